@@ -1,0 +1,327 @@
+"""The command line: ``draftree generate | chat | info | methods``.
+
+Text goes to standard output, figures and complaints to standard error. Bad input is one line and exit code 2; a failure
+while running, or Ctrl-C, is one line and exit code 1.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from typing import Annotated
+
+import click
+import torch
+import typer
+from rich.console import Console
+
+from . import show
+from .bench.exact import first_difference
+from .config import Budget, SamplingParams
+from .draft.base import NoDrafter
+from .draft.load import DRAFTERS
+from .draft.methods import DEFAULT_METHOD, DEFAULT_NODES, METHODS, find_method
+from .engine import Engine, load_engine
+from .errors import ConfigError, InputError, PromptError, RunError
+from .models.load import DEFAULT_MODEL, load
+from .sequence import Sequence
+from .text import Prompt, user
+
+app = typer.Typer(
+    name="draftree",
+    help="Lossless speculative decoding with draft trees that change shape at every step.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+out, err = Console(highlight=False, soft_wrap=True), Console(stderr=True, highlight=False, soft_wrap=True)
+
+Target = Annotated[str, typer.Option(help="Model whose output you want: smollm2, a folder, a .gguf file or a hub id.")]
+Drafter = Annotated[str, typer.Option(help="What drafts: lookup, none, self, or a model with the target's vocabulary.")]
+MethodName = Annotated[str, typer.Option("--method", help="How trees grow; 'draftree methods' lists them.")]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the method; may be repeated.")
+]
+Nodes = Annotated[int, typer.Option(help="Most drafted tokens in one step's tree.")]
+MaxTokens = Annotated[int | None, typer.Option(help="Most tokens to generate; until the context is full by default.")]
+Temperature = Annotated[float, typer.Option(help="0 is greedy decoding.")]
+TopK = Annotated[int, typer.Option(help="Sample among the k most probable tokens; 0 is off.")]
+TopP = Annotated[float, typer.Option(help="Sample within this much probability; 1 is off.")]
+MinP = Annotated[float, typer.Option(help="Drop tokens below this share of the best one's probability; 0 is off.")]
+Seed = Annotated[int | None, typer.Option(help="Makes sampled text repeatable.")]
+Stop = Annotated[list[str] | None, typer.Option(help="End before this text; may be repeated.")]
+Dtype = Annotated[str | None, typer.Option(help="float32, float16 or bfloat16.")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:N.")]
+
+
+@app.command()
+def generate(
+    prompt: Annotated[str, typer.Argument(help="The question; - reads it from standard input.")],
+    target: Target = DEFAULT_MODEL,
+    drafter: Drafter = "lookup",
+    method: MethodName = DEFAULT_METHOD,
+    settings: Settings = None,
+    nodes: Nodes = DEFAULT_NODES,
+    max_tokens: MaxTokens = None,
+    temperature: Temperature = 0.0,
+    top_k: TopK = 0,
+    top_p: TopP = 1.0,
+    min_p: MinP = 0.0,
+    seed: Seed = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Continue the prompt as it is, without the chat template.")
+    ] = False,
+    stop: Stop = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of streaming text.")] = False,
+    show_trees: Annotated[bool, typer.Option("--show-trees", help="Print each step's tree and accepted path.")] = False,
+    compare: Annotated[bool, typer.Option("--compare", help="Then decode plainly and compare text and speed.")] = False,
+    dtype: Dtype = None,
+    device: Device = None,
+) -> None:
+    """Answer one prompt, with the target's exact output."""
+    if as_json and show_trees:
+        raise ConfigError("--json and --show-trees exclude each other: choose one")
+    params = _params(max_tokens, temperature, top_k, top_p, min_p, seed, stop)
+    text = _read(prompt)
+    engine = _engine(target, drafter, method, settings, nodes, dtype, device)
+    asked: Prompt = text if raw else user(text)
+    sequence = engine.open(asked, params)
+    interrupted = _run(engine, sequence, silent=as_json, trees=show_trees)
+    report: dict[str, object] = {
+        "text": sequence.text,
+        "token_ids": sequence.output_ids,
+        "finish_reason": sequence.finish_reason or "interrupted",
+        "seed": sequence.seed,
+        "stats": show.as_json(sequence.stats),
+    }
+    if not as_json:
+        err.print(show.LEGEND)
+        err.print(f"{drafter}, {method}: {show.figures(sequence.stats)}")
+    if compare and not interrupted:
+        interrupted = _compare(engine, sequence, report, quiet=as_json)
+    if as_json:
+        out.out(json.dumps(report, ensure_ascii=False))
+    if interrupted:
+        raise RunError(f"interrupted after {len(sequence.output_ids)} tokens")
+
+
+@app.command()
+def chat(
+    target: Target = DEFAULT_MODEL,
+    drafter: Drafter = "lookup",
+    method: MethodName = DEFAULT_METHOD,
+    settings: Settings = None,
+    nodes: Nodes = DEFAULT_NODES,
+    max_tokens: MaxTokens = None,
+    temperature: Temperature = 0.0,
+    top_k: TopK = 0,
+    top_p: TopP = 1.0,
+    min_p: MinP = 0.0,
+    seed: Seed = None,
+    dtype: Dtype = None,
+    device: Device = None,
+) -> None:
+    """Talk to the target: /reset forgets the conversation, /exit or Ctrl-D ends it, Ctrl-C ends an answer."""
+    params = _params(max_tokens, temperature, top_k, top_p, min_p, seed, None)
+    engine = _engine(target, drafter, method, settings, nodes, dtype, device)
+    messages: list[dict[str, str]] = []
+    err.print("/reset forgets the conversation, /exit ends it", style="dim")
+    while True:
+        try:
+            line = input("> " if sys.stdin.isatty() else "")
+        except (EOFError, KeyboardInterrupt):
+            err.print()
+            return
+        if line.strip() == "/exit":
+            return
+        if line.strip() == "/reset":
+            messages.clear()
+            continue
+        if not line.strip():
+            continue
+        try:
+            sequence = engine.open([*messages, *user(line)], params)
+        except InputError as error:
+            _complain(f"{error}, or forget the conversation with /reset" if messages else str(error))
+            continue
+        _run(engine, sequence)
+        err.print(show.figures(sequence.stats), style="dim")
+        messages += [*user(line), {"role": "assistant", "content": sequence.text}]
+
+
+@app.command()
+def info(
+    model: Annotated[str, typer.Argument(help="smollm2, a folder, a .gguf file or a hub id.")],
+    dtype: Dtype = None,
+    device: Device = None,
+) -> None:
+    """Load a model, test that it can verify draft trees, and say what was found."""
+    began = time.perf_counter()
+    loaded = load(model, dtype=dtype, device=device)
+    seconds, can = time.perf_counter() - began, loaded.capabilities
+    row = loaded.open([0])
+    per_token = loaded.cache.nbytes / (loaded.cache.placement.rows * loaded.cache.placement.slots)
+    loaded.close(row)
+    for what, value in {
+        "model": can.name,
+        "architecture": can.architecture,
+        "parameters": f"{can.parameters / 1e6:.1f} million, {str(can.dtype).removeprefix('torch.')} on {can.device}",
+        "longest sequence": f"{can.max_length} tokens ({can.max_length_reason})",
+        "vocabulary": f"{can.vocab_size} tokens, end of sequence {sorted(can.eos_ids)}",
+        "attention": can.attention,
+        "draft trees": "yes: 4-D masks and depth positions are honoured (self-test passed)",
+        "KV cache": f"{per_token / 1024:.1f} KiB a token, compactable",
+        "chat template": "yes" if loaded.tokenizer and loaded.tokenizer.chat_template else "no: use --raw",
+        "loaded in": f"{seconds:.1f} s, self-test included",
+    }.items():
+        out.print(f"{what:17} {value}")
+
+
+@app.command()
+def methods() -> None:
+    """List the ways to shape draft trees, and the drafters."""
+    for method in METHODS.values():
+        settings = " ".join(f"{key}={value}" for key, value in method.settings.items())
+        out.print(f"{method.name:20} {method.summary} [{settings}]", markup=False)
+    out.print("\ndrafters:")
+    for name, summary in DRAFTERS.items():
+        out.print(f"{name:20} {summary}")
+    out.print(f"{'MODEL':20} any model with the target's vocabulary")
+
+
+def _params(
+    max_tokens: int | None,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+    seed: int | None,
+    stop: list[str] | None,
+) -> SamplingParams:
+    return SamplingParams(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        seed=seed,
+        stop=tuple(stop or ()),
+    )
+
+
+def _read(prompt: str) -> str:
+    text = sys.stdin.read() if prompt == "-" else prompt
+    if not text.strip():
+        raise PromptError("the prompt is empty: give it at least one character")
+    return text
+
+
+def _engine(
+    target: str,
+    drafter: str,
+    method: str,
+    settings: list[str] | None,
+    nodes: int,
+    dtype: str | None,
+    device: str | None,
+) -> Engine:
+    """Check everything that needs no model before loading one."""
+    pairs = {}
+    for item in settings or ():
+        key, sign, value = item.partition("=")
+        if not sign:
+            raise ConfigError(f"--set {item}: write it as KEY=VALUE, such as --set depth=6")
+        pairs[key.strip()] = value.strip()
+    policy = find_method(method).policy(pairs)
+    if nodes < 1:
+        raise ConfigError(f"node budget is {nodes}: use at least 1, or --drafter none for plain decoding")
+    Budget(nodes)
+    return load_engine(target, drafter=drafter, method=policy, nodes=nodes, dtype=dtype, device=device)
+
+
+def _run(engine: Engine, sequence: Sequence, *, silent: bool = False, trees: bool = False) -> bool:
+    """Run a sequence to its end, showing it; true when Ctrl-C ended it."""
+    try:
+        if trees:
+            _show_steps(engine, sequence)
+        for chunk in engine.follow(sequence):
+            if not silent and not trees:
+                out.print(show.token(chunk), end="")
+    except KeyboardInterrupt:
+        return True
+    finally:
+        engine.close(sequence)
+        if trees:
+            out.print(sequence.text, markup=False)
+        elif not silent:
+            out.print()
+    return False
+
+
+def _show_steps(engine: Engine, sequence: Sequence) -> None:
+    decode: Callable[[int], str] = lambda t: str(engine.tokenizer.decode([t])) if engine.tokenizer else str(t)  # noqa: E731
+    while sequence.finish_reason is None:
+        before = len(sequence.ids)
+        outcome = engine.step([sequence])[0]
+        out.print(show.tree(outcome, sequence.stats.steps, sequence.ids[before:], decode))
+
+
+def _compare(engine: Engine, sequence: Sequence, report: dict[str, object], *, quiet: bool) -> bool:
+    """Decode the same prompt plainly and report on both; true when Ctrl-C ended it."""
+    plain = Engine(engine.target, NoDrafter(), tokenizer=engine.tokenizer)
+    prompt = sequence.ids[: sequence.prompt_length]
+    other = plain.open(prompt, sequence.params)
+    other.seed = sequence.seed
+    if _run(plain, other, silent=True):
+        return True
+    one, two = sequence.output_ids, other.output_ids
+    difference = first_difference(engine.target, prompt, one, two, sequence.params, sequence.seed)
+    ratio = other.stats.seconds.total / sequence.stats.seconds.total
+    same = difference is None
+    report["plain"] = {"same_tokens": same, "speedup": ratio, "stats": show.as_json(other.stats)}
+    if not quiet:
+        err.print(f"none (plain decoding): {show.figures(other.stats)}")
+        verdict = "the same text" if difference is None else f"text differs from token {difference.index} on"
+        if difference and difference.near_tie:
+            verdict += f" (a near-tie: the two logits are {difference.gap:.1g} apart)"
+        err.print(f"draft trees took {1 / ratio:.2f}x the time of plain decoding ({ratio:.2f}x as fast), {verdict}")
+    return False
+
+
+def _complain(message: str) -> None:
+    err.print(f"draftree: {' '.join(message.split())}", style="red", markup=False)
+
+
+def run(arguments: list[str] | None = None) -> int:
+    """Run one command; its exit code."""
+    try:
+        app(args=arguments, prog_name="draftree", standalone_mode=False)
+    except click.exceptions.Exit as stop:
+        return stop.exit_code
+    except click.ClickException as error:
+        _complain(f"{error.format_message().rstrip('.')}: see 'draftree --help'")
+        return 2
+    except InputError as error:
+        _complain(str(error))
+        return 2
+    except RunError as error:
+        _complain(str(error))
+        return 1
+    except (MemoryError, torch.OutOfMemoryError):
+        _complain("out of memory: use a smaller --nodes, a shorter prompt, or --dtype bfloat16")
+        return 1
+    except (KeyboardInterrupt, click.Abort):
+        _complain("interrupted")
+        return 1
+    except BrokenPipeError:  # the reader of our output has left
+        sys.stderr.close()
+        return 1
+    return 0
+
+
+def main() -> None:
+    """Entry point of the ``draftree`` command."""
+    sys.exit(run())

@@ -1,0 +1,107 @@
+"""What a caller may set, as frozen values that are checked when they are built.
+
+Knows nothing of models: limits that depend on one (its context, its vocabulary) are checked where both are at hand.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+
+from torch import Tensor
+
+from .errors import ConfigError
+
+Processor = Callable[[Tensor, Tensor], Tensor]
+"""A transformers ``LogitsProcessor``: (ids [1, length], logits [1, V]) -> logits [1, V]."""
+
+Criterion = Callable[..., object]
+"""A transformers ``StoppingCriteria``: (ids [1, length], scores) -> truthy when generation must end."""
+
+MAX_NODES = 1024
+"""Largest node budget that is accepted: no published tree is larger, and verifying one costs as much as a prefill."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How the target's next token is drawn and when generation ends.
+
+    The law is transformers': ``processors`` in order, then temperature, top-k, top-p, min-p.
+
+    Attributes:
+        max_tokens: most tokens to generate; None means until the context is full.
+        temperature: 0 is greedy decoding (argmax).
+        top_k: keep the k most probable tokens; 0 keeps all.
+        top_p: keep the smallest set of tokens whose probability reaches p; 1 keeps all.
+        min_p: drop tokens less probable than min_p times the most probable one; 0 keeps all.
+        seed: keys the noise of every draw together with the token's absolute position; None draws a fresh seed.
+        stop: strings that end the text; the text ends before them.
+        ignore_eos: go on after the end-of-sequence token.
+        processors: transformers logits processors; each tree node is processed with its own path as history.
+        criteria: transformers stopping criteria, run after every token.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    max_tokens: int | None = None
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    processors: tuple[Processor, ...] = ()
+    criteria: tuple[Criterion, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise ConfigError(f"max_tokens is {self.max_tokens}: ask for at least 1")
+        if not math.isfinite(self.temperature) or self.temperature < 0:
+            raise ConfigError(f"temperature is {self.temperature}: use 0 (greedy) or a positive number")
+        if self.top_k < 0:
+            raise ConfigError(f"top_k is {self.top_k}: use 0 (off) or a positive number")
+        if not 0 < self.top_p <= 1:
+            raise ConfigError(f"top_p is {self.top_p}: use a number above 0 and up to 1 (off)")
+        if not 0 <= self.min_p <= 1:
+            raise ConfigError(f"min_p is {self.min_p}: use a number from 0 (off) to 1")
+        if self.seed is not None and not 0 <= self.seed < 2**63:
+            raise ConfigError(f"seed is {self.seed}: use a whole number from 0 to 2^63 - 1")
+        if any(not isinstance(s, str) or not s for s in self.stop):
+            raise ConfigError(f"stop is {self.stop!r}: every stop string needs at least one character")
+
+    @property
+    def law(self) -> tuple[float, int, float, float]:
+        """What shapes the law of a draw apart from processors; rows with the same law are warped together."""
+        return self.temperature, self.top_k, self.top_p, self.min_p
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How large one sequence's draft tree may be at this step.
+
+    Attributes:
+        nodes: most drafted nodes (the root is not counted).
+        depth: deepest node (the root's children have depth 1); None leaves it to the growth policy.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    nodes: int
+    depth: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.nodes <= MAX_NODES:
+            raise ConfigError(
+                f"node budget is {self.nodes}: use 1 to {MAX_NODES}, or drafter 'none' for plain decoding"
+            )
+        if self.depth is not None and self.depth < 0:
+            raise ConfigError(f"tree depth is {self.depth}: use 0 or more")
+
+
+def settings(cls: type) -> dict[str, object]:
+    """Names and defaults of a dataclass's settings, for messages and help."""
+    return {f.name: f.default for f in fields(cls)}

@@ -1,0 +1,150 @@
+"""Chains, static trees and trees shaped by entropy (Gunjur & Waitz, "Dynamic Tree Speculative Decoding").
+
+All entropies are in nats, of the draft law at the node whose children are chosen. The paper's thresholds are the
+defaults; ``docs/algorithms.md`` says where we read it and where we differ.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..errors import ConfigError
+from .grow import Frontier, Growth
+
+EntropyFunction = Callable[[Tensor], Tensor]
+"""[F] entropies in nats -> [F] numbers: of children (a width) or levels (a depth)."""
+
+MAX_WIDTH = 64
+"""Most children of a node that any policy may ask for."""
+
+
+def _ranks(frontier: Frontier) -> Tensor:
+    return torch.arange(frontier.candidates.tokens.shape[1])
+
+
+def _positive(what: str, value: int, most: int | None = None) -> None:
+    if value < 1 or (most is not None and value > most):
+        raise ConfigError(f"{what} is {value}: use {'at least 1' if most is None else f'1 to {most}'}")
+
+
+def _entropy(what: str, value: float) -> None:
+    if math.isnan(value) or value < 0:
+        raise ConfigError(f"{what} is {value}: use an entropy in nats, 0 or more")
+
+
+@dataclass(frozen=True, slots=True)
+class StaticTree:
+    """Every node gets its ``width`` most probable children, down to ``depth``; width 1 is a chain.
+
+    The paper's baseline is the chain of 4, its static tree has width 2 and depth 4 (Section 4).
+    """
+
+    width: int = 2
+    depth: int = 4
+
+    def __post_init__(self) -> None:
+        _positive("width", self.width, MAX_WIDTH)
+        _positive("depth", self.depth)
+
+    def grow(self, frontier: Frontier) -> Growth:
+        """All candidates, until ``depth``."""
+        keep = torch.ones_like(frontier.candidates.tokens, dtype=torch.bool)
+        return Growth(keep, keep & (frontier.depth + 1 < self.depth))
+
+
+@dataclass(frozen=True, slots=True)
+class EntropyStop:
+    """A chain that ends with the first token whose law has entropy above ``stop`` ("early stopping", Section 3.1).
+
+    That last position gets ``width`` alternatives instead of one when ``width`` > 1 ("naive width"). Depth is bounded
+    by the node budget alone, as in the paper.
+    """
+
+    stop: float = 1.0
+    width: int = 1
+
+    def __post_init__(self) -> None:
+        _entropy("stop", self.stop)
+        _positive("width", self.width, MAX_WIDTH)
+
+    def grow(self, frontier: Frontier) -> Growth:
+        """One child below ``stop``; ``width`` leaves above."""
+        sure = (frontier.candidates.entropies <= self.stop)[:, None]
+        ranks = _ranks(frontier)
+        return Growth((ranks == 0) | ~sure, sure.expand(-1, ranks.shape[0]))
+
+
+@dataclass(frozen=True, slots=True)
+class BranchingSteps:
+    """The paper's branching function B(H) with its thresholds as settings (Section 4).
+
+    B(H) = 1 if H < ``sure``; 2 if H < ``unsure``; else min(ceil(``slope`` H), ``most``); 0 if H > ``stop``.
+    """
+
+    sure: float = 0.02
+    unsure: float = 1.0
+    slope: float = 4.0
+    most: int = 7
+    stop: float = math.inf
+
+    def __post_init__(self) -> None:
+        for name in ("sure", "unsure", "slope", "stop"):
+            _entropy(name, getattr(self, name))
+        _positive("width", self.most, MAX_WIDTH)
+
+    def __call__(self, entropies: Tensor) -> Tensor:
+        """[F] entropies -> [F] numbers of children."""
+        wide = (self.slope * entropies).ceil().clamp(max=self.most)
+        children = torch.where(entropies < self.sure, 1.0, torch.where(entropies < self.unsure, 2.0, wide))
+        return torch.where(entropies > self.stop, 0.0, children)
+
+
+@dataclass(frozen=True, slots=True)
+class EntropyTree:
+    """Each node gets as many children as a function of its entropy says, as deep as another one allows.
+
+    Attributes:
+        width_of: entropies -> numbers of children; the paper's B(H) by default. Fractions are cut off.
+        depth_of: entropies -> deepest level at which a node with this entropy may place children; None: ``depth``.
+        width: most children of a node, whatever ``width_of`` says.
+        depth: deepest level, whatever ``depth_of`` says.
+    """
+
+    width_of: EntropyFunction = BranchingSteps()
+    depth_of: EntropyFunction | None = None
+    width: int = 7
+    depth: int = 4
+
+    def __post_init__(self) -> None:
+        _positive("width", self.width, MAX_WIDTH)
+        _positive("depth", self.depth)
+
+    def grow(self, frontier: Frontier) -> Growth:
+        """The ``width_of(H)`` most probable children, none below ``depth_of(H)``."""
+        entropies = frontier.candidates.entropies
+        children = self._ask(self.width_of, "width", entropies)
+        if self.depth_of is not None:
+            deepest = self._ask(self.depth_of, "depth", entropies)
+            children = torch.where(deepest > frontier.depth, children, 0)
+        keep = _ranks(frontier) < children[:, None]
+        return Growth(keep, torch.full_like(keep, frontier.depth + 1 < self.depth))
+
+    @staticmethod
+    def _ask(function: EntropyFunction, what: str, entropies: Tensor) -> Tensor:
+        """Run a user's function and check what it says.
+
+        Raises:
+            ConfigError: it does not give one finite number for each entropy.
+        """
+        given = torch.as_tensor(function(entropies), dtype=torch.float32)
+        if given.shape != entropies.shape or not bool(given.isfinite().all()):
+            raise ConfigError(
+                f"the {what} function gave {given.tolist()} for entropies {entropies.tolist()}: "
+                "return one finite number for each entropy"
+            )
+        return given.floor()

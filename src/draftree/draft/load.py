@@ -1,0 +1,70 @@
+"""Names to drafters, checked against the target."""
+
+from __future__ import annotations
+
+from ..errors import UnknownNameError, VocabularyError
+from ..models.hf import HFModel
+from ..models.load import load
+from .base import Drafter, NoDrafter
+from .grow import GrowthPolicy
+from .lookup import LookupDrafter
+from .model import ModelDrafter
+
+DRAFTERS = {
+    "lookup": "continuations of earlier occurrences in prompt and output; no model",
+    "none": "no drafting: plain decoding",
+    "self": "the target drafts for itself: every greedy draft is accepted; for tests",
+}
+"""Drafters by name; any other name is a model (see ``draftree.load``)."""
+
+
+def load_drafter(name: str, target: HFModel, policy: GrowthPolicy) -> Drafter:
+    """Make a drafter by name.
+
+    Args:
+        name: "lookup", "none", "self", or a model by any name that ``draftree.load`` takes.
+        target: the model that it drafts for.
+        policy: shapes its trees.
+
+    Raises:
+        UnknownNameError: no such drafter.
+        VocabularyError: the drafting model has another vocabulary than the target.
+    """
+    if name == "none":
+        return NoDrafter()
+    if name == "lookup":
+        return LookupDrafter(policy)
+    if name == "self":
+        model = target.twin()
+    else:
+        try:
+            model = load(name, device=str(target.capabilities.device))
+        except UnknownNameError as error:
+            raise UnknownNameError(f"no drafter {name!r}: not one of {', '.join(DRAFTERS)}, and {error}") from None
+        check_vocabulary(target, model)
+    return ModelDrafter(policy, model, target.capabilities.vocab_size)
+
+
+def check_vocabulary(target: HFModel, drafter: HFModel) -> None:
+    """Make sure that a token id means the same to both; their output layers may be padded differently.
+
+    Raises:
+        VocabularyError: it does not; the message gives both sizes and the first token that differs.
+    """
+    names = (target.capabilities.name, drafter.capabilities.name)
+    if target.tokenizer is None or drafter.tokenizer is None:
+        sizes = (target.capabilities.vocab_size, drafter.capabilities.vocab_size)
+        if sizes[0] != sizes[1]:
+            raise VocabularyError(f"{names[1]} has {sizes[1]} tokens and {names[0]} {sizes[0]}: {_WAY_OUT}")
+        return
+    ours, theirs = ({i: t for t, i in m.tokenizer.get_vocab().items()} for m in (target, drafter) if m.tokenizer)
+    if ours == theirs:
+        return
+    first = next(i for i in sorted(ours.keys() | theirs.keys()) if ours.get(i) != theirs.get(i))
+    raise VocabularyError(
+        f"drafter {names[1]} has {len(theirs)} tokens and target {names[0]} {len(ours)}; the first that differs is "
+        f"id {first}: {theirs.get(first)!r} against {ours.get(first)!r}: {_WAY_OUT}"
+    )
+
+
+_WAY_OUT = "use a drafter with the target's vocabulary, or drafter 'lookup'"

@@ -1,0 +1,146 @@
+"""Lookup drafter: continuations of earlier occurrences in the prompt and the output; no model.
+
+An n-gram index predicts the next token by counts, blended over match lengths as in prediction by partial matching
+(escape method C: a context seen C times with U different successors gives each successor count / (C + U) and passes
+U / (C + U) on to the next shorter context). So a longer or more frequent match is a surer one, and entropies mean what
+they mean for a model: every growth policy works unchanged. What the shortest context passes on counts as one outcome.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ..config import Budget
+from ..errors import ConfigError
+from ..sequence import Sequence as Request
+from ..tree import DraftTree
+from .base import Outcome
+from .grow import Candidates, GrowthPolicy, grow
+
+Tail = tuple[int, ...]
+
+
+class NgramIndex:
+    """Which tokens have followed each n-gram, ``shortest <= n <= longest``, in a text that only grows."""
+
+    def __init__(self, shortest: int, longest: int) -> None:
+        self._lengths = range(longest, shortest - 1, -1)
+        self._successors: dict[Tail, dict[int, int]] = {}
+        self._text: list[int] = []
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Append tokens to the text."""
+        for token in tokens:
+            for n in self._lengths:
+                if n <= len(self._text):
+                    counts = self._successors.setdefault(tuple(self._text[-n:]), {})
+                    counts[token] = counts.pop(token, 0) + 1  # the latest successor comes last
+            self._text.append(token)
+
+    def __len__(self) -> int:
+        return len(self._text)
+
+    @property
+    def tail(self) -> Tail:
+        """The last ``longest`` tokens."""
+        return tuple(self._text[-self._lengths.start :])
+
+    def predict(self, tail: Tail, width: int) -> tuple[list[int], list[float], float]:
+        """The ``width`` most probable next tokens, their probabilities, and the entropy in nats of the blend.
+
+        Equal probabilities: the most recent successor first.
+        """
+        law: dict[int, float] = {}
+        left = 1.0
+        for n in self._lengths:
+            counts = self._successors.get(tail[-n:]) if n <= len(tail) else None
+            if counts:
+                total = sum(counts.values()) + len(counts)
+                for token in reversed(counts):
+                    law[token] = law.get(token, 0.0) + left * counts[token] / total
+                left *= len(counts) / total
+        entropy = -sum(p * math.log(p) for p in law.values()) - (left * math.log(left) if law else 0.0)
+        best = sorted(law, key=law.__getitem__, reverse=True)[:width]
+        return best, [law[t] for t in best], entropy
+
+
+@dataclass(slots=True)
+class LookupDrafter:
+    """Drafts from n-gram matches in each sequence's own prompt and output.
+
+    Attributes:
+        policy: shapes the trees.
+        shortest, longest: match lengths in tokens.
+        passes: always 0: there is no model.
+
+    Raises:
+        ConfigError: lengths out of range.
+    """
+
+    policy: GrowthPolicy
+    shortest: int = 2
+    longest: int = 6
+    passes: int = 0
+    _indexes: dict[Request, NgramIndex] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.shortest <= self.longest:
+            raise ConfigError(
+                f"lookup match lengths are {self.shortest} to {self.longest}: use 1 <= shortest <= longest"
+            )
+
+    def open(self, request: Request) -> None:
+        """Index the prompt."""
+        self._indexes[request] = index = NgramIndex(self.shortest, self.longest)
+        index.extend(request.ids)
+
+    def propose(self, requests: Sequence[Request], budgets: Sequence[Budget]) -> list[DraftTree]:
+        """Grow a tree of continuations for each sequence."""
+        indexes = [self._indexes[r] for r in requests]
+        for index, request in zip(indexes, requests, strict=True):
+            index.extend(request.ids[len(index) :])
+        return grow(_LookupScorer(indexes), self.policy, budgets)
+
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
+        """Nothing: the next proposal reads the new tokens."""
+
+    def close(self, request: Request) -> None:
+        """Forget a sequence's index."""
+        del self._indexes[request]
+
+
+class _LookupScorer:
+    """Scores nodes of the trees under construction by the last tokens on their paths."""
+
+    def __init__(self, indexes: Sequence[NgramIndex]) -> None:
+        self._indexes = indexes
+        self._tails: dict[tuple[int, int], Tail] = {}
+
+    def score_roots(self, rows: Sequence[int], width: int) -> Candidates:
+        """See ``Scorer``."""
+        return self._predict(rows, [self._indexes[b].tail for b in rows], width)
+
+    def score(self, rows: Tensor, nodes: Tensor, parents: Tensor, tokens: Tensor, width: int) -> Candidates:
+        """See ``Scorer``."""
+        at = rows.tolist()
+        tails = []
+        for b, node, parent, token in zip(at, nodes.tolist(), parents.tolist(), tokens.tolist(), strict=True):
+            above = self._tails.get((b, parent)) or self._indexes[b].tail
+            tails.append((*above, token))
+            self._tails[b, node] = tails[-1]
+        return self._predict(at, tails, width)
+
+    def _predict(self, rows: Sequence[int], tails: Sequence[Tail], width: int) -> Candidates:
+        tokens, probabilities, entropies = [], [], []
+        for b, tail in zip(rows, tails, strict=True):
+            best, law, entropy = self._indexes[b].predict(tail, width)
+            none = width - len(best)
+            tokens.append(best + [-1] * none)
+            probabilities.append(law + [0.0] * none)
+            entropies.append(entropy)
+        return Candidates(torch.tensor(tokens), torch.tensor(probabilities).log(), torch.tensor(entropies))

@@ -1,0 +1,135 @@
+"""The growth policies by name, with their settings: what ``--method NAME --set KEY=VALUE`` means."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from ..errors import ConfigError, UnknownNameError
+from .entropy import BranchingSteps, EntropyStop, EntropyTree, StaticTree
+from .grow import GrowthPolicy
+
+
+def chain(depth: int = 4) -> GrowthPolicy:
+    """chain of DEPTH tokens (the papers' baseline)"""
+    return StaticTree(width=1, depth=depth)
+
+
+def early_stop(stop: float = 1.0) -> GrowthPolicy:
+    """chain that ends where the draft's entropy exceeds STOP nats"""
+    return EntropyStop(stop=stop)
+
+
+def naive_width(stop: float = 1.0, width: int = 4) -> GrowthPolicy:
+    """early-stop whose last position gets WIDTH alternatives"""
+    return EntropyStop(stop=stop, width=width)
+
+
+def static(width: int = 2, depth: int = 4) -> GrowthPolicy:
+    """full tree: WIDTH children each, DEPTH levels"""
+    return StaticTree(width=width, depth=depth)
+
+
+def dynamic_width(
+    sure: float = 0.02, unsure: float = 1.0, slope: float = 4.0, width: int = 7, depth: int = 4
+) -> GrowthPolicy:
+    """B(H) children at entropy H: 1 below SURE, 2 below UNSURE, else ceil(SLOPE x H) up to WIDTH; DEPTH levels"""
+    return EntropyTree(BranchingSteps(sure, unsure, slope, width), None, width, depth)
+
+
+def dynamic_width_depth(
+    sure: float = 0.02,
+    unsure: float = 1.0,
+    slope: float = 4.0,
+    width: int = 7,
+    depth: int = 8,
+    stop: float = 1.75,
+) -> GrowthPolicy:
+    """dynamic-width, and no children at all where the entropy exceeds STOP nats"""
+    return EntropyTree(BranchingSteps(sure, unsure, slope, width, stop), None, width, depth)
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A named way to shape draft trees.
+
+    Attributes:
+        name: as on the command line.
+        make: keyword settings -> policy; its signature is the list of settings, its docstring the summary.
+    """
+
+    name: str
+    make: Callable[..., GrowthPolicy]
+
+    @property
+    def summary(self) -> str:
+        return inspect.getdoc(self.make) or ""
+
+    @property
+    def settings(self) -> dict[str, int | float]:
+        """Names and defaults of the settings."""
+        return {name: p.default for name, p in inspect.signature(self.make).parameters.items()}
+
+    def policy(self, settings: Mapping[str, float | str] | None = None) -> GrowthPolicy:
+        """Build the policy; values may be text, as from a command line.
+
+        Raises:
+            ConfigError: no such setting, or a value that it cannot take.
+        """
+        values = {}
+        for key, value in (settings or {}).items():
+            if key not in self.settings:
+                raise ConfigError(f"method {self.name} has no setting {key!r}: it has {', '.join(self.settings)}")
+            kind = type(self.settings[key])
+            try:
+                values[key] = kind(value)
+            except ValueError:
+                noun = "a whole number" if kind is int else "a number"
+                raise ConfigError(f"{key} is {value!r}: method {self.name} needs {noun} there") from None
+        return self.make(**values)
+
+
+METHODS = {
+    m.name: m
+    for m in (
+        Method("chain", chain),
+        Method("early-stop", early_stop),
+        Method("naive-width", naive_width),
+        Method("static", static),
+        Method("dynamic-width", dynamic_width),
+        Method("dynamic-width-depth", dynamic_width_depth),
+    )
+}
+
+
+DEFAULT_METHOD = "chain"
+DEFAULT_NODES = 16
+
+
+def find_policy(method: str | GrowthPolicy, settings: Mapping[str, float | str] | None = None) -> GrowthPolicy:
+    """A policy by the name of its method, or the policy itself.
+
+    Raises:
+        UnknownNameError: there is no such method.
+        ConfigError: no such setting, a value that it cannot take, or settings beside a ready policy.
+    """
+    if isinstance(method, str):
+        return find_method(method).policy(settings)
+    if settings:
+        raise ConfigError(f"settings {dict(settings)} beside a ready policy: set them on the policy itself")
+    return method
+
+
+def find_method(name: str) -> Method:
+    """The method called ``name``.
+
+    Raises:
+        UnknownNameError: there is none.
+    """
+    if name not in METHODS:
+        close = difflib.get_close_matches(name, METHODS, n=1)
+        hint = f"did you mean {close[0]}? " if close else ""
+        raise UnknownNameError(f"no method {name!r}: {hint}choose from {', '.join(METHODS)}")
+    return METHODS[name]

@@ -1,0 +1,148 @@
+"""Model drafter: any ``LanguageModel`` with the target's vocabulary proposes the trees.
+
+Its KV cache is kept: accepted nodes that it has seen are committed, never fed again. What it has not seen (the leaf
+that ended a fully accepted path, and the target's bonus token) is fed as a short chain when the next proposal starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ..config import Budget
+from ..models.base import LanguageModel, Nodes, Row
+from ..sequence import Sequence as Request
+from ..tree import ROOT, DraftTree
+from .base import Outcome
+from .grow import Candidates, GrowthPolicy, grow
+
+_CHUNK = 8
+"""Nodes whose laws are computed at once: bounds what is allocated beyond the logits."""
+
+
+@dataclass(slots=True)
+class _State:
+    """One sequence inside the drafter.
+
+    Attributes:
+        row: its row in the model; ``row.length`` tokens of the sequence are committed there.
+        numbers: tree node -> number among the row's uncommitted nodes.
+    """
+
+    row: Row
+    numbers: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class ModelDrafter:
+    """Drafts with a language model.
+
+    The draft law is the model's at the sequence's temperature (1 when it decodes greedily), before top-k and top-p:
+    those change which drafts are worth making, not which are right.
+
+    Attributes:
+        policy: shapes the trees.
+        model: the drafting model; it drafts nothing for a sequence that has outgrown its context.
+        vocab_size: the target's; logits beyond it (padding of the output layer) are cut off.
+        passes: its passes so far, prefills not counted.
+    """
+
+    policy: GrowthPolicy
+    model: LanguageModel
+    vocab_size: int
+    passes: int = 0
+    _states: dict[Request, _State] = field(default_factory=dict, repr=False)
+
+    def open(self, request: Request) -> None:
+        """Prefill the prompt."""
+        if request.prompt_length <= self.model.capabilities.max_length:
+            self._states[request] = _State(self.model.open(request.ids[: request.prompt_length]))
+
+    def propose(self, requests: Sequence[Request], budgets: Sequence[Budget]) -> list[DraftTree]:
+        """Grow a tree for each sequence, one model pass a layer for all of them."""
+        scorer = _ModelScorer(self, requests)
+        trees = grow(scorer, self.policy, [self._fit(r, b) for r, b in zip(requests, budgets, strict=True)])
+        self.passes += scorer.passes
+        return trees
+
+    def _fit(self, request: Request, budget: Budget) -> Budget:
+        """The part of a budget that lies within the model's context."""
+        room = self.model.capabilities.max_length - len(request.ids) if request in self._states else 0
+        return Budget(budget.nodes, max(0, room if budget.depth is None else min(room, budget.depth)))
+
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
+        """Commit what was fed and accepted: tokens that were waiting, then nodes until one that was never fed."""
+        for outcome in outcomes:
+            state = self._states.get(outcome.request)
+            if state is None:
+                continue
+            waiting = state.numbers.get(ROOT, -1) + 1
+            path = [state.numbers[n] for n in outcome.path if n in state.numbers]
+            self.model.commit(state.row, [*range(waiting), *path])
+            state.numbers.clear()
+
+    def close(self, request: Request) -> None:
+        """Forget a sequence's row."""
+        if request in self._states:
+            self.model.close(self._states.pop(request).row)
+
+
+class _ModelScorer:
+    """Scores nodes of the trees under construction by model passes over them."""
+
+    def __init__(self, drafter: ModelDrafter, requests: Sequence[Request]) -> None:
+        self._drafter = drafter
+        self._requests = requests
+        self.passes = 0
+
+    def _state(self, row: int) -> _State:
+        return self._drafter._states[self._requests[row]]
+
+    def score_roots(self, rows: Sequence[int], width: int) -> Candidates:
+        """Feed each sequence's waiting tokens; the last of them is the root."""
+        nodes = []
+        for b in rows:
+            state = self._state(b)
+            waiting = self._requests[b].ids[state.row.length :]
+            state.numbers[ROOT] = len(waiting) - 1
+            nodes.append(Nodes.chain(waiting))
+        last = torch.tensor([len(n.tokens) - 1 for n in nodes])
+        return self._candidates(rows, nodes, torch.arange(len(rows)), last, width)
+
+    def score(self, rows: Tensor, nodes: Tensor, parents: Tensor, tokens: Tensor, width: int) -> Candidates:
+        """See ``Scorer``."""
+        asked, batch = rows.unique_consecutive(return_inverse=True)
+        fed = []
+        for k, b in enumerate(asked.tolist()):
+            own, state = batch == k, self._state(b)
+            numbers = state.numbers
+            above = torch.tensor([numbers[p] for p in parents[own].tolist()])
+            start = state.row.parents.shape[0]
+            numbers.update((n, start + i) for i, n in enumerate(nodes[own].tolist()))
+            fed.append(Nodes(tokens[own], above))
+        counts = torch.bincount(batch)
+        column = torch.arange(rows.shape[0]) - (counts.cumsum(0) - counts)[batch]
+        return self._candidates(asked.tolist(), fed, batch, column, width)
+
+    @torch.inference_mode()
+    def _candidates(
+        self, rows: Sequence[int], nodes: Sequence[Nodes], batch: Tensor, column: Tensor, width: int
+    ) -> Candidates:
+        """One pass; the law at entries (batch, column) of its logits, in one transfer to the host."""
+        logits = self._drafter.model.extend([self._state(b).row for b in rows], nodes)[..., : self._drafter.vocab_size]
+        self.passes += 1
+        temperatures = torch.tensor([self._requests[b].params.temperature or 1.0 for b in rows])
+        batch, column = batch.to(logits.device), column.to(logits.device)
+        scale = (1 / temperatures).to(logits.device)[batch, None]
+        parts = []
+        for at in range(0, batch.shape[0], _CHUNK):
+            chunk = slice(at, at + _CHUNK)
+            law = (logits[batch[chunk], column[chunk]].float() * scale[chunk]).log_softmax(-1)
+            top = law.topk(min(width, law.shape[-1]))
+            entropy = torch.special.entr(law.exp_()).sum(-1, keepdim=True)
+            parts.append(torch.cat([top.indices.double(), top.values.double(), entropy.double()], dim=1))
+        tokens, logprobs, entropies = torch.cat(parts).cpu().tensor_split([(parts[0].shape[1] - 1) // 2, -1], dim=1)
+        return Candidates(tokens.long(), logprobs.float(), entropies[:, 0].float())

@@ -1,0 +1,261 @@
+"""The loop: draft a tree, verify it in one target pass, commit the accepted path, stream.
+
+    prefill -> [ propose -> extend -> match -> commit -> append ] *
+
+Joins drafting and verification, which know nothing of each other.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from .config import Budget, SamplingParams
+from .draft.base import Drafter, NoDrafter, Outcome
+from .draft.grow import GrowthPolicy
+from .draft.load import load_drafter
+from .draft.methods import DEFAULT_METHOD, DEFAULT_NODES, find_policy
+from .errors import ConfigError, PromptError
+from .models.base import LanguageModel, Nodes, Row
+from .models.load import DEFAULT_MODEL, load
+from .sampling import Draws
+from .sequence import Chunk, Sequence, Stats
+from .text import Prompt, encode, text_stream
+from .tree import ROOT, DraftTree, TreeBatch
+from .verify import match
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A finished sequence.
+
+    Attributes:
+        text: generated text, without the stop string that ended it.
+        token_ids: generated tokens, end-of-sequence included.
+        finish_reason: "eos", "stop", "length" or "criteria".
+        seed: the seed that reproduces it.
+        chunks: the tokens as they streamed.
+        stats: what was measured.
+    """
+
+    text: str
+    token_ids: list[int]
+    finish_reason: str
+    seed: int
+    chunks: list[Chunk]
+    stats: Stats
+
+
+class Engine:
+    """Decodes sequences with draft trees; the output is the target's own, token for token.
+
+    Attributes:
+        target: the model whose output is given.
+        drafter: what proposes trees; ``NoDrafter`` decodes plainly.
+        nodes: node budget of one sequence's tree at one step.
+        tokenizer: for text prompts and text output; None for bare token ids.
+
+    Raises:
+        ConfigError: the node budget is out of range.
+    """
+
+    def __init__(
+        self,
+        target: LanguageModel,
+        drafter: Drafter | None = None,
+        *,
+        nodes: int = DEFAULT_NODES,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+    ) -> None:
+        if nodes < 1:
+            raise ConfigError(f"node budget is {nodes}: use at least 1, or drafter 'none' for plain decoding")
+        self.target = target
+        self.drafter = drafter or NoDrafter()
+        self.nodes = Budget(nodes).nodes
+        self.tokenizer = tokenizer or getattr(target, "tokenizer", None)
+
+    def generate(
+        self, prompts: Many[Prompt], params: SamplingParams | Many[SamplingParams] | None = None
+    ) -> list[Generation]:
+        """Decode a batch to its end: one target pass a step for all sequences that still run.
+
+        Args:
+            prompts: texts (taken as they are), conversations or token ids.
+            params: for all prompts, or one each; greedy to the end of the context by default.
+
+        Raises:
+            InputError: a prompt or its settings do not fit the model; found before anything is decoded.
+        """
+        each = [params or SamplingParams()] * len(prompts) if not isinstance(params, Many) else list(params)
+        if len(each) != len(prompts):
+            raise ConfigError(f"{len(each)} sampling params for {len(prompts)} prompts: give one for all, or one each")
+        ids = [encode(self.tokenizer, p) for p in prompts]
+        needs = [self._slots(i, p) for i, p in zip(ids, each, strict=True)]
+        self.target.reserve(len(prompts), max(needs, default=0))
+        sequences: list[Sequence] = []
+        try:
+            for i, p in zip(ids, each, strict=True):
+                sequences.append(self.open(i, p))
+            while running := [s for s in sequences if s.finish_reason is None]:
+                self.step(running)
+        finally:
+            for s in sequences:
+                self.close(s)
+        return [Generation(s.text, s.output_ids, s.finish_reason or "", s.seed, s.chunks, s.stats) for s in sequences]
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Chunk]:
+        """Decode one prompt, giving out tokens as they come (``generate`` for the arguments)."""
+        return self.follow(self.open(prompt, params))
+
+    def follow(self, sequence: Sequence) -> Iterator[Chunk]:
+        """Run an open sequence to its end, giving out its tokens as they come; leaving early closes it."""
+        given = 0
+        try:
+            while True:
+                yield from sequence.chunks[given:]
+                given = len(sequence.chunks)
+                if sequence.finish_reason is not None:
+                    return
+                self.step([sequence])
+        finally:
+            self.close(sequence)
+
+    @torch.inference_mode()
+    def open(self, prompt: Prompt, params: SamplingParams | None = None) -> Sequence:
+        """Prefill a sequence and draw its first token.
+
+        Raises:
+            InputError: the prompt or its settings do not fit the model.
+        """
+        began = time.perf_counter()
+        params = params or SamplingParams()
+        ids = encode(self.tokenizer, prompt)
+        slots = self._slots(ids, params)
+        can = self.target.capabilities
+        limit = params.max_tokens or can.max_length - len(ids)
+        sequence = Sequence(ids, params, limit, can.eos_ids, text_stream(self.tokenizer, params.stop, ids))
+        self.target.reserve(1, slots)
+        sequence.row = self.target.open(ids)
+        self.drafter.open(sequence)
+        first = sequence.row.logits[None, None]
+        verdict = match(first, TreeBatch.pad([DraftTree.empty()], first.device), _draws([sequence]))[0]
+        sequence.append(verdict.tokens, accepted=0)
+        sequence.stats.tokens = 1
+        sequence.stats.seconds.prefill = time.perf_counter() - began
+        return sequence
+
+    @torch.inference_mode()
+    def step(self, sequences: Many[Sequence]) -> list[Outcome]:
+        """Draft, verify and commit once for each of these open sequences, together."""
+        clock = [time.perf_counter()]
+        passes = self.drafter.passes
+        trees = self.drafter.propose(sequences, [self._budget(s) for s in sequences])
+        clock.append(time.perf_counter())
+        rows = [_row(s) for s in sequences]
+        logits = self.target.extend(rows, [_rooted(s, t) for s, t in zip(sequences, trees, strict=True)])
+        verdicts = match(logits, TreeBatch.pad(trees, logits.device), _draws(sequences))
+        clock.append(time.perf_counter())
+        outcomes = []
+        for sequence, row, tree, verdict in zip(sequences, rows, trees, verdicts, strict=True):
+            self.target.commit(row, [0, *(n + 1 for n in verdict.path)])
+            outcomes.append(Outcome(sequence, tree, verdict.path))
+            _count(outcomes[-1], sequence.append(verdict.tokens, len(verdict.path)))
+        self.drafter.observe(outcomes)
+        clock.append(time.perf_counter())
+        for sequence in sequences:
+            sequence.stats.draft_passes += self.drafter.passes - passes
+            spent = sequence.stats.seconds
+            spent.draft += clock[1] - clock[0]
+            spent.verify += clock[2] - clock[1]
+            spent.other += clock[3] - clock[2]
+        return outcomes
+
+    def close(self, sequence: Sequence) -> None:
+        """Free what a sequence holds in the models; its tokens and figures stay readable. Twice is harmless."""
+        if sequence.row is not None:
+            self.target.close(sequence.row)
+            self.drafter.close(sequence)
+            sequence.row = None
+
+    def _budget(self, sequence: Sequence) -> Budget:
+        """A path of depth d gains d + 1 tokens: no node deeper than the room left, less the bonus token."""
+        return Budget(self.nodes, depth=sequence.room - 1)
+
+    def _slots(self, ids: Many[int], params: SamplingParams) -> int:
+        """Cache slots that a sequence is known to need.
+
+        Raises:
+            PromptError: the prompt is empty or does not fit the context.
+            ConfigError: ``max_tokens`` does not fit behind it.
+        """
+        can = self.target.capabilities
+        room = can.max_length - len(ids)
+        if not ids:
+            raise PromptError("the prompt is empty: give at least one token")
+        if room < 1:
+            raise PromptError(
+                f"the prompt has {len(ids)} tokens but {can.name} takes {can.max_length} ({can.max_length_reason}), "
+                f"generated ones included: shorten the prompt to {can.max_length - 1} or fewer"
+            )
+        if params.max_tokens is not None and params.max_tokens > room:
+            raise ConfigError(
+                f"max_tokens is {params.max_tokens} but {can.name} takes {can.max_length} tokens and the prompt has "
+                f"{len(ids)}: ask for at most {room}"
+            )
+        return len(ids) + (params.max_tokens or 0) + 1 + self.nodes
+
+
+def _row(sequence: Sequence) -> Row:
+    if sequence.row is None:
+        raise ConfigError("a closed sequence cannot go on: open its prompt again")
+    return sequence.row
+
+
+def _rooted(sequence: Sequence, tree: DraftTree) -> Nodes:
+    """The nodes of a target pass: the root (the last token, not yet in the cache), then the tree below it."""
+    root = torch.tensor([sequence.ids[-1]])
+    return Nodes(torch.cat([root, tree.tokens]), torch.cat([torch.tensor([ROOT]), tree.parents + 1]))
+
+
+def _draws(sequences: Many[Sequence]) -> Draws:
+    return Draws([s.params for s in sequences], [s.seed for s in sequences], [s.ids for s in sequences])
+
+
+def _count(outcome: Outcome, taken: int) -> None:
+    """Book one step's outcome; ``taken`` tokens were kept of the verdict's."""
+    stats, tree = outcome.request.stats, outcome.tree
+    stats.steps += 1
+    stats.tokens += taken
+    stats.gained += taken
+    accepted = min(taken, len(outcome.path))
+    for counts, depths in (
+        (stats.drafted, torch.bincount(tree.depths, minlength=1)[1:].tolist()),
+        (stats.accepted, [1] * accepted),
+    ):
+        counts.extend([0] * (len(depths) - len(counts)))
+        for d, n in enumerate(depths):
+            counts[d] += n
+    stats.accepted_entropies += tree.entropies[outcome.path[:accepted]].tolist()
+    if (entropy := outcome.rejected_entropy) is not None:
+        stats.rejected_entropies.append(entropy)
+
+
+def load_engine(
+    target: str = DEFAULT_MODEL,
+    *,
+    drafter: str = "lookup",
+    method: str | GrowthPolicy = DEFAULT_METHOD,
+    settings: Mapping[str, float | str] | None = None,
+    nodes: int = DEFAULT_NODES,
+    dtype: str | None = None,
+    device: str | None = None,
+) -> Engine:
+    """An engine from names alone: ``load`` and ``load_drafter`` for the arguments."""
+    policy = find_policy(method, settings)
+    model = load(target, dtype=dtype, device=device)
+    return Engine(model, load_drafter(drafter, model, policy), nodes=nodes)

@@ -1,0 +1,55 @@
+"""Every error that draftree raises on purpose. Each message names the offending value and a way out.
+
+DraftreeError
+├── InputError               the caller's input is wrong; found before any work is lost (exit code 2)
+│   ├── ConfigError          a setting is out of range or two settings exclude each other
+│   ├── UnknownNameError     no such method, drafter, model or file
+│   ├── ModelFileError       a model file or folder cannot be read
+│   ├── PromptError          the prompt is empty or does not fit the context
+│   ├── VocabularyError      drafter and target do not share a vocabulary
+│   └── UnsupportedModelError  the model cannot be given draft trees
+└── RunError                 something failed while running (exit code 1)
+    └── CacheError           a KV cache was used against its contract
+"""
+
+from __future__ import annotations
+
+
+class DraftreeError(Exception):
+    """Base of all errors that draftree raises on purpose."""
+
+
+class InputError(DraftreeError, ValueError):
+    """The caller's input is wrong."""
+
+
+class ConfigError(InputError):
+    """A setting is out of range, or two settings exclude each other."""
+
+
+class UnknownNameError(InputError):
+    """No such method, drafter, model or file."""
+
+
+class ModelFileError(InputError):
+    """A model file or folder cannot be read."""
+
+
+class PromptError(InputError):
+    """The prompt is empty or does not fit the model's context."""
+
+
+class VocabularyError(InputError):
+    """Drafter and target do not share a vocabulary."""
+
+
+class UnsupportedModelError(InputError):
+    """The model cannot be given draft trees."""
+
+
+class RunError(DraftreeError, RuntimeError):
+    """Something failed while running."""
+
+
+class CacheError(RunError):
+    """A KV cache was used against its contract."""

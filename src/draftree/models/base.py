@@ -1,0 +1,117 @@
+"""The seam between decoding and a model: *here are new nodes with their parents; what follows each of them?*
+
+Token ids only: nothing here knows of text, drafts or sampling. Rows are sequences; every call takes a ragged batch of
+rows, and one row is a batch of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ..tree import ROOT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """What was found out about a model when it was loaded.
+
+    Attributes:
+        name: what the user called it.
+        architecture: its class.
+        parameters: number of weights.
+        max_length: most tokens of one sequence, prompt included.
+        max_length_reason: what sets ``max_length``.
+        vocab_size: width V of its logits.
+        eos_ids: tokens that end a sequence.
+        dtype, device: of its weights.
+        attention: attention implementation in use.
+    """
+
+    name: str
+    architecture: str
+    parameters: int
+    max_length: int
+    max_length_reason: str
+    vocab_size: int
+    eos_ids: frozenset[int]
+    dtype: torch.dtype
+    device: torch.device
+    attention: str
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    """A sequence inside a model: its committed tokens and the nodes that wait for a commit.
+
+    Owned by the model that opened it; others read ``length`` and ``logits``.
+
+    Attributes:
+        slot: the model's number for it; changes when other rows close.
+        length: committed tokens.
+        logits: [V] logits of the last prompt token, as ``open`` found them.
+        parents: [u] int64, parents of the uncommitted nodes, ROOT for children of the last committed token.
+    """
+
+    slot: int
+    length: int
+    logits: Tensor
+    parents: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    """New nodes for one row.
+
+    Attributes:
+        tokens: [n] int64.
+        parents: [n] int64, numbers among the row's uncommitted nodes in the order of their arrival, these ones
+            included; ROOT (-1) is the last committed token.
+    """
+
+    tokens: Tensor
+    parents: Tensor
+
+    @classmethod
+    def chain(cls, tokens: Sequence[int], start: int = 0) -> Nodes:
+        """``tokens`` one after the other, below uncommitted node ``start - 1`` (the last committed token at 0)."""
+        n = len(tokens)
+        return cls(torch.tensor(tokens, dtype=torch.int64), torch.arange(start, start + n) + ROOT)
+
+
+class LanguageModel(Protocol):
+    """A causal language model over token trees (DESIGN, "The seams")."""
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    def reserve(self, rows: int, tokens: int) -> None:
+        """Make room for ``rows`` sequences of ``tokens`` tokens at once, so that the cache need not grow."""
+
+    def open(self, prompt_ids: Sequence[int]) -> Row:
+        """Prefill a new row; its ``logits`` follow the last prompt token.
+
+        Raises:
+            PromptError: the prompt is empty or longer than ``capabilities.max_length``.
+        """
+
+    def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Tensor:
+        """Append uncommitted nodes to each row in one pass.
+
+        Returns:
+            [B, n, V] logits, n the most nodes of any row; entry (b, i) follows node i of ``nodes[b]``; entries past
+            a row's own nodes mean nothing.
+        """
+
+    def commit(self, row: Row, path: Sequence[int]) -> None:
+        """Keep these uncommitted nodes, a path from the last committed token down, and drop all others."""
+
+    def fork(self, row: Row) -> Row:
+        """A new row with the same committed tokens; uncommitted nodes are not copied."""
+
+    def close(self, row: Row) -> None:
+        """Forget a row."""

@@ -1,0 +1,156 @@
+"""TreeCache: the KV cache of many rows, written at slots, compacted by a gather over the accepted slots.
+
+Storage per layer is [rows, heads, slots, head_dim]; a row's committed tokens fill its first slots, in order, and its
+uncommitted nodes the slots behind them. Knows nothing of trees: who may attend to whom is the caller's mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+GRAIN = 64
+"""Slots are allotted in multiples of this."""
+
+
+@dataclass(slots=True)
+class Placement:
+    """Where the next pass writes, shared by all layers.
+
+    Attributes:
+        rows, slots: allotted size of the storage.
+        first, last: the pass covers rows ``first..last - 1``.
+        starts: slot of each covered row's first new node.
+        width: new nodes a row, padding included.
+        index: [last - first, width] int64 slots on the device, or None when all rows start at the same slot.
+    """
+
+    rows: int = 1
+    slots: int = GRAIN
+    first: int = 0
+    last: int = 1
+    starts: Sequence[int] = (0,)
+    width: int = 0
+    index: Tensor | None = None
+
+    @property
+    def end(self) -> int:
+        """Slots that this pass may attend to."""
+        return max(self.starts) + self.width
+
+
+class TreeLayer(CacheLayerMixin):
+    """One layer's keys and values; see the module for the layout."""
+
+    is_sliding = False
+    keys: Tensor
+    values: Tensor
+
+    def __init__(self, placement: Placement) -> None:
+        super().__init__()
+        self.placement = placement
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Allot zeroed storage: masked slots take part in 0 x value, so they must never hold a NaN."""
+        self.dtype, self.device = key_states.dtype, key_states.device
+        self.keys = self._allot(key_states)
+        self.values = self._allot(value_states)
+        self.is_initialized = True
+
+    def _allot(self, like: Tensor) -> Tensor:
+        shape = (self.placement.rows, like.shape[1], self.placement.slots, like.shape[3])
+        return torch.zeros(shape, dtype=like.dtype, device=like.device)
+
+    def grow(self) -> None:
+        """Reallocate to the placement's size, keeping what is there."""
+        for name in ("keys", "values") if self.is_initialized else ():
+            old: Tensor = getattr(self, name)
+            new = self._allot(old)
+            new[: old.shape[0], :, : old.shape[2]] = old
+            setattr(self, name, new)
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Write a pass's states at its slots and return views of all that it may attend to."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        at = self.placement
+        rows = slice(at.first, at.last)
+        if at.index is None:
+            start = at.starts[0]
+            self.keys[rows, :, start : start + at.width] = key_states
+            self.values[rows, :, start : start + at.width] = value_states
+        else:
+            row = torch.arange(at.first, at.last, device=self.device)[:, None]
+            self.keys[row, :, at.index] = key_states.transpose(1, 2)
+            self.values[row, :, at.index] = value_states.transpose(1, 2)
+        return self.keys[rows, :, : at.end], self.values[rows, :, : at.end]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.placement.end, 0
+
+    def get_seq_length(self) -> int:
+        return min(self.placement.starts)
+
+    def get_max_length(self) -> int:
+        return -1
+
+
+class TreeCache(Cache):
+    """The cache of one model: preallocated, grown by doubling.
+
+    Attributes:
+        placement: allotted size and where the next pass writes.
+    """
+
+    def __init__(self, layers: int) -> None:
+        self.placement = Placement()
+        self._layers = [TreeLayer(self.placement) for _ in range(layers)]
+        super().__init__(layers=list(self._layers))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the storage takes."""
+        return sum(layer.keys.nbytes + layer.values.nbytes for layer in self._layers if layer.is_initialized)
+
+    def reserve(self, rows: int, slots: int) -> None:
+        """Allot at least ``rows`` x ``slots``: exactly (to the grain) at first, by doubling when it has to grow."""
+        at = self.placement
+        if rows <= at.rows and slots <= at.slots:
+            return
+        started = any(layer.is_initialized for layer in self._layers)
+        if rows > at.rows:
+            at.rows = max(rows, 2 * at.rows) if started else rows
+        if slots > at.slots:
+            at.slots = -(-max(slots, 2 * at.slots if started else 0) // GRAIN) * GRAIN
+        for layer in self._layers:
+            layer.grow()
+
+    def place(self, first: int, starts: Sequence[int], width: int, device: torch.device) -> None:
+        """Say where the next pass writes: rows from ``first`` on, each from its own start slot."""
+        at = self.placement
+        self.reserve(first + len(starts), max(starts) + width)
+        at.first, at.last, at.starts, at.width = first, first + len(starts), starts, width
+        ragged = min(starts) != max(starts)
+        at.index = torch.tensor(starts, device=device)[:, None] + torch.arange(width, device=device) if ragged else None
+
+    def compact(self, row: int, start: int, path: Sequence[int]) -> None:
+        """Move slots ``start + p`` of a row, p in ``path`` (ascending), to ``start`` and on: one gather a layer."""
+        moved = next((i for i, p in enumerate(path) if p != i), len(path))
+        if moved == len(path):
+            return
+        for layer in self._layers:
+            for states in (layer.keys, layer.values):
+                source = torch.tensor([start + p for p in path[moved:]], device=states.device)
+                states[row, :, start + moved : start + len(path)] = states[row].index_select(1, source)
+
+    def copy_row(self, source: int, target: int, length: int) -> None:
+        """Copy the first ``length`` slots of one row to another."""
+        self.reserve(target + 1, length)
+        for layer in self._layers:
+            layer.keys[target, :, :length] = layer.keys[source, :, :length]
+            layer.values[target, :, :length] = layer.values[source, :, :length]

@@ -1,0 +1,193 @@
+"""HFModel: a stock Hugging Face causal model behind the ``LanguageModel`` seam.
+
+No modeling code is forked: a tree pass is the model's own forward with a 4-D mask (each node sees its ancestors), depth
+positions and a ``TreeCache``. Knows nothing of drafts, sampling or text (the tokenizer is only carried along).
+"""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ..errors import CacheError, PromptError
+from ..tree import ancestors
+from . import probe
+from .attention import share_key_heads
+from .base import Capabilities, Nodes, Row
+from .cache import TreeCache
+
+_NO_NODES = torch.zeros(0, dtype=torch.int64)
+
+
+class HFModel:
+    """A Hugging Face causal model as a ``LanguageModel``.
+
+    Attributes:
+        capabilities: what was probed at load.
+        tokenizer: the model's tokenizer, or None for a model of bare token ids.
+        model: the Hugging Face model.
+        cache: keys and values of all open rows.
+        passes: forward passes so far, prefills not counted.
+        pass_seconds: wall-clock seconds inside them (on an accelerator, of launching them).
+
+    Raises:
+        UnsupportedModelError: the model cannot be given draft trees; the message says why and what to do.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        *,
+        name: str | None = None,
+        self_test: bool = True,
+    ) -> None:
+        self.model = model.eval()
+        self.tokenizer = tokenizer
+        share_key_heads(model)
+        self.capabilities: Capabilities = probe.capabilities(model, name or model.config.name_or_path or "model")
+        self._layers: int = model.config.get_text_config(decoder=True).num_hidden_layers
+        self._keep_last = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self.cache = TreeCache(self._layers)
+        self.passes, self.pass_seconds = 0, 0.0
+        self._rows: list[Row] = []
+        if self_test:
+            probe.self_test(self)
+            self.cache = TreeCache(self._layers)
+            self.passes, self.pass_seconds = 0, 0.0
+
+    def twin(self) -> HFModel:
+        """A second model on the same weights with rows and a cache of its own."""
+        return HFModel(self.model, self.tokenizer, name=self.capabilities.name, self_test=False)
+
+    def reserve(self, rows: int, tokens: int) -> None:
+        """Make room for ``rows`` rows of ``tokens`` tokens at once."""
+        self.cache.reserve(rows, tokens)
+
+    @torch.inference_mode()
+    def open(self, prompt_ids: Sequence[int]) -> Row:
+        """Prefill a new row (``LanguageModel.open``).
+
+        Raises:
+            PromptError: the prompt is empty, too long, or holds an id outside the vocabulary.
+        """
+        self._check_prompt(prompt_ids)
+        slot, device = len(self._rows), self.capabilities.device
+        self.cache.place(slot, [0], len(prompt_ids), device)
+        tokens = torch.tensor([list(prompt_ids)], device=device)
+        positions = torch.arange(len(prompt_ids), device=device)[None]
+        logits = self._forward(tokens, positions, None, last_only=True)[0, -1].clone()
+        row = Row(slot=slot, length=len(prompt_ids), logits=logits, parents=_NO_NODES)
+        self._rows.append(row)
+        return row
+
+    def _check_prompt(self, prompt_ids: Sequence[int]) -> None:
+        can = self.capabilities
+        if not prompt_ids:
+            raise PromptError("the prompt is empty: give at least one token")
+        if len(prompt_ids) > can.max_length:
+            raise PromptError(
+                f"the prompt has {len(prompt_ids)} tokens but {can.name} takes {can.max_length} "
+                f"({can.max_length_reason}): shorten the prompt"
+            )
+        if not 0 <= min(prompt_ids) <= max(prompt_ids) < can.vocab_size:
+            bad = next(i for i in prompt_ids if not 0 <= i < can.vocab_size)
+            raise PromptError(f"prompt token {bad} is outside {can.name}'s vocabulary of {can.vocab_size}")
+
+    @torch.inference_mode()
+    def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Tensor:
+        """Append uncommitted nodes to each row in one pass (``LanguageModel.extend``).
+
+        Rows between the asked ones in storage ride along with padding, so that no keys or values are copied.
+
+        Raises:
+            CacheError: a node would lie beyond the model's longest sequence.
+        """
+        first, last = min(r.slot for r in rows), max(r.slot for r in rows) + 1
+        covered, width = self._rows[first:last], max(n.tokens.shape[0] for n in nodes)
+        device = self.capabilities.device
+        starts = [r.length + r.parents.shape[0] for r in covered]
+        self.cache.place(first, starts, width, device)
+
+        # A padding query repeats the last committed position and attends to the first slot: finite, and never read.
+        inputs = torch.zeros((2, len(covered), width), dtype=torch.int64)
+        inputs[1] = torch.tensor([r.length - 1 for r in covered])[:, None]
+        mask = torch.zeros((len(covered), 1, width, max(starts) + width), dtype=torch.bool)
+        mask[..., 0] = True
+        for row, new in zip(rows, nodes, strict=True):
+            b, n, total = row.slot - first, new.tokens.shape[0], row.parents.shape[0] + new.tokens.shape[0]
+            row.parents = torch.cat([row.parents, new.parents])
+            seen, depths = ancestors(row.parents, total - n)
+            if n and row.length + int(depths.max()) > self.capabilities.max_length:
+                raise CacheError(
+                    f"a node at position {row.length + int(depths.max()) - 1} is beyond the "
+                    f"{self.capabilities.max_length} tokens of {self.capabilities.name}: draft less deep"
+                )
+            inputs[0, b, :n] = new.tokens
+            inputs[1, b, :n] += depths
+            mask[b, 0, :n, : row.length] = True
+            mask[b, 0, :n, row.length : row.length + total] = seen
+        tokens, positions = inputs.to(device, non_blocking=True)
+        began = time.perf_counter()
+        logits = self._forward(tokens, positions, self._additive(mask.to(device, non_blocking=True)))
+        self.passes += 1
+        self.pass_seconds += time.perf_counter() - began
+        order = [r.slot - first for r in rows]
+        return logits if order == list(range(len(covered))) else logits[order]
+
+    def _additive(self, mask: Tensor) -> Tensor:
+        """Eager attention adds its mask; SDPA takes either kind."""
+        dtype = self.capabilities.dtype
+        return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, torch.finfo(dtype).min)
+
+    def _forward(self, tokens: Tensor, positions: Tensor, mask: Tensor | None, last_only: bool = False) -> Tensor:
+        options = {"logits_to_keep": 1} if last_only and self._keep_last else {}
+        out = self.model(
+            input_ids=tokens,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=self.cache,
+            use_cache=True,
+            **options,
+        )
+        logits: Tensor = out.logits
+        return logits
+
+    @torch.inference_mode()
+    def commit(self, row: Row, path: Sequence[int]) -> None:
+        """Keep the uncommitted nodes of ``path`` and drop the others (``LanguageModel.commit``).
+
+        Raises:
+            CacheError: ``path`` is not a path from the last committed token down.
+        """
+        expected = -1
+        for node in path:
+            if not 0 <= node < row.parents.shape[0] or int(row.parents[node]) != expected:
+                raise CacheError(f"cannot commit {list(path)}: node {node} is not a child of {expected}")
+            expected = node
+        self.cache.compact(row.slot, row.length, path)
+        row.length += len(path)
+        row.parents = _NO_NODES
+
+    @torch.inference_mode()
+    def fork(self, row: Row) -> Row:
+        """A new row with the same committed tokens (``LanguageModel.fork``)."""
+        copy = Row(slot=len(self._rows), length=row.length, logits=row.logits, parents=_NO_NODES)
+        self.cache.copy_row(row.slot, copy.slot, row.length)
+        self._rows.append(copy)
+        return copy
+
+    @torch.inference_mode()
+    def close(self, row: Row) -> None:
+        """Forget a row; the last row in storage takes its place, so that open rows stay side by side."""
+        moved = self._rows.pop()
+        if moved is not row:
+            self.cache.copy_row(moved.slot, row.slot, moved.length + moved.parents.shape[0])
+            moved.slot = row.slot
+            self._rows[row.slot] = moved
+        row.slot = -1

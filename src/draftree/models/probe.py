@@ -1,0 +1,123 @@
+"""What a Hugging Face model can do, found out at load: limits, refusals by name, and a two-branch self-test."""
+
+from __future__ import annotations
+
+import inspect
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ..errors import UnsupportedModelError
+from . import attention
+from .base import Capabilities, LanguageModel, Nodes
+
+_MASKED = ("sdpa", "eager", attention.NAME)
+_KNOWN_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
+_SLOT_POSITIONS = {"bloom", "mpt"}
+_TOLERANCE = {torch.float32: 2e-3, torch.float64: 1e-6}
+_HALF_TOLERANCE = 0.2
+
+
+def capabilities(model: PreTrainedModel, name: str) -> Capabilities:
+    """Probe ``model``.
+
+    Raises:
+        UnsupportedModelError: it cannot be given draft trees.
+    """
+    _refuse(model, name)
+    config = model.config.get_text_config(decoder=True)
+    max_length, reason = _max_length(config)
+    return Capabilities(
+        name=name,
+        architecture=type(model).__name__,
+        parameters=sum(p.numel() for p in model.parameters()),
+        max_length=max_length,
+        max_length_reason=reason,
+        vocab_size=model.get_output_embeddings().weight.shape[0],
+        eos_ids=_eos_ids(model),
+        dtype=model.dtype,
+        device=model.device,
+        attention=config._attn_implementation,
+    )
+
+
+def _refuse(model: PreTrainedModel, name: str) -> None:
+    config = model.config.get_text_config(decoder=True)
+    kind, used = config.model_type, config._attn_implementation
+    why = None
+    if model.config.is_encoder_decoder:
+        why = "it is an encoder-decoder model: load a decoder-only one"
+    elif getattr(model, "_is_stateful", False):
+        why = "it keeps a recurrent state that cannot branch: use transformers' own generate for it"
+    elif unknown := set(getattr(config, "layer_types", None) or ()) - _KNOWN_LAYERS:
+        why = f"its layers of type {', '.join(sorted(unknown))} cannot branch: use transformers' own generate for it"
+    elif kind in _SLOT_POSITIONS or getattr(config, "alibi", False):
+        why = "its ALiBi attention reads cache slots as positions: use transformers' own generate for it"
+    elif used not in _MASKED:
+        why = f"attention {used!r} ignores 4-D masks: load it with attn_implementation='sdpa'"
+    elif "position_ids" not in inspect.signature(model.forward).parameters:
+        why = "its forward takes no position_ids: use transformers' own generate for it"
+    if why:
+        raise UnsupportedModelError(f"{name} ({kind}) cannot verify draft trees: {why}")
+
+
+def _eos_ids(model: PreTrainedModel) -> frozenset[int]:
+    given = getattr(model.generation_config, "eos_token_id", None)
+    if given is None:
+        given = model.config.get_text_config(decoder=True).eos_token_id
+    return frozenset([] if given is None else [given] if isinstance(given, int) else given)
+
+
+def _max_length(config: object) -> tuple[int, str]:
+    """Most tokens of a sequence. Inside a sliding window or chunk every mask is the full causal one, beyond it not."""
+    limits = [(int(getattr(config, "max_position_embeddings", 0) or 2**31 - 1), "its context")]
+    layers = getattr(config, "layer_types", None)
+    for field, kind in (
+        ("sliding_window", "sliding_attention"),
+        ("attention_chunk_size", "chunked_attention"),
+    ):
+        window = getattr(config, field, None)
+        if window and (layers is None or kind in layers):
+            limits.append((int(window), f"its {field}, inside which trees are exact"))
+    return min(limits)
+
+
+@torch.inference_mode()
+def self_test(model: LanguageModel) -> None:
+    """Compare tree logits with sequential logits on two branches, before and after a commit that moves slots.
+
+    Raises:
+        UnsupportedModelError: they differ, so the mask or the positions are not honoured.
+    """
+    can = model.capabilities
+    prompt, (a, b, c, d) = (
+        [t % can.vocab_size for t in (11, 7, 5, 3)],
+        [t % can.vocab_size for t in (2, 13, 17, 19)],
+    )
+    tree = Nodes(torch.tensor([a, b, c, d]), torch.tensor([-1, -1, 0, 1]))  # root -> a -> c and root -> b -> d
+    row = model.open(prompt)
+    branches = [model.fork(row), model.fork(row)]
+    chains = model.extend(branches, [Nodes.chain([a, c]), Nodes.chain([b, d])])
+    logits = model.extend([row], [tree])[0]
+    pairs = [(logits[[0, 2]], chains[0]), (logits[[1, 3]], chains[1])]
+    model.commit(row, [1, 3])
+    model.commit(branches[1], [0, 1])
+    after = model.extend([row], [Nodes.chain([a])])[0]
+    pairs.append((after, model.extend([branches[1]], [Nodes.chain([a])])[0]))
+    worst = max(_difference(x, y) for x, y in pairs)
+    for opened in (row, *branches):
+        model.close(opened)
+    allowed = _TOLERANCE.get(can.dtype, _HALF_TOLERANCE)
+    if not worst <= allowed:
+        raise UnsupportedModelError(
+            f"{can.name} ({can.architecture}) fails the tree self-test: tree and sequential logits differ by "
+            f"{worst:.2g} standard deviations ({allowed:g} allowed), so it does not honour tree masks or positions: "
+            "load it with attn_implementation='sdpa' or 'eager', or use transformers' own generate for it"
+        )
+
+
+def _difference(tree: Tensor, chain: Tensor) -> float:
+    """Largest difference in units of the logits' standard deviation."""
+    chain = chain.float()
+    return float((tree.float() - chain).abs().max() / chain.std().clamp_min(1e-12))

@@ -1,0 +1,166 @@
+"""How one token is drawn from logits: warping, position-keyed noise, pick.
+
+Pure functions on tensors, except ``Draws``, which remembers whose logits it is given. Knows nothing of trees.
+
+The draw at absolute position t under seed s is argmax(warped logits + Gumbel noise(s, t)): a fixed function of the law
+and of (s, t). That is what makes speculative output equal plain output token for token: whichever tree was drafted,
+whichever batch the sequence is in, position t sees the same noise.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from .config import SamplingParams
+
+_MASK64 = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+_MIX1, _MIX2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+_NUCLEUS = 1024
+"""Tokens that are sorted at first to find a top-p set on a CPU; the whole vocabulary when they hold too little mass."""
+
+
+def warp(logits: Tensor, params: SamplingParams) -> Tensor:
+    """Temperature, top-k, top-p and min-p in transformers' order; dropped tokens become -inf.
+
+    Args:
+        logits: [R, V] float32.
+        params: ``temperature`` must be positive.
+
+    Returns:
+        [R, V] float32 warped logits (not normalised).
+    """
+    x = logits / params.temperature
+    if 0 < params.top_k < x.shape[-1]:
+        x = _drop_below(x, x.topk(params.top_k).values[:, -1:])
+    if params.top_p < 1:
+        x = _drop_below(x, _nucleus_edge(x, params.top_p))
+    if params.min_p > 0:
+        # p >= min_p * p_max  <=>  x >= x_max + ln(min_p)
+        x = _drop_below(x, x.amax(-1, keepdim=True) + torch.tensor(params.min_p).log().item())
+    return x
+
+
+def _drop_below(x: Tensor, edge: Tensor) -> Tensor:
+    return x.masked_fill(x < edge, float("-inf"))
+
+
+def _nucleus_edge(x: Tensor, top_p: float) -> Tensor:
+    """[R, 1] smallest logit of the smallest set whose probability reaches ``top_p``."""
+    total = x.logsumexp(-1, keepdim=True)
+    vocab = x.shape[-1]
+    width = vocab if x.is_cuda else min(_NUCLEUS, vocab)
+    while True:
+        top = x.topk(width).values
+        mass = (top - total).exp().cumsum(-1)
+        if width == vocab or bool((mass[:, -1] >= top_p).all()):
+            break
+        width = vocab
+    # A token stays iff the mass of the tokens before it is below top_p; the first always stays.
+    kept = 1 + (mass[:, :-1] < top_p).sum(-1, keepdim=True)
+    return top.gather(-1, kept - 1)
+
+
+def _mix(x: int) -> int:
+    """The 64-bit finaliser of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014)."""
+    x &= _MASK64
+    x = ((x ^ (x >> 30)) * _MIX1) & _MASK64
+    x = ((x ^ (x >> 27)) * _MIX2) & _MASK64
+    return x ^ (x >> 31)
+
+
+def _signed(x: int) -> int:
+    """The same 64 bits as a signed integer, which is what int64 tensors hold."""
+    x &= _MASK64
+    return x - (1 << 64) if x >> 63 else x
+
+
+def _shift(x: Tensor, bits: int) -> Tensor:
+    """Logical (not arithmetic) right shift of int64."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+@lru_cache(maxsize=8)
+def _counters(vocab: int, device: torch.device) -> Tensor:
+    return torch.arange(vocab, device=device) * _signed(_GOLDEN)
+
+
+def gumbel_noise(
+    seeds: Sequence[int], positions: Sequence[int], vocab: int, device: torch.device | str = "cpu"
+) -> Tensor:
+    """[R, vocab] float32 standard Gumbel noise, a pure function of (seed, position, token).
+
+    Row r is a SplitMix64 stream that starts at a hash of (seeds[r], positions[r]); no generator state is kept or
+    touched, and the integers are the same on every device.
+    """
+    keys = [_signed(_mix(_mix(s + _GOLDEN) + p * _GOLDEN)) for s, p in zip(seeds, positions, strict=True)]
+    x = _counters(vocab, torch.device(device)) + torch.tensor(keys, device=device)[:, None]
+    x = (x ^ _shift(x, 30)) * _signed(_MIX1)
+    x = (x ^ _shift(x, 27)) * _signed(_MIX2)
+    x = x ^ _shift(x, 31)
+    uniform = _shift(x, 11).double().add_(0.5).mul_(2.0**-53)  # in (0, 1), both ends excluded
+    return uniform.log_().neg_().log_().neg_().float()
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """The target's own draws for a batch of sequences: logits of their next positions in, one token each out.
+
+    Attributes:
+        params: [B] how each sequence is sampled; ``processors`` see the sequence's history.
+        seeds: [B] each sequence's seed.
+        histories: [B] committed token ids of each sequence; the first draw is at position ``len(history)``.
+    """
+
+    params: Sequence[SamplingParams]
+    seeds: Sequence[int]
+    histories: Sequence[Sequence[int]]
+
+    def __call__(self, logits: Tensor, drawn: Tensor) -> Tensor:
+        """Draw each sequence's next token.
+
+        Args:
+            logits: [B, V], the target's logits after the tokens in ``drawn``.
+            drawn: [B, d] int64, tokens of this step that each sequence has passed so far.
+
+        Returns:
+            [B] int64 tokens.
+        """
+        logits = self.process(logits.float(), drawn)
+        rows: dict[tuple[float, int, float, float], list[int]] = defaultdict(list)
+        for b, p in enumerate(self.params):
+            rows[p.law].append(b)
+        if len(rows) == 1:
+            return self._pick(logits, list(range(len(self.params))), drawn.shape[1])
+        out = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device)
+        for group in rows.values():
+            out[group] = self._pick(logits[group], group, drawn.shape[1])
+        return out
+
+    def process(self, logits: Tensor, drawn: Tensor) -> Tensor:
+        """Run each sequence's processors on its own history (arguments as in ``__call__``); [B, V]."""
+        if not any(p.processors for p in self.params):
+            return logits
+        logits = logits.clone()
+        for b, p in enumerate(self.params):
+            if p.processors:
+                history = torch.tensor(self.histories[b], device=logits.device)
+                ids, row = torch.cat([history, drawn[b]])[None], logits[b : b + 1]
+                for processor in p.processors:
+                    row = processor(ids, row)
+                logits[b] = row[0]
+        return logits
+
+    def _pick(self, logits: Tensor, group: list[int], depth: int) -> Tensor:
+        params = self.params[group[0]]
+        if params.temperature == 0:
+            return logits.argmax(-1)
+        positions = [len(self.histories[b]) + depth for b in group]
+        seeds = [self.seeds[b] for b in group]
+        return (warp(logits, params) + gumbel_noise(seeds, positions, logits.shape[-1], logits.device)).argmax(-1)

@@ -1,0 +1,165 @@
+"""One request on its way: its tokens, its text, why it ended, and what was measured. Knows no model and no tree."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence as Ids
+from dataclasses import dataclass, field
+
+import torch
+
+from .config import SamplingParams
+from .models.base import Row
+from .text import TextStream
+
+
+@dataclass(slots=True)
+class Seconds:
+    """Wall-clock seconds of one sequence. Sequences that share a step each count all of it.
+
+    Attributes:
+        prefill: prompt through the target, and through the drafter's model where it has one.
+        draft: proposing trees.
+        verify: the target's passes, the draws and their transfer to the host.
+        other: the rest: commits, text, bookkeeping.
+    """
+
+    prefill: float = 0.0
+    draft: float = 0.0
+    verify: float = 0.0
+    other: float = 0.0
+
+    @property
+    def total(self) -> float:
+        return self.prefill + self.draft + self.verify + self.other
+
+
+@dataclass(slots=True)
+class Stats:
+    """What one sequence's decoding did.
+
+    Attributes:
+        tokens: generated tokens, end-of-sequence included.
+        steps: target passes after the prefill.
+        gained: tokens that these steps gave (the prefill gives the first one).
+        drafted, accepted: [d] nodes at depth d + 1 that were drafted and accepted.
+        draft_passes: drafter model passes of the steps that this sequence took part in.
+        accepted_entropies, rejected_entropies: nats, of the draft law of every accepted node, and of every law whose
+            tokens were all rejected ("Dynamic Tree Speculative Decoding", Figure 1).
+        seconds: see ``Seconds``.
+    """
+
+    tokens: int = 0
+    steps: int = 0
+    gained: int = 0
+    drafted: list[int] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)
+    draft_passes: int = 0
+    accepted_entropies: list[float] = field(default_factory=list)
+    rejected_entropies: list[float] = field(default_factory=list)
+    seconds: Seconds = field(default_factory=Seconds)
+
+    @property
+    def mal(self) -> float:
+        """Mean acceptance length: tokens gained per target pass, bonus token included."""
+        return self.gained / self.steps if self.steps else 1.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Generated tokens over all the time, prefill included."""
+        return self.tokens / self.seconds.total if self.seconds.total else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """One generated token as it streams.
+
+    Attributes:
+        token: its id.
+        text: text that became final with it; may be empty while a character is incomplete or a stop string may begin.
+        drafted: it was drafted and accepted; otherwise the target drew it itself.
+        depth: depth in the draft tree, 0 when it was not drafted.
+    """
+
+    token: int
+    text: str
+    drafted: bool
+    depth: int
+
+
+class Sequence:
+    """A prompt and what has been generated after it.
+
+    Attributes:
+        ids: prompt and generated tokens.
+        prompt_length: tokens of the prompt.
+        params: how it is sampled.
+        seed: the seed in use (drawn afresh when ``params.seed`` is None).
+        limit: most tokens to generate.
+        row: its row in the target.
+        finish_reason: None while it runs; then "eos", "stop", "length" or "criteria".
+        chunks: one for each generated token.
+        stats: what was measured.
+    """
+
+    def __init__(
+        self,
+        prompt_ids: Ids[int],
+        params: SamplingParams,
+        limit: int,
+        eos_ids: frozenset[int],
+        stream: TextStream,
+    ) -> None:
+        self.ids = list(prompt_ids)
+        self.prompt_length = len(self.ids)
+        self.params = params
+        self.seed = secrets.randbits(63) if params.seed is None else params.seed
+        self.limit = limit
+        self.row: Row | None = None
+        self.finish_reason: str | None = None
+        self.chunks: list[Chunk] = []
+        self.stats = Stats()
+        self._eos_ids = frozenset() if params.ignore_eos else eos_ids
+        self._stream = stream
+
+    @property
+    def output_ids(self) -> list[int]:
+        """Generated tokens."""
+        return self.ids[self.prompt_length :]
+
+    @property
+    def text(self) -> str:
+        """Generated text; a stop string that ended it is left out."""
+        return "".join(chunk.text for chunk in self.chunks)
+
+    @property
+    def room(self) -> int:
+        """Tokens that may still be generated."""
+        return self.limit - (len(self.ids) - self.prompt_length)
+
+    def append(self, tokens: Ids[int], accepted: int) -> int:
+        """Take one step's tokens, of which the first ``accepted`` were drafted, up to whatever ends the sequence.
+
+        Returns:
+            how many were taken.
+        """
+        for i, token in enumerate(tokens):
+            self.ids.append(token)
+            self.finish_reason = self._end_after(token)
+            drafted = i < accepted
+            text = self._stream.push(token, last=self.finish_reason is not None)
+            if self._stream.stopped:
+                self.finish_reason = "stop"
+            self.chunks.append(Chunk(token, text, drafted, i + 1 if drafted else 0))
+            if self.finish_reason is not None:
+                return i + 1
+        return len(tokens)
+
+    def _end_after(self, token: int) -> str | None:
+        if token in self._eos_ids:
+            return "eos"
+        if self.params.criteria:
+            ids = torch.tensor([self.ids])
+            if any(bool(torch.as_tensor(c(ids, None)).all()) for c in self.params.criteria):
+                return "criteria"
+        return "length" if self.room <= 0 else None

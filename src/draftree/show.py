@@ -1,0 +1,81 @@
+"""What people see in a terminal: coloured tokens, trees, one line of figures. Formats only; decodes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rich.text import Text
+from rich.tree import Tree
+
+from .draft.base import Outcome
+from .sequence import Chunk, Stats
+from .tree import ROOT
+
+DRAFTED, OWN = "green", "yellow"
+LEGEND = Text.assemble(("drafted and accepted", DRAFTED), "  ", ("drawn by the target", OWN))
+
+
+def token(chunk: Chunk) -> Text:
+    """A streamed token in the colour of its origin."""
+    return Text(chunk.text, style=DRAFTED if chunk.drafted else OWN)
+
+
+def figures(stats: Stats) -> str:
+    """One line of honest figures."""
+    s = stats.seconds
+    return (
+        f"{stats.tokens} tokens in {s.total:.2f} s ({stats.tokens_per_second:.1f} tokens/s) · "
+        f"{stats.steps} target passes · MAL {stats.mal:.2f} (bonus included) · "
+        f"{sum(stats.drafted)} nodes drafted, {sum(stats.accepted)} accepted · "
+        f"prefill {s.prefill:.2f} s, draft {s.draft:.2f} s, verify {s.verify:.2f} s, other {s.other:.2f} s"
+    )
+
+
+def as_json(stats: Stats) -> dict[str, object]:
+    """The figures for ``--json``; seconds are wall-clock, ``mal`` includes the bonus token."""
+    s = stats.seconds
+    return {
+        "tokens": stats.tokens,
+        "steps": stats.steps,
+        "mal": stats.mal,
+        "drafted": sum(stats.drafted),
+        "accepted": sum(stats.accepted),
+        "drafted_by_depth": stats.drafted,
+        "accepted_by_depth": stats.accepted,
+        "draft_passes": stats.draft_passes,
+        "seconds": {
+            "prefill": s.prefill,
+            "draft": s.draft,
+            "verify": s.verify,
+            "other": s.other,
+            "total": s.total,
+        },
+        "tokens_per_second": stats.tokens_per_second,
+    }
+
+
+def tree(outcome: Outcome, step: int, gained: list[int], text_of: Callable[[int], str]) -> Tree:
+    """One step's draft tree: each node's token and path probability, the accepted path in colour.
+
+    Args:
+        outcome: the step's outcome.
+        step: its number.
+        gained: tokens that the step gave.
+        text_of: text of a token.
+    """
+    drafted, path = outcome.tree, set(outcome.path)
+    root = Tree(
+        Text.assemble(
+            f"step {step}: {len(drafted)} drafted, {len(path)} accepted, gained ",
+            *((repr(text_of(t)) + " ", DRAFTED if i < len(path) else OWN) for i, t in enumerate(gained)),
+        )
+    )
+    branches = {ROOT: root}
+    probabilities = drafted.path_logprobs.exp().tolist()
+    for node, (parent, t) in enumerate(zip(drafted.parents.tolist(), drafted.tokens.tolist(), strict=True)):
+        style = DRAFTED if node in path else "dim"
+        mark = "✓ " if node in path else ""
+        branches[node] = branches[parent].add(
+            Text(f"{mark}{text_of(t)!r} {probabilities[node]:.2f}", style=style), guide_style="dim"
+        )
+    return root

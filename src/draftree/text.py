@@ -1,0 +1,129 @@
+"""Tokens to text and back: incremental detokenising, stop strings, chat templates. Knows nothing of models or trees."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, cast
+
+from transformers import PreTrainedTokenizerBase
+
+from .errors import InputError, PromptError
+
+Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
+"""Text as it is, token ids, or a conversation: messages with "role" and "content" for the model's chat template."""
+
+_INCOMPLETE = "\ufffd"
+
+
+class TextStream(Protocol):
+    """Turns tokens into text as they come.
+
+    Attributes:
+        stopped: a stop string has appeared; the text given out ends before it.
+    """
+
+    stopped: bool
+
+    def push(self, token: int, last: bool) -> str:
+        """Text that became final with ``token``; all that is held back when it is the ``last``."""
+
+
+class NoText:
+    """The stream of a model without a tokenizer: no text at all."""
+
+    stopped = False
+
+    def push(self, token: int, last: bool) -> str:
+        """Nothing."""
+        return ""
+
+
+class Detokenizer:
+    """Incremental detokenising with stop strings.
+
+    Holds text back while its last character is incomplete (a token may end inside a UTF-8 sequence) and while its end
+    could be the beginning of a stop string. Special tokens give no text.
+    """
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str] = (), context: Sequence[int] = ()
+    ) -> None:
+        self.stopped = False
+        self._tokenizer = tokenizer
+        self._stop = tuple(stop)
+        # Decoding is not a concatenation (leading spaces), so each piece is the difference of two decodings.
+        self._window = list(context[-4:])
+        self._shown = len(self._decode())
+        self._held = ""
+
+    def _decode(self) -> str:
+        return cast(str, self._tokenizer.decode(self._window, skip_special_tokens=True))
+
+    def push(self, token: int, last: bool) -> str:
+        """Text that became final with ``token`` (``TextStream.push``)."""
+        self._window.append(token)
+        text = self._decode()
+        if not text.endswith(_INCOMPLETE) or last:
+            self._held += text[self._shown :]
+            self._window = self._window[-4:]
+            self._shown = len(self._decode())
+        return self._release(last)
+
+    def _release(self, last: bool) -> str:
+        found = [at for s in self._stop if (at := self._held.find(s)) >= 0]
+        if found:
+            self.stopped = True
+            text, self._held = self._held[: min(found)], ""
+            return text
+        keep = 0 if last else max((_overlap(self._held, s) for s in self._stop), default=0)
+        cut = len(self._held) - keep
+        text, self._held = self._held[:cut], self._held[cut:]
+        return text
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of ``text`` that is a beginning of ``stop``."""
+    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)
+
+
+def text_stream(
+    tokenizer: PreTrainedTokenizerBase | None, stop: Sequence[str], context: Sequence[int] = ()
+) -> TextStream:
+    """The stream for one sequence.
+
+    Raises:
+        InputError: stop strings without a tokenizer.
+    """
+    if tokenizer is not None:
+        return Detokenizer(tokenizer, stop, context)
+    if stop:
+        raise InputError(f"stop strings {list(stop)} need text: load the model with its tokenizer")
+    return NoText()
+
+
+def encode(tokenizer: PreTrainedTokenizerBase | None, prompt: Prompt) -> list[int]:
+    """Token ids of a prompt: text as it is, a conversation through the model's chat template, ids unchanged.
+
+    Raises:
+        PromptError: the prompt is empty, or it is not ids and there is no tokenizer or no chat template.
+    """
+    if not prompt:
+        raise PromptError("the prompt is empty: give it at least one token")
+    if not isinstance(prompt, str) and isinstance(prompt[0], int):
+        return list(cast(Sequence[int], prompt))
+    if tokenizer is None:
+        raise PromptError("the prompt is text but the model has no tokenizer: give token ids, or load one with it")
+    if isinstance(prompt, str):
+        return cast(list[int], tokenizer(prompt)["input_ids"])
+    messages = [dict(cast(Mapping[str, str], m)) for m in prompt]
+    if not messages[-1]["content"].strip():
+        raise PromptError("the prompt is empty: give it at least one character")
+    if not tokenizer.chat_template:
+        raise PromptError("the model has no chat template: give the prompt as raw text (--raw on the command line)")
+    encoded: Any = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
+    return cast(list[int], encoded["input_ids"])
+
+
+def user(prompt: str) -> list[dict[str, str]]:
+    """A conversation that consists of one question."""
+    return [{"role": "user", "content": prompt}]

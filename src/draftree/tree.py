@@ -1,0 +1,129 @@
+"""The draft tree: drafted tokens with their parents, in level order, on the host.
+
+Pure data and pure functions. Knows nothing of models, policies or caches.
+
+Conventions (DESIGN, "Words"): the root is the last committed token and is *not* a node; it has depth 0 and is written
+as parent -1. Nodes are numbered in level order, so a parent's number is always smaller than its child's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+ROOT = -1
+
+
+@dataclass(frozen=True, slots=True)
+class DraftTree:
+    """A tree of N drafted nodes below a root.
+
+    Attributes:
+        tokens: [N] int64, drafted token ids.
+        parents: [N] int64, number of the parent node, ROOT (-1) for children of the root.
+        depths: [N] int64, 1 for children of the root.
+        path_logprobs: [N] float32, sum of the draft log-probabilities (nats) from the root down to the node.
+        entropies: [N] float32, entropy (nats) of the draft law that the node was taken from; siblings share it.
+
+    Raises:
+        ValueError: a parent does not come before its child.
+    """
+
+    tokens: Tensor
+    parents: Tensor
+    depths: Tensor
+    path_logprobs: Tensor
+    entropies: Tensor
+
+    def __post_init__(self) -> None:
+        if len(self) and bool((self.parents >= torch.arange(len(self))).any()):
+            raise ValueError(f"parents {self.parents.tolist()} are not in level order: a parent comes before its child")
+
+    @classmethod
+    def empty(cls) -> DraftTree:
+        """The tree without nodes: its verification is one step of plain decoding."""
+        ints, floats = torch.zeros(0, dtype=torch.int64), torch.zeros(0)
+        return cls(ints, ints, ints, floats, floats)
+
+    @classmethod
+    def chain(cls, tokens: Sequence[int], logprobs: Sequence[float] | None = None) -> DraftTree:
+        """A tree of width 1: ``tokens`` in order, each the child of the one before."""
+        n = len(tokens)
+        steps = torch.zeros(n) if logprobs is None else torch.tensor(logprobs, dtype=torch.float32)
+        return cls(
+            torch.tensor(tokens, dtype=torch.int64),
+            torch.arange(n) - 1,
+            torch.arange(n) + 1,
+            steps.cumsum(0),
+            torch.zeros(n),
+        )
+
+    def __len__(self) -> int:
+        return self.tokens.shape[0]
+
+    @property
+    def depth(self) -> int:
+        """Depth of the deepest node, 0 for the empty tree."""
+        return int(self.depths[-1]) if len(self) else 0
+
+    @property
+    def expected_acceptance_length(self) -> float:
+        """E(A) = 1 + sum over nodes of exp(path log-prob) (OPT-Tree, Eq. 4; the root counts as 1)."""
+        return 1.0 + float(self.path_logprobs.exp().sum())
+
+    def children(self, node: int) -> list[int]:
+        """Numbers of the children of ``node`` (ROOT for the root), in rank order."""
+        return (self.parents == node).nonzero().flatten().tolist()
+
+
+@dataclass(frozen=True, slots=True)
+class TreeBatch:
+    """The trees of B sequences, padded to one shape for verification.
+
+    Attributes:
+        tokens: [B, N] int64; padding is -1, which no draw equals.
+        parents: [B, N] int64; padding is -2, which is nobody's parent.
+        depth: depth of the deepest tree.
+    """
+
+    tokens: Tensor
+    parents: Tensor
+    depth: int
+
+    @classmethod
+    def pad(cls, trees: Sequence[DraftTree], device: torch.device | str = "cpu") -> TreeBatch:
+        """Pad ``trees`` to the largest and bring them to ``device`` in one copy."""
+        width = max(len(t) for t in trees)
+        packed = torch.empty((2, len(trees), width), dtype=torch.int64)
+        packed[0], packed[1] = -1, ROOT - 1
+        for b, tree in enumerate(trees):
+            packed[0, b, : len(tree)] = tree.tokens
+            packed[1, b, : len(tree)] = tree.parents
+        tokens, parents = packed.to(device, non_blocking=True)
+        return cls(tokens, parents, max(t.depth for t in trees))
+
+
+def ancestors(parents: Tensor, start: int = 0) -> tuple[Tensor, Tensor]:
+    """Which nodes each of the nodes ``start..M-1`` descends from, itself included, and how deep it is.
+
+    Args:
+        parents: [M] int64, ROOT (-1) for children of the root.
+        start: first node that is asked about.
+
+    Returns:
+        ([M - start, M] bool, true where the column's node is the row's node or one of its ancestors;
+        [M - start] int64 depths, 1 for children of the root).
+    """
+    total = parents.shape[0]
+    mask = torch.zeros((total - start, total + 1), dtype=torch.bool)  # last column: the root, dropped below
+    depths = torch.zeros(total - start, dtype=torch.int64)
+    rows = torch.arange(total - start)
+    current = torch.arange(start, total)
+    while bool((alive := current >= 0).any()):
+        mask[rows, current] = True  # ROOT is -1: it marks the last column
+        depths += alive
+        current = torch.where(alive, parents[current], ROOT)
+    return mask[:, :total], depths

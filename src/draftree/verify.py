@@ -1,0 +1,68 @@
+"""How target logits over draft trees turn into accepted tokens. Pure tensors: never drafts, never touches a cache.
+
+*match* (DESIGN, "Verification"; ``reference`` name: sample-then-match): the target draws its own next token at every
+node of the walk; when a child equals the draw the walk goes down to it, else the draw is emitted and the walk ends.
+The output is the target's own draws in order, so it does not depend on the tree at all; the tree decides only how many
+of them one pass yields. At temperature 0 the draw is the argmax: *greedy* verification is this same walk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .tree import TreeBatch
+
+Draw = Callable[[Tensor, Tensor], Tensor]
+"""(logits [B, V], tokens drawn so far in this step [B, d]) -> next tokens [B]; see ``sampling.Draws``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What one sequence gains from one target pass.
+
+    Attributes:
+        path: accepted nodes in order, by number; may be empty.
+        tokens: the accepted tokens and then the target's own one (the bonus): ``len(path) + 1`` tokens.
+    """
+
+    path: list[int]
+    tokens: list[int]
+
+
+def match(logits: Tensor, trees: TreeBatch, draw: Draw) -> list[Verdict]:
+    """Walk down each tree along the target's own draws.
+
+    One device-to-host transfer, at the end; the walk takes ``trees.depth + 1`` draws of [B, V] logits, whatever the
+    number of nodes, and copies nothing of the size of the tree times the vocabulary.
+
+    Args:
+        logits: [B, 1 + N, V]: column 0 follows the root, column 1 + i follows node i.
+        trees: the B trees that the target has seen.
+        draw: the target's draw at one node of every sequence.
+    """
+    batch = torch.arange(logits.shape[0], device=logits.device)
+    current = torch.zeros_like(batch)  # column of the node that each sequence stands on
+    alive = torch.ones_like(batch, dtype=torch.bool)
+    drawn = torch.empty((logits.shape[0], 0), dtype=torch.int64, device=logits.device)
+    path: list[Tensor] = []
+    for depth in range(trees.depth + 1):
+        drawn = torch.cat([drawn, draw(logits[batch, current], drawn)[:, None]], dim=1)
+        if depth == trees.depth:
+            break
+        fits = (trees.parents == current[:, None] - 1) & (trees.tokens == drawn[:, -1:])
+        alive = alive & fits.any(1)
+        node = fits.int().argmax(1)
+        path.append(torch.where(alive, node, -1))
+        current = torch.where(alive, node + 1, current)
+        if alive.device.type == "cpu" and not bool(alive.any()):
+            break  # on an accelerator the question would cost a transfer
+    packed = torch.cat([drawn, torch.stack(path, 1)], dim=1) if path else drawn
+    verdicts = []
+    for row in packed.tolist():
+        nodes = [n for n in row[drawn.shape[1] :] if n >= 0]
+        verdicts.append(Verdict(path=nodes, tokens=row[: len(nodes) + 1]))
+    return verdicts
