@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable
 from typing import Annotated
 
-import click
 import torch
 import typer
 from rich.console import Console
@@ -26,35 +25,36 @@ from .draft.methods import DEFAULT_METHOD, DEFAULT_NODES, METHODS, find_method
 from .engine import Engine, load_engine
 from .errors import ConfigError, InputError, PromptError, RunError
 from .models.load import DEFAULT_MODEL, load
+from .options import (
+    Device,
+    Drafter,
+    Dtype,
+    MaxTokens,
+    MethodName,
+    MinP,
+    Nodes,
+    Seed,
+    Settings,
+    Stop,
+    Target,
+    Temperature,
+    TopK,
+    TopP,
+)
 from .sequence import Sequence
 from .text import Prompt, user
 
 app = typer.Typer(
     name="draftree",
     help="Lossless speculative decoding with draft trees that change shape at every step.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
 out, err = Console(highlight=False, soft_wrap=True), Console(stderr=True, highlight=False, soft_wrap=True)
 
-Target = Annotated[str, typer.Option(help="Model whose output you want: smollm2, a folder, a .gguf file or a hub id.")]
-Drafter = Annotated[str, typer.Option(help="What drafts: lookup, none, self, or a model with the target's vocabulary.")]
-MethodName = Annotated[str, typer.Option("--method", help="How trees grow; 'draftree methods' lists them.")]
-Settings = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the method; may be repeated.")
-]
-Nodes = Annotated[int, typer.Option(help="Most drafted tokens in one step's tree.")]
-MaxTokens = Annotated[int | None, typer.Option(help="Most tokens to generate; until the context is full by default.")]
-Temperature = Annotated[float, typer.Option(help="0 is greedy decoding.")]
-TopK = Annotated[int, typer.Option(help="Sample among the k most probable tokens; 0 is off.")]
-TopP = Annotated[float, typer.Option(help="Sample within this much probability; 1 is off.")]
-MinP = Annotated[float, typer.Option(help="Drop tokens below this share of the best one's probability; 0 is off.")]
-Seed = Annotated[int | None, typer.Option(help="Makes sampled text repeatable.")]
-Stop = Annotated[list[str] | None, typer.Option(help="End before this text; may be repeated.")]
-Dtype = Annotated[str | None, typer.Option(help="float32, float16 or bfloat16.")]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:N.")]
+_ClickError: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
+"""What typer raises for unusable arguments; typer carries its own click, so click's class would not do."""
 
 
 @app.command()
@@ -298,11 +298,12 @@ def _complain(message: str) -> None:
 def run(arguments: list[str] | None = None) -> int:
     """Run one command; its exit code."""
     try:
-        app(args=arguments, prog_name="draftree", standalone_mode=False)
-    except click.exceptions.Exit as stop:
+        arguments = sys.argv[1:] if arguments is None else arguments
+        app(args=arguments or ["--help"], prog_name="draftree", standalone_mode=False)
+    except typer.Exit as stop:
         return stop.exit_code
-    except click.ClickException as error:
-        _complain(f"{error.format_message().rstrip('.')}: see 'draftree --help'")
+    except _ClickError as error:
+        _complain(f"{error.format_message().rstrip('.')}: see 'draftree --help'")  # type: ignore[attr-defined]
         return 2
     except InputError as error:
         _complain(str(error))
@@ -313,7 +314,7 @@ def run(arguments: list[str] | None = None) -> int:
     except (MemoryError, torch.OutOfMemoryError):
         _complain("out of memory: use a smaller --nodes, a shorter prompt, or --dtype bfloat16")
         return 1
-    except (KeyboardInterrupt, click.Abort):
+    except (KeyboardInterrupt, typer.Abort):
         _complain("interrupted")
         return 1
     except BrokenPipeError:  # the reader of our output has left

@@ -9,6 +9,7 @@ the engine, row by row without its padding, and pads the answers again.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -32,21 +33,21 @@ def generate_with(
     logits_processor: LogitsProcessorList,
     stopping_criteria: StoppingCriteriaList,
     generation_config: GenerationConfig,
-    attention_mask: Tensor | None = None,
     drafter: str = "lookup",
     method: str | GrowthPolicy = DEFAULT_METHOD,
     settings: Mapping[str, float | str] | None = None,
     nodes: int = DEFAULT_NODES,
     seed: int | None = None,
-    **unused: Any,
+    **model_inputs: Any,
 ) -> Tensor:
     """What ``model.generate(..., custom_generate=draftree.generate_with)`` calls.
 
     Args:
-        model, input_ids, logits_processor, stopping_criteria, generation_config, attention_mask: from ``generate``.
+        model, input_ids, logits_processor, stopping_criteria, generation_config: from ``generate``.
         drafter, method, settings, nodes: as in ``load_engine``.
         seed: of sampled generation; None draws a fresh one for each sequence.
-        unused: model inputs that the engine makes itself (positions, cache).
+        model_inputs: from ``generate``: of these only ``attention_mask`` is read, to tell padding; the engine makes
+            positions and cache itself. (A parameter named like a model input would be taken out of ``generate``'s.)
 
     Returns:
         [B, length] int64: ``input_ids`` and the generated tokens, padded on the right.
@@ -60,15 +61,18 @@ def generate_with(
     ):
         if value != plain:
             raise ConfigError(f"{what} is {value}: draftree's custom_generate supports {plain} only")
-    mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+    given = model_inputs.get("attention_mask")
+    mask = torch.ones_like(input_ids) if given is None else given
     attention = model.config._attn_implementation
     try:
         target = HFModel(model)
         engine = Engine(target, load_drafter(drafter, target, find_policy(method, settings)), nodes=nodes)
         prompts = [row[seen.bool()].tolist() for row, seen in zip(input_ids, mask, strict=True)]
         params = [
-            _params(row[~seen.bool()], prompt, logits_processor, stopping_criteria, generation_config, seed)
-            for row, seen, prompt in zip(input_ids, mask, prompts, strict=True)
+            _params(
+                _Seat(b, len(prompts), row[~seen.bool()]), logits_processor, stopping_criteria, generation_config, seed
+            )
+            for b, (row, seen) in enumerate(zip(input_ids, mask, strict=True))
         ]
         outputs = [g.token_ids for g in engine.generate(prompts, params)]
     finally:
@@ -93,27 +97,40 @@ def custom_generate(
     return partial(generate_with, drafter=drafter, method=method, settings=settings, nodes=nodes, seed=seed)
 
 
+@dataclass(frozen=True, slots=True)
+class _Seat:
+    """A row's place in the batch that ``generate`` prepared its processors and criteria for.
+
+    Some of them count the padding in, some hold one value for each row: so each is called with the row padded as it
+    came and repeated over the batch, and the row's own answer is taken.
+    """
+
+    row: int
+    batch: int
+    padding: Tensor
+
+    def process(self, processor: Processor, ids: Tensor, logits: Tensor) -> Tensor:
+        return processor(self._ids(ids), logits.expand(self.batch, -1).clone())[self.row, None]
+
+    def stop(self, criterion: Criterion, ids: Tensor, scores: Tensor | None) -> Tensor:
+        done = torch.as_tensor(criterion(self._ids(ids), scores))
+        return done.expand(self.batch)[self.row]
+
+    def _ids(self, ids: Tensor) -> Tensor:
+        return torch.cat([self.padding[None].to(ids.device), ids], dim=1).expand(self.batch, -1)
+
+
 def _params(
-    padding: Tensor,
-    prompt: list[int],
+    seat: _Seat,
     processors: LogitsProcessorList,
     criteria: StoppingCriteriaList,
     config: GenerationConfig,
     seed: int | None,
 ) -> SamplingParams:
-    """One row's settings. Processors and criteria count the padding in, as they do in ``generate``."""
-
-    def process(processor: Processor) -> Processor:
-        return lambda ids, logits: processor(torch.cat([padding[None].to(ids.device), ids], dim=1), logits)
-
-    def stop(criterion: Criterion) -> Criterion:
-        return lambda ids, scores: criterion(torch.cat([padding[None].to(ids.device), ids], dim=1), scores)
-
     return SamplingParams(
-        max_tokens=config.max_length - len(padding) - len(prompt),
         temperature=1.0 if config.do_sample else 0.0,
         seed=seed,
-        ignore_eos=True,  # the criteria know
-        processors=tuple(process(p) for p in processors),
-        criteria=tuple(stop(c) for c in criteria),
+        ignore_eos=True,  # the criteria know, and they know the length
+        processors=tuple(partial(seat.process, p) for p in processors),
+        criteria=tuple(partial(seat.stop, c) for c in criteria),
     )

@@ -52,7 +52,7 @@ class TreeLayer(CacheLayerMixin):
     values: Tensor
 
     def __init__(self, placement: Placement) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.placement = placement
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:

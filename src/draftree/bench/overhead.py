@@ -1,0 +1,93 @@
+"""What does a step cost apart from model passes, and how many transfers to the host does it make?
+
+    python -m draftree.bench.overhead [--context 512] [--nodes 16] [--tokens 48]
+
+Prints, per drafter and method, the share of a step's wall-clock time outside model passes (CPU only: on an accelerator
+a pass returns before it is done) and the transfers per step: one with the verdict, and one for each drafter model pass.
+Then what reading shared key heads in place saves in a target pass.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+
+import torch
+
+from ..config import SamplingParams
+from ..draft.base import NoDrafter
+from ..draft.load import load_drafter
+from ..draft.methods import METHODS, find_policy
+from ..draft.model import ModelDrafter
+from ..engine import Engine
+from ..models import attention
+from ..models.base import LanguageModel, Nodes
+from ..models.hf import HFModel
+from ..models.load import DEFAULT_MODEL, load
+from ..text import encode
+from .suites import spec_bench
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(prog="python -m draftree.bench.overhead", description=__doc__)
+    parser.add_argument("--target", default=DEFAULT_MODEL)
+    parser.add_argument("--context", type=int, default=512)
+    parser.add_argument("--nodes", type=int, default=16)
+    parser.add_argument("--tokens", type=int, default=48)
+    args = parser.parse_args()
+    target = load(args.target)
+    text = "\n".join(item.prompt for item in spec_bench(2, {"summarization"}))
+    half = encode(target.tokenizer, text)[: args.context // 2]
+    prompt = half + half  # said twice, so that lookup always finds something to draft
+
+    print(
+        f"context {len(prompt)}, node budget {args.nodes}, {target.capabilities.name} on {target.capabilities.device}"
+    )
+    print(f"{'drafter':8} {'method':20} {'T':>4}  nodes/step  ms/step  outside passes  transfers/step")
+    for drafter in ("none", "lookup", "self"):
+        for method in METHODS if drafter != "none" else ("chain",):
+            for temperature in (0.0, 1.0):
+                made = load_drafter(drafter, target, find_policy(method, {"depth": 16} if method == "chain" else None))
+                engine = Engine(target, made, nodes=args.nodes)
+                params = SamplingParams(max_tokens=args.tokens, temperature=temperature, seed=1, ignore_eos=True)
+                engine.generate([prompt], SamplingParams(max_tokens=4))
+                models: list[LanguageModel] = [target, made.model] if isinstance(made, ModelDrafter) else [target]
+                before = _inside(models)
+                stats = engine.generate([prompt], params)[0].stats
+                spent = stats.seconds.total - stats.seconds.prefill
+                share = 1 - (_inside(models) - before) / spent
+                name = "plain" if isinstance(made, NoDrafter) else method
+                print(
+                    f"{drafter:8} {name:20} {temperature:4} {sum(stats.drafted) / stats.steps:11.1f} "
+                    f"{1e3 * spent / stats.steps:8.1f} {share:14.1%} {1 + stats.draft_passes / stats.steps:15.2f}",
+                    flush=True,
+                )
+    _compare_attention(target, prompt)
+
+
+def _inside(models: list[LanguageModel]) -> float:
+    return sum(m.pass_seconds for m in models if isinstance(m, HFModel))
+
+
+def _compare_attention(target: HFModel, prompt: list[int]) -> None:
+    """Passes with keys read in place and with keys repeated by transformers, in turn."""
+    row = target.open(prompt)
+    print("\nmilliseconds of a target pass   " + "tokens  repeated  in place")
+    for n in (1, 2, 4, 8, 16, 17, 32):
+        times: dict[str, list[float]] = {"sdpa": [], attention.NAME: []}
+        for _ in range(9):
+            for name, seen in times.items():
+                target.model.set_attn_implementation(name)
+                began = time.perf_counter()
+                target.extend([row], [Nodes.chain(torch.randint(0, 1000, (n,)).tolist())])
+                seen.append(time.perf_counter() - began)
+                target.commit(row, [])
+        repeated, shared = (1e3 * statistics.median(t) for t in times.values())
+        print(f"{n:38} {repeated:9.1f} {shared:9.1f}", flush=True)
+    target.close(row)
+
+
+if __name__ == "__main__":
+    main()

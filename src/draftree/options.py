@@ -1,0 +1,52 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+
+def _to_number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not a number") from None
+
+
+def _to_whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not a whole number") from None
+
+
+def _number(metavar: str, help_text: str) -> Any:
+    """A numeric option whose complaint names the value."""
+    return typer.Option(parser=_to_number, metavar=metavar, help=help_text)
+
+
+def _whole(metavar: str, help_text: str) -> Any:
+    """A whole-number option whose complaint names the value."""
+    return typer.Option(parser=_to_whole, metavar=metavar, help=help_text)
+
+
+Target = Annotated[str, typer.Option(help="Model whose output you want: smollm2, a folder, a .gguf file or a hub id.")]
+Drafter = Annotated[str, typer.Option(help="What drafts: lookup, none, self, or a model with the target's vocabulary.")]
+MethodName = Annotated[str, typer.Option("--method", help="How trees grow; 'draftree methods' lists them.")]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the method; may be repeated.")
+]
+Nodes = Annotated[int, _whole("N", "Most drafted tokens in one step's tree.")]
+MaxTokens = Annotated[
+    int | None,
+    _whole("N", "Most tokens to generate; until the context is full by default."),
+]
+Temperature = Annotated[float, _number("T", "0 is greedy decoding.")]
+TopK = Annotated[int, _whole("K", "Sample among the k most probable tokens; 0 is off.")]
+TopP = Annotated[float, _number("P", "Sample within this much probability; 1 is off.")]
+MinP = Annotated[float, _number("P", "Drop tokens below this share of the best one's probability; 0 is off.")]
+Seed = Annotated[int | None, _whole("S", "Makes sampled text repeatable.")]
+Stop = Annotated[list[str] | None, typer.Option(help="End before this text; may be repeated.")]
+Dtype = Annotated[str | None, typer.Option(help="float32, float16 or bfloat16.")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:N.")]

@@ -1,0 +1,63 @@
+"""Pairs of tiny target and drafter, and what transformers says, for tests of whole decodings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from transformers import PreTrainedModel
+
+from draftree.draft.base import Drafter, NoDrafter
+from draftree.draft.grow import GrowthPolicy
+from draftree.draft.lookup import LookupDrafter
+from draftree.draft.methods import METHODS
+from draftree.draft.model import ModelDrafter
+from draftree.models.hf import HFModel
+
+from .tiny import VOCAB, tiny
+
+DRAFTERS = ("lookup", "self", "relative", "stranger")
+"""A "relative" is the target with noise on its weights, so it is often right; a "stranger" has weights of its own."""
+
+
+def target(kind: str = "llama", eos: int | None = None) -> HFModel:
+    """A tiny target; ``eos`` ends its sequences."""
+    model = tiny(kind)
+    if eos is not None and model.generation_config is not None:
+        model.generation_config.eos_token_id = eos
+    return HFModel(model, self_test=False)
+
+
+def relative(kind: str = "llama", noise: float = 0.03) -> PreTrainedModel:
+    """The target's weights with noise."""
+    model = tiny(kind)
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(1)
+        for weight in model.parameters():
+            weight.add_(torch.randn_like(weight), alpha=noise)
+    return model
+
+
+def drafter(name: str, model: HFModel, policy: GrowthPolicy, kind: str = "llama") -> Drafter:
+    """A drafter for ``model`` by name (``DRAFTERS`` or "none")."""
+    if name == "none":
+        return NoDrafter()
+    if name == "lookup":
+        return LookupDrafter(policy, shortest=1)
+    if name == "self":
+        return ModelDrafter(policy, model.twin(), VOCAB)
+    weights = relative(kind) if name == "relative" else tiny(kind, seed=5)
+    return ModelDrafter(policy, HFModel(weights, self_test=False), VOCAB)
+
+
+def policies() -> list[tuple[str, GrowthPolicy]]:
+    """Every method with its defaults."""
+    return [(m.name, m.policy()) for m in METHODS.values()]
+
+
+def generated(model: PreTrainedModel, prompt: Sequence[int], tokens: int, **options: object) -> list[int]:
+    """What transformers' ``generate`` adds to ``prompt``, greedily."""
+    ids = torch.tensor([list(prompt)])
+    out = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=tokens, **options)
+    new: list[int] = out[0, len(prompt) :].tolist()
+    return new

@@ -1,0 +1,237 @@
+"""The command line through its entry point: what is printed where, and one line for each kind of bad input."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from draftree.cli import run
+from draftree.draft.methods import METHODS
+
+from .tiny import MAX_LENGTH, save_tiny
+
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_tiny(tmp_path_factory.mktemp("models") / "tiny"))
+
+
+def _json(capsys: Captured, *arguments: str) -> dict[str, object]:
+    assert run([*arguments, "--json"]) == 0
+    report: dict[str, object] = json.loads(capsys.readouterr().out)
+    return report
+
+
+def test_json_is_one_object_with_text_ids_and_figures(model: str, capsys: Captured) -> None:
+    report = _json(capsys, "generate", "the cat in the hat", "--target", model, "--max-tokens", "12")
+    assert set(report) == {"text", "token_ids", "finish_reason", "seed", "stats"}
+    stats = report["stats"]
+    assert isinstance(stats, dict)
+    assert set(stats) >= {"tokens", "steps", "mal", "drafted", "accepted", "seconds", "tokens_per_second"}
+    assert set(stats["seconds"]) == {"prefill", "draft", "verify", "other", "total"}
+    assert stats["tokens"] == len(report["token_ids"])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_prints_the_text_of_plain_decoding(method: str, model: str, capsys: Captured) -> None:
+    asked = ["generate", "the cat in the hat", "--target", model, "--max-tokens", "20"]
+    assert run([*asked, "--drafter", "none"]) == 0
+    want = capsys.readouterr().out
+    assert run([*asked, "--method", method, "--drafter", "self"]) == 0
+    assert capsys.readouterr().out == want
+
+
+def test_text_goes_to_standard_output_and_figures_to_standard_error(model: str, capsys: Captured) -> None:
+    report = _json(capsys, "generate", "a b a b a b", "--target", model, "--max-tokens", "9")
+    assert run(["generate", "a b a b a b", "--target", model, "--max-tokens", "9"]) == 0
+    printed = capsys.readouterr()
+    assert printed.out == f"{report['text']}\n"
+    assert "9 tokens in" in printed.err
+    assert "MAL" in printed.err
+
+
+def test_a_dash_reads_the_prompt_from_standard_input(
+    model: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    want = _json(capsys, "generate", "in and on", "--target", model, "--max-tokens", "9")["token_ids"]
+    monkeypatch.setattr(sys, "stdin", io.StringIO("in and on"))
+    assert _json(capsys, "generate", "-", "--target", model, "--max-tokens", "9")["token_ids"] == want
+
+
+def test_raw_leaves_the_chat_template_out(model: str, capsys: Captured) -> None:
+    asked = ("generate", "the cat", "--target", model, "--max-tokens", "9")
+    assert _json(capsys, *asked)["token_ids"] != _json(capsys, *asked, "--raw")["token_ids"]
+
+
+def test_a_seed_repeats_sampled_text(model: str, capsys: Captured) -> None:
+    asked = ("generate", "the cat", "--target", model, "--max-tokens", "20", "--temperature", "1")
+    one = _json(capsys, *asked)
+    again = _json(capsys, *asked, "--seed", str(one["seed"]), "--drafter", "none")
+    assert again["token_ids"] == one["token_ids"]
+    assert _json(capsys, *asked)["token_ids"] != one["token_ids"]
+
+
+def test_a_stop_string_ends_the_text_before_it(model: str, capsys: Captured) -> None:
+    asked = ("generate", "the cat", "--target", model, "--max-tokens", "40")
+    text = str(_json(capsys, *asked)["text"])
+    stop = text[10:13]
+    report = _json(capsys, *asked, "--stop", stop)
+    assert report["text"] == text[: text.index(stop)]
+    assert report["finish_reason"] == "stop"
+
+
+def test_compare_reports_the_same_tokens(model: str, capsys: Captured) -> None:
+    report = _json(capsys, "generate", "the cat", "--target", model, "--max-tokens", "20", "--compare")
+    plain = report["plain"]
+    assert isinstance(plain, dict)
+    assert plain["same_tokens"] is True
+    assert run(["generate", "the cat", "--target", model, "--max-tokens", "20", "--compare"]) == 0
+    assert "the same text" in capsys.readouterr().err
+
+
+def test_show_trees_prints_each_step_with_its_accepted_path(model: str, capsys: Captured) -> None:
+    asked = ["generate", "the cat", "--target", model, "--drafter", "self", "--max-tokens", "11", "--show-trees"]
+    assert run([*asked, "--method", "chain"]) == 0
+    printed = capsys.readouterr().out
+    assert "step 1: 4 drafted, 4 accepted" in printed
+    assert printed.count("✓") == 8
+
+
+def test_settings_reach_the_method(model: str, capsys: Captured) -> None:
+    asked = ("generate", "the cat", "--target", model, "--drafter", "self", "--max-tokens", "13", "--method", "chain")
+    stats = _json(capsys, *asked, "--set", "depth=2")["stats"]
+    assert isinstance(stats, dict)
+    assert stats["drafted_by_depth"] == [4, 4]
+
+
+def test_info_says_what_was_found(model: str, capsys: Captured) -> None:
+    assert run(["info", model]) == 0
+    printed = capsys.readouterr().out
+    for what in ("LlamaForCausalLM", f"{MAX_LENGTH} tokens", "61 tokens", "self-test passed", "KiB a token"):
+        assert what in printed
+
+
+def test_methods_lists_each_method_in_one_line(capsys: Captured) -> None:
+    assert run(["methods"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    for name in [*METHODS, "lookup", "none", "self"]:
+        assert sum(line.startswith(f"{name} ") for line in lines) == 1
+
+
+def test_chat_remembers_and_resets_the_conversation(
+    model: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def talk(*lines: str) -> list[str]:
+        monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(lines)))
+        assert run(["chat", "--target", model, "--max-tokens", "6"]) == 0
+        return capsys.readouterr().out.splitlines()
+
+    assert len(talk("the cat", "", "the cat", "/exit", "the hat")) == 2
+    first, second = talk("the cat", "the cat")
+    again, reset = talk("the cat", "/reset", "the cat")[0], talk("the cat", "/reset", "the cat")[1]
+    assert first == again == reset != second
+
+
+def test_chat_goes_on_after_a_line_that_does_not_fit(
+    model: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(["cat " * MAX_LENGTH, "the cat"])))
+    assert run(["chat", "--target", model, "--max-tokens", "6"]) == 0
+    printed = capsys.readouterr()
+    assert len(printed.out.splitlines()) == 1
+    assert "shorten" in printed.err
+
+
+BAD = {
+    "unknown method": (["--method", "dynamic-widht"], "dynamic-width"),
+    "unknown setting": (["--method", "chain", "--set", "width=3"], "depth"),
+    "setting without a value": (["--set", "depth"], "KEY=VALUE"),
+    "setting that is no number": (["--method", "chain", "--set", "depth=deep"], "deep"),
+    "setting out of range": (["--method", "chain", "--set", "depth=0"], "depth is 0"),
+    "unknown model": (["--target", "./nowhere"], "./nowhere"),
+    "no such GGUF file": (["--target", "nowhere.gguf"], "nowhere.gguf"),
+    "unknown drafter": (["--drafter", "./nobody"], "./nobody"),
+    "empty prompt": (["--raw"], "empty"),
+    "max_tokens 0": (["--max-tokens", "0"], "max_tokens is 0"),
+    "max_tokens beyond the context": (["--max-tokens", "5000"], "at most"),
+    "negative temperature": (["--temperature", "-1"], "-1"),
+    "temperature that is no number": (["--temperature", "nan"], "nan"),
+    "temperature that is not numeric": (["--temperature", "warm"], "warm"),
+    "top_p out of range": (["--top-p", "1.5"], "1.5"),
+    "node budget 0": (["--nodes", "0"], "--drafter none"),
+    "huge node budget": (["--nodes", "100000"], "100000"),
+    "unknown dtype": (["--dtype", "int3"], "int3"),
+    "unknown device": (["--device", "abacus"], "abacus"),
+    "json and trees": (["--json", "--show-trees"], "--show-trees"),
+    "unknown option": (["--tempreature", "1"], "--tempreature"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_line_that_names_it_and_exit_code_2(case: str, model: str, capsys: Captured) -> None:
+    arguments, named = BAD[case]
+    prompt = "" if case == "empty prompt" else "the cat"
+    target = [] if "--target" in arguments else ["--target", model]
+    assert run(["generate", prompt, *target, *arguments]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert len(printed.err.strip().splitlines()) == 1, printed.err
+    assert printed.err.startswith("draftree: ")
+    assert named in printed.err
+
+
+def test_a_prompt_longer_than_the_context_is_one_line(model: str, capsys: Captured) -> None:
+    assert run(["generate", "cat " * MAX_LENGTH, "--target", model]) == 2
+    assert f"takes {MAX_LENGTH}" in capsys.readouterr().err
+
+
+def test_a_drafter_with_another_vocabulary_is_refused_with_the_first_token_that_differs(
+    model: str, tmp_path: Path, capsys: Captured
+) -> None:
+    other = save_tiny(tmp_path / "other", vocab_shift=True)
+    assert run(["generate", "the cat", "--target", model, "--drafter", str(other)]) == 2
+    complaint = capsys.readouterr().err
+    assert "61 tokens" in complaint
+    assert "'_' against '-'" in complaint
+
+
+@pytest.mark.parametrize(("content", "named"), [(b"not a model", "GGUF"), (b"GGUF" + bytes(range(200)), "complete")])
+def test_a_corrupt_gguf_file_is_one_line(
+    content: bytes, named: str, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "broken.gguf").write_bytes(content)
+    assert run(["generate", "the cat", "--target", str(tmp_path / "broken.gguf")]) == 2
+    complaint = capsys.readouterr().err
+    assert "broken.gguf" in complaint
+    assert named in complaint
+    assert not list((tmp_path / "cache").rglob("*.safetensors"))
+
+
+def test_a_folder_without_a_model_is_one_line(tmp_path: Path, capsys: Captured) -> None:
+    assert run(["info", str(tmp_path)]) == 2
+    assert "config.json" in capsys.readouterr().err
+
+
+def test_a_model_that_cannot_do_trees_is_refused_with_a_way_out(tmp_path: Path, capsys: Captured) -> None:
+    folder = save_tiny(tmp_path / "bloom", kind="bloom")
+    assert run(["info", str(folder)]) == 2
+    assert "ALiBi" in capsys.readouterr().err
+
+
+def test_the_installed_command_works_and_fails_with_its_exit_code(model: str) -> None:
+    command = shutil.which("draftree", path=str(Path(sys.executable).parent))
+    assert command, "the entry point is not installed"
+    good = subprocess.run([command, "methods"], capture_output=True, text=True, check=True)  # noqa: S603 - our own command
+    assert "dynamic-width" in good.stdout
+    bad = subprocess.run([command, "info", "./nowhere"], capture_output=True, text=True, check=False)  # noqa: S603
+    assert (bad.returncode, bad.stdout) == (2, "")
+    assert bad.stderr == "draftree: no such folder: './nowhere'\n"

@@ -1,0 +1,99 @@
+"""The engine as a drop-in for transformers' ``model.generate``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+import draftree
+from draftree.errors import ConfigError
+
+from .tiny import save_tiny, tiny
+
+PROMPT = torch.tensor([[3, 14, 15, 9, 2, 6, 14, 15]])
+FULL = torch.ones_like(PROMPT)
+
+
+def _model() -> PreTrainedModel:
+    model = tiny()
+    assert model.generation_config is not None
+    model.generation_config.pad_token_id = 0
+    return model
+
+
+def _generate(model: PreTrainedModel, ids: torch.Tensor, mask: torch.Tensor, **options: object) -> list[list[int]]:
+    out: list[list[int]] = model.generate(ids, attention_mask=mask, **options).tolist()
+    return out
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"repetition_penalty": 1.4},
+        {"min_new_tokens": 10, "eos_token_id": [5, 9, 14]},
+        {"eos_token_id": 9},
+        {"no_repeat_ngram_size": 2},
+    ],
+)
+def test_greedy_generate_gives_the_same_ids(options: dict[str, object]) -> None:
+    model = _model()
+    want = _generate(model, PROMPT, FULL, do_sample=False, max_new_tokens=30, **options)
+    ours = draftree.custom_generate(drafter="self", method="static", nodes=20)
+    assert _generate(model, PROMPT, FULL, do_sample=False, max_new_tokens=30, custom_generate=ours, **options) == want
+
+
+def test_left_padded_batches_come_back_padded_as_generate_pads_them() -> None:
+    model = _model()
+    ids = torch.tensor([[0, 0, 0, 3, 14, 15], [1, 2, 3, 4, 5, 6], [0, 7, 8, 9, 8, 7]])
+    mask = torch.tensor([[0, 0, 0, 1, 1, 1], [1] * 6, [0, 1, 1, 1, 1, 1]])
+    options = {"do_sample": False, "max_new_tokens": 25, "eos_token_id": 9, "repetition_penalty": 1.2}
+    want = _generate(model, ids, mask, **options)
+    assert _generate(model, ids, mask, custom_generate=draftree.generate_with, **options) == want
+
+
+def test_sampling_follows_the_seed_and_the_config() -> None:
+    model = _model()
+    options = {"do_sample": True, "temperature": 0.8, "top_k": 7, "top_p": 0.9, "max_new_tokens": 30}
+
+    def sample(seed: int | None, drafter: str) -> list[list[int]]:
+        ours = draftree.custom_generate(drafter=drafter, method="dynamic-width", seed=seed)
+        return _generate(model, PROMPT, FULL, custom_generate=ours, **options)
+
+    assert sample(3, "self") == sample(3, "none")
+    assert sample(3, "none") != sample(4, "none")
+    assert sample(None, "none") != sample(None, "none")
+
+
+def test_the_models_attention_is_left_as_it_was() -> None:
+    model = _model()
+    before = model.config._attn_implementation
+    _generate(model, PROMPT, FULL, do_sample=False, max_new_tokens=3, custom_generate=draftree.generate_with)
+    assert model.config._attn_implementation == before
+
+
+def test_settings_can_be_given_to_generate_itself() -> None:
+    model = _model()
+    want = _generate(model, PROMPT, FULL, do_sample=False, max_new_tokens=20)
+    options = {"drafter": "self", "method": "chain", "settings": {"depth": 2}, "nodes": 5}
+    got = _generate(
+        model, PROMPT, FULL, do_sample=False, max_new_tokens=20, custom_generate=draftree.generate_with, **options
+    )
+    assert got == want
+
+
+@pytest.mark.parametrize("options", [{"num_beams": 2}, {"return_dict_in_generate": True}])
+def test_what_it_cannot_do_is_refused_by_name(options: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(options))):
+        _generate(_model(), PROMPT, FULL, max_new_tokens=3, custom_generate=draftree.generate_with, **options)
+
+
+def test_a_drafting_model_is_loaded_by_name_and_checked(tmp_path: Path) -> None:
+    folder = save_tiny(tmp_path / "drafter", seed=4)
+    model = _model()
+    want = _generate(model, PROMPT, FULL, do_sample=False, max_new_tokens=20)
+    ours = draftree.custom_generate(drafter=str(folder))
+    assert _generate(model, PROMPT, FULL, do_sample=False, max_new_tokens=20, custom_generate=ours) == want

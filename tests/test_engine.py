@@ -1,0 +1,310 @@
+"""Whole decodings on tiny models: the output is the target's own, whatever drafts, and ends where it must."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import LlamaConfig, LlamaForCausalLM, RepetitionPenaltyLogitsProcessor
+
+from draftree.config import SamplingParams
+from draftree.draft.entropy import EntropyTree, StaticTree
+from draftree.draft.lookup import LookupDrafter
+from draftree.draft.methods import METHODS
+from draftree.draft.model import ModelDrafter
+from draftree.engine import Engine, Generation
+from draftree.errors import ConfigError, PromptError
+from draftree.models.hf import HFModel
+
+from .pairs import DRAFTERS, drafter, generated, target
+from .tiny import MAX_LENGTH, VOCAB, tiny
+
+PROMPTS = [[3, 14, 15, 9, 2, 6, 14, 15], [27, 1, 8], [31, 41, 5, 9, 26, 53, 58, 9, 7, 9, 3, 2, 3, 8]]
+TOKENS = 40
+
+
+def _decode(
+    method: str, name: str, prompts: list[list[int]], params: SamplingParams, kind: str = "llama"
+) -> list[Generation]:
+    model = target(kind)
+    engine = Engine(model, drafter(name, model, METHODS[method].policy(), kind), nodes=12)
+    return engine.generate(prompts, params)
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_greedy_ids_equal_transformers_generate_alone_and_batched(kind: str, method: str, name: str) -> None:
+    params = SamplingParams(max_tokens=TOKENS)
+    want = [generated(tiny(kind), p, TOKENS) for p in PROMPTS]
+    assert _decode(method, name, PROMPTS[:1], params, kind)[0].token_ids == want[0]
+    assert [g.token_ids for g in _decode(method, name, PROMPTS, params, kind)] == want
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("temperature", [0.4, 1.0])
+def test_sampled_ids_equal_plain_decoding_under_the_same_seed(temperature: float, method: str, name: str) -> None:
+    params = SamplingParams(max_tokens=TOKENS, temperature=temperature, seed=11)
+    want = [_decode("chain", "none", [p], params)[0].token_ids for p in PROMPTS]
+    assert [g.token_ids for g in _decode(method, name, PROMPTS, params)] == want
+
+
+@pytest.mark.parametrize("shape", [{"top_k": 5}, {"top_p": 0.8}, {"min_p": 0.1}, {"top_k": 9, "top_p": 0.9}])
+def test_warped_sampling_equals_plain_decoding_under_the_same_seed(shape: dict[str, float]) -> None:
+    params = SamplingParams(max_tokens=TOKENS, temperature=1.5, seed=3, **shape)  # type: ignore[arg-type]
+    want = [_decode("chain", "none", [p], params)[0].token_ids for p in PROMPTS]
+    assert [g.token_ids for g in _decode("dynamic-width", "relative", PROMPTS, params)] == want
+
+
+def test_each_sequence_of_a_batch_has_its_own_sampling() -> None:
+    each = [
+        SamplingParams(max_tokens=12),
+        SamplingParams(max_tokens=20, temperature=1.0, seed=1),
+        SamplingParams(max_tokens=16, temperature=0.7, top_k=4, seed=2),
+    ]
+    model = target()
+    engine = Engine(model, drafter("relative", model, StaticTree()), nodes=12)
+    alone = [engine.generate([p], s)[0].token_ids for p, s in zip(PROMPTS, each, strict=True)]
+    assert [g.token_ids for g in engine.generate(PROMPTS, each)] == alone
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_a_processor_sees_each_node_on_its_own_path(name: str) -> None:
+    penalty = RepetitionPenaltyLogitsProcessor(1.5)
+    params = SamplingParams(max_tokens=TOKENS, processors=(penalty,))
+    want = [generated(tiny(), p, TOKENS, repetition_penalty=1.5) for p in PROMPTS]
+    assert want != [generated(tiny(), p, TOKENS) for p in PROMPTS], (
+        "the penalty must matter for this test to mean anything"
+    )
+    assert [g.token_ids for g in _decode("static", name, PROMPTS, params)] == want
+
+
+def test_the_target_as_its_own_drafter_is_always_right_when_greedy() -> None:
+    stats = _decode("chain", "self", PROMPTS[:1], SamplingParams(max_tokens=41))[0].stats
+    assert stats.accepted == stats.drafted
+    assert stats.mal == 5.0  # chains of 4 and the bonus token, 40 tokens in 8 steps
+    assert stats.rejected_entropies == []
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 3, 4, 5, 6, 7])
+def test_exactly_max_tokens_are_generated(tokens: int) -> None:
+    for g in _decode("static", "self", PROMPTS, SamplingParams(max_tokens=tokens)):
+        assert len(g.token_ids) == tokens
+        assert g.finish_reason == "length"
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_nothing_follows_the_end_of_sequence_token(name: str) -> None:
+    whole = generated(tiny(), PROMPTS[0], TOKENS)
+    eos = whole[17]
+    model = target(eos=eos)
+    engine = Engine(model, drafter(name, model, StaticTree(width=1, depth=7)))
+    g = engine.generate(PROMPTS[:1], SamplingParams(max_tokens=TOKENS))[0]
+    assert g.token_ids == whole[: whole.index(eos) + 1]
+    assert g.finish_reason == "eos"
+    over = engine.generate(PROMPTS[:1], SamplingParams(max_tokens=TOKENS, ignore_eos=True))[0]
+    assert over.token_ids == whole
+
+
+def test_a_criterion_ends_generation_at_its_token() -> None:
+    whole = generated(tiny(), PROMPTS[0], TOKENS)
+
+    def ten_tokens(ids: Tensor, scores: object) -> bool:
+        return ids.shape[1] >= len(PROMPTS[0]) + 10
+
+    g = _decode("static", "self", PROMPTS[:1], SamplingParams(max_tokens=TOKENS, criteria=(ten_tokens,)))[0]
+    assert (g.token_ids, g.finish_reason) == (whole[:10], "criteria")
+
+
+@pytest.mark.parametrize("name", ["none", *DRAFTERS])
+def test_decoding_fills_the_context_to_the_last_token_and_no_further(name: str) -> None:
+    prompt = (PROMPTS[2] * 9)[: MAX_LENGTH - 20]
+    g = _decode("static", name, [prompt], SamplingParams())[0]
+    assert g.token_ids == generated(tiny(), prompt, 20)
+    assert g.finish_reason == "length"
+
+
+def test_a_drafter_with_a_shorter_context_stops_drafting_and_decoding_goes_on() -> None:
+    model = target()
+    small = target()
+    object.__setattr__(small.capabilities, "max_length", 32)
+    engine = Engine(model, ModelDrafter(StaticTree(), small, VOCAB))
+    params = SamplingParams(max_tokens=TOKENS)
+    long = (PROMPTS[2] * 3)[:33]
+    got = [g.token_ids for g in engine.generate([PROMPTS[0], long], params)]
+    assert got == [generated(tiny(), p, TOKENS) for p in (PROMPTS[0], long)]
+
+
+def test_padding_of_the_drafters_output_layer_is_never_drafted() -> None:
+    config = tiny().config
+    wide = LlamaForCausalLM(LlamaConfig(**{**config.to_dict(), "vocab_size": VOCAB + 30}))
+    model = target()
+    made = ModelDrafter(StaticTree(width=4, depth=2), HFModel(wide, self_test=False), VOCAB)
+    g = Engine(model, made, nodes=20).generate(PROMPTS[:1], SamplingParams(max_tokens=TOKENS))[0]
+    assert g.token_ids == generated(tiny(), PROMPTS[0], TOKENS)
+
+
+def test_the_seed_that_was_used_reproduces_the_text() -> None:
+    one = _decode("chain", "relative", PROMPTS[:1], SamplingParams(max_tokens=TOKENS, temperature=1.0))[0]
+    two = _decode("chain", "relative", PROMPTS[:1], SamplingParams(max_tokens=TOKENS, temperature=1.0))[0]
+    again = _decode("static", "none", PROMPTS[:1], SamplingParams(max_tokens=TOKENS, temperature=1.0, seed=one.seed))[0]
+    assert one.seed != two.seed
+    assert one.token_ids != two.token_ids
+    assert again.token_ids == one.token_ids
+
+
+def test_sampling_leaves_the_global_generator_alone() -> None:
+    before = torch.get_rng_state()
+    _decode("dynamic-width", "relative", PROMPTS, SamplingParams(max_tokens=TOKENS, temperature=1.0))
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_a_stream_gives_the_tokens_of_generate_and_says_which_were_drafted() -> None:
+    model = target()
+    engine = Engine(model, drafter("self", model, StaticTree(width=1, depth=3)))
+    chunks = list(engine.stream(PROMPTS[0], SamplingParams(max_tokens=9)))
+    assert [c.token for c in chunks] == generated(tiny(), PROMPTS[0], 9)
+    assert [c.depth for c in chunks] == [0, 1, 2, 3, 0, 1, 2, 3, 0]
+    assert [c.drafted for c in chunks] == [c.depth > 0 for c in chunks]
+
+
+def test_leaving_a_stream_early_frees_its_rows() -> None:
+    model = target()
+    made = ModelDrafter(StaticTree(), model.twin(), VOCAB)
+    stream = Engine(model, made).stream(PROMPTS[0], SamplingParams(max_tokens=30))
+    next(stream)
+    stream.close()  # type: ignore[attr-defined]
+    assert model.open(PROMPTS[1]).slot == 0
+    assert made.model.open(PROMPTS[1]).slot == 0
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_statistics_add_up(method: str) -> None:
+    for g in _decode(method, "relative", PROMPTS, SamplingParams(max_tokens=TOKENS)):
+        s = g.stats
+        assert s.tokens == len(g.token_ids) == len(g.chunks) == 1 + s.gained
+        assert s.gained == s.steps + sum(s.accepted)
+        assert all(a <= s.steps for a in s.accepted)
+        assert all(a <= d for a, d in zip(s.accepted, s.drafted, strict=False))
+        assert len(s.accepted_entropies) == sum(s.accepted) == sum(c.drafted for c in g.chunks)
+        assert len(s.rejected_entropies) <= s.steps
+        assert s.seconds.total > 0
+        assert s.mal == pytest.approx(s.gained / s.steps)
+
+
+def test_a_tree_is_never_larger_than_its_budget() -> None:
+    model = target()
+    engine = Engine(model, drafter("relative", model, StaticTree(width=5, depth=6)), nodes=9)
+    sequence = engine.open(PROMPTS[0], SamplingParams(max_tokens=TOKENS))
+    while sequence.finish_reason is None:
+        room = sequence.room
+        tree = engine.step([sequence])[0].tree
+        assert len(tree) <= 9
+        assert tree.depth <= room - 1
+    engine.close(sequence)
+
+
+def test_users_shape_trees_with_functions_of_entropy() -> None:
+    def width(entropy: Tensor) -> Tensor:
+        return torch.where(entropy < 2, 1, 3)
+
+    def depth(entropy: Tensor) -> Tensor:
+        return 5 - entropy
+
+    model = target()
+    engine = Engine(model, drafter("relative", model, EntropyTree(width, depth)), nodes=20)
+    g = engine.generate(PROMPTS[:1], SamplingParams(max_tokens=TOKENS))[0]
+    assert g.token_ids == generated(tiny(), PROMPTS[0], TOKENS)
+    assert sum(g.stats.accepted) > 0
+
+
+def test_the_cache_takes_at_most_twice_what_the_tokens_need() -> None:
+    model = target()
+    engine = Engine(model, LookupDrafter(StaticTree()), nodes=8)
+    sequence = engine.open(PROMPTS[0] * 9, SamplingParams())  # max_tokens unknown: the cache grows by doubling
+    token = 2 * 2 * 2 * 8 * 4  # keys and values, layers, key heads, head size, bytes
+    while sequence.finish_reason is None:
+        engine.step([sequence])
+        assert model.cache.nbytes <= 2 * token * (len(sequence.ids) + 8)
+    engine.close(sequence)
+
+
+class _Largest(TorchDispatchMode):
+    """Storages of at least ``numel`` elements that operations make."""
+
+    def __init__(self, numel: int) -> None:
+        super().__init__()
+        self.numel = numel
+        self.storages: set[int] = set()
+        self._kept: list[Tensor] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        out = func(*args, **(kwargs or {}))
+        for x in out if isinstance(out, (tuple, list)) else [out]:
+            if isinstance(x, Tensor) and x.untyped_storage().nbytes() >= self.numel * 4:
+                self.storages.add(x.untyped_storage().data_ptr())
+                self._kept.append(x)  # its memory may not be reused while we count
+        return out
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_step_allocates_one_tensor_of_tree_times_vocabulary(temperature: float) -> None:
+    vocab = 5000
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = HFModel(LlamaForCausalLM(LlamaConfig(**{**tiny().config.to_dict(), "vocab_size": vocab})))
+    engine = Engine(model, LookupDrafter(StaticTree(width=2, depth=4), shortest=1), nodes=16)
+    prompt = [1, 2, 1, 3, 1, 2, 2, 3, 2, 1, 3, 3, 2, 1] * 3
+    sequence = engine.open(prompt, SamplingParams(max_tokens=20, temperature=temperature, top_k=40, top_p=0.9, seed=1))
+    sequence.ids[-1] = 1
+    with _Largest(9 * vocab) as seen:
+        outcome = engine.step([sequence])[0]
+    assert len(outcome.tree) > 10
+    engine.close(sequence)
+    weights = {p.untyped_storage().data_ptr() for p in model.model.parameters()}
+    assert len(seen.storages - weights) == 1
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "named"),
+    [
+        ([], SamplingParams(), "empty"),
+        ([1] * MAX_LENGTH, SamplingParams(), str(MAX_LENGTH)),
+        ([1] * 100, SamplingParams(max_tokens=29), "29"),
+        ([VOCAB], SamplingParams(), str(VOCAB)),
+        ("text without a tokenizer", SamplingParams(), "tokenizer"),
+    ],
+)
+def test_a_prompt_that_does_not_fit_is_refused_and_the_message_names_it(
+    prompt: list[int] | str, params: SamplingParams, named: str
+) -> None:
+    with pytest.raises((PromptError, ConfigError), match=named):
+        Engine(target()).generate([prompt], params)
+
+
+@pytest.mark.parametrize("nodes", [0, -3, 1025])
+def test_a_node_budget_out_of_range_is_refused(nodes: int) -> None:
+    with pytest.raises(ConfigError, match=str(nodes)):
+        Engine(target(), nodes=nodes)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"max_tokens": 0},
+        {"temperature": -0.5},
+        {"temperature": float("nan")},
+        {"temperature": float("inf")},
+        {"top_k": -1},
+        {"top_p": 0.0},
+        {"top_p": 1.5},
+        {"min_p": -0.1},
+        {"seed": -1},
+        {"stop": ("",)},
+    ],
+)
+def test_sampling_settings_out_of_range_are_refused_and_named(bad: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(bad))):
+        SamplingParams(**bad)  # type: ignore[arg-type]

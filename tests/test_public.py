@@ -1,0 +1,38 @@
+"""What ``import draftree`` offers, and what the README shows of it."""
+
+from __future__ import annotations
+
+import draftree
+
+
+def test_the_public_names_are_these() -> None:
+    assert set(draftree.__all__) == {
+        "METHODS",
+        "BranchingSteps",
+        "Budget",
+        "Chunk",
+        "DraftTree",
+        "DraftreeError",
+        "Engine",
+        "EntropyStop",
+        "EntropyTree",
+        "Generation",
+        "HFModel",
+        "InputError",
+        "RunError",
+        "SamplingParams",
+        "Seconds",
+        "StaticTree",
+        "Stats",
+        "custom_generate",
+        "generate_with",
+        "load",
+        "load_drafter",
+        "load_engine",
+        "user",
+    }
+
+
+def test_every_public_name_has_a_docstring() -> None:
+    for name in draftree.__all__:
+        assert isinstance(getattr(draftree, name), dict) or getattr(draftree, name).__doc__, name
