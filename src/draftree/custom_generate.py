@@ -19,11 +19,12 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel,
 
 from .config import Criterion, Processor, SamplingParams
 from .draft.grow import GrowthPolicy
-from .draft.load import load_drafter
+from .draft.load import DRAFTERS, load_drafter
 from .draft.methods import DEFAULT_METHOD, DEFAULT_NODES, find_policy
 from .engine import Engine
 from .errors import ConfigError
 from .models.hf import HFModel
+from .models.load import load
 
 
 def generate_with(
@@ -33,7 +34,7 @@ def generate_with(
     logits_processor: LogitsProcessorList,
     stopping_criteria: StoppingCriteriaList,
     generation_config: GenerationConfig,
-    drafter: str = "lookup",
+    drafter: str | HFModel = "lookup",
     method: str | GrowthPolicy = DEFAULT_METHOD,
     settings: Mapping[str, float | str] | None = None,
     nodes: int = DEFAULT_NODES,
@@ -44,7 +45,8 @@ def generate_with(
 
     Args:
         model, input_ids, logits_processor, stopping_criteria, generation_config: from ``generate``.
-        drafter, method, settings, nodes: as in ``load_engine``.
+        drafter: as in ``load_drafter``; a model's name loads it at every call, so better give a loaded one.
+        method, settings, nodes: as in ``load_engine``.
         seed: of sampled generation; None draws a fresh one for each sequence.
         model_inputs: from ``generate``: of these only ``attention_mask`` is read, to tell padding; the engine makes
             positions and cache itself. (A parameter named like a model input would be taken out of ``generate``'s.)
@@ -87,13 +89,20 @@ def generate_with(
 
 def custom_generate(
     *,
-    drafter: str = "lookup",
+    drafter: str | HFModel = "lookup",
     method: str | GrowthPolicy = DEFAULT_METHOD,
     settings: Mapping[str, float | str] | None = None,
     nodes: int = DEFAULT_NODES,
     seed: int | None = None,
 ) -> Callable[..., Tensor]:
-    """``generate_with`` with these choices made (its arguments of the same names)."""
+    """``generate_with`` with these choices made (its arguments of the same names); a drafting model is loaded now.
+
+    Raises:
+        InputError: no such drafter, method or setting.
+    """
+    find_policy(method, settings)
+    if isinstance(drafter, str) and drafter not in DRAFTERS:
+        drafter = load(drafter)
     return partial(generate_with, drafter=drafter, method=method, settings=settings, nodes=nodes, seed=seed)
 
 

@@ -22,6 +22,7 @@ from .draft.load import load_drafter
 from .draft.methods import DEFAULT_METHOD, DEFAULT_NODES, find_policy
 from .errors import ConfigError, PromptError
 from .models.base import LanguageModel, Nodes, Row
+from .models.hf import HFModel
 from .models.load import DEFAULT_MODEL, load
 from .sampling import Draws
 from .sequence import Chunk, Sequence, Stats
@@ -248,7 +249,7 @@ def _count(outcome: Outcome, taken: int) -> None:
 def load_engine(
     target: str = DEFAULT_MODEL,
     *,
-    drafter: str = "lookup",
+    drafter: str | HFModel = "lookup",
     method: str | GrowthPolicy = DEFAULT_METHOD,
     settings: Mapping[str, float | str] | None = None,
     nodes: int = DEFAULT_NODES,

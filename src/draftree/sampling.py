@@ -100,7 +100,7 @@ def gumbel_noise(
     touched, and the integers are the same on every device.
     """
     keys = [_signed(_mix(_mix(s + _GOLDEN) + p * _GOLDEN)) for s, p in zip(seeds, positions, strict=True)]
-    x = _counters(vocab, torch.device(device)) + torch.tensor(keys, device=device)[:, None]
+    x = _counters(vocab, torch.device(device)) + torch.tensor(keys).to(device, non_blocking=True)[:, None]
     x = (x ^ _shift(x, 30)) * _signed(_MIX1)
     x = (x ^ _shift(x, 27)) * _signed(_MIX2)
     x = x ^ _shift(x, 31)
@@ -150,7 +150,7 @@ class Draws:
         logits = logits.clone()
         for b, p in enumerate(self.params):
             if p.processors:
-                history = torch.tensor(self.histories[b], device=logits.device)
+                history = torch.tensor(self.histories[b]).to(logits.device, non_blocking=True)
                 ids, row = torch.cat([history, drawn[b]])[None], logits[b : b + 1]
                 for processor in p.processors:
                     row = processor(ids, row)

@@ -18,11 +18,11 @@ DRAFTERS = {
 """Drafters by name; any other name is a model (see ``draftree.load``)."""
 
 
-def load_drafter(name: str, target: HFModel, policy: GrowthPolicy) -> Drafter:
+def load_drafter(name: str | HFModel, target: HFModel, policy: GrowthPolicy) -> Drafter:
     """Make a drafter by name.
 
     Args:
-        name: "lookup", "none", "self", or a model by any name that ``draftree.load`` takes.
+        name: "lookup", "none", "self", a model by any name that ``draftree.load`` takes, or a loaded model.
         target: the model that it drafts for.
         policy: shapes its trees.
 
@@ -35,13 +35,15 @@ def load_drafter(name: str, target: HFModel, policy: GrowthPolicy) -> Drafter:
     if name == "lookup":
         return LookupDrafter(policy)
     if name == "self":
-        model = target.twin()
+        return ModelDrafter(policy, target.twin(), target.capabilities.vocab_size)
+    if isinstance(name, HFModel):
+        model = name
     else:
         try:
             model = load(name, device=str(target.capabilities.device))
         except UnknownNameError as error:
             raise UnknownNameError(f"no drafter {name!r}: not one of {', '.join(DRAFTERS)}, and {error}") from None
-        check_vocabulary(target, model)
+    check_vocabulary(target, model)
     return ModelDrafter(policy, model, target.capabilities.vocab_size)
 
 

@@ -135,8 +135,8 @@ class _ModelScorer:
         logits = self._drafter.model.extend([self._state(b).row for b in rows], nodes)[..., : self._drafter.vocab_size]
         self.passes += 1
         temperatures = torch.tensor([self._requests[b].params.temperature or 1.0 for b in rows])
-        batch, column = batch.to(logits.device), column.to(logits.device)
-        scale = (1 / temperatures).to(logits.device)[batch, None]
+        scale = (1 / temperatures)[batch, None].to(logits.device, non_blocking=True)
+        batch, column = torch.stack([batch, column]).to(logits.device, non_blocking=True)
         parts = []
         for at in range(0, batch.shape[0], _CHUNK):
             chunk = slice(at, at + _CHUNK)

@@ -136,16 +136,20 @@ class TreeCache(Cache):
         self.reserve(first + len(starts), max(starts) + width)
         at.first, at.last, at.starts, at.width = first, first + len(starts), starts, width
         ragged = min(starts) != max(starts)
-        at.index = torch.tensor(starts, device=device)[:, None] + torch.arange(width, device=device) if ragged else None
+        at.index = None
+        if ragged:
+            slots = torch.tensor(starts)[:, None] + torch.arange(width)
+            at.index = slots.to(device, non_blocking=True)
 
     def compact(self, row: int, start: int, path: Sequence[int]) -> None:
         """Move slots ``start + p`` of a row, p in ``path`` (ascending), to ``start`` and on: one gather a layer."""
         moved = next((i for i, p in enumerate(path) if p != i), len(path))
         if moved == len(path):
             return
+        source = torch.tensor([start + p for p in path[moved:]])
         for layer in self._layers:
+            source = source.to(layer.device, non_blocking=True)
             for states in (layer.keys, layer.values):
-                source = torch.tensor([start + p for p in path[moved:]], device=states.device)
                 states[row, :, start + moved : start + len(path)] = states[row].index_select(1, source)
 
     def copy_row(self, source: int, target: int, length: int) -> None:

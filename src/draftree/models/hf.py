@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Sequence
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -20,6 +21,9 @@ from . import probe
 from .attention import share_key_heads
 from .base import Capabilities, Nodes, Row
 from .cache import TreeCache
+
+_PASSED: WeakKeyDictionary[PreTrainedModel, str] = WeakKeyDictionary()
+"""Models that have passed the self-test, and with which attention."""
 
 _NO_NODES = torch.zeros(0, dtype=torch.int64)
 
@@ -53,13 +57,16 @@ class HFModel:
         self.capabilities: Capabilities = probe.capabilities(model, name or model.config.name_or_path or "model")
         self._layers: int = model.config.get_text_config(decoder=True).num_hidden_layers
         self._keep_last = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self._rows: list[Row] = []
+        self._start()
+        if self_test and _PASSED.get(model) != self.capabilities.attention:
+            probe.self_test(self)
+            _PASSED[model] = self.capabilities.attention
+            self._start()
+
+    def _start(self) -> None:
         self.cache = TreeCache(self._layers)
         self.passes, self.pass_seconds = 0, 0.0
-        self._rows: list[Row] = []
-        if self_test:
-            probe.self_test(self)
-            self.cache = TreeCache(self._layers)
-            self.passes, self.pass_seconds = 0, 0.0
 
     def twin(self) -> HFModel:
         """A second model on the same weights with rows and a cache of its own."""

@@ -1,0 +1,69 @@
+"""On a CUDA device: the same ids, and one transfer to the host for each model pass."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from draftree.config import SamplingParams
+from draftree.draft.base import Drafter
+from draftree.draft.entropy import EntropyTree
+from draftree.draft.lookup import LookupDrafter
+from draftree.draft.model import ModelDrafter
+from draftree.engine import Engine
+from draftree.models.hf import HFModel
+
+from .pairs import relative
+from .tiny import VOCAB, tiny
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+PROMPTS = [[3, 14, 15, 9, 2, 6, 14, 15], [27, 1, 8], [31, 41, 5, 9, 26, 53, 58, 9, 7, 9, 3, 2, 3, 8]]
+
+
+def _drafter(name: str) -> Drafter:
+    if name == "lookup":
+        return LookupDrafter(EntropyTree(), shortest=1)
+    return ModelDrafter(EntropyTree(), HFModel(relative().cuda()), VOCAB)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("name", ["lookup", "relative"])
+def test_batched_trees_give_the_ids_of_plain_decoding(name: str, temperature: float) -> None:
+    target = HFModel(tiny().cuda())
+    params = SamplingParams(max_tokens=40, temperature=temperature, seed=5)
+    want = [Engine(target).generate([p], params)[0].token_ids for p in PROMPTS]
+    assert [g.token_ids for g in Engine(target, _drafter(name)).generate(PROMPTS, params)] == want
+
+
+class _Transfers(TorchDispatchMode):
+    """Counts copies from the device to the host."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        out = func(*args, **(kwargs or {}))
+        from_device = any(isinstance(a, Tensor) and a.is_cuda for a in args)
+        to_host = not isinstance(out, (Tensor, tuple, list)) or (isinstance(out, Tensor) and not out.is_cuda)
+        self.count += from_device and to_host
+        return out
+
+
+@pytest.mark.parametrize("name", ["lookup", "relative"])
+def test_a_step_makes_one_transfer_for_each_model_pass(name: str) -> None:
+    drafter = _drafter(name)
+    engine = Engine(HFModel(tiny().cuda()), drafter)
+    sequence = engine.open(PROMPTS[0], SamplingParams(max_tokens=40))
+    engine.step([sequence])
+    passes = drafter.passes
+    with _Transfers() as seen:
+        engine.step([sequence])
+    assert seen.count == 1 + drafter.passes - passes
+    engine.close(sequence)

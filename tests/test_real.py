@@ -1,0 +1,122 @@
+"""The default model with its real weights, end to end."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import draftree
+from draftree.bench.equality import generate_greedily
+from draftree.bench.exact import first_difference
+from draftree.config import SamplingParams
+from draftree.draft.methods import METHODS
+from draftree.engine import Engine
+from draftree.models.hf import HFModel
+from draftree.text import encode
+
+pytestmark = pytest.mark.real
+
+QUESTIONS = [
+    "Repeat this sentence three times: the quick brown fox jumps over the lazy dog.",
+    "Write a Python function that adds two numbers, then the same function for three numbers.",
+    "Name two colours.",
+]
+TOKENS = 40
+
+
+@pytest.fixture(scope="module")
+def model() -> Iterator[HFModel]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(os.cpu_count() or 1)
+    yield draftree.load("smollm2")
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def prompts(model: HFModel) -> list[list[int]]:
+    return [encode(model.tokenizer, draftree.user(q)) for q in QUESTIONS]
+
+
+def _agree(model: HFModel, prompt: list[int], want: list[int], got: list[int], params: SamplingParams) -> None:
+    difference = first_difference(model, prompt, want, got, params, params.seed or 0)
+    assert difference is None or difference.near_tie, difference
+
+
+@pytest.fixture(scope="module")
+def greedy(model: HFModel, prompts: list[list[int]]) -> list[list[int]]:
+    return [generate_greedily(model, p, TOKENS) for p in prompts]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_greedy_ids_equal_transformers_generate_for_a_batch_of_three(
+    method: str, model: HFModel, prompts: list[list[int]], greedy: list[list[int]]
+) -> None:
+    params = SamplingParams(max_tokens=TOKENS)
+    engine = Engine(model, draftree.load_drafter("lookup", model, METHODS[method].policy()), nodes=12)
+    for prompt, want, got in zip(prompts, greedy, engine.generate(prompts, params), strict=True):
+        _agree(model, prompt, want, got.token_ids, params)
+
+
+def test_greedy_ids_equal_with_a_drafting_model(
+    model: HFModel, prompts: list[list[int]], greedy: list[list[int]]
+) -> None:
+    params = SamplingParams(max_tokens=16)
+    engine = Engine(model, draftree.load_drafter("self", model, METHODS["static"].policy()), nodes=14)
+    got = engine.generate(prompts[:1], params)[0]
+    _agree(model, prompts[0], greedy[0][:16], got.token_ids, params)
+    assert got.stats.mal > 2
+
+
+@pytest.mark.parametrize("temperature", [0.4, 1.0])
+def test_sampled_ids_equal_plain_decoding(temperature: float, model: HFModel, prompts: list[list[int]]) -> None:
+    params = SamplingParams(max_tokens=TOKENS, temperature=temperature, top_p=0.95, seed=9)
+    trees = Engine(model, draftree.load_drafter("lookup", model, METHODS["dynamic-width"].policy()))
+    plain = Engine(model)
+    for prompt in prompts[:2]:
+        want = plain.generate([prompt], params)[0].token_ids
+        _agree(model, prompt, want, trees.generate([prompt], params)[0].token_ids, params)
+
+
+def test_streamed_text_is_the_tokenizers_text(model: HFModel) -> None:
+    question = "Repeat exactly: naïve café, 你好, 🙂🙃, ½ × ⅓ ≈ 0.17"
+    chunks = list(Engine(model).stream(draftree.user(question), SamplingParams(max_tokens=48)))
+    assert model.tokenizer is not None
+    want = model.tokenizer.decode([c.token for c in chunks], skip_special_tokens=True)
+    assert "".join(c.text for c in chunks) == want
+
+
+def _command() -> str:
+    command = shutil.which("draftree", path=str(Path(sys.executable).parent))
+    assert command, "the entry point is not installed"
+    return command
+
+
+def test_the_command_decodes_as_plain_decoding_and_does_not_convert_again(model: HFModel) -> None:
+    asked = [_command(), "generate", QUESTIONS[0], "--max-tokens", "32", "--json", "--compare"]
+    done = subprocess.run(asked, capture_output=True, text=True, check=True)  # noqa: S603 - our own command
+    report = json.loads(done.stdout)
+    assert report["plain"]["same_tokens"] is True
+    assert report["stats"]["tokens"] == len(report["token_ids"]) <= 32
+    assert "Converting" not in done.stderr
+
+
+def test_ctrl_c_keeps_and_prints_what_was_generated(model: HFModel) -> None:
+    asked = [_command(), "generate", "Tell me a very long story about a lighthouse.", "--max-tokens", "4000"]
+    running = subprocess.Popen(asked, stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # noqa: S603 - our own command
+    assert running.stdout is not None
+    first = running.stdout.read(40)
+    running.send_signal(signal.SIGINT)
+    rest, complaint = running.communicate()
+    assert running.returncode == 1
+    assert len(first + rest) >= 40
+    assert b"interrupted after " in complaint.splitlines()[-1]
+    assert b"Traceback" not in complaint
