@@ -19,6 +19,7 @@ from ..tree import ROOT, DraftTree
 from .base import Outcome
 from .grow import Candidates, GrowthPolicy, grow
 
+_FLOOR = torch.finfo(torch.float32).min
 _CHUNK = 8
 """Nodes whose laws are computed at once: bounds what is allocated beyond the logits."""
 
@@ -142,7 +143,8 @@ class _ModelScorer:
             chunk = slice(at, at + _CHUNK)
             law = (logits[batch[chunk], column[chunk]].float() * scale[chunk]).log_softmax(-1)
             top = law.topk(min(width, law.shape[-1]))
-            entropy = torch.special.entr(law.exp_()).sum(-1, keepdim=True)
-            parts.append(torch.cat([top.indices.double(), top.values.double(), entropy.double()], dim=1))
+            p = law.exp()
+            entropy = -torch.linalg.vecdot(p, law.clamp_(min=_FLOOR))  # 0 log 0 = 0
+            parts.append(torch.cat([top.indices.double(), top.values.double(), entropy[:, None].double()], dim=1))
         tokens, logprobs, entropies = torch.cat(parts).cpu().tensor_split([(parts[0].shape[1] - 1) // 2, -1], dim=1)
         return Candidates(tokens.long(), logprobs.float(), entropies[:, 0].float())

@@ -6,6 +6,7 @@ A GGUF file is converted once, to safetensors under the user's cache directory; 
 from __future__ import annotations
 
 import contextlib
+import difflib
 import hashlib
 import importlib.util
 import io
@@ -18,6 +19,7 @@ from pathlib import Path
 
 import platformdirs
 import torch
+from huggingface_hub.utils import logging as hub_logging
 from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
@@ -109,6 +111,8 @@ def _source(name: str) -> str:
         raise ModelFileError(f"{name} is neither a folder nor a .gguf file: give one of these, or a hub id")
     if name.startswith((".", "/", "~")) or not name.strip():
         raise UnknownNameError(f"no such folder: {name!r}")
+    if close := difflib.get_close_matches(name, EMBEDDED, n=1):
+        raise UnknownNameError(f"no model {name!r}: did you mean {close[0]}?")
     return name
 
 
@@ -202,14 +206,17 @@ def _fingerprint(gguf: Path) -> str:
 
 @contextlib.contextmanager
 def _quiet(bars: bool = False) -> Iterator[None]:
-    """transformers without its log lines, and with its progress bars only if asked for."""
+    """transformers and the hub without their log lines, and with progress bars only if asked for."""
     level, shown = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    hub = hub_logging.get_verbosity()
     transformers_logging.set_verbosity_error()
+    hub_logging.set_verbosity(hub_logging.ERROR)
     _show_bars(bars)
     try:
         yield
     finally:
         transformers_logging.set_verbosity(level)
+        hub_logging.set_verbosity(hub)
         _show_bars(shown)
 
 
