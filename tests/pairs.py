@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, cast
 
 import torch
 from transformers import PreTrainedModel
@@ -58,6 +59,8 @@ def policies() -> list[tuple[str, GrowthPolicy]]:
 def generated(model: PreTrainedModel, prompt: Sequence[int], tokens: int, **options: object) -> list[int]:
     """What transformers' ``generate`` adds to ``prompt``, greedily."""
     ids = torch.tensor([list(prompt)])
-    out = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=tokens, **options)
+    out = cast(Any, model).generate(
+        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=tokens, **options
+    )
     new: list[int] = out[0, len(prompt) :].tolist()
     return new

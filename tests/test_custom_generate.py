@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ def _model() -> PreTrainedModel:
 
 
 def _generate(model: PreTrainedModel, ids: torch.Tensor, mask: torch.Tensor, **options: object) -> list[list[int]]:
-    out: list[list[int]] = model.generate(ids, attention_mask=mask, **options).tolist()
+    out: list[list[int]] = cast(Any, model).generate(ids, attention_mask=mask, **options).tolist()
     return out
 
 

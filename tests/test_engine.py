@@ -235,7 +235,7 @@ class _Largest(TorchDispatchMode):
     """Storages of at least ``numel`` elements that operations make."""
 
     def __init__(self, numel: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.numel = numel
         self.storages: set[int] = set()
         self._kept: list[Tensor] = []

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import PreTrainedModel
 
 from draftree.config import SamplingParams
 from draftree.draft.base import Drafter
@@ -26,16 +27,21 @@ pytestmark = [
 PROMPTS = [[3, 14, 15, 9, 2, 6, 14, 15], [27, 1, 8], [31, 41, 5, 9, 26, 53, 58, 9, 7, 9, 3, 2, 3, 8]]
 
 
+def _on_gpu(model: PreTrainedModel) -> HFModel:
+    torch.nn.Module.cuda(model)
+    return HFModel(model)
+
+
 def _drafter(name: str) -> Drafter:
     if name == "lookup":
         return LookupDrafter(EntropyTree(), shortest=1)
-    return ModelDrafter(EntropyTree(), HFModel(relative().cuda()), VOCAB)
+    return ModelDrafter(EntropyTree(), _on_gpu(relative()), VOCAB)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("name", ["lookup", "relative"])
 def test_batched_trees_give_the_ids_of_plain_decoding(name: str, temperature: float) -> None:
-    target = HFModel(tiny().cuda())
+    target = _on_gpu(tiny())
     params = SamplingParams(max_tokens=40, temperature=temperature, seed=5)
     want = [Engine(target).generate([p], params)[0].token_ids for p in PROMPTS]
     assert [g.token_ids for g in Engine(target, _drafter(name)).generate(PROMPTS, params)] == want
@@ -45,7 +51,7 @@ class _Transfers(TorchDispatchMode):
     """Counts copies from the device to the host."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.count = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
@@ -59,7 +65,7 @@ class _Transfers(TorchDispatchMode):
 @pytest.mark.parametrize("name", ["lookup", "relative"])
 def test_a_step_makes_one_transfer_for_each_model_pass(name: str) -> None:
     drafter = _drafter(name)
-    engine = Engine(HFModel(tiny().cuda()), drafter)
+    engine = Engine(_on_gpu(tiny()), drafter)
     sequence = engine.open(PROMPTS[0], SamplingParams(max_tokens=40))
     engine.step([sequence])
     passes = drafter.passes

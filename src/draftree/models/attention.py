@@ -25,16 +25,19 @@ def grouped_sdpa(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
+    dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """transformers' attention interface: query [B, H, n, D], key and value [B, kv_heads, S, D] -> [B, n, H, D]."""
     special = kwargs.get("softcap") is not None or kwargs.get("position_bias") is not None
     if attention_mask is None or query.device.type != "cpu" or special:
         output: tuple[Tensor, None] = sdpa_attention_forward(
-            module, query, key, value, attention_mask, scaling=scaling, **kwargs
+            module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs
         )
         return output
-    out = scaled_dot_product_attention(query, key, value, attn_mask=attention_mask, scale=scaling, enable_gqa=True)
+    out = scaled_dot_product_attention(
+        query, key, value, attn_mask=attention_mask, dropout_p=dropout, scale=scaling, enable_gqa=True
+    )
     return out.transpose(1, 2).contiguous(), None
 
 

@@ -51,10 +51,12 @@ class HFModel:
         name: str | None = None,
         self_test: bool = True,
     ) -> None:
+        name = name or model.config.name_or_path or "model"
+        probe.refuse(model, name)
+        share_key_heads(model)
         self.model = model.eval()
         self.tokenizer = tokenizer
-        share_key_heads(model)
-        self.capabilities: Capabilities = probe.capabilities(model, name or model.config.name_or_path or "model")
+        self.capabilities: Capabilities = probe.capabilities(model, name)
         self._layers: int = model.config.get_text_config(decoder=True).num_hidden_layers
         self._keep_last = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._rows: list[Row] = []
@@ -113,39 +115,55 @@ class HFModel:
         Rows between the asked ones in storage ride along with padding, so that no keys or values are copied.
 
         Raises:
-            CacheError: a node would lie beyond the model's longest sequence.
+            CacheError: a node would lie beyond the model's longest sequence, or a row is closed; nothing has changed.
         """
+        for row in rows:
+            self._check_open(row)
         first, last = min(r.slot for r in rows), max(r.slot for r in rows) + 1
         covered, width = self._rows[first:last], max(n.tokens.shape[0] for n in nodes)
         device = self.capabilities.device
         starts = [r.length + r.parents.shape[0] for r in covered]
-        self.cache.place(first, starts, width, device)
+        grown = [self._grown(row, new) for row, new in zip(rows, nodes, strict=True)]
 
         # A padding query repeats the last committed position and attends to the first slot: finite, and never read.
         inputs = torch.zeros((2, len(covered), width), dtype=torch.int64)
         inputs[1] = torch.tensor([r.length - 1 for r in covered])[:, None]
         mask = torch.zeros((len(covered), 1, width, max(starts) + width), dtype=torch.bool)
         mask[..., 0] = True
-        for row, new in zip(rows, nodes, strict=True):
-            b, n, total = row.slot - first, new.tokens.shape[0], row.parents.shape[0] + new.tokens.shape[0]
-            row.parents = torch.cat([row.parents, new.parents])
-            seen, depths = ancestors(row.parents, total - n)
-            if n and row.length + int(depths.max()) > self.capabilities.max_length:
-                raise CacheError(
-                    f"a node at position {row.length + int(depths.max()) - 1} is beyond the "
-                    f"{self.capabilities.max_length} tokens of {self.capabilities.name}: draft less deep"
-                )
+        for row, new, (parents, seen, depths) in zip(rows, nodes, grown, strict=True):
+            b, n = row.slot - first, new.tokens.shape[0]
             inputs[0, b, :n] = new.tokens
             inputs[1, b, :n] += depths
             mask[b, 0, :n, : row.length] = True
-            mask[b, 0, :n, row.length : row.length + total] = seen
+            mask[b, 0, :n, row.length : row.length + parents.shape[0]] = seen
+        self.cache.place(first, starts, width, device)
         tokens, positions = inputs.to(device, non_blocking=True)
         began = time.perf_counter()
         logits = self._forward(tokens, positions, self._additive(mask.to(device, non_blocking=True)))
         self.passes += 1
         self.pass_seconds += time.perf_counter() - began
+        for row, (parents, _, _) in zip(rows, grown, strict=True):
+            row.parents = parents
         order = [r.slot - first for r in rows]
         return logits if order == list(range(len(covered))) else logits[order]
+
+    def _grown(self, row: Row, new: Nodes) -> tuple[Tensor, Tensor, Tensor]:
+        """A row's uncommitted parents with the new ones, and these nodes' ``ancestors`` and depths; changes nothing."""
+        can, start = self.capabilities, row.parents.shape[0]
+        parents = torch.cat([row.parents, new.parents])
+        if bool((parents >= torch.arange(parents.shape[0])).any()):
+            raise CacheError(f"parents {parents.tolist()} are not in order: a parent comes before its child")
+        seen, depths = ancestors(parents, start)
+        deepest = row.length + (int(depths.max()) if len(depths) else 0)
+        if deepest > can.max_length:
+            raise CacheError(
+                f"a node at position {deepest - 1} is beyond the {can.max_length} tokens of {can.name}: draft less deep"
+            )
+        return parents, seen, depths
+
+    def _check_open(self, row: Row) -> None:
+        if not 0 <= row.slot < len(self._rows) or self._rows[row.slot] is not row:
+            raise CacheError("the row is closed, or another model's: open its prompt again")
 
     def _additive(self, mask: Tensor) -> Tensor:
         """Eager attention adds its mask; SDPA takes either kind."""
@@ -172,6 +190,7 @@ class HFModel:
         Raises:
             CacheError: ``path`` is not a path from the last committed token down.
         """
+        self._check_open(row)
         expected = -1
         for node in path:
             if not 0 <= node < row.parents.shape[0] or int(row.parents[node]) != expected:
@@ -184,6 +203,7 @@ class HFModel:
     @torch.inference_mode()
     def fork(self, row: Row) -> Row:
         """A new row with the same committed tokens (``LanguageModel.fork``)."""
+        self._check_open(row)
         copy = Row(slot=len(self._rows), length=row.length, logits=row.logits, parents=_NO_NODES)
         self.cache.copy_row(row.slot, copy.slot, row.length)
         self._rows.append(copy)
@@ -192,6 +212,7 @@ class HFModel:
     @torch.inference_mode()
     def close(self, row: Row) -> None:
         """Forget a row; the last row in storage takes its place, so that open rows stay side by side."""
+        self._check_open(row)
         moved = self._rows.pop()
         if moved is not row:
             self.cache.copy_row(moved.slot, row.slot, moved.length + moved.parents.shape[0])

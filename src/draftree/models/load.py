@@ -10,6 +10,7 @@ import difflib
 import hashlib
 import importlib.util
 import io
+import logging
 import shutil
 import struct
 import sys
@@ -210,7 +211,7 @@ def _quiet(bars: bool = False) -> Iterator[None]:
     level, shown = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
     hub = hub_logging.get_verbosity()
     transformers_logging.set_verbosity_error()
-    hub_logging.set_verbosity(hub_logging.ERROR)
+    hub_logging.set_verbosity(logging.ERROR)
     _show_bars(bars)
     try:
         yield

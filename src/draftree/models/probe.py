@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -14,18 +15,19 @@ from .base import Capabilities, LanguageModel, Nodes
 
 _MASKED = ("sdpa", "eager", attention.NAME)
 _KNOWN_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
-_SLOT_POSITIONS = {"bloom", "mpt"}
+_SLOT_POSITIONS = {"bloom", "mpt", "gpt_neo", "doge"}
 _TOLERANCE = {torch.float32: 2e-3, torch.float64: 1e-6}
 _HALF_TOLERANCE = 0.2
 
 
-def capabilities(model: PreTrainedModel, name: str) -> Capabilities:
-    """Probe ``model``.
+class LoadedModel(LanguageModel, Protocol):
+    """A ``LanguageModel`` over a Hugging Face model."""
 
-    Raises:
-        UnsupportedModelError: it cannot be given draft trees.
-    """
-    _refuse(model, name)
+    model: PreTrainedModel
+
+
+def capabilities(model: PreTrainedModel, name: str) -> Capabilities:
+    """Probe ``model``."""
     config = model.config.get_text_config(decoder=True)
     max_length, reason = _max_length(config)
     return Capabilities(
@@ -42,7 +44,13 @@ def capabilities(model: PreTrainedModel, name: str) -> Capabilities:
     )
 
 
-def _refuse(model: PreTrainedModel, name: str) -> None:
+def refuse(model: PreTrainedModel, name: str) -> None:
+    """Refuse what is known not to work.
+
+    Raises:
+        UnsupportedModelError: it cannot be given draft trees; the message says why and what to do.
+    """
+    takes = inspect.signature(model.forward).parameters
     config = model.config.get_text_config(decoder=True)
     kind, used = config.model_type, config._attn_implementation
     why = None
@@ -53,11 +61,11 @@ def _refuse(model: PreTrainedModel, name: str) -> None:
     elif unknown := set(getattr(config, "layer_types", None) or ()) - _KNOWN_LAYERS:
         why = f"its layers of type {', '.join(sorted(unknown))} cannot branch: use transformers' own generate for it"
     elif kind in _SLOT_POSITIONS or getattr(config, "alibi", False):
-        why = "its ALiBi attention reads cache slots as positions: use transformers' own generate for it"
+        why = "its attention counts cache slots (ALiBi or a mask of its own): use transformers' own generate for it"
     elif used not in _MASKED:
         why = f"attention {used!r} ignores 4-D masks: load it with attn_implementation='sdpa'"
-    elif "position_ids" not in inspect.signature(model.forward).parameters:
-        why = "its forward takes no position_ids: use transformers' own generate for it"
+    elif missing := [p for p in ("position_ids", "past_key_values") if p not in takes]:
+        why = f"its forward takes no {' and no '.join(missing)}: use transformers' own generate for it"
     if why:
         raise UnsupportedModelError(f"{name} ({kind}) cannot verify draft trees: {why}")
 
@@ -84,8 +92,11 @@ def _max_length(config: object) -> tuple[int, str]:
 
 
 @torch.inference_mode()
-def self_test(model: LanguageModel) -> None:
-    """Compare tree logits with sequential logits on two branches, before and after a commit that moves slots.
+def self_test(model: LoadedModel) -> None:
+    """Compare tree logits on two branches with sequential logits, and those with the model's own causal forward.
+
+    Before and after a commit that moves slots. The causal forward is given nothing but tokens, so that it catches a
+    model whose positions do not start at 0 or that sees tokens to come.
 
     Raises:
         UnsupportedModelError: they differ, so the mask or the positions are not honoured.
@@ -100,7 +111,10 @@ def self_test(model: LanguageModel) -> None:
     branches = [model.fork(row), model.fork(row)]
     chains = model.extend(branches, [Nodes.chain([a, c]), Nodes.chain([b, d])])
     logits = model.extend([row], [tree])[0]
-    pairs = [(logits[[0, 2]], chains[0]), (logits[[1, 3]], chains[1])]
+    ids = torch.tensor([[*prompt, a, c]], device=can.device)
+    causal = model.model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 :]
+    pairs = [(torch.stack([row.logits, *chains[0]]), causal)]
+    pairs += [(logits[[0, 2]], chains[0]), (logits[[1, 3]], chains[1])]
     model.commit(row, [1, 3])
     model.commit(branches[1], [0, 1])
     after = model.extend([row], [Nodes.chain([a])])[0]
@@ -111,9 +125,9 @@ def self_test(model: LanguageModel) -> None:
     allowed = _TOLERANCE.get(can.dtype, _HALF_TOLERANCE)
     if not worst <= allowed:
         raise UnsupportedModelError(
-            f"{can.name} ({can.architecture}) fails the tree self-test: tree and sequential logits differ by "
-            f"{worst:.2g} standard deviations ({allowed:g} allowed), so it does not honour tree masks or positions: "
-            "load it with attn_implementation='sdpa' or 'eager', or use transformers' own generate for it"
+            f"{can.name} ({can.architecture}) fails the tree self-test: tree, sequential and causal logits "
+            f"differ by {worst:.2g} standard deviations ({allowed:g} allowed), so it does not honour tree masks "
+            "or positions: load it with attn_implementation='sdpa' or 'eager', or use transformers' own generate for it"
         )
 
 

@@ -1,0 +1,242 @@
+"""TreeCache on bare tensors: allotment, placement, compaction, copies. Every written state is a number of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from draftree.models.cache import GRAIN, TreeCache, TreeLayer
+
+LAYERS, HEADS, DIM = 2, 3, 4
+CPU = torch.device("cpu")
+
+
+def states(rows: int, width: int, first: int = 1) -> Tensor:
+    """[rows, HEADS, width, DIM] numbers from ``first`` on, all different and none of them zero."""
+    return torch.arange(first, first + rows * HEADS * width * DIM).reshape(rows, HEADS, width, DIM).float()
+
+
+def write(cache: TreeCache, first: int, starts: Sequence[int], width: int) -> list[tuple[Tensor, Tensor]]:
+    """One pass: write states at ``starts`` of rows ``first``.. of each layer; values are the keys' negatives."""
+    cache.place(first, starts, width, CPU)
+    given = [states(len(starts), width, 1 + 1000 * i) for i in range(LAYERS)]
+    return [cache.update(keys, -keys, i) for i, keys in enumerate(given)]
+
+
+def snapshot(cache: TreeCache) -> list[tuple[Tensor, Tensor]]:
+    return [(keys.clone(), values.clone()) for keys, values in storage(cache)]
+
+
+def storage(cache: TreeCache) -> list[tuple[Tensor, Tensor]]:
+    return [(layer.keys, layer.values) for layer in cache.layers if isinstance(layer, TreeLayer)]
+
+
+def test_reserve_is_exact_to_the_grain_at_first() -> None:
+    cache = TreeCache(LAYERS)
+    cache.reserve(3, 5 * GRAIN + 1)
+    write(cache, 0, [0], 2)
+    assert storage(cache)[0][0].shape == (3, HEADS, 6 * GRAIN, DIM)
+
+
+def test_reserve_is_exact_again_as_long_as_nothing_is_written() -> None:
+    cache = TreeCache(LAYERS)
+    cache.reserve(3, 5 * GRAIN)
+    cache.reserve(4, 5 * GRAIN + 1)
+    write(cache, 0, [0], 2)
+    assert storage(cache)[0][0].shape == (4, HEADS, 6 * GRAIN, DIM)
+
+
+def test_nothing_is_allotted_before_the_first_pass() -> None:
+    cache = TreeCache(LAYERS)
+    cache.reserve(8, 1000)
+    assert cache.nbytes == 0
+
+
+def test_slots_double_when_one_more_is_needed() -> None:
+    cache = TreeCache(LAYERS)
+    cache.reserve(1, 3 * GRAIN)
+    write(cache, 0, [0], 2)
+    cache.reserve(1, 3 * GRAIN + 1)
+    assert storage(cache)[0][0].shape == (1, HEADS, 6 * GRAIN, DIM)
+
+
+def test_rows_double_when_one_more_is_needed() -> None:
+    cache = TreeCache(LAYERS)
+    cache.reserve(3, GRAIN)
+    write(cache, 0, [0], 2)
+    cache.reserve(4, GRAIN)
+    assert storage(cache)[0][0].shape == (6, HEADS, GRAIN, DIM)
+
+
+def test_a_demand_beyond_double_is_met_to_the_grain() -> None:
+    cache = TreeCache(LAYERS)
+    write(cache, 0, [0], 2)
+    cache.reserve(5, 7 * GRAIN + 1)
+    assert storage(cache)[0][0].shape == (5, HEADS, 8 * GRAIN, DIM)
+
+
+def test_reserving_less_changes_nothing() -> None:
+    cache = TreeCache(LAYERS)
+    cache.reserve(4, 4 * GRAIN)
+    write(cache, 0, [0], 2)
+    keys = storage(cache)[0][0]
+    cache.reserve(2, GRAIN)
+    assert storage(cache)[0][0] is keys
+
+
+def test_growing_keeps_what_is_there() -> None:
+    cache = TreeCache(LAYERS)
+    write(cache, 0, [0, 0], 5)
+    before = snapshot(cache)
+    cache.reserve(9, 9 * GRAIN)
+    for (keys, values), (old_keys, old_values) in zip(storage(cache), before, strict=True):
+        assert torch.equal(keys[:2, :, :GRAIN], old_keys)
+        assert torch.equal(values[:2, :, :GRAIN], old_values)
+
+
+def test_nbytes_counts_keys_and_values_of_all_layers() -> None:
+    cache = TreeCache(LAYERS)
+    cache.reserve(3, 2 * GRAIN)
+    write(cache, 0, [0], 1)
+    assert cache.nbytes == 2 * LAYERS * 3 * HEADS * 2 * GRAIN * DIM * 4
+
+
+@pytest.mark.parametrize("width", [1, 7, 33])
+def test_a_cache_that_grows_holds_at_most_twice_what_its_tokens_need(width: int) -> None:
+    cache = TreeCache(LAYERS)
+    token = 2 * LAYERS * HEADS * DIM * 4
+    for start in range(0, 1500, width):
+        write(cache, 0, [start], width)
+        if start + width >= 64:
+            assert cache.nbytes <= 2 * token * (start + width)
+
+
+def test_growing_token_by_token_reallocates_a_logarithmic_number_of_times() -> None:
+    cache = TreeCache(LAYERS)
+    seen = set()
+    for start in range(1500):
+        write(cache, 0, [start], 1)
+        seen.add(cache.placement.slots)
+    assert sorted(seen) == [64, 128, 256, 512, 1024, 2048]
+
+
+@pytest.mark.parametrize("starts", [[3, 3, 3], [0, 7, 2], [9]], ids=["uniform", "ragged", "one row"])
+def test_a_pass_writes_each_row_at_its_own_start_and_nowhere_else(starts: list[int]) -> None:
+    cache, first, width = TreeCache(LAYERS), 1, 4
+    cache.reserve(6, GRAIN)
+    write(cache, first, starts, width)
+    for i, (keys, values) in enumerate(storage(cache)):
+        given, wanted = states(len(starts), width, 1 + 1000 * i), torch.zeros_like(keys)
+        for b, start in enumerate(starts):
+            wanted[first + b, :, start : start + width] = given[b]
+        assert torch.equal(keys, wanted)
+        assert torch.equal(values, -wanted)
+
+
+@pytest.mark.parametrize("starts", [[3, 3], [0, 7]], ids=["uniform", "ragged"])
+def test_a_pass_sees_its_rows_up_to_the_last_new_slot(starts: list[int]) -> None:
+    cache = TreeCache(LAYERS)
+    cache.reserve(5, GRAIN)
+    seen = write(cache, 2, starts, 4)
+    for (keys, values), (all_keys, all_values) in zip(seen, storage(cache), strict=True):
+        assert torch.equal(keys, all_keys[2:4, :, : max(starts) + 4])
+        assert torch.equal(values, all_values[2:4, :, : max(starts) + 4])
+
+
+def test_a_pass_gets_views_and_no_copies() -> None:
+    cache = TreeCache(LAYERS)
+    (keys, values), _ = write(cache, 0, [0, 5], 3)
+    assert keys.data_ptr() == storage(cache)[0][0].data_ptr()
+    assert values.data_ptr() == storage(cache)[0][1].data_ptr()
+
+
+def test_a_uniform_pass_needs_no_index() -> None:
+    cache = TreeCache(LAYERS)
+    cache.place(0, [4, 4], 3, CPU)
+    assert cache.placement.index is None
+    cache.place(0, [4, 6], 3, CPU)
+    assert cache.placement.index is not None
+    assert cache.placement.index.tolist() == [[4, 5, 6], [6, 7, 8]]
+
+
+def test_place_makes_room_for_the_pass() -> None:
+    cache = TreeCache(LAYERS)
+    cache.place(2, [GRAIN - 1, 0], 2, CPU)
+    assert (cache.placement.rows, cache.placement.slots) == (4, 2 * GRAIN)
+
+
+def test_the_mask_covers_all_slots_that_the_pass_sees() -> None:
+    cache = TreeCache(LAYERS)
+    cache.place(0, [2, 9], 4, CPU)
+    assert cache.get_mask_sizes(4, 0) == (13, 0)
+    assert cache.get_seq_length() == 2
+
+
+@pytest.mark.parametrize(
+    "path",
+    [[1, 3, 4], [0, 2, 5], [0, 1, 2], [5], []],
+    ids=["all move", "some move", "none moves", "one", "nothing"],
+)
+def test_compact_moves_the_accepted_slots_to_the_front(path: list[int]) -> None:
+    cache, start = TreeCache(LAYERS), 10
+    write(cache, 0, [0, 0], start + 6)
+    before = snapshot(cache)
+    cache.compact(1, start, path)
+    for now, old in zip(_flat(storage(cache)), _flat(before), strict=True):
+        for i, p in enumerate(path):
+            assert torch.equal(now[1, :, start + i], old[1, :, start + p])
+
+
+def _flat(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[Tensor]:
+    return [states for pair in pairs for states in pair]
+
+
+def test_compact_touches_only_the_slots_that_the_path_fills() -> None:
+    cache, start, path = TreeCache(LAYERS), 10, [0, 3, 5]
+    write(cache, 0, [0, 0, 0], start + 6)
+    before = snapshot(cache)
+    cache.compact(1, start, path)
+    for now, old in zip(_flat(storage(cache)), _flat(before), strict=True):
+        changed = (now != old).any(3).any(1).nonzero().tolist()
+        assert changed == [[1, start + 1], [1, start + 2]]
+
+
+def test_copy_row_copies_the_first_slots_and_no_more() -> None:
+    cache = TreeCache(LAYERS)
+    write(cache, 0, [0, 0, 0], 9)
+    before = snapshot(cache)
+    cache.copy_row(2, 0, 5)
+    for now, old in zip(_flat(storage(cache)), _flat(before), strict=True):
+        assert torch.equal(now[0, :, :5], old[2, :, :5])
+        assert torch.equal(now[0, :, 5:], old[0, :, 5:])
+        assert torch.equal(now[1:], old[1:])
+
+
+def test_copy_row_makes_room_for_a_new_row() -> None:
+    cache = TreeCache(LAYERS)
+    write(cache, 0, [0], 9)
+    cache.copy_row(0, 1, 9)
+    for held in _flat(storage(cache)):
+        assert torch.equal(held[1, :, :9], held[0, :, :9])
+
+
+@pytest.fixture
+def poisoned_memory() -> Iterator[None]:
+    """Memory that nobody has written yet reads as NaN."""
+    torch.use_deterministic_algorithms(True)
+    assert torch.empty(3).isnan().all()
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("poisoned_memory")
+def test_storage_never_contains_nan() -> None:
+    """Masked slots take part in 0 x value, and 0 x NaN is NaN."""
+    cache = TreeCache(LAYERS)
+    write(cache, 0, [0, 6], 3)
+    cache.reserve(5, 3 * GRAIN)
+    cache.copy_row(1, 4, 9)
+    assert not any(held.isnan().any() for held in _flat(storage(cache)))

@@ -1,0 +1,178 @@
+"""Tiny random Hugging Face models and a tiny tokenizer, built on the spot: no download, the same for the same seed.
+
+Weights are drawn wide (standard deviation 0.3), so that logits are far from flat: a mask that leaks one token, or a
+position that is off by one, moves them by tenths and not by rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
+from torch import Tensor
+from transformers import (
+    BloomConfig,
+    BloomForCausalLM,
+    GemmaConfig,
+    GemmaForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPTNeoConfig,
+    GPTNeoForCausalLM,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    OpenAIGPTConfig,
+    OpenAIGPTLMHeadModel,
+    OPTConfig,
+    OPTForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    RobertaConfig,
+    RobertaForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+torch.set_num_threads(1)
+"""Models this small are several times slower on more threads, above all on a busy machine."""
+
+VOCAB = 61
+MAX_LENGTH = 128
+WINDOW = 16
+
+_STD = 0.3
+_IDS: dict[str, Any] = {"vocab_size": VOCAB, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+_SIZES: dict[str, Any] = {
+    **_IDS,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": MAX_LENGTH,
+}
+_GROUPED: dict[str, Any] = {**_SIZES, "num_key_value_heads": 2}
+
+_BUILDERS: dict[str, Callable[[], PreTrainedModel]] = {
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**_GROUPED)),
+    "llama_mha": lambda: LlamaForCausalLM(LlamaConfig(**_SIZES, num_key_value_heads=4)),
+    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**_GROUPED)),
+    "gpt2": lambda: GPT2LMHeadModel(GPT2Config(**_IDS, n_embd=32, n_layer=2, n_head=4, n_positions=MAX_LENGTH)),
+    "opt": lambda: OPTForCausalLM(
+        OPTConfig(
+            **_IDS,
+            hidden_size=32,
+            word_embed_proj_dim=32,
+            ffn_dim=64,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            max_position_embeddings=MAX_LENGTH,
+        )
+    ),
+    "gpt_neox": lambda: GPTNeoXForCausalLM(GPTNeoXConfig(**_SIZES)),
+    "mistral": lambda: MistralForCausalLM(MistralConfig(**_GROUPED, sliding_window=None)),
+    "gemma": lambda: GemmaForCausalLM(GemmaConfig(**_GROUPED, head_dim=8)),
+    "mistral_window": lambda: MistralForCausalLM(MistralConfig(**_GROUPED, sliding_window=WINDOW)),
+    "bloom": lambda: BloomForCausalLM(BloomConfig(**_IDS, hidden_size=32, n_layer=2, n_head=4)),
+    "t5": lambda: T5ForConditionalGeneration(
+        T5Config(vocab_size=VOCAB, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4)
+    ),
+    "gpt_neo": lambda: GPTNeoForCausalLM(
+        GPTNeoConfig(
+            **_IDS,
+            hidden_size=32,
+            num_layers=2,
+            num_heads=4,
+            attention_types=[[["global", "local"], 1]],
+            window_size=WINDOW,
+            max_position_embeddings=MAX_LENGTH,
+        )
+    ),
+    "openai_gpt": lambda: OpenAIGPTLMHeadModel(
+        OpenAIGPTConfig(vocab_size=VOCAB, n_embd=32, n_layer=2, n_head=4, n_positions=MAX_LENGTH)
+    ),
+    "roberta": lambda: RobertaForCausalLM(RobertaConfig(**{**_SIZES, "pad_token_id": 1}, is_decoder=True)),
+    "mamba": lambda: MambaForCausalLM(MambaConfig(**_IDS, hidden_size=32, state_size=4, num_hidden_layers=2)),
+}
+
+FAMILIES = ("llama", "llama_mha", "qwen2", "gpt2", "opt", "gpt_neox", "mistral", "gemma")
+"""Families that take draft trees up to ``MAX_LENGTH`` tokens; "mistral_window" does up to ``WINDOW``."""
+
+
+def tiny(kind: str = "llama", seed: int = 0, attention: str | None = None) -> PreTrainedModel:
+    """A tiny random model of a family, without end-of-sequence token; the global random state is left alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = _BUILDERS[kind]()
+        with torch.no_grad():
+            for weight in model.parameters():
+                if weight.ndim > 1:
+                    weight.normal_(std=_STD)
+                else:  # norms and biases: away from ones and zeros, so that each of them matters
+                    weight.add_(torch.randn_like(weight), alpha=_STD / 3)
+    if attention:
+        model.set_attn_implementation(attention)
+    model.eval()
+    return model
+
+
+@torch.inference_mode()
+def causal_logits(model: PreTrainedModel, ids: Sequence[int]) -> Tensor:
+    """[len(ids), V] logits of one causal forward without a cache."""
+    logits: Tensor = model(input_ids=torch.tensor([list(ids)]), use_cache=False).logits[0]
+    return logits
+
+
+_CHARACTERS = "abcdefghijklmnopqrstuvwxyzé0123456789 \n.,!?'\":-"
+_MERGES = ["t h", "th e", "i n", "a n", "Ġ a", "Ġ the", "e r", "o n", "r e", "i s"]
+_SPECIAL = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
+_TEMPLATE = (
+    "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + eos_token + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
+)
+
+
+def tiny_tokenizer(shift: bool = False) -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer of ``VOCAB`` tokens with a chat template: lower case, digits, punctuation and é.
+
+    Lower-case text round-trips; é is two tokens, neither of which is a character; anything else is <unk>.
+
+    Args:
+        shift: the token of "-" is "_".
+    """
+    characters = _CHARACTERS.replace("-", "_") if shift else _CHARACTERS
+    spelt = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(characters)[0][0]
+    tokens = [*_SPECIAL.values(), *spelt, *(m.replace(" ", "") for m in _MERGES)]
+    merges = [(left, right) for left, right in (m.split() for m in _MERGES)]
+    backend = Tokenizer(BPE({t: i for i, t in enumerate(tokens)}, merges, unk_token=_SPECIAL["unk_token"]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, chat_template=_TEMPLATE, clean_up_tokenization_spaces=False, **_SPECIAL
+    )
+
+
+def save_tiny(folder: Path, kind: str = "llama", vocab_shift: bool = False, seed: int = 0) -> Path:
+    """Save a tiny model and its tokenizer, whose </s> ends sequences, into ``folder`` as ``draftree.load`` takes them.
+
+    Args:
+        vocab_shift: one token of the tokenizer differs (``tiny_tokenizer``).
+    """
+    model, tokenizer = tiny(kind, seed), tiny_tokenizer(vocab_shift)
+    model.config.eos_token_id = tokenizer.eos_token_id
+    if model.generation_config is not None:
+        model.generation_config.eos_token_id = tokenizer.eos_token_id
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
