@@ -31,6 +31,7 @@ from .trees import (
     random_ids,
     random_tree,
     reference,
+    shallow_tree,
     storage,
 )
 
@@ -117,20 +118,13 @@ def test_the_committed_cache_equals_a_fresh_prefill_after_many_commits_and_growt
     row = model.open(ids)
     assert model.cache.placement.slots == 64
     while row.length < MAX_LENGTH - 1:
-        tree = _shallow(rng, 14, MAX_LENGTH - row.length)
+        tree = shallow_tree(rng, 14, MAX_LENGTH - row.length)
         model.extend([row], [tree])
         path = deepest(tree.parents.tolist())[: rng.randint(0, 5)]
         model.commit(row, path)
         ids += tree.tokens[path].tolist()
     assert model.cache.placement.slots == 256, "the cache doubled twice"
     assert_cached(model, kind, row, ids)
-
-
-def _shallow(rng: Random, size: int, depth: int) -> Nodes:
-    """A random tree not deeper than ``depth``."""
-    while len(deepest((tree := random_tree(rng, size)).parents.tolist())) > depth:
-        size -= 1
-    return tree
 
 
 @families

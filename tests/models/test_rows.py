@@ -10,7 +10,6 @@ from draftree.models.base import Nodes, Row
 
 from ..tiny import FAMILIES
 from .trees import (
-    SHAPES,
     assert_cached,
     assert_close,
     expected,
@@ -19,10 +18,10 @@ from .trees import (
     path_to,
     random_ids,
     random_tree,
+    shallow_tree,
 )
 
 families = pytest.mark.parametrize("kind", FAMILIES)
-shapes = pytest.mark.parametrize("parents", SHAPES.values(), ids=SHAPES)
 
 
 @families
@@ -98,7 +97,7 @@ def test_rows_that_open_fork_commit_and_close_at_random_stay_exact(kind: str, se
             model.close(row)
         else:
             asked = rng.sample(rows, rng.randint(1, len(rows)))
-            trees = [_shallow(rng, rng.randint(1, 8), 8) for _ in asked]
+            trees = [shallow_tree(rng, rng.randint(1, 8), 8) for _ in asked]
             logits = model.extend([row for row, _ in asked], trees)
             for b, ((row, ids), tree) in enumerate(zip(asked, trees, strict=True)):
                 assert_close(logits[b, : len(tree.tokens)], expected(kind, ids, tree))

@@ -58,6 +58,13 @@ def random_tree(rng: Random, n: int) -> Nodes:
     return nodes(random_ids(rng, n), random_parents(rng, n))
 
 
+def shallow_tree(rng: Random, size: int, depth: int) -> Nodes:
+    """A random tree not deeper than ``depth``."""
+    while len(deepest((tree := random_tree(rng, size)).parents.tolist())) > depth:
+        size -= 1
+    return tree
+
+
 def nodes(tokens: Sequence[int], parents: Sequence[int]) -> Nodes:
     return Nodes(torch.tensor(tokens, dtype=torch.int64), torch.tensor(parents, dtype=torch.int64))
 
