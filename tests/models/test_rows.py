@@ -10,6 +10,7 @@ from draftree.models.base import Nodes, Row
 
 from ..tiny import FAMILIES
 from .trees import (
+    SHAPES,
     assert_cached,
     assert_close,
     expected,
