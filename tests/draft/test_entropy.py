@@ -1,0 +1,211 @@
+"""Chains, static trees and trees shaped by entropy on scripted entropies ("Dynamic Tree Speculative Decoding")."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import pytest
+import torch
+from torch import Tensor
+
+from draftree.config import Budget
+from draftree.draft.entropy import MAX_WIDTH, BranchingSteps, EntropyStop, EntropyTree, StaticTree
+from draftree.draft.grow import GrowthPolicy, grow
+from draftree.draft.methods import METHODS
+from draftree.errors import ConfigError
+from draftree.tree import ROOT, DraftTree
+
+from ..toy import Path, ScriptedScorer
+
+PAPER = [
+    (0, 1),
+    (0.0199, 1),
+    (0.02, 2),
+    (0.99, 2),
+    (1.0, 4),
+    (1.01, 5),
+    (1.25, 5),
+    (1.26, 6),
+    (1.5, 6),
+    (1.51, 7),
+    (1.75, 7),
+]
+"""Entropies and the paper's B(H) there: 1 below 0.02; 2 below 1; else min(ceil(4H), 7)."""
+
+
+def drafted(policy: GrowthPolicy | str, entropies: Callable[[Path], float], nodes: int = 200) -> DraftTree:
+    """The tree of a policy, or of a method with its defaults, where the law after a path has this entropy.
+
+    The children of every node are tokens 0, 1, ... in order of probability.
+    """
+    if isinstance(policy, str):
+        policy = METHODS[policy].policy()
+    logprobs = [math.log(0.5**rank) for rank in range(1, MAX_WIDTH + 1)]
+    scorer = ScriptedScorer(lambda row, path: (range(MAX_WIDTH), logprobs, entropies(path)))
+    return grow(scorer, policy, [Budget(nodes)])[0]
+
+
+def by_depth(*entropies: float) -> Callable[[Path], float]:
+    """The entropy of the law after a path of 0, 1, ... tokens."""
+    return lambda path: entropies[len(path)]
+
+
+def always(entropy: float) -> Callable[[Path], float]:
+    return lambda path: entropy
+
+
+def children(tree: DraftTree) -> list[int]:
+    """How many children the root and each node have."""
+    return [len(tree.children(node)) for node in range(ROOT, len(tree))]
+
+
+@pytest.mark.parametrize("entropy", [0.0, 5.0])
+def test_the_baseline_is_a_chain_of_four(entropy: float) -> None:
+    tree = drafted("chain", always(entropy))
+    assert (tree.parents.tolist(), tree.tokens.tolist()) == ([-1, 0, 1, 2], [0, 0, 0, 0])
+
+
+def test_early_stopping_keeps_the_token_whose_entropy_crossed_and_ends_there() -> None:
+    tree = drafted("early-stop", by_depth(0.1, 0.9, 1.2, 0.1, 0.1))
+    assert tree.parents.tolist() == [-1, 0, 1]
+    assert tree.entropies.tolist() == pytest.approx([0.1, 0.9, 1.2])
+
+
+def test_early_stopping_goes_on_at_an_entropy_of_exactly_one() -> None:
+    assert drafted("early-stop", by_depth(1.0, 1.001, 0.0)).depth == 2
+
+
+def test_early_stopping_drafts_one_token_where_the_first_law_is_unsure() -> None:
+    assert len(drafted("early-stop", always(3.0))) == 1
+
+
+def test_early_stopping_is_bounded_by_the_node_budget_alone() -> None:
+    assert drafted("early-stop", always(0.5), nodes=37).depth == 37
+
+
+def test_naive_width_gives_the_last_position_four_alternatives() -> None:
+    tree = drafted("naive-width", by_depth(0.1, 0.9, 1.2, 0.1))
+    assert (tree.parents.tolist(), tree.tokens.tolist()) == ([-1, 0, 1, 1, 1, 1], [0, 0, 0, 1, 2, 3])
+
+
+def test_the_static_tree_has_thirty_nodes() -> None:
+    tree = drafted("static", always(0.5))
+    assert len(tree) == 2 + 4 + 8 + 16
+    assert children(tree) == [2] * 15 + [0] * 16
+
+
+@pytest.mark.parametrize(("entropy", "branching"), [*PAPER, (5.0, 7)])
+def test_dynamic_width_branches_as_in_the_paper(entropy: float, branching: int) -> None:
+    tree = drafted("dynamic-width", lambda path: 0.0 if path else entropy)
+    assert children(tree)[: branching + 1] == [branching, *[1] * branching]
+
+
+def test_the_children_of_dynamic_width_are_the_likeliest() -> None:
+    assert drafted("dynamic-width", lambda path: 0.0 if path else 1.0).tokens[:4].tolist() == [0, 1, 2, 3]
+
+
+def test_dynamic_width_asks_the_entropy_of_each_node_anew() -> None:
+    tree = drafted("dynamic-width", by_depth(0.5, 0.01, 1.2, 0.5))
+    assert torch.bincount(tree.depths).tolist() == [0, 2, 2, 10, 20]
+
+
+@pytest.mark.parametrize("entropy", [0.0, 0.5])
+def test_dynamic_width_is_four_levels_deep(entropy: float) -> None:
+    assert drafted("dynamic-width", always(entropy)).depth == 4
+
+
+@pytest.mark.parametrize(("entropy", "branching"), [*PAPER, (1.7501, 0), (5.0, 0)])
+def test_dynamic_width_and_depth_gives_no_children_above_the_stop(entropy: float, branching: int) -> None:
+    assert children(drafted("dynamic-width-depth", lambda path: 0.0 if path else entropy))[0] == branching
+
+
+def test_dynamic_width_and_depth_ends_one_branch_and_goes_on_with_another() -> None:
+    entropies: Mapping[Path, float] = {(): 0.5, (0,): 2.0}
+    tree = drafted("dynamic-width-depth", lambda path: entropies.get(path, 0.01))
+    assert children(tree) == [2, 0, *[1] * 7, 0]
+    assert tree.depth == 8
+
+
+def test_branching_is_a_function_of_a_whole_frontier() -> None:
+    entropies, branching = zip(*PAPER, (5.0, 7), strict=True)
+    assert BranchingSteps()(torch.tensor(entropies)).tolist() == list(branching)
+
+
+def test_users_give_functions_of_entropy_for_width_and_depth() -> None:
+    def width(entropies: Tensor) -> Tensor:
+        return torch.where(entropies > 1, 3, 1)
+
+    def depth(entropies: Tensor) -> Tensor:
+        return torch.where(entropies > 1, 1, 3)
+
+    policy = EntropyTree(width, depth, depth=9)
+    assert children(drafted(policy, by_depth(2.0, 0.5, 0.5, 0.5)))[0] == 3
+    assert [drafted(policy, by_depth(*h)).depth for h in ([2.0] * 9, [0.5] * 9, [0.5, 2.0, 0.5])] == [1, 3, 1]
+
+
+def test_fractions_of_a_width_are_cut_off() -> None:
+    assert children(drafted(EntropyTree(lambda h: h + 1.9, depth=1), always(1.0)))[0] == 2
+
+
+@pytest.mark.parametrize(("deepest", "depth"), [(0.0, 0), (0.9, 0), (1.0, 1), (2.5, 2), (-3.0, 0)])
+def test_a_depth_function_says_the_deepest_level_that_may_get_nodes(deepest: float, depth: int) -> None:
+    policy = EntropyTree(lambda h: torch.ones_like(h), lambda h: torch.full_like(h, deepest))
+    assert drafted(policy, always(1.0)).depth == depth
+
+
+@pytest.mark.parametrize("width", [0, -2])
+def test_a_width_of_nothing_or_less_makes_leaves(width: int) -> None:
+    assert len(drafted(EntropyTree(lambda h: torch.full_like(h, width)), always(1.0))) == 0
+
+
+def test_a_users_functions_are_bounded_by_width_and_depth() -> None:
+    policy = EntropyTree(lambda h: torch.full_like(h, 60), lambda h: torch.full_like(h, 60), width=3, depth=2)
+    assert len(drafted(policy, always(1.0))) == 3 + 9
+
+
+@pytest.mark.parametrize("what", ["width", "depth"])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda h: torch.ones(len(h) + 1),
+        lambda h: torch.ones(len(h), 1),
+        lambda h: torch.tensor(2.0),
+        lambda h: 3,
+        lambda h: torch.full_like(h, math.nan),
+        lambda h: torch.full_like(h, math.inf),
+    ],
+    ids=["longer", "two dimensions", "no dimension", "a number", "nan", "inf"],
+)
+def test_a_function_that_does_not_give_one_finite_number_each_is_refused(
+    function: Callable[[Tensor], Tensor], what: str
+) -> None:
+    policy = EntropyTree(function) if what == "width" else EntropyTree(depth_of=function)
+    with pytest.raises(
+        ConfigError, match=f"the {what} function gave .* for entropies \\[1.5\\]: return one finite number"
+    ):
+        drafted(policy, always(1.5))
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda: StaticTree(width=0), "width is 0: use 1 to 64"),
+        (lambda: StaticTree(width=65), "width is 65: use 1 to 64"),
+        (lambda: StaticTree(depth=0), "depth is 0: use at least 1"),
+        (lambda: EntropyStop(stop=-0.5), "stop is -0.5: use an entropy in nats"),
+        (lambda: EntropyStop(stop=math.nan), "stop is nan"),
+        (lambda: EntropyStop(width=0), "width is 0"),
+        (lambda: BranchingSteps(sure=-1), "sure is -1"),
+        (lambda: BranchingSteps(unsure=math.nan), "unsure is nan"),
+        (lambda: BranchingSteps(slope=-2), "slope is -2"),
+        (lambda: BranchingSteps(most=65), "width is 65"),
+        (lambda: BranchingSteps(stop=-3), "stop is -3"),
+        (lambda: EntropyTree(width=0), "width is 0"),
+        (lambda: EntropyTree(width=65), "width is 65"),
+        (lambda: EntropyTree(depth=-1), "depth is -1"),
+    ],
+)
+def test_a_setting_out_of_range_is_refused_by_name_and_value(make: Callable[[], object], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        make()

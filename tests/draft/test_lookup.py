@@ -1,0 +1,209 @@
+"""Lookup: the n-gram law against a recount and by hand, and the trees drafted from it."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from draftree.config import Budget, SamplingParams
+from draftree.draft.entropy import StaticTree
+from draftree.draft.lookup import LookupDrafter, NgramIndex
+from draftree.errors import ConfigError
+from draftree.sequence import Sequence as Request
+from draftree.text import NoText
+from draftree.tree import DraftTree
+
+ALL = 99
+
+
+def index_of(text: Sequence[int], shortest: int, longest: int) -> NgramIndex:
+    index = NgramIndex(shortest, longest)
+    index.extend(text)
+    return index
+
+
+def recount(text: Sequence[int], tail: Sequence[int], shortest: int, longest: int) -> tuple[dict[int, float], float]:
+    """The blended law (escape method C) and its entropy, by reading the whole text for every match length."""
+    law: defaultdict[int, float] = defaultdict(float)
+    left = 1.0
+    for n in range(min(longest, len(tail)), shortest - 1, -1):
+        context = list(tail[len(tail) - n :])
+        found = Counter(text[i + n] for i in range(len(text) - n) if list(text[i : i + n]) == context)
+        if found:
+            total, kinds = found.total(), len(found)
+            for token, count in found.items():
+                law[token] += left * count / (total + kinds)
+            left *= kinds / (total + kinds)
+    outcomes = [*law.values(), left]
+    return dict(law), -sum(p * math.log(p) for p in outcomes)
+
+
+texts = st.lists(st.integers(0, 2), max_size=40)
+examples = settings(max_examples=150, deadline=None, derandomize=True)
+
+
+@given(text=texts, tail=st.lists(st.integers(0, 2), max_size=6), shortest=st.integers(1, 3), more=st.integers(0, 3))
+@examples
+def test_the_law_equals_a_recount(text: list[int], tail: list[int], shortest: int, more: int) -> None:
+    tokens, law, entropy = index_of(text, shortest, shortest + more).predict(tuple(tail), ALL)
+    counted, expected_entropy = recount(text, tail, shortest, shortest + more)
+    assert dict(zip(tokens, law, strict=True)) == pytest.approx(counted)
+    assert law == sorted(law, reverse=True)
+    assert entropy == pytest.approx(expected_entropy)
+
+
+def test_the_blend_of_two_match_lengths_by_hand() -> None:
+    """After (1, 2) came 3 twice and 4 once: C = 3, U = 2; after 2 alone the same and 5 once: C = 4, U = 3."""
+    tokens, law, entropy = index_of([1, 2, 3, 1, 2, 4, 1, 2, 3, 2, 5], 1, 2).predict((1, 2), ALL)
+    three, four, five, left = 2 / 5 + 2 / 5 * 2 / 7, 1 / 5 + 2 / 5 * 1 / 7, 2 / 5 * 1 / 7, 2 / 5 * 3 / 7
+    assert tokens == [3, 4, 5]
+    assert law == pytest.approx([three, four, five])
+    assert entropy == pytest.approx(-sum(p * math.log(p) for p in (three, four, five, left)))
+
+
+def test_of_equally_frequent_successors_the_most_recent_comes_first() -> None:
+    assert index_of([1, 2, 1, 3, 1, 4], 1, 1).predict((1,), ALL)[0] == [4, 3, 2]
+    assert index_of([1, 4, 1, 3, 1, 2, 1, 3, 1, 4], 1, 1).predict((1,), ALL)[0] == [4, 3, 2]
+
+
+def test_a_more_frequent_successor_comes_before_a_more_recent_one() -> None:
+    assert index_of([1, 2, 1, 2, 1, 3], 1, 1).predict((1,), ALL)[0] == [2, 3]
+
+
+def test_a_successor_after_a_longer_match_comes_before_one_as_frequent_after_a_shorter() -> None:
+    assert index_of([7, 1, 2, 8, 1, 3], 1, 2).predict((7, 1), ALL)[0] == [2, 3]
+
+
+@pytest.mark.parametrize("width", [0, 1, 2, 3])
+def test_no_more_than_the_width_is_predicted_and_the_law_is_not_renormalised(width: int) -> None:
+    index = index_of([1, 2, 1, 3, 1, 4], 1, 1)
+    tokens, law, entropy = index.predict((1,), ALL)
+    assert index.predict((1,), width) == (tokens[:width], law[:width], entropy)
+
+
+def test_nothing_is_predicted_from_less_than_the_shortest_match() -> None:
+    assert index_of([1, 2, 3, 1, 2, 3], 3, 5).predict((1, 2), ALL) == ([], [], 0)
+    assert index_of([1, 2, 3, 9, 2], 2, 5).predict((9, 2), ALL) == ([], [], 0)
+
+
+def test_nothing_is_predicted_without_a_text() -> None:
+    assert NgramIndex(1, 3).predict((1,), ALL) == ([], [], 0)
+
+
+def test_nothing_is_predicted_across_the_end_of_the_text() -> None:
+    assert index_of([1, 2, 3], 1, 3).predict((3,), ALL)[0] == []
+
+
+@given(text=texts, cuts=st.lists(st.integers(0, 40), max_size=4))
+@examples
+def test_an_index_that_grew_in_parts_equals_one_built_at_once(text: list[int], cuts: list[int]) -> None:
+    grown = NgramIndex(1, 3)
+    for cut in sorted(cuts):
+        grown.extend(text[len(grown) : cut])
+    grown.extend(text[len(grown) :])
+    whole = index_of(text, 1, 3)
+    assert (len(grown), grown.tail) == (len(whole), whole.tail) == (len(text), tuple(text[-3:]))
+    for tail in ((a, b, c) for a in range(3) for b in range(3) for c in range(3)):
+        assert grown.predict(tail, ALL) == whole.predict(tail, ALL)
+
+
+def request(ids: Sequence[int]) -> Request:
+    return Request(ids, SamplingParams(), 100, frozenset(), NoText())
+
+
+def propose(drafter: LookupDrafter, *requests: Request, nodes: int = 20) -> list[DraftTree]:
+    return drafter.propose(requests, [Budget(nodes)] * len(requests))
+
+
+def opened(drafter: LookupDrafter, ids: Sequence[int]) -> Request:
+    made = request(ids)
+    drafter.open(made)
+    return made
+
+
+def chain(depth: int = 4) -> StaticTree:
+    return StaticTree(width=1, depth=depth)
+
+
+def test_a_repeating_text_is_continued_as_before() -> None:
+    drafter = LookupDrafter(chain())
+    tree = propose(drafter, opened(drafter, [1, 2, 3, 4, 5, 6, 7, 1, 2]))[0]
+    assert tree.tokens.tolist() == [3, 4, 5, 6]
+
+
+def test_drafts_go_on_round_the_end_of_the_text() -> None:
+    drafter = LookupDrafter(chain(7))
+    assert propose(drafter, opened(drafter, [1, 2, 3, 1, 2]))[0].tokens.tolist() == [3, 1, 2, 3, 1, 2, 3]
+
+
+def test_continuations_that_differ_become_branches() -> None:
+    drafter = LookupDrafter(StaticTree(width=2, depth=2))
+    tree = propose(drafter, opened(drafter, [1, 2, 3, 4, 1, 2, 5, 6, 1, 2]))[0]
+    assert (tree.tokens.tolist(), tree.parents.tolist()) == ([5, 3, 6, 4], [-1, -1, 0, 1])
+
+
+def test_a_drafts_probability_and_entropy_are_those_of_the_blend() -> None:
+    text = [1, 2, 3, 1, 2, 4, 1, 2, 3, 1, 2]
+    drafter = LookupDrafter(StaticTree(width=9, depth=1))
+    tree = propose(drafter, opened(drafter, text))[0]
+    law, entropy = recount(text, text[-6:], 2, 6)
+    assert dict(zip(tree.tokens.tolist(), tree.path_logprobs.exp().tolist(), strict=True)) == pytest.approx(law)
+    assert tree.entropies.tolist() == pytest.approx([entropy] * len(law))
+
+
+def test_each_branch_is_continued_by_its_own_tail() -> None:
+    """What follows 2 depends on whether 1 or 3 came before it."""
+    text = [1, 2, 8, 3, 2, 9, 0, 1, 0, 3, 0]
+    drafter = LookupDrafter(StaticTree(width=2, depth=3), shortest=1, longest=2)
+    tree = propose(drafter, opened(drafter, text), nodes=99)[0]
+    follows: dict[int, int] = {}
+    for node in range(len(tree)):
+        parent = int(tree.parents[node])
+        if parent >= 0 and int(tree.tokens[parent]) == 2:
+            follows.setdefault(int(tree.tokens[tree.parents[parent]]), int(tree.tokens[node]))
+    assert follows == {1: 8, 3: 9}
+
+
+def test_nothing_is_drafted_where_nothing_matches() -> None:
+    drafter = LookupDrafter(chain())
+    assert len(propose(drafter, opened(drafter, [1, 2, 3, 4, 5]))[0]) == 0
+
+
+def test_tokens_that_were_gained_are_read_before_the_next_proposal() -> None:
+    drafter = LookupDrafter(chain(2))
+    made = opened(drafter, [1, 2, 3])
+    assert len(propose(drafter, made)[0]) == 0
+    made.ids += [4, 1, 2]
+    assert propose(drafter, made)[0].tokens.tolist() == [3, 4]
+
+
+def test_every_sequence_looks_up_in_its_own_text() -> None:
+    drafter = LookupDrafter(chain(2))
+    texts = [[1, 2, 3, 1, 2], [1, 2, 4, 1, 2], [5, 6, 7], [1, 2, 5, 1, 2]]
+    requests = [opened(drafter, ids) for ids in texts]
+    assert [tree.tokens.tolist() for tree in propose(drafter, *requests)] == [[3, 1], [4, 1], [], [5, 1]]
+    assert [tree.tokens.tolist() for tree in propose(drafter, requests[3], requests[0])] == [[5, 1], [3, 1]]
+
+
+def test_a_sequence_that_closes_leaves_the_others_alone() -> None:
+    drafter = LookupDrafter(chain(1))
+    one, two = opened(drafter, [1, 2, 3, 1, 2]), opened(drafter, [1, 2, 4, 1, 2])
+    drafter.close(one)
+    assert propose(drafter, two)[0].tokens.tolist() == [4]
+
+
+def test_a_budget_is_kept() -> None:
+    drafter = LookupDrafter(StaticTree(width=3, depth=5), shortest=1)
+    made = opened(drafter, [1, 2, 1, 3, 1, 2, 2, 3, 3, 1])
+    assert len(propose(drafter, made, nodes=6)[0]) == 6
+
+
+@pytest.mark.parametrize(("shortest", "longest"), [(0, 3), (-1, 3), (4, 3)])
+def test_match_lengths_out_of_order_are_refused(shortest: int, longest: int) -> None:
+    with pytest.raises(ConfigError, match=f"match lengths are {shortest} to {longest}: use 1 <= shortest <= longest"):
+        LookupDrafter(chain(), shortest=shortest, longest=longest)

@@ -1,0 +1,117 @@
+"""Growth policies by name: settings from text, and what is said about a name or value that cannot be."""
+
+from __future__ import annotations
+
+import pytest
+
+from draftree.config import Budget
+from draftree.draft.entropy import BranchingSteps, EntropyStop, EntropyTree, StaticTree
+from draftree.draft.grow import GrowthPolicy, grow
+from draftree.draft.methods import DEFAULT_METHOD, DEFAULT_NODES, METHODS, find_method, find_policy
+from draftree.errors import ConfigError, UnknownNameError
+
+from ..toy import ScriptedScorer
+
+SETTINGS = [(m.name, key) for m in METHODS.values() for key in m.settings]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_drafts_with_its_defaults(name: str) -> None:
+    policy = find_policy(name)
+    tree = grow(ScriptedScorer(lambda row, path: (range(7), [-0.5] * 7, 0.5)), policy, [Budget(12)])[0]
+    assert 4 <= len(tree) <= 12
+
+
+@pytest.mark.parametrize(
+    ("name", "policy"),
+    [
+        ("chain", StaticTree(width=1, depth=4)),
+        ("early-stop", EntropyStop(stop=1.0, width=1)),
+        ("naive-width", EntropyStop(stop=1.0, width=4)),
+        ("static", StaticTree(width=2, depth=4)),
+        ("dynamic-width", EntropyTree(BranchingSteps(0.02, 1.0, 4.0, 7), None, width=7, depth=4)),
+        ("dynamic-width-depth", EntropyTree(BranchingSteps(0.02, 1.0, 4.0, 7, 1.75), None, width=7, depth=8)),
+    ],
+)
+def test_the_defaults_are_the_papers(name: str, policy: GrowthPolicy) -> None:
+    assert find_policy(name) == policy
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_says_in_one_line_what_it_does(name: str) -> None:
+    assert METHODS[name].summary and "\n" not in METHODS[name].summary
+
+
+@pytest.mark.parametrize(("name", "key"), SETTINGS)
+def test_every_setting_is_read_from_text(name: str, key: str) -> None:
+    other = METHODS[name].settings[key] + 1
+    assert find_policy(name, {key: str(other)}) == find_policy(name, {key: other})
+
+
+@pytest.mark.parametrize(("name", "key"), SETTINGS)
+def test_every_setting_changes_the_policy(name: str, key: str) -> None:
+    assert find_policy(name, {key: METHODS[name].settings[key] + 1}) != find_policy(name)
+
+
+def test_the_default_method_and_node_budget_are_possible() -> None:
+    assert DEFAULT_METHOD in METHODS
+    assert Budget(DEFAULT_NODES).nodes == DEFAULT_NODES
+
+
+def test_a_misspelt_method_is_answered_with_the_nearest_and_all_names() -> None:
+    with pytest.raises(UnknownNameError) as error:
+        find_method("dynamic-widht")
+    assert "no method 'dynamic-widht': did you mean dynamic-width? choose from " in str(error.value)
+    assert ", ".join(METHODS) in str(error.value)
+
+
+def test_a_method_like_no_other_is_answered_with_all_names() -> None:
+    with pytest.raises(UnknownNameError) as error:
+        find_policy("zzz")
+    assert str(error.value) == f"no method 'zzz': choose from {', '.join(METHODS)}"
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_an_unknown_setting_is_answered_with_those_there_are(name: str) -> None:
+    with pytest.raises(
+        ConfigError, match=f"method {name} has no setting 'breadth': it has {', '.join(METHODS[name].settings)}"
+    ):
+        find_policy(name, {"breadth": 3})
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "text", "said"),
+    [
+        ("static", "width", "two", "width is 'two': method static needs a whole number there"),
+        ("static", "depth", "2.5", "depth is '2.5': method static needs a whole number there"),
+        ("early-stop", "stop", "soon", "stop is 'soon': method early-stop needs a number there"),
+        ("early-stop", "stop", "", "stop is '': method early-stop needs a number there"),
+    ],
+)
+def test_a_value_that_is_no_number_is_named(name: str, key: str, text: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        find_policy(name, {key: text})
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "text", "said"),
+    [
+        ("static", "width", "0", "width is 0"),
+        ("chain", "depth", "-1", "depth is -1"),
+        ("dynamic-width", "width", "65", "width is 65"),
+        ("dynamic-width-depth", "stop", "nan", "stop is nan"),
+    ],
+)
+def test_a_value_out_of_range_is_named(name: str, key: str, text: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        find_policy(name, {key: text})
+
+
+def test_a_ready_policy_is_taken_as_it_is() -> None:
+    policy = StaticTree(3, 2)
+    assert find_policy(policy) is policy
+
+
+def test_settings_beside_a_ready_policy_are_refused() -> None:
+    with pytest.raises(ConfigError, match="{'depth': 3} beside a ready policy"):
+        find_policy(StaticTree(3, 2), {"depth": 3})

@@ -1,0 +1,53 @@
+"""The law of sampled text on the real code path: engine, drafter, verification and commits over a toy (oracle 5)."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from draftree import engine as engine_module
+from draftree.config import SamplingParams
+from draftree.draft.entropy import EntropyTree, StaticTree
+from draftree.draft.grow import GrowthPolicy
+from draftree.draft.model import ModelDrafter
+from draftree.engine import Engine
+from draftree.sampling import Draws
+from draftree.tree import TreeBatch
+from draftree.verify import Verdict, match
+
+from .toy import ToyModel, chi_square, law
+
+VOCAB, LENGTH, PROMPT, BATCH = 4, 3, [1, 2], 4000
+
+
+def _counts(policy: GrowthPolicy, sequences: int) -> torch.Tensor:
+    """[V] * LENGTH counts of sampled continuations, each under a seed of its own."""
+    target = ToyModel(VOCAB, spread=1.0)
+    drafter = ModelDrafter(policy, ToyModel(VOCAB, seed=8, spread=1.0), VOCAB)
+    decode = Engine(target, drafter, nodes=5)
+    counts = torch.zeros((VOCAB,) * LENGTH)
+    for start in range(0, sequences, BATCH):
+        each = [SamplingParams(max_tokens=LENGTH, temperature=1.0, seed=start + i) for i in range(BATCH)]
+        ids = torch.tensor([g.token_ids for g in decode.generate([PROMPT] * BATCH, each)])
+        counts.index_put_(tuple(ids.T), torch.ones(BATCH), accumulate=True)
+    return counts
+
+
+@pytest.mark.parametrize("policy", [StaticTree(width=2, depth=2), EntropyTree(depth=2)], ids=["static", "entropy"])
+def test_sampled_text_through_trees_follows_the_targets_law(policy: GrowthPolicy) -> None:
+    counts = _counts(policy, 36_000)  # of three draws each, twice: 2e5 draws
+    assert chi_square(counts.flatten(), law(ToyModel(VOCAB, spread=1.0), PROMPT, LENGTH).flatten()) > 1e-4
+
+
+def test_a_verification_that_prefers_drafts_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def biased(logits: torch.Tensor, trees: TreeBatch, draw: Draws) -> list[Verdict]:
+        """Gives up the target's draw for the first drafted child every tenth time that it is none."""
+        verdicts = match(logits, trees, draw)
+        for b, v in enumerate(verdicts):
+            if trees.depth and not v.path and draw.seeds[b] % 10 == 0:
+                verdicts[b] = Verdict([], [int(trees.tokens[b, 0])])
+        return verdicts
+
+    monkeypatch.setattr(engine_module, "match", biased)
+    counts = _counts(StaticTree(width=2, depth=2), 36_000)
+    assert chi_square(counts.flatten(), law(ToyModel(VOCAB, spread=1.0), PROMPT, LENGTH).flatten()) < 1e-4

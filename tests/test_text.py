@@ -1,0 +1,237 @@
+"""Tokens to text as they come, and prompts to tokens, with a byte-level tokenizer made on the spot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE, WordLevel
+from transformers import PreTrainedTokenizerFast
+
+from draftree.errors import InputError, PromptError
+from draftree.text import Detokenizer, NoText, Prompt, encode, text_stream, user
+
+TEMPLATE = (
+    "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}>{% endif %}"
+)
+
+SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
+
+
+def tokenizer(template: str | None = TEMPLATE) -> PreTrainedTokenizerFast:
+    """Every byte is a token, so that any text round-trips and characters beyond ASCII take several; a few pairs too."""
+    merges = [("a", "b"), ("ab", "c"), ("Ġ", "a"), ("t", "h"), ("th", "e"), ("Ċ", "Ċ")]
+    tokens = ["<s>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet()), *(left + right for left, right in merges)]
+    backend = Tokenizer(BPE({t: i for i, t in enumerate(tokens)}, merges))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=backend, chat_template=template, **SPECIAL)
+
+
+def spaced() -> PreTrainedTokenizerFast:
+    """A tokenizer that drops the space before the first word when it decodes, as SentencePiece does."""
+    backend = Tokenizer(WordLevel({"<s>": 0, "</s>": 1, "▁the": 2, "▁abc": 3}))
+    backend.decoder = decoders.Metaspace()
+    return PreTrainedTokenizerFast(tokenizer_object=backend, **SPECIAL)
+
+
+TOKENIZER = tokenizer()
+EOS = 1
+
+
+def ids_of(text: str) -> list[int]:
+    return encode(TOKENIZER, text)
+
+
+def pieces(ids: Sequence[int], stop: Sequence[str] = (), context: Sequence[int] = ()) -> list[str]:
+    """What a stream gives out for each token until it stops."""
+    stream, given = Detokenizer(TOKENIZER, stop, context), list[str]()
+    for i, token in enumerate(ids):
+        given.append(stream.push(token, last=i == len(ids) - 1))
+        if stream.stopped:
+            break
+    return given
+
+
+examples = settings(max_examples=150, deadline=None, derandomize=True)
+words = st.text(st.sampled_from("abc the\né€😀.'"), max_size=30)
+
+
+@given(text=words)
+@examples
+def test_the_pieces_of_a_text_add_up_to_it(text: str) -> None:
+    assert "".join(pieces(TOKENIZER(text)["input_ids"])) == text
+
+
+@given(ids=st.lists(st.integers(0, len(TOKENIZER) - 1), max_size=30))
+@examples
+def test_the_pieces_of_any_tokens_add_up_to_their_decoding(ids: list[int]) -> None:
+    """Also where they are no valid UTF-8."""
+    assert "".join(pieces(ids)) == TOKENIZER.decode(ids, skip_special_tokens=True)
+
+
+@given(context=words, text=words)
+@examples
+def test_the_pieces_behind_a_context_add_up_without_it(context: str, text: str) -> None:
+    before, whole = TOKENIZER(context)["input_ids"], TOKENIZER(text)["input_ids"]
+    assert "".join(pieces(whole, context=before)) == text
+
+
+def test_words_keep_the_spaces_between_them_where_decoding_drops_the_first() -> None:
+    the, abc = 2, 3
+    stream = Detokenizer(spaced())
+    assert [stream.push(token, last=False) for token in [the, abc] * 4] == ["the", *[" abc", " the"] * 3, " abc"]
+
+
+def test_the_first_word_behind_a_context_keeps_its_space() -> None:
+    the, abc = 2, 3
+    assert Detokenizer(spaced(), context=[abc] * 6).push(the, last=False) == " the"
+
+
+@pytest.mark.parametrize("character", ["é", "€", "😀"])
+def test_a_character_of_several_tokens_is_held_back_until_it_is_complete(character: str) -> None:
+    ids = ids_of("x" + character + "y")
+    assert len(ids) > 3
+    assert pieces(ids) == ["x", *[""] * (len(ids) - 3), character, "y"]
+
+
+def test_the_rest_of_a_character_that_never_ends_is_given_out_at_the_end() -> None:
+    assert pieces(ids_of("x😀")[:-1]) == ["x", "", "", "\ufffd"]
+
+
+def test_tokens_are_given_out_at_once_without_stop_strings() -> None:
+    assert pieces(ids_of("abc the")) == ["abc", " ", "the"]
+
+
+def test_special_tokens_give_no_text() -> None:
+    assert pieces([EOS, *ids_of("the"), 0, *ids_of("the"), EOS]) == ["", "the", "", "the", ""]
+
+
+def test_a_special_token_between_the_bytes_of_a_character_does_not_spoil_it() -> None:
+    first, second = ids_of("é")
+    assert pieces([first, EOS, second]) == ["", "", "é"]
+
+
+@pytest.mark.parametrize("stop", ["d", "bcd", "abcd", "cd the"])
+def test_a_stop_string_is_found_across_token_borders(stop: str) -> None:
+    text = "the abcd the"
+    assert "".join(pieces(ids_of(text), [stop])) == text[: text.index(stop)]
+
+
+def test_a_stream_stops_with_the_token_that_completes_the_stop_string() -> None:
+    assert len(pieces(ids_of("x.y.z"), [".y"])) == 3
+
+
+def test_a_text_without_the_stop_string_never_stops() -> None:
+    stream = Detokenizer(TOKENIZER, ["xyz"])
+    for token in ids_of("xy xz yz"):
+        stream.push(token, last=False)
+    assert not stream.stopped
+
+
+def test_text_is_held_back_while_a_stop_string_may_begin() -> None:
+    assert pieces(ids_of("x.y.y!"), [".y!"]) == ["x", "", "", ".y", "", ""]
+
+
+def test_no_more_is_held_back_than_may_belong_to_a_stop_string() -> None:
+    assert pieces(ids_of("xx.z"), ["x.y"]) == ["", "x", "", "x.z"]
+
+
+def test_text_that_was_held_back_is_given_out_at_the_end() -> None:
+    assert pieces(ids_of("x.y"), [".y!"]) == ["x", "", ".y"]
+
+
+def test_text_after_a_stop_string_in_the_same_token_is_dropped() -> None:
+    (the,) = ids_of("the")
+    assert pieces([the, the], ["h"]) == ["t"]
+
+
+def test_of_several_stop_strings_the_first_in_the_text_ends_it() -> None:
+    assert "".join(pieces(ids_of("the abc."), ["c.", "bc", " x"])) == "the a"
+
+
+def test_a_stop_string_in_the_last_token_ends_the_text() -> None:
+    stream = Detokenizer(TOKENIZER, ["x"])
+    assert (stream.push(ids_of("x")[0], last=True), stream.stopped) == ("", True)
+
+
+def test_a_stop_string_that_the_context_began_does_not_count() -> None:
+    assert pieces(ids_of("y!"), [".y"], context=ids_of("x.")) == ["y", "!"]
+
+
+def test_a_stop_string_may_hold_characters_of_several_tokens() -> None:
+    assert "".join(pieces(ids_of("a😀b"), ["😀"])) == "a"
+
+
+@given(text=words, stop=st.lists(st.text(st.sampled_from("abc e😀"), min_size=1, max_size=3), max_size=3))
+@examples
+def test_a_stream_gives_what_comes_before_the_first_stop_string(text: str, stop: list[str]) -> None:
+    ends = [at for s in stop if (at := text.find(s)) >= 0]
+    assert "".join(pieces(TOKENIZER(text)["input_ids"], stop)) == text[: min(ends, default=len(text))]
+
+
+def test_a_model_without_a_tokenizer_streams_no_text() -> None:
+    stream = text_stream(None, ())
+    assert isinstance(stream, NoText)
+    assert (stream.push(5, last=False), stream.push(6, last=True), stream.stopped) == ("", "", False)
+
+
+def test_a_model_with_a_tokenizer_streams_its_text() -> None:
+    stream = text_stream(TOKENIZER, [".y"], ids_of("é"))
+    assert "".join(stream.push(token, last=False) for token in ids_of("x.y")) == "x"
+    assert stream.stopped
+
+
+def test_stop_strings_without_a_tokenizer_are_refused() -> None:
+    with pytest.raises(InputError, match=r"stop strings \['x', 'y'\] need text"):
+        text_stream(None, ["x", "y"])
+
+
+def test_token_ids_are_taken_as_they_are_with_or_without_a_tokenizer() -> None:
+    ids = (5, 3, 5)
+    assert encode(TOKENIZER, ids) == encode(None, ids) == [5, 3, 5]
+
+
+def test_encoding_ids_makes_a_list_of_its_own() -> None:
+    ids = [5, 3]
+    encode(None, ids).append(7)
+    assert ids == [5, 3]
+
+
+def test_text_is_encoded_as_it_is() -> None:
+    assert TOKENIZER.decode(encode(TOKENIZER, "<user>the abc")) == "<user>the abc"
+
+
+def test_a_conversation_goes_through_the_chat_template() -> None:
+    conversation = [{"role": "system", "content": "be"}, {"role": "user", "content": "the"}]
+    assert TOKENIZER.decode(encode(TOKENIZER, conversation)) == "<system>be<user>the>"
+
+
+def test_user_makes_a_conversation_of_one_question() -> None:
+    assert TOKENIZER.decode(encode(TOKENIZER, user("the"))) == "<user>the>"
+
+
+@pytest.mark.parametrize("prompt", ["", [], ()])
+def test_an_empty_prompt_is_refused(prompt: Prompt) -> None:
+    with pytest.raises(PromptError, match="the prompt is empty"):
+        encode(TOKENIZER, prompt)
+
+
+@pytest.mark.parametrize("content", ["", "  \n"])
+def test_a_blank_chat_message_is_refused(content: str) -> None:
+    with pytest.raises(PromptError, match="the prompt is empty"):
+        encode(TOKENIZER, user(content))
+
+
+@pytest.mark.parametrize("prompt", ["the", user("the")])
+def test_text_without_a_tokenizer_is_refused(prompt: Prompt) -> None:
+    with pytest.raises(PromptError, match="the model has no tokenizer: give token ids"):
+        encode(None, prompt)
+
+
+def test_a_conversation_without_a_chat_template_is_refused() -> None:
+    with pytest.raises(PromptError, match="no chat template: give the prompt as raw text"):
+        encode(tokenizer(template=None), user("the"))

@@ -1,0 +1,105 @@
+"""Draft trees as data: order, padding, ancestors, expected acceptance length."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from draftree.tree import ROOT, DraftTree, TreeBatch, ancestors
+
+
+def tree(parents: list[int], tokens: list[int] | None = None) -> DraftTree:
+    """A tree of this shape; tokens count from 0 unless given."""
+    n = len(parents)
+    depths: list[int] = []
+    for p in parents:
+        depths.append(1 if p == ROOT else depths[p] + 1)
+    return DraftTree(
+        torch.tensor(list(range(n)) if tokens is None else tokens, dtype=torch.int64),
+        torch.tensor(parents, dtype=torch.int64),
+        torch.tensor(depths, dtype=torch.int64),
+        -torch.tensor(depths, dtype=torch.float32),
+        torch.zeros(n),
+    )
+
+
+@pytest.mark.parametrize("parents", [[0], [1, ROOT], [ROOT, 2, 0], [ROOT, 0, 2]])
+def test_a_parent_that_does_not_come_before_its_child_is_refused(parents: list[int]) -> None:
+    ints = torch.ones(len(parents), dtype=torch.int64)
+    with pytest.raises(ValueError, match="level order"):
+        DraftTree(ints, torch.tensor(parents), ints, ints.float(), ints.float())
+
+
+def test_the_empty_tree_has_no_nodes_no_depth_and_gains_the_bonus_token() -> None:
+    empty = DraftTree.empty()
+    assert (len(empty), empty.depth, empty.expected_acceptance_length) == (0, 0, 1.0)
+    assert empty.children(ROOT) == []
+
+
+def test_the_nodes_of_a_chain_are_each_the_child_of_the_one_before() -> None:
+    chain = DraftTree.chain([7, 8, 9])
+    assert (chain.tokens.tolist(), chain.parents.tolist(), chain.depths.tolist()) == ([7, 8, 9], [-1, 0, 1], [1, 2, 3])
+
+
+def test_the_path_logprobs_of_a_chain_are_running_sums() -> None:
+    chain = DraftTree.chain([7, 8, 9], [-0.5, -0.25, -1.0])
+    assert chain.path_logprobs.tolist() == [-0.5, -0.75, -1.75]
+
+
+def test_a_chain_without_tokens_is_empty() -> None:
+    assert len(DraftTree.chain([])) == 0
+
+
+def test_depth_is_that_of_the_deepest_node() -> None:
+    assert tree([ROOT, ROOT, 0, 1, 3]).depth == 3
+
+
+def test_children_come_in_the_order_of_their_numbers() -> None:
+    shape = tree([ROOT, ROOT, 0, 1, 0])
+    assert [shape.children(node) for node in (ROOT, 0, 1, 2)] == [[0, 1], [2, 4], [3], []]
+
+
+def test_expected_acceptance_length_of_the_opt_tree_example() -> None:
+    """OPT-Tree, Figure 4 and Appendix B: each node's draft probability given its parent; E(A) = 3.07."""
+    parents = [ROOT, ROOT, 0, 0, 1, 1, 2, 2, 4]
+    draft = [0.5, 0.4, 0.8, 0.1, 0.6, 0.2, 0.5, 0.2, 0.5]
+    paths: list[float] = []
+    for parent, p in zip(parents, draft, strict=True):
+        paths.append(p * (1 if parent == ROOT else paths[parent]))
+    shape = tree(parents)
+    example = DraftTree(shape.tokens, shape.parents, shape.depths, torch.tensor(paths).log(), shape.entropies)
+    assert example.expected_acceptance_length == pytest.approx(3.07, abs=1e-6)
+
+
+def test_padding_never_matches_a_token_or_a_node() -> None:
+    batch = TreeBatch.pad([tree([ROOT, 0, 0], [4, 5, 6]), DraftTree.empty(), tree([ROOT], [9])])
+    assert batch.tokens.tolist() == [[4, 5, 6], [-1, -1, -1], [9, -1, -1]]
+    assert batch.parents.tolist() == [[-1, 0, 0], [-2, -2, -2], [-1, -2, -2]]
+
+
+def test_a_batch_is_as_deep_as_its_deepest_tree() -> None:
+    assert TreeBatch.pad([tree([ROOT] * 5), DraftTree.chain([1, 2, 3]), DraftTree.empty()]).depth == 3
+
+
+def test_a_batch_of_empty_trees_has_no_width_and_no_depth() -> None:
+    batch = TreeBatch.pad([DraftTree.empty(), DraftTree.empty()])
+    assert (tuple(batch.tokens.shape), batch.depth) == ((2, 0), 0)
+
+
+def walk(parents: list[int], node: int) -> list[int]:
+    """A node and its ancestors, by walking up."""
+    return [] if node == ROOT else [node, *walk(parents, parents[node])]
+
+
+@given(data=st.data(), size=st.integers(0, 14))
+@settings(max_examples=100, deadline=None, derandomize=True)
+def test_ancestors_are_what_walking_up_meets(data: st.DataObject, size: int) -> None:
+    parents = [data.draw(st.integers(ROOT, i - 1)) for i in range(size)]
+    start = data.draw(st.integers(0, size))
+    mask, depths = ancestors(torch.tensor(parents, dtype=torch.int64), start)
+    met = [walk(parents, node) for node in range(start, size)]
+    assert mask.shape == (size - start, size)
+    assert [sorted(m) for m in met] == [row.nonzero().flatten().tolist() for row in mask]
+    assert depths.tolist() == [len(m) for m in met]

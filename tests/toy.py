@@ -1,0 +1,207 @@
+"""Toys whose laws can be enumerated: a Markov language model, a scorer that follows a script, and a chi-square test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from draftree.draft.grow import Candidates
+from draftree.errors import CacheError, PromptError
+from draftree.models.base import Capabilities, Nodes, Row
+from draftree.tree import ROOT
+
+torch.set_num_threads(1)
+"""Toys are several times slower on more threads, above all on a busy machine."""
+
+_NO_NODES = torch.zeros(0, dtype=torch.int64)
+
+Path = tuple[int, ...]
+"""Tokens from the root (left out) down to a node; () is the root."""
+
+
+class ToyModel:
+    """A ``LanguageModel`` whose next-token logits depend on the last two tokens and on the position.
+
+    Args:
+        vocab: V.
+        seed: of its tables; the global random state is left alone.
+        spread: standard deviation of the logits, roughly: the larger, the surer it is.
+        max_length: most tokens of one sequence.
+        eos_ids: tokens that end a sequence.
+        dtype: of the logits; float64 for exact enumeration.
+    """
+
+    def __init__(
+        self,
+        vocab: int = 5,
+        seed: int = 0,
+        *,
+        spread: float = 1.5,
+        max_length: int = 64,
+        eos_ids: frozenset[int] = frozenset(),
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        rng = torch.Generator().manual_seed(seed)
+        scale = spread / 2**0.5
+        self._pairs = torch.randn((vocab + 1, vocab, vocab), generator=rng, dtype=torch.float64) * scale
+        self._places = torch.randn((max_length, vocab), generator=rng, dtype=torch.float64) * scale
+        self._rows: list[Row] = []
+        self._ids: dict[Row, list[int]] = {}
+        self._nodes: dict[Row, list[int]] = {}
+        self.capabilities = Capabilities(
+            name="toy",
+            architecture="ToyModel",
+            parameters=self._pairs.numel() + self._places.numel(),
+            max_length=max_length,
+            max_length_reason="as it was made",
+            vocab_size=vocab,
+            eos_ids=eos_ids,
+            dtype=dtype,
+            device=torch.device("cpu"),
+            attention="none",
+        )
+
+    def after(self, ids: Sequence[int]) -> Tensor:
+        """[V] logits of the token that follows ``ids``."""
+        before = ids[-2] if len(ids) > 1 else self.capabilities.vocab_size
+        return (self._pairs[before, ids[-1]] + self._places[len(ids) - 1]).to(self.capabilities.dtype)
+
+    def reserve(self, rows: int, tokens: int) -> None:
+        """Nothing to reserve."""
+
+    def open(self, prompt_ids: Sequence[int]) -> Row:
+        """See ``LanguageModel``."""
+        can = self.capabilities
+        if not prompt_ids:
+            raise PromptError("the prompt is empty: give at least one token")
+        if len(prompt_ids) > can.max_length:
+            raise PromptError(f"the prompt has {len(prompt_ids)} tokens but toy takes {can.max_length}: shorten it")
+        for bad in (i for i in prompt_ids if not 0 <= i < can.vocab_size):
+            raise PromptError(f"prompt token {bad} is outside toy's vocabulary of {can.vocab_size}")
+        return self._add(list(prompt_ids), self.after(prompt_ids))
+
+    def _add(self, ids: list[int], logits: Tensor) -> Row:
+        row = Row(slot=len(self._rows), length=len(ids), logits=logits, parents=_NO_NODES)
+        self._rows.append(row)
+        self._ids[row], self._nodes[row] = ids, []
+        return row
+
+    def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Tensor:
+        """See ``LanguageModel``; padding is NaN, so that nobody can read it unseen."""
+        can = self.capabilities
+        width = max(len(new.tokens) for new in nodes)
+        logits = torch.full((len(rows), width, can.vocab_size), float("nan"), dtype=can.dtype)
+        grown = []
+        for b, (row, new) in enumerate(zip(rows, nodes, strict=True)):
+            tokens = self._nodes[row] + new.tokens.tolist()
+            parents = torch.cat([row.parents, new.parents])
+            for i in range(len(new.tokens)):
+                ids = self._ids[row] + _path(tokens, parents.tolist(), len(row.parents) + i)
+                if len(ids) > can.max_length:
+                    raise CacheError(f"a node at position {len(ids) - 1} is beyond toy's {can.max_length} tokens")
+                logits[b, i] = self.after(ids)
+            grown.append((row, tokens, parents))
+        for row, tokens, parents in grown:
+            self._nodes[row], row.parents = tokens, parents
+        return logits
+
+    def commit(self, row: Row, path: Sequence[int]) -> None:
+        """See ``LanguageModel``."""
+        expected = ROOT
+        for node in path:
+            if not 0 <= node < len(row.parents) or int(row.parents[node]) != expected:
+                raise CacheError(f"cannot commit {list(path)}: node {node} is not a child of {expected}")
+            expected = node
+        self._ids[row] += [self._nodes[row][node] for node in path]
+        self._nodes[row] = []
+        row.length, row.parents = len(self._ids[row]), _NO_NODES
+
+    def fork(self, row: Row) -> Row:
+        """See ``LanguageModel``."""
+        return self._add(list(self._ids[row]), row.logits)
+
+    def close(self, row: Row) -> None:
+        """See ``LanguageModel``; the last row takes the slot."""
+        moved = self._rows.pop()
+        if moved is not row:
+            self._rows[row.slot], moved.slot = moved, row.slot
+        row.slot = -1
+        del self._ids[row], self._nodes[row]
+
+
+def _path(tokens: Sequence[int], parents: Sequence[int], node: int) -> list[int]:
+    return [] if node == ROOT else [*_path(tokens, parents, parents[node]), tokens[node]]
+
+
+def law(model: ToyModel, prompt: Sequence[int], length: int) -> Tensor:
+    """[V] * length float64: exact probability of each continuation of ``prompt`` by ``length`` tokens."""
+    if length == 0:
+        return torch.ones((), dtype=torch.float64)
+    p = model.after(prompt).double().softmax(-1)
+    return torch.stack([p[y] * law(model, [*prompt, y], length - 1) for y in range(len(p))])
+
+
+Script = Callable[[int, Path], tuple[Sequence[int], Sequence[float], float]]
+"""(row, path) -> tokens, their log-probs in descending order, and the entropy of the law."""
+
+
+class ScriptedScorer:
+    """A ``Scorer`` that reads its candidates from a script.
+
+    Attributes:
+        calls: what each call asked about, as (row, path).
+    """
+
+    def __init__(self, script: Script) -> None:
+        self._script = script
+        self._paths: dict[tuple[int, int], Path] = {}
+        self.calls: list[list[tuple[int, Path]]] = []
+
+    @property
+    def scored(self) -> list[tuple[int, Path]]:
+        """All that it was asked about but the roots."""
+        return [asked for call in self.calls for asked in call if asked[1]]
+
+    def score_roots(self, rows: Sequence[int], width: int) -> Candidates:
+        """See ``Scorer``."""
+        self._paths |= {(b, ROOT): () for b in rows}
+        return self._ask([(b, ()) for b in rows], width)
+
+    def score(self, rows: Tensor, nodes: Tensor, parents: Tensor, tokens: Tensor, width: int) -> Candidates:
+        """See ``Scorer``."""
+        assert rows.tolist() == sorted(rows.tolist())
+        asked = []
+        for b, node, parent, token in torch.stack([rows, nodes, parents, tokens], 1).tolist():
+            self._paths[b, node] = (*self._paths[b, parent], token)
+            asked.append((b, self._paths[b, node]))
+        return self._ask(asked, width)
+
+    def _ask(self, asked: list[tuple[int, Path]], width: int) -> Candidates:
+        self.calls.append(asked)
+        answers = [self._script(b, path) for b, path in asked]
+        return Candidates(
+            torch.tensor([list(tokens)[:width] for tokens, _, _ in answers]),
+            torch.tensor([list(logprobs)[:width] for _, logprobs, _ in answers]),
+            torch.tensor([entropy for _, _, entropy in answers]),
+        )
+
+
+def chi_square(counts: Tensor, law: Tensor) -> float:
+    """p-value of Pearson's test that ``counts`` were drawn from ``law``, both flat; cells under 5 expected are merged.
+
+    0 when a cell of probability 0 was hit; 1 when a single cell is left.
+    """
+    counts, expected = counts.double(), law.double() * counts.sum()
+    if bool(counts[expected == 0].any()):
+        return 0.0
+    small = expected < 5
+    observed = torch.cat([counts[~small], counts[small].sum()[None]])
+    expected = torch.cat([expected[~small], expected[small].sum()[None]])
+    observed, expected = observed[expected > 0], expected[expected > 0]
+    if len(expected) < 2:
+        return 1.0
+    statistic = ((observed - expected) ** 2 / expected).sum()
+    freedom = torch.tensor((len(observed) - 1) / 2, dtype=torch.float64)
+    return float(torch.special.gammaincc(freedom, statistic / 2))
