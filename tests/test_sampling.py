@@ -19,6 +19,7 @@ from transformers import (
 )
 
 from draftree.config import SamplingParams
+from draftree.errors import ConfigError
 from draftree.sampling import Draws, gumbel_noise, warp
 
 from .toy import chi_square
@@ -324,3 +325,18 @@ def test_processors_come_before_temperature() -> None:
     params = SamplingParams(temperature=100.0, processors=(Recorder(0, 10.0),))
     drawn = draw([params] * 300, torch.zeros(300, 10))
     assert int((drawn == 0).sum()) < 60
+
+
+def test_a_large_nucleus_is_exact() -> None:
+    """Summed in float32, the edge of a top-p set over a large vocabulary was off by several tokens."""
+    logits = 4 * normal(4, 150_000)
+    ranked = logits.double().softmax(-1).sort(-1, descending=True).values
+    before = ranked.cumsum(-1) - ranked
+    kept = warp(logits, SamplingParams(temperature=1.0, top_p=0.999)).isfinite().sum(-1)
+    assert kept.tolist() == (before < 0.999).sum(-1).tolist()
+
+
+@pytest.mark.parametrize("temperature", [1e-39, 9e-5])
+def test_a_temperature_at_which_logits_overflow_is_refused(temperature: float) -> None:
+    with pytest.raises(ConfigError, match="temperature"):
+        SamplingParams(temperature=temperature)

@@ -91,6 +91,12 @@ def test_the_first_word_behind_a_context_keeps_its_space() -> None:
     assert Detokenizer(spaced(), context=[abc] * 6).push(the, last=False) == " the"
 
 
+def test_a_word_behind_a_special_token_keeps_its_space() -> None:
+    the, abc = 2, 3
+    stream = Detokenizer(spaced())
+    assert [stream.push(token, last=False) for token in (abc, EOS, the)] == ["abc", "", " the"]
+
+
 @pytest.mark.parametrize("character", ["é", "€", "😀"])
 def test_a_character_of_several_tokens_is_held_back_until_it_is_complete(character: str) -> None:
     ids = ids_of("x" + character + "y")
@@ -149,8 +155,14 @@ def test_text_after_a_stop_string_in_the_same_token_is_dropped() -> None:
     assert pieces([the, the], ["h"]) == ["t"]
 
 
-def test_of_several_stop_strings_the_first_in_the_text_ends_it() -> None:
-    assert "".join(pieces(ids_of("the abc."), ["c.", "bc", " x"])) == "the a"
+@pytest.mark.parametrize("stop", [["c", "b"], ["b", "c"], ["bc", "c", "b"]])
+def test_of_several_stop_strings_in_a_token_the_first_ends_the_text(stop: list[str]) -> None:
+    (abc,) = ids_of("abc")
+    assert pieces([abc], stop) == ["a"]
+
+
+def test_a_stop_string_that_repeats_itself_is_found_behind_its_own_beginning() -> None:
+    assert pieces(ids_of("x...!y"), ["..!"]) == ["x", "", "", ".", ""]
 
 
 def test_a_stop_string_in_the_last_token_ends_the_text() -> None:
@@ -179,9 +191,10 @@ def test_a_model_without_a_tokenizer_streams_no_text() -> None:
     assert (stream.push(5, last=False), stream.push(6, last=True), stream.stopped) == ("", "", False)
 
 
-def test_a_model_with_a_tokenizer_streams_its_text() -> None:
-    stream = text_stream(TOKENIZER, [".y"], ids_of("é"))
-    assert "".join(stream.push(token, last=False) for token in ids_of("x.y")) == "x"
+def test_a_model_with_a_tokenizer_streams_its_text_behind_the_context_up_to_a_stop_string() -> None:
+    the, abc = 2, 3
+    stream = text_stream(spaced(), ["bc"], [abc])
+    assert [stream.push(token, last=False) for token in (the, abc)] == [" the", " a"]
     assert stream.stopped
 
 
@@ -235,3 +248,14 @@ def test_text_without_a_tokenizer_is_refused(prompt: Prompt) -> None:
 def test_a_conversation_without_a_chat_template_is_refused() -> None:
     with pytest.raises(PromptError, match="no chat template: give the prompt as raw text"):
         encode(tokenizer(template=None), user("the"))
+
+
+def test_a_character_that_begins_in_the_prompt_is_completed() -> None:
+    first, second = ids_of("é")
+    assert pieces([second], context=[first]) == ["é"]
+
+
+@pytest.mark.parametrize("message", [{"role": "user"}, {"content": "x"}, {"role": "user", "content": None}])
+def test_a_message_without_role_or_content_is_refused(message: dict[str, str]) -> None:
+    with pytest.raises(PromptError, match="'content'"):
+        encode(spaced(), [message])

@@ -103,3 +103,14 @@ def test_ancestors_are_what_walking_up_meets(data: st.DataObject, size: int) -> 
     assert mask.shape == (size - start, size)
     assert [sorted(m) for m in met] == [row.nonzero().flatten().tolist() for row in mask]
     assert depths.tolist() == [len(m) for m in met]
+
+
+@pytest.mark.parametrize(
+    ("parents", "depths"),
+    [([-1, 0, -1], [1, 2, 1]), ([-1, -1], [1, 2]), ([-7], [1]), ([-1, 0], [1, 1]), ([-1, 0], [1])],
+    ids=["depth falls", "depth of another level", "no such parent", "depth of the parent", "too short"],
+)
+def test_columns_that_are_no_tree_in_level_order_are_refused(parents: list[int], depths: list[int]) -> None:
+    n = len(parents)
+    with pytest.raises(ValueError, match="level order|lengths"):
+        DraftTree(torch.arange(n), torch.tensor(parents), torch.tensor(depths), torch.zeros(n), torch.zeros(n))

@@ -277,3 +277,20 @@ def test_each_draw_is_told_what_was_drawn_before_it() -> None:
 
     match(torch.zeros(1, 4, 4), TreeBatch.pad([drafted]), draw)
     assert told == [[[]], [[2]], [[2, 0]], [[2, 0, 1]]]
+
+
+def test_processors_of_a_sequence_whose_walk_is_over_are_not_run() -> None:
+    """They saw histories that never happen while another sequence of the batch walked on; a grammar could raise."""
+    seen: list[list[int]] = []
+
+    def note(ids: Tensor, logits: Tensor) -> Tensor:
+        seen.append(ids[0].tolist())
+        return logits
+
+    drafted = DraftTree.chain([1, 2, 3])
+    logits = torch.zeros(2, 4, 5)
+    logits[0, :, 4] = 9.0  # the first sequence draws 4 at once
+    logits[1, range(4), [1, 2, 3, 4]] = 9.0  # the second accepts everything
+    draws = Draws([SamplingParams(processors=(note,)), SamplingParams()], [0, 0], [[0], [0]])
+    assert [v.tokens for v in match(logits, TreeBatch.pad([drafted, drafted]), draws)] == [[4], [1, 2, 3, 4]]
+    assert seen == [[0]]

@@ -19,6 +19,9 @@ Processor = Callable[[Tensor, Tensor], Tensor]
 Criterion = Callable[..., object]
 """A transformers ``StoppingCriteria``: (ids [1, length], scores) -> truthy when generation must end."""
 
+MIN_TEMPERATURE = 1e-4
+"""Below this float32 logits overflow; the law is greedy long before."""
+
 MAX_NODES = 1024
 """Largest node budget that is accepted: no published tree is larger, and verifying one costs as much as a prefill."""
 
@@ -59,8 +62,8 @@ class SamplingParams:
     def __post_init__(self) -> None:
         if self.max_tokens is not None and self.max_tokens < 1:
             raise ConfigError(f"max_tokens is {self.max_tokens}: ask for at least 1")
-        if not math.isfinite(self.temperature) or self.temperature < 0:
-            raise ConfigError(f"temperature is {self.temperature}: use 0 (greedy) or a positive number")
+        if not (self.temperature == 0 or MIN_TEMPERATURE <= self.temperature < math.inf):
+            raise ConfigError(f"temperature is {self.temperature}: use 0 (greedy) or {MIN_TEMPERATURE} and more")
         if self.top_k < 0:
             raise ConfigError(f"top_k is {self.top_k}: use 0 (off) or a positive number")
         if not 0 < self.top_p <= 1:
@@ -94,7 +97,7 @@ class Budget:
     depth: int | None = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.nodes <= MAX_NODES:
+        if not (isinstance(self.nodes, int) and 0 <= self.nodes <= MAX_NODES):
             raise ConfigError(
                 f"node budget is {self.nodes}: use 1 to {MAX_NODES}, or drafter 'none' for plain decoding"
             )

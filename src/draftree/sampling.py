@@ -53,7 +53,7 @@ def _drop_below(x: Tensor, edge: Tensor) -> Tensor:
 
 def _nucleus_edge(x: Tensor, top_p: float) -> Tensor:
     """[R, 1] smallest logit of the smallest set whose probability reaches ``top_p``."""
-    total = x.logsumexp(-1, keepdim=True)
+    total = x.double().logsumexp(-1, keepdim=True)
     vocab = x.shape[-1]
     width = vocab if x.is_cuda else min(_NUCLEUS, vocab)
     while True:
@@ -104,7 +104,7 @@ def gumbel_noise(
     x = (x ^ _shift(x, 30)) * _signed(_MIX1)
     x = (x ^ _shift(x, 27)) * _signed(_MIX2)
     x = x ^ _shift(x, 31)
-    uniform = _shift(x, 11).double().add_(0.5).mul_(2.0**-53)  # in (0, 1), both ends excluded
+    uniform = _shift(x, 12).double().add_(0.5).mul_(2.0**-52)  # in (0, 1), both ends excluded
     return uniform.log_().neg_().log_().neg_().float()
 
 
@@ -127,7 +127,8 @@ class Draws:
 
         Args:
             logits: [B, V], the target's logits after the tokens in ``drawn``.
-            drawn: [B, d] int64, tokens of this step that each sequence has passed so far.
+            drawn: [B, d] int64, tokens of this step that each sequence has passed so far; a last token of -1 says
+                that it goes no further: its draw is not used and its processors are not run.
 
         Returns:
             [B] int64 tokens.
@@ -149,7 +150,7 @@ class Draws:
             return logits
         logits = logits.clone()
         for b, p in enumerate(self.params):
-            if p.processors:
+            if p.processors and not (drawn.shape[1] and int(drawn[b, -1]) < 0):
                 history = torch.tensor(self.histories[b]).to(logits.device, non_blocking=True)
                 ids, row = torch.cat([history, drawn[b]])[None], logits[b : b + 1]
                 for processor in p.processors:

@@ -53,11 +53,13 @@ class Detokenizer:
         self._stop = tuple(stop)
         # Decoding is not a concatenation (leading spaces), so each piece is the difference of two decodings.
         self._window = list(context[-4:])
-        self._shown = len(self._decode())
+        self._shown = len(self._decode().rstrip(_INCOMPLETE))
         self._held = ""
 
     def _decode(self) -> str:
-        return cast(str, self._tokenizer.decode(self._window, skip_special_tokens=True))
+        # Cleaning up would change text that has been given out.
+        options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
+        return cast(str, self._tokenizer.decode(self._window, **options))
 
     def push(self, token: int, last: bool) -> str:
         """Text that became final with ``token`` (``TextStream.push``)."""
@@ -116,6 +118,9 @@ def encode(tokenizer: PreTrainedTokenizerBase | None, prompt: Prompt) -> list[in
     if isinstance(prompt, str):
         return cast(list[int], tokenizer(prompt)["input_ids"])
     messages = [dict(cast(Mapping[str, str], m)) for m in prompt]
+    for message in messages:
+        if not all(isinstance(message.get(key), str) for key in ("role", "content")):
+            raise PromptError(f"message {message} of the conversation: give it a text 'role' and a text 'content'")
     if not messages[-1]["content"].strip():
         raise PromptError("the prompt is empty: give it at least one character")
     if not tokenizer.chat_template:

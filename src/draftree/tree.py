@@ -29,7 +29,7 @@ class DraftTree:
         entropies: [N] float32, entropy (nats) of the draft law that the node was taken from; siblings share it.
 
     Raises:
-        ValueError: a parent does not come before its child.
+        ValueError: the columns do not describe a tree in level order.
     """
 
     tokens: Tensor
@@ -39,8 +39,20 @@ class DraftTree:
     entropies: Tensor
 
     def __post_init__(self) -> None:
-        if len(self) and bool((self.parents >= torch.arange(len(self))).any()):
-            raise ValueError(f"parents {self.parents.tolist()} are not in level order: a parent comes before its child")
+        n = len(self)
+        if any(x.shape != (n,) for x in (self.parents, self.depths, self.path_logprobs, self.entropies)):
+            raise ValueError(f"the columns of a tree of {n} tokens have other lengths: give one entry for each node")
+        fit = (self.parents >= ROOT) & (self.parents < torch.arange(n))
+        if n and not (bool(fit.all()) and self._levels_fit()):
+            raise ValueError(
+                f"parents {self.parents.tolist()} and depths {self.depths.tolist()} are not in level order: a parent "
+                "comes before its child, one level up, and depths never fall"
+            )
+
+    def _levels_fit(self) -> bool:
+        above = torch.cat([self.depths, torch.zeros(1, dtype=torch.int64)])[self.parents]  # ROOT reads the last: 0
+        grow = self.depths.diff() >= 0
+        return bool((self.depths == above + 1).all() & grow.all())
 
     @classmethod
     def empty(cls) -> DraftTree:

@@ -17,7 +17,12 @@ from torch import Tensor
 from .tree import TreeBatch
 
 Draw = Callable[[Tensor, Tensor], Tensor]
-"""(logits [B, V], tokens drawn so far in this step [B, d]) -> next tokens [B]; see ``sampling.Draws``."""
+"""(logits [B, V], tokens drawn so far in this step [B, d]) -> next tokens [B]; see ``sampling.Draws``.
+
+``drawn`` is ENDED (-1) where a sequence's walk is over; what is drawn for it then is not used.
+"""
+
+ENDED = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +55,8 @@ def match(logits: Tensor, trees: TreeBatch, draw: Draw) -> list[Verdict]:
     drawn = torch.empty((logits.shape[0], 0), dtype=torch.int64, device=logits.device)
     path: list[Tensor] = []
     for depth in range(trees.depth + 1):
-        drawn = torch.cat([drawn, draw(logits[batch, current], drawn)[:, None]], dim=1)
+        tokens = draw(logits[batch, current], torch.where(alive[:, None], drawn, ENDED))
+        drawn = torch.cat([drawn, tokens[:, None]], dim=1)
         if depth == trees.depth:
             break
         fits = (trees.parents == current[:, None] - 1) & (trees.tokens == drawn[:, -1:])

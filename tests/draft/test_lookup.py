@@ -183,11 +183,12 @@ def test_tokens_that_were_gained_are_read_before_the_next_proposal() -> None:
 
 
 def test_every_sequence_looks_up_in_its_own_text() -> None:
-    drafter = LookupDrafter(chain(2))
+    drafter = LookupDrafter(chain(4))
     texts = [[1, 2, 3, 1, 2], [1, 2, 4, 1, 2], [5, 6, 7], [1, 2, 5, 1, 2]]
+    three, four, five = [3, 1, 2, 3], [4, 1, 2, 4], [5, 1, 2, 5]
     requests = [opened(drafter, ids) for ids in texts]
-    assert [tree.tokens.tolist() for tree in propose(drafter, *requests)] == [[3, 1], [4, 1], [], [5, 1]]
-    assert [tree.tokens.tolist() for tree in propose(drafter, requests[3], requests[0])] == [[5, 1], [3, 1]]
+    assert [tree.tokens.tolist() for tree in propose(drafter, *requests)] == [three, four, [], five]
+    assert [tree.tokens.tolist() for tree in propose(drafter, requests[3], requests[0])] == [five, three]
 
 
 def test_a_sequence_that_closes_leaves_the_others_alone() -> None:

@@ -115,3 +115,11 @@ def test_a_ready_policy_is_taken_as_it_is() -> None:
 def test_settings_beside_a_ready_policy_are_refused() -> None:
     with pytest.raises(ConfigError, match="{'depth': 3} beside a ready policy"):
         find_policy(StaticTree(3, 2), {"depth": 3})
+
+
+@pytest.mark.parametrize("value", [2.7, float("inf"), float("nan"), None])
+def test_a_number_that_is_not_whole_is_refused_where_a_whole_one_is_needed(value: float) -> None:
+    with pytest.raises(ConfigError, match="width"):
+        find_policy("static", {"width": value})
+    with pytest.raises(ConfigError, match="width"):
+        StaticTree(width=value)  # type: ignore[arg-type]

@@ -28,7 +28,7 @@ def _ranks(frontier: Frontier) -> Tensor:
 
 
 def _positive(what: str, value: int, most: int | None = None) -> None:
-    if value < 1 or (most is not None and value > most):
+    if not isinstance(value, int) or value < 1 or (most is not None and value > most):
         raise ConfigError(f"{what} is {value}: use {'at least 1' if most is None else f'1 to {most}'}")
 
 
@@ -141,7 +141,13 @@ class EntropyTree:
         Raises:
             ConfigError: it does not give one finite number for each entropy.
         """
-        given = torch.as_tensor(function(entropies), dtype=torch.float32)
+        answer = function(entropies)
+        try:
+            given = torch.as_tensor(answer, dtype=torch.float32)
+        except (TypeError, ValueError, RuntimeError):
+            raise ConfigError(
+                f"the {what} function gave {answer!r}: return one finite number for each entropy"
+            ) from None
         if given.shape != entropies.shape or not bool(given.isfinite().all()):
             raise ConfigError(
                 f"the {what} function gave {given.tolist()} for entropies {entropies.tolist()}: "

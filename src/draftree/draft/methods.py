@@ -85,7 +85,9 @@ class Method:
             kind = type(self.settings[key])
             try:
                 values[key] = kind(value)
-            except ValueError:
+                if not isinstance(value, str) and values[key] != value:
+                    raise ValueError
+            except (ValueError, TypeError, OverflowError):
                 noun = "a whole number" if kind is int else "a number"
                 raise ConfigError(f"{key} is {value!r}: method {self.name} needs {noun} there") from None
         return self.make(**values)
