@@ -12,6 +12,9 @@ from .errors import InputError, PromptError
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 """Text as it is, token ids, or a conversation: messages with "role" and "content" for the model's chat template."""
 
+_WINDOW = 16
+"""Tokens that are decoded together at most, once their text is complete."""
+
 _INCOMPLETE = "\ufffd"
 
 
@@ -67,8 +70,10 @@ class Detokenizer:
         text = self._decode()
         if not text.endswith(_INCOMPLETE) or last:
             self._held += text[self._shown :]
-            self._window = self._window[-4:]
-            self._shown = len(self._decode())
+            self._shown = len(text)
+            if len(self._window) > _WINDOW:
+                self._window = self._window[-_WINDOW // 4 :]
+                self._shown = len(self._decode())
         return self._release(last)
 
     def _release(self, last: bool) -> str:

@@ -52,23 +52,24 @@ def match(logits: Tensor, trees: TreeBatch, draw: Draw) -> list[Verdict]:
     batch = torch.arange(logits.shape[0], device=logits.device)
     current = torch.zeros_like(batch)  # column of the node that each sequence stands on
     alive = torch.ones_like(batch, dtype=torch.bool)
-    drawn = torch.empty((logits.shape[0], 0), dtype=torch.int64, device=logits.device)
+    drawn = torch.empty((logits.shape[0], trees.depth + 1), dtype=torch.int64, device=logits.device)
     path: list[Tensor] = []
     for depth in range(trees.depth + 1):
-        tokens = draw(logits[batch, current], torch.where(alive[:, None], drawn, ENDED))
-        drawn = torch.cat([drawn, tokens[:, None]], dim=1)
+        tokens = draw(logits[batch, current], torch.where(alive[:, None], drawn[:, :depth], ENDED))
+        drawn[:, depth] = tokens
         if depth == trees.depth:
             break
-        fits = (trees.parents == current[:, None] - 1) & (trees.tokens == drawn[:, -1:])
+        fits = (trees.parents == current[:, None] - 1) & (trees.tokens == tokens[:, None])
         alive = alive & fits.any(1)
         node = fits.int().argmax(1)
         path.append(torch.where(alive, node, -1))
         current = torch.where(alive, node + 1, current)
         if alive.device.type == "cpu" and not bool(alive.any()):
             break  # on an accelerator the question would cost a transfer
-    packed = torch.cat([drawn, torch.stack(path, 1)], dim=1) if path else drawn
+    walked = drawn[:, : depth + 1]
+    packed = torch.cat([walked, torch.stack(path, 1)], dim=1) if path else walked
     verdicts = []
     for row in packed.tolist():
-        nodes = [n for n in row[drawn.shape[1] :] if n >= 0]
+        nodes = [n for n in row[walked.shape[1] :] if n >= 0]
         verdicts.append(Verdict(path=nodes, tokens=row[: len(nodes) + 1]))
     return verdicts

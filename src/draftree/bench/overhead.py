@@ -2,8 +2,9 @@
 
     python -m draftree.bench.overhead [--context 512] [--nodes 16] [--tokens 48]
 
-Prints, per drafter and method, the share of a step's wall-clock time outside model passes (CPU only: on an accelerator
-a pass returns before it is done) and the transfers per step: one with the verdict, and one for each drafter model pass.
+Prints, per drafter and method, a step's median wall-clock time and what share of it the median time outside model
+passes is (CPU only: on an accelerator a pass returns before it is done), and the transfers per step: one with the
+verdict, and one for each drafter model pass.
 Then what reading shared key heads in place saves in a target pass.
 """
 
@@ -25,6 +26,7 @@ from ..models import attention
 from ..models.base import LanguageModel, Nodes
 from ..models.hf import HFModel
 from ..models.load import DEFAULT_MODEL, load
+from ..sequence import Stats
 from ..text import encode
 from .suites import spec_bench
 
@@ -52,19 +54,31 @@ def main() -> None:
                 made = load_drafter(drafter, target, find_policy(method, {"depth": 16} if method == "chain" else None))
                 engine = Engine(target, made, nodes=args.nodes)
                 params = SamplingParams(max_tokens=args.tokens, temperature=temperature, seed=1, ignore_eos=True)
-                engine.generate([prompt], SamplingParams(max_tokens=4))
                 models: list[LanguageModel] = [target, made.model] if isinstance(made, ModelDrafter) else [target]
-                before = _inside(models)
-                stats = engine.generate([prompt], params)[0].stats
-                spent = stats.seconds.total - stats.seconds.prefill
-                share = 1 - (_inside(models) - before) / spent
+                steps, outside, stats = _steps(engine, prompt, params, models)
+                share = statistics.median(outside) / statistics.median(steps)
                 name = "plain" if isinstance(made, NoDrafter) else method
                 print(
                     f"{drafter:8} {name:20} {temperature:4} {sum(stats.drafted) / stats.steps:11.1f} "
-                    f"{1e3 * spent / stats.steps:8.1f} {share:14.1%} {1 + stats.draft_passes / stats.steps:15.2f}",
+                    f"{1e3 * statistics.median(steps):8.1f} {share:14.1%} {1 + stats.draft_passes / stats.steps:15.2f}",
                     flush=True,
                 )
     _compare_attention(target, prompt)
+
+
+def _steps(
+    engine: Engine, prompt: list[int], params: SamplingParams, models: list[LanguageModel]
+) -> tuple[list[float], list[float], Stats]:
+    """Seconds of each step, and of them outside model passes; the first step warms up and is left out."""
+    steps, outside = [], []
+    sequence = engine.open(prompt, params)
+    while sequence.finish_reason is None:
+        began, before = time.perf_counter(), _inside(models)
+        engine.step([sequence])
+        steps.append(time.perf_counter() - began)
+        outside.append(steps[-1] - (_inside(models) - before))
+    engine.close(sequence)
+    return steps[1:], outside[1:], sequence.stats
 
 
 def _inside(models: list[LanguageModel]) -> float:
