@@ -3,8 +3,8 @@
     python -m draftree.bench.speed [--categories summarization,rag] [--per-category 8] [--max-tokens 128] [--method ...]
 
 All contestants decode each prompt in turn on the same weights and threads, in an order that rotates from prompt to
-prompt, so that a drifting machine hits all alike. Times include the prefill. Ratios are paired by prompt: geometric
-mean with a 95% bootstrap interval over prompts.
+prompt, so that a drifting machine hits all alike. Times include the prefill where nothing else is said. Ratios are
+paired by prompt: geometric mean with a 95% bootstrap interval over prompts.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import math
 import random
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from rich.progress import track
@@ -28,8 +29,17 @@ from ..models.load import DEFAULT_MODEL, load
 from ..text import encode, user
 from .suites import spec_bench
 
-Contestant = Callable[[list[int]], tuple[int, float]]
-"""Prompt -> (generated tokens, mean acceptance length)."""
+
+class Run(NamedTuple):
+    """One decoding: seconds include the prefill; ``decode`` leaves it out; NaN where it is not known."""
+
+    tokens: int
+    seconds: float
+    decode: float = math.nan
+    mal: float = math.nan
+
+
+Contestant = Callable[[list[int]], Run]
 
 
 def bootstrap(ratios: list[float], draws: int = 2000) -> tuple[float, float, float]:
@@ -41,21 +51,25 @@ def bootstrap(ratios: list[float], draws: int = 2000) -> tuple[float, float, flo
 
 
 def _ours(engine: Engine, max_tokens: int) -> Contestant:
-    def decode(prompt: list[int]) -> tuple[int, float]:
+    def decode(prompt: list[int]) -> Run:
+        began = time.perf_counter()
         stats = engine.generate([prompt], SamplingParams(max_tokens=max_tokens))[0].stats
-        return stats.tokens, stats.mal
+        seconds = time.perf_counter() - began
+        return Run(stats.tokens, seconds, seconds - stats.seconds.prefill, stats.mal)
 
     return decode
 
 
 def _transformers(target: HFModel, max_tokens: int, **options: int) -> Contestant:
-    def decode(prompt: list[int]) -> tuple[int, float]:
+    def decode(prompt: list[int]) -> Run:
         ids = torch.tensor([prompt])
         generate: Callable[..., torch.Tensor] = target.model.generate
         target.model.set_attn_implementation("sdpa")
+        began = time.perf_counter()
         out = generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=max_tokens, **options)
+        seconds = time.perf_counter() - began
         target.model.set_attn_implementation(target.capabilities.attention)
-        return out.shape[1] - len(prompt), math.nan
+        return Run(out.shape[1] - len(prompt), seconds)
 
     return decode
 
@@ -80,9 +94,7 @@ def main() -> None:
         "transformers generate": _transformers(target, args.max_tokens),
         "transformers prompt lookup": _transformers(target, args.max_tokens, prompt_lookup_num_tokens=10),
     }
-    seconds: dict[str, list[float]] = {name: [] for name in contestants}
-    tokens: dict[str, list[int]] = {name: [] for name in contestants}
-    mals: dict[str, list[float]] = {name: [] for name in contestants}
+    runs: dict[str, list[Run]] = {name: [] for name in contestants}
     order = list(contestants)
     warm = encode(target.tokenizer, user("Hello"))
     for decode in contestants.values():
@@ -90,22 +102,23 @@ def main() -> None:
     for item in track(items, "decoding"):
         prompt = encode(target.tokenizer, user(item.prompt))
         for name in order:
-            began = time.perf_counter()
-            count, mal = contestants[name](prompt)
-            seconds[name].append(time.perf_counter() - began)
-            tokens[name].append(count)
-            mals[name].append(mal)
+            runs[name].append(contestants[name](prompt))
         order.append(order.pop(0))
     print(f"{len(items)} prompts of {args.categories}, up to {args.max_tokens} tokens, {target.capabilities.name}")
-    print(f"{'':40} tokens/s    MAL  speed-up over plain   over transformers generate")
-    for name in contestants:
-        rates = {n: [t / s for t, s in zip(tokens[n], seconds[n], strict=True)] for n in contestants}
-        columns = []
-        for base in ("plain", "transformers generate"):
-            mean, low, high = bootstrap([a / b for a, b in zip(rates[name], rates[base], strict=True)])
-            columns.append(f"{mean:6.2f} [{low:.2f}, {high:.2f}]")
-        rate = sum(tokens[name]) / sum(seconds[name])
-        print(f"{name:40} {rate:8.1f} {sum(mals[name]) / len(items):6.2f} {'   '.join(columns)}")
+    print(f"{'':40} tokens/s    MAL   over plain          over plain, no prefill   over transformers generate")
+    for name, own in runs.items():
+        columns = [
+            _ratio(own, runs["plain"], lambda r: r.tokens / r.seconds),
+            _ratio(own, runs["plain"], lambda r: r.tokens / r.decode),
+            _ratio(own, runs["transformers generate"], lambda r: r.tokens / r.seconds),
+        ]
+        rate = sum(r.tokens for r in own) / sum(r.seconds for r in own)
+        print(f"{name:40} {rate:8.1f} {sum(r.mal for r in own) / len(own):6.2f}   {'   '.join(columns)}")
+
+
+def _ratio(own: list[Run], base: list[Run], rate: Callable[[Run], float]) -> str:
+    mean, low, high = bootstrap([rate(a) / rate(b) for a, b in zip(own, base, strict=True)])
+    return f"{mean:.2f} [{low:.2f}, {high:.2f}]"
 
 
 if __name__ == "__main__":
