@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from draftree import cli
 from draftree.cli import run
 from draftree.draft.methods import METHODS
+from draftree.sequence import Chunk
 
 from .tiny import MAX_LENGTH, save_tiny
 
@@ -235,3 +237,31 @@ def test_the_installed_command_works_and_fails_with_its_exit_code(model: str) ->
     bad = subprocess.run([command, "info", "./nowhere"], capture_output=True, text=True, check=False)  # noqa: S603
     assert (bad.returncode, bad.stdout) == (2, "")
     assert bad.stderr == "draftree: no such folder: './nowhere'\n"
+
+
+def test_compare_finds_the_same_tokens_when_sampling_without_a_seed(model: str, capsys: Captured) -> None:
+    """The plain run drew its first token under a seed of its own."""
+    asked = ("generate", "the cat", "--target", model, "--max-tokens", "12", "--temperature", "1", "--compare")
+    for _ in range(4):
+        plain = _json(capsys, *asked)["plain"]
+        assert isinstance(plain, dict)
+        assert plain["same_tokens"] is True
+
+
+def test_piped_text_is_byte_for_byte(capsys: Captured) -> None:
+    cli._print(Chunk(token=0, text="a\tb\r\nx", drafted=False, depth=0))
+    assert capsys.readouterr().out == "a\tb\r\nx"
+
+
+def test_a_truncated_weights_file_is_one_line(tmp_path: Path, capsys: Captured) -> None:
+    folder = save_tiny(tmp_path / "short")
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:500])
+    capsys.readouterr()
+    assert run(["info", str(folder)]) == 2
+    assert capsys.readouterr().err.startswith(f"draftree: cannot load '{folder}'")
+
+
+def test_a_prompt_that_is_not_text_is_one_line(model: str, capsys: Captured) -> None:
+    assert run(["generate", "a\udcffb", "--target", model]) == 2
+    assert "UTF-8" in capsys.readouterr().err

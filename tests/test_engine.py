@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM, RepetitionPenaltyLogitsProcessor
 
-from draftree.config import SamplingParams
+from draftree.config import Processor, SamplingParams
 from draftree.draft.entropy import EntropyTree, StaticTree
 from draftree.draft.lookup import LookupDrafter
 from draftree.draft.methods import METHODS
@@ -17,11 +17,15 @@ from draftree.engine import Engine, Generation
 from draftree.errors import ConfigError, PromptError
 from draftree.models.hf import HFModel
 
-from .pairs import DRAFTERS, drafter, generated, target
+from .pairs import DRAFTERS, drafter, generated, relative, target
 from .tiny import MAX_LENGTH, VOCAB, tiny
 
 PROMPTS = [[3, 14, 15, 9, 2, 6, 14, 15], [27, 1, 8], [31, 41, 5, 9, 26, 53, 58, 9, 7, 9, 3, 2, 3, 8]]
 TOKENS = 40
+
+
+def relative_model() -> HFModel:
+    return HFModel(relative(), self_test=False)
 
 
 def _decode(
@@ -184,14 +188,13 @@ def test_leaving_a_stream_early_frees_its_rows() -> None:
 def test_the_statistics_add_up(method: str) -> None:
     for g in _decode(method, "relative", PROMPTS, SamplingParams(max_tokens=TOKENS)):
         s = g.stats
-        assert s.tokens == len(g.token_ids) == len(g.chunks) == 1 + s.gained
-        assert s.gained == s.steps + sum(s.accepted)
+        assert s.tokens == len(g.token_ids) == len(g.chunks) == 1 + s.steps + sum(s.accepted)
         assert all(a <= s.steps for a in s.accepted)
         assert all(a <= d for a, d in zip(s.accepted, s.drafted, strict=False))
         assert len(s.accepted_entropies) == sum(s.accepted) == sum(c.drafted for c in g.chunks)
         assert len(s.rejected_entropies) <= s.steps
         assert s.seconds.total > 0
-        assert s.mal == pytest.approx(s.gained / s.steps)
+        assert s.mal == pytest.approx((s.tokens - 1) / s.steps)
 
 
 def test_a_tree_is_never_larger_than_its_budget() -> None:
@@ -303,8 +306,77 @@ def test_a_node_budget_out_of_range_is_refused(nodes: int) -> None:
         {"min_p": -0.1},
         {"seed": -1},
         {"stop": ("",)},
+        {"stop": "END"},
+        {"top_k": 2.5},
+        {"seed": 1.5},
     ],
 )
 def test_sampling_settings_out_of_range_are_refused_and_named(bad: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match=next(iter(bad))):
         SamplingParams(**bad)  # type: ignore[arg-type]
+
+
+class _Failing(Exception):
+    """Raised by a processor of a test."""
+
+
+def _failing_at(length: int) -> Processor:
+    def fail(ids: Tensor, logits: Tensor) -> Tensor:
+        if ids.shape[1] == length:
+            raise _Failing
+        return logits
+
+    return fail
+
+
+def test_a_sequence_that_fails_to_open_leaves_no_row_behind() -> None:
+    model = target()
+    made = ModelDrafter(StaticTree(), model.twin(), VOCAB)
+    bad = SamplingParams(max_tokens=9, processors=(_failing_at(len(PROMPTS[1])),))
+    with pytest.raises(_Failing):
+        Engine(model, made).generate(PROMPTS[:2], [SamplingParams(max_tokens=9), bad])
+    assert model.open(PROMPTS[1]).slot == made.model.open(PROMPTS[1]).slot == 0
+
+
+def test_a_batch_goes_on_rightly_after_a_step_that_failed() -> None:
+    model = target()
+    engine = Engine(model, ModelDrafter(StaticTree(), relative_model(), VOCAB), nodes=8)
+    bad = SamplingParams(max_tokens=TOKENS, processors=(_failing_at(len(PROMPTS[0]) + 5),))
+    culprit, bystander = engine.open(PROMPTS[0], bad), engine.open(PROMPTS[1], SamplingParams(max_tokens=TOKENS))
+    with pytest.raises(_Failing):
+        while True:
+            engine.step([culprit, bystander])
+    engine.close(culprit)
+    while bystander.finish_reason is None:
+        engine.step([bystander])
+    assert bystander.output_ids == generated(tiny(), PROMPTS[1], TOKENS)
+    engine.close(bystander)
+
+
+def test_a_stream_that_is_never_read_opens_no_row() -> None:
+    model = target()
+    Engine(model).stream(PROMPTS[0])
+    assert model.open(PROMPTS[1]).slot == 0
+    with pytest.raises(PromptError):
+        Engine(model).stream([])
+
+
+def test_a_finished_sequence_is_not_stepped_again() -> None:
+    engine = Engine(target())
+    sequence = engine.open(PROMPTS[0], SamplingParams(max_tokens=1))
+    with pytest.raises(ConfigError, match="finished"):
+        engine.step([sequence])
+
+
+@pytest.mark.parametrize("prompts", ["Hello", [1, 2, 3], [{"role": "user", "content": "x"}]])
+def test_a_single_prompt_in_place_of_a_list_is_refused(prompts: list[list[int]]) -> None:
+    with pytest.raises(ConfigError, match="list of prompts"):
+        Engine(target()).generate(prompts)
+
+
+def test_the_cache_of_a_batch_is_reserved_exactly() -> None:
+    model = target()
+    engine = Engine(model, nodes=4)
+    engine.generate([[1] * 40] * 3, SamplingParams(max_tokens=10))
+    engine.generate([[1] * 50] * 4, SamplingParams(max_tokens=20))
+    assert (model.cache.placement.rows, model.cache.placement.slots) == (4, 128)  # 75 slots, to the grain of 64

@@ -259,3 +259,17 @@ def test_a_character_that_begins_in_the_prompt_is_completed() -> None:
 def test_a_message_without_role_or_content_is_refused(message: dict[str, str]) -> None:
     with pytest.raises(PromptError, match="'content'"):
         encode(spaced(), [message])
+
+
+def test_text_of_a_tokenizer_with_byte_fallback_survives_cutting_the_window() -> None:
+    """Cut inside a character, a run of byte tokens decoded to nothing but replacement characters."""
+    bytes_ = [f"<0x{b:02X}>" for b in range(256)]
+    backend = Tokenizer(
+        BPE({t: i for i, t in enumerate(["<unk>", *bytes_])}, [], unk_token="<unk>", byte_fallback=True)
+    )
+    backend.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>")
+    text = "这是一个很长的中文句子吗, తెలుగు"
+    ids = [1 + b for b in text.encode()]
+    stream = Detokenizer(tokenizer)
+    assert "".join(stream.push(i, last=n == len(ids) - 1) for n, i in enumerate(ids)) == text

@@ -10,6 +10,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Annotated
 
 import torch
@@ -41,7 +42,7 @@ from .options import (
     TopK,
     TopP,
 )
-from .sequence import Sequence
+from .sequence import Chunk, Sequence
 from .text import Prompt, user
 
 app = typer.Typer(
@@ -101,7 +102,10 @@ def generate(
         err.print(show.LEGEND)
         err.print(f"{drafter}, {method}: {show.figures(sequence.stats)}")
     if compare and not interrupted:
-        interrupted = _compare(engine, sequence, report, quiet=as_json)
+        try:
+            interrupted = _compare(engine, sequence, report, quiet=as_json)
+        except KeyboardInterrupt:
+            interrupted = True
     if as_json:
         out.out(json.dumps(report, ensure_ascii=False))
     if interrupted:
@@ -144,6 +148,9 @@ def chat(
             continue
         try:
             sequence = engine.open([*messages, *user(line)], params)
+        except KeyboardInterrupt:
+            err.print()
+            continue
         except InputError as error:
             _complain(f"{error}, or forget the conversation with /reset" if messages else str(error))
             continue
@@ -213,7 +220,11 @@ def _params(
 
 
 def _read(prompt: str) -> str:
-    text = sys.stdin.read() if prompt == "-" else prompt
+    try:
+        text = sys.stdin.read() if prompt == "-" else prompt
+        text.encode()
+    except UnicodeError:
+        raise PromptError("the prompt is not valid UTF-8: convert it, for example with iconv") from None
     if not text.strip():
         raise PromptError("the prompt is empty: give it at least one character")
     return text
@@ -249,16 +260,25 @@ def _run(engine: Engine, sequence: Sequence, *, silent: bool = False, trees: boo
             _show_steps(engine, sequence)
         for chunk in engine.follow(sequence):
             if not silent and not trees:
-                out.print(show.token(chunk), end="")
+                _print(chunk)
     except KeyboardInterrupt:
         return True
     finally:
         engine.close(sequence)
         if trees:
-            out.print(sequence.text, markup=False)
+            out.out(sequence.text, highlight=False)
         elif not silent:
             out.print()
     return False
+
+
+def _print(chunk: Chunk) -> None:
+    """Coloured in a terminal; byte for byte elsewhere (a console would expand tabs)."""
+    if out.is_terminal:
+        out.print(show.token(chunk), end="")
+    else:
+        sys.stdout.write(chunk.text)
+        sys.stdout.flush()
 
 
 def _show_steps(engine: Engine, sequence: Sequence) -> None:
@@ -273,13 +293,12 @@ def _compare(engine: Engine, sequence: Sequence, report: dict[str, object], *, q
     """Decode the same prompt plainly and report on both; true when Ctrl-C ended it."""
     plain = Engine(engine.target, NoDrafter(), tokenizer=engine.tokenizer)
     prompt = sequence.ids[: sequence.prompt_length]
-    other = plain.open(prompt, sequence.params)
-    other.seed = sequence.seed
+    other = plain.open(prompt, replace(sequence.params, seed=sequence.seed))
     if _run(plain, other, silent=True):
         return True
     one, two = sequence.output_ids, other.output_ids
     difference = first_difference(engine.target, prompt, one, two, sequence.params, sequence.seed)
-    ratio = other.stats.seconds.total / sequence.stats.seconds.total
+    ratio = sequence.stats.tokens_per_second / other.stats.tokens_per_second
     same = difference is None
     report["plain"] = {"same_tokens": same, "speedup": ratio, "stats": show.as_json(other.stats)}
     if not quiet:
@@ -287,7 +306,7 @@ def _compare(engine: Engine, sequence: Sequence, report: dict[str, object], *, q
         verdict = "the same text" if difference is None else f"text differs from token {difference.index} on"
         if difference and difference.near_tie:
             verdict += f" (a near-tie: the two logits are {difference.gap:.1g} apart)"
-        err.print(f"draft trees took {1 / ratio:.2f}x the time of plain decoding ({ratio:.2f}x as fast), {verdict}")
+        err.print(f"draft trees decode {ratio:.2f}x as fast as plain decoding (tokens per second), {verdict}")
     return False
 
 
@@ -319,6 +338,9 @@ def run(arguments: list[str] | None = None) -> int:
         return 1
     except BrokenPipeError:  # the reader of our output has left
         sys.stderr.close()
+        return 1
+    except (RuntimeError, OSError) as error:
+        _complain(f"failed while running: {str(error).strip().splitlines()[0] if str(error).strip() else error!r}")
         return 1
     return 0
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -60,6 +60,10 @@ class SamplingParams:
     criteria: tuple[Criterion, ...] = ()
 
     def __post_init__(self) -> None:
+        for name in ("max_tokens", "top_k", "seed"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, int):
+                raise ConfigError(f"{name} is {value!r}: use a whole number")
         if self.max_tokens is not None and self.max_tokens < 1:
             raise ConfigError(f"max_tokens is {self.max_tokens}: ask for at least 1")
         if not (self.temperature == 0 or MIN_TEMPERATURE <= self.temperature < math.inf):
@@ -72,8 +76,8 @@ class SamplingParams:
             raise ConfigError(f"min_p is {self.min_p}: use a number from 0 (off) to 1")
         if self.seed is not None and not 0 <= self.seed < 2**63:
             raise ConfigError(f"seed is {self.seed}: use a whole number from 0 to 2^63 - 1")
-        if any(not isinstance(s, str) or not s for s in self.stop):
-            raise ConfigError(f"stop is {self.stop!r}: every stop string needs at least one character")
+        if isinstance(self.stop, str) or any(not isinstance(s, str) or not s for s in self.stop):
+            raise ConfigError(f"stop is {self.stop!r}: give a tuple of strings of at least one character")
 
     @property
     def law(self) -> tuple[float, int, float, float]:
@@ -103,8 +107,3 @@ class Budget:
             )
         if self.depth is not None and self.depth < 0:
             raise ConfigError(f"tree depth is {self.depth}: use 0 or more")
-
-
-def settings(cls: type) -> dict[str, object]:
-    """Names and defaults of a dataclass's settings, for messages and help."""
-    return {f.name: f.default for f in fields(cls)}

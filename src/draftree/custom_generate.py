@@ -3,7 +3,8 @@
     model.generate(**inputs, max_new_tokens=200, custom_generate=draftree.custom_generate(drafter="lookup"))
 
 ``generate`` prepares processors (temperature and the like among them) and stopping criteria; this module gives them to
-the engine, row by row without its padding, and pads the answers again.
+the engine, row by row without its padding, and pads the answers again. transformers gives neither ``streamer`` nor
+``tokenizer`` to such a callable: to stream, use ``draftree.Engine``.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ def generate_with(
         model, input_ids, logits_processor, stopping_criteria, generation_config: from ``generate``.
         drafter: as in ``load_drafter``; a model's name loads it at every call, so better give a loaded one.
         method, settings, nodes: as in ``load_engine``.
-        seed: of sampled generation; None draws a fresh one for each sequence.
+        seed: of sampled generation, plus the row's number; None draws a fresh one for each row. torch's global seed
+            plays no part.
         model_inputs: from ``generate``: of these only ``attention_mask`` is read, to tell padding; the engine makes
             positions and cache itself. (A parameter named like a model input would be taken out of ``generate``'s.)
 
@@ -65,7 +67,7 @@ def generate_with(
             raise ConfigError(f"{what} is {value}: draftree's custom_generate supports {plain} only")
     given = model_inputs.get("attention_mask")
     mask = torch.ones_like(input_ids) if given is None else given
-    attention = model.config._attn_implementation
+    attention, training = model.config._attn_implementation, model.training
     try:
         target = HFModel(model)
         engine = Engine(target, load_drafter(drafter, target, find_policy(method, settings)), nodes=nodes)
@@ -79,6 +81,7 @@ def generate_with(
         outputs = [g.token_ids for g in engine.generate(prompts, params)]
     finally:
         model.set_attn_implementation(attention)
+        model.train(training)
     pad = generation_config.pad_token_id
     if isinstance(pad, Tensor):
         pad = int(pad)
@@ -138,7 +141,7 @@ def _params(
 ) -> SamplingParams:
     return SamplingParams(
         temperature=1.0 if config.do_sample else 0.0,
-        seed=seed,
+        seed=None if seed is None else seed + seat.row,
         ignore_eos=True,  # the criteria know, and they know the length
         processors=tuple(partial(seat.process, p) for p in processors),
         criteria=tuple(partial(seat.stop, c) for c in criteria),

@@ -92,6 +92,8 @@ class Engine:
         Raises:
             InputError: a prompt or its settings do not fit the model; found before anything is decoded.
         """
+        if isinstance(prompts, str) or any(isinstance(p, (int, Mapping)) for p in prompts):
+            raise ConfigError("generate takes a list of prompts: put this one into a list, or use stream")
         each = [params or SamplingParams()] * len(prompts) if not isinstance(params, Many) else list(params)
         if len(each) != len(prompts):
             raise ConfigError(f"{len(each)} sampling params for {len(prompts)} prompts: give one for all, or one each")
@@ -103,15 +105,28 @@ class Engine:
             for i, p in zip(ids, each, strict=True):
                 sequences.append(self.open(i, p))
             while running := [s for s in sequences if s.finish_reason is None]:
-                self.step(running)
+                self.step(sorted(running, key=lambda s: _row(s).slot))  # storage order: no logits are copied
+                for s in running:
+                    if s.finish_reason is not None:
+                        self.close(s)  # a finished row would ride along in every pass
         finally:
-            for s in sequences:
+            for s in reversed(sequences):
                 self.close(s)
         return [Generation(s.text, s.output_ids, s.finish_reason or "", s.seed, s.chunks, s.stats) for s in sequences]
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Chunk]:
-        """Decode one prompt, giving out tokens as they come (``generate`` for the arguments)."""
-        return self.follow(self.open(prompt, params))
+        """Decode one prompt, giving out tokens as they come (``generate`` for the arguments).
+
+        Raises:
+            InputError: at once, as ``generate``; the prefill waits until the first token is asked for.
+        """
+        params = params or SamplingParams()
+        ids = encode(self.tokenizer, prompt)
+        self._slots(ids, params)
+        return self._stream(ids, params)
+
+    def _stream(self, ids: list[int], params: SamplingParams) -> Iterator[Chunk]:
+        yield from self.follow(self.open(ids, params))
 
     def follow(self, sequence: Sequence) -> Iterator[Chunk]:
         """Run an open sequence to its end, giving out its tokens as they come; leaving early closes it."""
@@ -142,10 +157,14 @@ class Engine:
         sequence = Sequence(ids, params, limit, can.eos_ids, text_stream(self.tokenizer, params.stop, ids))
         self.target.reserve(1, slots)
         sequence.row = self.target.open(ids)
-        self.drafter.open(sequence)
-        first = sequence.row.logits[None, None]
-        verdict = match(first, TreeBatch.pad([DraftTree.empty()], first.device), _draws([sequence]))[0]
-        sequence.append(verdict.tokens, accepted=0)
+        try:
+            self.drafter.open(sequence)
+            first = sequence.row.logits[None, None]
+            verdict = match(first, TreeBatch.pad([DraftTree.empty()], first.device), _draws([sequence]))[0]
+            sequence.append(verdict.tokens, accepted=0)
+        except BaseException:
+            self.close(sequence)
+            raise
         sequence.stats.tokens = 1
         sequence.stats.seconds.prefill = time.perf_counter() - began
         return sequence
@@ -153,11 +172,13 @@ class Engine:
     @torch.inference_mode()
     def step(self, sequences: Many[Sequence]) -> list[Outcome]:
         """Draft, verify and commit once for each of these open sequences, together."""
+        rows = [_row(s) for s in sequences]
+        for row in rows:
+            self.target.commit(row, [])  # what a failed step may have left behind
         clock = [time.perf_counter()]
         passes = self.drafter.passes
         trees = self.drafter.propose(sequences, [self._budget(s) for s in sequences])
         clock.append(time.perf_counter())
-        rows = [_row(s) for s in sequences]
         logits = self.target.extend(rows, [_rooted(s, t) for s, t in zip(sequences, trees, strict=True)])
         verdicts = match(logits, TreeBatch.pad(trees, logits.device), _draws(sequences))
         clock.append(time.perf_counter())
@@ -212,8 +233,8 @@ class Engine:
 
 
 def _row(sequence: Sequence) -> Row:
-    if sequence.row is None:
-        raise ConfigError("a closed sequence cannot go on: open its prompt again")
+    if sequence.row is None or sequence.finish_reason is not None:
+        raise ConfigError("a closed or finished sequence cannot go on: open its prompt again")
     return sequence.row
 
 
@@ -232,7 +253,6 @@ def _count(outcome: Outcome, taken: int) -> None:
     stats, tree = outcome.request.stats, outcome.tree
     stats.steps += 1
     stats.tokens += taken
-    stats.gained += taken
     accepted = min(taken, len(outcome.path))
     for counts, depths in (
         (stats.drafted, torch.bincount(tree.depths, minlength=1)[1:].tolist()),
@@ -242,7 +262,7 @@ def _count(outcome: Outcome, taken: int) -> None:
         for d, n in enumerate(depths):
             counts[d] += n
     stats.accepted_entropies += tree.entropies[outcome.path[:accepted]].tolist()
-    if (entropy := outcome.rejected_entropy) is not None:
+    if taken == len(outcome.path) + 1 and (entropy := outcome.rejected_entropy) is not None:
         stats.rejected_entropies.append(entropy)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import torch
@@ -121,6 +121,7 @@ class Draws:
     params: Sequence[SamplingParams]
     seeds: Sequence[int]
     histories: Sequence[Sequence[int]]
+    _tensors: dict[int, Tensor] = field(default_factory=dict, repr=False)
 
     def __call__(self, logits: Tensor, drawn: Tensor) -> Tensor:
         """Draw each sequence's next token.
@@ -151,7 +152,9 @@ class Draws:
         logits = logits.clone()
         for b, p in enumerate(self.params):
             if p.processors and not (drawn.shape[1] and int(drawn[b, -1]) < 0):
-                history = torch.tensor(self.histories[b]).to(logits.device, non_blocking=True)
+                if b not in self._tensors:
+                    self._tensors[b] = torch.tensor(self.histories[b]).to(logits.device, non_blocking=True)
+                history = self._tensors[b]
                 ids, row = torch.cat([history, drawn[b]])[None], logits[b : b + 1]
                 for processor in p.processors:
                     row = processor(ids, row)

@@ -41,7 +41,6 @@ class Stats:
     Attributes:
         tokens: generated tokens, end-of-sequence included.
         steps: target passes after the prefill.
-        gained: tokens that these steps gave (the prefill gives the first one).
         drafted, accepted: [d] nodes at depth d + 1 that were drafted and accepted.
         draft_passes: drafter model passes of the steps that this sequence took part in.
         accepted_entropies, rejected_entropies: nats, of the draft law of every accepted node, and of every law whose
@@ -51,7 +50,6 @@ class Stats:
 
     tokens: int = 0
     steps: int = 0
-    gained: int = 0
     drafted: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
     draft_passes: int = 0
@@ -62,7 +60,7 @@ class Stats:
     @property
     def mal(self) -> float:
         """Mean acceptance length: tokens gained per target pass, bonus token included."""
-        return self.gained / self.steps if self.steps else 1.0
+        return (self.tokens - 1) / self.steps if self.steps else 1.0  # the prefill gives the first token
 
     @property
     def tokens_per_second(self) -> float:

@@ -55,25 +55,34 @@ class Detokenizer:
         self._tokenizer = tokenizer
         self._stop = tuple(stop)
         # Decoding is not a concatenation (leading spaces), so each piece is the difference of two decodings.
-        self._window = list(context[-4:])
-        self._shown = len(self._decode().rstrip(_INCOMPLETE))
+        self._window = self._tail(list(context[-_WINDOW:]))
+        self._shown = len(self._decode(self._window).rstrip(_INCOMPLETE))
         self._held = ""
 
-    def _decode(self) -> str:
+    def _tail(self, tokens: list[int]) -> list[int]:
+        """The shortest end, of 4 tokens or more, that begins with a whole character; all where there is none.
+
+        Tokenizers with byte fallback spell rare characters in bytes and decode a run of bytes as one: cut inside a
+        character, all of the run would be lost.
+        """
+        ends = (tokens[-n:] for n in range(4, len(tokens) + 1))
+        return next((end for end in ends if _INCOMPLETE not in self._decode(end)), tokens)
+
+    def _decode(self, tokens: list[int]) -> str:
         # Cleaning up would change text that has been given out.
         options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
-        return cast(str, self._tokenizer.decode(self._window, **options))
+        return cast(str, self._tokenizer.decode(tokens, **options))
 
     def push(self, token: int, last: bool) -> str:
         """Text that became final with ``token`` (``TextStream.push``)."""
         self._window.append(token)
-        text = self._decode()
+        text = self._decode(self._window)
         if not text.endswith(_INCOMPLETE) or last:
             self._held += text[self._shown :]
             self._shown = len(text)
             if len(self._window) > _WINDOW:
-                self._window = self._window[-_WINDOW // 4 :]
-                self._shown = len(self._decode())
+                self._window = self._tail(self._window)
+                self._shown = len(self._decode(self._window))
         return self._release(last)
 
     def _release(self, last: bool) -> str:

@@ -19,6 +19,7 @@ from ..draft.base import Drafter, NoDrafter
 from ..draft.load import load_drafter
 from ..draft.methods import METHODS
 from ..engine import Engine
+from ..models import attention
 from ..models.hf import HFModel
 from ..models.load import DEFAULT_MODEL, load
 from ..text import encode, user
@@ -32,7 +33,9 @@ def generate_greedily(target: HFModel, prompt: list[int], max_tokens: int) -> li
     """transformers' own greedy decoding."""
     ids = torch.tensor([prompt], device=target.capabilities.device)
     mask = torch.ones_like(ids)
+    target.model.set_attn_implementation("sdpa" if target.capabilities.attention == attention.NAME else "eager")
     out = target.model.generate(ids, attention_mask=mask, do_sample=False, max_new_tokens=max_tokens)
+    target.model.set_attn_implementation(target.capabilities.attention)
     generated: list[int] = out[0, len(prompt) :].tolist()
     return generated
 

@@ -111,7 +111,7 @@ class LookupDrafter:
 
     def close(self, request: Request) -> None:
         """Forget a sequence's index."""
-        del self._indexes[request]
+        self._indexes.pop(request, None)
 
 
 class _LookupScorer:

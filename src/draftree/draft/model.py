@@ -60,6 +60,7 @@ class ModelDrafter:
     def open(self, request: Request) -> None:
         """Prefill the prompt."""
         if request.prompt_length <= self.model.capabilities.max_length:
+            self.model.reserve(1, request.prompt_length + (request.params.max_tokens or 0))
             self._states[request] = _State(self.model.open(request.ids[: request.prompt_length]))
 
     def propose(self, requests: Sequence[Request], budgets: Sequence[Budget]) -> list[DraftTree]:
@@ -107,6 +108,8 @@ class _ModelScorer:
         nodes = []
         for b in rows:
             state = self._state(b)
+            self._drafter.model.commit(state.row, [])  # what a failed step may have left behind
+            state.numbers.clear()
             waiting = self._requests[b].ids[state.row.length :]
             state.numbers[ROOT] = len(waiting) - 1
             nodes.append(Nodes.chain(waiting))

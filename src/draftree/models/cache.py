@@ -70,6 +70,8 @@ class TreeLayer(CacheLayerMixin):
         """Reallocate to the placement's size, keeping what is there."""
         for name in ("keys", "values") if self.is_initialized else ():
             old: Tensor = getattr(self, name)
+            if old.shape[0] >= self.placement.rows and old.shape[2] >= self.placement.slots:
+                continue
             new = self._allot(old)
             new[: old.shape[0], :, : old.shape[2]] = old
             setattr(self, name, new)
@@ -123,12 +125,17 @@ class TreeCache(Cache):
         if rows <= at.rows and slots <= at.slots:
             return
         started = any(layer.is_initialized for layer in self._layers)
+        size = at.rows, at.slots
         if rows > at.rows:
             at.rows = max(rows, 2 * at.rows) if started else rows
         if slots > at.slots:
             at.slots = -(-max(slots, 2 * at.slots if started else 0) // GRAIN) * GRAIN
-        for layer in self._layers:
-            layer.grow()
+        try:
+            for layer in self._layers:
+                layer.grow()
+        except (RuntimeError, MemoryError):  # out of memory: layers that have grown are larger than need be
+            at.rows, at.slots = size
+            raise
 
     def place(self, first: int, starts: Sequence[int], width: int, device: torch.device) -> None:
         """Say where the next pass writes: rows from ``first`` on, each from its own start slot."""

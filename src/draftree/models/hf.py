@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..errors import CacheError, PromptError
+from ..errors import CacheError, PromptError, UnsupportedModelError
 from ..tree import ancestors
 from . import probe
 from .attention import share_key_heads
@@ -62,7 +62,13 @@ class HFModel:
         self._rows: list[Row] = []
         self._start()
         if self_test and _PASSED.get(model) != self.capabilities.attention:
-            probe.self_test(self)
+            try:
+                probe.self_test(self)
+            except (RuntimeError, TypeError, IndexError, AttributeError) as error:
+                raise UnsupportedModelError(
+                    f"{name} ({type(model).__name__}) fails the tree self-test with {type(error).__name__}: {error}: "
+                    "use transformers' own generate for it"
+                ) from error
             _PASSED[model] = self.capabilities.attention
             self._start()
 
@@ -75,7 +81,10 @@ class HFModel:
         return HFModel(self.model, self.tokenizer, name=self.capabilities.name, self_test=False)
 
     def reserve(self, rows: int, tokens: int) -> None:
-        """Make room for ``rows`` rows of ``tokens`` tokens at once."""
+        """Make room for ``rows`` rows of ``tokens`` tokens at once; exactly that while no row is open."""
+        at = self.cache.placement
+        if not self._rows and (rows > at.rows or tokens > at.slots):
+            self.cache = TreeCache(self._layers)
         self.cache.reserve(rows, tokens)
 
     @torch.inference_mode()

@@ -22,6 +22,7 @@ import platformdirs
 import torch
 from huggingface_hub.utils import logging as hub_logging
 from rich.console import Console
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
@@ -41,6 +42,9 @@ _UNREADABLE = (
     TypeError,
     struct.error,
     OverflowError,
+    RuntimeError,
+    ImportError,
+    SafetensorError,
     UnicodeError,
     NotImplementedError,
 )
@@ -90,8 +94,10 @@ def _device(device: str | None) -> torch.device:
         place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     except RuntimeError:
         raise ConfigError(f"device is {device!r}: use cpu, cuda or cuda:N") from None
-    if place.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"device is {device!r} but there is no CUDA device here: use cpu")
+    if place.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device is {device!r}: use cpu, cuda or cuda:N")
+    if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"device is {device!r} but there are {torch.cuda.device_count()} CUDA devices here: use cpu")
     return place
 
 
@@ -153,7 +159,10 @@ def convert(gguf: Path) -> Path:
         ModelFileError: the file is not a GGUF model that transformers can read.
         RunError: the cache directory cannot be written.
     """
-    folder = cache_folder() / f"{gguf.stem}-{_fingerprint(gguf)}"
+    try:
+        folder = cache_folder() / f"{gguf.stem}-{_fingerprint(gguf)}"
+    except OSError as error:
+        raise ModelFileError(f"cannot read {gguf}: {_line(error)}") from None
     if folder.is_dir():
         return folder
     try:
