@@ -250,7 +250,7 @@ def _draws(sequences: Many[Sequence]) -> Draws:
 
 def _count(outcome: Outcome, taken: int) -> None:
     """Book one step's outcome; ``taken`` tokens were kept of the verdict's."""
-    stats, tree = outcome.request.stats, outcome.tree
+    stats, tree = outcome.sequence.stats, outcome.tree
     stats.steps += 1
     stats.tokens += taken
     accepted = min(taken, len(outcome.path))

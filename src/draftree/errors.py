@@ -1,4 +1,4 @@
-"""Every error that draftree raises on purpose. Each message names the offending value and a way out.
+"""Errors about a caller's input or a failed run. Each message names the offending value and a way out.
 
 DraftreeError
 ├── InputError               the caller's input is wrong; found before any work is lost (exit code 2)

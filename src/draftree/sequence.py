@@ -1,9 +1,9 @@
-"""One request on its way: its tokens, its text, why it ended, and what was measured. Knows no model and no tree."""
+"""One sequence on its way: its tokens, its text, why it ended, and what was measured. Knows no model and no tree."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence as Ids
+from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 
 import torch
@@ -102,7 +102,7 @@ class Sequence:
 
     def __init__(
         self,
-        prompt_ids: Ids[int],
+        prompt_ids: Many[int],
         params: SamplingParams,
         limit: int,
         eos_ids: frozenset[int],
@@ -135,7 +135,7 @@ class Sequence:
         """Tokens that may still be generated."""
         return self.limit - (len(self.ids) - self.prompt_length)
 
-    def append(self, tokens: Ids[int], accepted: int) -> int:
+    def append(self, tokens: Many[int], accepted: int) -> int:
         """Take one step's tokens, of which the first ``accepted`` were drafted, up to whatever ends the sequence.
 
         Returns:

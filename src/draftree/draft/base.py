@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import Protocol
 
 from ..config import Budget
-from ..sequence import Sequence as Request
+from ..sequence import Sequence
 from ..tree import ROOT, DraftTree
 
 
@@ -16,12 +16,12 @@ class Outcome:
     """What became of one sequence's draft tree.
 
     Attributes:
-        request: the sequence.
+        sequence: the sequence.
         tree: the tree that was verified.
         path: accepted nodes in order, by number.
     """
 
-    request: Request
+    sequence: Sequence
     tree: DraftTree
     path: list[int]
 
@@ -42,16 +42,16 @@ class Drafter(Protocol):
 
     passes: int
 
-    def open(self, request: Request) -> None:
-        """A sequence begins: its prompt is in ``request.ids``."""
+    def open(self, sequence: Sequence) -> None:
+        """A sequence begins: its prompt is in ``sequence.ids``."""
 
-    def propose(self, requests: Sequence[Request], budgets: Sequence[Budget]) -> list[DraftTree]:
+    def propose(self, sequences: Many[Sequence], budgets: Many[Budget]) -> list[DraftTree]:
         """One tree for each sequence, rooted at its last token and within its budget."""
 
-    def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """What became of the proposed trees; ``request.ids`` already ends with the tokens gained."""
+    def observe(self, outcomes: Many[Outcome]) -> None:
+        """What became of the proposed trees; ``sequence.ids`` already ends with the tokens gained."""
 
-    def close(self, request: Request) -> None:
+    def close(self, sequence: Sequence) -> None:
         """A sequence has ended."""
 
 
@@ -60,12 +60,12 @@ class NoDrafter:
 
     passes = 0
 
-    def open(self, request: Request) -> None: ...
+    def open(self, sequence: Sequence) -> None: ...
 
-    def propose(self, requests: Sequence[Request], budgets: Sequence[Budget]) -> list[DraftTree]:
+    def propose(self, sequences: Many[Sequence], budgets: Many[Budget]) -> list[DraftTree]:
         """Empty trees."""
-        return [DraftTree.empty() for _ in requests]
+        return [DraftTree.empty() for _ in sequences]
 
-    def observe(self, outcomes: Sequence[Outcome]) -> None: ...
+    def observe(self, outcomes: Many[Outcome]) -> None: ...
 
-    def close(self, request: Request) -> None: ...
+    def close(self, sequence: Sequence) -> None: ...

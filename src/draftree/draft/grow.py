@@ -95,6 +95,7 @@ class _Layer(NamedTuple):
     path_logprobs: Tensor
     entropies: Tensor
     extend: Tensor
+    counts: Tensor
 
 
 def grow(scorer: Scorer, policy: GrowthPolicy, budgets: Sequence[Budget]) -> list[DraftTree]:
@@ -120,7 +121,7 @@ def grow(scorer: Scorer, policy: GrowthPolicy, budgets: Sequence[Budget]) -> lis
     while True:
         layer = _next_layer(frontier, policy.grow(frontier), room - size, size)
         layers.append(layer)
-        size = size + torch.bincount(layer.rows, minlength=len(budgets))
+        size = size + layer.counts
         depth = frontier.depth + 1
         more = layer.extend & (limits[layer.rows] > depth) & (room > size)[layer.rows]
         if not bool(more.any()):
@@ -136,17 +137,20 @@ def _next_layer(frontier: Frontier, growth: Growth, room: Tensor, size: Tensor) 
     scores = frontier.path_logprobs[:, None] + found.logprobs
     parent, rank = (growth.keep & scores.isfinite()).nonzero(as_tuple=True)
     path_logprobs, rows = scores[parent, rank], frontier.rows[parent]
-    if bool((torch.bincount(rows, minlength=room.shape[0]) > room).any()):
+    counts = torch.bincount(rows, minlength=room.shape[0])
+    if bool((counts > room).any()):
         stay = best_per_row(path_logprobs, rows, room)
         parent, rank, path_logprobs, rows = parent[stay], rank[stay], path_logprobs[stay], rows[stay]
+        counts = counts.minimum(room)
     return _Layer(
         rows=rows,
-        nodes=size[rows] + _count_within(rows, room.shape[0]),
+        nodes=size[rows] + _count_within(rows, counts),
         tokens=found.tokens[parent, rank],
         parents=frontier.nodes[parent],
         path_logprobs=path_logprobs,
         entropies=found.entropies[parent],
         extend=growth.extend[parent, rank],
+        counts=counts,
     )
 
 
@@ -155,13 +159,12 @@ def best_per_row(scores: Tensor, rows: Tensor, limits: Tensor) -> Tensor:
     order = scores.argsort(descending=True, stable=True)
     order = order[rows[order].argsort(stable=True)]  # by row, then by score, then by index
     stay = torch.empty_like(rows, dtype=torch.bool)
-    stay[order] = _count_within(rows, limits.shape[0]) < limits[rows]
+    stay[order] = _count_within(rows, torch.bincount(rows, minlength=limits.shape[0])) < limits[rows]
     return stay
 
 
-def _count_within(rows: Tensor, batch: int) -> Tensor:
-    """[F] how many entries of the same row come before each entry; ``rows`` ascends."""
-    counts = torch.bincount(rows, minlength=batch)
+def _count_within(rows: Tensor, counts: Tensor) -> Tensor:
+    """[F] how many entries of the same row come before each entry; ``rows`` ascends, ``counts`` is its histogram."""
     return torch.arange(rows.shape[0]) - (counts.cumsum(0) - counts)[rows]
 
 

@@ -9,7 +9,7 @@ they mean for a model: every growth policy works unchanged. What the shortest co
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..config import Budget
 from ..errors import ConfigError
-from ..sequence import Sequence as Request
+from ..sequence import Sequence
 from ..tree import DraftTree
 from .base import Outcome
 from .grow import Candidates, GrowthPolicy, grow
@@ -33,7 +33,7 @@ class NgramIndex:
         self._successors: dict[Tail, dict[int, int]] = {}
         self._text: list[int] = []
 
-    def extend(self, tokens: Sequence[int]) -> None:
+    def extend(self, tokens: Many[int]) -> None:
         """Append tokens to the text."""
         for token in tokens:
             for n in self._lengths:
@@ -86,7 +86,7 @@ class LookupDrafter:
     shortest: int = 2
     longest: int = 6
     passes: int = 0
-    _indexes: dict[Request, NgramIndex] = field(default_factory=dict, repr=False)
+    _indexes: dict[Sequence, NgramIndex] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         if not 1 <= self.shortest <= self.longest:
@@ -94,34 +94,34 @@ class LookupDrafter:
                 f"lookup match lengths are {self.shortest} to {self.longest}: use 1 <= shortest <= longest"
             )
 
-    def open(self, request: Request) -> None:
+    def open(self, sequence: Sequence) -> None:
         """Index the prompt."""
-        self._indexes[request] = index = NgramIndex(self.shortest, self.longest)
-        index.extend(request.ids)
+        self._indexes[sequence] = index = NgramIndex(self.shortest, self.longest)
+        index.extend(sequence.ids)
 
-    def propose(self, requests: Sequence[Request], budgets: Sequence[Budget]) -> list[DraftTree]:
+    def propose(self, sequences: Many[Sequence], budgets: Many[Budget]) -> list[DraftTree]:
         """Grow a tree of continuations for each sequence."""
-        indexes = [self._indexes[r] for r in requests]
-        for index, request in zip(indexes, requests, strict=True):
-            index.extend(request.ids[len(index) :])
+        indexes = [self._indexes[r] for r in sequences]
+        for index, sequence in zip(indexes, sequences, strict=True):
+            index.extend(sequence.ids[len(index) :])
         return grow(_LookupScorer(indexes), self.policy, budgets)
 
-    def observe(self, outcomes: Sequence[Outcome]) -> None:
+    def observe(self, outcomes: Many[Outcome]) -> None:
         """Nothing: the next proposal reads the new tokens."""
 
-    def close(self, request: Request) -> None:
+    def close(self, sequence: Sequence) -> None:
         """Forget a sequence's index."""
-        self._indexes.pop(request, None)
+        self._indexes.pop(sequence, None)
 
 
 class _LookupScorer:
     """Scores nodes of the trees under construction by the last tokens on their paths."""
 
-    def __init__(self, indexes: Sequence[NgramIndex]) -> None:
+    def __init__(self, indexes: Many[NgramIndex]) -> None:
         self._indexes = indexes
         self._tails: dict[tuple[int, int], Tail] = {}
 
-    def score_roots(self, rows: Sequence[int], width: int) -> Candidates:
+    def score_roots(self, rows: Many[int], width: int) -> Candidates:
         """See ``Scorer``."""
         return self._predict(rows, [self._indexes[b].tail for b in rows], width)
 
@@ -135,7 +135,7 @@ class _LookupScorer:
             self._tails[b, node] = tails[-1]
         return self._predict(at, tails, width)
 
-    def _predict(self, rows: Sequence[int], tails: Sequence[Tail], width: int) -> Candidates:
+    def _predict(self, rows: Many[int], tails: Many[Tail], width: int) -> Candidates:
         tokens, probabilities, entropies = [], [], []
         for b, tail in zip(rows, tails, strict=True):
             best, law, entropy = self._indexes[b].predict(tail, width)

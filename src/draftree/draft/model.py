@@ -6,7 +6,7 @@ that ended a fully accepted path, and the target's bonus token) is fed as a shor
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..config import Budget
 from ..models.base import LanguageModel, Nodes, Row
-from ..sequence import Sequence as Request
+from ..sequence import Sequence
 from ..tree import ROOT, DraftTree
 from .base import Outcome
 from .grow import Candidates, GrowthPolicy, grow
@@ -55,30 +55,30 @@ class ModelDrafter:
     model: LanguageModel
     vocab_size: int
     passes: int = 0
-    _states: dict[Request, _State] = field(default_factory=dict, repr=False)
+    _states: dict[Sequence, _State] = field(default_factory=dict, repr=False)
 
-    def open(self, request: Request) -> None:
+    def open(self, sequence: Sequence) -> None:
         """Prefill the prompt."""
-        if request.prompt_length <= self.model.capabilities.max_length:
-            self.model.reserve(1, request.prompt_length + (request.params.max_tokens or 0))
-            self._states[request] = _State(self.model.open(request.ids[: request.prompt_length]))
+        if sequence.prompt_length <= self.model.capabilities.max_length:
+            self.model.reserve(1, sequence.prompt_length + (sequence.params.max_tokens or 0))
+            self._states[sequence] = _State(self.model.open(sequence.ids[: sequence.prompt_length]))
 
-    def propose(self, requests: Sequence[Request], budgets: Sequence[Budget]) -> list[DraftTree]:
+    def propose(self, sequences: Many[Sequence], budgets: Many[Budget]) -> list[DraftTree]:
         """Grow a tree for each sequence, one model pass a layer for all of them."""
-        scorer = _ModelScorer(self, requests)
-        trees = grow(scorer, self.policy, [self._fit(r, b) for r, b in zip(requests, budgets, strict=True)])
+        scorer = _ModelScorer(self, sequences)
+        trees = grow(scorer, self.policy, [self._fit(r, b) for r, b in zip(sequences, budgets, strict=True)])
         self.passes += scorer.passes
         return trees
 
-    def _fit(self, request: Request, budget: Budget) -> Budget:
+    def _fit(self, sequence: Sequence, budget: Budget) -> Budget:
         """The part of a budget that lies within the model's context."""
-        room = self.model.capabilities.max_length - len(request.ids) if request in self._states else 0
+        room = self.model.capabilities.max_length - len(sequence.ids) if sequence in self._states else 0
         return Budget(budget.nodes, max(0, room if budget.depth is None else min(room, budget.depth)))
 
-    def observe(self, outcomes: Sequence[Outcome]) -> None:
+    def observe(self, outcomes: Many[Outcome]) -> None:
         """Commit what was fed and accepted: tokens that were waiting, then nodes until one that was never fed."""
         for outcome in outcomes:
-            state = self._states.get(outcome.request)
+            state = self._states.get(outcome.sequence)
             if state is None:
                 continue
             waiting = state.numbers.get(ROOT, -1) + 1
@@ -86,31 +86,31 @@ class ModelDrafter:
             self.model.commit(state.row, [*range(waiting), *path])
             state.numbers.clear()
 
-    def close(self, request: Request) -> None:
+    def close(self, sequence: Sequence) -> None:
         """Forget a sequence's row."""
-        if request in self._states:
-            self.model.close(self._states.pop(request).row)
+        if sequence in self._states:
+            self.model.close(self._states.pop(sequence).row)
 
 
 class _ModelScorer:
     """Scores nodes of the trees under construction by model passes over them."""
 
-    def __init__(self, drafter: ModelDrafter, requests: Sequence[Request]) -> None:
+    def __init__(self, drafter: ModelDrafter, sequences: Many[Sequence]) -> None:
         self._drafter = drafter
-        self._requests = requests
+        self._sequences = sequences
         self.passes = 0
 
     def _state(self, row: int) -> _State:
-        return self._drafter._states[self._requests[row]]
+        return self._drafter._states[self._sequences[row]]
 
-    def score_roots(self, rows: Sequence[int], width: int) -> Candidates:
+    def score_roots(self, rows: Many[int], width: int) -> Candidates:
         """Feed each sequence's waiting tokens; the last of them is the root."""
         nodes = []
         for b in rows:
             state = self._state(b)
             self._drafter.model.commit(state.row, [])  # what a failed step may have left behind
             state.numbers.clear()
-            waiting = self._requests[b].ids[state.row.length :]
+            waiting = self._sequences[b].ids[state.row.length :]
             state.numbers[ROOT] = len(waiting) - 1
             nodes.append(Nodes.chain(waiting))
         last = torch.tensor([len(n.tokens) - 1 for n in nodes])
@@ -132,13 +132,11 @@ class _ModelScorer:
         return self._candidates(asked.tolist(), fed, batch, column, width)
 
     @torch.inference_mode()
-    def _candidates(
-        self, rows: Sequence[int], nodes: Sequence[Nodes], batch: Tensor, column: Tensor, width: int
-    ) -> Candidates:
+    def _candidates(self, rows: Many[int], nodes: Many[Nodes], batch: Tensor, column: Tensor, width: int) -> Candidates:
         """One pass; the law at entries (batch, column) of its logits, in one transfer to the host."""
         logits = self._drafter.model.extend([self._state(b).row for b in rows], nodes)[..., : self._drafter.vocab_size]
         self.passes += 1
-        temperatures = torch.tensor([self._requests[b].params.temperature or 1.0 for b in rows])
+        temperatures = torch.tensor([self._sequences[b].params.temperature or 1.0 for b in rows])
         scale = (1 / temperatures)[batch, None].to(logits.device, non_blocking=True)
         batch, column = torch.stack([batch, column]).to(logits.device, non_blocking=True)
         parts = []
