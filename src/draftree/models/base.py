@@ -77,10 +77,9 @@ class Nodes:
     parents: Tensor
 
     @classmethod
-    def chain(cls, tokens: Sequence[int], start: int = 0) -> Nodes:
-        """``tokens`` one after the other, below uncommitted node ``start - 1`` (the last committed token at 0)."""
-        n = len(tokens)
-        return cls(torch.tensor(tokens, dtype=torch.int64), torch.arange(start, start + n) + ROOT)
+    def chain(cls, tokens: Sequence[int]) -> Nodes:
+        """``tokens`` one after the other, below the last committed token."""
+        return cls(torch.tensor(tokens, dtype=torch.int64), torch.arange(len(tokens)) + ROOT)
 
 
 class LanguageModel(Protocol):
