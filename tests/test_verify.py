@@ -19,7 +19,7 @@ from draftree.config import SamplingParams
 from draftree.models.base import Nodes
 from draftree.sampling import Draws
 from draftree.tree import ROOT, DraftTree, TreeBatch
-from draftree.verify import Draw, Verdict, match
+from draftree.verify import Draw, Verdict, greedy, match
 
 from .test_tree import tree
 from .toy import ToyModel, law
@@ -210,6 +210,18 @@ def seeded(count: int, offset: int = 0) -> Draws:
     """Each sequence's own draws, at temperature 1."""
     prompts = [[(b + offset) % 3, *PROMPT] for b in range(count)]
     return Draws([SamplingParams(temperature=1.0)] * count, range(offset, offset + count), prompts)
+
+
+@given(data=st.data())
+def test_greedy_gives_what_match_gives_at_temperature_zero(data: st.DataObject) -> None:
+    trees = [
+        tree(shape, data.draw(st.lists(st.integers(0, 3), min_size=len(shape), max_size=len(shape))))
+        for shape in data.draw(st.lists(st.sampled_from(list(SHAPES.values())), min_size=1, max_size=3))
+    ]
+    logits = torch.randn((len(trees), 1 + max(map(len, trees)), 4), generator=torch.Generator().manual_seed(len(trees)))
+    draws = Draws([SamplingParams()] * len(trees), [0] * len(trees), [[0]] * len(trees))
+    assert draws.greedy
+    assert greedy(logits, trees) == match(logits, TreeBatch.pad(trees), draws)
 
 
 def test_a_batch_of_ragged_trees_gives_what_each_gives_alone() -> None:

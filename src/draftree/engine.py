@@ -13,6 +13,7 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from .config import Budget, SamplingParams
@@ -28,7 +29,7 @@ from .sampling import Draws
 from .sequence import Chunk, Sequence, Stats
 from .text import Prompt, encode, text_stream
 from .tree import ROOT, DraftTree, TreeBatch
-from .verify import match
+from .verify import Verdict, greedy, match
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,9 +160,8 @@ class Engine:
         sequence.row = self.target.open(ids)
         try:
             self.drafter.open(sequence)
-            first = sequence.row.logits[None, None]
-            verdict = match(first, TreeBatch.pad([DraftTree.empty()], first.device), _draws([sequence]))[0]
-            sequence.append(verdict.tokens, accepted=0)
+            first = _verify(sequence.row.logits[None, None], [DraftTree.empty()], [sequence])[0]
+            sequence.append(first.tokens, accepted=0)
         except BaseException:
             self.close(sequence)
             raise
@@ -180,7 +180,7 @@ class Engine:
         trees = self.drafter.propose(sequences, [self._budget(s) for s in sequences])
         clock.append(time.perf_counter())
         logits = self.target.extend(rows, [_rooted(s, t) for s, t in zip(sequences, trees, strict=True)])
-        verdicts = match(logits, TreeBatch.pad(trees, logits.device), _draws(sequences))
+        verdicts = _verify(logits, trees, sequences)
         clock.append(time.perf_counter())
         outcomes = []
         for sequence, row, tree, verdict in zip(sequences, rows, trees, verdicts, strict=True):
@@ -244,8 +244,11 @@ def _rooted(sequence: Sequence, tree: DraftTree) -> Nodes:
     return Nodes(torch.cat([root, tree.tokens]), torch.cat([torch.tensor([ROOT]), tree.parents + 1]))
 
 
-def _draws(sequences: Many[Sequence]) -> Draws:
-    return Draws([s.params for s in sequences], [s.seed for s in sequences], [s.ids for s in sequences])
+def _verify(logits: Tensor, trees: Many[DraftTree], sequences: Many[Sequence]) -> list[Verdict]:
+    draws = Draws([s.params for s in sequences], [s.seed for s in sequences], [s.ids for s in sequences])
+    if draws.greedy:
+        return greedy(logits, trees)
+    return match(logits, TreeBatch.pad(trees, logits.device), draws)
 
 
 def _count(outcome: Outcome, taken: int) -> None:

@@ -123,6 +123,11 @@ class Draws:
     histories: Sequence[Sequence[int]]
     _tensors: dict[int, Tensor] = field(default_factory=dict, repr=False)
 
+    @property
+    def greedy(self) -> bool:
+        """Every draw is the argmax of the logits, whatever came before it."""
+        return all(p.temperature == 0 and not p.processors for p in self.params)
+
     def __call__(self, logits: Tensor, drawn: Tensor) -> Tensor:
         """Draw each sequence's next token.
 

@@ -3,18 +3,19 @@
 *match* (DESIGN, "Verification"; ``reference`` name: sample-then-match): the target draws its own next token at every
 node of the walk; when a child equals the draw the walk goes down to it, else the draw is emitted and the walk ends.
 The output is the target's own draws in order, so it does not depend on the tree at all; the tree decides only how many
-of them one pass yields. At temperature 0 the draw is the argmax: *greedy* verification is this same walk.
+of them one pass yields. *greedy* is the same walk at temperature 0, where the draw at a node does not depend on how
+the walk came there: all nodes are drawn at once and the walk is a look at the host's copy of the tree.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from .tree import TreeBatch
+from .tree import ROOT, DraftTree, TreeBatch
 
 Draw = Callable[[Tensor, Tensor], Tensor]
 """(logits [B, V], tokens drawn so far in this step [B, d]) -> next tokens [B]; see ``sampling.Draws``.
@@ -36,6 +37,27 @@ class Verdict:
 
     path: list[int]
     tokens: list[int]
+
+
+def greedy(logits: Tensor, trees: Sequence[DraftTree]) -> list[Verdict]:
+    """*match* at temperature 0 without processors: one argmax over all nodes, one device-to-host transfer.
+
+    Args:
+        logits: [B, 1 + N, V]: column 0 follows the root, column 1 + i follows node i; N is the largest tree's size.
+        trees: the B trees that the target has seen.
+    """
+    verdicts = []
+    for tree, drawn in zip(trees, logits.argmax(-1).tolist(), strict=True):
+        edges = zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True)
+        node_of = {edge: node for node, edge in reversed(list(enumerate(edges)))}
+        node: int | None = ROOT
+        path, tokens = [], []
+        while node is not None:
+            tokens.append(drawn[node + 1])
+            node = node_of.get((node, tokens[-1]))
+            path.append(node)
+        verdicts.append(Verdict([n for n in path if n is not None], tokens))
+    return verdicts
 
 
 def match(logits: Tensor, trees: TreeBatch, draw: Draw) -> list[Verdict]:

@@ -1,6 +1,6 @@
 """What does a step cost apart from model passes, and how many transfers to the host does it make?
 
-    python -m draftree.bench.overhead [--context 512] [--nodes 16] [--tokens 48]
+    python -m draftree.bench.overhead [--context 512] [--nodes 16] [--steps 10]
 
 Prints, per drafter and method, a step's median wall-clock time and what share of it the median time outside model
 passes is (CPU only: on an accelerator a pass returns before it is done), and the transfers per step: one with the
@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--target", default=DEFAULT_MODEL)
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--nodes", type=int, default=16)
-    parser.add_argument("--tokens", type=int, default=48)
+    parser.add_argument("--steps", type=int, default=10)
     args = parser.parse_args()
     target = load(args.target)
     text = "\n".join(item.prompt for item in spec_bench(2, {"summarization"}))
@@ -53,9 +53,9 @@ def main() -> None:
             for temperature in (0.0, 1.0):
                 made = load_drafter(drafter, target, find_policy(method, {"depth": 16} if method == "chain" else None))
                 engine = Engine(target, made, nodes=args.nodes)
-                params = SamplingParams(max_tokens=args.tokens, temperature=temperature, seed=1, ignore_eos=True)
+                params = SamplingParams(temperature=temperature, seed=1, ignore_eos=True)
                 models: list[LanguageModel] = [target, made.model] if isinstance(made, ModelDrafter) else [target]
-                steps, outside, stats = _steps(engine, prompt, params, models)
+                steps, outside, stats = _steps(engine, prompt, params, models, args.steps)
                 share = statistics.median(outside) / statistics.median(steps)
                 name = "plain" if isinstance(made, NoDrafter) else method
                 print(
@@ -67,12 +67,12 @@ def main() -> None:
 
 
 def _steps(
-    engine: Engine, prompt: list[int], params: SamplingParams, models: list[LanguageModel]
+    engine: Engine, prompt: list[int], params: SamplingParams, models: list[LanguageModel], count: int
 ) -> tuple[list[float], list[float], Stats]:
-    """Seconds of each step, and of them outside model passes; the first step warms up and is left out."""
+    """Seconds of ``count`` steps, and of them outside model passes; one more step warms up and is left out."""
     steps, outside = [], []
     sequence = engine.open(prompt, params)
-    while sequence.finish_reason is None:
+    for _ in range(count + 1):
         began, before = time.perf_counter(), _inside(models)
         engine.step([sequence])
         steps.append(time.perf_counter() - began)

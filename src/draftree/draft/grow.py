@@ -123,33 +123,36 @@ def grow(scorer: Scorer, policy: GrowthPolicy, budgets: Sequence[Budget]) -> lis
         layers.append(layer)
         size = size + layer.counts
         depth = frontier.depth + 1
-        more = layer.extend & (limits[layer.rows] > depth) & (room > size)[layer.rows]
-        if not bool(more.any()):
+        more = (layer.extend & ((limits > depth) & (room > size)).take(layer.rows)).nonzero()[:, 0]
+        if not len(more):
             return _split(layers, len(budgets))
-        rows, nodes, parents, tokens = (x[more] for x in (layer.rows, layer.nodes, layer.parents, layer.tokens))
+        columns = (layer.rows, layer.nodes, layer.parents, layer.tokens, layer.path_logprobs)
+        rows, nodes, parents, tokens, paths = (x.take(more) for x in columns)
         scored = scorer.score(rows, nodes, parents, tokens, policy.width)
-        frontier = Frontier(depth, rows, nodes, layer.path_logprobs[more], scored)
+        frontier = Frontier(depth, rows, nodes, paths, scored)
 
 
 def _next_layer(frontier: Frontier, growth: Growth, room: Tensor, size: Tensor) -> _Layer:
     """Turn a policy's choice into nodes, numbered on from ``size`` in each sequence."""
     found = frontier.candidates
     scores = frontier.path_logprobs[:, None] + found.logprobs
-    parent, rank = (growth.keep & scores.isfinite()).nonzero(as_tuple=True)
-    path_logprobs, rows = scores[parent, rank], frontier.rows[parent]
+    chosen = (growth.keep & (scores > float("-inf"))).flatten().nonzero()[:, 0]  # flat over parents and ranks
+    path_logprobs = scores.take(chosen)
+    parent = chosen // scores.shape[1]
+    rows = frontier.rows.take(parent)
     counts = torch.bincount(rows, minlength=room.shape[0])
     if bool((counts > room).any()):
         stay = best_per_row(path_logprobs, rows, room)
-        parent, rank, path_logprobs, rows = parent[stay], rank[stay], path_logprobs[stay], rows[stay]
+        chosen, parent, path_logprobs, rows = chosen[stay], parent[stay], path_logprobs[stay], rows[stay]
         counts = counts.minimum(room)
     return _Layer(
         rows=rows,
-        nodes=size[rows] + _count_within(rows, counts),
-        tokens=found.tokens[parent, rank],
-        parents=frontier.nodes[parent],
+        nodes=size.take(rows) + _count_within(rows, counts),
+        tokens=found.tokens.take(chosen),
+        parents=frontier.nodes.take(parent),
         path_logprobs=path_logprobs,
-        entropies=found.entropies[parent],
-        extend=growth.extend[parent, rank],
+        entropies=found.entropies.take(parent),
+        extend=growth.extend.take(chosen),
         counts=counts,
     )
 
@@ -165,7 +168,7 @@ def best_per_row(scores: Tensor, rows: Tensor, limits: Tensor) -> Tensor:
 
 def _count_within(rows: Tensor, counts: Tensor) -> Tensor:
     """[F] how many entries of the same row come before each entry; ``rows`` ascends, ``counts`` is its histogram."""
-    return torch.arange(rows.shape[0]) - (counts.cumsum(0) - counts)[rows]
+    return torch.arange(rows.shape[0]) - (counts.cumsum(0) - counts).take(rows)
 
 
 def _split(layers: list[_Layer], batch: int) -> list[DraftTree]:
