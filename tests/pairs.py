@@ -9,10 +9,10 @@ import torch
 from transformers import PreTrainedModel
 
 from draftree.draft.base import Drafter, NoDrafter
-from draftree.draft.grow import GrowthPolicy
 from draftree.draft.lookup import LookupDrafter
 from draftree.draft.methods import METHODS
 from draftree.draft.model import ModelDrafter
+from draftree.draft.policy import GrowthPolicy
 from draftree.models.hf import HFModel
 
 from .tiny import VOCAB, tiny

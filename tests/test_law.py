@@ -8,8 +8,8 @@ import torch
 from draftree import engine as engine_module
 from draftree.config import SamplingParams
 from draftree.draft.entropy import EntropyTree, StaticTree
-from draftree.draft.grow import GrowthPolicy
 from draftree.draft.model import ModelDrafter
+from draftree.draft.policy import GrowthPolicy
 from draftree.engine import Engine
 from draftree.sampling import Draws
 from draftree.tree import TreeBatch

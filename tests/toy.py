@@ -7,10 +7,12 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from draftree.draft.grow import Candidates
+from draftree.config import Budget
+from draftree.draft.grow import Scorer, grow
+from draftree.draft.policy import Candidates, GrowthPolicy
 from draftree.errors import CacheError, PromptError
 from draftree.models.base import Capabilities, Nodes, Row
-from draftree.tree import ROOT
+from draftree.tree import ROOT, DraftTree
 
 torch.set_num_threads(1)
 """Toys are several times slower on more threads, above all on a busy machine."""
@@ -186,6 +188,11 @@ class ScriptedScorer:
             torch.tensor([list(logprobs)[:width] for _, logprobs, _ in answers]),
             torch.tensor([entropy for _, _, entropy in answers]),
         )
+
+
+def trees_of(scorer: Scorer, policy: GrowthPolicy, budgets: Sequence[Budget]) -> list[DraftTree]:
+    """The trees alone of what ``grow`` gives."""
+    return [grown.tree for grown in grow(scorer, policy, budgets)]
 
 
 def chi_square(counts: Tensor, law: Tensor) -> float:

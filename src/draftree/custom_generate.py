@@ -19,9 +19,9 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 
 from .config import Criterion, Processor, SamplingParams
-from .draft.grow import GrowthPolicy
 from .draft.load import DRAFTERS, load_drafter
 from .draft.methods import DEFAULT_METHOD, DEFAULT_NODES, find_policy
+from .draft.policy import GrowthPolicy
 from .engine import Engine
 from .errors import ConfigError
 from .models.hf import HFModel

@@ -11,16 +11,17 @@ import time
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from .config import Budget, SamplingParams
-from .draft.base import Drafter, NoDrafter, Outcome
-from .draft.grow import GrowthPolicy
+from .draft.base import Drafter, NoDrafter, Outcome, StepCost
 from .draft.load import load_drafter
 from .draft.methods import DEFAULT_METHOD, DEFAULT_NODES, find_policy
+from .draft.policy import GrowthPolicy
 from .errors import ConfigError, PromptError
 from .models.base import LanguageModel, Nodes, Row
 from .models.hf import HFModel
@@ -182,19 +183,22 @@ class Engine:
         logits = self.target.extend(rows, [_rooted(s, t) for s, t in zip(sequences, trees, strict=True)])
         verdicts = _verify(logits, trees, sequences)
         clock.append(time.perf_counter())
-        outcomes = []
-        for sequence, row, tree, verdict in zip(sequences, rows, trees, verdicts, strict=True):
+        taken = []
+        for sequence, row, verdict in zip(sequences, rows, verdicts, strict=True):
             self.target.commit(row, [0, *(n + 1 for n in verdict.path)])
-            outcomes.append(Outcome(sequence, tree, verdict.path))
-            _count(outcomes[-1], sequence.append(verdict.tokens, len(verdict.path)))
-        self.drafter.observe(outcomes)
+            taken.append(sequence.append(verdict.tokens, len(verdict.path)))
         clock.append(time.perf_counter())
-        for sequence in sequences:
-            sequence.stats.draft_passes += self.drafter.passes - passes
-            spent = sequence.stats.seconds
-            spent.draft += clock[1] - clock[0]
-            spent.verify += clock[2] - clock[1]
-            spent.other += clock[3] - clock[2]
+        draft, verify, other = (b - a for a, b in pairwise(clock))
+        cost = StepCost(len(sequences), draft, verify, other, self.drafter.passes - passes)
+        outcomes = [
+            Outcome(sequence, tree, verdict.path, verdict.tokens, count, cost)
+            for sequence, tree, verdict, count in zip(sequences, trees, verdicts, taken, strict=True)
+        ]
+        self.drafter.observe(outcomes)
+        learned = time.perf_counter() - clock[-1]
+        for outcome in outcomes:
+            _count(outcome)
+            outcome.sequence.stats.seconds.draft += learned
         return outcomes
 
     def close(self, sequence: Sequence) -> None:
@@ -251,12 +255,17 @@ def _verify(logits: Tensor, trees: Many[DraftTree], sequences: Many[Sequence]) -
     return match(logits, TreeBatch.pad(trees, logits.device), draws)
 
 
-def _count(outcome: Outcome, taken: int) -> None:
-    """Book one step's outcome; ``taken`` tokens were kept of the verdict's."""
-    stats, tree = outcome.sequence.stats, outcome.tree
+def _count(outcome: Outcome) -> None:
+    """Book one step's outcome."""
+    stats, tree, cost = outcome.sequence.stats, outcome.tree, outcome.step
     stats.steps += 1
-    stats.tokens += taken
-    accepted = min(taken, len(outcome.path))
+    stats.tokens += outcome.taken
+    stats.expected += tree.expected_acceptance_length
+    stats.draft_passes += cost.draft_passes
+    stats.seconds.draft += cost.draft
+    stats.seconds.verify += cost.verify
+    stats.seconds.other += cost.other
+    accepted = min(outcome.taken, len(outcome.path))
     for counts, depths in (
         (stats.drafted, torch.bincount(tree.depths, minlength=1)[1:].tolist()),
         (stats.accepted, [1] * accepted),
@@ -265,7 +274,7 @@ def _count(outcome: Outcome, taken: int) -> None:
         for d, n in enumerate(depths):
             counts[d] += n
     stats.accepted_entropies += tree.entropies[outcome.path[:accepted]].tolist()
-    if taken == len(outcome.path) + 1 and (entropy := outcome.rejected_entropy) is not None:
+    if outcome.taken == len(outcome.tokens) and (entropy := outcome.rejected_entropy) is not None:
         stats.rejected_entropies.append(entropy)
 
 

@@ -42,6 +42,7 @@ class Stats:
         tokens: generated tokens, end-of-sequence included.
         steps: target passes after the prefill.
         drafted, accepted: [d] nodes at depth d + 1 that were drafted and accepted.
+        expected: sum over steps of the tree's expected acceptance length E(A), root counted as 1.
         draft_passes: drafter model passes of the steps that this sequence took part in.
         accepted_entropies, rejected_entropies: nats, of the draft law of every accepted node, and of every law whose
             tokens were all rejected ("Dynamic Tree Speculative Decoding", Figure 1).
@@ -52,6 +53,7 @@ class Stats:
     steps: int = 0
     drafted: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
+    expected: float = 0.0
     draft_passes: int = 0
     accepted_entropies: list[float] = field(default_factory=list)
     rejected_entropies: list[float] = field(default_factory=list)
@@ -61,6 +63,11 @@ class Stats:
     def mal(self) -> float:
         """Mean acceptance length: tokens gained per target pass, bonus token included."""
         return (self.tokens - 1) / self.steps if self.steps else 1.0  # the prefill gives the first token
+
+    @property
+    def expected_mal(self) -> float:
+        """What ``mal`` was predicted to be: mean E(A) of the trees, by the draft's own probabilities."""
+        return self.expected / self.steps if self.steps else 1.0
 
     @property
     def tokens_per_second(self) -> float:

@@ -86,6 +86,28 @@ class DraftTree:
         """E(A) = 1 + sum over nodes of exp(path log-prob) (OPT-Tree, Eq. 4; the root counts as 1)."""
         return 1.0 + float(self.path_logprobs.exp().sum())
 
+    def best(self, nodes: int) -> Tensor:
+        """[N] bool: the ``nodes`` nodes of highest path log-prob, ties to the earlier; they are closed under parents.
+
+        Of all subtrees of that size they have the largest E(A) (OPT-Tree, Theorem 3.1).
+        """
+        keep = torch.zeros(len(self), dtype=torch.bool)
+        keep[self.path_logprobs.argsort(descending=True, stable=True)[:nodes]] = True
+        return keep
+
+    def subset(self, keep: Tensor) -> DraftTree:
+        """The tree of the nodes where ``keep`` ([N] bool) is true, in the same order.
+
+        Raises:
+            ValueError: a node would stay without its parent.
+        """
+        numbers = torch.cat([keep.cumsum(0) - 1, torch.tensor([ROOT])])  # ROOT reads the last
+        if not bool(torch.cat([keep, torch.tensor([True])])[self.parents[keep]].all()):
+            raise ValueError(f"nodes {keep.nonzero()[:, 0].tolist()} are not closed under parents: keep parents too")
+        columns = (self.tokens, self.parents, self.depths, self.path_logprobs, self.entropies)
+        tokens, parents, depths, paths, entropies = (x[keep] for x in columns)
+        return DraftTree(tokens, numbers[parents], depths, paths, entropies)
+
     def children(self, node: int) -> list[int]:
         """Numbers of the children of ``node`` (ROOT for the root), in rank order."""
         return (self.parents == node).nonzero().flatten().tolist()

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from draftree.config import Budget
 from draftree.draft.entropy import MAX_WIDTH, BranchingSteps, EntropyStop, EntropyTree, StaticTree
-from draftree.draft.grow import GrowthPolicy, grow
 from draftree.draft.methods import METHODS
+from draftree.draft.policy import GrowthPolicy
 from draftree.errors import ConfigError
 from draftree.tree import ROOT, DraftTree
 
-from ..toy import Path, ScriptedScorer
+from ..toy import Path, ScriptedScorer, trees_of
 
 PAPER = [
     (0, 1),
@@ -43,7 +43,7 @@ def drafted(policy: GrowthPolicy | str, entropies: Callable[[Path], float], node
         policy = METHODS[policy].policy()
     logprobs = [math.log(0.5**rank) for rank in range(1, MAX_WIDTH + 1)]
     scorer = ScriptedScorer(lambda row, path: (range(MAX_WIDTH), logprobs, entropies(path)))
-    return grow(scorer, policy, [Budget(nodes)])[0]
+    return trees_of(scorer, policy, [Budget(nodes)])[0]
 
 
 def by_depth(*entropies: float) -> Callable[[Path], float]:
@@ -214,4 +214,4 @@ def test_a_setting_out_of_range_is_refused_by_name_and_value(make: Callable[[], 
 def test_a_function_that_gives_no_numbers_is_refused() -> None:
     policy = EntropyTree(lambda entropies: None)  # type: ignore[arg-type, return-value]
     with pytest.raises(ConfigError, match="width function gave None"):
-        grow(ScriptedScorer(lambda b, path: ([1], [-0.5], 0.5)), policy, [Budget(3)])
+        trees_of(ScriptedScorer(lambda b, path: ([1], [-0.5], 0.5)), policy, [Budget(3)])

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from draftree.config import Budget
 from draftree.draft.entropy import StaticTree
-from draftree.draft.grow import Frontier, Growth, best_per_row, grow
+from draftree.draft.policy import Frontier, Growth, GrowthPolicy, best_per_row
 from draftree.tree import ROOT, DraftTree
 
-from ..toy import Path, Script, ScriptedScorer
+from ..toy import Path, Script, ScriptedScorer, trees_of
 
 WIDTH = 4
 
@@ -39,10 +39,13 @@ def even(logprobs: Sequence[float]) -> Script:
 
 
 @dataclass(frozen=True)
-class Picky:
+class Picky(GrowthPolicy):
     """A policy without pattern: what is kept and extended hangs on token and depth."""
 
     width: int = WIDTH
+
+    def width_for(self, nodes: int) -> int:
+        return self.width
 
     @staticmethod
     def keeps(token: int, depth: int) -> bool:
@@ -102,7 +105,7 @@ examples = settings(max_examples=100, deadline=None, derandomize=True)
 @batches
 @examples
 def test_trees_are_those_that_grow_node_by_node(seed: int, asked: list[Budget]) -> None:
-    trees = grow(ScriptedScorer(random_script(seed)), Picky(), asked)
+    trees = trees_of(ScriptedScorer(random_script(seed)), Picky(), asked)
     assert shapes(trees) == [slowly(random_script(seed), b, budget)[0] for b, budget in enumerate(asked)]
 
 
@@ -110,7 +113,7 @@ def test_trees_are_those_that_grow_node_by_node(seed: int, asked: list[Budget]) 
 @examples
 def test_exactly_the_nodes_that_may_get_children_are_scored(seed: int, asked: list[Budget]) -> None:
     scorer = ScriptedScorer(random_script(seed))
-    grow(scorer, Picky(), asked)
+    trees_of(scorer, Picky(), asked)
     scored = [(b, path) for b, budget in enumerate(asked) for path in slowly(random_script(seed), b, budget)[1]]
     assert sorted(a for call in scorer.calls for a in call) == sorted(scored)
 
@@ -118,7 +121,7 @@ def test_exactly_the_nodes_that_may_get_children_are_scored(seed: int, asked: li
 @batches
 @examples
 def test_no_tree_exceeds_its_budget(seed: int, asked: list[Budget]) -> None:
-    for tree, budget in zip(grow(ScriptedScorer(random_script(seed)), StaticTree(3, 9), asked), asked, strict=True):
+    for tree, budget in zip(trees_of(ScriptedScorer(random_script(seed)), StaticTree(3, 9), asked), asked, strict=True):
         assert len(tree) <= budget.nodes
         assert budget.depth is None or tree.depth <= budget.depth
 
@@ -126,7 +129,7 @@ def test_no_tree_exceeds_its_budget(seed: int, asked: list[Budget]) -> None:
 @batches
 @examples
 def test_nodes_are_in_level_order_and_no_likelier_than_their_parents(seed: int, asked: list[Budget]) -> None:
-    for tree in grow(ScriptedScorer(random_script(seed)), StaticTree(3, 9), asked):
+    for tree in trees_of(ScriptedScorer(random_script(seed)), StaticTree(3, 9), asked):
         levels = [0, *tree.depths.tolist()]
         paths = [0.0, *tree.path_logprobs.tolist()]
         assert levels == sorted(levels)
@@ -141,19 +144,19 @@ def test_a_batch_gives_what_each_sequence_gives_alone(seed: int, asked: list[Bud
     script = random_script(seed)
 
     def alone(b: int) -> DraftTree:
-        return grow(ScriptedScorer(lambda _, path: script(b, path)), StaticTree(3, 4), [asked[b]])[0]
+        return trees_of(ScriptedScorer(lambda _, path: script(b, path)), StaticTree(3, 4), [asked[b]])[0]
 
-    together = grow(ScriptedScorer(script), StaticTree(3, 4), asked)
+    together = trees_of(ScriptedScorer(script), StaticTree(3, 4), asked)
     assert shapes(together) == [listed(alone(b)) for b in range(len(asked))]
 
 
 def test_the_likeliest_paths_stay_where_a_layer_is_cut() -> None:
     """Brute force: all 9 + 27 paths of the last layers against the 5 that there is room for."""
     script = random_script(3)
-    full = grow(ScriptedScorer(script), StaticTree(3, 3), [Budget(100)])[0]
+    full = trees_of(ScriptedScorer(script), StaticTree(3, 3), [Budget(100)])[0]
     layer = full.path_logprobs[full.depths == 3]
     above = int((full.depths < 3).sum())
-    cut = grow(ScriptedScorer(script), StaticTree(3, 3), [Budget(above + 5)])[0]
+    cut = trees_of(ScriptedScorer(script), StaticTree(3, 3), [Budget(above + 5)])[0]
     assert len(layer) > 10
     assert (
         cut.path_logprobs[above:].sort(descending=True).values.tolist()
@@ -163,7 +166,7 @@ def test_the_likeliest_paths_stay_where_a_layer_is_cut() -> None:
 
 
 def test_of_equal_paths_the_earlier_stay() -> None:
-    tree = grow(ScriptedScorer(even([-0.5, -0.5, -0.5])), StaticTree(3, 2), [Budget(7)])[0]
+    tree = trees_of(ScriptedScorer(even([-0.5, -0.5, -0.5])), StaticTree(3, 2), [Budget(7)])[0]
     assert tree.parents.tolist() == [-1, -1, -1, 0, 0, 0, 1]
 
 
@@ -171,20 +174,20 @@ def test_a_likelier_path_of_a_later_parent_displaces_an_earlier_one() -> None:
     def script(row: int, path: Path) -> tuple[list[int], list[float], float]:
         return [0, 1], [-0.5, -0.75] if path != (0,) else [-2.0, -3.0], 1.0
 
-    tree = grow(ScriptedScorer(script), StaticTree(2, 2), [Budget(4)])[0]
+    tree = trees_of(ScriptedScorer(script), StaticTree(2, 2), [Budget(4)])[0]
     assert list(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True))[2:] == [(1, 0), (1, 1)]
 
 
 @pytest.mark.parametrize("budget", [Budget(0), Budget(0, 3), Budget(3, 0)])
 def test_nothing_is_scored_for_a_sequence_without_a_budget(budget: Budget) -> None:
     scorer = ScriptedScorer(even([-0.5]))
-    assert len(grow(scorer, StaticTree(1, 4), [budget])[0]) == 0
+    assert len(trees_of(scorer, StaticTree(1, 4), [budget])[0]) == 0
     assert scorer.calls == []
 
 
 def test_a_sequence_without_a_budget_may_sit_between_others() -> None:
     scorer = ScriptedScorer(even([-0.5]))
-    trees = grow(scorer, StaticTree(1, 4), [Budget(2), Budget(0), Budget(9, 3)])
+    trees = trees_of(scorer, StaticTree(1, 4), [Budget(2), Budget(0), Budget(9, 3)])
     assert [len(tree) for tree in trees] == [2, 0, 3]
     assert {row for call in scorer.calls for row, _ in call} == {0, 2}
 
@@ -192,42 +195,42 @@ def test_a_sequence_without_a_budget_may_sit_between_others() -> None:
 @pytest.mark.parametrize("depth", [1, 2, 3, 4])
 def test_leaves_are_never_scored(depth: int) -> None:
     scorer = ScriptedScorer(even([-0.5, -1.0]))
-    tree = grow(scorer, StaticTree(2, depth), [Budget(100)])[0]
+    tree = trees_of(scorer, StaticTree(2, depth), [Budget(100)])[0]
     assert len(scorer.calls) == depth, "one call a layer, the root's included"
     assert len(scorer.scored) == int((tree.depths < depth).sum())
 
 
 def test_the_layer_that_spends_the_budget_is_never_scored() -> None:
     scorer = ScriptedScorer(even([-0.5, -1.0]))
-    grow(scorer, StaticTree(2, 4), [Budget(5)])
+    trees_of(scorer, StaticTree(2, 4), [Budget(5)])
     assert [len(call) for call in scorer.calls] == [1, 2]
 
 
 def test_the_depth_that_a_budget_leaves_open_is_bounded_by_its_nodes() -> None:
-    assert grow(ScriptedScorer(even([-0.5])), StaticTree(1, 99), [Budget(6)])[0].depth == 6
+    assert trees_of(ScriptedScorer(even([-0.5])), StaticTree(1, 99), [Budget(6)])[0].depth == 6
 
 
 def test_a_candidate_without_probability_is_never_kept() -> None:
-    tree = grow(ScriptedScorer(even([-0.5, -math.inf, -math.inf])), StaticTree(3, 2), [Budget(9)])[0]
+    tree = trees_of(ScriptedScorer(even([-0.5, -math.inf, -math.inf])), StaticTree(3, 2), [Budget(9)])[0]
     assert tree.tokens.tolist() == [0, 0]
 
 
 def test_no_candidates_at_all_make_an_empty_tree() -> None:
     scorer = ScriptedScorer(even([-math.inf, -math.inf]))
-    assert [len(tree) for tree in grow(scorer, StaticTree(2, 3), [Budget(9), Budget(9)])] == [0, 0]
+    assert [len(tree) for tree in trees_of(scorer, StaticTree(2, 3), [Budget(9), Budget(9)])] == [0, 0]
     assert len(scorer.calls) == 1
 
 
 def test_a_scorer_may_offer_fewer_candidates_than_the_policy_is_wide() -> None:
     """A vocabulary can be smaller than a policy's width."""
-    assert len(grow(ScriptedScorer(even([-0.5, -1.0])), StaticTree(7, 2), [Budget(99)])[0]) == 2 + 4
+    assert len(trees_of(ScriptedScorer(even([-0.5, -1.0])), StaticTree(7, 2), [Budget(99)])[0]) == 2 + 4
 
 
 def test_siblings_share_the_entropy_of_the_law_that_they_were_taken_from() -> None:
     def script(row: int, path: Path) -> tuple[list[int], list[float], float]:
         return [4, 5], [-0.5, -1.0], 0.25 + sum(path)
 
-    tree = grow(ScriptedScorer(script), StaticTree(2, 2), [Budget(9)])[0]
+    tree = trees_of(ScriptedScorer(script), StaticTree(2, 2), [Budget(9)])[0]
     assert tree.entropies.tolist() == [0.25, 0.25, 4.25, 4.25, 5.25, 5.25]
 
 

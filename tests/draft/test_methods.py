@@ -6,11 +6,11 @@ import pytest
 
 from draftree.config import Budget
 from draftree.draft.entropy import BranchingSteps, EntropyStop, EntropyTree, StaticTree
-from draftree.draft.grow import GrowthPolicy, grow
 from draftree.draft.methods import DEFAULT_METHOD, DEFAULT_NODES, METHODS, find_method, find_policy
+from draftree.draft.policy import GrowthPolicy
 from draftree.errors import ConfigError, UnknownNameError
 
-from ..toy import ScriptedScorer
+from ..toy import ScriptedScorer, trees_of
 
 SETTINGS = [(m.name, key) for m in METHODS.values() for key in m.settings]
 
@@ -18,7 +18,7 @@ SETTINGS = [(m.name, key) for m in METHODS.values() for key in m.settings]
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_drafts_with_its_defaults(name: str) -> None:
     policy = find_policy(name)
-    tree = grow(ScriptedScorer(lambda row, path: (range(7), [-0.5] * 7, 0.5)), policy, [Budget(12)])[0]
+    tree = trees_of(ScriptedScorer(lambda row, path: (range(7), [-0.5] * 7, 0.5)), policy, [Budget(12)])[0]
     assert 4 <= len(tree) <= 12
 
 

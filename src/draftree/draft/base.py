@@ -12,6 +12,25 @@ from ..tree import ROOT, DraftTree
 
 
 @dataclass(frozen=True, slots=True)
+class StepCost:
+    """Wall-clock seconds of one step, shared by its sequences.
+
+    Attributes:
+        batch: sequences in it.
+        draft: proposing trees.
+        verify: the target's pass, the draws and their transfer to the host.
+        other: commits, text, bookkeeping.
+        draft_passes: drafter model passes.
+    """
+
+    batch: int
+    draft: float
+    verify: float
+    other: float
+    draft_passes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """What became of one sequence's draft tree.
 
@@ -19,11 +38,17 @@ class Outcome:
         sequence: the sequence.
         tree: the tree that was verified.
         path: accepted nodes in order, by number.
+        tokens: what the verification gave: the accepted tokens and the target's own.
+        taken: how many of them the sequence took before it ended.
+        step: what the whole step cost.
     """
 
     sequence: Sequence
     tree: DraftTree
     path: list[int]
+    tokens: list[int]
+    taken: int
+    step: StepCost
 
     @property
     def rejected_entropy(self) -> float | None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError
-from .grow import Frontier, Growth
+from .policy import Frontier, Growth, GrowthPolicy
 
 EntropyFunction = Callable[[Tensor], Tensor]
 """[F] entropies in nats -> [F] numbers: of children (a width) or levels (a depth)."""
@@ -38,7 +38,7 @@ def _entropy(what: str, value: float) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class StaticTree:
+class StaticTree(GrowthPolicy):
     """Every node gets its ``width`` most probable children, down to ``depth``; width 1 is a chain.
 
     The paper's baseline is the chain of 4, its static tree has width 2 and depth 4 (Section 4).
@@ -51,6 +51,10 @@ class StaticTree:
         _positive("width", self.width, MAX_WIDTH)
         _positive("depth", self.depth)
 
+    def width_for(self, nodes: int) -> int:
+        """``width``, within the tree."""
+        return min(self.width, nodes)
+
     def grow(self, frontier: Frontier) -> Growth:
         """All candidates, until ``depth``."""
         keep = torch.ones_like(frontier.candidates.tokens, dtype=torch.bool)
@@ -58,7 +62,7 @@ class StaticTree:
 
 
 @dataclass(frozen=True, slots=True)
-class EntropyStop:
+class EntropyStop(GrowthPolicy):
     """A chain that ends with the first token whose law has entropy above ``stop`` ("early stopping", Section 3.1).
 
     That last position gets ``width`` alternatives instead of one when ``width`` > 1 ("naive width"). Depth is bounded
@@ -71,6 +75,10 @@ class EntropyStop:
     def __post_init__(self) -> None:
         _entropy("stop", self.stop)
         _positive("width", self.width, MAX_WIDTH)
+
+    def width_for(self, nodes: int) -> int:
+        """``width``, within the tree."""
+        return min(self.width, nodes)
 
     def grow(self, frontier: Frontier) -> Growth:
         """One child below ``stop``; ``width`` leaves above."""
@@ -105,7 +113,7 @@ class BranchingSteps:
 
 
 @dataclass(frozen=True, slots=True)
-class EntropyTree:
+class EntropyTree(GrowthPolicy):
     """Each node gets as many children as a function of its entropy says, as deep as another one allows.
 
     Attributes:
@@ -123,6 +131,10 @@ class EntropyTree:
     def __post_init__(self) -> None:
         _positive("width", self.width, MAX_WIDTH)
         _positive("depth", self.depth)
+
+    def width_for(self, nodes: int) -> int:
+        """``width``, within the tree."""
+        return min(self.width, nodes)
 
     def grow(self, frontier: Frontier) -> Growth:
         """The ``width_of(H)`` most probable children, none below ``depth_of(H)``."""

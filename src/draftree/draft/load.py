@@ -6,9 +6,9 @@ from ..errors import UnknownNameError, VocabularyError
 from ..models.hf import HFModel
 from ..models.load import load
 from .base import Drafter, NoDrafter
-from .grow import GrowthPolicy
 from .lookup import LookupDrafter
 from .model import ModelDrafter
+from .policy import GrowthPolicy
 
 DRAFTERS = {
     "lookup": "continuations of earlier occurrences in prompt and output; no model",

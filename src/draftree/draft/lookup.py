@@ -20,7 +20,8 @@ from ..errors import ConfigError
 from ..sequence import Sequence
 from ..tree import DraftTree
 from .base import Outcome
-from .grow import Candidates, GrowthPolicy, grow
+from .grow import grow
+from .policy import Candidates, GrowthPolicy
 
 Tail = tuple[int, ...]
 
@@ -104,10 +105,12 @@ class LookupDrafter:
         indexes = [self._indexes[r] for r in sequences]
         for index, sequence in zip(indexes, sequences, strict=True):
             index.extend(sequence.ids[len(index) :])
-        return grow(_LookupScorer(indexes), self.policy, budgets)
+        grown = grow(_LookupScorer(indexes), self.policy, self.policy.plan(sequences, budgets))
+        return [g.tree for g in grown]
 
     def observe(self, outcomes: Many[Outcome]) -> None:
-        """Nothing: the next proposal reads the new tokens."""
+        """Tell the policy; the next proposal reads the new tokens."""
+        self.policy.observe(outcomes)
 
     def close(self, sequence: Sequence) -> None:
         """Forget a sequence's index."""

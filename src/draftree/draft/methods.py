@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ..errors import ConfigError, UnknownNameError
 from .entropy import BranchingSteps, EntropyStop, EntropyTree, StaticTree
-from .grow import GrowthPolicy
+from .policy import GrowthPolicy
 
 
 def chain(depth: int = 4) -> GrowthPolicy:

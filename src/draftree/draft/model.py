@@ -17,7 +17,8 @@ from ..models.base import LanguageModel, Nodes, Row
 from ..sequence import Sequence
 from ..tree import ROOT, DraftTree
 from .base import Outcome
-from .grow import Candidates, GrowthPolicy, grow
+from .grow import grow
+from .policy import Candidates, GrowthPolicy
 
 _FLOOR = torch.finfo(torch.float32).min
 _CHUNK = 8
@@ -35,6 +36,13 @@ class _State:
 
     row: Row
     numbers: dict[int, int] = field(default_factory=dict)
+
+    def rename(self, numbers: Tensor) -> None:
+        """Follow the tree's pruning: its node i was node ``numbers[i]`` of the pool."""
+        old, self.numbers = self.numbers, {}
+        for new, number in enumerate([ROOT, *numbers.tolist()], start=ROOT):
+            if number in old:
+                self.numbers[new] = old[number]
 
 
 @dataclass(slots=True)
@@ -65,10 +73,14 @@ class ModelDrafter:
 
     def propose(self, sequences: Many[Sequence], budgets: Many[Budget]) -> list[DraftTree]:
         """Grow a tree for each sequence, one model pass a layer for all of them."""
+        budgets = self.policy.plan(sequences, budgets)
         scorer = _ModelScorer(self, sequences)
-        trees = grow(scorer, self.policy, [self._fit(r, b) for r, b in zip(sequences, budgets, strict=True)])
+        grown = grow(scorer, self.policy, [self._fit(r, b) for r, b in zip(sequences, budgets, strict=True)])
         self.passes += scorer.passes
-        return trees
+        for sequence, (_, numbers) in zip(sequences, grown, strict=True):
+            if state := self._states.get(sequence):
+                state.rename(numbers)
+        return [g.tree for g in grown]
 
     def _fit(self, sequence: Sequence, budget: Budget) -> Budget:
         """The part of a budget that lies within the model's context."""
@@ -77,6 +89,7 @@ class ModelDrafter:
 
     def observe(self, outcomes: Many[Outcome]) -> None:
         """Commit what was fed and accepted: tokens that were waiting, then nodes until one that was never fed."""
+        self.policy.observe(outcomes)
         for outcome in outcomes:
             state = self._states.get(outcome.sequence)
             if state is None:

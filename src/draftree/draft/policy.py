@@ -1,0 +1,143 @@
+"""The seam between the growth loop and whatever shapes trees: what a policy is told and what it answers."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..config import Budget
+from ..sequence import Sequence
+from ..tree import DraftTree
+from .base import Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """What a scorer thinks may follow each of F nodes: its K most probable tokens.
+
+    Attributes:
+        tokens: [F, K] int64.
+        logprobs: [F, K] float32, log-probabilities (nats) in descending order; -inf where there is no candidate.
+        entropies: [F] float32, entropy (nats) of the whole draft law, not of the K.
+    """
+
+    tokens: Tensor
+    logprobs: Tensor
+    entropies: Tensor
+
+
+class Pool(NamedTuple):
+    """Every node that has been drafted so far, over all sequences, layer by layer.
+
+    Attributes:
+        rows: [P] int64, which sequence.
+        path_logprobs: [P] float32.
+    """
+
+    rows: Tensor
+    path_logprobs: Tensor
+
+    def plus(self, rows: Tensor, path_logprobs: Tensor) -> Pool:
+        """With one more layer."""
+        return Pool(torch.cat([self.rows, rows]), torch.cat([self.path_logprobs, path_logprobs]))
+
+
+@dataclass(frozen=True, slots=True)
+class Frontier:
+    """Nodes of one depth that may get children, over all sequences, in order of sequence and number.
+
+    Attributes:
+        depth: of these nodes; 0 for the roots.
+        rows: [F] int64, which sequence.
+        nodes: [F] int64, number in the sequence's tree, ROOT (-1) for roots.
+        path_logprobs: [F] float32, 0 for roots.
+        tags: [F] int64, what the policy said of them when it kept them (``Growth.tags``); 0 for roots.
+        candidates: what may follow.
+        budgets: [B] int64, nodes of each sequence's finished tree, whatever has been drafted so far.
+        pool: what has been drafted so far, these nodes included.
+    """
+
+    depth: int
+    rows: Tensor
+    nodes: Tensor
+    path_logprobs: Tensor
+    tags: Tensor
+    candidates: Candidates
+    budgets: Tensor
+    pool: Pool
+
+    @property
+    def scores(self) -> Tensor:
+        """[F, K] path log-probs of the candidates; -inf where there is none."""
+        return self.path_logprobs[:, None] + self.candidates.logprobs
+
+
+class Growth(NamedTuple):
+    """A policy's answer: which candidates become nodes, and which of those may get children in turn.
+
+    Attributes:
+        keep: [F, K] bool.
+        extend: [F, K] bool; only read where ``keep`` is true.
+        tags: [F, K] int64, whatever the policy wants to be told again of the nodes it keeps; None: zeros.
+    """
+
+    keep: Tensor
+    extend: Tensor
+    tags: Tensor | None = None
+
+
+class GrowthPolicy(ABC):
+    """Shapes trees (DESIGN, "The seams"): ``grow`` is all that a policy must have.
+
+    A policy without ``pool`` stays within the budget layer by layer: where a layer wants more nodes than are left, the
+    most probable paths stay. One with it drafts more and ``prune``s the finished pool down to the budget.
+
+    Attributes:
+        by_value: siblings are ranked or dropped by their probabilities. Then children may not be drawn at random.
+    """
+
+    by_value: ClassVar[bool] = False
+
+    @abstractmethod
+    def grow(self, frontier: Frontier) -> Growth:
+        """Choose the children of a frontier."""
+
+    def width_for(self, nodes: int) -> int:
+        """Most children of a node in a tree of ``nodes`` nodes: the K that scorers are asked for."""
+        return nodes
+
+    def plan(self, sequences: Many[Sequence], budgets: Many[Budget]) -> Many[Budget]:
+        """Before a proposal: the budgets to draft within; no nodes: nothing is asked of the drafter."""
+        return budgets
+
+    def pool(self, nodes: int) -> int:
+        """Most nodes to draft for a finished tree of ``nodes``."""
+        return nodes
+
+    def prune(self, pools: Many[DraftTree], budgets: Many[Budget]) -> Many[Tensor | None]:
+        """Which nodes of each drafted pool are verified: [N] bool, closed under parents; None: all of them."""
+        return [None for _ in pools]
+
+    def observe(self, outcomes: Many[Outcome]) -> None:  # noqa: B027
+        """What became of the trees of the last proposal, and what they cost."""
+
+
+def best_per_row(scores: Tensor, rows: Tensor, limits: Tensor) -> Tensor:
+    """[F] bool: the ``limits[row]`` highest scores of each row; ties go to the earlier entry."""
+    order = scores.argsort(descending=True, stable=True)
+    order = order[rows[order].argsort(stable=True)]  # by row, then by score, then by index
+    counts = torch.bincount(rows, minlength=limits.shape[0])
+    grouped = rows[order]
+    stay = torch.empty_like(rows, dtype=torch.bool)
+    stay[order] = count_within(grouped, counts) < limits[grouped]
+    return stay
+
+
+def count_within(rows: Tensor, counts: Tensor) -> Tensor:
+    """[F] how many entries of the same row come before each entry; ``rows`` ascends, ``counts`` is its histogram."""
+    return torch.arange(rows.shape[0]) - (counts.cumsum(0) - counts).take(rows)
