@@ -15,6 +15,12 @@ from ..toy import ScriptedScorer, trees_of
 SETTINGS = [(m.name, key) for m in METHODS.values() for key in m.settings]
 
 
+def other_value(name: str, key: str) -> float:
+    """Not the default."""
+    default = METHODS[name].settings[key]
+    return 0.25 if isinstance(default, str) else default + 1
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_drafts_with_its_defaults(name: str) -> None:
     policy = find_policy(name)
@@ -44,13 +50,18 @@ def test_every_method_says_in_one_line_what_it_does(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "key"), SETTINGS)
 def test_every_setting_is_read_from_text(name: str, key: str) -> None:
-    other = METHODS[name].settings[key] + 1
+    other = other_value(name, key)
     assert find_policy(name, {key: str(other)}) == find_policy(name, {key: other})
 
 
 @pytest.mark.parametrize(("name", "key"), SETTINGS)
 def test_every_setting_changes_the_policy(name: str, key: str) -> None:
-    assert find_policy(name, {key: METHODS[name].settings[key] + 1}) != find_policy(name)
+    assert find_policy(name, {key: other_value(name, key)}) != find_policy(name)
+
+
+def test_a_threshold_that_is_no_number_is_named() -> None:
+    with pytest.raises(ConfigError, match="delta is 'much': use a gain between 0 and 1, both excluded, or 'auto'"):
+        find_policy("opt-tree", {"delta": "much"})
 
 
 def test_the_default_method_and_node_budget_are_possible() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ..errors import ConfigError, UnknownNameError
+from .best import Eagle2Tree, OptTree
 from .entropy import BranchingSteps, EntropyStop, EntropyTree, StaticTree
 from .policy import GrowthPolicy
 
@@ -51,6 +52,21 @@ def dynamic_width_depth(
     return EntropyTree(BranchingSteps(sure, unsure, slope, width, stop), None, width, depth)
 
 
+def opt_tree(delta: float | str = "auto", depth: int = 10) -> GrowthPolicy:
+    """the most probable paths: layer by layer while E(A) gains more than DELTA (auto: what a draft pass costs)"""
+    if delta == "auto":
+        return OptTree(None, depth)
+    try:
+        return OptTree(float(delta), depth)
+    except ValueError:
+        raise ConfigError(f"delta is {delta!r}: use a gain between 0 and 1, both excluded, or 'auto'") from None
+
+
+def eagle2(width: int = 10, depth: int = 6) -> GrowthPolicy:
+    """the most probable of all children of a beam of WIDTH nodes, DEPTH levels"""
+    return Eagle2Tree(width, depth)
+
+
 @dataclass(frozen=True, slots=True)
 class Method:
     """A named way to shape draft trees.
@@ -68,7 +84,7 @@ class Method:
         return inspect.getdoc(self.make) or ""
 
     @property
-    def settings(self) -> dict[str, int | float]:
+    def settings(self) -> dict[str, int | float | str]:
         """Names and defaults of the settings."""
         return {name: p.default for name, p in inspect.signature(self.make).parameters.items()}
 
@@ -83,6 +99,9 @@ class Method:
             if key not in self.settings:
                 raise ConfigError(f"method {self.name} has no setting {key!r}: it has {', '.join(self.settings)}")
             kind = type(self.settings[key])
+            if kind is str:  # a number or a word: the policy knows which words
+                values[key] = value
+                continue
             try:
                 values[key] = kind(value)
                 if not isinstance(value, str) and values[key] != value:
@@ -102,6 +121,8 @@ METHODS = {
         Method("static", static),
         Method("dynamic-width", dynamic_width),
         Method("dynamic-width-depth", dynamic_width_depth),
+        Method("opt-tree", opt_tree),
+        Method("eagle2", eagle2),
     )
 }
 
