@@ -42,7 +42,7 @@ def every_path(script: Script, depth: int, row: int = 0) -> dict[Path, float]:
     found: dict[Path, float] = {}
     layer: dict[Path, float] = {(): 1.0}
     for _ in range(depth):
-        below = {}
+        below: dict[Path, float] = {}
         for path, p in layer.items():
             tokens, logprobs, _ = script(row, path)
             below |= {(*path, t): p * math.exp(x) for t, x in zip(tokens, logprobs, strict=True)}
