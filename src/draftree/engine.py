@@ -79,6 +79,7 @@ class Engine:
             raise ConfigError(f"node budget is {nodes}: use at least 1, or drafter 'none' for plain decoding")
         self.target = target
         self.drafter = drafter or NoDrafter()
+        self.drafter.prepare(target)
         self.nodes = Budget(nodes).nodes
         self.tokenizer = tokenizer or getattr(target, "tokenizer", None)
 

@@ -53,3 +53,7 @@ class RunError(DraftreeError, RuntimeError):
 
 class CacheError(RunError):
     """A KV cache was used against its contract."""
+
+
+class DraftreeWarning(UserWarning):
+    """Something went on in another way than asked for; the message says how and why."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ..config import Budget
+from ..models.base import LanguageModel
 from ..sequence import Sequence
 from ..tree import ROOT, DraftTree
 
@@ -67,6 +68,9 @@ class Drafter(Protocol):
 
     passes: int
 
+    def prepare(self, target: LanguageModel) -> None:
+        """It will draft for ``target``: called once, before anything else."""
+
     def open(self, sequence: Sequence) -> None:
         """A sequence begins: its prompt is in ``sequence.ids``."""
 
@@ -84,6 +88,8 @@ class NoDrafter:
     """Drafts nothing: the engine decodes plainly (AR)."""
 
     passes = 0
+
+    def prepare(self, target: LanguageModel) -> None: ...
 
     def open(self, sequence: Sequence) -> None: ...
 

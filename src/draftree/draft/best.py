@@ -24,7 +24,7 @@ class BestPaths(GrowthPolicy):
 
     by_value: ClassVar[bool] = True
 
-    def prune(self, pools: Many[DraftTree], budgets: Many[Budget]) -> list[Tensor | None]:
+    def prune(self, pools: Many[DraftTree], tags: Many[Tensor], budgets: Many[Budget]) -> list[Tensor | None]:
         """The budget's most probable nodes of each pool."""
         return [
             None if len(pool) <= budget.nodes else pool.best(budget.nodes)

@@ -126,12 +126,15 @@ def _next_layer(frontier: Frontier, growth: Growth, room: Tensor, size: Tensor) 
 
 def _finish(layers: list[_Layer], policy: GrowthPolicy, budgets: Sequence[Budget]) -> list[Grown]:
     rows, tokens, parents = (torch.cat([getattr(x, n) for x in layers]) for n in ("rows", "tokens", "parents"))
-    paths, entropies = (torch.cat([getattr(x, n) for x in layers]) for n in ("path_logprobs", "entropies"))
+    paths, entropies, tags = (
+        torch.cat([getattr(x, n) for x in layers]) for n in ("path_logprobs", "entropies", "tags")
+    )
     depths = torch.cat([torch.full_like(x.rows, d) for d, x in enumerate(layers, start=1)])
     own = [rows == b for b in range(len(budgets))] if len(budgets) > 1 else [slice(None)]
     pools = [DraftTree(tokens[m], parents[m], depths[m], paths[m], entropies[m]) for m in own]
     grown = []
-    for pool, keep, budget in zip(pools, policy.prune(pools, budgets), budgets, strict=True):
+    kept = policy.prune(pools, [tags[m] for m in own], budgets)
+    for pool, keep, budget in zip(pools, kept, budgets, strict=True):
         if keep is None:
             grown.append(Grown(pool, torch.arange(len(pool))))
         else:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..config import Budget
 from ..errors import ConfigError
+from ..models.base import LanguageModel
 from ..sequence import Sequence
 from ..tree import DraftTree
 from .base import Outcome
@@ -94,6 +95,10 @@ class LookupDrafter:
             raise ConfigError(
                 f"lookup match lengths are {self.shortest} to {self.longest}: use 1 <= shortest <= longest"
             )
+
+    def prepare(self, target: LanguageModel) -> None:
+        """Tell the policy."""
+        self.policy.prepare(target, None)
 
     def open(self, sequence: Sequence) -> None:
         """Index the prompt."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ..errors import ConfigError, UnknownNameError
+from .auto import AutoTree
 from .best import Eagle2Tree, OptTree
 from .entropy import BranchingSteps, EntropyStop, EntropyTree, StaticTree
 from .policy import GrowthPolicy
@@ -67,6 +68,11 @@ def eagle2(width: int = 10, depth: int = 6) -> GrowthPolicy:
     return Eagle2Tree(width, depth)
 
 
+def auto(width: int = 8, depth: int = 16) -> GrowthPolicy:
+    """what pays most by this machine's measured costs, plain decoding included; WIDTH and DEPTH are only bounds"""
+    return AutoTree(width, depth)
+
+
 @dataclass(frozen=True, slots=True)
 class Method:
     """A named way to shape draft trees.
@@ -115,6 +121,7 @@ class Method:
 METHODS = {
     m.name: m
     for m in (
+        Method("auto", auto),
         Method("chain", chain),
         Method("early-stop", early_stop),
         Method("naive-width", naive_width),

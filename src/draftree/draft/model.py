@@ -65,11 +65,12 @@ class ModelDrafter:
     passes: int = 0
     _states: dict[Sequence, _State] = field(default_factory=dict, repr=False)
 
+    def prepare(self, target: LanguageModel) -> None:
+        """Tell the policy."""
+        self.policy.prepare(target, self.model)
+
     def open(self, sequence: Sequence) -> None:
-        """Prefill the prompt."""
-        if sequence.prompt_length <= self.model.capabilities.max_length:
-            self.model.reserve(1, sequence.prompt_length + (sequence.params.max_tokens or 0))
-            self._states[sequence] = _State(self.model.open(sequence.ids[: sequence.prompt_length]))
+        """Nothing: the prompt is fed when the first tree is asked for."""
 
     def propose(self, sequences: Many[Sequence], budgets: Many[Budget]) -> list[DraftTree]:
         """Grow a tree for each sequence, one model pass a layer for all of them."""
@@ -83,9 +84,13 @@ class ModelDrafter:
         return [g.tree for g in grown]
 
     def _fit(self, sequence: Sequence, budget: Budget) -> Budget:
-        """The part of a budget that lies within the model's context."""
-        room = self.model.capabilities.max_length - len(sequence.ids) if sequence in self._states else 0
-        return Budget(budget.nodes, max(0, room if budget.depth is None else min(room, budget.depth)))
+        """The part of a budget that lies within the model's context; what is left of one gets its row."""
+        room = max(0, self.model.capabilities.max_length - len(sequence.ids))
+        fitting = Budget(budget.nodes, room if budget.depth is None else min(room, budget.depth))
+        if fitting.nodes and fitting.depth and sequence not in self._states:
+            self.model.reserve(1, sequence.prompt_length + (sequence.params.max_tokens or 0))
+            self._states[sequence] = _State(self.model.open(sequence.ids[:-1]))
+        return fitting
 
     def observe(self, outcomes: Many[Outcome]) -> None:
         """Commit what was fed and accepted: tokens that were waiting, then nodes until one that was never fed."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..config import Budget
+from ..models.base import LanguageModel
 from ..sequence import Sequence
 from ..tree import DraftTree
 from .base import Outcome
@@ -56,7 +57,7 @@ class Frontier:
         rows: [F] int64, which sequence.
         nodes: [F] int64, number in the sequence's tree, ROOT (-1) for roots.
         path_logprobs: [F] float32, 0 for roots.
-        tags: [F] int64, what the policy said of them when it kept them (``Growth.tags``); 0 for roots.
+        tags: [F] what the policy said of them when it kept them (``Growth.tags``); 0 for roots.
         candidates: what may follow.
         budgets: [B] int64, nodes of each sequence's finished tree, whatever has been drafted so far.
         pool: what has been drafted so far, these nodes included.
@@ -83,7 +84,7 @@ class Growth(NamedTuple):
     Attributes:
         keep: [F, K] bool.
         extend: [F, K] bool; only read where ``keep`` is true.
-        tags: [F, K] int64, whatever the policy wants to be told again of the nodes it keeps; None: zeros.
+        tags: [F, K] numbers, whatever the policy wants to be told again of the nodes it keeps; None: zeros.
     """
 
     keep: Tensor
@@ -119,9 +120,16 @@ class GrowthPolicy(ABC):
         """Most nodes to draft for a finished tree of ``nodes``."""
         return nodes
 
-    def prune(self, pools: Many[DraftTree], budgets: Many[Budget]) -> Many[Tensor | None]:
-        """Which nodes of each drafted pool are verified: [N] bool, closed under parents; None: all of them."""
+    def prune(self, pools: Many[DraftTree], tags: Many[Tensor], budgets: Many[Budget]) -> Many[Tensor | None]:
+        """Which nodes of each drafted pool, with these tags, are verified.
+
+        Returns:
+            for each pool [N] bool, closed under parents, or None: all of them.
+        """
         return [None for _ in pools]
+
+    def prepare(self, target: LanguageModel, drafter: LanguageModel | None) -> None:  # noqa: B027
+        """Before any drafting: whom the trees are for, and the drafting model where there is one."""
 
     def observe(self, outcomes: Many[Outcome]) -> None:  # noqa: B027
         """What became of the trees of the last proposal, and what they cost."""

@@ -1,0 +1,260 @@
+"""The cost-aware policy: trees whose expected tokens are worth their measured seconds, or none at all.
+
+A step that verifies n nodes and has drafted d layers yields 1 + G(n) expected tokens for T_verify(n + 1) + d t_draft
+seconds. The long-run rate is highest when each step maximises tokens - rate x seconds (Dinkelbach's transform), with
+the rate that decoding has reached so far and never less than plain decoding's. Plain decoding is n = 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, field
+from typing import ClassVar
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from ..config import Budget
+from ..errors import ConfigError
+from ..models.base import LanguageModel
+from ..models.profile import Profile, kept_or_measured
+from ..sequence import Sequence
+from ..tree import ROOT, DraftTree
+from .base import Outcome
+from .calibration import Calibration, Record, with_odds
+from .policy import Frontier, Growth, GrowthPolicy, best_per_row
+from .report import Report
+
+_CONTEXT_GRAIN = 64
+"""Costs are looked up for contexts rounded to this."""
+_MEMORY = 0.97
+"""Share of an average that each new step leaves."""
+_LEAST = 0.01
+"""Candidates less probable than this are never drafted."""
+_FURTHER = 3.0
+"""Expected tokens of all deeper layers that each one of the last layer may stand for, at most, while it is drafted."""
+_OPTIMIST = 0.98
+"""Acceptance of each further layer that a drafting model is granted before it has shown any."""
+_PROBE_MOST = 128
+"""Most steps without drafting before a drafting model gets another try."""
+
+
+@dataclass(slots=True)
+class _Plan:
+    """One proposal, from the budgets to the outcome.
+
+    Attributes:
+        sequences: whom it is for.
+        verify: [N + 1] seconds of a target pass over 1, 2, ... N + 1 tokens, as the profile has them.
+        layer: seconds of drafting one layer.
+        rate: tokens a second that a step must be worth, of all sequences together.
+        odds: [B] each sequence's record.
+        mass: expected tokens of all that has been drafted.
+        pools, tags, chosen: what was drafted, with what acceptance, and how many nodes are verified.
+        gain: [B] expected tokens of what is verified, the root's bonus included.
+        layers: deepest pool.
+    """
+
+    sequences: Many[Sequence]
+    verify: Tensor
+    layer: float
+    rate: float
+    odds: Tensor
+    mass: float = 0.0
+    pools: Many[DraftTree] = ()
+    tags: Many[Tensor] = ()
+    chosen: int = 0
+    gain: Many[float] = ()
+    layers: int = 0
+
+    @property
+    def needed(self) -> float:
+        """Expected tokens that the cheapest tree must gain beyond plain decoding."""
+        return self.rate * float((self.verify[1:] - self.verify[0]).min())
+
+    @property
+    def least(self) -> float:
+        """Expected tokens below which no node can be worth its share; plateaus make some cheaper than the average."""
+        return 0.25 * self.rate * max(0.0, float(self.verify[-1] - self.verify[0])) / max(1, len(self.verify) - 1)
+
+
+@dataclass(slots=True)
+class AutoTree(GrowthPolicy):
+    """Chooses each step's shape by what it gains and costs on this machine; learns both as it decodes.
+
+    Attributes:
+        width: most children of a node.
+        depth: deepest level.
+        target: the target's measured costs; None until ``prepare``, which loads or measures them.
+        drafter: the drafting model's, None without one.
+    """
+
+    by_value: ClassVar[bool] = True
+
+    width: int = 8
+    depth: int = 16
+    target: Profile | None = None
+    drafter: Profile | None = None
+    calibration: Calibration = field(default_factory=Calibration, repr=False)
+    report: Report = field(default_factory=Report, repr=False)
+    _records: WeakKeyDictionary[Sequence, Record] = field(default_factory=WeakKeyDictionary, repr=False)
+    _plan: _Plan | None = field(default=None, repr=False)
+    _speedup: float = field(default=1.0, repr=False)
+    _layer_seconds: float = field(default=2e-4, repr=False)
+    _layer_gains: list[float] = field(default_factory=list, repr=False)
+    _curves: dict[tuple[int, int, int], Tensor] = field(default_factory=dict, repr=False)
+    _wait: int = field(default=0, repr=False)
+    _pause: int = field(default=1, repr=False)
+
+    def __post_init__(self) -> None:
+        for name in ("width", "depth"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}: use at least 1")
+
+    def prepare(self, target: LanguageModel, drafter: LanguageModel | None) -> None:
+        """Find the costs, unless they were given: kept from an earlier start, or measured now (seconds, once)."""
+        self.target = self.target or kept_or_measured(target)
+        if drafter is not None:
+            same = drafter.capabilities == target.capabilities
+            self.drafter = self.drafter or (self.target if same else kept_or_measured(drafter))
+
+    def width_for(self, nodes: int) -> int:
+        """``width``, whatever the budget."""
+        return self.width
+
+    def pool(self, nodes: int) -> int:
+        """Several times what is verified: unlikely paths are drafted too, for their outcome teaches."""
+        return 4 * nodes + self.width
+
+    def plan(self, sequences: Many[Sequence], budgets: Many[Budget]) -> Many[Budget]:
+        """Look up the costs; no nodes where drafting cannot win."""
+        if self.target is None:
+            raise ConfigError("auto has no measured costs: give its drafter to an Engine, which measures them")
+        batch, most = len(sequences), max(b.nodes for b in budgets)
+        context = max(len(s.ids) for s in sequences) // _CONTEXT_GRAIN * _CONTEXT_GRAIN
+        key = (most, context, batch)
+        if key not in self._curves:
+            self._curves[key] = torch.tensor(self.target.curve(*key))
+        verify = self._curves[key]
+        layer = self.drafter.seconds(1.5, context, batch) if self.drafter else self._layer_seconds
+        records = [self._records.setdefault(s, Record()) for s in sequences]
+        odds = torch.tensor([r.odds for r in records])
+        plain = batch / float(verify[0])
+        self._plan = _Plan(sequences, verify, layer, plain * max(1.0, self._speedup), odds)
+        return budgets if self._worthwhile(self._plan) else [Budget(0, b.depth) for b in budgets]
+
+    def _worthwhile(self, plan: _Plan) -> bool:
+        """May a drafting model's trees pay? What it has shown is asked, and from time to time it may show more."""
+        if self.drafter is None:
+            return True
+        if not self._pays(plan, [_OPTIMIST**d for d in range(1, self.depth + 1)]):
+            return False  # not even if all it drafts were accepted
+        if not self._layer_gains or self._pays(plan, self._layer_gains):
+            self._pause = 1
+            return True
+        self._wait += 1
+        if self._wait >= self._pause:
+            self._wait, self._pause = 0, min(2 * self._pause, _PROBE_MOST)
+            return True
+        return False
+
+    @staticmethod
+    def _pays(plan: _Plan, gains: Many[float]) -> bool:
+        """Is some depth better than plain decoding, if layers gain so much?"""
+        plain = 1 / float(plan.verify[0])
+        total = 1.0
+        for depth, gain in enumerate(gains[: len(plan.verify) - 1], start=1):
+            total += gain
+            if total / (float(plan.verify[depth]) + depth * plan.layer) > plain:
+                return True
+        return False
+
+    def _planned(self) -> _Plan:
+        if self._plan is None:
+            raise ConfigError("a proposal without a plan: call plan first")
+        return self._plan
+
+    def grow(self, frontier: Frontier) -> Growth:
+        """Candidates whose calibrated path may pay; go on where another layer may pay."""
+        plan = self._planned()
+        depth = frontier.depth + 1
+        edges = self.calibration.acceptance(frontier.candidates.logprobs.exp(), depth)
+        above = frontier.tags[:, None] if frontier.depth else torch.ones(1, 1)
+        paths = above * with_odds(edges, plan.odds.take(frontier.rows)[:, None])
+        paths = torch.where(frontier.candidates.logprobs > float("-inf"), paths, 0.0)
+        keep = paths > max(_LEAST, plan.least)
+        rows = frontier.rows[:, None].expand_as(paths)
+        if int(keep.sum()) > int(frontier.budgets.min()):
+            wanted = torch.where(keep, paths, -1.0).flatten()
+            keep &= best_per_row(wanted, rows.flatten(), frontier.budgets).view_as(keep)
+        mass = float(paths[keep].sum())
+        plan.mass += mass
+        go_on = depth < self.depth and mass > plan.rate * plan.layer and plan.mass + _FURTHER * mass > plan.needed
+        return Growth(keep, keep if go_on else torch.zeros_like(keep), paths)
+
+    def prune(self, pools: Many[DraftTree], tags: Many[Tensor], budgets: Many[Budget]) -> list[Tensor | None]:
+        """The number of nodes that is worth most, the same for all sequences: they share the pass."""
+        plan = self._planned()
+        most = len(plan.verify) - 1
+        orders = [t.argsort(descending=True, stable=True)[: b.nodes] for t, b in zip(tags, budgets, strict=True)]
+        gains = torch.zeros(len(pools), most + 1)
+        for b, (order, tag) in enumerate(zip(orders, tags, strict=True)):
+            gains[b, 1 : len(order) + 1] = tag.take(order)
+        worth = 1.0 + gains.cumsum(1)
+        net = worth.sum(0) - plan.rate * plan.verify
+        plan.chosen = min(int(net.argmax()), max(map(len, orders)))
+        plan.pools, plan.tags, plan.layers = pools, tags, max(p.depth for p in pools)
+        plan.gain = worth[:, plan.chosen].tolist()
+        self.report.compare(worth.mean(0), plan.verify + plan.layers * plan.layer)
+        keeps: list[Tensor | None] = []
+        for pool, order in zip(pools, orders, strict=True):
+            keep = torch.zeros(len(pool), dtype=torch.bool)
+            keep[order[: plan.chosen]] = True
+            keeps.append(keep)
+        return keeps
+
+    def observe(self, outcomes: Many[Outcome]) -> None:
+        """Learn from every candidate that was put to the test, drafted to be verified or not."""
+        plan, self._plan = self._plan, None
+        if plan is None:
+            return
+        for pool, outcome in zip(plan.pools, outcomes, strict=False):
+            self._learn(pool, outcome.tokens[: outcome.taken], self._records[outcome.sequence])
+        if plan.layers:
+            layers = [0.0] * plan.layers
+            for pool, tag in zip(plan.pools, plan.tags, strict=True):
+                for d, a in zip(pool.depths.tolist(), tag.tolist(), strict=True):
+                    layers[d - 1] += a / len(plan.pools)
+            known = self._layer_gains
+            self._layer_gains = [
+                _MEMORY * known[d] + (1 - _MEMORY) * new if d < len(known) else new for d, new in enumerate(layers)
+            ] + known[len(layers) :]
+        seconds = float(plan.verify[plan.chosen]) + plan.layers * plan.layer
+        plain = len(outcomes) / float(plan.verify[0])
+        taken = sum(o.taken for o in outcomes)
+        self._speedup = _MEMORY * self._speedup + (1 - _MEMORY) * min(8.0, taken / seconds / plain)
+        cost = outcomes[0].step
+        if self.drafter is None and plan.layers:
+            scale = float(plan.verify[plan.chosen]) / max(cost.verify, 1e-9)  # as if at the speed of the profile
+            self._layer_seconds += (1 - _MEMORY) * (cost.draft * scale / plan.layers - self._layer_seconds)
+        predicted = sum(plan.gain) if plan.pools else float(len(outcomes))
+        self.report.add(plan.chosen, predicted / len(outcomes), taken / len(outcomes), cost)
+
+    def _learn(self, pool: DraftTree, tokens: Many[int], record: Record) -> None:
+        """Walk down the pool along what the target said."""
+        self.calibration.fade(record)
+        node, depth = ROOT, 1
+        scores = pool.path_logprobs
+        for token in tokens:
+            children = pool.children(node)
+            if not children:
+                return
+            above = float(scores[node]) if node != ROOT else 0.0
+            probabilities = [float(x) for x in (scores[children] - above).exp()]
+            said = pool.tokens[children].tolist()
+            hit = said.index(token) if token in said else None
+            self.calibration.learn(depth, probabilities, hit, record)
+            if hit is None:
+                return
+            node, depth = children[hit], depth + 1

@@ -1,0 +1,89 @@
+"""How far a draft's probabilities can be trusted: learned from what the target then said.
+
+The draft law says how probable the drafter finds a token; what counts is how often the target says it too, given that
+it has said all before it on the path. Counts by draft probability and depth, as decoding goes on, turn the one into the
+other (a histogram calibration; "algorithms", section 8, names isotonic regression by depth as a start).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+_EDGES = torch.tensor([0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97])
+"""Bounds of the bins of draft probability."""
+_DEPTHS = 4
+"""Depths 1, 2, ...; the last stands for all deeper ones."""
+_PRIOR = 4.0
+"""Trials that the draft's own probability counts for."""
+_MEMORY = 0.998
+"""Share of the counts that each new proposal leaves: old texts fade."""
+_NEAR = 0.95
+"""The same for one sequence's own record."""
+
+
+@dataclass(slots=True, eq=False)
+class Record:
+    """One sequence's own luck beside the common counts.
+
+    Attributes:
+        hits: candidates that came true, lately.
+        expected: how many the common counts expected of the same candidates.
+    """
+
+    hits: float = 0.0
+    expected: float = 0.0
+
+    @property
+    def odds(self) -> float:
+        """Factor on the odds of each candidate of this sequence."""
+        return min(4.0, max(0.1, (self.hits + 2.0) / (self.expected + 2.0)))
+
+
+@dataclass(slots=True)
+class Calibration:
+    """Acceptance of a candidate, given that its parent was accepted, by draft probability and depth."""
+
+    _hits: Tensor = field(default_factory=lambda: torch.zeros(_DEPTHS, len(_EDGES) + 1), repr=False)
+    _trials: Tensor = field(default_factory=lambda: torch.zeros(_DEPTHS, len(_EDGES) + 1), repr=False)
+
+    def acceptance(self, probabilities: Tensor, depth: int) -> Tensor:
+        """Calibrated probabilities, in [0, 1], of candidates (any shape) at ``depth``, 1 for children of the root."""
+        level = min(depth, _DEPTHS) - 1
+        bins = torch.bucketize(probabilities, _EDGES)
+        hits, trials = self._hits[level].take(bins), self._trials[level].take(bins)
+        return (hits + _PRIOR * probabilities) / (trials + _PRIOR)
+
+    def learn(self, depth: int, probabilities: Sequence[float], hit: int | None, record: Record) -> None:
+        """All candidates of one accepted node have been put to the test.
+
+        Args:
+            depth: of the candidates.
+            probabilities: the draft's.
+            hit: which of them the target said; None for none.
+            record: of the sequence.
+        """
+        if not probabilities:
+            return
+        level, p = min(depth, _DEPTHS) - 1, torch.tensor(probabilities)
+        bins = torch.bucketize(p, _EDGES)
+        record.expected += float(self.acceptance(p, depth).sum())
+        self._trials[level].index_add_(0, bins, torch.ones(len(p)))
+        if hit is not None:
+            record.hits += 1
+            self._hits[level, bins[hit]] += 1
+
+    def fade(self, record: Record) -> None:
+        """One proposal has passed."""
+        self._hits *= _MEMORY
+        self._trials *= _MEMORY
+        record.hits *= _NEAR
+        record.expected *= _NEAR
+
+
+def with_odds(probabilities: Tensor, odds: Tensor) -> Tensor:
+    """Probabilities whose odds p / (1 - p) are multiplied by ``odds``."""
+    return odds * probabilities / (1 - probabilities + odds * probabilities).clamp(min=1e-6)

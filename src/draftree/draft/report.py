@@ -1,0 +1,83 @@
+"""Why ``auto`` chose what it chose: predicted and measured, chosen and rejected."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from .base import StepCost
+
+_SHOWN = (0, 1, 2, 3, 5, 7, 11, 15, 23, 31, 47, 63)
+"""Tree sizes that the table of alternatives has."""
+
+
+@dataclass(slots=True)
+class Report:
+    """Sums over steps.
+
+    Attributes:
+        steps: of the policy.
+        predicted, gained: tokens a sequence, as predicted and as they came.
+        chosen: how often each number of nodes was verified.
+        worth, seconds: [N + 1] predicted tokens and seconds if each step had verified 0, 1, ... N nodes.
+        draft, verify, other: measured seconds.
+    """
+
+    steps: int = 0
+    predicted: float = 0.0
+    gained: float = 0.0
+    chosen: Counter[int] = field(default_factory=Counter)
+    worth: Tensor = field(default_factory=lambda: torch.zeros(0))
+    seconds: Tensor = field(default_factory=lambda: torch.zeros(0))
+    draft: float = 0.0
+    verify: float = 0.0
+    other: float = 0.0
+
+    def add(self, chosen: int, predicted: float, gained: float, cost: StepCost) -> None:
+        """One step: nodes verified, tokens a sequence predicted and gained, and what it cost."""
+        self.steps += 1
+        self.chosen[chosen] += 1
+        self.predicted += predicted
+        self.gained += gained
+        self.draft += cost.draft
+        self.verify += cost.verify
+        self.other += cost.other
+
+    def compare(self, worth: Tensor, seconds: Tensor) -> None:
+        """What one step would have given and cost with each number of nodes ([N + 1] both)."""
+        size = max(len(self.worth), len(worth))
+        self.worth, self.seconds = (
+            torch.nn.functional.pad(old, (0, size - len(old))) + torch.nn.functional.pad(new, (0, size - len(new)))
+            for old, new in ((self.worth, worth), (self.seconds, seconds))
+        )
+
+    @property
+    def drift(self) -> float:
+        """Predicted over measured acceptance length, less 1."""
+        return self.predicted / self.gained - 1 if self.gained else 0.0
+
+    def text(self) -> str:
+        """Some lines for people."""
+        if not self.steps:
+            return "auto has not decoded anything yet"
+        n = self.steps
+        lines = [
+            f"auto, {n} steps: MAL predicted {self.predicted / n:.2f}, measured {self.gained / n:.2f} "
+            f"(drift {self.drift:+.1%})",
+            f"a step: drafting {1e3 * self.draft / n:.1f} ms, verifying {1e3 * self.verify / n:.1f} ms, "
+            f"other {1e3 * self.other / n:.1f} ms",
+            "verified: " + ", ".join(f"{k} nodes {self.chosen[k] / n:.0%}" for k in sorted(self.chosen)),
+        ]
+        if len(self.worth):
+            rates = self.worth / self.seconds
+            best = int(rates.argmax())
+            sizes = sorted({k for k in (*_SHOWN, best) if k < len(rates)})
+            lines.append(
+                "predicted tokens/s of a sequence if every step had verified: "
+                + ", ".join(f"{k} nodes {float(rates[k]):.1f}" + (" (best)" if k == best else "") for k in sizes)
+                + "; 0 nodes is plain decoding"
+            )
+        return "\n".join(lines)

@@ -1,0 +1,309 @@
+"""What a model's passes really cost on this machine: measured once, kept in the user's cache directory.
+
+A pass is ``extend``: n new nodes in each of some rows behind a context. Nothing is assumed of the curve's shape: on a
+CPU a pass over 7 tokens may cost more than one over 8.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import platform
+import re
+import statistics
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+import torch
+import transformers
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from ..errors import ConfigError, DraftreeWarning
+from .base import LanguageModel, Nodes
+
+FORMAT, VERSION = "draftree-profile", 1
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """What to measure.
+
+    Attributes:
+        sizes: nodes a row and pass, the root included; ascends from 1.
+        contexts: tokens before them; longer than the model allows: shortened.
+        batches: rows a pass.
+        repeats: passes of each kind, after one to warm up; the median counts.
+
+    Raises:
+        ConfigError: a number is below 1, or the sizes do not start at 1.
+    """
+
+    sizes: tuple[int, ...]
+    contexts: tuple[int, ...]
+    batches: tuple[int, ...]
+    repeats: int
+
+    def __post_init__(self) -> None:
+        for name in ("sizes", "contexts", "batches"):
+            values = getattr(self, name)
+            if not values or min(values) < 1 or list(values) != sorted(set(values)):
+                raise ConfigError(f"{name} are {values}: give ascending whole numbers from 1 on")
+        if self.sizes[0] != 1:
+            raise ConfigError(f"sizes are {self.sizes}: start at 1, the pass of plain decoding")
+        if self.repeats < 1:
+            raise ConfigError(f"repeats is {self.repeats}: use at least 1")
+
+    @property
+    def passes(self) -> int:
+        """How many passes that takes, those to warm up included."""
+        return len(self.contexts) * len(self.batches) * len(self.sizes) * (self.repeats + 1)
+
+
+SHORT = Grid((1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 17, 24, 32), (512,), (1,), 5)
+"""What ``auto`` measures when it first meets a model."""
+FULL = Grid((*range(1, 18), 20, 24, 28, 32, 33, 40, 48, 64), (64, 512, 1536), (1, 4), 9)
+"""What ``draftree profile`` measures."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What a profile depends on: with any other it would be another profile."""
+
+    model: str
+    architecture: str
+    parameters: int
+    dtype: str
+    attention: str
+    device: str
+    threads: int
+    torch: str
+    transformers: str
+
+    @classmethod
+    def of(cls, model: LanguageModel) -> Identity:
+        """The model's on this machine."""
+        can = model.capabilities
+        return cls(
+            model=can.name,
+            architecture=can.architecture,
+            parameters=can.parameters,
+            dtype=str(can.dtype).removeprefix("torch."),
+            attention=can.attention,
+            device=torch.cuda.get_device_name(can.device) if can.device.type == "cuda" else _processor(),
+            threads=torch.get_num_threads(),
+            torch=torch.__version__,
+            transformers=transformers.__version__,
+        )
+
+    @property
+    def file_name(self) -> str:
+        """The same for other versions of libraries: theirs is the profile that goes stale."""
+        fixed = [str(v) for k, v in asdict(self).items() if k not in ("torch", "transformers")]
+        digest = hashlib.sha256("\n".join(fixed).encode()).hexdigest()[:10]
+        return f"{re.sub(r'[^A-Za-z0-9.-]+', '-', self.model)[-60:]}-{digest}.json"
+
+
+@lru_cache(maxsize=1)
+def _processor() -> str:
+    try:
+        found = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+    except OSError:
+        found = None
+    return found[1].strip() if found else platform.processor() or platform.machine()
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One measured curve: ``seconds[i]`` is the median of passes over ``sizes[i]`` nodes in each of ``batch`` rows."""
+
+    batch: int
+    context: int
+    sizes: tuple[int, ...]
+    seconds: tuple[float, ...]
+
+    def at(self, tokens: float) -> float:
+        """Seconds over ``tokens`` nodes: linear between the measured sizes, and beyond them as from 1 to the last."""
+        above = next((i for i, size in enumerate(self.sizes) if size >= tokens), None)
+        if above == 0:
+            return self.seconds[0]
+        if above is None:
+            if len(self.sizes) == 1:
+                return self.seconds[0]
+            slope = (self.seconds[-1] - self.seconds[0]) / (self.sizes[-1] - self.sizes[0])
+            return self.seconds[-1] + max(0.0, slope) * (tokens - self.sizes[-1])
+        (low, high), (first, last) = self.sizes[above - 1 : above + 1], self.seconds[above - 1 : above + 1]
+        return first + (last - first) * (tokens - low) / (high - low)
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Measured pass times of one model on one machine.
+
+    Attributes:
+        identity: whose they are.
+        points: curves over the number of nodes, one for each batch size and context.
+    """
+
+    identity: Identity
+    points: tuple[Point, ...]
+
+    def seconds(self, nodes: float, context: int, batch: int = 1) -> float:
+        """Seconds of a pass over ``nodes`` nodes in each of ``batch`` rows behind ``context`` tokens.
+
+        Linear in the context between the measured ones; rows of a batch size that was not measured count as more nodes
+        of the next smaller one.
+        """
+        size = max((p.batch for p in self.points if p.batch <= batch), default=min(p.batch for p in self.points))
+        tokens = nodes * batch / size
+        curves = sorted((p for p in self.points if p.batch == size), key=lambda p: p.context)
+        above = next((i for i, p in enumerate(curves) if p.context >= context), len(curves) - 1)
+        last = curves[above].at(tokens)
+        if above == 0 or curves[above].context <= context:
+            return last
+        low = curves[above - 1]
+        share = (context - low.context) / (curves[above].context - low.context)
+        return low.at(tokens) + share * (last - low.at(tokens))
+
+    def curve(self, nodes: int, context: int, batch: int = 1) -> list[float]:
+        """[nodes + 1] seconds of passes over 1, 2, ... nodes + 1 tokens: the root, and so many drafted nodes."""
+        return [self.seconds(n, context, batch) for n in range(1, nodes + 2)]
+
+    def save(self) -> Path:
+        """Write it to the cache directory, in one piece; where it is.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        path = _folder() / self.identity.file_name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        document = {"format": FORMAT, "version": VERSION, "identity": asdict(self.identity)}
+        document["points"] = [asdict(p) for p in self.points]
+        handle, part = tempfile.mkstemp(prefix=".profile-", dir=path.parent)
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                json.dump(document, file, indent=1)
+            Path(part).replace(path)
+        except OSError:
+            Path(part).unlink(missing_ok=True)
+            raise
+        return path
+
+
+def _folder() -> Path:
+    return platformdirs.user_cache_path("draftree") / "profiles"
+
+
+def load_profile(model: LanguageModel) -> Profile | None:
+    """The kept profile of a model; None, with a warning that says why, when there is none that can be used."""
+    identity = Identity.of(model)
+    path = _folder() / identity.file_name
+    try:
+        profile = _parse(json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        _warn(f"the profile {path} cannot be read ({type(error).__name__}): measuring again")
+        return None
+    for name, value in asdict(identity).items():
+        if (old := getattr(profile.identity, name)) != value:
+            _warn(f"the profile of {identity.model} was measured with {name} {old}, now {value}: measuring again")
+            return None
+    return profile
+
+
+def _parse(document: Any) -> Profile:
+    if (document["format"], document["version"]) != (FORMAT, VERSION):
+        raise ValueError("another format")
+    points = []
+    for p in document["points"]:
+        sizes, seconds = [int(n) for n in p["sizes"]], [float(s) for s in p["seconds"]]
+        if len(sizes) != len(seconds) or sizes[:1] != [1] or sizes != sorted(set(sizes)):
+            raise ValueError("sizes do not fit")
+        if not all(0 < s < math.inf for s in seconds) or int(p["batch"]) < 1 or int(p["context"]) < 1:
+            raise ValueError("seconds out of range")
+        points.append(Point(int(p["batch"]), int(p["context"]), tuple(sizes), tuple(seconds)))
+    if not points:
+        raise ValueError("no points")
+    return Profile(Identity(**document["identity"]), tuple(points))
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, DraftreeWarning, stacklevel=3)
+
+
+def measure(model: LanguageModel, grid: Grid, progress: Callable[[int], None] = lambda done: None) -> Profile:
+    """Measure a model's passes. It must have no open rows.
+
+    Passes of all sizes take turns, so that a slow moment of the machine falls on all of them.
+
+    Args:
+        model: the model.
+        grid: what to measure.
+        progress: called after each pass with how many have been made.
+    """
+    can, done = model.capabilities, 0
+    points = []
+    longest = can.max_length - max(grid.sizes)
+    contexts = sorted({min(c, longest) for c in grid.contexts})
+    if longest < 1:
+        raise ConfigError(f"passes over {max(grid.sizes)} tokens do not fit {can.name}'s {can.max_length}: use fewer")
+    for batch in grid.batches:
+        model.reserve(batch, contexts[-1] + max(grid.sizes))
+        for context in contexts:
+            rows = [model.open([(7 * i + b) % can.vocab_size for i in range(context)]) for b in range(batch)]
+            times: dict[int, list[float]] = {size: [] for size in grid.sizes}
+            try:
+                for _ in range(grid.repeats + 1):
+                    for size in grid.sizes:
+                        nodes = [Nodes.chain([(5 * i + 3) % can.vocab_size for i in range(size)])] * batch
+                        _finish(can.device)
+                        began = time.perf_counter()
+                        model.extend(rows, nodes)
+                        _finish(can.device)
+                        times[size].append(time.perf_counter() - began)
+                        for row in rows:
+                            model.commit(row, [])
+                        done += 1
+                        progress(done)
+            finally:
+                for row in reversed(rows):
+                    model.close(row)
+            seconds = tuple(statistics.median(times[size][1:]) for size in grid.sizes)
+            points.append(Point(batch, context, grid.sizes, seconds))
+    return Profile(Identity.of(model), tuple(points))
+
+
+def _finish(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def kept_or_measured(model: LanguageModel, grid: Grid = SHORT) -> Profile:
+    """The kept profile of a model or, when there is none, a new one of ``grid``, kept from then on.
+
+    Measuring shows a progress bar in a terminal.
+    """
+    return load_profile(model) or measure_and_keep(model, grid)
+
+
+def measure_and_keep(model: LanguageModel, grid: Grid) -> Profile:
+    """A new profile, shown as it is measured and kept for later starts."""
+    console = Console(stderr=True)
+    with Progress(TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), console=console) as bar:
+        task = bar.add_task(f"measuring passes of {model.capabilities.name}", total=grid.passes)
+        profile = measure(model, grid, lambda done: bar.update(task, completed=done))
+    try:
+        profile.save()
+    except OSError as error:
+        _warn(f"the profile cannot be kept ({error}): set XDG_CACHE_HOME to a folder that can be written")
+    return profile

@@ -1,0 +1,179 @@
+"""Profiles: what is measured, how it is read between the points, when it is kept and when measured again."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from draftree.errors import ConfigError, DraftreeWarning
+from draftree.models.profile import Grid, Identity, Point, Profile, kept_or_measured, load_profile, measure
+
+from ..toy import ToyModel
+
+GRID = Grid(sizes=(1, 2, 4), contexts=(3, 9), batches=(1, 2), repeats=2)
+ME = Identity("toy", "ToyModel", 1, "float32", "none", "cpu", 1, "t", "t")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Profiles of these tests go to a folder of their own."""
+    monkeypatch.setattr("platformdirs.user_cache_path", lambda name: tmp_path / name)
+    return tmp_path / "draftree" / "profiles"
+
+
+def test_every_batch_context_and_size_is_measured() -> None:
+    seen: list[int] = []
+    profile = measure(ToyModel(), GRID, seen.append)
+    assert [(p.batch, p.context, p.sizes) for p in profile.points] == [
+        (1, 3, (1, 2, 4)),
+        (1, 9, (1, 2, 4)),
+        (2, 3, (1, 2, 4)),
+        (2, 9, (1, 2, 4)),
+    ]
+    assert seen == list(range(1, GRID.passes + 1))
+    assert all(seconds > 0 for p in profile.points for seconds in p.seconds)
+
+
+def test_the_median_of_the_passes_counts_and_the_first_is_not_among_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, model = [0.0], ToyModel()
+    prices = iter([100.0, 3.0, 1.0, 2.0])  # to warm up, then three that count
+    extend = model.extend
+
+    def slow(*arguments: object) -> torch.Tensor:
+        clock[0] += next(prices)
+        return extend(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(model, "extend", slow)
+    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
+    assert measure(model, Grid((1,), (5,), (1,), 3)).points[0].seconds == (2.0,)
+
+
+def test_contexts_that_do_not_fit_are_shortened() -> None:
+    profile = measure(ToyModel(max_length=16), Grid((1, 4), (8, 100, 200), (1,), 1))
+    assert [p.context for p in profile.points] == [8, 12]
+
+
+def test_passes_that_do_not_fit_at_all_are_refused() -> None:
+    with pytest.raises(ConfigError, match="passes over 20 tokens do not fit toy's 16"):
+        measure(ToyModel(max_length=16), Grid((1, 20), (8,), (1,), 1))
+
+
+def test_no_rows_stay_open() -> None:
+    model = ToyModel()
+    measure(model, GRID)
+    assert model.open([1]).slot == 0
+
+
+def curve(batch: int, context: int, *seconds: float) -> Point:
+    return Point(batch, context, (1, 2, 4), seconds)
+
+
+def test_seconds_are_linear_between_points() -> None:
+    profile = Profile(ME, (curve(1, 100, 1.0, 3.0, 2.0), curve(1, 300, 2.0, 5.0, 4.0)))
+    assert profile.seconds(1, 100) == 1.0
+    assert profile.seconds(3, 100) == 2.5
+    assert profile.seconds(2, 200) == 4.0
+    assert profile.seconds(2, 50) == 3.0  # before the first context and behind the last: theirs
+    assert profile.seconds(2, 900) == 5.0
+    assert profile.seconds(7, 100) == pytest.approx(2.0 + 3 * (1.0 / 3))  # on with the mean slope
+    assert profile.curve(3, 100) == [1.0, 3.0, 2.5, 2.0]
+
+
+def test_rows_of_an_unmeasured_batch_count_as_more_nodes() -> None:
+    profile = Profile(ME, (curve(1, 9, 1.0, 2.0, 4.0), curve(4, 9, 10.0, 20.0, 40.0)))
+    assert profile.seconds(1, 9, batch=2) == 2.0
+    assert profile.seconds(1, 9, batch=4) == 10.0
+    assert profile.seconds(2, 9, batch=8) == 40.0
+
+
+def test_a_falling_curve_is_not_carried_below_zero() -> None:
+    assert Profile(ME, (curve(1, 9, 3.0, 2.0, 1.0),)).seconds(1000, 9) == 1.0
+
+
+def test_a_profile_is_kept_and_read_again(cache: Path) -> None:
+    model = ToyModel()
+    first = kept_or_measured(model, GRID)
+    assert [p.name for p in cache.iterdir()] == [first.identity.file_name]
+    assert load_profile(model) == first
+    assert kept_or_measured(model, Grid((1,), (1,), (1,), 1)) == first
+
+
+def test_a_profile_of_other_threads_is_another_profile() -> None:
+    assert replace(ME, threads=2).file_name != ME.file_name
+    assert replace(ME, torch="other").file_name == ME.file_name
+
+
+def test_a_stale_profile_is_measured_again_and_says_so() -> None:
+    model = ToyModel()
+    stale = Profile(replace(Identity.of(model), torch="1.0"), (curve(1, 9, 1.0, 2.0, 3.0),))
+    stale.save()
+    with pytest.warns(DraftreeWarning, match=r"of toy was measured with torch 1\.0, now .*: measuring again"):
+        fresh = kept_or_measured(model, GRID)
+    assert fresh.identity.torch == torch.__version__
+    assert load_profile(model) == fresh
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        '{"format": "draftree-profile", "version": 99}',
+        '{"format": "other", "version": 1}',
+    ],
+)
+def test_a_corrupt_profile_is_measured_again_and_says_so(cache: Path, text: str) -> None:
+    model = ToyModel()
+    cache.mkdir(parents=True)
+    path = cache / Identity.of(model).file_name
+    path.write_text(text)
+    with pytest.warns(DraftreeWarning, match="cannot be read .*: measuring again"):
+        assert load_profile(model) is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"seconds": [1.0, 2.0]},
+        {"seconds": [1.0, 2.0, -1.0]},
+        {"seconds": [1.0, 2.0, float("nan")]},
+        {"sizes": [2, 3, 4]},
+        {"batch": 0},
+    ],
+)
+def test_points_that_cannot_be_are_corrupt(cache: Path, change: dict[str, object]) -> None:
+    model = ToyModel()
+    point = asdict(curve(1, 9, 1.0, 2.0, 3.0)) | change
+    document = {"format": "draftree-profile", "version": 1, "identity": asdict(Identity.of(model)), "points": [point]}
+    cache.mkdir(parents=True)
+    (cache / Identity.of(model).file_name).write_text(json.dumps(document))
+    with pytest.warns(DraftreeWarning, match="cannot be read"):
+        assert load_profile(model) is None
+
+
+def test_a_folder_that_cannot_be_written_costs_warnings_only(cache: Path) -> None:
+    cache.parent.mkdir(parents=True)
+    cache.write_text("a file in the way")
+    kept = pytest.warns(DraftreeWarning, match=r"cannot be kept .*: set XDG_CACHE_HOME")
+    with kept, pytest.warns(DraftreeWarning, match="cannot be read"):
+        assert kept_or_measured(ToyModel(), GRID).points
+
+
+@pytest.mark.parametrize(
+    ("grid", "message"),
+    [
+        (((2, 3), (1,), (1,), 1), "start at 1"),
+        (((1, 1), (1,), (1,), 1), "ascending"),
+        (((), (1,), (1,), 1), "ascending"),
+        (((1,), (0,), (1,), 1), "contexts are"),
+        (((1,), (1,), (1,), 0), "repeats is 0"),
+    ],
+)
+def test_grids_that_cannot_be_are_refused(grid: tuple[tuple[int, ...], ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Grid(*grid)  # type: ignore[arg-type]
