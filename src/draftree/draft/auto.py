@@ -30,6 +30,10 @@ _CONTEXT_GRAIN = 64
 """Costs are looked up for contexts rounded to this."""
 _MEMORY = 0.97
 """Share of an average that each new step leaves."""
+_RECORD = 0.99
+"""The same for how far expected acceptance can be trusted."""
+_PRIOR = 5.0
+"""Accepted nodes that make up that record before there is any."""
 _LEAST = 0.01
 """Candidates less probable than this are never drafted."""
 _FURTHER = 3.0
@@ -103,6 +107,8 @@ class AutoTree(GrowthPolicy):
     _speedup: float = field(default=1.0, repr=False)
     _layer_seconds: float = field(default=2e-4, repr=False)
     _layer_gains: list[float] = field(default_factory=list, repr=False)
+    _accepted: float = field(default=0.0, repr=False)
+    _expected: float = field(default=0.0, repr=False)
     _curves: dict[tuple[int, int, int], Tensor] = field(default_factory=dict, repr=False)
     _wait: int = field(default=0, repr=False)
     _pause: int = field(default=1, repr=False)
@@ -118,6 +124,11 @@ class AutoTree(GrowthPolicy):
         if drafter is not None:
             same = drafter.capabilities == target.capabilities
             self.drafter = self.drafter or (self.target if same else kept_or_measured(drafter))
+
+    @property
+    def trust(self) -> float:
+        """Accepted over expected nodes of the trees that were chosen: choosing by expectation favours the overrated."""
+        return (self._accepted + _PRIOR) / (self._expected + _PRIOR)
 
     def width_for(self, nodes: int) -> int:
         """``width``, whatever the budget."""
@@ -201,7 +212,7 @@ class AutoTree(GrowthPolicy):
         gains = torch.zeros(len(pools), most + 1)
         for b, (order, tag) in enumerate(zip(orders, tags, strict=True)):
             gains[b, 1 : len(order) + 1] = tag.take(order)
-        worth = 1.0 + gains.cumsum(1)
+        worth = 1.0 + self.trust * gains.cumsum(1)
         net = worth.sum(0) - plan.rate * plan.verify
         plan.chosen = min(int(net.argmax()), max(map(len, orders)))
         plan.pools, plan.tags, plan.layers = pools, tags, max(p.depth for p in pools)
@@ -239,6 +250,10 @@ class AutoTree(GrowthPolicy):
             scale = float(plan.verify[plan.chosen]) / max(cost.verify, 1e-9)  # as if at the speed of the profile
             self._layer_seconds += (1 - _MEMORY) * (cost.draft * scale / plan.layers - self._layer_seconds)
         predicted = sum(plan.gain) if plan.pools else float(len(outcomes))
+        if plan.chosen:
+            accepted = sum(min(len(o.path), o.taken) for o in outcomes)
+            self._accepted = _RECORD * self._accepted + accepted
+            self._expected = _RECORD * self._expected + (predicted - len(outcomes)) / self.trust
         self.report.add(plan.chosen, predicted / len(outcomes), taken / len(outcomes), cost)
 
     def _learn(self, pool: DraftTree, tokens: Many[int], record: Record) -> None:
