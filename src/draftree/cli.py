@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Sequence as Many
 from dataclasses import replace
 from typing import Annotated
 
@@ -26,6 +26,7 @@ from .draft.methods import DEFAULT_METHOD, DEFAULT_NODES, METHODS, find_method
 from .engine import Engine, load_engine
 from .errors import ConfigError, InputError, PromptError, RunError
 from .models.load import DEFAULT_MODEL, load
+from .observer import Observer
 from .options import (
     Device,
     Drafter,
@@ -87,10 +88,11 @@ def generate(
         raise ConfigError("--json and --show-trees exclude each other: choose one")
     params = _params(max_tokens, temperature, top_k, top_p, min_p, seed, stop)
     text = _read(prompt)
-    engine = _engine(target, drafter, method, settings, nodes, dtype, device)
+    watching = [show.Trees(out)] if show_trees else []
+    engine = _engine(target, drafter, method, settings, nodes, dtype, device, watching)
     asked: Prompt = text if raw else user(text)
     sequence = engine.open(asked, params)
-    interrupted = _run(engine, sequence, silent=as_json, trees=show_trees)
+    interrupted = _run(engine, sequence, silent=as_json, stream=not show_trees)
     report: dict[str, object] = {
         "text": sequence.text,
         "token_ids": sequence.output_ids,
@@ -238,6 +240,7 @@ def _engine(
     nodes: int,
     dtype: str | None,
     device: str | None,
+    observers: Many[Observer] = (),
 ) -> Engine:
     """Check everything that needs no model before loading one."""
     pairs = {}
@@ -250,25 +253,23 @@ def _engine(
     if nodes < 1:
         raise ConfigError(f"node budget is {nodes}: use at least 1, or --drafter none for plain decoding")
     Budget(nodes)
-    return load_engine(target, drafter=drafter, method=policy, nodes=nodes, dtype=dtype, device=device)
+    return load_engine(
+        target, drafter=drafter, method=policy, nodes=nodes, dtype=dtype, device=device, observers=observers
+    )
 
 
-def _run(engine: Engine, sequence: Sequence, *, silent: bool = False, trees: bool = False) -> bool:
-    """Run a sequence to its end, showing it; true when Ctrl-C ended it."""
+def _run(engine: Engine, sequence: Sequence, *, silent: bool = False, stream: bool = True) -> bool:
+    """Run a sequence to its end, showing its text as it comes or at the end; true when Ctrl-C ended it."""
     try:
-        if trees:
-            _show_steps(engine, sequence)
         for chunk in engine.follow(sequence):
-            if not silent and not trees:
+            if stream and not silent:
                 _print(chunk)
     except KeyboardInterrupt:
         return True
     finally:
         engine.close(sequence)
-        if trees:
-            out.out(sequence.text, highlight=False)
-        elif not silent:
-            out.print()
+        if not silent:
+            out.out("" if stream else sequence.text, highlight=False)
     return False
 
 
@@ -279,14 +280,6 @@ def _print(chunk: Chunk) -> None:
     else:
         sys.stdout.write(chunk.text)
         sys.stdout.flush()
-
-
-def _show_steps(engine: Engine, sequence: Sequence) -> None:
-    decode: Callable[[int], str] = lambda t: str(engine.tokenizer.decode([t])) if engine.tokenizer else str(t)  # noqa: E731
-    while sequence.finish_reason is None:
-        before = len(sequence.ids)
-        outcome = engine.step([sequence])[0]
-        out.print(show.tree(outcome, sequence.stats.steps, sequence.ids[before:], decode))
 
 
 def _compare(engine: Engine, sequence: Sequence, report: dict[str, object], *, quiet: bool) -> bool:
