@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Sequence as Many
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated
 
 import torch
@@ -31,6 +32,7 @@ from .options import (
     Device,
     Drafter,
     Dtype,
+    Force,
     MaxTokens,
     MethodName,
     MinP,
@@ -42,9 +44,11 @@ from .options import (
     Temperature,
     TopK,
     TopP,
+    TraceFile,
 )
 from .sequence import Chunk, Sequence
 from .text import Prompt, user
+from .trace import Trace
 
 app = typer.Typer(
     name="draftree",
@@ -61,6 +65,7 @@ _ClickError: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c._
 
 @app.command()
 def generate(
+    context: typer.Context,
     prompt: Annotated[str, typer.Argument(help="The question; - reads it from standard input.")],
     target: Target = DEFAULT_MODEL,
     drafter: Drafter = "lookup",
@@ -80,6 +85,8 @@ def generate(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of streaming text.")] = False,
     show_trees: Annotated[bool, typer.Option("--show-trees", help="Print each step's tree and accepted path.")] = False,
     compare: Annotated[bool, typer.Option("--compare", help="Then decode plainly and compare text and speed.")] = False,
+    trace: TraceFile = None,
+    force: Force = False,
     dtype: Dtype = None,
     device: Device = None,
 ) -> None:
@@ -88,8 +95,10 @@ def generate(
         raise ConfigError("--json and --show-trees exclude each other: choose one")
     params = _params(max_tokens, temperature, top_k, top_p, min_p, seed, stop)
     text = _read(prompt)
-    watching = [show.Trees(out)] if show_trees else []
-    engine = _engine(target, drafter, method, settings, nodes, dtype, device, watching)
+    observers = _trace(context, trace, force, drafter, method)
+    if show_trees:
+        observers.append(show.Trees(out))
+    engine = _engine(target, drafter, method, settings, nodes, dtype, device, observers)
     asked: Prompt = text if raw else user(text)
     sequence = engine.open(asked, params)
     interrupted = _run(engine, sequence, silent=as_json, stream=not show_trees)
@@ -116,6 +125,7 @@ def generate(
 
 @app.command()
 def chat(
+    context: typer.Context,
     target: Target = DEFAULT_MODEL,
     drafter: Drafter = "lookup",
     method: MethodName = DEFAULT_METHOD,
@@ -127,12 +137,15 @@ def chat(
     top_p: TopP = 1.0,
     min_p: MinP = 0.0,
     seed: Seed = None,
+    trace: TraceFile = None,
+    force: Force = False,
     dtype: Dtype = None,
     device: Device = None,
 ) -> None:
     """Talk to the target: /reset forgets the conversation, /exit or Ctrl-D ends it, Ctrl-C ends an answer."""
     params = _params(max_tokens, temperature, top_k, top_p, min_p, seed, None)
-    engine = _engine(target, drafter, method, settings, nodes, dtype, device)
+    observers = _trace(context, trace, force, drafter, method)
+    engine = _engine(target, drafter, method, settings, nodes, dtype, device, observers)
     messages: list[dict[str, str]] = []
     err.print("/reset forgets the conversation, /exit ends it", style="dim")
     while True:
@@ -230,6 +243,17 @@ def _read(prompt: str) -> str:
     if not text.strip():
         raise PromptError("the prompt is empty: give it at least one character")
     return text
+
+
+def _trace(context: typer.Context, file: Path | None, force: bool, drafter: str, method: str) -> list[Observer]:
+    """A trace to ``file`` that ends with the command, if there is one."""
+    if file is None:
+        if force:
+            raise ConfigError("--force overwrites the file of --trace: name one with --trace FILE")
+        return []
+    return [
+        context.with_resource(Trace(file, force=force, labels={"drafter": drafter, "method": method}, warn=_complain))
+    ]
 
 
 def _engine(
