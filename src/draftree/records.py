@@ -175,12 +175,12 @@ KINDS: dict[str, type[Record]] = {
     "end": EndRecord,
 }
 _NAMES = {record: kind for kind, record in KINDS.items()}
+_JSON = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
 
 
 def encode(record: Record) -> bytes:
     """The record's line, newline included."""
-    line = {"kind": _NAMES[type(record)], **plain(record)}
-    return json.dumps(line, allow_nan=False, separators=(",", ":")).encode() + b"\n"
+    return _JSON.encode({"kind": _NAMES[type(record)], **plain(record)}).encode() + b"\n"
 
 
 def plain(value: Any) -> Any:
