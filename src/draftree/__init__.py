@@ -14,8 +14,11 @@ from .engine import Engine, Generation, load_engine
 from .errors import DraftreeError, InputError, RunError
 from .models.hf import HFModel
 from .models.load import load
+from .observer import Observer
+from .records import EndRecord, RunRecord, SequenceRecord, StepRecord
 from .sequence import Chunk, Seconds, Stats
 from .text import user
+from .trace import Trace, read_trace
 from .tree import DraftTree
 
 __all__ = [
@@ -25,21 +28,28 @@ __all__ = [
     "Chunk",
     "DraftTree",
     "DraftreeError",
+    "EndRecord",
     "Engine",
     "EntropyStop",
     "EntropyTree",
     "Generation",
     "HFModel",
     "InputError",
+    "Observer",
     "RunError",
+    "RunRecord",
     "SamplingParams",
     "Seconds",
+    "SequenceRecord",
     "StaticTree",
     "Stats",
+    "StepRecord",
+    "Trace",
     "custom_generate",
     "generate_with",
     "load",
     "load_drafter",
     "load_engine",
+    "read_trace",
     "user",
 ]

@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Sequence as Many
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated
 
 import torch
@@ -26,10 +27,12 @@ from .draft.methods import DEFAULT_METHOD, DEFAULT_NODES, METHODS, find_method
 from .engine import Engine, load_engine
 from .errors import ConfigError, InputError, PromptError, RunError
 from .models.load import DEFAULT_MODEL, load
+from .observer import Observer
 from .options import (
     Device,
     Drafter,
     Dtype,
+    Force,
     MaxTokens,
     MethodName,
     MinP,
@@ -41,9 +44,11 @@ from .options import (
     Temperature,
     TopK,
     TopP,
+    TraceFile,
 )
 from .sequence import Chunk, Sequence
 from .text import Prompt, user
+from .trace import Trace
 
 app = typer.Typer(
     name="draftree",
@@ -60,6 +65,7 @@ _ClickError: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c._
 
 @app.command()
 def generate(
+    context: typer.Context,
     prompt: Annotated[str, typer.Argument(help="The question; - reads it from standard input.")],
     target: Target = DEFAULT_MODEL,
     drafter: Drafter = "lookup",
@@ -79,6 +85,8 @@ def generate(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of streaming text.")] = False,
     show_trees: Annotated[bool, typer.Option("--show-trees", help="Print each step's tree and accepted path.")] = False,
     compare: Annotated[bool, typer.Option("--compare", help="Then decode plainly and compare text and speed.")] = False,
+    trace: TraceFile = None,
+    force: Force = False,
     dtype: Dtype = None,
     device: Device = None,
 ) -> None:
@@ -87,10 +95,13 @@ def generate(
         raise ConfigError("--json and --show-trees exclude each other: choose one")
     params = _params(max_tokens, temperature, top_k, top_p, min_p, seed, stop)
     text = _read(prompt)
-    engine = _engine(target, drafter, method, settings, nodes, dtype, device)
+    observers = _trace(context, trace, force, drafter, method)
+    if show_trees:
+        observers.append(show.Trees(out))
+    engine = _engine(target, drafter, method, settings, nodes, dtype, device, observers)
     asked: Prompt = text if raw else user(text)
     sequence = engine.open(asked, params)
-    interrupted = _run(engine, sequence, silent=as_json, trees=show_trees)
+    interrupted = _run(engine, sequence, silent=as_json, stream=not show_trees)
     report: dict[str, object] = {
         "text": sequence.text,
         "token_ids": sequence.output_ids,
@@ -114,6 +125,7 @@ def generate(
 
 @app.command()
 def chat(
+    context: typer.Context,
     target: Target = DEFAULT_MODEL,
     drafter: Drafter = "lookup",
     method: MethodName = DEFAULT_METHOD,
@@ -125,12 +137,15 @@ def chat(
     top_p: TopP = 1.0,
     min_p: MinP = 0.0,
     seed: Seed = None,
+    trace: TraceFile = None,
+    force: Force = False,
     dtype: Dtype = None,
     device: Device = None,
 ) -> None:
     """Talk to the target: /reset forgets the conversation, /exit or Ctrl-D ends it, Ctrl-C ends an answer."""
     params = _params(max_tokens, temperature, top_k, top_p, min_p, seed, None)
-    engine = _engine(target, drafter, method, settings, nodes, dtype, device)
+    observers = _trace(context, trace, force, drafter, method)
+    engine = _engine(target, drafter, method, settings, nodes, dtype, device, observers)
     messages: list[dict[str, str]] = []
     err.print("/reset forgets the conversation, /exit ends it", style="dim")
     while True:
@@ -230,6 +245,17 @@ def _read(prompt: str) -> str:
     return text
 
 
+def _trace(context: typer.Context, file: Path | None, force: bool, drafter: str, method: str) -> list[Observer]:
+    """A trace to ``file`` that ends with the command, if there is one."""
+    if file is None:
+        if force:
+            raise ConfigError("--force overwrites the file of --trace: name one with --trace FILE")
+        return []
+    return [
+        context.with_resource(Trace(file, force=force, labels={"drafter": drafter, "method": method}, warn=_complain))
+    ]
+
+
 def _engine(
     target: str,
     drafter: str,
@@ -238,6 +264,7 @@ def _engine(
     nodes: int,
     dtype: str | None,
     device: str | None,
+    observers: Many[Observer] = (),
 ) -> Engine:
     """Check everything that needs no model before loading one."""
     pairs = {}
@@ -250,25 +277,23 @@ def _engine(
     if nodes < 1:
         raise ConfigError(f"node budget is {nodes}: use at least 1, or --drafter none for plain decoding")
     Budget(nodes)
-    return load_engine(target, drafter=drafter, method=policy, nodes=nodes, dtype=dtype, device=device)
+    return load_engine(
+        target, drafter=drafter, method=policy, nodes=nodes, dtype=dtype, device=device, observers=observers
+    )
 
 
-def _run(engine: Engine, sequence: Sequence, *, silent: bool = False, trees: bool = False) -> bool:
-    """Run a sequence to its end, showing it; true when Ctrl-C ended it."""
+def _run(engine: Engine, sequence: Sequence, *, silent: bool = False, stream: bool = True) -> bool:
+    """Run a sequence to its end, showing its text as it comes or at the end; true when Ctrl-C ended it."""
     try:
-        if trees:
-            _show_steps(engine, sequence)
         for chunk in engine.follow(sequence):
-            if not silent and not trees:
+            if stream and not silent:
                 _print(chunk)
     except KeyboardInterrupt:
         return True
     finally:
         engine.close(sequence)
-        if trees:
-            out.out(sequence.text, highlight=False)
-        elif not silent:
-            out.print()
+        if not silent:
+            out.out("" if stream else sequence.text, highlight=False)
     return False
 
 
@@ -279,14 +304,6 @@ def _print(chunk: Chunk) -> None:
     else:
         sys.stdout.write(chunk.text)
         sys.stdout.flush()
-
-
-def _show_steps(engine: Engine, sequence: Sequence) -> None:
-    decode: Callable[[int], str] = lambda t: str(engine.tokenizer.decode([t])) if engine.tokenizer else str(t)  # noqa: E731
-    while sequence.finish_reason is None:
-        before = len(sequence.ids)
-        outcome = engine.step([sequence])[0]
-        out.print(show.tree(outcome, sequence.stats.steps, sequence.ids[before:], decode))
 
 
 def _compare(engine: Engine, sequence: Sequence, report: dict[str, object], *, quiet: bool) -> bool:

@@ -26,6 +26,7 @@ from .errors import ConfigError, PromptError
 from .models.base import LanguageModel, Nodes, Row
 from .models.hf import HFModel
 from .models.load import DEFAULT_MODEL, load
+from .observer import Observer, Setup
 from .sampling import Draws
 from .sequence import Chunk, Sequence, Stats
 from .text import Prompt, encode, text_stream
@@ -62,6 +63,7 @@ class Engine:
         drafter: what proposes trees; ``NoDrafter`` decodes plainly.
         nodes: node budget of one sequence's tree at one step.
         tokenizer: for text prompts and text output; None for bare token ids.
+        observers: are told what it does, in this order.
 
     Raises:
         ConfigError: the node budget is out of range.
@@ -74,6 +76,7 @@ class Engine:
         *,
         nodes: int = DEFAULT_NODES,
         tokenizer: PreTrainedTokenizerBase | None = None,
+        observers: Many[Observer] = (),
     ) -> None:
         if nodes < 1:
             raise ConfigError(f"node budget is {nodes}: use at least 1, or drafter 'none' for plain decoding")
@@ -82,6 +85,9 @@ class Engine:
         self.drafter.prepare(target)
         self.nodes = Budget(nodes).nodes
         self.tokenizer = tokenizer or getattr(target, "tokenizer", None)
+        self.observers = tuple(observers)
+        for observer in self.observers:
+            observer.begin(Setup(target, self.drafter, self.nodes, "match", self.tokenizer))
 
     def generate(
         self, prompts: Many[Prompt], params: SamplingParams | Many[SamplingParams] | None = None
@@ -164,11 +170,13 @@ class Engine:
             self.drafter.open(sequence)
             first = _verify(sequence.row.logits[None, None], [DraftTree.empty()], [sequence])[0]
             sequence.append(first.tokens, accepted=0)
+            sequence.stats.tokens = 1
+            sequence.stats.seconds.prefill = time.perf_counter() - began
+            for observer in self.observers:
+                observer.opened(sequence)
         except BaseException:
             self.close(sequence)
             raise
-        sequence.stats.tokens = 1
-        sequence.stats.seconds.prefill = time.perf_counter() - began
         return sequence
 
     @torch.inference_mode()
@@ -200,6 +208,8 @@ class Engine:
         for outcome in outcomes:
             _count(outcome)
             outcome.sequence.stats.seconds.draft += learned
+        for observer in self.observers:
+            observer.stepped(outcomes, learned)
         return outcomes
 
     def close(self, sequence: Sequence) -> None:
@@ -208,6 +218,8 @@ class Engine:
             self.target.close(sequence.row)
             self.drafter.close(sequence)
             sequence.row = None
+            for observer in self.observers:
+                observer.closed(sequence)
 
     def _budget(self, sequence: Sequence) -> Budget:
         """A path of depth d gains d + 1 tokens: no node deeper than the room left, less the bonus token."""
@@ -288,8 +300,9 @@ def load_engine(
     nodes: int = DEFAULT_NODES,
     dtype: str | None = None,
     device: str | None = None,
+    observers: Many[Observer] = (),
 ) -> Engine:
-    """An engine from names alone: ``load`` and ``load_drafter`` for the arguments."""
+    """An engine from names alone: ``load``, ``load_drafter`` and ``Engine`` for the arguments."""
     policy = find_policy(method, settings)
     model = load(target, dtype=dtype, device=device)
-    return Engine(model, load_drafter(drafter, model, policy), nodes=nodes)
+    return Engine(model, load_drafter(drafter, model, policy), nodes=nodes, observers=observers)

@@ -6,6 +6,7 @@ DraftreeError
 │   ├── UnknownNameError     no such method, drafter, model or file
 │   ├── ModelFileError       a model file or folder cannot be read
 │   ├── PromptError          the prompt is empty or does not fit the context
+│   ├── TraceError           a trace cannot be read, or cannot be written where it should be
 │   ├── VocabularyError      drafter and target do not share a vocabulary
 │   └── UnsupportedModelError  the model cannot be given draft trees
 └── RunError                 something failed while running (exit code 1)
@@ -37,6 +38,10 @@ class ModelFileError(InputError):
 
 class PromptError(InputError):
     """The prompt is empty or does not fit the model's context."""
+
+
+class TraceError(InputError):
+    """A trace cannot be read, or cannot be written where it should be."""
 
 
 class VocabularyError(InputError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -50,3 +51,7 @@ Seed = Annotated[int | None, _whole("S", "Makes sampled text repeatable.")]
 Stop = Annotated[list[str] | None, typer.Option(help="End before this text; may be repeated.")]
 Dtype = Annotated[str | None, typer.Option(help="float32, float16 or bfloat16.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:N.")]
+TraceFile = Annotated[
+    Path | None, typer.Option("--trace", metavar="FILE", help="Write what every step did to this file (JSON lines).")
+]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite the file of --trace.")]

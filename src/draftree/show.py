@@ -1,13 +1,17 @@
-"""What people see in a terminal: coloured tokens, trees, one line of figures. Formats only; decodes nothing."""
+"""What people see in a terminal: coloured tokens, trees, one line of figures. Formats and prints; decodes nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Sequence as Many
 
+from rich.console import Console
 from rich.text import Text
 from rich.tree import Tree
+from transformers import PreTrainedTokenizerBase
 
 from .draft.base import Outcome
+from .observer import Observer, Setup
 from .sequence import Chunk, Stats
 from .tree import ROOT
 
@@ -54,16 +58,35 @@ def as_json(stats: Stats) -> dict[str, object]:
     }
 
 
-def tree(outcome: Outcome, step: int, gained: list[int], text_of: Callable[[int], str]) -> Tree:
+class Trees(Observer):
+    """Prints every step's draft tree."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._tokenizer: PreTrainedTokenizerBase | None = None
+
+    def begin(self, setup: Setup) -> None:
+        """Learn how tokens are spelt."""
+        self._tokenizer = setup.tokenizer
+
+    def stepped(self, outcomes: Many[Outcome], learned: float) -> None:
+        """Print one tree for each sequence."""
+        for outcome in outcomes:
+            self._console.print(tree(outcome, outcome.sequence.stats.steps, self._text_of))
+
+    def _text_of(self, token: int) -> str:
+        return str(self._tokenizer.decode([token])) if self._tokenizer else str(token)
+
+
+def tree(outcome: Outcome, step: int, text_of: Callable[[int], str]) -> Tree:
     """One step's draft tree: each node's token and path probability, the accepted path in colour.
 
     Args:
         outcome: the step's outcome.
         step: its number.
-        gained: tokens that the step gave.
         text_of: text of a token.
     """
-    drafted, path = outcome.tree, set(outcome.path)
+    drafted, path, gained = outcome.tree, set(outcome.path), outcome.tokens[: outcome.taken]
     root = Tree(
         Text.assemble(
             f"step {step}: {len(drafted)} drafted, {len(path)} accepted, gained ",

@@ -1,0 +1,55 @@
+"""The seam between the engine and whatever watches it: traces, trees in a terminal, an inspector.
+
+An observer sees everything and changes nothing. What it takes of the time is in no sequence's figures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+
+from transformers import PreTrainedTokenizerBase
+
+from .draft.base import Drafter, Outcome
+from .models.base import LanguageModel
+from .sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What an engine was built of.
+
+    Attributes:
+        target: the model whose output is given.
+        drafter: what proposes trees.
+        nodes: node budget of one sequence's tree at one step.
+        verification: how target logits turn into accepted tokens.
+        tokenizer: None for bare token ids.
+    """
+
+    target: LanguageModel
+    drafter: Drafter
+    nodes: int
+    verification: str
+    tokenizer: PreTrainedTokenizerBase | None
+
+
+class Observer:
+    """Is told what an engine does; overrides what it wants to hear of."""
+
+    def begin(self, setup: Setup) -> None:
+        """An engine has been built with this observer."""
+
+    def opened(self, sequence: Sequence) -> None:
+        """A sequence has been prefilled and has its first token."""
+
+    def stepped(self, outcomes: Many[Outcome], learned: float) -> None:
+        """A step is over; each ``sequence.ids`` already ends with the tokens taken.
+
+        Args:
+            outcomes: one for each sequence of the step.
+            learned: seconds that the drafter took to learn of them, beyond ``Outcome.step``.
+        """
+
+    def closed(self, sequence: Sequence) -> None:
+        """A sequence is freed, even if its prefill failed; ``finish_reason`` is None when it was left early."""

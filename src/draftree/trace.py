@@ -1,0 +1,301 @@
+"""Traces: a file with one line for every step of every sequence (``docs/traces.md``), its writer and its reader.
+
+The writer is an observer and never disturbs decoding: what it cannot write costs one warning and the rest of the trace.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Sequence as Many
+from dataclasses import fields, is_dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+import torch
+
+from .draft.base import Outcome
+from .errors import ConfigError, TraceError
+from .observer import Observer, Setup
+from .records import (
+    FORMAT,
+    VERSION,
+    EndRecord,
+    Record,
+    RunRecord,
+    SequenceRecord,
+    StepRecord,
+    StepSeconds,
+    decode,
+    encode,
+    name_of,
+    plain,
+)
+from .sequence import Sequence
+
+
+class Trace(Observer):
+    """Writes what an engine does to a file: ``Engine(..., observers=[trace])``.
+
+    The file is made when the first sequence has been opened, and every step is flushed, so that an interrupted run
+    leaves whole lines. When writing fails (a full disk), tracing stops with one warning and decoding goes on.
+
+    Args:
+        path: the file; a pipe or a device will do.
+        force: overwrite a file that exists.
+        labels: what the caller calls things, kept in the first line.
+        warn: takes the warning; ``warnings.warn`` by default.
+
+    Raises:
+        TraceError: the file exists, or cannot be written; found at once.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        force: bool = False,
+        labels: Mapping[str, str] | None = None,
+        warn: Callable[[str], None] | None = None,
+    ) -> None:
+        self.path = Path(path)
+        self._force = force
+        self._labels = dict(labels or {})
+        self._warn = warn or _warn
+        self._file: IO[bytes] | None = None
+        self._run: RunRecord | None = None
+        self._numbers: dict[Sequence, int] = {}
+        self._opened = 0
+        self._stopped = False
+        _check_writable(self.path, force)
+
+    def __enter__(self) -> Trace:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the trace; what the engine does from now on is not traced."""
+        self._stop(None)
+
+    def begin(self, setup: Setup) -> None:
+        """Describe the run.
+
+        Raises:
+            ConfigError: the trace is another engine's already.
+        """
+        if self._run is not None:
+            raise ConfigError(f"trace '{self.path}' belongs to another engine: make a Trace for each")
+        can = setup.target.capabilities
+        self._run = RunRecord(
+            draftree=version("draftree"),
+            torch=torch.__version__,
+            date=datetime.now(UTC).isoformat(timespec="seconds"),
+            threads=torch.get_num_threads(),
+            target={
+                "name": can.name,
+                "architecture": can.architecture,
+                "parameters": can.parameters,
+                "dtype": str(can.dtype).removeprefix("torch."),
+                "device": str(can.device),
+                "attention": can.attention,
+                "max_length": can.max_length,
+                "vocab_size": can.vocab_size,
+                "eos_ids": sorted(can.eos_ids),
+            },
+            drafter=_describe(setup.drafter),
+            nodes=setup.nodes,
+            verification=setup.verification,
+            labels=self._labels,
+        )
+
+    def opened(self, sequence: Sequence) -> None:
+        """Write where a sequence begins."""
+        if self._stopped:
+            return
+        number = self._numbers[sequence] = self._opened
+        self._opened += 1
+        run = [self._run] if number == 0 and self._run is not None else []
+        self._write([*run, _begun(sequence, number)])
+
+    def stepped(self, outcomes: Many[Outcome], learned: float) -> None:
+        """Write one line for each sequence."""
+        if not self._stopped:
+            ours = [o for o in outcomes if o.sequence in self._numbers]
+            self._write(_step(outcome, self._numbers[outcome.sequence], learned) for outcome in ours)
+
+    def closed(self, sequence: Sequence) -> None:
+        """Write how a sequence ended."""
+        number = self._numbers.pop(sequence, None)
+        if number is not None and not self._stopped:
+            self._write([EndRecord(sequence=number, finish_reason=sequence.finish_reason, stats=sequence.stats)])
+
+    def _write(self, records: Iterable[Record]) -> None:
+        lines = b"".join(map(encode, records))
+        try:
+            if self._file is None:
+                new = not self._force and (self.path.is_file() or not self.path.exists())
+                self._file = self.path.open("xb" if new else "wb")
+            self._file.write(lines)
+            self._file.flush()
+        except OSError as error:
+            self._stop(error)
+
+    def _stop(self, error: OSError | None) -> None:
+        if self._stopped:
+            return
+        self._stopped = True
+        try:
+            if self._file is not None:
+                self._file.close()  # after a failed write it tries again what it still holds, and fails again
+        except OSError as late:
+            error = error or late
+        if error is not None:
+            self._warn(f"cannot write trace '{self.path}' any further ({error.strerror or error}): decoding goes on")
+
+
+def read_trace(path: str | Path) -> Iterator[Record]:
+    """Read a trace, line by line.
+
+    The last line may be torn, where the writer was interrupted: it is left out with one warning.
+
+    Yields:
+        first a RunRecord; then, for each sequence, a SequenceRecord, its StepRecords and, unless it was interrupted, an
+        EndRecord. The lines of sequences that ran together alternate.
+
+    Raises:
+        TraceError: at the first record: no such file, no trace, or one of a newer version; later: a corrupt line.
+    """
+    path = Path(path)
+    lengths: dict[int, int] = {}
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise TraceError(f"cannot read trace '{path}': {error.strerror}: name a file that --trace wrote") from None
+    with file:
+        yield _read_run(path, file.readline())
+        for number, line in enumerate(file, start=2):
+            try:
+                parsed = json.loads(line)
+            except ValueError:
+                if line.endswith(b"\n"):
+                    raise _corrupt(path, number, "not JSON") from None
+                warnings.warn(f"{path}, line {number}: torn, as the writer was interrupted: left out", stacklevel=2)
+                return
+            try:
+                record = decode(parsed)
+                _follow(record, lengths)
+            except (ValueError, AttributeError) as error:
+                raise _corrupt(path, number, str(error)) from None
+            yield record
+
+
+def _read_run(path: Path, line: bytes) -> Record:
+    try:
+        parsed = json.loads(line)
+        if (parsed["kind"], parsed["format"]) != ("run", FORMAT) or not isinstance(parsed["version"], int):
+            raise ValueError
+    except (ValueError, KeyError, TypeError):
+        raise TraceError(f"'{path}' is not a draftree trace: name a file that --trace wrote") from None
+    if parsed["version"] > VERSION:
+        raise TraceError(
+            f"'{path}' is a trace of version {parsed['version']} and we read up to {VERSION}: upgrade draftree"
+        )
+    try:
+        return decode(parsed)
+    except ValueError as error:
+        raise _corrupt(path, 1, str(error)) from None
+
+
+def _follow(record: Record, lengths: dict[int, int]) -> None:
+    """Check that a record follows those before it; ``lengths`` has the tokens of every sequence that runs."""
+    if isinstance(record, RunRecord):
+        raise ValueError("a second run: a trace has one")
+    if isinstance(record, SequenceRecord):
+        lengths[record.sequence] = record.prompt_length + 1
+        return
+    if record.sequence not in lengths:
+        raise ValueError(f"sequence {record.sequence} is not running")
+    if isinstance(record, EndRecord):
+        del lengths[record.sequence]
+        return
+    if record.length != lengths[record.sequence]:
+        raise ValueError(f"length {record.length} after {lengths[record.sequence]} tokens")
+    lengths[record.sequence] += record.taken
+
+
+def _corrupt(path: Path, number: int, why: str) -> TraceError:
+    return TraceError(
+        f"'{path}', line {number} is corrupt ({why}): trace the run again, or cut the file before that line"
+    )
+
+
+def _check_writable(path: Path, force: bool) -> None:
+    try:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            return  # a pipe or a device: opening it may wait for its reader
+        if path.is_file() and not force:
+            raise TraceError(f"trace '{path}' exists: name another file, or overwrite it with --force (force=True)")
+        new = not path.exists()
+        with path.open("ab"):
+            pass
+        if new:
+            path.resolve().unlink()
+    except (OSError, ValueError) as error:
+        if isinstance(error, TraceError):
+            raise
+        why = getattr(error, "strerror", None) or error
+        raise TraceError(f"cannot write trace '{path}': {why}: name a file in a folder that you may write to") from None
+
+
+def _begun(sequence: Sequence, number: int) -> SequenceRecord:
+    return SequenceRecord(
+        sequence=number,
+        prompt_length=sequence.prompt_length,
+        prompt=tuple(sequence.ids[: sequence.prompt_length]),
+        seed=sequence.seed,
+        limit=sequence.limit,
+        params=plain(sequence.params),
+        first=sequence.ids[sequence.prompt_length],
+        prefill=sequence.stats.seconds.prefill,
+    )
+
+
+def _step(outcome: Outcome, number: int, learned: float) -> StepRecord:
+    sequence, cost = outcome.sequence, outcome.step
+    length = len(sequence.ids) - outcome.taken
+    return StepRecord(
+        sequence=number,
+        step=sequence.stats.steps,
+        length=length,
+        root=sequence.ids[length - 1],
+        tree=outcome.tree,
+        expected=outcome.tree.expected_acceptance_length,
+        path=tuple(outcome.path),
+        tokens=tuple(outcome.tokens),
+        taken=outcome.taken,
+        batch=cost.batch,
+        draft_passes=cost.draft_passes,
+        seconds=StepSeconds(cost.draft, cost.verify, cost.other, learned),
+    )
+
+
+def _describe(thing: object) -> dict[str, Any]:
+    """Class and settings of a drafter or policy; models by their names."""
+    settings: dict[str, Any] = {"class": name_of(thing)}
+    if is_dataclass(thing):
+        for f in fields(thing):
+            value = getattr(thing, f.name)
+            if f.repr and f.name != "passes":
+                can = getattr(value, "capabilities", None)
+                settings[f.name] = can.name if can else _describe(value) if is_dataclass(value) else plain(value)
+    return settings
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, RuntimeWarning, stacklevel=2)

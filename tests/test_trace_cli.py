@@ -1,0 +1,88 @@
+"""``--trace`` and ``--force``: what is traced, and what is refused before any work."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+
+from draftree.cli import run
+from draftree.records import EndRecord, RunRecord, SequenceRecord, StepRecord
+from draftree.trace import read_trace
+
+from .tiny import save_tiny
+
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_tiny(tmp_path_factory.mktemp("models") / "tiny"))
+
+
+def _generate(model: str, trace: Path | str, *more: str) -> int:
+    return run(["generate", "the cat", "--target", model, "--max-tokens", "8", "--trace", str(trace), *more])
+
+
+def test_generate_traces_what_it_prints(model: str, tmp_path: Path, capsys: Captured) -> None:
+    assert _generate(model, tmp_path / "t.jsonl", "--json", "--compare", "--method", "chain", "--drafter", "self") == 0
+    report = json.loads(capsys.readouterr().out)
+    records = list(read_trace(tmp_path / "t.jsonl"))
+    begun = [r for r in records if isinstance(r, SequenceRecord)]
+    assert len(begun) == 1, "plain decoding is not what --trace was asked for"
+    gained = [t for r in records if isinstance(r, StepRecord) for t in r.tokens[: r.taken]]
+    assert [begun[0].first, *gained] == report["token_ids"]
+    assert isinstance(records[0], RunRecord)
+    assert records[0].labels == {"drafter": "self", "method": "chain"}
+
+
+def test_chat_traces_each_answer(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("the cat\nthe hat"))
+    assert run(["chat", "--target", model, "--max-tokens", "6", "--trace", str(tmp_path / "t.jsonl")]) == 0
+    assert sum(isinstance(r, EndRecord) for r in read_trace(tmp_path / "t.jsonl")) == 2
+
+
+def test_an_existing_file_is_refused_in_one_line_and_force_overwrites_it(
+    model: str, tmp_path: Path, capsys: Captured
+) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text("precious")
+    assert _generate("./no-model-is-looked-for", path) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert len(printed.err.splitlines()) == 1
+    assert str(path) in printed.err
+    assert "--force" in printed.err
+    assert path.read_text() == "precious"
+    assert _generate("./nowhere", path, "--force") == 2
+    assert path.read_text() == "precious", "nothing has been decoded yet"
+    assert _generate(model, path, "--force") == 0
+    assert isinstance(next(read_trace(path)), RunRecord)
+
+
+@pytest.mark.parametrize("where", ["nowhere/t.jsonl", ".", "a-file/t.jsonl"])
+def test_a_path_that_cannot_be_written_is_refused_before_any_work(where: str, tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "a-file").touch()
+    assert _generate("./no-model-is-looked-for", tmp_path / where) == 2
+    printed = capsys.readouterr()
+    assert len(printed.err.splitlines()) == 1
+    assert "cannot write trace" in printed.err
+
+
+def test_force_without_a_trace_is_refused(model: str, capsys: Captured) -> None:
+    assert run(["generate", "the cat", "--target", model, "--force"]) == 2
+    assert "--trace FILE" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, which Linux has")
+def test_a_full_device_costs_one_line_on_the_command_line(model: str, capsys: Captured) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert _generate(model, "/dev/full") == 0
+    printed = capsys.readouterr()
+    assert printed.out.strip()
+    assert sum("decoding goes on" in line for line in printed.err.splitlines()) == 1
