@@ -80,7 +80,7 @@ class _Plan:
     @property
     def least(self) -> float:
         """Expected tokens below which no node can be worth its share; plateaus make some cheaper than the average."""
-        return 0.25 * self.rate * max(0.0, float(self.verify[-1] - self.verify[0])) / max(1, len(self.verify) - 1)
+        return 0.1 * self.rate * max(0.0, float(self.verify[-1] - self.verify[0])) / max(1, len(self.verify) - 1)
 
 
 @dataclass(slots=True)
@@ -215,7 +215,7 @@ class AutoTree(GrowthPolicy):
         worth = 1.0 + self.trust * gains.cumsum(1)
         net = worth.sum(0) - plan.rate * plan.verify
         plan.chosen = min(int(net.argmax()), max(map(len, orders)))
-        plan.pools, plan.tags, plan.layers = pools, tags, max(p.depth for p in pools)
+        plan.pools, plan.tags, plan.layers = pools, tags, max(1, *(p.depth for p in pools))
         plan.gain = worth[:, plan.chosen].tolist()
         self.report.compare(worth.mean(0), plan.verify + plan.layers * plan.layer)
         keeps: list[Tensor | None] = []
@@ -233,14 +233,14 @@ class AutoTree(GrowthPolicy):
         for pool, outcome in zip(plan.pools, outcomes, strict=False):
             self._learn(pool, outcome.tokens[: outcome.taken], self._records[outcome.sequence])
         if plan.layers:
-            layers = [0.0] * plan.layers
+            known = self._layer_gains
+            layers = [0.0] * max(plan.layers, len(known))
             for pool, tag in zip(plan.pools, plan.tags, strict=True):
                 for d, a in zip(pool.depths.tolist(), tag.tolist(), strict=True):
                     layers[d - 1] += a / len(plan.pools)
-            known = self._layer_gains
             self._layer_gains = [
                 _MEMORY * known[d] + (1 - _MEMORY) * new if d < len(known) else new for d, new in enumerate(layers)
-            ] + known[len(layers) :]
+            ]
         seconds = float(plan.verify[plan.chosen]) + plan.layers * plan.layer
         plain = len(outcomes) / float(plan.verify[0])
         taken = sum(o.taken for o in outcomes)

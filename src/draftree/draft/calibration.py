@@ -19,6 +19,8 @@ _DEPTHS = 4
 """Depths 1, 2, ...; the last stands for all deeper ones."""
 _PRIOR = 4.0
 """Trials that the draft's own probability counts for."""
+_CALM = 4.0
+"""Hits as expected that each sequence's own record begins with."""
 _MEMORY = 0.998
 """Share of the counts that each new proposal leaves: old texts fade."""
 _NEAR = 0.95
@@ -40,7 +42,7 @@ class Record:
     @property
     def odds(self) -> float:
         """Factor on the odds of each candidate of this sequence."""
-        return min(4.0, max(0.1, (self.hits + 2.0) / (self.expected + 2.0)))
+        return min(4.0, max(0.1, (self.hits + _CALM) / (self.expected + _CALM)))
 
 
 @dataclass(slots=True)

@@ -1,0 +1,227 @@
+"""``auto`` on synthetic costs whose best tree is known, and what it learns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from random import Random
+
+import pytest
+import torch
+
+from draftree.config import Budget
+from draftree.draft.auto import AutoTree
+from draftree.draft.base import Outcome, StepCost
+from draftree.draft.calibration import Calibration, Record, with_odds
+from draftree.draft.grow import grow
+from draftree.draft.model import ModelDrafter
+from draftree.engine import Engine
+from draftree.errors import ConfigError
+from draftree.models.profile import Identity, Point, Profile
+from draftree.sequence import Sequence
+
+from ..toy import Path, ScriptedScorer, ToyModel
+
+ME = Identity("toy", "ToyModel", 1, "float32", "none", "cpu", 1, "t", "t")
+NODES = 24
+
+
+def costs(seconds: Callable[[int], float]) -> Profile:
+    sizes = tuple(range(1, NODES + 2))
+    return Profile(ME, (Point(1, 64, sizes, tuple(seconds(n) for n in sizes)),))
+
+
+class Fake(Sequence):
+    """A sequence with nothing but its tokens."""
+
+    def __init__(self) -> None:
+        self.ids = [0] * 64
+        self.prompt_length = 64
+
+
+def decode(policy: AutoTree, steps: int, says: float, true: float, seed: int = 0, batch: int = 1) -> list[int]:
+    """How many nodes each step verifies, when the drafter says ``says`` of each token of a chain and ``true`` holds."""
+    rng, sequences = Random(seed), [Fake() for _ in range(batch)]
+    chosen = []
+    script = lambda row, path: ([len(path) + 1], [math.log(says)], 1.0)  # noqa: E731
+    for _ in range(steps):
+        budgets = policy.plan(sequences, [Budget(NODES)] * batch)
+        trees = [g.tree for g in grow(ScriptedScorer(script), policy, budgets)]
+        outcomes = []
+        for sequence, tree in zip(sequences, trees, strict=True):
+            luck = 0
+            while rng.random() < true:
+                luck += 1
+            path = list(range(min(luck, len(tree))))
+            tokens = [n + 1 for n in path] + [luck + 1 if len(tree) <= luck else -1]
+            if luck > len(tree):
+                tokens[-1] = len(path) + 1  # the target says what the drafter would have said next
+            outcomes.append(Outcome(sequence, tree, path, tokens, len(tokens), StepCost(batch, 1e-6, 1.0, 0.0, 0)))
+        policy.observe(outcomes)
+        chosen.append(max(map(len, trees)))
+    return chosen
+
+
+def best(seconds: Callable[[int], float], true: float) -> int:
+    """The length of chain with the highest rate, when each token is accepted with probability ``true``."""
+    return max(range(NODES), key=lambda n: sum(true**d for d in range(n + 1)) / seconds(n + 1))
+
+
+CURVES: dict[str, Callable[[int], float]] = {
+    "flat": lambda n: 1.0,
+    "linear": lambda n: 1.0 * n,
+    "affine": lambda n: 1.0 + 0.1 * n,
+    "steep": lambda n: 0.3 + 0.4 * n,
+    "stepped": lambda n: 1.0 + 0.6 * ((n - 1) // 8),
+    "uneven": lambda n: {1: 1.0, 2: 1.6, 3: 1.7, 4: 1.5}.get(n, 1.4 if n <= 8 else 1.5 + 0.05 * n),
+}
+
+
+@pytest.mark.parametrize("curve", CURVES)
+@pytest.mark.parametrize("true", [0.3, 0.8])
+def test_the_best_length_is_found(curve: str, true: float) -> None:
+    seconds = CURVES[curve]
+    policy = AutoTree(depth=NODES, target=costs(seconds))
+    rate = lambda n: sum(true**d for d in range(n + 1)) / seconds(n + 1)  # noqa: E731
+    late = decode(policy, 240, says=true, true=true)[120:]
+    got = sum(rate(n) * seconds(n + 1) for n in late) / sum(seconds(n + 1) for n in late)
+    assert got >= 0.97 * rate(best(seconds, true)), f"{late[-20:]} where {best(seconds, true)} is best"
+
+
+def test_on_a_flat_curve_all_that_may_be_accepted_is_verified() -> None:
+    assert decode(AutoTree(depth=NODES, target=costs(CURVES["flat"])), 50, 0.9, 0.9)[-1] >= 16
+
+
+@pytest.mark.parametrize("true", [0.2, 0.5, 0.9, 0.99])
+def test_where_each_token_costs_as_much_as_a_pass_nothing_is_verified(true: float) -> None:
+    assert set(decode(AutoTree(target=costs(CURVES["linear"])), 200, true, true)[20:]) == {0}
+
+
+def test_on_a_stepped_curve_trees_end_at_an_edge() -> None:
+    late = decode(AutoTree(depth=NODES, target=costs(CURVES["stepped"])), 300, 0.8, 0.8)[100:]
+    assert all(n % 8 == 7 for n in late)
+
+
+def test_an_overconfident_drafter_is_found_out() -> None:
+    seconds = CURVES["affine"]
+    chosen = decode(AutoTree(target=costs(seconds)), 300, says=0.9, true=0.3)
+    assert chosen[0] >= best(seconds, 0.9) - 2
+    assert sum(chosen[200:]) / 100 <= best(seconds, 0.3) + 2
+
+
+def test_a_modest_drafter_is_found_out() -> None:
+    seconds = CURVES["affine"]
+    chosen = decode(AutoTree(target=costs(seconds), depth=NODES), 300, says=0.3, true=0.9)
+    assert sum(chosen[200:]) / 100 >= 0.7 * best(seconds, 0.9)
+
+
+def test_the_prediction_drifts_less_than_5_percent() -> None:
+    policy = AutoTree(target=costs(CURVES["affine"]))
+    decode(policy, 200, says=0.9, true=0.6)
+    policy.report.__init__()  # type: ignore[misc]
+    decode(policy, 400, says=0.9, true=0.6, seed=1)
+    assert abs(policy.report.drift) < 0.05
+
+
+def test_sequences_of_a_batch_share_the_size_of_the_pass() -> None:
+    policy = AutoTree(target=costs(CURVES["stepped"]), depth=NODES)
+    chosen = decode(policy, 200, 0.9, 0.9, batch=3)
+    assert all((3 * (n + 1)) % 8 in (0, 7, 6) or n == 0 for n in chosen[100:])  # the largest that fits an edge
+
+
+class TestWithADraftingModel:
+    def policy(self, layer: float) -> AutoTree:
+        return AutoTree(target=costs(lambda n: 1.0 + 0.02 * n), drafter=costs(lambda n: layer))
+
+    def test_a_cheap_one_drafts(self) -> None:
+        assert decode(self.policy(0.05), 200, 0.9, 0.9)[-1] >= 4
+
+    def test_one_that_can_never_pay_is_never_asked(self) -> None:
+        policy = self.policy(1.1)
+        assert set(decode(policy, 100, 0.99, 0.99)) == {0}
+        assert policy.plan([Fake()], [Budget(NODES)])[0].nodes == 0
+
+    def test_one_that_is_mostly_wrong_is_asked_less_and_less(self) -> None:
+        policy, asked = self.policy(0.3), 0
+        for step in range(300):
+            sequence = Fake()
+            budgets = policy.plan([sequence], [Budget(NODES)])
+            asked += bool(budgets[0].nodes) and step >= 100
+            script = lambda row, path: ([7], [math.log(0.9)], 1.0)  # noqa: E731
+            tree = grow(ScriptedScorer(script), policy, budgets)[0].tree
+            policy.observe([Outcome(sequence, tree, [], [1], 1, StepCost(1, 0.3, 1.0, 0.0, 1))])
+        assert 0 < asked <= 30
+
+    def test_the_prompt_is_not_even_fed_to_one_that_cannot_pay(self) -> None:
+        target, model = ToyModel(), ToyModel()
+        flat = costs(lambda n: 1.0)
+        engine = Engine(target, ModelDrafter(AutoTree(target=flat, drafter=costs(lambda n: 2.0)), model, 5))
+        engine.generate([[1, 2, 3]])
+        assert model.open([1]).slot == 0
+        assert not model._nodes[model._rows[0]]
+        assert engine.drafter.passes == 0
+
+
+def test_a_policy_without_costs_says_how_to_get_them() -> None:
+    with pytest.raises(ConfigError, match="give its drafter to an Engine"):
+        AutoTree().plan([Fake()], [Budget(3)])
+
+
+def test_bounds_below_1_are_refused() -> None:
+    with pytest.raises(ConfigError, match="width is 0"):
+        AutoTree(width=0)
+    with pytest.raises(ConfigError, match="depth is 0"):
+        AutoTree(depth=0)
+
+
+def test_calibration_starts_at_the_drafts_own_probabilities_and_ends_at_the_truth() -> None:
+    calibration, record, rng = Calibration(), Record(), Random(1)
+    p = torch.tensor([0.55, 0.05])
+    assert calibration.acceptance(p, 1).tolist() == pytest.approx([0.55, 0.05])
+    for _ in range(3000):
+        calibration.fade(record)
+        calibration.learn(1, [0.55], 0 if rng.random() < 0.2 else None, record)
+    assert float(calibration.acceptance(p, 1)[0]) == pytest.approx(0.2, abs=0.05)
+    assert float(calibration.acceptance(p, 1)[1]) == pytest.approx(0.05)  # another bin
+    assert float(calibration.acceptance(p, 2)[0]) == pytest.approx(0.55)  # another depth
+
+
+def test_a_sequence_with_bad_luck_has_worse_odds() -> None:
+    calibration, lucky, unlucky = Calibration(), Record(), Record()
+    for _ in range(40):
+        calibration.learn(1, [0.5], 0, lucky)
+        calibration.learn(1, [0.5], None, unlucky)
+    assert unlucky.odds < 0.7 < 1.3 < lucky.odds
+
+
+def test_odds_multiply_odds() -> None:
+    p = torch.tensor([0.0, 0.2, 0.5, 1.0])
+    odds = with_odds(p, torch.tensor(3.0))
+    assert odds.tolist() == pytest.approx([0.0, 3 / 7, 0.75, 1.0])
+
+
+def test_the_report_says_what_was_predicted_measured_and_rejected() -> None:
+    policy = AutoTree(target=costs(CURVES["stepped"]))
+    assert "not decoded anything" in policy.report.text()
+    decode(policy, 50, 0.8, 0.8)
+    text = policy.report.text()
+    for words in ("auto, 50 steps: MAL predicted", "measured", "drift", "drafting", "verifying", "7 nodes", "(best)"):
+        assert words in text
+
+
+def test_choosing_never_breaks_a_tree() -> None:
+    def script(row: int, path: Path) -> tuple[list[int], list[float], float]:
+        rng = Random(f"{row} {path}")
+        law = sorted((rng.random() for _ in range(4)), reverse=True)
+        return [rng.randrange(1000) for _ in law], [math.log(x / sum(law)) for x in law], 1.0
+
+    policy = AutoTree(target=costs(CURVES["affine"]))
+    for seed in range(30):
+        sequences = [Fake(), Fake()]
+        budgets = policy.plan(sequences, [Budget(9), Budget(5, 2)])
+        trees = [g.tree for g in grow(ScriptedScorer(script), policy, budgets)]
+        assert len(trees[0]) <= 9 and len(trees[1]) <= 5 and trees[1].depth <= 2
+        outcomes = [
+            Outcome(s, t, [], [seed], 1, StepCost(2, 0.0, 1.0, 0.0, 0)) for s, t in zip(sequences, trees, strict=True)
+        ]
+        policy.observe(outcomes)
