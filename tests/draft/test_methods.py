@@ -74,7 +74,8 @@ def test_a_method_like_no_other_is_answered_with_all_names() -> None:
 @pytest.mark.parametrize("name", METHODS)
 def test_an_unknown_setting_is_answered_with_those_there_are(name: str) -> None:
     with pytest.raises(
-        ConfigError, match=f"method {name} has no setting 'breadth': it has {', '.join(METHODS[name].settings)}"
+        ConfigError,
+        match=f"method {name} has no setting 'breadth': it has {', '.join(METHODS[name].settings) or 'none'}",
     ):
         find_policy(name, {"breadth": 3})
 

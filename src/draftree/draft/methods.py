@@ -7,9 +7,11 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from ..config import MAX_NODES
 from ..errors import ConfigError, UnknownNameError
 from .entropy import BranchingSteps, EntropyStop, EntropyTree, StaticTree
 from .policy import GrowthPolicy
+from .static import EAGLE, RankTree
 
 
 def chain(depth: int = 4) -> GrowthPolicy:
@@ -30,6 +32,16 @@ def naive_width(stop: float = 1.0, width: int = 4) -> GrowthPolicy:
 def static(width: int = 2, depth: int = 4) -> GrowthPolicy:
     """full tree: WIDTH children each, DEPTH levels"""
     return StaticTree(width=width, depth=depth)
+
+
+def binary() -> GrowthPolicy:
+    """full tree of 2 children each, as deep as the node budget goes (OPT-Tree's baseline)"""
+    return StaticTree(width=2, depth=MAX_NODES)
+
+
+def eagle() -> GrowthPolicy:
+    """EAGLE's fixed tree of 25 nodes"""
+    return RankTree(EAGLE)
 
 
 def dynamic_width(
@@ -81,7 +93,9 @@ class Method:
         values = {}
         for key, value in (settings or {}).items():
             if key not in self.settings:
-                raise ConfigError(f"method {self.name} has no setting {key!r}: it has {', '.join(self.settings)}")
+                raise ConfigError(
+                    f"method {self.name} has no setting {key!r}: it has {', '.join(self.settings) or 'none'}"
+                )
             kind = type(self.settings[key])
             try:
                 values[key] = kind(value)
@@ -100,6 +114,8 @@ METHODS = {
         Method("early-stop", early_stop),
         Method("naive-width", naive_width),
         Method("static", static),
+        Method("binary", binary),
+        Method("eagle", eagle),
         Method("dynamic-width", dynamic_width),
         Method("dynamic-width-depth", dynamic_width_depth),
     )

@@ -123,6 +123,13 @@ class GrowthPolicy(ABC):
         """Which nodes of each drafted pool are verified: [N] bool, closed under parents; None: all of them."""
         return [None for _ in pools]
 
+    def check(self, target: str, drafter: str) -> None:  # noqa: B027
+        """Make sure that it can draft for these models, given by name.
+
+        Raises:
+            ConfigError: it was made for others.
+        """
+
     def observe(self, outcomes: Many[Outcome]) -> None:  # noqa: B027
         """What became of the trees of the last proposal, and what they cost."""
 
