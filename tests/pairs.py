@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -13,6 +14,9 @@ from draftree.draft.lookup import LookupDrafter
 from draftree.draft.methods import METHODS
 from draftree.draft.model import ModelDrafter
 from draftree.draft.policy import GrowthPolicy
+from draftree.draft.sequoia import expected_acceptance_length
+from draftree.draft.static import Pair, RankTree
+from draftree.draft.tree_file import Counts, TreeFile
 from draftree.models.hf import HFModel
 
 from .tiny import VOCAB, tiny
@@ -51,9 +55,22 @@ def drafter(name: str, model: HFModel, policy: GrowthPolicy, kind: str = "llama"
     return ModelDrafter(policy, HFModel(weights, self_test=False), VOCAB)
 
 
-def policies() -> list[tuple[str, GrowthPolicy]]:
-    """Every method with its defaults."""
-    return [(m.name, m.policy()) for m in METHODS.values()]
+TREE = ((0,), (0, 0), (1,), (0, 0, 0), (0, 1), (2,), (1, 0), (3,))
+"""A tree that a calibration could have found."""
+
+
+def policy(method: str) -> GrowthPolicy:
+    """A method with its defaults, and ``TREE`` for the one that reads a file."""
+    made = METHODS[method]
+    return made.policy() if made.complete else RankTree(TREE)
+
+
+def save_tree(path: Path, target: str, drafter: str) -> Path:
+    """Save ``TREE`` as a file for these models."""
+    counts = Counts((10, 6, 3), ((5, 2, 1, 1), (3, 1, 0, 0), (2, 0, 0, 0)))
+    length = expected_acceptance_length(counts.acceptance, TREE)
+    TreeFile(Pair(target, drafter), 0.0, 4, counts, length, TREE).save(path)
+    return path
 
 
 def generated(model: PreTrainedModel, prompt: Sequence[int], tokens: int, **options: object) -> list[int]:

@@ -1,4 +1,4 @@
-"""The command line: ``draftree generate | chat | info | methods``.
+"""The command line: ``draftree generate | chat | info | methods | calibrate``.
 
 Text goes to standard output, figures and complaints to standard error. Bad input is one line and exit code 2; a failure
 while running, or Ctrl-C, is one line and exit code 1.
@@ -41,9 +41,11 @@ from .options import (
     Temperature,
     TopK,
     TopP,
+    TreeFile,
 )
 from .sequence import Chunk, Sequence
 from .text import Prompt, user
+from .train.command import calibrate
 
 app = typer.Typer(
     name="draftree",
@@ -65,6 +67,7 @@ def generate(
     drafter: Drafter = "lookup",
     method: MethodName = DEFAULT_METHOD,
     settings: Settings = None,
+    tree: TreeFile = None,
     nodes: Nodes = DEFAULT_NODES,
     max_tokens: MaxTokens = None,
     temperature: Temperature = 0.0,
@@ -87,7 +90,7 @@ def generate(
         raise ConfigError("--json and --show-trees exclude each other: choose one")
     params = _params(max_tokens, temperature, top_k, top_p, min_p, seed, stop)
     text = _read(prompt)
-    engine = _engine(target, drafter, method, settings, nodes, dtype, device)
+    engine = _engine(target, drafter, method, _with_tree(settings, tree), nodes, dtype, device)
     asked: Prompt = text if raw else user(text)
     sequence = engine.open(asked, params)
     interrupted = _run(engine, sequence, silent=as_json, trees=show_trees)
@@ -118,6 +121,7 @@ def chat(
     drafter: Drafter = "lookup",
     method: MethodName = DEFAULT_METHOD,
     settings: Settings = None,
+    tree: TreeFile = None,
     nodes: Nodes = DEFAULT_NODES,
     max_tokens: MaxTokens = None,
     temperature: Temperature = 0.0,
@@ -130,7 +134,7 @@ def chat(
 ) -> None:
     """Talk to the target: /reset forgets the conversation, /exit or Ctrl-D ends it, Ctrl-C ends an answer."""
     params = _params(max_tokens, temperature, top_k, top_p, min_p, seed, None)
-    engine = _engine(target, drafter, method, settings, nodes, dtype, device)
+    engine = _engine(target, drafter, method, _with_tree(settings, tree), nodes, dtype, device)
     messages: list[dict[str, str]] = []
     err.print("/reset forgets the conversation, /exit ends it", style="dim")
     while True:
@@ -191,12 +195,15 @@ def info(
 def methods() -> None:
     """List the ways to shape draft trees, and the drafters."""
     for method in METHODS.values():
-        settings = " ".join(f"{key}={value}" for key, value in method.settings.items())
+        settings = " ".join(f"{key}={'FILE' if value == '' else value}" for key, value in method.settings.items())
         out.print(f"{method.name:20} {method.summary} [{settings}]", markup=False)
     out.print("\ndrafters:")
     for name, summary in DRAFTERS.items():
         out.print(f"{name:20} {summary}")
     out.print(f"{'MODEL':20} any model with the target's vocabulary")
+
+
+app.command()(calibrate)
 
 
 def _params(
@@ -228,6 +235,11 @@ def _read(prompt: str) -> str:
     if not text.strip():
         raise PromptError("the prompt is empty: give it at least one character")
     return text
+
+
+def _with_tree(settings: list[str] | None, tree: str | None) -> list[str]:
+    """``--tree FILE`` is the setting "tree"."""
+    return [*(settings or ()), *([] if tree is None else [f"tree={tree}"])]
 
 
 def _engine(

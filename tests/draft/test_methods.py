@@ -12,10 +12,12 @@ from draftree.errors import ConfigError, UnknownNameError
 
 from ..toy import ScriptedScorer, trees_of
 
-SETTINGS = [(m.name, key) for m in METHODS.values() for key in m.settings]
+NUMBERS = [
+    (m.name, key, value) for m in METHODS.values() for key, value in m.settings.items() if not isinstance(value, str)
+]
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", [m.name for m in METHODS.values() if m.complete])
 def test_every_method_drafts_with_its_defaults(name: str) -> None:
     policy = find_policy(name)
     tree = trees_of(ScriptedScorer(lambda row, path: (range(7), [-0.5] * 7, 0.5)), policy, [Budget(12)])[0]
@@ -42,15 +44,25 @@ def test_every_method_says_in_one_line_what_it_does(name: str) -> None:
     assert METHODS[name].summary and "\n" not in METHODS[name].summary
 
 
-@pytest.mark.parametrize(("name", "key"), SETTINGS)
-def test_every_setting_is_read_from_text(name: str, key: str) -> None:
-    other = METHODS[name].settings[key] + 1
-    assert find_policy(name, {key: str(other)}) == find_policy(name, {key: other})
+@pytest.mark.parametrize(("name", "key", "default"), NUMBERS)
+def test_every_number_is_read_from_text(name: str, key: str, default: float) -> None:
+    assert find_policy(name, {key: str(default + 1)}) == find_policy(name, {key: default + 1})
 
 
-@pytest.mark.parametrize(("name", "key"), SETTINGS)
-def test_every_setting_changes_the_policy(name: str, key: str) -> None:
-    assert find_policy(name, {key: METHODS[name].settings[key] + 1}) != find_policy(name)
+@pytest.mark.parametrize(("name", "key", "default"), NUMBERS)
+def test_every_number_changes_the_policy(name: str, key: str, default: float) -> None:
+    assert find_policy(name, {key: default + 1}) != find_policy(name)
+
+
+def test_sequoia_alone_needs_a_setting() -> None:
+    assert [m.name for m in METHODS.values() if not m.complete] == ["sequoia"]
+    with pytest.raises(ConfigError, match="sequoia needs a tree: make one with 'draftree calibrate' .* --tree FILE"):
+        find_policy("sequoia")
+
+
+def test_a_setting_that_is_text_takes_no_number() -> None:
+    with pytest.raises(ConfigError, match="tree is 3: method sequoia needs text there"):
+        find_policy("sequoia", {"tree": 3})
 
 
 def test_the_default_method_and_node_budget_are_possible() -> None:

@@ -12,6 +12,7 @@ from ..errors import ConfigError, UnknownNameError
 from .entropy import BranchingSteps, EntropyStop, EntropyTree, StaticTree
 from .policy import GrowthPolicy
 from .static import EAGLE, RankTree
+from .tree_file import read_tree
 
 
 def chain(depth: int = 4) -> GrowthPolicy:
@@ -42,6 +43,15 @@ def binary() -> GrowthPolicy:
 def eagle() -> GrowthPolicy:
     """EAGLE's fixed tree of 25 nodes"""
     return RankTree(EAGLE)
+
+
+def sequoia(tree: str = "") -> GrowthPolicy:
+    """the best fixed tree for target and drafter, read from the file TREE that 'draftree calibrate' wrote"""
+    if not tree:
+        raise ConfigError(
+            "method sequoia needs a tree: make one with 'draftree calibrate' and give it with --tree FILE"
+        )
+    return read_tree(tree).policy
 
 
 def dynamic_width(
@@ -80,9 +90,14 @@ class Method:
         return inspect.getdoc(self.make) or ""
 
     @property
-    def settings(self) -> dict[str, int | float]:
-        """Names and defaults of the settings."""
+    def settings(self) -> dict[str, int | float | str]:
+        """Names and defaults of the settings; empty text where one must be given."""
         return {name: p.default for name, p in inspect.signature(self.make).parameters.items()}
+
+    @property
+    def complete(self) -> bool:
+        """Works with its defaults."""
+        return "" not in self.settings.values()
 
     def policy(self, settings: Mapping[str, float | str] | None = None) -> GrowthPolicy:
         """Build the policy; values may be text, as from a command line.
@@ -102,7 +117,7 @@ class Method:
                 if not isinstance(value, str) and values[key] != value:
                     raise ValueError
             except (ValueError, TypeError, OverflowError):
-                noun = "a whole number" if kind is int else "a number"
+                noun = {int: "a whole number", float: "a number", str: "text"}[kind]
                 raise ConfigError(f"{key} is {value!r}: method {self.name} needs {noun} there") from None
         return self.make(**values)
 
@@ -116,6 +131,7 @@ METHODS = {
         Method("static", static),
         Method("binary", binary),
         Method("eagle", eagle),
+        Method("sequoia", sequoia),
         Method("dynamic-width", dynamic_width),
         Method("dynamic-width-depth", dynamic_width_depth),
     )
