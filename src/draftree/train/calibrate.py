@@ -202,6 +202,10 @@ class Progress:
         fields = {"key": self.key, "done": self.done, "trials": self.trials, "accepted": self.accepted}
         write_whole(self.path, json.dumps(fields) + "\n")
 
+    def discard(self) -> None:
+        """Remove the file."""
+        self.path.unlink(missing_ok=True)
+
     @property
     def counts(self) -> Counts:
         """Without the ranks that were never right."""

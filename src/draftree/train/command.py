@@ -83,9 +83,13 @@ def calibrate(
         raise RunError(
             f"interrupted after {progress.done} of {len(texts)} prompts: the same command goes on from there"
         ) from None
-    found = conclude(calibration, progress, nodes)
+    try:
+        found = conclude(calibration, progress, nodes)
+    except RunError:
+        progress.discard()
+        raise
     found.save(path)
-    progress.path.unlink(missing_ok=True)
+    progress.discard()
     _report(found, path)
 
 
