@@ -196,7 +196,7 @@ def methods() -> None:
     """List the ways to shape draft trees, and the drafters."""
     for method in METHODS.values():
         settings = " ".join(f"{key}={'FILE' if value == '' else value}" for key, value in method.settings.items())
-        out.print(f"{method.name:20} {method.summary} [{settings}]", markup=False)
+        out.print(f"{method.name:20} {method.summary}{f' [{settings}]' if settings else ''}", markup=False)
     out.print("\ndrafters:")
     for name, summary in DRAFTERS.items():
         out.print(f"{name:20} {summary}")

@@ -18,7 +18,7 @@ from draftree.draft.tree_file import Counts
 from draftree.engine import Engine
 from draftree.errors import ConfigError, RunError
 from draftree.models.hf import HFModel
-from draftree.train.calibrate import Calibration, Progress, TruePath, conclude, measure, ranks_along
+from draftree.train.calibrate import Calibration, Tally, TruePath, conclude, measure, ranks_along
 
 from ..pairs import drafter, target
 from ..tiny import VOCAB, causal_logits, tiny
@@ -43,10 +43,10 @@ def calibration(**changes: object) -> Calibration:
 
 def counts(name: str, path: Path, asked: Calibration) -> Counts:
     model, policy = target(), TruePath()
-    progress = Progress.load(path, asked)
-    for _ in measure(asked, model, drafter(name, model, policy), policy, progress):
+    tally = Tally.load(path, asked)
+    for _ in measure(asked, model, drafter(name, model, policy), policy, tally):
         pass
-    return progress.counts
+    return tally.counts
 
 
 def decoded(prompt: tuple[int, ...], temperature: float = 0.0) -> tuple[list[int], SamplingParams]:
@@ -112,10 +112,10 @@ def test_an_interrupted_calibration_goes_on_where_it_was(name: str, temperature:
     asked = calibration(temperature=temperature)
     whole = counts(name, tmp_path / "whole", asked)
     model, policy = target(), TruePath()
-    first = Progress.load(tmp_path / "part", asked)
+    first = Tally.load(tmp_path / "part", asked)
     steps: Iterator[int] = measure(asked, model, drafter(name, model, policy), policy, first)
     assert next(steps) == 1
-    second = Progress.load(tmp_path / "part", asked)
+    second = Tally.load(tmp_path / "part", asked)
     assert second.done == 1
     assert counts(name, tmp_path / "part", asked) == whole
     assert sum(whole.trials) > sum(second.trials)
@@ -124,7 +124,7 @@ def test_an_interrupted_calibration_goes_on_where_it_was(name: str, temperature:
 def test_prompts_that_are_done_are_not_decoded_again(tmp_path: Path) -> None:
     counts("lookup", tmp_path / "part", calibration())
     model, policy = target(), TruePath()
-    again = Progress.load(tmp_path / "part", calibration())
+    again = Tally.load(tmp_path / "part", calibration())
     assert list(measure(calibration(), model, drafter("lookup", model, policy), policy, again)) == []
     assert model.passes == 0
 
@@ -143,34 +143,34 @@ def test_prompts_that_are_done_are_not_decoded_again(tmp_path: Path) -> None:
     ],
 )
 def test_what_was_measured_otherwise_is_not_mixed_in(change: dict[str, object], tmp_path: Path) -> None:
-    Progress.load(tmp_path / "part", calibration()).save()
+    Tally.load(tmp_path / "part", calibration()).save()
     with pytest.raises(ConfigError, match="other models, prompts or settings: repeat that one .* --force"):
-        Progress.load(tmp_path / "part", calibration(**change))
-    assert Progress.load(tmp_path / "part", calibration(**change), force=True).done == 0
+        Tally.load(tmp_path / "part", calibration(**change))
+    assert Tally.load(tmp_path / "part", calibration(**change), force=True).done == 0
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"key": 1}', '{"trials": 3, "accepted": 4}'])
 def test_a_corrupt_part_is_refused(content: str, tmp_path: Path) -> None:
     (tmp_path / "part").write_text(content)
     with pytest.raises(ConfigError, match="part is of a calibration with other"):
-        Progress.load(tmp_path / "part", calibration())
+        Tally.load(tmp_path / "part", calibration())
 
 
 def test_the_tree_is_the_best_for_the_counts(tmp_path: Path) -> None:
-    progress = Progress.load(tmp_path / "part", calibration(depth=2))
+    tally = Tally.load(tmp_path / "part", calibration(depth=2))
     for ranks in [[0, 0]] * 5 + [[0, 1]] * 3 + [[2, None]] * 2:
-        progress.add(ranks)
-    found = conclude(calibration(depth=2), progress, 3)
+        tally.add(ranks)
+    found = conclude(calibration(depth=2), tally, 3)
     assert found.counts == Counts((10, 10), ((8, 0, 2), (5, 3, 0)))
     assert found.tree == ((0,), (0, 0), (0, 1))
     assert found.expected_acceptance_length == pytest.approx(1 + 0.8 + 0.4 + 0.24)
 
 
 def test_a_drafter_that_is_never_right_gives_no_tree(tmp_path: Path) -> None:
-    progress = Progress.load(tmp_path / "part", calibration())
-    progress.add([None])
+    tally = Tally.load(tmp_path / "part", calibration())
+    tally.add([None])
     with pytest.raises(RunError, match="it was never right in 1 trials: use more prompts"):
-        conclude(calibration(), progress, 8)
+        conclude(calibration(), tally, 8)
 
 
 @pytest.mark.parametrize(

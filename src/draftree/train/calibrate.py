@@ -146,7 +146,7 @@ def check_ranges(depth: int, stride: int, max_tokens: int) -> None:
 
 
 @dataclass(slots=True)
-class Progress:
+class Tally:
     """Counts of the first prompts, in a file beside the result until all are done.
 
     Attributes:
@@ -163,7 +163,7 @@ class Progress:
     accepted: list[list[int]]
 
     @classmethod
-    def load(cls, path: Path, calibration: Calibration, *, force: bool = False) -> Progress:
+    def load(cls, path: Path, calibration: Calibration, *, force: bool = False) -> Tally:
         """What is in the file; a fresh start where there is none, or with ``force`` where it is of another calibration.
 
         Raises:
@@ -214,11 +214,11 @@ class Progress:
 
 
 def measure(
-    calibration: Calibration, target: LanguageModel, drafter: Drafter, policy: TruePath, progress: Progress
+    calibration: Calibration, target: LanguageModel, drafter: Drafter, policy: TruePath, tally: Tally
 ) -> Iterator[int]:
     """Count the prompts that are not done yet, one by one; gives out how many are done and saved."""
     plain = Engine(target, NoDrafter())
-    for i, prompt in enumerate(calibration.prompts[progress.done :], start=progress.done):
+    for i, prompt in enumerate(calibration.prompts[tally.done :], start=tally.done):
         room = target.capabilities.max_length - len(prompt)
         params = SamplingParams(
             max_tokens=min(calibration.max_tokens, room),
@@ -230,19 +230,19 @@ def measure(
             ranks_along(drafter, policy, prompt, output, params, depth=calibration.depth, stride=calibration.stride)
         )
         for ranks in drafts:
-            progress.add(ranks)
-        progress.done = i + 1
-        progress.save()
-        yield progress.done
+            tally.add(ranks)
+        tally.done = i + 1
+        tally.save()
+        yield tally.done
 
 
-def conclude(calibration: Calibration, progress: Progress, nodes: int) -> TreeFile:
+def conclude(calibration: Calibration, tally: Tally, nodes: int) -> TreeFile:
     """The best tree of at most ``nodes`` nodes for what was counted.
 
     Raises:
         RunError: the drafter was never right.
     """
-    counts = progress.counts
+    counts = tally.counts
     acceptance = counts.acceptance
     tree = best_tree(acceptance, nodes)
     if not tree:
@@ -253,7 +253,7 @@ def conclude(calibration: Calibration, progress: Progress, nodes: int) -> TreeFi
     return TreeFile(
         made_for=calibration.made_for,
         temperature=calibration.temperature,
-        prompts=progress.done,
+        prompts=tally.done,
         counts=counts,
         expected_acceptance_length=expected_acceptance_length(acceptance, tree),
         tree=tree,

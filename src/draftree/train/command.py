@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import track
+from rich.progress import Progress
 
 from ..config import Budget, SamplingParams
 from ..draft.load import load_drafter
@@ -19,7 +19,7 @@ from ..models.hf import HFModel
 from ..models.load import DEFAULT_MODEL, load
 from ..options import DecodedTokens, Depth, Device, Drafter, Dtype, Nodes, Seed, Stride, Target, Temperature
 from ..text import Prompt, encode, user
-from .calibrate import Calibration, Progress, TruePath, check_ranges, conclude, measure
+from .calibrate import Calibration, Tally, TruePath, check_ranges, conclude, measure
 from .prompts import read_prompts
 
 _SHOWN_RANKS = 6
@@ -67,29 +67,24 @@ def calibrate(
         seed=law.seed or 0,
         dtype=str(model.capabilities.dtype),
     )
-    progress = Progress.load(path.with_name(f"{path.name}.part"), calibration, force=force)
+    tally = Tally.load(path.with_name(f"{path.name}.part"), calibration, force=force)
     err = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
-        for _ in track(
-            measure(calibration, model, drafts, policy, progress),
-            "calibrating",
-            total=len(texts),
-            completed=progress.done,
-            console=err,
-            disable=not err.is_terminal,
-        ):
-            pass
+        with Progress(console=err, disable=not err.is_terminal) as bar:
+            task = bar.add_task("calibrating", total=len(texts), completed=tally.done)
+            for done in measure(calibration, model, drafts, policy, tally):
+                bar.update(task, completed=done)
     except KeyboardInterrupt:
         raise RunError(
-            f"interrupted after {progress.done} of {len(texts)} prompts: the same command goes on from there"
+            f"interrupted after {tally.done} of {len(texts)} prompts: the same command goes on from there"
         ) from None
     try:
-        found = conclude(calibration, progress, nodes)
+        found = conclude(calibration, tally, nodes)
     except RunError:
-        progress.discard()
+        tally.discard()
         raise
     found.save(path)
-    progress.discard()
+    tally.discard()
     _report(found, path)
 
 
