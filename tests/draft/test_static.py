@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from random import Random
 from typing import Any
 
 import pytest
@@ -142,3 +143,30 @@ def test_a_tree_is_refused_for_models_that_it_was_not_made_for() -> None:
         tree.check("org/huge", "org/small")
     with pytest.raises(ConfigError, match="made for drafter 'org/small', not 'lookup'"):
         tree.check("org/big", "lookup")
+
+
+def random_tree(dice: Random) -> tuple[Ranks, ...]:
+    """A tree in a random order that its rules allow."""
+    tree: list[Ranks] = []
+    ready: list[Ranks] = [(0,)]
+    for _ in range(dice.randrange(1, 30)):
+        path = ready.pop(dice.randrange(len(ready)))
+        tree.append(path)
+        ready += [(*path, 0)] + ([(*path[:-1], path[-1] + 1)] if path[-1] < WIDTH - 1 else [])
+    return tuple(tree)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_any_tree_is_drafted_as_far_as_budget_depth_and_candidates_go(seed: int) -> None:
+    dice = Random(seed)
+    tree, found = random_tree(dice), dice.randrange(WIDTH + 1)
+    asked = [Budget(dice.randrange(30), dice.choice([None, 1, 3])) for _ in range(3)]
+    for got, budget in zip(drafted(RankTree(tree), *asked, found=found), asked, strict=True):
+        want = {
+            path
+            for path in tree[: budget.nodes]
+            if len(path) <= (budget.depth or len(path))
+            and all(rank < found for before, rank in zip(path, path[1:], strict=False) if before % 2)
+        }
+        assert len(got) == len(want)
+        assert set(got) == want

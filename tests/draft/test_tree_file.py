@@ -9,13 +9,16 @@ from typing import Any
 
 import pytest
 
+from draftree.config import SamplingParams
 from draftree.draft.load import load_drafter
 from draftree.draft.methods import find_policy
 from draftree.draft.static import Pair, RankTree
 from draftree.draft.tree_file import read_tree
+from draftree.engine import Engine, load_engine
 from draftree.errors import ConfigError, RunError, UnknownNameError
 
 from ..pairs import TREE, save_tree, target
+from ..tiny import save_tiny
 
 
 @pytest.fixture
@@ -114,3 +117,13 @@ def test_a_file_that_cannot_be_written_leaves_nothing(path: Path, tmp_path: Path
     with pytest.raises(RunError, match="cannot write"):
         read_tree(str(path)).save(tmp_path / "folder")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["folder", "tree.json"]
+
+
+def test_an_engine_is_made_from_names_and_a_file(tmp_path: Path) -> None:
+    model = save_tiny(tmp_path / "tiny")
+    tree = save_tree(tmp_path / "tree.json", "elsewhere/tiny", "self")
+    engine = load_engine(str(model), drafter="self", method="sequoia", settings={"tree": str(tree)}, nodes=8)
+    prompt, params = [3, 14, 15, 9], SamplingParams(max_tokens=20)
+    result = engine.generate([prompt], params)[0]
+    assert result.token_ids == Engine(target()).generate([prompt], params)[0].token_ids
+    assert result.stats.drafted[0] == 4 * result.stats.steps
