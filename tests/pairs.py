@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import torch
 from transformers import PreTrainedModel
 
+from draftree.draft.auto import AutoTree
 from draftree.draft.base import Drafter, NoDrafter
 from draftree.draft.lookup import LookupDrafter
 from draftree.draft.methods import METHODS
 from draftree.draft.model import ModelDrafter
 from draftree.draft.policy import GrowthPolicy
+from draftree.draft.sequoia import expected_acceptance_length
+from draftree.draft.static import Pair, RankTree
+from draftree.draft.tree_file import Counts, TreeFile
 from draftree.models.hf import HFModel
+from draftree.models.profile import Identity, Point, Profile
 
 from .tiny import VOCAB, tiny
 
@@ -51,9 +57,30 @@ def drafter(name: str, model: HFModel, policy: GrowthPolicy, kind: str = "llama"
     return ModelDrafter(policy, HFModel(weights, self_test=False), VOCAB)
 
 
-def policies() -> list[tuple[str, GrowthPolicy]]:
-    """Every method with its defaults."""
-    return [(m.name, m.policy()) for m in METHODS.values()]
+TREE = ((0,), (0, 0), (1,), (0, 0, 0), (0, 1), (2,), (1, 0), (3,))
+"""A tree that a calibration could have found."""
+
+
+def costs(seconds: float) -> Profile:
+    """A machine on which passes of all sizes cost the same."""
+    identity = Identity("tiny", "Tiny", 1, "float32", "sdpa", "cpu", 1, "t", "t")
+    return Profile(identity, (Point(1, 64, (1, 64), (seconds, seconds)),))
+
+
+def policy(method: str) -> GrowthPolicy:
+    """A method with its defaults; ``TREE`` for the one that reads a file, and costs for the one that asks for them."""
+    if method == "auto":
+        return AutoTree(target=costs(1.0), drafter=costs(0.01))
+    made = METHODS[method]
+    return made.policy() if made.complete else RankTree(TREE)
+
+
+def save_tree(path: Path, target: str, drafter: str) -> Path:
+    """Save ``TREE`` as a file for these models."""
+    counts = Counts((10, 6, 3), ((5, 2, 1, 1), (3, 1, 0, 0), (2, 0, 0, 0)))
+    length = expected_acceptance_length(counts.acceptance, TREE)
+    TreeFile(Pair(target, drafter), 0.0, 4, counts, length, TREE).save(path)
+    return path
 
 
 def generated(model: PreTrainedModel, prompt: Sequence[int], tokens: int, **options: object) -> list[int]:

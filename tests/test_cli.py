@@ -16,6 +16,7 @@ from draftree.cli import run
 from draftree.draft.methods import METHODS
 from draftree.sequence import Chunk
 
+from .pairs import save_tree
 from .tiny import MAX_LENGTH, save_tiny
 
 Captured = pytest.CaptureFixture[str]
@@ -43,11 +44,14 @@ def test_json_is_one_object_with_text_ids_and_figures(model: str, capsys: Captur
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_prints_the_text_of_plain_decoding(method: str, model: str, capsys: Captured) -> None:
+def test_every_method_prints_the_text_of_plain_decoding(
+    method: str, model: str, tmp_path: Path, capsys: Captured
+) -> None:
     asked = ["generate", "the cat in the hat", "--target", model, "--max-tokens", "20"]
     assert run([*asked, "--drafter", "none"]) == 0
     want = capsys.readouterr().out
-    assert run([*asked, "--method", method, "--drafter", "self"]) == 0
+    tree = [] if METHODS[method].complete else ["--tree", str(save_tree(tmp_path / "tree.json", model, "self"))]
+    assert run([*asked, "--method", method, "--drafter", "self", *tree]) == 0
     assert capsys.readouterr().out == want
 
 

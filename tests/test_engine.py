@@ -17,7 +17,7 @@ from draftree.engine import Engine, Generation
 from draftree.errors import ConfigError, PromptError
 from draftree.models.hf import HFModel
 
-from .pairs import DRAFTERS, drafter, generated, relative, target
+from .pairs import DRAFTERS, drafter, generated, policy, relative, target
 from .tiny import MAX_LENGTH, VOCAB, tiny
 
 PROMPTS = [[3, 14, 15, 9, 2, 6, 14, 15], [27, 1, 8], [31, 41, 5, 9, 26, 53, 58, 9, 7, 9, 3, 2, 3, 8]]
@@ -32,7 +32,7 @@ def _decode(
     method: str, name: str, prompts: list[list[int]], params: SamplingParams, kind: str = "llama"
 ) -> list[Generation]:
     model = target(kind)
-    engine = Engine(model, drafter(name, model, METHODS[method].policy(), kind), nodes=12)
+    engine = Engine(model, drafter(name, model, policy(method), kind), nodes=12)
     return engine.generate(prompts, params)
 
 

@@ -21,6 +21,7 @@ def test_the_public_names_are_these() -> None:
         "HFModel",
         "InputError",
         "Observer",
+        "RankTree",
         "RunError",
         "RunRecord",
         "SamplingParams",

@@ -23,6 +23,8 @@ from draftree.engine import Engine
 from draftree.models.hf import HFModel
 from draftree.text import encode
 
+from .pairs import policy
+
 pytestmark = pytest.mark.real
 
 QUESTIONS = [
@@ -61,7 +63,7 @@ def test_greedy_ids_equal_transformers_generate_for_a_batch_of_three(
     method: str, model: HFModel, prompts: list[list[int]], greedy: list[list[int]]
 ) -> None:
     params = SamplingParams(max_tokens=TOKENS)
-    engine = Engine(model, draftree.load_drafter("lookup", model, METHODS[method].policy()), nodes=12)
+    engine = Engine(model, draftree.load_drafter("lookup", model, policy(method)), nodes=12)
     for prompt, want, got in zip(prompts, greedy, engine.generate(prompts, params), strict=True):
         _agree(model, prompt, want, got.token_ids, params)
 

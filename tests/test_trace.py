@@ -20,14 +20,14 @@ from draftree.draft.base import Drafter, Outcome
 from draftree.draft.lookup import LookupDrafter
 from draftree.draft.methods import METHODS
 from draftree.engine import Engine
-from draftree.errors import ConfigError, TraceError
+from draftree.errors import ConfigError, DraftreeWarning, TraceError
 from draftree.observer import Observer
 from draftree.records import KINDS, EndRecord, RunRecord, SequenceRecord, StepRecord, encode
 from draftree.sequence import Sequence, Stats
 from draftree.trace import Trace, read_trace
 from draftree.tree import DraftTree
 
-from .pairs import drafter, target
+from .pairs import drafter, policy, target
 
 PROMPTS = [[3, 14, 15, 9, 2, 6, 14, 15], [27, 1, 8], [31, 41, 5, 9, 26]]
 SCHEMA = Path(__file__).parent.parent / "docs" / "traces.md"
@@ -55,7 +55,7 @@ class Witness(Observer):
 
 def _engine(*observers: Observer, name: str = "relative", method: str = "dynamic-width") -> Engine:
     model = target()
-    return Engine(model, drafter(name, model, METHODS[method].policy()), nodes=12, observers=observers)
+    return Engine(model, drafter(name, model, policy(method)), nodes=12, observers=observers)
 
 
 def _traced(path: Path, prompts: list[list[int]], params: SamplingParams | list[SamplingParams]) -> Witness:
@@ -270,7 +270,7 @@ def test_a_full_disk_ends_the_trace_with_one_warning_and_not_the_decoding(
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, which Linux has")
 def test_a_full_device_warns_once_in_python(tmp_path: Path) -> None:
-    with pytest.warns(RuntimeWarning, match="decoding goes on") as warned, Trace("/dev/full") as trace:
+    with pytest.warns(DraftreeWarning, match="decoding goes on") as warned, Trace("/dev/full") as trace:
         got = _engine(trace).generate(PROMPTS, SamplingParams(max_tokens=9))
     assert len(warned) == 1
     assert [len(g.token_ids) for g in got] == [9, 9, 9]

@@ -10,6 +10,7 @@ from .custom_generate import custom_generate, generate_with
 from .draft.entropy import BranchingSteps, EntropyStop, EntropyTree, StaticTree
 from .draft.load import load_drafter
 from .draft.methods import METHODS
+from .draft.static import RankTree
 from .engine import Engine, Generation, load_engine
 from .errors import DraftreeError, InputError, RunError
 from .models.hf import HFModel
@@ -36,6 +37,7 @@ __all__ = [
     "HFModel",
     "InputError",
     "Observer",
+    "RankTree",
     "RunError",
     "RunRecord",
     "SamplingParams",

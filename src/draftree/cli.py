@@ -1,4 +1,4 @@
-"""The command line: ``draftree generate | chat | info | methods``.
+"""The command line: ``draftree generate | chat | info | methods | calibrate``.
 
 Text goes to standard output, figures and complaints to standard error. Bad input is one line and exit code 2; a failure
 while running, or Ctrl-C, is one line and exit code 1.
@@ -45,10 +45,12 @@ from .options import (
     TopK,
     TopP,
     TraceFile,
+    TreeFile,
 )
 from .sequence import Chunk, Sequence
 from .text import Prompt, user
 from .trace import Trace
+from .train.command import calibrate
 
 app = typer.Typer(
     name="draftree",
@@ -71,6 +73,7 @@ def generate(
     drafter: Drafter = "lookup",
     method: MethodName = DEFAULT_METHOD,
     settings: Settings = None,
+    tree: TreeFile = None,
     nodes: Nodes = DEFAULT_NODES,
     max_tokens: MaxTokens = None,
     temperature: Temperature = 0.0,
@@ -98,7 +101,7 @@ def generate(
     observers = _trace(context, trace, force, drafter, method)
     if show_trees:
         observers.append(show.Trees(out))
-    engine = _engine(target, drafter, method, settings, nodes, dtype, device, observers)
+    engine = _engine(target, drafter, method, _with_tree(settings, tree), nodes, dtype, device, observers)
     asked: Prompt = text if raw else user(text)
     sequence = engine.open(asked, params)
     interrupted = _run(engine, sequence, silent=as_json, stream=not show_trees)
@@ -130,6 +133,7 @@ def chat(
     drafter: Drafter = "lookup",
     method: MethodName = DEFAULT_METHOD,
     settings: Settings = None,
+    tree: TreeFile = None,
     nodes: Nodes = DEFAULT_NODES,
     max_tokens: MaxTokens = None,
     temperature: Temperature = 0.0,
@@ -145,7 +149,7 @@ def chat(
     """Talk to the target: /reset forgets the conversation, /exit or Ctrl-D ends it, Ctrl-C ends an answer."""
     params = _params(max_tokens, temperature, top_k, top_p, min_p, seed, None)
     observers = _trace(context, trace, force, drafter, method)
-    engine = _engine(target, drafter, method, settings, nodes, dtype, device, observers)
+    engine = _engine(target, drafter, method, _with_tree(settings, tree), nodes, dtype, device, observers)
     messages: list[dict[str, str]] = []
     err.print("/reset forgets the conversation, /exit ends it", style="dim")
     while True:
@@ -206,12 +210,15 @@ def info(
 def methods() -> None:
     """List the ways to shape draft trees, and the drafters."""
     for method in METHODS.values():
-        settings = " ".join(f"{key}={value}" for key, value in method.settings.items())
-        out.print(f"{method.name:20} {method.summary} [{settings}]", markup=False)
+        settings = " ".join(f"{key}={'FILE' if value == '' else value}" for key, value in method.settings.items())
+        out.print(f"{method.name:20} {method.summary}{f' [{settings}]' if settings else ''}", markup=False)
     out.print("\ndrafters:")
     for name, summary in DRAFTERS.items():
         out.print(f"{name:20} {summary}")
     out.print(f"{'MODEL':20} any model with the target's vocabulary")
+
+
+app.command()(calibrate)
 
 
 def _params(
@@ -254,6 +261,11 @@ def _trace(context: typer.Context, file: Path | None, force: bool, drafter: str,
     return [
         context.with_resource(Trace(file, force=force, labels={"drafter": drafter, "method": method}, warn=_complain))
     ]
+
+
+def _with_tree(settings: list[str] | None, tree: str | None) -> list[str]:
+    """``--tree FILE`` is the setting "tree"."""
+    return [*(settings or ()), *([] if tree is None else [f"tree={tree}"])]
 
 
 def _engine(

@@ -38,11 +38,17 @@ MethodName = Annotated[str, typer.Option("--method", help="How trees grow; 'draf
 Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the method; may be repeated.")
 ]
+TreeFile = Annotated[
+    str | None, typer.Option("--tree", metavar="FILE", help="A tree that 'draftree calibrate' wrote, for sequoia.")
+]
 Nodes = Annotated[int, _whole("N", "Most drafted tokens in one step's tree.")]
 MaxTokens = Annotated[
     int | None,
     _whole("N", "Most tokens to generate; until the context is full by default."),
 ]
+DecodedTokens = Annotated[int, _whole("N", "Most tokens to decode after each prompt.")]
+Depth = Annotated[int, _whole("D", "Deepest level of the tree.")]
+Stride = Annotated[int, _whole("N", "Tokens from one start of a draft to the next; 1 measures most.")]
 Temperature = Annotated[float, _number("T", "0 is greedy decoding.")]
 TopK = Annotated[int, _whole("K", "Sample among the k most probable tokens; 0 is off.")]
 TopP = Annotated[float, _number("P", "Sample within this much probability; 1 is off.")]

@@ -19,7 +19,7 @@ from typing import IO, Any
 import torch
 
 from .draft.base import Outcome
-from .errors import ConfigError, TraceError
+from .errors import ConfigError, DraftreeWarning, TraceError
 from .observer import Observer, Setup
 from .records import (
     FORMAT,
@@ -298,4 +298,4 @@ def _describe(thing: object) -> dict[str, Any]:
 
 
 def _warn(message: str) -> None:
-    warnings.warn(message, RuntimeWarning, stacklevel=2)
+    warnings.warn(message, DraftreeWarning, stacklevel=2)

@@ -62,9 +62,14 @@ def decode(policy: AutoTree, steps: int, says: float, true: float, seed: int = 0
     return chosen
 
 
+def rate(seconds: Callable[[int], float], true: float, nodes: int) -> float:
+    """Tokens a second of chains of ``nodes`` tokens that are accepted with probability ``true`` each."""
+    return sum(math.pow(true, d) for d in range(nodes + 1)) / seconds(nodes + 1)
+
+
 def best(seconds: Callable[[int], float], true: float) -> int:
-    """The length of chain with the highest rate, when each token is accepted with probability ``true``."""
-    return max(range(NODES), key=lambda n: sum(true**d for d in range(n + 1)) / seconds(n + 1))
+    """The length of chain with the highest rate."""
+    return max(range(NODES), key=lambda n: rate(seconds, true, n))
 
 
 CURVES: dict[str, Callable[[int], float]] = {
@@ -82,10 +87,9 @@ CURVES: dict[str, Callable[[int], float]] = {
 def test_the_best_length_is_found(curve: str, true: float) -> None:
     seconds = CURVES[curve]
     policy = AutoTree(depth=NODES, target=costs(seconds))
-    rate = lambda n: sum(true**d for d in range(n + 1)) / seconds(n + 1)  # noqa: E731
     late = decode(policy, 240, says=true, true=true)[120:]
-    got = sum(rate(n) * seconds(n + 1) for n in late) / sum(seconds(n + 1) for n in late)
-    assert got >= 0.97 * rate(best(seconds, true)), f"{late[-20:]} where {best(seconds, true)} is best"
+    got = sum(rate(seconds, true, n) * seconds(n + 1) for n in late) / sum(seconds(n + 1) for n in late)
+    assert got >= 0.97 * rate(seconds, true, best(seconds, true)), f"{late[-20:]} where {best(seconds, true)} is best"
 
 
 def test_on_a_flat_curve_all_that_may_be_accepted_is_verified() -> None:

@@ -21,8 +21,9 @@ ME = Identity("toy", "ToyModel", 1, "float32", "none", "cpu", 1, "t", "t")
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Profiles of these tests go to a folder of their own."""
-    monkeypatch.setattr("platformdirs.user_cache_path", lambda name: tmp_path / name)
-    return tmp_path / "draftree" / "profiles"
+    folder = tmp_path / "draftree" / "profiles"
+    monkeypatch.setattr("draftree.models.profile.profile_folder", lambda: folder)
+    return folder
 
 
 def test_every_batch_context_and_size_is_measured() -> None:
@@ -159,7 +160,7 @@ def test_points_that_cannot_be_are_corrupt(cache: Path, change: dict[str, object
 def test_a_folder_that_cannot_be_written_costs_warnings_only(cache: Path) -> None:
     cache.parent.mkdir(parents=True)
     cache.write_text("a file in the way")
-    kept = pytest.warns(DraftreeWarning, match=r"cannot be kept .*: set XDG_CACHE_HOME")
+    kept = pytest.warns(DraftreeWarning, match="is not kept: .*: set XDG_CACHE_HOME")
     with kept, pytest.warns(DraftreeWarning, match="cannot be read"):
         assert kept_or_measured(ToyModel(), GRID).points
 

@@ -62,7 +62,7 @@ def main() -> None:
     }
     runs: list[tuple[str, str, Drafter]] = [("none", "plain", NoDrafter())]
     for drafter in args.drafters.split(","):
-        runs += [(drafter, m.name, load_drafter(drafter, target, m.policy())) for m in METHODS.values()]
+        runs += [(drafter, m.name, load_drafter(drafter, target, m.policy())) for m in METHODS.values() if m.complete]
     print(f"{'drafter':8} {'method':20} {'T':>4} {'batch':>5}  equal  near-tie  different")
     for drafter, method, made in runs:
         engine = Engine(target, made, nodes=args.nodes)

@@ -49,7 +49,7 @@ def main() -> None:
     )
     print(f"{'drafter':8} {'method':20} {'T':>4}  nodes/step  ms/step  outside passes  transfers/step")
     for drafter in ("none", "lookup", "self"):
-        for method in METHODS if drafter != "none" else ("chain",):
+        for method in [m.name for m in METHODS.values() if m.complete] if drafter != "none" else ("chain",):
             for temperature in (0.0, 1.0):
                 made = load_drafter(drafter, target, find_policy(method, {"depth": 16} if method == "chain" else None))
                 engine = Engine(target, made, nodes=args.nodes)

@@ -100,18 +100,18 @@ class AutoTree(GrowthPolicy):
     depth: int = 16
     target: Profile | None = None
     drafter: Profile | None = None
-    calibration: Calibration = field(default_factory=Calibration, repr=False)
-    report: Report = field(default_factory=Report, repr=False)
-    _records: WeakKeyDictionary[Sequence, Record] = field(default_factory=WeakKeyDictionary, repr=False)
-    _plan: _Plan | None = field(default=None, repr=False)
-    _speedup: float = field(default=1.0, repr=False)
-    _layer_seconds: float = field(default=2e-4, repr=False)
-    _layer_gains: list[float] = field(default_factory=list, repr=False)
-    _accepted: float = field(default=0.0, repr=False)
-    _expected: float = field(default=0.0, repr=False)
-    _curves: dict[tuple[int, int, int], Tensor] = field(default_factory=dict, repr=False)
-    _wait: int = field(default=0, repr=False)
-    _pause: int = field(default=1, repr=False)
+    calibration: Calibration = field(default_factory=Calibration, repr=False, compare=False)
+    report: Report = field(default_factory=Report, repr=False, compare=False)
+    _records: WeakKeyDictionary[Sequence, Record] = field(default_factory=WeakKeyDictionary, repr=False, compare=False)
+    _plan: _Plan | None = field(default=None, repr=False, compare=False)
+    _speedup: float = field(default=1.0, repr=False, compare=False)
+    _layer_seconds: float = field(default=2e-4, repr=False, compare=False)
+    _layer_gains: list[float] = field(default_factory=list, repr=False, compare=False)
+    _accepted: float = field(default=0.0, repr=False, compare=False)
+    _expected: float = field(default=0.0, repr=False, compare=False)
+    _curves: dict[tuple[int, int, int], Tensor] = field(default_factory=dict, repr=False, compare=False)
+    _wait: int = field(default=0, repr=False, compare=False)
+    _pause: int = field(default=1, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name in ("width", "depth"):

@@ -48,10 +48,10 @@ class OptTree(BestPaths):
 
     delta: float | None = None
     depth: int = 10
-    _seconds: float = field(default=0.0, repr=False)
-    _tokens: float = field(default=0.0, repr=False)
-    _draft_seconds: float = field(default=0.0, repr=False)
-    _layers: float = field(default=0.0, repr=False)
+    _seconds: float = field(default=0.0, repr=False, compare=False)
+    _tokens: float = field(default=0.0, repr=False, compare=False)
+    _draft_seconds: float = field(default=0.0, repr=False, compare=False)
+    _layers: float = field(default=0.0, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.delta is not None and not 0 < self.delta < 1:

@@ -29,9 +29,11 @@ def load_drafter(name: str | HFModel, target: HFModel, policy: GrowthPolicy) -> 
     Raises:
         UnknownNameError: no such drafter.
         VocabularyError: the drafting model has another vocabulary than the target.
+        ConfigError: the policy was made for other models.
     """
     if name == "none":
         return NoDrafter()
+    policy.check(target.capabilities.name, name.capabilities.name if isinstance(name, HFModel) else name)
     if name == "lookup":
         return LookupDrafter(policy)
     if name == "self":

@@ -7,11 +7,14 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from ..config import MAX_NODES
 from ..errors import ConfigError, UnknownNameError
 from .auto import AutoTree
 from .best import Eagle2Tree, OptTree
 from .entropy import BranchingSteps, EntropyStop, EntropyTree, StaticTree
 from .policy import GrowthPolicy
+from .static import EAGLE, RankTree
+from .tree_file import read_tree
 
 
 def chain(depth: int = 4) -> GrowthPolicy:
@@ -32,6 +35,25 @@ def naive_width(stop: float = 1.0, width: int = 4) -> GrowthPolicy:
 def static(width: int = 2, depth: int = 4) -> GrowthPolicy:
     """full tree: WIDTH children each, DEPTH levels"""
     return StaticTree(width=width, depth=depth)
+
+
+def binary() -> GrowthPolicy:
+    """full tree of 2 children each, as deep as the node budget goes (OPT-Tree's baseline)"""
+    return StaticTree(width=2, depth=MAX_NODES)
+
+
+def eagle() -> GrowthPolicy:
+    """EAGLE's fixed tree of 25 nodes"""
+    return RankTree(EAGLE)
+
+
+def sequoia(tree: str = "") -> GrowthPolicy:
+    """the best fixed tree for target and drafter, read from the file TREE that 'draftree calibrate' wrote"""
+    if not tree:
+        raise ConfigError(
+            "method sequoia needs a tree: make one with 'draftree calibrate' and give it with --tree FILE"
+        )
+    return read_tree(tree).policy
 
 
 def dynamic_width(
@@ -91,8 +113,13 @@ class Method:
 
     @property
     def settings(self) -> dict[str, int | float | str]:
-        """Names and defaults of the settings."""
+        """Names and defaults of the settings; empty text where one must be given."""
         return {name: p.default for name, p in inspect.signature(self.make).parameters.items()}
+
+    @property
+    def complete(self) -> bool:
+        """Works with its defaults."""
+        return "" not in self.settings.values()
 
     def policy(self, settings: Mapping[str, float | str] | None = None) -> GrowthPolicy:
         """Build the policy; values may be text, as from a command line.
@@ -103,14 +130,13 @@ class Method:
         values = {}
         for key, value in (settings or {}).items():
             if key not in self.settings:
-                raise ConfigError(f"method {self.name} has no setting {key!r}: it has {', '.join(self.settings)}")
+                raise ConfigError(
+                    f"method {self.name} has no setting {key!r}: it has {', '.join(self.settings) or 'none'}"
+                )
             kind = type(self.settings[key])
-            if kind is str:  # a number or a word: the policy knows which words
-                values[key] = value
-                continue
             try:
                 values[key] = kind(value)
-                if not isinstance(value, str) and values[key] != value:
+                if kind is not str and not isinstance(value, str) and values[key] != value:
                     raise ValueError
             except (ValueError, TypeError, OverflowError):
                 noun = "a whole number" if kind is int else "a number"
@@ -126,6 +152,9 @@ METHODS = {
         Method("early-stop", early_stop),
         Method("naive-width", naive_width),
         Method("static", static),
+        Method("binary", binary),
+        Method("eagle", eagle),
+        Method("sequoia", sequoia),
         Method("dynamic-width", dynamic_width),
         Method("dynamic-width-depth", dynamic_width_depth),
         Method("opt-tree", opt_tree),

@@ -128,6 +128,13 @@ class GrowthPolicy(ABC):
         """
         return [None for _ in pools]
 
+    def check(self, target: str, drafter: str) -> None:  # noqa: B027
+        """Make sure that it can draft for these models, given by name.
+
+        Raises:
+            ConfigError: it was made for others.
+        """
+
     def prepare(self, target: LanguageModel, drafter: LanguageModel | None) -> None:  # noqa: B027
         """Before any drafting: whom the trees are for, and the drafting model where there is one."""
 

@@ -9,11 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import platform
 import re
 import statistics
-import tempfile
 import time
 import warnings
 from collections.abc import Callable
@@ -28,7 +26,8 @@ import transformers
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ..errors import ConfigError, DraftreeWarning
+from ..errors import ConfigError, DraftreeWarning, RunError
+from ..files import write_whole
 from .base import LanguageModel, Nodes
 
 FORMAT, VERSION = "draftree-profile", 1
@@ -182,31 +181,27 @@ class Profile:
         """Write it to the cache directory, in one piece; where it is.
 
         Raises:
-            OSError: it cannot be written.
+            RunError: it cannot be written.
         """
-        path = _folder() / self.identity.file_name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        document = {"format": FORMAT, "version": VERSION, "identity": asdict(self.identity)}
-        document["points"] = [asdict(p) for p in self.points]
-        handle, part = tempfile.mkstemp(prefix=".profile-", dir=path.parent)
+        path = profile_folder() / self.identity.file_name
         try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump(document, file, indent=1)
-            Path(part).replace(path)
-        except OSError:
-            Path(part).unlink(missing_ok=True)
-            raise
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(f"cannot make the folder {path.parent}: {error.strerror}: set XDG_CACHE_HOME") from None
+        document = {"format": FORMAT, "version": VERSION, "identity": asdict(self.identity)}
+        write_whole(path, json.dumps(document | {"points": [asdict(p) for p in self.points]}, indent=1))
         return path
 
 
-def _folder() -> Path:
+def profile_folder() -> Path:
+    """Where measured profiles are kept."""
     return platformdirs.user_cache_path("draftree") / "profiles"
 
 
 def load_profile(model: LanguageModel) -> Profile | None:
     """The kept profile of a model; None, with a warning that says why, when there is none that can be used."""
     identity = Identity.of(model)
-    path = _folder() / identity.file_name
+    path = profile_folder() / identity.file_name
     try:
         profile = _parse(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
@@ -304,6 +299,6 @@ def measure_and_keep(model: LanguageModel, grid: Grid) -> Profile:
         profile = measure(model, grid, lambda done: bar.update(task, completed=done))
     try:
         profile.save()
-    except OSError as error:
-        _warn(f"the profile cannot be kept ({error}): set XDG_CACHE_HOME to a folder that can be written")
+    except RunError as error:
+        _warn(f"the profile is not kept: {error}")
     return profile

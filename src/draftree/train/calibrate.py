@@ -1,0 +1,260 @@
+"""Measures how often a drafter is right, by rank and depth, along what the target really says.
+
+The target decodes each prompt plainly; that is the true path. From many positions of it the drafter then drafts with a
+policy that keeps the true next token alone, wherever it is ranked. So nothing is censored: the child of rank 9 counts
+although no tree had it, and no target pass is spent on drafts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from collections.abc import Sequence as Many
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+
+from ..config import Budget, SamplingParams
+from ..draft.base import Drafter, NoDrafter, Outcome, StepCost
+from ..draft.entropy import MAX_WIDTH
+from ..draft.policy import Frontier, Growth, GrowthPolicy
+from ..draft.sequoia import best_tree, expected_acceptance_length
+from ..draft.static import Pair
+from ..draft.tree_file import Counts, TreeFile
+from ..engine import Engine
+from ..errors import ConfigError, RunError
+from ..files import write_whole
+from ..models.base import LanguageModel
+from ..sequence import Sequence
+from ..text import NoText
+
+_UNMEASURED = StepCost(batch=1, draft=0.0, verify=0.0, other=0.0, draft_passes=0)
+
+
+@dataclass(slots=True)
+class TruePath(GrowthPolicy):
+    """Keeps the true next token alone, for one sequence at a time.
+
+    Attributes:
+        truth: the tokens that the target says next.
+        ranks: where the drafter ranked them, layer by layer; ends with None where it had no such candidate.
+    """
+
+    truth: list[int] = field(default_factory=list)
+    ranks: list[int | None] = field(default_factory=list)
+
+    def follow(self, truth: list[int]) -> None:
+        """Before a proposal: what comes next."""
+        self.truth, self.ranks = truth, []
+
+    def width_for(self, nodes: int) -> int:
+        """As many as any policy may ask for."""
+        return MAX_WIDTH
+
+    def grow(self, frontier: Frontier) -> Growth:
+        """The child that is the true token."""
+        keep = (frontier.candidates.tokens == self.truth[frontier.depth]) & (frontier.scores > float("-inf"))
+        found = keep[0].nonzero().flatten().tolist()
+        self.ranks.append(found[0] if found else None)
+        return Growth(keep, keep)
+
+
+@torch.inference_mode()
+def ranks_along(
+    drafter: Drafter,
+    policy: TruePath,
+    prompt: Many[int],
+    output: Many[int],
+    params: SamplingParams,
+    *,
+    depth: int,
+    stride: int,
+) -> Iterator[list[int | None]]:
+    """The ranks of the next ``depth`` tokens of ``output``, from every ``stride``-th position of it on.
+
+    Args:
+        drafter: with ``policy``.
+        prompt, output: what the target was asked and what it said.
+        params: how the target decodes; the draft law follows its temperature.
+    """
+    sequence = Sequence(prompt, params, len(output), frozenset(), NoText())
+    drafter.open(sequence)
+    try:
+        sequence.ids.append(output[0])
+        for start in range(1, len(output), stride):
+            policy.follow(list(output[start : start + depth]))
+            tree = drafter.propose([sequence], [Budget(len(policy.truth))])[0]
+            yield policy.ranks
+            gained = list(output[start : start + stride])
+            sequence.ids += gained
+            path = list(range(min(len(tree), len(gained) - 1)))  # the last token is the next root
+            drafter.observe([Outcome(sequence, tree, path, gained, len(gained), _UNMEASURED)])
+    finally:
+        drafter.close(sequence)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """What is measured: equal ones count the same, so that one can go on where another was interrupted.
+
+    Attributes:
+        made_for: names of target and drafter.
+        prompts: token ids.
+        depth: deepest level to measure.
+        stride: tokens from one start of a draft to the next.
+        max_tokens: most tokens to decode after a prompt, within the context.
+        temperature: of the target.
+        seed: of the first prompt; each has its own.
+        dtype: of the target.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    made_for: Pair
+    prompts: tuple[tuple[int, ...], ...]
+    depth: int
+    stride: int
+    max_tokens: int
+    temperature: float
+    seed: int
+    dtype: str
+
+    def __post_init__(self) -> None:
+        check_ranges(self.depth, self.stride, self.max_tokens)
+
+    @property
+    def key(self) -> str:
+        """Tells calibrations apart."""
+        return hashlib.sha256(json.dumps(asdict(self)).encode()).hexdigest()
+
+
+def check_ranges(depth: int, stride: int, max_tokens: int) -> None:
+    """Make sure that something can be measured.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+    if not 1 <= depth <= 64:
+        raise ConfigError(f"tree depth is {depth}: use 1 to 64")
+    if stride < 1:
+        raise ConfigError(f"stride is {stride}: use at least 1")
+    if max_tokens < 2:
+        raise ConfigError(f"max_tokens is {max_tokens}: use at least 2, for one token to draft")
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts of the first prompts, in a file beside the result until all are done.
+
+    Attributes:
+        path: the file.
+        key: of the calibration.
+        done: prompts that are counted.
+        trials, accepted: as in ``Counts``, with ``MAX_WIDTH`` ranks.
+    """
+
+    path: Path
+    key: str
+    done: int
+    trials: list[int]
+    accepted: list[list[int]]
+
+    @classmethod
+    def load(cls, path: Path, calibration: Calibration, *, force: bool = False) -> Tally:
+        """What is in the file; a fresh start where there is none, or with ``force`` where it is of another calibration.
+
+        Raises:
+            ConfigError: the file is of another calibration.
+        """
+        fresh = cls(
+            path, calibration.key, 0, [0] * calibration.depth, [[0] * MAX_WIDTH for _ in range(calibration.depth)]
+        )
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            counts = Counts.parse(content["trials"], content["accepted"])
+            same = content["key"] == fresh.key
+            done = int(content["done"])
+        except FileNotFoundError:
+            return fresh
+        except (OSError, ValueError, TypeError, KeyError):
+            same = False
+        if same:
+            return cls(path, fresh.key, done, list(counts.trials), [list(row) for row in counts.accepted])
+        if not force:
+            raise ConfigError(
+                f"{path} is of a calibration with other models, prompts or settings: repeat that one to finish it, "
+                "or start afresh with --force"
+            )
+        return fresh
+
+    def add(self, ranks: Many[int | None]) -> None:
+        """Count one draft."""
+        for d, rank in enumerate(ranks):
+            self.trials[d] += 1
+            if rank is not None:
+                self.accepted[d][rank] += 1
+
+    def save(self) -> None:
+        """Write the file."""
+        fields = {"key": self.key, "done": self.done, "trials": self.trials, "accepted": self.accepted}
+        write_whole(self.path, json.dumps(fields) + "\n")
+
+    def discard(self) -> None:
+        """Remove the file."""
+        self.path.unlink(missing_ok=True)
+
+    @property
+    def counts(self) -> Counts:
+        """Without the ranks that were never right."""
+        used = max((r + 1 for row in self.accepted for r, n in enumerate(row) if n), default=1)
+        return Counts(tuple(self.trials), tuple(tuple(row[:used]) for row in self.accepted))
+
+
+def measure(
+    calibration: Calibration, target: LanguageModel, drafter: Drafter, policy: TruePath, tally: Tally
+) -> Iterator[int]:
+    """Count the prompts that are not done yet, one by one; gives out how many are done and saved."""
+    plain = Engine(target, NoDrafter())
+    for i, prompt in enumerate(calibration.prompts[tally.done :], start=tally.done):
+        room = target.capabilities.max_length - len(prompt)
+        params = SamplingParams(
+            max_tokens=min(calibration.max_tokens, room),
+            temperature=calibration.temperature,
+            seed=(calibration.seed + i) % 2**63,
+        )
+        output = plain.generate([list(prompt)], params)[0].token_ids
+        drafts = list(
+            ranks_along(drafter, policy, prompt, output, params, depth=calibration.depth, stride=calibration.stride)
+        )
+        for ranks in drafts:
+            tally.add(ranks)
+        tally.done = i + 1
+        tally.save()
+        yield tally.done
+
+
+def conclude(calibration: Calibration, tally: Tally, nodes: int) -> TreeFile:
+    """The best tree of at most ``nodes`` nodes for what was counted.
+
+    Raises:
+        RunError: the drafter was never right.
+    """
+    counts = tally.counts
+    acceptance = counts.acceptance
+    tree = best_tree(acceptance, nodes)
+    if not tree:
+        raise RunError(
+            f"drafter {calibration.made_for.drafter} was never right in {sum(counts.trials)} trials: "
+            "use more prompts, a larger --max-tokens, or another drafter"
+        )
+    return TreeFile(
+        made_for=calibration.made_for,
+        temperature=calibration.temperature,
+        prompts=tally.done,
+        counts=counts,
+        expected_acceptance_length=expected_acceptance_length(acceptance, tree),
+        tree=tree,
+    )

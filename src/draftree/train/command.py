@@ -1,0 +1,134 @@
+"""The command ``draftree calibrate``."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+
+from ..config import Budget, SamplingParams
+from ..draft.load import load_drafter
+from ..draft.static import Pair
+from ..draft.tree_file import TreeFile
+from ..errors import ConfigError, PromptError, RunError
+from ..models.hf import HFModel
+from ..models.load import DEFAULT_MODEL, load
+from ..options import DecodedTokens, Depth, Device, Drafter, Dtype, Nodes, Seed, Stride, Target, Temperature
+from ..text import Prompt, encode, user
+from .calibrate import Calibration, Tally, TruePath, check_ranges, conclude, measure
+from .prompts import read_prompts
+
+_SHOWN_RANKS = 6
+
+
+def calibrate(
+    prompts: Annotated[str, typer.Option(metavar="FILE", help="One prompt a line; or .jsonl with prompt or text.")],
+    out: Annotated[str, typer.Option(metavar="FILE", help="Where to write the tree.")],
+    target: Target = DEFAULT_MODEL,
+    drafter: Drafter = "lookup",
+    nodes: Nodes = 64,
+    depth: Depth = 8,
+    stride: Stride = 4,
+    max_tokens: DecodedTokens = 128,
+    temperature: Temperature = 0.0,
+    seed: Seed = 0,
+    raw: Annotated[bool, typer.Option("--raw", help="Take prompts as they are, without the chat template.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing tree file.")] = False,
+    dtype: Dtype = None,
+    device: Device = None,
+) -> None:
+    """Measure how often a drafter is right, and write the best fixed tree for it (--method sequoia --tree FILE).
+
+    Ctrl-C keeps what is measured: the same command goes on from there.
+    """
+    path = _check_place(out, force)
+    law = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
+    check_ranges(depth, stride, max_tokens)
+    if nodes < 1:
+        raise ConfigError(f"node budget is {nodes}: use at least 1")
+    Budget(nodes)
+    if drafter == "none":
+        raise ConfigError("drafter none drafts nothing: calibrate with lookup or a model")
+    texts = read_prompts(prompts)
+    model = load(target, dtype=dtype, device=device)
+    policy = TruePath()
+    drafts = load_drafter(drafter, model, policy)
+    calibration = Calibration(
+        made_for=Pair(model.capabilities.name, drafter),
+        prompts=tuple(_encode(model, text, raw, f"prompt {i} of {prompts}") for i, text in enumerate(texts, start=1)),
+        depth=depth,
+        stride=stride,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        seed=law.seed or 0,
+        dtype=str(model.capabilities.dtype),
+    )
+    tally = Tally.load(path.with_name(f"{path.name}.part"), calibration, force=force)
+    err = Console(stderr=True, highlight=False, soft_wrap=True)
+    try:
+        with Progress(console=err, disable=not err.is_terminal) as bar:
+            task = bar.add_task("calibrating", total=len(texts), completed=tally.done)
+            for done in measure(calibration, model, drafts, policy, tally):
+                bar.update(task, completed=done)
+    except KeyboardInterrupt:
+        raise RunError(
+            f"interrupted after {tally.done} of {len(texts)} prompts: the same command goes on from there"
+        ) from None
+    try:
+        found = conclude(calibration, tally, nodes)
+    except RunError:
+        tally.discard()
+        raise
+    found.save(path)
+    tally.discard()
+    _report(found, path)
+
+
+def _check_place(name: str, force: bool) -> Path:
+    """Where the tree goes, once it is clear that it can.
+
+    Raises:
+        ConfigError: there is something already, or no folder that can be written.
+    """
+    path = Path(name).expanduser()
+    if path.is_dir():
+        raise ConfigError(f"{name} is a folder: give --out a file")
+    if path.exists() and not force:
+        raise ConfigError(f"{name} exists: give --out another file, or --force to overwrite it")
+    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+        raise ConfigError(f"folder {path.parent} is not there or cannot be written: make it, or choose another")
+    return path
+
+
+def _encode(model: HFModel, text: str, raw: bool, what: str) -> tuple[int, ...]:
+    """Token ids of a prompt that leaves room for two tokens, one of them drafted.
+
+    Raises:
+        PromptError: it is too long.
+    """
+    asked: Prompt = text if raw else user(text)
+    ids = encode(model.tokenizer, asked)
+    can = model.capabilities
+    if len(ids) > can.max_length - 2:
+        raise PromptError(
+            f"{what} has {len(ids)} tokens but {can.name} takes {can.max_length} ({can.max_length_reason}), "
+            f"generated ones included: shorten it to {can.max_length - 2} or fewer, or leave it out"
+        )
+    return tuple(ids)
+
+
+def _report(found: TreeFile, path: Path) -> None:
+    out = Console(highlight=False, soft_wrap=True)
+    shown = range(min(_SHOWN_RANKS, len(found.counts.accepted[0])))
+    out.print(f"{'depth':>5} {'trials':>7}  accepted at rank " + " ".join(f"{r:>5}" for r in shown))
+    for d, (trials, rates) in enumerate(zip(found.counts.trials, found.counts.acceptance.tolist(), strict=True), 1):
+        out.print(f"{d:>5} {trials:>7}  {'':16} " + " ".join(f"{rates[r]:5.3f}" for r in shown))
+    out.print(
+        f"{path}: {len(found.tree)} nodes on {max(map(len, found.tree))} levels, "
+        f"expected acceptance length {found.expected_acceptance_length:.2f} (bonus included)",
+        markup=False,
+    )

@@ -1,0 +1,143 @@
+"""The best fixed tree by dynamic programming against all trees there are ("Sequoia", Section 3.1)."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from itertools import product
+
+import pytest
+import torch
+from torch import Tensor
+
+from draftree.draft.sequoia import best_size, best_tree, expected_acceptance_length
+from draftree.draft.static import Ranks, check_paths
+from draftree.errors import ConfigError
+
+Tree = frozenset[Ranks]
+
+
+@cache
+def forests(nodes: int, depth: int, width: int) -> tuple[Tree, ...]:
+    """All trees of ``nodes`` nodes, at most ``depth`` levels and ``width`` children of a node."""
+    if nodes == 0:
+        return (frozenset(),)
+    if depth == 0 or width == 0:
+        return ()
+    found = []
+    for size in range(1, nodes + 1):
+        for own, others in product(forests(size - 1, depth - 1, _WIDTH), forests(nodes - size, depth, width - 1)):
+            first = {(0,)} | {(0, *path) for path in own}
+            found.append(frozenset(first | {(path[0] + 1, *path[1:]) for path in others}))
+    return tuple(found)
+
+
+_WIDTH = 4
+
+
+def gain(table: Tensor, tree: Tree) -> float:
+    return 1 + sum(math.prod(float(table[d, r]) for d, r in enumerate(path)) for path in tree)
+
+
+def random_table(seed: int, depths: int, falling: bool = False) -> Tensor:
+    """A third of these tables have zeros, so that some trees want fewer nodes than they may have."""
+    rng = torch.Generator().manual_seed(seed)
+    table = torch.rand((depths, _WIDTH), generator=rng, dtype=torch.float64) / 2
+    if seed % 3 == 0:
+        table[torch.rand(table.shape, generator=rng) < 0.3] = 0
+    return table.sort(descending=True).values if falling else table
+
+
+def test_the_oracle_counts_trees_right() -> None:
+    """Ordered trees of n nodes below a root: Catalan numbers, where nothing is cut off."""
+    assert [len(set(forests(n, 9, _WIDTH))) for n in range(5)] == [1, 1, 2, 5, 14]
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3, 5])
+@pytest.mark.parametrize("nodes", range(1, 8))
+def test_no_tree_of_that_size_and_depth_is_better(nodes: int, depth: int) -> None:
+    for seed in range(6):
+        table = random_table(seed, depth)
+        tree = best_tree(table, nodes)
+        if tree:
+            check_paths(tree)
+        assert len(tree) <= nodes
+        assert max(map(len, tree), default=0) <= depth
+        best = max(gain(table, other) for n in range(nodes + 1) for other in forests(n, depth, _WIDTH))
+        assert expected_acceptance_length(table, tree) == pytest.approx(best, abs=1e-12)
+        assert gain(table, frozenset(tree)) == pytest.approx(best, abs=1e-12)
+
+
+def test_a_rank_that_is_never_right_is_taken_for_the_sake_of_the_next() -> None:
+    """The rank before must be in the tree: the greedy choice would stop at the zero."""
+    table = torch.tensor([[0.3, 0.0, 0.6]])
+    assert best_tree(table, 3) == ((0,), (1,), (2,))
+    assert best_tree(table, 2) == ((0,),)
+
+
+def test_nodes_that_gain_nothing_are_left_out() -> None:
+    assert best_tree(torch.tensor([[1.0, 0.0], [1.0, 0.0]]), 9) == ((0,), (0, 0))
+    assert best_tree(torch.zeros(2, 2), 9) == ()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_first_nodes_are_the_best_smaller_tree_where_acceptance_falls_with_rank(seed: int) -> None:
+    table = random_table(seed, 4, falling=True)
+    whole = best_tree(table, 12)
+    for n in range(1, 12):
+        smaller = expected_acceptance_length(table, best_tree(table, n))
+        assert expected_acceptance_length(table, whole[:n]) == pytest.approx(smaller, abs=1e-12)
+
+
+def test_512_nodes_take_seconds() -> None:
+    table = 0.7 * 0.6 ** torch.arange(32, dtype=torch.float64).repeat(12, 1)
+    assert len(best_tree(table, 512)) == 512
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_size_and_depth_gives_more_tokens_a_second(seed: int) -> None:
+    table = random_table(seed, 3)
+
+    def verify(tokens: int) -> float:
+        return 1.0 if tokens <= 4 else 1.3 if tokens <= 6 else 2.0
+
+    tree = best_size(table, verify, 0.1, max_nodes=7)
+    rates = {
+        other: gain(table, other) / (0.1 * max(map(len, other), default=0) + verify(len(other) + 1))
+        for n in range(8)
+        for other in forests(n, 3, _WIDTH)
+    }
+    assert rates[frozenset(tree)] == pytest.approx(max(rates.values()), abs=1e-12)
+
+
+def test_the_best_size_follows_the_costs() -> None:
+    table = 0.6 * 0.5 ** torch.arange(4, dtype=torch.float64).repeat(6, 1)
+    assert best_size(table, lambda tokens: float(tokens), 0.5, 16) == ()
+    assert len(best_size(table, lambda tokens: 1.0, 0.0, 16)) == 16
+    cheap, dear = (best_size(table, lambda tokens: 1.0, seconds, 16) for seconds in (0.01, 0.6))
+    assert max(map(len, cheap)) > max(map(len, dear))
+    assert max(map(len, best_size(table, lambda tokens: 1.0, 0.0, 16, max_depth=2))) == 2
+
+
+@pytest.mark.parametrize(
+    ("table", "nodes", "named"),
+    [
+        (torch.zeros(3), 4, r"shape \[3\]"),
+        (torch.zeros(0, 3), 4, r"shape \[0, 3\]"),
+        (torch.zeros(2, 65), 4, r"shape \[2, 65\]: give one row a depth, 1 to 64 ranks"),
+        (torch.tensor([[1.5]]), 4, "outside 0 to 1"),
+        (torch.tensor([[math.nan]]), 4, "outside 0 to 1"),
+        (torch.tensor([[0.5]]), 0, "node budget is 0: use 1 to 1024"),
+        (torch.tensor([[0.5]]), 1025, "node budget is 1025"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(table: Tensor, nodes: int, named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        best_tree(table, nodes)
+    with pytest.raises(ConfigError, match=named):
+        best_size(table, lambda tokens: 1.0, 0.1, nodes)
+
+
+def test_a_best_size_of_no_depth_is_refused() -> None:
+    with pytest.raises(ConfigError, match="tree depth is 0"):
+        best_size(torch.tensor([[0.5]]), lambda tokens: 1.0, 0.1, 4, max_depth=0)

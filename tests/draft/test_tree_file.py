@@ -1,0 +1,129 @@
+"""Tree files: what is written comes back, and one line for each kind of file that cannot be used."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from draftree.config import SamplingParams
+from draftree.draft.load import load_drafter
+from draftree.draft.methods import find_policy
+from draftree.draft.static import Pair, RankTree
+from draftree.draft.tree_file import read_tree
+from draftree.engine import Engine, load_engine
+from draftree.errors import ConfigError, RunError, UnknownNameError
+
+from ..pairs import TREE, save_tree, target
+from ..tiny import save_tiny
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return save_tree(tmp_path / "tree.json", "big", "small")
+
+
+def test_what_is_saved_comes_back(path: Path, tmp_path: Path) -> None:
+    found = read_tree(str(path))
+    assert found.made_for == Pair("big", "small")
+    assert found.tree == TREE
+    assert found.counts.acceptance[1].tolist() == [0.5, pytest.approx(1 / 6), 0.0, 0.0]
+    found.save(tmp_path / "again.json")
+    assert (tmp_path / "again.json").read_text() == path.read_text()
+
+
+def test_the_expected_acceptance_length_is_that_of_the_table(path: Path) -> None:
+    a = [[0.5, 0.2, 0.1, 0.1], [1 / 2, 1 / 6], [2 / 3]]
+    want = 1 + sum(a[0]) + a[0][0] * (a[1][0] + a[1][1] + a[1][0] * a[2][0]) + a[0][1] * a[1][0]
+    assert read_tree(str(path)).expected_acceptance_length == pytest.approx(want)
+
+
+def test_the_file_is_short_and_has_a_line_for_each_field_and_depth(path: Path) -> None:
+    lines = path.read_text().splitlines()
+    assert len(lines) == 2 + 10 + 3 + 1
+    assert "    [5, 2, 1, 1]," in lines
+
+
+def test_the_method_is_the_tree_for_its_models(path: Path) -> None:
+    assert find_policy("sequoia", {"tree": str(path)}) == RankTree(TREE, Pair("big", "small"))
+
+
+def test_a_drafter_is_not_loaded_for_a_tree_of_other_models(path: Path) -> None:
+    policy = find_policy("sequoia", {"tree": str(path)})
+    with pytest.raises(ConfigError, match="made for target 'big', not "):
+        load_drafter("lookup", target(), policy)
+
+
+def test_without_the_file_there_is_no_tree(tmp_path: Path) -> None:
+    with pytest.raises(UnknownNameError, match="no tree file '.*none.json': make one with 'draftree calibrate'"):
+        read_tree(str(tmp_path / "none.json"))
+
+
+def test_a_folder_is_no_tree_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot read tree file"):
+        read_tree(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        (b"", "is not JSON"),
+        (b'{"format": "draftree static', "is not JSON"),
+        (b"\xff\xfe{}", "is not JSON"),
+        (b"[" * 100_000, "is not JSON"),
+        (b"[]", "no tree file"),
+        (b'{"format": "something else"}', "no tree file"),
+    ],
+)
+def test_what_is_no_tree_file_is_said_to_be_none(content: bytes, named: str, tmp_path: Path) -> None:
+    (tmp_path / "bad.json").write_bytes(content)
+    with pytest.raises(ConfigError, match=f"{named}: give a file that 'draftree calibrate' wrote"):
+        read_tree(str(tmp_path / "bad.json"))
+
+
+CHANGES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
+    "another version": (lambda c: c.update(version=2), "has version 2, not 1"),
+    "no version": (lambda c: c.pop("version"), "has version None, not 1"),
+    "no tree": (lambda c: c.pop("tree"), "has no 'tree'"),
+    "no table": (lambda c: c.pop("accepted"), "has no 'accepted'"),
+    "a name that is none": (lambda c: c.update(drafter=3), "corrupt: 3 is no name"),
+    "no nodes": (lambda c: c.update(tree=[]), "corrupt: the tree has 0 nodes"),
+    "nodes that are none": (lambda c: c.update(tree=[1]), "corrupt"),
+    "an orphan": (lambda c: c.update(tree=[[0], [1, 0]]), r"corrupt: the tree has node \[1, 0\] but not \[1\]"),
+    "counts that do not fit": (lambda c: c.update(trials=[1, 1, 1]), "corrupt: the counts do not fit"),
+    "fewer trials than depths": (lambda c: c.update(trials=[10]), "corrupt"),
+    "counts that are none": (lambda c: c.update(accepted=[["a"]] * 3), "corrupt"),
+    "a ragged table": (lambda c: c["accepted"][0].pop(), "corrupt: the counts do not fit"),
+    "an empty table": (lambda c: c.update(accepted=[], trials=[]), "corrupt"),
+}
+
+
+@pytest.mark.parametrize("case", CHANGES)
+def test_a_corrupt_file_is_refused_by_what_is_wrong_in_it(case: str, path: Path) -> None:
+    change, named = CHANGES[case]
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match=named) as error:
+        read_tree(str(path))
+    assert str(error.value).endswith("give a file that 'draftree calibrate' wrote")
+
+
+def test_a_file_that_cannot_be_written_leaves_nothing(path: Path, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(RunError, match="cannot write"):
+        read_tree(str(path)).save(tmp_path / "folder")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["folder", "tree.json"]
+
+
+def test_an_engine_is_made_from_names_and_a_file(tmp_path: Path) -> None:
+    model = save_tiny(tmp_path / "tiny")
+    tree = save_tree(tmp_path / "tree.json", "elsewhere/tiny", "self")
+    engine = load_engine(str(model), drafter="self", method="sequoia", settings={"tree": str(tree)}, nodes=8)
+    prompt, params = [3, 14, 15, 9], SamplingParams(max_tokens=20)
+    result = engine.generate([prompt], params)[0]
+    assert result.token_ids == Engine(target()).generate([prompt], params)[0].token_ids
+    assert result.stats.drafted[0] == 4 * result.stats.steps

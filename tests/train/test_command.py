@@ -1,0 +1,213 @@
+"""``draftree calibrate`` and what can be done with its file, through the entry point."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from draftree.cli import run
+from draftree.draft.tree_file import read_tree
+from draftree.train import command
+from draftree.train.calibrate import measure
+from draftree.train.prompts import read_prompts
+
+from ..pairs import save_tree
+from ..tiny import MAX_LENGTH, save_tiny
+
+Captured = pytest.CaptureFixture[str]
+
+QUESTIONS = ["the cat in the hat", "a b a b a b", "is the hat in the cat?"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_tiny(tmp_path_factory.mktemp("models") / "tiny"))
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    path = tmp_path / "prompts.txt"
+    path.write_text("\n".join([QUESTIONS[0], "", *QUESTIONS[1:], ""]))
+    return path
+
+
+def asked(model: str, prompts: Path, out: Path, *more: str) -> list[str]:
+    given = ["calibrate", "--prompts", str(prompts), "--out", str(out), "--target", model, "--max-tokens", "24"]
+    return [*given, "--depth", "4", "--nodes", "12", "--stride", "1", *more]
+
+
+def complaint(capsys: Captured) -> str:
+    printed = capsys.readouterr()
+    assert len(printed.err.strip().splitlines()) == 1, printed.err
+    assert printed.err.startswith("draftree: ")
+    return printed.err
+
+
+@pytest.mark.parametrize("drafter", ["lookup", "self", "MODEL"])
+def test_calibrate_writes_a_tree_that_generate_drafts_with(
+    drafter: str, model: str, prompts: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    drafter = str(save_tiny(tmp_path / "small", seed=5)) if drafter == "MODEL" else drafter
+    out = tmp_path / "tree.json"
+    capsys.readouterr()
+    assert run(asked(model, prompts, out, "--drafter", drafter)) == 0
+    printed = capsys.readouterr()
+    found = read_tree(str(out))
+    assert f"{len(found.tree)} nodes" in printed.out
+    assert printed.err == ""
+    assert sorted(p.name for p in tmp_path.iterdir() if p.is_file()) == ["prompts.txt", "tree.json"]
+    assert (found.made_for.drafter, found.prompts) == (drafter, 3)
+
+    question = ["generate", QUESTIONS[0], "--target", model, "--max-tokens", "24", "--json", "--drafter"]
+    assert run([*question, "none"]) == 0
+    plain = json.loads(capsys.readouterr().out)
+    assert run([*question, drafter, "--method", "sequoia", "--tree", str(out), "--nodes", "12"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["token_ids"] == plain["token_ids"]
+    assert report["stats"]["drafted"] > 0 or drafter == "lookup"
+
+
+def test_the_tree_of_a_drafter_that_is_always_right_is_a_chain(model: str, prompts: Path, tmp_path: Path) -> None:
+    assert run(asked(model, prompts, tmp_path / "tree.json", "--drafter", "self")) == 0
+    found = read_tree(str(tmp_path / "tree.json"))
+    assert found.tree == ((0,), (0, 0), (0, 0, 0), (0, 0, 0, 0))
+    assert found.expected_acceptance_length == 5
+    assert found.counts.acceptance.tolist() == [[1.0]] * 4
+
+
+def test_what_an_interrupted_calibration_has_measured_is_kept(
+    model: str, prompts: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, out, law = tmp_path / "whole.json", tmp_path / "tree.json", ("--temperature", "1", "--drafter", "self")
+    assert run(asked(model, prompts, whole, *law)) == 0
+
+    def interrupted(*arguments: object) -> Iterator[int]:
+        yield next(measure(*arguments))  # type: ignore[arg-type]
+        raise KeyboardInterrupt
+
+    capsys.readouterr()
+    with monkeypatch.context() as patch:
+        patch.setattr(command, "measure", interrupted)
+        assert run(asked(model, prompts, out, *law)) == 1
+    assert "interrupted after 1 of 3 prompts: the same command goes on from there" in complaint(capsys)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["prompts.txt", "tree.json.part", "whole.json"]
+    assert run(asked(model, prompts, out, *law)) == 0
+    assert out.read_text() == whole.read_text()
+    assert not (tmp_path / "tree.json.part").exists()
+
+
+def test_a_drafter_that_is_never_right_leaves_nothing_behind(model: str, tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "prompts.txt").write_text("e")
+    capsys.readouterr()
+    assert run(asked(model, tmp_path / "prompts.txt", tmp_path / "tree.json", "--raw", "--max-tokens", "2")) == 1
+    assert "lookup was never right in 1 trials: use more prompts" in complaint(capsys)
+    assert [p.name for p in tmp_path.iterdir()] == ["prompts.txt"]
+
+
+def test_an_existing_file_is_refused_before_any_work_and_kept(prompts: Path, tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "tree.json").write_text("mine")
+    assert run(asked("./nowhere", prompts, tmp_path / "tree.json")) == 2
+    assert "tree.json exists: give --out another file, or --force" in complaint(capsys)
+    assert (tmp_path / "tree.json").read_text() == "mine"
+
+
+def test_force_overwrites_it(model: str, prompts: Path, tmp_path: Path) -> None:
+    (tmp_path / "tree.json").write_text("mine")
+    assert run(asked(model, prompts, tmp_path / "tree.json", "--force")) == 0
+    assert read_tree(str(tmp_path / "tree.json")).prompts == 3
+
+
+BAD = {
+    "no drafter": (["--drafter", "none"], "none drafts nothing"),
+    "no nodes": (["--nodes", "0"], "node budget is 0"),
+    "no depth": (["--depth", "0"], "tree depth is 0"),
+    "no stride": (["--stride", "0"], "stride is 0"),
+    "one token": (["--max-tokens", "1"], "max_tokens is 1"),
+    "negative temperature": (["--temperature", "-1"], "-1"),
+    "no prompt file": (["--prompts", "nowhere.txt"], "no prompt file 'nowhere.txt'"),
+    "no folder": (["--out", "nowhere/tree.json"], "folder nowhere"),
+    "a folder": (["--out", "."], ". is a folder"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_settings_are_refused_before_any_work(case: str, prompts: Path, tmp_path: Path, capsys: Captured) -> None:
+    arguments, named = BAD[case]
+    assert run(asked("./nowhere", prompts, tmp_path / "tree.json", *arguments)) == 2
+    assert named in complaint(capsys)
+    assert [p.name for p in tmp_path.iterdir()] == ["prompts.txt"]
+
+
+def test_a_prompt_that_is_too_long_is_named_before_any_is_decoded(model: str, tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "prompts.txt").write_text(f"the cat\n{'cat ' * MAX_LENGTH}")
+    capsys.readouterr()
+    assert run(asked(model, tmp_path / "prompts.txt", tmp_path / "tree.json")) == 2
+    assert f"prompt 2 of {tmp_path / 'prompts.txt'} has" in complaint(capsys)
+    assert [p.name for p in tmp_path.iterdir()] == ["prompts.txt"]
+
+
+def test_prompts_are_lines_or_json_lines_with_a_prompt_or_a_text(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text('one\r\n\r\n  {"prompt": "two"}\n')
+    (tmp_path / "a.jsonl").write_text('{"prompt": "one\\ntwo", "text": "no"}\n\n{"text": "three", "id": 3}\n')
+    assert read_prompts(str(tmp_path / "a.txt")) == ["one", '{"prompt": "two"}']
+    assert read_prompts(str(tmp_path / "a.jsonl")) == ["one\ntwo", "three"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "named"),
+    [
+        ("a.txt", b"\n \n", "a.txt has no prompts"),
+        ("a.txt", b"caf\xe9", "a.txt is not valid UTF-8"),
+        ("a.jsonl", b'{"prompt": "x"}\n{"prompt": ', "a.jsonl line 2 is not JSON"),
+        ("a.jsonl", b'{"question": "x"}', 'a.jsonl line 1 has no "prompt" or "text"'),
+        ("a.jsonl", b'{"prompt": ["x"]}', "a.jsonl line 1 has no"),
+        ("a.jsonl", b'{"prompt": " "}', "a.jsonl line 1 has no"),
+        ("a.jsonl", b"[1]", "a.jsonl line 1 has no"),
+        ("a.jsonl", b"", "a.jsonl has no prompts"),
+    ],
+)
+def test_a_prompt_file_that_is_none_is_one_line(
+    name: str, content: bytes, named: str, tmp_path: Path, capsys: Captured
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    assert run(asked("./nowhere", tmp_path / name, tmp_path / "tree.json")) == 2
+    assert named in complaint(capsys)
+
+
+@pytest.mark.parametrize("what", ["generate", "chat"])
+def test_a_tree_of_other_models_is_refused(what: str, model: str, tmp_path: Path, capsys: Captured) -> None:
+    question = [what, *(["the cat"] if what == "generate" else []), "--target", model, "--method", "sequoia"]
+    tree = save_tree(tmp_path / "tree.json", "elsewhere/tiny", "self")
+    capsys.readouterr()
+    assert run([*question, "--tree", str(tree), "--drafter", "lookup"]) == 2
+    assert "made for drafter 'self', not 'lookup'" in complaint(capsys)
+    save_tree(tree, "elsewhere/huge", "lookup")
+    assert run([*question, "--tree", str(tree), "--drafter", "lookup"]) == 2
+    assert "made for target 'elsewhere/huge', not" in complaint(capsys)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--method", "sequoia"], "method sequoia needs a tree"),
+        (["--method", "sequoia", "--tree", ""], "method sequoia needs a tree"),
+        (["--method", "sequoia", "--tree", "nowhere.json"], "no tree file 'nowhere.json'"),
+        (["--method", "chain", "--tree", "nowhere.json"], "method chain has no setting 'tree': it has depth"),
+        (["--method", "eagle", "--tree", "nowhere.json"], "method eagle has no setting 'tree': it has none"),
+    ],
+)
+def test_a_tree_that_cannot_be_used_is_refused_before_any_model(
+    arguments: list[str], named: str, capsys: Captured
+) -> None:
+    assert run(["generate", "the cat", "--target", "./nowhere", *arguments]) == 2
+    assert named in complaint(capsys)
+
+
+def test_a_corrupt_tree_is_refused_before_any_model(tmp_path: Path, capsys: Captured) -> None:
+    tree = save_tree(tmp_path / "tree.json", "tiny", "self")
+    tree.write_text(tree.read_text()[:-20])
+    assert run(["generate", "the cat", "--target", "./nowhere", "--method", "sequoia", "--tree", str(tree)]) == 2
+    assert "is not JSON: give a file that 'draftree calibrate' wrote" in complaint(capsys)
