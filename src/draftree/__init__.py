@@ -17,9 +17,11 @@ from .models.load import load
 from .sequence import Chunk, Seconds, Stats
 from .text import user
 from .tree import DraftTree
+from .verify.schemes import SCHEMES, Relaxed
 
 __all__ = [
     "METHODS",
+    "SCHEMES",
     "BranchingSteps",
     "Budget",
     "Chunk",
@@ -31,6 +33,7 @@ __all__ = [
     "Generation",
     "HFModel",
     "InputError",
+    "Relaxed",
     "RunError",
     "SamplingParams",
     "Seconds",

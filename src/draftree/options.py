@@ -38,6 +38,7 @@ Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the method; may be repeated.")
 ]
 Nodes = Annotated[int, _whole("N", "Most drafted tokens in one step's tree.")]
+Verify = Annotated[str, typer.Option(help="How trees are verified; 'draftree methods' lists the schemes.")]
 MaxTokens = Annotated[
     int | None,
     _whole("N", "Most tokens to generate; until the context is full by default."),
