@@ -15,6 +15,7 @@ from draftree import cli
 from draftree.cli import run
 from draftree.draft.methods import METHODS
 from draftree.sequence import Chunk
+from draftree.verify.schemes import SCHEMES
 
 from .pairs import save_tree
 from .tiny import MAX_LENGTH, save_tiny
@@ -35,7 +36,8 @@ def _json(capsys: Captured, *arguments: str) -> dict[str, object]:
 
 def test_json_is_one_object_with_text_ids_and_figures(model: str, capsys: Captured) -> None:
     report = _json(capsys, "generate", "the cat in the hat", "--target", model, "--max-tokens", "12")
-    assert set(report) == {"text", "token_ids", "finish_reason", "seed", "stats"}
+    assert set(report) == {"text", "token_ids", "finish_reason", "seed", "verification", "lossy", "stats"}
+    assert (report["verification"], report["lossy"]) == ("match", False)
     stats = report["stats"]
     assert isinstance(stats, dict)
     assert set(stats) >= {"tokens", "steps", "mal", "drafted", "accepted", "seconds", "tokens_per_second"}
@@ -128,8 +130,31 @@ def test_info_says_what_was_found(model: str, capsys: Captured) -> None:
 def test_methods_lists_each_method_in_one_line(capsys: Captured) -> None:
     assert run(["methods"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    for name in [*METHODS, "lookup", "none", "self"]:
+    for name in [*METHODS, *SCHEMES, "lookup", "none", "self"]:
         assert sum(line.startswith(f"{name} ") for line in lines) == 1
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_every_scheme_prints_greedy_text_unless_it_says_that_it_is_lossy(
+    scheme: str, model: str, capsys: Captured
+) -> None:
+    asked = ["generate", "the cat in the hat", "--target", model, "--max-tokens", "20", "--drafter", "self"]
+    assert run([*asked, "--verify", "match", "--method", "chain"]) == 0
+    want = capsys.readouterr().out
+    assert run([*asked, "--verify", scheme, "--method", "chain"]) == 0
+    printed = capsys.readouterr()
+    assert f"self, chain, {scheme}: " in printed.err
+    assert ("lossy" in printed.err) == SCHEMES[scheme].lossy
+    assert printed.out == want or SCHEMES[scheme].lossy
+    report = _json(capsys, *asked, "--verify", scheme, "--method", "chain")
+    assert (report["verification"], report["lossy"]) == (scheme, SCHEMES[scheme].lossy)
+
+
+def test_comparing_a_scheme_that_draws_says_why_its_sampled_text_differs(model: str, capsys: Captured) -> None:
+    asked = ["generate", "the cat in the hat", "--target", model, "--max-tokens", "20", "--drafter", "self"]
+    sampled = ["--temperature", "1", "--seed", "1", "--method", "static", "--compare"]
+    assert run([*asked, *sampled, "--verify", "multi-round"]) == 0
+    assert "multi-round: another draw from the same law" in capsys.readouterr().err
 
 
 def test_chat_remembers_and_resets_the_conversation(
@@ -158,6 +183,8 @@ def test_chat_goes_on_after_a_line_that_does_not_fit(
 
 BAD = {
     "unknown method": (["--method", "dynamic-widht"], "dynamic-width"),
+    "unknown verification": (["--verify", "blocks"], "did you mean block?"),
+    "verification that cannot judge the method's trees": (["--verify", "block", "--method", "static"], "chain"),
     "unknown setting": (["--method", "chain", "--set", "width=3"], "depth"),
     "setting without a value": (["--set", "depth"], "KEY=VALUE"),
     "setting that is no number": (["--method", "chain", "--set", "depth=deep"], "deep"),

@@ -92,6 +92,16 @@ def test_what_it_cannot_do_is_refused_by_name(options: dict[str, object]) -> Non
         _generate(_model(), PROMPT, FULL, max_new_tokens=3, custom_generate=draftree.generate_with, **options)
 
 
+def test_a_verification_is_chosen_by_name_and_refused_before_anything_is_loaded() -> None:
+    ours = draftree.custom_generate(drafter="self", method="chain", verification="block", seed=3)
+    options = {"do_sample": True, "max_new_tokens": 20, "custom_generate": ours}
+    assert _generate(_model(), PROMPT, FULL, **options) == _generate(_model(), PROMPT, FULL, **options)
+    want = _generate(_model(), PROMPT, FULL, do_sample=False, max_new_tokens=20)
+    assert _generate(_model(), PROMPT, FULL, do_sample=False, max_new_tokens=20, custom_generate=ours) == want
+    with pytest.raises(ConfigError, match="block"):
+        draftree.custom_generate(drafter="./never-loaded", method="static", verification="block")
+
+
 def test_a_drafting_model_is_loaded_by_name_and_checked(tmp_path: Path) -> None:
     folder = save_tiny(tmp_path / "drafter", seed=4)
     model = _model()

@@ -47,6 +47,20 @@ def test_batched_trees_give_the_ids_of_plain_decoding(name: str, temperature: fl
     assert [g.token_ids for g in Engine(target, _drafter(name)).generate(PROMPTS, params)] == want
 
 
+@pytest.mark.parametrize("name", ["lookup", "relative"])
+@pytest.mark.parametrize("scheme", ["multi-round", "multi-round-replacement", "top1-residual", "relaxed"])
+def test_schemes_that_throw_coins_run_on_the_device(scheme: str, name: str) -> None:
+    target = _on_gpu(tiny())
+    params = [SamplingParams(max_tokens=30, temperature=t, seed=5) for t in (1.0, 0.0, 0.7)]
+    texts = [
+        [g.token_ids for g in Engine(target, _drafter(name), verification=scheme).generate(PROMPTS, params)]
+        for _ in range(2)
+    ]
+    assert texts[0] == texts[1]
+    greedy = Engine(target).generate(PROMPTS[1:2], params[1])[0].token_ids
+    assert scheme == "relaxed" or texts[0][1] == greedy
+
+
 class _Transfers(TorchDispatchMode):
     """Counts copies from the device to the host."""
 

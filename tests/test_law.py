@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from draftree import engine as engine_module
 from draftree.config import SamplingParams
 from draftree.draft.entropy import EntropyTree, StaticTree
 from draftree.draft.model import ModelDrafter
@@ -13,7 +12,8 @@ from draftree.draft.policy import GrowthPolicy
 from draftree.engine import Engine
 from draftree.sampling import Draws
 from draftree.tree import TreeBatch
-from draftree.verify import Verdict, match
+from draftree.verify import schemes
+from draftree.verify.match import Verdict, match
 
 from .toy import ToyModel, chi_square, law
 
@@ -48,6 +48,6 @@ def test_a_verification_that_prefers_drafts_is_caught(monkeypatch: pytest.Monkey
                 verdicts[b] = Verdict([], [int(trees.tokens[b, 0])])
         return verdicts
 
-    monkeypatch.setattr(engine_module, "match", biased)
+    monkeypatch.setattr(schemes, "match", biased)
     counts = _counts(StaticTree(width=2, depth=2), 36_000)
     assert chi_square(counts.flatten(), law(ToyModel(VOCAB, spread=1.0), PROMPT, LENGTH).flatten()) < 1e-4

@@ -8,6 +8,7 @@ import draftree
 def test_the_public_names_are_these() -> None:
     assert set(draftree.__all__) == {
         "METHODS",
+        "SCHEMES",
         "BranchingSteps",
         "Budget",
         "Chunk",
@@ -22,6 +23,7 @@ def test_the_public_names_are_these() -> None:
         "InputError",
         "Observer",
         "RankTree",
+        "Relaxed",
         "RunError",
         "RunRecord",
         "SamplingParams",

@@ -85,7 +85,7 @@ def test_the_reader_gives_every_step_as_the_engine_took_it(count: int, tmp_path:
         sequence, cost = outcome.sequence, outcome.step
         assert did.sequences[record.sequence] is sequence
         assert (record.length, record.root) == (length, sequence.ids[length - 1])
-        for column in fields(DraftTree):
+        for column in (f for f in fields(DraftTree) if f.repr):
             ours, theirs = getattr(record.tree, column.name), getattr(outcome.tree, column.name)
             assert ours.dtype == theirs.dtype
             assert ours.tolist() == theirs.tolist()

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from draftree.config import Budget
+from draftree.draft.drawing import Drawn
 from draftree.draft.grow import Scorer, grow
 from draftree.draft.policy import Candidates, GrowthPolicy
 from draftree.errors import CacheError, PromptError
@@ -179,6 +180,10 @@ class ScriptedScorer:
             self._paths[b, node] = (*self._paths[b, parent], token)
             asked.append((b, self._paths[b, node]))
         return self._ask(asked, width)
+
+    def draw(self, counts: Tensor) -> Drawn:
+        """See ``Scorer``; nothing is drawn here."""
+        raise NotImplementedError
 
     def _ask(self, asked: list[tuple[int, Path]], width: int) -> Candidates:
         self.calls.append(asked)

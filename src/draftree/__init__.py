@@ -21,9 +21,11 @@ from .sequence import Chunk, Seconds, Stats
 from .text import user
 from .trace import Trace, read_trace
 from .tree import DraftTree
+from .verify.schemes import SCHEMES, Relaxed
 
 __all__ = [
     "METHODS",
+    "SCHEMES",
     "BranchingSteps",
     "Budget",
     "Chunk",
@@ -38,6 +40,7 @@ __all__ = [
     "InputError",
     "Observer",
     "RankTree",
+    "Relaxed",
     "RunError",
     "RunRecord",
     "SamplingParams",

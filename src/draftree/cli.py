@@ -46,11 +46,13 @@ from .options import (
     TopP,
     TraceFile,
     TreeFile,
+    Verify,
 )
 from .sequence import Chunk, Sequence
 from .text import Prompt, user
 from .trace import Trace
 from .train.command import calibrate
+from .verify.schemes import DEFAULT_SCHEME, SCHEMES, Match
 
 app = typer.Typer(
     name="draftree",
@@ -75,6 +77,7 @@ def generate(
     settings: Settings = None,
     tree: TreeFile = None,
     nodes: Nodes = DEFAULT_NODES,
+    verify: Verify = DEFAULT_SCHEME,
     max_tokens: MaxTokens = None,
     temperature: Temperature = 0.0,
     top_k: TopK = 0,
@@ -101,7 +104,7 @@ def generate(
     observers = _trace(context, trace, force, drafter, method)
     if show_trees:
         observers.append(show.Trees(out))
-    engine = _engine(target, drafter, method, _with_tree(settings, tree), nodes, dtype, device, observers)
+    engine = _engine(target, drafter, method, _with_tree(settings, tree), nodes, verify, dtype, device, observers)
     asked: Prompt = text if raw else user(text)
     sequence = engine.open(asked, params)
     interrupted = _run(engine, sequence, silent=as_json, stream=not show_trees)
@@ -110,11 +113,13 @@ def generate(
         "token_ids": sequence.output_ids,
         "finish_reason": sequence.finish_reason or "interrupted",
         "seed": sequence.seed,
+        "verification": verify,
+        "lossy": engine.verification.lossy,
         "stats": show.as_json(sequence.stats),
     }
     if not as_json:
         err.print(show.LEGEND)
-        err.print(f"{drafter}, {method}: {show.figures(sequence.stats)}")
+        err.print(f"{drafter}, {method}, {verify}: {show.figures(sequence.stats, engine.verification.lossy)}")
     if compare and not interrupted:
         try:
             interrupted = _compare(engine, sequence, report, quiet=as_json)
@@ -135,6 +140,7 @@ def chat(
     settings: Settings = None,
     tree: TreeFile = None,
     nodes: Nodes = DEFAULT_NODES,
+    verify: Verify = DEFAULT_SCHEME,
     max_tokens: MaxTokens = None,
     temperature: Temperature = 0.0,
     top_k: TopK = 0,
@@ -149,7 +155,7 @@ def chat(
     """Talk to the target: /reset forgets the conversation, /exit or Ctrl-D ends it, Ctrl-C ends an answer."""
     params = _params(max_tokens, temperature, top_k, top_p, min_p, seed, None)
     observers = _trace(context, trace, force, drafter, method)
-    engine = _engine(target, drafter, method, _with_tree(settings, tree), nodes, dtype, device, observers)
+    engine = _engine(target, drafter, method, _with_tree(settings, tree), nodes, verify, dtype, device, observers)
     messages: list[dict[str, str]] = []
     err.print("/reset forgets the conversation, /exit ends it", style="dim")
     while True:
@@ -174,7 +180,7 @@ def chat(
             _complain(f"{error}, or forget the conversation with /reset" if messages else str(error))
             continue
         _run(engine, sequence)
-        err.print(show.figures(sequence.stats), style="dim")
+        err.print(show.figures(sequence.stats, engine.verification.lossy), style="dim")
         messages += [*user(line), {"role": "assistant", "content": sequence.text}]
 
 
@@ -208,10 +214,13 @@ def info(
 
 @app.command()
 def methods() -> None:
-    """List the ways to shape draft trees, and the drafters."""
+    """List the ways to shape draft trees, the verification schemes, and the drafters."""
     for method in METHODS.values():
         settings = " ".join(f"{key}={'FILE' if value == '' else value}" for key, value in method.settings.items())
         out.print(f"{method.name:20} {method.summary}{f' [{settings}]' if settings else ''}", markup=False)
+    out.print("\nverification:")
+    for scheme in SCHEMES.values():
+        out.print(f"{scheme.name:23} {scheme.summary}")
     out.print("\ndrafters:")
     for name, summary in DRAFTERS.items():
         out.print(f"{name:20} {summary}")
@@ -274,6 +283,7 @@ def _engine(
     method: str,
     settings: list[str] | None,
     nodes: int,
+    verify: str,
     dtype: str | None,
     device: str | None,
     observers: Many[Observer] = (),
@@ -290,7 +300,14 @@ def _engine(
         raise ConfigError(f"node budget is {nodes}: use at least 1, or --drafter none for plain decoding")
     Budget(nodes)
     return load_engine(
-        target, drafter=drafter, method=policy, nodes=nodes, dtype=dtype, device=device, observers=observers
+        target,
+        drafter=drafter,
+        method=policy,
+        nodes=nodes,
+        verification=verify,
+        dtype=dtype,
+        device=device,
+        observers=observers,
     )
 
 
@@ -335,6 +352,10 @@ def _compare(engine: Engine, sequence: Sequence, report: dict[str, object], *, q
         verdict = "the same text" if difference is None else f"text differs from token {difference.index} on"
         if difference and difference.near_tie:
             verdict += f" (a near-tie: the two logits are {difference.gap:.1g} apart)"
+        elif difference and engine.verification.lossy:
+            verdict += f" ({engine.verification.name} is lossy)"
+        elif difference and sequence.params.temperature and not isinstance(engine.verification, Match):
+            verdict += f" ({engine.verification.name}: another draw from the same law)"
         err.print(f"draft trees decode {ratio:.2f}x as fast as plain decoding (tokens per second), {verdict}")
     return False
 

@@ -26,6 +26,7 @@ from .engine import Engine
 from .errors import ConfigError
 from .models.hf import HFModel
 from .models.load import load
+from .verify.schemes import DEFAULT_SCHEME, Scheme, find_scheme
 
 
 def generate_with(
@@ -39,6 +40,7 @@ def generate_with(
     method: str | GrowthPolicy = DEFAULT_METHOD,
     settings: Mapping[str, float | str] | None = None,
     nodes: int = DEFAULT_NODES,
+    verification: str | Scheme = DEFAULT_SCHEME,
     seed: int | None = None,
     **model_inputs: Any,
 ) -> Tensor:
@@ -47,7 +49,7 @@ def generate_with(
     Args:
         model, input_ids, logits_processor, stopping_criteria, generation_config: from ``generate``.
         drafter: as in ``load_drafter``; a model's name loads it at every call, so better give a loaded one.
-        method, settings, nodes: as in ``load_engine``.
+        method, settings, nodes, verification: as in ``load_engine``.
         seed: of sampled generation, plus the row's number; None draws a fresh one for each row. torch's global seed
             plays no part.
         model_inputs: from ``generate``: of these only ``attention_mask`` is read, to tell padding; the engine makes
@@ -57,7 +59,7 @@ def generate_with(
         [B, length] int64: ``input_ids`` and the generated tokens, padded on the right.
 
     Raises:
-        ConfigError: beams or dictionary output were asked for.
+        ConfigError: beams or dictionary output were asked for, or a verification that cannot judge the trees.
     """
     for what, value, plain in (
         ("num_beams", generation_config.num_beams or 1, 1),
@@ -70,7 +72,8 @@ def generate_with(
     attention, training = model.config._attn_implementation, model.training
     try:
         target = HFModel(model)
-        engine = Engine(target, load_drafter(drafter, target, find_policy(method, settings)), nodes=nodes)
+        made = load_drafter(drafter, target, find_policy(method, settings))
+        engine = Engine(target, made, nodes=nodes, verification=verification)
         prompts = [row[seen.bool()].tolist() for row, seen in zip(input_ids, mask, strict=True)]
         params = [
             _params(
@@ -96,17 +99,28 @@ def custom_generate(
     method: str | GrowthPolicy = DEFAULT_METHOD,
     settings: Mapping[str, float | str] | None = None,
     nodes: int = DEFAULT_NODES,
+    verification: str | Scheme = DEFAULT_SCHEME,
     seed: int | None = None,
 ) -> Callable[..., Tensor]:
     """``generate_with`` with these choices made (its arguments of the same names); a drafting model is loaded now.
 
     Raises:
-        InputError: no such drafter, method or setting.
+        InputError: no such drafter, method, setting or verification, or they do not go together.
     """
-    find_policy(method, settings)
+    policy, scheme = find_policy(method, settings), find_scheme(verification)
+    if drafter != "none":
+        scheme.check(policy, nodes)
     if isinstance(drafter, str) and drafter not in DRAFTERS:
         drafter = load(drafter)
-    return partial(generate_with, drafter=drafter, method=method, settings=settings, nodes=nodes, seed=seed)
+    return partial(
+        generate_with,
+        drafter=drafter,
+        method=method,
+        settings=settings,
+        nodes=nodes,
+        verification=verification,
+        seed=seed,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """The loop: draft a tree, verify it in one target pass, commit the accepted path, stream.
 
-    prefill -> [ propose -> extend -> match -> commit -> append ] *
+    prefill -> [ propose -> extend -> verify -> commit -> append ] *
 
 Joins drafting and verification, which know nothing of each other.
 """
@@ -30,8 +30,9 @@ from .observer import Observer, Setup
 from .sampling import Draws
 from .sequence import Chunk, Sequence, Stats
 from .text import Prompt, encode, text_stream
-from .tree import ROOT, DraftTree, TreeBatch
-from .verify import Verdict, greedy, match
+from .tree import ROOT, DraftTree
+from .verify.match import Verdict
+from .verify.schemes import DEFAULT_SCHEME, Scheme, find_scheme
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,7 @@ class Generation:
         seed: the seed that reproduces it.
         chunks: the tokens as they streamed.
         stats: what was measured.
+        lossy: the verification was a lossy one: the tokens do not follow the target's law.
     """
 
     text: str
@@ -53,20 +55,23 @@ class Generation:
     seed: int
     chunks: list[Chunk]
     stats: Stats
+    lossy: bool = False
 
 
 class Engine:
-    """Decodes sequences with draft trees; the output is the target's own, token for token.
+    """Decodes sequences with draft trees; the output is the target's own, token for token, unless asked otherwise.
 
     Attributes:
         target: the model whose output is given.
         drafter: what proposes trees; ``NoDrafter`` decodes plainly.
         nodes: node budget of one sequence's tree at one step.
         tokenizer: for text prompts and text output; None for bare token ids.
+        verification: how the target judges trees; a name of ``SCHEMES`` or a scheme.
         observers: are told what it does, in this order.
 
     Raises:
-        ConfigError: the node budget is out of range.
+        ConfigError: the node budget is out of range, or the verification cannot judge the drafter's trees.
+        UnknownNameError: there is no such verification.
     """
 
     def __init__(
@@ -76,18 +81,22 @@ class Engine:
         *,
         nodes: int = DEFAULT_NODES,
         tokenizer: PreTrainedTokenizerBase | None = None,
+        verification: str | Scheme = DEFAULT_SCHEME,
         observers: Many[Observer] = (),
     ) -> None:
         if nodes < 1:
             raise ConfigError(f"node budget is {nodes}: use at least 1, or drafter 'none' for plain decoding")
         self.target = target
         self.drafter = drafter or NoDrafter()
-        self.drafter.prepare(target)
         self.nodes = Budget(nodes).nodes
         self.tokenizer = tokenizer or getattr(target, "tokenizer", None)
+        self.verification = find_scheme(verification)
+        if self.drafter.policy is not None:
+            self.verification.check(self.drafter.policy, nodes)
+        self.drafter.prepare(target)
         self.observers = tuple(observers)
         for observer in self.observers:
-            observer.begin(Setup(target, self.drafter, self.nodes, "match", self.tokenizer))
+            observer.begin(Setup(target, self.drafter, self.nodes, self.verification.name, self.tokenizer))
 
     def generate(
         self, prompts: Many[Prompt], params: SamplingParams | Many[SamplingParams] | None = None
@@ -121,7 +130,10 @@ class Engine:
         finally:
             for s in reversed(sequences):
                 self.close(s)
-        return [Generation(s.text, s.output_ids, s.finish_reason or "", s.seed, s.chunks, s.stats) for s in sequences]
+        lossy = self.verification.lossy
+        return [
+            Generation(s.text, s.output_ids, s.finish_reason or "", s.seed, s.chunks, s.stats, lossy) for s in sequences
+        ]
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Chunk]:
         """Decode one prompt, giving out tokens as they come (``generate`` for the arguments).
@@ -168,7 +180,7 @@ class Engine:
         sequence.row = self.target.open(ids)
         try:
             self.drafter.open(sequence)
-            first = _verify(sequence.row.logits[None, None], [DraftTree.empty()], [sequence])[0]
+            first = self._verify(sequence.row.logits[None, None], [DraftTree.empty()], [sequence])[0]
             sequence.append(first.tokens, accepted=0)
             sequence.stats.tokens = 1
             sequence.stats.seconds.prefill = time.perf_counter() - began
@@ -187,10 +199,11 @@ class Engine:
             self.target.commit(row, [])  # what a failed step may have left behind
         clock = [time.perf_counter()]
         passes = self.drafter.passes
-        trees = self.drafter.propose(sequences, [self._budget(s) for s in sequences])
+        budgets = [self._budget(s) for s in sequences]
+        trees = self.drafter.propose(sequences, budgets, self.verification.drawing)
         clock.append(time.perf_counter())
         logits = self.target.extend(rows, [_rooted(s, t) for s, t in zip(sequences, trees, strict=True)])
-        verdicts = _verify(logits, trees, sequences)
+        verdicts = self._verify(logits, trees, sequences)
         clock.append(time.perf_counter())
         taken = []
         for sequence, row, verdict in zip(sequences, rows, verdicts, strict=True):
@@ -220,6 +233,10 @@ class Engine:
             sequence.row = None
             for observer in self.observers:
                 observer.closed(sequence)
+
+    def _verify(self, logits: Tensor, trees: Many[DraftTree], sequences: Many[Sequence]) -> list[Verdict]:
+        draws = Draws([s.params for s in sequences], [s.seed for s in sequences], [s.ids for s in sequences])
+        return self.verification.verify(logits, trees, draws)
 
     def _budget(self, sequence: Sequence) -> Budget:
         """A path of depth d gains d + 1 tokens: no node deeper than the room left, less the bonus token."""
@@ -261,13 +278,6 @@ def _rooted(sequence: Sequence, tree: DraftTree) -> Nodes:
     return Nodes(torch.cat([root, tree.tokens]), torch.cat([torch.tensor([ROOT]), tree.parents + 1]))
 
 
-def _verify(logits: Tensor, trees: Many[DraftTree], sequences: Many[Sequence]) -> list[Verdict]:
-    draws = Draws([s.params for s in sequences], [s.seed for s in sequences], [s.ids for s in sequences])
-    if draws.greedy:
-        return greedy(logits, trees)
-    return match(logits, TreeBatch.pad(trees, logits.device), draws)
-
-
 def _count(outcome: Outcome) -> None:
     """Book one step's outcome."""
     stats, tree, cost = outcome.sequence.stats, outcome.tree, outcome.step
@@ -298,11 +308,15 @@ def load_engine(
     method: str | GrowthPolicy = DEFAULT_METHOD,
     settings: Mapping[str, float | str] | None = None,
     nodes: int = DEFAULT_NODES,
+    verification: str | Scheme = DEFAULT_SCHEME,
     dtype: str | None = None,
     device: str | None = None,
     observers: Many[Observer] = (),
 ) -> Engine:
     """An engine from names alone: ``load``, ``load_drafter`` and ``Engine`` for the arguments."""
-    policy = find_policy(method, settings)
+    policy, scheme = find_policy(method, settings), find_scheme(verification)
+    if drafter != "none":
+        scheme.check(policy, nodes)  # before a model is loaded
     model = load(target, dtype=dtype, device=device)
-    return Engine(model, load_drafter(drafter, model, policy), nodes=nodes, observers=observers)
+    made = load_drafter(drafter, model, policy)
+    return Engine(model, made, nodes=nodes, verification=scheme, observers=observers)

@@ -42,6 +42,7 @@ TreeFile = Annotated[
     str | None, typer.Option("--tree", metavar="FILE", help="A tree that 'draftree calibrate' wrote, for sequoia.")
 ]
 Nodes = Annotated[int, _whole("N", "Most drafted tokens in one step's tree.")]
+Verify = Annotated[str, typer.Option(help="How trees are verified; 'draftree methods' lists the schemes.")]
 MaxTokens = Annotated[
     int | None,
     _whole("N", "Most tokens to generate; until the context is full by default."),

@@ -241,9 +241,9 @@ def _ids(values: list[int]) -> tuple[int, ...]:
 
 
 def _tree(columns: Mapping[str, Any]) -> DraftTree:
-    whole = [torch.tensor(columns[key], dtype=torch.int64) for key in ("tokens", "parents", "depths")]
-    real = [torch.tensor([float(x) for x in columns[key]]) for key in ("path_logprobs", "entropies")]
-    return DraftTree(*whole, *real)
+    tokens, parents, depths = (torch.tensor(columns[key], dtype=torch.int64) for key in ("tokens", "parents", "depths"))
+    paths, entropies = (torch.tensor([float(x) for x in columns[key]]) for key in ("path_logprobs", "entropies"))
+    return DraftTree(tokens, parents, depths, paths, entropies)
 
 
 def _stats(values: Mapping[str, Any]) -> Stats:

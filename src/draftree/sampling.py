@@ -22,6 +22,10 @@ from .config import SamplingParams
 _MASK64 = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _MIX1, _MIX2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+_COINS = 1
+"""Label of the acceptance coins' streams."""
+DRAFT_NOISE = 2
+"""Label of the streams that drafted children are drawn with."""
 _NUCLEUS = 1024
 """Tokens that are sorted at first to find a top-p set on a CPU; the whole vocabulary when they hold too little mass."""
 
@@ -45,6 +49,15 @@ def warp(logits: Tensor, params: SamplingParams) -> Tensor:
         # p >= min_p * p_max  <=>  x >= x_max + ln(min_p)
         x = _drop_below(x, x.amax(-1, keepdim=True) + torch.tensor(params.min_p).log().item())
     return x
+
+
+def warp_rows(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+    """``warp`` with each row's own params; rows at temperature 0 come back as they are."""
+    out = logits.clone()
+    for law in {p.law for p in params if p.temperature}:
+        rows = [r for r, p in enumerate(params) if p.law == law]
+        out[rows] = warp(logits[rows], params[rows[0]])
+    return out
 
 
 def _drop_below(x: Tensor, edge: Tensor) -> Tensor:
@@ -86,6 +99,23 @@ def _shift(x: Tensor, bits: int) -> Tensor:
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
+def _key(seed: int, position: int) -> int:
+    """Where the stream of (seed, position) starts."""
+    return _mix(_mix(seed + _GOLDEN) + position * _GOLDEN)
+
+
+def derive_seed(seed: int, *labels: int) -> int:
+    """A seed whose streams are independent of those of ``seed`` and of those of other labels."""
+    for label in labels:
+        seed = _mix(_mix(seed + _MIX1) + label * _MIX2)
+    return seed
+
+
+def uniform(seed: int, position: int) -> float:
+    """A number in (0, 1), both ends excluded: a pure function of (seed, position)."""
+    return ((_mix(_key(seed, position)) >> 12) + 0.5) * 2.0**-52
+
+
 @lru_cache(maxsize=8)
 def _counters(vocab: int, device: torch.device) -> Tensor:
     return torch.arange(vocab, device=device) * _signed(_GOLDEN)
@@ -99,13 +129,53 @@ def gumbel_noise(
     Row r is a SplitMix64 stream that starts at a hash of (seeds[r], positions[r]); no generator state is kept or
     touched, and the integers are the same on every device.
     """
-    keys = [_signed(_mix(_mix(s + _GOLDEN) + p * _GOLDEN)) for s, p in zip(seeds, positions, strict=True)]
+    keys = [_signed(_key(s, p)) for s, p in zip(seeds, positions, strict=True)]
     x = _counters(vocab, torch.device(device)) + torch.tensor(keys).to(device, non_blocking=True)[:, None]
     x = (x ^ _shift(x, 30)) * _signed(_MIX1)
     x = (x ^ _shift(x, 27)) * _signed(_MIX2)
     x = x ^ _shift(x, 31)
     uniform = _shift(x, 12).double().add_(0.5).mul_(2.0**-52)  # in (0, 1), both ends excluded
     return uniform.log_().neg_().log_().neg_().float()
+
+
+@dataclass(slots=True)
+class KeyedCoins:
+    """One sequence's chances in one step of a scheme that throws coins (``verify.walk.Coins``).
+
+    Coins are keyed by (seed, position of the step's root, number of the throw), and by a label that no other noise
+    has: a step never sees a coin, a draft's noise or a draw of another step, so nothing that an earlier step looked at
+    and gave up can come back. Tokens take the target's own position-keyed noise, as in ``Draws``.
+
+    Attributes:
+        params: how the sequence is sampled.
+        seed: its seed.
+        history: its committed token ids; the first draw is at position ``len(history)``.
+    """
+
+    params: SamplingParams
+    seed: int
+    history: Sequence[int]
+    _thrown: int = 0
+
+    def law(self, logits: Tensor, drawn: Sequence[int]) -> Tensor:
+        """[V] the target's warped logits after ``drawn``; only processed at temperature 0."""
+        row = logits[None].float()
+        if self.params.processors:
+            ids = torch.tensor([[*self.history, *drawn]]).to(logits.device, non_blocking=True)
+            for processor in self.params.processors:
+                row = processor(ids, row)
+        return (warp(row, self.params) if self.params.temperature else row)[0]
+
+    def accepts(self, chance: float) -> bool:
+        """See ``verify.walk.Coins``."""
+        self._thrown += 1
+        return uniform(derive_seed(self.seed, _COINS, self._thrown), len(self.history)) <= chance
+
+    def draw(self, logits: Tensor, depth: int) -> int:
+        """See ``verify.walk.Coins``; the argmax at temperature 0."""
+        if self.params.temperature:
+            logits = logits + gumbel_noise([self.seed], [len(self.history) + depth], len(logits), logits.device)[0]
+        return int(logits.argmax())
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +192,14 @@ class Draws:
     seeds: Sequence[int]
     histories: Sequence[Sequence[int]]
     _tensors: dict[int, Tensor] = field(default_factory=dict, repr=False)
+
+    def of(self, rows: Sequence[int]) -> Draws:
+        """The draws of some of the sequences."""
+        return Draws([self.params[b] for b in rows], [self.seeds[b] for b in rows], [self.histories[b] for b in rows])
+
+    def coins(self, b: int) -> KeyedCoins:
+        """The coins of sequence ``b``."""
+        return KeyedCoins(self.params[b], self.seeds[b], self.histories[b])
 
     @property
     def greedy(self) -> bool:

@@ -24,14 +24,15 @@ def token(chunk: Chunk) -> Text:
     return Text(chunk.text, style=DRAFTED if chunk.drafted else OWN)
 
 
-def figures(stats: Stats) -> str:
-    """One line of honest figures."""
+def figures(stats: Stats, lossy: bool = False) -> str:
+    """One line of honest figures; it says when the text need not be the target's own."""
     s = stats.seconds
     return (
         f"{stats.tokens} tokens in {s.total:.2f} s ({stats.tokens_per_second:.1f} tokens/s) · "
         f"{stats.steps} target passes · MAL {stats.mal:.2f} (bonus included) · "
         f"{sum(stats.drafted)} nodes drafted, {sum(stats.accepted)} accepted · "
         f"prefill {s.prefill:.2f} s, draft {s.draft:.2f} s, verify {s.verify:.2f} s, other {s.other:.2f} s"
+        + (" · lossy: the text does not follow the target's law" if lossy else "")
     )
 
 

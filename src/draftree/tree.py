@@ -8,13 +8,35 @@ as parent -1. Nodes are numbered in level order, so a parent's number is always 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 ROOT = -1
+
+
+@dataclass(frozen=True, slots=True)
+class DraftLaw:
+    """The law that the children of a node were drawn from: the softmax of ``logits``.
+
+    Attributes:
+        logits: [K] float, on the drafter's device; -inf where nothing is ever drawn.
+        tokens: [K] int64, whose logits they are; None: tokens 0 to K - 1.
+    """
+
+    logits: Tensor
+    tokens: Tensor | None = None
+
+    def dense(self, vocab: int, device: torch.device | str = "cpu") -> Tensor:
+        """[vocab] float64 logits on ``device``, -inf for the tokens that are left out."""
+        full = torch.full((vocab,), float("-inf"), dtype=torch.float64, device=device)
+        if self.tokens is None:
+            full[: self.logits.shape[0]] = self.logits.to(full)
+        else:
+            full[self.tokens.to(device)] = self.logits.to(full)
+        return full
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +49,8 @@ class DraftTree:
         depths: [N] int64, 1 for children of the root.
         path_logprobs: [N] float32, sum of the draft log-probabilities (nats) from the root down to the node.
         entropies: [N] float32, entropy (nats) of the draft law that the node was taken from; siblings share it.
+        laws: node (ROOT for the root) -> the law that its children were drawn from, in the order of their numbers;
+            empty where children were chosen and not drawn.
 
     Raises:
         ValueError: the columns do not describe a tree in level order.
@@ -37,6 +61,7 @@ class DraftTree:
     depths: Tensor
     path_logprobs: Tensor
     entropies: Tensor
+    laws: Mapping[int, DraftLaw] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         n = len(self)
@@ -106,7 +131,9 @@ class DraftTree:
             raise ValueError(f"nodes {keep.nonzero()[:, 0].tolist()} are not closed under parents: keep parents too")
         columns = (self.tokens, self.parents, self.depths, self.path_logprobs, self.entropies)
         tokens, parents, depths, paths, entropies = (x[keep] for x in columns)
-        return DraftTree(tokens, numbers[parents], depths, paths, entropies)
+        kept = {ROOT, *keep.nonzero()[:, 0].tolist()}
+        laws = {int(numbers[node]): law for node, law in self.laws.items() if node in kept}
+        return DraftTree(tokens, numbers[parents], depths, paths, entropies, laws)
 
     def children(self, node: int) -> list[int]:
         """Numbers of the children of ``node`` (ROOT for the root), in rank order."""

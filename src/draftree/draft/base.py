@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from ..config import Budget
 from ..models.base import LanguageModel
 from ..sequence import Sequence
 from ..tree import ROOT, DraftTree
+from .drawing import Drawing
+
+if TYPE_CHECKING:
+    from .policy import GrowthPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +67,15 @@ class Drafter(Protocol):
     """Proposes a draft tree for each sequence and keeps whatever state that takes.
 
     Attributes:
-        passes: drafter model passes so far; each brings its candidates to the host in one transfer.
+        passes: drafter model passes so far; each brings its candidates to the host in one transfer, and its drawn
+            children in another.
+        policy: what shapes its trees; None: it drafts nothing.
     """
 
     passes: int
+
+    @property
+    def policy(self) -> GrowthPolicy | None: ...
 
     def prepare(self, target: LanguageModel) -> None:
         """It will draft for ``target``: called once, before anything else."""
@@ -74,8 +83,13 @@ class Drafter(Protocol):
     def open(self, sequence: Sequence) -> None:
         """A sequence begins: its prompt is in ``sequence.ids``."""
 
-    def propose(self, sequences: Many[Sequence], budgets: Many[Budget]) -> list[DraftTree]:
-        """One tree for each sequence, rooted at its last token and within its budget."""
+    def propose(
+        self, sequences: Many[Sequence], budgets: Many[Budget], drawing: Drawing = Drawing.TOP
+    ) -> list[DraftTree]:
+        """One tree for each sequence, rooted at its last token and within its budget.
+
+        ``drawing`` says how children come out of the draft law; a sequence at temperature 0 gets the most probable.
+        """
 
     def observe(self, outcomes: Many[Outcome]) -> None:
         """What became of the proposed trees; ``sequence.ids`` already ends with the tokens gained."""
@@ -88,12 +102,15 @@ class NoDrafter:
     """Drafts nothing: the engine decodes plainly (AR)."""
 
     passes = 0
+    policy: GrowthPolicy | None = None
 
     def prepare(self, target: LanguageModel) -> None: ...
 
     def open(self, sequence: Sequence) -> None: ...
 
-    def propose(self, sequences: Many[Sequence], budgets: Many[Budget]) -> list[DraftTree]:
+    def propose(
+        self, sequences: Many[Sequence], budgets: Many[Budget], drawing: Drawing = Drawing.TOP
+    ) -> list[DraftTree]:
         """Empty trees."""
         return [DraftTree.empty() for _ in sequences]
 

@@ -2,6 +2,10 @@
 
 Everything is flat over all sequences (no padding) and on the host; the scorer alone touches a model. The last layer is
 never scored: a leaf costs no draft pass.
+
+Where children are drawn at random (``Drawing``), the policy and the budget first settle how many each node of the
+frontier gets, knowing the draft law's most probable tokens and what was drawn in the layers above; only then does the
+scorer draw them. So no choice depends on a drawn sibling, which is what the schemes that verify such trees stand on.
 """
 
 from __future__ import annotations
@@ -14,7 +18,8 @@ from torch import Tensor
 
 from ..config import Budget
 from ..errors import ConfigError
-from ..tree import ROOT, DraftTree
+from ..tree import ROOT, DraftLaw, DraftTree
+from .drawing import Drawing, Drawn
 from .policy import Candidates, Frontier, Growth, GrowthPolicy, Pool, best_per_row, count_within
 
 
@@ -26,6 +31,9 @@ class Scorer(Protocol):
 
     def score(self, rows: Tensor, nodes: Tensor, parents: Tensor, tokens: Tensor, width: int) -> Candidates:
         """Candidates after new nodes, flat over sequences: their row, number, parent's number and token, [F] each."""
+
+    def draw(self, counts: Tensor) -> Drawn:
+        """Draw ``counts`` ([F]) children for the nodes that were asked about last, in that order."""
 
 
 class Grown(NamedTuple):
@@ -41,6 +49,7 @@ class Grown(NamedTuple):
 
 
 class _Layer(NamedTuple):
+    chosen: Tensor  # which candidates of the frontier, flat over parents and ranks
     rows: Tensor
     nodes: Tensor
     tokens: Tensor
@@ -52,8 +61,14 @@ class _Layer(NamedTuple):
     counts: Tensor
 
 
-def grow(scorer: Scorer, policy: GrowthPolicy, budgets: Sequence[Budget]) -> list[Grown]:
-    """Grow one tree a sequence, each within its budget."""
+def grow(
+    scorer: Scorer, policy: GrowthPolicy, budgets: Sequence[Budget], drawing: Drawing = Drawing.TOP
+) -> list[Grown]:
+    """Grow one tree a sequence, each within its budget.
+
+    Raises:
+        ConfigError: the policy kept more than the budget, or children to be drawn other than by their number.
+    """
     active = [b for b, budget in enumerate(budgets) if budget.nodes and budget.depth != 0]
     if not active:
         return [Grown(DraftTree.empty(), torch.zeros(0, dtype=torch.int64)) for _ in budgets]
@@ -76,14 +91,17 @@ def grow(scorer: Scorer, policy: GrowthPolicy, budgets: Sequence[Budget]) -> lis
         pool=Pool(roots[:0], none[:0]),
     )
     layers: list[_Layer] = []
+    laws: list[dict[int, DraftLaw]] = [{} for _ in budgets]
     while True:
         layer = _next_layer(frontier, policy.grow(frontier), room - size, size)
+        if drawing is not Drawing.TOP:
+            layer = _drawn(layer, frontier, scorer, laws)
         layers.append(layer)
         size = size + layer.counts
         depth = frontier.depth + 1
         more = (layer.extend & ((limits > depth) & (room > size)).take(layer.rows)).nonzero()[:, 0]
         if not len(more):
-            return _finish(layers, policy, budgets)
+            return _finish(layers, laws, policy, budgets)
         columns = (layer.rows, layer.nodes, layer.parents, layer.tokens, layer.path_logprobs, layer.tags)
         rows, numbers, parents, tokens, paths, tags = (x.take(more) for x in columns)
         frontier = Frontier(
@@ -112,6 +130,7 @@ def _next_layer(frontier: Frontier, growth: Growth, room: Tensor, size: Tensor) 
         chosen, parent, path_logprobs, rows = chosen[stay], parent[stay], path_logprobs[stay], rows[stay]
         counts = counts.minimum(room)
     return _Layer(
+        chosen=chosen,
         rows=rows,
         nodes=size.take(rows) + count_within(rows, counts),
         tokens=found.tokens.take(chosen),
@@ -124,14 +143,36 @@ def _next_layer(frontier: Frontier, growth: Growth, room: Tensor, size: Tensor) 
     )
 
 
-def _finish(layers: list[_Layer], policy: GrowthPolicy, budgets: Sequence[Budget]) -> list[Grown]:
+def _drawn(layer: _Layer, frontier: Frontier, scorer: Scorer, laws: list[dict[int, DraftLaw]]) -> _Layer:
+    """The layer with drawn children in place of the most probable ones: as many for each node; their laws are noted."""
+    if not len(layer.chosen):
+        return layer
+    width = frontier.candidates.tokens.shape[1]
+    parents, ranks = layer.chosen // width, layer.chosen % width
+    counts = torch.bincount(parents, minlength=len(frontier.rows))
+    if not torch.equal(ranks, count_within(parents, counts)):
+        raise ConfigError("the policy passes over probable candidates: where children are drawn, keep the first ones")
+    drawn = scorer.draw(counts)
+    for row, node, law in zip(frontier.rows.tolist(), frontier.nodes.tolist(), drawn.laws, strict=True):
+        if law is not None:
+            laws[row][node] = law
+    paths = frontier.path_logprobs.take(parents) + drawn.logprobs[parents, ranks]
+    return layer._replace(tokens=drawn.tokens[parents, ranks], path_logprobs=paths)
+
+
+def _finish(
+    layers: list[_Layer], laws: list[dict[int, DraftLaw]], policy: GrowthPolicy, budgets: Sequence[Budget]
+) -> list[Grown]:
     rows, tokens, parents = (torch.cat([getattr(x, n) for x in layers]) for n in ("rows", "tokens", "parents"))
     paths, entropies, tags = (
         torch.cat([getattr(x, n) for x in layers]) for n in ("path_logprobs", "entropies", "tags")
     )
     depths = torch.cat([torch.full_like(x.rows, d) for d, x in enumerate(layers, start=1)])
-    own = [rows == b for b in range(len(budgets))] if len(budgets) > 1 else [slice(None)]
-    pools = [DraftTree(tokens[m], parents[m], depths[m], paths[m], entropies[m]) for m in own]
+    own: list[Tensor | slice] = [rows == b for b in range(len(budgets))] if len(budgets) > 1 else [slice(None)]
+    pools = [
+        DraftTree(tokens[m], parents[m], depths[m], paths[m], entropies[m], drawn_from)
+        for m, drawn_from in zip(own, laws, strict=True)
+    ]
     grown = []
     kept = policy.prune(pools, [tags[m] for m in own], budgets)
     for pool, keep, budget in zip(pools, kept, budgets, strict=True):

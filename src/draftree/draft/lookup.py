@@ -19,8 +19,9 @@ from ..config import Budget
 from ..errors import ConfigError
 from ..models.base import LanguageModel
 from ..sequence import Sequence
-from ..tree import DraftTree
+from ..tree import ROOT, DraftLaw, DraftTree
 from .base import Outcome
+from .drawing import Drawing, Drawn, Key, draw
 from .grow import grow
 from .policy import Candidates, GrowthPolicy
 
@@ -105,12 +106,15 @@ class LookupDrafter:
         self._indexes[sequence] = index = NgramIndex(self.shortest, self.longest)
         index.extend(sequence.ids)
 
-    def propose(self, sequences: Many[Sequence], budgets: Many[Budget]) -> list[DraftTree]:
+    def propose(
+        self, sequences: Many[Sequence], budgets: Many[Budget], drawing: Drawing = Drawing.TOP
+    ) -> list[DraftTree]:
         """Grow a tree of continuations for each sequence."""
         indexes = [self._indexes[r] for r in sequences]
         for index, sequence in zip(indexes, sequences, strict=True):
             index.extend(sequence.ids[len(index) :])
-        grown = grow(_LookupScorer(indexes), self.policy, self.policy.plan(sequences, budgets))
+        scorer = _LookupScorer(indexes, sequences, drawing)
+        grown = grow(scorer, self.policy, self.policy.plan(sequences, budgets), drawing)
         return [g.tree for g in grown]
 
     def observe(self, outcomes: Many[Outcome]) -> None:
@@ -125,27 +129,48 @@ class LookupDrafter:
 class _LookupScorer:
     """Scores nodes of the trees under construction by the last tokens on their paths."""
 
-    def __init__(self, indexes: Many[NgramIndex]) -> None:
+    def __init__(self, indexes: Many[NgramIndex], sequences: Many[Sequence], drawing: Drawing) -> None:
         self._indexes = indexes
+        self._sequences = sequences
+        self._drawing = drawing
         self._tails: dict[tuple[int, int], Tail] = {}
+        self._asked: list[tuple[int, int, Tail]] = []
 
     def score_roots(self, rows: Many[int], width: int) -> Candidates:
         """See ``Scorer``."""
-        return self._predict(rows, [self._indexes[b].tail for b in rows], width)
+        return self._predict([(b, ROOT, self._indexes[b].tail) for b in rows], width)
 
     def score(self, rows: Tensor, nodes: Tensor, parents: Tensor, tokens: Tensor, width: int) -> Candidates:
         """See ``Scorer``."""
-        at = rows.tolist()
-        tails = []
-        for b, node, parent, token in zip(at, nodes.tolist(), parents.tolist(), tokens.tolist(), strict=True):
+        asked = []
+        for b, node, parent, token in torch.stack([rows, nodes, parents, tokens], 1).tolist():
             above = self._tails.get((b, parent)) or self._indexes[b].tail
-            tails.append((*above, token))
-            self._tails[b, node] = tails[-1]
-        return self._predict(at, tails, width)
+            self._tails[b, node] = (*above, token)
+            asked.append((b, node, self._tails[b, node]))
+        return self._predict(asked, width)
 
-    def _predict(self, rows: Many[int], tails: Many[Tail], width: int) -> Candidates:
+    def draw(self, counts: Tensor) -> Drawn:
+        """Draw from the blend, normalised over the tokens that it knows; see ``Scorer``."""
+        width = int(counts.max())
+        tokens, logprobs = torch.zeros((len(counts), width), dtype=torch.int64), torch.zeros((len(counts), width))
+        laws: list[DraftLaw | None] = []
+        for f, (count, (b, node, tail)) in enumerate(zip(counts.tolist(), self._asked, strict=True)):
+            sequence = self._sequences[b]
+            drawing = self._drawing if sequence.params.temperature else Drawing.TOP
+            laws.append(None)
+            if count:
+                known, law, _ = self._indexes[b].predict(tail, len(self._indexes[b]))
+                blend = DraftLaw(torch.tensor(law).log(), torch.tensor(known))
+                key = Key(sequence.seed, len(sequence.ids), node)
+                columns = draw(blend.logits[None], [count], [key], drawing)[0]
+                tokens[f, :count], logprobs[f, :count] = torch.tensor(known)[columns], blend.logits[columns]
+                laws[f] = None if drawing is Drawing.TOP else blend
+        return Drawn(tokens, logprobs, laws)
+
+    def _predict(self, asked: list[tuple[int, int, Tail]], width: int) -> Candidates:
+        self._asked = asked
         tokens, probabilities, entropies = [], [], []
-        for b, tail in zip(rows, tails, strict=True):
+        for b, _, tail in asked:
             best, law, entropy = self._indexes[b].predict(tail, width)
             none = width - len(best)
             tokens.append(best + [-1] * none)

@@ -14,9 +14,11 @@ from torch import Tensor
 
 from ..config import Budget
 from ..models.base import LanguageModel, Nodes, Row
+from ..sampling import warp_rows
 from ..sequence import Sequence
-from ..tree import ROOT, DraftTree
+from ..tree import ROOT, DraftLaw, DraftTree
 from .base import Outcome
+from .drawing import Drawing, Drawn, Key, draw
 from .grow import grow
 from .policy import Candidates, GrowthPolicy
 
@@ -50,7 +52,8 @@ class ModelDrafter:
     """Drafts with a language model.
 
     The draft law is the model's at the sequence's temperature (1 when it decodes greedily), before top-k and top-p:
-    those change which drafts are worth making, not which are right.
+    those change which drafts are worth making, not which are right. Where children are drawn it is warped in full, as
+    the target's.
 
     Attributes:
         policy: shapes the trees.
@@ -72,11 +75,13 @@ class ModelDrafter:
     def open(self, sequence: Sequence) -> None:
         """Nothing: the prompt is fed when the first tree is asked for."""
 
-    def propose(self, sequences: Many[Sequence], budgets: Many[Budget]) -> list[DraftTree]:
+    def propose(
+        self, sequences: Many[Sequence], budgets: Many[Budget], drawing: Drawing = Drawing.TOP
+    ) -> list[DraftTree]:
         """Grow a tree for each sequence, one model pass a layer for all of them."""
         budgets = self.policy.plan(sequences, budgets)
-        scorer = _ModelScorer(self, sequences)
-        grown = grow(scorer, self.policy, [self._fit(r, b) for r, b in zip(sequences, budgets, strict=True)])
+        scorer = _ModelScorer(self, sequences, drawing)
+        grown = grow(scorer, self.policy, [self._fit(r, b) for r, b in zip(sequences, budgets, strict=True)], drawing)
         self.passes += scorer.passes
         for sequence, (_, numbers) in zip(sequences, grown, strict=True):
             if state := self._states.get(sequence):
@@ -113,9 +118,12 @@ class ModelDrafter:
 class _ModelScorer:
     """Scores nodes of the trees under construction by model passes over them."""
 
-    def __init__(self, drafter: ModelDrafter, sequences: Many[Sequence]) -> None:
+    def __init__(self, drafter: ModelDrafter, sequences: Many[Sequence], drawing: Drawing) -> None:
         self._drafter = drafter
         self._sequences = sequences
+        self._drawing = drawing
+        self._asked: list[tuple[Sequence, int]] = []  # whose laws were computed last, and of which node
+        self._laws = torch.zeros(0)
         self.passes = 0
 
     def _state(self, row: int) -> _State:
@@ -131,6 +139,7 @@ class _ModelScorer:
             waiting = self._sequences[b].ids[state.row.length :]
             state.numbers[ROOT] = len(waiting) - 1
             nodes.append(Nodes.chain(waiting))
+        self._asked = [(self._sequences[b], ROOT) for b in rows]
         last = torch.tensor([len(n.tokens) - 1 for n in nodes])
         return self._candidates(rows, nodes, torch.arange(len(rows)), last, width)
 
@@ -145,6 +154,7 @@ class _ModelScorer:
             start = state.row.parents.shape[0]
             numbers.update((n, start + i) for i, n in enumerate(nodes[own].tolist()))
             fed.append(Nodes(tokens[own], above))
+        self._asked = [(self._sequences[b], n) for b, n in zip(rows.tolist(), nodes.tolist(), strict=True)]
         counts = torch.bincount(batch)
         column = torch.arange(rows.shape[0]) - (counts.cumsum(0) - counts)[batch]
         return self._candidates(asked.tolist(), fed, batch, column, width)
@@ -154,16 +164,41 @@ class _ModelScorer:
         """One pass; the law at entries (batch, column) of its logits, in one transfer to the host."""
         logits = self._drafter.model.extend([self._state(b).row for b in rows], nodes)[..., : self._drafter.vocab_size]
         self.passes += 1
-        temperatures = torch.tensor([self._sequences[b].params.temperature or 1.0 for b in rows])
-        scale = (1 / temperatures)[batch, None].to(logits.device, non_blocking=True)
+        params = [sequence.params for sequence, _ in self._asked]
+        scale = torch.tensor([1 / (p.temperature or 1.0) for p in params])[:, None].to(logits.device, non_blocking=True)
         batch, column = torch.stack([batch, column]).to(logits.device, non_blocking=True)
-        parts = []
+        parts, laws = [], []
         for at in range(0, batch.shape[0], _CHUNK):
             chunk = slice(at, at + _CHUNK)
-            law = (logits[batch[chunk], column[chunk]].float() * scale[chunk]).log_softmax(-1)
+            raw = logits[batch[chunk], column[chunk]].float()
+            if self._drawing is Drawing.TOP:
+                law = (raw * scale[chunk]).log_softmax(-1)
+            else:
+                law = warp_rows(raw, params[chunk]).log_softmax(-1)
+                laws.append(law.clone())
             top = law.topk(min(width, law.shape[-1]))
             p = law.exp()
             entropy = -torch.linalg.vecdot(p, law.clamp_(min=_FLOOR))  # 0 log 0 = 0
             parts.append(torch.cat([top.indices.double(), top.values.double(), entropy[:, None].double()], dim=1))
+        if laws:
+            self._laws = torch.cat(laws)
         tokens, logprobs, entropies = torch.cat(parts).cpu().tensor_split([(parts[0].shape[1] - 1) // 2, -1], dim=1)
         return Candidates(tokens.long(), logprobs.float(), entropies[:, 0].float())
+
+    @torch.inference_mode()
+    def draw(self, counts: Tensor) -> Drawn:
+        """See ``Scorer``; one more transfer to the host."""
+        asked = counts.tolist()
+        tokens = torch.zeros((len(asked), max(asked)), dtype=torch.int64, device=self._laws.device)
+        laws: list[DraftLaw | None] = [None] * len(asked)
+        random = [f for f, (sequence, _) in enumerate(self._asked) if sequence.params.temperature and asked[f]]
+        greedy = [f for f, (sequence, _) in enumerate(self._asked) if not sequence.params.temperature and asked[f]]
+        for group, drawing in ((random, self._drawing), (greedy, Drawing.TOP)):
+            if group:
+                keys = [Key(s.seed, len(s.ids), node) for s, node in (self._asked[f] for f in group)]
+                columns = draw(self._laws[group], [asked[f] for f in group], keys, drawing)
+                tokens[group, : columns.shape[1]] = columns
+        for f in random:
+            laws[f] = DraftLaw(self._laws[f])
+        found = torch.stack([tokens.double(), self._laws.gather(1, tokens).double()]).cpu()
+        return Drawn(found[0].long(), found[1].float(), laws)

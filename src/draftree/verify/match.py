@@ -1,7 +1,7 @@
-"""How target logits over draft trees turn into accepted tokens. Pure tensors: never drafts, never touches a cache.
+"""*match*, the default scheme (sample-then-match). Pure tensors: never drafts, never touches a cache.
 
-*match* (DESIGN, "Verification"; ``reference`` name: sample-then-match): the target draws its own next token at every
-node of the walk; when a child equals the draw the walk goes down to it, else the draw is emitted and the walk ends.
+The target draws its own next token at every node of the walk; when a child equals the draw the walk goes down to it,
+else the draw is emitted and the walk ends.
 The output is the target's own draws in order, so it does not depend on the tree at all; the tree decides only how many
 of them one pass yields. *greedy* is the same walk at temperature 0, where the draw at a node does not depend on how
 the walk came there: all nodes are drawn at once and the walk is a look at the host's copy of the tree.
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .tree import ROOT, DraftTree, TreeBatch
+from ..tree import ROOT, DraftTree, TreeBatch
 
 Draw = Callable[[Tensor, Tensor], Tensor]
 """(logits [B, V], tokens drawn so far in this step [B, d]) -> next tokens [B]; see ``sampling.Draws``.

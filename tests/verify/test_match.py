@@ -19,10 +19,10 @@ from draftree.config import SamplingParams
 from draftree.models.base import Nodes
 from draftree.sampling import Draws
 from draftree.tree import ROOT, DraftTree, TreeBatch
-from draftree.verify import Draw, Verdict, greedy, match
+from draftree.verify.match import Draw, Verdict, greedy, match
 
-from .test_tree import tree
-from .toy import ToyModel, law
+from ..test_tree import tree
+from ..toy import ToyModel, law
 
 Scheme = Callable[[Tensor, TreeBatch, Draw], list[Verdict]]
 

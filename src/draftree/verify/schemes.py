@@ -1,0 +1,204 @@
+"""The verification schemes by name, and which trees each of them can judge.
+
+A scheme is lossless when its output follows the target's law. *match* is, for any tree. Schemes that offer *drawn*
+children to the target's law accept more, but only of trees whose shape never depends on a drawn sibling: what cannot
+promise that is refused by name.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+from torch import Tensor
+
+from ..draft.drawing import Drawing
+from ..draft.policy import GrowthPolicy
+from ..errors import ConfigError, UnknownNameError
+from ..sampling import Draws, KeyedCoins
+from ..tree import DraftTree, TreeBatch
+from .block import block
+from .match import Verdict, greedy, match
+from .walk import Coins, Law, multi_round, relaxed, top_and_one, walk
+
+
+class Scheme(ABC):
+    """Turns the target's logits over draft trees into accepted tokens.
+
+    Attributes:
+        name: as on the command line.
+        summary: one line.
+        drawing: how the children that it judges must come out of the draft law.
+        lossy: its output does not follow the target's law.
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    drawing: ClassVar[Drawing] = Drawing.TOP
+    lossy: ClassVar[bool] = False
+
+    @abstractmethod
+    def verify(self, logits: Tensor, trees: Sequence[DraftTree], draws: Draws) -> list[Verdict]:
+        """Judge a batch of trees.
+
+        Args:
+            logits: [B, 1 + N, V]: column 0 follows the root, column 1 + i follows node i; N is the largest tree's size.
+            trees: the B trees that the target has seen.
+            draws: the sequences' laws and noise.
+        """
+
+    def check(self, policy: GrowthPolicy, nodes: int) -> None:
+        """Make sure that trees of ``nodes`` nodes that ``policy`` shapes can be judged.
+
+        Raises:
+            ConfigError: they cannot.
+        """
+        if self.drawing is not Drawing.TOP and policy.by_value:
+            raise ConfigError(
+                f"verification {self.name} with {type(policy).__name__}: that policy ranks or prunes siblings by their "
+                "probabilities, and drawn siblings must not be: use verification match, or a method such as static"
+            )
+
+
+class Match(Scheme):
+    """See ``verify.match``."""
+
+    name = "match"
+    summary = "the target's own draw is followed for as long as it was drafted: the same text as plain decoding"
+
+    def verify(self, logits: Tensor, trees: Sequence[DraftTree], draws: Draws) -> list[Verdict]:
+        """One device-to-host transfer for the whole batch."""
+        if draws.greedy:
+            return greedy(logits, trees)
+        return match(logits, TreeBatch.pad(trees, logits.device), draws)
+
+
+class _OneByOne(Scheme):
+    """A scheme that judges one sequence after the other, reading the laws of the nodes that it visits."""
+
+    @abstractmethod
+    def judge(self, tree: DraftTree, law: Law, coins: Coins) -> Verdict:
+        """Judge one tree."""
+
+    def verify(self, logits: Tensor, trees: Sequence[DraftTree], draws: Draws) -> list[Verdict]:
+        """Trees whose children were chosen because their sequence decodes greedily are matched."""
+        chosen = [b for b, p in enumerate(draws.params) if p.temperature == 0 and not self.lossy]
+        verdicts: dict[int, Verdict] = {}
+        if chosen:
+            some = logits if len(chosen) == len(trees) else logits[chosen]
+            verdicts.update(
+                zip(chosen, Match().verify(some, [trees[b] for b in chosen], draws.of(chosen)), strict=True)
+            )
+        for b in range(len(trees)):
+            if b not in verdicts:
+                coins = draws.coins(b)
+                verdicts[b] = self.judge(trees[b], partial(_law_after, logits[b], coins), coins)
+        return [verdicts[b] for b in range(len(trees))]
+
+
+def _law_after(logits: Tensor, coins: KeyedCoins, node: int, drawn: Sequence[int]) -> Tensor:
+    return coins.law(logits[node + 1], drawn)
+
+
+class MultiRound(_OneByOne):
+    """See ``walk.multi_round``; children drawn without replacement."""
+
+    name = "multi-round"
+    summary = "children drawn without replacement, offered one by one to what is left of the target's law"
+    drawing = Drawing.WITHOUT_REPLACEMENT
+
+    def judge(self, tree: DraftTree, law: Law, coins: Coins) -> Verdict:
+        """See ``walk.multi_round``."""
+        replacement = self.drawing is Drawing.WITH_REPLACEMENT
+        return walk(tree, law, partial(multi_round, replacement=replacement), coins)
+
+
+class MultiRoundReplacement(MultiRound):
+    """See ``walk.multi_round``; children drawn with replacement."""
+
+    name = "multi-round-replacement"
+    summary = "multi-round with children drawn with replacement"
+    drawing = Drawing.WITH_REPLACEMENT
+
+
+class TopAndOne(_OneByOne):
+    """See ``walk.top_and_one``."""
+
+    name = "top1-residual"
+    summary = "the k - 1 most probable children and one drawn from the rest; never below match with the k - 1"
+    drawing = Drawing.TOP_AND_ONE
+
+    def judge(self, tree: DraftTree, law: Law, coins: Coins) -> Verdict:
+        """See ``walk.top_and_one``."""
+        return walk(tree, law, top_and_one, coins)
+
+
+class Block(_OneByOne):
+    """See ``block.block``."""
+
+    name = "block"
+    summary = "a drawn chain judged as a whole: the most that one chain can give"
+    drawing = Drawing.WITHOUT_REPLACEMENT
+
+    def check(self, policy: GrowthPolicy, nodes: int) -> None:
+        """Chains only."""
+        super().check(policy, nodes)
+        if (width := policy.width_for(nodes)) > 1:
+            raise ConfigError(
+                f"verification block with {type(policy).__name__} of width {width}: it judges chains only: use method "
+                "chain or early-stop, or verification multi-round"
+            )
+
+    def judge(self, tree: DraftTree, law: Law, coins: Coins) -> Verdict:
+        """See ``block.block``."""
+        return block(tree, law, coins)
+
+
+def allowed_by_entropy(entropy: float) -> int:
+    """The default of ``Relaxed``: 0 below 1 nat, then ceil(H)."""
+    return math.ceil(entropy) if entropy >= 1 else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Relaxed(_OneByOne):
+    """See ``walk.relaxed``; lossy. At temperature 0 the entropy and ranks are those of the law at temperature 1.
+
+    Attributes:
+        allowed: entropy of the target's law in nats -> how many of its most probable tokens will do.
+    """
+
+    allowed: Callable[[float], int] = allowed_by_entropy
+
+    name: ClassVar[str] = "relaxed"
+    summary: ClassVar[str] = "lossy: match, but where the target's entropy is high one of its best tokens will do"
+    lossy: ClassVar[bool] = True
+
+    def judge(self, tree: DraftTree, law: Law, coins: Coins) -> Verdict:
+        """See ``walk.relaxed``."""
+        return walk(tree, law, partial(relaxed, allowed=self.allowed), coins)
+
+
+SCHEMES: dict[str, Scheme] = {
+    s.name: s for s in (Match(), MultiRound(), MultiRoundReplacement(), TopAndOne(), Block(), Relaxed())
+}
+DEFAULT_SCHEME = Match.name
+
+
+def find_scheme(scheme: str | Scheme) -> Scheme:
+    """A scheme by its name, or the scheme itself.
+
+    Raises:
+        UnknownNameError: there is no such scheme.
+    """
+    if isinstance(scheme, Scheme):
+        return scheme
+    if scheme not in SCHEMES:
+        close = difflib.get_close_matches(scheme, SCHEMES, n=1)
+        hint = f"did you mean {close[0]}? " if close else ""
+        raise UnknownNameError(f"no verification {scheme!r}: {hint}choose from {', '.join(SCHEMES)}")
+    return SCHEMES[scheme]

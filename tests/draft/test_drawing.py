@@ -1,0 +1,157 @@
+"""Children drawn from the draft law: their law, their keys, and what drafters make of them."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor
+
+from draftree.config import Budget, SamplingParams
+from draftree.draft.drawing import Drawing, Key, draw
+from draftree.draft.entropy import StaticTree
+from draftree.draft.lookup import LookupDrafter, NgramIndex
+from draftree.draft.model import ModelDrafter
+from draftree.draft.policy import Frontier, Growth, GrowthPolicy
+from draftree.errors import ConfigError
+from draftree.sampling import warp
+from draftree.sequence import Sequence
+from draftree.text import text_stream
+from draftree.tree import ROOT, DraftTree
+
+from ..toy import ToyModel, chi_square
+
+Q = torch.tensor([0.4, 0.3, 0.2, 0.1, 0.0])
+RANDOM = [Drawing.WITHOUT_REPLACEMENT, Drawing.WITH_REPLACEMENT, Drawing.TOP_AND_ONE]
+DRAWS = 200_000
+
+
+def law_of(drawing: Drawing, count: int) -> Tensor:
+    """[V] * count: exact law of the drawn tuples."""
+    out = torch.zeros([len(Q)] * count, dtype=torch.float64)
+    for tokens in itertools.product(range(len(Q)), repeat=count):
+        left, chance = Q.double(), 1.0
+        for i, token in enumerate(tokens):
+            if drawing is Drawing.TOP_AND_ONE and i < count - 1:
+                chance *= token == int(left.argmax())
+            else:
+                chance *= float(left[token] / left.sum()) if float(left.sum()) else 0.0
+            if drawing is not Drawing.WITH_REPLACEMENT:
+                left = left.index_fill(0, torch.tensor([token]), 0)
+        out[tokens] = chance
+    return out
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("drawing", RANDOM)
+def test_children_follow_the_law_of_their_drawing(drawing: Drawing, count: int) -> None:
+    n = DRAWS // count
+    drawn = draw(Q.log().expand(n, -1), [count] * n, [Key(seed, 7, ROOT) for seed in range(n)], drawing)
+    counts = torch.zeros([len(Q)] * count).index_put_(tuple(drawn.T), torch.ones(n), accumulate=True)
+    assert chi_square(counts.flatten(), law_of(drawing, count).flatten()) > 1e-4
+
+
+@pytest.mark.parametrize("other", [Key(3, 8, 0), Key(3, 7, 1), Key(4, 7, 0)])
+@pytest.mark.parametrize("drawing", RANDOM)
+def test_each_part_of_the_key_changes_the_draws(drawing: Drawing, other: Key) -> None:
+    flat = torch.zeros((1, 1000))
+    assert not torch.equal(draw(flat, [3], [Key(3, 7, 0)], drawing)[:, -1], draw(flat, [3], [other], drawing)[:, -1])
+
+
+@pytest.mark.parametrize("drawing", Drawing)
+def test_children_do_not_depend_on_who_else_is_drawn(drawing: Drawing) -> None:
+    logits = torch.randn((5, 20), generator=torch.Generator().manual_seed(0))
+    counts, keys = [3, 1, 0, 4, 2], [Key(9, 4, f) for f in range(5)]
+    together = draw(logits, counts, keys, drawing)
+    for f, count in enumerate(counts):
+        if count:
+            assert torch.equal(draw(logits[f : f + 1], [count], [keys[f]], drawing)[0], together[f, :count])
+
+
+def sequence(params: SamplingParams, ids: list[int]) -> Sequence:
+    return Sequence(ids, params, 50, frozenset(), text_stream(None, (), ids))
+
+
+def model_tree(params: SamplingParams, drawing: Drawing, policy: GrowthPolicy, nodes: int = 12) -> DraftTree:
+    drafter = ModelDrafter(policy, ToyModel(6, seed=2), 6)
+    made = sequence(params, [1, 2])
+    drafter.open(made)
+    made.ids.append(3)  # the root: the last token, which no model has seen
+    return drafter.propose([made], [Budget(nodes)], drawing)[0]
+
+
+@pytest.mark.parametrize("drawing", RANDOM)
+@pytest.mark.parametrize("shape", [{}, {"top_k": 3}, {"top_p": 0.7}, {"min_p": 0.2}])
+def test_the_law_of_a_model_draft_is_warped_as_the_targets(shape: dict[str, float], drawing: Drawing) -> None:
+    params = SamplingParams(temperature=0.7, seed=4, **shape)  # type: ignore[arg-type]
+    tree = model_tree(params, drawing, StaticTree(width=2, depth=2))
+    assert {ROOT, *tree.parents.tolist()} == set(tree.laws)
+    for parent, law in tree.laws.items():
+        path = [] if parent == ROOT else [int(tree.tokens[parent])]
+        want = warp(ToyModel(6, seed=2).after([1, 2, 3, *path])[None], params)[0].softmax(-1)
+        assert torch.allclose(law.dense(6).softmax(-1).float(), want, atol=1e-6)
+        above = 0.0 if parent == ROOT else float(tree.path_logprobs[parent])
+        for child in tree.children(parent):
+            logprob = float(tree.path_logprobs[child]) - above
+            assert logprob == pytest.approx(float(want[tree.tokens[child]].log()), abs=1e-5)
+
+
+@pytest.mark.parametrize("drawing", RANDOM)
+def test_at_temperature_zero_children_are_the_most_probable(drawing: Drawing) -> None:
+    params = SamplingParams()
+    tree = model_tree(params, drawing, StaticTree(width=3, depth=2))
+    assert tree.tokens.tolist() == model_tree(params, Drawing.TOP, StaticTree(width=3, depth=2)).tokens.tolist()
+    assert not tree.laws
+
+
+def test_the_layer_that_overflows_is_cut_before_its_children_are_drawn() -> None:
+    """How many children each node gets is the same for every seed that drew the same nodes above."""
+    shapes: dict[tuple[int, ...], set[tuple[int, ...]]] = {}
+    for seed in range(200):
+        params = SamplingParams(temperature=1.5, seed=seed)
+        tree = model_tree(params, Drawing.WITHOUT_REPLACEMENT, StaticTree(width=2, depth=2), nodes=4)
+        shapes.setdefault(tuple(tree.tokens[:2].tolist()), set()).add(tuple(tree.parents.tolist()))
+    assert len(shapes) > 5
+    assert all(len(parents) == 1 for parents in shapes.values())
+
+
+def test_a_policy_that_passes_over_candidates_cannot_have_them_drawn() -> None:
+    class Second(GrowthPolicy):
+        def grow(self, frontier: Frontier) -> Growth:
+            keep = torch.arange(frontier.candidates.tokens.shape[1]).expand_as(frontier.candidates.tokens) == 1
+            return Growth(keep, torch.zeros_like(keep))
+
+    with pytest.raises(ConfigError, match="keep the first ones"):
+        model_tree(SamplingParams(temperature=1.0, seed=0), Drawing.WITHOUT_REPLACEMENT, Second())
+
+
+@pytest.mark.parametrize("drawing", RANDOM)
+def test_lookup_draws_from_its_blend_normalised_over_what_it_knows(drawing: Drawing) -> None:
+    drafter = LookupDrafter(StaticTree(width=5, depth=1), shortest=1, longest=2)
+    text = [1, 2, 3, 1, 2, 3, 1, 2, 4, 5, 2, 6, 1, 2]
+    counts = torch.zeros(7)
+    for seed in range(800):
+        made = sequence(SamplingParams(temperature=1.0, seed=seed), text)
+        drafter.open(made)
+        tree = drafter.propose([made], [Budget(1)], drawing)[0]
+        counts[tree.tokens[0]] += 1
+        drafter.close(made)
+    known, blend, _ = _blend(text)
+    law = torch.zeros(7).index_put((torch.tensor(known),), torch.tensor(blend))
+    assert chi_square(counts, law / law.sum()) > 1e-4
+    assert torch.allclose(tree.laws[ROOT].dense(7).softmax(-1).float(), law / law.sum(), atol=1e-6)
+
+
+def test_lookup_draws_no_more_children_than_it_knows_tokens() -> None:
+    drafter = LookupDrafter(StaticTree(width=5, depth=1), shortest=1, longest=2)
+    made = sequence(SamplingParams(temperature=1.0, seed=0), [1, 2, 3, 1, 2, 4, 1, 2])
+    drafter.open(made)
+    tree = drafter.propose([made], [Budget(5)], Drawing.WITHOUT_REPLACEMENT)[0]
+    assert sorted(tree.tokens.tolist()) == [3, 4]
+
+
+def _blend(text: list[int]) -> tuple[list[int], list[float], float]:
+    index = NgramIndex(1, 2)
+    index.extend(text)
+    return index.predict(index.tail, 99)

@@ -1,0 +1,139 @@
+"""Every outcome of chance, with its probability: draws of children, acceptance coins and residual draws by script."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from draftree.config import Budget
+from draftree.draft.drawing import Drawing, Drawn
+from draftree.draft.grow import grow
+from draftree.draft.policy import Candidates, GrowthPolicy
+from draftree.tree import ROOT, DraftLaw, DraftTree
+from draftree.verify.match import Verdict
+from draftree.verify.walk import Coins, Law
+
+from ..toy import Path, ToyModel, law
+
+T = TypeVar("T")
+PROMPT = [1, 0, 2]
+HORIZON = 3
+
+Judge = Callable[[DraftTree, Law, Coins], Verdict]
+
+
+class Chance:
+    """What chance decides in one run of a program: the script first, then the first possible outcome each time."""
+
+    def __init__(self, script: Sequence[int]) -> None:
+        self._script = script
+        self.made: list[tuple[int, int]] = []
+        self.probability = 1.0
+
+    def choose(self, weights: Sequence[float]) -> int:
+        """One of the outcomes of positive weight; weights sum to 1."""
+        possible = [i for i, w in enumerate(weights) if w > 0]
+        at = self._script[len(self.made)] if len(self.made) < len(self._script) else 0
+        self.made.append((at, len(possible)))
+        self.probability *= weights[possible[at]]
+        return possible[at]
+
+    def accepts(self, chance: float) -> bool:
+        """See ``Coins``."""
+        return self.choose([chance, 1 - chance]) == 0
+
+    def draw(self, logits: Tensor, depth: int) -> int:
+        """See ``Coins``."""
+        return self.choose(logits.double().softmax(-1).tolist())
+
+
+def outcomes(program: Callable[[Chance], T]) -> Iterator[tuple[T, float]]:
+    """Run ``program`` once for each way that chance can go."""
+    script: list[int] | None = []
+    while script is not None:
+        chance = Chance(script)
+        yield program(chance), chance.probability
+        made = chance.made
+        while made and made[-1][0] + 1 == made[-1][1]:
+            made.pop()
+        script = [at for at, _ in made[:-1]] + [made[-1][0] + 1] if made else None
+
+
+class DrawingScorer:
+    """A ``Scorer`` over a toy that draws children as the schemes define it, by the script."""
+
+    def __init__(self, model: ToyModel, drawing: Drawing, chance: Chance) -> None:
+        self._model = model
+        self._drawing = drawing
+        self._chance = chance
+        self._paths: dict[int, Path] = {ROOT: ()}
+        self._laws: list[Tensor] = []
+
+    def score_roots(self, rows: Sequence[int], width: int) -> Candidates:
+        """See ``Scorer``."""
+        return self._ask([()], width)
+
+    def score(self, rows: Tensor, nodes: Tensor, parents: Tensor, tokens: Tensor, width: int) -> Candidates:
+        """See ``Scorer``."""
+        for node, parent, token in torch.stack([nodes, parents, tokens], 1).tolist():
+            self._paths[node] = (*self._paths[parent], token)
+        return self._ask([self._paths[n] for n in nodes.tolist()], width)
+
+    def _ask(self, paths: Sequence[Path], width: int) -> Candidates:
+        self._laws = [self._model.after([*PROMPT, *path]).double().log_softmax(-1) for path in paths]
+        top = torch.stack(self._laws).topk(min(width, len(self._laws[0])))
+        entropies = torch.special.entr(torch.stack(self._laws).exp()).sum(-1)
+        return Candidates(top.indices, top.values.float(), entropies.float())
+
+    def draw(self, counts: Tensor) -> Drawn:
+        """See ``Scorer``."""
+        tokens = torch.zeros((len(counts), int(counts.max())), dtype=torch.int64)
+        for f, count in enumerate(counts.tolist()):
+            tokens[f, :count] = torch.tensor(self._children(self._laws[f], count), dtype=torch.int64)
+        logprobs = torch.stack(self._laws).gather(1, tokens)
+        return Drawn(tokens, logprobs.float(), [DraftLaw(x) for x in self._laws])
+
+    def _children(self, logits: Tensor, count: int) -> list[int]:
+        logits, out = logits.clone(), list[int]()
+        for i in range(count):
+            best = self._drawing is Drawing.TOP_AND_ONE and i < count - 1
+            out.append(int(logits.argmax()) if best else self._chance.choose(logits.softmax(-1).tolist()))
+            if self._drawing is not Drawing.WITH_REPLACEMENT:
+                logits[out[-1]] = float("-inf")
+        return out
+
+
+def drawn_trees(
+    drafter: ToyModel, policy: GrowthPolicy, drawing: Drawing, nodes: int
+) -> Iterator[tuple[DraftTree, float]]:
+    """Every tree that the growth loop can draw, with its probability."""
+    return outcomes(
+        lambda chance: grow(DrawingScorer(drafter, drawing, chance), policy, [Budget(nodes)], drawing)[0].tree
+    )
+
+
+def verdicts_of(judge: Judge, model: ToyModel, tree: DraftTree) -> Iterator[tuple[Verdict, float]]:
+    """Every verdict on one tree, with its probability."""
+    return outcomes(lambda chance: judge(tree, lambda node, drawn: model.after([*PROMPT, *drawn]), chance))
+
+
+def emitted_law(judge: Judge, model: ToyModel, trees: Iterator[tuple[DraftTree, float]]) -> Tensor:
+    """[V] * HORIZON: exact law of one step's tokens over all trees, completed by plain draws."""
+    chances: dict[tuple[int, ...], float] = {}
+    for tree, weight in trees:
+        for verdict, chance in verdicts_of(judge, model, tree):
+            assert verdict.tokens[:-1] == tree.tokens[verdict.path].tolist()
+            tokens = tuple(verdict.tokens)
+            chances[tokens] = chances.get(tokens, 0.0) + weight * chance
+    total = torch.zeros([model.capabilities.vocab_size] * HORIZON, dtype=torch.float64)
+    for tokens, chance in chances.items():
+        total[tokens] += chance * law(model, [*PROMPT, *tokens], HORIZON - len(tokens))
+    return total
+
+
+def variation(judge: Judge, model: ToyModel, trees: Iterator[tuple[DraftTree, float]]) -> float:
+    """Total variation between the law of a scheme's output and the model's own."""
+    return 0.5 * float((emitted_law(judge, model, trees) - law(model, PROMPT, HORIZON)).abs().sum())

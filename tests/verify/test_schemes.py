@@ -1,0 +1,288 @@
+"""The schemes that throw coins: their laws and acceptance by exact enumeration (oracles 4 and 6), with controls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+
+from draftree.draft.drawing import Drawing
+from draftree.draft.entropy import EntropyStop, EntropyTree, StaticTree
+from draftree.draft.policy import GrowthPolicy
+from draftree.tree import ROOT, DraftLaw, DraftTree
+from draftree.verify.match import Verdict
+from draftree.verify.schemes import SCHEMES, Block, MultiRound, Relaxed, _OneByOne
+from draftree.verify.walk import Coins, Law, Place, multi_round, relaxed, residual, walk
+
+from ..toy import ToyModel
+from .chances import PROMPT, Chance, Judge, drawn_trees, outcomes, variation, verdicts_of
+
+DRAWING = ["multi-round", "multi-round-replacement", "top1-residual", "block"]
+NODE_BY_NODE = DRAWING[:3]
+
+POLICIES: dict[str, tuple[int, GrowthPolicy, int]] = {
+    "wide 3": (3, StaticTree(width=3, depth=1), 9),
+    "wide 4": (4, StaticTree(width=3, depth=1), 9),
+    "wide 5": (5, StaticTree(width=3, depth=1), 9),
+    "chain 3": (3, StaticTree(width=1, depth=2), 9),
+    "chain 5": (5, StaticTree(width=1, depth=2), 9),
+    "binary": (3, StaticTree(width=2, depth=2), 9),
+    "cut by the budget": (3, StaticTree(width=2, depth=2), 4),
+    "by entropy": (3, EntropyTree(lambda h: 1 + (h > 0.75).float(), None, 2, 2), 9),
+    "last wide": (3, EntropyStop(stop=0.75, width=2), 2),
+    "early stop": (4, EntropyStop(stop=1.0), 3),
+}
+
+
+def pair(vocab: int, seed: int = 0) -> tuple[ToyModel, ToyModel]:
+    """A target and a drafter that differ, in float64."""
+    return ToyModel(vocab, seed, dtype=torch.float64), ToyModel(vocab, seed + 50, dtype=torch.float64)
+
+
+def scheme(name: str) -> _OneByOne:
+    found = SCHEMES[name]
+    assert isinstance(found, _OneByOne)
+    return found
+
+
+CASES = [
+    (name, shape)
+    for name in DRAWING
+    for shape, (_, policy, nodes) in POLICIES.items()
+    if name != "block" or policy.width_for(nodes) == 1
+]
+
+
+@pytest.mark.parametrize(("name", "shape"), CASES)
+def test_the_law_of_the_output_is_the_models_own(name: str, shape: str) -> None:
+    vocab, policy, nodes = POLICIES[shape]
+    model, drafter = pair(vocab, seed=vocab)
+    trees = drawn_trees(drafter, policy, scheme(name).drawing, nodes)
+    assert variation(scheme(name).judge, model, trees) < 1e-12
+
+
+@pytest.mark.parametrize("name", DRAWING)
+def test_a_drafter_with_the_models_own_law_is_always_accepted(name: str) -> None:
+    model = ToyModel(4, 3, dtype=torch.float64)
+    for tree, _ in drawn_trees(model, StaticTree(width=1, depth=2), scheme(name).drawing, 4):
+        for verdict, chance in verdicts_of(scheme(name).judge, model, tree):
+            assert len(verdict.path) == 2 or chance < 1e-12
+
+
+def altered(
+    trees: Iterator[tuple[DraftTree, float]], alter: Callable[[DraftTree], DraftTree]
+) -> Iterator[tuple[DraftTree, float]]:
+    return ((alter(tree), chance) for tree, chance in trees)
+
+
+def by_value(tree: DraftTree) -> DraftTree:
+    """Negative control: siblings (children of the root) in the order of their probabilities."""
+    order = tree.path_logprobs.argsort(descending=True, stable=True)
+    return replace(tree, tokens=tree.tokens[order], path_logprobs=tree.path_logprobs[order])
+
+
+def pruned(tree: DraftTree) -> DraftTree:
+    """Negative control: the most probable node alone survives."""
+    return tree.subset(tree.best(1))
+
+
+def unlucky(judge: Judge, tree: DraftTree, law: Law, coins: Coins) -> Verdict:
+    """Negative control: the first child is refused without a coin."""
+
+    class Refusing:
+        first = True
+
+        def accepts(self, chance: float) -> bool:
+            refused, self.first = self.first, False
+            return not refused and coins.accepts(chance)
+
+        def draw(self, logits: Tensor, depth: int) -> int:
+            return coins.draw(logits, depth)
+
+    return judge(tree, law, Refusing())
+
+
+@pytest.mark.parametrize("name", NODE_BY_NODE[:2])
+@pytest.mark.parametrize("alter", [by_value, pruned])
+def test_siblings_sorted_or_pruned_by_value_are_caught(name: str, alter: Callable[[DraftTree], DraftTree]) -> None:
+    model, drafter = pair(4, seed=1)
+    trees = altered(drawn_trees(drafter, StaticTree(width=2, depth=1), scheme(name).drawing, 9), alter)
+    assert variation(scheme(name).judge, model, trees) > 1e-3
+
+
+@pytest.mark.parametrize("name", DRAWING)
+def test_a_forced_rejection_is_caught(name: str) -> None:
+    model, drafter = pair(4, seed=1)
+    trees = drawn_trees(drafter, StaticTree(width=1, depth=2), scheme(name).drawing, 9)
+    assert variation(partial(unlucky, scheme(name).judge), model, trees) > 1e-3
+
+
+def test_a_chain_shortened_for_what_its_last_token_is_is_caught() -> None:
+    model, drafter = pair(4, seed=1)
+
+    def shortened(tree: DraftTree) -> DraftTree:
+        return tree.subset(torch.tensor([True, float(tree.path_logprobs.diff()) > -1.5]))
+
+    trees = altered(drawn_trees(drafter, StaticTree(width=1, depth=2), Block.drawing, 9), shortened)
+    assert variation(Block().judge, model, trees) > 1e-3
+
+
+def test_without_the_draft_law_nothing_is_judged() -> None:
+    model, drafter = pair(3)
+    tree, _ = next(drawn_trees(drafter, StaticTree(width=2, depth=1), MultiRound.drawing, 9))
+    with pytest.raises(ValueError, match="chose children"):
+        next(verdicts_of(MultiRound().judge, model, replace(tree, laws={})))
+
+
+def accepted_at_the_root(name: str, width: int, vocab: int, seed: int) -> float:
+    model, drafter = pair(vocab, seed)
+    return sum(
+        weight * chance
+        for tree, weight in drawn_trees(drafter, StaticTree(width, 1), scheme(name).drawing, 9)
+        for verdict, chance in verdicts_of(scheme(name).judge, model, tree)
+        if verdict.path
+    )
+
+
+def laws(vocab: int, seed: int) -> tuple[Tensor, Tensor]:
+    """p and q after the prompt."""
+    model, drafter = pair(vocab, seed)
+    return model.after(PROMPT).softmax(-1), drafter.after(PROMPT).softmax(-1)
+
+
+def refused(p: Tensor, q: Tensor, draws: int) -> float:
+    """Probability that draws without replacement are all refused: (1 - beta) in each round, x by what refuses it."""
+    excess = (q - p).clamp(min=0)
+    if not draws or not float(excess.sum()):
+        return float(excess.sum()) if draws else 1.0
+    total = 0.0
+    for x in excess.nonzero()[:, 0].tolist():
+        rest = q.clone()
+        rest[x] = 0
+        rest = rest / rest.sum() if float(rest.sum()) else rest
+        total += float(excess[x]) * refused(residual(p, q), rest, draws - 1)
+    return total
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("width", [1, 2, 3])
+def test_the_acceptance_of_rounds_is_one_less_the_product_of_refusals(width: int, seed: int) -> None:
+    p, q = laws(5, seed)
+    assert accepted_at_the_root("multi-round", width, 5, seed) == pytest.approx(1 - refused(p, q, width), abs=1e-12)
+    missed, left = 1.0, p
+    for _ in range(width):
+        missed *= 1 - float(torch.minimum(left, q).sum())
+        left = residual(left, q)
+    assert accepted_at_the_root("multi-round-replacement", width, 5, seed) == pytest.approx(1 - missed, abs=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("width", [1, 2, 3])
+def test_the_acceptance_of_top_and_one_is_its_formula_and_never_below_matching_the_top(width: int, seed: int) -> None:
+    p, q = laws(5, seed)
+    top = q.topk(width - 1).indices
+    rest = q.index_fill(0, top, 0)
+    outside = torch.minimum(p.index_fill(0, top, 0), rest / rest.sum())
+    accepted = accepted_at_the_root("top1-residual", width, 5, seed)
+    assert accepted == pytest.approx(float(p[top].sum() + outside.sum()), abs=1e-12)
+    assert accepted >= float(p[top].sum())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_block_accepts_each_prefix_with_its_joint_chance_and_never_less_than_token_by_token(seed: int) -> None:
+    model, drafter = pair(4, seed)
+    lengths = {"block": [0.0, 0.0], "multi-round": [0.0, 0.0]}
+    joint = [0.0, 0.0]
+    for tree, weight in drawn_trees(drafter, StaticTree(1, 2), Block.drawing, 9):
+        kept, tokens = 1.0, tree.tokens.tolist()
+        for i, token in enumerate(tokens):
+            p, q = (m.after([*PROMPT, *tokens[:i]]).softmax(-1)[token] for m in (model, drafter))
+            kept = min(1.0, kept * float(p / q))
+            joint[i] += weight * kept
+        for name, sums in lengths.items():
+            for verdict, chance in verdicts_of(scheme(name).judge, model, tree):
+                for i in range(len(verdict.path)):
+                    sums[i] += weight * chance
+    assert lengths["block"] == pytest.approx(joint, abs=1e-12)
+    assert sum(lengths["block"]) > sum(lengths["multi-round"]) - 1e-12
+
+
+def test_equal_draws_with_replacement_stay_separate_nodes() -> None:
+    drafter = pair(3)[1]
+    trees = [t for t, _ in drawn_trees(drafter, StaticTree(2, 2), Drawing.WITH_REPLACEMENT, 9)]
+    assert all(len(t) == 6 for t in trees)
+    assert any(t.tokens[0] == t.tokens[1] for t in trees)
+
+
+def test_no_more_children_are_drawn_than_the_law_can_give() -> None:
+    class Narrow(ToyModel):
+        def after(self, ids: list[int]) -> Tensor:  # type: ignore[override]
+            return super().after(ids).index_fill(0, torch.tensor([0, 2]), float("-inf"))
+
+    drafter = Narrow(4, dtype=torch.float64)
+    for drawing in (Drawing.WITHOUT_REPLACEMENT, Drawing.TOP_AND_ONE):
+        for tree, _ in drawn_trees(drafter, StaticTree(4, 1), drawing, 9):
+            assert sorted(tree.tokens.tolist()) == [1, 3]
+
+
+def place(p: list[float], children: list[int]) -> Place:
+    return Place(torch.tensor(p, dtype=torch.float64).log(), children, None, 0)
+
+
+def relaxed_law(p: list[float], children: list[int], allowed: Callable[[float], int]) -> list[float]:
+    total = [0.0] * len(p)
+    for token, chance in outcomes(lambda c: relaxed(place(p, children), c, allowed=allowed)):
+        total[token] += chance
+    return total
+
+
+def test_relaxed_takes_the_best_ranked_child_among_the_allowed() -> None:
+    p = [0.4, 0.3, 0.2, 0.1]
+    assert relaxed_law(p, [3, 2, 1], lambda h: 2) == pytest.approx([0.0, 0.7, 0.2, 0.1])
+    assert relaxed_law(p, [3, 2], lambda h: 2) == pytest.approx(p)
+    assert relaxed_law(p, [3, 2], lambda h: 3) == pytest.approx([0.0, 0.0, 0.9, 0.1])
+    assert relaxed_law(p, [0, 1], lambda h: 0) == pytest.approx(p)
+
+
+def test_relaxed_is_told_the_targets_entropy_in_nats_and_never_takes_an_impossible_token() -> None:
+    told: list[float] = []
+
+    def allowed(entropy: float) -> int:
+        told.append(entropy)
+        return 4
+
+    assert relaxed_law([0.5, 0.5, 0.0], [2], allowed) == pytest.approx([0.5, 0.5, 0.0])
+    assert told == pytest.approx([0.6931471805599453] * len(told))
+
+
+@pytest.mark.parametrize(("entropy", "allowed"), [(0.0, 0), (0.99, 0), (1.0, 1), (1.2, 2), (3.0, 3)])
+def test_by_default_a_sure_target_is_not_relaxed(entropy: float, allowed: int) -> None:
+    assert Relaxed().allowed(entropy) == allowed
+
+
+@pytest.mark.parametrize("answer", [-1, 1.5, None])
+def test_a_function_that_gives_no_count_is_refused(answer: object) -> None:
+    with pytest.raises(ValueError, match="relaxed: the function of entropy gave"):
+        relaxed(place([0.5, 0.5], [1]), Chance([]), allowed=lambda h: answer)  # type: ignore[arg-type, return-value]
+
+
+def test_a_sparse_draft_law_is_read_at_its_tokens() -> None:
+    dense = DraftLaw(torch.tensor([0.25, 0.75]).log(), torch.tensor([3, 1])).dense(5)
+    assert dense.exp().tolist() == pytest.approx([0, 0.75, 0, 0.25, 0])
+
+
+def test_a_walk_reads_only_the_laws_of_the_nodes_that_it_visits() -> None:
+    model, drafter = pair(3)
+    tree, _ = next(drawn_trees(drafter, StaticTree(2, 2), MultiRound.drawing, 9))
+    asked: list[int] = []
+
+    def law(node: int, drawn: object) -> Tensor:
+        asked.append(node)
+        return model.after([*PROMPT, *tree.tokens[[n for n in asked if n != ROOT]].tolist()])
+
+    verdict = walk(tree, law, partial(multi_round, replacement=False), Chance([]))
+    assert asked == [ROOT, *verdict.path]
