@@ -107,17 +107,17 @@ def _solve(acceptance: Tensor, nodes: int) -> tuple[Tensor, Tensor]:
         ([nodes + 1] gains c(0, n, 0); [D, R, nodes + 1] the m of each maximum, 0 for no more children).
     """
     depths, ranks = acceptance.shape
-    sizes = torch.arange(nodes + 1)
-    left = sizes[:, None] - sizes  # [n, m]: nodes for the siblings that follow
     choices = torch.zeros((depths, ranks, nodes + 1), dtype=torch.int64)
     below = torch.zeros(nodes + 1, dtype=torch.float64)
+    too_many = torch.full((nodes,), -math.inf, dtype=torch.float64)
     for d in reversed(range(depths)):
         siblings = torch.zeros_like(below)
         for r in reversed(range(ranks)):
-            gains = acceptance[d, r] * (1 + below.roll(1)) + siblings[left.clamp(min=0)]
-            gains[left < 0] = -math.inf
-            gains[:, 0] = 0  # no more children; torch.max takes the first of equals, so this one
-            siblings, choices[d, r] = gains.max(1)
+            own = acceptance[d, r] * (1 + below[:-1].flip(0))  # of m = nodes, ..., 1
+            left = torch.cat([too_many, siblings]).unfold(0, nodes, 1)  # [n, m likewise] of the siblings' n - m
+            gains, at = (own + left[: nodes + 1]).max(1)
+            siblings = gains.clamp(min=0)
+            choices[d, r] = torch.where(gains > 0, nodes - at, 0)
         below = siblings
     return below, choices
 
