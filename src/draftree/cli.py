@@ -1,4 +1,4 @@
-"""The command line: ``draftree generate | chat | info | methods | calibrate``.
+"""The command line: ``draftree generate | chat | info | methods | profile | calibrate``.
 
 Text goes to standard output, figures and complaints to standard error. Bad input is one line and exit code 2; a failure
 while running, or Ctrl-C, is one line and exit code 1.
@@ -21,11 +21,13 @@ from rich.console import Console
 from . import show
 from .bench.exact import first_difference
 from .config import Budget, SamplingParams
+from .draft.auto import AutoTree
 from .draft.base import NoDrafter
 from .draft.load import DRAFTERS
 from .draft.methods import DEFAULT_METHOD, DEFAULT_NODES, METHODS, find_method
 from .engine import Engine, load_engine
 from .errors import ConfigError, InputError, PromptError, RunError
+from .models.command import profile
 from .models.load import DEFAULT_MODEL, load
 from .observer import Observer
 from .options import (
@@ -90,6 +92,7 @@ def generate(
     stop: Stop = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of streaming text.")] = False,
     show_trees: Annotated[bool, typer.Option("--show-trees", help="Print each step's tree and accepted path.")] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="Say why the method auto chose what it chose.")] = False,
     compare: Annotated[bool, typer.Option("--compare", help="Then decode plainly and compare text and speed.")] = False,
     trace: TraceFile = None,
     force: Force = False,
@@ -99,6 +102,8 @@ def generate(
     """Answer one prompt, with the target's exact output."""
     if as_json and show_trees:
         raise ConfigError("--json and --show-trees exclude each other: choose one")
+    if explain and (method != "auto" or drafter == "none"):
+        raise ConfigError(f"--explain is about choices but method {method} makes none: use --method auto")
     params = _params(max_tokens, temperature, top_k, top_p, min_p, seed, stop)
     text = _read(prompt)
     observers = _trace(context, trace, force, drafter, method)
@@ -117,9 +122,14 @@ def generate(
         "lossy": engine.verification.lossy,
         "stats": show.as_json(sequence.stats),
     }
+    policy = engine.drafter.policy
+    if explain and isinstance(policy, AutoTree):
+        report["explanation"] = policy.report.text()
     if not as_json:
         err.print(show.LEGEND)
         err.print(f"{drafter}, {method}, {verify}: {show.figures(sequence.stats, engine.verification.lossy)}")
+        if explain:
+            err.print(report["explanation"], markup=False)
     if compare and not interrupted:
         try:
             interrupted = _compare(engine, sequence, report, quiet=as_json)
@@ -227,6 +237,7 @@ def methods() -> None:
     out.print(f"{'MODEL':20} any model with the target's vocabulary")
 
 
+app.command()(profile)
 app.command()(calibrate)
 
 

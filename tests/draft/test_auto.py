@@ -13,6 +13,7 @@ from draftree.config import Budget
 from draftree.draft.auto import AutoTree
 from draftree.draft.base import Outcome, StepCost
 from draftree.draft.calibration import Calibration, Record, with_odds
+from draftree.draft.costs import CostDrift
 from draftree.draft.grow import grow
 from draftree.draft.model import ModelDrafter
 from draftree.engine import Engine
@@ -39,8 +40,15 @@ class Fake(Sequence):
         self.prompt_length = 64
 
 
-def decode(policy: AutoTree, steps: int, says: float, true: float, seed: int = 0, batch: int = 1) -> list[int]:
-    """How many nodes each step verifies, when the drafter says ``says`` of each token of a chain and ``true`` holds."""
+def decode(
+    policy: AutoTree, steps: int, says: float, true: float, seed: int = 0, batch: int = 1, real: Profile | None = None
+) -> list[int]:
+    """How many nodes each step verifies, when the drafter says ``says`` of each token of a chain and ``true`` holds.
+
+    Passes cost what the policy's own profile says, or what ``real`` says.
+    """
+    profile = real or policy.target
+    assert profile is not None
     rng, sequences = Random(seed), [Fake() for _ in range(batch)]
     chosen = []
     script = lambda row, path: ([len(path) + 1], [math.log(says)], 1.0)  # noqa: E731
@@ -48,6 +56,7 @@ def decode(policy: AutoTree, steps: int, says: float, true: float, seed: int = 0
         budgets = policy.plan(sequences, [Budget(NODES)] * batch)
         trees = [g.tree for g in grow(ScriptedScorer(script), policy, budgets)]
         outcomes = []
+        cost = StepCost(batch, 1e-6, profile.seconds(1 + max(map(len, trees)), 64, batch), 0.0, 0)
         for sequence, tree in zip(sequences, trees, strict=True):
             luck = 0
             while rng.random() < true:
@@ -56,7 +65,7 @@ def decode(policy: AutoTree, steps: int, says: float, true: float, seed: int = 0
             tokens = [n + 1 for n in path] + [luck + 1 if len(tree) <= luck else -1]
             if luck > len(tree):
                 tokens[-1] = len(path) + 1  # the target says what the drafter would have said next
-            outcomes.append(Outcome(sequence, tree, path, tokens, len(tokens), StepCost(batch, 1e-6, 1.0, 0.0, 0)))
+            outcomes.append(Outcome(sequence, tree, path, tokens, len(tokens), cost))
         policy.observe(outcomes)
         chosen.append(max(map(len, trees)))
     return chosen
@@ -117,6 +126,36 @@ def test_a_modest_drafter_is_found_out() -> None:
     seconds = CURVES["affine"]
     chosen = decode(AutoTree(target=costs(seconds), depth=NODES), 300, says=0.3, true=0.9)
     assert sum(chosen[200:]) / 100 >= 0.7 * best(seconds, 0.9)
+
+
+def test_sizes_that_have_become_dearer_are_found_out() -> None:
+    drift, expected = CostDrift(), torch.tensor([1.0, 2.0, 3.0])
+    assert torch.equal(drift.correct(expected), expected)
+    for _ in range(100):
+        drift.learn(0, 1.0, 1.0)
+        drift.learn(1, 6.0, 2.0)
+    now = drift.correct(expected)
+    assert 4.0 < float(now[1] / now[0]) <= 6.0  # 6 s against 1 s, where the profile says 2 against 1
+    assert float(now[0]) < float(now[2]) / 3 * 1.01 <= float(now[1])  # one never seen drifts like all others together
+
+
+def test_one_wild_pass_teaches_little() -> None:
+    drift, expected = CostDrift(), torch.tensor([1.0, 1.0])
+    for _ in range(20):
+        drift.learn(0, 1.0, 1.0)
+        drift.learn(1, 1.0, 1.0)
+    drift.learn(1, 1000.0, 1.0)
+    now = drift.correct(expected)
+    assert float(now[1] / now[0]) < 1.15
+
+
+def test_a_machine_that_is_slower_throughout_changes_nothing() -> None:
+    seconds = CURVES["stepped"]
+    as_kept, slower = (
+        decode(AutoTree(target=costs(seconds)), 80, 0.8, 0.8, real=costs(real))
+        for real in (seconds, lambda n: 3 * seconds(n))
+    )
+    assert as_kept == slower
 
 
 def test_the_prediction_drifts_less_than_5_percent() -> None:

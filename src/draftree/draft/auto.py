@@ -7,6 +7,7 @@ the rate that decoding has reached so far and never less than plain decoding's. 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -23,11 +24,10 @@ from ..sequence import Sequence
 from ..tree import ROOT, DraftTree
 from .base import Outcome
 from .calibration import Calibration, Record, with_odds
+from .costs import Curve, Curves
 from .policy import Frontier, Growth, GrowthPolicy, best_per_row
 from .report import Report
 
-_CONTEXT_GRAIN = 64
-"""Costs are looked up for contexts rounded to this."""
 _MEMORY = 0.97
 """Share of an average that each new step leaves."""
 _RECORD = 0.99
@@ -36,6 +36,8 @@ _PRIOR = 5.0
 """Accepted nodes that make up that record before there is any."""
 _LEAST = 0.01
 """Candidates less probable than this are never drafted."""
+_SHARE = 0.1
+"""Share of a node's mean price that a candidate must promise to be drafted: on plateaus nodes are cheaper than that."""
 _FURTHER = 3.0
 """Expected tokens of all deeper layers that each one of the last layer may stand for, at most, while it is drafted."""
 _OPTIMIST = 0.98
@@ -50,10 +52,11 @@ class _Plan:
 
     Attributes:
         sequences: whom it is for.
-        verify: [N + 1] seconds of a target pass over 1, 2, ... N + 1 tokens, as the profile has them.
+        curve: what verifying costs.
         layer: seconds of drafting one layer.
         rate: tokens a second that a step must be worth, of all sequences together.
         odds: [B] each sequence's record.
+        roots: the candidates below the roots.
         mass: expected tokens of all that has been drafted.
         pools, tags, chosen: what was drafted, with what acceptance, and how many nodes are verified.
         gain: [B] expected tokens of what is verified, the root's bonus included.
@@ -61,26 +64,17 @@ class _Plan:
     """
 
     sequences: Many[Sequence]
-    verify: Tensor
+    curve: Curve
     layer: float
     rate: float
     odds: Tensor
+    roots: Frontier | None = None
     mass: float = 0.0
     pools: Many[DraftTree] = ()
     tags: Many[Tensor] = ()
     chosen: int = 0
     gain: Many[float] = ()
     layers: int = 0
-
-    @property
-    def needed(self) -> float:
-        """Expected tokens that the cheapest tree must gain beyond plain decoding."""
-        return self.rate * float((self.verify[1:] - self.verify[0]).min())
-
-    @property
-    def least(self) -> float:
-        """Expected tokens below which no node can be worth its share; plateaus make some cheaper than the average."""
-        return 0.1 * self.rate * max(0.0, float(self.verify[-1] - self.verify[0])) / max(1, len(self.verify) - 1)
 
 
 @dataclass(slots=True)
@@ -109,7 +103,7 @@ class AutoTree(GrowthPolicy):
     _layer_gains: list[float] = field(default_factory=list, repr=False, compare=False)
     _accepted: float = field(default=0.0, repr=False, compare=False)
     _expected: float = field(default=0.0, repr=False, compare=False)
-    _curves: dict[tuple[int, int, int], Tensor] = field(default_factory=dict, repr=False, compare=False)
+    _curves: Curves | None = field(default=None, repr=False, compare=False)
     _wait: int = field(default=0, repr=False, compare=False)
     _pause: int = field(default=1, repr=False, compare=False)
 
@@ -143,16 +137,13 @@ class AutoTree(GrowthPolicy):
         if self.target is None:
             raise ConfigError("auto has no measured costs: give its drafter to an Engine, which measures them")
         batch, most = len(sequences), max(b.nodes for b in budgets)
-        context = max(len(s.ids) for s in sequences) // _CONTEXT_GRAIN * _CONTEXT_GRAIN
-        key = (most, context, batch)
-        if key not in self._curves:
-            self._curves[key] = torch.tensor(self.target.curve(*key))
-        verify = self._curves[key]
+        context = max(len(s.ids) for s in sequences)
+        self._curves = self._curves or Curves(self.target)
+        curve = self._curves.at(most, context, batch)
         layer = self.drafter.seconds(1.5, context, batch) if self.drafter else self._layer_seconds
         records = [self._records.setdefault(s, Record()) for s in sequences]
         odds = torch.tensor([r.odds for r in records])
-        plain = batch / float(verify[0])
-        self._plan = _Plan(sequences, verify, layer, plain * max(1.0, self._speedup), odds)
+        self._plan = _Plan(sequences, curve, layer, batch / curve.plain * max(1.0, self._speedup), odds)
         return budgets if self._worthwhile(self._plan) else [Budget(0, b.depth) for b in budgets]
 
     def _worthwhile(self, plan: _Plan) -> bool:
@@ -173,11 +164,10 @@ class AutoTree(GrowthPolicy):
     @staticmethod
     def _pays(plan: _Plan, gains: Many[float]) -> bool:
         """Is some depth better than plain decoding, if layers gain so much?"""
-        plain = 1 / float(plan.verify[0])
-        total = 1.0
-        for depth, gain in enumerate(gains[: len(plan.verify) - 1], start=1):
+        total, verify = 1.0, plan.curve.now.tolist()
+        for depth, gain in enumerate(gains[: len(verify) - 1], start=1):
             total += gain
-            if total / (float(plan.verify[depth]) + depth * plan.layer) > plain:
+            if total / (verify[depth] + depth * plan.layer) > 1 / plan.curve.plain:
                 return True
         return False
 
@@ -194,30 +184,34 @@ class AutoTree(GrowthPolicy):
         above = frontier.tags[:, None] if frontier.depth else torch.ones(1, 1)
         paths = above * with_odds(edges, plan.odds.take(frontier.rows)[:, None])
         paths = torch.where(frontier.candidates.logprobs > float("-inf"), paths, 0.0)
-        keep = paths > max(_LEAST, plan.least)
+        keep = paths > max(_LEAST, _SHARE * plan.rate * plan.curve.slope)
         rows = frontier.rows[:, None].expand_as(paths)
         if int(keep.sum()) > int(frontier.budgets.min()):
             wanted = torch.where(keep, paths, -1.0).flatten()
             keep &= best_per_row(wanted, rows.flatten(), frontier.budgets).view_as(keep)
         mass = float(paths[keep].sum())
         plan.mass += mass
-        go_on = depth < self.depth and mass > plan.rate * plan.layer and plan.mass + _FURTHER * mass > plan.needed
+        promising = plan.mass + _FURTHER * mass > plan.rate * plan.curve.least
+        if frontier.depth == 0:
+            plan.roots = frontier
+            keep &= promising
+        go_on = promising and depth < self.depth and mass > plan.rate * plan.layer
         return Growth(keep, keep if go_on else torch.zeros_like(keep), paths)
 
     def prune(self, pools: Many[DraftTree], tags: Many[Tensor], budgets: Many[Budget]) -> list[Tensor | None]:
         """The number of nodes that is worth most, the same for all sequences: they share the pass."""
         plan = self._planned()
-        most = len(plan.verify) - 1
+        most = len(plan.curve.now) - 1
         orders = [t.argsort(descending=True, stable=True)[: b.nodes] for t, b in zip(tags, budgets, strict=True)]
         gains = torch.zeros(len(pools), most + 1)
         for b, (order, tag) in enumerate(zip(orders, tags, strict=True)):
             gains[b, 1 : len(order) + 1] = tag.take(order)
         worth = 1.0 + self.trust * gains.cumsum(1)
-        net = worth.sum(0) - plan.rate * plan.verify
+        net = worth.sum(0) - plan.rate * plan.curve.now
         plan.chosen = min(int(net.argmax()), max(map(len, orders)))
         plan.pools, plan.tags, plan.layers = pools, tags, max(1, *(p.depth for p in pools))
         plan.gain = worth[:, plan.chosen].tolist()
-        self.report.compare(worth.mean(0), plan.verify + plan.layers * plan.layer)
+        self.report.compare(worth.mean(0), plan.curve.now + plan.layers * plan.layer)
         keeps: list[Tensor | None] = []
         for pool, order in zip(pools, orders, strict=True):
             keep = torch.zeros(len(pool), dtype=torch.bool)
@@ -232,6 +226,11 @@ class AutoTree(GrowthPolicy):
             return
         for pool, outcome in zip(plan.pools, outcomes, strict=False):
             self._learn(pool, outcome.tokens[: outcome.taken], self._records[outcome.sequence])
+        if plan.roots and not plan.pools:
+            self._learn_roots(plan.roots, outcomes)
+            plan.layers = 1
+        if not plan.pools:
+            self.report.compare(torch.ones_like(plan.curve.now), plan.curve.now + plan.layers * plan.layer)
         if plan.layers:
             known = self._layer_gains
             layers = [0.0] * max(plan.layers, len(known))
@@ -241,13 +240,16 @@ class AutoTree(GrowthPolicy):
             self._layer_gains = [
                 _MEMORY * known[d] + (1 - _MEMORY) * new if d < len(known) else new for d, new in enumerate(layers)
             ]
-        seconds = float(plan.verify[plan.chosen]) + plan.layers * plan.layer
-        plain = len(outcomes) / float(plan.verify[0])
+        verified = float(plan.curve.now[plan.chosen])
+        seconds = verified + plan.layers * plan.layer
+        plain = len(outcomes) / plan.curve.plain
         taken = sum(o.taken for o in outcomes)
         self._speedup = _MEMORY * self._speedup + (1 - _MEMORY) * min(8.0, taken / seconds / plain)
         cost = outcomes[0].step
+        if self._curves:
+            self._curves.learn(plan.curve, plan.chosen, cost.verify)
         if self.drafter is None and plan.layers:
-            scale = float(plan.verify[plan.chosen]) / max(cost.verify, 1e-9)  # as if at the speed of the profile
+            scale = verified / max(cost.verify, 1e-9)  # as if at the speed of the profile
             self._layer_seconds += (1 - _MEMORY) * (cost.draft * scale / plan.layers - self._layer_seconds)
         predicted = sum(plan.gain) if plan.pools else float(len(outcomes))
         if plan.chosen:
@@ -255,6 +257,19 @@ class AutoTree(GrowthPolicy):
             self._accepted = _RECORD * self._accepted + accepted
             self._expected = _RECORD * self._expected + (predicted - len(outcomes)) / self.trust
         self.report.add(plan.chosen, predicted / len(outcomes), taken / len(outcomes), cost)
+
+    def _learn_roots(self, roots: Frontier, outcomes: Many[Outcome]) -> None:
+        """Nothing was drafted, but the first tokens were proposed."""
+        found = roots.candidates
+        for row, said, logprobs in zip(
+            roots.rows.tolist(), found.tokens.tolist(), found.logprobs.tolist(), strict=True
+        ):
+            record = self._records[outcomes[row].sequence]
+            self.calibration.fade(record)
+            probabilities = [p for p in map(math.exp, logprobs) if p > _LEAST]
+            token = outcomes[row].tokens[0]
+            hit = said.index(token) if token in said[: len(probabilities)] else None
+            self.calibration.learn(1, probabilities, hit, record)
 
     def _learn(self, pool: DraftTree, tokens: Many[int], record: Record) -> None:
         """Walk down the pool along what the target said."""

@@ -48,6 +48,9 @@ class Grown(NamedTuple):
     numbers: Tensor
 
 
+_NOTHING = Grown(DraftTree.empty(), torch.zeros(0, dtype=torch.int64))
+
+
 class _Layer(NamedTuple):
     chosen: Tensor  # which candidates of the frontier, flat over parents and ranks
     rows: Tensor
@@ -71,7 +74,7 @@ def grow(
     """
     active = [b for b, budget in enumerate(budgets) if budget.nodes and budget.depth != 0]
     if not active:
-        return [Grown(DraftTree.empty(), torch.zeros(0, dtype=torch.int64)) for _ in budgets]
+        return [_NOTHING for _ in budgets]
     nodes = [budget.nodes for budget in budgets]
     limits = torch.tensor(
         [n if budget.depth is None else budget.depth for n, budget in zip(nodes, budgets, strict=True)]
@@ -96,6 +99,8 @@ def grow(
         layer = _next_layer(frontier, policy.grow(frontier), room - size, size)
         if drawing is not Drawing.TOP:
             layer = _drawn(layer, frontier, scorer, laws)
+        if not layers and not len(layer.rows):
+            return [_NOTHING for _ in budgets]
         layers.append(layer)
         size = size + layer.counts
         depth = frontier.depth + 1
@@ -178,6 +183,8 @@ def _finish(
     for pool, keep, budget in zip(pools, kept, budgets, strict=True):
         if keep is None:
             grown.append(Grown(pool, torch.arange(len(pool))))
+        elif not bool(keep.any()):
+            grown.append(_NOTHING)
         else:
             grown.append(Grown(pool.subset(keep), keep.nonzero()[:, 0]))
         if len(grown[-1].tree) > budget.nodes:

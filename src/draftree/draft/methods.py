@@ -163,9 +163,9 @@ METHODS = {
 }
 
 
-DEFAULT_METHOD = "dynamic-width-depth"
-DEFAULT_NODES = 7
-"""With the root 8 tokens a pass: the largest size before verification steps up on the CPUs that we measured."""
+DEFAULT_METHOD = "auto"
+DEFAULT_NODES = 31
+"""A bound; with the root 32 tokens a pass. ``auto`` verifies as many as pay."""
 
 
 def find_policy(method: str | GrowthPolicy, settings: Mapping[str, float | str] | None = None) -> GrowthPolicy:

@@ -1,0 +1,108 @@
+"""What verifying costs now: the profile, and how passes have drifted from it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ..models.profile import Profile
+
+_CONTEXT_GRAIN = 64
+"""Costs are looked up for contexts rounded to this."""
+_FRESH = 16
+"""Steps for which a corrected curve serves."""
+_MEMORY = 0.95
+"""Share of the record of drift that each new pass leaves."""
+_PRIOR = 4.0
+"""Passes that the common drift counts for beside a size's own."""
+_MOST_DRIFT = math.log(4)
+"""A pass that took more than four times as long as it should is no measurement of anything."""
+
+
+@dataclass(slots=True)
+class CostDrift:
+    """How much longer passes take than the profile says: by their size, and for sizes not seen yet by all others.
+
+    A common factor (another load on the machine) changes no choice; what counts is one size against another.
+    """
+
+    _weight: dict[int, float] = field(default_factory=dict, repr=False)
+    _ratio: dict[int, float] = field(default_factory=dict, repr=False)
+
+    def learn(self, nodes: int, measured: float, expected: float) -> None:
+        """A pass over the root and ``nodes`` nodes took ``measured`` seconds where ``expected`` were expected."""
+        ratio = max(-_MOST_DRIFT, min(_MOST_DRIFT, math.log(measured / expected)))
+        for size in self._weight:
+            self._weight[size] *= _MEMORY
+            self._ratio[size] *= _MEMORY
+        self._weight[nodes] = self._weight.get(nodes, 0.0) + 1
+        self._ratio[nodes] = self._ratio.get(nodes, 0.0) + ratio
+
+    def correct(self, verify: Tensor) -> Tensor:
+        """[N + 1] seconds of passes over 1, 2, ... tokens, as they have become; relative to one another."""
+        if not self._weight:
+            return verify
+        common = sum(self._ratio.values()) / sum(self._weight.values())
+        factors = torch.ones_like(verify)
+        for nodes, weight in self._weight.items():
+            if nodes < len(verify):
+                own = (self._ratio[nodes] + _PRIOR * common) / (weight + _PRIOR)
+                factors[nodes] = math.exp(own - common)
+        return verify * factors
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Seconds of target passes in one context and batch.
+
+    Attributes:
+        expected: [N + 1] of passes over 1, 2, ... N + 1 tokens, as the profile has them.
+        now: [N + 1] the same, corrected for drift.
+        plain: of plain decoding, ``now[0]``.
+        least: more than that, of the cheapest pass with drafted nodes; may be negative.
+        slope: mean price of a node.
+    """
+
+    expected: Tensor
+    now: Tensor
+    plain: float
+    least: float
+    slope: float
+
+    @classmethod
+    def of(cls, expected: Tensor, now: Tensor) -> Curve:
+        """With the figures that follow."""
+        plain, last = float(now[0]), float(now[-1])
+        return cls(expected, now, plain, float(now[1:].min()) - plain, max(0.0, last - plain) / (len(now) - 1))
+
+
+@dataclass(slots=True)
+class Curves:
+    """The curves of a target, as they are asked for.
+
+    Attributes:
+        profile: its measured costs.
+    """
+
+    profile: Profile
+    _drift: CostDrift = field(default_factory=CostDrift, repr=False)
+    _known: dict[tuple[int, int, int], tuple[int, Curve]] = field(default_factory=dict, repr=False)
+    _steps: int = field(default=0, repr=False)
+
+    def at(self, nodes: int, context: int, batch: int) -> Curve:
+        """The curve up to ``nodes`` drafted nodes behind about ``context`` tokens."""
+        key = (nodes, context // _CONTEXT_GRAIN * _CONTEXT_GRAIN, batch)
+        made, curve = self._known.get(key, (0, None))
+        if curve is None or self._steps - made >= _FRESH:
+            expected = torch.tensor(self.profile.curve(*key)) if curve is None else curve.expected
+            curve = Curve.of(expected, self._drift.correct(expected))
+            self._known[key] = (self._steps, curve)
+        return curve
+
+    def learn(self, curve: Curve, nodes: int, measured: float) -> None:
+        """A pass over the root and ``nodes`` nodes took ``measured`` seconds."""
+        self._steps += 1
+        self._drift.learn(nodes, max(measured, 1e-9), float(curve.expected[nodes]))

@@ -1,0 +1,100 @@
+"""The command ``draftree profile``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from ..errors import ConfigError
+from ..options import Device, Dtype
+from .load import load
+from .profile import FULL, Grid, Profile, measure_and_keep, profile_folder
+
+_BAR = 40
+
+
+def profile(
+    model: Annotated[str, typer.Argument(help="A target or a drafting model, named as for generate.")],
+    sizes: Annotated[str, typer.Option(metavar="N,N,...", help="Tokens a pass, from 1 on.")] = "",
+    contexts: Annotated[str, typer.Option(metavar="N,N,...", help="Tokens before them.")] = "",
+    batches: Annotated[str, typer.Option(metavar="N,N,...", help="Sequences a pass.")] = "",
+    repeats: Annotated[int, typer.Option(help="Passes of each kind; their median counts.")] = FULL.repeats,
+    plot: Annotated[str, typer.Option(metavar="FILE", help="Draw the curves: .png, .svg or .pdf.")] = "",
+    dtype: Dtype = None,
+    device: Device = None,
+) -> None:
+    """Measure what passes of a model cost on this machine, and keep it for the method auto."""
+    grid = Grid(
+        _numbers("sizes", sizes) or FULL.sizes,
+        _numbers("contexts", contexts) or FULL.contexts,
+        _numbers("batches", batches) or FULL.batches,
+        repeats,
+    )
+    if plot:
+        _check_plot(plot)
+    measured = measure_and_keep(load(model, dtype=dtype, device=device), grid)
+    out = Console(highlight=False)
+    out.print(_table(measured))
+    out.print(f"kept as {profile_folder() / measured.identity.file_name}", soft_wrap=True, markup=False)
+    if plot:
+        _draw(measured, plot)
+
+
+def _numbers(name: str, text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(",")) if text else ()
+    except ValueError:
+        raise ConfigError(f"--{name} is {text!r}: write whole numbers with commas, such as 1,2,4,8") from None
+
+
+def _table(measured: Profile) -> Table:
+    """Milliseconds by tokens a pass, a column for each batch and context; bars for the first."""
+    identity = measured.identity
+    table = Table(
+        title=f"{identity.model}, {identity.dtype}, {identity.device}, {identity.threads} threads: milliseconds a pass",
+        title_justify="left",
+    )
+    table.add_column("tokens", justify="right")
+    for point in measured.points:
+        table.add_column(f"context {point.context}\nbatch {point.batch}", justify="right")
+    table.add_column(f"\ncontext {measured.points[0].context}, batch {measured.points[0].batch}")
+    longest = max(measured.points[0].seconds)
+    for i, size in enumerate(measured.points[0].sizes):
+        bar = "█" * max(1, round(_BAR * measured.points[0].seconds[i] / longest))
+        table.add_row(str(size), *(f"{1e3 * p.seconds[i]:.1f}" for p in measured.points), bar)
+    return table
+
+
+def _check_plot(file: str) -> None:
+    """Find out now, not after minutes of measuring.
+
+    Raises:
+        ConfigError: the plot cannot be drawn or written.
+    """
+    path = Path(file)
+    if path.suffix not in (".png", ".svg", ".pdf"):
+        raise ConfigError(f"--plot is {file!r}: give a file that ends in .png, .svg or .pdf")
+    if not path.parent.is_dir():
+        raise ConfigError(f"folder {path.parent} is not there: make it, or give --plot another place")
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise ConfigError("--plot needs matplotlib: pip install 'draftree[plots]'") from None
+
+
+def _draw(measured: Profile, file: str) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axes = figure.subplots()
+    for point in measured.points:
+        seconds = [1e3 * s for s in point.seconds]
+        axes.plot(point.sizes, seconds, marker="o", markersize=3, label=f"context {point.context}, batch {point.batch}")
+    axes.set(xlabel="tokens in a pass", ylabel="milliseconds", title=f"Passes of {measured.identity.model}")
+    axes.set_ylim(bottom=0)
+    axes.legend()
+    figure.savefig(file, dpi=150)
