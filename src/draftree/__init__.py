@@ -1,18 +1,21 @@
 """Lossless speculative decoding with draft trees that change shape at every step.
 
-engine = draftree.load_engine("smollm2", drafter="lookup", nodes=7)
+engine = draftree.load_engine("smollm2", drafter="lookup")
 for chunk in engine.stream(draftree.user("Why is the sky blue?")):
     print(chunk.text, end="", flush=True)
 """
 
 from .config import Budget, SamplingParams
 from .custom_generate import custom_generate, generate_with
+from .draft.auto import AutoTree
+from .draft.best import Eagle2Tree, OptTree
 from .draft.entropy import BranchingSteps, EntropyStop, EntropyTree, StaticTree
 from .draft.load import load_drafter
 from .draft.methods import METHODS
+from .draft.policy import GrowthPolicy
 from .draft.static import RankTree
 from .engine import Engine, Generation, load_engine
-from .errors import DraftreeError, InputError, RunError
+from .errors import DraftreeError, DraftreeWarning, InputError, RunError
 from .models.hf import HFModel
 from .models.load import load
 from .observer import Observer
@@ -26,19 +29,24 @@ from .verify.schemes import SCHEMES, Relaxed
 __all__ = [
     "METHODS",
     "SCHEMES",
+    "AutoTree",
     "BranchingSteps",
     "Budget",
     "Chunk",
     "DraftTree",
     "DraftreeError",
+    "DraftreeWarning",
+    "Eagle2Tree",
     "EndRecord",
     "Engine",
     "EntropyStop",
     "EntropyTree",
     "Generation",
+    "GrowthPolicy",
     "HFModel",
     "InputError",
     "Observer",
+    "OptTree",
     "RankTree",
     "Relaxed",
     "RunError",

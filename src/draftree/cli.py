@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+import warnings
 from collections.abc import Sequence as Many
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +27,7 @@ from .draft.base import NoDrafter
 from .draft.load import DRAFTERS
 from .draft.methods import DEFAULT_METHOD, DEFAULT_NODES, METHODS, find_method
 from .engine import Engine, load_engine
-from .errors import ConfigError, InputError, PromptError, RunError
+from .errors import ConfigError, DraftreeWarning, InputError, PromptError, RunError
 from .models.command import profile
 from .models.load import DEFAULT_MODEL, load
 from .observer import Observer
@@ -375,8 +376,19 @@ def _complain(message: str) -> None:
     err.print(f"draftree: {' '.join(message.split())}", style="red", markup=False)
 
 
+def _show_warning(message: Warning | str, category: type[Warning], *where: object, **more: object) -> None:
+    _complain(str(message))
+
+
 def run(arguments: list[str] | None = None) -> int:
     """Run one command; its exit code."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", DraftreeWarning)
+        warnings.showwarning = _show_warning
+        return _run_command(arguments)
+
+
+def _run_command(arguments: list[str] | None) -> int:
     try:
         arguments = sys.argv[1:] if arguments is None else arguments
         app(args=arguments or ["--help"], prog_name="draftree", standalone_mode=False)

@@ -185,7 +185,11 @@ def read_trace(path: str | Path) -> Iterator[Record]:
             except ValueError:
                 if line.endswith(b"\n"):
                     raise _corrupt(path, number, "not JSON") from None
-                warnings.warn(f"{path}, line {number}: torn, as the writer was interrupted: left out", stacklevel=2)
+                warnings.warn(
+                    f"{path}, line {number}: torn, as the writer was interrupted: left out",
+                    DraftreeWarning,
+                    stacklevel=2,
+                )
                 return
             try:
                 record = decode(parsed)

@@ -10,6 +10,7 @@ import pytest
 
 from draftree.cli import run
 from draftree.draft.tree_file import read_tree
+from draftree.models.profile import Identity, Point, Profile
 from draftree.train import command
 from draftree.train.calibrate import measure
 from draftree.train.prompts import read_prompts
@@ -19,6 +20,7 @@ from ..tiny import MAX_LENGTH, save_tiny
 
 Captured = pytest.CaptureFixture[str]
 
+IDENTITY = Identity("tiny", "Tiny", 1, "float32", "sdpa", "cpu", 1, "t", "t")
 QUESTIONS = ["the cat in the hat", "a b a b a b", "is the hat in the cat?"]
 
 
@@ -211,3 +213,27 @@ def test_a_corrupt_tree_is_refused_before_any_model(tmp_path: Path, capsys: Capt
     tree.write_text(tree.read_text()[:-20])
     assert run(["generate", "the cat", "--target", "./nowhere", "--method", "sequoia", "--tree", str(tree)]) == 2
     assert "is not JSON: give a file that 'draftree calibrate' wrote" in complaint(capsys)
+
+
+def test_the_size_can_follow_the_machines_costs(
+    model: str, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # All that the target drafts for itself is accepted: where passes cost the same, the deepest chain is the best.
+    out = tmp_path / "tree.json"
+    for more, longest in ((0.0, 4), (1.5, 1)):
+        profile = Profile(IDENTITY, (Point(1, 512, (1, 2, 3), (1.0, 1.0, 1.0 + more)),))
+        monkeypatch.setattr(command, "kept_or_measured", lambda model, profile=profile: profile)
+        monkeypatch.setattr(command, "ModelDrafter", type(None))  # drafting is free
+        assert run(asked(model, prompts, out, "--drafter", "self", "--by-cost", "--force")) == 0
+        assert read_tree(str(out)).tree == tuple((0,) * d for d in range(1, longest + 1))
+
+
+def test_a_machine_on_which_nothing_pays_is_told_so(
+    model: str, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    steep = Profile(IDENTITY, (Point(1, 512, (1, 2), (1.0, 3.0)),))
+    monkeypatch.setattr(command, "kept_or_measured", lambda model: steep)
+    capsys.readouterr()
+    assert run(asked(model, prompts, tmp_path / "tree.json", "--by-cost")) == 1
+    assert "no tree of drafter lookup is faster than plain decoding" in complaint(capsys)
+    assert not (tmp_path / "tree.json").exists()

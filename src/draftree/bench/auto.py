@@ -1,6 +1,7 @@
 """Is ``auto`` faster than the best fixed method, and never slower than plain decoding?
 
-    python -m draftree.bench.auto [--drafter lookup] [--temperature 0] [--per-category 2] [--max-tokens 64] [--grid small]
+    python -m draftree.bench.auto [--drafter lookup] [--temperature 0] [--per-category 2] [--max-tokens 64]
+        [--grid small]
 
 Plain decoding, ``auto`` and a grid of fixed methods decode each Spec-Bench prompt in turn, on the same weights and
 threads, in an order that rotates. The prefill is left out: it is the same for all. Ratios are paired by prompt:

@@ -50,7 +50,7 @@ def ours(engine: Engine, params: SamplingParams) -> Contestant:
 def take_turns(
     contestants: Mapping[str, Contestant], prompts: list[list[int]], warm: list[int]
 ) -> dict[str, list[Run]]:
-    """Every contestant decodes every prompt, in an order that rotates from prompt to prompt; ``warm`` does not count."""
+    """Every contestant decodes every prompt, in rotating order; ``warm`` does not count."""
     runs: dict[str, list[Run]] = {name: [] for name in contestants}
     order = list(contestants)
     for decode in contestants.values():

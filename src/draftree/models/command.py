@@ -36,7 +36,8 @@ def profile(
     )
     if plot:
         _check_plot(plot)
-    measured = measure_and_keep(load(model, dtype=dtype, device=device), grid)
+    loaded = load(model, dtype=dtype, device=device)
+    measured = measure_and_keep(loaded, grid if sizes else grid.fitting(loaded.capabilities.max_length))
     out = Console(highlight=False)
     out.print(_table(measured))
     out.print(f"kept as {profile_folder() / measured.identity.file_name}", soft_wrap=True, markup=False)

@@ -15,7 +15,7 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -61,6 +61,10 @@ class Grid:
             raise ConfigError(f"sizes are {self.sizes}: start at 1, the pass of plain decoding")
         if self.repeats < 1:
             raise ConfigError(f"repeats is {self.repeats}: use at least 1")
+
+    def fitting(self, longest: int) -> Grid:
+        """Without sizes above half of the longest sequence."""
+        return replace(self, sizes=tuple(n for n in self.sizes if n == 1 or n <= longest // 2))
 
     @property
     def passes(self) -> int:
@@ -245,13 +249,14 @@ def measure(model: LanguageModel, grid: Grid, progress: Callable[[int], None] = 
         model: the model.
         grid: what to measure.
         progress: called after each pass with how many have been made.
+
+    Raises:
+        ConfigError: the passes do not fit the model's longest sequence.
     """
     can, done = model.capabilities, 0
     points = []
-    longest = can.max_length - max(grid.sizes)
-    contexts = sorted({min(c, longest) for c in grid.contexts})
-    if longest < 1:
-        raise ConfigError(f"passes over {max(grid.sizes)} tokens do not fit {can.name}'s {can.max_length}: use fewer")
+    _check_fit(model, grid)
+    contexts = sorted({min(c, can.max_length - max(grid.sizes)) for c in grid.contexts})
     for batch in grid.batches:
         model.reserve(batch, contexts[-1] + max(grid.sizes))
         for context in contexts:
@@ -278,21 +283,28 @@ def measure(model: LanguageModel, grid: Grid, progress: Callable[[int], None] = 
     return Profile(Identity.of(model), tuple(points))
 
 
+def _check_fit(model: LanguageModel, grid: Grid) -> None:
+    can = model.capabilities
+    if max(grid.sizes) >= can.max_length:
+        raise ConfigError(f"passes over {max(grid.sizes)} tokens do not fit {can.name}'s {can.max_length}: use fewer")
+
+
 def _finish(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
-def kept_or_measured(model: LanguageModel, grid: Grid = SHORT) -> Profile:
-    """The kept profile of a model or, when there is none, a new one of ``grid``, kept from then on.
+def kept_or_measured(model: LanguageModel, grid: Grid | None = None) -> Profile:
+    """The kept profile of a model or, when there is none, a new one of ``grid`` (``SHORT``), kept from then on.
 
     Measuring shows a progress bar in a terminal.
     """
-    return load_profile(model) or measure_and_keep(model, grid)
+    return load_profile(model) or measure_and_keep(model, grid or SHORT.fitting(model.capabilities.max_length))
 
 
 def measure_and_keep(model: LanguageModel, grid: Grid) -> Profile:
     """A new profile, shown as it is measured and kept for later starts."""
+    _check_fit(model, grid)
     console = Console(stderr=True)
     with Progress(TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), console=console) as bar:
         task = bar.add_task(f"measuring passes of {model.capabilities.name}", total=grid.passes)

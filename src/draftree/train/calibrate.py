@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Many
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -20,7 +21,7 @@ from ..config import Budget, SamplingParams
 from ..draft.base import Drafter, NoDrafter, Outcome, StepCost
 from ..draft.entropy import MAX_WIDTH
 from ..draft.policy import Frontier, Growth, GrowthPolicy
-from ..draft.sequoia import best_tree, expected_acceptance_length
+from ..draft.sequoia import best_size, best_tree, expected_acceptance_length
 from ..draft.static import Pair
 from ..draft.tree_file import Counts, TreeFile
 from ..engine import Engine
@@ -236,15 +237,32 @@ def measure(
         yield tally.done
 
 
-def conclude(calibration: Calibration, tally: Tally, nodes: int) -> TreeFile:
-    """The best tree of at most ``nodes`` nodes for what was counted.
+class Costs(NamedTuple):
+    """What this machine takes for a tree.
+
+    Attributes:
+        verify: tokens of a target pass, the root among them -> its seconds.
+        layer: seconds of drafting one layer.
+    """
+
+    verify: Callable[[int], float]
+    layer: float
+
+
+def conclude(calibration: Calibration, tally: Tally, nodes: int, costs: Costs | None = None) -> TreeFile:
+    """The best tree of at most ``nodes`` nodes for what was counted; with ``costs`` the one that gains most a second.
 
     Raises:
-        RunError: the drafter was never right.
+        RunError: the drafter was never right, or too seldom to pay.
     """
     counts = tally.counts
     acceptance = counts.acceptance
-    tree = best_tree(acceptance, nodes)
+    tree = best_size(acceptance, costs.verify, costs.layer, nodes) if costs else best_tree(acceptance, nodes)
+    if not tree and costs and best_tree(acceptance, 1):
+        raise RunError(
+            f"by this machine's costs no tree of drafter {calibration.made_for.drafter} is faster than plain decoding: "
+            "use another drafter, or leave --by-cost out"
+        )
     if not tree:
         raise RunError(
             f"drafter {calibration.made_for.drafter} was never right in {sum(counts.trials)} trials: "

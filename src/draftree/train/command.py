@@ -11,18 +11,23 @@ from rich.console import Console
 from rich.progress import Progress
 
 from ..config import Budget, SamplingParams
+from ..draft.base import Drafter as Drafts
 from ..draft.load import load_drafter
+from ..draft.model import ModelDrafter
 from ..draft.static import Pair
 from ..draft.tree_file import TreeFile
 from ..errors import ConfigError, PromptError, RunError
 from ..models.hf import HFModel
 from ..models.load import DEFAULT_MODEL, load
+from ..models.profile import kept_or_measured
 from ..options import DecodedTokens, Depth, Device, Drafter, Dtype, Nodes, Seed, Stride, Target, Temperature
 from ..text import Prompt, encode, user
-from .calibrate import Calibration, Tally, TruePath, check_ranges, conclude, measure
+from .calibrate import Calibration, Costs, Tally, TruePath, check_ranges, conclude, measure
 from .prompts import read_prompts
 
 _SHOWN_RANKS = 6
+_CONTEXT = 512
+"""Tokens behind which costs are taken."""
 
 
 def calibrate(
@@ -37,6 +42,9 @@ def calibrate(
     temperature: Temperature = 0.0,
     seed: Seed = 0,
     raw: Annotated[bool, typer.Option("--raw", help="Take prompts as they are, without the chat template.")] = False,
+    by_cost: Annotated[
+        bool, typer.Option("--by-cost", help="Choose size, up to --nodes, and depth by this machine's measured costs.")
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing tree file.")] = False,
     dtype: Dtype = None,
     device: Device = None,
@@ -79,13 +87,20 @@ def calibrate(
             f"interrupted after {tally.done} of {len(texts)} prompts: the same command goes on from there"
         ) from None
     try:
-        found = conclude(calibration, tally, nodes)
+        found = conclude(calibration, tally, nodes, _costs(model, drafts) if by_cost else None)
     except RunError:
         tally.discard()
         raise
     found.save(path)
     tally.discard()
     _report(found, path)
+
+
+def _costs(target: HFModel, drafter: Drafts) -> Costs:
+    """Kept or measured; a layer of a drafter without a model costs next to nothing."""
+    verify = kept_or_measured(target)
+    layer = kept_or_measured(drafter.model).seconds(1, _CONTEXT) if isinstance(drafter, ModelDrafter) else 0.0
+    return Costs(lambda tokens: verify.seconds(tokens, _CONTEXT), layer)
 
 
 def _check_place(name: str, force: bool) -> Path:

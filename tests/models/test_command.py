@@ -1,0 +1,112 @@
+"""``draftree profile``, and what ``generate`` does with costs, through the entry point."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from draftree.cli import run
+from draftree.models import profile
+from draftree.models.profile import Grid
+
+from ..tiny import save_tiny
+
+Captured = pytest.CaptureFixture[str]
+SMALL = ["--sizes", "1,2,4", "--contexts", "4,8", "--batches", "1,2", "--repeats", "1"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_tiny(tmp_path_factory.mktemp("models") / "tiny"))
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Profiles of each test go to a folder of its own; short ones are shorter still."""
+    place = tmp_path / "profiles"
+    monkeypatch.setattr(profile, "profile_folder", lambda: place)
+    monkeypatch.setattr("draftree.models.command.profile_folder", lambda: place)
+    monkeypatch.setattr(profile, "SHORT", Grid((1, 2, 4), (8,), (1,), 1))
+    return place
+
+
+def complaint(capsys: Captured) -> str:
+    printed = capsys.readouterr()
+    assert len(printed.err.strip().splitlines()) == 1, printed.err
+    return printed.err
+
+
+def test_profile_prints_a_table_and_keeps_the_profile(model: str, folder: Path, capsys: Captured) -> None:
+    assert run(["profile", model, *SMALL]) == 0
+    out = capsys.readouterr().out
+    for words in ("context 4", "context 8", "batch 1", "batch 2", "milliseconds a pass", "█"):
+        assert words in out
+    kept = list(folder.iterdir())
+    assert len(kept) == 1
+    assert str(kept[0]) in out
+    points = json.loads(kept[0].read_text())["points"]
+    assert [(p["batch"], p["context"], p["sizes"]) for p in points] == [
+        (b, c, [1, 2, 4]) for b in (1, 2) for c in (4, 8)
+    ]
+
+
+def test_a_plot_is_drawn(model: str, tmp_path: Path) -> None:
+    assert run(["profile", model, *SMALL, "--plot", str(tmp_path / "curve.png")]) == 0
+    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--sizes", "2,4"], "start at 1"),
+        (["--sizes", "1,x"], "--sizes is '1,x'"),
+        (["--contexts", "0"], "contexts are (0,)"),
+        (["--batches", "2,1"], "batches are (2, 1)"),
+        (["--repeats", "0"], "repeats is 0"),
+        (["--plot", "curve.jpg"], "ends in .png, .svg or .pdf"),
+        (["--plot", "nowhere/curve.png"], "folder nowhere is not there"),
+        (["--sizes", "1,4000"], "passes over 4000 tokens do not fit"),
+    ],
+)
+def test_bad_input_is_one_line(arguments: list[str], message: str, model: str, capsys: Captured) -> None:
+    capsys.readouterr()
+    assert run(["profile", model, *arguments]) == 2
+    assert message in complaint(capsys)
+
+
+def test_auto_measures_once_and_explains_itself(model: str, folder: Path, capsys: Captured) -> None:
+    asked = ["generate", "a b a b a b a b", "--target", model, "--max-tokens", "24", "--explain"]
+    assert run(asked) == 0
+    first = capsys.readouterr().err
+    assert "measuring passes" in first
+    for words in ("MAL predicted", "measured", "a step: drafting", "verified: ", "0 nodes is plain decoding"):
+        assert words in first
+    assert len(list(folder.iterdir())) == 1
+    assert run(asked) == 0
+    assert "measuring passes" not in capsys.readouterr().err
+
+
+def test_the_explanation_is_in_the_json_object(model: str, capsys: Captured) -> None:
+    assert run(["generate", "a b", "--target", model, "--max-tokens", "8", "--explain", "--json"]) == 0
+    assert "MAL predicted" in json.loads(capsys.readouterr().out)["explanation"]
+
+
+def test_a_corrupt_profile_is_one_line_and_measured_again(model: str, folder: Path, capsys: Captured) -> None:
+    asked = ["generate", "a b", "--target", model, "--max-tokens", "8"]
+    assert run(asked) == 0
+    kept = next(folder.iterdir())
+    kept.write_text("{")
+    capsys.readouterr()
+    assert run(asked) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert sum("cannot be read" in line and line.startswith("draftree: ") for line in lines) == 1
+    assert json.loads(kept.read_text())["points"]
+
+
+@pytest.mark.parametrize("other", [["--method", "static"], ["--drafter", "none"]])
+def test_only_auto_explains(other: list[str], model: str, capsys: Captured) -> None:
+    capsys.readouterr()
+    assert run(["generate", "a", "--target", model, "--explain", *other]) == 2
+    assert "--explain" in complaint(capsys)
