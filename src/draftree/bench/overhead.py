@@ -5,7 +5,8 @@
 Prints, per drafter and method, a step's median wall-clock time and what share of it the median time outside model
 passes is (CPU only: on an accelerator a pass returns before it is done), and the transfers per step: one with the
 verdict, and one for each drafter model pass.
-Then what reading shared key heads in place saves in a target pass.
+Then what building trees of 64 nodes costs a layer, without any model, and what reading shared key heads in place saves
+in a target pass.
 """
 
 from __future__ import annotations
@@ -13,14 +14,19 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from collections.abc import Sequence as Many
 
 import torch
+from torch import Tensor
 
-from ..config import SamplingParams
+from ..config import Budget, SamplingParams
 from ..draft.base import NoDrafter
+from ..draft.drawing import Drawn
+from ..draft.grow import grow
 from ..draft.load import load_drafter
 from ..draft.methods import METHODS, find_policy
 from ..draft.model import ModelDrafter
+from ..draft.policy import Candidates
 from ..engine import Engine
 from ..models import attention
 from ..models.base import LanguageModel, Nodes
@@ -29,6 +35,9 @@ from ..models.load import DEFAULT_MODEL, load
 from ..sequence import Stats
 from ..text import encode
 from .suites import spec_bench
+
+_MOST = 128
+"""Most nodes that are scored at once."""
 
 
 def main() -> None:
@@ -63,7 +72,44 @@ def main() -> None:
                     f"{1e3 * statistics.median(steps):8.1f} {share:14.1%} {1 + stats.draft_passes / stats.steps:15.2f}",
                     flush=True,
                 )
+    _build_trees()
     _compare_attention(target, prompt)
+
+
+class _RandomScorer:
+    """Random laws, made beforehand: a model that takes no time."""
+
+    def __init__(self, width: int) -> None:
+        rng = torch.Generator().manual_seed(1)
+        logits = torch.randn((_MOST, 1000), generator=rng) * 3
+        top = logits.log_softmax(-1).topk(width)
+        self._found = Candidates(top.indices, top.values, torch.distributions.Categorical(logits=logits).entropy())
+
+    def score_roots(self, rows: Many[int], width: int) -> Candidates:
+        return self._first(len(rows))
+
+    def score(self, rows: Tensor, nodes: Tensor, parents: Tensor, tokens: Tensor, width: int) -> Candidates:
+        return self._first(len(rows))
+
+    def _first(self, count: int) -> Candidates:
+        found = self._found
+        return Candidates(found.tokens[:count], found.logprobs[:count], found.entropies[:count])
+
+    def draw(self, counts: Tensor) -> Drawn:
+        raise NotImplementedError("children are not drawn here")
+
+
+def _build_trees(repeats: int = 200) -> None:
+    print("\nbuilding a tree of 64 nodes          layers  nodes drafted  ms a layer")
+    for method in ("binary", "dynamic-width", "opt-tree", "eagle2"):
+        policy = find_policy(method, {"delta": 0.001} if method == "opt-tree" else None)
+        scorer, seconds = _RandomScorer(policy.width_for(64)), []
+        for _ in range(repeats):
+            began = time.perf_counter()
+            tree, numbers = grow(scorer, policy, [Budget(64)])[0]
+            seconds.append(time.perf_counter() - began)
+        drafted = int(numbers.max()) + 1
+        print(f"{method:36} {tree.depth:6} {drafted:14} {1e3 * statistics.median(seconds) / tree.depth:11.2f}")
 
 
 def _steps(

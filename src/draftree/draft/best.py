@@ -13,7 +13,7 @@ from ..config import Budget
 from ..errors import ConfigError
 from ..tree import DraftTree
 from .base import Outcome
-from .policy import Frontier, Growth, GrowthPolicy, best_per_row
+from .policy import Frontier, Growth, GrowthPolicy, Pool, best_per_row
 
 _MEMORY = 0.9
 """Share of the old average that each new step leaves, in what the automatic threshold is made of."""
@@ -74,16 +74,16 @@ class OptTree(BestPaths):
 
     def grow(self, frontier: Frontier) -> Growth:
         """What enters the best n so far; go on where that has gained more than the threshold."""
-        scores = frontier.scores
-        flat = scores.flatten()
-        rows = frontier.rows.repeat_interleave(scores.shape[1])
-        old = frontier.pool.rows.shape[0]
-        every = frontier.pool.plus(rows, flat)
-        before = best_per_row(frontier.pool.path_logprobs, frontier.pool.rows, frontier.budgets)
+        pool, scores = frontier.pool, frontier.scores
+        before = best_per_row(pool.path_logprobs, pool.rows, frontier.budgets)
+        flat, rows = scores.flatten(), frontier.rows.repeat_interleave(scores.shape[1])
+        rising = (flat > _least_of_the_best(frontier, before).take(rows)).nonzero()[:, 0]
+        every = pool.plus(rows.take(rising), flat.take(rising))
         after = best_per_row(every.path_logprobs, every.rows, frontier.budgets)
-        gain = _mass(every.path_logprobs, every.rows, after, frontier.budgets)
-        gain -= _mass(frontier.pool.path_logprobs, frontier.pool.rows, before, frontier.budgets)
-        keep = after[old:].view(scores.shape)
+        gain = _mass(every, after, frontier.budgets) - _mass(pool, before, frontier.budgets)
+        keep = torch.zeros_like(flat, dtype=torch.bool)
+        keep[rising] = after[pool.rows.shape[0] :]
+        keep = keep.view(scores.shape)
         go_on = (gain > self.threshold) if frontier.depth + 1 < self.depth else torch.zeros_like(gain, dtype=torch.bool)
         return Growth(keep, keep & go_on.take(frontier.rows)[:, None])
 
@@ -101,10 +101,18 @@ class OptTree(BestPaths):
             setattr(self, name, _MEMORY * getattr(self, name) + new)
 
 
-def _mass(path_logprobs: Tensor, rows: Tensor, keep: Tensor, budgets: Tensor) -> Tensor:
+def _mass(pool: Pool, keep: Tensor, budgets: Tensor) -> Tensor:
     """[B] sum of the path probabilities of the entries to keep."""
-    kept = path_logprobs.exp().masked_fill(~keep, 0.0)
-    return torch.zeros(budgets.shape[0]).index_add_(0, rows, kept)
+    kept = pool.path_logprobs.exp().masked_fill(~keep, 0.0)
+    return torch.zeros(budgets.shape[0]).index_add_(0, pool.rows, kept)
+
+
+def _least_of_the_best(frontier: Frontier, best: Tensor) -> Tensor:
+    """[B] path log-prob that a newcomer must exceed: of the least of a row's ``best``, -inf while there is room."""
+    rows, scores = frontier.pool.rows[best], frontier.pool.path_logprobs[best]
+    full = torch.bincount(rows, minlength=frontier.budgets.shape[0]) >= frontier.budgets
+    least = torch.full(frontier.budgets.shape, float("inf")).scatter_reduce_(0, rows, scores, "amin")
+    return torch.where(full, least, float("-inf"))
 
 
 @dataclass(frozen=True, slots=True)
