@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from draftree import cli
+from draftree import commands
 from draftree.cli import run
 from draftree.draft.methods import METHODS
 from draftree.sequence import Chunk
@@ -280,7 +280,7 @@ def test_compare_finds_the_same_tokens_when_sampling_without_a_seed(model: str, 
 
 
 def test_piped_text_is_byte_for_byte(capsys: Captured) -> None:
-    cli._print(Chunk(token=0, text="a\tb\r\nx", drafted=False, depth=0))
+    commands._print(Chunk(token=0, text="a\tb\r\nx", drafted=False, depth=0))
     assert capsys.readouterr().out == "a\tb\r\nx"
 
 

@@ -1,7 +1,8 @@
-"""The command ``draftree profile``."""
+"""The commands ``draftree info`` and ``draftree profile``."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -43,6 +44,34 @@ def profile(
     out.print(f"kept as {profile_folder() / measured.identity.file_name}", soft_wrap=True, markup=False)
     if plot:
         _draw(measured, plot)
+
+
+def info(
+    model: Annotated[str, typer.Argument(help="smollm2, a folder, a .gguf file or a hub id.")],
+    dtype: Dtype = None,
+    device: Device = None,
+) -> None:
+    """Load a model, test that it can verify draft trees, and say what was found."""
+    out = Console(highlight=False, soft_wrap=True)
+    began = time.perf_counter()
+    loaded = load(model, dtype=dtype, device=device)
+    seconds, can = time.perf_counter() - began, loaded.capabilities
+    row = loaded.open([0])
+    per_token = loaded.cache.nbytes / (loaded.cache.placement.rows * loaded.cache.placement.slots)
+    loaded.close(row)
+    for what, value in {
+        "model": can.name,
+        "architecture": can.architecture,
+        "parameters": f"{can.parameters / 1e6:.1f} million, {str(can.dtype).removeprefix('torch.')} on {can.device}",
+        "longest sequence": f"{can.max_length} tokens ({can.max_length_reason})",
+        "vocabulary": f"{can.vocab_size} tokens, end of sequence {sorted(can.eos_ids)}",
+        "attention": can.attention,
+        "draft trees": "yes: 4-D masks and depth positions are honoured (self-test passed)",
+        "KV cache": f"{per_token / 1024:.1f} KiB a token, compactable",
+        "chat template": "yes" if loaded.tokenizer and loaded.tokenizer.chat_template else "no: use --raw",
+        "loaded in": f"{seconds:.1f} s, self-test included",
+    }.items():
+        out.print(f"{what:17} {value}")
 
 
 def _numbers(name: str, text: str) -> tuple[int, ...]:
