@@ -42,6 +42,8 @@ _FURTHER = 3.0
 """Expected tokens of all deeper layers that each one of the last layer may stand for, at most, while it is drafted."""
 _OPTIMIST = 0.98
 """Acceptance of each further layer that a drafting model is granted before it has shown any."""
+_NOWHERE = -2
+"""No node has this number."""
 _PROBE_MOST = 128
 """Most steps without drafting before a drafting model gets another try."""
 
@@ -56,7 +58,7 @@ class _Plan:
         layer: seconds of drafting one layer.
         rate: tokens a second that a step must be worth, of all sequences together.
         odds: [B] each sequence's record.
-        roots: the candidates below the roots.
+        frontiers: what was proposed, layer by layer.
         mass: expected tokens of all that has been drafted.
         pools, tags, chosen: what was drafted, with what acceptance, and how many nodes are verified.
         gain: [B] expected tokens of what is verified, the root's bonus included.
@@ -68,7 +70,7 @@ class _Plan:
     layer: float
     rate: float
     odds: Tensor
-    roots: Frontier | None = None
+    frontiers: list[Frontier] = field(default_factory=list)
     mass: float = 0.0
     pools: Many[DraftTree] = ()
     tags: Many[Tensor] = ()
@@ -180,10 +182,11 @@ class AutoTree(GrowthPolicy):
         """Candidates whose calibrated path may pay; go on where another layer may pay."""
         plan = self._planned()
         depth = frontier.depth + 1
+        plan.frontiers.append(frontier)
         edges = self.calibration.acceptance(frontier.candidates.logprobs.exp(), depth)
+        edges = with_odds(edges, plan.odds.take(frontier.rows)[:, None])
         above = frontier.tags[:, None] if frontier.depth else torch.ones(1, 1)
-        paths = above * with_odds(edges, plan.odds.take(frontier.rows)[:, None])
-        paths = torch.where(frontier.candidates.logprobs > float("-inf"), paths, 0.0)
+        paths = torch.where(frontier.candidates.logprobs > float("-inf"), above * edges, 0.0)
         keep = paths > max(_LEAST, _SHARE * plan.rate * plan.curve.slope)
         rows = frontier.rows[:, None].expand_as(paths)
         if int(keep.sum()) > int(frontier.budgets.min()):
@@ -193,7 +196,6 @@ class AutoTree(GrowthPolicy):
         plan.mass += mass
         promising = plan.mass + _FURTHER * mass > plan.rate * plan.curve.least
         if frontier.depth == 0:
-            plan.roots = frontier
             keep &= promising
         go_on = promising and depth < self.depth and mass > plan.rate * plan.layer
         return Growth(keep, keep if go_on else torch.zeros_like(keep), paths)
@@ -224,11 +226,10 @@ class AutoTree(GrowthPolicy):
         plan, self._plan = self._plan, None
         if plan is None:
             return
-        for pool, outcome in zip(plan.pools, outcomes, strict=False):
-            self._learn(pool, outcome.tokens[: outcome.taken], self._records[outcome.sequence])
-        if plan.roots and not plan.pools:
-            self._learn_roots(plan.roots, outcomes)
-            plan.layers = 1
+        if plan.frontiers:
+            plan.layers = max(1, plan.layers)
+            for row, outcome in enumerate(outcomes):
+                self._learn(plan, row, outcome.tokens[: outcome.taken])
         if not plan.pools:
             self.report.compare(torch.ones_like(plan.curve.now), plan.curve.now + plan.layers * plan.layer)
         if plan.layers:
@@ -258,33 +259,21 @@ class AutoTree(GrowthPolicy):
             self._expected = _RECORD * self._expected + (predicted - len(outcomes)) / self.trust
         self.report.add(plan.chosen, predicted / len(outcomes), taken / len(outcomes), cost)
 
-    def _learn_roots(self, roots: Frontier, outcomes: Many[Outcome]) -> None:
-        """Nothing was drafted, but the first tokens were proposed."""
-        found = roots.candidates
-        for row, said, logprobs in zip(
-            roots.rows.tolist(), found.tokens.tolist(), found.logprobs.tolist(), strict=True
-        ):
-            record = self._records[outcomes[row].sequence]
-            self.calibration.fade(record)
-            probabilities = [p for p in map(math.exp, logprobs) if p > _LEAST]
-            token = outcomes[row].tokens[0]
-            hit = said.index(token) if token in said[: len(probabilities)] else None
-            self.calibration.learn(1, probabilities, hit, record)
+    def _learn(self, plan: _Plan, row: int, tokens: Many[int]) -> None:
+        """Walk down what was proposed along what the target said.
 
-    def _learn(self, pool: DraftTree, tokens: Many[int], record: Record) -> None:
-        """Walk down the pool along what the target said."""
+        All candidates count, whether they became nodes or not.
+        """
+        record = self._records[plan.sequences[row]]
         self.calibration.fade(record)
-        node, depth = ROOT, 1
-        scores = pool.path_logprobs
-        for token in tokens:
-            children = pool.children(node)
-            if not children:
+        node = ROOT
+        for depth, (token, frontier) in enumerate(zip(tokens, plan.frontiers, strict=False), start=1):
+            at = ((frontier.rows == row) & (frontier.nodes == node)).nonzero().flatten().tolist()
+            if not at:
                 return
-            above = float(scores[node]) if node != ROOT else 0.0
-            probabilities = [float(x) for x in (scores[children] - above).exp()]
-            said = pool.tokens[children].tolist()
-            hit = said.index(token) if token in said else None
-            self.calibration.learn(depth, probabilities, hit, record)
-            if hit is None:
-                return
-            node, depth = children[hit], depth + 1
+            found = frontier.candidates
+            probabilities = [p for p in map(math.exp, found.logprobs[at[0]].tolist()) if p > _LEAST]
+            said = found.tokens[at[0], : len(probabilities)].tolist()
+            self.calibration.learn(depth, probabilities, said.index(token) if token in said else None, record)
+            children = plan.pools[row].children(node) if plan.pools else []
+            node = next((c for c in children if int(plan.pools[row].tokens[c]) == token), _NOWHERE)
