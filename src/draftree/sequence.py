@@ -18,8 +18,8 @@ class Seconds:
     """Wall-clock seconds of one sequence. Sequences that share a step each count all of it.
 
     Attributes:
-        prefill: prompt through the target, and through the drafter's model where it has one.
-        draft: proposing trees.
+        prefill: prompt through the target.
+        draft: proposing trees; at the first one a drafting model reads the prompt.
         verify: the target's passes, the draws and their transfer to the host.
         other: the rest: commits, text, bookkeeping.
     """

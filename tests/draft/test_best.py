@@ -16,7 +16,7 @@ from draftree.draft.base import Outcome, StepCost
 from draftree.draft.best import Eagle2Tree, OptTree
 from draftree.draft.policy import GrowthPolicy
 from draftree.errors import ConfigError
-from draftree.sequence import Sequence
+from draftree.sequence import Sequence, Stats
 from draftree.tree import DraftTree
 
 from ..toy import Path, Script, ScriptedScorer, trees_of
@@ -151,11 +151,16 @@ def test_batched_trees_are_what_each_is_alone(policy: GrowthPolicy) -> None:
 def outcome(depth: int, taken: int, draft: float, verify: float) -> Outcome:
     tree = DraftTree.chain([1] * depth)
     sequence = Sequence.__new__(Sequence)
+    sequence.stats = Stats(steps=1)
     return Outcome(sequence, tree, [], [1] * taken, taken, StepCost(1, draft, verify, 0.0, depth))
 
 
 def test_the_automatic_threshold_is_the_rate_times_the_time_of_a_pass() -> None:
     policy = OptTree()
+    assert policy.threshold == 0
+    first = outcome(depth=4, taken=3, draft=9.0, verify=0.8)
+    first.sequence.stats.steps = 0
+    policy.observe([first])  # a drafting model has read the prompt
     assert policy.threshold == 0
     policy.observe([outcome(depth=4, taken=3, draft=0.2, verify=0.8)])
     assert policy.threshold == pytest.approx(3 / 1.0 * 0.2 / 4)

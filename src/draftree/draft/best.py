@@ -88,7 +88,12 @@ class OptTree(BestPaths):
         return Growth(keep, keep & go_on.take(frontier.rows)[:, None])
 
     def observe(self, outcomes: Many[Outcome]) -> None:
-        """Learn the rate and the price of a layer for the automatic threshold."""
+        """Learn the rate and the price of a layer for the automatic threshold.
+
+        The first step of a sequence is left out: a drafting model reads the prompt in it.
+        """
+        if any(o.sequence.stats.steps == 0 for o in outcomes):
+            return
         layers = max((o.tree.depth for o in outcomes), default=0)
         cost = outcomes[0].step
         gained = sum(o.taken for o in outcomes) / len(outcomes)
