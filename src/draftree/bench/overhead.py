@@ -28,6 +28,7 @@ from ..draft.methods import METHODS, find_policy
 from ..draft.model import ModelDrafter
 from ..draft.policy import Candidates
 from ..engine import Engine
+from ..errors import RunError
 from ..models import attention
 from ..models.base import LanguageModel, Nodes
 from ..models.hf import HFModel
@@ -96,7 +97,7 @@ class _RandomScorer:
         return Candidates(found.tokens[:count], found.logprobs[:count], found.entropies[:count])
 
     def draw(self, counts: Tensor) -> Drawn:
-        raise NotImplementedError("children are not drawn here")
+        raise RunError("nothing is drawn here: use drawing TOP")
 
 
 def _build_trees(repeats: int = 200) -> None:
