@@ -81,7 +81,8 @@ def generate(
     if as_json and show_trees:
         raise ConfigError("--json and --show-trees exclude each other: choose one")
     if explain and (method != "auto" or drafter == "none"):
-        raise ConfigError(f"--explain is about choices but method {method} makes none: use --method auto")
+        what = "drafter none" if drafter == "none" else f"method {method}"
+        raise ConfigError(f"--explain is about choices but {what} leaves none: use --method auto and a drafter")
     params = _params(max_tokens, temperature, top_k, top_p, min_p, seed, stop)
     text = _read(prompt)
     observers = _trace(context, trace, force, drafter, method)

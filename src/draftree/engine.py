@@ -22,7 +22,7 @@ from .draft.base import Drafter, NoDrafter, Outcome, StepCost
 from .draft.load import load_drafter
 from .draft.methods import DEFAULT_METHOD, DEFAULT_NODES, find_policy
 from .draft.policy import GrowthPolicy
-from .errors import ConfigError, PromptError
+from .errors import ConfigError, PromptError, RunError
 from .models.base import LanguageModel, Nodes, Row
 from .models.hf import HFModel
 from .models.load import DEFAULT_MODEL, load
@@ -195,7 +195,9 @@ class Engine:
     def step(self, sequences: Many[Sequence]) -> list[Outcome]:
         """Draft, verify and commit once for each of these open sequences, together."""
         rows = [_row(s) for s in sequences]
-        for row in rows:
+        for sequence, row in zip(sequences, rows, strict=True):
+            if row.length != len(sequence.ids) - 1:
+                raise RunError("a step of this sequence failed half-way: open its prompt again")
             self.target.commit(row, [])  # what a failed step may have left behind
         clock = [time.perf_counter()]
         passes = self.drafter.passes

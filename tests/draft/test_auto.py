@@ -172,6 +172,37 @@ def test_sequences_of_a_batch_share_the_size_of_the_pass() -> None:
     assert all((3 * (n + 1)) % 8 in (0, 7, 6) or n == 0 for n in chosen[100:])  # the largest that fits an edge
 
 
+def test_a_size_that_the_pool_does_not_have_is_not_chosen() -> None:
+    """The best of all sizes was clipped to the pool, and could be a dent's expensive neighbour."""
+    policy = AutoTree(target=costs(lambda n: {1: 1.0, 2: 2.0}.get(n, 1.1)), depth=1, width=1)
+    assert set(decode(policy, 60, 0.6, 0.6)) == {0}
+
+
+def test_trust_comes_back() -> None:
+    """It decayed with chosen trees only: low trust chose none, and stayed low."""
+    policy = AutoTree(target=costs(CURVES["linear"]))
+    policy._accepted, policy._expected = 1.0, 100.0
+    before = policy.trust
+    assert set(decode(policy, 200, 0.3, 0.3)) == {0}
+    assert policy.trust > 3 * before
+
+
+def test_batches_keep_what_a_single_sequence_keeps() -> None:
+    """The threshold was B times too high."""
+    seconds = lambda n: 1.0 + 0.005 * n  # noqa: E731
+    one, many = (decode(AutoTree(target=costs(seconds)), 40, 0.7, 0.7, batch=b)[-1] for b in (1, 8))
+    assert many >= 0.5 * one > 0
+
+
+def test_a_policy_that_has_learned_for_other_models_is_refused() -> None:
+    flat = costs(lambda n: 1.0)
+    policy = AutoTree(target=flat)
+    policy.prepare(ToyModel(5), None)
+    policy.prepare(ToyModel(5), None)
+    with pytest.raises(ConfigError, match="learned for other models"):
+        policy.prepare(ToyModel(4), None)
+
+
 class TestWithADraftingModel:
     def policy(self, layer: float) -> AutoTree:
         return AutoTree(target=costs(lambda n: 1.0 + 0.02 * n), drafter=costs(lambda n: layer))

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..config import Budget
 from ..errors import ConfigError
-from ..models.base import LanguageModel
+from ..models.base import Capabilities, LanguageModel
 from ..models.profile import Profile, kept_or_measured
 from ..sequence import Sequence
 from ..tree import ROOT, DraftTree
@@ -44,6 +44,8 @@ _OPTIMIST = 0.98
 """Acceptance of each further layer that a drafting model is granted before it has shown any."""
 _NOWHERE = -2
 """No node has this number."""
+_HOPE, _RECENT = 1.5, 0.9
+"""Speed over plain decoding of steps that draft: where a drafting model starts, and the share that each step leaves."""
 _PROBE_MOST = 128
 """Most steps without drafting before a drafting model gets another try."""
 
@@ -102,9 +104,10 @@ class AutoTree(GrowthPolicy):
     _plan: _Plan | None = field(default=None, repr=False, compare=False)
     _speedup: float = field(default=1.0, repr=False, compare=False)
     _layer_seconds: float = field(default=2e-4, repr=False, compare=False)
-    _layer_gains: list[float] = field(default_factory=list, repr=False, compare=False)
+    _worth: float = field(default=_HOPE, repr=False, compare=False)
     _accepted: float = field(default=0.0, repr=False, compare=False)
     _expected: float = field(default=0.0, repr=False, compare=False)
+    _models: tuple[Capabilities, Capabilities | None] | None = field(default=None, repr=False, compare=False)
     _curves: Curves | None = field(default=None, repr=False, compare=False)
     _wait: int = field(default=0, repr=False, compare=False)
     _pause: int = field(default=1, repr=False, compare=False)
@@ -116,6 +119,10 @@ class AutoTree(GrowthPolicy):
 
     def prepare(self, target: LanguageModel, drafter: LanguageModel | None) -> None:
         """Find the costs, unless they were given: kept from an earlier start, or measured now (seconds, once)."""
+        models = (target.capabilities, drafter.capabilities if drafter else None)
+        if self._models not in (None, models):
+            raise ConfigError("this AutoTree has learned for other models: make a new one")
+        self._models = models
         self.target = self.target or kept_or_measured(target)
         if drafter is not None:
             same = drafter.capabilities == target.capabilities
@@ -152,23 +159,22 @@ class AutoTree(GrowthPolicy):
         """May a drafting model's trees pay? What it has shown is asked, and from time to time it may show more."""
         if self.drafter is None:
             return True
-        if not self._pays(plan, [_OPTIMIST**d for d in range(1, self.depth + 1)]):
+        if not self._may_pay(plan):
             return False  # not even if all it drafts were accepted
-        if not self._layer_gains or self._pays(plan, self._layer_gains):
+        if self._worth > 1:
             self._pause = 1
             return True
         self._wait += 1
-        if self._wait >= self._pause:
-            self._wait, self._pause = 0, min(2 * self._pause, _PROBE_MOST)
-            return True
-        return False
+        if self._wait < self._pause:
+            return False
+        self._wait, self._pause = 0, min(2 * self._pause, _PROBE_MOST)
+        return True
 
-    @staticmethod
-    def _pays(plan: _Plan, gains: Many[float]) -> bool:
-        """Is some depth better than plain decoding, if layers gain so much?"""
+    def _may_pay(self, plan: _Plan) -> bool:
+        """Is some depth better than plain decoding, for a drafter that is nearly always right?"""
         total, verify = 1.0, plan.curve.now.tolist()
-        for depth, gain in enumerate(gains[: len(verify) - 1], start=1):
-            total += gain
+        for depth in range(1, min(self.depth, len(verify) - 1) + 1):
+            total += _OPTIMIST**depth
             if total / (verify[depth] + depth * plan.layer) > 1 / plan.curve.plain:
                 return True
         return False
@@ -187,7 +193,7 @@ class AutoTree(GrowthPolicy):
         edges = with_odds(edges, plan.odds.take(frontier.rows)[:, None])
         above = frontier.tags[:, None] if frontier.depth else torch.ones(1, 1)
         paths = torch.where(frontier.candidates.logprobs > float("-inf"), above * edges, 0.0)
-        keep = paths > max(_LEAST, _SHARE * plan.rate * plan.curve.slope)
+        keep = paths > max(_LEAST, _SHARE * plan.rate / len(plan.sequences) * plan.curve.slope)
         rows = frontier.rows[:, None].expand_as(paths)
         if int(keep.sum()) > int(frontier.budgets.min()):
             wanted = torch.where(keep, paths, -1.0).flatten()
@@ -210,10 +216,12 @@ class AutoTree(GrowthPolicy):
             gains[b, 1 : len(order) + 1] = tag.take(order)
         worth = 1.0 + self.trust * gains.cumsum(1)
         net = worth.sum(0) - plan.rate * plan.curve.now
-        plan.chosen = min(int(net.argmax()), max(map(len, orders)))
-        plan.pools, plan.tags, plan.layers = pools, tags, max(1, *(p.depth for p in pools))
+        plan.chosen = int(net[: max(map(len, orders)) + 1].argmax())
+        plan.pools, plan.tags, plan.layers = pools, tags, len(plan.frontiers)
         plan.gain = worth[:, plan.chosen].tolist()
-        self.report.compare(worth.mean(0), plan.curve.now + plan.layers * plan.layer)
+        seconds = plan.curve.now + plan.layers * plan.layer
+        seconds[0] = plan.curve.plain
+        self.report.compare(worth.mean(0), seconds)
         keeps: list[Tensor | None] = []
         for pool, order in zip(pools, orders, strict=True):
             keep = torch.zeros(len(pool), dtype=torch.bool)
@@ -227,24 +235,15 @@ class AutoTree(GrowthPolicy):
         if plan is None:
             return
         if plan.frontiers:
-            plan.layers = max(1, plan.layers)
+            plan.layers = len(plan.frontiers)
             for row, outcome in enumerate(outcomes):
                 self._learn(plan, row, outcome.tokens[: outcome.taken])
-        if not plan.pools:
-            self.report.compare(torch.ones_like(plan.curve.now), plan.curve.now + plan.layers * plan.layer)
-        if plan.layers:
-            known = self._layer_gains
-            layers = [0.0] * max(plan.layers, len(known))
-            for pool, tag in zip(plan.pools, plan.tags, strict=True):
-                for d, a in zip(pool.depths.tolist(), tag.tolist(), strict=True):
-                    layers[d - 1] += a / len(plan.pools)
-            self._layer_gains = [
-                _MEMORY * known[d] + (1 - _MEMORY) * new if d < len(known) else new for d, new in enumerate(layers)
-            ]
         verified = float(plan.curve.now[plan.chosen])
         seconds = verified + plan.layers * plan.layer
         plain = len(outcomes) / plan.curve.plain
         taken = sum(o.taken for o in outcomes)
+        if plan.frontiers:
+            self._worth = _RECENT * self._worth + (1 - _RECENT) * taken / seconds / plain
         self._speedup = _MEMORY * self._speedup + (1 - _MEMORY) * min(8.0, taken / seconds / plain)
         cost = outcomes[0].step
         if self._curves:
@@ -253,10 +252,13 @@ class AutoTree(GrowthPolicy):
             scale = verified / max(cost.verify, 1e-9)  # as if at the speed of the profile
             self._layer_seconds += (1 - _MEMORY) * (cost.draft * scale / plan.layers - self._layer_seconds)
         predicted = sum(plan.gain) if plan.pools else float(len(outcomes))
+        trust = self.trust
+        self._accepted *= _RECORD
+        self._expected *= _RECORD
         if plan.chosen:
             accepted = sum(min(len(o.path), o.taken) for o in outcomes)
-            self._accepted = _RECORD * self._accepted + accepted
-            self._expected = _RECORD * self._expected + (predicted - len(outcomes)) / self.trust
+            self._accepted += accepted
+            self._expected += (predicted - len(outcomes)) / trust
         self.report.add(plan.chosen, predicted / len(outcomes), taken / len(outcomes), cost)
 
     def _learn(self, plan: _Plan, row: int, tokens: Many[int]) -> None:

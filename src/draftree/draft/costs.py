@@ -19,7 +19,7 @@ _MEMORY = 0.95
 _PRIOR = 4.0
 """Passes that the common drift counts for beside a size's own."""
 _MOST_DRIFT = math.log(4)
-"""A pass that took more than four times as long as it should is no measurement of anything."""
+"""A pass that took more than four times as long as it should counts as four times."""
 
 
 @dataclass(slots=True)

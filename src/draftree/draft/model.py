@@ -79,6 +79,9 @@ class ModelDrafter:
         self, sequences: Many[Sequence], budgets: Many[Budget], drawing: Drawing = Drawing.TOP
     ) -> list[DraftTree]:
         """Grow a tree for each sequence, one model pass a layer for all of them."""
+        for known in filter(None, map(self._states.get, sequences)):
+            self.model.commit(known.row, [])  # what a failed step may have left behind
+            known.numbers.clear()
         budgets = self.policy.plan(sequences, budgets)
         scorer = _ModelScorer(self, sequences, drawing)
         grown = grow(scorer, self.policy, [self._fit(r, b) for r, b in zip(sequences, budgets, strict=True)], drawing)
@@ -134,8 +137,6 @@ class _ModelScorer:
         nodes = []
         for b in rows:
             state = self._state(b)
-            self._drafter.model.commit(state.row, [])  # what a failed step may have left behind
-            state.numbers.clear()
             waiting = self._sequences[b].ids[state.row.length :]
             state.numbers[ROOT] = len(waiting) - 1
             nodes.append(Nodes.chain(waiting))

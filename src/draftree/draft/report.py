@@ -76,7 +76,7 @@ class Report:
             best = int(rates.argmax())
             sizes = sorted({k for k in (*_SHOWN, best) if k < len(rates)})
             lines.append(
-                "predicted tokens/s of a sequence if every step had verified: "
+                "predicted tokens/s of a sequence if every step that drafted had verified: "
                 + ", ".join(f"{k} nodes {float(rates[k]):.1f}" + (" (best)" if k == best else "") for k in sizes)
                 + "; 0 nodes is plain decoding"
             )

@@ -35,6 +35,8 @@ def profile(
         _numbers("batches", batches) or FULL.batches,
         repeats,
     )
+    if len(grid.sizes) < 2:
+        raise ConfigError(f"--sizes is {sizes!r}: give at least two, such as 1,2,4,8")
     if plot:
         _check_plot(plot)
     loaded = load(model, dtype=dtype, device=device)

@@ -294,11 +294,17 @@ def _finish(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+_UNKEPT: dict[Identity, Profile] = {}
+"""Profiles of this process that could not be written."""
+
+
 def kept_or_measured(model: LanguageModel, grid: Grid | None = None) -> Profile:
     """The kept profile of a model or, when there is none, a new one of ``grid`` (``SHORT``), kept from then on.
 
     Measuring shows a progress bar in a terminal.
     """
+    if (identity := Identity.of(model)) in _UNKEPT:
+        return _UNKEPT[identity]
     return load_profile(model) or measure_and_keep(model, grid or SHORT.fitting(model.capabilities.max_length))
 
 
@@ -312,5 +318,6 @@ def measure_and_keep(model: LanguageModel, grid: Grid) -> Profile:
     try:
         profile.save()
     except RunError as error:
+        _UNKEPT[profile.identity] = profile
         _warn(f"the profile is not kept: {error}")
     return profile
