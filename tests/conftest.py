@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import io
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,3 +20,27 @@ def profiles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(profile, "profile_folder", lambda: folder)
         yield
+
+
+class Full(io.BytesIO):
+    """A disk with room for so many bytes."""
+
+    def __init__(self, room: int) -> None:
+        super().__init__()
+        self.room = room
+
+    def write(self, data: Any) -> int:
+        if self.tell() + len(data) > self.room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return super().write(data)
+
+
+@pytest.fixture
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that are opened to be written whole find no room."""
+    opened: Any = Path.open
+
+    def find_no_room(path: Path, mode: str = "r", *more: Any, **options: Any) -> Any:
+        return Full(0) if mode in ("xb", "wb") else opened(path, mode, *more, **options)
+
+    monkeypatch.setattr(Path, "open", find_no_room)

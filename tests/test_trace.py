@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import io
 import json
 import re
 from collections.abc import Sequence as Many
@@ -27,6 +25,7 @@ from draftree.sequence import Sequence, Stats
 from draftree.trace import Trace, read_trace
 from draftree.tree import DraftTree
 
+from .conftest import Full
 from .pairs import drafter, policy, target
 
 PROMPTS = [[3, 14, 15, 9, 2, 6, 14, 15], [27, 1, 8], [31, 41, 5, 9, 26]]
@@ -238,19 +237,6 @@ def test_a_users_own_drafter_and_functions_are_described_by_name(tmp_path: Path)
 # what goes wrong
 
 
-class Full(io.BytesIO):
-    """A disk with room for so many bytes."""
-
-    def __init__(self, room: int) -> None:
-        super().__init__()
-        self.room = room
-
-    def write(self, data: Any) -> int:
-        if self.tell() + len(data) > self.room:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return super().write(data)
-
-
 def test_a_full_disk_ends_the_trace_with_one_warning_and_not_the_decoding(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -268,9 +254,9 @@ def test_a_full_disk_ends_the_trace_with_one_warning_and_not_the_decoding(
     assert disk.closed
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, which Linux has")
-def test_a_full_device_warns_once_in_python(tmp_path: Path) -> None:
-    with pytest.warns(DraftreeWarning, match="decoding goes on") as warned, Trace("/dev/full") as trace:
+@pytest.mark.usefixtures("full_disk")
+def test_a_full_disk_warns_once_in_python(tmp_path: Path) -> None:
+    with pytest.warns(DraftreeWarning, match="decoding goes on") as warned, Trace(tmp_path / "t.jsonl") as trace:
         got = _engine(trace).generate(PROMPTS, SamplingParams(max_tokens=9))
     assert len(warned) == 1
     assert [len(g.token_ids) for g in got] == [9, 9, 9]

@@ -78,11 +78,11 @@ def test_force_without_a_trace_is_refused(model: str, capsys: Captured) -> None:
     assert "--trace FILE" in capsys.readouterr().err
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, which Linux has")
-def test_a_full_device_costs_one_line_on_the_command_line(model: str, capsys: Captured) -> None:
+@pytest.mark.usefixtures("full_disk")
+def test_a_full_disk_costs_one_line_on_the_command_line(model: str, tmp_path: Path, capsys: Captured) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert _generate(model, "/dev/full") == 0
+        assert _generate(model, tmp_path / "t.jsonl") == 0
     printed = capsys.readouterr()
     assert printed.out.strip()
     assert sum("decoding goes on" in line for line in printed.err.splitlines()) == 1
