@@ -9,6 +9,8 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Sequence
+from copy import copy
+from dataclasses import replace
 from weakref import WeakKeyDictionary
 
 import torch
@@ -21,6 +23,8 @@ from . import probe
 from .attention import share_key_heads
 from .base import Capabilities, Nodes, Row
 from .cache import TreeCache
+from .layers import merge_layers
+from .numerics import convert
 
 _PASSED: WeakKeyDictionary[PreTrainedModel, str] = WeakKeyDictionary()
 """Models that have passed the self-test, and with which attention."""
@@ -39,8 +43,16 @@ class HFModel:
         passes: forward passes so far, prefills not counted.
         pass_seconds: wall-clock seconds inside them (on an accelerator, of launching them).
 
+    Args:
+        model, tokenizer: of transformers.
+        name: what to call it.
+        numerics: what its linear layers are to compute in on a CPU (``draftree.models.numerics``): their weights are
+            replaced in ``model``; None leaves it as it is.
+        self_test: compare tree logits with sequential ones.
+
     Raises:
         UnsupportedModelError: the model cannot be given draft trees; the message says why and what to do.
+        ConfigError: no such numerics.
     """
 
     def __init__(
@@ -49,6 +61,7 @@ class HFModel:
         tokenizer: PreTrainedTokenizerBase | None = None,
         *,
         name: str | None = None,
+        numerics: str | None = None,
         self_test: bool = True,
     ) -> None:
         name = name or model.config.name_or_path or "model"
@@ -57,6 +70,9 @@ class HFModel:
         self.model = model.eval()
         self.tokenizer = tokenizer
         self.capabilities: Capabilities = probe.capabilities(model, name)
+        if numerics is not None:
+            merge_layers(model)
+            self.capabilities = replace(self.capabilities, numerics=convert(model, numerics))
         self._layers: int = model.config.get_text_config(decoder=True).num_hidden_layers
         self._keep_last = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._rows: list[Row] = []
@@ -78,7 +94,10 @@ class HFModel:
 
     def twin(self) -> HFModel:
         """A second model on the same weights with rows and a cache of its own."""
-        return HFModel(self.model, self.tokenizer, name=self.capabilities.name, self_test=False)
+        other = copy(self)
+        other._rows = []
+        other._start()
+        return other
 
     def reserve(self, rows: int, tokens: int) -> None:
         """Make room for ``rows`` rows of ``tokens`` tokens at once; exactly that while no row is open."""
