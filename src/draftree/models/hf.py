@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..errors import CacheError, PromptError, UnsupportedModelError
+from ..errors import CacheError, ConfigError, PromptError, UnsupportedModelError
 from ..tree import ancestors
 from . import probe
 from .attention import share_key_heads
@@ -28,6 +28,9 @@ from .numerics import convert
 
 _PASSED: WeakKeyDictionary[PreTrainedModel, str] = WeakKeyDictionary()
 """Models that have passed the self-test, and with which attention."""
+
+_CONVERTED: WeakKeyDictionary[PreTrainedModel, Capabilities] = WeakKeyDictionary()
+"""Models whose linear layers were replaced: what was probed before, and their numerics."""
 
 _NO_NODES = torch.zeros(0, dtype=torch.int64)
 
@@ -52,7 +55,7 @@ class HFModel:
 
     Raises:
         UnsupportedModelError: the model cannot be given draft trees; the message says why and what to do.
-        ConfigError: no such numerics.
+        ConfigError: no such numerics, or the model has others already.
     """
 
     def __init__(
@@ -69,10 +72,7 @@ class HFModel:
         share_key_heads(model)
         self.model = model.eval()
         self.tokenizer = tokenizer
-        self.capabilities: Capabilities = probe.capabilities(model, name)
-        if numerics is not None:
-            merge_layers(model)
-            self.capabilities = replace(self.capabilities, numerics=convert(model, numerics))
+        self.capabilities: Capabilities = _converted(model, name, numerics)
         self._layers: int = model.config.get_text_config(decoder=True).num_hidden_layers
         self._keep_last = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._rows: list[Row] = []
@@ -247,3 +247,18 @@ class HFModel:
             moved.slot = row.slot
             self._rows[row.slot] = moved
         row.slot = -1
+
+
+def _converted(model: PreTrainedModel, name: str, numerics: str | None) -> Capabilities:
+    """What a model can do, with its layers in ``numerics`` from now on unless that is None."""
+    known = _CONVERTED.get(model)
+    if known is None:
+        can = probe.capabilities(model, name)
+        if numerics is None:
+            return can
+        merge_layers(model)
+        _CONVERTED[model] = can = replace(can, numerics=convert(model, numerics))
+        return can
+    if numerics not in (None, known.numerics):
+        raise ConfigError(f"{name} has numerics {known.numerics} and its own weights no more: load it again")
+    return replace(known, name=name, attention=model.config._attn_implementation)
