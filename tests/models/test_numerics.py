@@ -226,7 +226,7 @@ def test_load_gives_fp32_unless_asked_otherwise(folder: Path) -> None:
 def test_load_stock_is_transformers_own_model(folder: Path) -> None:
     model, tokenizer = load_stock(str(folder))
     assert tokenizer is not None
-    assert summary(model) == "15 stock"
+    assert summary(model) == "15 layers, 15 stock"
 
 
 def test_a_drafting_model_takes_the_targets_numerics(folder: Path) -> None:

@@ -105,12 +105,9 @@ def convert(module: nn.Module, numerics: str = DEFAULT_NUMERICS) -> str:
 
 def summary(module: nn.Module) -> str:
     """How many linear layers run with which kernel."""
-    names = [m.kernel.name if isinstance(m, KernelLinear) else STOCK for m in module.modules() if _is_linear(m)]
-    return ", ".join(f"{count} {name}" for name, count in Counter(names).most_common()) or "none"
-
-
-def _is_linear(module: nn.Module) -> bool:
-    return isinstance(module, (KernelLinear, nn.Linear))
+    linears = [m for m in module.modules() if isinstance(m, (KernelLinear, nn.Linear))]
+    names = Counter(m.kernel.name if isinstance(m, KernelLinear) else STOCK for m in linears)
+    return f"{len(linears)} layers, {', '.join(f'{count} {name}' for name, count in names.most_common())}"
 
 
 @dataclass(frozen=True, slots=True)
