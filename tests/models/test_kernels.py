@@ -127,3 +127,15 @@ def test_a_kernel_that_is_wrong_or_not_there_does_not_work() -> None:
     assert kernels._works(kernels.Stock)
     assert not kernels._works(Wrong)
     assert not kernels._works(Absent)
+
+
+def test_int8_layers_may_be_faster_in_float16_but_only_where_there_is_int8(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {"fp32": (kernels.Stock,), "fp16w": (kernels.HalfWeights,), "int8": (Int8,)}
+    monkeypatch.setattr(kernels, "working", found.__getitem__)
+    assert [kernels.candidates(numerics) for numerics in found] == [
+        (kernels.Stock,),
+        (kernels.HalfWeights,),
+        (Int8, kernels.HalfWeights),
+    ]
+    found["int8"] = ()
+    assert kernels.candidates("int8") == ()

@@ -177,6 +177,12 @@ def working(numerics: str) -> tuple[type[Kernel], ...]:
     return tuple(kernel for kernel in KERNELS[numerics] if _works(kernel))
 
 
+def candidates(numerics: str) -> tuple[type[Kernel], ...]:
+    """Kernels to choose from for these numerics: small layers are not worth making digits for."""
+    own = working(numerics)
+    return own + working("fp16w") if own and numerics == "int8" else own
+
+
 @cache
 def _digits(kernel: type[_Int8]) -> tuple[int, int]:
     """The finest digits that do not saturate; the first if all do."""

@@ -2,7 +2,8 @@
 
     fp32    float32 throughout: the ids of transformers
     fp16w   float16 weights, float32 arithmetic
-    int8    int8 weights with a scale for each output, two-digit int8 activations with a scale for each row
+    int8    int8 weights with a scale for each output, two-digit int8 activations with a scale for each row; where a shape
+            is faster so, as fp16w
     auto    whichever of these is fastest
 
 On a CPU, for float32 models. The original weights are freed, those of an embedding that shares them excepted.
@@ -21,7 +22,7 @@ from torch.nn.functional import pad
 
 from ..errors import ConfigError, DraftreeWarning
 from .choice import Choice, Times, choose
-from .kernels import KERNELS, Kernel, Stock, working
+from .kernels import KERNELS, Kernel, Stock, candidates, working
 
 AUTO, STOCK = "auto", "stock"
 DEFAULT_NUMERICS = "fp32"
@@ -95,7 +96,7 @@ def convert(module: nn.Module, numerics: str = DEFAULT_NUMERICS) -> str:
     plans = {kind: _plan(groups, kind, times) for kind in kinds}
     times.keep()
     used = min(kinds, key=lambda k: sum(c.seconds * len(g) for c, g in zip(plans[k], groups, strict=True)))
-    kernels = {kernel.name: kernel for kernel in KERNELS[used]}
+    kernels = {kernel.name: kernel for kernel in candidates(used)}
     for group, choice in zip(groups, plans[used], strict=True):
         while group.places:  # emptied on the way, so that weights go one by one
             place = group.places.pop()
@@ -162,7 +163,7 @@ def _plan(groups: Sequence[_Group], kind: str, times: Times) -> list[Choice]:
     """What each group would run with in these numerics."""
     choices = []
     for group in groups:
-        kernels: tuple[type[Kernel], ...] = (Stock,) if group.keep and kind == DEFAULT_NUMERICS else working(kind)
+        kernels: tuple[type[Kernel], ...] = (Stock,) if group.keep and kind == DEFAULT_NUMERICS else candidates(kind)
         weights = [place.linear.weight.detach() for place in group.places]
         choices.append(choose(times.of(kernels, weights)))
     return choices
