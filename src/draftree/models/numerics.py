@@ -2,8 +2,8 @@
 
     fp32    float32 throughout: the ids of transformers
     fp16w   float16 weights, float32 arithmetic
-    int8    int8 weights with a scale for each output, two-digit int8 activations with a scale for each row; where a shape
-            is faster so, as fp16w
+    int8    int8 weights with a scale for each output, two-digit int8 activations with a scale for each row; shapes that
+            are faster so, as fp16w
     auto    whichever of these is fastest
 
 On a CPU, for float32 models. The original weights are freed, those of an embedding that shares them excepted.
@@ -12,17 +12,19 @@ On a CPU, for float32 models. The original weights are freed, those of an embedd
 from __future__ import annotations
 
 import warnings
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from ..errors import ConfigError, DraftreeWarning
-from .choice import Choice, Times, choose
+from .choice import Choice, Linear, Times, choose
 from .kernels import KERNELS, Kernel, Stock, candidates, working
+from .layers import Concatenated
 
 AUTO, STOCK = "auto", "stock"
 DEFAULT_NUMERICS = "fp32"
@@ -31,6 +33,8 @@ NUMERICS = (AUTO, *KERNELS)
 
 _SHARED = 0.25
 """Largest part of a model that may be kept twice: an output layer packed beside the embedding that it shares."""
+_SMALL = 1 << 20
+"""Bytes of norms and biases, which are copied: they would keep the files of their neighbours mapped."""
 
 
 class KernelLinear(nn.Module):
@@ -85,22 +89,24 @@ def convert(module: nn.Module, numerics: str = DEFAULT_NUMERICS) -> str:
         DraftreeWarning: this processor or this PyTorch has no kernel for them; fp32 is used.
     """
     check(numerics, torch.device("cpu"), torch.float32)
-    groups = _groups(module)
-    if not groups:
+    places = deque(_places(module))
+    if not places:
         return STOCK
     kinds = [kind for kind in KERNELS if numerics in (kind, AUTO) and working(kind)]
     if not kinds:
         warnings.warn(f"this CPU has no {numerics} kernel that works: using fp32", DraftreeWarning, stacklevel=2)
         kinds = [DEFAULT_NUMERICS]
     times = Times()
-    plans = {kind: _plan(groups, kind, times) for kind in kinds}
+    plans = {kind: _plan(places, kind, times) for kind in kinds}
     times.keep()
-    used = min(kinds, key=lambda k: sum(c.seconds * len(g) for c, g in zip(plans[k], groups, strict=True)))
-    kernels = {kernel.name: kernel for kernel in candidates(used)}
-    for group, choice in zip(groups, plans[used], strict=True):
-        while group.places:  # emptied on the way, so that weights go one by one
-            place = group.places.pop()
-            place.replace(kernels[choice.kernel], choice.rows)
+    used = min(kinds, key=lambda kind: sum(plans[kind][place.key].seconds for place in places))
+    kernels = {kernel.name: kernel for kernel in (Stock, *candidates(used))}
+    for parameter in module.parameters():
+        if parameter.nbytes <= _SMALL:
+            parameter.data = parameter.data.clone()
+    while places:  # in the model's order and one by one, so that files are unmapped as the last of their weights goes
+        place = places.popleft()
+        place.replace(kernels[plans[used][place.key].kernel], plans[used][place.key].rows)
     return used
 
 
@@ -113,57 +119,50 @@ def summary(module: nn.Module) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A linear layer and where it is."""
+    """A linear layer and where it is.
+
+    Attributes:
+        keep: its weight stays anyway, as an embedding's, and is too large to be kept twice.
+    """
 
     parent: nn.Module
     name: str
-    linear: nn.Linear
+    linear: Linear
+    keep: bool
 
+    @property
+    def key(self) -> tuple[int, int, bool]:
+        """Equal for layers that run with the same kernel."""
+        return self.linear.in_features, self.linear.out_features, self.keep
+
+    @torch.no_grad()
     def replace(self, kernel: type[Kernel], rows: Sequence[int]) -> None:
         linear = self.linear
-        bias = None if linear.bias is None else linear.bias.detach()
-        packed = kernel(linear.weight.detach(), bias)
+        packed = kernel(linear.weight.detach(), None if linear.bias is None else linear.bias.detach())
         setattr(self.parent, self.name, KernelLinear(packed, rows, linear.in_features, linear.out_features))
 
 
-@dataclass(frozen=True, slots=True)
-class _Group:
-    """Layers of one shape.
-
-    Attributes:
-        places: the layers.
-        keep: their weights stay anyway, and are too large to be kept twice.
-    """
-
-    places: list[_Place]
-    keep: bool
-
-    def __len__(self) -> int:
-        return len(self.places)
-
-
-def _groups(module: nn.Module) -> list[_Group]:
-    shared = {m.weight.data_ptr() for m in module.modules() if isinstance(m, nn.Embedding)}
+def _places(module: nn.Module) -> Iterator[_Place]:
+    """The linear layers whose weights are float32 on a CPU, in the module's order."""
+    shared = {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding)}
     whole = sum(p.nbytes for p in module.parameters())
-    groups: dict[tuple[int, int, bool], list[_Place]] = {}
-    for parent in module.modules():
+    for parent in [m for m in module.modules() if not isinstance(m, Concatenated)]:
         for name, linear in parent.named_children():
-            if (
-                type(linear) is nn.Linear
-                and linear.weight.dtype == torch.float32
-                and linear.weight.device.type == "cpu"
+            if type(linear) in (nn.Linear, Concatenated) and all(
+                p.dtype == torch.float32 and p.device.type == "cpu" for p in linear.parameters()
             ):
-                keep = linear.weight.data_ptr() in shared and linear.weight.nbytes > _SHARED * whole
-                key = (linear.in_features, linear.out_features, keep)
-                groups.setdefault(key, []).append(_Place(parent, name, linear))
-    return [_Group(places, keep) for (_, _, keep), places in groups.items()]
+                weights = list(linear.parameters())
+                keep = id(weights[0]) in shared and weights[0].nbytes > _SHARED * whole
+                yield _Place(parent, name, cast(Linear, linear), keep)
 
 
-def _plan(groups: Sequence[_Group], kind: str, times: Times) -> list[Choice]:
-    """What each group would run with in these numerics."""
-    choices = []
-    for group in groups:
-        kernels: tuple[type[Kernel], ...] = (Stock,) if group.keep and kind == DEFAULT_NUMERICS else candidates(kind)
-        weights = [place.linear.weight.detach() for place in group.places]
-        choices.append(choose(times.of(kernels, weights)))
-    return choices
+def _plan(places: Sequence[_Place], kind: str, times: Times) -> dict[tuple[int, int, bool], Choice]:
+    """What layers would run with in these numerics, by their keys."""
+    groups: dict[tuple[int, int, bool], list[Linear]] = {}
+    for place in places:
+        groups.setdefault(place.key, []).append(place.linear)
+    plan = {}
+    for key, linears in groups.items():
+        stock_only = key[2] and kind == DEFAULT_NUMERICS
+        plan[key] = choose(times.of((Stock,) if stock_only else candidates(kind), linears))
+    return plan
