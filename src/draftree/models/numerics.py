@@ -122,23 +122,26 @@ class _Place:
     """A linear layer and where it is.
 
     Attributes:
-        keep: its weight stays anyway, as an embedding's, and is too large to be kept twice.
+        shared: its weight stays anyway, as an embedding's.
+        large: and is too large to be kept twice.
     """
 
     parent: nn.Module
     name: str
     linear: Linear
-    keep: bool
+    shared: bool
+    large: bool
 
     @property
     def key(self) -> tuple[int, int, bool]:
         """Equal for layers that run with the same kernel."""
-        return self.linear.in_features, self.linear.out_features, self.keep
+        return self.linear.in_features, self.linear.out_features, self.shared and self.large
 
     @torch.no_grad()
     def replace(self, kernel: type[Kernel], rows: Sequence[int]) -> None:
         linear = self.linear
-        packed = kernel(linear.weight.detach(), None if linear.bias is None else linear.bias.detach())
+        weight, bias = linear.weight.detach(), None if linear.bias is None else linear.bias.detach()
+        packed = kernel(weight.clone() if kernel is Stock and not self.shared else weight, bias)
         setattr(self.parent, self.name, KernelLinear(packed, rows, linear.in_features, linear.out_features))
 
 
@@ -151,9 +154,9 @@ def _places(module: nn.Module) -> Iterator[_Place]:
             if type(linear) in (nn.Linear, Concatenated) and all(
                 p.dtype == torch.float32 and p.device.type == "cpu" for p in linear.parameters()
             ):
-                weights = list(linear.parameters())
-                keep = id(weights[0]) in shared and weights[0].nbytes > _SHARED * whole
-                yield _Place(parent, name, cast(Linear, linear), keep)
+                weight = next(linear.parameters())
+                large = weight.nbytes > _SHARED * whole
+                yield _Place(parent, name, cast(Linear, linear), id(weight) in shared, large)
 
 
 def _plan(places: Sequence[_Place], kind: str, times: Times) -> dict[tuple[int, int, bool], Choice]:
