@@ -93,7 +93,7 @@ def test_activations_are_as_fine_as_two_digits(kernel: type[Kernel]) -> None:
     weight = (torch.randint(-127, 128, (61, 32), generator=torch.Generator().manual_seed(0)) / 127).float()
     weight[:, 0] = 1  # the scales are 1 / 127: weights lose nothing
     x = rows(8, 32)
-    largest = _digits(kernel)[0]  # type: ignore[arg-type]
+    largest = _digits(kernel)[0]
     bound = x.abs().amax(-1) / largest / (4 * largest) * weight.abs().sum(1).max() * 1.01 + 1e-5
     error = (kernel(weight, None)(x) - linear(x, weight)).abs().amax(-1)
     assert (error <= bound).all()
@@ -130,7 +130,11 @@ def test_a_kernel_that_is_wrong_or_not_there_does_not_work() -> None:
 
 
 def test_int8_layers_may_be_faster_in_float16_but_only_where_there_is_int8(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = {"fp32": (kernels.Stock,), "fp16w": (kernels.HalfWeights,), "int8": (Int8,)}
+    found: dict[str, tuple[type[Kernel], ...]] = {
+        "fp32": (kernels.Stock,),
+        "fp16w": (kernels.HalfWeights,),
+        "int8": (Int8,),
+    }
     monkeypatch.setattr(kernels, "working", found.__getitem__)
     assert [kernels.candidates(numerics) for numerics in found] == [
         (kernels.Stock,),

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
 import draftree
@@ -20,8 +21,9 @@ from draftree.engine import Engine
 from draftree.errors import ConfigError, DraftreeWarning
 from draftree.models import numerics as module
 from draftree.models.base import Nodes
+from draftree.models.choice import Choice
 from draftree.models.hf import HFModel
-from draftree.models.kernels import KERNELS, working
+from draftree.models.kernels import KERNELS, Stock, working
 from draftree.models.load import load, load_stock
 from draftree.models.numerics import KernelLinear, check, convert, summary
 from draftree.models.profile import Identity
@@ -146,7 +148,7 @@ def test_a_shared_embedding_that_is_most_of_the_model_is_not_kept_twice_in_float
 ) -> None:
     """A copy of it would take more than the 1.3-fold memory that is allowed."""
     model = tied()
-    monkeypatch.setattr(module, "choose", lambda times: module.Choice(list(times)[-1], (), 1.0))
+    monkeypatch.setattr(module, "choose", lambda times: Choice(list(times)[-1], (), 1.0))
     convert(model, "fp32")
     assert (model.head.kernel.name, model.inner.kernel.name) == ("stock", "prepacked")
     assert model.head.kernel._weight.data_ptr() == model.embedding.weight.data_ptr()
@@ -159,21 +161,24 @@ def test_auto_takes_the_fastest(fastest: str, monkeypatch: pytest.MonkeyPatch) -
     names = [kernel.name for kernel in KERNELS[fastest]]
     cost = {k.name: 1.0 if k.name in names else 2.0 for kinds in KERNELS.values() for k in kinds}
     monkeypatch.setattr(
-        module, "choose", lambda times: min((module.Choice(k, (), cost[k]) for k in times), key=lambda c: c.seconds)
+        module, "choose", lambda times: min((Choice(k, (), cost[k]) for k in times), key=lambda c: c.seconds)
     )
     assert converted("auto").capabilities.numerics == fastest
 
 
-def test_fewer_rows_are_filled_up_as_chosen_and_dropped_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    layer, seen = nn.Linear(8, 4), []
-    monkeypatch.setattr(module, "choose", lambda times: module.Choice("stock", (0, 4, 4, 3), 1.0))
-    holder = nn.Sequential(layer)
-    convert(holder)
-    kernel = holder[0].kernel
-    holder[0].kernel = lambda x: seen.append(x.shape[0]) or kernel(x)  # type: ignore[func-returns-value]
-    for n in (1, 2, 3, 5):
-        x = torch.randn((2, n, 8), generator=torch.Generator().manual_seed(n))[:1]
-        torch.testing.assert_close(holder(x), layer(x), atol=1e-6, rtol=0)
+def test_fewer_rows_are_filled_up_as_chosen_and_dropped_again() -> None:
+    seen: list[int] = []
+
+    class Seeing(Stock):
+        def __call__(self, x: Tensor) -> Tensor:
+            seen.append(x.numel() // 8)
+            return super().__call__(x)
+
+    weight = torch.randn((4, 8), generator=torch.Generator().manual_seed(0))
+    layer = KernelLinear(Seeing(weight, None), (0, 4, 4, 3), 8, 4)
+    for rows, n in ((1, 1), (2, 1), (1, 3), (1, 5)):
+        x = torch.randn((rows, n, 8), generator=torch.Generator().manual_seed(n))
+        torch.testing.assert_close(layer(x), linear(x, weight), atol=1e-6, rtol=0)
     assert seen == [4, 4, 3, 5]
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 from collections import Counter
 from collections.abc import Callable
+from typing import Any, cast
 
 import torch
 from rich.progress import track
@@ -32,7 +33,7 @@ SEED = 7
 def generate_greedily(model: PreTrainedModel, prompt: list[int], max_tokens: int) -> list[int]:
     """transformers' own greedy decoding."""
     ids = torch.tensor([prompt], device=model.device)
-    generate: Callable[..., torch.Tensor] = model.generate
+    generate: Callable[..., torch.Tensor] = cast(Any, model).generate
     out = generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=max_tokens)
     generated: list[int] = out[0, len(prompt) :].tolist()
     return generated

@@ -3,8 +3,9 @@
     python -m draftree.bench.numerics [--context 512] [--repeats 9] [--threads N]
 
 Prints, for transformers' own layers and for each numerics, the median milliseconds of a pass over n tokens, passes of
-all taking turns; their ratios; Python's share, which is what a pass of as many layers takes that are so narrow that
-their arithmetic takes no time; and how far the next-token laws on a fixed text are from float32's.
+all taking turns; their ratios; Python's share, which is what a pass behind 8 tokens takes (mean of n = 1 and 8) with as
+many layers that are so narrow that arithmetic takes no time; and how far next-token laws on a fixed text are from
+float32's.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def main() -> None:
 
 def _print_times(models: dict[str, HFModel], context: int, repeats: int) -> None:
     narrow = {numerics: _narrow(model, numerics) for numerics, model in models.items()}
-    own, python = (pass_seconds(m, context, SIZES, repeats) for m in (models, narrow))
+    own, python = pass_seconds(models, context, SIZES, repeats), pass_seconds(narrow, 8, (1, 8), 3 * repeats)
     some = next(iter(models.values())).capabilities
     print(
         f"{some.name}, context {context}, {torch.get_num_threads()} threads, median of {repeats}: milliseconds a pass"
@@ -71,7 +72,7 @@ def _print_times(models: dict[str, HFModel], context: int, repeats: int) -> None
     for numerics, times in own.items():
         ratios = "".join(f"{times[n] / times[1]:8.2f}" for n in (8, 16))
         shown = "".join(f"{1e3 * times[n]:7.1f}" for n in SIZES)
-        share = statistics.median(python[numerics].values())
+        share = statistics.mean(python[numerics].values())
         print(f"{numerics:8}{shown}{ratios}{1e3 * share:8.1f}  {summary(models[numerics].model)}", flush=True)
 
 

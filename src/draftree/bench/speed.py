@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from typing import Any, cast
 
 import torch
 from transformers import PreTrainedModel
@@ -31,7 +32,7 @@ from .timing import Contestant, Run, ours, ratio, take_turns
 def _transformers(model: PreTrainedModel, max_tokens: int, **options: int) -> Contestant:
     def decode(prompt: list[int]) -> Run:
         ids = torch.tensor([prompt])
-        generate: Callable[..., torch.Tensor] = model.generate
+        generate: Callable[..., torch.Tensor] = cast(Any, model).generate
         began = time.perf_counter()
         out = generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=max_tokens, **options)
         seconds = time.perf_counter() - began

@@ -30,7 +30,8 @@ FORMAT, VERSION = "draftree-kernels", 1
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)
 """Rows a pass that count."""
 
-_REPEATS = 4
+_CALLS = 12
+"""At least, of each size: on a busy machine most of them wait for a processor, and the least time counts."""
 _COPIED = 48 << 20
 """Bytes of weights that are gone through in turn: a model's layers are not in the processor's caches either."""
 _GAIN, _PADDING = 0.9, 5e-6
@@ -83,12 +84,12 @@ def measure(kernel: type[Kernel], layers: Sequence[Linear]) -> Seconds:
     packed = [kernel(layer.weight, None) for layer in layers]
     inputs = [torch.ones(n, layers[0].in_features) for n in SIZES]
     seconds = [math.inf] * len(SIZES)
-    for _ in range(_REPEATS):
+    for _ in range(1 + max(2, _CALLS // len(packed))):
         for i, x in enumerate(inputs):
-            began = time.perf_counter()
             for call in packed:
+                began = time.perf_counter()
                 call(x)
-            seconds[i] = min(seconds[i], (time.perf_counter() - began) / len(packed))
+                seconds[i] = min(seconds[i], time.perf_counter() - began)
     return tuple(seconds)
 
 

@@ -1,4 +1,4 @@
-"""A linear layer's weights, packed for one CPU kernel: [n, in] float32 -> [n, out] float32.
+"""A linear layer's weights, packed for one CPU kernel: [..., in] float32 -> [..., out] float32.
 
 A row of the result depends on its own row of the input alone, bit for bit: no kernel mixes rows, and activations are
 scaled row by row. It may depend on n, since rounding follows the kernel's blocking. Knows nothing of models, nor which
@@ -39,7 +39,7 @@ class Kernel(ABC):
 
     @abstractmethod
     def __call__(self, x: Tensor) -> Tensor:
-        """[n, in] -> [n, out]."""
+        """[..., in] -> [..., out]; n rows in all."""
 
 
 class Stock(Kernel):
@@ -61,9 +61,10 @@ class Prepacked(Kernel):
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self._weight, self._bias = torch.ops.mkldnn._reorder_linear_weight(weight, _TYPICAL_ROWS), bias
+        self._multiply = torch.ops.mkldnn._linear_pointwise.default
 
     def __call__(self, x: Tensor) -> Tensor:
-        out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
+        out: Tensor = self._multiply(x, self._weight, self._bias, "none", [], "")
         return out
 
 
@@ -75,9 +76,10 @@ class HalfWeights(Kernel):
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         with _fbgemm():
             self._packed = torch.ops.quantized.linear_prepack_fp16(weight, bias)
+        self._multiply = torch.ops.quantized.linear_dynamic_fp16.default
 
     def __call__(self, x: Tensor) -> Tensor:
-        out: Tensor = torch.ops.quantized.linear_dynamic_fp16(x, self._packed)
+        out: Tensor = self._multiply(x, self._packed)
         return out
 
 
@@ -97,12 +99,12 @@ class _Int8(Kernel):
         self._pack((weight / scales[:, None]).round_(), scales)
 
     def __call__(self, x: Tensor) -> Tensor:
-        n, step = x.shape[0], 2 * self._largest
+        step = 2 * self._largest
         scale = x.abs().amax(-1, keepdim=True).clamp_(min=_SMALLEST).div_(self._largest)
         low = x / scale
         high = low.round()
-        products = self._multiply(torch.cat((high, low.sub_(high).mul_(step))))
-        out = torch.add(products[:n], products[n:], alpha=1 / step).mul_(scale)
+        highs, lows = self._multiply(torch.cat((high, low.sub_(high).mul_(step)))).chunk(2)
+        out = torch.add(highs, lows, alpha=1 / step).mul_(scale)
         return out if self._bias is None else out.add_(self._bias)
 
     @abstractmethod
@@ -111,7 +113,7 @@ class _Int8(Kernel):
 
     @abstractmethod
     def _multiply(self, digits: Tensor) -> Tensor:
-        """[m, in] -> [m, out]: products of the rounded digits with the weight, times its scales."""
+        """[..., in] -> [..., out]: products of the rounded digits with the weight, times its scales."""
 
 
 class Int8(_Int8):
@@ -124,11 +126,10 @@ class Int8(_Int8):
         with _fbgemm():
             whole = torch.quantize_per_channel(weight * scales[:, None], scales.double(), zeros, 0, torch.qint8)
             self._packed = torch.ops.quantized.linear_prepack(whole, None)
+        self._operator = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
 
     def _multiply(self, digits: Tensor) -> Tensor:
-        out: Tensor = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(
-            digits, 1.0, self._zero, self._packed
-        )
+        out: Tensor = self._operator(digits, 1.0, self._zero, self._packed)
         return out
 
 

@@ -52,11 +52,12 @@ class KernelLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out]; not differentiable."""
-        flat = x.reshape(-1, self.in_features)
-        n = flat.shape[0]
+        n = x.numel() // self.in_features
         run = self._rows[n] if n < len(self._rows) else n
-        out = self.kernel(flat) if run == n else self.kernel(pad(flat, (0, 0, 0, run - n)))[:n]
-        return out.view(*x.shape[:-1], self.out_features)
+        if run == n:
+            return self.kernel(x)
+        filled = pad(x.reshape(n, self.in_features), (0, 0, 0, run - n))
+        return self.kernel(filled)[:n].view(*x.shape[:-1], self.out_features)
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.out_features}, {self.kernel.name}"
@@ -100,7 +101,8 @@ def convert(module: nn.Module, numerics: str = DEFAULT_NUMERICS) -> str:
     plans = {kind: _plan(places, kind, times) for kind in kinds}
     times.keep()
     used = min(kinds, key=lambda kind: sum(plans[kind][place.key].seconds for place in places))
-    kernels = {kernel.name: kernel for kernel in (Stock, *candidates(used))}
+    available: list[type[Kernel]] = [Stock, *candidates(used)]
+    kernels = {kernel.name: kernel for kernel in available}
     for parameter in module.parameters():
         if parameter.nbytes <= _SMALL:
             parameter.data = parameter.data.clone()
