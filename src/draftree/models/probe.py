@@ -122,7 +122,7 @@ def self_test(model: LoadedModel) -> None:
     worst = max(_difference(x, y) for x, y in pairs)
     for opened in (row, *branches):
         model.close(opened)
-    allowed = _TOLERANCE.get(can.dtype, _HALF_TOLERANCE)
+    allowed = _HALF_TOLERANCE if can.numerics == "int8" else _TOLERANCE.get(can.dtype, _HALF_TOLERANCE)
     if not worst <= allowed:
         raise UnsupportedModelError(
             f"{can.name} ({can.architecture}) fails the tree self-test: tree, sequential and causal logits "

@@ -91,6 +91,7 @@ class Identity:
     threads: int
     torch: str
     transformers: str
+    numerics: str = "stock"
 
     @classmethod
     def of(cls, model: LanguageModel) -> Identity:
@@ -102,10 +103,11 @@ class Identity:
             parameters=can.parameters,
             dtype=str(can.dtype).removeprefix("torch."),
             attention=can.attention,
-            device=torch.cuda.get_device_name(can.device) if can.device.type == "cuda" else _processor(),
+            device=torch.cuda.get_device_name(can.device) if can.device.type == "cuda" else processor(),
             threads=torch.get_num_threads(),
             torch=torch.__version__,
             transformers=transformers.__version__,
+            numerics=can.numerics,
         )
 
     @property
@@ -117,7 +119,7 @@ class Identity:
 
 
 @lru_cache(maxsize=1)
-def _processor() -> str:
+def processor() -> str:
     try:
         found = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
     except OSError:
