@@ -254,4 +254,4 @@ def test_a_drafting_model_takes_the_targets_numerics(folder: Path) -> None:
     engine = draftree.load_engine(str(folder), drafter=str(folder), numerics="fp16w")
     assert isinstance(engine.target, HFModel)
     assert engine.target.capabilities.numerics == "fp16w"
-    assert engine.drafter.model.capabilities.numerics == "fp16w"  # type: ignore[attr-defined]
+    assert engine.drafter.source.model.capabilities.numerics == "fp16w"  # type: ignore[attr-defined]
