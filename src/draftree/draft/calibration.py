@@ -59,31 +59,33 @@ class Calibration:
         hits, trials = self._hits[level].take(bins), self._trials[level].take(bins)
         return (hits + _PRIOR * probabilities) / (trials + _PRIOR)
 
-    def learn(self, depth: int, probabilities: Sequence[float], hit: int | None, record: Record) -> None:
+    def learn(self, depth: int, probabilities: Sequence[float], hit: int | None, record: Record | None = None) -> None:
         """All candidates of one accepted node have been put to the test.
 
         Args:
             depth: of the candidates.
             probabilities: the draft's.
             hit: which of them the target said; None for none.
-            record: of the sequence.
+            record: of the sequence, where one is kept.
         """
         if not probabilities:
             return
         level, p = min(depth, _DEPTHS) - 1, torch.tensor(probabilities)
         bins = torch.bucketize(p, _EDGES)
-        record.expected += float(self.acceptance(p, depth).sum())
+        if record is not None:
+            record.expected += float(self.acceptance(p, depth).sum())
+            record.hits += hit is not None
         self._trials[level].index_add_(0, bins, torch.ones(len(p)))
         if hit is not None:
-            record.hits += 1
             self._hits[level, bins[hit]] += 1
 
-    def fade(self, record: Record) -> None:
+    def fade(self, record: Record | None = None) -> None:
         """One proposal has passed."""
         self._hits *= _MEMORY
         self._trials *= _MEMORY
-        record.hits *= _NEAR
-        record.expected *= _NEAR
+        if record is not None:
+            record.hits *= _NEAR
+            record.expected *= _NEAR
 
 
 def with_odds(probabilities: Tensor, odds: Tensor) -> Tensor:

@@ -33,6 +33,16 @@ class TreeDrafter:
         """See ``Drafter``."""
         return self.source.passes
 
+    @property
+    def successors(self) -> int:
+        """See ``Drafter``."""
+        return self.source.successors
+
+    @property
+    def learns(self) -> bool:
+        """See ``Drafter``."""
+        return self.source.learns
+
     def prepare(self, target: LanguageModel) -> None:
         """Tell source and policy."""
         self.source.prepare(target)

@@ -25,11 +25,13 @@ class Candidates:
         tokens: [F, K] int64.
         logprobs: [F, K] float32, log-probabilities (nats) in descending order; -inf where there is no candidate.
         entropies: [F] float32, entropy (nats) of the whole draft law, not of the K.
+        origins: [F, K] int64, the parts of a union that said so, bit i for part i; None: there is one source.
     """
 
     tokens: Tensor
     logprobs: Tensor
     entropies: Tensor
+    origins: Tensor | None = None
 
 
 class Pool(NamedTuple):
