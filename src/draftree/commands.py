@@ -30,6 +30,7 @@ from .options import (
     MethodName,
     MinP,
     Nodes,
+    RecycleFile,
     Seed,
     Settings,
     Stop,
@@ -56,6 +57,7 @@ def generate(
     method: MethodName = DEFAULT_METHOD,
     settings: Settings = None,
     tree: TreeFile = None,
+    recycle_file: RecycleFile = None,
     nodes: Nodes = DEFAULT_NODES,
     verify: Verify = DEFAULT_SCHEME,
     max_tokens: MaxTokens = None,
@@ -88,7 +90,8 @@ def generate(
     observers = _trace(context, trace, force, drafter, method)
     if show_trees:
         observers.append(show.Trees(out))
-    engine = _engine(target, drafter, method, _with_tree(settings, tree), nodes, verify, dtype, device, observers)
+    given = _with_tree(settings, tree)
+    engine = _engine(target, drafter, method, given, nodes, verify, dtype, device, observers, recycle_file)
     asked: Prompt = text if raw else user(text)
     sequence = engine.open(asked, params)
     interrupted = _run(engine, sequence, silent=as_json, stream=not show_trees)
@@ -127,6 +130,7 @@ def chat(
     method: MethodName = DEFAULT_METHOD,
     settings: Settings = None,
     tree: TreeFile = None,
+    recycle_file: RecycleFile = None,
     nodes: Nodes = DEFAULT_NODES,
     verify: Verify = DEFAULT_SCHEME,
     max_tokens: MaxTokens = None,
@@ -143,7 +147,8 @@ def chat(
     """Talk to the target: /reset forgets the conversation, /exit or Ctrl-D ends it, Ctrl-C ends an answer."""
     params = _params(max_tokens, temperature, top_k, top_p, min_p, seed, None)
     observers = _trace(context, trace, force, drafter, method)
-    engine = _engine(target, drafter, method, _with_tree(settings, tree), nodes, verify, dtype, device, observers)
+    given = _with_tree(settings, tree)
+    engine = _engine(target, drafter, method, given, nodes, verify, dtype, device, observers, recycle_file)
     messages: list[dict[str, str]] = []
     err.print("/reset forgets the conversation, /exit ends it", style="dim")
     while True:
@@ -229,6 +234,7 @@ def _engine(
     dtype: str | None,
     device: str | None,
     observers: Many[Observer] = (),
+    recycle_file: Path | None = None,
 ) -> Engine:
     """Check everything that needs no model before loading one."""
     pairs = {}
@@ -250,6 +256,7 @@ def _engine(
         dtype=dtype,
         device=device,
         observers=observers,
+        recycle_file=recycle_file,
     )
 
 

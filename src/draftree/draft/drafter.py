@@ -46,7 +46,7 @@ class TreeDrafter:
     def prepare(self, target: LanguageModel) -> None:
         """Tell source and policy."""
         self.source.prepare(target)
-        self.policy.prepare(target, self.source.model)
+        self.policy.prepare(target, self.source.parts)
 
     def open(self, sequence: Sequence) -> None:
         """Tell the source."""

@@ -154,11 +154,7 @@ def _finish(
     depths = torch.cat([torch.full_like(x.rows, d) for d, x in enumerate(layers, start=1)])
     own: list[Tensor | slice] = [rows == b for b in range(len(budgets))] if len(budgets) > 1 else [slice(None)]
     pools = [
-        DraftTree(
-            *(x[m] for x in (tokens, parents, depths, paths, entropies)),
-            laws=drawn_from,
-            origins=None if origins is None else origins[m],
-        )
+        DraftTree(tokens[m], parents[m], depths[m], paths[m], entropies[m], drawn_from, _at(origins, m))
         for m, drawn_from in zip(own, laws, strict=True)
     ]
     grown = []
@@ -173,3 +169,7 @@ def _finish(
         if len(grown[-1].tree) > budget.nodes:
             raise ConfigError(f"the policy kept {len(grown[-1].tree)} nodes of {budget.nodes}: prune to the budget")
     return grown
+
+
+def _at(column: Tensor | None, own: Tensor | slice) -> Tensor | None:
+    return None if column is None else column[own]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +15,9 @@ from ..models.base import LanguageModel
 from ..sequence import Sequence
 from ..tree import DraftTree
 from .base import Outcome
+
+if TYPE_CHECKING:
+    from .source import Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +140,8 @@ class GrowthPolicy(ABC):
             ConfigError: it was made for others.
         """
 
-    def prepare(self, target: LanguageModel, drafter: LanguageModel | None) -> None:  # noqa: B027
-        """Before any drafting: whom the trees are for, and the drafting model where there is one."""
+    def prepare(self, target: LanguageModel, sources: Many[Source]) -> None:  # noqa: B027
+        """Before any drafting: whom the trees are for, and whose candidates they will be made of."""
 
     def observe(self, outcomes: Many[Outcome]) -> None:  # noqa: B027
         """What became of the trees of the last proposal, and what they cost."""

@@ -44,7 +44,7 @@ def successors(logits: Tensor, count: int) -> Tensor:
         best = _largest(some, count)
         logprobs = some.log_softmax(-1, dtype=torch.float32).gather(-1, best)
         parts.append(torch.cat([best.double(), logprobs.double()], dim=-1))
-    return torch.cat(parts).unflatten(0, logits.shape[:2])
+    return torch.cat(parts).view(*logits.shape[:2], 2 * count)
 
 
 def _largest(logits: Tensor, count: int) -> Tensor:
@@ -52,7 +52,7 @@ def _largest(logits: Tensor, count: int) -> Tensor:
     chunk = math.gcd(logits.shape[-1], _CHUNK)
     if min(chunk, logits.shape[-1] // chunk) <= 2 * count:
         return logits.topk(count).indices
-    chunks = logits.unflatten(-1, (-1, chunk))
+    chunks = logits.reshape(len(logits), -1, chunk)
     where = chunks.amax(-1).topk(count).indices
     at = chunks.gather(1, where[..., None].expand(-1, -1, chunk)).flatten(1).topk(count).indices
     return where.gather(-1, at // chunk) * chunk + at % chunk
