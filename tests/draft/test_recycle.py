@@ -66,6 +66,12 @@ def request(*ids: int) -> Request:
     return Request(ids, SamplingParams(), 99, frozenset(), NoText())
 
 
+def pair(one: int, two: int) -> DraftTree:
+    """Two children of the root."""
+    tokens, zeros = torch.tensor([one, two]), torch.zeros(2)
+    return DraftTree(tokens, torch.full_like(tokens, -1), torch.ones_like(tokens), zeros, zeros)
+
+
 def prepared(width: int = 2, file: Path | None = None) -> RecycleSource:
     source = RecycleSource(width, file)
     source.prepare(ToyModel(10))
@@ -76,7 +82,7 @@ def taught(source: RecycleSource) -> Request:
     """After token 1 comes 2 or 3, after 2 comes 4, after 3 comes 1, as one verified tree has shown."""
     sequence = request(0, 1)
     source.open(sequence)
-    tree = DraftTree(*(torch.tensor(x) for x in ([2, 3], [-1, -1], [1, 1])), torch.zeros(2), torch.zeros(2))
+    tree = pair(2, 3)
     sequence.ids += [2, 4]
     laws = found([(2, 0.6), (3, 0.3)], [(4, 0.8), (5, 0.1)], [(1, 0.7), (5, 0.1)])
     source.observe([Outcome(sequence, tree, [0], [2, 4], 2, StepCost(1, 0.0, 0.0, 0.0, 0), laws)])
@@ -104,7 +110,7 @@ def test_nothing_is_drafted_after_a_token_that_was_never_verified() -> None:
 
 def test_the_accepted_path_counts_more_than_a_rejected_node_with_the_same_token() -> None:
     source, sequence = prepared(), request(0, 1)
-    tree = DraftTree(*(torch.tensor(x) for x in ([1, 2], [-1, -1], [1, 1])), torch.zeros(2), torch.zeros(2))
+    tree = pair(1, 2)
     sequence.ids += [2, 4]
     laws = found([(2, 0.6), (3, 0.3)], [(8, 0.8), (9, 0.1)], [(4, 0.7), (5, 0.1)])
     source.observe([Outcome(sequence, tree, [1], [2, 4], 2, StepCost(1, 0.0, 0.0, 0.0, 0), laws)])

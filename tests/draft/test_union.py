@@ -27,7 +27,7 @@ from draftree.engine import Engine, load_engine
 from draftree.errors import ConfigError, UnknownNameError
 from draftree.sequence import Sequence as Request
 from draftree.text import NoText
-from draftree.tree import DraftTree
+from draftree.tree import ROOT, DraftTree
 
 from ..pairs import costs, drafter, source, target
 from ..pairs import policy as policy_of
@@ -143,7 +143,8 @@ def decode(union: UnionSource, truth: Law, steps: int, policy: GrowthPolicy | No
     made, sequence, rng = TreeDrafter(policy or StaticTree(4, 1), union), request(), Random(3)
     for _ in range(steps):
         tree = made.propose([sequence], [Budget(8)])[0]
-        path, node, tokens = list[int](), -1, list[int]()
+        path, tokens = list[int](), list[int]()
+        node: int | None = ROOT
         while node is not None:
             tokens.append(rng.choices(list(truth), list(truth.values()))[0])
             node = next((c for c in tree.children(node) if int(tree.tokens[c]) == tokens[-1]), None)
