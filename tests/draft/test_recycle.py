@@ -15,7 +15,7 @@ from draftree.draft.base import Outcome, StepCost
 from draftree.draft.drafter import TreeDrafter
 from draftree.draft.entropy import StaticTree
 from draftree.draft.methods import METHODS
-from draftree.draft.recycle import RecycleSource, SuccessorTable
+from draftree.draft.recycle import ANY, RecycleSource, SuccessorTable
 from draftree.draft.recycle_file import read_entries, vocabulary_of
 from draftree.draft.successors import Successors
 from draftree.engine import Engine
@@ -42,24 +42,48 @@ def found(*laws: Sequence[tuple[int, float]]) -> Successors:
 
 class TestTable:
     def test_unseen_tokens_have_no_successors(self) -> None:
-        said = SuccessorTable(10, 2).after(torch.tensor([3]), 2)
+        said = SuccessorTable(2).after([(1, 3)], 2)
         assert said.logprobs.tolist() == [[NEVER, NEVER]]
         assert said.entropies.tolist() == [0.0]
 
     def test_the_last_ones_seen_stay(self) -> None:
-        table = SuccessorTable(10, 2)
-        table.put([3, 4, 3], found([(1, 0.5), (2, 0.25)], [(5, 0.9), (6, 0.05)], [(7, 0.6), (8, 0.3)]))
-        said = table.after(torch.tensor([4, 3]), 2)
+        table = SuccessorTable(2)
+        table.put(
+            [(ANY, 3), (ANY, 4), (ANY, 3)], found([(1, 0.5), (2, 0.25)], [(5, 0.8), (6, 0.2)], [(7, 0.6), (8, 0.4)])
+        )
+        said = table.after([(9, 4), (9, 3)], 2)
         assert said.tokens.tolist() == [[5, 6], [7, 8]]
-        assert said.logprobs.exp().tolist() == [pytest.approx([0.9, 0.05]), pytest.approx([0.6, 0.3])]
+        assert said.logprobs.exp().tolist() == [pytest.approx([0.44, 0.11]), pytest.approx([0.33, 0.22])]
+
+    def test_two_tokens_say_more_than_one_and_both_are_blended(self) -> None:
+        table = SuccessorTable(2)
+        table.put([(ANY, 3), (4, 3)], found([(1, 0.8), (2, 0.2)], [(2, 0.6), (7, 0.4)]))
+        said = table.after([(4, 3)], 4)
+        own, common = 0.75, 0.25 * 0.55
+        want = {2: own * 0.6 + common * 0.2, 7: own * 0.4, 1: common * 0.8}
+        assert said.tokens.tolist()[0][:3] == [2, 7, 1]
+        assert said.logprobs.exp().tolist() == [pytest.approx([*want.values(), 0.0])]
 
     def test_the_entropy_is_of_the_whole_law_whatever_the_width(self) -> None:
-        table = SuccessorTable(10, 2)
-        table.put([3], found([(1, 0.5), (2, 0.25)]))
+        table = SuccessorTable(2)
+        table.put([(ANY, 3)], found([(1, 0.5), (2, 0.25)]))
+        law = [0.275, 0.1375, 0.5875]
         for width in (1, 2):
-            said = table.after(torch.tensor([3]), width)
+            said = table.after([(0, 3)], width)
             assert said.tokens.shape == (1, width)
-            assert float(said.entropies[0]) == pytest.approx(-0.5 * math.log(0.5) - 2 * 0.25 * math.log(0.25))
+            assert float(said.entropies[0]) == pytest.approx(-sum(p * math.log(p) for p in law))
+
+    def test_a_full_table_forgets_what_was_seen_longest_ago(self) -> None:
+        table = SuccessorTable(1, capacity=2)
+        for token in (3, 4, 3, 5):
+            table.put([(ANY, token)], found([(token + 1, 0.5)]))
+        assert table.after([(0, 3), (0, 4), (0, 5)], 1).logprobs.exp().flatten().tolist() == pytest.approx(
+            [0.275, 0, 0.275]
+        )
+        again = SuccessorTable(1, capacity=1)
+        again.fill(table.entries)
+        assert [c for c, _ in again.entries.contexts.tolist()] == [ANY]
+        assert again.after([(0, 5)], 1).tokens.tolist() == [[6]]
 
 
 def request(*ids: int) -> Request:
@@ -99,7 +123,11 @@ def test_trees_follow_the_successors_of_each_token() -> None:
     tree = drafted(source, request(9, 1))
     assert tree.tokens.tolist() == [2, 3, 4, 5, 1, 5, 2, 3]
     assert tree.parents.tolist() == [-1, -1, 0, 0, 1, 1, 4, 4]
-    assert tree.path_logprobs.exp().tolist() == pytest.approx([0.6, 0.3, 0.48, 0.06, 0.21, 0.03, 0.126, 0.063])
+    blend = 0.75 + 0.25 * 0.55  # tokens 1, 2 and 1, 3 have been seen, 9, 1 and 3, 1 have not
+    steps = [0.33, 0.165, 0.8 * blend, 0.1 * blend, 0.7 * blend, 0.1 * blend, 0.33, 0.165]
+    paths = [steps[0], steps[1], *(steps[0] * x for x in steps[2:4]), *(steps[1] * x for x in steps[4:6])]
+    paths += [paths[4] * x for x in steps[6:]]
+    assert tree.path_logprobs.exp().tolist() == pytest.approx(paths)
 
 
 def test_nothing_is_drafted_after_a_token_that_was_never_verified() -> None:
@@ -204,7 +232,14 @@ class TestFile:
             prepared(file=tmp_path / "seen")
 
     @pytest.mark.parametrize(
-        ("name", "value"), [("tokens", 10), ("successors", -1), ("logprobs", 0.5), ("logprobs", float("nan"))]
+        ("name", "value"),
+        [
+            ("contexts", 10),
+            ("contexts", -2),
+            ("successors", -1),
+            ("probabilities", 1.5),
+            ("probabilities", float("nan")),
+        ],
     )
     def test_numbers_that_make_no_table_are_refused(self, name: str, value: float, tmp_path: Path) -> None:
         source = prepared(file=tmp_path / "seen")

@@ -22,28 +22,30 @@ _WAY_OUT = "give a file that --recycle-file wrote with this target, or a new nam
 
 
 class Entries(NamedTuple):
-    """Tokens and their successors.
+    """Contexts and their successors.
 
     Attributes:
-        tokens: [R] int64, ascending.
+        contexts: [R, 2] int64, the token before the last, -1 for whatever, and the last token.
         successors: [R, k] int32.
-        logprobs: [R, k] float32, descending; -inf where there is none.
+        probabilities: [R, k] float32, descending; 0 where there is none.
     """
 
-    tokens: Tensor
+    contexts: Tensor
     successors: Tensor
-    logprobs: Tensor
+    probabilities: Tensor
 
     def fit(self, vocab: int) -> bool:
         """They can be of a vocabulary of this size."""
-        kinds = (self.tokens.dtype, self.successors.dtype, self.logprobs.dtype)
-        count, width = len(self.tokens), self.successors.shape[-1]
-        if kinds != (torch.int64, torch.int32, torch.float32) or not width:
+        kinds = (self.contexts.dtype, self.successors.dtype, self.probabilities.dtype)
+        if kinds != (torch.int64, torch.int32, torch.float32) or self.contexts.dim() != 2:
             return False
-        if self.tokens.dim() != 1 or not self.successors.shape == self.logprobs.shape == (count, width):
+        count, width = self.successors.shape if self.successors.dim() == 2 else (-1, 0)
+        if not width or self.contexts.shape != (count, 2) or self.probabilities.shape != (count, width):
             return False
-        ids = torch.cat([self.tokens, self.successors.flatten().long()])
-        ranked = bool((self.logprobs <= 1e-3).all()) and bool((self.logprobs[:, 1:] <= self.logprobs[:, :-1]).all())
+        before, last = self.contexts.T
+        ids = torch.cat([before + (before == -1).long(), last, self.successors.flatten().long()])
+        inside = bool(((self.probabilities >= 0) & (self.probabilities <= 1.001)).all())
+        ranked = inside and bool((self.probabilities[:, 1:] <= self.probabilities[:, :-1]).all())
         return ranked and bool(((ids >= 0) & (ids < vocab)).all())
 
 

@@ -1,8 +1,8 @@
 """A union of sources: one tree out of what all of them say, for one budget.
 
-Every source is asked about every node, whoever proposed it. What a source's probabilities are worth is counted as
-decoding goes on (``Calibration``: by probability and depth, and by whether another source says the same), so that those
-of n-gram counts, a table and a model can be compared. Equal tokens under one parent are one candidate.
+Every source is asked about every node, whoever proposed it. What each source's probabilities are worth is counted as
+decoding goes on (``Calibration``), so that those of n-gram counts, a table and a model can be compared. Equal tokens
+under one parent are one candidate.
 """
 
 from __future__ import annotations
@@ -48,8 +48,7 @@ class UnionSource(Source):
     learns: ClassVar[bool] = True
 
     parts: tuple[Source, ...] = field()
-    _worth: list[tuple[Calibration, Calibration]] = field(init=False, repr=False)
-    """Of each part: alone in what it says, and with another."""
+    _calibration: Calibration = field(init=False, repr=False)
     _limits: dict[Sequence, list[float]] = field(default_factory=dict, repr=False)
     """How deep each part drafts for the sequences of the proposal."""
     _scorer: _UnionScorer | None = field(default=None, repr=False)
@@ -60,7 +59,7 @@ class UnionSource(Source):
             raise ConfigError(f"a union of {names}: give at least two sources")
         if len(set(names)) < len(names):
             raise ConfigError(f"a union of {names}: give each source once")
-        self._worth = [(Calibration(), Calibration()) for _ in self.parts]
+        self._calibration = Calibration(len(self.parts))
 
     @property
     def name(self) -> str:
@@ -98,8 +97,7 @@ class UnionSource(Source):
     def begin(self, sequences: Many[Sequence], drawing: Drawing) -> Scorer:
         """Ask the parts that do not rest."""
         scorers = [None if part.resting else part.begin(sequences, drawing) for part in self.parts]
-        limits = torch.tensor([self._limits[s] for s in sequences])
-        self._scorer = _UnionScorer(self.parts, scorers, self._worth, limits)
+        self._scorer = _UnionScorer(self.parts, scorers, self._calibration, [self._limits[s] for s in sequences])
         return self._scorer
 
     def settle(self, sequences: Many[Sequence], grown: Many[Grown]) -> None:
@@ -111,8 +109,7 @@ class UnionSource(Source):
         """Learn what each part's candidates are worth, and tell all parts."""
         scorer, self._scorer = self._scorer, None
         if scorer is not None and scorer.layers:
-            for calibration in (c for pair in self._worth for c in pair):
-                calibration.fade()
+            self._calibration.fade()
             for row, outcome in enumerate(outcomes):
                 self._learn(scorer.layers, row, outcome.tokens[: outcome.taken])
         for part in self.parts:
@@ -125,12 +122,11 @@ class UnionSource(Source):
             if place not in layer.places:
                 return
             at, node = layer.places[place]
-            for part, said in zip(self._worth, layer.said, strict=True):
-                for calibration, mask in zip(part, (~said.shared[at], said.shared[at]), strict=True):
-                    mask = mask & (said.probabilities[at] > 0)
-                    found = said.tokens[at][mask].tolist()
-                    hit = found.index(token) if token in found else None
-                    calibration.learn(depth, said.probabilities[at][mask].tolist(), hit)
+            said, probabilities = layer.tokens[at].tolist(), layer.probabilities[at].tolist()
+            for kind, own in enumerate(layer.parts):
+                known = [(t, p) for t, p in zip(said[own], probabilities[own], strict=True) if p > 0]
+                hit = next((i for i, (t, _) in enumerate(known) if t == token), None)
+                self._calibration.learn(depth, [p for _, p in known], hit, kind=kind)
             place = (row, node, token)
 
     def close(self, sequence: Sequence) -> None:
@@ -146,30 +142,20 @@ _Places = dict[_Place, tuple[int, int]]
 """Where each node is among the F that were asked about, and its number."""
 
 
-class _Said(NamedTuple):
-    """What one part says after F nodes.
-
-    Attributes:
-        tokens: [F, K] int64.
-        probabilities: [F, K] float32, 0 where there is no candidate.
-        shared: [F, K] bool, another part says the same.
-    """
-
-    tokens: Tensor
-    probabilities: Tensor
-    shared: Tensor
-
-
 class _Layer(NamedTuple):
-    """What was said of one layer.
+    """What was said of F nodes of one depth.
 
     Attributes:
-        places: of its nodes.
-        said: by each part.
+        places: of the nodes.
+        tokens: [F, M] int64, all parts' candidates side by side.
+        probabilities: [F, M] float32 that their parts give them, 0 where there is no candidate.
+        parts: the columns of each part.
     """
 
     places: _Places
-    said: list[_Said]
+    tokens: Tensor
+    probabilities: Tensor
+    parts: list[slice]
 
 
 class _UnionScorer:
@@ -183,90 +169,102 @@ class _UnionScorer:
         self,
         parts: Many[Source],
         scorers: Many[Scorer | None],
-        worth: Many[tuple[Calibration, Calibration]],
-        limits: Tensor,
+        calibration: Calibration,
+        limits: Many[Many[float]],
     ) -> None:
-        self._parts = list(zip(parts, scorers, limits.T, strict=True))
-        self._worth = worth
+        self._parts = list(zip(parts, scorers, strict=True))
+        self._calibration = calibration
+        self._limits = limits
         self.layers: list[_Layer] = []
 
     def score_roots(self, rows: Many[int], width: int) -> Candidates:
         """See ``Scorer``."""
-        roots = torch.tensor(rows)
         places = {(b, ROOT, ROOT): (i, ROOT) for i, b in enumerate(rows)}
-        found = self._ask(roots, lambda scorer, own: scorer.score_roots(roots[own].tolist(), max(width, _WIDTH)))
-        return self._join(places, found, width)
+
+        def score(scorer: Scorer, own: list[int]) -> Candidates:
+            return scorer.score_roots([rows[i] for i in own], _wide(width))
+
+        return self._join(places, rows, score, width)
 
     def score(self, rows: Tensor, nodes: Tensor, parents: Tensor, tokens: Tensor, width: int) -> Candidates:
         """See ``Scorer``."""
-        asked = torch.stack([rows, parents, tokens, nodes])
-        places = {(b, parent, token): (i, node) for i, (b, parent, token, node) in enumerate(asked.T.tolist())}
+        asked = torch.stack([rows, nodes, parents, tokens])
+        listed = asked.T.tolist()
+        places = {(b, parent, token): (i, node) for i, (b, node, parent, token) in enumerate(listed)}
 
-        def score(scorer: Scorer, own: Tensor) -> Candidates:
-            row, parent, token, node = asked[:, own]
-            return scorer.score(row, node, parent, token, max(width, _WIDTH))
+        def score(scorer: Scorer, own: list[int]) -> Candidates:
+            some = asked if len(own) == len(listed) else asked[:, own]
+            row, node, parent, token = some
+            return scorer.score(row, node, parent, token, _wide(width))
 
-        return self._join(places, self._ask(rows, score), width)
+        return self._join(places, [b for b, *_ in listed], score, width)
 
     def draw(self, counts: Tensor) -> Drawn:
         """Never asked for: schemes that need it refuse what ``learns``."""
         raise ConfigError("a union does not draw children: use verification match")
 
-    def _ask(self, rows: Tensor, score: Callable[[Scorer, Tensor], Candidates]) -> list[tuple[Tensor, Tensor]]:
-        """[F, K] tokens and probabilities of each part, 0 after the nodes that it is not asked about."""
-        depth, found = len(self.layers), []
-        for part, scorer, limits in self._parts:
-            own = limits[rows] > depth
-            tokens = torch.zeros((len(rows), 0), dtype=torch.int64)
-            probabilities = torch.zeros((len(rows), 0))
-            if scorer is not None and bool(own.any()):
+    def _join(
+        self, places: _Places, rows: Many[int], score: Callable[[Scorer, list[int]], Candidates], width: int
+    ) -> Candidates:
+        """One law out of all; what none of them says counts as one outcome of its entropy."""
+        depth = len(self.layers)
+        tokens, probabilities = [torch.zeros((len(rows), 1), dtype=torch.int64)], [torch.zeros((len(rows), 1))]
+        kinds, columns = [0], list[slice]()
+        for kind, (part, scorer) in enumerate(self._parts):
+            own = [i for i, b in enumerate(rows) if self._limits[b][kind] > depth]
+            start = len(kinds)
+            if scorer is not None and own:
                 began = time.perf_counter()
                 said = score(scorer, own)
                 part.spent += time.perf_counter() - began
-                likely = said.logprobs > _LEAST
-                known = max(1, int(likely.any(0).sum()))  # in descending order: the rest of the columns is empty
-                tokens = tokens.new_zeros((len(rows), known))
-                probabilities = probabilities.new_zeros((len(rows), known))
-                tokens[own] = said.tokens[:, :known]
-                probabilities[own] = torch.where(likely, said.logprobs.exp(), 0.0)[:, :known]
-            found.append((tokens, probabilities))
-        return found
+                found, likely = _likely(said, own, len(rows))
+                tokens.append(found)
+                probabilities.append(likely)
+                kinds += [kind] * found.shape[1]
+            columns.append(slice(start, len(kinds)))
+        self.layers.append(_Layer(places, torch.cat(tokens, dim=1), torch.cat(probabilities, dim=1), columns))
+        return self._law(self.layers[-1], torch.tensor(kinds), width)
 
-    def _join(self, places: _Places, found: list[tuple[Tensor, Tensor]], width: int) -> Candidates:
-        """One law out of all; what none of them says counts as one outcome of its entropy."""
-        tokens, probabilities = (torch.cat(columns, dim=1) for columns in zip(*found, strict=True))
-        widths = [t.shape[1] for t, _ in found]
-        bits = torch.tensor([1 << p for p, w in enumerate(widths) for _ in range(w)], dtype=torch.int64)
-        same = (tokens[:, :, None] == tokens[:, None]) & (probabilities[:, None] > 0) & (probabilities[..., None] > 0)
-        shared = (same.sum(-1) > 1).split(widths, dim=1)
-        said = [_Said(t, p, s) for (t, p), s in zip(found, shared, strict=True)]
-        self.layers.append(_Layer(places, said))
-        accepted = [_accepted(x, *worth, len(self.layers)) for x, worth in zip(said, self._worth, strict=True)]
-        law, origins = merge(same, torch.cat(accepted, dim=1), bits)
+    def _law(self, layer: _Layer, kinds: Tensor, width: int) -> Candidates:
+        accepted = self._calibration.acceptance(layer.probabilities, len(self.layers), kinds)
+        accepted = torch.where(layer.probabilities > 0, accepted, 0.0)
+        law, origins = merge(layer.tokens, accepted, 1 << kinds)
         entropies = torch.special.entr(law).sum(1) + torch.special.entr((1 - law.sum(1)).clamp(min=0))
         order = law.argsort(dim=1, descending=True, stable=True)[:, :width]
-        return Candidates(tokens.gather(1, order), law.gather(1, order).log(), entropies, origins.gather(1, order))
+        tokens, law, origins = (x.gather(1, order) for x in (layer.tokens, law, origins))
+        return Candidates(tokens, law.log(), entropies, origins)
 
 
-def _accepted(said: _Said, alone: Calibration, together: Calibration, depth: int) -> Tensor:
-    """[F, K] calibrated probabilities of what a part says."""
-    p = said.probabilities
-    found = torch.where(said.shared, together.acceptance(p, depth), alone.acceptance(p, depth))
-    return torch.where(p > 0, found, 0.0)
+def _wide(width: int) -> int:
+    return max(width, _WIDTH)
 
 
-def merge(same: Tensor, accepted: Tensor, bits: Tensor) -> tuple[Tensor, Tensor]:
+def _likely(said: Candidates, own: list[int], count: int) -> tuple[Tensor, Tensor]:
+    """[count, K] tokens and probabilities of the candidates that are likely enough; they are of the nodes ``own``."""
+    likely = said.logprobs > _LEAST
+    known = int(likely.any(0).sum())  # in descending order: what is right of the first columns is empty
+    tokens, probabilities = said.tokens[:, :known], torch.where(likely, said.logprobs.exp(), 0.0)[:, :known]
+    if len(own) == count:
+        return tokens, probabilities
+    return (
+        tokens.new_zeros((count, known)).index_copy(0, torch.tensor(own), tokens),
+        probabilities.new_zeros((count, known)).index_copy(0, torch.tensor(own), probabilities),
+    )
+
+
+def merge(tokens: Tensor, accepted: Tensor, bits: Tensor) -> tuple[Tensor, Tensor]:
     """Equal tokens become one candidate.
 
     Args:
-        same: [F, M, M] bool, two candidates are the same token, true on the diagonal of those that are there.
-        accepted: [F, M] the probability that the part that says so would give it.
+        tokens: [F, M] int64 candidates.
+        accepted: [F, M] the probability that the part that says so would give it; 0: it is none.
         bits: [M] int64 of that part.
 
     Returns:
         ([F, M] the largest of the equal ones' probabilities at the first of them, 0 at the others; a law: the sum is
         at most 1; [F, M] the bits of all that say so.)
     """
-    first = ~same.tril(-1).any(-1)
-    best = torch.where(same, accepted[:, None], 0.0).amax(-1) * first
-    return best / best.sum(1, keepdim=True).clamp(min=1), (same * bits).sum(-1)
+    same = tokens[:, :, None] == tokens[:, None]
+    best = (same * accepted[:, None]).amax(-1).masked_fill(same.tril(-1).any(-1), 0.0)
+    origins = (same * torch.where(accepted > 0, bits, 0)[:, None]).sum(-1)
+    return best / best.sum(1, keepdim=True).clamp(min=1), origins
