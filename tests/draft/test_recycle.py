@@ -20,11 +20,13 @@ from draftree.draft.recycle_file import read_entries, vocabulary_of
 from draftree.draft.successors import Successors
 from draftree.engine import Engine
 from draftree.errors import ConfigError, DraftreeWarning
+from draftree.observer import Observer
 from draftree.sequence import Sequence as Request
 from draftree.text import NoText
 from draftree.tree import DraftTree
 
 from ..pairs import policy, target
+from ..tiny import causal_logits, tiny
 from ..toy import ToyModel
 
 PROMPTS = [[3, 14, 15, 9, 2, 6, 14, 15], [27, 1, 8], [31, 41, 5, 9, 26]]
@@ -162,6 +164,37 @@ def test_the_text_is_that_of_plain_decoding(method: str, temperature: float) -> 
     engine = Engine(model, TreeDrafter(policy(method), RecycleSource()), nodes=9)
     assert [g.token_ids for g in engine.generate(PROMPTS, params)] == want
     assert engine.generate(PROMPTS[1:2], params)[0].token_ids == want[1]
+
+
+class Laws(Observer):
+    """Compares what a drafter is told with what the target says of each node's own path."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.seen = 0
+
+    def stepped(self, outcomes: Sequence[Outcome], learned: float) -> None:
+        for outcome in outcomes:
+            assert outcome.successors is not None
+            before, paths = outcome.sequence.ids[: -outcome.taken], [list[int]()]
+            for parent, token in zip(outcome.tree.parents.tolist(), outcome.tree.tokens.tolist(), strict=True):
+                paths.append([*paths[parent + 1], token])
+            assert len(outcome.successors.tokens) == len(paths)
+            for path, tokens, logprobs in zip(paths, *outcome.successors, strict=True):
+                want = causal_logits(tiny(), [*before, *path])[-1].log_softmax(-1).topk(self.count)
+                assert tokens.tolist() == want.indices.tolist()
+                assert torch.allclose(logprobs, want.values, atol=1e-4)
+                self.seen += 1
+
+
+@pytest.mark.parametrize("verification", ["match", "relaxed"])
+def test_a_drafter_is_told_what_the_target_says_after_every_node(verification: str) -> None:
+    laws = Laws(3)
+    params = [SamplingParams(max_tokens=8, temperature=t, seed=2) for t in (0.0, 1.0, 0.7)]
+    made = TreeDrafter(StaticTree(width=2, depth=2), RecycleSource(3))
+    for each in (params, params[:1] * 3):
+        Engine(target(), made, nodes=6, verification=verification, observers=[laws]).generate(PROMPTS, each)
+    assert laws.seen > 60
 
 
 def test_drawn_children_are_refused() -> None:
