@@ -157,8 +157,9 @@ class AutoTree(GrowthPolicy):
         curve = self._curves.at(most, context, batch)
         self._stakes = self._stakes or [Stake(profile=self.drafter, steady=self.drafter is None)]
         layers = [stake.layer(context, batch) for stake in self._stakes]
+        room = any(b.depth != 0 for b in budgets)  # no try is spent where there is none
         for stake, seconds in zip(self._stakes, layers, strict=True):
-            stake.begin(curve, seconds, self.depth)
+            stake.begin(curve, seconds, self.depth if room else 0)
         layer = sum(seconds for stake, seconds in zip(self._stakes, layers, strict=True) if stake.asked)
         if not all(stake.profile for stake in self._stakes if stake.asked):
             layer += self._layer_seconds

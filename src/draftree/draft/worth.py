@@ -83,11 +83,12 @@ class Stake:
         return self.profile.seconds(1.5, context, batch) if self.profile else self._layer
 
     def begin(self, curve: Curve, layer: float, depth: int) -> None:
-        """Settle whether it is asked in this proposal.
+        """Settle whether it is asked in this proposal, to ``depth`` levels at most.
 
         What has not paid rests; after 1, 2, 4, ... steps it gets another try.
         """
-        self.asked = (self.profile is None or may_pay(curve, layer, depth)) and self._turn()
+        able = self.profile is None or may_pay(curve, layer, depth)
+        self.asked = depth > 0 and able and self._turn()
         if self.source is not None:
             self.source.resting, self._spent = not self.asked, self.source.spent
 

@@ -28,7 +28,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ..errors import ConfigError, DraftreeWarning, RunError
 from ..files import write_whole
-from .base import LanguageModel, Nodes
+from .base import LanguageModel, Nodes, Row
 
 FORMAT, VERSION = "draftree-profile", 1
 
@@ -255,14 +255,15 @@ def measure(model: LanguageModel, grid: Grid, progress: Callable[[int], None] = 
     """
     can, done = model.capabilities, 0
     points = []
-    _check_fit(model, grid)
-    contexts = sorted({min(c, can.max_length - max(grid.sizes)) for c in grid.contexts})
+    grid = _shortened(grid, model)
     for batch in grid.batches:
-        model.reserve(batch, contexts[-1] + max(grid.sizes))
-        for context in contexts:
-            rows = [model.open([(7 * i + b) % can.vocab_size for i in range(context)]) for b in range(batch)]
+        model.reserve(batch, grid.contexts[-1] + grid.sizes[-1])
+        for context in grid.contexts:
+            rows: list[Row] = []
             times: dict[int, list[float]] = {size: [] for size in grid.sizes}
             try:
+                for b in range(batch):
+                    rows.append(model.open([(7 * i + b) % can.vocab_size for i in range(context)]))
                 for _ in range(grid.repeats + 1):
                     for size in grid.sizes:
                         nodes = [Nodes.chain([(5 * i + 3) % can.vocab_size for i in range(size)])] * batch
@@ -283,10 +284,13 @@ def measure(model: LanguageModel, grid: Grid, progress: Callable[[int], None] = 
     return Profile(Identity.of(model), tuple(points))
 
 
-def _check_fit(model: LanguageModel, grid: Grid) -> None:
+def _shortened(grid: Grid, model: LanguageModel) -> Grid:
+    """With contexts that leave room for the largest pass."""
     can = model.capabilities
-    if max(grid.sizes) >= can.max_length:
-        raise ConfigError(f"passes over {max(grid.sizes)} tokens do not fit {can.name}'s {can.max_length}: use fewer")
+    room = can.max_length - grid.sizes[-1]
+    if room < 1:
+        raise ConfigError(f"passes over {grid.sizes[-1]} tokens do not fit {can.name}'s {can.max_length}: use fewer")
+    return replace(grid, contexts=tuple(sorted({min(c, room) for c in grid.contexts})))
 
 
 def _finish(device: torch.device) -> None:
@@ -310,7 +314,7 @@ def kept_or_measured(model: LanguageModel, grid: Grid | None = None) -> Profile:
 
 def measure_and_keep(model: LanguageModel, grid: Grid) -> Profile:
     """A new profile, shown as it is measured and kept for later starts."""
-    _check_fit(model, grid)
+    grid = _shortened(grid, model)
     console = Console(stderr=True)
     with Progress(TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), console=console) as bar:
         task = bar.add_task(f"measuring passes of {model.capabilities.name}", total=grid.passes)
