@@ -51,6 +51,7 @@ def methods() -> None:
     for name, summary in DRAFTERS.items():
         out.print(f"{name:20} {summary}")
     out.print(f"{'MODEL':20} any model with the target's vocabulary")
+    out.print(f"{'A+B':20} the union of drafters A and B: one tree out of what both say")
 
 
 app.command()(profile)

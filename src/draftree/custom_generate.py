@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 
 from .config import Criterion, Processor, SamplingParams
-from .draft.load import DRAFTERS, load_drafter
+from .draft.load import DRAFTERS, learns, load_drafter, parts_of
 from .draft.methods import DEFAULT_METHOD, DEFAULT_NODES, find_policy
 from .draft.policy import GrowthPolicy
 from .engine import Engine
@@ -109,8 +109,8 @@ def custom_generate(
     """
     policy, scheme = find_policy(method, settings), find_scheme(verification)
     if drafter != "none":
-        scheme.check(policy, nodes)
-    if isinstance(drafter, str) and drafter not in DRAFTERS:
+        scheme.check(policy, nodes, learns(drafter))
+    if isinstance(drafter, str) and drafter not in DRAFTERS and len(parts_of(drafter)) == 1:
         drafter = load(drafter)
     return partial(
         generate_with,

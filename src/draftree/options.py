@@ -33,7 +33,16 @@ def _whole(metavar: str, help_text: str) -> Any:
 
 
 Target = Annotated[str, typer.Option(help="Model whose output you want: smollm2, a folder, a .gguf file or a hub id.")]
-Drafter = Annotated[str, typer.Option(help="What drafts: lookup, none, self, or a model with the target's vocabulary.")]
+Drafter = Annotated[
+    str,
+    typer.Option(
+        help="What drafts: lookup, recycle, none, self, a model with the target's vocabulary, or several, as A+B."
+    ),
+]
+RecycleFile = Annotated[
+    Path | None,
+    typer.Option("--recycle-file", metavar="FILE", help="Where recycle keeps what it has learned, for the next run."),
+]
 MethodName = Annotated[str, typer.Option("--method", help="How trees grow; 'draftree methods' lists them.")]
 Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the method; may be repeated.")

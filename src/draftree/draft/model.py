@@ -58,13 +58,22 @@ class ModelSource(Source):
     Attributes:
         model: the drafting model; it says nothing of a sequence that has outgrown its context.
         vocab_size: the target's; logits beyond it (padding of the output layer) are cut off.
-        passes: see ``Source``.
     """
 
     model: LanguageModel = field()
     vocab_size: int
-    passes: int = 0
+    _passes: int = field(default=0, repr=False)
     _states: dict[Sequence, _State] = field(default_factory=dict, repr=False)
+
+    @property
+    def name(self) -> str:
+        """The model's."""
+        return self.model.capabilities.name
+
+    @property
+    def passes(self) -> int:
+        """See ``Source``."""
+        return self._passes
 
     def fit(self, sequence: Sequence, budget: Budget) -> Budget:
         """The part that lies within the model's context."""
@@ -154,7 +163,7 @@ class _ModelScorer:
     def _candidates(self, rows: Many[int], nodes: Many[Nodes], batch: Tensor, column: Tensor, width: int) -> Candidates:
         """One pass; the law at entries (batch, column) of its logits, in one transfer to the host."""
         logits = self._source.model.extend([self._state(b).row for b in rows], nodes)[..., : self._source.vocab_size]
-        self._source.passes += 1
+        self._source._passes += 1
         params = [sequence.params for sequence, _ in self._asked]
         scale = torch.tensor([1 / (p.temperature or 1.0) for p in params])[:, None].to(logits.device, non_blocking=True)
         batch, column = torch.stack([batch, column]).to(logits.device, non_blocking=True)
