@@ -11,9 +11,10 @@ from transformers import PreTrainedModel
 
 from draftree.draft.auto import AutoTree
 from draftree.draft.base import Drafter, NoDrafter
-from draftree.draft.lookup import LookupDrafter
+from draftree.draft.drafter import TreeDrafter
+from draftree.draft.lookup import LookupSource
 from draftree.draft.methods import METHODS
-from draftree.draft.model import ModelDrafter
+from draftree.draft.model import ModelSource
 from draftree.draft.policy import GrowthPolicy
 from draftree.draft.sequoia import expected_acceptance_length
 from draftree.draft.static import Pair, RankTree
@@ -50,11 +51,11 @@ def drafter(name: str, model: HFModel, policy: GrowthPolicy, kind: str = "llama"
     if name == "none":
         return NoDrafter()
     if name == "lookup":
-        return LookupDrafter(policy, shortest=1)
+        return TreeDrafter(policy, LookupSource(shortest=1))
     if name == "self":
-        return ModelDrafter(policy, model.twin(), VOCAB)
+        return TreeDrafter(policy, ModelSource(model.twin(), VOCAB))
     weights = relative(kind) if name == "relative" else tiny(kind, seed=5)
-    return ModelDrafter(policy, HFModel(weights, self_test=False), VOCAB)
+    return TreeDrafter(policy, ModelSource(HFModel(weights, self_test=False), VOCAB))
 
 
 TREE = ((0,), (0, 0), (1,), (0, 0, 0), (0, 1), (2,), (1, 0), (3,))

@@ -9,10 +9,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM, RepetitionPenaltyLogitsProcessor
 
 from draftree.config import Processor, SamplingParams
+from draftree.draft.drafter import TreeDrafter
 from draftree.draft.entropy import EntropyTree, StaticTree
-from draftree.draft.lookup import LookupDrafter
+from draftree.draft.lookup import LookupSource
 from draftree.draft.methods import METHODS
-from draftree.draft.model import ModelDrafter
+from draftree.draft.model import ModelSource
 from draftree.engine import Engine, Generation
 from draftree.errors import ConfigError, PromptError
 from draftree.models.hf import HFModel
@@ -134,7 +135,7 @@ def test_a_drafter_with_a_shorter_context_stops_drafting_and_decoding_goes_on() 
     model = target()
     small = target()
     object.__setattr__(small.capabilities, "max_length", 32)
-    engine = Engine(model, ModelDrafter(StaticTree(), small, VOCAB))
+    engine = Engine(model, TreeDrafter(StaticTree(), ModelSource(small, VOCAB)))
     params = SamplingParams(max_tokens=TOKENS)
     long = (PROMPTS[2] * 3)[:33]
     got = [g.token_ids for g in engine.generate([PROMPTS[0], long], params)]
@@ -145,7 +146,7 @@ def test_padding_of_the_drafters_output_layer_is_never_drafted() -> None:
     config = tiny().config
     wide = LlamaForCausalLM(LlamaConfig(**{**config.to_dict(), "vocab_size": VOCAB + 30}))
     model = target()
-    made = ModelDrafter(StaticTree(width=4, depth=2), HFModel(wide, self_test=False), VOCAB)
+    made = TreeDrafter(StaticTree(width=4, depth=2), ModelSource(HFModel(wide, self_test=False), VOCAB))
     g = Engine(model, made, nodes=20).generate(PROMPTS[:1], SamplingParams(max_tokens=TOKENS))[0]
     assert g.token_ids == generated(tiny(), PROMPTS[0], TOKENS)
 
@@ -176,12 +177,14 @@ def test_a_stream_gives_the_tokens_of_generate_and_says_which_were_drafted() -> 
 
 def test_leaving_a_stream_early_frees_its_rows() -> None:
     model = target()
-    made = ModelDrafter(StaticTree(), model.twin(), VOCAB)
-    stream = Engine(model, made).stream(PROMPTS[0], SamplingParams(max_tokens=30))
+    drafting = model.twin()
+    stream = Engine(model, TreeDrafter(StaticTree(), ModelSource(drafting, VOCAB))).stream(
+        PROMPTS[0], SamplingParams(max_tokens=30)
+    )
     next(stream)
     stream.close()  # type: ignore[attr-defined]
     assert model.open(PROMPTS[1]).slot == 0
-    assert made.model.open(PROMPTS[1]).slot == 0
+    assert drafting.open(PROMPTS[1]).slot == 0
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -225,7 +228,7 @@ def test_users_shape_trees_with_functions_of_entropy() -> None:
 
 def test_the_cache_takes_at_most_twice_what_the_tokens_need() -> None:
     model = target()
-    engine = Engine(model, LookupDrafter(StaticTree()), nodes=8)
+    engine = Engine(model, TreeDrafter(StaticTree(), LookupSource()), nodes=8)
     sequence = engine.open(PROMPTS[0] * 9, SamplingParams())  # max_tokens unknown: the cache grows by doubling
     token = 2 * 2 * 2 * 8 * 4  # keys and values, layers, key heads, head size, bytes
     while sequence.finish_reason is None:
@@ -258,7 +261,7 @@ def test_a_step_allocates_one_tensor_of_tree_times_vocabulary(temperature: float
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = HFModel(LlamaForCausalLM(LlamaConfig(**{**tiny().config.to_dict(), "vocab_size": vocab})))
-    engine = Engine(model, LookupDrafter(StaticTree(width=2, depth=4), shortest=1), nodes=16)
+    engine = Engine(model, TreeDrafter(StaticTree(width=2, depth=4), LookupSource(shortest=1)), nodes=16)
     prompt = [1, 2, 1, 3, 1, 2, 2, 3, 2, 1, 3, 3, 2, 1] * 3
     sequence = engine.open(prompt, SamplingParams(max_tokens=20, temperature=temperature, top_k=40, top_p=0.9, seed=1))
     sequence.ids[-1] = 1
@@ -331,16 +334,17 @@ def _failing_at(length: int) -> Processor:
 
 def test_a_sequence_that_fails_to_open_leaves_no_row_behind() -> None:
     model = target()
-    made = ModelDrafter(StaticTree(), model.twin(), VOCAB)
+    drafting = model.twin()
+    made = TreeDrafter(StaticTree(), ModelSource(drafting, VOCAB))
     bad = SamplingParams(max_tokens=9, processors=(_failing_at(len(PROMPTS[1])),))
     with pytest.raises(_Failing):
         Engine(model, made).generate(PROMPTS[:2], [SamplingParams(max_tokens=9), bad])
-    assert model.open(PROMPTS[1]).slot == made.model.open(PROMPTS[1]).slot == 0
+    assert model.open(PROMPTS[1]).slot == drafting.open(PROMPTS[1]).slot == 0
 
 
 def test_a_batch_goes_on_rightly_after_a_step_that_failed() -> None:
     model = target()
-    engine = Engine(model, ModelDrafter(StaticTree(), relative_model(), VOCAB), nodes=8)
+    engine = Engine(model, TreeDrafter(StaticTree(), ModelSource(relative_model(), VOCAB)), nodes=8)
     bad = SamplingParams(max_tokens=TOKENS, processors=(_failing_at(len(PROMPTS[0]) + 5),))
     culprit, bystander = engine.open(PROMPTS[0], bad), engine.open(PROMPTS[1], SamplingParams(max_tokens=TOKENS))
     with pytest.raises(_Failing):

@@ -10,9 +10,10 @@ from transformers import PreTrainedModel
 
 from draftree.config import SamplingParams
 from draftree.draft.base import Drafter
+from draftree.draft.drafter import TreeDrafter
 from draftree.draft.entropy import EntropyTree
-from draftree.draft.lookup import LookupDrafter
-from draftree.draft.model import ModelDrafter
+from draftree.draft.lookup import LookupSource
+from draftree.draft.model import ModelSource
 from draftree.engine import Engine
 from draftree.models.hf import HFModel
 
@@ -34,8 +35,8 @@ def _on_gpu(model: PreTrainedModel) -> HFModel:
 
 def _drafter(name: str) -> Drafter:
     if name == "lookup":
-        return LookupDrafter(EntropyTree(), shortest=1)
-    return ModelDrafter(EntropyTree(), _on_gpu(relative()), VOCAB)
+        return TreeDrafter(EntropyTree(), LookupSource(shortest=1))
+    return TreeDrafter(EntropyTree(), ModelSource(_on_gpu(relative()), VOCAB))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

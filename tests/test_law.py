@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from draftree.config import SamplingParams
+from draftree.draft.drafter import TreeDrafter
 from draftree.draft.entropy import EntropyTree, StaticTree
-from draftree.draft.model import ModelDrafter
+from draftree.draft.model import ModelSource
 from draftree.draft.policy import GrowthPolicy
 from draftree.engine import Engine
 from draftree.sampling import Draws
@@ -23,7 +24,7 @@ VOCAB, LENGTH, PROMPT, BATCH = 4, 3, [1, 2], 4000
 def _counts(policy: GrowthPolicy, sequences: int) -> torch.Tensor:
     """[V] * LENGTH counts of sampled continuations, each under a seed of its own."""
     target = ToyModel(VOCAB, spread=1.0)
-    drafter = ModelDrafter(policy, ToyModel(VOCAB, seed=8, spread=1.0), VOCAB)
+    drafter = TreeDrafter(policy, ModelSource(ToyModel(VOCAB, seed=8, spread=1.0), VOCAB))
     decode = Engine(target, drafter, nodes=5)
     counts = torch.zeros((VOCAB,) * LENGTH)
     for start in range(0, sequences, BATCH):

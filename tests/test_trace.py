@@ -14,8 +14,9 @@ import torch
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from draftree.config import SamplingParams
-from draftree.draft.base import Drafter, Outcome
-from draftree.draft.lookup import LookupDrafter
+from draftree.draft.base import Outcome
+from draftree.draft.drafter import TreeDrafter
+from draftree.draft.lookup import LookupSource
 from draftree.draft.methods import METHODS
 from draftree.engine import Engine
 from draftree.errors import ConfigError, DraftreeWarning, TraceError
@@ -222,15 +223,16 @@ def test_no_file_is_made_before_a_sequence_is_open(tmp_path: Path) -> None:
 
 
 def test_a_users_own_drafter_and_functions_are_described_by_name(tmp_path: Path) -> None:
-    class Own(LookupDrafter):
+    class Own(LookupSource):
         pass
 
-    made: Drafter = Own(METHODS["static"].policy(), shortest=3)
+    made = TreeDrafter(METHODS["static"].policy(), Own(shortest=3))
     with Trace(tmp_path / "t.jsonl") as trace:
         Engine(target(), made, observers=[trace]).generate([[1, 2]], SamplingParams(max_tokens=1))
     described = _lines(tmp_path / "t.jsonl")[0]["drafter"]
-    assert described["class"].endswith("Own")
-    assert described["shortest"] == 3
+    assert described["class"] == "TreeDrafter"
+    assert described["source"]["class"].endswith("Own")
+    assert described["source"]["shortest"] == 3
     assert described["policy"] == {"class": "StaticTree", "width": 2, "depth": 4}
 
 

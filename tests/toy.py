@@ -9,8 +9,9 @@ from torch import Tensor
 
 from draftree.config import Budget
 from draftree.draft.drawing import Drawn
-from draftree.draft.grow import Scorer, grow
+from draftree.draft.grow import grow
 from draftree.draft.policy import Candidates, GrowthPolicy
+from draftree.draft.source import Scorer
 from draftree.errors import CacheError, PromptError
 from draftree.models.base import Capabilities, Nodes, Row
 from draftree.tree import ROOT, DraftTree

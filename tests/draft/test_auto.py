@@ -14,8 +14,9 @@ from draftree.draft.auto import AutoTree
 from draftree.draft.base import Outcome, StepCost
 from draftree.draft.calibration import Calibration, Record, with_odds
 from draftree.draft.costs import CostDrift
+from draftree.draft.drafter import TreeDrafter
 from draftree.draft.grow import grow
-from draftree.draft.model import ModelDrafter
+from draftree.draft.model import ModelSource
 from draftree.engine import Engine
 from draftree.errors import ConfigError
 from draftree.models.profile import Identity, Point, Profile
@@ -229,7 +230,7 @@ class TestWithADraftingModel:
     def test_the_prompt_is_not_even_fed_to_one_that_cannot_pay(self) -> None:
         target, model = ToyModel(), ToyModel()
         flat = costs(lambda n: 1.0)
-        engine = Engine(target, ModelDrafter(AutoTree(target=flat, drafter=costs(lambda n: 2.0)), model, 5))
+        engine = Engine(target, TreeDrafter(AutoTree(target=flat, drafter=costs(lambda n: 2.0)), ModelSource(model, 5)))
         engine.generate([[1, 2, 3]])
         assert model.open([1]).slot == 0
         assert not model._nodes[model._rows[0]]

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from draftree.config import Budget, SamplingParams
+from draftree.draft.drafter import TreeDrafter
 from draftree.draft.drawing import Drawing, Key, draw
 from draftree.draft.entropy import StaticTree
-from draftree.draft.lookup import LookupDrafter, NgramIndex
-from draftree.draft.model import ModelDrafter
+from draftree.draft.lookup import LookupSource, NgramIndex
+from draftree.draft.model import ModelSource
 from draftree.draft.policy import Frontier, Growth, GrowthPolicy
 from draftree.errors import ConfigError
 from draftree.sampling import warp
@@ -74,7 +75,7 @@ def sequence(params: SamplingParams, ids: list[int]) -> Sequence:
 
 
 def model_tree(params: SamplingParams, drawing: Drawing, policy: GrowthPolicy, nodes: int = 12) -> DraftTree:
-    drafter = ModelDrafter(policy, ToyModel(6, seed=2), 6)
+    drafter = TreeDrafter(policy, ModelSource(ToyModel(6, seed=2), 6))
     made = sequence(params, [1, 2])
     drafter.open(made)
     made.ids.append(3)  # the root: the last token, which no model has seen
@@ -128,7 +129,7 @@ def test_a_policy_that_passes_over_candidates_cannot_have_them_drawn() -> None:
 
 @pytest.mark.parametrize("drawing", RANDOM)
 def test_lookup_draws_from_its_blend_normalised_over_what_it_knows(drawing: Drawing) -> None:
-    drafter = LookupDrafter(StaticTree(width=5, depth=1), shortest=1, longest=2)
+    drafter = TreeDrafter(StaticTree(width=5, depth=1), LookupSource(shortest=1, longest=2))
     text = [1, 2, 3, 1, 2, 3, 1, 2, 4, 5, 2, 6, 1, 2]
     counts = torch.zeros(7)
     for seed in range(800):
@@ -144,7 +145,7 @@ def test_lookup_draws_from_its_blend_normalised_over_what_it_knows(drawing: Draw
 
 
 def test_lookup_draws_no_more_children_than_it_knows_tokens() -> None:
-    drafter = LookupDrafter(StaticTree(width=5, depth=1), shortest=1, longest=2)
+    drafter = TreeDrafter(StaticTree(width=5, depth=1), LookupSource(shortest=1, longest=2))
     made = sequence(SamplingParams(temperature=1.0, seed=0), [1, 2, 3, 1, 2, 4, 1, 2])
     drafter.open(made)
     tree = drafter.propose([made], [Budget(5)], Drawing.WITHOUT_REPLACEMENT)[0]

@@ -11,8 +11,9 @@ import torch
 
 from draftree.config import SamplingParams
 from draftree.draft.base import Drafter
-from draftree.draft.lookup import LookupDrafter, NgramIndex
-from draftree.draft.model import ModelDrafter
+from draftree.draft.drafter import TreeDrafter
+from draftree.draft.lookup import LookupSource, NgramIndex
+from draftree.draft.model import ModelSource
 from draftree.draft.static import Pair
 from draftree.draft.tree_file import Counts
 from draftree.engine import Engine
@@ -70,7 +71,7 @@ def test_a_drafter_that_is_the_target_is_always_right_at_rank_0(stride: int, tmp
 def test_the_ranks_of_a_model_are_those_of_a_plain_forward(stride: int, temperature: float) -> None:
     """Whatever the stride and depth: a model's law depends on the tokens before alone."""
     policy, weights = TruePath(), tiny(seed=5)
-    made = ModelDrafter(policy, HFModel(weights, self_test=False), VOCAB)
+    made = TreeDrafter(policy, ModelSource(HFModel(weights, self_test=False), VOCAB))
     output, _ = decoded(PROMPTS[0], temperature)
     logits = causal_logits(weights, [*PROMPTS[0], *output])[len(PROMPTS[0]) - 1 :]
     ranks = [int((law > law[token]).sum()) for law, token in zip(logits, output, strict=False)]
@@ -80,30 +81,31 @@ def test_the_ranks_of_a_model_are_those_of_a_plain_forward(stride: int, temperat
 
 def test_the_ranks_of_lookup_are_those_of_its_index_at_the_start_of_the_draft() -> None:
     policy = TruePath()
-    made = LookupDrafter(policy, shortest=1)
+    source = LookupSource(shortest=1)
+    made = TreeDrafter(policy, source)
     output, _ = decoded(PROMPTS[0])
     for start, ranks in zip(range(1, len(output)), along(made, policy, 1), strict=True):
         text = [*PROMPTS[0], *output[:start]]
-        index = NgramIndex(made.shortest, made.longest)
+        index = NgramIndex(source.shortest, source.longest)
         index.extend(text)
         for d, rank in enumerate(ranks):
             before, token = [*text, *output[start : start + d]], output[start + d]
-            best, _, _ = index.predict(tuple(before[-made.longest :]), 64)
+            best, _, _ = index.predict(tuple(before[-source.longest :]), 64)
             assert rank == (best.index(token) if token in best else None)
 
 
 def test_a_draft_ends_at_the_first_token_without_a_rank() -> None:
     policy = TruePath()
-    for ranks in along(LookupDrafter(policy, shortest=1), policy, 1):
+    for ranks in along(TreeDrafter(policy, LookupSource(shortest=1)), policy, 1):
         assert None not in ranks[:-1]
         assert 1 <= len(ranks) <= 4
 
 
 def test_the_drafter_is_left_without_sequences() -> None:
     policy, model = TruePath(), target()
-    made = ModelDrafter(policy, model.twin(), VOCAB)
-    along(made, policy, 3)
-    assert made.model.open(list(PROMPTS[1])).slot == 0
+    drafting = model.twin()
+    along(TreeDrafter(policy, ModelSource(drafting, VOCAB)), policy, 3)
+    assert drafting.open(list(PROMPTS[1])).slot == 0
 
 
 @pytest.mark.parametrize("name", ["lookup", "relative"])
@@ -194,7 +196,7 @@ def test_what_is_accepted_at_rank_0_is_what_the_drafters_own_argmax_gets_right(t
     for prompt in PROMPTS:
         output = Engine(model).generate([list(prompt)], SamplingParams(max_tokens=TOKENS))[0].token_ids
         made = drafter("relative", model, policy)
-        laws = causal_logits(made.model.model, [*prompt, *output])[len(prompt) :]  # type: ignore[attr-defined]
+        laws = causal_logits(made.source.model.model, [*prompt, *output])[len(prompt) :]  # type: ignore[attr-defined]
         hits += int((laws[:-1].argmax(-1) == torch.tensor(output[1:])).sum())
         total += len(output) - 1
     assert (found.accepted[0][0], found.trials[0]) == (hits, total)

@@ -223,7 +223,7 @@ def test_the_size_can_follow_the_machines_costs(
     for more, longest in ((0.0, 4), (1.5, 1)):
         profile = Profile(IDENTITY, (Point(1, 512, (1, 2, 3), (1.0, 1.0, 1.0 + more)),))
         monkeypatch.setattr(command, "kept_or_measured", lambda model, profile=profile: profile)
-        monkeypatch.setattr(command, "ModelDrafter", type(None))  # drafting is free
+        monkeypatch.setattr(command, "TreeDrafter", type(None))  # drafting is free
         assert run(asked(model, prompts, out, "--drafter", "self", "--by-cost", "--force")) == 0
         assert read_tree(str(out)).tree == tuple((0,) * d for d in range(1, longest + 1))
 

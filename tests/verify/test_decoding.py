@@ -9,10 +9,11 @@ from transformers import RepetitionPenaltyLogitsProcessor
 
 from draftree.config import SamplingParams
 from draftree.draft.base import Drafter
+from draftree.draft.drafter import TreeDrafter
 from draftree.draft.entropy import EntropyStop, EntropyTree, StaticTree
-from draftree.draft.lookup import LookupDrafter
+from draftree.draft.lookup import LookupSource
 from draftree.draft.methods import METHODS
-from draftree.draft.model import ModelDrafter
+from draftree.draft.model import ModelSource
 from draftree.draft.policy import GrowthPolicy
 from draftree.engine import Engine, Generation, load_engine
 from draftree.errors import ConfigError, UnknownNameError
@@ -60,19 +61,19 @@ class Warped(ToyModel):
 @pytest.mark.parametrize("scheme", DRAWING)
 def test_sampled_text_follows_the_targets_warped_law(scheme: str) -> None:
     params = {"temperature": 1.3, "top_k": 3}
-    made = ModelDrafter(policy_for(scheme), ToyModel(VOCAB, seed=8, spread=1.0), VOCAB)
+    made = TreeDrafter(policy_for(scheme), ModelSource(ToyModel(VOCAB, seed=8, spread=1.0), VOCAB))
     counts = counts_of(scheme, made, params, 6000)
     assert chi_square(counts, law(Warped(params), PROMPT, LENGTH).flatten()) > 1e-4
 
 
 @pytest.mark.parametrize("scheme", DRAWING)
 def test_sampled_text_follows_the_targets_law_when_lookup_drafts(scheme: str) -> None:
-    counts = counts_of(scheme, LookupDrafter(policy_for(scheme), shortest=1), {"temperature": 1.0}, 3000)
+    counts = counts_of(scheme, TreeDrafter(policy_for(scheme), LookupSource(shortest=1)), {"temperature": 1.0}, 3000)
     assert chi_square(counts, law(ToyModel(VOCAB, spread=1.0), PROMPT, LENGTH).flatten()) > 1e-4
 
 
 def test_a_lossy_scheme_is_caught() -> None:
-    made = ModelDrafter(StaticTree(width=2, depth=2), ToyModel(VOCAB, seed=8, spread=1.0), VOCAB)
+    made = TreeDrafter(StaticTree(width=2, depth=2), ModelSource(ToyModel(VOCAB, seed=8, spread=1.0), VOCAB))
     counts = counts_of(Relaxed(lambda entropy: 2), made, {"temperature": 1.0}, 3000)
     assert chi_square(counts, law(ToyModel(VOCAB, spread=1.0), PROMPT, LENGTH).flatten()) < 1e-4
 
@@ -164,20 +165,20 @@ class ByValue(StaticTree):
 @pytest.mark.parametrize("scheme", DRAWING)
 def test_policies_that_rank_siblings_are_refused(scheme: str) -> None:
     with pytest.raises(ConfigError, match=f"verification {scheme} with ByValue.*use verification match") as refusal:
-        Engine(ToyModel(), LookupDrafter(ByValue(width=1)), verification=scheme)
+        Engine(ToyModel(), TreeDrafter(ByValue(width=1), LookupSource()), verification=scheme)
     assert "\n" not in str(refusal.value)
 
 
 @pytest.mark.parametrize("scheme", ["match", "relaxed"])
 def test_match_and_relaxed_take_any_policy(scheme: str) -> None:
-    Engine(ToyModel(), LookupDrafter(ByValue()), verification=scheme)
+    Engine(ToyModel(), TreeDrafter(ByValue(), LookupSource()), verification=scheme)
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_block_takes_chains_only(method: str) -> None:
     made = policy(method)
     if method in ("chain", "early-stop"):
-        Engine(ToyModel(), LookupDrafter(made), verification="block")
+        Engine(ToyModel(), TreeDrafter(made, LookupSource()), verification="block")
         return
     why = "ranks or prunes siblings" if made.by_value else r"of width \d+.*chain or early-stop"
     with pytest.raises(ConfigError, match=rf"block with \w+.*{why}"):

@@ -21,11 +21,11 @@ from torch import Tensor
 
 from ..config import Budget, SamplingParams
 from ..draft.base import NoDrafter
+from ..draft.drafter import TreeDrafter
 from ..draft.drawing import Drawn
 from ..draft.grow import grow
 from ..draft.load import load_drafter
 from ..draft.methods import METHODS, find_policy
-from ..draft.model import ModelDrafter
 from ..draft.policy import Candidates
 from ..engine import Engine
 from ..errors import RunError
@@ -64,7 +64,8 @@ def main() -> None:
                 made = load_drafter(drafter, target, find_policy(method, {"depth": 16} if method == "chain" else None))
                 engine = Engine(target, made, nodes=args.nodes)
                 params = SamplingParams(temperature=temperature, seed=1, ignore_eos=True)
-                models: list[LanguageModel] = [target, made.model] if isinstance(made, ModelDrafter) else [target]
+                drafting = made.source.model if isinstance(made, TreeDrafter) else None
+                models: list[LanguageModel] = [target, drafting] if drafting else [target]
                 steps, outside, stats = _steps(engine, prompt, params, models, args.steps)
                 share = statistics.median(outside) / statistics.median(steps)
                 name = "plain" if isinstance(made, NoDrafter) else method

@@ -72,7 +72,8 @@ class Drafter(Protocol):
         policy: what shapes its trees; None: it drafts nothing.
     """
 
-    passes: int
+    @property
+    def passes(self) -> int: ...
 
     @property
     def policy(self) -> GrowthPolicy | None: ...

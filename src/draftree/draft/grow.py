@@ -11,7 +11,7 @@ scorer draw them. So no choice depends on a drawn sibling, which is what the sch
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,34 +19,9 @@ from torch import Tensor
 from ..config import Budget
 from ..errors import ConfigError
 from ..tree import ROOT, DraftLaw, DraftTree
-from .drawing import Drawing, Drawn
-from .policy import Candidates, Frontier, Growth, GrowthPolicy, Pool, best_per_row, count_within
-
-
-class Scorer(Protocol):
-    """Says what may follow the nodes of the trees under construction."""
-
-    def score_roots(self, rows: Sequence[int], width: int) -> Candidates:
-        """Candidates after the last token of these sequences (positions in the batch that is being drafted)."""
-
-    def score(self, rows: Tensor, nodes: Tensor, parents: Tensor, tokens: Tensor, width: int) -> Candidates:
-        """Candidates after new nodes, flat over sequences: their row, number, parent's number and token, [F] each."""
-
-    def draw(self, counts: Tensor) -> Drawn:
-        """Draw ``counts`` ([F]) children for the nodes that were asked about last, in that order."""
-
-
-class Grown(NamedTuple):
-    """A finished tree.
-
-    Attributes:
-        tree: what is verified.
-        numbers: [N] int64, the number that each node had while it grew: what the scorer knows it by.
-    """
-
-    tree: DraftTree
-    numbers: Tensor
-
+from .drawing import Drawing
+from .policy import Frontier, Growth, GrowthPolicy, Pool, best_per_row, count_within
+from .source import Grown, Scorer
 
 _NOTHING = Grown(DraftTree.empty(), torch.zeros(0, dtype=torch.int64))
 

@@ -6,9 +6,11 @@ from ..errors import UnknownNameError, VocabularyError
 from ..models.hf import HFModel
 from ..models.load import load
 from .base import Drafter, NoDrafter
-from .lookup import LookupDrafter
-from .model import ModelDrafter
+from .drafter import TreeDrafter
+from .lookup import LookupSource
+from .model import ModelSource
 from .policy import GrowthPolicy
+from .source import Source
 
 DRAFTERS = {
     "lookup": "continuations of earlier occurrences in prompt and output; no model",
@@ -34,10 +36,14 @@ def load_drafter(name: str | HFModel, target: HFModel, policy: GrowthPolicy) -> 
     if name == "none":
         return NoDrafter()
     policy.check(target.capabilities.name, name.capabilities.name if isinstance(name, HFModel) else name)
+    return TreeDrafter(policy, _source(name, target))
+
+
+def _source(name: str | HFModel, target: HFModel) -> Source:
     if name == "lookup":
-        return LookupDrafter(policy)
+        return LookupSource()
     if name == "self":
-        return ModelDrafter(policy, target.twin(), target.capabilities.vocab_size)
+        return ModelSource(target.twin(), target.capabilities.vocab_size)
     if isinstance(name, HFModel):
         model = name
     else:
@@ -46,7 +52,7 @@ def load_drafter(name: str | HFModel, target: HFModel, policy: GrowthPolicy) -> 
         except UnknownNameError as error:
             raise UnknownNameError(f"no drafter {name!r}: not one of {', '.join(DRAFTERS)}, and {error}") from None
     check_vocabulary(target, model)
-    return ModelDrafter(policy, model, target.capabilities.vocab_size)
+    return ModelSource(model, target.capabilities.vocab_size)
 
 
 def check_vocabulary(target: HFModel, drafter: HFModel) -> None:

@@ -1,4 +1,4 @@
-"""Lookup drafter: continuations of earlier occurrences in the prompt and the output; no model.
+"""Lookup: continuations of earlier occurrences in the prompt and the output; no model.
 
 An n-gram index predicts the next token by counts, blended over match lengths as in prediction by partial matching
 (escape method C: a context seen C times with U different successors gives each successor count / (C + U) and passes
@@ -15,15 +15,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ..config import Budget
 from ..errors import ConfigError
-from ..models.base import LanguageModel
 from ..sequence import Sequence
-from ..tree import ROOT, DraftLaw, DraftTree
-from .base import Outcome
+from ..tree import ROOT, DraftLaw
 from .drawing import Drawing, Drawn, Key, draw
-from .grow import grow
-from .policy import Candidates, GrowthPolicy
+from .policy import Candidates
+from .source import Scorer, Source
 
 Tail = tuple[int, ...]
 
@@ -73,22 +70,18 @@ class NgramIndex:
 
 
 @dataclass(slots=True)
-class LookupDrafter:
-    """Drafts from n-gram matches in each sequence's own prompt and output.
+class LookupSource(Source):
+    """Says what followed the n-gram matches in each sequence's own prompt and output.
 
     Attributes:
-        policy: shapes the trees.
         shortest, longest: match lengths in tokens.
-        passes: always 0: there is no model.
 
     Raises:
         ConfigError: lengths out of range.
     """
 
-    policy: GrowthPolicy
     shortest: int = 2
     longest: int = 6
-    passes: int = 0
     _indexes: dict[Sequence, NgramIndex] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -97,29 +90,17 @@ class LookupDrafter:
                 f"lookup match lengths are {self.shortest} to {self.longest}: use 1 <= shortest <= longest"
             )
 
-    def prepare(self, target: LanguageModel) -> None:
-        """Tell the policy."""
-        self.policy.prepare(target, None)
-
     def open(self, sequence: Sequence) -> None:
         """Index the prompt."""
         self._indexes[sequence] = index = NgramIndex(self.shortest, self.longest)
         index.extend(sequence.ids)
 
-    def propose(
-        self, sequences: Many[Sequence], budgets: Many[Budget], drawing: Drawing = Drawing.TOP
-    ) -> list[DraftTree]:
-        """Grow a tree of continuations for each sequence."""
+    def begin(self, sequences: Many[Sequence], drawing: Drawing) -> Scorer:
+        """Index the new tokens."""
         indexes = [self._indexes[r] for r in sequences]
         for index, sequence in zip(indexes, sequences, strict=True):
             index.extend(sequence.ids[len(index) :])
-        scorer = _LookupScorer(indexes, sequences, drawing)
-        grown = grow(scorer, self.policy, self.policy.plan(sequences, budgets), drawing)
-        return [g.tree for g in grown]
-
-    def observe(self, outcomes: Many[Outcome]) -> None:
-        """Tell the policy; the next proposal reads the new tokens."""
-        self.policy.observe(outcomes)
+        return _LookupScorer(indexes, sequences, drawing)
 
     def close(self, sequence: Sequence) -> None:
         """Forget a sequence's index."""

@@ -1,4 +1,4 @@
-"""Model drafter: any ``LanguageModel`` with the target's vocabulary proposes the trees.
+"""A drafting model: any ``LanguageModel`` with the target's vocabulary.
 
 Its KV cache is kept: accepted nodes that it has seen are committed, never fed again. What it has not seen (the leaf
 that ended a fully accepted path, and the target's bonus token) is fed as a short chain when the next proposal starts.
@@ -16,11 +16,11 @@ from ..config import Budget
 from ..models.base import LanguageModel, Nodes, Row
 from ..sampling import warp_rows
 from ..sequence import Sequence
-from ..tree import ROOT, DraftLaw, DraftTree
+from ..tree import ROOT, DraftLaw
 from .base import Outcome
 from .drawing import Drawing, Drawn, Key, draw
-from .grow import grow
-from .policy import Candidates, GrowthPolicy
+from .policy import Candidates
+from .source import Grown, Scorer, Source
 
 _FLOOR = torch.finfo(torch.float32).min
 _CHUNK = 8
@@ -29,7 +29,7 @@ _CHUNK = 8
 
 @dataclass(slots=True)
 class _State:
-    """One sequence inside the drafter.
+    """One sequence inside the drafting model.
 
     Attributes:
         row: its row in the model; ``row.length`` tokens of the sequence are committed there.
@@ -48,61 +48,44 @@ class _State:
 
 
 @dataclass(slots=True)
-class ModelDrafter:
-    """Drafts with a language model.
+class ModelSource(Source):
+    """Asks a language model.
 
     The draft law is the model's at the sequence's temperature (1 when it decodes greedily), before top-k and top-p:
     those change which drafts are worth making, not which are right. Where children are drawn it is warped in full, as
     the target's.
 
     Attributes:
-        policy: shapes the trees.
-        model: the drafting model; it drafts nothing for a sequence that has outgrown its context.
+        model: the drafting model; it says nothing of a sequence that has outgrown its context.
         vocab_size: the target's; logits beyond it (padding of the output layer) are cut off.
-        passes: its passes so far, prefills not counted.
+        passes: see ``Source``.
     """
 
-    policy: GrowthPolicy
-    model: LanguageModel
+    model: LanguageModel = field()
     vocab_size: int
     passes: int = 0
     _states: dict[Sequence, _State] = field(default_factory=dict, repr=False)
 
-    def prepare(self, target: LanguageModel) -> None:
-        """Tell the policy."""
-        self.policy.prepare(target, self.model)
+    def fit(self, sequence: Sequence, budget: Budget) -> Budget:
+        """The part that lies within the model's context."""
+        room = max(0, self.model.capabilities.max_length - len(sequence.ids))
+        return Budget(budget.nodes, room if budget.depth is None else min(room, budget.depth))
 
-    def open(self, sequence: Sequence) -> None:
-        """Nothing: the prompt is fed when the first tree is asked for."""
-
-    def propose(
-        self, sequences: Many[Sequence], budgets: Many[Budget], drawing: Drawing = Drawing.TOP
-    ) -> list[DraftTree]:
-        """Grow a tree for each sequence, one model pass a layer for all of them."""
+    def begin(self, sequences: Many[Sequence], drawing: Drawing) -> Scorer:
+        """Drop what a failed step may have left behind; a new sequence's prompt is fed when its root is asked for."""
         for known in filter(None, map(self._states.get, sequences)):
-            self.model.commit(known.row, [])  # what a failed step may have left behind
+            self.model.commit(known.row, [])
             known.numbers.clear()
-        budgets = self.policy.plan(sequences, budgets)
-        scorer = _ModelScorer(self, sequences, drawing)
-        grown = grow(scorer, self.policy, [self._fit(r, b) for r, b in zip(sequences, budgets, strict=True)], drawing)
-        self.passes += scorer.passes
+        return _ModelScorer(self, sequences, drawing)
+
+    def settle(self, sequences: Many[Sequence], grown: Many[Grown]) -> None:
+        """Follow the trees' pruning."""
         for sequence, (_, numbers) in zip(sequences, grown, strict=True):
             if state := self._states.get(sequence):
                 state.rename(numbers)
-        return [g.tree for g in grown]
-
-    def _fit(self, sequence: Sequence, budget: Budget) -> Budget:
-        """The part of a budget that lies within the model's context; what is left of one gets its row."""
-        room = max(0, self.model.capabilities.max_length - len(sequence.ids))
-        fitting = Budget(budget.nodes, room if budget.depth is None else min(room, budget.depth))
-        if fitting.nodes and fitting.depth and sequence not in self._states:
-            self.model.reserve(1, sequence.prompt_length + (sequence.params.max_tokens or 0))
-            self._states[sequence] = _State(self.model.open(sequence.ids[:-1]))
-        return fitting
 
     def observe(self, outcomes: Many[Outcome]) -> None:
         """Commit what was fed and accepted: tokens that were waiting, then nodes until one that was never fed."""
-        self.policy.observe(outcomes)
         for outcome in outcomes:
             state = self._states.get(outcome.sequence)
             if state is None:
@@ -121,22 +104,29 @@ class ModelDrafter:
 class _ModelScorer:
     """Scores nodes of the trees under construction by model passes over them."""
 
-    def __init__(self, drafter: ModelDrafter, sequences: Many[Sequence], drawing: Drawing) -> None:
-        self._drafter = drafter
+    def __init__(self, source: ModelSource, sequences: Many[Sequence], drawing: Drawing) -> None:
+        self._source = source
         self._sequences = sequences
         self._drawing = drawing
         self._asked: list[tuple[Sequence, int]] = []  # whose laws were computed last, and of which node
         self._laws = torch.zeros(0)
-        self.passes = 0
 
     def _state(self, row: int) -> _State:
-        return self._drafter._states[self._sequences[row]]
+        return self._source._states[self._sequences[row]]
+
+    def _opened(self, row: int) -> _State:
+        """The state of a sequence that may be new."""
+        sequence, source = self._sequences[row], self._source
+        if sequence not in source._states:
+            source.model.reserve(1, sequence.prompt_length + (sequence.params.max_tokens or 0))
+            source._states[sequence] = _State(source.model.open(sequence.ids[:-1]))
+        return source._states[sequence]
 
     def score_roots(self, rows: Many[int], width: int) -> Candidates:
         """Feed each sequence's waiting tokens; the last of them is the root."""
         nodes = []
         for b in rows:
-            state = self._state(b)
+            state = self._opened(b)
             waiting = self._sequences[b].ids[state.row.length :]
             state.numbers[ROOT] = len(waiting) - 1
             nodes.append(Nodes.chain(waiting))
@@ -163,8 +153,8 @@ class _ModelScorer:
     @torch.inference_mode()
     def _candidates(self, rows: Many[int], nodes: Many[Nodes], batch: Tensor, column: Tensor, width: int) -> Candidates:
         """One pass; the law at entries (batch, column) of its logits, in one transfer to the host."""
-        logits = self._drafter.model.extend([self._state(b).row for b in rows], nodes)[..., : self._drafter.vocab_size]
-        self.passes += 1
+        logits = self._source.model.extend([self._state(b).row for b in rows], nodes)[..., : self._source.vocab_size]
+        self._source.passes += 1
         params = [sequence.params for sequence, _ in self._asked]
         scale = torch.tensor([1 / (p.temperature or 1.0) for p in params])[:, None].to(logits.device, non_blocking=True)
         batch, column = torch.stack([batch, column]).to(logits.device, non_blocking=True)

@@ -12,8 +12,8 @@ from rich.progress import Progress
 
 from ..config import Budget, SamplingParams
 from ..draft.base import Drafter as Drafts
+from ..draft.drafter import TreeDrafter
 from ..draft.load import load_drafter
-from ..draft.model import ModelDrafter
 from ..draft.static import Pair
 from ..draft.tree_file import TreeFile
 from ..errors import ConfigError, PromptError, RunError
@@ -99,7 +99,8 @@ def calibrate(
 def _costs(target: HFModel, drafter: Drafts) -> Costs:
     """Kept or measured; a layer of a drafter without a model costs next to nothing."""
     verify = kept_or_measured(target)
-    layer = kept_or_measured(drafter.model).seconds(1, _CONTEXT) if isinstance(drafter, ModelDrafter) else 0.0
+    model = drafter.source.model if isinstance(drafter, TreeDrafter) else None
+    layer = kept_or_measured(model).seconds(1, _CONTEXT) if model else 0.0
     return Costs(lambda tokens: verify.seconds(tokens, _CONTEXT), layer)
 
 

@@ -1,0 +1,62 @@
+"""The drafter: what a source says, shaped by a policy in the growth loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+
+from ..config import Budget
+from ..models.base import LanguageModel
+from ..sequence import Sequence
+from ..tree import DraftTree
+from .base import Outcome
+from .drawing import Drawing
+from .grow import grow
+from .policy import GrowthPolicy
+from .source import Source
+
+
+@dataclass(slots=True)
+class TreeDrafter:
+    """Grows a tree for each sequence out of what a source says.
+
+    Attributes:
+        policy: shapes the trees.
+        source: says what may follow.
+    """
+
+    policy: GrowthPolicy
+    source: Source
+
+    @property
+    def passes(self) -> int:
+        """See ``Drafter``."""
+        return self.source.passes
+
+    def prepare(self, target: LanguageModel) -> None:
+        """Tell source and policy."""
+        self.source.prepare(target)
+        self.policy.prepare(target, self.source.model)
+
+    def open(self, sequence: Sequence) -> None:
+        """Tell the source."""
+        self.source.open(sequence)
+
+    def propose(
+        self, sequences: Many[Sequence], budgets: Many[Budget], drawing: Drawing = Drawing.TOP
+    ) -> list[DraftTree]:
+        """Plan, grow, and let the source know what stays."""
+        planned = self.policy.plan(sequences, budgets)
+        fitting = [self.source.fit(s, b) for s, b in zip(sequences, planned, strict=True)]
+        grown = grow(self.source.begin(sequences, drawing), self.policy, fitting, drawing)
+        self.source.settle(sequences, grown)
+        return [g.tree for g in grown]
+
+    def observe(self, outcomes: Many[Outcome]) -> None:
+        """Tell policy and source."""
+        self.policy.observe(outcomes)
+        self.source.observe(outcomes)
+
+    def close(self, sequence: Sequence) -> None:
+        """Tell the source."""
+        self.source.close(sequence)
