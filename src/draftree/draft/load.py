@@ -2,36 +2,43 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from ..errors import UnknownNameError, VocabularyError
+from ..models.head_file import is_head, load_head, shipped_head
 from ..models.hf import HFModel
 from ..models.load import load
 from .base import Drafter, NoDrafter
 from .drafter import TreeDrafter
+from .head import HeadSource
 from .lookup import LookupSource
 from .model import ModelSource
 from .policy import GrowthPolicy
 from .source import Source
 
 DRAFTERS = {
+    "head": "a layer trained on the target's hidden states; comes with smollm2",
     "lookup": "continuations of earlier occurrences in prompt and output; no model",
     "none": "no drafting: plain decoding",
     "self": "the target drafts for itself: every greedy draft is accepted; for tests",
 }
-"""Drafters by name; any other name is a model (see ``draftree.load``)."""
+"""Drafters by name; any other name is the folder of a draft head, or a model (see ``draftree.load``)."""
 
 
 def load_drafter(name: str | HFModel, target: HFModel, policy: GrowthPolicy) -> Drafter:
     """Make a drafter by name.
 
     Args:
-        name: "lookup", "none", "self", a model by any name that ``draftree.load`` takes, or a loaded model.
+        name: "lookup", "head", "none", "self", the folder of a draft head, a model by any name that ``draftree.load``
+            takes, or a loaded model.
         target: the model that it drafts for.
         policy: shapes its trees.
 
     Raises:
         UnknownNameError: no such drafter.
         VocabularyError: the drafting model has another vocabulary than the target.
-        ConfigError: the policy was made for other models.
+        ConfigError: the policy, or the draft head, was made for other models.
+        ModelFileError: the draft head cannot be read.
     """
     if name == "none":
         return NoDrafter()
@@ -44,6 +51,10 @@ def _source(name: str | HFModel, target: HFModel) -> Source:
         return LookupSource()
     if name == "self":
         return ModelSource(target.twin(), target.capabilities.vocab_size)
+    if name == "head":
+        return HeadSource(shipped_head(target), target.capabilities.vocab_size)
+    if isinstance(name, str) and is_head(folder := Path(name).expanduser()):
+        return HeadSource(load_head(folder, target), target.capabilities.vocab_size)
     if isinstance(name, HFModel):
         model = name
     else:

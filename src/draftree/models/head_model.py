@@ -2,7 +2,7 @@
 
 Tokens that the target has committed come with the target's hidden states (``advance``); drafted nodes take what was
 predicted for their parent. Logits are over a row's draft vocabulary: the head's own, and what other tokens the row has
-seen, for a text repeats itself. ``tokens`` gives their ids.
+seen, for a text repeats itself.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad, scaled_dot_product_attention
+from torch.nn.functional import scaled_dot_product_attention
 
 from ..errors import CacheError
 from ..tree import ROOT, ancestors
@@ -153,7 +153,10 @@ class HeadModel:
     @torch.inference_mode()
     def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Tensor:
         """Append uncommitted nodes to each row in one pass (``LanguageModel.extend``); [B, n, K] logits."""
-        own = [self._own(row) for row in rows]
+        own = [self.own(row) for row in rows]
+        for row, new in zip(own, nodes, strict=True):
+            if bool((new.parents >= len(row.parents)).any()):
+                raise CacheError("the parent of a node comes with it: its hidden state is not predicted yet")
         counts = [len(n.tokens) for n in nodes]
         first, covered, starts, width = self._place(own, counts)
         device = self.capabilities.device
@@ -164,8 +167,6 @@ class HeadModel:
         for row, new, n in zip(own, nodes, counts, strict=True):
             b, start = row.slot - first, len(row.parents)
             above = (new.parents + 1).to(device, non_blocking=True)
-            if bool((new.parents >= start).any()):
-                raise CacheError("the parent of a node comes with it: its hidden state is not predicted yet")
             row.parents = torch.cat([row.parents, new.parents])
             seen, depths = ancestors(row.parents, start)
             inputs[0, b, :n] = new.tokens
@@ -235,19 +236,20 @@ class HeadModel:
             row.tokens = torch.cat([row.tokens, ids])
             row.extra = torch.cat([row.extra, self._all.weight[ids].to(row.extra)])
 
-    def tokens(self, rows: Sequence[HeadRow]) -> Tensor:
-        """[B, K] int64 ids of the entries of these rows' logits, on the device."""
-        width = max(len(row.tokens) for row in rows)
-        return torch.stack([pad(row.tokens, (0, width - len(row.tokens))) for row in rows])
+    def own(self, row: Row) -> HeadRow:
+        """An open row of this model.
 
-    def _own(self, row: Row) -> HeadRow:
+        Raises:
+            CacheError: it is not.
+        """
         if not isinstance(row, HeadRow) or not 0 <= row.slot < len(self._rows) or self._rows[row.slot] is not row:
             raise CacheError("the row is closed, or another model's: open it again")
         return row
 
+    @torch.inference_mode()
     def commit(self, row: Row, path: Sequence[int]) -> None:
         """Keep uncommitted nodes as they were drafted (``LanguageModel.commit``)."""
-        own, expected = self._own(row), ROOT
+        own, expected = self.own(row), ROOT
         for node in path:
             if not 0 <= node < len(own.parents) or int(own.parents[node]) != expected:
                 raise CacheError(f"cannot commit {list(path)}: node {node} is not a child of {expected}")
@@ -256,18 +258,20 @@ class HeadModel:
         own.length += len(path)
         own.parents, own.predicted = _NO_NODES, own.predicted[expected + 1 : expected + 2]
 
+    @torch.inference_mode()
     def fork(self, row: Row) -> HeadRow:
         """A new row with the same committed tokens (``LanguageModel.fork``)."""
-        own = self._own(row)
+        own = self.own(row)
         copy = self.start()
         self.cache.copy_row(own.slot, copy.slot, own.length)
         copy.length, copy.logits, copy.predicted = own.length, own.logits, own.predicted[:1]
         copy.tokens, copy.extra, copy.known = own.tokens, own.extra, own.known.clone()
         return copy
 
+    @torch.inference_mode()
     def close(self, row: Row) -> None:
         """Forget a row; the last row in storage takes its place."""
-        own = self._own(row)
+        own = self.own(row)
         moved = self._rows.pop()
         if moved is not own:
             self.cache.copy_row(moved.slot, own.slot, moved.length + len(moved.parents))
