@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 from ..errors import ConfigError, ModelFileError, RunError, UnknownNameError
@@ -57,7 +57,7 @@ def save_head(folder: Path, network: HeadNetwork, vocabulary: Tensor, target: HF
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, part)
+        part.write_bytes(save(tensors))
         part.replace(path)
     except (OSError, SafetensorError) as error:
         part.unlink(missing_ok=True)
@@ -119,7 +119,6 @@ def load_head(folder: Path, target: HFModel) -> HeadModel:
         raise ConfigError(
             f"draft head {folder} was trained for {made_for}, and {name}'s output layer is another: {way_out}"
         )
-    target.track_features()
     return HeadModel(network, vocabulary, target, f"head {folder.name}")
 
 

@@ -50,9 +50,13 @@ class HeadModel:
         output: the target's output layer for them.
         cache: keys and values of all open rows.
         capabilities: as the target's, whose tokens it takes.
+
+    Raises:
+        UnsupportedModelError: the target's hidden states cannot be read.
     """
 
     def __init__(self, network: HeadNetwork, vocabulary: Tensor, target: HFModel, name: str) -> None:
+        target.track_features()
         can, layer = target.capabilities, output_layer(target.model)
         self.network = network.to(can.device, can.dtype).eval().requires_grad_(False)
         self.vocabulary = vocabulary.to(can.device)

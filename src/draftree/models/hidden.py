@@ -30,9 +30,9 @@ class HiddenStates:
     last: Tensor
 
     def __init__(self, model: PreTrainedModel, name: str) -> None:
-        body = model.base_model
-        if body is model or model.get_output_embeddings() is None:
-            raise _refused(model, name, "its parts below the output layer cannot be called alone")
+        body = model.get_decoder()
+        if body is None or body is model or model.get_output_embeddings() is None:
+            raise _refused(model, name, "its decoder and its output layer are not apart")
         body.register_forward_hook(self._keep)
         self._check(model, name)
 

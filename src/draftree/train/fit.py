@@ -149,7 +149,7 @@ class Fit:
             total.backward()
             torch.nn.utils.clip_grad_norm_(self.network.parameters(), recipe.clip)
             self._optimizer.step()
-            self.losses.append(float(total))
+            self.losses.append(float(total.detach()))
             self.done += 1
             yield self.done
 

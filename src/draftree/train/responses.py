@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from ..config import SamplingParams
@@ -161,7 +161,7 @@ class ResponseStore:
         part = path.with_name(f".{path.name}.{os.getpid()}")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            save_file(columns, part)
+            part.write_bytes(save(columns))
             part.replace(path)
         except (OSError, SafetensorError) as error:
             part.unlink(missing_ok=True)
