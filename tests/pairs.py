@@ -12,7 +12,6 @@ from transformers import PreTrainedModel
 from draftree.draft.auto import AutoTree
 from draftree.draft.base import Drafter, NoDrafter
 from draftree.draft.drafter import TreeDrafter
-from draftree.draft.head import HeadSource
 from draftree.draft.lookup import LookupSource
 from draftree.draft.methods import METHODS
 from draftree.draft.model import ModelSource
@@ -23,12 +22,10 @@ from draftree.draft.tree_file import Counts, TreeFile
 from draftree.models.hf import HFModel
 from draftree.models.profile import Identity, Point, Profile
 
-from .heads import random_head
 from .tiny import VOCAB, tiny
 
-DRAFTERS = ("lookup", "self", "head", "relative", "stranger")
-"""A "head" is a random draft head with half of the vocabulary. A "relative" is the target with noise on its weights, so
-it is often right; a "stranger" has weights of its own."""
+DRAFTERS = ("lookup", "self", "relative", "stranger")
+"""A "relative" is the target with noise on its weights, so it is often right; a "stranger" has weights of its own."""
 
 
 def target(kind: str = "llama", eos: int | None = None) -> HFModel:
@@ -57,8 +54,6 @@ def drafter(name: str, model: HFModel, policy: GrowthPolicy, kind: str = "llama"
         return TreeDrafter(policy, LookupSource(shortest=1))
     if name == "self":
         return TreeDrafter(policy, ModelSource(model.twin(), VOCAB))
-    if name == "head":
-        return TreeDrafter(policy, HeadSource(random_head(model), VOCAB))
     weights = relative(kind) if name == "relative" else tiny(kind, seed=5)
     return TreeDrafter(policy, ModelSource(HFModel(weights, self_test=False), VOCAB))
 
