@@ -92,7 +92,7 @@ def test_a_model_whose_logits_are_not_its_output_layers_is_refused() -> None:
             return out
 
     model = HFModel(weights, self_test=False)
-    weights.forward = Capped().forward  # type: ignore[method-assign]
+    weights.forward = Capped().forward
     with pytest.raises(UnsupportedModelError, match=r"are not its output layer's .*: use drafter 'lookup'"):
         model.track_features()
 

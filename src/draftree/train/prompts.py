@@ -82,5 +82,5 @@ def _column(text: str, name: str) -> Iterator[str]:
             yield row["prompt"]
     except csv.Error as error:
         raise PromptError(
-            f"{name} line {rows.line_num + 1} is not CSV ({error}): quote texts of several lines"
+            f"{name} line {rows.line_num + 1} is not CSV ({error}): put texts of several lines into quotes"
         ) from None
