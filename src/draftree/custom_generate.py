@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from .draft.methods import DEFAULT_METHOD, DEFAULT_NODES, find_policy
 from .draft.policy import GrowthPolicy
 from .engine import Engine
 from .errors import ConfigError
+from .models.head_file import is_head
 from .models.hf import HFModel
 from .models.load import load
 from .verify.schemes import DEFAULT_SCHEME, Scheme, find_scheme
@@ -110,7 +112,7 @@ def custom_generate(
     policy, scheme = find_policy(method, settings), find_scheme(verification)
     if drafter != "none":
         scheme.check(policy, nodes)
-    if isinstance(drafter, str) and drafter not in DRAFTERS:
+    if isinstance(drafter, str) and drafter not in DRAFTERS and not is_head(Path(drafter).expanduser()):
         drafter = load(drafter)
     return partial(
         generate_with,

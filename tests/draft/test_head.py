@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from draftree.config import SamplingParams
+from draftree.draft.auto import AutoTree
 from draftree.draft.drafter import TreeDrafter
 from draftree.draft.head import HeadSource
 from draftree.draft.methods import METHODS
@@ -97,3 +98,10 @@ def test_a_sequence_without_a_row_is_refused(target: HFModel) -> None:
     sequence = Sequence([1, 2, 3], SamplingParams(), 9, frozenset(), NoText())
     with pytest.raises(CacheError, match="open row"):
         made.drafter.propose([sequence], [made._budget(sequence)])
+
+
+def test_auto_measures_what_a_head_costs(target: HFModel) -> None:
+    plain = Engine(target).generate(PROMPTS, SamplingParams(max_tokens=12))
+    made = Engine(target, TreeDrafter(AutoTree(), HeadSource(trained(target), VOCAB)), nodes=8)
+    found = made.generate(PROMPTS, SamplingParams(max_tokens=12))
+    assert [g.token_ids for g in found] == [g.token_ids for g in plain]

@@ -73,6 +73,20 @@ def test_a_fork_has_its_own() -> None:
     assert torch.equal(row.take_features(), fork.take_features())
 
 
+def test_two_models_on_the_same_weights_read_them_by_one_hook() -> None:
+    first = tracked()
+    second = first.twin()
+    second.track_features()
+    one, two = first.open(PROMPT), second.open(PROMPT[:3])
+    first.extend([one], [Nodes.chain([7])])
+    second.extend([two], [Nodes.chain([7, 8])])
+    first.commit(one, [0])
+    second.commit(two, [0, 1])
+    assert len(one.take_features()) == 6
+    assert len(two.take_features()) == 5
+    assert len(first.model.get_decoder()._forward_hooks) == 1
+
+
 def test_a_model_that_nobody_asks_keeps_none() -> None:
     model = HFModel(tiny(), self_test=False)
     row = model.open(PROMPT)

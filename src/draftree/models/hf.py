@@ -21,7 +21,7 @@ from . import probe
 from .attention import share_key_heads
 from .base import Capabilities, Nodes, Row
 from .cache import TreeCache
-from .hidden import HiddenStates
+from .hidden import HiddenStates, hidden_states
 
 _PASSED: WeakKeyDictionary[PreTrainedModel, str] = WeakKeyDictionary()
 """Models that have passed the self-test, and with which attention."""
@@ -89,7 +89,7 @@ class HFModel:
             UnsupportedModelError: they cannot be read, or its logits are not its output layer's of them.
         """
         if self._hidden is None:
-            self._hidden = HiddenStates(self.model, self.capabilities.name)
+            self._hidden = hidden_states(self.model, self.capabilities.name)
 
     def reserve(self, rows: int, tokens: int) -> None:
         """Make room for ``rows`` rows of ``tokens`` tokens at once; exactly that while no row is open."""

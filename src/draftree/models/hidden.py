@@ -6,6 +6,7 @@ Read by a hook, so that no modeling code is forked; a model that nobody asks pay
 from __future__ import annotations
 
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -17,14 +18,22 @@ from .probe import tolerance
 _PROBE = (11, 7, 5, 3)
 
 
+def hidden_states(model: PreTrainedModel, name: str) -> HiddenStates:
+    """The hidden states of a model, read by one hook however often they are asked for.
+
+    Raises:
+        UnsupportedModelError: they cannot be read, or the model's logits are not its output layer's of them.
+    """
+    if model not in _READ:
+        _READ[model] = HiddenStates(model, name)
+    return _READ[model]
+
+
 class HiddenStates:
     """The hidden states of a model's last pass.
 
     Attributes:
         last: [B, n, H], of all tokens of the last pass, on the model's device.
-
-    Raises:
-        UnsupportedModelError: they cannot be read, or the model's logits are not its output layer's of them.
     """
 
     last: Tensor
@@ -33,8 +42,12 @@ class HiddenStates:
         body = model.get_decoder()
         if body is None or body is model or model.get_output_embeddings() is None:
             raise _refused(model, name, "its decoder and its output layer are not apart")
-        body.register_forward_hook(self._keep)
-        self._check(model, name)
+        handle = body.register_forward_hook(self._keep)
+        try:
+            self._check(model, name)
+        except UnsupportedModelError:
+            handle.remove()
+            raise
 
     def _keep(self, module: torch.nn.Module, inputs: Any, output: Any) -> None:
         self.last = output[0]
@@ -51,6 +64,9 @@ class HiddenStates:
         difference = float((own.float() - logits.float()).abs().max() / logits.float().std().clamp_min(1e-12))
         if not difference <= tolerance(model.dtype):
             raise _refused(model, name, "its logits are not its output layer's of them (they are scaled or capped)")
+
+
+_READ: WeakKeyDictionary[PreTrainedModel, HiddenStates] = WeakKeyDictionary()
 
 
 def _refused(model: PreTrainedModel, name: str, why: str) -> UnsupportedModelError:
