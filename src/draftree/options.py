@@ -33,7 +33,12 @@ def whole(metavar: str, help_text: str) -> Any:
 
 
 Target = Annotated[str, typer.Option(help="Model whose output you want: smollm2, a folder, a .gguf file or a hub id.")]
-Drafter = Annotated[str, typer.Option(help="What drafts: lookup, none, self, or a model with the target's vocabulary.")]
+Drafter = Annotated[
+    str,
+    typer.Option(
+        help="What drafts: lookup, head, a draft head's folder, none, self, or a model with the target's vocabulary."
+    ),
+]
 MethodName = Annotated[str, typer.Option("--method", help="How trees grow; 'draftree methods' lists them.")]
 Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the method; may be repeated.")
