@@ -39,7 +39,7 @@ def responses(target: HFModel) -> list[Response]:
 
 def frozen(target: HFModel, vocabulary: torch.Tensor) -> Frozen:
     """The target's parts that a head stands on."""
-    weight = output_layer(target.model).weight.detach()[vocabulary]
+    weight = output_layer(target.model).weight[vocabulary]
     return Frozen(embeddings(target.model).detach(), weight, None)
 
 

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
 
 from draftree.draft.load import load_drafter
 from draftree.draft.methods import find_policy
-from draftree.errors import ConfigError, ModelFileError, RunError, UnknownNameError
+from draftree.errors import ConfigError, ModelFileError, RunError, UnknownNameError, UnsupportedModelError
 from draftree.models.head import HeadConfig, HeadNetwork
 from draftree.models.head_file import is_head, load_head, read_head, save_head, shipped_head
 from draftree.models.hf import HFModel
@@ -67,6 +68,25 @@ def test_a_head_of_other_weights_is_refused(folder: Path) -> None:
     other = HFModel(tiny(seed=1), name="stranger", self_test=False)
     with pytest.raises(ConfigError, match="trained for tiny, and stranger's output layer is another: train one for it"):
         load_head(folder, other)
+
+
+def test_a_target_with_an_output_layer_in_another_form_is_read_by_its_embeddings(folder: Path) -> None:
+    weights = tiny()
+    weights.lm_head.weight = weights.get_input_embeddings().weight
+    plain = HFModel(weights, self_test=False)
+    save_head(folder, random_head(plain).network, DRAFTED, plain)
+    wanted = load_head(folder, plain).output.weight
+    layer = weights.lm_head
+
+    class Packed(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return layer(x)  # type: ignore[no-any-return]
+
+    weights.lm_head = Packed()
+    with pytest.raises(UnsupportedModelError, match="no output layer whose weights can be read"):
+        load_head(folder, plain)
+    weights.config.tie_word_embeddings = True
+    assert torch.equal(load_head(folder, plain).output.weight, wanted)
 
 
 @pytest.mark.parametrize(("what", "field"), [("hidden size", "hidden_size"), ("vocabulary size", "vocab_size")])

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, fields
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -102,7 +103,7 @@ class HeadNetwork(nn.Module):
     def read(self, embeddings: Tensor, features: Tensor) -> Tensor:
         """[..., H] token embeddings and hidden states of the tokens before -> [..., H] input of the layer."""
         out: Tensor = self.project(torch.cat([embeddings * self.config.embedding_scale, features], dim=-1))
-        return out
+        return out.to(embeddings.dtype)  # under autocast too, what is summed up stays as precise as it came
 
     def attend_with(self, inputs: Tensor, turns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of [B, n, H] inputs, turned to their positions (``turns``: [B or 1, n, 1, D / 2]).
@@ -138,15 +139,31 @@ def embeddings(target: PreTrainedModel) -> Tensor:
     return weight
 
 
-def output_layer(target: PreTrainedModel) -> nn.Linear:
-    """The target's output layer: weight [V, H] and maybe a bias.
+class OutputLayer(NamedTuple):
+    """What turns hidden states into logits.
+
+    Attributes:
+        weight: [V, H].
+        bias: [V], or None.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+
+
+def output_layer(target: PreTrainedModel) -> OutputLayer:
+    """The target's output layer; its embeddings where it shares their weights and has put its own into another form.
 
     Raises:
-        UnsupportedModelError: it has none that can be read.
+        UnsupportedModelError: its weights cannot be read.
     """
     layer = target.get_output_embeddings()
-    if not isinstance(layer, nn.Linear):
-        raise UnsupportedModelError(
-            f"{target.config.name_or_path or type(target).__name__} has no linear output layer: use drafter 'lookup'"
-        )
-    return layer
+    weight, bias = getattr(layer, "weight", None), getattr(layer, "bias", None)
+    if isinstance(weight, Tensor) and weight.ndim == 2:
+        return OutputLayer(weight.detach(), bias.detach() if isinstance(bias, Tensor) else None)
+    if target.config.get_text_config(decoder=True).tie_word_embeddings:
+        return OutputLayer(embeddings(target).detach(), None)
+    raise UnsupportedModelError(
+        f"{target.config.name_or_path or type(target).__name__} has no output layer whose weights can be read: use "
+        "drafter 'lookup'"
+    )

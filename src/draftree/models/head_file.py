@@ -42,7 +42,7 @@ def sample(target: HFModel) -> Tensor:
     """[64, 32] float32, or less of a smaller model: evenly spaced rows of the output layer."""
     weight = output_layer(target.model).weight
     rows = torch.linspace(0, len(weight) - 1, min(_SAMPLED[0], len(weight)), device=weight.device).long()
-    return weight.detach()[rows, : _SAMPLED[1]].float().cpu()
+    return weight[rows, : _SAMPLED[1]].float().cpu()
 
 
 def save_head(folder: Path, network: HeadNetwork, vocabulary: Tensor, target: HFModel) -> None:

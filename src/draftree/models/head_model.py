@@ -62,7 +62,7 @@ class HeadModel:
         self.vocabulary = vocabulary.to(can.device)
         self._embeddings = embeddings(target.model)
         self._all = layer
-        self.output = nn.Linear(layer.in_features, len(vocabulary), layer.bias is not None, can.device, can.dtype)
+        self.output = nn.Linear(layer.weight.shape[1], len(vocabulary), layer.bias is not None, can.device, can.dtype)
         with torch.no_grad():
             self.output.weight.copy_(layer.weight[self.vocabulary])
             if layer.bias is not None:

@@ -146,8 +146,8 @@ class HeadTraining:
         ids = vocabulary.to(device)
         frozen = Frozen(
             embeddings(model).detach().float(),
-            layer.weight.detach()[ids].float(),
-            None if layer.bias is None else layer.bias.detach()[ids].float(),
+            layer.weight[ids].float(),
+            None if layer.bias is None else layer.bias[ids].float(),
         )
         if self.init is None:
             scale = _spread(learned) / float(frozen.embeddings.square().mean().sqrt())
