@@ -60,7 +60,7 @@ class Limits:
     hours: float = 3.0
     tokens: int = 600_000
     steps: int | None = None
-    held_out: int = 48
+    held_out: int = 32
     vocabulary: int = 8192
     rows: int = 32
 

@@ -46,7 +46,7 @@ def head(
     learning_rate: Annotated[float, number("R", "The highest; it falls to 0.")] = 1e-3,
     unroll: Annotated[int, whole("N", "Drafting steps that are trained.")] = 3,
     vocabulary: Annotated[int, whole("N", "Tokens that the head drafts; the text's own come on top.")] = 8192,
-    held_out: Annotated[int, whole("N", "Prompts kept apart, for the figures.")] = 48,
+    held_out: Annotated[int, whole("N", "Prompts kept apart, for the figures.")] = 32,
     rows: Annotated[int, whole("N", "Responses drawn together.")] = 32,
     init: Annotated[str | None, typer.Option(metavar="DIR", help="Start from this head, not afresh.")] = None,
     bf16: Annotated[
