@@ -75,7 +75,7 @@ def test_a_target_with_an_output_layer_in_another_form_is_read_by_its_embeddings
     weights.lm_head.weight = weights.get_input_embeddings().weight
     plain = HFModel(weights, self_test=False)
     save_head(folder, random_head(plain).network, DRAFTED, plain)
-    wanted = load_head(folder, plain).output.weight
+    wanted = load_head(folder, plain).layers["output"].state_dict()["weight"]
     layer = weights.lm_head
 
     class Packed(nn.Module):
@@ -86,7 +86,7 @@ def test_a_target_with_an_output_layer_in_another_form_is_read_by_its_embeddings
     with pytest.raises(UnsupportedModelError, match="no output layer whose weights can be read"):
         load_head(folder, plain)
     weights.config.tie_word_embeddings = True
-    assert torch.equal(load_head(folder, plain).output.weight, wanted)
+    assert torch.equal(load_head(folder, plain).layers["output"].state_dict()["weight"], wanted)
 
 
 @pytest.mark.parametrize(("what", "field"), [("hidden size", "hidden_size"), ("vocabulary size", "vocab_size")])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -45,9 +46,8 @@ class HeadModel:
     """A head that drafts for one target, as a ``LanguageModel``.
 
     Attributes:
-        network: the trained part.
         vocabulary: [D] int64 ascending ids that it always drafts from.
-        output: the target's output layer for them.
+        layers: "network", the trained part, and "output", the target's output layer for the vocabulary.
         cache: keys and values of all open rows.
         capabilities: as the target's, whose tokens it takes.
 
@@ -58,16 +58,16 @@ class HeadModel:
     def __init__(self, network: HeadNetwork, vocabulary: Tensor, target: HFModel, name: str) -> None:
         target.track_features()
         can, layer = target.capabilities, output_layer(target.model)
-        self.network = network.to(can.device, can.dtype).eval().requires_grad_(False)
         self.vocabulary = vocabulary.to(can.device)
         self._embeddings = embeddings(target.model)
         self._all = layer
-        self.output = nn.Linear(layer.weight.shape[1], len(vocabulary), layer.bias is not None, can.device, can.dtype)
+        output = nn.Linear(layer.weight.shape[1], len(vocabulary), layer.bias is not None, can.device, can.dtype)
         with torch.no_grad():
-            self.output.weight.copy_(layer.weight[self.vocabulary])
+            output.weight.copy_(layer.weight[self.vocabulary])
             if layer.bias is not None:
-                self.output.bias.copy_(layer.bias[self.vocabulary])
-        self.output.requires_grad_(False)
+                output.bias.copy_(layer.bias[self.vocabulary])
+        self.layers = nn.ModuleDict({"network": network.to(can.device, can.dtype), "output": output})
+        self.layers.eval().requires_grad_(False)
         self._known = torch.zeros(can.vocab_size, dtype=torch.bool)
         self._known[vocabulary] = True
         self._turns = self.network.turns(torch.arange(0, device=can.device))
@@ -86,30 +86,37 @@ class HeadModel:
             attention="sdpa",
         )
 
+    @property
+    def network(self) -> HeadNetwork:
+        """The trained part."""
+        return cast(HeadNetwork, self.layers["network"])
+
     def reserve(self, rows: int, tokens: int) -> None:
         """Make room for ``rows`` rows of ``tokens`` tokens at once."""
         self.cache.reserve(rows, tokens)
 
     def start(self) -> HeadRow:
         """A new row without tokens."""
-        hidden, like = self.network.config.hidden_size, self.output.weight
         row = HeadRow(
             slot=len(self._rows),
             length=0,
-            logits=like.new_zeros(0),
+            logits=self._zeros(0),
             parents=_NO_NODES,
-            predicted=like.new_zeros((1, hidden)),
+            predicted=self._zeros(1, self.network.config.hidden_size),
             tokens=self.vocabulary,
-            extra=like.new_zeros((0, hidden)),
+            extra=self._zeros(0, self.network.config.hidden_size),
             known=self._known.clone(),
         )
         self._rows.append(row)
         return row
 
+    def _zeros(self, *shape: int) -> Tensor:
+        return torch.zeros(shape, dtype=self.capabilities.dtype, device=self.capabilities.device)
+
     def open(self, prompt_ids: Sequence[int]) -> HeadRow:
         """A new row whose tokens come without hidden states (``LanguageModel.open``): to measure passes."""
         row = self.start()
-        features = self.output.weight.new_zeros((len(prompt_ids), self.network.config.hidden_size))
+        features = self._zeros(len(prompt_ids), self.network.config.hidden_size)
         row.logits = self.advance([row], [torch.tensor(list(prompt_ids))], [features])[0]
         return row
 
@@ -131,7 +138,7 @@ class HeadModel:
         first, covered, starts, width = self._place(rows, [len(t) for t in tokens])
         ids = torch.zeros((len(covered), width), dtype=torch.int64)
         lasts = torch.zeros(len(covered), dtype=torch.int64)
-        given = self.output.weight.new_zeros((len(covered), width, self.network.config.hidden_size))
+        given = self._zeros(len(covered), width, self.network.config.hidden_size)
         for row, new, known in zip(rows, tokens, features, strict=True):
             b = row.slot - first
             ids[b, : len(new)] = new
@@ -167,7 +174,7 @@ class HeadModel:
         inputs = torch.zeros((2, len(covered), width), dtype=torch.int64)  # tokens and positions
         mask = torch.zeros((len(covered), 1, width, max(starts) + width), dtype=torch.bool)
         mask[..., 0] = True
-        given = self.output.weight.new_zeros((len(covered), width, self.network.config.hidden_size))
+        given = self._zeros(len(covered), width, self.network.config.hidden_size)
         for row, new, n in zip(own, nodes, counts, strict=True):
             b, start = row.slot - first, len(row.parents)
             above = (new.parents + 1).to(device, non_blocking=True)
@@ -218,12 +225,12 @@ class HeadModel:
     def _logits(self, rows: Sequence[HeadRow], predicted: Sequence[Tensor]) -> Tensor:
         """[B, n, K] logits of [n, H] predictions, each over its row's draft vocabulary."""
         if len(rows) == 1 and not len(rows[0].extra):
-            return self.output(predicted[0])[None]  # type: ignore[no-any-return]
+            return self.layers["output"](predicted[0])[None]  # type: ignore[no-any-return]
         height, width = max(len(p) for p in predicted), max(len(row.tokens) for row in rows)
         logits = predicted[0].new_full((len(rows), height, width), float("-inf"))
         own = len(self.vocabulary)
         for b, (row, states) in enumerate(zip(rows, predicted, strict=True)):
-            logits[b, : len(states), :own] = self.output(states)
+            logits[b, : len(states), :own] = self.layers["output"](states)
             more = nn.functional.linear(states, row.extra, self._bias(row.tokens[own:]))
             logits[b, : len(states), own : len(row.tokens)] = more
         return logits
