@@ -79,7 +79,7 @@ def test_entropies_are_of_the_law_over_the_draft_vocabulary(target: HFModel) -> 
     row = head.start()
     ids = torch.tensor([*PROMPTS[0], sequence.output_ids[0]])
     opened = target.open(PROMPTS[0])
-    law = head.advance([row], [ids[1:]], [opened.take_features()])[0].softmax(-1)
+    law = head.advance([row], [ids[1:]], [opened.waiting_features()])[0].softmax(-1)
     assert float(tree.entropies[0]) == pytest.approx(float(-(law * law.log()).sum()), abs=1e-4)
     assert float(tree.path_logprobs[0]) == pytest.approx(float(law.max().log()), abs=1e-4)
 
@@ -89,6 +89,27 @@ def test_one_pass_for_each_layer(target: HFModel) -> None:
     sequence = made.open(PROMPTS[0], SamplingParams(max_tokens=20))
     assert made.step([sequence])[0].step.draft_passes == 4
     made.close(sequence)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_step_that_fails_loses_no_hidden_states(when: str, target: HFModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = Engine(target).generate(PROMPTS[:1], SamplingParams(max_tokens=20))[0].token_ids
+    made = engine(target, trained(target), "chain")
+    sequence = made.open(PROMPTS[0], SamplingParams(max_tokens=20))
+    while sequence.room > 5:
+
+        def fail(*given: object) -> None:
+            raise RuntimeError("out of memory")
+
+        with monkeypatch.context() as patch, pytest.raises(RuntimeError):
+            if when == "before":
+                patch.setattr(HeadModel, "_finish", fail)  # the head's own pass
+            else:
+                patch.setattr(target, "_forward", fail)  # the target's, when the head has drafted
+            made.step([sequence])
+        assert made.step([sequence])[0].path
+    made.close(sequence)
+    assert sequence.output_ids == plain[: len(sequence.output_ids)]
 
 
 def test_a_sequence_without_a_row_is_refused(target: HFModel) -> None:

@@ -32,7 +32,7 @@ def fed(head: HeadModel, target: HFModel, prompt: list[int]) -> tuple[HeadRow, T
     """A row with all of a prompt, and the logits after it."""
     row = target.open(prompt)
     new = head.start()
-    logits = head.advance([new], [torch.tensor(prompt[1:])], [row.take_features()[:-1]])
+    logits = head.advance([new], [torch.tensor(prompt[1:])], [row.waiting_features()[:-1]])
     target.close(row)
     return new, logits
 
@@ -64,7 +64,7 @@ def test_rows_of_a_batch_do_not_see_each_other(target: HFModel) -> None:
         head.close(row)
     opened = [target.open(p) for p in PROMPTS]
     rows = [head.start() for _ in PROMPTS]
-    features = [row.take_features()[:-1] for row in opened]
+    features = [row.waiting_features()[:-1] for row in opened]
     after = head.advance(rows, [torch.tensor(p[1:]) for p in PROMPTS], features)
     logits = head.extend(rows, trees)
     for b, (own_after, own) in enumerate(alone):
@@ -76,7 +76,7 @@ def test_rows_of_a_batch_do_not_see_each_other(target: HFModel) -> None:
 
 def test_tokens_in_pieces_equal_tokens_at_once(target: HFModel) -> None:
     head, prompt = random_head(target), PROMPTS[0]
-    features = target.open(prompt).take_features()
+    features = target.open(prompt).waiting_features()
     row = head.start()
     head.advance([row], [torch.tensor(prompt[1:3])], [features[:2]])
     head.extend([row], [TREE])  # what was drafted is forgotten

@@ -27,7 +27,7 @@ def tracked(kind: str = "llama") -> HFModel:
 def test_they_are_what_the_output_layer_turns_into_logits(kind: str) -> None:
     model = tracked(kind)
     row = model.open(PROMPT)
-    features = row.take_features()
+    features = row.waiting_features()
     causal = model.model(input_ids=torch.tensor([PROMPT]), use_cache=False).logits[0]
     assert torch.allclose(model.model.get_output_embeddings()(features), causal, atol=1e-4)
 
@@ -36,41 +36,43 @@ def test_a_commit_keeps_those_of_its_path() -> None:
     model = tracked()
     rows = [model.open(PROMPT), model.open(PROMPT[:2])]
     for row in rows:
-        row.take_features()
+        row.drop_features()
     model.extend(rows, [TREE, Nodes.chain([7])])
     model.commit(rows[0], [1, 2, 3])
     model.commit(rows[1], [])
     causal = model.model.base_model(input_ids=torch.tensor([[*PROMPT, 2, 6, 5]]), use_cache=False)[0][0]
-    assert torch.allclose(rows[0].take_features(), causal[len(PROMPT) :], atol=1e-5)
+    assert torch.allclose(rows[0].waiting_features(), causal[len(PROMPT) :], atol=1e-5)
     with pytest.raises(CacheError, match="no hidden states wait"):
-        rows[1].take_features()
+        rows[1].waiting_features()
 
 
-def test_several_commits_wait_until_they_are_taken() -> None:
+def test_several_commits_wait_until_they_are_dropped() -> None:
     model = tracked()
     row = model.open(PROMPT)
     for token in (7, 8):
         model.extend([row], [Nodes.chain([token])])
         model.commit(row, [0])
-    assert row.take_features().shape == (len(PROMPT) + 2, 32)
+    assert row.waiting_features().shape == (len(PROMPT) + 2, 32)
+    row.drop_features()
+    assert not row.features
 
 
 def test_nodes_fed_in_two_passes_are_one_path() -> None:
     model = tracked()
     row = model.open(PROMPT)
-    row.take_features()
+    row.drop_features()
     model.extend([row], [Nodes.chain([7])])
     model.extend([row], [Nodes(torch.tensor([8]), torch.tensor([0]))])
     model.commit(row, [0, 1])
     causal = model.model.base_model(input_ids=torch.tensor([[*PROMPT, 7, 8]]), use_cache=False)[0][0]
-    assert torch.allclose(row.take_features(), causal[len(PROMPT) :], atol=1e-5)
+    assert torch.allclose(row.waiting_features(), causal[len(PROMPT) :], atol=1e-5)
 
 
 def test_a_fork_has_its_own() -> None:
     model = tracked()
     row = model.open(PROMPT)
     fork = model.fork(row)
-    assert torch.equal(row.take_features(), fork.take_features())
+    assert torch.equal(row.waiting_features(), fork.waiting_features())
 
 
 def test_two_models_on_the_same_weights_read_them_by_one_hook() -> None:
@@ -82,8 +84,8 @@ def test_two_models_on_the_same_weights_read_them_by_one_hook() -> None:
     second.extend([two], [Nodes.chain([7, 8])])
     first.commit(one, [0])
     second.commit(two, [0, 1])
-    assert len(one.take_features()) == 6
-    assert len(two.take_features()) == 5
+    assert len(one.waiting_features()) == 6
+    assert len(two.waiting_features()) == 5
     assert len(first.model.get_decoder()._forward_hooks) == 1
 
 

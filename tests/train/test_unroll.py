@@ -27,7 +27,7 @@ def target() -> HFModel:
 
 def response(target: HFModel, ids: list[int], prompt: int) -> Response:
     row = target.open(ids)
-    features = row.take_features()[:-1].clone()
+    features = row.waiting_features()[:-1].clone()
     target.close(row)
     return Response(0, prompt, torch.tensor(ids), features)
 

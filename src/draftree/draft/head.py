@@ -70,9 +70,12 @@ class _HeadScorer(ModelScorer):
             state.numbers = {ROOT: ROOT}
             fed.append(source.model.own(state.row))
             tokens.append(torch.tensor(sequence.ids[state.row.length + 1 :]))
-            features.append(sequence.row.take_features())
+            features.append(sequence.row.waiting_features() if len(tokens[-1]) else source.model.nothing)
         self._asked = [(self._sequences[b], ROOT) for b in rows]
         logits = source.model.advance(fed, tokens, features)[:, None]
         source.passes += 1
+        for sequence, _ in self._asked:
+            if sequence.row is not None:
+                sequence.row.drop_features()
         batch = torch.arange(len(rows))
         return self._laws.candidates(self._asked, logits, batch, torch.zeros_like(batch), width, source.tokens(fed))

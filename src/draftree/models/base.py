@@ -56,7 +56,7 @@ class Row:
         length: committed tokens.
         logits: [V] logits of the last prompt token, as ``open`` found them.
         parents: [u] int64, parents of the uncommitted nodes, ROOT for children of the last committed token.
-        features: hidden states of committed tokens in order, in pieces [n, H], since the last ``take_features``; none
+        features: hidden states of committed tokens in order, in pieces [n, H], since the last ``drop_features``; none
             where the model does not track them.
         pending: hidden states of the uncommitted nodes, in pieces.
     """
@@ -68,17 +68,19 @@ class Row:
     features: list[Tensor] = field(default_factory=list)
     pending: list[Tensor] = field(default_factory=list)
 
-    def take_features(self) -> Tensor:
-        """[m, H] hidden states of the m tokens committed since the last call, on the model's device.
+    def waiting_features(self) -> Tensor:
+        """[m, H] hidden states of the m tokens committed since the last ``drop_features``, on the model's device.
 
         Raises:
             CacheError: the model does not track them.
         """
         if not self.features:
             raise CacheError("no hidden states wait: call the model's track_features before the row is opened")
-        taken = self.features[0] if len(self.features) == 1 else torch.cat(self.features)
+        return self.features[0] if len(self.features) == 1 else torch.cat(self.features)
+
+    def drop_features(self) -> None:
+        """They have been used."""
         self.features = []
-        return taken
 
     def keep_features(self, path: Sequence[int]) -> None:
         """Follow a commit: the hidden states of the uncommitted nodes of ``path`` stay, the others are dropped."""

@@ -104,11 +104,16 @@ class HeadModel:
             parents=_NO_NODES,
             predicted=self._zeros(1, self.network.config.hidden_size),
             tokens=self.vocabulary,
-            extra=self._zeros(0, self.network.config.hidden_size),
+            extra=self.nothing,
             known=self._known.clone(),
         )
         self._rows.append(row)
         return row
+
+    @property
+    def nothing(self) -> Tensor:
+        """[0, H] no hidden states."""
+        return self._zeros(0, self.network.config.hidden_size)
 
     def _zeros(self, *shape: int) -> Tensor:
         return torch.zeros(shape, dtype=self.capabilities.dtype, device=self.capabilities.device)
@@ -126,15 +131,21 @@ class HeadModel:
 
         Args:
             rows: open rows.
-            tokens: for each row [n] int64, n at least 1.
+            tokens: for each row [n] int64; none for a row whose last token is asked about again.
             features: for each row [n, H], the target's hidden states at the tokens before each of them.
 
         Returns:
             [B, K] logits after each row's last token, over its draft vocabulary; -inf where it has fewer than K tokens.
         """
-        for row, new in zip(rows, tokens, strict=True):
+        for row in rows:
             self.commit(row, [])
-            self._learn(row, new)
+        fresh = [b for b, new in enumerate(tokens) if len(new)]
+        if fresh:
+            self._feed([rows[b] for b in fresh], [tokens[b] for b in fresh], [features[b] for b in fresh])
+        return self._logits(rows, [row.predicted for row in rows])[:, 0]
+
+    def _feed(self, rows: Sequence[HeadRow], tokens: Sequence[Tensor], features: Sequence[Tensor]) -> None:
+        """Append tokens to each row, with the hidden states before them, in one pass."""
         first, covered, starts, width = self._place(rows, [len(t) for t in tokens])
         ids = torch.zeros((len(covered), width), dtype=torch.int64)
         lasts = torch.zeros(len(covered), dtype=torch.int64)
@@ -144,7 +155,6 @@ class HeadModel:
             ids[b, : len(new)] = new
             given[b, : len(new)] = known
             lasts[b] = len(new) - 1
-            row.length += len(new)
         device = self.capabilities.device
         offsets = torch.tensor(starts)[:, None] + torch.arange(width)
         ids, offsets = torch.stack([ids, offsets]).to(device, non_blocking=True)
@@ -157,9 +167,10 @@ class HeadModel:
         ends = (lasts + offsets[:, 0])[:, None, None, None]
         mask = torch.arange(keys.shape[2], device=device) <= ends if len(covered) > 1 else None
         predicted = self._finish(inputs[batch, lasts][:, None], queries[batch, lasts][:, None], keys, values, mask)
-        for row in rows:
+        for row, new in zip(rows, tokens, strict=True):
             row.predicted = predicted[row.slot - first]
-        return self._logits(rows, [row.predicted for row in rows])[:, 0]
+            row.length += len(new)
+            self._learn(row, new)
 
     @torch.inference_mode()
     def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Tensor:

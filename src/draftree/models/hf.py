@@ -83,7 +83,7 @@ class HFModel:
         return HFModel(self.model, self.tokenizer, name=self.capabilities.name, self_test=False)
 
     def track_features(self) -> None:
-        """Keep the hidden states after the final norm of all tokens from now on, for ``Row.take_features``.
+        """Keep the hidden states after the final norm of all tokens from now on, for ``Row.waiting_features``.
 
         Raises:
             UnsupportedModelError: they cannot be read, or its logits are not its output layer's of them.

@@ -235,7 +235,7 @@ def _said(plain: Engine, prompt: Many[int], params: SamplingParams) -> tuple[lis
         while sequence.finish_reason is None:
             plain.step([sequence])
         tracked = sequence.row is not None and sequence.row.features
-        return sequence.output_ids, sequence.row.take_features() if sequence.row and tracked else None
+        return sequence.output_ids, sequence.row.waiting_features() if sequence.row and tracked else None
     finally:
         plain.close(sequence)
 

@@ -96,7 +96,7 @@ def respond(
 
 def _finished(engine: Engine, number: int, sequence: Sequence) -> Response:
     assert sequence.row is not None  # noqa: S101 - an open sequence has a row
-    features = sequence.row.take_features()[: len(sequence.ids) - 1].to("cpu", torch.float16)
+    features = sequence.row.waiting_features()[: len(sequence.ids) - 1].to("cpu", torch.float16)
     engine.close(sequence)
     return Response(number, sequence.prompt_length, torch.tensor(sequence.ids), features)
 
