@@ -10,15 +10,16 @@ from typing import Any
 
 import pytest
 
-from draftree.models import profile
+from draftree.models import choice, profile
 
 
 @pytest.fixture(scope="session", autouse=True)
 def profiles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Measured costs of tiny models go to a folder of the test run, never to the user's."""
-    folder = tmp_path_factory.mktemp("profiles")
+    """Measured costs of tiny models and layers go to folders of the test run, never to the user's."""
+    folder, kernels = tmp_path_factory.mktemp("profiles"), tmp_path_factory.mktemp("kernels")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(profile, "profile_folder", lambda: folder)
+        patch.setattr(choice, "kernels_folder", lambda: kernels)
         yield
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -125,6 +126,14 @@ def test_info_says_what_was_found(model: str, capsys: Captured) -> None:
     printed = capsys.readouterr().out
     for what in ("LlamaForCausalLM", f"{MAX_LENGTH} tokens", "61 tokens", "self-test passed", "KiB a token"):
         assert what in printed
+    assert re.search(r"linear layers +fp32: 9 layers, .*(stock|prepacked)", printed)
+
+
+def test_text_in_cheaper_numerics_is_that_of_plain_decoding_in_them(model: str, capsys: Captured) -> None:
+    asked = ["the cat in the hat", "--target", model, "--max-tokens", "20", "--numerics", "fp16w"]
+    assert _json(capsys, "generate", *asked, "--compare")["plain"]["same_tokens"] is True  # type: ignore[index]
+    assert run(["info", model, "--numerics", "fp16w"]) == 0
+    assert "fp16w: 9 layers" in capsys.readouterr().out
 
 
 def test_methods_lists_each_method_in_one_line(capsys: Captured) -> None:
@@ -202,6 +211,8 @@ BAD = {
     "node budget 0": (["--nodes", "0"], "--drafter none"),
     "huge node budget": (["--nodes", "100000"], "100000"),
     "unknown dtype": (["--dtype", "int3"], "int3"),
+    "unknown numerics": (["--numerics", "int4"], "int4"),
+    "numerics in another dtype": (["--numerics", "int8", "--dtype", "bfloat16"], "needs dtype torch.float32"),
     "unknown device": (["--device", "abacus"], "abacus"),
     "json and trees": (["--json", "--show-trees"], "--show-trees"),
     "unknown option": (["--tempreature", "1"], "--tempreature"),

@@ -23,6 +23,7 @@ from draftree.draft.methods import METHODS
 from draftree.engine import Engine
 from draftree.models.head_file import SHIPPED
 from draftree.models.hf import HFModel
+from draftree.models.load import load_stock
 from draftree.text import encode
 
 from .pairs import policy
@@ -56,8 +57,10 @@ def _agree(model: HFModel, prompt: list[int], want: list[int], got: list[int], p
 
 
 @pytest.fixture(scope="module")
-def greedy(model: HFModel, prompts: list[list[int]]) -> list[list[int]]:
-    return [generate_greedily(model, p, TOKENS) for p in prompts]
+def greedy(prompts: list[list[int]]) -> list[list[int]]:
+    """transformers' own, with its own layers."""
+    reference, _ = load_stock("smollm2")
+    return [generate_greedily(reference, p, TOKENS) for p in prompts]
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -87,6 +90,19 @@ def test_sampled_ids_equal_plain_decoding(temperature: float, model: HFModel, pr
     plain = Engine(model)
     for prompt in prompts[:2]:
         want = plain.generate([prompt], params)[0].token_ids
+        _agree(model, prompt, want, trees.generate([prompt], params)[0].token_ids, params)
+
+
+@pytest.mark.parametrize("numerics", ["fp16w", "int8"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_cheaper_numerics_give_the_ids_of_plain_decoding_in_them(
+    numerics: str, temperature: float, prompts: list[list[int]]
+) -> None:
+    model = draftree.load("smollm2", numerics=numerics)
+    params = SamplingParams(max_tokens=TOKENS, temperature=temperature, seed=9)
+    trees = Engine(model, draftree.load_drafter("lookup", model, METHODS["dynamic-width"].policy()))
+    for prompt in prompts[:2]:
+        want = Engine(model).generate([prompt], params)[0].token_ids
         _agree(model, prompt, want, trees.generate([prompt], params)[0].token_ids, params)
 
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence as Many
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 
@@ -20,6 +20,7 @@ from .draft.methods import DEFAULT_METHOD, DEFAULT_NODES, find_method
 from .engine import Engine, load_engine
 from .errors import ConfigError, InputError, PromptError, RunError
 from .models.load import DEFAULT_MODEL
+from .models.numerics import DEFAULT_NUMERICS
 from .observer import Observer
 from .options import (
     Device,
@@ -30,6 +31,7 @@ from .options import (
     MethodName,
     MinP,
     Nodes,
+    Numerics,
     Seed,
     Settings,
     Stop,
@@ -76,6 +78,7 @@ def generate(
     force: Force = False,
     dtype: Dtype = None,
     device: Device = None,
+    numerics: Numerics = DEFAULT_NUMERICS,
 ) -> None:
     """Answer one prompt, with the target's exact output."""
     if as_json and show_trees:
@@ -88,7 +91,9 @@ def generate(
     observers = _trace(context, trace, force, drafter, method)
     if show_trees:
         observers.append(show.Trees(out))
-    engine = _engine(target, drafter, method, _with_tree(settings, tree), nodes, verify, dtype, device, observers)
+    engine = _engine(
+        target, drafter, method, _with_tree(settings, tree), nodes, verify, _Place(dtype, device, numerics), observers
+    )
     asked: Prompt = text if raw else user(text)
     sequence = engine.open(asked, params)
     interrupted = _run(engine, sequence, silent=as_json, stream=not show_trees)
@@ -139,11 +144,14 @@ def chat(
     force: Force = False,
     dtype: Dtype = None,
     device: Device = None,
+    numerics: Numerics = DEFAULT_NUMERICS,
 ) -> None:
     """Talk to the target: /reset forgets the conversation, /exit or Ctrl-D ends it, Ctrl-C ends an answer."""
     params = _params(max_tokens, temperature, top_k, top_p, min_p, seed, None)
     observers = _trace(context, trace, force, drafter, method)
-    engine = _engine(target, drafter, method, _with_tree(settings, tree), nodes, verify, dtype, device, observers)
+    engine = _engine(
+        target, drafter, method, _with_tree(settings, tree), nodes, verify, _Place(dtype, device, numerics), observers
+    )
     messages: list[dict[str, str]] = []
     err.print("/reset forgets the conversation, /exit ends it", style="dim")
     while True:
@@ -219,6 +227,14 @@ def _with_tree(settings: list[str] | None, tree: str | None) -> list[str]:
     return [*(settings or ()), *([] if tree is None else [f"tree={tree}"])]
 
 
+class _Place(NamedTuple):
+    """Where and how models compute."""
+
+    dtype: str | None
+    device: str | None
+    numerics: str
+
+
 def _engine(
     target: str,
     drafter: str,
@@ -226,8 +242,7 @@ def _engine(
     settings: list[str] | None,
     nodes: int,
     verify: str,
-    dtype: str | None,
-    device: str | None,
+    place: _Place,
     observers: Many[Observer] = (),
 ) -> Engine:
     """Check everything that needs no model before loading one."""
@@ -247,8 +262,9 @@ def _engine(
         method=policy,
         nodes=nodes,
         verification=verify,
-        dtype=dtype,
-        device=device,
+        dtype=place.dtype,
+        device=place.device,
+        numerics=place.numerics,
         observers=observers,
     )
 

@@ -26,6 +26,7 @@ from .errors import ConfigError, PromptError, RunError
 from .models.base import LanguageModel, Nodes, Row
 from .models.hf import HFModel
 from .models.load import DEFAULT_MODEL, load
+from .models.numerics import DEFAULT_NUMERICS
 from .observer import Observer, Setup
 from .sampling import Draws
 from .sequence import Chunk, Sequence, Stats
@@ -313,12 +314,13 @@ def load_engine(
     verification: str | Scheme = DEFAULT_SCHEME,
     dtype: str | None = None,
     device: str | None = None,
+    numerics: str = DEFAULT_NUMERICS,
     observers: Many[Observer] = (),
 ) -> Engine:
     """An engine from names alone: ``load``, ``load_drafter`` and ``Engine`` for the arguments."""
     policy, scheme = find_policy(method, settings), find_scheme(verification)
     if drafter != "none":
         scheme.check(policy, nodes)  # before a model is loaded
-    model = load(target, dtype=dtype, device=device)
+    model = load(target, dtype=dtype, device=device, numerics=numerics)
     made = load_drafter(drafter, model, policy)
     return Engine(model, made, nodes=nodes, verification=scheme, observers=observers)

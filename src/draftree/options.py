@@ -62,6 +62,9 @@ MinP = Annotated[float, number("P", "Drop tokens below this share of the best on
 Seed = Annotated[int | None, whole("S", "Makes sampled text repeatable.")]
 Stop = Annotated[list[str] | None, typer.Option(help="End before this text; may be repeated.")]
 Dtype = Annotated[str | None, typer.Option(help="float32, float16 or bfloat16.")]
+Numerics = Annotated[
+    str, typer.Option(help="Linear layers on a CPU: fp32, fp16w, int8, or auto, the fastest of these.")
+]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:N.")]
 TraceFile = Annotated[
     Path | None, typer.Option("--trace", metavar="FILE", help="Write what every step did to this file (JSON lines).")

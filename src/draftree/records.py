@@ -34,7 +34,8 @@ class RunRecord:
         draftree, torch: versions.
         date: when the engine was built, ISO 8601, UTC.
         threads: CPU threads of torch.
-        target: the target's name, architecture, parameters, dtype, device, attention, max_length, vocab_size, eos_ids.
+        target: the target's name, architecture, parameters, dtype, numerics, device, attention, max_length, vocab_size,
+            eos_ids.
         drafter: its class and settings, among them its policy's class and settings.
         nodes: node budget of one sequence's tree at one step.
         verification: how target logits turned into accepted tokens.

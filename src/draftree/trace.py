@@ -102,6 +102,7 @@ class Trace(Observer):
                 "architecture": can.architecture,
                 "parameters": can.parameters,
                 "dtype": str(can.dtype).removeprefix("torch."),
+                "numerics": can.numerics,
                 "device": str(can.device),
                 "attention": can.attention,
                 "max_length": can.max_length,

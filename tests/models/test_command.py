@@ -52,6 +52,13 @@ def test_profile_prints_a_table_and_keeps_the_profile(model: str, folder: Path, 
     ]
 
 
+def test_profiles_of_other_numerics_are_kept_beside_each_other(model: str, folder: Path, capsys: Captured) -> None:
+    for numerics in ("fp32", "fp16w"):
+        assert run(["profile", model, *SMALL, "--numerics", numerics]) == 0
+        assert f"numerics {numerics}" in capsys.readouterr().out
+    assert len(list(folder.iterdir())) == 2
+
+
 def test_a_plot_is_drawn(model: str, tmp_path: Path) -> None:
     assert run(["profile", model, *SMALL, "--plot", str(tmp_path / "curve.png")]) == 0
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")

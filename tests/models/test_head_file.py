@@ -13,13 +13,14 @@ from torch import Tensor, nn
 
 from draftree.draft.load import load_drafter
 from draftree.draft.methods import find_policy
-from draftree.errors import ConfigError, ModelFileError, RunError, UnknownNameError, UnsupportedModelError
-from draftree.models.head import HeadConfig, HeadNetwork
+from draftree.errors import ConfigError, ModelFileError, RunError, UnknownNameError
+from draftree.models.base import Nodes
+from draftree.models.head import HeadConfig, HeadNetwork, output_layer
 from draftree.models.head_file import is_head, load_head, read_head, save_head, shipped_head
 from draftree.models.hf import HFModel
 
 from ..heads import DRAFTED, random_head
-from ..tiny import tiny
+from ..tiny import VOCAB, tiny
 
 
 @pytest.fixture
@@ -66,16 +67,17 @@ def test_a_head_in_another_precision_of_its_target_is_taken(folder: Path) -> Non
 
 def test_a_head_of_other_weights_is_refused(folder: Path) -> None:
     other = HFModel(tiny(seed=1), name="stranger", self_test=False)
-    with pytest.raises(ConfigError, match="trained for tiny, and stranger's output layer is another: train one for it"):
+    with pytest.raises(ConfigError, match="trained for tiny, and stranger's embeddings are others: train one for it"):
         load_head(folder, other)
 
 
-def test_a_target_with_an_output_layer_in_another_form_is_read_by_its_embeddings(folder: Path) -> None:
-    weights = tiny()
-    weights.lm_head.weight = weights.get_input_embeddings().weight
-    plain = HFModel(weights, self_test=False)
-    save_head(folder, random_head(plain).network, DRAFTED, plain)
-    wanted = load_head(folder, plain).layers["output"].state_dict()["weight"]
+@pytest.mark.parametrize("tied", [False, True])
+def test_an_output_layer_in_another_form_is_read_all_the_same(tied: bool) -> None:
+    weights = tiny("llama")
+    weights.config.tie_word_embeddings = tied
+    if tied:
+        weights.lm_head.weight = weights.get_input_embeddings().weight
+    wanted = output_layer(weights)
     layer = weights.lm_head
 
     class Packed(nn.Module):
@@ -83,10 +85,39 @@ def test_a_target_with_an_output_layer_in_another_form_is_read_by_its_embeddings
             return layer(x)  # type: ignore[no-any-return]
 
     weights.lm_head = Packed()
-    with pytest.raises(UnsupportedModelError, match="no output layer whose weights can be read"):
-        load_head(folder, plain)
-    weights.config.tie_word_embeddings = True
-    assert torch.equal(load_head(folder, plain).layers["output"].state_dict()["weight"], wanted)
+    found = output_layer(weights)
+    assert torch.allclose(found.weight, wanted.weight, atol=1e-6)
+    assert found.bias is None
+
+
+def test_an_output_layers_bias_is_read_too() -> None:
+    weights = tiny("llama")
+    layer = nn.Linear(32, VOCAB)
+
+    class Packed(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return layer(x)  # type: ignore[no-any-return]
+
+    weights.lm_head = Packed()
+    found = output_layer(weights)
+    assert found.bias is not None
+    assert torch.allclose(found.bias, layer.bias)
+    assert torch.allclose(found.weight, layer.weight, atol=1e-6)
+
+
+@pytest.mark.parametrize("numerics", ["fp32", "fp16w", "int8"])
+def test_a_head_computes_in_its_targets_numerics(numerics: str, folder: Path) -> None:
+    target = HFModel(tiny(), self_test=False, numerics=numerics)
+    head = load_head(folder, target)
+    assert head.capabilities.numerics == target.capabilities.numerics
+    row, stock = target.open([1, 2, 3, 4]), load_head(folder, HFModel(tiny(), self_test=False))
+    features, logits = row.waiting_features()[:-1], []
+    for model in (head, stock):
+        fed = model.start()
+        after = model.advance([fed], [torch.tensor([2, 3, 4])], [features])[0]
+        drafted = model.extend([fed], [Nodes(torch.tensor([5, 7]), torch.tensor([-1, -1]))])[0]
+        logits.append(torch.cat([after[None], drafted]))
+    assert float((logits[0] - logits[1]).abs().max() / logits[1].std()) < (0.2 if numerics == "int8" else 1e-2)
 
 
 @pytest.mark.parametrize(("what", "field"), [("hidden size", "hidden_size"), ("vocabulary size", "vocab_size")])

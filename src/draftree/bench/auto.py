@@ -1,7 +1,7 @@
 """Is ``auto`` faster than the best fixed method, and never slower than plain decoding?
 
-    python -m draftree.bench.auto [--drafter lookup] [--temperature 0] [--per-category 2] [--max-tokens 64]
-        [--grid small]
+    python -m draftree.bench.auto [--numerics fp32] [--drafter lookup] [--temperature 0] [--per-category 2]
+        [--max-tokens 64] [--grid small]
 
 Plain decoding, ``auto`` and a grid of fixed methods decode each Spec-Bench prompt in turn, on the same weights and
 threads, in an order that rotates. The prefill is left out: it is the same for all. Ratios are paired by prompt:
@@ -21,6 +21,7 @@ from ..draft.load import load_drafter
 from ..draft.methods import find_policy
 from ..engine import Engine
 from ..models.load import DEFAULT_MODEL, load
+from ..models.numerics import DEFAULT_NUMERICS, NUMERICS
 from ..text import encode, user
 from .suites import spec_bench
 from .timing import Contestant, Run, ours, ratio, take_turns
@@ -47,6 +48,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="python -m draftree.bench.auto", description=__doc__)
     parser.add_argument("--target", default=DEFAULT_MODEL)
+    parser.add_argument("--numerics", choices=NUMERICS, default=DEFAULT_NUMERICS)
     parser.add_argument("--drafter", default="lookup")
     parser.add_argument("--nodes", type=int, default=31)
     parser.add_argument("--temperature", type=float, default=0.0)
@@ -54,7 +56,7 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--grid", choices=sorted(GRIDS), default="full")
     args = parser.parse_args()
-    target = load(args.target)
+    target = load(args.target, numerics=args.numerics)
     params = SamplingParams(max_tokens=args.max_tokens, temperature=args.temperature, seed=11)
     chosen = AutoTree()
     engines = {

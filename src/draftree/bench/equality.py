@@ -10,18 +10,19 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
+from collections.abc import Callable
+from typing import Any, cast
 
 import torch
 from rich.progress import track
+from transformers import PreTrainedModel
 
 from ..config import SamplingParams
 from ..draft.base import Drafter, NoDrafter
 from ..draft.load import load_drafter
 from ..draft.methods import METHODS
 from ..engine import Engine
-from ..models import attention
-from ..models.hf import HFModel
-from ..models.load import DEFAULT_MODEL, load
+from ..models.load import DEFAULT_MODEL, load, load_stock
 from ..text import encode, user
 from .exact import first_difference
 from .suites import spec_bench
@@ -29,13 +30,11 @@ from .suites import spec_bench
 SEED = 7
 
 
-def generate_greedily(target: HFModel, prompt: list[int], max_tokens: int) -> list[int]:
+def generate_greedily(model: PreTrainedModel, prompt: list[int], max_tokens: int) -> list[int]:
     """transformers' own greedy decoding."""
-    ids = torch.tensor([prompt], device=target.capabilities.device)
-    mask = torch.ones_like(ids)
-    target.model.set_attn_implementation("sdpa" if target.capabilities.attention == attention.NAME else "eager")
-    out = target.model.generate(ids, attention_mask=mask, do_sample=False, max_new_tokens=max_tokens)
-    target.model.set_attn_implementation(target.capabilities.attention)
+    ids = torch.tensor([prompt], device=model.device)
+    generate: Callable[..., torch.Tensor] = cast(Any, model).generate
+    out = generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=max_tokens)
     generated: list[int] = out[0, len(prompt) :].tolist()
     return generated
 
@@ -50,13 +49,13 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=16)
     parser.add_argument("--temperatures", default="0,0.4,1.0")
     args = parser.parse_args()
-    target = load(args.target, dtype="float32")
+    target, (reference, _) = load(args.target, dtype="float32"), load_stock(args.target, dtype="float32")
     prompts = [encode(target.tokenizer, user(item.prompt)) for item in spec_bench(args.per_category)]
     temperatures = [float(t) for t in args.temperatures.split(",")]
     laws = {t: SamplingParams(max_tokens=args.max_tokens, temperature=t, seed=SEED) for t in temperatures}
     plain = Engine(target, NoDrafter())
     expected = {
-        (t, i): generate_greedily(target, p, args.max_tokens) if t == 0 else plain.generate([p], law)[0].token_ids
+        (t, i): generate_greedily(reference, p, args.max_tokens) if t == 0 else plain.generate([p], law)[0].token_ids
         for t, law in laws.items()
         for i, p in enumerate(track(prompts, f"reference at temperature {t}"))
     }

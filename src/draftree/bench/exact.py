@@ -17,6 +17,8 @@ from ..sampling import Draws, gumbel_noise, warp
 
 NEAR_TIE = 1e-3
 """Largest gap, in logits, that the rounding of differently shaped passes can explain in float32."""
+NEAR_TIES = {"int8": 0.05}
+"""The same for numerics where it is another: in int8 rounding moves the second digit of an activation now and then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +29,16 @@ class Difference:
         index: of the first generated token that differs.
         gap: by how much the target prefers one of the two tokens there, in (warped, noisy) logits; infinite when
             one decoding is a beginning of the other.
+        tie: largest gap that rounding explains.
     """
 
     index: int
     gap: float
+    tie: float = NEAR_TIE
 
     @property
     def near_tie(self) -> bool:
-        return self.gap <= NEAR_TIE
+        return self.gap <= self.tie
 
 
 @torch.inference_mode()
@@ -59,4 +63,5 @@ def first_difference(
     target.close(row)
     if params.temperature > 0:
         logits = warp(logits, params) + gumbel_noise([seed], [len(ids)], logits.shape[-1], logits.device)
-    return Difference(shared, float((logits[0, one[shared]] - logits[0, other[shared]]).abs()))
+    gap = float((logits[0, one[shared]] - logits[0, other[shared]]).abs())
+    return Difference(shared, gap, NEAR_TIES.get(target.capabilities.numerics, NEAR_TIE))

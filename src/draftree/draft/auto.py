@@ -153,7 +153,9 @@ class AutoTree(GrowthPolicy):
         records = [self._records.setdefault(s, Record()) for s in sequences]
         odds = torch.tensor([r.odds for r in records])
         self._plan = _Plan(sequences, curve, layer, batch / curve.plain * max(1.0, self._speedup), odds)
-        return budgets if self._worthwhile(self._plan) else [Budget(0, b.depth) for b in budgets]
+        if all(b.depth == 0 for b in budgets) or self._worthwhile(self._plan):  # no try is spent where there is no room
+            return budgets
+        return [Budget(0, b.depth) for b in budgets]
 
     def _worthwhile(self, plan: _Plan) -> bool:
         """May a drafting model's trees pay? What it has shown is asked, and from time to time it may show more."""

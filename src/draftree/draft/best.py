@@ -80,12 +80,13 @@ class OptTree(BestPaths):
         rising = (flat > _least_of_the_best(frontier, before).take(rows)).nonzero()[:, 0]
         every = pool.plus(rows.take(rising), flat.take(rising))
         after = best_per_row(every.path_logprobs, every.rows, frontier.budgets)
-        gain = _mass(every, after, frontier.budgets) - _mass(pool, before, frontier.budgets)
         keep = torch.zeros_like(flat, dtype=torch.bool)
         keep[rising] = after[pool.rows.shape[0] :]
         keep = keep.view(scores.shape)
-        go_on = (gain > self.threshold) if frontier.depth + 1 < self.depth else torch.zeros_like(gain, dtype=torch.bool)
-        return Growth(keep, keep & go_on.take(frontier.rows)[:, None])
+        if frontier.depth + 1 >= self.depth:
+            return Growth(keep, torch.zeros_like(keep))
+        gain = _mass(every, after, frontier.budgets) - _mass(pool, before, frontier.budgets)
+        return Growth(keep, keep & (gain > self.threshold).take(frontier.rows)[:, None])
 
     def observe(self, outcomes: Many[Outcome]) -> None:
         """Learn the rate and the price of a layer for the automatic threshold.

@@ -8,6 +8,7 @@ from ..errors import UnknownNameError, VocabularyError
 from ..models.head_file import is_head, load_head, shipped_head
 from ..models.hf import HFModel
 from ..models.load import load
+from ..models.numerics import DEFAULT_NUMERICS, NUMERICS
 from .base import Drafter, NoDrafter
 from .drafter import TreeDrafter
 from .head import HeadSource
@@ -59,11 +60,16 @@ def _source(name: str | HFModel, target: HFModel) -> Source:
         model = name
     else:
         try:
-            model = load(name, device=str(target.capabilities.device))
+            model = load(name, device=str(target.capabilities.device), numerics=_numerics(target))
         except UnknownNameError as error:
             raise UnknownNameError(f"no drafter {name!r}: not one of {', '.join(DRAFTERS)}, and {error}") from None
     check_vocabulary(target, model)
     return ModelSource(model, target.capabilities.vocab_size)
+
+
+def _numerics(target: HFModel) -> str:
+    """The target's, for a model that drafts for it."""
+    return target.capabilities.numerics if target.capabilities.numerics in NUMERICS else DEFAULT_NUMERICS
 
 
 def check_vocabulary(target: HFModel, drafter: HFModel) -> None:

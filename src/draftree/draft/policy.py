@@ -145,6 +145,8 @@ class GrowthPolicy(ABC):
 def best_per_row(scores: Tensor, rows: Tensor, limits: Tensor) -> Tensor:
     """[F] bool: the ``limits[row]`` highest scores of each row; ties go to the earlier entry."""
     order = scores.argsort(descending=True, stable=True)
+    if len(limits) == 1:
+        return torch.zeros_like(rows, dtype=torch.bool).index_fill_(0, order[: int(limits[0])], True)
     order = order[rows[order].argsort(stable=True)]  # by row, then by score, then by index
     counts = torch.bincount(rows, minlength=limits.shape[0])
     grouped = rows[order]

@@ -31,6 +31,7 @@ class Capabilities:
         eos_ids: tokens that end a sequence.
         dtype, device: of its weights.
         attention: attention implementation in use.
+        numerics: of its linear layers (``draftree.models.numerics``); "stock": as they were loaded.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Capabilities:
     dtype: torch.dtype
     device: torch.device
     attention: str
+    numerics: str = "stock"
 
 
 @dataclass(slots=True, eq=False)

@@ -11,8 +11,9 @@ from rich.console import Console
 from rich.table import Table
 
 from ..errors import ConfigError
-from ..options import Device, Dtype
+from ..options import Device, Dtype, Numerics
 from .load import load
+from .numerics import DEFAULT_NUMERICS, summary
 from .profile import FULL, Grid, Profile, measure_and_keep, profile_folder
 
 _BAR = 40
@@ -27,6 +28,7 @@ def profile(
     plot: Annotated[str, typer.Option(metavar="FILE", help="Draw the curves: .png, .svg or .pdf.")] = "",
     dtype: Dtype = None,
     device: Device = None,
+    numerics: Numerics = DEFAULT_NUMERICS,
 ) -> None:
     """Measure what passes of a model cost on this machine, and keep it for the method auto."""
     grid = Grid(
@@ -39,7 +41,7 @@ def profile(
         raise ConfigError(f"--sizes is {sizes!r}: give at least two, such as 1,2,4,8")
     if plot:
         _check_plot(plot)
-    loaded = load(model, dtype=dtype, device=device)
+    loaded = load(model, dtype=dtype, device=device, numerics=numerics)
     measured = measure_and_keep(loaded, grid if sizes else grid.fitting(loaded.capabilities.max_length))
     out = Console(highlight=False)
     out.print(_table(measured))
@@ -52,11 +54,12 @@ def info(
     model: Annotated[str, typer.Argument(help="smollm2, a folder, a .gguf file or a hub id.")],
     dtype: Dtype = None,
     device: Device = None,
+    numerics: Numerics = DEFAULT_NUMERICS,
 ) -> None:
     """Load a model, test that it can verify draft trees, and say what was found."""
     out = Console(highlight=False, soft_wrap=True)
     began = time.perf_counter()
-    loaded = load(model, dtype=dtype, device=device)
+    loaded = load(model, dtype=dtype, device=device, numerics=numerics)
     seconds, can = time.perf_counter() - began, loaded.capabilities
     row = loaded.open([0])
     per_token = loaded.cache.nbytes / (loaded.cache.placement.rows * loaded.cache.placement.slots)
@@ -67,6 +70,7 @@ def info(
         "parameters": f"{can.parameters / 1e6:.1f} million, {str(can.dtype).removeprefix('torch.')} on {can.device}",
         "longest sequence": f"{can.max_length} tokens ({can.max_length_reason})",
         "vocabulary": f"{can.vocab_size} tokens, end of sequence {sorted(can.eos_ids)}",
+        "linear layers": f"{can.numerics}: {summary(loaded.model)}",
         "attention": can.attention,
         "draft trees": "yes: 4-D masks and depth positions are honoured (self-test passed)",
         "KV cache": f"{per_token / 1024:.1f} KiB a token, compactable",
@@ -87,7 +91,8 @@ def _table(measured: Profile) -> Table:
     """Milliseconds by tokens a pass, a column for each batch and context; bars for the first."""
     identity = measured.identity
     table = Table(
-        title=f"{identity.model}, {identity.dtype}, {identity.device}, {identity.threads} threads: milliseconds a pass",
+        title=f"{identity.model}, {identity.dtype}, numerics {identity.numerics}, {identity.device}, "
+        f"{identity.threads} threads: milliseconds a pass",
         title_justify="left",
     )
     table.add_column("tokens", justify="right")

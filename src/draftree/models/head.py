@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ..errors import ConfigError, UnsupportedModelError
+from ..errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,7 @@ class HeadConfig:
         dim = int(getattr(config, "head_dim", None) or hidden // heads)
         return cls(
             hidden_size=hidden,
-            vocab_size=output_layer(target).weight.shape[0],
+            vocab_size=embeddings(target).shape[0],
             intermediate_size=int(getattr(config, "intermediate_size", 0) or 3 * hidden),
             heads=heads,
             kv_heads=int(getattr(config, "num_key_value_heads", None) or heads),
@@ -139,6 +139,10 @@ def embeddings(target: PreTrainedModel) -> Tensor:
     return weight
 
 
+_UNITS = 64
+"""Unit vectors that an output layer is given at once."""
+
+
 class OutputLayer(NamedTuple):
     """What turns hidden states into logits.
 
@@ -151,19 +155,21 @@ class OutputLayer(NamedTuple):
     bias: Tensor | None
 
 
+@torch.inference_mode()
 def output_layer(target: PreTrainedModel) -> OutputLayer:
-    """The target's output layer; its embeddings where it shares their weights and has put its own into another form.
+    """The target's output layer.
 
-    Raises:
-        UnsupportedModelError: its weights cannot be read.
+    Where its weights have been put into another form, they are those of the embeddings if it shares them, else found
+    out: a linear layer's output for the unit vectors is its weight.
     """
     layer = target.get_output_embeddings()
     weight, bias = getattr(layer, "weight", None), getattr(layer, "bias", None)
     if isinstance(weight, Tensor) and weight.ndim == 2:
         return OutputLayer(weight.detach(), bias.detach() if isinstance(bias, Tensor) else None)
+    like = embeddings(target).detach()
     if target.config.get_text_config(decoder=True).tie_word_embeddings:
-        return OutputLayer(embeddings(target).detach(), None)
-    raise UnsupportedModelError(
-        f"{target.config.name_or_path or type(target).__name__} has no output layer whose weights can be read: use "
-        "drafter 'lookup'"
-    )
+        return OutputLayer(like, None)
+    zero = layer(like.new_zeros((1, like.shape[1])))[0]
+    units = torch.eye(like.shape[1], dtype=like.dtype, device=like.device).split(_UNITS)
+    found = torch.cat([(layer(some) - zero).T for some in units], dim=1)
+    return OutputLayer(found, zero if bool(zero.any()) else None)

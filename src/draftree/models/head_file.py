@@ -1,5 +1,5 @@
 """Draft heads in folders: ``config.json`` (sizes, the target's name) and ``head.safetensors`` (weights, the draft
-vocabulary, and a sample of the target's output layer that tells it from other models)."""
+vocabulary, and a sample of the target's embeddings that tells it from other models)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..errors import ConfigError, ModelFileError, RunError, UnknownNameError
 from ..files import write_whole
-from .head import HeadConfig, HeadNetwork, output_layer
+from .head import HeadConfig, HeadNetwork, embeddings
 from .head_model import HeadModel
 from .hf import HFModel
 
@@ -25,7 +25,7 @@ SHIPPED = Path(__file__).parent.parent / "heads"
 """Folder of the heads that come with the package."""
 
 _SAMPLED = (64, 32)
-"""Rows and columns of the output layer that are kept to know the target by."""
+"""Rows and columns of the embeddings that are kept to know the target by."""
 _SAME = 0.9
 """Correlation of two samples of one model: quantised and fine-tuned copies pass, other models have about 0."""
 
@@ -39,10 +39,10 @@ def is_head(folder: Path) -> bool:
 
 
 def sample(target: HFModel) -> Tensor:
-    """[64, 32] float32, or less of a smaller model: evenly spaced rows of the output layer."""
-    weight = output_layer(target.model).weight
+    """[64, 32] float32, or less of a smaller model: evenly spaced rows of the embeddings."""
+    weight = embeddings(target.model)
     rows = torch.linspace(0, len(weight) - 1, min(_SAMPLED[0], len(weight)), device=weight.device).long()
-    return weight[rows, : _SAMPLED[1]].float().cpu()
+    return weight.detach()[rows, : _SAMPLED[1]].float().cpu()
 
 
 def save_head(folder: Path, network: HeadNetwork, vocabulary: Tensor, target: HFModel) -> None:
@@ -103,21 +103,21 @@ def load_head(folder: Path, target: HFModel) -> HeadModel:
         UnsupportedModelError: the target's hidden states cannot be read.
     """
     made_for, network, vocabulary, known = read_head(folder)
-    name, layer = target.capabilities.name, output_layer(target.model)
+    name, given = target.capabilities.name, embeddings(target.model)
     way_out = f"train one for it with 'draftree train head --target {name}', or use drafter 'lookup'"
     config = network.config
-    for what, own, given in (
-        ("hidden size", config.hidden_size, layer.weight.shape[1]),
-        ("vocabulary size", config.vocab_size, layer.weight.shape[0]),
+    for what, own, size in (
+        ("hidden size", config.hidden_size, given.shape[1]),
+        ("vocabulary size", config.vocab_size, given.shape[0]),
     ):
-        if own != given:
+        if own != size:
             raise ConfigError(
-                f"draft head {folder} was trained for {made_for}, {what} {own}, but {name} has {given}: {way_out}"
+                f"draft head {folder} was trained for {made_for}, {what} {own}, but {name} has {size}: {way_out}"
             )
     found = sample(target)
     if found.shape != known.shape or float(torch.corrcoef(torch.stack([found, known]).flatten(1))[0, 1]) < _SAME:
         raise ConfigError(
-            f"draft head {folder} was trained for {made_for}, and {name}'s output layer is another: {way_out}"
+            f"draft head {folder} was trained for {made_for}, and {name}'s embeddings are others: {way_out}"
         )
     return HeadModel(network, vocabulary, target, f"head {folder.name}")
 

@@ -21,6 +21,7 @@ from .base import Capabilities, Nodes, Row
 from .cache import TreeCache
 from .head import HeadNetwork, embeddings, output_layer
 from .hf import HFModel
+from .numerics import STOCK, convert
 
 _NO_NODES = torch.zeros(0, dtype=torch.int64)
 
@@ -43,7 +44,9 @@ class HeadRow(Row):
 
 
 class HeadModel:
-    """A head that drafts for one target, as a ``LanguageModel``.
+    """A head that drafts for one target, as a ``LanguageModel``, in the target's numerics.
+
+    The network is the model's own from then on: its layers may be given other kernels.
 
     Attributes:
         vocabulary: [D] int64 ascending ids that it always drafts from.
@@ -68,6 +71,8 @@ class HeadModel:
                 output.bias.copy_(layer.bias[self.vocabulary])
         self.layers = nn.ModuleDict({"network": network.to(can.device, can.dtype), "output": output})
         self.layers.eval().requires_grad_(False)
+        parameters = sum(p.numel() for p in network.parameters())
+        numerics = STOCK if can.numerics == STOCK else convert(self.layers, can.numerics)
         self._known = torch.zeros(can.vocab_size, dtype=torch.bool)
         self._known[vocabulary] = True
         self._turns = self.network.turns(torch.arange(0, device=can.device))
@@ -76,7 +81,7 @@ class HeadModel:
         self.capabilities = Capabilities(
             name=name,
             architecture=type(self).__name__,
-            parameters=sum(p.numel() for p in network.parameters()),
+            parameters=parameters,
             max_length=can.max_length,
             max_length_reason=can.max_length_reason,
             vocab_size=can.vocab_size,
@@ -84,6 +89,7 @@ class HeadModel:
             dtype=can.dtype,
             device=can.device,
             attention="sdpa",
+            numerics=numerics,
         )
 
     @property

@@ -9,22 +9,29 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Sequence
+from copy import copy
+from dataclasses import replace
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..errors import CacheError, PromptError, UnsupportedModelError
+from ..errors import CacheError, ConfigError, PromptError, UnsupportedModelError
 from ..tree import ancestors
 from . import probe
 from .attention import share_key_heads
 from .base import Capabilities, Nodes, Row
 from .cache import TreeCache
 from .hidden import HiddenStates, hidden_states
+from .layers import merge_layers
+from .numerics import convert
 
 _PASSED: WeakKeyDictionary[PreTrainedModel, str] = WeakKeyDictionary()
 """Models that have passed the self-test, and with which attention."""
+
+_CONVERTED: WeakKeyDictionary[PreTrainedModel, Capabilities] = WeakKeyDictionary()
+"""Models whose linear layers were replaced: what was probed before, and their numerics."""
 
 _NO_NODES = torch.zeros(0, dtype=torch.int64)
 
@@ -40,8 +47,16 @@ class HFModel:
         passes: forward passes so far, prefills not counted.
         pass_seconds: wall-clock seconds inside them (on an accelerator, of launching them).
 
+    Args:
+        model, tokenizer: of transformers.
+        name: what to call it.
+        numerics: what its linear layers are to compute in on a CPU (``draftree.models.numerics``): their weights are
+            replaced in ``model``; None leaves it as it is.
+        self_test: compare tree logits with sequential ones.
+
     Raises:
         UnsupportedModelError: the model cannot be given draft trees; the message says why and what to do.
+        ConfigError: no such numerics, or the model has others already.
     """
 
     def __init__(
@@ -50,6 +65,7 @@ class HFModel:
         tokenizer: PreTrainedTokenizerBase | None = None,
         *,
         name: str | None = None,
+        numerics: str | None = None,
         self_test: bool = True,
     ) -> None:
         name = name or model.config.name_or_path or "model"
@@ -57,7 +73,7 @@ class HFModel:
         share_key_heads(model)
         self.model = model.eval()
         self.tokenizer = tokenizer
-        self.capabilities: Capabilities = probe.capabilities(model, name)
+        self.capabilities: Capabilities = _converted(model, name, numerics)
         self._layers: int = model.config.get_text_config(decoder=True).num_hidden_layers
         self._keep_last = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._rows: list[Row] = []
@@ -80,7 +96,10 @@ class HFModel:
 
     def twin(self) -> HFModel:
         """A second model on the same weights with rows and a cache of its own."""
-        return HFModel(self.model, self.tokenizer, name=self.capabilities.name, self_test=False)
+        other = copy(self)
+        other._rows = []
+        other._start()
+        return other
 
     def track_features(self) -> None:
         """Keep the hidden states after the final norm of all tokens from now on, for ``Row.waiting_features``.
@@ -244,3 +263,18 @@ class HFModel:
             moved.slot = row.slot
             self._rows[row.slot] = moved
         row.slot = -1
+
+
+def _converted(model: PreTrainedModel, name: str, numerics: str | None) -> Capabilities:
+    """What a model can do, with its layers in ``numerics`` from now on unless that is None."""
+    known = _CONVERTED.get(model)
+    if known is None:
+        can = probe.capabilities(model, name)
+        if numerics is None:
+            return can
+        merge_layers(model)
+        _CONVERTED[model] = can = replace(can, numerics=convert(model, numerics))
+        return can
+    if numerics not in (None, known.numerics):
+        raise ConfigError(f"{name} has numerics {known.numerics} and its own weights no more: load it again")
+    return replace(known, name=name, attention=model.config._attn_implementation)

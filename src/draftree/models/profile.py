@@ -29,7 +29,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from ..errors import ConfigError, DraftreeWarning, RunError
 from ..files import write_whole
 from ..tree import ROOT
-from .base import LanguageModel, Nodes
+from .base import LanguageModel, Nodes, Row
 
 FORMAT, VERSION = "draftree-profile", 1
 
@@ -92,6 +92,7 @@ class Identity:
     threads: int
     torch: str
     transformers: str
+    numerics: str = "stock"
 
     @classmethod
     def of(cls, model: LanguageModel) -> Identity:
@@ -103,10 +104,11 @@ class Identity:
             parameters=can.parameters,
             dtype=str(can.dtype).removeprefix("torch."),
             attention=can.attention,
-            device=torch.cuda.get_device_name(can.device) if can.device.type == "cuda" else _processor(),
+            device=torch.cuda.get_device_name(can.device) if can.device.type == "cuda" else processor(),
             threads=torch.get_num_threads(),
             torch=torch.__version__,
             transformers=transformers.__version__,
+            numerics=can.numerics,
         )
 
     @property
@@ -118,7 +120,7 @@ class Identity:
 
 
 @lru_cache(maxsize=1)
-def _processor() -> str:
+def processor() -> str:
     try:
         found = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
     except OSError:
@@ -256,14 +258,15 @@ def measure(model: LanguageModel, grid: Grid, progress: Callable[[int], None] = 
     """
     can, done = model.capabilities, 0
     points = []
-    _check_fit(model, grid)
-    contexts = sorted({min(c, can.max_length - max(grid.sizes)) for c in grid.contexts})
+    grid = _shortened(grid, model)
     for batch in grid.batches:
-        model.reserve(batch, contexts[-1] + max(grid.sizes))
-        for context in contexts:
-            rows = [model.open([(7 * i + b) % can.vocab_size for i in range(context)]) for b in range(batch)]
+        model.reserve(batch, grid.contexts[-1] + grid.sizes[-1])
+        for context in grid.contexts:
+            rows: list[Row] = []
             times: dict[int, list[float]] = {size: [] for size in grid.sizes}
             try:
+                for b in range(batch):
+                    rows.append(model.open([(7 * i + b) % can.vocab_size for i in range(context)]))
                 for _ in range(grid.repeats + 1):
                     for size in grid.sizes:
                         nodes = [_fan([(5 * i + 3) % can.vocab_size for i in range(size)])] * batch
@@ -289,10 +292,13 @@ def _fan(tokens: list[int]) -> Nodes:
     return Nodes(torch.tensor(tokens), torch.full((len(tokens),), ROOT))
 
 
-def _check_fit(model: LanguageModel, grid: Grid) -> None:
+def _shortened(grid: Grid, model: LanguageModel) -> Grid:
+    """With contexts that leave room for the largest pass."""
     can = model.capabilities
-    if max(grid.sizes) >= can.max_length:
-        raise ConfigError(f"passes over {max(grid.sizes)} tokens do not fit {can.name}'s {can.max_length}: use fewer")
+    room = can.max_length - grid.sizes[-1]
+    if room < 1:
+        raise ConfigError(f"passes over {grid.sizes[-1]} tokens do not fit {can.name}'s {can.max_length}: use fewer")
+    return replace(grid, contexts=tuple(sorted({min(c, room) for c in grid.contexts})))
 
 
 def _finish(device: torch.device) -> None:
@@ -316,7 +322,7 @@ def kept_or_measured(model: LanguageModel, grid: Grid | None = None) -> Profile:
 
 def measure_and_keep(model: LanguageModel, grid: Grid) -> Profile:
     """A new profile, shown as it is measured and kept for later starts."""
-    _check_fit(model, grid)
+    grid = _shortened(grid, model)
     console = Console(stderr=True)
     with Progress(TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), console=console) as bar:
         task = bar.add_task(f"measuring passes of {model.capabilities.name}", total=grid.passes)

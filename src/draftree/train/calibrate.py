@@ -101,7 +101,8 @@ class Calibration:
         max_tokens: most tokens to decode after a prompt, within the context.
         temperature: of the target.
         seed: of the first prompt; each has its own.
-        dtype: of the target.
+        dtype: of the target's weights.
+        numerics: of its linear layers.
 
     Raises:
         ConfigError: a value is out of range.
@@ -115,6 +116,7 @@ class Calibration:
     temperature: float
     seed: int
     dtype: str
+    numerics: str = "stock"
 
     def __post_init__(self) -> None:
         check_ranges(self.depth, self.stride, self.max_tokens)

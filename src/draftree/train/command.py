@@ -19,8 +19,9 @@ from ..draft.tree_file import TreeFile
 from ..errors import ConfigError, PromptError, RunError
 from ..models.hf import HFModel
 from ..models.load import DEFAULT_MODEL, load
+from ..models.numerics import DEFAULT_NUMERICS
 from ..models.profile import kept_or_measured
-from ..options import DecodedTokens, Depth, Device, Drafter, Dtype, Nodes, Seed, Stride, Target, Temperature
+from ..options import DecodedTokens, Depth, Device, Drafter, Dtype, Nodes, Numerics, Seed, Stride, Target, Temperature
 from ..text import Prompt, encode, user
 from .calibrate import Calibration, Costs, Tally, TruePath, check_ranges, conclude, measure
 from .prompts import read_prompts
@@ -48,6 +49,7 @@ def calibrate(
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing tree file.")] = False,
     dtype: Dtype = None,
     device: Device = None,
+    numerics: Numerics = DEFAULT_NUMERICS,
 ) -> None:
     """Measure how often a drafter is right, and write the best fixed tree for it (--method sequoia --tree FILE).
 
@@ -62,7 +64,7 @@ def calibrate(
     if drafter == "none":
         raise ConfigError("drafter none drafts nothing: calibrate with lookup or a model")
     texts = read_prompts(prompts)
-    model = load(target, dtype=dtype, device=device)
+    model = load(target, dtype=dtype, device=device, numerics=numerics)
     policy = TruePath()
     drafts = load_drafter(drafter, model, policy)
     calibration = Calibration(
@@ -74,6 +76,7 @@ def calibrate(
         temperature=temperature,
         seed=law.seed or 0,
         dtype=str(model.capabilities.dtype),
+        numerics=model.capabilities.numerics,
     )
     tally = Tally.load(path.with_name(f"{path.name}.part"), calibration, force=force)
     err = Console(stderr=True, highlight=False, soft_wrap=True)

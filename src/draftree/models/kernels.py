@@ -1,0 +1,201 @@
+"""A linear layer's weights, packed for one CPU kernel: [..., in] float32 -> [..., out] float32.
+
+A row of the result depends on its own row of the input alone, bit for bit: no kernel mixes rows, and activations are
+scaled row by row. It may depend on n, since rounding follows the kernel's blocking. Knows nothing of models, nor which
+kernel is fastest.
+"""
+
+from __future__ import annotations
+
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache, partial
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+_TYPICAL_ROWS = 16
+"""Rows a pass that oneDNN chooses its blocks for."""
+_DIGITS = ((127, 128), (63, 64))
+"""Largest digit of int8 activations, and the zero point that makes digits unsigned. The second is for processors that
+saturate sums of two products: 127 x 127 x 2 < 2^15."""
+_SMALLEST = 1e-30
+"""Rows of zeros have a scale too."""
+_TOLERANCE = 0.02
+"""Largest error of a kernel that works, relative to the largest result."""
+
+
+class Kernel(ABC):
+    """Packed weights, made from a weight [out, in] and a bias [out] or None."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None: ...
+
+    @abstractmethod
+    def __call__(self, x: Tensor) -> Tensor:
+        """[..., in] -> [..., out]; n rows in all."""
+
+
+class Stock(Kernel):
+    """PyTorch's own linear; keeps the weight itself, all others keep their packed copy only."""
+
+    name = "stock"
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self._weight, self._bias = weight, bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return linear(x, self._weight, self._bias)
+
+
+class Prepacked(Kernel):
+    """oneDNN with the weight already in its blocks."""
+
+    name = "prepacked"
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self._weight, self._bias = torch.ops.mkldnn._reorder_linear_weight(weight, _TYPICAL_ROWS), bias
+        self._multiply = torch.ops.mkldnn._linear_pointwise.default
+
+    def __call__(self, x: Tensor) -> Tensor:
+        out: Tensor = self._multiply(x, self._weight, self._bias, "none", [], "")
+        return out
+
+
+class HalfWeights(Kernel):
+    """FBGEMM with float16 weights, widened on their way into float32 arithmetic: half the bytes to read."""
+
+    name = "fp16w"
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        with _fbgemm():
+            self._packed = torch.ops.quantized.linear_prepack_fp16(weight, bias)
+        self._multiply = torch.ops.quantized.linear_dynamic_fp16.default
+
+    def __call__(self, x: Tensor) -> Tensor:
+        out: Tensor = self._multiply(x, self._packed)
+        return out
+
+
+class _Int8(Kernel):
+    """int8 weights with a scale for each output; activations of two int8 digits with a scale for each row.
+
+    x = s (h + l / 2d) within s / 4d, where d is the largest digit and s = max |x| / d over the row. Both digits are
+    rows of one product in whole numbers, so that results do not depend on n. One digit would not do: float32 noise of
+    1e-7 before it (attention in a pass of another shape) moves it now and then by 1 / d, some layers later nearly all,
+    and the logits by as much as quantisation itself does. Two digits keep that noise as small as their error.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, digits: tuple[int, int] | None = None) -> None:
+        self._bias = bias
+        self._largest, self._zero = digits or _digits(type(self))
+        scales = (weight.abs().amax(1) / 127).clamp_(min=_SMALLEST)
+        self._pack((weight / scales[:, None]).round_(), scales)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        step = 2 * self._largest
+        scale = x.abs().amax(-1, keepdim=True).clamp_(min=_SMALLEST).div_(self._largest)
+        low = x / scale
+        high = low.round()
+        highs, lows = self._multiply(torch.cat((high, low.sub_(high).mul_(step)))).chunk(2)
+        out = torch.add(highs, lows, alpha=1 / step).mul_(scale)
+        return out if self._bias is None else out.add_(self._bias)
+
+    @abstractmethod
+    def _pack(self, weight: Tensor, scales: Tensor) -> None:
+        """Keep a weight [out, in] of whole numbers up to 127, and the scales [out] of its rows."""
+
+    @abstractmethod
+    def _multiply(self, digits: Tensor) -> Tensor:
+        """[..., in] -> [..., out]: products of the rounded digits with the weight, times its scales."""
+
+
+class Int8(_Int8):
+    """FBGEMM."""
+
+    name = "int8"
+
+    def _pack(self, weight: Tensor, scales: Tensor) -> None:
+        zeros = torch.zeros_like(scales, dtype=torch.int64)
+        with _fbgemm():
+            whole = torch.quantize_per_channel(weight * scales[:, None], scales.double(), zeros, 0, torch.qint8)
+            self._packed = torch.ops.quantized.linear_prepack(whole, None)
+        self._operator = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
+
+    def _multiply(self, digits: Tensor) -> Tensor:
+        out: Tensor = self._operator(digits, 1.0, self._zero, self._packed)
+        return out
+
+
+class Int8OneDNN(_Int8):
+    """oneDNN."""
+
+    name = "int8-onednn"
+
+    def _pack(self, weight: Tensor, scales: Tensor) -> None:
+        self._packed = torch.ops.onednn.qlinear_prepack(weight.to(torch.int8), None)
+        self._scales, self._zeros = scales, torch.zeros_like(scales, dtype=torch.int32)
+
+    def _multiply(self, digits: Tensor) -> Tensor:
+        whole = digits.round_().add_(self._zero).to(torch.uint8)
+        out: Tensor = torch.ops.onednn.qlinear_pointwise(
+            whole, 1.0, self._zero, self._packed, self._scales, self._zeros, None, 1.0, 0, torch.float32, "none", [], ""
+        )
+        return out
+
+
+KERNELS: dict[str, tuple[type[Kernel], ...]] = {
+    "fp32": (Stock, Prepacked),
+    "fp16w": (HalfWeights,),
+    "int8": (Int8, Int8OneDNN),
+}
+"""Numerics -> kernels that compute in them."""
+
+
+@contextmanager
+def _fbgemm() -> Iterator[None]:
+    """Pack for FBGEMM, whose constructors announce their end in a future PyTorch."""
+    quantized: Any = torch.backends.quantized
+    engine = quantized.engine
+    try:
+        quantized.engine = "fbgemm"
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.quantize_per_tensor", UserWarning)
+            yield
+    finally:
+        quantized.engine = engine
+
+
+@cache
+def working(numerics: str) -> tuple[type[Kernel], ...]:
+    """The kernels of these numerics that this processor and this PyTorch have, tried on a small product."""
+    return tuple(kernel for kernel in KERNELS[numerics] if _works(kernel))
+
+
+def candidates(numerics: str) -> tuple[type[Kernel], ...]:
+    """Kernels to choose from for these numerics: small layers are not worth making digits for."""
+    own = working(numerics)
+    return own + working("fp16w") if own and numerics == "int8" else own
+
+
+@cache
+def _digits(kernel: type[_Int8]) -> tuple[int, int]:
+    """The finest digits that do not saturate; the first if all do."""
+    return next((digits for digits in _DIGITS if _works(partial(kernel, digits=digits))), _DIGITS[0])
+
+
+def _works(kernel: Callable[[Tensor, Tensor | None], Kernel]) -> bool:
+    """Is it there and right, where sums of products are largest?"""
+    weight = torch.linspace(-1.0, 1.0, 32 * 64).reshape(32, 64).sign()
+    want = linear(weight[::4], weight)
+    try:
+        error = (kernel(weight, None)(weight[::4]) - want).abs().max()
+    except (RuntimeError, AttributeError):
+        return False
+    return bool(error <= _TOLERANCE * want.max())

@@ -1,0 +1,170 @@
+"""Decoder layers with merged projections and fewer small operations, made of a stock layer's own weights.
+
+A layer of the Llama kind (RMSNorm, rotary grouped-query attention, gated feed-forward) makes some sixty small
+operations, which on a CPU cost as much as the products of a small model. ``merge_layers`` gives each such layer of a
+model a forward of half as many. Whether a layer is of this kind is found out by trying: it must have the parts, and the
+same output. Any other layer stays as it is.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import Cache, PreTrainedModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+_LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
+_ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
+_FEED_FORWARD = {"gate_proj", "up_proj", "down_proj", "act_fn"}
+_TOLERANCE = 1e-4
+"""Largest difference from the stock layer, in standard deviations of its output; rounding makes 1e-6."""
+
+_NOT_ALIKE = (AttributeError, TypeError, ValueError, RuntimeError, KeyError, IndexError)
+"""What trying a layer of another kind ends with."""
+
+
+class Rotation:
+    """cos and sin of a pass, as its layers need them: worked out for the first and kept for the others."""
+
+    def __init__(self) -> None:
+        self._source: tuple[Tensor, Tensor] | None = None
+        self._turn: tuple[Tensor, Tensor] | None = None
+
+    def __call__(self, source: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """cos, sin [B, n, d] -> [B, n, 1, d] factors c and s of rotated x: x c + roll(x, d / 2) s."""
+        if self._turn is None or self._source is not source:
+            cos, sin = (part.unsqueeze(2) for part in source)
+            half = sin.shape[-1] // 2
+            self._source, self._turn = source, (cos, torch.cat((-sin[..., :half], sin[..., half:]), -1))
+        return self._turn
+
+
+class Concatenated(nn.Module):
+    """Linear layers that read the same input as one layer, with the outputs of all."""
+
+    def __init__(self, *parts: nn.Linear) -> None:
+        super().__init__()
+        for i, part in enumerate(parts):
+            self.add_module(str(i), part)
+        if len({part.bias is None for part in parts}) > 1:
+            raise TypeError("some parts have a bias and some have none")
+        self.in_features, self.out_features = parts[0].in_features, sum(part.out_features for part in parts)
+        self._parts = parts
+
+    @property
+    def weight(self) -> Tensor:
+        """[out, in], put together anew."""
+        return torch.cat([part.weight for part in self._parts])
+
+    @property
+    def bias(self) -> Tensor | None:
+        """[out], or None where no part has one."""
+        return None if self._parts[0].bias is None else torch.cat([part.bias for part in self._parts])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([part(x) for part in self._parts], dim=-1)
+
+
+class Merged(nn.Module):
+    """A decoder layer of the Llama kind, of the stock layer's parts.
+
+    Attributes:
+        qkv, o, gate_up, down: its projections; query, key and value in one, gate and up in one.
+        width: of its input and output.
+
+    Raises:
+        any of _NOT_ALIKE: the layer is of another kind.
+    """
+
+    def __init__(self, stock: Any, rotation: Rotation) -> None:
+        super().__init__()
+        attention, feed_forward = stock.self_attn, stock.mlp
+        for module, parts in ((stock, _LAYER), (attention, _ATTENTION), (feed_forward, _FEED_FORWARD)):
+            if set(dict(module.named_children())) != parts:
+                raise TypeError(f"{type(module).__name__} has other parts")
+        self.qkv: nn.Module = Concatenated(attention.q_proj, attention.k_proj, attention.v_proj)
+        self.o: nn.Module = attention.o_proj
+        self.gate_up: nn.Module = Concatenated(feed_forward.gate_proj, feed_forward.up_proj)
+        self.down: nn.Module = feed_forward.down_proj
+        norms = (stock.input_layernorm, stock.post_attention_layernorm)
+        self._norms: list[tuple[Tensor, float]] = [(n.weight.detach().clone(), n.variance_epsilon) for n in norms]
+        self.activation = feed_forward.act_fn
+        self.is_causal, self.num_key_value_groups = True, attention.num_key_value_groups
+        self._config, self._layer, self._scaling = attention.config, attention.layer_idx, attention.scaling
+        self._head_dim: int = attention.head_dim
+        self._kv_heads = attention.k_proj.out_features // self._head_dim
+        self._heads = self._kv_heads * self.num_key_value_groups
+        self._eager: Callable[..., Any] = sys.modules[type(attention).__module__].eager_attention_forward
+        self._rotation = rotation
+        self.width: int = attention.o_proj.out_features
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        *,
+        position_embeddings: tuple[Tensor, Tensor],
+        **kwargs: Any,
+    ) -> Tensor:
+        """What the stock layer computes; not differentiable, since it works in place."""
+        rows, n, _ = hidden_states.shape
+        qkv = self.qkv(self._normed(0, hidden_states)).view(rows, n, -1, self._head_dim)
+        straight, value = qkv.split((self._heads + self._kv_heads, self._kv_heads), dim=2)
+        cos, sin = self._rotation(position_embeddings)
+        turned = torch.addcmul(straight * cos, straight.roll(self._head_dim // 2, -1), sin).transpose(1, 2)
+        query, key = turned.split((self._heads, self._kv_heads), dim=1)
+        value = value.transpose(1, 2)
+        if past_key_values is not None:
+            key, value = past_key_values.update(key, value, self._layer)
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self._config._attn_implementation, self._eager)
+        seen, _ = attend(self, query, key, value, attention_mask, dropout=0.0, scaling=self._scaling, **kwargs)
+        hidden: Tensor = self.o(seen.reshape(rows, n, -1)).add_(hidden_states)
+        gate, up = self.gate_up(self._normed(1, hidden)).chunk(2, -1)
+        out: Tensor = self.down(self.activation(gate).mul_(up)).add_(hidden)
+        return out
+
+    def _normed(self, which: int, x: Tensor) -> Tensor:
+        weight, epsilon = self._norms[which]
+        return (x * (x * x).mean(-1, keepdim=True).add_(epsilon).rsqrt_()).mul_(weight)
+
+
+def merge_layers(model: PreTrainedModel) -> int:
+    """Give the layers of the Llama kind of a float32 model merged projections; how many there are.
+
+    A layer keeps its place and its class. No weights are copied: that is for who replaces the projections.
+    """
+    base: Any = model.base_model
+    layers, rotation, merged = getattr(base, "layers", ()), Rotation(), 0
+    for layer in layers:
+        try:
+            made = Merged(layer, rotation)
+            alike = _difference(layer, made, base.rotary_emb) <= _TOLERANCE
+        except _NOT_ALIKE:
+            continue
+        if alike:
+            for name in _LAYER:
+                delattr(layer, name)
+            layer.merged = made
+            vars(layer)["forward"] = made.forward
+            merged += 1
+    return merged
+
+
+@torch.inference_mode()
+def _difference(stock: nn.Module, merged: Merged, rotary: Any) -> float:
+    """Largest difference of their outputs on noise under a mask with holes, in standard deviations."""
+    noise = torch.Generator().manual_seed(0)
+    n, width = 5, merged.width
+    hidden = torch.randn((2, n, width), generator=noise)
+    hole = torch.rand((2, 1, n, n), generator=noise) < 0.4
+    mask = torch.zeros((2, 1, n, n)).masked_fill_(
+        hole & ~torch.eye(n, dtype=torch.bool), torch.finfo(torch.float32).min
+    )
+    turn = rotary(hidden, position_ids=torch.arange(n).expand(2, -1) * 7)
+    want, got = (layer(hidden.clone(), attention_mask=mask, position_embeddings=turn) for layer in (stock, merged))
+    return float((want - got).abs().max() / want.std())

@@ -1,0 +1,173 @@
+"""Linear layers in the numerics that a user asked for, each with the kernel that is fastest for its shape here.
+
+    fp32    float32 throughout: the ids of transformers
+    fp16w   float16 weights, float32 arithmetic
+    int8    int8 weights with a scale for each output, two-digit int8 activations with a scale for each row; shapes that
+            are faster so, as fp16w
+    auto    whichever of these is fastest
+
+On a CPU, for float32 models. The original weights are freed, those of an embedding that shares them excepted.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from ..errors import ConfigError, DraftreeWarning
+from .choice import Choice, Linear, Times, choose
+from .kernels import KERNELS, Kernel, Stock, candidates, working
+from .layers import Concatenated
+
+AUTO, STOCK = "auto", "stock"
+DEFAULT_NUMERICS = "fp32"
+NUMERICS = (AUTO, *KERNELS)
+"""What a user may ask for. A model whose layers are left as they came has numerics "stock"."""
+
+_SHARED = 0.25
+"""Largest part of a model that may be kept twice: an output layer packed beside the embedding that it shares."""
+_SMALL = 1 << 20
+"""Bytes of norms and biases, which are copied: they would keep the files of their neighbours mapped."""
+
+
+class KernelLinear(nn.Module):
+    """A linear layer that runs with a kernel.
+
+    Attributes:
+        in_features, out_features: as of ``nn.Linear``.
+        kernel: its packed weights.
+    """
+
+    def __init__(self, kernel: Kernel, rows: Sequence[int], in_features: int, out_features: int) -> None:
+        super().__init__()
+        self.kernel, self._rows = kernel, rows
+        self.in_features, self.out_features = in_features, out_features
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., in] -> [..., out]; not differentiable."""
+        n = x.numel() // self.in_features
+        run = self._rows[n] if n < len(self._rows) else n
+        if run == n:
+            return self.kernel(x)
+        filled = pad(x.reshape(n, self.in_features), (0, 0, 0, run - n))
+        return self.kernel(filled)[:n].view(*x.shape[:-1], self.out_features)
+
+    def extra_repr(self) -> str:
+        return f"{self.in_features}, {self.out_features}, {self.kernel.name}"
+
+
+def check(numerics: str, device: torch.device, dtype: torch.dtype | None) -> None:
+    """Refuse what cannot be had, before any model is loaded.
+
+    Raises:
+        ConfigError: no such numerics, or they need a CPU and float32 weights.
+    """
+    if numerics not in NUMERICS:
+        raise ConfigError(f"numerics is {numerics!r}: choose from {', '.join(NUMERICS)}")
+    if numerics in (AUTO, DEFAULT_NUMERICS):
+        return
+    for what, value, needed in (("device", device.type, "cpu"), ("dtype", dtype, torch.float32)):
+        if value != needed:
+            raise ConfigError(f"numerics {numerics} needs {what} {needed}, not {value}: leave one of the two out")
+
+
+def convert(module: nn.Module, numerics: str = DEFAULT_NUMERICS) -> str:
+    """Give every float32 linear layer on a CPU in ``module`` a kernel, and free its weights; the numerics in use.
+
+    "stock" where there is no such layer. Times of shapes not met before are measured, which takes a second or two.
+
+    Raises:
+        ConfigError: no such numerics.
+
+    Warns:
+        DraftreeWarning: this processor or this PyTorch has no kernel for them; fp32 is used.
+    """
+    check(numerics, torch.device("cpu"), torch.float32)
+    places = deque(_places(module))
+    if not places:
+        return STOCK
+    kinds = [kind for kind in KERNELS if numerics in (kind, AUTO) and working(kind)]
+    if not kinds:
+        warnings.warn(f"this CPU has no {numerics} kernel that works: using fp32", DraftreeWarning, stacklevel=2)
+        kinds = [DEFAULT_NUMERICS]
+    times = Times()
+    plans = {kind: _plan(places, kind, times) for kind in kinds}
+    times.keep()
+    used = min(kinds, key=lambda kind: sum(plans[kind][place.key].seconds for place in places))
+    available: list[type[Kernel]] = [Stock, *candidates(used)]
+    kernels = {kernel.name: kernel for kernel in available}
+    for parameter in module.parameters():
+        if parameter.nbytes <= _SMALL:
+            parameter.data = parameter.data.clone()
+    while places:  # in the model's order and one by one, so that files are unmapped as the last of their weights goes
+        place = places.popleft()
+        place.replace(kernels[plans[used][place.key].kernel], plans[used][place.key].rows)
+    return used
+
+
+def summary(module: nn.Module) -> str:
+    """How many linear layers run with which kernel."""
+    linears = [m for m in module.modules() if isinstance(m, (KernelLinear, nn.Linear))]
+    names = Counter(m.kernel.name if isinstance(m, KernelLinear) else STOCK for m in linears)
+    return f"{len(linears)} layers, {', '.join(f'{count} {name}' for name, count in names.most_common())}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A linear layer and where it is.
+
+    Attributes:
+        shared: its weight stays anyway, as an embedding's.
+        large: and is too large to be kept twice.
+    """
+
+    parent: nn.Module
+    name: str
+    linear: Linear
+    shared: bool
+    large: bool
+
+    @property
+    def key(self) -> tuple[int, int, bool]:
+        """Equal for layers that run with the same kernel."""
+        return self.linear.in_features, self.linear.out_features, self.shared and self.large
+
+    @torch.no_grad()
+    def replace(self, kernel: type[Kernel], rows: Sequence[int]) -> None:
+        linear = self.linear
+        weight, bias = linear.weight.detach(), None if linear.bias is None else linear.bias.detach()
+        packed = kernel(weight.clone() if kernel is Stock and not self.shared else weight, bias)
+        setattr(self.parent, self.name, KernelLinear(packed, rows, linear.in_features, linear.out_features))
+
+
+def _places(module: nn.Module) -> Iterator[_Place]:
+    """The linear layers whose weights are float32 on a CPU, in the module's order."""
+    shared = {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding)}
+    whole = sum(p.nbytes for p in module.parameters())
+    for parent in [m for m in module.modules() if not isinstance(m, Concatenated)]:
+        for name, linear in parent.named_children():
+            if type(linear) in (nn.Linear, Concatenated) and all(
+                p.dtype == torch.float32 and p.device.type == "cpu" for p in linear.parameters()
+            ):
+                weight = next(linear.parameters())
+                large = weight.nbytes > _SHARED * whole
+                yield _Place(parent, name, cast(Linear, linear), id(weight) in shared, large)
+
+
+def _plan(places: Sequence[_Place], kind: str, times: Times) -> dict[tuple[int, int, bool], Choice]:
+    """What layers would run with in these numerics, by their keys."""
+    groups: dict[tuple[int, int, bool], list[Linear]] = {}
+    for place in places:
+        groups.setdefault(place.key, []).append(place.linear)
+    plan = {}
+    for key, linears in groups.items():
+        stock_only = key[2] and kind == DEFAULT_NUMERICS
+        plan[key] = choose(times.of((Stock,) if stock_only else candidates(kind), linears))
+    return plan

@@ -1,0 +1,145 @@
+"""Kernels: right, each row by itself whatever its neighbours hold, and there or not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from draftree.models import kernels
+from draftree.models.kernels import KERNELS, Int8, Int8OneDNN, Kernel, _digits, working
+
+ALL = [kernel for kinds in KERNELS.values() for kernel in kinds]
+SHAPES = [(32, 61), (64, 32), (576, 192)]
+ERROR = {"stock": 1e-5, "prepacked": 1e-5, "fp16w": 1e-2, "int8": 0.1, "int8-onednn": 0.1}
+"""Largest, for weights and activations of standard deviation 1 / sqrt(in) and 1."""
+
+every = pytest.mark.parametrize("kernel", ALL, ids=lambda k: k.name)
+shapes = pytest.mark.parametrize("shape", SHAPES, ids=str)
+
+
+def made(kernel: type[Kernel], inputs: int, outputs: int, bias: bool = False) -> tuple[Kernel, Tensor, Tensor | None]:
+    if kernel not in [k for numerics in KERNELS for k in working(numerics)]:
+        pytest.skip(f"no kernel {kernel.name} on this processor")
+    noise = torch.Generator().manual_seed(inputs + outputs)
+    weight = torch.randn((outputs, inputs), generator=noise) / inputs**0.5
+    shift = torch.randn(outputs, generator=noise) if bias else None
+    return kernel(weight, shift), weight, shift
+
+
+def rows(n: int, inputs: int, seed: int = 0) -> Tensor:
+    return torch.randn((n, inputs), generator=torch.Generator().manual_seed(seed))
+
+
+@every
+@shapes
+@pytest.mark.parametrize("bias", [False, True])
+def test_results_are_those_of_a_linear_layer(kernel: type[Kernel], shape: tuple[int, int], bias: bool) -> None:
+    layer, weight, shift = made(kernel, *shape, bias)
+    for n in (1, 2, 7, 33):
+        x = rows(n, shape[0])
+        error = (layer(x) - linear(x, weight, shift)).abs().max()
+        assert error <= ERROR[kernel.name]
+
+
+@every
+@shapes
+@pytest.mark.parametrize("n", [2, 3, 5, 8, 17, 40])
+def test_a_row_does_not_depend_on_what_its_neighbours_hold(
+    kernel: type[Kernel], shape: tuple[int, int], n: int
+) -> None:
+    """Per-tensor activation scales fail this: a large neighbour would coarsen the row's own digits."""
+    layer, _, _ = made(kernel, *shape)
+    x = rows(n, shape[0])
+    before = layer(x)
+    for kept in range(n):
+        others = rows(n, shape[0], seed=1) * 100
+        others[kept] = x[kept]
+        assert torch.equal(layer(others)[kept], before[kept])
+
+
+@every
+@shapes
+def test_a_row_does_not_depend_on_its_place(kernel: type[Kernel], shape: tuple[int, int]) -> None:
+    layer, _, _ = made(kernel, *shape)
+    x, order = rows(9, shape[0]), torch.randperm(9, generator=torch.Generator().manual_seed(3))
+    assert torch.equal(layer(x[order]), layer(x)[order])
+
+
+@pytest.mark.parametrize("kernel", [Int8, Int8OneDNN], ids=lambda k: k.name)
+@shapes
+def test_products_of_whole_numbers_do_not_depend_on_the_number_of_rows(
+    kernel: type[Kernel], shape: tuple[int, int]
+) -> None:
+    layer, _, _ = made(kernel, *shape)
+    x = rows(40, shape[0])
+    whole = layer(x)
+    for n in (1, 2, 3, 4, 7, 8, 16, 33):
+        assert torch.equal(layer(x[:n].clone()), whole[:n])
+
+
+@every
+def test_rows_of_zeros_give_the_bias(kernel: type[Kernel]) -> None:
+    layer, _, bias = made(kernel, 32, 61, bias=True)
+    assert bias is not None
+    assert torch.equal(layer(torch.zeros(3, 32)), bias.expand(3, -1))
+
+
+@pytest.mark.parametrize("kernel", [Int8, Int8OneDNN], ids=lambda k: k.name)
+def test_activations_are_as_fine_as_two_digits(kernel: type[Kernel]) -> None:
+    """Against one digit, whose noise made the ids of a tree pass and of plain decoding differ."""
+    made(kernel, 32, 61)
+    weight = (torch.randint(-127, 128, (61, 32), generator=torch.Generator().manual_seed(0)) / 127).float()
+    weight[:, 0] = 1  # the scales are 1 / 127: weights lose nothing
+    x = rows(8, 32)
+    largest = _digits(kernel)[0]
+    bound = x.abs().amax(-1) / largest / (4 * largest) * weight.abs().sum(1).max() * 1.01 + 1e-5
+    error = (kernel(weight, None)(x) - linear(x, weight)).abs().amax(-1)
+    assert (error <= bound).all()
+
+
+@pytest.mark.parametrize("kernel", [Int8, Int8OneDNN], ids=lambda k: k.name)
+def test_processors_that_saturate_get_smaller_digits(kernel: type[Kernel], monkeypatch: pytest.MonkeyPatch) -> None:
+    made(kernel, 32, 61)
+    works = kernels._works
+    monkeypatch.setattr(kernels, "_works", lambda made: made.keywords["digits"][0] < 127 and works(made))
+    kernels._digits.cache_clear()
+    try:
+        x, weight = rows(5, 64), rows(32, 64, seed=4) / 8
+        layer = kernel(weight, None)
+        assert (layer(x) - linear(x, weight)).abs().max() <= ERROR[kernel.name]
+        assert layer._largest == 63  # type: ignore[attr-defined]
+    finally:
+        kernels._digits.cache_clear()
+
+
+def test_a_kernel_that_is_wrong_or_not_there_does_not_work() -> None:
+    class Wrong(kernels.Stock):
+        def __call__(self, x: Tensor) -> Tensor:
+            return super().__call__(x) * 1.1
+
+    class Absent(kernels.Stock):
+        def __call__(self, x: Tensor) -> Tensor:
+            out: Tensor = torch.ops.quantized.there_is_no_such_kernel(x)
+            return out
+
+    assert kernels._works(kernels.Stock)
+    assert not kernels._works(Wrong)
+    assert not kernels._works(Absent)
+
+
+def test_int8_layers_may_be_faster_in_float16_but_only_where_there_is_int8(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: dict[str, tuple[type[Kernel], ...]] = {
+        "fp32": (kernels.Stock,),
+        "fp16w": (kernels.HalfWeights,),
+        "int8": (Int8,),
+    }
+    monkeypatch.setattr(kernels, "working", found.__getitem__)
+    assert [kernels.candidates(numerics) for numerics in found] == [
+        (kernels.Stock,),
+        (kernels.HalfWeights,),
+        (Int8, kernels.HalfWeights),
+    ]
+    found["int8"] = ()
+    assert kernels.candidates("int8") == ()

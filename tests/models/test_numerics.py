@@ -1,0 +1,257 @@
+"""Numerics: which are given, that rows stay independent, whose ids they give, and what is freed, kept and refused."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+from transformers import PreTrainedModel
+
+import draftree
+from draftree.bench.exact import first_difference
+from draftree.config import SamplingParams
+from draftree.draft.methods import METHODS
+from draftree.engine import Engine
+from draftree.errors import ConfigError, DraftreeWarning
+from draftree.models import numerics as module
+from draftree.models.base import Nodes
+from draftree.models.choice import Choice
+from draftree.models.hf import HFModel
+from draftree.models.kernels import KERNELS, Stock, working
+from draftree.models.load import load, load_stock
+from draftree.models.numerics import KernelLinear, check, convert, summary
+from draftree.models.profile import Identity
+
+from ..pairs import drafter, generated
+from ..tiny import FAMILIES, causal_logits, save_tiny, tiny
+
+PROMPTS = [[3, 14, 15, 9, 2, 6, 14, 15], [27, 1, 8], [31, 41, 5, 9, 26, 53, 58, 9, 7, 9, 3, 2, 3, 8]]
+each = pytest.mark.parametrize("numerics", [n for n in KERNELS if working(n)])
+
+
+@pytest.fixture(autouse=True)
+def own_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiny layers are faster in float16 than in int8, but it is int8 that is to be tested."""
+    monkeypatch.setattr(module, "candidates", working)
+
+
+def converted(numerics: str, kind: str = "llama") -> HFModel:
+    return HFModel(tiny(kind), numerics=numerics)
+
+
+def tied(hidden: int = 8) -> Any:
+    """An output layer that shares the embedding's weight, and one layer between."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding, self.inner = nn.Embedding(32, hidden), nn.Linear(hidden, hidden)
+            self.head = nn.Linear(hidden, 32, bias=False)
+            self.head.weight = self.embedding.weight
+
+    return Model()
+
+
+@each
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_every_linear_layer_gets_a_kernel_of_the_numerics(numerics: str, kind: str) -> None:
+    model = converted(numerics, kind)
+    assert model.capabilities.numerics == numerics
+    layers = [m for m in model.model.modules() if isinstance(m, KernelLinear)]
+    assert layers
+    assert {m.kernel.name for m in layers} <= {kernel.name for kernel in KERNELS[numerics]}
+    assert not [m for m in model.model.modules() if type(m) is nn.Linear]
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_fp32_gives_the_ids_of_transformers(kind: str) -> None:
+    want = [generated(tiny(kind), p, 40) for p in PROMPTS]
+    model = converted("fp32", kind)
+    params = SamplingParams(max_tokens=40)
+    for made in (None, drafter("relative", model, METHODS["opt-tree"].policy(), kind)):
+        for prompt, ids, got in zip(PROMPTS, want, Engine(model, made).generate(PROMPTS, params), strict=True):
+            difference = first_difference(model, prompt, ids, got.token_ids, params)
+            assert difference is None or difference.near_tie, difference
+
+
+@each
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("name", ["lookup", "relative"])
+def test_trees_give_the_ids_of_plain_decoding_in_the_same_numerics(
+    name: str, temperature: float, numerics: str
+) -> None:
+    model = converted(numerics)
+    params = SamplingParams(max_tokens=40, temperature=temperature, seed=5)
+    want = [Engine(model).generate([p], params)[0].token_ids for p in PROMPTS]
+    trees = Engine(model, drafter(name, model, METHODS["opt-tree"].policy())).generate(PROMPTS, params)
+    for prompt, ids, got in zip(PROMPTS, want, trees, strict=True):
+        difference = first_difference(model, prompt, ids, got.token_ids, params, seed=5)
+        assert difference is None or difference.near_tie, difference
+
+
+@each
+def test_logits_are_close_to_those_of_float32(numerics: str) -> None:
+    want = causal_logits(tiny(), range(20))
+    got = causal_logits(converted(numerics).model, range(20))
+    assert (got - want).abs().max() <= {"fp32": 1e-4, "fp16w": 0.05, "int8": 0.5}[numerics] * want.std()
+
+
+@each
+def test_a_nodes_logits_do_not_depend_on_what_its_neighbours_are(numerics: str) -> None:
+    model = converted(numerics)
+    parents = torch.tensor([-1, -1, 0, 1])  # two branches
+    rows = [model.open(PROMPTS[0]) for _ in range(2)]
+    one, other = (
+        model.extend([row], [Nodes(torch.tensor([5, neighbour, 9, neighbour]), parents)])[0]
+        for row, neighbour in zip(rows, (7, 33), strict=True)
+    )
+    assert torch.equal(one[[0, 2]], other[[0, 2]])
+    assert not torch.equal(one[1], other[1])
+
+
+@each
+def test_a_rows_logits_do_not_depend_on_the_other_rows_of_a_batch(numerics: str) -> None:
+    model = converted(numerics)
+    rows = [model.open(p) for p in ([1, 2, 3], [4, 5, 6], [1, 2, 3], [9, 9, 9])]
+    nodes = [Nodes.chain([7, 8])] * 2
+    assert torch.equal(model.extend(rows[:2], nodes)[0], model.extend(rows[2:], nodes)[0])
+
+
+def test_weights_are_freed_and_those_of_a_shared_embedding_stay() -> None:
+    model = tied(hidden=64)
+    model.inner = nn.Linear(64, 512)
+    gone, stays = weakref.ref(model.inner.weight), weakref.ref(model.head.weight)
+    assert convert(model, "fp16w") == "fp16w"
+    gc.collect()
+    assert gone() is None
+    assert stays() is model.embedding.weight
+
+
+def test_weights_that_were_concatenated_are_freed() -> None:
+    model: Any = tiny("llama")
+    gone = [
+        weakref.ref(getattr(model.model.layers[0].self_attn, name).weight) for name in ("q_proj", "k_proj", "v_proj")
+    ]
+    HFModel(model, numerics="fp16w")
+    gc.collect()
+    assert [weight() for weight in gone] == [None, None, None]
+
+
+def test_a_shared_embedding_that_is_most_of_the_model_is_not_kept_twice_in_float32(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A copy of it would take more than the 1.3-fold memory that is allowed."""
+    model = tied()
+    monkeypatch.setattr(module, "choose", lambda times: Choice(list(times)[-1], (), 1.0))
+    convert(model, "fp32")
+    assert (model.head.kernel.name, model.inner.kernel.name) == ("stock", "prepacked")
+    assert model.head.kernel._weight.data_ptr() == model.embedding.weight.data_ptr()
+
+
+@pytest.mark.parametrize("fastest", sorted(KERNELS))
+def test_auto_takes_the_fastest(fastest: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not working(fastest):
+        pytest.skip(f"no {fastest} kernel on this processor")
+    names = [kernel.name for kernel in KERNELS[fastest]]
+    cost = {k.name: 1.0 if k.name in names else 2.0 for kinds in KERNELS.values() for k in kinds}
+    monkeypatch.setattr(
+        module, "choose", lambda times: min((Choice(k, (), cost[k]) for k in times), key=lambda c: c.seconds)
+    )
+    assert converted("auto").capabilities.numerics == fastest
+
+
+def test_fewer_rows_are_filled_up_as_chosen_and_dropped_again() -> None:
+    seen: list[int] = []
+
+    class Seeing(Stock):
+        def __call__(self, x: Tensor) -> Tensor:
+            seen.append(x.numel() // 8)
+            return super().__call__(x)
+
+    weight = torch.randn((4, 8), generator=torch.Generator().manual_seed(0))
+    layer = KernelLinear(Seeing(weight, None), (0, 4, 4, 3), 8, 4)
+    for rows, n in ((1, 1), (2, 1), (1, 3), (1, 5)):
+        x = torch.randn((rows, n, 8), generator=torch.Generator().manual_seed(n))
+        torch.testing.assert_close(layer(x), linear(x, weight), atol=1e-6, rtol=0)
+    assert seen == [4, 4, 3, 5]
+
+
+def test_without_a_kernel_it_falls_back_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "working", lambda numerics: () if numerics == "int8" else working(numerics))
+    with pytest.warns(DraftreeWarning, match="no int8 kernel .*: using fp32"):
+        assert converted("int8").capabilities.numerics == "fp32"
+
+
+@pytest.mark.parametrize(
+    ("numerics", "device", "dtype", "message"),
+    [
+        ("int4", "cpu", torch.float32, "numerics is 'int4': choose from auto, fp32, fp16w, int8"),
+        ("int8", "cuda", torch.float32, "numerics int8 needs device cpu, not cuda"),
+        ("fp16w", "cuda", None, "numerics fp16w needs device cpu, not cuda"),
+        ("fp16w", "cpu", torch.bfloat16, "numerics fp16w needs dtype torch.float32, not torch.bfloat16"),
+    ],
+)
+def test_what_cannot_be_had_is_refused(numerics: str, device: str, dtype: torch.dtype | None, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check(numerics, torch.device(device), dtype)
+
+
+@pytest.mark.parametrize("numerics", ["fp32", "auto"])
+@pytest.mark.parametrize(("device", "dtype"), [("cuda", None), ("cpu", torch.bfloat16)])
+def test_numerics_that_ask_for_nothing_special_go_with_any_device(
+    numerics: str, device: str, dtype: torch.dtype | None
+) -> None:
+    check(numerics, torch.device(device), dtype)
+
+
+def test_layers_in_another_dtype_stay_stock() -> None:
+    model: PreTrainedModel = tiny().to(torch.bfloat16)  # type: ignore[arg-type]
+    assert HFModel(model, numerics="fp32").capabilities.numerics == "stock"
+
+
+def test_a_converted_model_is_known_again_and_not_converted_twice() -> None:
+    first = converted("fp16w")
+    again = HFModel(first.model, name="again")
+    assert (again.capabilities.numerics, again.capabilities.name) == ("fp16w", "again")
+    assert again.capabilities.parameters == first.capabilities.parameters == tiny().num_parameters()
+    assert first.twin().capabilities == first.capabilities
+    with pytest.raises(ConfigError, match="has numerics fp16w .*: load it again"):
+        HFModel(first.model, numerics="int8")
+
+
+def test_profiles_of_other_numerics_are_other_profiles() -> None:
+    identities = [Identity.of(m) for m in (HFModel(tiny()), converted("fp32"), converted("fp16w"))]
+    assert [i.numerics for i in identities] == ["stock", "fp32", "fp16w"]
+    assert len({i.file_name for i in identities}) == 3
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("models") / "tiny")
+
+
+def test_load_gives_fp32_unless_asked_otherwise(folder: Path) -> None:
+    assert load(str(folder)).capabilities.numerics == "fp32"
+    assert load(str(folder), numerics="fp16w").capabilities.numerics == "fp16w"
+    assert load(str(folder), dtype="bfloat16").capabilities.numerics == "stock"
+    with pytest.raises(ConfigError, match="numerics is 'fast'"):
+        load(str(folder), numerics="fast")
+
+
+def test_load_stock_is_transformers_own_model(folder: Path) -> None:
+    model, tokenizer = load_stock(str(folder))
+    assert tokenizer is not None
+    assert summary(model) == "15 layers, 15 stock"
+
+
+def test_a_drafting_model_takes_the_targets_numerics(folder: Path) -> None:
+    engine = draftree.load_engine(str(folder), drafter=str(folder), numerics="fp16w")
+    assert isinstance(engine.target, HFModel)
+    assert engine.target.capabilities.numerics == "fp16w"
+    assert engine.drafter.source.model.capabilities.numerics == "fp16w"  # type: ignore[attr-defined]
