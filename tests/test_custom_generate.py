@@ -11,7 +11,10 @@ from transformers import PreTrainedModel
 
 import draftree
 from draftree.errors import ConfigError
+from draftree.models.head_file import save_head
+from draftree.models.hf import HFModel
 
+from .heads import DRAFTED, random_head
 from .tiny import save_tiny, tiny
 
 PROMPT = torch.tensor([[3, 14, 15, 9, 2, 6, 14, 15]])
@@ -108,3 +111,13 @@ def test_a_drafting_model_is_loaded_by_name_and_checked(tmp_path: Path) -> None:
     want = _generate(model, PROMPT, FULL, do_sample=False, max_new_tokens=20)
     ours = draftree.custom_generate(drafter=str(folder))
     assert _generate(model, PROMPT, FULL, do_sample=False, max_new_tokens=20, custom_generate=ours) == want
+
+
+def test_a_draft_head_drafts_by_its_folder(tmp_path: Path) -> None:
+    model = _model()
+    want = _generate(model, PROMPT, FULL, do_sample=False, max_new_tokens=20)
+    target = HFModel(tiny(), self_test=False)
+    save_head(tmp_path, random_head(target).network, DRAFTED, target)
+    ours = draftree.custom_generate(drafter=str(tmp_path), method="opt-tree", nodes=8)
+    for _ in range(2):
+        assert _generate(model, PROMPT, FULL, do_sample=False, max_new_tokens=20, custom_generate=ours) == want

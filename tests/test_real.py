@@ -18,8 +18,10 @@ import draftree
 from draftree.bench.equality import generate_greedily
 from draftree.bench.exact import first_difference
 from draftree.config import SamplingParams
+from draftree.draft.load import load_drafter
 from draftree.draft.methods import METHODS
 from draftree.engine import Engine
+from draftree.models.head_file import SHIPPED
 from draftree.models.hf import HFModel
 from draftree.models.load import load_stock
 from draftree.text import encode
@@ -138,3 +140,19 @@ def test_ctrl_c_keeps_and_prints_what_was_generated(model: HFModel) -> None:
     assert len(first + rest) >= 40
     assert b"interrupted after " in complaint.splitlines()[-1]
     assert b"Traceback" not in complaint
+
+
+@pytest.mark.parametrize("method", ["chain", "opt-tree", "auto"])
+def test_the_shipped_head_drafts_and_changes_nothing(
+    method: str, model: HFModel, prompts: list[list[int]], greedy: list[list[int]]
+) -> None:
+    engine = Engine(model, load_drafter("head", model, policy(method)), nodes=8)
+    results = engine.generate(prompts, SamplingParams(max_tokens=TOKENS))
+    for prompt, want, got in zip(prompts, greedy, results, strict=True):
+        _agree(model, prompt, want, got.token_ids, SamplingParams())
+    if method == "opt-tree":
+        assert sum(sum(g.stats.accepted) for g in results) > 0.5 * sum(g.stats.steps for g in results)
+
+
+def test_the_shipped_head_is_small() -> None:
+    assert sum(path.stat().st_size for path in (SHIPPED / "smollm2").iterdir()) < 20e6

@@ -1,4 +1,4 @@
-"""The command line: ``draftree generate | chat | info | methods | profile | calibrate``.
+"""The command line: ``draftree generate | chat | info | methods | profile | calibrate | train``.
 
 Text goes to standard output, figures and complaints to standard error. Bad input is one line and exit code 2; a failure
 while running, or Ctrl-C, is one line and exit code 1.
@@ -19,6 +19,7 @@ from .errors import DraftreeWarning, InputError, RunError
 from .models.command import info, profile
 from .show import complain, out
 from .train.command import calibrate
+from .train.head_command import app as train
 from .verify.schemes import SCHEMES
 
 app = typer.Typer(
@@ -50,12 +51,14 @@ def methods() -> None:
     out.print("\ndrafters:")
     for name, summary in DRAFTERS.items():
         out.print(f"{name:20} {summary}")
+    out.print(f"{'FOLDER':20} a draft head that 'draftree train head' wrote")
     out.print(f"{'MODEL':20} any model with the target's vocabulary")
     out.print(f"{'A+B':20} the union of drafters A and B: one tree out of what both say")
 
 
 app.command()(profile)
 app.command()(calibrate)
+app.add_typer(train, name="train")
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *where: object, **more: object) -> None:

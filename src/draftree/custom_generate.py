@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 
 from .config import Criterion, Processor, SamplingParams
-from .draft.load import DRAFTERS, learns, load_drafter, parts_of
+from .draft.load import learns, load_drafter, names_model
 from .draft.methods import DEFAULT_METHOD, DEFAULT_NODES, find_policy
 from .draft.policy import GrowthPolicy
 from .engine import Engine
@@ -110,7 +110,7 @@ def custom_generate(
     policy, scheme = find_policy(method, settings), find_scheme(verification)
     if drafter != "none":
         scheme.check(policy, nodes, learns(drafter))
-    if isinstance(drafter, str) and drafter not in DRAFTERS and len(parts_of(drafter)) == 1:
+    if isinstance(drafter, str) and names_model(drafter):
         drafter = load(drafter)
     return partial(
         generate_with,

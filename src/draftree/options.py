@@ -22,12 +22,12 @@ def _to_whole(text: str) -> int:
         raise typer.BadParameter(f"{text!r} is not a whole number") from None
 
 
-def _number(metavar: str, help_text: str) -> Any:
+def number(metavar: str, help_text: str) -> Any:
     """A numeric option whose complaint names the value."""
     return typer.Option(parser=_to_number, metavar=metavar, help=help_text)
 
 
-def _whole(metavar: str, help_text: str) -> Any:
+def whole(metavar: str, help_text: str) -> Any:
     """A whole-number option whose complaint names the value."""
     return typer.Option(parser=_to_whole, metavar=metavar, help=help_text)
 
@@ -36,7 +36,8 @@ Target = Annotated[str, typer.Option(help="Model whose output you want: smollm2,
 Drafter = Annotated[
     str,
     typer.Option(
-        help="What drafts: lookup, recycle, none, self, a model with the target's vocabulary, or several, as A+B."
+        help="What drafts: lookup, recycle, head, a draft head's folder, a model with the target's vocabulary, none, "
+        "self, or several, as A+B."
     ),
 ]
 RecycleFile = Annotated[
@@ -50,20 +51,20 @@ Settings = Annotated[
 TreeFile = Annotated[
     str | None, typer.Option("--tree", metavar="FILE", help="A tree that 'draftree calibrate' wrote, for sequoia.")
 ]
-Nodes = Annotated[int, _whole("N", "Most drafted tokens in one step's tree.")]
+Nodes = Annotated[int, whole("N", "Most drafted tokens in one step's tree.")]
 Verify = Annotated[str, typer.Option(help="How trees are verified; 'draftree methods' lists the schemes.")]
 MaxTokens = Annotated[
     int | None,
-    _whole("N", "Most tokens to generate; until the context is full by default."),
+    whole("N", "Most tokens to generate; until the context is full by default."),
 ]
-DecodedTokens = Annotated[int, _whole("N", "Most tokens to decode after each prompt.")]
-Depth = Annotated[int, _whole("D", "Deepest level of the tree.")]
-Stride = Annotated[int, _whole("N", "Tokens from one start of a draft to the next; 1 measures most.")]
-Temperature = Annotated[float, _number("T", "0 is greedy decoding.")]
-TopK = Annotated[int, _whole("K", "Sample among the k most probable tokens; 0 is off.")]
-TopP = Annotated[float, _number("P", "Sample within this much probability; 1 is off.")]
-MinP = Annotated[float, _number("P", "Drop tokens below this share of the best one's probability; 0 is off.")]
-Seed = Annotated[int | None, _whole("S", "Makes sampled text repeatable.")]
+DecodedTokens = Annotated[int, whole("N", "Most tokens to decode after each prompt.")]
+Depth = Annotated[int, whole("D", "Deepest level of the tree.")]
+Stride = Annotated[int, whole("N", "Tokens from one start of a draft to the next; 1 measures most.")]
+Temperature = Annotated[float, number("T", "0 is greedy decoding.")]
+TopK = Annotated[int, whole("K", "Sample among the k most probable tokens; 0 is off.")]
+TopP = Annotated[float, number("P", "Sample within this much probability; 1 is off.")]
+MinP = Annotated[float, number("P", "Drop tokens below this share of the best one's probability; 0 is off.")]
+Seed = Annotated[int | None, whole("S", "Makes sampled text repeatable.")]
 Stop = Annotated[list[str] | None, typer.Option(help="End before this text; may be repeated.")]
 Dtype = Annotated[str | None, typer.Option(help="float32, float16 or bfloat16.")]
 Numerics = Annotated[

@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..errors import ConfigError, UnknownNameError, VocabularyError
+from ..models.head_file import is_head, load_head, shipped_head
 from ..models.hf import HFModel
 from ..models.load import load
 from ..models.numerics import DEFAULT_NUMERICS, NUMERICS
 from .base import Drafter, NoDrafter
 from .drafter import TreeDrafter
+from .head import HeadSource
 from .lookup import LookupSource
 from .model import ModelSource
 from .policy import GrowthPolicy
@@ -18,12 +20,13 @@ from .source import Source
 from .union import UnionSource
 
 DRAFTERS = {
+    "head": "a layer trained on the target's hidden states; comes with smollm2",
     "lookup": "continuations of earlier occurrences in prompt and output; no model",
     "recycle": "what the target found probable when it last saw the same token; no model",
     "none": "no drafting: plain decoding",
     "self": "the target drafts for itself: every greedy draft is accepted; for tests",
 }
-"""Drafters by name; any other name is a model (see ``draftree.load``), and A+B is the union of A and B."""
+"""Drafters by name; any other is a draft head's folder or a model (see ``draftree.load``); A+B is their union."""
 
 
 def load_drafter(
@@ -32,8 +35,8 @@ def load_drafter(
     """Make a drafter by name.
 
     Args:
-        name: "lookup", "recycle", "none", "self", a model by any name that ``draftree.load`` takes, a loaded model, or
-            several names joined by "+": the union of what they say.
+        name: "lookup", "recycle", "head", "none", "self", the folder of a draft head, a model by any name that
+            ``draftree.load`` takes, a loaded model, or several names joined by "+": the union of what they say.
         target: the model that it drafts for.
         policy: shapes its trees.
         recycle_file: where "recycle" keeps what it has learned from one run to the next.
@@ -41,7 +44,8 @@ def load_drafter(
     Raises:
         UnknownNameError: no such drafter.
         VocabularyError: the drafting model has another vocabulary than the target.
-        ConfigError: the policy was made for other models, or the names do not go together.
+        ConfigError: the policy, or the draft head, was made for other models, or the names do not go together.
+        ModelFileError: the draft head cannot be read.
     """
     check_recycle_file(name, recycle_file)
     names: tuple[str | HFModel, ...] = (name,) if isinstance(name, HFModel) else parts_of(name)
@@ -72,6 +76,15 @@ def parts_of(name: str) -> tuple[str, ...]:
     return parts
 
 
+def names_model(name: str) -> bool:
+    """It is one drafting model's, to be loaded by ``draftree.load``.
+
+    Raises:
+        ConfigError: as ``parts_of``.
+    """
+    return name not in DRAFTERS and len(parts_of(name)) == 1 and not is_head(Path(name).expanduser())
+
+
 def learns(name: str | HFModel) -> bool:
     """What this drafter says depends on other sequences (``Source.learns``).
 
@@ -98,6 +111,10 @@ def _source(name: str | HFModel, target: HFModel, recycle_file: Path | None) -> 
         return RecycleSource(file=recycle_file)
     if name == "self":
         return ModelSource(target.twin(), target.capabilities.vocab_size)
+    if name == "head":
+        return HeadSource(shipped_head(target), target.capabilities.vocab_size)
+    if isinstance(name, str) and is_head(folder := Path(name).expanduser()):
+        return HeadSource(load_head(folder, target), target.capabilities.vocab_size)
     if isinstance(name, HFModel):
         model = name
     else:

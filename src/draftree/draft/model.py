@@ -14,21 +14,17 @@ from torch import Tensor
 
 from ..config import Budget
 from ..models.base import LanguageModel, Nodes, Row
-from ..sampling import warp_rows
 from ..sequence import Sequence
-from ..tree import ROOT, DraftLaw
+from ..tree import ROOT
 from .base import Outcome
-from .drawing import Drawing, Drawn, Key, draw
+from .drawing import Drawing, Drawn
+from .laws import Laws
 from .policy import Candidates
 from .source import Grown, Scorer, Source
 
-_FLOOR = torch.finfo(torch.float32).min
-_CHUNK = 8
-"""Nodes whose laws are computed at once: bounds what is allocated beyond the logits."""
-
 
 @dataclass(slots=True)
-class _State:
+class State:
     """One sequence inside the drafting model.
 
     Attributes:
@@ -51,10 +47,6 @@ class _State:
 class ModelSource(Source):
     """Asks a language model.
 
-    The draft law is the model's at the sequence's temperature (1 when it decodes greedily), before top-k and top-p:
-    those change which drafts are worth making, not which are right. Where children are drawn it is warped in full, as
-    the target's.
-
     Attributes:
         model: the drafting model; it says nothing of a sequence that has outgrown its context.
         vocab_size: the target's; logits beyond it (padding of the output layer) are cut off.
@@ -63,7 +55,7 @@ class ModelSource(Source):
     model: LanguageModel = field()
     vocab_size: int
     _passes: int = field(default=0, repr=False)
-    _states: dict[Sequence, _State] = field(default_factory=dict, repr=False)
+    _states: dict[Sequence, State] = field(default_factory=dict, repr=False)
 
     @property
     def name(self) -> str:
@@ -85,7 +77,11 @@ class ModelSource(Source):
         for known in filter(None, map(self._states.get, sequences)):
             self.model.commit(known.row, [])
             known.numbers.clear()
-        return _ModelScorer(self, sequences, drawing)
+        return ModelScorer(self, sequences, drawing)
+
+    def tokens(self, rows: Many[Row]) -> Many[Tensor] | None:
+        """For each row [K] int64, the ids of its logits' entries; None: entry i is token i."""
+        return None
 
     def settle(self, sequences: Many[Sequence], grown: Many[Grown]) -> None:
         """Follow the trees' pruning."""
@@ -110,25 +106,24 @@ class ModelSource(Source):
             self.model.close(self._states.pop(sequence).row)
 
 
-class _ModelScorer:
+class ModelScorer:
     """Scores nodes of the trees under construction by model passes over them."""
 
     def __init__(self, source: ModelSource, sequences: Many[Sequence], drawing: Drawing) -> None:
         self._source = source
         self._sequences = sequences
-        self._drawing = drawing
-        self._asked: list[tuple[Sequence, int]] = []  # whose laws were computed last, and of which node
-        self._laws = torch.zeros(0)
+        self._laws = Laws(drawing)
+        self._asked: list[tuple[Sequence, int]] = []  # which nodes of which sequences are asked about
 
-    def _state(self, row: int) -> _State:
+    def _state(self, row: int) -> State:
         return self._source._states[self._sequences[row]]
 
-    def _opened(self, row: int) -> _State:
+    def _opened(self, row: int) -> State:
         """The state of a sequence that may be new."""
         sequence, source = self._sequences[row], self._source
         if sequence not in source._states:
             source.model.reserve(1, sequence.prompt_length + (sequence.params.max_tokens or 0))
-            source._states[sequence] = _State(source.model.open(sequence.ids[:-1]))
+            source._states[sequence] = State(source.model.open(sequence.ids[:-1]))
         return source._states[sequence]
 
     def score_roots(self, rows: Many[int], width: int) -> Candidates:
@@ -159,46 +154,13 @@ class _ModelScorer:
         column = torch.arange(rows.shape[0]) - (counts.cumsum(0) - counts)[batch]
         return self._candidates(asked.tolist(), fed, batch, column, width)
 
-    @torch.inference_mode()
     def _candidates(self, rows: Many[int], nodes: Many[Nodes], batch: Tensor, column: Tensor, width: int) -> Candidates:
-        """One pass; the law at entries (batch, column) of its logits, in one transfer to the host."""
-        logits = self._source.model.extend([self._state(b).row for b in rows], nodes)[..., : self._source.vocab_size]
+        """One pass; the laws at entries (batch, column) of its logits."""
+        own = [self._state(b).row for b in rows]
+        logits = self._source.model.extend(own, nodes)[..., : self._source.vocab_size]
         self._source._passes += 1
-        params = [sequence.params for sequence, _ in self._asked]
-        scale = torch.tensor([1 / (p.temperature or 1.0) for p in params])[:, None].to(logits.device, non_blocking=True)
-        batch, column = torch.stack([batch, column]).to(logits.device, non_blocking=True)
-        parts, laws = [], []
-        for at in range(0, batch.shape[0], _CHUNK):
-            chunk = slice(at, at + _CHUNK)
-            raw = logits[batch[chunk], column[chunk]].float()
-            if self._drawing is Drawing.TOP:
-                law = (raw * scale[chunk]).log_softmax(-1)
-            else:
-                law = warp_rows(raw, params[chunk]).log_softmax(-1)
-                laws.append(law.clone())
-            top = law.topk(min(width, law.shape[-1]))
-            p = law.exp()
-            entropy = -torch.linalg.vecdot(p, law.clamp_(min=_FLOOR))  # 0 log 0 = 0
-            parts.append(torch.cat([top.indices.double(), top.values.double(), entropy[:, None].double()], dim=1))
-        if laws:
-            self._laws = torch.cat(laws)
-        tokens, logprobs, entropies = torch.cat(parts).cpu().tensor_split([(parts[0].shape[1] - 1) // 2, -1], dim=1)
-        return Candidates(tokens.long(), logprobs.float(), entropies[:, 0].float())
+        return self._laws.candidates(self._asked, logits, batch, column, width, self._source.tokens(own))
 
-    @torch.inference_mode()
     def draw(self, counts: Tensor) -> Drawn:
         """See ``Scorer``; one more transfer to the host."""
-        asked = counts.tolist()
-        tokens = torch.zeros((len(asked), max(asked)), dtype=torch.int64, device=self._laws.device)
-        laws: list[DraftLaw | None] = [None] * len(asked)
-        random = [f for f, (sequence, _) in enumerate(self._asked) if sequence.params.temperature and asked[f]]
-        greedy = [f for f, (sequence, _) in enumerate(self._asked) if not sequence.params.temperature and asked[f]]
-        for group, drawing in ((random, self._drawing), (greedy, Drawing.TOP)):
-            if group:
-                keys = [Key(s.seed, len(s.ids), node) for s, node in (self._asked[f] for f in group)]
-                columns = draw(self._laws[group], [asked[f] for f in group], keys, drawing)
-                tokens[group, : columns.shape[1]] = columns
-        for f in random:
-            laws[f] = DraftLaw(self._laws[f])
-        found = torch.stack([tokens.double(), self._laws.gather(1, tokens).double()]).cpu()
-        return Drawn(found[0].long(), found[1].float(), laws)
+        return self._laws.draw(counts)

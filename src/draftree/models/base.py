@@ -7,12 +7,13 @@ rows, and one row is a batch of one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from ..errors import CacheError
 from ..tree import ROOT
 
 
@@ -57,12 +58,38 @@ class Row:
         length: committed tokens.
         logits: [V] logits of the last prompt token, as ``open`` found them.
         parents: [u] int64, parents of the uncommitted nodes, ROOT for children of the last committed token.
+        features: hidden states of committed tokens in order, in pieces [n, H], since the last ``drop_features``; none
+            where the model does not track them.
+        pending: hidden states of the uncommitted nodes, in pieces.
     """
 
     slot: int
     length: int
     logits: Tensor
     parents: Tensor
+    features: list[Tensor] = field(default_factory=list)
+    pending: list[Tensor] = field(default_factory=list)
+
+    def waiting_features(self) -> Tensor:
+        """[m, H] hidden states of the m tokens committed since the last ``drop_features``, on the model's device.
+
+        Raises:
+            CacheError: the model does not track them.
+        """
+        if not self.features:
+            raise CacheError("no hidden states wait: call the model's track_features before the row is opened")
+        return self.features[0] if len(self.features) == 1 else torch.cat(self.features)
+
+    def drop_features(self) -> None:
+        """They have been used."""
+        self.features = []
+
+    def keep_features(self, path: Sequence[int]) -> None:
+        """Follow a commit: the hidden states of the uncommitted nodes of ``path`` stay, the others are dropped."""
+        if self.pending and path:
+            pending = self.pending[0] if len(self.pending) == 1 else torch.cat(self.pending)
+            self.features.append(pending[list(path)])
+        self.pending = []
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from . import probe
 from .attention import share_key_heads
 from .base import Capabilities, Nodes, Row
 from .cache import TreeCache
+from .hidden import HiddenStates, hidden_states
 from .layers import merge_layers
 from .numerics import convert
 
@@ -76,6 +77,7 @@ class HFModel:
         self._layers: int = model.config.get_text_config(decoder=True).num_hidden_layers
         self._keep_last = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._rows: list[Row] = []
+        self._hidden: HiddenStates | None = None
         self._start()
         if self_test and _PASSED.get(model) != self.capabilities.attention:
             try:
@@ -99,6 +101,15 @@ class HFModel:
         other._start()
         return other
 
+    def track_features(self) -> None:
+        """Keep the hidden states after the final norm of all tokens from now on, for ``Row.waiting_features``.
+
+        Raises:
+            UnsupportedModelError: they cannot be read, or its logits are not its output layer's of them.
+        """
+        if self._hidden is None:
+            self._hidden = hidden_states(self.model, self.capabilities.name)
+
     def reserve(self, rows: int, tokens: int) -> None:
         """Make room for ``rows`` rows of ``tokens`` tokens at once; exactly that while no row is open."""
         at = self.cache.placement
@@ -120,6 +131,8 @@ class HFModel:
         positions = torch.arange(len(prompt_ids), device=device)[None]
         logits = self._forward(tokens, positions, None, last_only=True)[0, -1].clone()
         row = Row(slot=slot, length=len(prompt_ids), logits=logits, parents=_NO_NODES)
+        if self._hidden:
+            row.features.append(self._hidden.last[0].clone())
         self._rows.append(row)
         return row
 
@@ -170,8 +183,10 @@ class HFModel:
         logits = self._forward(tokens, positions, self._additive(mask.to(device, non_blocking=True)))
         self.passes += 1
         self.pass_seconds += time.perf_counter() - began
-        for row, (parents, _, _) in zip(rows, grown, strict=True):
+        for row, new, (parents, _, _) in zip(rows, nodes, grown, strict=True):
             row.parents = parents
+            if self._hidden:
+                row.pending.append(self._hidden.last[row.slot - first, : new.tokens.shape[0]])
         order = [r.slot - first for r in rows]
         return logits if order == list(range(len(covered))) else logits[order]
 
@@ -225,6 +240,7 @@ class HFModel:
                 raise CacheError(f"cannot commit {list(path)}: node {node} is not a child of {expected}")
             expected = node
         self.cache.compact(row.slot, row.length, path)
+        row.keep_features(path)
         row.length += len(path)
         row.parents = _NO_NODES
 
@@ -232,7 +248,7 @@ class HFModel:
     def fork(self, row: Row) -> Row:
         """A new row with the same committed tokens (``LanguageModel.fork``)."""
         self._check_open(row)
-        copy = Row(slot=len(self._rows), length=row.length, logits=row.logits, parents=_NO_NODES)
+        copy = Row(len(self._rows), row.length, row.logits, _NO_NODES, features=list(row.features))
         self.cache.copy_row(row.slot, copy.slot, row.length)
         self._rows.append(copy)
         return copy

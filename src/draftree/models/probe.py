@@ -122,13 +122,18 @@ def self_test(model: LoadedModel) -> None:
     worst = max(_difference(x, y) for x, y in pairs)
     for opened in (row, *branches):
         model.close(opened)
-    allowed = _HALF_TOLERANCE if can.numerics == "int8" else _TOLERANCE.get(can.dtype, _HALF_TOLERANCE)
+    allowed = _HALF_TOLERANCE if can.numerics == "int8" else tolerance(can.dtype)
     if not worst <= allowed:
         raise UnsupportedModelError(
             f"{can.name} ({can.architecture}) fails the tree self-test: tree, sequential and causal logits "
             f"differ by {worst:.2g} standard deviations ({allowed:g} allowed), so it does not honour tree masks "
             "or positions: load it with attn_implementation='sdpa' or 'eager', or use transformers' own generate for it"
         )
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    """By how many standard deviations logits that should be equal may differ."""
+    return _TOLERANCE.get(dtype, _HALF_TOLERANCE)
 
 
 def _difference(tree: Tensor, chain: Tensor) -> float:

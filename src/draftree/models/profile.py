@@ -28,6 +28,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ..errors import ConfigError, DraftreeWarning, RunError
 from ..files import write_whole
+from ..tree import ROOT
 from .base import LanguageModel, Nodes, Row
 
 FORMAT, VERSION = "draftree-profile", 1
@@ -268,7 +269,7 @@ def measure(model: LanguageModel, grid: Grid, progress: Callable[[int], None] = 
                     rows.append(model.open([(7 * i + b) % can.vocab_size for i in range(context)]))
                 for _ in range(grid.repeats + 1):
                     for size in grid.sizes:
-                        nodes = [Nodes.chain([(5 * i + 3) % can.vocab_size for i in range(size)])] * batch
+                        nodes = [_fan([(5 * i + 3) % can.vocab_size for i in range(size)])] * batch
                         _finish(can.device)
                         began = time.perf_counter()
                         model.extend(rows, nodes)
@@ -284,6 +285,11 @@ def measure(model: LanguageModel, grid: Grid, progress: Callable[[int], None] = 
             seconds = tuple(statistics.median(times[size][1:]) for size in grid.sizes)
             points.append(Point(batch, context, grid.sizes, seconds))
     return Profile(Identity.of(model), tuple(points))
+
+
+def _fan(tokens: list[int]) -> Nodes:
+    """Children of the last committed token: what any model may be asked about in one pass, a draft head too."""
+    return Nodes(torch.tensor(tokens), torch.full((len(tokens),), ROOT))
 
 
 def _shortened(grid: Grid, model: LanguageModel) -> Grid:

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
-from ..config import Budget, SamplingParams
-from ..draft.base import Drafter, NoDrafter, Outcome, StepCost
+from ..config import SamplingParams
+from ..draft.base import Drafter, NoDrafter
 from ..draft.entropy import MAX_WIDTH
 from ..draft.policy import Frontier, Growth, GrowthPolicy
 from ..draft.sequoia import best_size, best_tree, expected_acceptance_length
@@ -28,10 +29,7 @@ from ..engine import Engine
 from ..errors import ConfigError, RunError
 from ..files import write_whole
 from ..models.base import LanguageModel
-from ..sequence import Sequence
-from ..text import NoText
-
-_UNMEASURED = StepCost(batch=1, draft=0.0, verify=0.0, other=0.0, draft_passes=0)
+from .replay import Replay
 
 
 @dataclass(slots=True)
@@ -72,6 +70,7 @@ def ranks_along(
     *,
     depth: int,
     stride: int,
+    features: Tensor | None = None,
 ) -> Iterator[list[int | None]]:
     """The ranks of the next ``depth`` tokens of ``output``, from every ``stride``-th position of it on.
 
@@ -79,21 +78,15 @@ def ranks_along(
         drafter: with ``policy``.
         prompt, output: what the target was asked and what it said.
         params: how the target decodes; the draft law follows its temperature.
+        features: [n, H] the target's hidden states at all tokens but the last, for a drafter that reads them.
     """
-    sequence = Sequence(prompt, params, len(output), frozenset(), NoText())
-    drafter.open(sequence)
-    try:
-        sequence.ids.append(output[0])
-        for start in range(1, len(output), stride):
-            policy.follow(list(output[start : start + depth]))
-            tree = drafter.propose([sequence], [Budget(len(policy.truth))])[0]
+    with Replay(drafter, prompt, output, params, features) as replay:
+        while replay.left:
+            policy.follow(replay.left[:depth])
+            tree = replay.propose(len(policy.truth))
             yield policy.ranks
-            gained = list(output[start : start + stride])
-            sequence.ids += gained
-            path = list(range(min(len(tree), len(gained) - 1)))  # the last token is the next root
-            drafter.observe([Outcome(sequence, tree, path, gained, len(gained), _UNMEASURED)])
-    finally:
-        drafter.close(sequence)
+            gained = min(stride, len(replay.left))
+            replay.advance(tree, list(range(min(len(tree), gained - 1))), gained)  # the last token is the next root
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,15 +221,25 @@ def measure(
             temperature=calibration.temperature,
             seed=(calibration.seed + i) % 2**63,
         )
-        output = plain.generate([list(prompt)], params)[0].token_ids
-        drafts = list(
-            ranks_along(drafter, policy, prompt, output, params, depth=calibration.depth, stride=calibration.stride)
-        )
-        for ranks in drafts:
+        output, features = _said(plain, prompt, params)
+        limits = {"depth": calibration.depth, "stride": calibration.stride}
+        for ranks in list(ranks_along(drafter, policy, prompt, output, params, features=features, **limits)):
             tally.add(ranks)
         tally.done = i + 1
         tally.save()
         yield tally.done
+
+
+def _said(plain: Engine, prompt: Many[int], params: SamplingParams) -> tuple[list[int], Tensor | None]:
+    """What the target says, and its hidden states where it tracks them."""
+    sequence = plain.open(list(prompt), params)
+    try:
+        while sequence.finish_reason is None:
+            plain.step([sequence])
+        tracked = sequence.row is not None and sequence.row.features
+        return sequence.output_ids, sequence.row.waiting_features() if sequence.row and tracked else None
+    finally:
+        plain.close(sequence)
 
 
 class Costs(NamedTuple):

@@ -1,38 +1,52 @@
-"""Prompts that a user gives in a file: one a line, or JSON lines."""
+"""Prompts that a user gives in files: one a line, JSON lines, or a table."""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 from ..errors import PromptError, UnknownNameError
 
-KEYS = ("prompt", "text")
+KEYS = ("prompt", "text", "question", "instruction")
+"""Where a JSON object has its prompt; the first that it has counts."""
+CONTEXTS = ("context", "input")
+"""Where it has what the prompt is about; added below it."""
+
+_WAY_OUT = "give a text file with one prompt a line, .jsonl or .csv"
+_LONGEST_CELL = 1 << 24
 
 
 def read_prompts(name: str) -> list[str]:
-    """The prompts of a text file, one a line, or of a .jsonl file, one object with a "prompt" or "text" a line.
+    """The prompts of a text file, one a line; a .jsonl file, one object a line; or a .csv file, column "prompt".
+
+    An object has its prompt under one of ``KEYS``, and may have more text for it under one of ``CONTEXTS``, itself or
+    in the first of its "instances": the formats of Dolly, GSM8K, MBPP and Self-Instruct.
 
     Raises:
         UnknownNameError: there is no such file.
-        PromptError: it cannot be read, or holds no prompts.
+        PromptError: it cannot be read, or holds no prompts; the message says which line.
     """
     path = Path(name).expanduser()
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        raise UnknownNameError(f"no prompt file {name!r}: give a text file with one prompt a line, or .jsonl") from None
+        raise UnknownNameError(f"no prompt file {name!r}: {_WAY_OUT}") from None
     except UnicodeError:
         raise PromptError(f"{name} is not valid UTF-8: convert it, for example with iconv") from None
     except OSError as error:
-        raise PromptError(f"cannot read {name}: {error.strerror}: give a text file with one prompt a line") from None
+        raise PromptError(f"cannot read {name}: {error.strerror}: {_WAY_OUT}") from None
     lines = [(at, line) for at, line in enumerate(text.split("\n"), start=1) if line.strip()]
     if path.suffix == ".jsonl":
         prompts = [_prompt(line, f"{name} line {at}") for at, line in lines]
+    elif path.suffix == ".csv":
+        prompts = list(_column(text, name))
     else:
         prompts = [line.strip() for _, line in lines]
     if not prompts:
-        raise PromptError(f"{name} has no prompts: write one a line")
+        raise PromptError(f"{name} has no prompts: {_WAY_OUT}")
     return prompts
 
 
@@ -41,7 +55,32 @@ def _prompt(line: str, where: str) -> str:
         item = json.loads(line)
     except (ValueError, RecursionError):
         raise PromptError(f"{where} is not JSON: write one object a line") from None
-    found = next((item[key] for key in KEYS if key in item), None) if isinstance(item, dict) else None
-    if not isinstance(found, str) or not found.strip():
-        raise PromptError(f'{where} has no "prompt" or "text" with at least one character: add one')
-    return found
+    found = _first(item, KEYS)
+    if found is None:
+        *others, last = (f'"{key}"' for key in KEYS)
+        raise PromptError(f"{where} has no {', '.join(others)} or {last} with at least one character: add one")
+    cases = item.get("instances")
+    about = _first(item, CONTEXTS) or _first(cases[0] if isinstance(cases, list) and cases else None, CONTEXTS)
+    return found if about is None else f"{found}\n\n{about}"
+
+
+def _first(item: object, keys: tuple[str, ...]) -> str | None:
+    """The text under the first key that is there; None where it is no text, or empty."""
+    found = next((item[key] for key in keys if key in item), None) if isinstance(item, dict) else None
+    return found if isinstance(found, str) and found.strip() else None
+
+
+def _column(text: str, name: str) -> Iterator[str]:
+    csv.field_size_limit(_LONGEST_CELL)
+    rows = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+    try:
+        if "prompt" not in (rows.fieldnames or ()):
+            raise PromptError(f'{name} line 1 has no column "prompt": name one so')
+        for row in rows:
+            if not (row["prompt"] or "").strip():
+                raise PromptError(f"{name} line {rows.line_num} has no prompt: fill its column, or take the line out")
+            yield row["prompt"]
+    except csv.Error as error:
+        raise PromptError(
+            f"{name} line {rows.line_num + 1} is not CSV ({error}): put texts of several lines into quotes"
+        ) from None

@@ -1,0 +1,100 @@
+"""A model's logits as draft laws: candidates and entropies for the growth loop, and children drawn at random.
+
+The draft law is the model's at the sequence's temperature (1 when it decodes greedily), before top-k and top-p: those
+change which drafts are worth making, not which are right. Where children are drawn it is warped in full, as the
+target's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from ..sampling import warp_rows
+from ..sequence import Sequence
+from ..tree import DraftLaw
+from .drawing import Drawing, Drawn, Key, draw
+from .policy import Candidates
+
+_FLOOR = torch.finfo(torch.float32).min
+_CHUNK = 8
+"""Nodes whose laws are computed at once: bounds what is allocated beyond the logits."""
+
+
+class Laws:
+    """The laws of the nodes that were asked about last."""
+
+    def __init__(self, drawing: Drawing) -> None:
+        self._drawing = drawing
+        self._asked: list[tuple[Sequence, int]] = []
+        self._laws = torch.zeros(0)
+        self._tokens: list[Tensor] = []  # for each node asked about, the ids of its law's entries
+
+    @torch.inference_mode()
+    def candidates(
+        self,
+        asked: list[tuple[Sequence, int]],
+        logits: Tensor,
+        batch: Tensor,
+        column: Tensor,
+        width: int,
+        tokens: Many[Tensor] | None = None,
+    ) -> Candidates:
+        """The most probable tokens after F nodes, in one transfer to the host.
+
+        Args:
+            asked: [F] the nodes, by sequence and number.
+            logits: [B, n, K] on the model's device.
+            batch, column: [F] where each node's are.
+            width: most candidates of a node.
+            tokens: for each of the B [K] or less, the ids of the entries; those beyond are -inf. None: 0 to K - 1.
+        """
+        self._asked, parts, laws = asked, [], []
+        rows = batch.tolist() if tokens and self._drawing is not Drawing.TOP else []
+        self._tokens = [tokens[b] for b in rows] if tokens else []
+        params = [sequence.params for sequence, _ in asked]
+        scale = torch.tensor([1 / (p.temperature or 1.0) for p in params])[:, None].to(logits.device, non_blocking=True)
+        batch, column = torch.stack([batch, column]).to(logits.device, non_blocking=True)
+        names = torch.stack([pad(t, (0, logits.shape[-1] - len(t))) for t in tokens]) if tokens else None
+        for at in range(0, batch.shape[0], _CHUNK):
+            chunk = slice(at, at + _CHUNK)
+            raw = logits[batch[chunk], column[chunk]].float()
+            if self._drawing is Drawing.TOP:
+                law = (raw * scale[chunk]).log_softmax(-1)
+            else:
+                law = warp_rows(raw, params[chunk]).log_softmax(-1)
+                laws.append(law.clone())
+            top = law.topk(min(width, law.shape[-1]))
+            ids = top.indices if names is None else names[batch[chunk, None], top.indices]
+            p = law.exp()
+            entropy = -torch.linalg.vecdot(p, law.clamp_(min=_FLOOR))  # 0 log 0 = 0
+            parts.append(torch.cat([ids.double(), top.values.double(), entropy[:, None].double()], dim=1))
+        if laws:
+            self._laws = torch.cat(laws)
+        found, logprobs, entropies = torch.cat(parts).cpu().tensor_split([(parts[0].shape[1] - 1) // 2, -1], dim=1)
+        return Candidates(found.long(), logprobs.float(), entropies[:, 0].float())
+
+    @torch.inference_mode()
+    def draw(self, counts: Tensor) -> Drawn:
+        """Draw ``counts`` ([F]) children for the nodes that were asked about last; one transfer to the host."""
+        asked = counts.tolist()
+        columns = torch.zeros((len(asked), max(asked)), dtype=torch.int64, device=self._laws.device)
+        laws: list[DraftLaw | None] = [None] * len(asked)
+        random = [f for f, (sequence, _) in enumerate(self._asked) if sequence.params.temperature and asked[f]]
+        greedy = [f for f, (sequence, _) in enumerate(self._asked) if not sequence.params.temperature and asked[f]]
+        for group, drawing in ((random, self._drawing), (greedy, Drawing.TOP)):
+            if group:
+                keys = [Key(s.seed, len(s.ids), node) for s, node in (self._asked[f] for f in group)]
+                drawn = draw(self._laws[group], [asked[f] for f in group], keys, drawing)
+                columns[group, : drawn.shape[1]] = drawn
+        tokens = columns.clone()
+        for f, ids in enumerate(self._tokens):
+            tokens[f] = ids[columns[f]]
+        for f in random:
+            own = self._tokens[f] if self._tokens else None
+            laws[f] = DraftLaw(self._laws[f] if own is None else self._laws[f, : len(own)], own)
+        found = torch.stack([tokens.double(), self._laws.gather(1, columns).double()]).cpu()
+        return Drawn(found[0].long(), found[1].float(), laws)

@@ -1,0 +1,175 @@
+"""The network of a draft head: one decoder layer that predicts the target's next hidden state (Li et al., *EAGLE*).
+
+Input at position p: the embedding of token p and the target's hidden state at p - 1, after the target's final norm.
+Output: the hidden state at p, which the target's own output layer turns into logits. Embeddings and output layer are
+the target's and stay as they are, so that the output may be restricted to any part of the vocabulary, at any time.
+Knows nothing of caches, trees or training.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, fields
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from ..errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadConfig:
+    """Sizes of a head.
+
+    Attributes:
+        hidden_size: H of the target.
+        vocab_size: V of the target.
+        intermediate_size: of the feed-forward part.
+        heads, kv_heads, head_dim: of the attention; ``kv_heads`` divides ``heads``, ``head_dim`` is even.
+        rope_theta: base of the rotary positions.
+        norm_eps: of the RMS norms.
+        embedding_scale: embeddings are multiplied by this, so that they weigh as much as hidden states.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    hidden_size: int
+    vocab_size: int
+    intermediate_size: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    rope_theta: float = 10000.0
+    norm_eps: float = 1e-5
+    embedding_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value, whole = getattr(self, field.name), field.type == "int"
+            if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
+                raise ConfigError(f"{field.name} is {value!r}: use a {'whole ' if whole else ''}number")
+            if not 0 < value < math.inf:
+                raise ConfigError(f"{field.name} is {value}: use a positive number")
+        if self.heads % self.kv_heads or self.head_dim % 2:
+            raise ConfigError(
+                f"{self.heads} heads of {self.head_dim} share {self.kv_heads} key heads: use a divisor and an even size"
+            )
+
+    @classmethod
+    def like(cls, target: PreTrainedModel, embedding_scale: float) -> HeadConfig:
+        """The sizes of one of the target's own layers, where its config names them."""
+        config = target.config.get_text_config(decoder=True)
+        hidden = embeddings(target).shape[1]
+        heads = int(getattr(config, "num_attention_heads", 0) or max(1, hidden // 64))
+        dim = int(getattr(config, "head_dim", None) or hidden // heads)
+        return cls(
+            hidden_size=hidden,
+            vocab_size=embeddings(target).shape[0],
+            intermediate_size=int(getattr(config, "intermediate_size", 0) or 3 * hidden),
+            heads=heads,
+            kv_heads=int(getattr(config, "num_key_value_heads", None) or heads),
+            head_dim=dim + dim % 2,
+            embedding_scale=embedding_scale,
+        )
+
+    def as_dict(self) -> dict[str, float]:
+        """For a file."""
+        return asdict(self)
+
+
+class HeadNetwork(nn.Module):
+    """The trained part of a head.
+
+    The layer's own contribution starts at zero: an untrained network gives what its input projection does.
+    """
+
+    def __init__(self, config: HeadConfig) -> None:
+        super().__init__()
+        self.config = config
+        hidden, width = config.hidden_size, config.heads * config.head_dim
+        self.project = nn.Linear(2 * hidden, hidden)
+        self.attention_norm = nn.RMSNorm(hidden, eps=config.norm_eps)
+        self.qkv = nn.Linear(hidden, width + 2 * config.kv_heads * config.head_dim, bias=False)
+        self.attended = nn.Linear(width, hidden, bias=False)
+        self.mlp_norm = nn.RMSNorm(hidden, eps=config.norm_eps)
+        self.gate_up = nn.Linear(hidden, 2 * config.intermediate_size, bias=False)
+        self.down = nn.Linear(config.intermediate_size, hidden, bias=False)
+        nn.init.zeros_(self.attended.weight)
+        nn.init.zeros_(self.down.weight)
+
+    def read(self, embeddings: Tensor, features: Tensor) -> Tensor:
+        """[..., H] token embeddings and hidden states of the tokens before -> [..., H] input of the layer."""
+        out: Tensor = self.project(torch.cat([embeddings * self.config.embedding_scale, features], dim=-1))
+        return out.to(embeddings.dtype)  # under autocast too, what is summed up stays as precise as it came
+
+    def attend_with(self, inputs: Tensor, turns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of [B, n, H] inputs, turned to their positions (``turns``: [B or 1, n, 1, D / 2]).
+
+        Returns:
+            queries [B, n, heads, D], keys and values [B, n, kv_heads, D].
+        """
+        c = self.config
+        states = self.qkv(self.attention_norm(inputs)).unflatten(-1, (c.heads + 2 * c.kv_heads, c.head_dim))
+        turned, values = states.tensor_split([c.heads + c.kv_heads], dim=-2)
+        pairs = torch.view_as_complex(turned.float().unflatten(-1, (-1, 2)))
+        turned = torch.view_as_real(pairs * turns).flatten(-2).to(values.dtype)
+        queries, keys = turned.tensor_split([c.heads], dim=-2)
+        return queries, keys, values
+
+    def finish(self, inputs: Tensor, attended: Tensor) -> Tensor:
+        """[..., H] inputs of the layer, [..., heads x D] found by attention -> [..., H] predicted hidden states."""
+        middle = inputs + self.attended(attended)
+        gate, up = self.gate_up(self.mlp_norm(middle)).chunk(2, dim=-1)
+        out: Tensor = middle + self.down(nn.functional.silu(gate) * up)
+        return out
+
+    def turns(self, positions: Tensor) -> Tensor:
+        """[...] positions -> [..., 1, D / 2] complex64 rotations."""
+        half = torch.arange(0, self.config.head_dim, 2, device=positions.device) / self.config.head_dim
+        angles = positions[..., None, None].float() * self.config.rope_theta**-half
+        return torch.polar(torch.ones_like(angles), angles)
+
+
+def embeddings(target: PreTrainedModel) -> Tensor:
+    """[V, H] token embeddings."""
+    weight: Tensor = target.get_input_embeddings().weight  # type: ignore[assignment]
+    return weight
+
+
+_UNITS = 64
+"""Unit vectors that an output layer is given at once."""
+
+
+class OutputLayer(NamedTuple):
+    """What turns hidden states into logits.
+
+    Attributes:
+        weight: [V, H].
+        bias: [V], or None.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+
+
+@torch.inference_mode()
+def output_layer(target: PreTrainedModel) -> OutputLayer:
+    """The target's output layer.
+
+    Where its weights have been put into another form, they are those of the embeddings if it shares them, else found
+    out: a linear layer's output for the unit vectors is its weight.
+    """
+    layer = target.get_output_embeddings()
+    weight, bias = getattr(layer, "weight", None), getattr(layer, "bias", None)
+    if isinstance(weight, Tensor) and weight.ndim == 2:
+        return OutputLayer(weight.detach(), bias.detach() if isinstance(bias, Tensor) else None)
+    like = embeddings(target).detach()
+    if target.config.get_text_config(decoder=True).tie_word_embeddings:
+        return OutputLayer(like, None)
+    zero = layer(like.new_zeros((1, like.shape[1])))[0]
+    units = torch.eye(like.shape[1], dtype=like.dtype, device=like.device).split(_UNITS)
+    found = torch.cat([(layer(some) - zero).T for some in units], dim=1)
+    return OutputLayer(found, zero if bool(zero.any()) else None)

@@ -1,0 +1,140 @@
+"""Draft heads in folders: ``config.json`` (sizes, the target's name) and ``head.safetensors`` (weights, the draft
+vocabulary, and a sample of the target's embeddings that tells it from other models)."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from ..errors import ConfigError, ModelFileError, RunError, UnknownNameError
+from ..files import write_whole
+from .head import HeadConfig, HeadNetwork, embeddings
+from .head_model import HeadModel
+from .hf import HFModel
+
+FORMAT, VERSION = "draftree-head", 1
+CONFIG, WEIGHTS = "config.json", "head.safetensors"
+SHIPPED = Path(__file__).parent.parent / "heads"
+"""Folder of the heads that come with the package."""
+
+_SAMPLED = (64, 32)
+"""Rows and columns of the embeddings that are kept to know the target by."""
+_SAME = 0.9
+"""Correlation of two samples of one model: quantised and fine-tuned copies pass, other models have about 0."""
+
+
+def is_head(folder: Path) -> bool:
+    """Is there a head in this folder, whole or not?"""
+    try:
+        return bool(json.loads((folder / CONFIG).read_text(encoding="utf-8"))["format"] == FORMAT)
+    except (OSError, ValueError, TypeError, KeyError):
+        return (folder / WEIGHTS).is_file()
+
+
+def sample(target: HFModel) -> Tensor:
+    """[64, 32] float32, or less of a smaller model: evenly spaced rows of the embeddings."""
+    weight = embeddings(target.model)
+    rows = torch.linspace(0, len(weight) - 1, min(_SAMPLED[0], len(weight)), device=weight.device).long()
+    return weight.detach()[rows, : _SAMPLED[1]].float().cpu()
+
+
+def save_head(folder: Path, network: HeadNetwork, vocabulary: Tensor, target: HFModel) -> None:
+    """Write a head in half precision; the config comes last, and without it there is no head.
+
+    Raises:
+        RunError: it cannot be written.
+    """
+    tensors = {name: value.detach().cpu().half().contiguous() for name, value in network.state_dict().items()}
+    tensors |= {"vocabulary": vocabulary.cpu().int(), "target_sample": sample(target)}
+    path = folder / WEIGHTS
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        part.write_bytes(save(tensors))
+        part.replace(path)
+    except (OSError, SafetensorError) as error:
+        part.unlink(missing_ok=True)
+        raise RunError(f"cannot write {path}: {error}: free some disk space") from None
+    document = {"format": FORMAT, "version": VERSION, "target": target.capabilities.name}
+    write_whole(folder / CONFIG, json.dumps(document | network.config.as_dict(), indent=1) + "\n")
+
+
+def read_head(folder: Path) -> tuple[str, HeadNetwork, Tensor, Tensor]:
+    """The name of the target, the network, the draft vocabulary [D] and the sample of the target.
+
+    Raises:
+        UnknownNameError: there is no head.
+        ModelFileError: it cannot be read, or is not whole.
+    """
+    if not (folder / CONFIG).is_file():
+        raise UnknownNameError(f"no draft head in {folder}: give a folder that 'draftree train head' wrote")
+    try:
+        document: dict[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        if (document.pop("format"), document.pop("version")) != (FORMAT, VERSION):
+            raise ValueError("another format")
+        target = str(document.pop("target"))
+        network = HeadNetwork(HeadConfig(**document))
+        tensors = load_file(folder / WEIGHTS)
+        vocabulary, known = tensors.pop("vocabulary").long(), tensors.pop("target_sample")
+        network.load_state_dict({name: value.float() for name, value in tensors.items()})
+        if not len(vocabulary) or bool((vocabulary.diff() <= 0).any()) or not 0 <= int(vocabulary[0]):
+            raise ValueError("its draft vocabulary is not a list of different tokens")
+        if int(vocabulary[-1]) >= network.config.vocab_size:
+            raise ValueError("its draft vocabulary goes beyond the target's")
+    except (OSError, ValueError, TypeError, KeyError, RuntimeError, ConfigError, SafetensorError) as error:
+        why = str(error).strip().splitlines()[0].rstrip(".:") if str(error).strip() else type(error).__name__
+        raise ModelFileError(f"cannot read the draft head {folder}: {why}: copy it again, or train another") from None
+    return target, network, vocabulary, known
+
+
+def load_head(folder: Path, target: HFModel) -> HeadModel:
+    """The head in a folder, for a target.
+
+    Raises:
+        UnknownNameError, ModelFileError: there is none that can be read.
+        ConfigError: it was trained for another target.
+        UnsupportedModelError: the target's hidden states cannot be read.
+    """
+    made_for, network, vocabulary, known = read_head(folder)
+    name, given = target.capabilities.name, embeddings(target.model)
+    way_out = f"train one for it with 'draftree train head --target {name}', or use drafter 'lookup'"
+    config = network.config
+    for what, own, size in (
+        ("hidden size", config.hidden_size, given.shape[1]),
+        ("vocabulary size", config.vocab_size, given.shape[0]),
+    ):
+        if own != size:
+            raise ConfigError(
+                f"draft head {folder} was trained for {made_for}, {what} {own}, but {name} has {size}: {way_out}"
+            )
+    found = sample(target)
+    if found.shape != known.shape or float(torch.corrcoef(torch.stack([found, known]).flatten(1))[0, 1]) < _SAME:
+        raise ConfigError(
+            f"draft head {folder} was trained for {made_for}, and {name}'s embeddings are others: {way_out}"
+        )
+    return HeadModel(network, vocabulary, target, f"head {folder.name}")
+
+
+def shipped_head(target: HFModel) -> HeadModel:
+    """The head that comes with the package for a target, by whatever name it was loaded.
+
+    Raises:
+        UnknownNameError: there is none.
+    """
+    for folder in sorted(SHIPPED.glob("*/")):
+        try:
+            return load_head(folder, target)
+        except ConfigError:
+            continue
+    name = target.capabilities.name
+    raise UnknownNameError(
+        f"no draft head comes with draftree for {name}: train one with 'draftree train head --target {name}' and give "
+        "its folder, or use drafter 'lookup'"
+    )

@@ -1,0 +1,308 @@
+"""HeadModel: a draft head behind the ``LanguageModel`` seam, with rows, tree masks and a cache of its own.
+
+Tokens that the target has committed come with the target's hidden states (``advance``); drafted nodes take what was
+predicted for their parent. Logits are over a row's draft vocabulary: the head's own, and what other tokens the row has
+seen, for a text repeats itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+from ..errors import CacheError
+from ..tree import ROOT, ancestors
+from .base import Capabilities, Nodes, Row
+from .cache import TreeCache
+from .head import HeadNetwork, embeddings, output_layer
+from .hf import HFModel
+from .numerics import STOCK, convert
+
+_NO_NODES = torch.zeros(0, dtype=torch.int64)
+
+
+@dataclass(slots=True, eq=False)
+class HeadRow(Row):
+    """A sequence inside a head.
+
+    Attributes:
+        predicted: [1 + u, H] predicted hidden states: of the last committed token, then of the uncommitted nodes.
+        tokens: [K] int64 ids of its draft vocabulary.
+        extra: [K - D, H] output weights of those that are not in the head's own.
+        known: [V] bool, which ids are in ``tokens``.
+    """
+
+    predicted: Tensor = field(default_factory=lambda: torch.zeros(0))
+    tokens: Tensor = field(default_factory=lambda: torch.zeros(0))
+    extra: Tensor = field(default_factory=lambda: torch.zeros(0))
+    known: Tensor = field(default_factory=lambda: torch.zeros(0))
+
+
+class HeadModel:
+    """A head that drafts for one target, as a ``LanguageModel``, in the target's numerics.
+
+    The network is the model's own from then on: its layers may be given other kernels.
+
+    Attributes:
+        vocabulary: [D] int64 ascending ids that it always drafts from.
+        layers: "network", the trained part, and "output", the target's output layer for the vocabulary.
+        cache: keys and values of all open rows.
+        capabilities: as the target's, whose tokens it takes.
+
+    Raises:
+        UnsupportedModelError: the target's hidden states cannot be read.
+    """
+
+    def __init__(self, network: HeadNetwork, vocabulary: Tensor, target: HFModel, name: str) -> None:
+        target.track_features()
+        can, layer = target.capabilities, output_layer(target.model)
+        self.vocabulary = vocabulary.to(can.device)
+        self._embeddings = embeddings(target.model)
+        self._all = layer
+        output = nn.Linear(layer.weight.shape[1], len(vocabulary), layer.bias is not None, can.device, can.dtype)
+        with torch.no_grad():
+            output.weight.copy_(layer.weight[self.vocabulary])
+            if layer.bias is not None:
+                output.bias.copy_(layer.bias[self.vocabulary])
+        self.layers = nn.ModuleDict({"network": network.to(can.device, can.dtype), "output": output})
+        self.layers.eval().requires_grad_(False)
+        parameters = sum(p.numel() for p in network.parameters())
+        numerics = STOCK if can.numerics == STOCK else convert(self.layers, can.numerics)
+        self._known = torch.zeros(can.vocab_size, dtype=torch.bool)
+        self._known[vocabulary] = True
+        self._turns = self.network.turns(torch.arange(0, device=can.device))
+        self._rows: list[HeadRow] = []
+        self.cache = TreeCache(1)
+        self.capabilities = Capabilities(
+            name=name,
+            architecture=type(self).__name__,
+            parameters=parameters,
+            max_length=can.max_length,
+            max_length_reason=can.max_length_reason,
+            vocab_size=can.vocab_size,
+            eos_ids=can.eos_ids,
+            dtype=can.dtype,
+            device=can.device,
+            attention="sdpa",
+            numerics=numerics,
+        )
+
+    @property
+    def network(self) -> HeadNetwork:
+        """The trained part."""
+        return cast(HeadNetwork, self.layers["network"])
+
+    def reserve(self, rows: int, tokens: int) -> None:
+        """Make room for ``rows`` rows of ``tokens`` tokens at once."""
+        self.cache.reserve(rows, tokens)
+
+    def start(self) -> HeadRow:
+        """A new row without tokens."""
+        row = HeadRow(
+            slot=len(self._rows),
+            length=0,
+            logits=self._zeros(0),
+            parents=_NO_NODES,
+            predicted=self._zeros(1, self.network.config.hidden_size),
+            tokens=self.vocabulary,
+            extra=self.nothing,
+            known=self._known.clone(),
+        )
+        self._rows.append(row)
+        return row
+
+    @property
+    def nothing(self) -> Tensor:
+        """[0, H] no hidden states."""
+        return self._zeros(0, self.network.config.hidden_size)
+
+    def _zeros(self, *shape: int) -> Tensor:
+        return torch.zeros(shape, dtype=self.capabilities.dtype, device=self.capabilities.device)
+
+    def open(self, prompt_ids: Sequence[int]) -> HeadRow:
+        """A new row whose tokens come without hidden states (``LanguageModel.open``): to measure passes."""
+        row = self.start()
+        features = self._zeros(len(prompt_ids), self.network.config.hidden_size)
+        row.logits = self.advance([row], [torch.tensor(list(prompt_ids))], [features])[0]
+        return row
+
+    @torch.inference_mode()
+    def advance(self, rows: Sequence[HeadRow], tokens: Sequence[Tensor], features: Sequence[Tensor]) -> Tensor:
+        """Commit tokens of the target, in one pass; uncommitted nodes are dropped.
+
+        Args:
+            rows: open rows.
+            tokens: for each row [n] int64; none for a row whose last token is asked about again.
+            features: for each row [n, H], the target's hidden states at the tokens before each of them.
+
+        Returns:
+            [B, K] logits after each row's last token, over its draft vocabulary; -inf where it has fewer than K tokens.
+        """
+        for row in rows:
+            self.commit(row, [])
+        fresh = [b for b, new in enumerate(tokens) if len(new)]
+        if fresh:
+            self._feed([rows[b] for b in fresh], [tokens[b] for b in fresh], [features[b] for b in fresh])
+        return self._logits(rows, [row.predicted for row in rows])[:, 0]
+
+    def _feed(self, rows: Sequence[HeadRow], tokens: Sequence[Tensor], features: Sequence[Tensor]) -> None:
+        """Append tokens to each row, with the hidden states before them, in one pass."""
+        first, covered, starts, width = self._place(rows, [len(t) for t in tokens])
+        ids = torch.zeros((len(covered), width), dtype=torch.int64)
+        lasts = torch.zeros(len(covered), dtype=torch.int64)
+        given = self._zeros(len(covered), width, self.network.config.hidden_size)
+        for row, new, known in zip(rows, tokens, features, strict=True):
+            b = row.slot - first
+            ids[b, : len(new)] = new
+            given[b, : len(new)] = known
+            lasts[b] = len(new) - 1
+        device = self.capabilities.device
+        offsets = torch.tensor(starts)[:, None] + torch.arange(width)
+        ids, offsets = torch.stack([ids, offsets]).to(device, non_blocking=True)
+        inputs = self.network.read(self._embeddings[ids], given)
+        queries, keys, values = self.network.attend_with(inputs, self._turns_at(offsets))
+        keys, values = self._store(keys, values)
+        # Only the last token of each row is asked what follows: no others need their queries.
+        lasts = lasts.to(device, non_blocking=True)
+        batch = torch.arange(len(covered), device=device)
+        ends = (lasts + offsets[:, 0])[:, None, None, None]
+        mask = torch.arange(keys.shape[2], device=device) <= ends if len(covered) > 1 else None
+        predicted = self._finish(inputs[batch, lasts][:, None], queries[batch, lasts][:, None], keys, values, mask)
+        for row, new in zip(rows, tokens, strict=True):
+            row.predicted = predicted[row.slot - first]
+            row.length += len(new)
+            self._learn(row, new)
+
+    @torch.inference_mode()
+    def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Tensor:
+        """Append uncommitted nodes to each row in one pass (``LanguageModel.extend``); [B, n, K] logits."""
+        own = [self.own(row) for row in rows]
+        for row, new in zip(own, nodes, strict=True):
+            if bool((new.parents >= len(row.parents)).any()):
+                raise CacheError("the parent of a node comes with it: its hidden state is not predicted yet")
+        counts = [len(n.tokens) for n in nodes]
+        first, covered, starts, width = self._place(own, counts)
+        device = self.capabilities.device
+        inputs = torch.zeros((2, len(covered), width), dtype=torch.int64)  # tokens and positions
+        mask = torch.zeros((len(covered), 1, width, max(starts) + width), dtype=torch.bool)
+        mask[..., 0] = True
+        given = self._zeros(len(covered), width, self.network.config.hidden_size)
+        for row, new, n in zip(own, nodes, counts, strict=True):
+            b, start = row.slot - first, len(row.parents)
+            above = (new.parents + 1).to(device, non_blocking=True)
+            row.parents = torch.cat([row.parents, new.parents])
+            seen, depths = ancestors(row.parents, start)
+            inputs[0, b, :n] = new.tokens
+            inputs[1, b, :n] = row.length - 1 + depths
+            mask[b, 0, :n, : row.length] = True
+            mask[b, 0, :n, row.length : row.length + len(row.parents)] = seen
+            given[b, :n] = row.predicted[above]
+        tokens, positions = inputs.to(device, non_blocking=True)
+        states = self.network.read(self._embeddings[tokens], given)
+        queries, keys, values = self.network.attend_with(states, self._turns_at(positions))
+        keys, values = self._store(keys, values)
+        predicted = self._finish(states, queries, keys, values, mask.to(device, non_blocking=True))
+        fresh = [predicted[row.slot - first, :n] for row, n in zip(own, counts, strict=True)]
+        for row, part in zip(own, fresh, strict=True):
+            row.predicted = torch.cat([row.predicted, part])
+        return self._logits(own, fresh)
+
+    def _place(self, rows: Sequence[HeadRow], counts: Sequence[int]) -> tuple[int, list[HeadRow], list[int], int]:
+        """Storage for a pass: its first row, the rows it covers, where each one's new slots start, and how many."""
+        first, last = min(r.slot for r in rows), max(r.slot for r in rows) + 1
+        covered = self._rows[first:last]
+        starts, width = [r.length + len(r.parents) for r in covered], max(counts)
+        self.cache.place(first, starts, width, self.capabilities.device)
+        return first, covered, starts, width
+
+    def _store(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        stored, also = self.cache.update(keys.transpose(1, 2), values.transpose(1, 2), 0)
+        return stored, also
+
+    def _turns_at(self, positions: Tensor) -> Tensor:
+        """Rotations [B, n, 1, D / 2], from a table that grows with the rows."""
+        if len(self._turns) < self.cache.placement.slots:
+            self._turns = self.network.turns(torch.arange(self.cache.placement.slots, device=positions.device))
+        return self._turns[positions]
+
+    def _finish(self, inputs: Tensor, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+        """[B, n, H] predictions; query heads that share a key head are asked as more queries of it (faster)."""
+        n, group = queries.shape[1], queries.shape[2] // keys.shape[1]
+        asked = queries.unflatten(2, (-1, group)).permute(0, 2, 3, 1, 4).flatten(2, 3)
+        shared = mask if mask is None or mask.shape[2] == 1 else mask.repeat(1, 1, group, 1)
+        found = scaled_dot_product_attention(asked, keys, values, attn_mask=shared)
+        found = found.unflatten(2, (group, n)).permute(0, 3, 1, 2, 4).flatten(2)
+        return self.network.finish(inputs, found)
+
+    def _logits(self, rows: Sequence[HeadRow], predicted: Sequence[Tensor]) -> Tensor:
+        """[B, n, K] logits of [n, H] predictions, each over its row's draft vocabulary."""
+        if len(rows) == 1 and not len(rows[0].extra):
+            return self.layers["output"](predicted[0])[None]  # type: ignore[no-any-return]
+        height, width = max(len(p) for p in predicted), max(len(row.tokens) for row in rows)
+        logits = predicted[0].new_full((len(rows), height, width), float("-inf"))
+        own = len(self.vocabulary)
+        for b, (row, states) in enumerate(zip(rows, predicted, strict=True)):
+            logits[b, : len(states), :own] = self.layers["output"](states)
+            more = nn.functional.linear(states, row.extra, self._bias(row.tokens[own:]))
+            logits[b, : len(states), own : len(row.tokens)] = more
+        return logits
+
+    def _bias(self, tokens: Tensor) -> Tensor | None:
+        return None if self._all.bias is None else self._all.bias[tokens]
+
+    def _learn(self, row: HeadRow, tokens: Tensor) -> None:
+        """Add a text's tokens to its row's draft vocabulary."""
+        new = tokens[~row.known[tokens]].unique()
+        if len(new):
+            row.known[new] = True
+            ids = new.to(self.capabilities.device)
+            row.tokens = torch.cat([row.tokens, ids])
+            row.extra = torch.cat([row.extra, self._all.weight[ids].to(row.extra)])
+
+    def own(self, row: Row) -> HeadRow:
+        """An open row of this model.
+
+        Raises:
+            CacheError: it is not.
+        """
+        if not isinstance(row, HeadRow) or not 0 <= row.slot < len(self._rows) or self._rows[row.slot] is not row:
+            raise CacheError("the row is closed, or another model's: open it again")
+        return row
+
+    @torch.inference_mode()
+    def commit(self, row: Row, path: Sequence[int]) -> None:
+        """Keep uncommitted nodes as they were drafted (``LanguageModel.commit``)."""
+        own, expected = self.own(row), ROOT
+        for node in path:
+            if not 0 <= node < len(own.parents) or int(own.parents[node]) != expected:
+                raise CacheError(f"cannot commit {list(path)}: node {node} is not a child of {expected}")
+            expected = node
+        self.cache.compact(own.slot, own.length, path)
+        own.length += len(path)
+        own.parents, own.predicted = _NO_NODES, own.predicted[expected + 1 : expected + 2]
+
+    @torch.inference_mode()
+    def fork(self, row: Row) -> HeadRow:
+        """A new row with the same committed tokens (``LanguageModel.fork``)."""
+        own = self.own(row)
+        copy = self.start()
+        self.cache.copy_row(own.slot, copy.slot, own.length)
+        copy.length, copy.logits, copy.predicted = own.length, own.logits, own.predicted[:1]
+        copy.tokens, copy.extra, copy.known = own.tokens, own.extra, own.known.clone()
+        return copy
+
+    @torch.inference_mode()
+    def close(self, row: Row) -> None:
+        """Forget a row; the last row in storage takes its place."""
+        own = self.own(row)
+        moved = self._rows.pop()
+        if moved is not own:
+            self.cache.copy_row(moved.slot, own.slot, moved.length + len(moved.parents))
+            moved.slot = own.slot
+            self._rows[own.slot] = moved
+        own.slot = -1

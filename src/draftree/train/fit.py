@@ -1,0 +1,228 @@
+"""Fits a draft head: ridge regression for its input projection, then AdamW; can stop at any step and go on.
+
+The order of the data is a function of seed and step alone, so that a resumed fit ends as an uninterrupted one does.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import pickle
+from collections.abc import Iterator
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..errors import ConfigError, RunError
+from ..models.head import HeadNetwork
+from .responses import Response
+from .unroll import Batch, loss, unrolled
+
+_RIDGE_POSITIONS = 100_000
+"""Positions that the regression looks at, at most."""
+_RIDGE = 1e-3
+"""Its penalty, as a share of the inputs' mean square."""
+_WARM_UP = 0.03
+"""Share of the steps in which the learning rate rises."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitRecipe:
+    """How a head is fitted.
+
+    Attributes:
+        batch: responses of one step.
+        learning_rate: its highest; it rises linearly and then falls to 0 along a cosine.
+        weight_decay: of AdamW, on matrices.
+        clip: largest norm of a gradient.
+        unroll: drafting steps that are trained.
+        decay: weight of each further drafting step.
+        feature_weight: of the distance between hidden states beside the cross-entropy.
+        bf16: compute in bfloat16; the weights stay in float32.
+        seed: of the order of the data and of the weights that start at random.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    batch: int = 8
+    learning_rate: float = 1e-3
+    weight_decay: float = 0.01
+    clip: float = 1.0
+    unroll: int = 3
+    decay: float = 0.8
+    feature_weight: float = 0.1
+    bf16: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.batch < 1 or self.unroll < 1:
+            raise ConfigError(f"batch is {self.batch} and unroll {self.unroll}: use at least 1")
+        if not 0 < self.learning_rate < 1:
+            raise ConfigError(f"learning rate is {self.learning_rate}: use a number between 0 and 1")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Frozen:
+    """The target's parts that a head stands on: all on one device, in float32.
+
+    Attributes:
+        embeddings: [V, H] token embeddings.
+        weight, bias: [D, H] and [D], its output layer for the draft vocabulary.
+    """
+
+    embeddings: Tensor
+    weight: Tensor
+    bias: Tensor | None
+
+
+class Fit:
+    """A fit under way.
+
+    Attributes:
+        network: what is fitted.
+        frozen: what it stands on.
+        done: steps so far.
+        steps: of the whole fit.
+        losses: of all steps so far.
+    """
+
+    def __init__(
+        self, recipe: FitRecipe, network: HeadNetwork, frozen: Frozen, responses: Many[Response], steps: int, key: str
+    ) -> None:
+        """
+        Args:
+            responses: to learn from; must not be empty.
+            key: tells fits apart; a checkpoint of another one is refused.
+        """
+        self.network = network
+        self.done, self.steps = 0, steps
+        self.losses: list[float] = []
+        self.frozen = frozen
+        self._recipe, self._responses, self._key = recipe, responses, key
+        matrices = [p for p in network.parameters() if p.ndim > 1]
+        others = [p for p in network.parameters() if p.ndim <= 1]
+        groups = [
+            {"params": matrices, "weight_decay": recipe.weight_decay},
+            {"params": others, "weight_decay": 0.0},
+        ]
+        self._optimizer = torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=(0.9, 0.95))
+
+    def _order(self, epoch: int) -> Tensor:
+        generator = torch.Generator().manual_seed(self._recipe.seed * 1_000_003 + epoch)
+        return torch.randperm(len(self._responses), generator=generator)
+
+    def _batch(self, step: int) -> Batch:
+        """The responses of a step: neighbours in a random order of all of them."""
+        size = min(self._recipe.batch, len(self._responses))
+        each = len(self._responses) // size
+        chosen = self._order(step // each)[step % each * size :][:size].tolist()
+        return Batch.of([self._responses[i] for i in chosen], self.frozen.weight.device)
+
+    def _rate(self, step: int) -> float:
+        warm = max(1.0, _WARM_UP * self.steps)
+        return min(1.0, (step + 1) / warm) * 0.5 * (1 + math.cos(math.pi * step / self.steps))
+
+    def run(self) -> Iterator[int]:
+        """Do the steps that are left, one by one; gives out how many are done."""
+        recipe, frozen = self._recipe, self.frozen
+        kind = frozen.weight.device.type
+        self.network.train()
+        while self.done < self.steps:
+            batch = self._batch(self.done)
+            for group in self._optimizer.param_groups:
+                group["lr"] = recipe.learning_rate * self._rate(self.done)
+            with torch.autocast(kind, torch.bfloat16, enabled=recipe.bf16):
+                predicted = unrolled(self.network, frozen.embeddings, batch, recipe.unroll)
+                total = loss(
+                    predicted,
+                    batch,
+                    frozen.weight,
+                    frozen.bias,
+                    decay=recipe.decay,
+                    feature_weight=recipe.feature_weight,
+                )
+            self._optimizer.zero_grad(set_to_none=True)
+            total.backward()
+            torch.nn.utils.clip_grad_norm_(self.network.parameters(), recipe.clip)
+            self._optimizer.step()
+            self.losses.append(float(total.detach()))
+            self.done += 1
+            yield self.done
+
+    def save(self, path: Path) -> None:
+        """Write a checkpoint, in one piece.
+
+        Raises:
+            RunError: it cannot be written.
+        """
+        part = path.with_name(f".{path.name}.{os.getpid()}")
+        state = {
+            "key": self._key,
+            "done": self.done,
+            "steps": self.steps,
+            "losses": self.losses,
+            "network": self.network.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+        }
+        try:
+            torch.save(state, part)
+            part.replace(path)
+        except (OSError, RuntimeError) as error:
+            part.unlink(missing_ok=True)
+            raise RunError(f"cannot write {path}: {error}: free some disk space; the same command goes on") from None
+
+    def resume(self, path: Path) -> bool:
+        """Go on from a checkpoint; false where there is none.
+
+        Raises:
+            ConfigError: it is of another fit, or cannot be read.
+        """
+        if not path.exists():
+            return False
+        try:
+            state = torch.load(path, map_location=self.frozen.weight.device, weights_only=True)
+            same = state["key"] == self._key
+        except (OSError, RuntimeError, EOFError, KeyError, pickle.UnpicklingError):
+            raise ConfigError(f"cannot read the checkpoint {path}: remove it to train from the start") from None
+        if not same:
+            raise ConfigError(
+                f"{path} is of a training with other responses or settings: repeat that one to finish it, or start "
+                "afresh with --force"
+            )
+        self.network.load_state_dict(state["network"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        self.done, self.steps, self.losses = state["done"], state["steps"], state["losses"]
+        return True
+
+
+@torch.no_grad()
+def regress(network: HeadNetwork, frozen: Frozen, responses: Many[Response]) -> None:
+    """Set the input projection to the ridge regression of the next hidden state on its inputs; closed form.
+
+    With the layer's own contribution at zero, the network then predicts as well as a linear map can.
+    """
+    config, device = network.config, frozen.weight.device
+    size = 2 * config.hidden_size + 1
+    square = torch.zeros((size, size), dtype=torch.float64, device=device)
+    product = torch.zeros((size, config.hidden_size), dtype=torch.float64, device=device)
+    seen = 0
+    for at in range(0, len(responses), 16):
+        batch = Batch.of(responses[at : at + 16], device)
+        rows = torch.arange(len(batch.tokens), device=device)[:, None]
+        embedded = frozen.embeddings[batch.tokens[rows, batch.at]][batch.valid] * config.embedding_scale
+        features = batch.features[rows, batch.at][batch.valid]
+        inputs = torch.cat([embedded, features, torch.ones_like(features[:, :1])], dim=1)
+        square += (inputs.T @ inputs).double()
+        product += (inputs.T @ batch.truth[batch.valid]).double()
+        seen += len(inputs)
+        if seen >= _RIDGE_POSITIONS:
+            break
+    penalty = _RIDGE * square.diagonal()[:-1].mean()
+    square.diagonal()[:-1] += penalty
+    solution = torch.linalg.solve(square, product).float()
+    network.project.weight.copy_(solution[:-1].T)
+    network.project.bias.copy_(solution[-1])

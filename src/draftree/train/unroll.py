@@ -1,0 +1,114 @@
+"""The loss of a draft head over several drafting steps: what it meets when it drafts, it meets in training.
+
+Step 1 reads the target's hidden states, step j the head's own predictions of step j - 1 in their place, as nodes of
+depth j - 1 do (training-time test: Li et al., *EAGLE-3*, Section 3.2; inputs and outputs are EAGLE's). Pure functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import smooth_l1_loss
+from torch.nn.utils.rnn import pad_sequence
+
+from ..models.head import HeadNetwork
+from .responses import Response
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """B responses with N positions at most, of which R at most are learned from.
+
+    A response of L tokens has positions 1 to L - 2: position p has token p and the hidden state at p - 1, and the one
+    at p is known. Those from the last one of the prompt on are learned from.
+
+    Attributes:
+        tokens: [B, N] int64.
+        features: [B, N, H], at the token before.
+        truth: [B, R, H], hidden states at the learned positions.
+        at: [B, R] int64, column of each learned position.
+        valid: [B, R] bool, false on padding.
+    """
+
+    tokens: Tensor
+    features: Tensor
+    truth: Tensor
+    at: Tensor
+    valid: Tensor
+
+    @classmethod
+    def of(cls, responses: Many[Response], device: torch.device) -> Batch:
+        """Pad responses to one shape."""
+        starts = [max(r.prompt_length - 1, 1) for r in responses]
+        tokens = pad_sequence([r.tokens[1:-1] for r in responses], batch_first=True)
+        features = pad_sequence([r.features[:-1] for r in responses], batch_first=True)
+        truth = pad_sequence([r.features[p:] for r, p in zip(responses, starts, strict=True)], batch_first=True)
+        firsts = torch.tensor(starts) - 1
+        counts = torch.tensor([len(r.features) - p for r, p in zip(responses, starts, strict=True)])
+        columns = torch.arange(truth.shape[1])
+        valid = columns < counts[:, None]
+        at = torch.where(valid, firsts[:, None] + columns, 0)
+        parts = (tokens, features.float(), truth.float(), at, valid)
+        return cls(*(part.to(device) for part in parts))
+
+
+def unrolled(network: HeadNetwork, embeddings: Tensor, batch: Batch, steps: int) -> list[Tensor]:
+    """Predicted hidden states of each drafting step, [B, R, H]; step j means nothing in its first j - 1 columns."""
+    config, rows = network.config, torch.arange(len(batch.tokens), device=batch.tokens.device)[:, None]
+    embedded = embeddings[batch.tokens]
+    inputs = network.read(embedded, batch.features)
+    positions = torch.arange(batch.tokens.shape[1], device=batch.tokens.device)
+    queries, keys, values = network.attend_with(inputs, network.turns(positions)[None])
+    turns, embedded = network.turns(batch.at), embedded[rows, batch.at]
+    inputs, queries = inputs[rows, batch.at], queries[rows, batch.at]
+    group = config.heads // config.kv_heads
+    own: list[tuple[Tensor, Tensor]] = []  # keys and values of the steps after the first
+    predicted: list[Tensor] = []
+    for step in range(1, steps + 1):
+        if step > 1:
+            before = torch.roll(predicted[-1], 1, dims=1)
+            inputs = network.read(embedded, before.to(embedded.dtype))
+            queries, *fresh = network.attend_with(inputs, turns)
+            own.append((fresh[0], fresh[1]))
+        asked = queries.unflatten(2, (-1, group)) * config.head_dim**-0.5  # [B, R, kv, group, D]
+        seen = positions <= (batch.at - (step - 1))[..., None]
+        scores = torch.einsum("brkgd,bnkd->brkgn", asked, keys).float()
+        scores = scores.masked_fill(~seen[:, :, None, None], torch.finfo(torch.float32).min)
+        # Above a node of depth step - 1 are one node of each depth from 1 on: the columns just before its own.
+        above = [(torch.roll(k, step - i, dims=1), torch.roll(v, step - i, dims=1)) for i, (k, v) in enumerate(own, 2)]
+        extra = [torch.einsum("brkgd,brkd->brkg", asked, k).float()[..., None] for k, _ in above]
+        weights = torch.cat([scores, *extra], dim=-1).softmax(-1).to(values.dtype)
+        found = torch.einsum("brkgn,bnkd->brkgd", weights[..., : len(positions)], values)
+        for i, (_, v) in enumerate(above):
+            found = found + weights[..., len(positions) + i, None] * v[:, :, :, None]
+        predicted.append(network.finish(inputs, found.flatten(2)))
+    return predicted
+
+
+def loss(
+    predicted: Many[Tensor], batch: Batch, weight: Tensor, bias: Tensor | None, *, decay: float, feature_weight: float
+) -> Tensor:
+    """Cross-entropy with the target's law over the draft vocabulary, plus smooth L1 between hidden states.
+
+    Args:
+        predicted: of ``unrolled``.
+        weight, bias: [D, H] and [D], the target's output layer for the draft vocabulary.
+        decay: weight of each further step.
+        feature_weight: of the second part.
+    """
+    with torch.no_grad():
+        law = torch.nn.functional.linear(batch.truth, weight, bias).float().softmax(-1)
+    total = batch.truth.new_zeros(())
+    for step, states in enumerate(predicted):
+        valid = batch.valid.clone()
+        valid[:, :step] = False
+        if not bool(valid.any()):
+            break
+        logs = torch.nn.functional.linear(states[valid], weight, bias).float().log_softmax(-1)
+        entropy = -(law[valid] * logs).sum(-1).mean()
+        distance = smooth_l1_loss(states[valid].float(), batch.truth[valid])
+        total = total + decay**step * (entropy + feature_weight * distance)
+    return total

@@ -1,0 +1,128 @@
+"""Decoding with a draft head: the output never changes, whatever the head says; a head that knows is believed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from draftree.config import SamplingParams
+from draftree.draft.auto import AutoTree
+from draftree.draft.drafter import TreeDrafter
+from draftree.draft.head import HeadSource
+from draftree.draft.methods import METHODS
+from draftree.engine import Engine
+from draftree.errors import CacheError
+from draftree.models.head_model import HeadModel
+from draftree.models.hf import HFModel
+from draftree.sequence import Sequence
+from draftree.text import NoText
+from draftree.verify.schemes import SCHEMES
+
+from ..heads import DRAFTED, PROMPTS, random_head, trained
+from ..pairs import policy
+from ..tiny import VOCAB, tiny
+
+
+@pytest.fixture(scope="module")
+def target() -> HFModel:
+    return HFModel(tiny(), self_test=False)
+
+
+def engine(target: HFModel, head: HeadModel, method: str, nodes: int = 9, scheme: str = "match") -> Engine:
+    drafter = TreeDrafter(policy(method), HeadSource(head, VOCAB))
+    return Engine(target, drafter, nodes=nodes, verification=scheme)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("method", METHODS)
+def test_ids_equal_plain_decoding(method: str, temperature: float, target: HFModel) -> None:
+    params = [SamplingParams(max_tokens=12, temperature=temperature, seed=i) for i in range(len(PROMPTS))]
+    plain = [g.token_ids for g in Engine(target).generate(PROMPTS, params)]
+    made = engine(target, trained(target), method)
+    assert [g.token_ids for g in made.generate(PROMPTS, params)] == plain
+    assert made.generate(PROMPTS[:1], params[0])[0].token_ids == plain[0]
+
+
+def test_a_head_that_knows_the_text_is_accepted(target: HFModel) -> None:
+    result = engine(target, trained(target), "chain").generate(PROMPTS[:1], SamplingParams(max_tokens=40))[0]
+    assert result.stats.mal > 4  # of 5
+
+
+def test_only_the_draft_vocabulary_and_the_text_are_drafted(target: HFModel) -> None:
+    made = engine(target, random_head(target), "static", nodes=30)
+    sequence = made.open([2, 5, 4], SamplingParams(max_tokens=40))
+    seen: set[int] = set()
+    while sequence.finish_reason is None:
+        allowed = {*DRAFTED.tolist(), *sequence.ids[1:]}
+        drafted = set(made.step([sequence])[0].tree.tokens.tolist())
+        assert drafted <= allowed
+        seen |= drafted
+    made.close(sequence)
+    assert any(token % 2 for token in seen)  # the text's own tokens, which are not in the vocabulary
+
+
+@pytest.mark.parametrize("scheme", [s for s in SCHEMES if s not in ("match", "relaxed")])
+def test_drawn_children_are_the_same_alone_and_batched(scheme: str, target: HFModel) -> None:
+    method = "chain" if scheme == "block" else "static"
+    params = [SamplingParams(max_tokens=16, temperature=0.8, top_p=0.9, seed=i) for i in range(len(PROMPTS))]
+    made = engine(target, random_head(target), method, scheme=scheme)
+    together = [g.token_ids for g in made.generate(PROMPTS, params)]
+    assert [made.generate([p], q)[0].token_ids for p, q in zip(PROMPTS, params, strict=True)] == together
+
+
+def test_entropies_are_of_the_law_over_the_draft_vocabulary(target: HFModel) -> None:
+    head = random_head(target)
+    made = engine(target, head, "chain")
+    sequence = made.open(PROMPTS[0], SamplingParams(max_tokens=8))
+    tree = made.step([sequence])[0].tree
+    made.close(sequence)
+    row = head.start()
+    ids = torch.tensor([*PROMPTS[0], sequence.output_ids[0]])
+    opened = target.open(PROMPTS[0])
+    law = head.advance([row], [ids[1:]], [opened.waiting_features()])[0].softmax(-1)
+    assert float(tree.entropies[0]) == pytest.approx(float(-(law * law.log()).sum()), abs=1e-4)
+    assert float(tree.path_logprobs[0]) == pytest.approx(float(law.max().log()), abs=1e-4)
+
+
+def test_one_pass_for_each_layer(target: HFModel) -> None:
+    made = engine(target, random_head(target), "chain")
+    sequence = made.open(PROMPTS[0], SamplingParams(max_tokens=20))
+    assert made.step([sequence])[0].step.draft_passes == 4
+    made.close(sequence)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_step_that_fails_loses_no_hidden_states(when: str, target: HFModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = Engine(target).generate(PROMPTS[:1], SamplingParams(max_tokens=20))[0].token_ids
+    made = engine(target, trained(target), "chain")
+    sequence = made.open(PROMPTS[0], SamplingParams(max_tokens=20))
+    while sequence.room > 5:
+
+        def fail(*given: object) -> None:
+            raise RuntimeError("out of memory")
+
+        with monkeypatch.context() as patch, pytest.raises(RuntimeError):
+            if when == "before":
+                patch.setattr(HeadModel, "_finish", fail)  # the head's own pass
+            else:
+                patch.setattr(target, "_forward", fail)  # the target's, when the head has drafted
+            made.step([sequence])
+        assert made.step([sequence])[0].path
+    made.close(sequence)
+    assert sequence.output_ids == plain[: len(sequence.output_ids)]
+
+
+def test_a_sequence_without_a_row_is_refused(target: HFModel) -> None:
+    source = HeadSource(random_head(target), VOCAB)
+    drafter = TreeDrafter(policy("chain"), source)
+    made = Engine(target, drafter)
+    sequence = Sequence([1, 2, 3], SamplingParams(), 9, frozenset(), NoText())
+    with pytest.raises(CacheError, match="open row"):
+        made.drafter.propose([sequence], [made._budget(sequence)])
+
+
+def test_auto_measures_what_a_head_costs(target: HFModel) -> None:
+    plain = Engine(target).generate(PROMPTS, SamplingParams(max_tokens=12))
+    made = Engine(target, TreeDrafter(AutoTree(), HeadSource(trained(target), VOCAB)), nodes=8)
+    found = made.generate(PROMPTS, SamplingParams(max_tokens=12))
+    assert [g.token_ids for g in found] == [g.token_ids for g in plain]

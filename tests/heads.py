@@ -1,0 +1,57 @@
+"""Draft heads of tiny targets, untrained and trained."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+
+from draftree.models.head import HeadConfig, HeadNetwork, embeddings, output_layer
+from draftree.models.head_model import HeadModel
+from draftree.models.hf import HFModel
+from draftree.train.fit import Fit, FitRecipe, Frozen, regress
+from draftree.train.head import draft_vocabulary
+from draftree.train.responses import Response, respond
+
+from .tiny import VOCAB
+
+DRAFTED = torch.arange(0, VOCAB, 2)
+"""A draft vocabulary that leaves out half of the tokens."""
+PROMPTS = [[(7 * i + 3 * j) % VOCAB for j in range(4 + i)] for i in range(4)]
+
+
+def random_head(target: HFModel, vocabulary: torch.Tensor = DRAFTED, seed: int = 0) -> HeadModel:
+    """A head with wide random weights: what leaks or is off by one moves its logits."""
+    network = HeadNetwork(HeadConfig.like(target.model, 1.3))
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(seed)
+        for weight in network.parameters():
+            weight.normal_(std=0.3)
+    return HeadModel(network, vocabulary, target, "random head")
+
+
+def responses(target: HFModel) -> list[Response]:
+    """The target's responses to ``PROMPTS``."""
+    target.track_features()
+    drawn = respond(target, PROMPTS, range(len(PROMPTS)), rows=4, max_tokens=40, seed=0)
+    return sorted(drawn, key=lambda r: r.number)
+
+
+def frozen(target: HFModel, vocabulary: torch.Tensor) -> Frozen:
+    """The target's parts that a head stands on."""
+    weight = output_layer(target.model).weight[vocabulary]
+    return Frozen(embeddings(target.model).detach(), weight, None)
+
+
+@cache
+def trained(target: HFModel) -> HeadModel:
+    """A head that has learned the first two of ``responses``, which are greedy, nearly by heart."""
+    learned = responses(target)[:2]
+    vocabulary = draft_vocabulary(learned, VOCAB, 40)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        network = HeadNetwork(HeadConfig.like(target.model, 1.0))
+    regress(network, frozen(target, vocabulary), learned)
+    fit = Fit(FitRecipe(learning_rate=3e-3, batch=2), network, frozen(target, vocabulary), learned, 300, "")
+    assert list(fit.run())[-1] == 300
+    return HeadModel(network, vocabulary, target, "trained head")

@@ -1,0 +1,190 @@
+"""Heads in folders: what is saved is what is loaded, and what is not for this target is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from draftree.draft.load import load_drafter
+from draftree.draft.methods import find_policy
+from draftree.errors import ConfigError, ModelFileError, RunError, UnknownNameError
+from draftree.models.base import Nodes
+from draftree.models.head import HeadConfig, HeadNetwork, output_layer
+from draftree.models.head_file import is_head, load_head, read_head, save_head, shipped_head
+from draftree.models.hf import HFModel
+
+from ..heads import DRAFTED, random_head
+from ..tiny import VOCAB, tiny
+
+
+@pytest.fixture
+def target() -> HFModel:
+    return HFModel(tiny(), name="tiny", self_test=False)
+
+
+@pytest.fixture
+def folder(target: HFModel, tmp_path: Path) -> Path:
+    save_head(tmp_path / "head", random_head(target).network, DRAFTED, target)
+    return tmp_path / "head"
+
+
+def edit(folder: Path, **changes: object) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_saved_and_loaded_heads_are_equal(target: HFModel, folder: Path) -> None:
+    made_for, network, vocabulary, _ = read_head(folder)
+    saved = random_head(target).network
+    assert made_for == "tiny"
+    assert network.config == saved.config
+    assert torch.equal(vocabulary, DRAFTED)
+    for (name, one), (other, two) in zip(saved.state_dict().items(), network.state_dict().items(), strict=True):
+        assert name == other
+        assert torch.equal(one.half().float(), two)  # half precision on disk
+    again = folder.parent / "again"
+    save_head(again, network, vocabulary, target)
+    assert (again / "head.safetensors").read_bytes() == (folder / "head.safetensors").read_bytes()
+
+
+def test_a_folder_is_a_drafter_by_its_path(target: HFModel, folder: Path) -> None:
+    assert is_head(folder)
+    drafter = load_drafter(str(folder), target, find_policy("chain", None))
+    assert drafter.policy is not None
+    assert load_head(folder, target).capabilities.vocab_size == target.capabilities.vocab_size
+
+
+def test_a_head_in_another_precision_of_its_target_is_taken(folder: Path) -> None:
+    target = HFModel(tiny().bfloat16(), self_test=False)
+    assert load_head(folder, target).capabilities.dtype == torch.bfloat16
+
+
+def test_a_head_of_other_weights_is_refused(folder: Path) -> None:
+    other = HFModel(tiny(seed=1), name="stranger", self_test=False)
+    with pytest.raises(ConfigError, match="trained for tiny, and stranger's embeddings are others: train one for it"):
+        load_head(folder, other)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_an_output_layer_in_another_form_is_read_all_the_same(tied: bool) -> None:
+    weights = tiny("llama")
+    weights.config.tie_word_embeddings = tied
+    if tied:
+        weights.lm_head.weight = weights.get_input_embeddings().weight
+    wanted = output_layer(weights)
+    layer = weights.lm_head
+
+    class Packed(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return layer(x)  # type: ignore[no-any-return]
+
+    weights.lm_head = Packed()
+    found = output_layer(weights)
+    assert torch.allclose(found.weight, wanted.weight, atol=1e-6)
+    assert found.bias is None
+
+
+def test_an_output_layers_bias_is_read_too() -> None:
+    weights = tiny("llama")
+    layer = nn.Linear(32, VOCAB)
+
+    class Packed(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return layer(x)  # type: ignore[no-any-return]
+
+    weights.lm_head = Packed()
+    found = output_layer(weights)
+    assert found.bias is not None
+    assert torch.allclose(found.bias, layer.bias)
+    assert torch.allclose(found.weight, layer.weight, atol=1e-6)
+
+
+@pytest.mark.parametrize("numerics", ["fp32", "fp16w", "int8"])
+def test_a_head_computes_in_its_targets_numerics(numerics: str, folder: Path) -> None:
+    target = HFModel(tiny(), self_test=False, numerics=numerics)
+    head = load_head(folder, target)
+    assert head.capabilities.numerics == target.capabilities.numerics
+    row, stock = target.open([1, 2, 3, 4]), load_head(folder, HFModel(tiny(), self_test=False))
+    features, logits = row.waiting_features()[:-1], []
+    for model in (head, stock):
+        fed = model.start()
+        after = model.advance([fed], [torch.tensor([2, 3, 4])], [features])[0]
+        drafted = model.extend([fed], [Nodes(torch.tensor([5, 7]), torch.tensor([-1, -1]))])[0]
+        logits.append(torch.cat([after[None], drafted]))
+    assert float((logits[0] - logits[1]).abs().max() / logits[1].std()) < (0.2 if numerics == "int8" else 1e-2)
+
+
+@pytest.mark.parametrize(("what", "field"), [("hidden size", "hidden_size"), ("vocabulary size", "vocab_size")])
+def test_a_head_of_another_size_is_refused(what: str, field: str, target: HFModel, tmp_path: Path) -> None:
+    config = HeadConfig.like(target.model, 1.0).as_dict() | {field: 64}
+    network = HeadNetwork(HeadConfig(**config))  # type: ignore[arg-type]
+    save_head(tmp_path / "head", network, DRAFTED, target)
+    with pytest.raises(ConfigError, match=f"trained for tiny, {what} 64, but tiny has"):
+        load_head(tmp_path / "head", target)
+
+
+def _cut(folder: Path) -> None:
+    path = folder / "head.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def _drop(folder: Path, name: str) -> None:
+    tensors = load_file(folder / "head.safetensors")
+    del tensors[name]
+    save_file(tensors, folder / "head.safetensors")
+
+
+def _list(folder: Path, tokens: list[int]) -> None:
+    tensors = load_file(folder / "head.safetensors") | {"vocabulary": torch.tensor(tokens, dtype=torch.int32)}
+    save_file(tensors, folder / "head.safetensors")
+
+
+BAD: dict[str, Callable[[Path], object]] = {
+    "truncated": _cut,
+    "no weights": lambda f: (f / "head.safetensors").unlink(),
+    "config cut": lambda f: (f / "config.json").write_text('{"format": "draftree-head"'),
+    "newer version": lambda f: edit(f, version=2),
+    "odd size": lambda f: edit(f, head_dim=7),
+    "no size": lambda f: edit(f, heads=0),
+    "text for a size": lambda f: edit(f, heads="4"),
+    "infinite": lambda f: edit(f, rope_theta=float("inf")),
+    "other field": lambda f: edit(f, layers=2),
+    "other shape": lambda f: edit(f, intermediate_size=5),
+    "no matrix": lambda f: _drop(f, "down.weight"),
+    "no vocabulary": lambda f: _drop(f, "vocabulary"),
+    "empty vocabulary": lambda f: _list(f, []),
+    "token twice": lambda f: _list(f, [1, 2, 2]),
+    "token beyond": lambda f: _list(f, [1, 61]),
+    "negative token": lambda f: _list(f, [-1, 1]),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_broken_head_is_one_line(case: str, folder: Path, target: HFModel) -> None:
+    BAD[case](folder)
+    assert is_head(folder)
+    with pytest.raises(ModelFileError, match="cannot read the draft head .*: copy it again, or train another"):
+        load_head(folder, target)
+
+
+def test_a_folder_without_one_is_none(target: HFModel, tmp_path: Path) -> None:
+    assert not is_head(tmp_path)
+    with pytest.raises(UnknownNameError, match="no draft head in"):
+        load_head(tmp_path, target)
+
+
+def test_no_shipped_head_fits_another_model(target: HFModel) -> None:
+    with pytest.raises(UnknownNameError, match="no draft head comes with draftree for tiny: train one"):
+        shipped_head(target)
+
+
+def test_a_full_disk_is_one_line(target: HFModel, folder: Path, full_disk: None) -> None:
+    with pytest.raises(RunError, match="cannot write .*free some disk space"):
+        save_head(folder, random_head(target).network, DRAFTED, target)
+    assert sorted(p.name for p in folder.iterdir()) == ["config.json", "head.safetensors"]

@@ -1,0 +1,146 @@
+"""A head's rows: trees equal chains, batches equal single rows, and each logit is of the token that it says."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from draftree.errors import CacheError
+from draftree.models.base import Nodes
+from draftree.models.head_model import HeadModel, HeadRow
+from draftree.models.hf import HFModel
+from draftree.tree import ROOT
+
+from ..heads import DRAFTED, random_head
+from ..tiny import VOCAB, tiny
+
+PROMPTS = [[2, 4, 6, 8, 10, 12], [1, 3, 5], [20, 21, 22, 23]]
+TREE = Nodes(torch.tensor([2, 8, 4]), torch.tensor([ROOT, ROOT, ROOT]))
+BELOW = Nodes(torch.tensor([6, 10, 12, 14]), torch.tensor([0, 0, 2, 1]))
+DEEPER = Nodes(torch.tensor([16, 18]), torch.tensor([4, 6]))
+PATHS = {3: [2, 6], 4: [2, 10], 5: [4, 12], 6: [8, 14], 7: [2, 10, 16], 8: [8, 14, 18]}
+"""Node -> tokens down to it."""
+
+
+@pytest.fixture
+def target() -> HFModel:
+    return HFModel(tiny(), self_test=False)
+
+
+def fed(head: HeadModel, target: HFModel, prompt: list[int]) -> tuple[HeadRow, Tensor]:
+    """A row with all of a prompt, and the logits after it."""
+    row = target.open(prompt)
+    new = head.start()
+    logits = head.advance([new], [torch.tensor(prompt[1:])], [row.waiting_features()[:-1]])
+    target.close(row)
+    return new, logits
+
+
+def chain(head: HeadModel, target: HFModel, prompt: list[int], tokens: list[int]) -> Tensor:
+    """The logits after drafting ``tokens`` one after the other."""
+    row, _ = fed(head, target, prompt)
+    for i, token in enumerate(tokens):
+        logits = head.extend([row], [Nodes(torch.tensor([token]), torch.tensor([i - 1]))])[0, 0]
+    head.close(row)
+    return logits
+
+
+def test_tree_logits_equal_chain_logits_along_each_path(target: HFModel) -> None:
+    head = random_head(target)
+    row, _ = fed(head, target, PROMPTS[0])
+    first = head.extend([row], [TREE])[0]
+    logits = torch.cat([first, head.extend([row], [BELOW])[0], head.extend([row], [DEEPER])[0]])
+    for node, tokens in PATHS.items():
+        assert torch.allclose(logits[node], chain(head, target, PROMPTS[0], tokens), atol=1e-4), node
+
+
+def test_rows_of_a_batch_do_not_see_each_other(target: HFModel) -> None:
+    head, trees = random_head(target), [TREE, Nodes.chain([30]), Nodes(torch.tensor([8, 9]), torch.tensor([-1, -1]))]
+    alone = []
+    for prompt, tree in zip(PROMPTS, trees, strict=True):
+        row, after = fed(head, target, prompt)
+        alone.append((after[0], head.extend([row], [tree])[0]))
+        head.close(row)
+    opened = [target.open(p) for p in PROMPTS]
+    rows = [head.start() for _ in PROMPTS]
+    features = [row.waiting_features()[:-1] for row in opened]
+    after = head.advance(rows, [torch.tensor(p[1:]) for p in PROMPTS], features)
+    logits = head.extend(rows, trees)
+    for b, (own_after, own) in enumerate(alone):
+        size = len(rows[b].tokens)
+        assert torch.allclose(after[b, :size], own_after, atol=1e-4)
+        assert torch.allclose(logits[b, : len(own), :size], own, atol=1e-4)
+        assert bool((logits[b, : len(own), size:] == float("-inf")).all())
+
+
+def test_tokens_in_pieces_equal_tokens_at_once(target: HFModel) -> None:
+    head, prompt = random_head(target), PROMPTS[0]
+    features = target.open(prompt).waiting_features()
+    row = head.start()
+    head.advance([row], [torch.tensor(prompt[1:3])], [features[:2]])
+    head.extend([row], [TREE])  # what was drafted is forgotten
+    logits = head.advance([row], [torch.tensor(prompt[3:])], [features[2:-1]])
+    assert torch.allclose(logits, fed(head, target, prompt)[1], atol=1e-4)
+
+
+@torch.no_grad()
+def test_the_vocabulary_is_a_bijection_onto_its_image(target: HFModel) -> None:
+    head = random_head(target)
+    row, logits = fed(head, target, PROMPTS[0])
+    assert torch.equal(row.tokens, DRAFTED)  # the prompt's tokens are all in it
+    features = row.predicted[0]
+    full = target.model.get_output_embeddings()(features)
+    assert torch.allclose(logits[0], full[row.tokens], atol=1e-4)
+    row, logits = fed(head, target, PROMPTS[2])
+    assert row.tokens.tolist() == [*DRAFTED.tolist(), 21, 23]
+    assert len(set(row.tokens.tolist())) == logits.shape[1]
+    full = target.model.get_output_embeddings()(row.predicted[0])
+    assert torch.allclose(logits[0], full[row.tokens], atol=1e-4)
+
+
+def test_committed_nodes_stay_as_they_were_drafted(target: HFModel) -> None:
+    head = random_head(target)
+    row, _ = fed(head, target, PROMPTS[0])
+    head.extend([row], [TREE])
+    wanted = head.extend([row], [BELOW])[0, 2]
+    head.commit(row, [2])
+    assert row.length == len(PROMPTS[0])
+    assert torch.allclose(head.extend([row], [Nodes.chain([12])])[0, 0], wanted, atol=1e-4)
+
+
+def test_a_fork_goes_its_own_way(target: HFModel) -> None:
+    head = random_head(target)
+    row, _ = fed(head, target, PROMPTS[0])
+    wanted = head.extend([row], [TREE])
+    fork = head.fork(row)
+    head.close(row)
+    assert torch.allclose(head.extend([fork], [TREE]), wanted, atol=1e-4)
+
+
+def test_closing_a_row_leaves_the_others(target: HFModel) -> None:
+    head = random_head(target)
+    (first, _), (second, _) = fed(head, target, PROMPTS[0]), fed(head, target, PROMPTS[1])
+    wanted = head.extend([second], [Nodes.chain([30])])
+    head.commit(second, [])
+    head.close(first)
+    assert torch.allclose(head.extend([second], [Nodes.chain([30])]), wanted, atol=1e-4)
+    with pytest.raises(CacheError, match="closed"):
+        head.extend([first], [Nodes.chain([30])])
+
+
+def test_a_parent_must_have_been_drafted_before(target: HFModel) -> None:
+    head = random_head(target)
+    row, _ = fed(head, target, PROMPTS[0])
+    with pytest.raises(CacheError, match="not predicted yet"):
+        head.extend([row], [Nodes.chain([2, 4])])
+    assert not len(row.parents)
+    with pytest.raises(CacheError, match="not a child"):
+        head.commit(row, [0])
+
+
+def test_passes_can_be_measured_without_a_target(target: HFModel) -> None:
+    row = random_head(target).open([1, 2, 3])
+    assert row.length == 3
+    assert row.logits.shape == (len(row.tokens),)
+    assert int(row.tokens.max()) < VOCAB

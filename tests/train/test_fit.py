@@ -1,0 +1,139 @@
+"""Fitting a head: it can learn a text by heart, and it may be interrupted anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from draftree.errors import ConfigError, RunError
+from draftree.models.head import HeadConfig, HeadNetwork
+from draftree.models.hf import HFModel
+from draftree.train.fit import Fit, FitRecipe, regress
+from draftree.train.head import draft_vocabulary
+from draftree.train.head_eval import evaluate
+from draftree.train.responses import Response
+
+from ..heads import frozen, responses, trained
+from ..tiny import VOCAB, tiny
+
+
+@pytest.fixture(scope="module")
+def target() -> HFModel:
+    return HFModel(tiny(), self_test=False)
+
+
+@pytest.fixture(scope="module")
+def learned(target: HFModel) -> list[Response]:
+    return responses(target)
+
+
+def made(target: HFModel, learned: Sequence[Response], steps: int, key: str = "key") -> Fit:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        network = HeadNetwork(HeadConfig.like(target.model, 1.0))
+    parts = frozen(target, torch.arange(VOCAB))
+    regress(network, parts, learned)
+    return Fit(FitRecipe(batch=2), network, parts, learned, steps, key)
+
+
+def test_a_small_text_is_learned_by_heart(target: HFModel, learned: list[Response]) -> None:
+    figures = evaluate(trained(target), learned[:2], lambda done: None)
+    assert all(row[0] > 0.8 for row in figures.acceptance)
+    assert figures.mal["chain of 4"] > 4  # of 5
+    assert figures.tokens == 2 * 39
+
+
+def test_the_regression_is_the_best_linear_map(target: HFModel, learned: list[Response]) -> None:
+    fit = made(target, learned, 1)
+    scale, network = fit.network.config.embedding_scale, fit.network
+    inputs, truth = [], []
+    for r in learned:
+        p = r.prompt_length
+        embedded = fit.frozen.embeddings[r.tokens[p - 1 : -1]] * scale
+        inputs.append(torch.cat([embedded, r.features[p - 2 : -1].float()], dim=1))
+        truth.append(r.features[p - 1 :].float())
+    x, y = torch.cat(inputs), torch.cat(truth)
+    with torch.no_grad():
+        residual = y - network.project(x)
+        correlation = torch.cat([x, torch.ones_like(x[:, :1])], dim=1).T @ residual / len(x)
+        assert float(correlation.abs().max()) < 0.05  # nothing linear is left
+        before = float((y - y.mean(0)).square().mean())
+        assert float(residual.square().mean()) < 0.8 * before
+
+
+@pytest.mark.parametrize("stops", [(3,), (1, 4, 5)])
+def test_resumed_equals_uninterrupted(
+    stops: tuple[int, ...], target: HFModel, learned: list[Response], tmp_path: Path
+) -> None:
+    whole = made(target, learned, 7)
+    assert list(whole.run()) == list(range(1, 8))
+    for stop in stops:
+        part = made(target, learned, 7)
+        part.resume(tmp_path / "checkpoint.pt")
+        for done in part.run():
+            if done == stop:
+                break
+        part.save(tmp_path / "checkpoint.pt")
+    last = made(target, learned, 7)
+    assert last.resume(tmp_path / "checkpoint.pt")
+    assert list(last.run()) == list(range(stops[-1] + 1, 8))
+    assert last.losses == whole.losses
+    for one, two in zip(whole.network.parameters(), last.network.parameters(), strict=True):
+        assert torch.equal(one, two)
+
+
+def test_every_response_has_its_turn(target: HFModel, learned: list[Response]) -> None:
+    fit = made(target, learned, 4)
+    seen = [fit._order(epoch).tolist() for epoch in range(3)]
+    assert all(sorted(order) == [0, 1, 2, 3] for order in seen)
+    assert len({tuple(order) for order in seen}) > 1
+
+
+def test_a_checkpoint_of_another_fit_is_refused(target: HFModel, learned: list[Response], tmp_path: Path) -> None:
+    made(target, learned, 7, "other").save(tmp_path / "checkpoint.pt")
+    with pytest.raises(ConfigError, match="with other responses or settings.*--force"):
+        made(target, learned, 7).resume(tmp_path / "checkpoint.pt")
+
+
+def test_a_truncated_checkpoint_is_refused(target: HFModel, learned: list[Response], tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint.pt"
+    fit = made(target, learned, 7)
+    assert not fit.resume(path)
+    fit.save(path)
+    path.write_bytes(path.read_bytes()[:-1000])
+    with pytest.raises(ConfigError, match="cannot read the checkpoint .* remove it"):
+        fit.resume(path)
+
+
+def test_a_full_disk_leaves_the_last_checkpoint(
+    target: HFModel, learned: list[Response], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fit = made(target, learned, 7)
+    fit.save(tmp_path / "checkpoint.pt")
+
+    def full(*given: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(RunError, match="free some disk space; the same command goes on"):
+        fit.save(tmp_path / "checkpoint.pt")
+    assert [p.name for p in tmp_path.iterdir()] == ["checkpoint.pt"]
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"batch": 0}, {"unroll": 0}, {"learning_rate": 0.0}, {"learning_rate": float("nan")}]
+)
+def test_settings_out_of_range_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(wrong)).replace("_", " ")):
+        FitRecipe(**wrong)  # type: ignore[arg-type]
+
+
+def test_the_draft_vocabulary_is_of_the_most_frequent_tokens() -> None:
+    tokens = torch.tensor([9, 9, 9, 9, 5, 5, 5, 7, 7, 2])
+    found = draft_vocabulary([Response(0, 2, tokens, torch.zeros(9, 4))], 12, 4)
+    assert found.tolist() == [2, 5, 7, 9]  # the prompt's two 9 do not count, 9 itself is said twice
+    assert draft_vocabulary([Response(0, 2, tokens, torch.zeros(9, 4))], 12, 6).tolist() == [0, 1, 2, 5, 7, 9]
+    assert draft_vocabulary([Response(0, 2, tokens, torch.zeros(9, 4))], 12, 99).tolist() == list(range(12))

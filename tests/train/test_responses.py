@@ -1,0 +1,154 @@
+"""Responses: the target's own, whatever they share a batch with, and safe on disk."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from draftree.config import SamplingParams
+from draftree.engine import Engine
+from draftree.errors import ConfigError, ModelFileError, PromptError, RunError
+from draftree.models.hf import HFModel
+from draftree.train import responses
+from draftree.train.head_data import DataRecipe, HeadData, digest, encoded, shuffled
+from draftree.train.responses import TEMPERATURES, ResponseStore, respond
+
+from ..heads import PROMPTS
+from ..tiny import tiny, tiny_tokenizer
+
+RECIPE = DataRecipe(target="tiny", prompts="p", max_tokens=20, seed=0, dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def target() -> HFModel:
+    model = HFModel(tiny(), self_test=False)
+    model.track_features()
+    return model
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_responses_are_what_plain_decoding_says(rows: int, target: HFModel) -> None:
+    found = {r.number: r for r in respond(target, PROMPTS, [3, 0, 2, 1], rows=rows, max_tokens=20, seed=5)}
+    for number, prompt in enumerate(PROMPTS):
+        params = SamplingParams(max_tokens=20, temperature=TEMPERATURES[number], seed=5 + number)
+        row = found[number]
+        assert row.tokens[row.prompt_length :].tolist() == Engine(target).generate([prompt], params)[0].token_ids
+        assert (row.prompt_length, row.gained, row.temperature) == (len(prompt), 20, TEMPERATURES[number])
+
+
+def test_their_hidden_states_are_those_of_their_tokens(target: HFModel) -> None:
+    for r in respond(target, PROMPTS, range(4), rows=2, max_tokens=20, seed=0):
+        causal = target.model.base_model(input_ids=r.tokens[None], use_cache=False)[0][0]
+        assert r.features.dtype == torch.float16
+        assert torch.allclose(r.features.float(), causal[:-1], atol=1e-2)
+
+
+def test_what_is_stored_is_what_is_read(target: HFModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(responses, "SHARD_TOKENS", 40)
+    drawn = list(respond(target, PROMPTS, [2, 0, 1, 3], rows=4, max_tokens=20, seed=0))
+    store = ResponseStore.open(tmp_path / "work")
+    for r in drawn[:3]:
+        store.add(r)
+    store.flush()
+    store = ResponseStore.open(tmp_path / "work")  # as another run does
+    assert store.numbers == {r.number for r in drawn[:3]}
+    store.add(drawn[3])
+    store.flush()
+    assert store.tokens == 80
+    assert len(list((tmp_path / "work").iterdir())) == len(store.paths) > 1
+    again = ResponseStore.open(tmp_path / "work").responses()
+    for one, two in zip(sorted(drawn, key=lambda r: r.number), again, strict=True):
+        assert (one.number, one.prompt_length) == (two.number, two.prompt_length)
+        assert torch.equal(one.tokens, two.tokens)
+        assert torch.equal(one.features, two.features)
+
+
+def test_a_truncated_shard_is_named(target: HFModel, tmp_path: Path) -> None:
+    store = ResponseStore.open(tmp_path)
+    store.add(next(respond(target, PROMPTS, [0], rows=1, max_tokens=5, seed=0)))
+    store.flush()
+    store.paths[0].write_bytes(store.paths[0].read_bytes()[:-10])
+    with pytest.raises(ModelFileError, match=r"cannot read .*responses-00000.* remove it; its responses will be drawn"):
+        ResponseStore.open(tmp_path)
+
+
+def test_a_full_disk_is_one_line(target: HFModel, tmp_path: Path, full_disk: None) -> None:
+    store = ResponseStore.open(tmp_path)
+    store.add(next(respond(target, PROMPTS, [0], rows=1, max_tokens=5, seed=0)))
+    with pytest.raises(RunError, match="free some disk space; the same command goes on"):
+        store.flush()
+    assert not list(tmp_path.iterdir())
+
+
+def test_interrupted_drawing_goes_on_and_ends_the_same(target: HFModel, tmp_path: Path) -> None:
+    whole = HeadData.open(tmp_path / "whole", RECIPE, PROMPTS)
+    whole.collect(target, tokens=1000, seconds=60, rows=2, tell=lambda done: None)
+
+    def interrupt(done: int) -> None:
+        raise KeyboardInterrupt
+
+    data = HeadData.open(tmp_path / "part", RECIPE, PROMPTS)
+    with pytest.raises(KeyboardInterrupt):
+        data.collect(target, tokens=1000, seconds=60, rows=2, tell=interrupt)
+    data = HeadData.open(tmp_path / "part", RECIPE, PROMPTS)
+    assert len(data.store.numbers) == 1
+    data.collect(target, tokens=1000, seconds=60, rows=2, tell=lambda done: None)
+    found = [HeadData.open(tmp_path / name, RECIPE, PROMPTS).store.responses() for name in ("whole", "part")]
+    for one, two in zip(*found, strict=True):
+        assert torch.equal(one.tokens, two.tokens)
+        assert torch.allclose(one.features.float(), two.features.float(), atol=1e-2)
+
+
+def test_drawing_stops_at_the_tokens_or_the_time(target: HFModel, tmp_path: Path) -> None:
+    data = HeadData.open(tmp_path / "a", RECIPE, PROMPTS)
+    data.collect(target, tokens=21, seconds=60, rows=1, tell=lambda done: None)
+    assert data.store.tokens == 40
+    data.collect(target, tokens=1000, seconds=0, rows=1, tell=lambda done: None)
+    assert data.store.tokens == 40
+    data.collect(target, tokens=1000, seconds=60, rows=1, tell=lambda done: None)
+    assert (data.store.tokens, data.store.numbers) == (80, {0, 1, 2, 3})
+
+
+def test_the_first_prompts_are_kept_apart(target: HFModel, tmp_path: Path) -> None:
+    data = HeadData.open(tmp_path / "a", RECIPE, PROMPTS)
+    data.collect(target, tokens=1000, seconds=60, rows=4, tell=lambda done: None)
+    learned, apart = data.split(1)
+    assert ([r.number for r in learned], [r.number for r in apart]) == ([1, 2, 3], [0])
+
+
+def test_responses_of_another_recipe_are_refused(target: HFModel, tmp_path: Path) -> None:
+    data = HeadData.open(tmp_path / "a", RECIPE, PROMPTS)
+    data.collect(target, tokens=20, seconds=60, rows=1, tell=lambda done: None)
+    other = DataRecipe(target="tiny", prompts="p", max_tokens=21, seed=0, dtype="float32")
+    with pytest.raises(ConfigError, match="another target, other prompts or other settings: .*choose another --out"):
+        HeadData.open(tmp_path / "a", other, PROMPTS)
+
+
+def test_a_small_disk_is_refused_with_the_bytes_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = HeadData.open(tmp_path / "a", RECIPE, PROMPTS)
+    needed = data.bytes_needed(1000, 32)
+    assert needed >= 1000 * (2 * 32 + 4)
+    usage = type("Usage", (), {"free": needed - 1})
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(ConfigError, match=f"need {needed} bytes .* has {needed - 1} free: ask for fewer --tokens"):
+        data.check_room(1000, 32)
+    usage.free = needed  # type: ignore[attr-defined]
+    data.check_room(1000, 32)
+
+
+def test_prompts_come_once_each_in_the_seeds_order() -> None:
+    files = [["a", "b", "c"], ["b", "d"]]
+    assert sorted(shuffled(files, 0)) == ["a", "b", "c", "d"]
+    assert shuffled(files, 0) == shuffled(files, 0)
+    assert len({tuple(shuffled(files, seed)) for seed in range(9)}) > 1
+
+
+def test_prompts_that_are_too_long_are_left_out(target: HFModel) -> None:
+    model = HFModel(tiny(), tiny_tokenizer(), self_test=False)
+    assert len(encoded(model, ["the cat", "a" * 200], raw=True)) == 1
+    with pytest.raises(PromptError, match="all prompts are longer than 64 tokens"):
+        encoded(model, ["a" * 200], raw=True)
+    assert digest([[1, 2], [3]]) != digest([[1], [2, 3]])

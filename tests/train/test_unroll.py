@@ -1,0 +1,90 @@
+"""What is trained is what drafts: unrolled steps equal a head's own drafting, and padding changes nothing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from draftree.models.base import Nodes
+from draftree.models.head import embeddings
+from draftree.models.hf import HFModel
+from draftree.train.responses import Response
+from draftree.train.unroll import Batch, loss, unrolled
+
+from ..heads import frozen, random_head
+from ..tiny import VOCAB, tiny
+
+LONG = [5, 9, 2, 33, 7, 21, 60, 4, 4, 18, 29, 50, 3, 11]
+STEPS = 4
+
+
+@pytest.fixture(scope="module")
+def target() -> HFModel:
+    model = HFModel(tiny(), self_test=False)
+    model.track_features()
+    return model
+
+
+def response(target: HFModel, ids: list[int], prompt: int) -> Response:
+    row = target.open(ids)
+    features = row.waiting_features()[:-1].clone()
+    target.close(row)
+    return Response(0, prompt, torch.tensor(ids), features)
+
+
+@torch.no_grad()
+def test_unrolled_steps_equal_drafting(target: HFModel) -> None:
+    head = random_head(target)
+    learned = response(target, LONG, prompt=5)
+    batch = Batch.of([response(target, LONG[3:9], prompt=2), learned], torch.device("cpu"))
+    predicted = unrolled(head.network, embeddings(target.model), batch, STEPS)
+    for root in range(5, 9):
+        row = head.start()
+        head.advance([row], [learned.tokens[1 : root + 1]], [learned.features[:root]])
+        for depth in range(1, STEPS):
+            head.extend([row], [Nodes(learned.tokens[root + depth, None], torch.tensor([depth - 2]))])
+        for depth in range(STEPS):
+            assert torch.allclose(predicted[depth][1, root - 4 + depth], row.predicted[depth], atol=1e-4)
+        head.close(row)
+
+
+def test_the_truth_is_the_hidden_state_of_the_position_itself(target: HFModel) -> None:
+    learned = response(target, LONG, prompt=5)
+    batch = Batch.of([learned], torch.device("cpu"))
+    assert torch.equal(batch.truth[0], learned.features[4:])
+    assert torch.equal(batch.tokens[0, batch.at[0]], learned.tokens[4:-1])
+    assert torch.equal(batch.features[0, batch.at[0]], learned.features[3:-1])
+
+
+def test_a_prompt_of_one_token_has_no_hidden_state_before_it(target: HFModel) -> None:
+    batch = Batch.of([response(target, LONG[:4], prompt=1)], torch.device("cpu"))
+    assert batch.at.tolist() == [[0, 1]]
+    assert batch.truth.shape[1] == 2
+
+
+@torch.no_grad()
+def test_padding_has_no_part_in_the_loss(target: HFModel) -> None:
+    head, parts = random_head(target), frozen(target, torch.arange(VOCAB))
+    one, two = response(target, LONG, prompt=5), response(target, LONG[2:10], prompt=4)
+
+    def of(*responses: Response) -> float:
+        batch = Batch.of(responses, torch.device("cpu"))
+        predicted = unrolled(head.network, parts.embeddings, batch, 1)
+        return float(loss(predicted, batch, parts.weight, None, decay=1.0, feature_weight=0.5))
+
+    counts = [len(r.features) - r.prompt_length + 1 for r in (one, two)]
+    mean = sum(n * of(r) for n, r in zip(counts, (one, two), strict=True)) / sum(counts)
+    assert of(one, two) == pytest.approx(mean, rel=1e-4)
+
+
+@torch.no_grad()
+def test_the_loss_is_least_for_the_truth(target: HFModel) -> None:
+    parts, batch = (
+        frozen(target, torch.arange(VOCAB)),
+        Batch.of([response(target, LONG, prompt=5)], torch.device("cpu")),
+    )
+    law = torch.nn.functional.linear(batch.truth, parts.weight).softmax(-1)
+    entropy = float(-(law * law.log()).sum(-1).mean())
+    best = float(loss([batch.truth], batch, parts.weight, None, decay=1.0, feature_weight=1.0))
+    assert best == pytest.approx(entropy, rel=1e-4)
+    assert float(loss([batch.truth + 0.3], batch, parts.weight, None, decay=1.0, feature_weight=1.0)) > best
