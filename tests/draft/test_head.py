@@ -9,7 +9,10 @@ from draftree.config import SamplingParams
 from draftree.draft.auto import AutoTree
 from draftree.draft.drafter import TreeDrafter
 from draftree.draft.head import HeadSource
+from draftree.draft.lookup import LookupSource
 from draftree.draft.methods import METHODS
+from draftree.draft.recycle import RecycleSource
+from draftree.draft.union import UnionSource
 from draftree.engine import Engine
 from draftree.errors import CacheError
 from draftree.models.head_model import HeadModel
@@ -41,6 +44,32 @@ def test_ids_equal_plain_decoding(method: str, temperature: float, target: HFMod
     made = engine(target, trained(target), method)
     assert [g.token_ids for g in made.generate(PROMPTS, params)] == plain
     assert made.generate(PROMPTS[:1], params[0])[0].token_ids == plain[0]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("method", METHODS)
+def test_ids_equal_plain_decoding_in_a_union(method: str, temperature: float, target: HFModel) -> None:
+    params = SamplingParams(max_tokens=24, temperature=temperature, seed=4)
+    plain = [g.token_ids for g in Engine(target).generate(PROMPTS, params)]
+    union = UnionSource((LookupSource(shortest=1), RecycleSource(), HeadSource(trained(target), VOCAB)))
+    made = Engine(target, TreeDrafter(policy(method), union), nodes=9)
+    assert [g.token_ids for g in made.generate(PROMPTS, params)] == plain
+    assert made.generate(PROMPTS[1:2], params)[0].token_ids == plain[1]
+
+
+def test_a_head_that_has_rested_catches_up(target: HFModel) -> None:
+    params = SamplingParams(max_tokens=40)
+    union = UnionSource((LookupSource(shortest=6, longest=6), HeadSource(trained(target), VOCAB)))
+    made = Engine(target, TreeDrafter(policy("chain"), union), nodes=4)
+    sequence = made.open(PROMPTS[0], params)
+    accepted = []
+    for step in range(8):
+        union.parts[1].resting = 2 <= step < 5
+        accepted.append(len(made.step([sequence])[0].path))
+    made.close(sequence)
+    assert min(accepted[:2] + accepted[5:]) > 2
+    assert accepted[2:5] == [0] * 3
+    assert sequence.output_ids == Engine(target).generate(PROMPTS[:1], params)[0].token_ids[: len(sequence.output_ids)]
 
 
 def test_a_head_that_knows_the_text_is_accepted(target: HFModel) -> None:
