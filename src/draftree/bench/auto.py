@@ -11,8 +11,6 @@ geometric mean with a 95% bootstrap interval; the last columns are the worst cat
 from __future__ import annotations
 
 import argparse
-import math
-from collections import defaultdict
 
 from ..config import SamplingParams
 from ..draft.auto import AutoTree
@@ -24,7 +22,7 @@ from ..models.load import DEFAULT_MODEL, load
 from ..models.numerics import DEFAULT_NUMERICS, NUMERICS
 from ..text import encode, user
 from .suites import spec_bench
-from .timing import Contestant, Run, ours, ratio, take_turns
+from .timing import Contestant, by_category, losses, mean_ratio, ours, ratio, take_turns
 
 Fixed = tuple[str, dict[str, float | str], int]
 """Method, settings, node budget."""
@@ -74,32 +72,15 @@ def main() -> None:
     categories = [item.category for item in items]
     print(f"{len(items)} prompts of up to {args.max_tokens} tokens at temperature {args.temperature:g}, {args.drafter}")
     print(f"{'':40} {'MAL':>5}   over plain          worst category          below 0.98")
-    for name, own in sorted(runs.items(), key=lambda run: -_mean(run[1], runs["plain"])):
-        by_category = _by_category(own, runs["plain"], categories)
-        worst = min(by_category, key=by_category.__getitem__)
-        below = sum(x < 0.98 for x in by_category.values())
+    for name, own in sorted(runs.items(), key=lambda run: -mean_ratio(run[1], runs["plain"])):
         print(
-            f"{name:40} {sum(r.mal for r in own) / len(own):5.2f}   {ratio(own, runs['plain'], _rate)}   "
-            f"{by_category[worst]:.2f} {worst:18} {below:3}"
+            f"{name:40} {sum(r.mal for r in own) / len(own):5.2f}   "
+            f"{ratio(own, runs['plain'], lambda r: r.decode_rate)}   "
+            f"{losses(by_category(own, runs['plain'], categories))}"
         )
-    best = max((n for n in runs if n not in ("plain", "auto")), key=lambda n: _mean(runs[n], runs["plain"]))
-    print(f"auto over the best fixed method ({best}): {ratio(runs['auto'], runs[best], _rate)}")
+    best = max((n for n in runs if n not in ("plain", "auto")), key=lambda n: mean_ratio(runs[n], runs["plain"]))
+    print(f"auto over the best fixed method ({best}): {ratio(runs['auto'], runs[best], lambda r: r.decode_rate)}")
     print(chosen.report.text())
-
-
-def _rate(run: Run) -> float:
-    return run.tokens / run.decode
-
-
-def _mean(own: list[Run], base: list[Run]) -> float:
-    return math.exp(sum(math.log(_rate(a) / _rate(b)) for a, b in zip(own, base, strict=True)) / len(own))
-
-
-def _by_category(own: list[Run], base: list[Run], categories: list[str]) -> dict[str, float]:
-    pairs: dict[str, list[tuple[Run, Run]]] = defaultdict(list)
-    for category, a, b in zip(categories, own, base, strict=True):
-        pairs[category].append((a, b))
-    return {c: _mean([a for a, _ in p], [b for _, b in p]) for c, p in pairs.items()}
 
 
 if __name__ == "__main__":

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from rich.progress import track
@@ -21,6 +22,16 @@ class Run(NamedTuple):
     seconds: float
     decode: float = math.nan
     mal: float = math.nan
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second."""
+        return self.tokens / self.seconds
+
+    @property
+    def decode_rate(self) -> float:
+        """Tokens a second, the prefill left out."""
+        return self.tokens / self.decode
 
 
 Contestant = Callable[[list[int]], Run]
@@ -66,3 +77,23 @@ def ratio(own: list[Run], base: list[Run], rate: Callable[[Run], float]) -> str:
     """Paired ratios of two contestants' rates: geometric mean and interval."""
     mean, low, high = bootstrap([rate(a) / rate(b) for a, b in zip(own, base, strict=True)])
     return f"{mean:.2f} [{low:.2f}, {high:.2f}]"
+
+
+def mean_ratio(own: Sequence[Run], base: Sequence[Run]) -> float:
+    """Geometric mean of the paired ratios of two contestants' rates, the prefill left out."""
+    logs = [math.log(a.decode_rate / b.decode_rate) for a, b in zip(own, base, strict=True)]
+    return math.exp(sum(logs) / len(logs))
+
+
+def by_category(own: Sequence[Run], base: Sequence[Run], categories: Sequence[str]) -> dict[str, float]:
+    """``mean_ratio`` of each category."""
+    pairs: dict[str, list[tuple[Run, Run]]] = defaultdict(list)
+    for category, a, b in zip(categories, own, base, strict=True):
+        pairs[category].append((a, b))
+    return {c: mean_ratio([a for a, _ in p], [b for _, b in p]) for c, p in pairs.items()}
+
+
+def losses(ratios: Mapping[str, float]) -> str:
+    """The worst category, and how many lie below 0.98."""
+    worst = min(ratios, key=ratios.__getitem__)
+    return f"{ratios[worst]:.2f} {worst:18} {sum(x < 0.98 for x in ratios.values()):3}"
