@@ -16,9 +16,12 @@ from draftree.draft.lookup import LookupSource
 from draftree.draft.methods import METHODS
 from draftree.draft.model import ModelSource
 from draftree.draft.policy import GrowthPolicy
+from draftree.draft.recycle import RecycleSource
 from draftree.draft.sequoia import expected_acceptance_length
+from draftree.draft.source import Source
 from draftree.draft.static import Pair, RankTree
 from draftree.draft.tree_file import Counts, TreeFile
+from draftree.draft.union import UnionSource
 from draftree.models.hf import HFModel
 from draftree.models.profile import Identity, Point, Profile
 
@@ -46,16 +49,23 @@ def relative(kind: str = "llama", noise: float = 0.03) -> PreTrainedModel:
     return model
 
 
-def drafter(name: str, model: HFModel, policy: GrowthPolicy, kind: str = "llama") -> Drafter:
-    """A drafter for ``model`` by name (``DRAFTERS`` or "none")."""
-    if name == "none":
-        return NoDrafter()
+def source(name: str, model: HFModel, kind: str = "llama") -> Source:
+    """A source for ``model`` by name (``DRAFTERS``, "recycle", or several joined by "+")."""
+    if "+" in name:
+        return UnionSource(tuple(source(part, model, kind) for part in name.split("+")))
     if name == "lookup":
-        return TreeDrafter(policy, LookupSource(shortest=1))
+        return LookupSource(shortest=1)
+    if name == "recycle":
+        return RecycleSource()
     if name == "self":
-        return TreeDrafter(policy, ModelSource(model.twin(), VOCAB))
+        return ModelSource(model.twin(), VOCAB)
     weights = relative(kind) if name == "relative" else tiny(kind, seed=5)
-    return TreeDrafter(policy, ModelSource(HFModel(weights, self_test=False), VOCAB))
+    return ModelSource(HFModel(weights, self_test=False), VOCAB)
+
+
+def drafter(name: str, model: HFModel, policy: GrowthPolicy, kind: str = "llama") -> Drafter:
+    """A drafter for ``model`` by name (as ``source``, or "none")."""
+    return NoDrafter() if name == "none" else TreeDrafter(policy, source(name, model, kind))
 
 
 TREE = ((0,), (0, 0), (1,), (0, 0, 0), (0, 1), (2,), (1, 0), (3,))

@@ -14,6 +14,7 @@ from draftree.draft.drafter import TreeDrafter
 from draftree.draft.entropy import EntropyTree
 from draftree.draft.lookup import LookupSource
 from draftree.draft.model import ModelSource
+from draftree.draft.recycle import RecycleSource
 from draftree.engine import Engine
 from draftree.models.hf import HFModel
 
@@ -36,11 +37,13 @@ def _on_gpu(model: PreTrainedModel) -> HFModel:
 def _drafter(name: str) -> Drafter:
     if name == "lookup":
         return TreeDrafter(EntropyTree(), LookupSource(shortest=1))
+    if name == "recycle":
+        return TreeDrafter(EntropyTree(), RecycleSource())
     return TreeDrafter(EntropyTree(), ModelSource(_on_gpu(relative()), VOCAB))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("name", ["lookup", "relative"])
+@pytest.mark.parametrize("name", ["lookup", "recycle", "relative"])
 def test_batched_trees_give_the_ids_of_plain_decoding(name: str, temperature: float) -> None:
     target = _on_gpu(tiny())
     params = SamplingParams(max_tokens=40, temperature=temperature, seed=5)
@@ -77,7 +80,7 @@ class _Transfers(TorchDispatchMode):
         return out
 
 
-@pytest.mark.parametrize("name", ["lookup", "relative"])
+@pytest.mark.parametrize("name", ["lookup", "recycle", "relative"])
 def test_a_step_makes_one_transfer_for_each_model_pass(name: str) -> None:
     drafter = _drafter(name)
     engine = Engine(_on_gpu(tiny()), drafter)

@@ -41,9 +41,9 @@ def test_sampled_text_through_trees_follows_the_targets_law(policy: GrowthPolicy
 
 
 def test_a_verification_that_prefers_drafts_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def biased(logits: torch.Tensor, trees: TreeBatch, draw: Draws) -> list[Verdict]:
+    def biased(logits: torch.Tensor, trees: TreeBatch, draw: Draws, beside: None) -> list[Verdict]:
         """Gives up the target's draw for the first drafted child every tenth time that it is none."""
-        verdicts = match(logits, trees, draw)
+        verdicts = match(logits, trees, draw, beside)
         for b, v in enumerate(verdicts):
             if trees.depth and not v.path and draw.seeds[b] % 10 == 0:
                 verdicts[b] = Verdict([], [int(trees.tokens[b, 0])])

@@ -87,6 +87,9 @@ def test_the_reader_gives_every_step_as_the_engine_took_it(count: int, tmp_path:
         assert (record.length, record.root) == (length, sequence.ids[length - 1])
         for column in (f for f in fields(DraftTree) if f.repr):
             ours, theirs = getattr(record.tree, column.name), getattr(outcome.tree, column.name)
+            if ours is None or theirs is None:
+                assert ours is theirs
+                continue
             assert ours.dtype == theirs.dtype
             assert ours.tolist() == theirs.tolist()
         assert (list(record.path), list(record.tokens), record.taken) == (outcome.path, outcome.tokens, outcome.taken)
@@ -177,6 +180,22 @@ def test_infinities_and_every_float32_come_back_and_json_stays_json(tmp_path: Pa
     assert isinstance(back, StepRecord)
     assert back.tree.path_logprobs.tolist() == floats.tolist()
     assert back.tree.entropies.tolist() == floats.flip(0).tolist()
+
+
+def test_the_parts_of_a_union_and_what_each_node_came_from_come_back(tmp_path: Path) -> None:
+    witness = Witness()
+    with Trace(tmp_path / "t.jsonl") as trace:
+        _engine(trace, witness, name="lookup+relative").generate(PROMPTS[:1], SamplingParams(max_tokens=12))
+    run, *records = read_trace(tmp_path / "t.jsonl")
+    assert isinstance(run, RunRecord)
+    parts = run.drafter["source"]["parts"]
+    assert [part["class"] for part in parts] == ["LookupSource", "ModelSource"]
+    assert isinstance(parts[1]["model"], str)
+    steps = [r for r in records if isinstance(r, StepRecord)]
+    for record, (outcome, _, _) in zip(steps, witness.outcomes, strict=True):
+        assert record.tree.origins is not None and outcome.tree.origins is not None
+        assert record.tree.origins.tolist() == outcome.tree.origins.tolist()
+    assert {o for r in steps if r.tree.origins is not None for o in r.tree.origins.tolist()} > {2}
 
 
 def _some_step(folder: Path) -> StepRecord:

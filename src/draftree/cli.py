@@ -53,6 +53,7 @@ def methods() -> None:
         out.print(f"{name:20} {summary}")
     out.print(f"{'FOLDER':20} a draft head that 'draftree train head' wrote")
     out.print(f"{'MODEL':20} any model with the target's vocabulary")
+    out.print(f"{'A+B':20} the union of drafters A and B: one tree out of what both say")
 
 
 app.command()(profile)

@@ -32,6 +32,7 @@ from .options import (
     MinP,
     Nodes,
     Numerics,
+    RecycleFile,
     Seed,
     Settings,
     Stop,
@@ -58,6 +59,7 @@ def generate(
     method: MethodName = DEFAULT_METHOD,
     settings: Settings = None,
     tree: TreeFile = None,
+    recycle_file: RecycleFile = None,
     nodes: Nodes = DEFAULT_NODES,
     verify: Verify = DEFAULT_SCHEME,
     max_tokens: MaxTokens = None,
@@ -91,9 +93,8 @@ def generate(
     observers = _trace(context, trace, force, drafter, method)
     if show_trees:
         observers.append(show.Trees(out))
-    engine = _engine(
-        target, drafter, method, _with_tree(settings, tree), nodes, verify, _Place(dtype, device, numerics), observers
-    )
+    given, place = _with_tree(settings, tree), _Place(dtype, device, numerics)
+    engine = _engine(target, drafter, method, given, nodes, verify, place, observers, recycle_file)
     asked: Prompt = text if raw else user(text)
     sequence = engine.open(asked, params)
     interrupted = _run(engine, sequence, silent=as_json, stream=not show_trees)
@@ -132,6 +133,7 @@ def chat(
     method: MethodName = DEFAULT_METHOD,
     settings: Settings = None,
     tree: TreeFile = None,
+    recycle_file: RecycleFile = None,
     nodes: Nodes = DEFAULT_NODES,
     verify: Verify = DEFAULT_SCHEME,
     max_tokens: MaxTokens = None,
@@ -149,9 +151,8 @@ def chat(
     """Talk to the target: /reset forgets the conversation, /exit or Ctrl-D ends it, Ctrl-C ends an answer."""
     params = _params(max_tokens, temperature, top_k, top_p, min_p, seed, None)
     observers = _trace(context, trace, force, drafter, method)
-    engine = _engine(
-        target, drafter, method, _with_tree(settings, tree), nodes, verify, _Place(dtype, device, numerics), observers
-    )
+    given, place = _with_tree(settings, tree), _Place(dtype, device, numerics)
+    engine = _engine(target, drafter, method, given, nodes, verify, place, observers, recycle_file)
     messages: list[dict[str, str]] = []
     err.print("/reset forgets the conversation, /exit ends it", style="dim")
     while True:
@@ -244,6 +245,7 @@ def _engine(
     verify: str,
     place: _Place,
     observers: Many[Observer] = (),
+    recycle_file: Path | None = None,
 ) -> Engine:
     """Check everything that needs no model before loading one."""
     pairs = {}
@@ -266,6 +268,7 @@ def _engine(
         device=place.device,
         numerics=place.numerics,
         observers=observers,
+        recycle_file=recycle_file,
     )
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 
 from .config import Criterion, Processor, SamplingParams
-from .draft.load import DRAFTERS, load_drafter
+from .draft.load import DRAFTERS, learns, load_drafter, parts_of
 from .draft.methods import DEFAULT_METHOD, DEFAULT_NODES, find_policy
 from .draft.policy import GrowthPolicy
 from .engine import Engine
@@ -111,8 +111,9 @@ def custom_generate(
     """
     policy, scheme = find_policy(method, settings), find_scheme(verification)
     if drafter != "none":
-        scheme.check(policy, nodes)
-    if isinstance(drafter, str) and drafter not in DRAFTERS and not is_head(Path(drafter).expanduser()):
+        scheme.check(policy, nodes, learns(drafter))
+    lone = isinstance(drafter, str) and drafter not in DRAFTERS and len(parts_of(drafter)) == 1
+    if isinstance(drafter, str) and lone and not is_head(Path(drafter).expanduser()):
         drafter = load(drafter)
     return partial(
         generate_with,

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -19,9 +20,10 @@ from transformers import PreTrainedTokenizerBase
 
 from .config import Budget, SamplingParams
 from .draft.base import Drafter, NoDrafter, Outcome, StepCost
-from .draft.load import load_drafter
+from .draft.load import check_recycle_file, learns, load_drafter
 from .draft.methods import DEFAULT_METHOD, DEFAULT_NODES, find_policy
 from .draft.policy import GrowthPolicy
+from .draft.successors import Successors, successors
 from .errors import ConfigError, PromptError, RunError
 from .models.base import LanguageModel, Nodes, Row
 from .models.hf import HFModel
@@ -93,7 +95,7 @@ class Engine:
         self.tokenizer = tokenizer or getattr(target, "tokenizer", None)
         self.verification = find_scheme(verification)
         if self.drafter.policy is not None:
-            self.verification.check(self.drafter.policy, nodes)
+            self.verification.check(self.drafter.policy, nodes, self.drafter.learns)
         self.drafter.prepare(target)
         self.observers = tuple(observers)
         for observer in self.observers:
@@ -206,7 +208,9 @@ class Engine:
         trees = self.drafter.propose(sequences, budgets, self.verification.drawing)
         clock.append(time.perf_counter())
         logits = self.target.extend(rows, [_rooted(s, t) for s, t in zip(sequences, trees, strict=True)])
-        verdicts = self._verify(logits, trees, sequences)
+        wanted = self.drafter.successors
+        beside = successors(logits, wanted) if wanted else None
+        verdicts = self._verify(logits, trees, sequences, beside)
         clock.append(time.perf_counter())
         taken = []
         for sequence, row, verdict in zip(sequences, rows, verdicts, strict=True):
@@ -216,7 +220,7 @@ class Engine:
         draft, verify, other = (b - a for a, b in pairwise(clock))
         cost = StepCost(len(sequences), draft, verify, other, self.drafter.passes - passes)
         outcomes = [
-            Outcome(sequence, tree, verdict.path, verdict.tokens, count, cost)
+            Outcome(sequence, tree, verdict.path, verdict.tokens, count, cost, _successors(verdict, tree))
             for sequence, tree, verdict, count in zip(sequences, trees, verdicts, taken, strict=True)
         ]
         self.drafter.observe(outcomes)
@@ -237,9 +241,11 @@ class Engine:
             for observer in self.observers:
                 observer.closed(sequence)
 
-    def _verify(self, logits: Tensor, trees: Many[DraftTree], sequences: Many[Sequence]) -> list[Verdict]:
+    def _verify(
+        self, logits: Tensor, trees: Many[DraftTree], sequences: Many[Sequence], beside: Tensor | None = None
+    ) -> list[Verdict]:
         draws = Draws([s.params for s in sequences], [s.seed for s in sequences], [s.ids for s in sequences])
-        return self.verification.verify(logits, trees, draws)
+        return self.verification.verify(logits, trees, draws, beside)
 
     def _budget(self, sequence: Sequence) -> Budget:
         """A path of depth d gains d + 1 tokens: no node deeper than the room left, less the bonus token."""
@@ -281,6 +287,11 @@ def _rooted(sequence: Sequence, tree: DraftTree) -> Nodes:
     return Nodes(torch.cat([root, tree.tokens]), torch.cat([torch.tensor([ROOT]), tree.parents + 1]))
 
 
+def _successors(verdict: Verdict, tree: DraftTree) -> Successors | None:
+    """Of the root and the tree's own nodes, without the padding of the pass."""
+    return None if verdict.beside is None else Successors.unpack(verdict.beside[: 1 + len(tree)])
+
+
 def _count(outcome: Outcome) -> None:
     """Book one step's outcome."""
     stats, tree, cost = outcome.sequence.stats, outcome.tree, outcome.step
@@ -316,11 +327,13 @@ def load_engine(
     device: str | None = None,
     numerics: str = DEFAULT_NUMERICS,
     observers: Many[Observer] = (),
+    recycle_file: str | Path | None = None,
 ) -> Engine:
     """An engine from names alone: ``load``, ``load_drafter`` and ``Engine`` for the arguments."""
     policy, scheme = find_policy(method, settings), find_scheme(verification)
+    check_recycle_file(drafter, recycle_file)
     if drafter != "none":
-        scheme.check(policy, nodes)  # before a model is loaded
+        scheme.check(policy, nodes, learns(drafter))  # before a model is loaded
     model = load(target, dtype=dtype, device=device, numerics=numerics)
-    made = load_drafter(drafter, model, policy)
+    made = load_drafter(drafter, model, policy, recycle_file=recycle_file)
     return Engine(model, made, nodes=nodes, verification=scheme, observers=observers)

@@ -8,8 +8,8 @@ from pathlib import Path
 from .errors import RunError
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a text file; until it is complete, what was there stays there.
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write a file; until it is complete, what was there stays there.
 
     Raises:
         RunError: the file cannot be written.
@@ -17,7 +17,7 @@ def write_whole(path: Path, text: str) -> None:
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         try:
-            part.write_text(text, encoding="utf-8")
+            part.write_bytes(content.encode() if isinstance(content, str) else content)
             part.replace(path)
         finally:
             part.unlink(missing_ok=True)

@@ -36,8 +36,12 @@ Target = Annotated[str, typer.Option(help="Model whose output you want: smollm2,
 Drafter = Annotated[
     str,
     typer.Option(
-        help="What drafts: lookup, head, a draft head's folder, none, self, or a model with the target's vocabulary."
+        help="What drafts: lookup, recycle, head, none, self, a draft head's folder, a model, or several, as A+B."
     ),
+]
+RecycleFile = Annotated[
+    Path | None,
+    typer.Option("--recycle-file", metavar="FILE", help="Where recycle keeps what it has learned, for the next run."),
 ]
 MethodName = Annotated[str, typer.Option("--method", help="How trees grow; 'draftree methods' lists them.")]
 Settings = Annotated[

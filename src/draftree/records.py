@@ -244,7 +244,9 @@ def _ids(values: list[int]) -> tuple[int, ...]:
 def _tree(columns: Mapping[str, Any]) -> DraftTree:
     tokens, parents, depths = (torch.tensor(columns[key], dtype=torch.int64) for key in ("tokens", "parents", "depths"))
     paths, entropies = (torch.tensor([float(x) for x in columns[key]]) for key in ("path_logprobs", "entropies"))
-    return DraftTree(tokens, parents, depths, paths, entropies)
+    found = columns.get("origins")
+    origins = None if found is None else torch.tensor(found, dtype=torch.int64)
+    return DraftTree(tokens, parents, depths, paths, entropies, origins=origins)
 
 
 def _stats(values: Mapping[str, Any]) -> Stats:

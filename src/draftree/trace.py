@@ -297,9 +297,17 @@ def _describe(thing: object) -> dict[str, Any]:
         for f in fields(thing):
             value = getattr(thing, f.name)
             if f.repr and f.name != "passes":
-                can = getattr(value, "capabilities", None)
-                settings[f.name] = can.name if can else _describe(value) if is_dataclass(value) else plain(value)
+                settings[f.name] = _setting(value)
     return settings
+
+
+def _setting(value: object) -> Any:
+    can = getattr(value, "capabilities", None)
+    if can is not None:
+        return can.name
+    if isinstance(value, tuple):
+        return [_setting(x) for x in value]
+    return _describe(value) if is_dataclass(value) else plain(value)
 
 
 def _warn(message: str) -> None:

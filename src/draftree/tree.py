@@ -51,6 +51,7 @@ class DraftTree:
         entropies: [N] float32, entropy (nats) of the draft law that the node was taken from; siblings share it.
         laws: node (ROOT for the root) -> the law that its children were drawn from, in the order of their numbers;
             empty where children were chosen and not drawn.
+        origins: [N] int64, which parts of a union of sources offered the node, bit i for part i; None: there is one.
 
     Raises:
         ValueError: the columns do not describe a tree in level order.
@@ -62,10 +63,12 @@ class DraftTree:
     path_logprobs: Tensor
     entropies: Tensor
     laws: Mapping[int, DraftLaw] = field(default_factory=dict, repr=False)
+    origins: Tensor | None = None
 
     def __post_init__(self) -> None:
         n = len(self)
-        if any(x.shape != (n,) for x in (self.parents, self.depths, self.path_logprobs, self.entropies)):
+        columns = (self.parents, self.depths, self.path_logprobs, self.entropies, self.origins)
+        if any(x is not None and x.shape != (n,) for x in columns):
             raise ValueError(f"the columns of a tree of {n} tokens have other lengths: give one entry for each node")
         fit = (self.parents >= ROOT) & (self.parents < torch.arange(n))
         if n and not (bool(fit.all()) and self._levels_fit()):
@@ -131,9 +134,10 @@ class DraftTree:
             raise ValueError(f"nodes {keep.nonzero()[:, 0].tolist()} are not closed under parents: keep parents too")
         columns = (self.tokens, self.parents, self.depths, self.path_logprobs, self.entropies)
         tokens, parents, depths, paths, entropies = (x[keep] for x in columns)
+        origins = None if self.origins is None else self.origins[keep]
         kept = {ROOT, *keep.nonzero()[:, 0].tolist()}
         laws = {int(numbers[node]): law for node, law in self.laws.items() if node in kept}
-        return DraftTree(tokens, numbers[parents], depths, paths, entropies, laws)
+        return DraftTree(tokens, numbers[parents], depths, paths, entropies, laws, origins)
 
     def children(self, node: int) -> list[int]:
         """Numbers of the children of ``node`` (ROOT for the root), in rank order."""

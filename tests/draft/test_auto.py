@@ -198,10 +198,10 @@ def test_batches_keep_what_a_single_sequence_keeps() -> None:
 def test_a_policy_that_has_learned_for_other_models_is_refused() -> None:
     flat = costs(lambda n: 1.0)
     policy = AutoTree(target=flat)
-    policy.prepare(ToyModel(5), None)
-    policy.prepare(ToyModel(5), None)
+    policy.prepare(ToyModel(5), [])
+    policy.prepare(ToyModel(5), [])
     with pytest.raises(ConfigError, match="learned for other models"):
-        policy.prepare(ToyModel(4), None)
+        policy.prepare(ToyModel(4), [])
 
 
 class TestWithADraftingModel:

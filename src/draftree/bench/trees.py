@@ -1,9 +1,11 @@
 """At equal nodes, whose trees are accepted furthest, and does E(A) foretell it?
 
-    python -m draftree.bench.trees [--drafter lookup] [--budgets 8,16,32,64] [--per-category 2] [--max-tokens 64]
+    python -m draftree.bench.trees [--drafter lookup] [--methods opt-tree,eagle2,...] [--budgets 8,16,32,64]
+                                   [--per-category 2] [--max-tokens 64]
 
 Greedy *match* gives the target's own text whatever was drafted. So the text is decoded once, plainly, and each method's
 trees are then held against it step by step, which gives exactly the acceptance that decoding with it would have given.
+Every tree is verified only where the drafter learns from the target's laws. One drafter drafts for all prompts in turn.
 MAL counts the bonus token; differences are paired by prompt, with a 95% bootstrap interval. ``r`` is the correlation of
 E(A) with the acceptance length over steps (OPT-Tree, Figure 5) and ``E(A)`` its mean: what MAL was foretold to be.
 """
@@ -15,13 +17,16 @@ import random
 import statistics
 from typing import NamedTuple
 
+import torch
 from rich.progress import track
 
 from ..config import Budget, SamplingParams
 from ..draft.base import Drafter, NoDrafter, Outcome, StepCost
 from ..draft.load import load_drafter
 from ..draft.methods import find_policy
+from ..draft.successors import Successors, successors
 from ..engine import Engine
+from ..models.base import LanguageModel, Nodes, Row
 from ..models.load import DEFAULT_MODEL, load
 from ..sequence import Sequence
 from ..text import NoText, encode, user
@@ -37,6 +42,7 @@ METHODS: dict[str, dict[str, float | str]] = {
     "dynamic-width-depth": {},
 }
 """In the order in which each should be accepted at least as far as the next, up to ``binary``."""
+_RANKED = list(METHODS)[1 : list(METHODS).index("binary") + 1]
 _PASS = StepCost(1, 0.0, 1.0, 0.0, 0)
 """Times play no part here."""
 
@@ -61,21 +67,34 @@ def accepted(tree: DraftTree, text: list[int]) -> list[int]:
     return path
 
 
-def replay(drafter: Drafter, prompt: list[int], text: list[int], nodes: int) -> list[Step]:
+def replay(target: LanguageModel, drafter: Drafter, prompt: list[int], text: list[int], nodes: int) -> list[Step]:
     """Draft along a text that is known."""
     sequence = Sequence([*prompt, text[0]], SamplingParams(), len(text), frozenset(), NoText())
     sequence.prompt_length = len(prompt)
     drafter.open(sequence)
+    row = target.open(prompt) if drafter.successors else None
     steps, rest = [], text[1:]
     while rest:
         tree = drafter.propose([sequence], [Budget(nodes, len(rest) - 1)])[0]
         path = accepted(tree, rest)
         gained, rest = rest[: len(path) + 1], rest[len(path) + 1 :]
+        found = _verified(target, row, sequence.ids[-1], tree, path, drafter.successors) if row else None
         sequence.ids += gained
-        drafter.observe([Outcome(sequence, tree, path, gained, len(gained), _PASS)])
+        drafter.observe([Outcome(sequence, tree, path, gained, len(gained), _PASS, found)])
         steps.append(Step(tree.expected_acceptance_length, len(gained)))
     drafter.close(sequence)
+    if row:
+        target.close(row)
     return steps
+
+
+@torch.inference_mode()
+def _verified(target: LanguageModel, row: Row, root: int, tree: DraftTree, path: list[int], count: int) -> Successors:
+    """What the target finds most probable after the root and each node, by a pass of its own."""
+    nodes = Nodes(torch.cat([torch.tensor([root]), tree.tokens]), torch.cat([torch.tensor([ROOT]), tree.parents + 1]))
+    found = successors(target.extend([row], [nodes]), count)[0].cpu()
+    target.commit(row, [0, *(n + 1 for n in path)])
+    return Successors.unpack(found)
 
 
 def main() -> None:
@@ -83,10 +102,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m draftree.bench.trees", description=__doc__)
     parser.add_argument("--target", default=DEFAULT_MODEL)
     parser.add_argument("--drafter", default="lookup")
+    parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--budgets", default="8,16,32,64")
     parser.add_argument("--per-category", type=int, default=2)
     parser.add_argument("--max-tokens", type=int, default=64)
     args = parser.parse_args()
+    order = args.methods.split(",")
+    if unknown := set(order) - set(METHODS):
+        parser.error(f"--methods {','.join(sorted(unknown))}: choose from {', '.join(METHODS)}")
     target = load(args.target)
     plain = Engine(target, NoDrafter())
     prompts = [encode(target.tokenizer, user(item.prompt)) for item in spec_bench(args.per_category)]
@@ -96,19 +119,19 @@ def main() -> None:
     print(f"{len(pairs)} prompts, up to {args.max_tokens} tokens, drafter {args.drafter}")
     print(f"{'nodes':>5} {'method':20} {'MAL':>6}  less the next              {'E(A)':>6} {'drift':>7} {'r':>6}")
     for nodes in map(int, args.budgets.split(",")):
-        runs = {
-            method: [
-                replay(load_drafter(args.drafter, target, find_policy(method, settings)), p, t, nodes)
+        runs = {}
+        for method in order:
+            drafter = load_drafter(args.drafter, target, find_policy(method, METHODS[method]))
+            drafter.prepare(target)
+            runs[method] = [
+                replay(target, drafter, p, t, nodes)
                 for p, t in track(pairs, f"{method}, {nodes} nodes", transient=True)
             ]
-            for method, settings in METHODS.items()
-        }
-        order = list(METHODS)
         for method, after in zip(order, [*order[1:], ""], strict=True):
             steps = [step for run in runs[method] for step in run]
             mal = statistics.mean(s.gained for s in steps)
             foretold = statistics.mean(s.expected for s in steps)
-            ranked = after and order.index(after) <= order.index("binary")
+            ranked = after in _RANKED
             difference = _difference(runs[method], runs[after]) if ranked else " " * 24
             print(
                 f"{nodes:5} {method:20} {mal:6.3f}  {difference:26} {foretold:6.3f} {foretold / mal - 1:+7.1%} "

@@ -27,6 +27,8 @@ from .calibration import Calibration, Record, with_odds
 from .costs import Curve, Curves
 from .policy import Frontier, Growth, GrowthPolicy, best_per_row
 from .report import Report
+from .source import Source
+from .worth import Spending, Stake, part_with_one
 
 _MEMORY = 0.97
 """Share of an average that each new step leaves."""
@@ -40,14 +42,8 @@ _SHARE = 0.1
 """Share of a node's mean price that a candidate must promise to be drafted: on plateaus nodes are cheaper than that."""
 _FURTHER = 3.0
 """Expected tokens of all deeper layers that each one of the last layer may stand for, at most, while it is drafted."""
-_OPTIMIST = 0.98
-"""Acceptance of each further layer that a drafting model is granted before it has shown any."""
 _NOWHERE = -2
 """No node has this number."""
-_HOPE, _RECENT = 1.5, 0.9
-"""Speed over plain decoding of steps that draft: where a drafting model starts, and the share that each step leaves."""
-_PROBE_MOST = 128
-"""Most steps without drafting before a drafting model gets another try."""
 
 
 @dataclass(slots=True)
@@ -57,6 +53,7 @@ class _Plan:
     Attributes:
         sequences: whom it is for.
         curve: what verifying costs.
+        stakes: seconds of asking each source about a layer.
         layer: seconds of drafting one layer.
         rate: tokens a second that a step must be worth, of all sequences together.
         odds: [B] each sequence's record.
@@ -69,6 +66,7 @@ class _Plan:
 
     sequences: Many[Sequence]
     curve: Curve
+    stakes: Many[float]
     layer: float
     rate: float
     odds: Tensor
@@ -89,7 +87,7 @@ class AutoTree(GrowthPolicy):
         width: most children of a node.
         depth: deepest level.
         target: the target's measured costs; None until ``prepare``, which loads or measures them.
-        drafter: the drafting model's, None without one.
+        drafter: the drafting model's; None without one, and until ``prepare``.
     """
 
     by_value: ClassVar[bool] = True
@@ -104,29 +102,37 @@ class AutoTree(GrowthPolicy):
     _plan: _Plan | None = field(default=None, repr=False, compare=False)
     _speedup: float = field(default=1.0, repr=False, compare=False)
     _layer_seconds: float = field(default=2e-4, repr=False, compare=False)
-    _worth: float = field(default=_HOPE, repr=False, compare=False)
+    _stakes: list[Stake] = field(default_factory=list, repr=False, compare=False)
     _accepted: float = field(default=0.0, repr=False, compare=False)
     _expected: float = field(default=0.0, repr=False, compare=False)
-    _models: tuple[Capabilities, Capabilities | None] | None = field(default=None, repr=False, compare=False)
+    _models: list[Capabilities] | None = field(default=None, repr=False, compare=False)
     _curves: Curves | None = field(default=None, repr=False, compare=False)
-    _wait: int = field(default=0, repr=False, compare=False)
-    _pause: int = field(default=1, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name in ("width", "depth"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}: use at least 1")
 
-    def prepare(self, target: LanguageModel, drafter: LanguageModel | None) -> None:
+    def prepare(self, target: LanguageModel, sources: Many[Source]) -> None:
         """Find the costs, unless they were given: kept from an earlier start, or measured now (seconds, once)."""
-        models = (target.capabilities, drafter.capabilities if drafter else None)
+        drafting = [source.model for source in sources if source.model]
+        models = [model.capabilities for model in (target, *drafting)]
         if self._models not in (None, models):
             raise ConfigError("this AutoTree has learned for other models: make a new one")
         self._models = models
         self.target = self.target or kept_or_measured(target)
-        if drafter is not None:
-            same = drafter.capabilities == target.capabilities
-            self.drafter = self.drafter or (self.target if same else kept_or_measured(drafter))
+        self._stakes = [
+            Stake(source, 1 << i, self._profile(source.model), steady=len(sources) == 1 and source.model is None)
+            for i, source in enumerate(sources)
+        ]
+        self.report.stakes = self._stakes
+
+    def _profile(self, model: LanguageModel | None) -> Profile | None:
+        """A drafting model's costs; a twin of the target has the target's."""
+        if model is None:
+            return None
+        same = self._models is not None and model.capabilities == self._models[0]
+        return self.drafter or (self.target if same else kept_or_measured(model))
 
     @property
     def trust(self) -> float:
@@ -149,37 +155,18 @@ class AutoTree(GrowthPolicy):
         context = max(len(s.ids) for s in sequences)
         self._curves = self._curves or Curves(self.target)
         curve = self._curves.at(most, context, batch)
-        layer = self.drafter.seconds(1.5, context, batch) if self.drafter else self._layer_seconds
+        self._stakes = self._stakes or [Stake(profile=self.drafter, steady=self.drafter is None)]
+        layers = [stake.layer(context, batch) for stake in self._stakes]
+        room = any(b.depth != 0 for b in budgets)  # no try is spent where there is none
+        for stake, seconds in zip(self._stakes, layers, strict=True):
+            stake.begin(curve, seconds, self.depth if room else 0)
+        layer = sum(seconds for stake, seconds in zip(self._stakes, layers, strict=True) if stake.asked)
+        if not all(stake.profile for stake in self._stakes if stake.asked):
+            layer += self._layer_seconds
         records = [self._records.setdefault(s, Record()) for s in sequences]
         odds = torch.tensor([r.odds for r in records])
-        self._plan = _Plan(sequences, curve, layer, batch / curve.plain * max(1.0, self._speedup), odds)
-        if all(b.depth == 0 for b in budgets) or self._worthwhile(self._plan):  # no try is spent where there is no room
-            return budgets
-        return [Budget(0, b.depth) for b in budgets]
-
-    def _worthwhile(self, plan: _Plan) -> bool:
-        """May a drafting model's trees pay? What it has shown is asked, and from time to time it may show more."""
-        if self.drafter is None:
-            return True
-        if not self._may_pay(plan):
-            return False  # not even if all it drafts were accepted
-        if self._worth > 1:
-            self._pause = 1
-            return True
-        self._wait += 1
-        if self._wait < self._pause:
-            return False
-        self._wait, self._pause = 0, min(2 * self._pause, _PROBE_MOST)
-        return True
-
-    def _may_pay(self, plan: _Plan) -> bool:
-        """Is some depth better than plain decoding, for a drafter that is nearly always right?"""
-        total, verify = 1.0, plan.curve.now.tolist()
-        for depth in range(1, min(self.depth, len(verify) - 1) + 1):
-            total += _OPTIMIST**depth
-            if total / (verify[depth] + depth * plan.layer) > 1 / plan.curve.plain:
-                return True
-        return False
+        self._plan = _Plan(sequences, curve, layers, layer, batch / curve.plain * max(1.0, self._speedup), odds)
+        return budgets if any(stake.asked for stake in self._stakes) else [Budget(0, b.depth) for b in budgets]
 
     def _planned(self) -> _Plan:
         if self._plan is None:
@@ -240,19 +227,16 @@ class AutoTree(GrowthPolicy):
             plan.layers = len(plan.frontiers)
             for row, outcome in enumerate(outcomes):
                 self._learn(plan, row, outcome.tokens[: outcome.taken])
+        cost, taken = outcomes[0].step, sum(o.taken for o in outcomes)
         verified = float(plan.curve.now[plan.chosen])
         seconds = verified + plan.layers * plan.layer
-        plain = len(outcomes) / plan.curve.plain
-        taken = sum(o.taken for o in outcomes)
         if plan.frontiers:
-            self._worth = _RECENT * self._worth + (1 - _RECENT) * taken / seconds / plain
+            scale = verified / max(cost.verify, 1e-9)  # as if at the speed of the profile
+            self._judge(plan, outcomes, Spending(plan.curve.plain, verified, plan.layers, seconds, scale))
+        plain = len(outcomes) / plan.curve.plain
         self._speedup = _MEMORY * self._speedup + (1 - _MEMORY) * min(8.0, taken / seconds / plain)
-        cost = outcomes[0].step
         if self._curves:
             self._curves.learn(plan.curve, plan.chosen, cost.verify)
-        if self.drafter is None and plan.layers:
-            scale = verified / max(cost.verify, 1e-9)  # as if at the speed of the profile
-            self._layer_seconds += (1 - _MEMORY) * (cost.draft * scale / plan.layers - self._layer_seconds)
         predicted = sum(plan.gain) if plan.pools else float(len(outcomes))
         trust = self.trust
         self._accepted *= _RECORD
@@ -262,6 +246,17 @@ class AutoTree(GrowthPolicy):
             self._accepted += accepted
             self._expected += (predicted - len(outcomes)) / trust
         self.report.add(plan.chosen, predicted / len(outcomes), taken / len(outcomes), cost)
+
+    def _judge(self, plan: _Plan, outcomes: Many[Outcome], spending: Spending) -> None:
+        """What each source was worth; the time of drafting that none of them took is the growth loop's own."""
+        asked = [(stake, layer) for stake, layer in zip(self._stakes, plan.stakes, strict=True) if stake.asked]
+        paid = [stake for stake, _ in asked if stake.pays]
+        for stake, layer in asked:
+            stake.judge(outcomes, layer, spending)
+        part_with_one(self._stakes, paid)
+        if not all(stake.profile for stake, _ in asked):
+            rest = outcomes[0].step.draft * spending.scale / plan.layers - sum(layer for _, layer in asked)
+            self._layer_seconds += (1 - _MEMORY) * (max(0.0, rest) - self._layer_seconds)
 
     def _learn(self, plan: _Plan, row: int, tokens: Many[int]) -> None:
         """Walk down what was proposed along what the target said.

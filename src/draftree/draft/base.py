@@ -11,6 +11,7 @@ from ..models.base import LanguageModel
 from ..sequence import Sequence
 from ..tree import ROOT, DraftTree
 from .drawing import Drawing
+from .successors import Successors
 
 if TYPE_CHECKING:
     from .policy import GrowthPolicy
@@ -46,6 +47,8 @@ class Outcome:
         tokens: what the verification gave: the accepted tokens and the target's own.
         taken: how many of them the sequence took before it ended.
         step: what the whole step cost.
+        successors: of the root and then of each node, what the target found most probable, as many as the drafter asked
+            for; None where it asked for none.
     """
 
     sequence: Sequence
@@ -54,6 +57,7 @@ class Outcome:
     tokens: list[int]
     taken: int
     step: StepCost
+    successors: Successors | None = None
 
     @property
     def rejected_entropy(self) -> float | None:
@@ -70,6 +74,8 @@ class Drafter(Protocol):
         passes: drafter model passes so far; each brings its candidates to the host in one transfer, and its drawn
             children in another.
         policy: what shapes its trees; None: it drafts nothing.
+        successors: how many of the target's most probable tokens after each verified node it wants to be told; 0: none.
+        learns: what it says depends on other sequences, so that drawn children would not repeat under the same seed.
     """
 
     @property
@@ -77,6 +83,12 @@ class Drafter(Protocol):
 
     @property
     def policy(self) -> GrowthPolicy | None: ...
+
+    @property
+    def successors(self) -> int: ...
+
+    @property
+    def learns(self) -> bool: ...
 
     def prepare(self, target: LanguageModel) -> None:
         """It will draft for ``target``: called once, before anything else."""
@@ -103,6 +115,8 @@ class NoDrafter:
     """Drafts nothing: the engine decodes plainly (AR)."""
 
     passes = 0
+    successors = 0
+    learns = False
     policy: GrowthPolicy | None = None
 
     def prepare(self, target: LanguageModel) -> None: ...

@@ -8,13 +8,14 @@ other (a histogram calibration; "algorithms", section 8, names isotonic regressi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 _EDGES = torch.tensor([0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97])
 """Bounds of the bins of draft probability."""
+_BINS = len(_EDGES) + 1
 _DEPTHS = 4
 """Depths 1, 2, ...; the last stands for all deeper ones."""
 _PRIOR = 4.0
@@ -45,45 +46,59 @@ class Record:
         return min(4.0, max(0.1, (self.hits + _CALM) / (self.expected + _CALM)))
 
 
-@dataclass(slots=True)
 class Calibration:
-    """Acceptance of a candidate, given that its parent was accepted, by draft probability and depth."""
+    """Acceptance of a candidate, given that its parent was accepted, by draft probability and depth.
 
-    _hits: Tensor = field(default_factory=lambda: torch.zeros(_DEPTHS, len(_EDGES) + 1), repr=False)
-    _trials: Tensor = field(default_factory=lambda: torch.zeros(_DEPTHS, len(_EDGES) + 1), repr=False)
+    Args:
+        kinds: of candidates that are counted apart, such as those of different sources.
+    """
 
-    def acceptance(self, probabilities: Tensor, depth: int) -> Tensor:
-        """Calibrated probabilities, in [0, 1], of candidates (any shape) at ``depth``, 1 for children of the root."""
-        level = min(depth, _DEPTHS) - 1
-        bins = torch.bucketize(probabilities, _EDGES)
+    def __init__(self, kinds: int = 1) -> None:
+        self._hits = torch.zeros(_DEPTHS, kinds, _BINS)
+        self._trials = torch.zeros(_DEPTHS, kinds, _BINS)
+
+    def acceptance(self, probabilities: Tensor, depth: int, kinds: Tensor | int = 0) -> Tensor:
+        """Calibrated probabilities, in [0, 1], of candidates at ``depth``, 1 for children of the root.
+
+        Args:
+            probabilities: the draft's, any shape.
+            depth: of the candidates.
+            kinds: int64 of each of them, of a shape that broadcasts; or one for all.
+        """
+        level, bins = min(depth, _DEPTHS) - 1, torch.bucketize(probabilities, _EDGES) + kinds * _BINS
         hits, trials = self._hits[level].take(bins), self._trials[level].take(bins)
         return (hits + _PRIOR * probabilities) / (trials + _PRIOR)
 
-    def learn(self, depth: int, probabilities: Sequence[float], hit: int | None, record: Record) -> None:
+    def learn(
+        self, depth: int, probabilities: Sequence[float], hit: int | None, record: Record | None = None, kind: int = 0
+    ) -> None:
         """All candidates of one accepted node have been put to the test.
 
         Args:
             depth: of the candidates.
             probabilities: the draft's.
             hit: which of them the target said; None for none.
-            record: of the sequence.
+            record: of the sequence, where one is kept.
+            kind: of the candidates.
         """
         if not probabilities:
             return
         level, p = min(depth, _DEPTHS) - 1, torch.tensor(probabilities)
         bins = torch.bucketize(p, _EDGES)
-        record.expected += float(self.acceptance(p, depth).sum())
-        self._trials[level].index_add_(0, bins, torch.ones(len(p)))
+        if record is not None:
+            record.expected += float(self.acceptance(p, depth, kind).sum())
+            record.hits += hit is not None
+        self._trials[level, kind].index_add_(0, bins, torch.ones(len(p)))
         if hit is not None:
-            record.hits += 1
-            self._hits[level, bins[hit]] += 1
+            self._hits[level, kind, bins[hit]] += 1
 
-    def fade(self, record: Record) -> None:
+    def fade(self, record: Record | None = None) -> None:
         """One proposal has passed."""
         self._hits *= _MEMORY
         self._trials *= _MEMORY
-        record.hits *= _NEAR
-        record.expected *= _NEAR
+        if record is not None:
+            record.hits *= _NEAR
+            record.expected *= _NEAR
 
 
 def with_odds(probabilities: Tensor, odds: Tensor) -> Tensor:

@@ -33,10 +33,20 @@ class TreeDrafter:
         """See ``Drafter``."""
         return self.source.passes
 
+    @property
+    def successors(self) -> int:
+        """See ``Drafter``."""
+        return self.source.successors
+
+    @property
+    def learns(self) -> bool:
+        """See ``Drafter``."""
+        return self.source.learns
+
     def prepare(self, target: LanguageModel) -> None:
         """Tell source and policy."""
         self.source.prepare(target)
-        self.policy.prepare(target, self.source.model)
+        self.policy.prepare(target, self.source.parts)
 
     def open(self, sequence: Sequence) -> None:
         """Tell the source."""

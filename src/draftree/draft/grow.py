@@ -36,6 +36,7 @@ class _Layer(NamedTuple):
     entropies: Tensor
     extend: Tensor
     tags: Tensor
+    origins: Tensor | None
     counts: Tensor
 
 
@@ -119,6 +120,7 @@ def _next_layer(frontier: Frontier, growth: Growth, room: Tensor, size: Tensor) 
         entropies=found.entropies.take(parent),
         extend=growth.extend.take(chosen),
         tags=torch.zeros_like(rows) if growth.tags is None else growth.tags.take(chosen),
+        origins=None if found.origins is None else found.origins.take(chosen),
         counts=counts,
     )
 
@@ -147,10 +149,12 @@ def _finish(
     paths, entropies, tags = (
         torch.cat([getattr(x, n) for x in layers]) for n in ("path_logprobs", "entropies", "tags")
     )
+    parts = [x.origins for x in layers if x.origins is not None]
+    origins = torch.cat(parts) if parts else None
     depths = torch.cat([torch.full_like(x.rows, d) for d, x in enumerate(layers, start=1)])
     own: list[Tensor | slice] = [rows == b for b in range(len(budgets))] if len(budgets) > 1 else [slice(None)]
     pools = [
-        DraftTree(tokens[m], parents[m], depths[m], paths[m], entropies[m], drawn_from)
+        DraftTree(tokens[m], parents[m], depths[m], paths[m], entropies[m], drawn_from, _at(origins, m))
         for m, drawn_from in zip(own, laws, strict=True)
     ]
     grown = []
@@ -165,3 +169,7 @@ def _finish(
         if len(grown[-1].tree) > budget.nodes:
             raise ConfigError(f"the policy kept {len(grown[-1].tree)} nodes of {budget.nodes}: prune to the budget")
     return grown
+
+
+def _at(column: Tensor | None, own: Tensor | slice) -> Tensor | None:
+    return None if column is None else column[own]

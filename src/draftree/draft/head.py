@@ -73,7 +73,7 @@ class _HeadScorer(ModelScorer):
             features.append(sequence.row.waiting_features() if len(tokens[-1]) else source.model.nothing)
         self._asked = [(self._sequences[b], ROOT) for b in rows]
         logits = source.model.advance(fed, tokens, features)[:, None]
-        source.passes += 1
+        source._passes += 1
         for sequence, _ in self._asked:
             if sequence.row is not None:
                 sequence.row.drop_features()

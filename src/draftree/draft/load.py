@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..errors import UnknownNameError, VocabularyError
+from ..errors import ConfigError, UnknownNameError, VocabularyError
 from ..models.head_file import is_head, load_head, shipped_head
 from ..models.hf import HFModel
 from ..models.load import load
@@ -15,41 +15,91 @@ from .head import HeadSource
 from .lookup import LookupSource
 from .model import ModelSource
 from .policy import GrowthPolicy
+from .recycle import RecycleSource
 from .source import Source
+from .union import UnionSource
 
 DRAFTERS = {
     "head": "a layer trained on the target's hidden states; comes with smollm2",
     "lookup": "continuations of earlier occurrences in prompt and output; no model",
+    "recycle": "what the target found probable when it last saw the same token; no model",
     "none": "no drafting: plain decoding",
     "self": "the target drafts for itself: every greedy draft is accepted; for tests",
 }
-"""Drafters by name; any other name is the folder of a draft head, or a model (see ``draftree.load``)."""
+"""Drafters by name; any other is the folder of a draft head, or a model (see ``draftree.load``); A+B joins A and B."""
 
 
-def load_drafter(name: str | HFModel, target: HFModel, policy: GrowthPolicy) -> Drafter:
+def load_drafter(
+    name: str | HFModel, target: HFModel, policy: GrowthPolicy, *, recycle_file: str | Path | None = None
+) -> Drafter:
     """Make a drafter by name.
 
     Args:
-        name: "lookup", "head", "none", "self", the folder of a draft head, a model by any name that ``draftree.load``
-            takes, or a loaded model.
+        name: "lookup", "recycle", "head", "none", "self", the folder of a draft head, a model by any name that
+            ``draftree.load`` takes, a loaded model, or several names joined by "+": the union of what they say.
         target: the model that it drafts for.
         policy: shapes its trees.
+        recycle_file: where "recycle" keeps what it has learned from one run to the next.
 
     Raises:
         UnknownNameError: no such drafter.
         VocabularyError: the drafting model has another vocabulary than the target.
-        ConfigError: the policy, or the draft head, was made for other models.
+        ConfigError: the policy, or the draft head, was made for other models, or the names do not go together.
         ModelFileError: the draft head cannot be read.
     """
-    if name == "none":
+    check_recycle_file(name, recycle_file)
+    names: tuple[str | HFModel, ...] = (name,) if isinstance(name, HFModel) else parts_of(name)
+    if names == ("none",):
         return NoDrafter()
     policy.check(target.capabilities.name, name.capabilities.name if isinstance(name, HFModel) else name)
-    return TreeDrafter(policy, _source(name, target))
+    file = None if recycle_file is None else Path(recycle_file).expanduser()
+    sources = tuple(_source(part, target, file) for part in names)
+    return TreeDrafter(policy, sources[0] if len(sources) == 1 else UnionSource(sources))
 
 
-def _source(name: str | HFModel, target: HFModel) -> Source:
+def parts_of(name: str) -> tuple[str, ...]:
+    """The names that a drafter's name joins by "+"; a folder may have one in its own name.
+
+    Raises:
+        ConfigError: a part is missing, there twice, or "none".
+    """
+    parts = (name,) if Path(name).exists() else tuple(part.strip() for part in name.split("+"))
+    if len(parts) == 1:
+        return (name,)
+    if not all(parts):
+        raise ConfigError(f"drafter {name!r} has a part without a name: write it as lookup+recycle")
+    for part in parts:
+        if parts.count(part) > 1:
+            raise ConfigError(f"drafter {name!r} has {part} twice: name each part once")
+    if "none" in parts:
+        raise ConfigError(f"drafter {name!r}: none drafts nothing and joins nothing: leave it out")
+    return parts
+
+
+def learns(name: str | HFModel) -> bool:
+    """What this drafter says depends on other sequences (``Source.learns``).
+
+    Raises:
+        ConfigError: as ``parts_of``.
+    """
+    return isinstance(name, str) and (len(parts := parts_of(name)) > 1 or parts == ("recycle",))
+
+
+def check_recycle_file(name: str | HFModel, file: str | Path | None) -> None:
+    """Make sure that a file is for a drafter that recycles.
+
+    Raises:
+        ConfigError: it is for none, or as ``parts_of``.
+    """
+    if file is not None and (isinstance(name, HFModel) or "recycle" not in parts_of(name)):
+        raise ConfigError(f"recycle file {file}: the drafter does not recycle: use drafter recycle or lookup+recycle")
+
+
+def _source(name: str | HFModel, target: HFModel, recycle_file: Path | None) -> Source:
     if name == "lookup":
         return LookupSource()
+    if name == "recycle":
+        return RecycleSource(file=recycle_file)
     if name == "self":
         return ModelSource(target.twin(), target.capabilities.vocab_size)
     if name == "head":

@@ -90,6 +90,11 @@ class LookupSource(Source):
                 f"lookup match lengths are {self.shortest} to {self.longest}: use 1 <= shortest <= longest"
             )
 
+    @property
+    def name(self) -> str:
+        """See ``Source``."""
+        return "lookup"
+
     def open(self, sequence: Sequence) -> None:
         """Index the prompt."""
         self._indexes[sequence] = index = NgramIndex(self.shortest, self.longest)

@@ -50,13 +50,22 @@ class ModelSource(Source):
     Attributes:
         model: the drafting model; it says nothing of a sequence that has outgrown its context.
         vocab_size: the target's; logits beyond it (padding of the output layer) are cut off.
-        passes: see ``Source``.
     """
 
     model: LanguageModel = field()
     vocab_size: int
-    passes: int = 0
+    _passes: int = field(default=0, repr=False)
     _states: dict[Sequence, State] = field(default_factory=dict, repr=False)
+
+    @property
+    def name(self) -> str:
+        """The model's."""
+        return self.model.capabilities.name
+
+    @property
+    def passes(self) -> int:
+        """See ``Source``."""
+        return self._passes
 
     def fit(self, sequence: Sequence, budget: Budget) -> Budget:
         """The part that lies within the model's context."""
@@ -149,7 +158,7 @@ class ModelScorer:
         """One pass; the laws at entries (batch, column) of its logits."""
         own = [self._state(b).row for b in rows]
         logits = self._source.model.extend(own, nodes)[..., : self._source.vocab_size]
-        self._source.passes += 1
+        self._source._passes += 1
         return self._laws.candidates(self._asked, logits, batch, column, width, self._source.tokens(own))
 
     def draw(self, counts: Tensor) -> Drawn:

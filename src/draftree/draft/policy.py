@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,6 +16,9 @@ from ..sequence import Sequence
 from ..tree import DraftTree
 from .base import Outcome
 
+if TYPE_CHECKING:
+    from .source import Source
+
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
@@ -25,11 +28,13 @@ class Candidates:
         tokens: [F, K] int64.
         logprobs: [F, K] float32, log-probabilities (nats) in descending order; -inf where there is no candidate.
         entropies: [F] float32, entropy (nats) of the whole draft law, not of the K.
+        origins: [F, K] int64, the parts of a union that said so, bit i for part i; None: there is one source.
     """
 
     tokens: Tensor
     logprobs: Tensor
     entropies: Tensor
+    origins: Tensor | None = None
 
 
 class Pool(NamedTuple):
@@ -135,8 +140,8 @@ class GrowthPolicy(ABC):
             ConfigError: it was made for others.
         """
 
-    def prepare(self, target: LanguageModel, drafter: LanguageModel | None) -> None:  # noqa: B027
-        """Before any drafting: whom the trees are for, and the drafting model where there is one."""
+    def prepare(self, target: LanguageModel, sources: Many[Source]) -> None:  # noqa: B027
+        """Before any drafting: whom the trees are for, and whose candidates they will be made of."""
 
     def observe(self, outcomes: Many[Outcome]) -> None:  # noqa: B027
         """What became of the trees of the last proposal, and what they cost."""

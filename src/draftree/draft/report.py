@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .base import StepCost
+from .worth import Stake
 
 _SHOWN = (0, 1, 2, 3, 5, 7, 11, 15, 23, 31, 47, 63)
 """Tree sizes that the table of alternatives has."""
@@ -24,6 +25,7 @@ class Report:
         chosen: how often each number of nodes was verified.
         worth, seconds: [N + 1] predicted tokens and seconds if each step had verified 0, 1, ... N nodes.
         draft, verify, other: measured seconds.
+        stakes: the sources' records.
     """
 
     steps: int = 0
@@ -35,6 +37,7 @@ class Report:
     draft: float = 0.0
     verify: float = 0.0
     other: float = 0.0
+    stakes: list[Stake] = field(default_factory=list)
 
     def add(self, chosen: int, predicted: float, gained: float, cost: StepCost) -> None:
         """One step: nodes verified, tokens a sequence predicted and gained, and what it cost."""
@@ -80,4 +83,15 @@ class Report:
                 + ", ".join(f"{k} nodes {float(rates[k]):.1f}" + (" (best)" if k == best else "") for k in sizes)
                 + "; 0 nodes is plain decoding"
             )
+        if len(self.stakes) > 1:
+            lines += [self._source(stake) for stake in self.stakes]
         return "\n".join(lines)
+
+    def _source(self, stake: Stake) -> str:
+        """Whether a source was asked, and why."""
+        n = max(1, stake.steps)
+        return (
+            f"source {stake.name}: asked in {stake.steps / self.steps:.0%} of the steps, where {stake.tokens / n:.2f} "
+            f"accepted tokens were its alone and it took {1e3 * stake.seconds / n:.2f} ms: "
+            + ("in use" if stake.pays else "left out, but for a try now and then")
+        )

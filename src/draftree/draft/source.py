@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence as Many
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -49,13 +49,42 @@ class Source(ABC):
     """Says what may follow, and keeps whatever state that takes for each sequence.
 
     Attributes:
-        model: the language model whose passes it makes, one for each layer of the trees; None: there is none.
-        passes: model passes so far, prefills not counted; each brings its candidates to the host in one transfer, and
-            its drawn children in another.
+        learns: what it says depends on other sequences, so that drawn children would not repeat under the same seed.
+        resting: it does not pay just now: a union leaves it out. Set by the policy.
+        spent: seconds that a union has waited for what it said.
     """
 
-    model: LanguageModel | None = None
-    passes: int = 0
+    learns: ClassVar[bool] = False
+    resting: bool = False
+    spent: float = 0.0
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """What people call it."""
+
+    @property
+    def parts(self) -> tuple[Source, ...]:
+        """The sources that it joins: itself, unless it is a union."""
+        return (self,)
+
+    @property
+    def model(self) -> LanguageModel | None:
+        """The language model whose passes it makes, one for each layer of the trees; None: there is none."""
+        return None
+
+    @property
+    def passes(self) -> int:
+        """Model passes so far, prefills not counted.
+
+        Each brings its candidates to the host in one transfer, and its drawn children in another.
+        """
+        return 0
+
+    @property
+    def successors(self) -> int:
+        """How many of the target's most probable tokens after each verified node it wants to be told; 0: none."""
+        return 0
 
     def prepare(self, target: LanguageModel) -> None:  # noqa: B027
         """It will draft for ``target``: called once, before anything else."""

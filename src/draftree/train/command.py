@@ -13,7 +13,7 @@ from rich.progress import Progress
 from ..config import Budget, SamplingParams
 from ..draft.base import Drafter as Drafts
 from ..draft.drafter import TreeDrafter
-from ..draft.load import load_drafter
+from ..draft.load import learns, load_drafter
 from ..draft.static import Pair
 from ..draft.tree_file import TreeFile
 from ..errors import ConfigError, PromptError, RunError
@@ -63,6 +63,8 @@ def calibrate(
     Budget(nodes)
     if drafter == "none":
         raise ConfigError("drafter none drafts nothing: calibrate with lookup or a model")
+    if learns(drafter):
+        raise ConfigError(f"drafter {drafter} learns while trees are verified: calibrate with lookup or a model")
     texts = read_prompts(prompts)
     model = load(target, dtype=dtype, device=device, numerics=numerics)
     policy = TruePath()

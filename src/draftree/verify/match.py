@@ -9,7 +9,7 @@ the walk came there: all nodes are drawn at once and the walk is a look at the h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -33,21 +33,24 @@ class Verdict:
     Attributes:
         path: accepted nodes in order, by number; may be empty.
         tokens: the accepted tokens and then the target's own one (the bonus): ``len(path) + 1`` tokens.
+        beside: [1 + N, W] what came to the host in the same transfer; None where nothing was asked for.
     """
 
     path: list[int]
     tokens: list[int]
+    beside: Tensor | None = None
 
 
-def greedy(logits: Tensor, trees: Sequence[DraftTree]) -> list[Verdict]:
+def greedy(logits: Tensor, trees: Sequence[DraftTree], beside: Tensor | None = None) -> list[Verdict]:
     """*match* at temperature 0 without processors: one argmax over all nodes, one device-to-host transfer.
 
     Args:
         logits: [B, 1 + N, V]: column 0 follows the root, column 1 + i follows node i; N is the largest tree's size.
         trees: the B trees that the target has seen.
+        beside: [B, 1 + N, W] what else the host should have.
     """
     verdicts = []
-    for tree, drawn in zip(trees, logits.argmax(-1).tolist(), strict=True):
+    for tree, (drawn, more) in zip(trees, _to_host(logits.argmax(-1), beside), strict=True):
         edges = zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True)
         node_of = {edge: node for node, edge in reversed(list(enumerate(edges)))}
         node: int | None = ROOT
@@ -56,11 +59,20 @@ def greedy(logits: Tensor, trees: Sequence[DraftTree]) -> list[Verdict]:
             tokens.append(drawn[node + 1])
             node = node_of.get((node, tokens[-1]))
             path.append(node)
-        verdicts.append(Verdict([n for n in path if n is not None], tokens))
+        verdicts.append(Verdict([n for n in path if n is not None], tokens, more))
     return verdicts
 
 
-def match(logits: Tensor, trees: TreeBatch, draw: Draw) -> list[Verdict]:
+def _to_host(drawn: Tensor, beside: Tensor | None) -> Iterator[tuple[list[int], Tensor | None]]:
+    """Rows of both, in one transfer; float64 holds every token id."""
+    if beside is None:
+        return ((row, None) for row in drawn.tolist())
+    both = torch.cat([drawn.double(), beside.double().flatten(1)], dim=1).cpu()
+    first, second = both.tensor_split([drawn.shape[1]], dim=1)
+    return zip(first.long().tolist(), second.reshape(beside.shape), strict=True)
+
+
+def match(logits: Tensor, trees: TreeBatch, draw: Draw, beside: Tensor | None = None) -> list[Verdict]:
     """Walk down each tree along the target's own draws.
 
     One device-to-host transfer, at the end; the walk takes ``trees.depth + 1`` draws of [B, V] logits, whatever the
@@ -70,6 +82,7 @@ def match(logits: Tensor, trees: TreeBatch, draw: Draw) -> list[Verdict]:
         logits: [B, 1 + N, V]: column 0 follows the root, column 1 + i follows node i.
         trees: the B trees that the target has seen.
         draw: the target's draw at one node of every sequence.
+        beside: [B, 1 + N, W] what else the host should have.
     """
     batch = torch.arange(logits.shape[0], device=logits.device)
     current = torch.zeros_like(batch)  # column of the node that each sequence stands on
@@ -91,7 +104,7 @@ def match(logits: Tensor, trees: TreeBatch, draw: Draw) -> list[Verdict]:
     walked = drawn[:, : depth + 1]
     packed = torch.cat([walked, torch.stack(path, 1)], dim=1) if path else walked
     verdicts = []
-    for row in packed.tolist():
+    for row, more in _to_host(packed, beside):
         nodes = [n for n in row[walked.shape[1] :] if n >= 0]
-        verdicts.append(Verdict(path=nodes, tokens=row[: len(nodes) + 1]))
+        verdicts.append(Verdict(path=nodes, tokens=row[: len(nodes) + 1], beside=more))
     return verdicts

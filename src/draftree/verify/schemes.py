@@ -11,7 +11,7 @@ import difflib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
 
@@ -43,21 +43,34 @@ class Scheme(ABC):
     lossy: ClassVar[bool] = False
 
     @abstractmethod
-    def verify(self, logits: Tensor, trees: Sequence[DraftTree], draws: Draws) -> list[Verdict]:
+    def verify(
+        self, logits: Tensor, trees: Sequence[DraftTree], draws: Draws, beside: Tensor | None = None
+    ) -> list[Verdict]:
         """Judge a batch of trees.
 
         Args:
             logits: [B, 1 + N, V]: column 0 follows the root, column 1 + i follows node i; N is the largest tree's size.
             trees: the B trees that the target has seen.
             draws: the sequences' laws and noise.
+            beside: [B, 1 + N, W] what else the host should have: comes with the verdicts.
         """
 
-    def check(self, policy: GrowthPolicy, nodes: int) -> None:
+    def check(self, policy: GrowthPolicy, nodes: int, learns: bool = False) -> None:
         """Make sure that trees of ``nodes`` nodes that ``policy`` shapes can be judged.
+
+        Args:
+            policy: shapes them.
+            nodes: of the largest.
+            learns: what the drafter says depends on other sequences (``Source.learns``).
 
         Raises:
             ConfigError: they cannot.
         """
+        if self.drawing is not Drawing.TOP and learns:
+            raise ConfigError(
+                f"verification {self.name} draws children, and recycle and unions learn from all sequences: the same "
+                "seed would not give the same text again: use verification match, or drafter lookup"
+            )
         if self.drawing is not Drawing.TOP and policy.by_value:
             raise ConfigError(
                 f"verification {self.name} with {type(policy).__name__}: that policy ranks or prunes siblings by their "
@@ -71,11 +84,13 @@ class Match(Scheme):
     name = "match"
     summary = "the target's own draw is followed for as long as it was drafted: the same text as plain decoding"
 
-    def verify(self, logits: Tensor, trees: Sequence[DraftTree], draws: Draws) -> list[Verdict]:
+    def verify(
+        self, logits: Tensor, trees: Sequence[DraftTree], draws: Draws, beside: Tensor | None = None
+    ) -> list[Verdict]:
         """One device-to-host transfer for the whole batch."""
         if draws.greedy:
-            return greedy(logits, trees)
-        return match(logits, TreeBatch.pad(trees, logits.device), draws)
+            return greedy(logits, trees, beside)
+        return match(logits, TreeBatch.pad(trees, logits.device), draws, beside)
 
 
 class _OneByOne(Scheme):
@@ -85,7 +100,9 @@ class _OneByOne(Scheme):
     def judge(self, tree: DraftTree, law: Law, coins: Coins) -> Verdict:
         """Judge one tree."""
 
-    def verify(self, logits: Tensor, trees: Sequence[DraftTree], draws: Draws) -> list[Verdict]:
+    def verify(
+        self, logits: Tensor, trees: Sequence[DraftTree], draws: Draws, beside: Tensor | None = None
+    ) -> list[Verdict]:
         """Trees whose children were chosen because their sequence decodes greedily are matched."""
         chosen = [b for b, p in enumerate(draws.params) if p.temperature == 0 and not self.lossy]
         verdicts: dict[int, Verdict] = {}
@@ -98,7 +115,9 @@ class _OneByOne(Scheme):
             if b not in verdicts:
                 coins = draws.coins(b)
                 verdicts[b] = self.judge(trees[b], partial(_law_after, logits[b], coins), coins)
-        return [verdicts[b] for b in range(len(trees))]
+        if beside is None:
+            return [verdicts[b] for b in range(len(trees))]
+        return [replace(verdicts[b], beside=more) for b, more in enumerate(beside.cpu())]
 
 
 def _law_after(logits: Tensor, coins: KeyedCoins, node: int, drawn: Sequence[int]) -> Tensor:
@@ -145,9 +164,9 @@ class Block(_OneByOne):
     summary = "a drawn chain judged as a whole: the most that one chain can give"
     drawing = Drawing.WITHOUT_REPLACEMENT
 
-    def check(self, policy: GrowthPolicy, nodes: int) -> None:
+    def check(self, policy: GrowthPolicy, nodes: int, learns: bool = False) -> None:
         """Chains only."""
-        super().check(policy, nodes)
+        super().check(policy, nodes, learns)
         if (width := policy.width_for(nodes)) > 1:
             raise ConfigError(
                 f"verification block with {type(policy).__name__} of width {width}: it judges chains only: use method "

@@ -1,0 +1,214 @@
+"""Recycling: the target's own most probable next tokens, kept from the passes that verified it; no model.
+
+Luo et al., "Turning Trash into Treasure: Accelerating Inference of Large Language Models with Token Recycling" (2024).
+A verification pass computes the target's law after every node of the tree and uses one path of it. The k most probable
+successors of all of them are kept, by the last token and by the last two, and the next trees are read off this table.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ..errors import ConfigError, DraftreeWarning, RunError
+from ..models.base import LanguageModel
+from ..sequence import Sequence
+from ..tree import ROOT
+from .base import Outcome
+from .drawing import Drawing, Drawn
+from .policy import Candidates
+from .recycle_file import Entries, read_entries, vocabulary_of, write_entries
+from .source import Scorer, Source
+from .successors import Successors
+
+WIDTH = 8
+"""Successors of a context that are kept, as many as in the paper."""
+CAPACITY = 1 << 16
+"""Contexts that are kept, those that were seen last: 4.2 MB, and the index of their names."""
+_SURE, _FAIR = 0.75, 0.55
+"""How far the successors of the last two tokens are believed, and those of the last one where the two are not known."""
+
+Context = tuple[int, int]
+"""The token before the last, ANY for whatever, and the last token."""
+ANY = -1
+_UNKNOWN = 0
+"""The row of the table that stays empty."""
+
+
+class SuccessorTable:
+    """The last successors seen of every context.
+
+    Args:
+        width: successors of each.
+        capacity: most contexts.
+    """
+
+    def __init__(self, width: int, capacity: int = CAPACITY) -> None:
+        self._tokens = torch.zeros((capacity + 1, width), dtype=torch.int32)
+        self._probabilities = torch.zeros((capacity + 1, width))
+        self._rows: dict[Context, int] = {}
+
+    def put(self, contexts: Many[Context], found: Successors) -> None:
+        """Successors found after ``contexts`` ([R]); of one that is there twice, the last ones stay."""
+        last = {context: i for i, context in enumerate(contexts)}
+        at = torch.tensor([self._row(context) for context in last])
+        rows, width = torch.tensor(list(last.values())), min(found.tokens.shape[1], self._tokens.shape[1])
+        self._tokens[at, :width] = found.tokens[rows, :width].int()
+        self._probabilities[at, :width] = found.logprobs[rows, :width].exp()
+
+    def _row(self, context: Context) -> int:
+        """A context's row, the oldest one's for a new context when all are taken."""
+        row = self._rows.pop(context, None)
+        if row is None:
+            row = len(self._rows) + 1
+            if row == len(self._tokens):
+                row = self._rows.pop(next(iter(self._rows)))
+        self._rows[context] = row
+        return row
+
+    def after(self, contexts: Many[Context], width: int) -> Candidates:
+        """The law after [F] contexts, blended of the last two tokens' and the last one's; the rest is one outcome."""
+        at, weights = [], []
+        for before, token in contexts:
+            pair = _UNKNOWN if before == ANY else self._rows.get((before, token), _UNKNOWN)
+            at.append((pair, self._rows.get((ANY, token), _UNKNOWN)))
+            weights.append((0.0, _FAIR) if pair == _UNKNOWN else (_SURE, (1 - _SURE) * _FAIR))
+        rows = torch.tensor(at)
+        tokens = self._tokens[rows].flatten(1)
+        law = one_each(tokens, (self._probabilities[rows] * torch.tensor(weights)[..., None]).flatten(1))
+        total = law.sum(1)
+        entropies = torch.special.entr(law).sum(1) + torch.special.entr((1 - total) * (total > 0))
+        order = law.argsort(dim=1, descending=True, stable=True)[:, :width]
+        return Candidates(tokens.gather(1, order).long(), law.gather(1, order).log(), entropies)
+
+    @property
+    def entries(self) -> Entries:
+        """All that is known, the oldest first."""
+        at = torch.tensor(list(self._rows.values()), dtype=torch.int64)
+        contexts = torch.tensor(list(self._rows), dtype=torch.int64).view(-1, 2)
+        return Entries(contexts, self._tokens[at], self._probabilities[at])
+
+    def fill(self, entries: Entries) -> None:
+        """Take over what was known elsewhere, the latest of it where it is too much."""
+        contexts, tokens, probabilities = (x[-(len(self._tokens) - 1) :] for x in entries)
+        if len(contexts):
+            found = Successors(tokens, probabilities.log())
+            self.put([(before, token) for before, token in contexts.tolist()], found)
+
+
+def one_each(tokens: Tensor, probabilities: Tensor) -> Tensor:
+    """[F, M] probabilities with those of equal tokens summed at the first of them and 0 at the others."""
+    same = tokens[:, :, None] == tokens[:, None]
+    return (same * probabilities[:, None]).sum(-1).masked_fill(same.tril(-1).any(-1), 0.0)
+
+
+@dataclass(slots=True)
+class RecycleSource(Source):
+    """Says what the target found probable when it last saw the same one or two tokens; all sequences share the table.
+
+    Attributes:
+        width: successors that are kept of each context.
+        file: read when it is there, and written whenever the last open sequence has ended; None: nothing is kept.
+
+    Raises:
+        ConfigError: a width below 1.
+    """
+
+    learns: ClassVar[bool] = True
+
+    width: int = WIDTH
+    file: Path | None = None
+    _table: SuccessorTable = field(init=False, repr=False)
+    _vocabulary: str = field(default="", repr=False)
+    _open: set[Sequence] = field(default_factory=set, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.width < 1:
+            raise ConfigError(f"recycle keeps {self.width} successors of a context: use at least 1")
+        self._table = SuccessorTable(self.width)
+
+    @property
+    def name(self) -> str:
+        """See ``Source``."""
+        return "recycle"
+
+    @property
+    def successors(self) -> int:
+        """As many as are kept."""
+        return self.width
+
+    def prepare(self, target: LanguageModel) -> None:
+        """Read the file.
+
+        Raises:
+            ConfigError: the file cannot be read, is none, or is of another vocabulary; or its folder is not there.
+        """
+        if self.file is not None:
+            self._vocabulary = vocabulary_of(target)
+            if (entries := read_entries(self.file, target.capabilities.vocab_size, self._vocabulary)) is not None:
+                self._table.fill(entries)
+
+    def open(self, sequence: Sequence) -> None:
+        """Count it."""
+        self._open.add(sequence)
+
+    def begin(self, sequences: Many[Sequence], drawing: Drawing) -> Scorer:
+        """Read the table."""
+        return _RecycleScorer(self._table, sequences)
+
+    def observe(self, outcomes: Many[Outcome]) -> None:
+        """Keep the successors of every verified node; where a context was there twice, those on the accepted path."""
+        for outcome in outcomes:
+            if outcome.successors is not None:
+                tree, ids = outcome.tree, outcome.sequence.ids[: -outcome.taken]
+                tokens = [*tree.tokens.tolist(), ids[-1]]  # ROOT reads the last
+                before = [ids[-2] if len(ids) > 1 else ANY, *(tokens[parent] for parent in tree.parents.tolist())]
+                rows = [*range(1, len(tree) + 1), 0, *(n + 1 for n in outcome.path)]
+                contexts = [(before[r], tokens[r - 1]) for r in rows]
+                found = Successors(outcome.successors.tokens[rows], outcome.successors.logprobs[rows])
+                self._table.put([(ANY, token) for _, token in contexts], found)
+                self._table.put(contexts, found)
+
+    def close(self, sequence: Sequence) -> None:
+        """Write the file when no sequence is left; where that fails, warn and go on."""
+        if sequence not in self._open:
+            return
+        self._open.remove(sequence)
+        if self.file is not None and not self._open:
+            try:
+                write_entries(self.file, self._table.entries, self._vocabulary)
+            except RunError as error:
+                warnings.warn(str(error), DraftreeWarning, stacklevel=2)
+
+
+class _RecycleScorer:
+    """Scores nodes by the last two tokens on their paths."""
+
+    def __init__(self, table: SuccessorTable, sequences: Many[Sequence]) -> None:
+        self._table = table
+        self._sequences = sequences
+        self._tokens: dict[tuple[int, int], int] = {}
+
+    def score_roots(self, rows: Many[int], width: int) -> Candidates:
+        """See ``Scorer``."""
+        ends = [self._sequences[b].ids[-2:] for b in rows]
+        self._tokens |= {(b, ROOT): end[-1] for b, end in zip(rows, ends, strict=True)}
+        return self._table.after([(end[0] if len(end) > 1 else ANY, end[-1]) for end in ends], width)
+
+    def score(self, rows: Tensor, nodes: Tensor, parents: Tensor, tokens: Tensor, width: int) -> Candidates:
+        """See ``Scorer``."""
+        contexts = []
+        for b, node, parent, token in torch.stack([rows, nodes, parents, tokens], 1).tolist():
+            self._tokens[b, node] = token
+            contexts.append((self._tokens[b, parent], token))
+        return self._table.after(contexts, width)
+
+    def draw(self, counts: Tensor) -> Drawn:
+        """Never asked for: schemes that need it refuse what ``learns``."""
+        raise ConfigError("recycle does not draw children: use verification match")

@@ -1,0 +1,168 @@
+"""Which sources pay for themselves: what each adds in accepted tokens against the seconds that it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, field
+
+from ..models.profile import Profile
+from .base import Outcome
+from .costs import Curve
+from .source import Source
+
+_HOPE, _RECENT = 1.5, 0.9
+"""Speed over decoding without it: where a source starts, and the share of the record that each step leaves."""
+_OPTIMIST = 0.98
+"""Acceptance of each further layer that a drafting model is granted before it has shown any."""
+_PROBE_MOST = 128
+"""Most steps before a source that rests gets another try."""
+_PROBE_SHARE = 0.002
+"""Share of the time that such tries may take."""
+_MEMORY = 0.97
+"""Share of an average that each new step leaves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spending:
+    """What a step took, at the speed of the profile.
+
+    Attributes:
+        plain, verify: seconds of a plain pass and of this one.
+        layers: that were drafted.
+        total: seconds of verifying and drafting.
+        scale: profile's over measured seconds.
+    """
+
+    plain: float
+    verify: float
+    layers: int
+    total: float
+    scale: float
+
+
+@dataclass(slots=True, eq=False)
+class Stake:
+    """One source's record.
+
+    Attributes:
+        source: that is asked; None: whatever asks is not known.
+        bit: of its nodes in ``DraftTree.origins``.
+        profile: measured costs of its model, None without one.
+        steady: asked at every step: it costs next to nothing, and there is no other.
+        asked: in the proposal under way.
+        steps, tokens, seconds: how often it was asked, accepted tokens that no other source offered, what it took.
+    """
+
+    source: Source | None = None
+    bit: int = 1
+    profile: Profile | None = None
+    steady: bool = False
+    asked: bool = False
+    steps: int = 0
+    tokens: float = 0.0
+    seconds: float = 0.0
+    _worth: float = field(default=_HOPE, repr=False)
+    _layer: float = field(default=0.0, repr=False)
+    _share: float = field(default=0.0, repr=False)
+    _spent: float = field(default=0.0, repr=False)
+    _wait: int = field(default=0, repr=False)
+    _pause: int = field(default=1, repr=False)
+
+    @property
+    def name(self) -> str:
+        """The source's."""
+        return self.source.name if self.source else "drafter"
+
+    @property
+    def pays(self) -> bool:
+        """By its record."""
+        return self.steady or self._worth > 1
+
+    def layer(self, context: int, batch: int) -> float:
+        """Seconds of asking it about one layer."""
+        return self.profile.seconds(1.5, context, batch) if self.profile else self._layer
+
+    def begin(self, curve: Curve, layer: float, depth: int) -> None:
+        """Settle whether it is asked in this proposal, to ``depth`` levels at most.
+
+        What has not paid rests; after 1, 2, 4, ... steps it gets another try.
+        """
+        able = self.profile is None or may_pay(curve, layer, depth)
+        self.asked = depth > 0 and able and self._turn()
+        if self.source is not None:
+            self.source.resting, self._spent = not self.asked, self.source.spent
+
+    def _turn(self) -> bool:
+        if self.pays:
+            self._pause = 1
+            return True
+        self._wait += 1
+        if self._wait < self._pause:
+            return False
+        longest = min(_PROBE_MOST, max(1, round(self._share / _PROBE_SHARE)))
+        self._wait, self._pause = 0, min(2 * self._pause, longest)
+        return True
+
+    def retry(self) -> None:
+        """Another source has left: what this one offers may have become its own."""
+        self._wait, self._pause = 0, 1
+        if self.asked:
+            self._worth = max(self._worth, _HOPE)
+
+    def judge(self, outcomes: Many[Outcome], layer: float, spending: Spending) -> None:
+        """Speed of this step over what it would have been without the source.
+
+        Without it the accepted path would have ended before the first node that no other source offered, its own nodes'
+        share of verifying would have been saved, and the time that it took.
+        """
+        taken = sum(o.taken for o in outcomes)
+        nodes, own = sum(len(o.tree) for o in outcomes), sum(self._own(o) for o in outcomes)
+        tokens = sum(self._earned(o) for o in outcomes)
+        measured = 0.0 if self.source is None else (self.source.spent - self._spent) * spending.scale
+        if spending.layers:
+            self._layer += (1 - _MEMORY) * (measured / spending.layers - self._layer)
+        drafting = spending.layers * layer if self.profile else measured
+        seconds = drafting + (spending.verify - spending.plain) * own / max(1, nodes)
+        gain = taken / spending.total * (spending.total - seconds) / (taken - tokens)
+        self._worth = _RECENT * self._worth + (1 - _RECENT) * gain
+        self._share += (1 - _RECENT) * (seconds / spending.total - self._share)
+        self.steps += 1
+        self.tokens += tokens / len(outcomes)
+        self.seconds += drafting
+
+    def _own(self, outcome: Outcome) -> int:
+        """Nodes that no other source offered."""
+        origins = outcome.tree.origins
+        return len(outcome.tree) if origins is None else int((origins == self.bit).sum())
+
+    def _earned(self, outcome: Outcome) -> int:
+        """Tokens that would not have come without it."""
+        accepted = min(len(outcome.path), outcome.taken - 1)
+        origins = outcome.tree.origins
+        if origins is None:
+            return accepted
+        own = (origins[outcome.path] == self.bit).nonzero()[:, 0].tolist()
+        return max(0, accepted - own[0]) if own else 0
+
+
+def may_pay(curve: Curve, layer: float, depth: int) -> bool:
+    """Is some depth better than plain decoding, for a source that is nearly always right?"""
+    total, verify = 1.0, curve.now.tolist()
+    for d in range(1, min(depth, len(verify) - 1) + 1):
+        total += _OPTIMIST**d
+        if total / (verify[d] + d * layer) > 1 / curve.plain:
+            return True
+    return False
+
+
+def part_with_one(stakes: Many[Stake], paid: Many[Stake]) -> None:
+    """Of those that ``paid`` until now and do so no more only the worst leaves; then all others are judged afresh.
+
+    Two sources that say the same earn nothing beside each other, yet one of them may be worth a lot.
+    """
+    lost = [stake for stake in paid if not stake.pays]
+    if lost:
+        worst = min(lost, key=lambda stake: stake._worth)
+        for other in stakes:
+            if other is not worst:
+                other.retry()

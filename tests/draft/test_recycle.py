@@ -1,0 +1,285 @@
+"""Recycling: what the table keeps, which trees it gives, and its file."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from draftree.config import Budget, SamplingParams
+from draftree.draft.base import Outcome, StepCost
+from draftree.draft.drafter import TreeDrafter
+from draftree.draft.entropy import StaticTree
+from draftree.draft.methods import METHODS
+from draftree.draft.recycle import ANY, RecycleSource, SuccessorTable
+from draftree.draft.recycle_file import read_entries, vocabulary_of
+from draftree.draft.successors import Successors
+from draftree.engine import Engine
+from draftree.errors import ConfigError, DraftreeWarning
+from draftree.observer import Observer
+from draftree.sequence import Sequence as Request
+from draftree.text import NoText
+from draftree.tree import DraftTree
+
+from ..pairs import policy, target
+from ..tiny import causal_logits, tiny
+from ..toy import ToyModel
+
+PROMPTS = [[3, 14, 15, 9, 2, 6, 14, 15], [27, 1, 8], [31, 41, 5, 9, 26]]
+TOKENS = 20
+NEVER = float("-inf")
+
+
+def found(*laws: Sequence[tuple[int, float]]) -> Successors:
+    """Successors of nodes, as (token, probability)."""
+    return Successors(
+        torch.tensor([[t for t, _ in law] for law in laws]),
+        torch.tensor([[math.log(p) for _, p in law] for law in laws]),
+    )
+
+
+class TestTable:
+    def test_unseen_tokens_have_no_successors(self) -> None:
+        said = SuccessorTable(2).after([(1, 3)], 2)
+        assert said.logprobs.tolist() == [[NEVER, NEVER]]
+        assert said.entropies.tolist() == [0.0]
+
+    def test_the_last_ones_seen_stay(self) -> None:
+        table = SuccessorTable(2)
+        table.put(
+            [(ANY, 3), (ANY, 4), (ANY, 3)], found([(1, 0.5), (2, 0.25)], [(5, 0.8), (6, 0.2)], [(7, 0.6), (8, 0.4)])
+        )
+        said = table.after([(9, 4), (9, 3)], 2)
+        assert said.tokens.tolist() == [[5, 6], [7, 8]]
+        assert said.logprobs.exp().tolist() == [pytest.approx([0.44, 0.11]), pytest.approx([0.33, 0.22])]
+
+    def test_two_tokens_say_more_than_one_and_both_are_blended(self) -> None:
+        table = SuccessorTable(2)
+        table.put([(ANY, 3), (4, 3)], found([(1, 0.8), (2, 0.2)], [(2, 0.6), (7, 0.4)]))
+        said = table.after([(4, 3)], 4)
+        own, common = 0.75, 0.25 * 0.55
+        want = {2: own * 0.6 + common * 0.2, 7: own * 0.4, 1: common * 0.8}
+        assert said.tokens.tolist()[0][:3] == [2, 7, 1]
+        assert said.logprobs.exp().tolist() == [pytest.approx([*want.values(), 0.0])]
+
+    def test_the_entropy_is_of_the_whole_law_whatever_the_width(self) -> None:
+        table = SuccessorTable(2)
+        table.put([(ANY, 3)], found([(1, 0.5), (2, 0.25)]))
+        law = [0.275, 0.1375, 0.5875]
+        for width in (1, 2):
+            said = table.after([(0, 3)], width)
+            assert said.tokens.shape == (1, width)
+            assert float(said.entropies[0]) == pytest.approx(-sum(p * math.log(p) for p in law))
+
+    def test_a_full_table_forgets_what_was_seen_longest_ago(self) -> None:
+        table = SuccessorTable(1, capacity=2)
+        for token in (3, 4, 3, 5):
+            table.put([(ANY, token)], found([(token + 1, 0.5)]))
+        assert table.after([(0, 3), (0, 4), (0, 5)], 1).logprobs.exp().flatten().tolist() == pytest.approx(
+            [0.275, 0, 0.275]
+        )
+        again = SuccessorTable(1, capacity=1)
+        again.fill(table.entries)
+        assert [c for c, _ in again.entries.contexts.tolist()] == [ANY]
+        assert again.after([(0, 5)], 1).tokens.tolist() == [[6]]
+
+
+def request(*ids: int) -> Request:
+    return Request(ids, SamplingParams(), 99, frozenset(), NoText())
+
+
+def pair(one: int, two: int) -> DraftTree:
+    """Two children of the root."""
+    tokens, zeros = torch.tensor([one, two]), torch.zeros(2)
+    return DraftTree(tokens, torch.full_like(tokens, -1), torch.ones_like(tokens), zeros, zeros)
+
+
+def prepared(width: int = 2, file: Path | None = None) -> RecycleSource:
+    source = RecycleSource(width, file)
+    source.prepare(ToyModel(10))
+    return source
+
+
+def taught(source: RecycleSource) -> Request:
+    """After token 1 comes 2 or 3, after 2 comes 4, after 3 comes 1, as one verified tree has shown."""
+    sequence = request(0, 1)
+    source.open(sequence)
+    tree = pair(2, 3)
+    sequence.ids += [2, 4]
+    laws = found([(2, 0.6), (3, 0.3)], [(4, 0.8), (5, 0.1)], [(1, 0.7), (5, 0.1)])
+    source.observe([Outcome(sequence, tree, [0], [2, 4], 2, StepCost(1, 0.0, 0.0, 0.0, 0), laws)])
+    return sequence
+
+
+def drafted(source: RecycleSource, sequence: Request, nodes: int = 20) -> DraftTree:
+    return TreeDrafter(StaticTree(width=2, depth=3), source).propose([sequence], [Budget(nodes)])[0]
+
+
+def test_trees_follow_the_successors_of_each_token() -> None:
+    source = prepared()
+    taught(source)
+    tree = drafted(source, request(9, 1))
+    assert tree.tokens.tolist() == [2, 3, 4, 5, 1, 5, 2, 3]
+    assert tree.parents.tolist() == [-1, -1, 0, 0, 1, 1, 4, 4]
+    blend = 0.75 + 0.25 * 0.55  # tokens 1, 2 and 1, 3 have been seen, 9, 1 and 3, 1 have not
+    steps = [0.33, 0.165, 0.8 * blend, 0.1 * blend, 0.7 * blend, 0.1 * blend, 0.33, 0.165]
+    paths = [steps[0], steps[1], *(steps[0] * x for x in steps[2:4]), *(steps[1] * x for x in steps[4:6])]
+    paths += [paths[4] * x for x in steps[6:]]
+    assert tree.path_logprobs.exp().tolist() == pytest.approx(paths)
+
+
+def test_nothing_is_drafted_after_a_token_that_was_never_verified() -> None:
+    source = prepared()
+    taught(source)
+    assert len(drafted(source, request(1, 9))) == 0
+
+
+def test_the_accepted_path_counts_more_than_a_rejected_node_with_the_same_token() -> None:
+    source, sequence = prepared(), request(0, 1)
+    tree = pair(1, 2)
+    sequence.ids += [2, 4]
+    laws = found([(2, 0.6), (3, 0.3)], [(8, 0.8), (9, 0.1)], [(4, 0.7), (5, 0.1)])
+    source.observe([Outcome(sequence, tree, [1], [2, 4], 2, StepCost(1, 0.0, 0.0, 0.0, 0), laws)])
+    assert drafted(source, request(1), nodes=2).tokens.tolist() == [2, 3]
+
+
+def test_sequences_share_what_was_seen() -> None:
+    model = target()
+    drafter = TreeDrafter(StaticTree(width=4, depth=2), RecycleSource())
+    engine = Engine(model, drafter, nodes=20)
+    first, again = (engine.generate(PROMPTS[:1], SamplingParams(max_tokens=TOKENS))[0] for _ in range(2))
+    assert first.token_ids == again.token_ids
+    assert sum(again.stats.accepted) > sum(first.stats.accepted)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("method", METHODS)
+def test_the_text_is_that_of_plain_decoding(method: str, temperature: float) -> None:
+    model, params = target(), SamplingParams(max_tokens=TOKENS, temperature=temperature, seed=4)
+    want = [g.token_ids for g in Engine(model).generate(PROMPTS, params)]
+    engine = Engine(model, TreeDrafter(policy(method), RecycleSource()), nodes=9)
+    assert [g.token_ids for g in engine.generate(PROMPTS, params)] == want
+    assert engine.generate(PROMPTS[1:2], params)[0].token_ids == want[1]
+
+
+class Laws(Observer):
+    """Compares what a drafter is told with what the target says of each node's own path."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.seen = 0
+
+    def stepped(self, outcomes: Sequence[Outcome], learned: float) -> None:
+        for outcome in outcomes:
+            assert outcome.successors is not None
+            before, paths = outcome.sequence.ids[: -outcome.taken], [list[int]()]
+            for parent, token in zip(outcome.tree.parents.tolist(), outcome.tree.tokens.tolist(), strict=True):
+                paths.append([*paths[parent + 1], token])
+            assert len(outcome.successors.tokens) == len(paths)
+            for path, tokens, logprobs in zip(paths, *outcome.successors, strict=True):
+                want = causal_logits(tiny(), [*before, *path])[-1].log_softmax(-1).topk(self.count)
+                assert tokens.tolist() == want.indices.tolist()
+                assert torch.allclose(logprobs, want.values, atol=1e-4)
+                self.seen += 1
+
+
+@pytest.mark.parametrize("verification", ["match", "relaxed"])
+def test_a_drafter_is_told_what_the_target_says_after_every_node(verification: str) -> None:
+    laws = Laws(3)
+    params = [SamplingParams(max_tokens=8, temperature=t, seed=2) for t in (0.0, 1.0, 0.7)]
+    made = TreeDrafter(StaticTree(width=2, depth=2), RecycleSource(3))
+    for each in (params, params[:1] * 3):
+        Engine(target(), made, nodes=6, verification=verification, observers=[laws]).generate(PROMPTS, each)
+    assert laws.seen > 60
+
+
+def test_drawn_children_are_refused() -> None:
+    with pytest.raises(ConfigError, match="learn from all sequences.*use verification match"):
+        Engine(target(), TreeDrafter(StaticTree(), RecycleSource()), verification="multi-round")
+
+
+def test_a_width_below_1_is_refused() -> None:
+    with pytest.raises(ConfigError, match="keeps 0 successors"):
+        RecycleSource(0)
+
+
+class TestFile:
+    def test_what_was_learned_is_there_in_the_next_run(self, tmp_path: Path) -> None:
+        source = prepared(file=tmp_path / "seen")
+        source.close(taught(source))
+        want = drafted(source, request(9, 1))
+        got = drafted(prepared(file=tmp_path / "seen"), request(9, 1))
+        assert torch.equal(got.tokens, want.tokens)
+        assert torch.equal(got.path_logprobs, want.path_logprobs)
+
+    def test_it_is_written_when_the_last_sequence_ends(self, tmp_path: Path) -> None:
+        source = prepared(file=tmp_path / "seen")
+        one, two = taught(source), request(5)
+        source.open(two)
+        source.close(one)
+        assert not (tmp_path / "seen").exists()
+        source.close(two)
+        source.close(two)
+        assert [f.name for f in tmp_path.iterdir()] == ["seen"]
+
+    @pytest.mark.parametrize("width", [1, 3])
+    def test_another_width_takes_what_fits(self, width: int, tmp_path: Path) -> None:
+        source = prepared(file=tmp_path / "seen")
+        source.close(taught(source))
+        tree = drafted(prepared(width, tmp_path / "seen"), request(9, 1), nodes=2)
+        assert tree.tokens.tolist() == ([2, 4] if width == 1 else [2, 3])
+
+    def test_a_file_that_cannot_be_written_costs_a_warning(self, tmp_path: Path) -> None:
+        source = prepared(file=tmp_path / "seen")
+        sequence = taught(source)
+        (tmp_path / "seen").mkdir()
+        with pytest.warns(DraftreeWarning, match="cannot write"):
+            source.close(sequence)
+
+    def test_another_vocabulary_is_refused(self, tmp_path: Path) -> None:
+        source = prepared(file=tmp_path / "seen")
+        source.close(taught(source))
+        with pytest.raises(ConfigError, match="another vocabulary: give a file"):
+            RecycleSource(2, tmp_path / "seen").prepare(ToyModel(11))
+
+    def test_a_missing_folder_is_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match="cannot read recycle file"):
+            prepared(file=tmp_path / "none" / "seen")
+
+    @pytest.mark.parametrize("content", [b"", b"text", b"\x08\0\0\0\0\0\0\0{}      ", b"\xff" * 64])
+    def test_what_is_no_such_file_is_refused(self, content: bytes, tmp_path: Path) -> None:
+        (tmp_path / "seen").write_bytes(content)
+        with pytest.raises(ConfigError, match="seen.*give a file that --recycle-file wrote"):
+            prepared(file=tmp_path / "seen")
+
+    def test_a_torn_file_is_refused(self, tmp_path: Path) -> None:
+        source = prepared(file=tmp_path / "seen")
+        source.close(taught(source))
+        whole = (tmp_path / "seen").read_bytes()
+        (tmp_path / "seen").write_bytes(whole[:-5])
+        with pytest.raises(ConfigError, match="is corrupt"):
+            prepared(file=tmp_path / "seen")
+
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [
+            ("contexts", 10),
+            ("contexts", -2),
+            ("successors", -1),
+            ("probabilities", 1.5),
+            ("probabilities", float("nan")),
+        ],
+    )
+    def test_numbers_that_make_no_table_are_refused(self, name: str, value: float, tmp_path: Path) -> None:
+        source = prepared(file=tmp_path / "seen")
+        source.close(taught(source))
+        tensors = load_file(tmp_path / "seen")
+        tensors[name].view(-1)[0] = value
+        about = {"format": "draftree recycled successors", "version": "1", "vocabulary": vocabulary_of(ToyModel(10))}
+        save_file(tensors, tmp_path / "seen", metadata=about)
+        with pytest.raises(ConfigError, match="its numbers make no table"):
+            read_entries(tmp_path / "seen", 10, about["vocabulary"])

@@ -1,0 +1,307 @@
+"""Unions: what several sources say becomes one law and one tree, and what each is worth is learned."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from draftree.config import Budget, SamplingParams
+from draftree.draft.auto import AutoTree
+from draftree.draft.base import Outcome, StepCost
+from draftree.draft.best import OptTree
+from draftree.draft.drafter import TreeDrafter
+from draftree.draft.drawing import Drawing
+from draftree.draft.entropy import StaticTree
+from draftree.draft.load import load_drafter, parts_of
+from draftree.draft.lookup import LookupSource
+from draftree.draft.methods import METHODS
+from draftree.draft.policy import GrowthPolicy
+from draftree.draft.recycle import RecycleSource
+from draftree.draft.source import Scorer, Source
+from draftree.draft.union import UnionSource
+from draftree.engine import Engine, load_engine
+from draftree.errors import ConfigError, UnknownNameError
+from draftree.sequence import Sequence as Request
+from draftree.text import NoText
+from draftree.tree import ROOT, DraftTree
+
+from ..pairs import costs, drafter, source, target
+from ..pairs import policy as policy_of
+from ..toy import Path as Nodes
+from ..toy import ScriptedScorer
+
+PROMPTS = [[3, 14, 15, 9, 2, 6, 14, 15], [27, 1, 8], [31, 41, 5, 9, 26]]
+TOKENS = 18
+Law = dict[int, float]
+
+
+class Says(Source):
+    """Says the same after every node that it is asked about.
+
+    Attributes:
+        asked: paths that it was asked about.
+    """
+
+    def __init__(self, name: str, law: Law, depth: int | None = None, seconds: float = 0.0) -> None:
+        self._name = name
+        self._law = sorted(law.items(), key=lambda item: -item[1])
+        self._depth = depth
+        self._seconds = seconds
+        self.asked: list[Nodes] = []
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    def fit(self, sequence: Request, budget: Budget) -> Budget:
+        return budget if self._depth is None else Budget(budget.nodes, self._depth)
+
+    def begin(self, sequences: Sequence[Request], drawing: Drawing) -> Scorer:
+        return ScriptedScorer(self._script)
+
+    def _script(self, row: int, path: Nodes) -> tuple[list[int], list[float], float]:
+        self.asked.append(path)
+        self.spent += self._seconds
+        return [t for t, _ in self._law], [math.log(p) for _, p in self._law], 1.0
+
+    def close(self, sequence: Request) -> None: ...
+
+
+def request(*ids: int) -> Request:
+    return Request(ids or (0,), SamplingParams(), 10**6, frozenset(), NoText())
+
+
+def drafted(union: UnionSource, nodes: int = 20, width: int = 4, depth: int = 1) -> DraftTree:
+    return TreeDrafter(StaticTree(width, depth), union).propose([request()], [Budget(nodes)])[0]
+
+
+def law_of(tree: DraftTree) -> Law:
+    return dict(zip(tree.tokens.tolist(), tree.path_logprobs.exp().tolist(), strict=True))
+
+
+# one law
+
+
+def test_equal_tokens_are_one_candidate_and_the_surer_source_counts() -> None:
+    tree = drafted(UnionSource((Says("a", {1: 0.5, 2: 0.2}), Says("b", {2: 0.3, 3: 0.1}))))
+    assert law_of(tree) == pytest.approx({1: 0.5, 2: 0.3, 3: 0.1})
+    assert tree.tokens.tolist() == [1, 2, 3]
+    assert tree.origins is not None
+    assert tree.origins.tolist() == [1, 3, 2]
+
+
+def test_the_law_sums_to_1_at_most() -> None:
+    tree = drafted(UnionSource((Says("a", {1: 0.9}), Says("b", {2: 0.6}))))
+    assert law_of(tree) == pytest.approx({1: 0.6, 2: 0.4})
+    assert float(tree.entropies[0]) == pytest.approx(-0.6 * math.log(0.6) - 0.4 * math.log(0.4))
+
+
+def test_what_no_source_says_is_one_outcome_of_the_entropy() -> None:
+    tree = drafted(UnionSource((Says("a", {1: 0.5}), Says("b", {2: 0.25}))), width=1)
+    assert len(tree) == 1
+    assert float(tree.entropies[0]) == pytest.approx(-0.5 * math.log(0.5) - 2 * 0.25 * math.log(0.25))
+
+
+def test_every_source_is_asked_about_the_nodes_of_all() -> None:
+    one, two = Says("a", {1: 0.5}), Says("b", {2: 0.4})
+    drafted(UnionSource((one, two)), depth=2)
+    assert one.asked == two.asked == [(), (1,), (2,)]
+
+
+def test_a_source_is_asked_no_deeper_than_it_can_draft_and_the_others_are() -> None:
+    one, two = Says("a", {1: 0.5}, depth=1), Says("b", {2: 0.4})
+    tree = drafted(UnionSource((one, two)), depth=3)
+    assert one.asked == [()]
+    assert tree.depth == 3
+    assert set(tree.tokens[tree.depths > 1].tolist()) == {2}
+
+
+def test_a_resting_source_is_not_asked() -> None:
+    one, two = Says("a", {1: 0.5}), Says("b", {2: 0.4})
+    two.resting = True
+    assert law_of(drafted(UnionSource((one, two)))) == pytest.approx({1: 0.5})
+    assert not two.asked
+
+
+def test_subtrees_keep_the_origins_of_their_nodes() -> None:
+    union = UnionSource((Says("a", {1: 0.5, 3: 0.05}), Says("b", {2: 0.4, 3: 0.05})))
+    tree = TreeDrafter(OptTree(0.001), union).propose([request()], [Budget(3)])[0]
+    assert tree.tokens.tolist() == [1, 2, 1]
+    assert tree.origins is not None
+    assert tree.origins.tolist() == [1, 2, 1]
+
+
+# what a source is worth
+
+
+def decode(union: UnionSource, truth: Law, steps: int, policy: GrowthPolicy | None = None) -> None:
+    """Steps of a target whose tokens are drawn from ``truth``, whatever came before."""
+    made, sequence, rng = TreeDrafter(policy or StaticTree(4, 1), union), request(), Random(3)
+    for _ in range(steps):
+        tree = made.propose([sequence], [Budget(8)])[0]
+        path, tokens = list[int](), list[int]()
+        node: int | None = ROOT
+        while node is not None:
+            tokens.append(rng.choices(list(truth), list(truth.values()))[0])
+            node = next((c for c in tree.children(node) if int(tree.tokens[c]) == tokens[-1]), None)
+            path += [] if node is None else [node]
+        sequence.ids += tokens
+        made.observe([Outcome(sequence, tree, path, tokens, len(tokens), StepCost(1, 1e-4, 1.0, 0.0, 0))])
+
+
+def test_an_overconfident_source_is_found_out_and_a_modest_one_too() -> None:
+    union = UnionSource((Says("a", {1: 0.95}), Says("b", {2: 0.15})))
+    decode(union, {1: 0.2, 2: 0.7, 3: 0.1}, 400)
+    law = law_of(drafted(union))
+    assert law[1] == pytest.approx(0.2, abs=0.06)
+    assert law[2] == pytest.approx(0.7, abs=0.06)
+
+
+def test_sources_are_judged_apart() -> None:
+    """Each of them is as sure of its own token."""
+    union = UnionSource((Says("a", {1: 0.4}), Says("b", {2: 0.4})))
+    decode(union, {1: 0.8, 2: 0.1, 3: 0.1}, 300)
+    law = law_of(drafted(union))
+    assert law[1] == pytest.approx(0.8, abs=0.06)
+    assert law[2] == pytest.approx(0.1, abs=0.06)
+
+
+class TestAuto:
+    def test_a_source_that_never_pays_is_dropped_and_tried_again(self) -> None:
+        good, bad = Says("good", {1: 0.8}), Says("bad", {2: 0.5}, seconds=0.1)
+        union, chosen = UnionSource((good, bad)), AutoTree(depth=3, target=costs(1.0))
+        chosen.prepare(target(), union.parts)
+        decode(union, {1: 0.8, 3: 0.2}, 100, chosen)
+        good.asked.clear()
+        bad.asked.clear()
+        decode(union, {1: 0.8, 3: 0.2}, 150, chosen)
+        assert 0 < bad.asked.count(()) < 30
+        assert good.asked.count(()) == 150
+        text = chosen.report.text()
+        assert "source bad: asked in" in text
+        assert "left out, but for a try now and then" in text
+        assert text.count(": in use") == 1
+
+    def test_it_comes_back_when_the_text_has_changed(self) -> None:
+        good, bad = Says("good", {1: 0.8}), Says("bad", {2: 0.8}, seconds=0.004)
+        union, chosen = UnionSource((good, bad)), AutoTree(depth=3, target=costs(1.0))
+        chosen.prepare(target(), union.parts)
+        decode(union, {1: 0.8, 3: 0.2}, 100, chosen)
+        decode(union, {1: 0.4, 2: 0.4, 3: 0.2}, 200, chosen)
+        bad.asked.clear()
+        decode(union, {1: 0.4, 2: 0.4, 3: 0.2}, 100, chosen)
+        assert bad.asked.count(()) > 80
+
+    def test_of_two_sources_that_say_the_same_one_stays(self) -> None:
+        """Neither offers anything that the other does not: both were left out."""
+        one, two = Says("a", {1: 0.8}, seconds=0.002), Says("b", {1: 0.8}, seconds=0.02)
+        union, chosen = UnionSource((one, two)), AutoTree(depth=3, target=costs(1.0))
+        chosen.prepare(target(), union.parts)
+        decode(union, {1: 0.8, 3: 0.2}, 100, chosen)
+        one.asked.clear()
+        two.asked.clear()
+        decode(union, {1: 0.8, 3: 0.2}, 100, chosen)
+        assert one.asked.count(()) > 90
+        assert two.asked.count(()) < 20
+
+
+# whole decodings
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("method", METHODS)
+def test_the_text_is_that_of_plain_decoding(method: str, temperature: float) -> None:
+    model, params = target(), SamplingParams(max_tokens=TOKENS, temperature=temperature, seed=4)
+    want = [g.token_ids for g in Engine(model).generate(PROMPTS, params)]
+    engine = Engine(model, drafter("lookup+recycle+relative", model, policy_of(method)), nodes=9)
+    assert [g.token_ids for g in engine.generate(PROMPTS, params)] == want
+    assert engine.generate(PROMPTS[1:2], params)[0].token_ids == want[1]
+
+
+def test_a_union_accepts_more_than_its_parts() -> None:
+    model, params, mal = target(), SamplingParams(max_tokens=60), {}
+    for name in ("recycle", "relative", "recycle+relative"):
+        engine = Engine(model, drafter(name, model, OptTree(0.001)), nodes=6)
+        done = [g.stats for _ in range(3) for g in engine.generate(PROMPTS, params)]
+        mal[name] = sum(s.tokens - 1 for s in done) / sum(s.steps for s in done)
+    assert mal["recycle+relative"] > max(mal["recycle"], mal["relative"])
+
+
+def test_a_model_that_has_rested_catches_up() -> None:
+    model, params = target(), SamplingParams(max_tokens=50)
+    union = UnionSource((Says("quiet", {0: 0.006}), source("self", model)))
+    engine = Engine(model, TreeDrafter(StaticTree(1, 3), union), nodes=3)
+    sequence = engine.open(PROMPTS[0], params)
+    accepted = []
+    for step in range(9):
+        union.parts[1].resting = 2 <= step < 5
+        accepted.append(len(engine.step([sequence])[0].path))
+    engine.close(sequence)
+    assert accepted[:2] + accepted[5:] == [3] * 6
+    assert sequence.output_ids == Engine(model).generate(PROMPTS[:1], params)[0].token_ids[: len(sequence.output_ids)]
+
+
+def test_closing_frees_the_models_rows() -> None:
+    model = target()
+    union = source("lookup+self", model)
+    Engine(model, TreeDrafter(StaticTree(), union)).generate(PROMPTS, SamplingParams(max_tokens=5))
+    assert union.parts[1].model is not None
+    assert union.parts[1].model.open(PROMPTS[1]).slot == model.open(PROMPTS[1]).slot == 0
+
+
+# names
+
+
+def test_a_union_is_made_by_name_in_any_order() -> None:
+    for name, kinds in (("lookup+recycle", [LookupSource, RecycleSource]), ("recycle + self + lookup", None)):
+        made = load_drafter(name, target(), StaticTree())
+        assert isinstance(made, TreeDrafter)
+        if kinds:
+            assert [type(part) for part in made.source.parts] == kinds
+        else:
+            assert len(made.source.parts) == 3
+
+
+def test_a_folder_may_have_a_plus_in_its_name(tmp_path: Path) -> None:
+    (tmp_path / "a+b").mkdir()
+    assert parts_of(str(tmp_path / "a+b")) == (str(tmp_path / "a+b"),)
+
+
+BAD = {
+    "lookup+": "a part without a name",
+    "+": "a part without a name",
+    "lookup+lookup": "has lookup twice",
+    "lookup+none": "none drafts nothing and joins nothing",
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_names_that_do_not_go_together_are_refused_before_a_model_is_loaded(name: str) -> None:
+    with pytest.raises(ConfigError, match=BAD[name]):
+        load_engine("./nowhere", drafter=name)
+
+
+def test_an_unknown_part_is_named() -> None:
+    with pytest.raises(UnknownNameError, match="no drafter 'nope': not one of lookup, recycle"):
+        load_drafter("lookup+nope", target(), StaticTree())
+
+
+def test_drawn_children_are_refused_before_a_model_is_loaded() -> None:
+    with pytest.raises(ConfigError, match="verification top1-residual draws children.*use verification match"):
+        load_engine("./nowhere", drafter="lookup+recycle", method="static", verification="top1-residual")
+
+
+def test_a_recycle_file_without_recycling_is_refused() -> None:
+    with pytest.raises(ConfigError, match="the drafter does not recycle: use drafter recycle"):
+        load_engine("./nowhere", drafter="lookup+self", recycle_file="seen")
+
+
+def test_a_union_of_one_or_of_twins_is_refused() -> None:
+    with pytest.raises(ConfigError, match="at least two sources"):
+        UnionSource((LookupSource(),))
+    with pytest.raises(ConfigError, match="each source once"):
+        UnionSource((LookupSource(), LookupSource(3)))
