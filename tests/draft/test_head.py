@@ -9,7 +9,10 @@ from draftree.config import SamplingParams
 from draftree.draft.auto import AutoTree
 from draftree.draft.drafter import TreeDrafter
 from draftree.draft.head import HeadSource
+from draftree.draft.lookup import LookupSource
 from draftree.draft.methods import METHODS
+from draftree.draft.recycle import RecycleSource
+from draftree.draft.union import UnionSource
 from draftree.engine import Engine
 from draftree.errors import CacheError
 from draftree.models.head_model import HeadModel
@@ -41,6 +44,17 @@ def test_ids_equal_plain_decoding(method: str, temperature: float, target: HFMod
     made = engine(target, trained(target), method)
     assert [g.token_ids for g in made.generate(PROMPTS, params)] == plain
     assert made.generate(PROMPTS[:1], params[0])[0].token_ids == plain[0]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("method", ["opt-tree", "dynamic-width", "auto"])
+def test_a_union_with_a_head_changes_nothing(method: str, temperature: float, target: HFModel) -> None:
+    params = [SamplingParams(max_tokens=20, temperature=temperature, seed=i) for i in range(len(PROMPTS))]
+    plain = [g.token_ids for g in Engine(target).generate(PROMPTS, params)]
+    parts = (LookupSource(shortest=1), RecycleSource(), HeadSource(trained(target), VOCAB))
+    results = Engine(target, TreeDrafter(policy(method), UnionSource(parts)), nodes=9).generate(PROMPTS, params)
+    assert [g.token_ids for g in results] == plain
+    assert sum(sum(g.stats.accepted) for g in results) > 0
 
 
 def test_a_head_that_knows_the_text_is_accepted(target: HFModel) -> None:

@@ -20,9 +20,9 @@ from .source import Source
 from .union import UnionSource
 
 DRAFTERS = {
-    "head": "a layer trained on the target's hidden states; comes with smollm2",
     "lookup": "continuations of earlier occurrences in prompt and output; no model",
     "recycle": "what the target found probable when it last saw the same token; no model",
+    "head": "a layer trained on the target's hidden states; comes with smollm2",
     "none": "no drafting: plain decoding",
     "self": "the target drafts for itself: every greedy draft is accepted; for tests",
 }
