@@ -11,16 +11,18 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import smooth_l1_loss
-from torch.nn.utils.rnn import pad_sequence
+from torch.nn.functional import linear, pad, smooth_l1_loss
 
 from ..models.head import HeadNetwork
 from .responses import Response
 
+_GRAIN = 64
+"""Shapes are multiples of this: kernels are made for each shape, and kept."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """B responses with N positions at most, of which R at most are learned from.
+    """B responses with N positions at most, of which R at most are learned from; N and R are rounded up.
 
     A response of L tokens has positions 1 to L - 2: position p has token p and the hidden state at p - 1, and the one
     at p is known. Those from the last one of the prompt on are learned from.
@@ -43,9 +45,9 @@ class Batch:
     def of(cls, responses: Many[Response], device: torch.device) -> Batch:
         """Pad responses to one shape."""
         starts = [max(r.prompt_length - 1, 1) for r in responses]
-        tokens = pad_sequence([r.tokens[1:-1] for r in responses], batch_first=True)
-        features = pad_sequence([r.features[:-1] for r in responses], batch_first=True)
-        truth = pad_sequence([r.features[p:] for r, p in zip(responses, starts, strict=True)], batch_first=True)
+        tokens = _padded([r.tokens[1:-1] for r in responses])
+        features = _padded([r.features[:-1] for r in responses])
+        truth = _padded([r.features[p:] for r, p in zip(responses, starts, strict=True)])
         firsts = torch.tensor(starts) - 1
         counts = torch.tensor([len(r.features) - p for r, p in zip(responses, starts, strict=True)])
         columns = torch.arange(truth.shape[1])
@@ -53,6 +55,15 @@ class Batch:
         at = torch.where(valid, firsts[:, None] + columns, 0)
         parts = (tokens, features.float(), truth.float(), at, valid)
         return cls(*(part.to(device) for part in parts))
+
+
+def _padded(parts: Many[Tensor]) -> Tensor:
+    """[B, n, ...] the parts, with zeros behind them; n is a multiple of ``_GRAIN``."""
+    longest = max(len(part) for part in parts)
+    whole = parts[0].new_zeros((len(parts), -(-longest // _GRAIN) * _GRAIN, *parts[0].shape[1:]))
+    for row, part in zip(whole, parts, strict=True):
+        row[: len(part)] = part
+    return whole
 
 
 def unrolled(network: HeadNetwork, embeddings: Tensor, batch: Batch, steps: int) -> list[Tensor]:
@@ -100,15 +111,20 @@ def loss(
         feature_weight: of the second part.
     """
     with torch.no_grad():
-        law = torch.nn.functional.linear(batch.truth, weight, bias).float().softmax(-1)
+        law = linear(batch.truth, weight, bias).float().softmax(-1)
     total = batch.truth.new_zeros(())
     for step, states in enumerate(predicted):
         valid = batch.valid.clone()
         valid[:, :step] = False
-        if not bool(valid.any()):
+        chosen = valid.flatten().nonzero()[:, 0]
+        if not len(chosen):
             break
-        logs = torch.nn.functional.linear(states[valid], weight, bias).float().log_softmax(-1)
-        entropy = -(law[valid] * logs).sum(-1).mean()
-        distance = smooth_l1_loss(states[valid].float(), batch.truth[valid])
-        total = total + decay**step * (entropy + feature_weight * distance)
+        share = torch.ones_like(chosen, dtype=torch.float32) / len(chosen)
+        spare = -len(chosen) % _GRAIN
+        chosen, share = pad(chosen, (0, spare)), pad(share, (0, spare))  # padding has no share in the mean
+        own, truth = states.flatten(0, 1)[chosen], batch.truth.flatten(0, 1)[chosen]
+        logs = linear(own, weight, bias).float().log_softmax(-1)
+        entropy = -(law.flatten(0, 1)[chosen] * logs).sum(-1)
+        distance = smooth_l1_loss(own.float(), truth, reduction="none").mean(-1)
+        total = total + decay**step * (share * (entropy + feature_weight * distance)).sum()
     return total
