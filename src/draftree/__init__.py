@@ -14,10 +14,11 @@ from .draft.load import load_drafter
 from .draft.methods import METHODS
 from .draft.policy import GrowthPolicy
 from .draft.static import RankTree
-from .engine import Engine, Generation, load_engine
+from .engine import Engine, Generation
 from .errors import DraftreeError, DraftreeWarning, InputError, RunError
 from .models.hf import HFModel
 from .models.load import load
+from .names import load_engine
 from .observer import Observer
 from .records import EndRecord, RunRecord, SequenceRecord, StepRecord
 from .sequence import Chunk, Seconds, Stats

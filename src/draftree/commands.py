@@ -17,10 +17,11 @@ from .config import Budget, SamplingParams
 from .draft.auto import AutoTree
 from .draft.base import NoDrafter
 from .draft.methods import DEFAULT_METHOD, DEFAULT_NODES, find_method
-from .engine import Engine, load_engine
+from .engine import Engine
 from .errors import ConfigError, InputError, PromptError, RunError
 from .models.load import DEFAULT_MODEL
 from .models.numerics import DEFAULT_NUMERICS
+from .names import load_engine
 from .observer import Observer
 from .options import (
     Device,

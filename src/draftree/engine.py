@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -20,15 +19,10 @@ from transformers import PreTrainedTokenizerBase
 
 from .config import Budget, SamplingParams
 from .draft.base import Drafter, NoDrafter, Outcome, StepCost
-from .draft.load import check_recycle_file, learns, load_drafter
-from .draft.methods import DEFAULT_METHOD, DEFAULT_NODES, find_policy
-from .draft.policy import GrowthPolicy
+from .draft.methods import DEFAULT_NODES
 from .draft.successors import Successors, successors
 from .errors import ConfigError, PromptError, RunError
 from .models.base import LanguageModel, Nodes, Row
-from .models.hf import HFModel
-from .models.load import DEFAULT_MODEL, load
-from .models.numerics import DEFAULT_NUMERICS
 from .observer import Observer, Setup
 from .sampling import Draws
 from .sequence import Chunk, Sequence, Stats
@@ -313,27 +307,3 @@ def _count(outcome: Outcome) -> None:
     stats.accepted_entropies += tree.entropies[outcome.path[:accepted]].tolist()
     if outcome.taken == len(outcome.tokens) and (entropy := outcome.rejected_entropy) is not None:
         stats.rejected_entropies.append(entropy)
-
-
-def load_engine(
-    target: str = DEFAULT_MODEL,
-    *,
-    drafter: str | HFModel = "lookup",
-    method: str | GrowthPolicy = DEFAULT_METHOD,
-    settings: Mapping[str, float | str] | None = None,
-    nodes: int = DEFAULT_NODES,
-    verification: str | Scheme = DEFAULT_SCHEME,
-    dtype: str | None = None,
-    device: str | None = None,
-    numerics: str = DEFAULT_NUMERICS,
-    observers: Many[Observer] = (),
-    recycle_file: str | Path | None = None,
-) -> Engine:
-    """An engine from names alone: ``load``, ``load_drafter`` and ``Engine`` for the arguments."""
-    policy, scheme = find_policy(method, settings), find_scheme(verification)
-    check_recycle_file(drafter, recycle_file)
-    if drafter != "none":
-        scheme.check(policy, nodes, learns(drafter))  # before a model is loaded
-    model = load(target, dtype=dtype, device=device, numerics=numerics)
-    made = load_drafter(drafter, model, policy, recycle_file=recycle_file)
-    return Engine(model, made, nodes=nodes, verification=scheme, observers=observers)

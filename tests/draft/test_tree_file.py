@@ -14,8 +14,9 @@ from draftree.draft.load import load_drafter
 from draftree.draft.methods import find_policy
 from draftree.draft.static import Pair, RankTree
 from draftree.draft.tree_file import read_tree
-from draftree.engine import Engine, load_engine
+from draftree.engine import Engine
 from draftree.errors import ConfigError, RunError, UnknownNameError
+from draftree.names import load_engine
 
 from ..pairs import TREE, save_tree, target
 from ..tiny import save_tiny

@@ -23,8 +23,9 @@ from draftree.draft.policy import GrowthPolicy
 from draftree.draft.recycle import RecycleSource
 from draftree.draft.source import Scorer, Source
 from draftree.draft.union import UnionSource
-from draftree.engine import Engine, load_engine
+from draftree.engine import Engine
 from draftree.errors import ConfigError, UnknownNameError
+from draftree.names import load_engine
 from draftree.sequence import Sequence as Request
 from draftree.text import NoText
 from draftree.tree import ROOT, DraftTree

@@ -1,0 +1,41 @@
+"""Names to an engine: the target, what drafts for it, how trees grow and how they are verified."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Many
+from pathlib import Path
+
+from .draft.load import check_recycle_file, learns, load_drafter
+from .draft.methods import DEFAULT_METHOD, DEFAULT_NODES, find_policy
+from .draft.policy import GrowthPolicy
+from .engine import Engine
+from .models.hf import HFModel
+from .models.load import DEFAULT_MODEL, load
+from .models.numerics import DEFAULT_NUMERICS
+from .observer import Observer
+from .verify.schemes import DEFAULT_SCHEME, Scheme, find_scheme
+
+
+def load_engine(
+    target: str = DEFAULT_MODEL,
+    *,
+    drafter: str | HFModel = "lookup",
+    method: str | GrowthPolicy = DEFAULT_METHOD,
+    settings: Mapping[str, float | str] | None = None,
+    nodes: int = DEFAULT_NODES,
+    verification: str | Scheme = DEFAULT_SCHEME,
+    dtype: str | None = None,
+    device: str | None = None,
+    numerics: str = DEFAULT_NUMERICS,
+    observers: Many[Observer] = (),
+    recycle_file: str | Path | None = None,
+) -> Engine:
+    """An engine from names alone: ``load``, ``load_drafter`` and ``Engine`` for the arguments."""
+    policy, scheme = find_policy(method, settings), find_scheme(verification)
+    check_recycle_file(drafter, recycle_file)
+    if drafter != "none":
+        scheme.check(policy, nodes, learns(drafter))  # before a model is loaded
+    model = load(target, dtype=dtype, device=device, numerics=numerics)
+    made = load_drafter(drafter, model, policy, recycle_file=recycle_file)
+    return Engine(model, made, nodes=nodes, verification=scheme, observers=observers)
