@@ -5,7 +5,8 @@
 
 Greedy *match* gives the target's own text whatever was drafted. So the text is decoded once, plainly, and each method's
 trees are then held against it step by step, which gives exactly the acceptance that decoding with it would have given.
-Every tree is verified only where the drafter learns from the target's laws. One drafter drafts for all prompts in turn.
+Every tree is verified only where the drafter learns from the target's laws or reads its hidden states. One drafter
+drafts for all prompts in turn.
 MAL counts the bonus token; differences are paired by prompt, with a 95% bootstrap interval. ``r`` is the correlation of
 E(A) with the acceptance length over steps (OPT-Tree, Figure 5) and ``E(A)`` its mean: what MAL was foretold to be.
 """
@@ -26,7 +27,8 @@ from ..draft.load import load_drafter
 from ..draft.methods import find_policy
 from ..draft.successors import Successors, successors
 from ..engine import Engine
-from ..models.base import LanguageModel, Nodes, Row
+from ..models.base import Nodes, Row
+from ..models.hf import HFModel
 from ..models.load import DEFAULT_MODEL, load
 from ..sequence import Sequence
 from ..text import NoText, encode, user
@@ -67,12 +69,12 @@ def accepted(tree: DraftTree, text: list[int]) -> list[int]:
     return path
 
 
-def replay(target: LanguageModel, drafter: Drafter, prompt: list[int], text: list[int], nodes: int) -> list[Step]:
+def replay(target: HFModel, drafter: Drafter, prompt: list[int], text: list[int], nodes: int) -> list[Step]:
     """Draft along a text that is known."""
     sequence = Sequence([*prompt, text[0]], SamplingParams(), len(text), frozenset(), NoText())
     sequence.prompt_length = len(prompt)
     drafter.open(sequence)
-    row = target.open(prompt) if drafter.successors else None
+    row = sequence.row = target.open(prompt) if drafter.successors or target.tracks_features else None
     steps, rest = [], text[1:]
     while rest:
         tree = drafter.propose([sequence], [Budget(nodes, len(rest) - 1)])[0]
@@ -89,12 +91,12 @@ def replay(target: LanguageModel, drafter: Drafter, prompt: list[int], text: lis
 
 
 @torch.inference_mode()
-def _verified(target: LanguageModel, row: Row, root: int, tree: DraftTree, path: list[int], count: int) -> Successors:
-    """What the target finds most probable after the root and each node, by a pass of its own."""
+def _verified(target: HFModel, row: Row, root: int, tree: DraftTree, path: list[int], count: int) -> Successors | None:
+    """What the target finds most probable after the root and each node, by a pass of its own; None: nobody asks."""
     nodes = Nodes(torch.cat([torch.tensor([root]), tree.tokens]), torch.cat([torch.tensor([ROOT]), tree.parents + 1]))
-    found = successors(target.extend([row], [nodes]), count)[0].cpu()
+    logits = target.extend([row], [nodes])
     target.commit(row, [0, *(n + 1 for n in path)])
-    return Successors.unpack(found)
+    return Successors.unpack(successors(logits, count)[0].cpu()) if count else None
 
 
 def main() -> None:

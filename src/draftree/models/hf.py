@@ -110,6 +110,11 @@ class HFModel:
         if self._hidden is None:
             self._hidden = hidden_states(self.model, self.capabilities.name)
 
+    @property
+    def tracks_features(self) -> bool:
+        """Hidden states are kept."""
+        return self._hidden is not None
+
     def reserve(self, rows: int, tokens: int) -> None:
         """Make room for ``rows`` rows of ``tokens`` tokens at once; exactly that while no row is open."""
         at = self.cache.placement
