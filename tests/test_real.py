@@ -21,7 +21,6 @@ from draftree.config import SamplingParams
 from draftree.draft.load import load_drafter
 from draftree.draft.methods import METHODS
 from draftree.engine import Engine
-from draftree.models.head_file import SHIPPED
 from draftree.models.hf import HFModel
 from draftree.models.load import load_stock
 from draftree.text import encode
@@ -152,7 +151,3 @@ def test_the_shipped_head_drafts_and_changes_nothing(
         _agree(model, prompt, want, got.token_ids, SamplingParams())
     if method == "opt-tree":
         assert sum(sum(g.stats.accepted) for g in results) > 0.5 * sum(g.stats.steps for g in results)
-
-
-def test_the_shipped_head_is_small() -> None:
-    assert sum(path.stat().st_size for path in (SHIPPED / "smollm2").iterdir()) < 20e6

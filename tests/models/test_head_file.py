@@ -16,7 +16,7 @@ from draftree.draft.methods import find_policy
 from draftree.errors import ConfigError, ModelFileError, RunError, UnknownNameError
 from draftree.models.base import Nodes
 from draftree.models.head import HeadConfig, HeadNetwork, output_layer
-from draftree.models.head_file import is_head, load_head, read_head, save_head, shipped_head
+from draftree.models.head_file import SHIPPED, is_head, load_head, read_head, save_head, shipped_head
 from draftree.models.hf import HFModel
 
 from ..heads import DRAFTED, random_head
@@ -182,6 +182,13 @@ def test_a_folder_without_one_is_none(target: HFModel, tmp_path: Path) -> None:
 def test_no_shipped_head_fits_another_model(target: HFModel) -> None:
     with pytest.raises(UnknownNameError, match="no draft head comes with draftree for tiny: train one"):
         shipped_head(target)
+
+
+@pytest.mark.parametrize("folder", sorted(SHIPPED.glob("*/")), ids=lambda folder: folder.name)
+def test_the_card_of_a_shipped_head_is_in_the_docs(folder: Path) -> None:
+    card = Path(__file__).parents[2] / "docs" / f"head-{folder.name}.md"
+    assert card.read_text() == (folder / "README.md").read_text()
+    assert (folder / "head.safetensors").stat().st_size < 20e6
 
 
 def test_a_full_disk_is_one_line(target: HFModel, folder: Path, full_disk: None) -> None:

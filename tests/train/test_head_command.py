@@ -48,12 +48,12 @@ def test_it_trains_a_head_that_generate_drafts_with(
 ) -> None:
     out = tmp_path / "head"
     capsys.readouterr()
-    assert run(asked(model, prompts, out)) == 0
+    assert run(asked(model, prompts, out, "--licence", "CC0")) == 0
     printed = capsys.readouterr()
     assert "greedy: acceptance at depth 1 to 5: " in printed.out
     assert printed.err == ""
     card = (out / "README.md").read_text()
-    assert f"| {prompts.name} | {len(QUESTIONS)} |" in card
+    assert f"| {prompts.name} | {len(QUESTIONS)} | CC0 | `" in card
     assert "6 steps of 2 responses" in card
     assert "opt-tree, 16 nodes" in card
     assert sorted(p.name for p in out.iterdir()) == ["README.md", "config.json", "head.safetensors", "work"]
@@ -152,6 +152,7 @@ BAD = {
     "negative seed": (["--seed", "-1"], "seed is -1"),
     "no folder": (["--out", "nowhere/head"], "folder nowhere"),
     "no head to start from": (["--init", "nowhere"], "no draft head in nowhere"),
+    "a licence too many": (["--licence", "MIT", "--licence", "CC0"], "2 --licence for 1 --prompts"),
     "no prompt file": (["--prompts", "nowhere.txt"], "no prompt file 'nowhere.txt'"),
 }
 

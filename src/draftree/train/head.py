@@ -24,7 +24,7 @@ from ..models.head import HeadConfig, HeadNetwork, embeddings, output_layer
 from ..models.head_file import load_head, read_head, save_head
 from ..models.hf import HFModel
 from .fit import Fit, FitRecipe, Frozen, regress
-from .head_card import card
+from .head_card import PromptFile, card
 from .head_data import HeadData
 from .head_eval import Figures, evaluate
 from .responses import TEMPERATURES, Response
@@ -81,7 +81,7 @@ class HeadTraining:
     Attributes:
         target: tracks its hidden states.
         data: responses, some of which may be there.
-        sources: prompt files: name, number of prompts, SHA-256.
+        sources: files of the prompts.
         recipe: of the fit.
         limits: how much is done.
         out: folder of the head.
@@ -90,7 +90,7 @@ class HeadTraining:
 
     target: HFModel
     data: HeadData
-    sources: Many[tuple[str, int, str]]
+    sources: Many[PromptFile]
     recipe: FitRecipe
     limits: Limits
     out: Path

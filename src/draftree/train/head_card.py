@@ -4,14 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Many
+from dataclasses import dataclass
 
 from .head_eval import DEPTH, RANKS, STRIDE, Figures
+
+
+@dataclass(frozen=True, slots=True)
+class PromptFile:
+    """A file of prompts.
+
+    Attributes:
+        name: without its folder.
+        count: prompts in it.
+        digest: SHA-256 of its bytes.
+        licence: as the user states it, or None.
+    """
+
+    name: str
+    count: int
+    digest: str
+    licence: str | None = None
 
 
 def card(
     *,
     target: str,
-    sources: Many[tuple[str, int, str]],
+    sources: Many[PromptFile],
     recipe: Mapping[str, object],
     greedy: Figures | None,
     sampled: Figures | None,
@@ -20,14 +38,14 @@ def card(
 
     Args:
         target: name of the target.
-        sources: prompt files: name, number of prompts, SHA-256.
+        sources: files of the prompts.
         recipe: what the head was trained with, in words and numbers.
         greedy, sampled: figures of the responses kept apart, where there are any.
     """
     lines = [
         f"# Draft head for {target}",
         "",
-        f"Drafts for `{target}` and no other model: `draftree generate --target {target} --drafter FOLDER`.",
+        f'Drafts for `{target}` alone: `draftree generate "..." --target {target} --drafter FOLDER`.',
         "One decoder layer in the line of EAGLE (Li et al., ICML 2024) that reads the target's hidden states;",
         "embeddings and output layer are the target's own and are not in the files.",
         "",
@@ -35,12 +53,12 @@ def card(
         "",
         "It learned from the target's own responses to the prompts of:",
         "",
-        "| file | prompts | SHA-256 |",
-        "|---|---|---|",
-        *(f"| {name} | {count} | `{digest[:16]}` |" for name, count, digest in sources),
+        "| file | prompts | licence | SHA-256 |",
+        "|---|---|---|---|",
+        *(f"| {s.name} | {s.count} | {s.licence or 'not stated'} | `{s.digest[:16]}` |" for s in sources),
         "",
-        "Prompts keep their licences; responses and hidden states are the target's, whose licence governs them. The",
-        "head is made from both: mind them when you pass it on.",
+        "The prompts themselves are not in the head. Their licences and the target's are those of what it was made",
+        "from: mind them when you pass it on.",
         "",
         "## Recipe",
         "",

@@ -18,6 +18,7 @@ from ..models.load import DEFAULT_MODEL, load
 from ..options import Device, Dtype, Target, number, whole
 from .fit import FitRecipe
 from .head import HeadTraining, Limits
+from .head_card import PromptFile
 from .head_data import DataRecipe, HeadData, digest, encoded, shuffled
 from .head_eval import Figures
 from .prompts import read_prompts
@@ -38,6 +39,9 @@ def head(
     ],
     out: Annotated[str, typer.Option(metavar="DIR", help="Folder for the head, and for what training needs.")],
     target: Target = DEFAULT_MODEL,
+    licence: Annotated[
+        list[str] | None, typer.Option(metavar="TEXT", help="Of each prompt file, in their order, for the card.")
+    ] = None,
     hours: Annotated[float, number("H", "Time for everything, earlier runs of this command included.")] = 3.0,
     tokens: Annotated[int, whole("N", "Response tokens to draw, if the hours allow.")] = 600_000,
     max_tokens: Annotated[int, whole("N", "Most tokens of a response.")] = 160,
@@ -68,6 +72,9 @@ def head(
     if not 0 <= seed < 2**62:
         raise ConfigError(f"seed is {seed}: use a whole number from 0 to 2^62 - 1")
     recipe = FitRecipe(batch=batch, learning_rate=learning_rate, unroll=unroll, bf16=bool(bf16), seed=seed)
+    licences: list[str | None] = [*licence] if licence else [None] * len(prompts)
+    if len(licences) != len(prompts):
+        raise ConfigError(f"{len(licences)} --licence for {len(prompts)} --prompts: give one for each, or none")
     folder = _check_place(out)
     start = None if init is None else Path(init).expanduser()
     if start is not None and not is_head(start):
@@ -86,7 +93,10 @@ def head(
     training = HeadTraining(
         target=model,
         data=HeadData.open(folder / "work", data, asked),
-        sources=[(Path(n).name, len(f), _sha256(n)) for n, f in zip(prompts, files, strict=True)],
+        sources=[
+            PromptFile(Path(name).name, len(found), _sha256(name), stated)
+            for name, found, stated in zip(prompts, files, licences, strict=True)
+        ],
         recipe=recipe if bf16 is not None else replace(recipe, bf16=_made_for_bf16(model.capabilities.device.type)),
         limits=limits,
         out=folder,
