@@ -57,6 +57,9 @@ def grow(
     )
     room = torch.tensor([policy.pool(n) for n in nodes])
     width = policy.width_for(max(nodes))
+    found = scorer.score_roots(active, width)
+    if not bool((found.logprobs > float("-inf")).any()):
+        return [_NOTHING for _ in budgets]  # often so where texts repeat little
     size = torch.zeros(len(budgets), dtype=torch.int64)
     roots, none = torch.tensor(active), torch.zeros(len(active))
     frontier = Frontier(
@@ -65,7 +68,7 @@ def grow(
         nodes=torch.full_like(roots, ROOT),
         path_logprobs=none,
         tags=torch.zeros_like(roots),
-        candidates=scorer.score_roots(active, width),
+        candidates=found,
         budgets=torch.tensor(nodes),
         pool=Pool(roots[:0], none[:0]),
     )
