@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from random import Random
 
@@ -226,6 +227,21 @@ class TestWithADraftingModel:
             tree = grow(ScriptedScorer(script), policy, budgets)[0].tree
             policy.observe([Outcome(sequence, tree, [], [1], 1, StepCost(1, 0.3, 1.0, 0.0, 1))])
         assert 0 < asked <= 30
+
+    def test_it_is_asked_about_few_nodes_and_layers_where_many_candidates_share_the_law(self) -> None:
+        asked: Counter[int] = Counter()
+
+        def script(row: int, path: Path) -> tuple[list[int], list[float], float]:
+            asked[len(path)] += 1
+            return [1, 2, 3, 4, 5, 6], [math.log(p) for p in (0.35, 0.2, 0.12, 0.1, 0.08, 0.05)], 1.8
+
+        policy = AutoTree(target=costs(lambda n: 0.9 + 0.1 * n), drafter=costs(lambda n: 0.12))
+        policy.plan([Fake()], [Budget(NODES)])
+        tree = grow(ScriptedScorer(script), policy, [Budget(NODES)])[0].tree
+        assert 2 <= len(tree) <= 5
+        assert asked[0] == 1
+        assert asked[1] <= 3  # of six: the others can have no child that is verified
+        assert asked[2] == 0  # the second layer's nodes are hardly better than the first's last
 
     def test_the_prompt_is_not_even_fed_to_one_that_cannot_pay(self) -> None:
         target, model = ToyModel(), ToyModel()

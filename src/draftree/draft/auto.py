@@ -25,7 +25,7 @@ from ..tree import ROOT, DraftTree
 from .base import Outcome
 from .calibration import Calibration, Record, with_odds
 from .costs import Curve, Curves
-from .policy import Frontier, Growth, GrowthPolicy, best_per_row
+from .policy import Frontier, Growth, GrowthPolicy, best_per_row, ranks_per_row
 from .report import Report
 from .source import Source
 from .worth import Spending, Stake, part_with_one
@@ -58,7 +58,9 @@ class _Plan:
         rate: tokens a second that a step must be worth, of all sequences together.
         odds: [B] each sequence's record.
         frontiers: what was proposed, layer by layer.
-        mass: expected tokens of all that has been drafted.
+        rows, paths: [P] of all that has been drafted: which sequence, and the probability of being accepted.
+        totals: [N] expected tokens of the best 1, 2, ... nodes of each sequence, summed over sequences.
+        gained: expected tokens that the last layer has brought.
         pools, tags, chosen: what was drafted, with what acceptance, and how many nodes are verified.
         gain: [B] expected tokens of what is verified, the root's bonus included.
         layers: deepest pool.
@@ -71,7 +73,10 @@ class _Plan:
     rate: float
     odds: Tensor
     frontiers: list[Frontier] = field(default_factory=list)
-    mass: float = 0.0
+    rows: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+    paths: Tensor = field(default_factory=lambda: torch.zeros(0))
+    totals: Tensor = field(default_factory=lambda: torch.zeros(1))
+    gained: float = 0.0
     pools: Many[DraftTree] = ()
     tags: Many[Tensor] = ()
     chosen: int = 0
@@ -165,7 +170,8 @@ class AutoTree(GrowthPolicy):
             layer += self._layer_seconds
         records = [self._records.setdefault(s, Record()) for s in sequences]
         odds = torch.tensor([r.odds for r in records])
-        self._plan = _Plan(sequences, curve, layers, layer, batch / curve.plain * max(1.0, self._speedup), odds)
+        rate = batch / curve.plain * max(1.0, self._speedup)
+        self._plan = _Plan(sequences, curve, layers, layer, rate, odds, gained=float(batch))
         return budgets if any(stake.asked for stake in self._stakes) else [Budget(0, b.depth) for b in budgets]
 
     def _planned(self) -> _Plan:
@@ -188,12 +194,28 @@ class AutoTree(GrowthPolicy):
             wanted = torch.where(keep, paths, -1.0).flatten()
             keep &= best_per_row(wanted, rows.flatten(), frontier.budgets).view_as(keep)
         mass = float(paths[keep].sum())
-        plan.mass += mass
-        promising = plan.mass + _FURTHER * mass > plan.rate * plan.curve.least
+        promising = float(plan.paths.sum()) + (1 + _FURTHER) * mass > plan.rate * plan.curve.least
         if frontier.depth == 0:
             keep &= promising
-        go_on = promising and depth < self.depth and mass > plan.rate * plan.layer
-        return Growth(keep, keep if go_on else torch.zeros_like(keep), paths)
+        extend = torch.zeros_like(keep)
+        if promising and depth < self.depth:
+            among, ahead = self._extension(plan, rows[keep], paths[keep])
+            if ahead > plan.rate * plan.layer:
+                extend[keep] = among
+        return Growth(keep, extend, paths)
+
+    def _extension(self, plan: _Plan, rows: Tensor, paths: Tensor) -> tuple[Tensor, float]:
+        """Of a new layer: the nodes that are among the best of as many as are worth most so far, [F] bool, since no
+        child of another can come to be; and the expected tokens of one more layer, if it gains as this one did."""
+        plan.rows, plan.paths = torch.cat([plan.rows, rows]), torch.cat([plan.paths, paths])
+        ranks = ranks_per_row(plan.paths, plan.rows, len(plan.sequences))
+        most = len(plan.curve.now) - 1
+        totals = torch.zeros(max(most, len(ranks))).index_add_(0, ranks, plan.paths)[:most].cumsum(0)
+        size = int((self.trust * totals - plan.rate * plan.curve.now[1:]).argmax())
+        gained = float(totals[size] - plan.totals[min(size, len(plan.totals) - 1)])
+        ahead = gained * min(1.0, gained / plan.gained)
+        plan.totals, plan.gained = totals, max(gained, 1e-9)
+        return ranks[len(ranks) - len(rows) :] <= size, self.trust * ahead
 
     def prune(self, pools: Many[DraftTree], tags: Many[Tensor], budgets: Many[Budget]) -> list[Tensor | None]:
         """The number of nodes that is worth most, the same for all sequences: they share the pass."""

@@ -149,15 +149,17 @@ class GrowthPolicy(ABC):
 
 def best_per_row(scores: Tensor, rows: Tensor, limits: Tensor) -> Tensor:
     """[F] bool: the ``limits[row]`` highest scores of each row; ties go to the earlier entry."""
+    return ranks_per_row(scores, rows, len(limits)) < limits.take(rows)
+
+
+def ranks_per_row(scores: Tensor, rows: Tensor, batch: int) -> Tensor:
+    """[F] how many entries of the same row score higher, or as high and come before; there are ``batch`` rows."""
     order = scores.argsort(descending=True, stable=True)
-    if len(limits) == 1:
-        return torch.zeros_like(rows, dtype=torch.bool).index_fill_(0, order[: int(limits[0])], True)
-    order = order[rows[order].argsort(stable=True)]  # by row, then by score, then by index
-    counts = torch.bincount(rows, minlength=limits.shape[0])
-    grouped = rows[order]
-    stay = torch.empty_like(rows, dtype=torch.bool)
-    stay[order] = count_within(grouped, counts) < limits[grouped]
-    return stay
+    if batch > 1:
+        order = order[rows[order].argsort(stable=True)]  # by row, then by score, then by index
+    ranks = torch.empty_like(order)
+    ranks[order] = count_within(rows[order], torch.bincount(rows, minlength=batch))
+    return ranks
 
 
 def count_within(rows: Tensor, counts: Tensor) -> Tensor:
