@@ -181,13 +181,15 @@ class AutoTree(GrowthPolicy):
 
     def grow(self, frontier: Frontier) -> Growth:
         """Candidates whose calibrated path may pay; go on where another layer may pay."""
-        plan = self._planned()
+        plan, there = self._planned(), frontier.candidates.logprobs > float("-inf")
+        if not frontier.depth and not bool(there.any()):
+            return Growth(there, there)  # often so where texts repeat little: nothing to weigh or to learn
         depth = frontier.depth + 1
         plan.frontiers.append(frontier)
         edges = self.calibration.acceptance(frontier.candidates.logprobs.exp(), depth)
         edges = with_odds(edges, plan.odds.take(frontier.rows)[:, None])
         above = frontier.tags[:, None] if frontier.depth else torch.ones(1, 1)
-        paths = torch.where(frontier.candidates.logprobs > float("-inf"), above * edges, 0.0)
+        paths = torch.where(there, above * edges, 0.0)
         keep = paths > max(_LEAST, _SHARE * plan.rate / len(plan.sequences) * plan.curve.slope)
         rows = frontier.rows[:, None].expand_as(paths)
         if int(keep.sum()) > int(frontier.budgets.min()):

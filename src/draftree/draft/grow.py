@@ -57,9 +57,6 @@ def grow(
     )
     room = torch.tensor([policy.pool(n) for n in nodes])
     width = policy.width_for(max(nodes))
-    found = scorer.score_roots(active, width)
-    if not bool((found.logprobs > float("-inf")).any()):
-        return [_NOTHING for _ in budgets]  # often so where texts repeat little
     size = torch.zeros(len(budgets), dtype=torch.int64)
     roots, none = torch.tensor(active), torch.zeros(len(active))
     frontier = Frontier(
@@ -68,18 +65,21 @@ def grow(
         nodes=torch.full_like(roots, ROOT),
         path_logprobs=none,
         tags=torch.zeros_like(roots),
-        candidates=found,
+        candidates=scorer.score_roots(active, width),
         budgets=torch.tensor(nodes),
         pool=Pool(roots[:0], none[:0]),
     )
     layers: list[_Layer] = []
     laws: list[dict[int, DraftLaw]] = [{} for _ in budgets]
     while True:
-        layer = _next_layer(frontier, policy.grow(frontier), room - size, size)
-        if drawing is not Drawing.TOP:
-            layer = _drawn(layer, frontier, scorer, laws)
+        growth = policy.grow(frontier)
+        if not layers and not bool(growth.keep.any()):
+            return [_NOTHING for _ in budgets]
+        layer = _next_layer(frontier, growth, room - size, size)
         if not layers and not len(layer.rows):
             return [_NOTHING for _ in budgets]
+        if drawing is not Drawing.TOP:
+            layer = _drawn(layer, frontier, scorer, laws)
         layers.append(layer)
         size = size + layer.counts
         depth = frontier.depth + 1
