@@ -86,8 +86,13 @@ def test_a_processor_sees_each_node_on_its_own_path(name: str) -> None:
     assert [g.token_ids for g in _decode("static", name, PROMPTS, params)] == want
 
 
-def test_the_target_as_its_own_drafter_is_always_right_when_greedy() -> None:
-    stats = _decode("chain", "self", PROMPTS[:1], SamplingParams(max_tokens=41))[0].stats
+@pytest.mark.parametrize(
+    "law", [{}, {"temperature": 1.0}, {"temperature": 1.7, "top_k": 9}, {"temperature": 0.6, "top_p": 0.8}]
+)
+def test_the_target_as_its_own_drafter_is_always_right(law: dict[str, float]) -> None:
+    """Sampled, too: it foresees the target's noise."""
+    params = SamplingParams(max_tokens=41, seed=3, **law)  # type: ignore[arg-type]
+    stats = _decode("chain", "self", PROMPTS[:1], params)[0].stats
     assert stats.accepted == stats.drafted
     assert stats.mal == 5.0  # chains of 4 and the bonus token, 40 tokens in 8 steps
     assert stats.rejected_entropies == []

@@ -20,7 +20,7 @@ from transformers import (
 
 from draftree.config import SamplingParams
 from draftree.errors import ConfigError
-from draftree.sampling import Draws, gumbel_noise, warp
+from draftree.sampling import Draws, gumbel_noise, gumbel_noise_of, warp
 
 from .toy import chi_square
 
@@ -117,6 +117,12 @@ def test_the_noise_of_a_row_does_not_depend_on_the_other_rows() -> None:
 
 def test_the_noise_of_a_token_does_not_depend_on_the_size_of_the_vocabulary() -> None:
     assert torch.equal(gumbel_noise([1], [2], 5000)[:, :50], gumbel_noise([1], [2], 50))
+
+
+def test_the_noise_of_some_tokens_is_that_of_the_vocabulary_at_their_places() -> None:
+    tokens = torch.tensor([[4, 0, 49, 7], [7, 7, 3, 1]])
+    noise = gumbel_noise([5, 2**63 - 1], [7, 0], 50)
+    assert torch.equal(gumbel_noise_of([5, 2**63 - 1], [7, 0], tokens), noise.gather(1, tokens))
 
 
 def splitmix64(state: int) -> Iterator[int]:

@@ -129,8 +129,17 @@ def gumbel_noise(
     Row r is a SplitMix64 stream that starts at a hash of (seeds[r], positions[r]); no generator state is kept or
     touched, and the integers are the same on every device.
     """
+    return _gumbel(seeds, positions, _counters(vocab, torch.device(device)))
+
+
+def gumbel_noise_of(seeds: Sequence[int], positions: Sequence[int], tokens: Tensor) -> Tensor:
+    """[R, K] float32: of ``gumbel_noise`` that of some tokens alone, [R, K] int64."""
+    return _gumbel(seeds, positions, tokens * _signed(_GOLDEN))
+
+
+def _gumbel(seeds: Sequence[int], positions: Sequence[int], counters: Tensor) -> Tensor:
     keys = [_signed(_key(s, p)) for s, p in zip(seeds, positions, strict=True)]
-    x = _counters(vocab, torch.device(device)) + torch.tensor(keys).to(device, non_blocking=True)[:, None]
+    x = counters + torch.tensor(keys).to(counters.device, non_blocking=True)[:, None]
     x = (x ^ _shift(x, 30)) * _signed(_MIX1)
     x = (x ^ _shift(x, 27)) * _signed(_MIX2)
     x = x ^ _shift(x, 31)

@@ -40,7 +40,7 @@ def made(target: HFModel, learned: Sequence[Response], steps: int, key: str = "k
 
 
 def test_a_small_text_is_learned_by_heart(target: HFModel, learned: list[Response]) -> None:
-    figures = evaluate(trained(target), learned[:2], lambda done: None)
+    figures = evaluate(trained(target), learned[:2], 0, lambda done: None)
     assert all(row[0] > 0.8 for row in figures.acceptance)
     assert figures.mal["chain of 4"] > 4  # of 5
     assert figures.tokens == 2 * 39

@@ -20,7 +20,7 @@ from ..tree import DraftLaw
 class Drawing(Enum):
     """Which k children a node gets from its draft law q."""
 
-    TOP = "the k most probable"
+    TOP = "the k that the target will most probably pick, given its noise"
     WITHOUT_REPLACEMENT = "k draws without replacement"
     WITH_REPLACEMENT = "k draws with replacement"
     TOP_AND_ONE = "the k - 1 most probable, then one draw from the rest of q"

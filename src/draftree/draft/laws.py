@@ -1,8 +1,10 @@
 """A model's logits as draft laws: candidates and entropies for the growth loop, and children drawn at random.
 
-The draft law is the model's at the sequence's temperature (1 when it decodes greedily), before top-k and top-p: those
-change which drafts are worth making, not which are right. Where children are drawn it is warped in full, as the
-target's.
+Where children are drawn, the draft law is the model's, warped as the target's. Where they are not, it says which token
+the target will pick, and the target's noise is known: at position t it picks argmax(warped logits + g(seed, t)). So the
+law of its pick is softmax(T x (the model's warped logits + g)), which at temperature T = 0 is the model's own law.
+Two models that share their noise often pick the same token where neither is sure (Daliri, Musco and Suresh, *Coupling
+without Communication and Drafter-Invariant Speculative Decoding*, 2024).
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..sampling import warp_rows
+from ..sampling import gumbel_noise, gumbel_noise_of, warp_rows
 from ..sequence import Sequence
 from ..tree import DraftLaw
 from .drawing import Drawing, Drawn, Key, draw
@@ -25,10 +27,11 @@ _CHUNK = 8
 
 
 class Laws:
-    """The laws of the nodes that were asked about last."""
+    """The laws of the nodes of one proposal, layer by layer; those asked about last can have children drawn."""
 
     def __init__(self, drawing: Drawing) -> None:
         self._drawing = drawing
+        self._depth = 0
         self._asked: list[tuple[Sequence, int]] = []
         self._laws = torch.zeros(0)
         self._tokens: list[Tensor] = []  # for each node asked about, the ids of its law's entries
@@ -43,7 +46,7 @@ class Laws:
         width: int,
         tokens: Many[Tensor] | None = None,
     ) -> Candidates:
-        """The most probable tokens after F nodes, in one transfer to the host.
+        """The most probable tokens after the F nodes of the next layer, in one transfer to the host.
 
         Args:
             asked: [F] the nodes, by sequence and number.
@@ -56,26 +59,47 @@ class Laws:
         rows = batch.tolist() if tokens and self._drawing is not Drawing.TOP else []
         self._tokens = [tokens[b] for b in rows] if tokens else []
         params = [sequence.params for sequence, _ in asked]
-        scale = torch.tensor([1 / (p.temperature or 1.0) for p in params])[:, None].to(logits.device, non_blocking=True)
         batch, column = torch.stack([batch, column]).to(logits.device, non_blocking=True)
         names = torch.stack([pad(t, (0, logits.shape[-1] - len(t))) for t in tokens]) if tokens else None
         for at in range(0, batch.shape[0], _CHUNK):
             chunk = slice(at, at + _CHUNK)
-            raw = logits[batch[chunk], column[chunk]].float()
+            law = warp_rows(logits[batch[chunk], column[chunk]].float(), params[chunk])
             if self._drawing is Drawing.TOP:
-                law = (raw * scale[chunk]).log_softmax(-1)
+                own = None if names is None else names[batch[chunk]]
+                law = self._picks(law, [sequence for sequence, _ in asked[chunk]], own).log_softmax(-1)
             else:
-                law = warp_rows(raw, params[chunk]).log_softmax(-1)
+                law = law.log_softmax(-1)
                 laws.append(law.clone())
             top = law.topk(min(width, law.shape[-1]))
             ids = top.indices if names is None else names[batch[chunk, None], top.indices]
             p = law.exp()
             entropy = -torch.linalg.vecdot(p, law.clamp_(min=_FLOOR))  # 0 log 0 = 0
             parts.append(torch.cat([ids.double(), top.values.double(), entropy[:, None].double()], dim=1))
+        self._depth += 1
         if laws:
             self._laws = torch.cat(laws)
         found, logprobs, entropies = torch.cat(parts).cpu().tensor_split([(parts[0].shape[1] - 1) // 2, -1], dim=1)
         return Candidates(found.long(), logprobs.float(), entropies[:, 0].float())
+
+    def _picks(self, warped: Tensor, sequences: Many[Sequence], names: Tensor | None) -> Tensor:
+        """[F, K] logits of the token that the target picks, given its noise and these guesses of its warped logits.
+
+        Args:
+            names: [F, K] int64 ids of the entries; None: entry i is token i.
+        """
+        random = [f for f, s in enumerate(sequences) if s.params.temperature]
+        if not random:
+            return warped
+        rows = {sequences[f]: f for f in random}  # nodes of one layer share their sequence's noise
+        seeds, positions = [s.seed for s in rows], [len(s.ids) + self._depth for s in rows]
+        if names is None:
+            noise = gumbel_noise(seeds, positions, warped.shape[1], warped.device)
+        else:
+            noise = gumbel_noise_of(seeds, positions, names[list(rows.values())])
+        place = {s: i for i, s in enumerate(rows)}
+        scale = torch.tensor([sequences[f].params.temperature for f in random])[:, None].to(warped.device)
+        warped[random] = (warped[random] + noise[[place[sequences[f]] for f in random]]) * scale
+        return warped
 
     @torch.inference_mode()
     def draw(self, counts: Tensor) -> Drawn:

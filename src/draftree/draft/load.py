@@ -24,7 +24,7 @@ DRAFTERS = {
     "recycle": "what the target found probable when it last saw the same token; no model",
     "head": "a layer trained on the target's hidden states; comes with smollm2",
     "none": "no drafting: plain decoding",
-    "self": "the target drafts for itself: every greedy draft is accepted; for tests",
+    "self": "the target drafts for itself: every draft is accepted; for tests",
 }
 """Drafters by name; any other is a draft head's folder or a model (see ``draftree.load``); A+B is their union."""
 

@@ -206,7 +206,7 @@ class HeadTraining:
         found: list[Figures | None] = []
         for name, group in zip(("greedy", "sampled"), groups, strict=True):
             with told(console, f"evaluating {name} responses", len(group)) as tell:
-                found.append(evaluate(head, group, tell) if group else None)
+                found.append(evaluate(head, group, self.data.recipe.seed, tell) if group else None)
         figures = {name: f and f.as_dict() for name, f in zip(("greedy", "sampled"), found, strict=True)}
         write_whole(self.data.folder / "figures.json", json.dumps(figures, indent=1) + "\n")
         return found[0], found[1]

@@ -17,7 +17,7 @@ from ..draft.policy import GrowthPolicy
 from ..models.head_model import HeadModel
 from .calibrate import TruePath, ranks_along
 from .replay import Replay
-from .responses import Response
+from .responses import Response, seed_of
 
 DEPTH = 5
 RANKS = (1, 2, 4)
@@ -60,12 +60,13 @@ class Figures:
 
 
 @torch.inference_mode()
-def evaluate(head: HeadModel, responses: Many[Response], tell: Callable[[int], None]) -> Figures:
+def evaluate(head: HeadModel, responses: Many[Response], seed: int, tell: Callable[[int], None]) -> Figures:
     """Draft along responses: with the true token alone kept, for acceptance, and as decoding would, for its length.
 
     Args:
         head: the head, with the target's own output layer.
         responses: of which only those with at least two tokens count.
+        seed: with which they were drawn.
         tell: called with how many of them are done.
     """
     vocabulary = head.capabilities.vocab_size
@@ -78,7 +79,7 @@ def evaluate(head: HeadModel, responses: Many[Response], tell: Callable[[int], N
     for done, response in enumerate(used, start=1):
         prompt, output = response.tokens.tolist()[: response.prompt_length], response.tokens[response.prompt_length :]
         features = response.features.to(head.capabilities.device, head.capabilities.dtype)
-        params = SamplingParams(temperature=response.temperature, seed=0)
+        params = SamplingParams(temperature=response.temperature, seed=seed_of(response.number, seed))
         known = output.tolist()
         for ranks in ranks_along(drafter, policy, prompt, known, params, depth=DEPTH, stride=STRIDE, features=features):
             for d, rank in enumerate(ranks):

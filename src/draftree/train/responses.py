@@ -57,6 +57,11 @@ class Response:
         return self.tokens.shape[0] - self.prompt_length
 
 
+def seed_of(number: int, seed: int) -> int:
+    """Of the response to prompt ``number``."""
+    return (seed + number) % 2**63
+
+
 def respond(
     target: HFModel, prompts: Many[Many[int]], numbers: Iterable[int], *, rows: int, max_tokens: int, seed: int
 ) -> Iterator[Response]:
@@ -80,7 +85,7 @@ def respond(
                 temperature = TEMPERATURES[number % len(TEMPERATURES)]
                 room = target.capabilities.max_length - len(prompts[number]) - 1
                 limit = min(max_tokens, room)
-                params = SamplingParams(max_tokens=limit, temperature=temperature, seed=(seed + number) % 2**63)
+                params = SamplingParams(max_tokens=limit, temperature=temperature, seed=seed_of(number, seed))
                 running[number] = engine.open(prompts[number], params)
             if not running:
                 return

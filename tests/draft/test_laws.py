@@ -1,0 +1,100 @@
+"""Draft laws where the target's noise is known."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from draftree.config import SamplingParams
+from draftree.draft.drawing import Drawing
+from draftree.draft.laws import Laws
+from draftree.sampling import gumbel_noise, warp
+from draftree.sequence import Sequence
+from draftree.text import NoText
+
+VOCAB, WIDTH = 40, 6
+HISTORY = [3, 1, 2]
+
+
+def sequence(params: SamplingParams, ids: list[int] = HISTORY) -> Sequence:
+    return Sequence(ids, params, 9, frozenset(), NoText())
+
+
+def logits(*shape: int, seed: int = 0) -> Tensor:
+    return 2 * torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def picks(row: Tensor, params: SamplingParams, position: int) -> Tensor:
+    """[V] the law of the target's pick, by the module's formula."""
+    if not params.temperature:
+        return row.log_softmax(-1)
+    noise = gumbel_noise([params.seed or 0], [position], VOCAB)[0]
+    return (params.temperature * (warp(row[None], params)[0] + noise)).log_softmax(-1)
+
+
+LAWS = [
+    SamplingParams(),
+    SamplingParams(temperature=1.0, seed=5),
+    SamplingParams(temperature=0.5, top_k=10, seed=6),
+    SamplingParams(temperature=1.3, top_p=0.9, seed=7),
+]
+
+
+@pytest.mark.parametrize("params", LAWS)
+@pytest.mark.parametrize("reduced", [False, True])
+def test_layers_foresee_the_noise_of_their_own_positions(params: SamplingParams, reduced: bool) -> None:
+    known = torch.arange(VOCAB - 1, -1, -1) if reduced else None  # entry i is token V - 1 - i
+    laws, made, none = Laws(Drawing.TOP), sequence(params), torch.zeros(1, dtype=torch.int64)
+    for depth in range(3):
+        row = logits(VOCAB, seed=depth)
+        shown = row.flip(0) if reduced else row
+        names = None if known is None else [known]
+        found = laws.candidates([(made, depth)], shown[None, None], none, none, WIDTH, names)
+        law = picks(row, params, len(HISTORY) + depth)
+        want = law.topk(WIDTH)
+        assert found.tokens[0].tolist() == want.indices.tolist()
+        assert torch.allclose(found.logprobs[0], want.values, atol=1e-5)
+        assert float(found.entropies) == pytest.approx(float(torch.special.entr(law.exp()).sum()), abs=1e-4)
+
+
+def test_nodes_of_many_sequences_have_the_noise_of_their_own() -> None:
+    sequences = [sequence(params, [*HISTORY, *range(i)]) for i, params in enumerate(LAWS)]
+    asked = [(sequences[b], b) for b in (2, 0, 1, 3, 1, 2)]
+    rows = logits(len(asked), VOCAB)
+    batch = torch.arange(len(asked))
+    found = Laws(Drawing.TOP).candidates(asked, rows[:, None], batch, torch.zeros_like(batch), WIDTH)
+    for f, (made, _) in enumerate(asked):
+        want = picks(rows[f], made.params, len(made.ids)).topk(WIDTH)
+        assert found.tokens[f].tolist() == want.indices.tolist()
+        assert torch.allclose(found.logprobs[f], want.values, atol=1e-5)
+
+
+def test_a_model_that_is_nearly_right_is_believed_as_often_as_it_says() -> None:
+    """With errors of its logits as large as the law allows for, the first candidate comes true as often as it claims;
+    without the noise it would claim less and be right less often."""
+    count, hits, claimed, blind = 3000, 0, 0.0, 0
+    none = torch.zeros(1, dtype=torch.int64)
+    for seed in range(count):
+        params = SamplingParams(temperature=1.0, seed=seed)
+        guess = logits(VOCAB, seed=seed)
+        error = -torch.empty(VOCAB).exponential_(generator=torch.Generator().manual_seed(seed + count)).log()
+        said = int((guess + error + gumbel_noise([seed], [len(HISTORY)], VOCAB)[0]).argmax())
+        found = Laws(Drawing.TOP).candidates([(sequence(params), -1)], guess[None, None], none, none, 1)
+        hits += int(found.tokens) == said
+        claimed += float(found.logprobs.exp())
+        blind += int(guess.argmax()) == said
+    assert hits / count == pytest.approx(claimed / count, abs=4 * 0.5 / count**0.5)
+    assert hits > 1.3 * blind
+
+
+def test_children_that_are_drawn_do_not_see_the_noise() -> None:
+    none = torch.zeros(1, dtype=torch.int64)
+    row = logits(VOCAB)
+    found = [
+        Laws(Drawing.WITHOUT_REPLACEMENT)
+        .candidates([(sequence(SamplingParams(temperature=1.0, seed=seed)), -1)], row[None, None], none, none, WIDTH)
+        .tokens.tolist()
+        for seed in range(5)
+    ]
+    assert found == [[row.topk(WIDTH).indices.tolist()]] * 5
