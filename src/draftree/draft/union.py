@@ -30,6 +30,8 @@ from .source import Grown, Scorer, Source
 
 _LEAST = math.log(0.005)
 """Candidates that their source finds less probable than this (nats) are left out."""
+_BACKED = 0.5
+"""Share of a candidate's probability that a part must give it to be among those that say so."""
 _WIDTH = 8
 """Candidates of each source that are asked for at least: the entropy of the union is over these."""
 
@@ -266,5 +268,6 @@ def merge(tokens: Tensor, accepted: Tensor, bits: Tensor) -> tuple[Tensor, Tenso
     """
     same = tokens[:, :, None] == tokens[:, None]
     best = (same * accepted[:, None]).amax(-1).masked_fill(same.tril(-1).any(-1), 0.0)
-    origins = (same * torch.where(accepted > 0, bits, 0)[:, None]).sum(-1)
+    backed = (accepted[:, None] >= _BACKED * best[:, :, None]) & (accepted > 0)[:, None]
+    origins = (same * torch.where(backed, bits, 0)).sum(-1)
     return best / best.sum(1, keepdim=True).clamp(min=1), origins

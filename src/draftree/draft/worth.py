@@ -10,10 +10,13 @@ from .base import Outcome
 from .costs import Curve
 from .source import Source
 
-_HOPE, _RECENT = 1.5, 0.9
-"""Speed over decoding without it: where a source starts, and the share of the record that each step leaves."""
+_HOPE, _CREDIT, _RECENT = 1.5, 20.0, 0.95
+"""Speed over decoding without it: where a source starts, for how many steps that counts, and the share of the record
+that each step leaves."""
 _OPTIMIST = 0.98
 """Acceptance of each further layer that a drafting model is granted before it has shown any."""
+_DOUBT = 0.5
+"""Share of its costs that a source must earn: twenty steps cannot tell a little less than all from a little more."""
 _PROBE_MOST = 128
 """Most steps before a source that rests gets another try."""
 _PROBE_SHARE = 0.002
@@ -40,6 +43,24 @@ class Spending:
     scale: float
 
 
+@dataclass(slots=True)
+class Rate:
+    """Tokens a plain pass's time, with a fading memory of both."""
+
+    tokens: float
+    passes: float
+
+    @property
+    def value(self) -> float:
+        """Their ratio."""
+        return self.tokens / self.passes
+
+    def add(self, tokens: float, passes: float) -> None:
+        """One more step."""
+        self.tokens += tokens - (1 - _RECENT) * self.tokens
+        self.passes += passes - (1 - _RECENT) * self.passes
+
+
 @dataclass(slots=True, eq=False)
 class Stake:
     """One source's record.
@@ -61,7 +82,8 @@ class Stake:
     steps: int = 0
     tokens: float = 0.0
     seconds: float = 0.0
-    _worth: float = field(default=_HOPE, repr=False)
+    _with: Rate = field(default_factory=lambda: Rate(_HOPE * _CREDIT, _CREDIT), repr=False)
+    _without: Rate = field(default_factory=lambda: Rate(_CREDIT, _CREDIT), repr=False)
     _layer: float = field(default=0.0, repr=False)
     _share: float = field(default=0.0, repr=False)
     _spent: float = field(default=0.0, repr=False)
@@ -76,7 +98,12 @@ class Stake:
     @property
     def pays(self) -> bool:
         """By its record."""
-        return self.steady or self._worth > 1
+        return self.steady or self.worth > 1 - _DOUBT * self._share
+
+    @property
+    def worth(self) -> float:
+        """Speed with it over speed without it, lately."""
+        return self._with.value / self._without.value
 
     def layer(self, context: int, batch: int) -> float:
         """Seconds of asking it about one layer."""
@@ -106,8 +133,8 @@ class Stake:
     def retry(self) -> None:
         """Another source has left: what this one offers may have become its own."""
         self._wait, self._pause = 0, 1
-        if self.asked:
-            self._worth = max(self._worth, _HOPE)
+        if self.asked and self.worth < _HOPE:
+            self._with.tokens = _HOPE * self._without.value * self._with.passes
 
     def judge(self, outcomes: Many[Outcome], layer: float, spending: Spending) -> None:
         """Speed of this step over what it would have been without the source.
@@ -123,8 +150,9 @@ class Stake:
             self._layer += (1 - _MEMORY) * (measured / spending.layers - self._layer)
         drafting = spending.layers * layer if self.profile else measured
         seconds = drafting + (spending.verify - spending.plain) * own / max(1, nodes)
-        gain = taken / spending.total * (spending.total - seconds) / (taken - tokens)
-        self._worth = _RECENT * self._worth + (1 - _RECENT) * gain
+        each = spending.plain
+        self._with.add(taken / len(outcomes), spending.total / each)
+        self._without.add((taken - tokens) / len(outcomes), (spending.total - seconds) / each)
         self._share += (1 - _RECENT) * (seconds / spending.total - self._share)
         self.steps += 1
         self.tokens += tokens / len(outcomes)
@@ -162,7 +190,7 @@ def part_with_one(stakes: Many[Stake], paid: Many[Stake]) -> None:
     """
     lost = [stake for stake in paid if not stake.pays]
     if lost:
-        worst = min(lost, key=lambda stake: stake._worth)
+        worst = min(lost, key=lambda stake: stake.worth)
         for other in stakes:
             if other is not worst:
                 other.retry()
