@@ -28,7 +28,7 @@ from ..tiny import save_tiny, tiny
 
 Captured = pytest.CaptureFixture[str]
 
-UNION, ALL = "lookup+recycle", "lookup+recycle+head"
+ALL = "lookup+recycle+head"
 PROMPT = [3, 14, 15, 9, 2, 6, 14, 15]
 PARAMS = SamplingParams(max_tokens=24, ignore_eos=True)
 
@@ -51,8 +51,8 @@ def stands_for(model: HFModel, learning: bool = True) -> str | HFModel:
     return resolved(AUTO, model, policy("auto"), learning=learning)
 
 
-def test_without_a_head_it_is_all_that_needs_none() -> None:
-    assert (stands_for(target()), stands_for(target(), learning=False)) == (UNION, "lookup")
+def test_without_a_head_it_is_lookup() -> None:
+    assert (stands_for(target()), stands_for(target(), learning=False)) == ("lookup", "lookup")
 
 
 def test_with_a_head_it_takes_that_too(shipped: Path) -> None:
@@ -61,21 +61,21 @@ def test_with_a_head_it_takes_that_too(shipped: Path) -> None:
 
 def test_a_target_is_known_by_its_weights_in_any_precision_and_not_by_its_name(shipped: Path) -> None:
     assert stands_for(HFModel(tiny().bfloat16(), name="mine", self_test=False)) == ALL
-    assert stands_for(HFModel(tiny(seed=1), name="tiny", self_test=False)) == UNION
-    assert stands_for(HFModel(tiny("gpt2"), name="tiny", self_test=False)) == UNION
+    assert stands_for(HFModel(tiny(seed=1), name="tiny", self_test=False)) == "lookup"
+    assert stands_for(HFModel(tiny("gpt2"), name="tiny", self_test=False)) == "lookup"
 
 
 def test_a_model_with_embeddings_of_its_own_kind_has_no_head(shipped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = target()
     monkeypatch.setattr(own.model, "get_input_embeddings", lambda: torch.nn.Identity())
-    assert stands_for(own) == UNION
+    assert stands_for(own) == "lookup"
 
 
 def test_heads_of_other_sizes_are_not_read(shipped: Path) -> None:
     config = json.loads((shipped / "config.json").read_text())
     (shipped / "config.json").write_text(json.dumps(config | {"vocab_size": 49152}))
     (shipped / "head.safetensors").unlink()
-    assert stands_for(target()) == UNION
+    assert stands_for(target()) == "lookup"
 
 
 def test_a_package_that_is_not_whole_is_one_line(shipped: Path) -> None:
@@ -104,7 +104,7 @@ def test_every_scheme_decodes_with_it(scheme: str, with_head: bool, model: str, 
         request.getfixturevalue("shipped")
     engine = draftree.load_engine(model, method="chain", verification=scheme)
     drawing = SCHEMES[scheme].draws
-    assert engine.drafter.name == (("head" if drawing else ALL) if with_head else ("lookup" if drawing else UNION))
+    assert engine.drafter.name == (("head" if drawing else ALL) if with_head else "lookup")
     results = engine.generate([PROMPT, PROMPT[:4]], PARAMS)
     want = [generated(tiny(), prompt, 24, eos_token_id=None) for prompt in (PROMPT, PROMPT[:4])]
     assert SCHEMES[scheme].lossy or [r.token_ids for r in results] == want
@@ -139,7 +139,7 @@ def test_figures_traces_and_explanations_say_what_it_is(
     assert (begun.labels, begun.drafter["name"]) == ({"drafter": ALL, "method": "auto"}, ALL)
 
 
-def test_what_it_recycles_is_kept_in_a_file(model: str, tmp_path: Path) -> None:
+def test_what_it_recycles_is_kept_in_a_file(model: str, shipped: Path, tmp_path: Path) -> None:
     asked = ["generate", "the cat", "--target", model, "--max-tokens", "9", "--recycle-file", str(tmp_path / "seen")]
     assert run(asked) == 0
     assert (tmp_path / "seen").exists()
@@ -147,7 +147,7 @@ def test_what_it_recycles_is_kept_in_a_file(model: str, tmp_path: Path) -> None:
 
 def test_where_it_does_not_recycle_a_file_is_refused(model: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="drafter lookup does not recycle"):
-        draftree.load_engine(model, method="chain", verification="block", recycle_file=tmp_path / "seen")
+        draftree.load_engine(model, recycle_file=tmp_path / "seen")
 
 
 def test_inside_generate_the_head_comes_by_the_models_weights(shipped: Path) -> None:

@@ -21,7 +21,7 @@ from .union import UnionSource
 
 AUTO = DEFAULT_DRAFTER = "auto"
 DRAFTERS = {
-    AUTO: "lookup+recycle, and head where one comes for the target; head or lookup where children are drawn",
+    AUTO: "lookup+recycle+head where a head comes for the target (head where children are drawn), else lookup",
     "lookup": "continuations of earlier occurrences in prompt and output; no model",
     "recycle": "what the target found probable when it last saw the same token; no model",
     "head": "a layer trained on the target's hidden states; comes with smollm2",
@@ -71,17 +71,16 @@ def load_drafter(
 def resolved(name: str | HFModel, target: HFModel, policy: GrowthPolicy, *, learning: bool = True) -> str | HFModel:
     """What "auto" stands for: the best that is there for a target. Any other name stands for itself.
 
-    It is the drafter that the policy was made for, if it was made for one; else a union of all that needs no training
-    and of the head that comes for the target; without ``learning`` that head alone, or lookup where there is none.
+    It is the drafter that the policy was made for, if it was made for one; else lookup+recycle+head for a target that a
+    head comes for, without ``learning`` that head alone; else lookup.
     """
     if name != AUTO:
         return name
     if policy.partner is not None:
         return policy.partner
-    head = shipped_for(target) is not None
-    if not learning:
-        return "head" if head else "lookup"
-    return "lookup+recycle+head" if head else "lookup+recycle"
+    if shipped_for(target) is None:
+        return "lookup"
+    return "lookup+recycle+head" if learning else "head"
 
 
 def parts_of(name: str) -> tuple[str, ...]:
