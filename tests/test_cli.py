@@ -140,7 +140,7 @@ def test_text_in_cheaper_numerics_is_that_of_plain_decoding_in_them(model: str, 
 def test_methods_lists_each_method_in_one_line(capsys: Captured) -> None:
     assert run(["methods"]) == 0
     sections = capsys.readouterr().out.split("\n\n")
-    for section, names in zip(sections, (METHODS, SCHEMES, DRAFTERS), strict=True):
+    for section, names in zip(sections, (list(METHODS), list(SCHEMES), list(DRAFTERS)), strict=True):
         for name in names:
             assert sum(line.startswith(f"{name} ") for line in section.splitlines()) == 1
 

@@ -158,6 +158,13 @@ def test_inside_generate_the_head_comes_by_the_models_weights(shipped: Path) -> 
         assert got == want
 
 
+def test_torchs_own_random_numbers_are_left_alone(shipped: Path) -> None:
+    """Loading a head once drew random weights before it read its own: ``generate`` moved the user's global seed."""
+    before = torch.get_rng_state()
+    generated(tiny(), PROMPT, 5, custom_generate=draftree.custom_generate())
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_a_model_that_was_drafted_for_can_be_trained_and_keeps_no_graph(shipped: Path) -> None:
     """The hook that reads hidden states once kept those of a training pass with the whole graph behind them."""
     weights = tiny()

@@ -79,10 +79,11 @@ def read_head(folder: Path) -> tuple[str, HeadNetwork, Tensor, Tensor]:
         raise UnknownNameError(f"no draft head in {folder}: give a folder that 'draftree train head' wrote")
     with _reading(folder):
         target, config = _read_config(folder)
-        network = HeadNetwork(config)
+        with torch.device("meta"):  # no random weights, which would take longer than reading these
+            network = HeadNetwork(config)
         tensors = load_file(folder / WEIGHTS)
         vocabulary, known = tensors.pop("vocabulary").long(), tensors.pop("target_sample")
-        network.load_state_dict({name: value.float() for name, value in tensors.items()})
+        network.load_state_dict({name: value.float() for name, value in tensors.items()}, assign=True)
         if not len(vocabulary) or bool((vocabulary.diff() <= 0).any()) or not 0 <= int(vocabulary[0]):
             raise ValueError("its draft vocabulary is not a list of different tokens")
         if int(vocabulary[-1]) >= network.config.vocab_size:
