@@ -14,6 +14,7 @@ import pytest
 
 from draftree import commands
 from draftree.cli import run
+from draftree.draft.load import DRAFTERS
 from draftree.draft.methods import METHODS
 from draftree.sequence import Chunk
 from draftree.verify.schemes import SCHEMES
@@ -138,9 +139,10 @@ def test_text_in_cheaper_numerics_is_that_of_plain_decoding_in_them(model: str, 
 
 def test_methods_lists_each_method_in_one_line(capsys: Captured) -> None:
     assert run(["methods"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    for name in [*METHODS, *SCHEMES, "lookup", "none", "self"]:
-        assert sum(line.startswith(f"{name} ") for line in lines) == 1
+    sections = capsys.readouterr().out.split("\n\n")
+    for section, names in zip(sections, (list(METHODS), list(SCHEMES), list(DRAFTERS)), strict=True):
+        for name in names:
+            assert sum(line.startswith(f"{name} ") for line in section.splitlines()) == 1
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

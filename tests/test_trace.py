@@ -106,7 +106,11 @@ def test_the_reader_gives_sequences_and_their_ends(count: int, tmp_path: Path) -
     did = _traced(tmp_path / "t.jsonl", PROMPTS[:count], PARAMS[:count])
     records = list(read_trace(tmp_path / "t.jsonl"))
     assert isinstance(records[0], RunRecord)
-    assert (records[0].nodes, records[0].verification, records[0].labels) == (12, "match", {"suite": "tests"})
+    assert (records[0].nodes, records[0].verification, records[0].labels) == (
+        12,
+        "match",
+        {"drafter": "model", "suite": "tests"},
+    )
     assert records[0].target["dtype"] == "float32"
     assert records[0].drafter["policy"]["width_of"] == pytest.approx(
         {"class": "BranchingSteps", "sure": 0.02, "unsure": 1.0, "slope": 4.0, "most": 7, "stop": "Infinity"}

@@ -1,6 +1,6 @@
 """Lossless speculative decoding with draft trees that change shape at every step.
 
-engine = draftree.load_engine("smollm2", drafter="lookup")
+engine = draftree.load_engine("smollm2")
 for chunk in engine.stream(draftree.user("Why is the sky blue?")):
     print(chunk.text, end="", flush=True)
 """

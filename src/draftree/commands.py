@@ -16,6 +16,7 @@ from .bench.exact import first_difference
 from .config import Budget, SamplingParams
 from .draft.auto import AutoTree
 from .draft.base import NoDrafter
+from .draft.load import DEFAULT_DRAFTER
 from .draft.methods import DEFAULT_METHOD, DEFAULT_NODES, find_method
 from .engine import Engine
 from .errors import ConfigError, InputError, PromptError, RunError
@@ -56,7 +57,7 @@ def generate(
     context: typer.Context,
     prompt: Annotated[str, typer.Argument(help="The question; - reads it from standard input.")],
     target: Target = DEFAULT_MODEL,
-    drafter: Drafter = "lookup",
+    drafter: Drafter = DEFAULT_DRAFTER,
     method: MethodName = DEFAULT_METHOD,
     settings: Settings = None,
     tree: TreeFile = None,
@@ -91,7 +92,7 @@ def generate(
         raise ConfigError(f"--explain is about choices but {what} leaves none: use --method auto and a drafter")
     params = _params(max_tokens, temperature, top_k, top_p, min_p, seed, stop)
     text = _read(prompt)
-    observers = _trace(context, trace, force, drafter, method)
+    observers = _trace(context, trace, force, method)
     if show_trees:
         observers.append(show.Trees(out))
     given, place = _with_tree(settings, tree), _Place(dtype, device, numerics)
@@ -113,7 +114,8 @@ def generate(
         report["explanation"] = policy.report.text()
     if not as_json:
         err.print(show.LEGEND)
-        err.print(f"{drafter}, {method}, {verify}: {show.figures(sequence.stats, engine.verification.lossy)}")
+        names = f"{engine.drafter.name}, {method}, {verify}"
+        err.print(f"{names}: {show.figures(sequence.stats, engine.verification.lossy)}", markup=False)
         if explain:
             err.print(report["explanation"], markup=False)
     if compare and not interrupted:
@@ -130,7 +132,7 @@ def generate(
 def chat(
     context: typer.Context,
     target: Target = DEFAULT_MODEL,
-    drafter: Drafter = "lookup",
+    drafter: Drafter = DEFAULT_DRAFTER,
     method: MethodName = DEFAULT_METHOD,
     settings: Settings = None,
     tree: TreeFile = None,
@@ -151,7 +153,7 @@ def chat(
 ) -> None:
     """Talk to the target: /reset forgets the conversation, /exit or Ctrl-D ends it, Ctrl-C ends an answer."""
     params = _params(max_tokens, temperature, top_k, top_p, min_p, seed, None)
-    observers = _trace(context, trace, force, drafter, method)
+    observers = _trace(context, trace, force, method)
     given, place = _with_tree(settings, tree), _Place(dtype, device, numerics)
     engine = _engine(target, drafter, method, given, nodes, verify, place, observers, recycle_file)
     messages: list[dict[str, str]] = []
@@ -213,15 +215,13 @@ def _read(prompt: str) -> str:
     return text
 
 
-def _trace(context: typer.Context, file: Path | None, force: bool, drafter: str, method: str) -> list[Observer]:
+def _trace(context: typer.Context, file: Path | None, force: bool, method: str) -> list[Observer]:
     """A trace to ``file`` that ends with the command, if there is one."""
     if file is None:
         if force:
             raise ConfigError("--force overwrites the file of --trace: name one with --trace FILE")
         return []
-    return [
-        context.with_resource(Trace(file, force=force, labels={"drafter": drafter, "method": method}, warn=complain))
-    ]
+    return [context.with_resource(Trace(file, force=force, labels={"method": method}, warn=complain))]
 
 
 def _with_tree(settings: list[str] | None, tree: str | None) -> list[str]:

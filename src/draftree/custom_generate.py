@@ -1,6 +1,6 @@
 """The engine as transformers' ``custom_generate`` callable: a drop-in for ``model.generate``.
 
-    model.generate(**inputs, max_new_tokens=200, custom_generate=draftree.custom_generate(drafter="lookup"))
+    model.generate(**inputs, max_new_tokens=200, custom_generate=draftree.custom_generate())
 
 ``generate`` prepares processors (temperature and the like among them) and stopping criteria; this module gives them to
 the engine, row by row without its padding, and pads the answers again. transformers gives neither ``streamer`` nor
@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 
 from .config import Criterion, Processor, SamplingParams
-from .draft.load import learns, load_drafter, names_model
+from .draft.load import DEFAULT_DRAFTER, learns, load_drafter, names_model
 from .draft.methods import DEFAULT_METHOD, DEFAULT_NODES, find_policy
 from .draft.policy import GrowthPolicy
 from .engine import Engine
@@ -36,7 +36,7 @@ def generate_with(
     logits_processor: LogitsProcessorList,
     stopping_criteria: StoppingCriteriaList,
     generation_config: GenerationConfig,
-    drafter: str | HFModel = "lookup",
+    drafter: str | HFModel = DEFAULT_DRAFTER,
     method: str | GrowthPolicy = DEFAULT_METHOD,
     settings: Mapping[str, float | str] | None = None,
     nodes: int = DEFAULT_NODES,
@@ -72,8 +72,9 @@ def generate_with(
     attention, training = model.config._attn_implementation, model.training
     try:
         target = HFModel(model)
-        made = load_drafter(drafter, target, find_policy(method, settings))
-        engine = Engine(target, made, nodes=nodes, verification=verification)
+        scheme = find_scheme(verification)
+        made = load_drafter(drafter, target, find_policy(method, settings), learning=not scheme.draws)
+        engine = Engine(target, made, nodes=nodes, verification=scheme)
         prompts = [row[seen.bool()].tolist() for row, seen in zip(input_ids, mask, strict=True)]
         params = [
             _params(
@@ -95,7 +96,7 @@ def generate_with(
 
 def custom_generate(
     *,
-    drafter: str | HFModel = "lookup",
+    drafter: str | HFModel = DEFAULT_DRAFTER,
     method: str | GrowthPolicy = DEFAULT_METHOD,
     settings: Mapping[str, float | str] | None = None,
     nodes: int = DEFAULT_NODES,

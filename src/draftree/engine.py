@@ -27,7 +27,7 @@ from .observer import Observer, Setup
 from .sampling import Draws
 from .sequence import Chunk, Sequence, Stats
 from .text import Prompt, encode, text_stream
-from .tree import ROOT, DraftTree
+from .tree import DraftTree
 from .verify.match import Verdict
 from .verify.schemes import DEFAULT_SCHEME, Scheme, find_scheme
 
@@ -201,7 +201,7 @@ class Engine:
         budgets = [self._budget(s) for s in sequences]
         trees = self.drafter.propose(sequences, budgets, self.verification.drawing)
         clock.append(time.perf_counter())
-        logits = self.target.extend(rows, [_rooted(s, t) for s, t in zip(sequences, trees, strict=True)])
+        logits = self.target.extend(rows, [Nodes.below(s.ids[-1], t) for s, t in zip(sequences, trees, strict=True)])
         wanted = self.drafter.successors
         beside = successors(logits, wanted) if wanted else None
         verdicts = self._verify(logits, trees, sequences, beside)
@@ -273,12 +273,6 @@ def _row(sequence: Sequence) -> Row:
     if sequence.row is None or sequence.finish_reason is not None:
         raise ConfigError("a closed or finished sequence cannot go on: open its prompt again")
     return sequence.row
-
-
-def _rooted(sequence: Sequence, tree: DraftTree) -> Nodes:
-    """The nodes of a target pass: the root (the last token, not yet in the cache), then the tree below it."""
-    root = torch.tensor([sequence.ids[-1]])
-    return Nodes(torch.cat([root, tree.tokens]), torch.cat([torch.tensor([ROOT]), tree.parents + 1]))
 
 
 def _successors(verdict: Verdict, tree: DraftTree) -> Successors | None:

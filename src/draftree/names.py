@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Many
 from pathlib import Path
 
-from .draft.load import check_recycle_file, learns, load_drafter
+from .draft.load import DEFAULT_DRAFTER, check_recycle_file, learns, load_drafter
 from .draft.methods import DEFAULT_METHOD, DEFAULT_NODES, find_policy
 from .draft.policy import GrowthPolicy
 from .engine import Engine
@@ -20,7 +20,7 @@ from .verify.schemes import DEFAULT_SCHEME, Scheme, find_scheme
 def load_engine(
     target: str = DEFAULT_MODEL,
     *,
-    drafter: str | HFModel = "lookup",
+    drafter: str | HFModel = DEFAULT_DRAFTER,
     method: str | GrowthPolicy = DEFAULT_METHOD,
     settings: Mapping[str, float | str] | None = None,
     nodes: int = DEFAULT_NODES,
@@ -37,5 +37,5 @@ def load_engine(
     if drafter != "none":
         scheme.check(policy, nodes, learns(drafter))  # before a model is loaded
     model = load(target, dtype=dtype, device=device, numerics=numerics)
-    made = load_drafter(drafter, model, policy, recycle_file=recycle_file)
+    made = load_drafter(drafter, model, policy, recycle_file=recycle_file, learning=not scheme.draws)
     return Engine(model, made, nodes=nodes, verification=scheme, observers=observers)

@@ -36,8 +36,8 @@ Target = Annotated[str, typer.Option(help="Model whose output you want: smollm2,
 Drafter = Annotated[
     str,
     typer.Option(
-        help="What drafts: lookup, recycle, head, a draft head's folder, a model with the target's vocabulary, none, "
-        "self, or several, as A+B."
+        help="What drafts: auto (the best that is there for the target), lookup, recycle, head, a draft head's folder, "
+        "a model with the target's vocabulary, none, self, or several, as A+B."
     ),
 ]
 RecycleFile = Annotated[

@@ -39,7 +39,7 @@ class RunRecord:
         drafter: its class and settings, among them its policy's class and settings.
         nodes: node budget of one sequence's tree at one step.
         verification: how target logits turned into accepted tokens.
-        labels: what the caller calls things, such as drafter and method.
+        labels: the drafter's name, and what the caller calls things, such as the method.
     """
 
     format: str = FORMAT

@@ -47,7 +47,7 @@ class Trace(Observer):
     Args:
         path: the file; a pipe or a device will do.
         force: overwrite a file that exists.
-        labels: what the caller calls things, kept in the first line.
+        labels: what the caller calls things, kept in the first line beside the drafter's name.
         warn: takes the warning; ``warnings.warn`` by default.
 
     Raises:
@@ -112,7 +112,7 @@ class Trace(Observer):
             drafter=_describe(setup.drafter),
             nodes=setup.nodes,
             verification=setup.verification,
-            labels=self._labels,
+            labels={"drafter": setup.drafter.name} | self._labels,
         )
 
     def opened(self, sequence: Sequence) -> None:

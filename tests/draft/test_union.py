@@ -277,6 +277,7 @@ BAD = {
     "+": "a part without a name",
     "lookup+lookup": "has lookup twice",
     "lookup+none": "none drafts nothing and joins nothing",
+    "lookup+auto": "auto chooses all parts itself",
 }
 
 
@@ -287,7 +288,7 @@ def test_names_that_do_not_go_together_are_refused_before_a_model_is_loaded(name
 
 
 def test_an_unknown_part_is_named() -> None:
-    with pytest.raises(UnknownNameError, match="no drafter 'nope': not one of lookup, recycle"):
+    with pytest.raises(UnknownNameError, match="no drafter 'nope': not one of auto, lookup, recycle"):
         load_drafter("lookup+nope", target(), StaticTree())
 
 
@@ -297,7 +298,7 @@ def test_drawn_children_are_refused_before_a_model_is_loaded() -> None:
 
 
 def test_a_recycle_file_without_recycling_is_refused() -> None:
-    with pytest.raises(ConfigError, match="the drafter does not recycle: use drafter recycle"):
+    with pytest.raises(ConfigError, match=r"drafter lookup\+self does not recycle: use drafter recycle"):
         load_engine("./nowhere", drafter="lookup+self", recycle_file="seen")
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from draftree.models import kernels
 from draftree.models.kernels import KERNELS, Int8, Int8OneDNN, Kernel, _digits, working
@@ -142,3 +145,26 @@ def test_int8_layers_may_be_faster_in_float16_but_only_where_there_is_int8(monke
     ]
     found["int8"] = ()
     assert kernels.candidates("int8") == ()
+
+
+class Largest(TorchDispatchMode):
+    """Bytes of the largest tensor of floats that an operation makes."""
+
+    nbytes = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = function(*args, **(kwargs or {}))
+        if isinstance(out, Tensor) and out.is_floating_point():
+            self.nbytes = max(self.nbytes, out.nbytes)
+        return out
+
+
+@pytest.mark.parametrize("kernel", [k for k in HERE if k in (Int8, Int8OneDNN)], ids=lambda k: k.name)
+def test_a_large_weight_is_made_whole_numbers_piece_by_piece(kernel: type[Kernel]) -> None:
+    """Three float32 copies of the output layer at once were a third of the memory of the model's first load."""
+    weight = torch.randn((12000, 512), generator=torch.Generator().manual_seed(0))
+    with Largest() as made:  # type: ignore[no-untyped-call]
+        layer = kernel(weight, None)
+    assert 0 < made.nbytes <= weight.nbytes / 5
+    x = rows(3, 512) / 512**0.5
+    assert (layer(x) - linear(x, weight)).abs().max() <= ERROR[kernel.name]

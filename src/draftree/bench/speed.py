@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 
 from ..config import SamplingParams
 from ..draft.base import NoDrafter
-from ..draft.load import load_drafter
+from ..draft.load import DEFAULT_DRAFTER, load_drafter
 from ..draft.methods import DEFAULT_METHOD, DEFAULT_NODES, find_policy
 from ..engine import Engine
 from ..models.load import DEFAULT_MODEL, load, load_stock
@@ -51,7 +51,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m draftree.bench.speed", description=__doc__)
     parser.add_argument("--target", default=DEFAULT_MODEL)
     parser.add_argument("--numerics", default=DEFAULT_NUMERICS, help="one or more, with commas")
-    parser.add_argument("--drafter", default="lookup")
+    parser.add_argument("--drafter", default=DEFAULT_DRAFTER)
     parser.add_argument("--method", default=DEFAULT_METHOD)
     parser.add_argument("--nodes", type=int, default=DEFAULT_NODES)
     parser.add_argument("--categories", default="", help="with commas; all by default")
@@ -70,8 +70,9 @@ def main() -> None:
     for numerics in args.numerics.split(","):
         target = load(args.target, numerics=numerics)
         used = target.capabilities.numerics
-        name, plain = f"{args.drafter}, {args.method}, {used}", f"plain, {used}"
-        trees = Engine(target, load_drafter(args.drafter, target, find_policy(args.method)), nodes=args.nodes)
+        drafter = load_drafter(args.drafter, target, find_policy(args.method))
+        name, plain = f"{drafter.name}, {args.method}, {used}", f"plain, {used}"
+        trees = Engine(target, drafter, nodes=args.nodes)
         contestants |= {plain: ours(Engine(target, NoDrafter()), params), name: ours(trees, params)}
         bases |= {plain: plain, name: plain}
     prompts = [encode(target.tokenizer, user(item.prompt)) for item in items]

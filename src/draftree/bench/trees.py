@@ -18,21 +18,17 @@ import random
 import statistics
 from typing import NamedTuple
 
-import torch
 from rich.progress import track
 
-from ..config import Budget, SamplingParams
-from ..draft.base import Drafter, NoDrafter, Outcome, StepCost
+from ..config import SamplingParams
+from ..draft.base import Drafter, NoDrafter
 from ..draft.load import load_drafter
 from ..draft.methods import find_policy
-from ..draft.successors import Successors, successors
 from ..engine import Engine
-from ..models.base import Nodes, Row
 from ..models.hf import HFModel
 from ..models.load import DEFAULT_MODEL, load
-from ..sequence import Sequence
-from ..text import NoText, encode, user
-from ..tree import ROOT, DraftTree
+from ..text import encode, user
+from ..train.replay import Replay
 from .suites import spec_bench
 
 METHODS: dict[str, dict[str, float | str]] = {
@@ -45,8 +41,6 @@ METHODS: dict[str, dict[str, float | str]] = {
 }
 """In the order in which each should be accepted at least as far as the next, up to ``binary``."""
 _RANKED = list(METHODS)[1 : list(METHODS).index("binary") + 1]
-_PASS = StepCost(1, 0.0, 1.0, 0.0, 0)
-"""Times play no part here."""
 
 
 class Step(NamedTuple):
@@ -56,47 +50,15 @@ class Step(NamedTuple):
     gained: int
 
 
-def accepted(tree: DraftTree, text: list[int]) -> list[int]:
-    """The path of a tree that the text follows."""
-    edges = zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True)
-    nodes = {edge: node for node, edge in reversed(list(enumerate(edges)))}
-    path, node = [], ROOT
-    for token in text:
-        if (node, token) not in nodes:
-            break
-        node = nodes[node, token]
-        path.append(node)
-    return path
-
-
 def replay(target: HFModel, drafter: Drafter, prompt: list[int], text: list[int], nodes: int) -> list[Step]:
     """Draft along a text that is known."""
-    sequence = Sequence([*prompt, text[0]], SamplingParams(), len(text), frozenset(), NoText())
-    sequence.prompt_length = len(prompt)
-    drafter.open(sequence)
-    row = sequence.row = target.open(prompt) if drafter.successors or target.tracks_features else None
-    steps, rest = [], text[1:]
-    while rest:
-        tree = drafter.propose([sequence], [Budget(nodes, len(rest) - 1)])[0]
-        path = accepted(tree, rest)
-        gained, rest = rest[: len(path) + 1], rest[len(path) + 1 :]
-        found = _verified(target, row, sequence.ids[-1], tree, path, drafter.successors) if row else None
-        sequence.ids += gained
-        drafter.observe([Outcome(sequence, tree, path, gained, len(gained), _PASS, found)])
-        steps.append(Step(tree.expected_acceptance_length, len(gained)))
-    drafter.close(sequence)
-    if row:
-        target.close(row)
+    verifier = target if drafter.successors or target.tracks_features else None
+    steps = []
+    with Replay(drafter, prompt, text, SamplingParams(), target=verifier) as known:
+        while known.left:
+            tree, gained = known.step(nodes)
+            steps.append(Step(tree.expected_acceptance_length, gained))
     return steps
-
-
-@torch.inference_mode()
-def _verified(target: HFModel, row: Row, root: int, tree: DraftTree, path: list[int], count: int) -> Successors | None:
-    """What the target finds most probable after the root and each node, by a pass of its own; None: nobody asks."""
-    nodes = Nodes(torch.cat([torch.tensor([root]), tree.tokens]), torch.cat([torch.tensor([ROOT]), tree.parents + 1]))
-    logits = target.extend([row], [nodes])
-    target.commit(row, [0, *(n + 1 for n in path)])
-    return Successors.unpack(successors(logits, count)[0].cpu()) if count else None
 
 
 def main() -> None:

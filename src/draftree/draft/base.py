@@ -71,12 +71,16 @@ class Drafter(Protocol):
     """Proposes a draft tree for each sequence and keeps whatever state that takes.
 
     Attributes:
+        name: what people call it: the name that ``load_drafter`` made it by.
         passes: drafter model passes so far; each brings its candidates to the host in one transfer, and its drawn
             children in another.
         policy: what shapes its trees; None: it drafts nothing.
         successors: how many of the target's most probable tokens after each verified node it wants to be told; 0: none.
         learns: what it says depends on other sequences, so that drawn children would not repeat under the same seed.
     """
+
+    @property
+    def name(self) -> str: ...
 
     @property
     def passes(self) -> int: ...
@@ -114,6 +118,7 @@ class Drafter(Protocol):
 class NoDrafter:
     """Drafts nothing: the engine decodes plainly (AR)."""
 
+    name = "none"
     passes = 0
     successors = 0
     learns = False

@@ -23,10 +23,15 @@ class TreeDrafter:
     Attributes:
         policy: shapes the trees.
         source: says what may follow.
+        name: see ``Drafter``; by default the source's.
     """
 
     policy: GrowthPolicy
     source: Source
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        self.name = self.name or self.source.name
 
     @property
     def passes(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..errors import ConfigError, UnknownNameError, VocabularyError
-from ..models.head_file import is_head, load_head, shipped_head
+from ..models.head_file import is_head, load_head, shipped_for, shipped_head
 from ..models.hf import HFModel
 from ..models.load import load
 from ..models.numerics import DEFAULT_NUMERICS, NUMERICS
@@ -19,7 +19,9 @@ from .recycle import RecycleSource
 from .source import Source
 from .union import UnionSource
 
+AUTO = DEFAULT_DRAFTER = "auto"
 DRAFTERS = {
+    AUTO: "lookup+recycle+head where a head comes for the target (head where children are drawn), else lookup",
     "lookup": "continuations of earlier occurrences in prompt and output; no model",
     "recycle": "what the target found probable when it last saw the same token; no model",
     "head": "a layer trained on the target's hidden states; comes with smollm2",
@@ -30,16 +32,23 @@ DRAFTERS = {
 
 
 def load_drafter(
-    name: str | HFModel, target: HFModel, policy: GrowthPolicy, *, recycle_file: str | Path | None = None
+    name: str | HFModel,
+    target: HFModel,
+    policy: GrowthPolicy,
+    *,
+    recycle_file: str | Path | None = None,
+    learning: bool = True,
 ) -> Drafter:
     """Make a drafter by name.
 
     Args:
-        name: "lookup", "recycle", "head", "none", "self", the folder of a draft head, a model by any name that
-            ``draftree.load`` takes, a loaded model, or several names joined by "+": the union of what they say.
+        name: "auto" (``resolved``), "lookup", "recycle", "head", "none", "self", the folder of a draft head, a model by
+            any name that ``draftree.load`` takes, a loaded model, or several names joined by "+": the union of what
+            they say.
         target: the model that it drafts for.
         policy: shapes its trees.
         recycle_file: where "recycle" keeps what it has learned from one run to the next.
+        learning: "auto" may be what learns from all sequences; not so where children are drawn (``Scheme.draws``).
 
     Raises:
         UnknownNameError: no such drafter.
@@ -47,21 +56,38 @@ def load_drafter(
         ConfigError: the policy, or the draft head, was made for other models, or the names do not go together.
         ModelFileError: the draft head cannot be read.
     """
+    name = resolved(name, target, policy, learning=learning)
     check_recycle_file(name, recycle_file)
     names: tuple[str | HFModel, ...] = (name,) if isinstance(name, HFModel) else parts_of(name)
     if names == ("none",):
         return NoDrafter()
-    policy.check(target.capabilities.name, name.capabilities.name if isinstance(name, HFModel) else name)
+    called = name.capabilities.name if isinstance(name, HFModel) else name
+    policy.check(target.capabilities.name, called)
     file = None if recycle_file is None else Path(recycle_file).expanduser()
     sources = tuple(_source(part, target, file) for part in names)
-    return TreeDrafter(policy, sources[0] if len(sources) == 1 else UnionSource(sources))
+    return TreeDrafter(policy, sources[0] if len(sources) == 1 else UnionSource(sources), called)
+
+
+def resolved(name: str | HFModel, target: HFModel, policy: GrowthPolicy, *, learning: bool = True) -> str | HFModel:
+    """What "auto" stands for: the best that is there for a target. Any other name stands for itself.
+
+    It is the drafter that the policy was made for, if it was made for one; else lookup+recycle+head for a target that a
+    head comes for, without ``learning`` that head alone; else lookup.
+    """
+    if name != AUTO:
+        return name
+    if policy.partner is not None:
+        return policy.partner
+    if shipped_for(target) is None:
+        return "lookup"
+    return "lookup+recycle+head" if learning else "head"
 
 
 def parts_of(name: str) -> tuple[str, ...]:
     """The names that a drafter's name joins by "+"; a folder may have one in its own name.
 
     Raises:
-        ConfigError: a part is missing, there twice, or "none".
+        ConfigError: a part is missing, there twice, or one of "none" and "auto".
     """
     parts = (name,) if Path(name).exists() else tuple(part.strip() for part in name.split("+"))
     if len(parts) == 1:
@@ -73,6 +99,8 @@ def parts_of(name: str) -> tuple[str, ...]:
             raise ConfigError(f"drafter {name!r} has {part} twice: name each part once")
     if "none" in parts:
         raise ConfigError(f"drafter {name!r}: none drafts nothing and joins nothing: leave it out")
+    if AUTO in parts:
+        raise ConfigError(f"drafter {name!r}: auto chooses all parts itself: use it alone, or name what it should join")
     return parts
 
 
@@ -86,7 +114,7 @@ def names_model(name: str) -> bool:
 
 
 def learns(name: str | HFModel) -> bool:
-    """What this drafter says depends on other sequences (``Source.learns``).
+    """What this drafter says depends on other sequences (``Source.learns``); "auto" goes by what is wanted.
 
     Raises:
         ConfigError: as ``parts_of``.
@@ -95,13 +123,18 @@ def learns(name: str | HFModel) -> bool:
 
 
 def check_recycle_file(name: str | HFModel, file: str | Path | None) -> None:
-    """Make sure that a file is for a drafter that recycles.
+    """Make sure that a file is for a drafter that recycles; what "auto" stands for is not known yet.
 
     Raises:
         ConfigError: it is for none, or as ``parts_of``.
     """
-    if file is not None and (isinstance(name, HFModel) or "recycle" not in parts_of(name)):
-        raise ConfigError(f"recycle file {file}: the drafter does not recycle: use drafter recycle or lookup+recycle")
+    if file is None or name == AUTO:
+        return
+    if isinstance(name, HFModel) or "recycle" not in parts_of(name):
+        called = name.capabilities.name if isinstance(name, HFModel) else name
+        raise ConfigError(
+            f"recycle file {file}: drafter {called} does not recycle: use drafter recycle or lookup+recycle"
+        )
 
 
 def _source(name: str | HFModel, target: HFModel, recycle_file: Path | None) -> Source:

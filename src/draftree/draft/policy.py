@@ -109,6 +109,11 @@ class GrowthPolicy(ABC):
 
     by_value: ClassVar[bool] = False
 
+    @property
+    def partner(self) -> str | None:
+        """Name of the only drafter that it was made for; None: any will do."""
+        return None
+
     @abstractmethod
     def grow(self, frontier: Frontier) -> Growth:
         """Choose the children of a frontier."""

@@ -68,6 +68,11 @@ class RankTree(GrowthPolicy):
             children[numbers[path[:-1]], path[-1]] = numbers[path]
         object.__setattr__(self, "_children", children)
 
+    @property
+    def partner(self) -> str | None:
+        """The drafter of ``made_for``."""
+        return None if self.made_for is None else self.made_for.drafter
+
     def width_for(self, nodes: int) -> int:
         """Most children of a node."""
         return min(self._children.shape[1], nodes)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..errors import CacheError
-from ..tree import ROOT
+from ..tree import ROOT, DraftTree
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +109,11 @@ class Nodes:
     def chain(cls, tokens: Sequence[int]) -> Nodes:
         """``tokens`` one after the other, below the last committed token."""
         return cls(torch.tensor(tokens, dtype=torch.int64), torch.arange(len(tokens)) + ROOT)
+
+    @classmethod
+    def below(cls, root: int, tree: DraftTree) -> Nodes:
+        """A root, the last token, which is not committed yet, and then its draft tree."""
+        return cls(torch.cat([torch.tensor([root]), tree.tokens]), torch.cat([torch.tensor([ROOT]), tree.parents + 1]))
 
 
 class LanguageModel(Protocol):

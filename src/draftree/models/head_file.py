@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 from torch import Tensor
 
@@ -75,23 +77,35 @@ def read_head(folder: Path) -> tuple[str, HeadNetwork, Tensor, Tensor]:
     """
     if not (folder / CONFIG).is_file():
         raise UnknownNameError(f"no draft head in {folder}: give a folder that 'draftree train head' wrote")
-    try:
-        document: dict[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-        if (document.pop("format"), document.pop("version")) != (FORMAT, VERSION):
-            raise ValueError("another format")
-        target = str(document.pop("target"))
-        network = HeadNetwork(HeadConfig(**document))
+    with _reading(folder):
+        target, config = _read_config(folder)
+        with torch.device("meta"):  # no random weights, which would take longer than reading these
+            network = HeadNetwork(config)
         tensors = load_file(folder / WEIGHTS)
         vocabulary, known = tensors.pop("vocabulary").long(), tensors.pop("target_sample")
-        network.load_state_dict({name: value.float() for name, value in tensors.items()})
+        network.load_state_dict({name: value.float() for name, value in tensors.items()}, assign=True)
         if not len(vocabulary) or bool((vocabulary.diff() <= 0).any()) or not 0 <= int(vocabulary[0]):
             raise ValueError("its draft vocabulary is not a list of different tokens")
         if int(vocabulary[-1]) >= network.config.vocab_size:
             raise ValueError("its draft vocabulary goes beyond the target's")
+    return target, network, vocabulary, known
+
+
+def _read_config(folder: Path) -> tuple[str, HeadConfig]:
+    """The name of the target, and the sizes."""
+    document: dict[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    if (document.pop("format"), document.pop("version")) != (FORMAT, VERSION):
+        raise ValueError("another format")
+    return str(document.pop("target")), HeadConfig(**document)
+
+
+@contextmanager
+def _reading(folder: Path) -> Iterator[None]:
+    try:
+        yield
     except (OSError, ValueError, TypeError, KeyError, RuntimeError, ConfigError, SafetensorError) as error:
         why = str(error).strip().splitlines()[0].rstrip(".:") if str(error).strip() else type(error).__name__
         raise ModelFileError(f"cannot read the draft head {folder}: {why}: copy it again, or train another") from None
-    return target, network, vocabulary, known
 
 
 def load_head(folder: Path, target: HFModel) -> HeadModel:
@@ -103,23 +117,54 @@ def load_head(folder: Path, target: HFModel) -> HeadModel:
         UnsupportedModelError: the target's hidden states cannot be read.
     """
     made_for, network, vocabulary, known = read_head(folder)
-    name, given = target.capabilities.name, embeddings(target.model)
-    way_out = f"train one for it with 'draftree train head --target {name}', or use drafter 'lookup'"
-    config = network.config
-    for what, own, size in (
-        ("hidden size", config.hidden_size, given.shape[1]),
-        ("vocabulary size", config.vocab_size, given.shape[0]),
-    ):
+    name = target.capabilities.name
+    way_out = f"train one for it with 'draftree train head --target {name}', or use drafter 'auto'"
+    for what, own, size in _sizes(network.config, embeddings(target.model)):
         if own != size:
             raise ConfigError(
                 f"draft head {folder} was trained for {made_for}, {what} {own}, but {name} has {size}: {way_out}"
             )
-    found = sample(target)
-    if found.shape != known.shape or float(torch.corrcoef(torch.stack([found, known]).flatten(1))[0, 1]) < _SAME:
+    if not _same(known, sample(target)):
         raise ConfigError(
             f"draft head {folder} was trained for {made_for}, and {name}'s embeddings are others: {way_out}"
         )
     return HeadModel(network, vocabulary, target, f"head {folder.name}")
+
+
+def _sizes(config: HeadConfig, given: Tensor) -> tuple[tuple[str, int, int], ...]:
+    """What must agree: its name, the head's size, and that of the target's embeddings."""
+    return (
+        ("hidden size", config.hidden_size, given.shape[1]),
+        ("vocabulary size", config.vocab_size, given.shape[0]),
+    )
+
+
+def _same(known: Tensor, found: Tensor) -> bool:
+    """Are these samples of one model?"""
+    return found.shape == known.shape and bool(torch.corrcoef(torch.stack([found, known]).flatten(1))[0, 1] >= _SAME)
+
+
+def shipped_for(target: HFModel) -> Path | None:
+    """Folder of the head that comes with the package for a target, by whatever name it was loaded; None: there is none.
+
+    Reads no weights but the samples of those heads that have the target's sizes.
+
+    Raises:
+        ModelFileError: the package is not whole.
+    """
+    try:
+        given = embeddings(target.model)
+    except (AttributeError, NotImplementedError):  # a model with embeddings of its own kind
+        return None
+    for folder in sorted(SHIPPED.glob("*/")):
+        with _reading(folder):
+            if any(own != size for _, own, size in _sizes(_read_config(folder)[1], given)):
+                continue
+            with safe_open(folder / WEIGHTS, framework="pt") as file:
+                known = file.get_tensor("target_sample")
+        if _same(known, sample(target)):
+            return folder
+    return None
 
 
 def shipped_head(target: HFModel) -> HeadModel:
@@ -127,14 +172,12 @@ def shipped_head(target: HFModel) -> HeadModel:
 
     Raises:
         UnknownNameError: there is none.
+        ModelFileError: the package is not whole.
     """
-    for folder in sorted(SHIPPED.glob("*/")):
-        try:
-            return load_head(folder, target)
-        except ConfigError:
-            continue
+    if folder := shipped_for(target):
+        return load_head(folder, target)
     name = target.capabilities.name
     raise UnknownNameError(
         f"no draft head comes with draftree for {name}: train one with 'draftree train head --target {name}' and give "
-        "its folder, or use drafter 'lookup'"
+        "its folder, or use drafter 'auto'"
     )

@@ -14,6 +14,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.utils import skip_init
 
 from ..errors import CacheError
 from ..tree import ROOT, ancestors
@@ -64,7 +65,8 @@ class HeadModel:
         self.vocabulary = vocabulary.to(can.device)
         self._embeddings = embeddings(target.model)
         self._all = layer
-        output = nn.Linear(layer.weight.shape[1], len(vocabulary), layer.bias is not None, can.device, can.dtype)
+        sizes, place = (layer.weight.shape[1], len(vocabulary)), {"device": can.device, "dtype": can.dtype}
+        output = skip_init(nn.Linear, *sizes, layer.bias is not None, **place)
         with torch.no_grad():
             output.weight.copy_(layer.weight[self.vocabulary])
             if layer.bias is not None:

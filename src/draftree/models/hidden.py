@@ -50,7 +50,7 @@ class HiddenStates:
             raise
 
     def _keep(self, module: torch.nn.Module, inputs: Any, output: Any) -> None:
-        self.last = output[0]
+        self.last = output[0].detach()  # what the model's owner trains keeps no graph here
 
     @torch.inference_mode()
     def _check(self, model: PreTrainedModel, name: str) -> None:

@@ -25,6 +25,8 @@ _DIGITS = ((127, 128), (63, 64))
 saturate sums of two products: 127 x 127 x 2 < 2^15."""
 _SMALLEST = 1e-30
 """Rows of zeros have a scale too."""
+_AT_ONCE = 1 << 20
+"""Weights that are made whole numbers at once: copies of a whole output layer would be a model's largest tensors."""
 _TOLERANCE = 0.02
 """Largest error of a kernel that works, relative to the largest result."""
 
@@ -95,8 +97,12 @@ class _Int8(Kernel):
     def __init__(self, weight: Tensor, bias: Tensor | None, digits: tuple[int, int] | None = None) -> None:
         self._bias = bias
         self._largest, self._zero = digits or _digits(type(self))
-        scales = (weight.abs().amax(1) / 127).clamp_(min=_SMALLEST)
-        self._pack((weight / scales[:, None]).round_(), scales)
+        scales = (torch.maximum(weight.amax(1), -weight.amin(1)) / 127).clamp_(min=_SMALLEST)
+        whole = torch.empty(weight.shape, dtype=torch.int8)
+        rows = max(1, _AT_ONCE // weight.shape[1])
+        for into, part, scale in zip(whole.split(rows), weight.split(rows), scales.split(rows), strict=True):
+            into.copy_((part / scale[:, None]).round_())
+        self._pack(whole, scales)
 
     def __call__(self, x: Tensor) -> Tensor:
         step = 2 * self._largest
@@ -109,7 +115,7 @@ class _Int8(Kernel):
 
     @abstractmethod
     def _pack(self, weight: Tensor, scales: Tensor) -> None:
-        """Keep a weight [out, in] of whole numbers up to 127, and the scales [out] of its rows."""
+        """Keep a weight [out, in] int8 up to 127, and the scales [out] of its rows."""
 
     @abstractmethod
     def _multiply(self, digits: Tensor) -> Tensor:
@@ -124,7 +130,7 @@ class Int8(_Int8):
     def _pack(self, weight: Tensor, scales: Tensor) -> None:
         zeros = torch.zeros_like(scales, dtype=torch.int64)
         with _fbgemm():
-            whole = torch.quantize_per_channel(weight * scales[:, None], scales.double(), zeros, 0, torch.qint8)
+            whole = torch._make_per_channel_quantized_tensor(weight, scales.double(), zeros, 0)
             self._packed = torch.ops.quantized.linear_prepack(whole, None)
         self._operator = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
 
@@ -139,7 +145,7 @@ class Int8OneDNN(_Int8):
     name = "int8-onednn"
 
     def _pack(self, weight: Tensor, scales: Tensor) -> None:
-        self._packed = torch.ops.onednn.qlinear_prepack(weight.to(torch.int8), None)
+        self._packed = torch.ops.onednn.qlinear_prepack(weight, None)
         self._scales, self._zeros = scales, torch.zeros_like(scales, dtype=torch.int32)
 
     def _multiply(self, digits: Tensor) -> Tensor:

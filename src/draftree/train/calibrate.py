@@ -83,7 +83,7 @@ def ranks_along(
     with Replay(drafter, prompt, output, params, features) as replay:
         while replay.left:
             policy.follow(replay.left[:depth])
-            tree = replay.propose(len(policy.truth))
+            tree = replay.propose(len(policy.truth), len(policy.truth))
             yield policy.ranks
             gained = min(stride, len(replay.left))
             replay.advance(tree, list(range(min(len(tree), gained - 1))), gained)  # the last token is the next root

@@ -13,7 +13,7 @@ from rich.progress import Progress
 from ..config import Budget, SamplingParams
 from ..draft.base import Drafter as Drafts
 from ..draft.drafter import TreeDrafter
-from ..draft.load import learns, load_drafter
+from ..draft.load import DEFAULT_DRAFTER, learns, load_drafter
 from ..draft.static import Pair
 from ..draft.tree_file import TreeFile
 from ..errors import ConfigError, PromptError, RunError
@@ -35,7 +35,7 @@ def calibrate(
     prompts: Annotated[str, typer.Option(metavar="FILE", help="One prompt a line; or .jsonl with prompt or text.")],
     out: Annotated[str, typer.Option(metavar="FILE", help="Where to write the tree.")],
     target: Target = DEFAULT_MODEL,
-    drafter: Drafter = "lookup",
+    drafter: Drafter = DEFAULT_DRAFTER,
     nodes: Nodes = 64,
     depth: Depth = 8,
     stride: Stride = 4,
@@ -62,15 +62,17 @@ def calibrate(
         raise ConfigError(f"node budget is {nodes}: use at least 1")
     Budget(nodes)
     if drafter == "none":
-        raise ConfigError("drafter none drafts nothing: calibrate with lookup or a model")
+        raise ConfigError("drafter none drafts nothing: calibrate with lookup, a head or a model")
     if learns(drafter):
-        raise ConfigError(f"drafter {drafter} learns while trees are verified: calibrate with lookup or a model")
+        raise ConfigError(
+            f"drafter {drafter} learns while trees are verified: calibrate with lookup, a head or a model"
+        )
     texts = read_prompts(prompts)
     model = load(target, dtype=dtype, device=device, numerics=numerics)
     policy = TruePath()
-    drafts = load_drafter(drafter, model, policy)
+    drafts = load_drafter(drafter, model, policy, learning=False)
     calibration = Calibration(
-        made_for=Pair(model.capabilities.name, drafter),
+        made_for=Pair(model.capabilities.name, drafts.name),
         prompts=tuple(_encode(model, text, raw, f"prompt {i} of {prompts}") for i, text in enumerate(texts, start=1)),
         depth=depth,
         stride=stride,

@@ -25,10 +25,11 @@ from ..models.head_file import load_head, read_head, save_head
 from ..models.hf import HFModel
 from .fit import Fit, FitRecipe, Frozen, regress
 from .head_card import PromptFile, card
-from .head_data import HeadData
+from .head_data import LONGEST_PROMPT, HeadData
 from .head_eval import Figures, evaluate
 from .responses import TEMPERATURES, Response
 from .told import told
+from .workers import affordable
 
 RESPONSE_SHARE, FIGURES_SHARE = 0.6, 0.05
 """Of the hours: for drawing responses, and for the figures at the end; the rest is for the fit."""
@@ -51,7 +52,9 @@ class Limits:
         steps: of the fit; None: as many as fit the hours.
         held_out: prompts that are kept apart for the figures.
         vocabulary: tokens of the draft vocabulary.
-        rows: responses that are drawn together.
+        rows: responses that are drawn together by each worker.
+        workers: processes that draw them; None: on a CPU one for each of torch's threads that
+            memory allows, elsewhere one.
 
     Raises:
         ConfigError: a value is out of range.
@@ -63,15 +66,26 @@ class Limits:
     held_out: int = 32
     vocabulary: int = 8192
     rows: int = 32
+    workers: int | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.hours < float("inf"):
             raise ConfigError(f"hours is {self.hours}: use a positive number")
-        for name in ("tokens", "steps", "vocabulary", "rows"):
+        for name in ("tokens", "steps", "vocabulary", "rows", "workers"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ConfigError(f"{name} is {value}: use at least 1")
         if self.held_out < 0:
             raise ConfigError(f"held_out is {self.held_out}: use 0 or more")
+
+    def workers_on(self, device: torch.device) -> int:
+        """Processes that draw responses for a target on this device.
+
+        Raises:
+            ConfigError: several would share what is no CPU.
+        """
+        if device.type != "cpu" and (self.workers or 1) > 1:
+            raise ConfigError(f"workers is {self.workers}: on {device} one process draws all: use more --rows instead")
+        return self.workers or (torch.get_num_threads() if device.type == "cpu" else 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +130,14 @@ class HeadTraining:
             share = 1.0 if limits.steps else RESPONSE_SHARE
             data.check_room(limits.tokens, self.target.model.config.get_text_config(decoder=True).hidden_size)
             with told(console, "drawing response tokens", limits.tokens, data.store.tokens) as tell:
-                data.collect(self.target, tokens=limits.tokens, seconds=seconds * share, rows=limits.rows, tell=tell)
+                data.collect(
+                    self.target,
+                    tokens=limits.tokens,
+                    seconds=seconds * share,
+                    rows=limits.rows,
+                    tell=tell,
+                    workers=self._workers(),
+                )
         learned, apart = data.split(limits.held_out)
         learned = [r for r in learned if r.gained > 1]
         if not learned:
@@ -138,6 +159,14 @@ class HeadTraining:
         )
         write_whole(self.out / "README.md", text)
         return greedy, sampled
+
+    def _workers(self) -> int:
+        """As many as were asked for; else no more than fit the memory."""
+        workers, limits = self.limits.workers_on(self.target.capabilities.device), self.limits
+        if workers == 1 or limits.workers is not None:
+            return workers
+        tokens = LONGEST_PROMPT + self.data.recipe.max_tokens
+        return min(workers, affordable(self.target, rows=limits.rows, tokens=tokens))
 
     def _fit(self, learned: list[Response], vocabulary: Tensor, checkpoint: Path, seconds: float) -> Fit:
         """The fit as its checkpoint has it, or from the start."""

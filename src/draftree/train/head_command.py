@@ -51,7 +51,10 @@ def head(
     unroll: Annotated[int, whole("N", "Drafting steps that are trained.")] = 3,
     vocabulary: Annotated[int, whole("N", "Tokens that the head drafts; the text's own come on top.")] = 8192,
     held_out: Annotated[int, whole("N", "Prompts kept apart, for the figures.")] = 32,
-    rows: Annotated[int, whole("N", "Responses drawn together.")] = 32,
+    rows: Annotated[int, whole("N", "Responses that a worker draws together.")] = 32,
+    workers: Annotated[
+        int | None, whole("N", "Processes that draw responses; by default one a core, as memory allows; one on a GPU.")
+    ] = None,
     init: Annotated[str | None, typer.Option(metavar="DIR", help="Start from this head, not afresh.")] = None,
     bf16: Annotated[
         bool | None, typer.Option("--bf16/--no-bf16", help="Compute in bfloat16; by default where that is fast.")
@@ -66,7 +69,15 @@ def head(
 
     Ctrl-C keeps what is done: the same command goes on from there.
     """
-    limits = Limits(hours=hours, tokens=tokens, steps=steps, held_out=held_out, vocabulary=vocabulary, rows=rows)
+    limits = Limits(
+        hours=hours,
+        tokens=tokens,
+        steps=steps,
+        held_out=held_out,
+        vocabulary=vocabulary,
+        rows=rows,
+        workers=workers,
+    )
     if max_tokens < 2:
         raise ConfigError(f"max_tokens is {max_tokens}: use at least 2, for one token to draft")
     if not 0 <= seed < 2**62:
@@ -81,6 +92,7 @@ def head(
         raise ConfigError(f"no draft head in {init}: give --init a folder that this command wrote")
     files = [read_prompts(name) for name in prompts]
     model = load(target, dtype=dtype, device=device)
+    limits.workers_on(model.capabilities.device)
     model.track_features()
     asked = encoded(model, shuffled(files, seed), raw=raw)
     data = DataRecipe(

@@ -9,7 +9,9 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Many
+from contextlib import closing
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 from ..errors import ConfigError, PromptError
@@ -17,6 +19,7 @@ from ..files import write_whole
 from ..models.hf import HFModel
 from ..text import encode, user
 from .responses import Response, ResponseStore, respond
+from .workers import respond_in
 
 LONGEST_PROMPT = 512
 """Longer prompts are left out: reading them would take more time than their responses are worth."""
@@ -128,10 +131,23 @@ class HeadData:
                 "ask for fewer --tokens, or choose another --out"
             )
 
-    def collect(self, target: HFModel, *, tokens: int, seconds: float, rows: int, tell: Callable[[int], None]) -> None:
+    def collect(
+        self,
+        target: HFModel,
+        *,
+        tokens: int,
+        seconds: float,
+        rows: int,
+        tell: Callable[[int], None],
+        workers: int = 1,
+    ) -> None:
         """Draw responses until there are so many tokens, or so much time is spent, or all prompts are done.
 
         Interrupted, it keeps what is finished.
+
+        Args:
+            rows: responses that are drawn together, by each worker.
+            workers: processes that draw them; 1: this one.
         """
         began = time.monotonic() - self.seconds
 
@@ -142,15 +158,18 @@ class HeadData:
                 if number not in self.store.numbers:
                     yield number
 
-        target.reserve(rows, LONGEST_PROMPT + self.recipe.max_tokens)
+        if workers == 1:
+            target.reserve(rows, LONGEST_PROMPT + self.recipe.max_tokens)
+        draw = respond if workers == 1 else partial(respond_in, workers)
         limits = {"rows": rows, "max_tokens": self.recipe.max_tokens, "seed": self.recipe.seed}
         try:
-            for response in respond(target, self.prompts, wanted(), **limits):
-                shards = len(self.store.paths)
-                self.store.add(response)
-                tell(self.store.tokens)
-                if len(self.store.paths) > shards:
-                    self._note(time.monotonic() - began)
+            with closing(draw(target, self.prompts, wanted(), **limits)) as drawn:
+                for response in drawn:
+                    shards = len(self.store.paths)
+                    self.store.add(response)
+                    tell(self.store.tokens)
+                    if len(self.store.paths) > shards:
+                        self._note(time.monotonic() - began)
         finally:
             self.store.flush()
             self._note(time.monotonic() - began)

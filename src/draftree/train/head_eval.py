@@ -89,10 +89,8 @@ def evaluate(head: HeadModel, responses: Many[Response], seed: int, tell: Callab
         for name, (tree, nodes) in trees.items():
             with Replay(tree, prompt, known, params, features) as replay:
                 while replay.left:
-                    drafted = replay.propose(nodes)
-                    path = replay.accepted(drafted)
+                    replay.step(nodes)
                     steps[name] += 1
-                    replay.advance(drafted, path, min(len(path) + 1, len(replay.left)))
         gained += len(known) - 1
         tell(done)
     acceptance = [[h / max(1, n) for h in row] for n, row in zip(trials, hits, strict=True)]

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from ..config import Budget, SamplingParams
 from ..draft.base import Drafter, Outcome, StepCost
-from ..models.base import Row
+from ..draft.successors import Successors, successors
+from ..models.base import LanguageModel, Nodes, Row
 from ..sequence import Sequence
 from ..text import NoText
 from ..tree import ROOT, DraftTree
@@ -18,7 +19,7 @@ _UNMEASURED = StepCost(batch=1, draft=0.0, verify=0.0, other=0.0, draft_passes=0
 
 
 class Replay:
-    """A sequence that is decoded again with a drafter and without its target; a context that closes it.
+    """A sequence that is decoded again with a drafter, without its target if need be; a context that closes it.
 
     Attributes:
         left: the output that is still to come; its last token is never drafted from.
@@ -31,18 +32,21 @@ class Replay:
         output: Many[int],
         params: SamplingParams,
         features: Tensor | None = None,
+        target: LanguageModel | None = None,
     ) -> None:
         """
         Args:
             prompt, output: what the target was asked and what it said.
             params: how it decoded; the draft law follows its temperature.
             features: [n, H] its hidden states at all tokens but the last, for a drafter that reads them.
+            target: makes its passes all the same, for a drafter that learns from what they say, or instead of features.
         """
         self.left = list(output[1:])
-        self._drafter, self._features = drafter, features
+        self._drafter, self._features, self._target = drafter, features, target
         self._sequence = Sequence(prompt, params, len(output), frozenset(), NoText())
         none = torch.zeros(0)
-        self._sequence.row = Row(slot=-1, length=0, logits=none, parents=none.long())
+        own = Row(slot=-1, length=0, logits=none, parents=none.long())
+        self._row = self._sequence.row = own if target is None else target.open(prompt)
         drafter.open(self._sequence)
         self._gain(list(output[:1]))
 
@@ -51,26 +55,43 @@ class Replay:
 
     def __exit__(self, *error: object) -> None:
         self._drafter.close(self._sequence)
+        if self._target is not None:
+            self._target.close(self._row)
 
     def _gain(self, tokens: list[int]) -> None:
-        row = self._sequence.row
         self._sequence.ids += tokens
-        if row is not None:
-            start, row.length = row.length, len(self._sequence.ids) - 1
+        if self._target is None:
+            start, self._row.length = self._row.length, len(self._sequence.ids) - 1
             if self._features is not None:
-                row.features.append(self._features[start : row.length])
+                self._row.features.append(self._features[start : self._row.length])
 
-    def propose(self, nodes: int) -> DraftTree:
-        """What it drafts here, no deeper than the output goes on."""
-        return self._drafter.propose([self._sequence], [Budget(nodes, len(self.left))])[0]
+    def propose(self, nodes: int, depth: int) -> DraftTree:
+        """What it drafts here."""
+        return self._drafter.propose([self._sequence], [Budget(nodes, depth)])[0]
 
     def advance(self, tree: DraftTree, path: list[int], tokens: int) -> None:
         """Take the next ``tokens`` of the output, of which the nodes of ``path`` were drafted."""
+        found = None if self._target is None else self._verified(self._target, tree, path)
         gained, self.left = self.left[:tokens], self.left[tokens:]
         self._gain(gained)
-        self._drafter.observe([Outcome(self._sequence, tree, path, gained, len(gained), _UNMEASURED)])
+        self._drafter.observe([Outcome(self._sequence, tree, path, gained, len(gained), _UNMEASURED, found)])
 
-    def accepted(self, tree: DraftTree) -> list[int]:
+    def step(self, nodes: int) -> tuple[DraftTree, int]:
+        """Draft and advance as decoding with match verification does; the tree, and how many tokens were gained."""
+        tree = self.propose(nodes, len(self.left) - 1)  # the last token is the bonus
+        path = self._accepted(tree)
+        self.advance(tree, path, len(path) + 1)
+        return tree, len(path) + 1
+
+    @torch.inference_mode()
+    def _verified(self, target: LanguageModel, tree: DraftTree, path: list[int]) -> Successors | None:
+        """The target's pass over a tree; what it finds most probable after the root and each node, if asked for."""
+        logits = target.extend([self._row], [Nodes.below(self._sequence.ids[-1], tree)])
+        target.commit(self._row, [0, *(n + 1 for n in path)])
+        count = self._drafter.successors
+        return Successors.unpack(successors(logits, count)[0].cpu()) if count else None
+
+    def _accepted(self, tree: DraftTree) -> list[int]:
         """The nodes that match verification accepts: the longest path that the output follows."""
         path: list[int] = []
         node = ROOT

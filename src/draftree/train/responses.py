@@ -7,7 +7,7 @@ Finished responses go to disk in shards, each in one piece or not at all, so tha
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -64,7 +64,7 @@ def seed_of(number: int, seed: int) -> int:
 
 def respond(
     target: HFModel, prompts: Many[Many[int]], numbers: Iterable[int], *, rows: int, max_tokens: int, seed: int
-) -> Iterator[Response]:
+) -> Generator[Response]:
     """Responses to the prompts of these numbers, in the order in which they end.
 
     A prompt's response depends on its number and the seed alone, not on its neighbours (near-ties aside).

@@ -42,6 +42,11 @@ class Scheme(ABC):
     drawing: ClassVar[Drawing] = Drawing.TOP
     lossy: ClassVar[bool] = False
 
+    @property
+    def draws(self) -> bool:
+        """It judges children that are drawn at random: from laws that must not depend on other sequences."""
+        return self.drawing is not Drawing.TOP
+
     @abstractmethod
     def verify(
         self, logits: Tensor, trees: Sequence[DraftTree], draws: Draws, beside: Tensor | None = None
@@ -66,12 +71,12 @@ class Scheme(ABC):
         Raises:
             ConfigError: they cannot.
         """
-        if self.drawing is not Drawing.TOP and learns:
+        if self.draws and learns:
             raise ConfigError(
                 f"verification {self.name} draws children, and recycle and unions learn from all sequences: the same "
-                "seed would not give the same text again: use verification match, or drafter lookup"
+                "seed would not give the same text again: use verification match, or drafter auto"
             )
-        if self.drawing is not Drawing.TOP and policy.by_value:
+        if self.draws and policy.by_value:
             raise ConfigError(
                 f"verification {self.name} with {type(policy).__name__}: that policy ranks or prunes siblings by their "
                 "probabilities, and drawn siblings must not be: use verification match, or a method such as static"

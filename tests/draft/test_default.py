@@ -1,0 +1,178 @@
+"""The drafter "auto": what it stands for is known once the target is, and is what people see from then on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+
+import draftree
+from draftree.cli import run
+from draftree.config import SamplingParams
+from draftree.draft.load import AUTO, load_drafter, resolved
+from draftree.draft.tree_file import read_tree
+from draftree.errors import ConfigError, ModelFileError
+from draftree.models import head_file
+from draftree.models.head_file import save_head
+from draftree.models.hf import HFModel
+from draftree.records import RunRecord
+from draftree.trace import read_trace
+from draftree.verify.schemes import SCHEMES
+
+from ..heads import DRAFTED, random_head
+from ..pairs import generated, policy, save_tree, target
+from ..tiny import save_tiny, tiny
+
+Captured = pytest.CaptureFixture[str]
+
+ALL = "lookup+recycle+head"
+PROMPT = [3, 14, 15, 9, 2, 6, 14, 15]
+PARAMS = SamplingParams(max_tokens=24, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_tiny(tmp_path_factory.mktemp("models") / "tiny"))
+
+
+@pytest.fixture
+def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A head for the tiny target comes with the package."""
+    tiny_target = target()
+    save_head(tmp_path / "heads" / "tiny", random_head(tiny_target).network, DRAFTED, tiny_target)
+    monkeypatch.setattr(head_file, "SHIPPED", tmp_path / "heads")
+    return tmp_path / "heads" / "tiny"
+
+
+def stands_for(model: HFModel, learning: bool = True) -> str | HFModel:
+    return resolved(AUTO, model, policy("auto"), learning=learning)
+
+
+def test_without_a_head_it_is_lookup() -> None:
+    assert (stands_for(target()), stands_for(target(), learning=False)) == ("lookup", "lookup")
+
+
+def test_with_a_head_it_takes_that_too(shipped: Path) -> None:
+    assert (stands_for(target()), stands_for(target(), learning=False)) == (ALL, "head")
+
+
+def test_a_target_is_known_by_its_weights_in_any_precision_and_not_by_its_name(shipped: Path) -> None:
+    assert stands_for(HFModel(tiny().bfloat16(), name="mine", self_test=False)) == ALL
+    assert stands_for(HFModel(tiny(seed=1), name="tiny", self_test=False)) == "lookup"
+    assert stands_for(HFModel(tiny("gpt2"), name="tiny", self_test=False)) == "lookup"
+
+
+def test_a_model_with_embeddings_of_its_own_kind_has_no_head(shipped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = target()
+    monkeypatch.setattr(own.model, "get_input_embeddings", lambda: torch.nn.Identity())
+    assert stands_for(own) == "lookup"
+
+
+def test_heads_of_other_sizes_are_not_read(shipped: Path) -> None:
+    config = json.loads((shipped / "config.json").read_text())
+    (shipped / "config.json").write_text(json.dumps(config | {"vocab_size": 49152}))
+    (shipped / "head.safetensors").unlink()
+    assert stands_for(target()) == "lookup"
+
+
+def test_a_package_that_is_not_whole_is_one_line(shipped: Path) -> None:
+    (shipped / "head.safetensors").write_bytes(b"cut")
+    with pytest.raises(ModelFileError, match="cannot read the draft head .*tiny"):
+        stands_for(target())
+
+
+def test_any_other_name_stands_for_itself(shipped: Path) -> None:
+    own = target()
+    assert [resolved(name, own, policy("auto")) for name in ("lookup", "none", own)] == ["lookup", "none", own]
+
+
+def test_the_drafter_is_called_by_what_it_is(shipped: Path) -> None:
+    assert load_drafter(AUTO, target(), policy("auto")).name == ALL
+    assert load_drafter("none", target(), policy("auto")).name == "none"
+    other = HFModel(tiny(seed=5), name="other", self_test=False)
+    assert load_drafter(other, target(), policy("auto")).name == "other"
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("with_head", [False, True])
+def test_every_scheme_decodes_with_it(scheme: str, with_head: bool, model: str, request: pytest.FixtureRequest) -> None:
+    """Schemes that draw children refuse what learns from all sequences: the default must never be refused."""
+    if with_head:
+        request.getfixturevalue("shipped")
+    engine = draftree.load_engine(model, method="chain", verification=scheme)
+    drawing = SCHEMES[scheme].draws
+    assert engine.drafter.name == (("head" if drawing else ALL) if with_head else "lookup")
+    results = engine.generate([PROMPT, PROMPT[:4]], PARAMS)
+    want = [generated(tiny(), prompt, 24, eos_token_id=None) for prompt in (PROMPT, PROMPT[:4])]
+    assert SCHEMES[scheme].lossy or [r.token_ids for r in results] == want
+
+
+def test_a_calibrated_tree_brings_its_drafter(model: str, tmp_path: Path, capsys: Captured) -> None:
+    tree = save_tree(tmp_path / "tree.json", model, "self")
+    asked = ["generate", "the cat", "--target", model, "--max-tokens", "9", "--method", "sequoia", "--tree", str(tree)]
+    assert run(asked) == 0
+    assert "self, sequoia, match: 9 tokens" in capsys.readouterr().err
+
+
+def test_calibrate_takes_what_does_not_learn(model: str, shipped: Path, tmp_path: Path) -> None:
+    (tmp_path / "prompts.txt").write_text("the cat in the hat\na b a b a b\n")
+    out = tmp_path / "tree.json"
+    asked = ["calibrate", "--prompts", str(tmp_path / "prompts.txt"), "--out", str(out), "--target", model]
+    assert run([*asked, "--max-tokens", "24", "--depth", "4", "--stride", "1"]) == 0
+    assert read_tree(str(out)).made_for.drafter == "head"
+
+
+def test_figures_traces_and_explanations_say_what_it_is(
+    model: str, shipped: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    trace = tmp_path / "t.jsonl"
+    asked = ["generate", "the cat in the hat", "--target", model, "--max-tokens", "12", "--trace", str(trace)]
+    assert run([*asked, "--explain"]) == 0
+    printed = capsys.readouterr().err
+    assert f"{ALL}, auto, match: 12 tokens" in printed
+    assert all(f"source {part}: asked" in printed for part in ("lookup", "recycle", "head tiny"))
+    begun = next(read_trace(trace))
+    assert isinstance(begun, RunRecord)
+    assert (begun.labels, begun.drafter["name"]) == ({"drafter": ALL, "method": "auto"}, ALL)
+
+
+def test_what_it_recycles_is_kept_in_a_file(model: str, shipped: Path, tmp_path: Path) -> None:
+    asked = ["generate", "the cat", "--target", model, "--max-tokens", "9", "--recycle-file", str(tmp_path / "seen")]
+    assert run(asked) == 0
+    assert (tmp_path / "seen").exists()
+
+
+def test_where_it_does_not_recycle_a_file_is_refused(model: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="drafter lookup does not recycle"):
+        draftree.load_engine(model, recycle_file=tmp_path / "seen")
+
+
+def test_inside_generate_the_head_comes_by_the_models_weights(shipped: Path) -> None:
+    weights = tiny()
+    want = generated(weights, PROMPT, 24, eos_token_id=None)
+    for _ in range(2):
+        got = generated(weights, PROMPT, 24, eos_token_id=None, custom_generate=draftree.custom_generate())
+        assert got == want
+
+
+def test_torchs_own_random_numbers_are_left_alone(shipped: Path) -> None:
+    """Loading a head once drew random weights before it read its own: ``generate`` moved the user's global seed."""
+    before = torch.get_rng_state()
+    generated(tiny(), PROMPT, 5, custom_generate=draftree.custom_generate())
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_model_that_was_drafted_for_can_be_trained_and_keeps_no_graph(shipped: Path) -> None:
+    """The hook that reads hidden states once kept those of a training pass with the whole graph behind them."""
+    weights = tiny()
+    generated(weights, PROMPT, 5, custom_generate=draftree.custom_generate())
+    loss = cast(Any, weights)(input_ids=torch.tensor([PROMPT]), labels=torch.tensor([PROMPT])).loss
+    loss.backward()
+    assert all(p.grad is not None for p in weights.parameters())
+    kept = HFModel(weights, self_test=False)
+    kept.track_features()
+    assert kept._hidden is not None
+    assert kept._hidden.last.grad_fn is None

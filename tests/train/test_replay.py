@@ -1,0 +1,61 @@
+"""Drafting along a known text gives the trees and the acceptance of decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+
+import pytest
+
+from draftree.bench.trees import Step, replay
+from draftree.config import SamplingParams
+from draftree.draft.base import Outcome
+from draftree.draft.best import OptTree
+from draftree.draft.drafter import TreeDrafter
+from draftree.draft.head import HeadSource
+from draftree.draft.source import Source
+from draftree.draft.union import UnionSource
+from draftree.engine import Engine
+from draftree.models.hf import HFModel
+from draftree.observer import Observer
+
+from ..heads import trained
+from ..pairs import source, target
+from ..tiny import VOCAB
+
+PROMPTS = [[(7 * i + 3 * j) % VOCAB for j in range(4 + i)] for i in range(4)]
+
+
+class Steps(Observer):
+    """Keeps what decoding gained in each step."""
+
+    def __init__(self) -> None:
+        self.seen: list[Step] = []
+
+    def stepped(self, outcomes: Many[Outcome], learned: float) -> None:
+        self.seen += [Step(o.tree.expected_acceptance_length, o.taken) for o in outcomes]
+
+
+def made(name: str, model: HFModel) -> Source:
+    if name == "head":
+        return HeadSource(trained(model), VOCAB)
+    if "+" in name:
+        return UnionSource(tuple(made(part, model) for part in name.split("+")))
+    return source(name, model)
+
+
+@pytest.mark.parametrize("name", ["lookup", "relative", "recycle", "head", "lookup+recycle+head"])
+def test_a_replay_drafts_and_gains_what_decoding_does(name: str) -> None:
+    """One drafter goes through all prompts, so what it learns from one must show in the next."""
+    model = target()
+    decoding, replaying = (TreeDrafter(OptTree(0.01), made(name, model)) for _ in range(2))
+    replaying.prepare(model)
+    accepted = 0
+    for prompt in PROMPTS:
+        steps = Steps()
+        engine = Engine(model, decoding, nodes=9, observers=[steps])
+        text = engine.generate([prompt], SamplingParams(max_tokens=40, ignore_eos=True))[0].token_ids
+        again = replay(model, replaying, prompt, text, 9)
+        assert [s.gained for s in again] == [s.gained for s in steps.seen]
+        assert [s.expected for s in again] == pytest.approx([s.expected for s in steps.seen], rel=1e-3)
+        accepted += sum(s.gained - 1 for s in again)
+    assert accepted > 3
