@@ -18,6 +18,7 @@ from ..sequence import Sequence
 from ..tree import DraftLaw
 from .drawing import Drawing, Drawn, Key, draw
 from .policy import Candidates
+from .successors import largest
 
 _FLOOR = torch.finfo(torch.float32).min
 _CHUNK = 8
@@ -59,19 +60,22 @@ class Laws:
         scale = torch.tensor([1 / (p.temperature or 1.0) for p in params])[:, None].to(logits.device, non_blocking=True)
         batch, column = torch.stack([batch, column]).to(logits.device, non_blocking=True)
         names = torch.stack([pad(t, (0, logits.shape[-1] - len(t))) for t in tokens]) if tokens else None
+        whole = logits.shape[0] == 1 and logits.shape[1] == len(asked)  # a pass of one sequence: nothing to pick out
         for at in range(0, batch.shape[0], _CHUNK):
             chunk = slice(at, at + _CHUNK)
-            raw = logits[batch[chunk], column[chunk]].float()
+            raw = (logits[0, chunk] if whole else logits[batch[chunk], column[chunk]]).float()
             if self._drawing is Drawing.TOP:
-                law = (raw * scale[chunk]).log_softmax(-1)
+                law = raw * scale[chunk]
             else:
                 law = warp_rows(raw, params[chunk]).log_softmax(-1)
                 laws.append(law.clone())
-            top = law.topk(min(width, law.shape[-1]))
-            ids = top.indices if names is None else names[batch[chunk, None], top.indices]
-            p = law.exp()
-            entropy = -torch.linalg.vecdot(p, law.clamp_(min=_FLOOR))  # 0 log 0 = 0
-            parts.append(torch.cat([ids.double(), top.values.double(), entropy[:, None].double()], dim=1))
+            where = largest(law, min(width, law.shape[-1]))
+            best, p = law.gather(1, where), law.softmax(-1)
+            # log sum exp x = x - log p of any x, the largest for precision; entropy = log sum exp x - sum p x
+            total = best[:, :1] - p.gather(1, where[:, :1]).log_()
+            entropy = total - torch.linalg.vecdot(p, law.clamp_(min=_FLOOR))[:, None]  # 0 log 0 = 0
+            ids = where if names is None else names[batch[chunk, None], where]
+            parts.append(torch.cat([ids.double(), (best - total).double(), entropy.double()], dim=1))
         if laws:
             self._laws = torch.cat(laws)
         found, logprobs, entropies = torch.cat(parts).cpu().tensor_split([(parts[0].shape[1] - 1) // 2, -1], dim=1)
