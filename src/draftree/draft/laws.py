@@ -58,9 +58,11 @@ class Laws:
         self._tokens = [tokens[b] for b in rows] if tokens else []
         params = [sequence.params for sequence, _ in asked]
         scale = torch.tensor([1 / (p.temperature or 1.0) for p in params])[:, None].to(logits.device, non_blocking=True)
-        batch, column = torch.stack([batch, column]).to(logits.device, non_blocking=True)
-        names = torch.stack([pad(t, (0, logits.shape[-1] - len(t))) for t in tokens]) if tokens else None
         whole = logits.shape[0] == 1 and logits.shape[1] == len(asked)  # a pass of one sequence: nothing to pick out
+        if not whole:
+            batch, column = torch.stack([batch, column]).to(logits.device, non_blocking=True)
+        names = [pad(t, (0, logits.shape[-1] - t.shape[0])) for t in tokens] if tokens else []
+        named = names[0] if whole and names else torch.stack(names) if names else None
         for at in range(0, batch.shape[0], _CHUNK):
             chunk = slice(at, at + _CHUNK)
             raw = (logits[0, chunk] if whole else logits[batch[chunk], column[chunk]]).float()
@@ -74,7 +76,10 @@ class Laws:
             # log sum exp x = x - log p of any x, the largest for precision; entropy = log sum exp x - sum p x
             total = best[:, :1] - p.gather(1, where[:, :1]).log_()
             entropy = total - torch.linalg.vecdot(p, law.clamp_(min=_FLOOR))[:, None]  # 0 log 0 = 0
-            ids = where if names is None else names[batch[chunk, None], where]
+            if named is None:
+                ids = where
+            else:
+                ids = named[where] if whole else named[batch[chunk, None], where]
             parts.append(torch.cat([ids.double(), (best - total).double(), entropy.double()], dim=1))
         if laws:
             self._laws = torch.cat(laws)
@@ -96,7 +101,9 @@ class Laws:
                 columns[group, : drawn.shape[1]] = drawn
         tokens = columns.clone()
         for f, ids in enumerate(self._tokens):
-            tokens[f] = ids[columns[f]]
+            tokens[f] = ids[
+                columns[f].clamp(max=ids.shape[0] - 1)
+            ]  # past a node's count there may be columns without a token
         for f in random:
             own = self._tokens[f] if self._tokens else None
             laws[f] = DraftLaw(self._laws[f] if own is None else self._laws[f, : len(own)], own)

@@ -48,7 +48,10 @@ def successors(logits: Tensor, count: int) -> Tensor:
 
 
 def largest(logits: Tensor, count: int) -> Tensor:
-    """[R, count] int64 where the largest of [R, V] logits are, in descending order: all in the chunks with the ``count`` largest maxima."""
+    """[R, count] int64 where the largest of [R, V] logits are, the largest first.
+
+    All of them are in the chunks with the ``count`` largest maxima.
+    """
     chunk = math.gcd(logits.shape[-1], _CHUNK)
     if min(chunk, logits.shape[-1] // chunk) <= 2 * count:
         return logits.topk(count).indices

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
-from itertools import takewhile
+from itertools import islice
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -123,9 +123,9 @@ class UnionSource(Source):
             if place not in layer.places:
                 return
             at, node = layer.places[place]
-            for kind, pairs in enumerate(layer.said[at]):
-                hit = next((i for i, (said, _) in enumerate(pairs) if said == token), None)
-                self._calibration.learn(depth, [p for _, p in pairs], hit, kind=kind)
+            for kind, (said, probabilities) in enumerate(layer.said[at]):
+                hit = said.index(token) if token in said else None
+                self._calibration.learn(depth, probabilities, hit, kind=kind)
             place = (row, node, token)
 
     def close(self, sequence: Sequence) -> None:
@@ -141,8 +141,9 @@ _Places = dict[_Place, tuple[int, int]]
 """Where each node is among the F that were asked about, and its number."""
 
 
-_Said = list[tuple[int, float]]
-"""A part's candidates after one node, with the probabilities that it gives them."""
+_Said = tuple[list[int], list[float]]
+"""A part's candidates after one node, and the probabilities that it gives them."""
+_NOTHING: _Said = ([], [])
 
 
 class _Layer(NamedTuple):
@@ -207,7 +208,7 @@ class _UnionScorer:
     ) -> Candidates:
         """One law out of all; what none of them says counts as one outcome of its entropy."""
         depth = len(self.layers)
-        said: list[list[_Said]] = [[[] for _ in self._parts] for _ in rows]
+        said: list[list[_Said]] = [[_NOTHING for _ in self._parts] for _ in rows]
         for kind, (part, scorer) in enumerate(self._parts):
             own = [i for i, b in enumerate(rows) if self._limits[b][kind] > depth]
             if scorer is not None and own:
@@ -221,18 +222,21 @@ class _UnionScorer:
 
     def _law(self, said: Many[Many[_Said]], width: int) -> Candidates:
         """Of few numbers, so that lists are faster than tensors."""
-        flat = [(p, kind) for parts in said for kind, pairs in enumerate(parts) for _, p in pairs]
-        probabilities = torch.tensor([p for p, _ in flat])
-        kinds = torch.tensor([kind for _, kind in flat], dtype=torch.int64)
-        accepted = iter(self._calibration.acceptance(probabilities, len(self.layers), kinds).tolist())
-        laws = [merge([[(token, next(accepted)) for token, _ in pairs] for pairs in parts]) for parts in said]
+        kinds, probabilities = list[int](), list[float]()
+        for parts in said:
+            for kind, (_, given) in enumerate(parts):
+                kinds += [kind] * len(given)
+                probabilities += given
+        depth, own = len(self.layers), torch.tensor(kinds, dtype=torch.int64)
+        accepted = iter(self._calibration.acceptance(torch.tensor(probabilities), depth, own).tolist())
+        laws = [merge([(tokens, list(islice(accepted, len(tokens)))) for tokens, _ in parts]) for parts in said]
         width = min(width, max(1, *(len(law) for law in laws)))
         tokens, logprobs, origins = [], [], []
         for law in laws:
-            none = width - len(law)
-            tokens.append([token for token, _, _ in law[:width]] + [0] * none)
-            logprobs.append([math.log(p) for _, p, _ in law[:width]] + [-math.inf] * none)
-            origins.append([bits for _, _, bits in law[:width]] + [0] * none)
+            best, none = law[:width], width - len(law)
+            tokens.append([token for token, _, _ in best] + [0] * none)
+            logprobs.append([math.log(p) for _, p, _ in best] + [-math.inf] * none)
+            origins.append([bits for _, _, bits in best] + [0] * none)
         entropies = torch.tensor([_entropy([p for _, p, _ in law]) for law in laws])
         return Candidates(torch.tensor(tokens), torch.tensor(logprobs), entropies, torch.tensor(origins))
 
@@ -242,20 +246,17 @@ def _wide(width: int) -> int:
 
 
 def _likely(found: Candidates) -> list[_Said]:
-    """The candidates of each node that are likely enough."""
-    said = zip(found.tokens.tolist(), found.logprobs.exp().tolist(), strict=True)
-    return [list(takewhile(_is_likely, zip(tokens, law, strict=True))) for tokens, law in said]
-
-
-def _is_likely(candidate: tuple[int, float]) -> bool:
-    return candidate[1] > _LEAST
+    """The candidates of each node that are likely enough: the first ones, since they descend."""
+    law = found.logprobs.exp()
+    counts = (law > _LEAST).sum(1).tolist()
+    return [(tokens[:n], p[:n]) for tokens, p, n in zip(found.tokens.tolist(), law.tolist(), counts, strict=True)]
 
 
 def merge(parts: Many[_Said]) -> list[tuple[int, float, int]]:
     """One law out of several: equal tokens become one candidate.
 
     Args:
-        parts: of each, its candidates after one node with the probability that they are accepted.
+        parts: of each, its candidates after one node, and the probabilities that they are accepted.
 
     Returns:
         tokens, with the largest of their probabilities, scaled down where they sum to more than 1, and with the bits of
@@ -263,10 +264,13 @@ def merge(parts: Many[_Said]) -> list[tuple[int, float, int]]:
     """
     law: dict[int, float] = {}
     origins: dict[int, int] = {}
-    for kind, pairs in enumerate(parts):
-        for token, p in pairs:
-            law[token] = max(p, law.get(token, 0.0))
-            origins[token] = origins.get(token, 0) | 1 << kind
+    for kind, (tokens, accepted) in enumerate(parts):
+        for token, p in zip(tokens, accepted, strict=True):
+            if token in law:
+                law[token] = max(p, law[token])
+                origins[token] |= 1 << kind
+            else:
+                law[token], origins[token] = p, 1 << kind
     total = max(1.0, sum(law.values()))
     return [(token, law[token] / total, origins[token]) for token in sorted(law, key=law.__getitem__, reverse=True)]
 

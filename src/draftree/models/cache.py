@@ -41,7 +41,6 @@ class Placement:
     index: Tensor | None = None
 
 
-
 class TreeLayer(CacheLayerMixin):
     """One layer's keys and values; see the module for the layout."""
 

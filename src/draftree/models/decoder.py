@@ -1,8 +1,7 @@
 """The pass of a model whose layers have all been merged: embedding, layers, final norm, output layer, and no more.
 
 What transformers does around its layers (masks that we bring along, hooks, output records) takes a millisecond of each
-pass. Whether a model does anything beside is found out by trying: ``direct`` gives back a decoder that has the same
-logits, or none.
+pass. Whether a model does anything more is found out by trying: ``direct`` gives a decoder with equal logits, or none.
 """
 
 from __future__ import annotations
@@ -46,6 +45,8 @@ class Decoder:
             [B, n, H] hidden states after the final norm; [B, n or 1, V] logits.
         """
         states = embedding(tokens, self._embeddings)
+        if mask is None and self._layers[0].implementation == "eager":  # the others take none for causal
+            mask = states.new_full((tokens.shape[1],) * 2, torch.finfo(states.dtype).min).triu_(1)[None, None]
         turn, attend = self._rotation(self._rotary.forward(states, positions)), self._layers[0].attention
         for layer in self._layers:
             states = layer.run(states, turn, mask, cache, attend, {})

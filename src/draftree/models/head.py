@@ -112,7 +112,9 @@ class HeadNetwork(nn.Module):
             queries [B, n, heads, D], keys and values [B, n, kv_heads, D].
         """
         c = self.config
-        states = self.qkv.forward(_normed(self.attention_norm, inputs)).unflatten(-1, (c.heads + 2 * c.kv_heads, c.head_dim))
+        states = self.qkv.forward(_normed(self.attention_norm, inputs)).unflatten(
+            -1, (c.heads + 2 * c.kv_heads, c.head_dim)
+        )
         turned, values = states.tensor_split([c.heads + c.kv_heads], dim=-2)
         pairs = torch.view_as_complex(turned.float().unflatten(-1, (-1, 2)))
         turned = torch.view_as_real(pairs * turns).flatten(-2).to(values.dtype)

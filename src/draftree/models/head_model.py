@@ -25,7 +25,7 @@ from .numerics import STOCK, convert
 
 _NO_NODES = torch.zeros(0, dtype=torch.int64)
 _GRAIN = 64
-"""Logits come in multiples of this, filled up with -inf: their largest are found chunk by chunk (``draft.successors``)."""
+"""Logits come in multiples of this, filled up with -inf: their largest are found faster, chunk by chunk."""
 
 
 @dataclass(slots=True, eq=False)

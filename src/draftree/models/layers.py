@@ -133,9 +133,14 @@ class Merged(nn.Module):
         return self.run(hidden_states, turn, attention_mask, past_key_values, self.attention, kwargs)
 
     @property
+    def implementation(self) -> str:
+        """Name of the attention in use."""
+        return self._config._attn_implementation  # type: ignore[no-any-return]
+
+    @property
     def attention(self) -> Attention:
-        """transformers' attention function in use."""
-        found: Attention = ALL_ATTENTION_FUNCTIONS.get_interface(self._config._attn_implementation, self._eager)
+        """Its function."""
+        found: Attention = ALL_ATTENTION_FUNCTIONS.get_interface(self.implementation, self._eager)
         return found
 
     def run(
