@@ -1,4 +1,4 @@
-"""Draft laws where the target's noise is known."""
+"""Candidates of a model's laws: the right tokens, log-probs and entropies; and the noise that they foresee."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from draftree.sequence import Sequence
 from draftree.text import NoText
 
 VOCAB, WIDTH = 40, 6
+LARGE = 8192
 HISTORY = [3, 1, 2]
 
 
@@ -98,3 +99,29 @@ def test_children_that_are_drawn_do_not_see_the_noise() -> None:
         for seed in range(5)
     ]
     assert found == [[row.topk(WIDTH).indices.tolist()]] * 5
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("spread", [0.1, 3.0, 40.0])
+def test_candidates_are_those_of_log_softmax(temperature: float, spread: float) -> None:
+    logits = torch.randn((1, 3, LARGE), generator=torch.Generator().manual_seed(0)) * spread
+    logits[..., -192:] = float("-inf")
+    nodes = [(sequence(SamplingParams(temperature=temperature)), n) for n in range(3)]
+    drawing = Drawing.WITHOUT_REPLACEMENT if temperature else Drawing.TOP  # no noise is known
+    found = Laws(drawing).candidates(nodes, logits, torch.zeros(3, dtype=torch.int64), torch.arange(3), 5)
+    law = (logits[0].double() / (temperature or 1.0)).log_softmax(-1)
+    assert torch.equal(found.tokens, law.topk(5).indices)
+    torch.testing.assert_close(found.logprobs.double(), law.topk(5).values, atol=1e-4, rtol=0)
+    torch.testing.assert_close(found.entropies.double(), torch.special.entr(law.exp()).sum(-1), atol=1e-4, rtol=0)
+
+
+def test_some_columns_of_several_rows_can_be_asked_for() -> None:
+    logits = torch.randn((2, 3, LARGE), generator=torch.Generator().manual_seed(0))
+    batch, column = torch.tensor([0, 1, 1]), torch.tensor([2, 0, 1])
+    names = [torch.arange(LARGE) + 7, torch.arange(LARGE - 64) + 9]
+    logits[1, :, -64:] = float("-inf")
+    found = Laws(Drawing.TOP).candidates(
+        [(sequence(SamplingParams()), n) for n in range(3)], logits, batch, column, 4, names
+    )
+    want = logits[batch, column].topk(4).indices + torch.tensor([[7], [9], [9]])
+    assert torch.equal(found.tokens, want)

@@ -20,6 +20,7 @@ from ..sequence import Sequence
 from ..tree import DraftLaw
 from .drawing import Drawing, Drawn, Key, draw
 from .policy import Candidates
+from .successors import largest
 
 _FLOOR = torch.finfo(torch.float32).min
 _CHUNK = 8
@@ -59,22 +60,30 @@ class Laws:
         rows = batch.tolist() if tokens and self._drawing is not Drawing.TOP else []
         self._tokens = [tokens[b] for b in rows] if tokens else []
         params = [sequence.params for sequence, _ in asked]
-        batch, column = torch.stack([batch, column]).to(logits.device, non_blocking=True)
-        names = torch.stack([pad(t, (0, logits.shape[-1] - len(t))) for t in tokens]) if tokens else None
+        whole = logits.shape[0] == 1 and logits.shape[1] == len(asked)  # a pass of one sequence: nothing to pick out
+        if not whole:
+            batch, column = torch.stack([batch, column]).to(logits.device, non_blocking=True)
+        names = [pad(t, (0, logits.shape[-1] - t.shape[0])) for t in tokens] if tokens else []
+        named = names[0] if whole and names else torch.stack(names) if names else None
         for at in range(0, batch.shape[0], _CHUNK):
             chunk = slice(at, at + _CHUNK)
-            law = warp_rows(logits[batch[chunk], column[chunk]].float(), params[chunk])
+            law = warp_rows((logits[0, chunk] if whole else logits[batch[chunk], column[chunk]]).float(), params[chunk])
             if self._drawing is Drawing.TOP:
-                own = None if names is None else names[batch[chunk]]
-                law = self._picks(law, [sequence for sequence, _ in asked[chunk]], own).log_softmax(-1)
+                own = None if named is None else named.expand_as(law) if whole else named[batch[chunk]]
+                law = self._picks(law, [sequence for sequence, _ in asked[chunk]], own)
             else:
                 law = law.log_softmax(-1)
                 laws.append(law.clone())
-            top = law.topk(min(width, law.shape[-1]))
-            ids = top.indices if names is None else names[batch[chunk, None], top.indices]
-            p = law.exp()
-            entropy = -torch.linalg.vecdot(p, law.clamp_(min=_FLOOR))  # 0 log 0 = 0
-            parts.append(torch.cat([ids.double(), top.values.double(), entropy[:, None].double()], dim=1))
+            where = largest(law, min(width, law.shape[-1]))
+            best, p = law.gather(1, where), law.softmax(-1)
+            # log sum exp x = x - log p of any x, the largest for precision; entropy = log sum exp x - sum p x
+            total = best[:, :1] - p.gather(1, where[:, :1]).log_()
+            entropy = total - torch.linalg.vecdot(p, law.clamp_(min=_FLOOR))[:, None]  # 0 log 0 = 0
+            if named is None:
+                ids = where
+            else:
+                ids = named[where] if whole else named[batch[chunk, None], where]
+            parts.append(torch.cat([ids.double(), (best - total).double(), entropy.double()], dim=1))
         self._depth += 1
         if laws:
             self._laws = torch.cat(laws)
@@ -116,7 +125,9 @@ class Laws:
                 columns[group, : drawn.shape[1]] = drawn
         tokens = columns.clone()
         for f, ids in enumerate(self._tokens):
-            tokens[f] = ids[columns[f]]
+            tokens[f] = ids[
+                columns[f].clamp(max=ids.shape[0] - 1)
+            ]  # past a node's count there may be columns without a token
         for f in random:
             own = self._tokens[f] if self._tokens else None
             laws[f] = DraftLaw(self._laws[f] if own is None else self._laws[f, : len(own)], own)

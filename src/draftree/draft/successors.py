@@ -41,14 +41,17 @@ def successors(logits: Tensor, count: int) -> Tensor:
     rows, count = logits.flatten(0, 1), min(count, logits.shape[-1])
     parts = []
     for some in rows.split(_ROWS):
-        best = _largest(some, count)
+        best = largest(some, count)
         logprobs = some.log_softmax(-1, dtype=torch.float32).gather(-1, best)
         parts.append(torch.cat([best.double(), logprobs.double()], dim=-1))
     return torch.cat(parts).view(*logits.shape[:2], 2 * count)
 
 
-def _largest(logits: Tensor, count: int) -> Tensor:
-    """[R, count] int64 where the largest of [R, V] logits are: all in the chunks with the ``count`` largest maxima."""
+def largest(logits: Tensor, count: int) -> Tensor:
+    """[R, count] int64 where the largest of [R, V] logits are, the largest first.
+
+    All of them are in the chunks with the ``count`` largest maxima.
+    """
     chunk = math.gcd(logits.shape[-1], _CHUNK)
     if min(chunk, logits.shape[-1] // chunk) <= 2 * count:
         return logits.topk(count).indices

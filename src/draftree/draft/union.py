@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -28,8 +29,8 @@ from .drawing import Drawing, Drawn
 from .policy import Candidates
 from .source import Grown, Scorer, Source
 
-_LEAST = math.log(0.005)
-"""Candidates that their source finds less probable than this (nats) are left out."""
+_LEAST = 0.005
+"""Candidates that their source finds less probable than this are left out."""
 _BACKED = 0.5
 """Share of a candidate's probability that a part must give it to be among those that say so."""
 _WIDTH = 8
@@ -124,11 +125,9 @@ class UnionSource(Source):
             if place not in layer.places:
                 return
             at, node = layer.places[place]
-            said, probabilities = layer.tokens[at].tolist(), layer.probabilities[at].tolist()
-            for kind, own in enumerate(layer.parts):
-                known = [(t, p) for t, p in zip(said[own], probabilities[own], strict=True) if p > 0]
-                hit = next((i for i, (t, _) in enumerate(known) if t == token), None)
-                self._calibration.learn(depth, [p for _, p in known], hit, kind=kind)
+            for kind, (said, probabilities) in enumerate(layer.said[at]):
+                hit = said.index(token) if token in said else None
+                self._calibration.learn(depth, probabilities, hit, kind=kind)
             place = (row, node, token)
 
     def close(self, sequence: Sequence) -> None:
@@ -144,20 +143,21 @@ _Places = dict[_Place, tuple[int, int]]
 """Where each node is among the F that were asked about, and its number."""
 
 
+_Said = tuple[list[int], list[float]]
+"""A part's candidates after one node, and the probabilities that it gives them."""
+_NOTHING: _Said = ([], [])
+
+
 class _Layer(NamedTuple):
     """What was said of F nodes of one depth.
 
     Attributes:
         places: of the nodes.
-        tokens: [F, M] int64, all parts' candidates side by side.
-        probabilities: [F, M] float32 that their parts give them, 0 where there is no candidate.
-        parts: the columns of each part.
+        said: [F] of each part.
     """
 
     places: _Places
-    tokens: Tensor
-    probabilities: Tensor
-    parts: list[slice]
+    said: list[list[_Said]]
 
 
 class _UnionScorer:
@@ -210,64 +210,74 @@ class _UnionScorer:
     ) -> Candidates:
         """One law out of all; what none of them says counts as one outcome of its entropy."""
         depth = len(self.layers)
-        tokens, probabilities = [torch.zeros((len(rows), 1), dtype=torch.int64)], [torch.zeros((len(rows), 1))]
-        kinds, columns = [0], list[slice]()
+        said: list[list[_Said]] = [[_NOTHING for _ in self._parts] for _ in rows]
         for kind, (part, scorer) in enumerate(self._parts):
             own = [i for i, b in enumerate(rows) if self._limits[b][kind] > depth]
-            start = len(kinds)
             if scorer is not None and own:
                 began = time.perf_counter()
-                said = score(scorer, own)
+                found = score(scorer, own)
                 part.spent += time.perf_counter() - began
-                found, likely = _likely(said, own, len(rows))
-                tokens.append(found)
-                probabilities.append(likely)
-                kinds += [kind] * found.shape[1]
-            columns.append(slice(start, len(kinds)))
-        self.layers.append(_Layer(places, torch.cat(tokens, dim=1), torch.cat(probabilities, dim=1), columns))
-        return self._law(self.layers[-1], torch.tensor(kinds), width)
+                for i, likely in zip(own, _likely(found), strict=True):
+                    said[i][kind] = likely
+        self.layers.append(_Layer(places, said))
+        return self._law(said, width)
 
-    def _law(self, layer: _Layer, kinds: Tensor, width: int) -> Candidates:
-        accepted = self._calibration.acceptance(layer.probabilities, len(self.layers), kinds)
-        accepted = torch.where(layer.probabilities > 0, accepted, 0.0)
-        law, origins = merge(layer.tokens, accepted, 1 << kinds)
-        entropies = torch.special.entr(law).sum(1) + torch.special.entr((1 - law.sum(1)).clamp(min=0))
-        order = law.argsort(dim=1, descending=True, stable=True)[:, :width]
-        tokens, law, origins = (x.gather(1, order) for x in (layer.tokens, law, origins))
-        return Candidates(tokens, law.log(), entropies, origins)
+    def _law(self, said: Many[Many[_Said]], width: int) -> Candidates:
+        """Of few numbers, so that lists are faster than tensors."""
+        kinds, probabilities = list[int](), list[float]()
+        for parts in said:
+            for kind, (_, given) in enumerate(parts):
+                kinds += [kind] * len(given)
+                probabilities += given
+        depth, own = len(self.layers), torch.tensor(kinds, dtype=torch.int64)
+        accepted = iter(self._calibration.acceptance(torch.tensor(probabilities), depth, own).tolist())
+        laws = [merge([(tokens, list(islice(accepted, len(tokens)))) for tokens, _ in parts]) for parts in said]
+        width = min(width, max(1, *(len(law) for law in laws)))
+        tokens, logprobs, origins = [], [], []
+        for law in laws:
+            best, none = law[:width], width - len(law)
+            tokens.append([token for token, _, _ in best] + [0] * none)
+            logprobs.append([math.log(p) for _, p, _ in best] + [-math.inf] * none)
+            origins.append([bits for _, _, bits in best] + [0] * none)
+        entropies = torch.tensor([_entropy([p for _, p, _ in law]) for law in laws])
+        return Candidates(torch.tensor(tokens), torch.tensor(logprobs), entropies, torch.tensor(origins))
 
 
 def _wide(width: int) -> int:
     return max(width, _WIDTH)
 
 
-def _likely(said: Candidates, own: list[int], count: int) -> tuple[Tensor, Tensor]:
-    """[count, K] tokens and probabilities of the candidates that are likely enough; they are of the nodes ``own``."""
-    likely = said.logprobs > _LEAST
-    known = int(likely.any(0).sum())  # in descending order: what is right of the first columns is empty
-    tokens, probabilities = said.tokens[:, :known], torch.where(likely, said.logprobs.exp(), 0.0)[:, :known]
-    if len(own) == count:
-        return tokens, probabilities
-    return (
-        tokens.new_zeros((count, known)).index_copy(0, torch.tensor(own), tokens),
-        probabilities.new_zeros((count, known)).index_copy(0, torch.tensor(own), probabilities),
-    )
+def _likely(found: Candidates) -> list[_Said]:
+    """The candidates of each node that are likely enough: the first ones, since they descend."""
+    law = found.logprobs.exp()
+    counts = (law > _LEAST).sum(1).tolist()
+    return [(tokens[:n], p[:n]) for tokens, p, n in zip(found.tokens.tolist(), law.tolist(), counts, strict=True)]
 
 
-def merge(tokens: Tensor, accepted: Tensor, bits: Tensor) -> tuple[Tensor, Tensor]:
-    """Equal tokens become one candidate.
+def merge(parts: Many[_Said]) -> list[tuple[int, float, int]]:
+    """One law out of several: equal tokens become one candidate.
 
     Args:
-        tokens: [F, M] int64 candidates.
-        accepted: [F, M] the probability that the part that says so would give it; 0: it is none.
-        bits: [M] int64 of that part.
+        parts: of each, its candidates after one node, and the probabilities that they are accepted.
 
     Returns:
-        ([F, M] the largest of the equal ones' probabilities at the first of them, 0 at the others; a law: the sum is
-        at most 1; [F, M] the bits of all that say so.)
+        tokens, with the largest of their probabilities, scaled down where they sum to more than 1, and with the bits of
+        the parts that say so at least half as surely; in descending order.
     """
-    same = tokens[:, :, None] == tokens[:, None]
-    best = (same * accepted[:, None]).amax(-1).masked_fill(same.tril(-1).any(-1), 0.0)
-    backed = (accepted[:, None] >= _BACKED * best[:, :, None]) & (accepted > 0)[:, None]
-    origins = (same * torch.where(backed, bits, 0)).sum(-1)
-    return best / best.sum(1, keepdim=True).clamp(min=1), origins
+    best: dict[int, float] = {}
+    for tokens, accepted in parts:
+        for token, p in zip(tokens, accepted, strict=True):
+            best[token] = max(p, best.get(token, 0.0))
+    origins = dict.fromkeys(best, 0)
+    for kind, (tokens, accepted) in enumerate(parts):
+        for token, p in zip(tokens, accepted, strict=True):
+            if p >= _BACKED * best[token]:
+                origins[token] |= 1 << kind
+    total = max(1.0, sum(best.values()))
+    return [(token, best[token] / total, origins[token]) for token in sorted(best, key=best.__getitem__, reverse=True)]
+
+
+def _entropy(law: Many[float]) -> float:
+    """In nats; what is missing from 1 is one outcome."""
+    rest = 1 - sum(law)
+    return -sum(p * math.log(p) for p in law) - (rest * math.log(rest) if rest > 0 else 0.0)

@@ -27,6 +27,7 @@ class Placement:
         first, last: the pass covers rows ``first..last - 1``.
         starts: slot of each covered row's first new node.
         width: new nodes a row, padding included.
+        end: slots that the pass may attend to.
         index: [last - first, width] int64 slots on the device, or None when all rows start at the same slot.
     """
 
@@ -36,12 +37,8 @@ class Placement:
     last: int = 1
     starts: Sequence[int] = (0,)
     width: int = 0
+    end: int = 0
     index: Tensor | None = None
-
-    @property
-    def end(self) -> int:
-        """Slots that this pass may attend to."""
-        return max(self.starts) + self.width
 
 
 class TreeLayer(CacheLayerMixin):
@@ -81,16 +78,17 @@ class TreeLayer(CacheLayerMixin):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         at = self.placement
-        rows = slice(at.first, at.last)
+        keys, values, count = self.keys, self.values, at.last - at.first
+        if count < keys.shape[0]:
+            keys, values = keys.narrow(0, at.first, count), values.narrow(0, at.first, count)
         if at.index is None:
-            start = at.starts[0]
-            self.keys[rows, :, start : start + at.width] = key_states
-            self.values[rows, :, start : start + at.width] = value_states
+            keys.narrow(2, at.starts[0], at.width).copy_(key_states)
+            values.narrow(2, at.starts[0], at.width).copy_(value_states)
         else:
-            row = torch.arange(at.first, at.last, device=self.device)[:, None]
-            self.keys[row, :, at.index] = key_states.transpose(1, 2)
-            self.values[row, :, at.index] = value_states.transpose(1, 2)
-        return self.keys[rows, :, : at.end], self.values[rows, :, : at.end]
+            row = torch.arange(count, device=self.device)[:, None]
+            keys[row, :, at.index] = key_states.transpose(1, 2)
+            values[row, :, at.index] = value_states.transpose(1, 2)
+        return keys.narrow(2, 0, at.end), values.narrow(2, 0, at.end)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.placement.end, 0
@@ -113,6 +111,12 @@ class TreeCache(Cache):
         self.placement = Placement()
         self._layers = [TreeLayer(self.placement) for _ in range(layers)]
         super().__init__(layers=list(self._layers))
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Write a layer's states and return all that it may attend to."""
+        return self._layers[layer_idx].update(key_states, value_states)
 
     @property
     def nbytes(self) -> int:
@@ -140,8 +144,9 @@ class TreeCache(Cache):
     def place(self, first: int, starts: Sequence[int], width: int, device: torch.device) -> None:
         """Say where the next pass writes: rows from ``first`` on, each from its own start slot."""
         at = self.placement
-        self.reserve(first + len(starts), max(starts) + width)
-        at.first, at.last, at.starts, at.width = first, first + len(starts), starts, width
+        last, end = first + len(starts), max(starts) + width
+        self.reserve(last, end)
+        at.first, at.last, at.starts, at.width, at.end = first, last, starts, width, end
         ragged = min(starts) != max(starts)
         at.index = None
         if ragged:
@@ -156,8 +161,8 @@ class TreeCache(Cache):
         source = torch.tensor([start + p for p in path[moved:]])
         for layer in self._layers:
             source = source.to(layer.device, non_blocking=True)
-            for states in (layer.keys, layer.values):
-                states[row, :, start + moved : start + len(path)] = states[row].index_select(1, source)
+            for states in (layer.keys.select(0, row), layer.values.select(0, row)):
+                states.narrow(1, start + moved, len(source)).copy_(states.index_select(1, source))
 
     def copy_row(self, source: int, target: int, length: int) -> None:
         """Copy the first ``length`` slots of one row to another."""

@@ -26,7 +26,8 @@ from .kernels import Kernel
 from .layers import Concatenated
 from .profile import processor
 
-FORMAT, VERSION = "draftree-kernels", 1
+FORMAT, VERSION = "draftree-kernels", 2
+"""A new version of the kernels has new times."""
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)
 """Rows a pass that count."""
 
@@ -98,7 +99,7 @@ class Times:
 
     def __init__(self) -> None:
         self._machine = {"device": processor(), "threads": torch.get_num_threads(), "torch": torch.__version__}
-        digest = hashlib.sha256(json.dumps(self._machine).encode()).hexdigest()[:10]
+        digest = hashlib.sha256(json.dumps([VERSION, self._machine]).encode()).hexdigest()[:10]
         self._path = kernels_folder() / f"{digest}.json"
         self._known = self._read()
         self._added = False

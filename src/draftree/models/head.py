@@ -102,7 +102,7 @@ class HeadNetwork(nn.Module):
 
     def read(self, embeddings: Tensor, features: Tensor) -> Tensor:
         """[..., H] token embeddings and hidden states of the tokens before -> [..., H] input of the layer."""
-        out: Tensor = self.project(torch.cat([embeddings * self.config.embedding_scale, features], dim=-1))
+        out: Tensor = self.project.forward(torch.cat([embeddings * self.config.embedding_scale, features], dim=-1))
         return out.to(embeddings.dtype)  # under autocast too, what is summed up stays as precise as it came
 
     def attend_with(self, inputs: Tensor, turns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -112,7 +112,9 @@ class HeadNetwork(nn.Module):
             queries [B, n, heads, D], keys and values [B, n, kv_heads, D].
         """
         c = self.config
-        states = self.qkv(self.attention_norm(inputs)).unflatten(-1, (c.heads + 2 * c.kv_heads, c.head_dim))
+        states = self.qkv.forward(_normed(self.attention_norm, inputs)).unflatten(
+            -1, (c.heads + 2 * c.kv_heads, c.head_dim)
+        )
         turned, values = states.tensor_split([c.heads + c.kv_heads], dim=-2)
         pairs = torch.view_as_complex(turned.float().unflatten(-1, (-1, 2)))
         turned = torch.view_as_real(pairs * turns).flatten(-2).to(values.dtype)
@@ -121,9 +123,9 @@ class HeadNetwork(nn.Module):
 
     def finish(self, inputs: Tensor, attended: Tensor) -> Tensor:
         """[..., H] inputs of the layer, [..., heads x D] found by attention -> [..., H] predicted hidden states."""
-        middle = inputs + self.attended(attended)
-        gate, up = self.gate_up(self.mlp_norm(middle)).chunk(2, dim=-1)
-        out: Tensor = middle + self.down(nn.functional.silu(gate) * up)
+        middle = inputs + self.attended.forward(attended)
+        gate, up = self.gate_up.forward(_normed(self.mlp_norm, middle)).chunk(2, dim=-1)
+        out: Tensor = middle + self.down.forward(nn.functional.silu(gate) * up)
         return out
 
     def turns(self, positions: Tensor) -> Tensor:
@@ -131,6 +133,15 @@ class HeadNetwork(nn.Module):
         half = torch.arange(0, self.config.head_dim, 2, device=positions.device) / self.config.head_dim
         angles = positions[..., None, None].float() * self.config.rope_theta**-half
         return torch.polar(torch.ones_like(angles), angles)
+
+
+def _normed(norm: nn.RMSNorm, x: Tensor) -> Tensor:
+    """``norm`` of [..., H]; on a CPU PyTorch's own takes ten times as long as this."""
+    if x.device.type != "cpu":
+        return norm(x)  # type: ignore[no-any-return]
+    wide = x.float()
+    wide = wide * (wide * wide).mean(-1, keepdim=True).add(norm.eps or 0.0).rsqrt()
+    return wide.to(x.dtype) * norm.weight
 
 
 def embeddings(target: PreTrainedModel) -> Tensor:

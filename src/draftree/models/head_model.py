@@ -13,7 +13,7 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import embedding, linear, pad, scaled_dot_product_attention
 from torch.nn.utils import skip_init
 
 from ..errors import CacheError
@@ -25,6 +25,8 @@ from .hf import HFModel
 from .numerics import STOCK, convert
 
 _NO_NODES = torch.zeros(0, dtype=torch.int64)
+_GRAIN = 64
+"""Logits come in multiples of this, filled up with -inf: their largest are found faster, chunk by chunk."""
 
 
 @dataclass(slots=True, eq=False)
@@ -143,7 +145,7 @@ class HeadModel:
             features: for each row [n, H], the target's hidden states at the tokens before each of them.
 
         Returns:
-            [B, K] logits after each row's last token, over its draft vocabulary; -inf where it has fewer than K tokens.
+            [B, K] logits after each row's last token, over its draft vocabulary; -inf beyond its tokens.
         """
         for row in rows:
             self.commit(row, [])
@@ -166,7 +168,7 @@ class HeadModel:
         device = self.capabilities.device
         offsets = torch.tensor(starts)[:, None] + torch.arange(width)
         ids, offsets = torch.stack([ids, offsets]).to(device, non_blocking=True)
-        inputs = self.network.read(self._embeddings[ids], given)
+        inputs = self.network.read(embedding(ids, self._embeddings), given)
         queries, keys, values = self.network.attend_with(inputs, self._turns_at(offsets))
         keys, values = self._store(keys, values)
         # Only the last token of each row is asked what follows: no others need their queries.
@@ -185,27 +187,26 @@ class HeadModel:
         """Append uncommitted nodes to each row in one pass (``LanguageModel.extend``); [B, n, K] logits."""
         own = [self.own(row) for row in rows]
         for row, new in zip(own, nodes, strict=True):
-            if bool((new.parents >= len(row.parents)).any()):
+            if bool((new.parents >= row.parents.shape[0]).any()):
                 raise CacheError("the parent of a node comes with it: its hidden state is not predicted yet")
-        counts = [len(n.tokens) for n in nodes]
+        counts = [n.tokens.shape[0] for n in nodes]
         first, covered, starts, width = self._place(own, counts)
         device = self.capabilities.device
-        inputs = torch.zeros((2, len(covered), width), dtype=torch.int64)  # tokens and positions
-        mask = torch.zeros((len(covered), 1, width, max(starts) + width), dtype=torch.bool)
-        mask[..., 0] = True
-        given = self._zeros(len(covered), width, self.network.config.hidden_size)
-        for row, new, n in zip(own, nodes, counts, strict=True):
-            b, start = row.slot - first, len(row.parents)
+        inputs, masks, given = (cast(list[Tensor | None], [None] * len(covered)) for _ in range(3))
+        for row, new in zip(own, nodes, strict=True):
+            b, start = row.slot - first, row.parents.shape[0]
             above = (new.parents + 1).to(device, non_blocking=True)
             row.parents = torch.cat([row.parents, new.parents])
             seen, depths = ancestors(row.parents, start)
-            inputs[0, b, :n] = new.tokens
-            inputs[1, b, :n] = row.length - 1 + depths
-            mask[b, 0, :n, : row.length] = True
-            mask[b, 0, :n, row.length : row.length + len(row.parents)] = seen
-            given[b, :n] = row.predicted[above]
-        tokens, positions = inputs.to(device, non_blocking=True)
-        states = self.network.read(self._embeddings[tokens], given)
+            inputs[b] = torch.stack([new.tokens, depths.add_(row.length - 1)])
+            masks[b] = pad(seen, (row.length, 0), value=True)
+            given[b] = row.predicted.index_select(0, above)
+        mask = _side_by_side(masks, width, max(starts) + width)[:, None]
+        mask[..., 0] = True  # padding attends to something
+        tokens, positions = _side_by_side(inputs, 2, width).to(device, non_blocking=True).unbind(1)
+        states = self.network.read(
+            embedding(tokens, self._embeddings), _side_by_side(given, width, self._embeddings.shape[1])
+        )
         queries, keys, values = self.network.attend_with(states, self._turns_at(positions))
         keys, values = self._store(keys, values)
         predicted = self._finish(states, queries, keys, values, mask.to(device, non_blocking=True))
@@ -218,7 +219,7 @@ class HeadModel:
         """Storage for a pass: its first row, the rows it covers, where each one's new slots start, and how many."""
         first, last = min(r.slot for r in rows), max(r.slot for r in rows) + 1
         covered = self._rows[first:last]
-        starts, width = [r.length + len(r.parents) for r in covered], max(counts)
+        starts, width = [r.length + r.parents.shape[0] for r in covered], max(counts)
         self.cache.place(first, starts, width, self.capabilities.device)
         return first, covered, starts, width
 
@@ -228,7 +229,7 @@ class HeadModel:
 
     def _turns_at(self, positions: Tensor) -> Tensor:
         """Rotations [B, n, 1, D / 2], from a table that grows with the rows."""
-        if len(self._turns) < self.cache.placement.slots:
+        if self._turns.shape[0] < self.cache.placement.slots:
             self._turns = self.network.turns(torch.arange(self.cache.placement.slots, device=positions.device))
         return self._turns[positions]
 
@@ -242,17 +243,16 @@ class HeadModel:
         return self.network.finish(inputs, found)
 
     def _logits(self, rows: Sequence[HeadRow], predicted: Sequence[Tensor]) -> Tensor:
-        """[B, n, K] logits of [n, H] predictions, each over its row's draft vocabulary."""
-        if len(rows) == 1 and not len(rows[0].extra):
-            return self.layers["output"](predicted[0])[None]  # type: ignore[no-any-return]
-        height, width = max(len(p) for p in predicted), max(len(row.tokens) for row in rows)
-        logits = predicted[0].new_full((len(rows), height, width), float("-inf"))
-        own = len(self.vocabulary)
-        for b, (row, states) in enumerate(zip(rows, predicted, strict=True)):
-            logits[b, : len(states), :own] = self.layers["output"](states)
-            more = nn.functional.linear(states, row.extra, self._bias(row.tokens[own:]))
-            logits[b, : len(states), own : len(row.tokens)] = more
-        return logits
+        """[B, n, K] logits of [n, H] predictions, each over its row's draft vocabulary; -inf beyond it."""
+        height, width = max(p.shape[0] for p in predicted), max(row.tokens.shape[0] for row in rows)
+        own, width, output = self.vocabulary.shape[0], -(-width // _GRAIN) * _GRAIN, self.layers["output"].forward
+        parts = []
+        for row, states in zip(rows, predicted, strict=True):
+            logits = output(states)
+            if row.extra.shape[0]:
+                logits = torch.cat([logits, linear(states, row.extra, self._bias(row.tokens[own:]))], dim=-1)
+            parts.append(pad(logits, (0, width - logits.shape[1], 0, height - logits.shape[0]), value=float("-inf")))
+        return parts[0][None] if len(parts) == 1 else torch.stack(parts)
 
     def _bias(self, tokens: Tensor) -> Tensor | None:
         return None if self._all.bias is None else self._all.bias[tokens]
@@ -308,3 +308,15 @@ class HeadModel:
             moved.slot = own.slot
             self._rows[own.slot] = moved
         own.slot = -1
+
+
+def _side_by_side(parts: Sequence[Tensor | None], height: int, width: int) -> Tensor:
+    """[B, height, width] of [h, w] parts, each filled up with zeros; a part that is None is nothing but them."""
+    there = [part for part in parts if part is not None]
+    if len(parts) == 1:
+        return there[0][None]
+    out = there[0].new_zeros((len(parts), height, width))
+    for b, part in enumerate(parts):
+        if part is not None:
+            out[b, : part.shape[0], : part.shape[1]] = part
+    return out

@@ -23,6 +23,7 @@ from . import probe
 from .attention import share_key_heads
 from .base import Capabilities, Nodes, Row
 from .cache import TreeCache
+from .decoder import Decoder, direct
 from .hidden import HiddenStates, hidden_states
 from .layers import merge_layers
 from .numerics import convert
@@ -30,8 +31,8 @@ from .numerics import convert
 _PASSED: WeakKeyDictionary[PreTrainedModel, str] = WeakKeyDictionary()
 """Models that have passed the self-test, and with which attention."""
 
-_CONVERTED: WeakKeyDictionary[PreTrainedModel, Capabilities] = WeakKeyDictionary()
-"""Models whose linear layers were replaced: what was probed before, and their numerics."""
+_CONVERTED: WeakKeyDictionary[PreTrainedModel, tuple[Capabilities, Decoder | None]] = WeakKeyDictionary()
+"""Models whose layers were replaced: what was probed before, and their numerics; and their direct pass."""
 
 _NO_NODES = torch.zeros(0, dtype=torch.int64)
 
@@ -73,7 +74,7 @@ class HFModel:
         share_key_heads(model)
         self.model = model.eval()
         self.tokenizer = tokenizer
-        self.capabilities: Capabilities = _converted(model, name, numerics)
+        self.capabilities, self._decoder = _converted(model, name, numerics)
         self._layers: int = model.config.get_text_config(decoder=True).num_hidden_layers
         self._keep_last = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._rows: list[Row] = []
@@ -219,6 +220,11 @@ class HFModel:
         return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, torch.finfo(dtype).min)
 
     def _forward(self, tokens: Tensor, positions: Tensor, mask: Tensor | None, last_only: bool = False) -> Tensor:
+        if self._decoder is not None:
+            states, logits = self._decoder(tokens, positions, mask, self.cache, last_only)
+            if self._hidden:
+                self._hidden.last = states
+            return logits
         options = {"logits_to_keep": 1} if last_only and self._keep_last else {}
         out = self.model(
             input_ids=tokens,
@@ -228,8 +234,7 @@ class HFModel:
             use_cache=True,
             **options,
         )
-        logits: Tensor = out.logits
-        return logits
+        return out.logits  # type: ignore[no-any-return]
 
     @torch.inference_mode()
     def commit(self, row: Row, path: Sequence[int]) -> None:
@@ -270,16 +275,18 @@ class HFModel:
         row.slot = -1
 
 
-def _converted(model: PreTrainedModel, name: str, numerics: str | None) -> Capabilities:
-    """What a model can do, with its layers in ``numerics`` from now on unless that is None."""
+def _converted(model: PreTrainedModel, name: str, numerics: str | None) -> tuple[Capabilities, Decoder | None]:
+    """What a model can do, with its layers in ``numerics`` from now on unless that is None; and its direct pass."""
     known = _CONVERTED.get(model)
     if known is None:
         can = probe.capabilities(model, name)
         if numerics is None:
-            return can
+            return can, None
         merge_layers(model)
-        _CONVERTED[model] = can = replace(can, numerics=convert(model, numerics))
-        return can
-    if numerics not in (None, known.numerics):
-        raise ConfigError(f"{name} has numerics {known.numerics} and its own weights no more: load it again")
-    return replace(known, name=name, attention=model.config._attn_implementation)
+        can = replace(can, numerics=convert(model, numerics))
+        _CONVERTED[model] = can, direct(model)
+        return _CONVERTED[model]
+    can, decoder = known
+    if numerics not in (None, can.numerics):
+        raise ConfigError(f"{name} has numerics {can.numerics} and its own weights no more: load it again")
+    return replace(can, name=name, attention=model.config._attn_implementation), decoder

@@ -1,6 +1,7 @@
 """Hidden states of a Hugging Face model after its final norm: what its output layer turns into logits.
 
-Read by a hook, so that no modeling code is forked; a model that nobody asks pays nothing.
+Read by a hook, so that no modeling code is forked, unless a ``Decoder`` makes the passes, which brings them along; a
+model that nobody asks pays nothing.
 """
 
 from __future__ import annotations

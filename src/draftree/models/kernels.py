@@ -15,7 +15,7 @@ from functools import cache, partial
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import linear
 
 _TYPICAL_ROWS = 16
@@ -77,11 +77,19 @@ class HalfWeights(Kernel):
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         with _fbgemm():
-            self._packed = torch.ops.quantized.linear_prepack_fp16(weight, bias)
-        self._multiply = torch.ops.quantized.linear_dynamic_fp16.default
+            self._multiply = _compiled(_HalfProduct(torch.ops.quantized.linear_prepack_fp16(weight, bias)))
 
     def __call__(self, x: Tensor) -> Tensor:
-        out: Tensor = self._multiply(x, self._packed)
+        return self._multiply(x)
+
+
+class _HalfProduct(nn.Module):
+    def __init__(self, packed: Any) -> None:
+        super().__init__()
+        self.packed = packed
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = torch.ops.quantized.linear_dynamic_fp16(x, self.packed)
         return out
 
 
@@ -96,30 +104,42 @@ class _Int8(Kernel):
 
     def __init__(self, weight: Tensor, bias: Tensor | None, digits: tuple[int, int] | None = None) -> None:
         self._bias = bias
-        self._largest, self._zero = digits or _digits(type(self))
+        self._largest, zero = digits or _digits(type(self))
         scales = (torch.maximum(weight.amax(1), -weight.amin(1)) / 127).clamp_(min=_SMALLEST)
         whole = torch.empty(weight.shape, dtype=torch.int8)
         rows = max(1, _AT_ONCE // weight.shape[1])
         for into, part, scale in zip(whole.split(rows), weight.split(rows), scales.split(rows), strict=True):
             into.copy_((part / scale[:, None]).round_())
-        self._pack(whole, scales)
+        self._multiply = _compiled(_Digits(self._product(whole, scales, zero), self._largest))
 
     def __call__(self, x: Tensor) -> Tensor:
-        step = 2 * self._largest
-        scale = x.abs().amax(-1, keepdim=True).clamp_(min=_SMALLEST).div_(self._largest)
-        low = x / scale
-        high = low.round()
-        highs, lows = self._multiply(torch.cat((high, low.sub_(high).mul_(step)))).chunk(2)
-        out = torch.add(highs, lows, alpha=1 / step).mul_(scale)
+        out = self._multiply(x)
         return out if self._bias is None else out.add_(self._bias)
 
     @abstractmethod
-    def _pack(self, weight: Tensor, scales: Tensor) -> None:
-        """Keep a weight [out, in] int8 up to 127, and the scales [out] of its rows."""
+    def _product(self, weight: Tensor, scales: Tensor, zero: int) -> nn.Module:
+        """Rounded digits [..., in] -> [..., out], products with a weight, times its scales.
 
-    @abstractmethod
-    def _multiply(self, digits: Tensor) -> Tensor:
-        """[..., in] -> [..., out]: products of the rounded digits with the weight, times its scales."""
+        Args:
+            weight: [out, in] int8, up to 127.
+            scales: [out] of its rows.
+            zero: point that makes digits unsigned.
+        """
+
+
+class _Digits(nn.Module):
+    """A float32 product by way of two int8 digits."""
+
+    def __init__(self, product: nn.Module, largest: int) -> None:
+        super().__init__()
+        self.product, self.largest, self.step, self.least = product, largest, 2 * largest, _SMALLEST
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale = x.abs().amax(-1, keepdim=True).clamp_(min=self.least).div_(self.largest)
+        low = x / scale
+        high = low.round()
+        highs, lows = self.product(torch.cat((high, low.sub_(high).mul_(self.step)))).chunk(2)
+        return torch.add(highs, lows, alpha=1 / self.step).mul_(scale)
 
 
 class Int8(_Int8):
@@ -127,15 +147,22 @@ class Int8(_Int8):
 
     name = "int8"
 
-    def _pack(self, weight: Tensor, scales: Tensor) -> None:
+    def _product(self, weight: Tensor, scales: Tensor, zero: int) -> nn.Module:
         zeros = torch.zeros_like(scales, dtype=torch.int64)
         with _fbgemm():
             whole = torch._make_per_channel_quantized_tensor(weight, scales.double(), zeros, 0)
-            self._packed = torch.ops.quantized.linear_prepack(whole, None)
-        self._operator = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
+            return _Int8Product(torch.ops.quantized.linear_prepack(whole, None), zero)
 
-    def _multiply(self, digits: Tensor) -> Tensor:
-        out: Tensor = self._operator(digits, 1.0, self._zero, self._packed)
+
+class _Int8Product(nn.Module):
+    def __init__(self, packed: Any, zero: int) -> None:
+        super().__init__()
+        self.packed, self.zero = packed, zero
+
+    def forward(self, digits: Tensor) -> Tensor:
+        out: Tensor = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(
+            digits, 1.0, self.zero, self.packed
+        )
         return out
 
 
@@ -144,16 +171,30 @@ class Int8OneDNN(_Int8):
 
     name = "int8-onednn"
 
-    def _pack(self, weight: Tensor, scales: Tensor) -> None:
-        self._packed = torch.ops.onednn.qlinear_prepack(weight, None)
-        self._scales, self._zeros = scales, torch.zeros_like(scales, dtype=torch.int32)
+    def _product(self, weight: Tensor, scales: Tensor, zero: int) -> nn.Module:
+        return _Int8OneDNNProduct(torch.ops.onednn.qlinear_prepack(weight, None), scales, zero)
 
-    def _multiply(self, digits: Tensor) -> Tensor:
-        whole = digits.round_().add_(self._zero).to(torch.uint8)
+
+class _Int8OneDNNProduct(nn.Module):
+    def __init__(self, packed: Tensor, scales: Tensor, zero: int) -> None:
+        super().__init__()
+        self.packed, self.scales, self.zero = packed, scales, zero
+        self.zeros = torch.zeros_like(scales, dtype=torch.int32)
+
+    def forward(self, digits: Tensor) -> Tensor:
+        whole = digits.round_().add_(self.zero).to(torch.uint8)
         out: Tensor = torch.ops.onednn.qlinear_pointwise(
-            whole, 1.0, self._zero, self._packed, self._scales, self._zeros, None, 1.0, 0, torch.float32, "none", [], ""
+            whole, 1.0, self.zero, self.packed, self.scales, self.zeros, None, 1.0, 0, torch.float32, "none", [], ""
         )
         return out
+
+
+def _compiled(product: nn.Module) -> Callable[[Tensor], Tensor]:
+    """Its forward as TorchScript: to hand packed weights over to an operator takes Python 10 microseconds a call."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`torch.jit.script` is", DeprecationWarning)
+        compiled: Callable[[Tensor], Tensor] = torch.jit.script(product).forward
+    return compiled
 
 
 KERNELS: dict[str, tuple[type[Kernel], ...]] = {

@@ -8,8 +8,9 @@ same output. Any other layer stays as it is.
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -20,11 +21,14 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 _LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 _ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
 _FEED_FORWARD = {"gate_proj", "up_proj", "down_proj", "act_fn"}
-_TOLERANCE = 1e-4
+TOLERANCE = 1e-4
 """Largest difference from the stock layer, in standard deviations of its output; rounding makes 1e-6."""
 
-_NOT_ALIKE = (AttributeError, TypeError, ValueError, RuntimeError, KeyError, IndexError)
+NOT_ALIKE = (AttributeError, TypeError, ValueError, RuntimeError, KeyError, IndexError)
 """What trying a layer of another kind ends with."""
+
+
+Attention = Callable[..., tuple[Tensor, Any]]
 
 
 class Rotation:
@@ -41,6 +45,19 @@ class Rotation:
             half = sin.shape[-1] // 2
             self._source, self._turn = source, (cos, torch.cat((-sin[..., :half], sin[..., half:]), -1))
         return self._turn
+
+
+class Norm:
+    """RMSNorm, x w / sqrt(mean x^2 + e), as x (w sqrt(d)) / sqrt(sum x^2 + d e): a sum takes less than a mean."""
+
+    def __init__(self, stock: Any) -> None:
+        width = stock.weight.shape[0]
+        self._weight: Tensor = stock.weight.detach() * math.sqrt(width)
+        self._least = torch.tensor([width * stock.variance_epsilon], dtype=self._weight.dtype)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[..., d] -> [..., d]."""
+        return (x * (x * x).sum(-1, keepdim=True).add_(self._least).rsqrt_()).mul_(self._weight)
 
 
 class Concatenated(nn.Module):
@@ -77,7 +94,7 @@ class Merged(nn.Module):
         width: of its input and output.
 
     Raises:
-        any of _NOT_ALIKE: the layer is of another kind.
+        any of NOT_ALIKE: the layer is of another kind.
     """
 
     def __init__(self, stock: Any, rotation: Rotation) -> None:
@@ -91,14 +108,14 @@ class Merged(nn.Module):
         self.gate_up: nn.Module = Concatenated(feed_forward.gate_proj, feed_forward.up_proj)
         self.down: nn.Module = feed_forward.down_proj
         norms = (stock.input_layernorm, stock.post_attention_layernorm)
-        self._norms: list[tuple[Tensor, float]] = [(n.weight.detach().clone(), n.variance_epsilon) for n in norms]
+        self._norms = [Norm(norm) for norm in norms]
         self.activation = feed_forward.act_fn
         self.is_causal, self.num_key_value_groups = True, attention.num_key_value_groups
         self._config, self._layer, self._scaling = attention.config, attention.layer_idx, attention.scaling
         self._head_dim: int = attention.head_dim
         self._kv_heads = attention.k_proj.out_features // self._head_dim
         self._heads = self._kv_heads * self.num_key_value_groups
-        self._eager: Callable[..., Any] = sys.modules[type(attention).__module__].eager_attention_forward
+        self._eager: Attention = sys.modules[type(attention).__module__].eager_attention_forward
         self._rotation = rotation
         self.width: int = attention.o_proj.out_features
 
@@ -112,25 +129,54 @@ class Merged(nn.Module):
         **kwargs: Any,
     ) -> Tensor:
         """What the stock layer computes; not differentiable, since it works in place."""
-        rows, n, _ = hidden_states.shape
-        qkv = self.qkv(self._normed(0, hidden_states)).view(rows, n, -1, self._head_dim)
-        straight, value = qkv.split((self._heads + self._kv_heads, self._kv_heads), dim=2)
-        cos, sin = self._rotation(position_embeddings)
-        turned = torch.addcmul(straight * cos, straight.roll(self._head_dim // 2, -1), sin).transpose(1, 2)
-        query, key = turned.split((self._heads, self._kv_heads), dim=1)
-        value = value.transpose(1, 2)
-        if past_key_values is not None:
-            key, value = past_key_values.update(key, value, self._layer)
-        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self._config._attn_implementation, self._eager)
-        seen, _ = attend(self, query, key, value, attention_mask, dropout=0.0, scaling=self._scaling, **kwargs)
-        hidden: Tensor = self.o(seen.reshape(rows, n, -1)).add_(hidden_states)
-        gate, up = self.gate_up(self._normed(1, hidden)).chunk(2, -1)
-        out: Tensor = self.down(self.activation(gate).mul_(up)).add_(hidden)
-        return out
+        turn = self._rotation(position_embeddings)
+        return self.run(hidden_states, turn, attention_mask, past_key_values, self.attention, kwargs)
 
-    def _normed(self, which: int, x: Tensor) -> Tensor:
-        weight, epsilon = self._norms[which]
-        return (x * (x * x).mean(-1, keepdim=True).add_(epsilon).rsqrt_()).mul_(weight)
+    @property
+    def implementation(self) -> str:
+        """Name of the attention in use."""
+        return self._config._attn_implementation  # type: ignore[no-any-return]
+
+    @property
+    def attention(self) -> Attention:
+        """Its function."""
+        found: Attention = ALL_ATTENTION_FUNCTIONS.get_interface(self.implementation, self._eager)
+        return found
+
+    def run(
+        self,
+        states: Tensor,
+        turn: tuple[Tensor, Tensor],
+        mask: Tensor | None,
+        cache: Cache | None,
+        attend: Attention,
+        options: Mapping[str, Any],
+    ) -> Tensor:
+        """``forward`` with what all layers of a pass share worked out.
+
+        Args:
+            states: [B, n, width].
+            turn: of a ``Rotation``.
+            mask: [B, 1, n, S], added to attention scores.
+            cache: takes the layer's keys and values.
+            attend: the attention function.
+            options: for it.
+        """
+        rows, n, _ = states.shape
+        parts: dict[str, Any] = self._modules  # its own look-up of attributes is slow
+        qkv = parts["qkv"].forward(self._norms[0](states)).view(rows, n, -1, self._head_dim)
+        straight, value = qkv.split_with_sizes((self._heads + self._kv_heads, self._kv_heads), 2)
+        cos, sin = turn
+        turned = torch.addcmul(straight * cos, straight.roll(self._head_dim // 2, -1), sin).transpose(1, 2)
+        query, key = turned.split_with_sizes((self._heads, self._kv_heads), 1)
+        value = value.transpose(1, 2)
+        if cache is not None:
+            key, value = cache.update(key, value, self._layer)
+        seen, _ = attend(self, query, key, value, mask, dropout=0.0, scaling=self._scaling, **options)
+        hidden: Tensor = parts["o"].forward(seen.reshape(rows, n, -1)).add_(states)
+        gate, up = parts["gate_up"].forward(self._norms[1](hidden)).chunk(2, -1)
+        out: Tensor = parts["down"].forward(parts["activation"].forward(gate).mul_(up)).add_(hidden)
+        return out
 
 
 def merge_layers(model: PreTrainedModel) -> int:
@@ -143,8 +189,8 @@ def merge_layers(model: PreTrainedModel) -> int:
     for layer in layers:
         try:
             made = Merged(layer, rotation)
-            alike = _difference(layer, made, base.rotary_emb) <= _TOLERANCE
-        except _NOT_ALIKE:
+            alike = _difference(layer, made, base.rotary_emb) <= TOLERANCE
+        except NOT_ALIKE:
             continue
         if alike:
             for name in _LAYER:
