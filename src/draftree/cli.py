@@ -1,4 +1,4 @@
-"""The command line: ``draftree generate | chat | info | methods | bench | profile | calibrate | train``.
+"""The command line: ``draftree generate | chat | info | methods | bench | report | profile | calibrate | train``.
 
 Text goes to standard output, figures and complaints to standard error. Bad input is one line and exit code 2; a failure
 while running, or Ctrl-C, is one line and exit code 1.
@@ -13,6 +13,7 @@ import torch
 import typer
 
 from .bench.command import bench
+from .bench.report.command import report
 from .commands import chat, generate
 from .draft.load import DRAFTERS
 from .draft.methods import METHODS
@@ -61,6 +62,7 @@ def methods() -> None:
 
 
 app.command()(bench)
+app.command()(report)
 app.command()(profile)
 app.command()(calibrate)
 app.add_typer(train, name="train")

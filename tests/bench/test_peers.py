@@ -92,7 +92,7 @@ def test_flashspec_is_asked_as_its_documentation_says(model: str, monkeypatch: p
 
 
 def test_models_are_loaded_once(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    count, load = [0], contestants.load_stock
+    count, load = [0], load_stock
 
     def counted(*what: Any, **options: Any) -> Any:
         count[0] += 1

@@ -9,6 +9,7 @@ import platform
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -27,7 +28,7 @@ from ..show import complain, err, out
 from ..told import told
 from .contestants import Models
 from .entry import entries
-from .folder import SUMMARY, RunFolder
+from .folder import RunFolder, read_summary
 from .formats import Item
 from .interrupts import Interrupts
 from .judge import as_json as partings_as_json
@@ -81,6 +82,7 @@ def bench(
         "prompts": len(items),
         "digest": _digest(items),
         "methods": [e.label for e in took_part],
+        "entries": [asdict(e) for e in took_part],
         "drafters": _names(drafters),
         "temperatures": temperatures,
         "max_tokens": max_tokens,
@@ -122,7 +124,7 @@ def _run(plan: Plan, folder: RunFolder, skip_bad: bool, place: dict[str, str | N
                 Run(plan, models(), folder).decode(lambda: pressed.asked, tell)
         if not folder.records:
             raise RunError("interrupted before the first answer")
-        known = partings_of(_summary(folder.path).get("partings", []))
+        known = partings_of(read_summary(folder.path).get("partings", []))
         verdicts, partings = compare(folder.records, plan.entries, plan.items, known, lambda: models().target)
         table = tabulate(folder.records, plain_labels(plan.entries), verdicts)
         done = len(folder.records)
@@ -138,13 +140,6 @@ def _run(plan: Plan, folder: RunFolder, skip_bad: bool, place: dict[str, str | N
     if done < total:
         raise RunError(f"interrupted after {done} of {total} answers: the same command goes on from there")
     return table
-
-
-def _summary(path: Path) -> dict[str, Any]:
-    try:
-        return dict(json.loads((path / SUMMARY).read_text()))
-    except (OSError, ValueError):
-        return {}
 
 
 def _names(text: str) -> list[str]:

@@ -71,6 +71,7 @@ class EngineContestant:
             passes=answer.stats.steps,
             steps=_steps(self._collector.outcomes, answer, self._target.pass_seconds - inside),
             drafted=[int(chunk.drafted) for chunk in answer.chunks],
+            pieces=[chunk.text for chunk in answer.chunks],
         )
 
 

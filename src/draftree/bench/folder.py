@@ -161,6 +161,14 @@ def read_results(path: Path) -> list[Record]:
     return list(records.values())
 
 
+def read_summary(path: Path) -> dict[str, Any]:
+    """``summary.json``; empty where there is none yet."""
+    try:
+        return dict(json.loads((path / SUMMARY).read_text()))
+    except (OSError, ValueError):
+        return {}
+
+
 def _whole(path: Path) -> int:
     """Bytes up to the end of the last whole line."""
     return path.read_bytes().rfind(b"\n") + 1

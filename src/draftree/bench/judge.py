@@ -73,9 +73,10 @@ def compare(
             continue
         turn = _first_turn(record, other)
         if turn is not None:
-            found = before.get(record.key) or _part(
-                record, other, turn, by_label[record.method], by_id[record.prompt], target()
-            )
+            found = before.get(record.key)
+            if found is None:
+                asked = target()
+                found = _part(record, other, turn, by_label[record.method], by_id[record.prompt], asked)
             partings.append(found)
             verdicts[record.key] = found.verdict
         else:

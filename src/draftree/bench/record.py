@@ -80,6 +80,7 @@ class Turn:
             known.
         steps: None for peers.
         drafted: for each token whether it was drafted and accepted; None for peers.
+        pieces: the text that became final with each token; None for peers.
         entropy: mean entropy (nats) of the target's law at the answer's tokens, where it was asked for.
     """
 
@@ -91,6 +92,7 @@ class Turn:
     passes: int | None
     steps: Steps | None = None
     drafted: list[int] | None = None
+    pieces: list[str] | None = None
     entropy: float | None = None
 
 

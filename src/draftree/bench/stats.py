@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Sequence
 from typing import NamedTuple
+
+import torch
 
 DRAWS = 2000
 
@@ -30,10 +31,11 @@ def interval(values: Sequence[float], draws: int = DRAWS) -> Interval:
     """
     if not values:
         raise ValueError("no values: an interval needs at least one")
-    dice = random.Random(0)  # noqa: S311 - resampling, not secrets
     n = len(values)
-    means = sorted(sum(dice.choices(values, k=n)) / n for _ in range(draws))
-    return Interval(sum(values) / n, means[draws // 40], means[-draws // 40])
+    sample = torch.tensor(values, dtype=torch.float64)
+    chosen = torch.randint(n, (draws, n), generator=torch.Generator().manual_seed(0))
+    means = sample[chosen].mean(1).sort().values
+    return Interval(sum(values) / n, float(means[draws // 40]), float(means[-draws // 40]))
 
 
 def ratio(own: Sequence[float], base: Sequence[float], draws: int = DRAWS) -> Interval:
