@@ -272,3 +272,17 @@ def test_the_entry_of_a_line_says_who_it_was(model: str, suite: str, tmp_path: P
     assert run(_asked(model, suite, tmp_path / "out", methods="chain")) == 0
     chain = next(r for r in read_results(tmp_path / "out") if r.method == "chain")
     assert (chain.drafter, chain.temperature) == ("self", 0.0)
+
+
+def test_quality_scores_answers_and_measures_plain_decodings_entropy(
+    model: str, tmp_path: Path, capsys: Captured
+) -> None:
+    path = tmp_path / "own.jsonl"
+    path.write_text(json.dumps({"prompt": "the cat", "reference": "hat"}) + "\n" + json.dumps({"prompt": "a"}) + "\n")
+    assert run([*_asked(model, str(path), tmp_path / "out", methods="chain:verify=relaxed"), "--quality"]) == 0
+    records = {(r.prompt, r.method): r for r in read_results(tmp_path / "out")}
+    assert all(set(r.score or {}) == ({"exact", "f1"} if p == "1" else set()) for (p, _), r in records.items())
+    assert all((r.turns[0].entropy is not None) == (m == "plain") for (_, m), r in records.items())
+    assert _summary(tmp_path / "out")["methods"]["plain"]["all"]["score"] == {"exact": 0.0, "f1": 0.0}
+    assert run([*_asked(model, "mt-bench", tmp_path / "other"), "--quality"]) == 2
+    assert "have no right and wrong" in capsys.readouterr().err

@@ -33,8 +33,9 @@ from .formats import Item
 from .interrupts import Interrupts
 from .judge import as_json as partings_as_json
 from .judge import compare, partings_of, plain_labels
+from .quality.scores import Score, scorer
 from .run import Plan, Run, check_lengths
-from .suites import SUITES, choose, load_suite
+from .suites import SUITES, choose, load_suite, spider_databases
 from .summary import Table, tabulate
 from .summary import as_json as table_as_json
 from .table import HEADER, markdown, overview
@@ -59,6 +60,9 @@ def bench(
     nodes: Nodes = DEFAULT_NODES,
     data: Annotated[str | None, typer.Option(metavar="DIR", help="Folder of prompt sets; else DRAFTREE_DATA.")] = None,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out lines and prompts that do not do.")] = False,
+    quality: Annotated[
+        bool, typer.Option("--quality", help="Score answers; code that models write is run, in a sandbox.")
+    ] = False,
     target: Target = DEFAULT_MODEL,
     dtype: Dtype = None,
     device: Device = None,
@@ -75,6 +79,7 @@ def bench(
     if repeats < 1 or (turns is not None and turns < 1):
         raise ConfigError(f"repeats are {repeats} and turns {turns}: use at least 1")
     took_part = entries(_names(methods), _names(drafters), temperatures, nodes)
+    score = _scorer(suite, data) if quality else None
     chosen = choose(load_suite(suite, data=data, skip_bad=skip_bad), categories=_names(categories or ""), limit=limit)
     items = [_shortened(item, turns) for item in chosen]
     config = {
@@ -89,6 +94,7 @@ def bench(
         "repeats": repeats,
         "seed": seed,
         "nodes": nodes,
+        "quality": quality,
         "target": target,
         "dtype": dtype,
         "device": device,
@@ -99,13 +105,14 @@ def bench(
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     plan = Plan(items, took_part, max_tokens, repeats, seed)
+    place = {"target": target, "dtype": dtype, "device": device, "numerics": numerics}
     with RunFolder(out_folder, config) as folder:
-        table = _run(plan, folder, skip_bad, {"target": target, "dtype": dtype, "device": device, "numerics": numerics})
+        table = _run(plan, folder, place, skip_bad=skip_bad, score=score)
     out.print(markdown(HEADER, overview(table)), markup=False)
     err.print(f"{folder.path}: 'draftree report {folder.path}' draws tables and figures", markup=False)
 
 
-def _run(plan: Plan, folder: RunFolder, skip_bad: bool, place: dict[str, str | None]) -> Table:
+def _run(plan: Plan, folder: RunFolder, place: dict[str, str | None], *, skip_bad: bool, score: Score | None) -> Table:
     """Decode what is missing, then write the summary; an interrupted run writes it too."""
     loaded: list[Models] = []
 
@@ -121,7 +128,7 @@ def _run(plan: Plan, folder: RunFolder, skip_bad: bool, place: dict[str, str | N
             plan = Plan(fit, plan.entries, plan.max_tokens, plan.repeats, plan.seed)
             total = plan.repeats * len(fit) * len(plan.entries)
             with told(err, "decoding", total, len(folder.records)) as tell:
-                Run(plan, models(), folder).decode(lambda: pressed.asked, tell)
+                Run(plan, models(), folder, score).decode(lambda: pressed.asked, tell)
         if not folder.records:
             raise RunError("interrupted before the first answer")
         known = partings_of(read_summary(folder.path).get("partings", []))
@@ -140,6 +147,18 @@ def _run(plan: Plan, folder: RunFolder, skip_bad: bool, place: dict[str, str | N
     if done < total:
         raise RunError(f"interrupted after {done} of {total} answers: the same command goes on from there")
     return table
+
+
+def _scorer(suite: str, data: str | None) -> Score:
+    """How answers are scored.
+
+    Raises:
+        ConfigError: nothing can score this suite's.
+    """
+    score = scorer(suite, spider_databases(data))
+    if score is None:
+        raise ConfigError(f"--quality: answers to {suite} have no right and wrong: leave it out, or take another suite")
+    return score
 
 
 def _names(text: str) -> list[str]:

@@ -22,10 +22,10 @@ from .entry import PLAIN, Entry
 from .folder import RunFolder
 from .formats import Item
 from .memory import Peak
+from .quality.scores import Score
 from .record import Record, Turn
 
 WARM_TOKENS = 16
-Score = Callable[[Item, list[str]], dict[str, float]]
 
 
 @dataclass(frozen=True, slots=True)

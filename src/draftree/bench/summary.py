@@ -130,7 +130,8 @@ def _acceptance(own: Iterable[Record]) -> list[float]:
 
 def _score(own: Sequence[Record]) -> dict[str, float] | None:
     scores = [r.score for r in own if r.score]
-    return {key: statistics.mean(s[key] for s in scores if key in s) for key in scores[0]} if scores else None
+    names = dict.fromkeys(name for score in scores for name in score)
+    return {name: statistics.mean(s[name] for s in scores if name in s) for name in names} or None
 
 
 Table = dict[str, dict[str, Figures]]
