@@ -128,7 +128,10 @@ def _run(plan: Plan, folder: RunFolder, place: dict[str, str | None], *, skip_ba
             plan = Plan(fit, plan.entries, plan.max_tokens, plan.repeats, plan.seed)
             total = plan.repeats * len(fit) * len(plan.entries)
             with told(err, "decoding", total, len(folder.records)) as tell:
-                Run(plan, models(), folder, score).decode(lambda: pressed.asked, tell)
+                run = Run(plan, models(), folder, score)
+                run.decode(lambda: pressed.asked, tell)
+            if run.decoding:
+                err.print(f"beside decoding the harness took {run.other / run.decoding:.2%} of the time")
         if not folder.records:
             raise RunError("interrupted before the first answer")
         known = partings_of(read_summary(folder.path).get("partings", []))

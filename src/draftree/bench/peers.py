@@ -102,7 +102,7 @@ class TransformersPeer:
             passes += 1
 
         handle = self._model.register_forward_hook(count)
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[ids.device] if ids.is_cuda else []):
             torch.manual_seed(params.seed or 0)
             began = time.perf_counter()
             made = self._generate(

@@ -7,6 +7,7 @@ answer. What drafters learn they keep from prompt to prompt.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -68,6 +69,11 @@ class Plan:
 class Run:
     """Decodes what a folder lacks of a plan.
 
+    Attributes:
+        decoding: seconds that contestants took.
+        scoring: seconds that scores took.
+        other: seconds that the rest took: prompts, records, files.
+
     Args:
         plan: what to decode.
         models: loads contestants.
@@ -79,6 +85,7 @@ class Run:
         self._plan, self._models, self._folder, self._score = plan, models, folder, score
         self._contestants: dict[str, Contestant] = {}
         self._peak = Peak(models.target.capabilities.device)
+        self.decoding = self.scoring = self.other = 0.0
 
     def decode(self, wait: Callable[[], bool], tell: Callable[[int], None]) -> bool:
         """Decode all that is missing.
@@ -103,7 +110,9 @@ class Run:
         for repeat, item, entry in missing:
             if wait():
                 return False
+            began, before = time.perf_counter(), self.decoding + self.scoring
             self._folder.append(self._answer(item, entry, repeat))
+            self.other += time.perf_counter() - began - (self.decoding + self.scoring - before)
             tell(len(self._folder.records))
         return True
 
@@ -131,11 +140,14 @@ class Run:
             if room < self._plan.max_tokens:
                 params = replace(params, max_tokens=max(1, room))
             turns.append(self._contestants[entry.label].decode(prompt, params))
+            self.decoding += turns[-1].seconds.total
         peak, score = self._peak.read(), None
         if self._score is not None:
+            began = time.perf_counter()
             score = self._score(item, [t.text for t in turns])
             if entry.method == PLAIN:
                 turns = [self._with_entropy(item, turns, i) for i in range(len(turns))]
+            self.scoring += time.perf_counter() - began
         return Record(
             prompt=item.id,
             category=item.category,
