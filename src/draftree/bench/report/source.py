@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ...errors import ConfigError
+from ...verify.schemes import DEFAULT_SCHEME
 from ..entry import PLAIN, Entry
 from ..folder import CONFIG, read_config, read_results, read_summary
 from ..judge import compare, partings_of, plain_labels
@@ -56,9 +57,9 @@ class LoadedRun:
         """The contestants that are wanted and have answers."""
         return [e for e in self.entries if e.label in self.by_method and wanted(e)]
 
-    def named(self, method: str, **settings: str) -> list[Entry]:
-        """The contestants of a method whose settings are these; any settings where none are given."""
-        return self.of(lambda e: e.method == method and (not settings or dict(e.settings) == settings))
+    def named(self, method: str) -> list[Entry]:
+        """The contestants of a method, verified without loss by the default scheme."""
+        return self.of(lambda e: e.method == method and e.verify == DEFAULT_SCHEME)
 
     def plain(self, temperature: float) -> list[Record]:
         """Plain decoding's answers."""
