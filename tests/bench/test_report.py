@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -114,6 +115,20 @@ def test_time_saved_and_layers_wasted() -> None:
     fast = [record(own, i, turn([2, 2], 3.0)) for i in range(3)]
     assert saving(fast, slow) == pytest.approx((0.25, 0.25, 0.25))
     assert wasted(slow[0]) == 2  # two layers drafted in each step, one accepted
+
+
+def test_gsm8k_shows_the_entropy_of_right_and_wrong_answers(tmp_path: Path) -> None:
+    plain, chain = entries(["chain"], ["lookup"], [0.0], 8)
+    records = []
+    for prompt in range(4):
+        answer = replace(turn([1, 1], 1.0, drafts=False), entropy=0.2 + 0.1 * prompt)
+        records.append(record(plain, prompt, answer, score={"exact": float(prompt < 2)}))
+        records.append(record(chain, prompt, turn([2], 1.0), score={"exact": 1.0}))
+    (loaded,) = load_runs(save(tmp_path / "one", [plain, chain], records, suite="gsm8k"))
+    section = next(s for s in build([loaded]) if "Figure 3" in s.title)
+    assert "0.25 nats over 2 right answers, 0.45 over 2 wrong ones" in section.text[0]
+    worth = next(s for s in build([loaded]) if s.title == "What the answers are worth")
+    assert worth.grid is not None and worth.grid.rows == [["plain", "0.50"], ["chain", "1.00"]]
 
 
 def test_a_folder_of_runs_is_one_report(tmp_path: Path) -> None:
