@@ -85,7 +85,7 @@ def bench(
     config = {
         "suite": suite,
         "prompts": len(items),
-        "digest": _digest(items),
+        "prompts_sha256": _digest(items),
         "methods": [e.label for e in took_part],
         "entries": [asdict(e) for e in took_part],
         "drafters": _names(drafters),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import resource
 import sys
 from pathlib import Path
 
@@ -31,13 +30,17 @@ class Peak:
             with contextlib.suppress(OSError):  # elsewhere the peak is that of the whole life of the process
                 Path("/proc/self/clear_refs").write_text(_RESET_PEAK)
 
-    def read(self) -> int:
-        """Most bytes since ``start``: allocated on the accelerator, or resident of the process."""
+    def read(self) -> int | None:
+        """Most bytes since ``start``: allocated on the accelerator, or resident of the process; None: nobody knows."""
         if self._device.type == "cuda":
             return int(torch.cuda.max_memory_allocated(self._device))
         with contextlib.suppress(OSError):
             for line in Path("/proc/self/status").read_text().splitlines():
                 if line.startswith("VmHWM:"):
                     return 1024 * int(line.split()[1])
+        try:
+            import resource
+        except ImportError:  # Windows
+            return None
         most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return most if sys.platform == "darwin" else 1024 * most
