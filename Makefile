@@ -12,10 +12,12 @@ hour and the weather in the log book. If there is fog, Anna starts the horn and 
 blasts. At sunrise Anna puts out the lamp, draws the curtains, and walks down the stairs of the lighthouse.
 export DEMO_PROMPT
 
-# Where prompt sets lie (docs/bench.md), and where runs go; the same command goes on there.
+# Where prompt sets lie (docs/bench.md), and where runs go; the same command goes on there. Two quick runs are compared:
+# make results-quick; make results-quick RUN=second
 export DRAFTREE_DATA ?= ../shared/data
 RESULTS ?= out/results
 QUICK ?= out/results-quick
+RUN ?= first
 BENCH := $(VENV)/bin/draftree bench
 TREES := binary:nodes=25,eagle:nodes=25,opt-tree:nodes=25
 DYNAMIC := chain,static,early-stop,naive-width,dynamic-width,dynamic-width-depth
@@ -60,7 +62,7 @@ fmt: setup ## fix what ruff can fix, then format
 	$(VENV)/bin/ruff format
 
 results-quick: setup ## measure the main methods on 13 prompts, in a quarter of an hour on 2 cores
-	$(BENCH) --suite spec-bench --limit 13 --turns 1 --max-tokens 40 --out $(QUICK)/spec-bench \
+	$(BENCH) --suite spec-bench --limit 13 --turns 1 --max-tokens 40 --out $(QUICK)/$(RUN) \
 		--methods auto,chain,static,early-stop,dynamic-width,dynamic-width-depth,$(TREES),$(PEERS)
 	$(VENV)/bin/draftree report $(QUICK)
 

@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 from draftree.bench.entry import entries
+from draftree.bench.report import agreement
 from draftree.bench.report.command import build
 from draftree.bench.report.gunjur import saving, wasted
 from draftree.bench.report.page import Case, Grid, Section, to_html, to_markdown
 from draftree.bench.report.source import load_runs
+from draftree.bench.stats import Interval
 from draftree.cli import run
 
 from .runs import full_run, record, save, turn
@@ -131,10 +133,21 @@ def test_gsm8k_shows_the_entropy_of_right_and_wrong_answers(tmp_path: Path) -> N
     assert worth.grid is not None and worth.grid.rows == [["plain", "0.50"], ["chain", "1.00"]]
 
 
-def test_a_folder_of_runs_is_one_report(tmp_path: Path) -> None:
+def test_a_folder_of_runs_is_one_report_and_says_whether_they_agree(tmp_path: Path) -> None:
     for name in ("b", "a"):
         full_run(tmp_path / name, [0.0])
-    assert [r.path.name for r in load_runs(tmp_path)] == ["a", "b"]
+    runs = load_runs(tmp_path)
+    assert [r.path.name for r in runs] == ["a", "b"]
+    (section,) = agreement.sections(runs)
+    assert section.text[0].startswith("28 of 28 ratios agree")
+    assert "1.00 to 1.00" in section.text[0]
+
+
+def test_runs_agree_where_each_mean_lies_in_the_others_interval() -> None:
+    wide = Interval(1.2, 1.0, 1.4)
+    assert agreement.agree(wide, Interval(1.1, 1.05, 1.25))
+    assert not agreement.agree(wide, Interval(1.1, 1.05, 1.15))
+    assert not agreement.agree(Interval(1.1, 1.05, 1.15), wide)
 
 
 def test_no_run_and_an_unfinished_one_are_one_line(tmp_path: Path, capsys: Captured) -> None:

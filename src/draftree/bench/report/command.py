@@ -11,14 +11,14 @@ import typer
 from ...errors import ConfigError, RunError
 from ...files import write_whole
 from ...show import out
-from . import gunjur, headlines, opt_tree, overview, sweeps
+from . import agreement, gunjur, headlines, opt_tree, overview, sweeps
 from .page import FIGURES, Section, to_html, to_markdown, write_figures
 from .plots import check_plots
 from .source import LoadedRun, load_runs
 
 CHAPTERS: dict[str, Sequence[Callable[[Sequence[LoadedRun]], list[Section]]]] = {
     "Headlines": (headlines.sections,),
-    "Runs": (overview.sections,),
+    "Runs": (overview.sections, agreement.sections),
     "Dynamic Tree Speculative Decoding (Gunjur & Waitz)": (gunjur.sections,),
     "OPT-Tree": (opt_tree.sections, sweeps.sections),
 }
