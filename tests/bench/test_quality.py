@@ -59,6 +59,8 @@ def test_endless_printing_fills_nothing() -> None:
         "import os; open('own', 'w'); os.rename('own', {path!r})",
         "import os; os.symlink({path!r}, 'link'); open('link', 'w')",
         "import os; os.mkfifo({path!r})",
+        "import os; at = os.open(os.path.dirname({path!r}), 0); os.open('outside', os.O_CREAT, dir_fd=at)",
+        "import os; os.chdir(os.path.dirname({path!r})); open('outside', 'w')",
         "import sqlite3; sqlite3.connect({path!r}).execute('create table x (y)')",
         "import pathlib; pathlib.Path({path!r}).write_text('x')",
         "import shutil; open('own', 'w'); shutil.move('own', {path!r})",
@@ -78,7 +80,13 @@ def test_nothing_is_written_outside_its_folder(attempt: str, tmp_path: Path) -> 
 def test_a_file_outside_cannot_be_removed_or_changed(tmp_path: Path) -> None:
     path = tmp_path / "kept"
     path.write_text("kept")
-    for attempt in ("os.remove({!r})", "os.truncate({!r}, 0)", "os.chmod({!r}, 0)", "os.replace({!r}, 'own')"):
+    for attempt in (
+        "import pathlib; os.remove(pathlib.Path({!r}))",
+        "os.remove({!r})",
+        "os.truncate({!r}, 0)",
+        "os.chmod({!r}, 0)",
+        "os.replace({!r}, 'own')",
+    ):
         assert not run_python("import os\n" + attempt.format(str(path))).passed
     assert path.read_text() == "kept"
     assert os.access(path, os.R_OK)

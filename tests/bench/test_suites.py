@@ -162,6 +162,11 @@ def test_missing_data_says_where_to_put_it(name: str, tmp_path: Path, monkeypatc
         assert "pip install datasets" in str(error.value)
 
 
+def test_the_data_folder_is_named_by_the_environment(data: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRAFTREE_DATA", data)
+    assert load_suite("gsm8k")[0].reference == "1200"
+
+
 def test_an_unknown_suite_lists_them() -> None:
     with pytest.raises(UnknownNameError, match="spec-bench, mt-bench"):
         load_suite("spec")

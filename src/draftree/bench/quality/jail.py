@@ -7,6 +7,7 @@ import builtins
 import os
 import resource
 import sys
+from typing import Any
 
 folder, mark = os.path.realpath(sys.argv[1]), sys.argv[2]
 seconds, memory, file_size = map(int, sys.argv[3:])
@@ -43,25 +44,25 @@ MOVES = ("os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.link", "os.symlin
 UNTOLD = ("mkfifo", "mknod")
 """Calls that make files and tell no hook."""
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-_realpath, _fspath, _fsdecode, _sep = os.path.realpath, os.fspath, os.fsdecode, os.sep
-_str, _bytes, _int, _isinstance = str, bytes, int, isinstance
+_realpath, _isdir, _fspath, _fsdecode, _sep = os.path.realpath, os.path.isdir, os.fspath, os.fsdecode, os.sep
+_str, _int, _isinstance, _PATHS = str, int, isinstance, (str, bytes, os.PathLike)
 
 
-def _inside(path: object) -> bool:
+def _inside(path: Any) -> bool:
     if _isinstance(path, _int):
         return True
-    return (_realpath(_fsdecode(_fspath(path))) + _sep).startswith(folder + _sep)  # type: ignore[call-overload]
+    return (_realpath(_fsdecode(_fspath(path))) + _sep).startswith(folder + _sep)
 
 
-def guard(event: str, arguments: tuple[object, ...]) -> None:
+def guard(event: str, arguments: tuple[Any, ...]) -> None:
     """Refuse what reaches outside."""
     if event == "open":
         path, mode, flags = arguments
-        writes = bool(flags & WRITES) if _isinstance(flags, _int) else _isinstance(mode, _str) and mode != "r"  # type: ignore[operator]
-        if writes and not _inside(path):
+        writes = bool(flags & WRITES) if _isinstance(flags, _int) else _isinstance(mode, _str) and mode != "r"
+        if (writes or _isdir(path)) and not _inside(path):  # what a folder is opened for, the hook is not told
             raise PermissionError(f"no writing outside the sandbox: {path!r}")
     elif event.startswith(MOVES):
-        if not all(_inside(a) for a in arguments if _isinstance(a, (_str, _bytes))):
+        if not all(_inside(a) for a in arguments if _isinstance(a, _PATHS)):
             raise PermissionError(f"no changes outside the sandbox: {event}")
     elif event.startswith(REFUSED) or (event == "import" and arguments[0] in MODULES):
         raise PermissionError(f"refused in the sandbox: {event}")
