@@ -70,7 +70,7 @@ def _figure1(runs: Sequence[LoadedRun]) -> Section | None:
     )
 
 
-def time_saved(own: Sequence[Record], base: Sequence[Record]) -> list[tuple[Record, Record]]:
+def pairs(own: Sequence[Record], base: Sequence[Record]) -> list[tuple[Record, Record]]:
     """Answers of both to the same prompts."""
     other = {(r.prompt, r.repeat): r for r in base}
     return [(r, other[r.prompt, r.repeat]) for r in own if (r.prompt, r.repeat) in other]
@@ -79,7 +79,7 @@ def time_saved(own: Sequence[Record], base: Sequence[Record]) -> list[tuple[Reco
 def saving(own: Sequence[Record], base: Sequence[Record]) -> Interval:
     """Share of the time for a token that is saved, mean over prompts."""
     shares: dict[str, list[float]] = {}
-    for a, b in time_saved(own, base):
+    for a, b in pairs(own, base):
         shares.setdefault(a.prompt, []).append(1 - b.rate / a.rate)
     return interval([statistics.mean(x) for x in shares.values()])
 
@@ -208,10 +208,10 @@ def _scatter(name: str, run: LoadedRun, base: Entry, methods: Sequence[Entry]) -
         for axes in grid.flat[len(methods) :]:
             axes.set_visible(False)
         for number, (entry, axes) in enumerate(zip(methods, grid.flat, strict=False)):
-            pairs = time_saved(run.by_method[entry.label], run.by_method[base.label])
-            saved = [b.seconds - a.seconds for a, b in pairs]
+            both = pairs(run.by_method[entry.label], run.by_method[base.label])
+            saved = [b.seconds - a.seconds for a, b in both]
             style = {**line_style(number), "linestyle": ""}
-            axes.plot([wasted(b) - wasted(a) for a, b in pairs], saved, **style)
+            axes.plot([wasted(b) - wasted(a) for a, b in both], saved, **style)
             axes.axhline(0, color="black", linewidth=0.8)
             axes.axvline(0, color="black", linewidth=0.8)
             axes.axhline(statistics.mean(saved), color="black", linestyle="--", linewidth=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ...draft.methods import METHODS
 from ..entry import Entry
 from ..record import Record
 from ..summary import ALL, paired
@@ -73,13 +74,13 @@ def _both(run: LoadedRun, own: str, base: str) -> list[tuple[Entry, Entry]]:
 
 
 def _best(run: LoadedRun, temperature: float) -> list[list[str]]:
-    """The fastest of ours against plain decoding and against the fastest peer."""
+    """The fastest of ours without loss against plain decoding and against the fastest peer."""
 
     def rate(entry: Entry) -> float:
         f = run.table[entry.label][ALL].speedup
         return f.mean if f else 0.0
 
-    ours = run.of(lambda e: not e.is_peer and e.method != "plain" and e.temperature == temperature)
+    ours = [e for m in METHODS for e in run.named(m) if e.temperature == temperature]
     peers = run.of(lambda e: e.is_peer and e.temperature == temperature)
     if not ours:
         return []

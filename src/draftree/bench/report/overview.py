@@ -10,10 +10,19 @@ from ..table import HEADER, number, overview, ratio_text
 from .page import Grid, Section
 from .source import LoadedRun
 
+READING = (
+    "Speed-ups are geometric means of ratios paired by prompt, with 95% bootstrap intervals. MAL is tokens for each "
+    "target pass, the bonus token "
+    "included. Acceptance at a depth is accepted over drafted nodes. Draft, verify and other are shares of the time "
+    "after the prefill. Memory is "
+    "that of the whole process, the models of all contestants included."
+)
+
 
 def sections(runs: Sequence[LoadedRun]) -> list[Section]:
     """The sections of all runs."""
-    return [section for run in runs for section in _of(run)]
+    how = Section("How to read the tables", [READING])
+    return [how, *(section for run in runs for section in _of(run))]
 
 
 def _of(run: LoadedRun) -> list[Section]:
@@ -52,10 +61,6 @@ def _described(run: LoadedRun) -> list[str]:
         "nothing else is said. "
         f"{machine['processor']}, {machine['cores']} cores, {machine['threads']} threads"
         f"{', ' + machine['accelerator'] if machine['accelerator'] else ''}; {versions}; {c['date'][:10]}.",
-        "Speed-ups are geometric means of ratios paired by prompt, with 95% bootstrap intervals. MAL counts the bonus "
-        "token. "
-        "Acceptance at a depth is accepted over drafted nodes. Memory is that of the whole process, the models of all "
-        "contestants included.",
     ]
 
 
