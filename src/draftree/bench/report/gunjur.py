@@ -172,8 +172,7 @@ def _figure5(runs: Sequence[LoadedRun]) -> Section | None:
     svg = _scatter("gunjur-5", run, baseline(run), methods)
     text = (
         "Each point is a prompt: seconds saved over the chain, against drafted layers that were thrown away less than "
-        "by the chain. "
-        "Above and right of the lines is better; the dashed line is the mean."
+        "by the chain. Above and right of the lines is better; the dashed line is the mean."
     )
     return Section(
         f"{PAPER}, Figure 5: time saved against wasted passes saved",
@@ -191,8 +190,7 @@ def _figure6(runs: Sequence[LoadedRun]) -> Section | None:
     found = saving(run.by_method[own.label], run.by_method[base.label])
     text = (
         f"{own.label} saves {100 * found.mean:.1f}% [{100 * found.low:.1f}, {100 * found.high:.1f}] of {base.label}'s "
-        "time for a "
-        "token; the paper's boosts time savings by 4.9%."
+        "time for a token; the paper's boosts time savings by 4.9%."
     )
     svg = _scatter("gunjur-6", run, base, [own])
     return Section(

@@ -15,16 +15,12 @@ from .source import LoadedRun
 
 WHY = (
     "Why ours differ. The models are others: a target of 135 million parameters, whose drafters are a layer of its "
-    "own kind and lookup, where the papers "
-    "pair a large model with a smaller one, so that drafting and verifying cost in other proportions. The hardware is "
-    "another: on a CPU a pass "
-    "over a tree costs visibly more than a pass over one token, where on their GPUs it costs about the same, so that "
-    "wide trees are dearer here. "
-    "The baselines are others: Gunjur & Waitz decode their chain without a KV cache for the drafter, which makes "
-    "every drafted token "
+    "own kind and lookup, where the papers pair a large model with a smaller one, so that drafting and verifying cost "
+    "in other proportions. The hardware is another: on a CPU a pass over a tree costs visibly more than a pass over "
+    "one token, where on their GPUs it costs about the same, so that wide trees are dearer here. The baselines are "
+    "others: Gunjur & Waitz decode their chain without a KV cache for the drafter, which makes every drafted token "
     "dear and every saved one worth more; and ours, plain decoding by the same engine, is faster than transformers' "
-    "generate, which "
-    "OPT-Tree's speed-ups are over."
+    "generate, which OPT-Tree's speed-ups are over."
 )
 
 

@@ -74,8 +74,7 @@ def _table(runs: Sequence[LoadedRun], greedy: bool) -> Section | None:
     name = "Table 1: trees, greedy" if greedy else "Table 3: trees, sampled"
     paper = (
         "The paper on MT-Bench, LLaMA-2 7B with its 68M: MAL 2.12 binary, 2.47 EAGLE, 2.58 OPT-Tree; 70B with 7B: "
-        "4.84, 4.97, 7.74; "
-        "speed-up over transformers up to 3.2."
+        "4.84, 4.97, 7.74; speed-up over transformers up to 3.2."
         if greedy
         else "The paper at T = 1: LLaMA-2 7B with its 68M: MAL 2.72, speed-up 1.71; with EAGLE's head 4.07 and 2.42."
     )
@@ -182,9 +181,8 @@ def _figure10(runs: Sequence[LoadedRun]) -> Section | None:
     pieces = list(zip(turn.pieces or [], map(bool, turn.drafted or []), strict=True))
     text = (
         f"Prompt {record.prompt} ({record.category}) by {entry.label}: tokens of the drafter on blue, of the target on "
-        "red and underlined (in "
-        f"brackets in Markdown); {record.gained / max(1, record.passes or 1):.2f} tokens a target pass. The best "
-        "answer of the run, not a typical one."
+        f"red and underlined (in brackets in Markdown); {record.gained / max(1, record.passes or 1):.2f} tokens a "
+        "target pass. The best answer of the run, not a typical one."
     )
     return Section(f"{PAPER}, Figure 10: a case", [text], case=Case(pieces[:_CASE_TOKENS]), commands=[run.command])
 

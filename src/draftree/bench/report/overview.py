@@ -12,10 +12,9 @@ from .source import LoadedRun
 
 READING = (
     "Speed-ups are geometric means of ratios paired by prompt, with 95% bootstrap intervals. MAL is tokens for each "
-    "target pass, the bonus token "
-    "included. Acceptance at a depth is accepted over drafted nodes. Draft, verify and other are shares of the time "
-    "after the prefill. Memory is "
-    "that of the whole process, the models of all contestants included."
+    "target pass, the bonus token included. Acceptance at a depth is accepted over drafted nodes. Draft, verify and "
+    "other are shares of the time after the prefill. Memory is that of the whole process, the models of all "
+    "contestants included."
 )
 
 
@@ -56,11 +55,10 @@ def _described(run: LoadedRun) -> list[str]:
     answers = len({(r.prompt, r.repeat) for r in run.records})
     return [
         f"{c['prompts']} prompts of {run.suite}, {answers} answers of each contestant of up to {c['max_tokens']} "
-        "tokens; target "
-        f"{c['target']} in {c['numerics']}, drafters {', '.join(c['drafters'])}, node budget {c['nodes']} where "
-        "nothing else is said. "
-        f"{machine['processor']}, {machine['cores']} cores, {machine['threads']} threads"
-        f"{', ' + machine['accelerator'] if machine['accelerator'] else ''}; {versions}; {c['date'][:10]}.",
+        f"tokens; target {c['target']} in {c['numerics']}, drafters {', '.join(c['drafters'])}, node budget "
+        f"{c['nodes']} where nothing else is said. {machine['processor']}, {machine['cores']} cores, "
+        f"{machine['threads']} threads{', ' + machine['accelerator'] if machine['accelerator'] else ''}; {versions}; "
+        f"{c['date'][:10]}.",
     ]
 
 
