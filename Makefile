@@ -12,11 +12,26 @@ hour and the weather in the log book. If there is fog, Anna starts the horn and 
 blasts. At sunrise Anna puts out the lamp, draws the curtains, and walks down the stairs of the lighthouse.
 export DEMO_PROMPT
 
+# Where prompt sets lie (docs/bench.md), and where runs go; the same command goes on there. Two quick runs are compared:
+# make results-quick; make results-quick RUN=second
+export DRAFTREE_DATA ?= ../shared/data
+RESULTS ?= out/results
+QUICK ?= out/results-quick
+RUN ?= first
+BENCH := $(VENV)/bin/draftree bench
+TREES := binary:nodes=25,eagle:nodes=25,opt-tree:nodes=25
+DYNAMIC := chain,static,early-stop,naive-width,dynamic-width,dynamic-width-depth
+PEERS := peer:hf-generate,peer:hf-prompt-lookup
+SIZES := 4 8 16 32 64
+comma := ,
+empty :=
+list = $(subst $(empty) $(empty),$(comma),$(strip $(1)))
+
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test fmt clean
+.PHONY: help setup demo check test fmt clean results results-quick
 
 help: ## list the targets
-	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-6s  %s\n", $$1, $$2}'
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s  %s\n", $$1, $$2}'
 
 setup: $(STAMP) ## create .venv with everything pinned, and the default model's weights
 
@@ -45,6 +60,29 @@ test: check ## set up, check, then run the tests
 fmt: setup ## fix what ruff can fix, then format
 	$(VENV)/bin/ruff check --fix
 	$(VENV)/bin/ruff format
+
+results-quick: setup ## measure the main methods on 13 prompts, in a quarter of an hour on 2 cores
+	$(BENCH) --suite spec-bench --limit 13 --turns 1 --max-tokens 32 --out $(QUICK)/$(RUN) \
+		--methods auto,chain,static,early-stop,dynamic-width,dynamic-width-depth,$(TREES),$(PEERS)
+	$(VENV)/bin/draftree report $(QUICK)
+
+results: setup $(SIZES:%=$(RESULTS)/trees/%.json) ## measure everything (hours; goes on where it was stopped) and write docs/results.md
+	$(BENCH) --suite humaneval --limit 45 --temperature 0.4 --out $(RESULTS)/runs/1-humaneval --methods $(DYNAMIC)
+	$(BENCH) --suite mt-bench --limit 40 --temperature 0,1 --out $(RESULTS)/runs/2-mt-bench --methods auto,$(TREES)
+	$(BENCH) --suite mt-bench --limit 16 --turns 1 --drafters head --out $(RESULTS)/runs/3-sizes --methods \
+		$(call list,$(SIZES:%=opt-tree:nodes=%) $(foreach n,$(SIZES),sequoia:tree=$(RESULTS)/trees/$(n).json:nodes=$(n)))
+	$(BENCH) --suite mt-bench --limit 16 --turns 1 --out $(RESULTS)/runs/4-thresholds --methods \
+		$(call list,$(foreach delta,0.05 0.1 0.2 0.4 0.6 0.8,opt-tree:nodes=25:delta=$(delta)))
+	$(BENCH) --suite mt-bench --limit 16 --turns 1 --temperature 0,0.25,0.5,0.75,1 --out $(RESULTS)/runs/5-temperatures \
+		--methods auto,opt-tree:nodes=25
+	$(BENCH) --suite spec-bench --limit 78 --turns 1 --out $(RESULTS)/runs/6-spec-bench --methods auto,$(DYNAMIC),$(TREES),$(PEERS)
+	for suite in gsm8k humaneval mbpp squad spider; do $(BENCH) --suite $$suite --limit 50 --max-tokens 256 --quality --skip-bad \
+		--out $(RESULTS)/runs/7-$$suite --methods auto,auto:verify=relaxed || exit 1; done
+	$(VENV)/bin/draftree report $(RESULTS)/runs --markdown docs/results.md
+
+$(RESULTS)/trees/%.json: | setup
+	@mkdir -p $(@D)
+	$(VENV)/bin/draftree calibrate --drafter head --nodes $* --max-tokens 48 --prompts $(DRAFTREE_DATA)/self_instruct/seed_tasks.jsonl --out $@
 
 clean: ## remove .venv, caches and build output
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

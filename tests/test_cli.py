@@ -309,3 +309,14 @@ def test_a_truncated_weights_file_is_one_line(tmp_path: Path, capsys: Captured) 
 def test_a_prompt_that_is_not_text_is_one_line(model: str, capsys: Captured) -> None:
     assert run(["generate", "a\udcffb", "--target", model]) == 2
     assert "UTF-8" in capsys.readouterr().err
+
+
+def test_ctrl_c_is_one_line_and_no_success(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Typer turned Ctrl-C while a model was loaded into a return value, and the command ended as if all were well."""
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(commands, "load_engine", interrupted)
+    assert run(["generate", "the cat"]) == 1
+    assert capsys.readouterr().err == "draftree: interrupted\n"

@@ -1,4 +1,4 @@
-"""The command line: ``draftree generate | chat | info | methods | profile | calibrate | train``.
+"""The command line: ``draftree generate | chat | info | methods | bench | report | profile | calibrate | train``.
 
 Text goes to standard output, figures and complaints to standard error. Bad input is one line and exit code 2; a failure
 while running, or Ctrl-C, is one line and exit code 1.
@@ -12,6 +12,8 @@ import warnings
 import torch
 import typer
 
+from .bench.command import bench
+from .bench.report.command import report
 from .commands import chat, generate
 from .draft.load import DRAFTERS
 from .draft.methods import METHODS
@@ -32,6 +34,9 @@ app = typer.Typer(
 
 _ClickError: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 """What typer raises for unusable arguments; typer carries its own click, so click's class would not do."""
+
+_INTERRUPTED = 130
+"""What a typer application returns after Ctrl-C, instead of letting it pass."""
 
 
 app.command()(generate)
@@ -56,6 +61,8 @@ def methods() -> None:
     out.print(f"{'A+B':20} the union of drafters A and B: one tree out of what both say")
 
 
+app.command()(bench)
+app.command()(report)
 app.command()(profile)
 app.command()(calibrate)
 app.add_typer(train, name="train")
@@ -76,7 +83,8 @@ def run(arguments: list[str] | None = None) -> int:
 def _run_command(arguments: list[str] | None) -> int:
     try:
         arguments = sys.argv[1:] if arguments is None else arguments
-        app(args=arguments or ["--help"], prog_name="draftree", standalone_mode=False)
+        if app(args=arguments or ["--help"], prog_name="draftree", standalone_mode=False) == _INTERRUPTED:
+            raise KeyboardInterrupt
     except typer.Exit as stop:
         return stop.exit_code
     except _ClickError as error:

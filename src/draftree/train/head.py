@@ -23,12 +23,12 @@ from ..files import write_whole
 from ..models.head import HeadConfig, HeadNetwork, embeddings, output_layer
 from ..models.head_file import load_head, read_head, save_head
 from ..models.hf import HFModel
+from ..told import told
 from .fit import Fit, FitRecipe, Frozen, regress
 from .head_card import PromptFile, card
 from .head_data import LONGEST_PROMPT, HeadData
 from .head_eval import Figures, evaluate
 from .responses import TEMPERATURES, Response
-from .told import told
 from .workers import affordable
 
 RESPONSE_SHARE, FIGURES_SHARE = 0.6, 0.05

@@ -7,8 +7,8 @@ import io
 import pytest
 from rich.console import Console
 
-from draftree.train import told as module
-from draftree.train.told import told
+from draftree import told as module
+from draftree.told import told
 
 
 @pytest.mark.parametrize("terminal", [False, True])

@@ -1,0 +1,209 @@
+"""The command ``draftree bench``."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from ..config import SamplingParams
+from ..draft.methods import DEFAULT_METHOD, DEFAULT_NODES
+from ..errors import ConfigError, RunError
+from ..models.load import DEFAULT_MODEL
+from ..models.numerics import DEFAULT_NUMERICS
+from ..options import Device, Dtype, Nodes, Numerics, Target, whole
+from ..show import complain, err, out
+from ..told import told
+from .contestants import Models
+from .entry import entries
+from .folder import RunFolder, read_summary
+from .formats import Item
+from .interrupts import Interrupts
+from .judge import as_json as partings_as_json
+from .judge import compare, partings_of, plain_labels
+from .quality.scores import Score, scorer
+from .run import Plan, Run, check_lengths
+from .suites import SUITES, choose, load_suite, spider_databases
+from .summary import Table, tabulate
+from .summary import as_json as table_as_json
+from .table import HEADER, markdown, overview
+
+DEFAULT_DRAFTER = "lookup+recycle+head"
+
+
+def bench(
+    suite: Annotated[str, typer.Option(metavar="NAME|FILE", help=f"Prompts: {', '.join(SUITES)}, or JSON lines.")],
+    out_folder: Annotated[str, typer.Option("--out", metavar="DIR", help="Folder of the run; the same goes on there.")],
+    categories: Annotated[str | None, typer.Option(help="Of the suite, with commas; all by default.")] = None,
+    limit: Annotated[int | None, whole("N", "Most prompts, taken from the categories in turn.")] = None,
+    turns: Annotated[int | None, whole("N", "Most turns of a conversation; all by default.")] = None,
+    methods: Annotated[
+        str, typer.Option(help="With commas: METHOD, METHOD:KEY=VALUE (nodes, verify, settings), or peer:NAME.")
+    ] = DEFAULT_METHOD,
+    drafters: Annotated[str, typer.Option(help="With commas; each method runs with each.")] = DEFAULT_DRAFTER,
+    temperature: Annotated[str, typer.Option(metavar="T", help="One or more, with commas; 0 is greedy.")] = "0",
+    max_tokens: Annotated[int, whole("N", "Most tokens of an answer.")] = 128,
+    repeats: Annotated[int, whole("N", "Answers of each contestant to each prompt.")] = 1,
+    seed: Annotated[int, whole("S", "Of the first repeat.")] = 11,
+    nodes: Nodes = DEFAULT_NODES,
+    data: Annotated[str | None, typer.Option(metavar="DIR", help="Folder of prompt sets; else DRAFTREE_DATA.")] = None,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out lines and prompts that do not do.")] = False,
+    quality: Annotated[
+        bool, typer.Option("--quality", help="Score answers; code that models write is run, in a sandbox.")
+    ] = False,
+    target: Target = DEFAULT_MODEL,
+    dtype: Dtype = None,
+    device: Device = None,
+    numerics: Numerics = DEFAULT_NUMERICS,
+) -> None:
+    """Measure methods beside plain decoding and rival systems on the same prompts.
+
+    Every contestant answers every prompt, in an order that changes from prompt to prompt; DIR/results.jsonl gets a line
+    for each answer. The same command goes on where it stopped. Ctrl-C finishes the answer, twice stops at once.
+    """
+    temperatures = _numbers(temperature)
+    for t in temperatures:
+        SamplingParams(max_tokens=max_tokens, temperature=t, seed=seed)
+    if repeats < 1 or (turns is not None and turns < 1):
+        raise ConfigError(f"repeats are {repeats} and turns {turns}: use at least 1")
+    took_part = entries(_names(methods), _names(drafters), temperatures, nodes)
+    score = _scorer(suite, data) if quality else None
+    chosen = choose(load_suite(suite, data=data, skip_bad=skip_bad), categories=_names(categories or ""), limit=limit)
+    items = [_shortened(item, turns) for item in chosen]
+    config = {
+        "suite": suite,
+        "prompts": len(items),
+        "prompts_sha256": _digest(items),
+        "methods": [e.label for e in took_part],
+        "entries": [asdict(e) for e in took_part],
+        "drafters": _names(drafters),
+        "temperatures": temperatures,
+        "max_tokens": max_tokens,
+        "repeats": repeats,
+        "seed": seed,
+        "nodes": nodes,
+        "quality": quality,
+        "target": target,
+        "dtype": dtype,
+        "device": device,
+        "numerics": numerics,
+        "machine": machine(),
+        "versions": {name: version(name) for name in ("draftree", "torch", "transformers")},
+        "command": shlex.join(["draftree", *sys.argv[1:]]),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    plan = Plan(items, took_part, max_tokens, repeats, seed)
+    place = {"target": target, "dtype": dtype, "device": device, "numerics": numerics}
+    with RunFolder(out_folder, config) as folder:
+        table = _run(plan, folder, place, skip_bad=skip_bad, score=score)
+    out.print(markdown(HEADER, overview(table)), markup=False)
+    err.print(f"{folder.path}: 'draftree report {folder.path}' draws tables and figures", markup=False)
+
+
+def _run(plan: Plan, folder: RunFolder, place: dict[str, str | None], *, skip_bad: bool, score: Score | None) -> Table:
+    """Decode what is missing, then write the summary; an interrupted run writes it too."""
+    loaded: list[Models] = []
+
+    def models() -> Models:
+        if not loaded:
+            loaded.append(Models(**place))  # type: ignore[arg-type]
+        return loaded[0]
+
+    total = plan.repeats * len(plan.items) * len(plan.entries)
+    with Interrupts(lambda: complain("finishing this answer; Ctrl-C again stops at once")) as pressed:
+        if len(folder.records) < total:
+            fit = check_lengths(models().target, plan.items, skip_bad)
+            plan = Plan(fit, plan.entries, plan.max_tokens, plan.repeats, plan.seed)
+            total = plan.repeats * len(fit) * len(plan.entries)
+            with told(err, "decoding", total, len(folder.records)) as tell:
+                run = Run(plan, models(), folder, score)
+                run.decode(lambda: pressed.asked, tell)
+            if run.decoding:
+                err.print(f"beside decoding the harness took {run.other / run.decoding:.2%} of the time")
+        if not folder.records:
+            raise RunError("interrupted before the first answer")
+        known = partings_of(read_summary(folder.path).get("partings", []))
+        verdicts, partings = compare(folder.records, plan.entries, plan.items, known, lambda: models().target)
+        table = tabulate(folder.records, plain_labels(plan.entries), verdicts)
+        done = len(folder.records)
+        folder.write_summary(
+            {
+                "complete": done == total,
+                "answers": done,
+                "of": total,
+                "methods": table_as_json(table),
+                "partings": partings_as_json(partings),
+            }
+        )
+    if done < total:
+        raise RunError(f"interrupted after {done} of {total} answers: the same command goes on from there")
+    return table
+
+
+def _scorer(suite: str, data: str | None) -> Score:
+    """How answers are scored.
+
+    Raises:
+        ConfigError: nothing can score this suite's.
+    """
+    score = scorer(suite, spider_databases(data))
+    if score is None:
+        raise ConfigError(f"--quality: answers to {suite} have no right and wrong: leave it out, or take another suite")
+    return score
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _numbers(text: str) -> list[float]:
+    try:
+        found = [float(x) for x in _names(text)]
+    except ValueError:
+        raise ConfigError(f"temperature is {text!r}: use numbers with commas, such as 0,0.4,1") from None
+    if not found:
+        raise ConfigError("no temperature: use 0 for greedy decoding")
+    return found
+
+
+def _shortened(item: Item, turns: int | None) -> Item:
+    return Item(item.id, item.category, item.turns[:turns], item.reference)
+
+
+def _digest(items: Sequence[Item]) -> str:
+    """Tells prompt sets apart."""
+    whole_set = json.dumps([[i.id, i.category, i.turns, i.reference] for i in items], ensure_ascii=False)
+    return hashlib.sha256(whole_set.encode()).hexdigest()[:16]
+
+
+def machine() -> dict[str, Any]:
+    """What decodes: processor, cores that this process may use, threads, accelerator."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {
+        "processor": _processor(),
+        "cores": cores,
+        "threads": torch.get_num_threads(),
+        "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "system": f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
+    }
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

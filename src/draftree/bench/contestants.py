@@ -1,0 +1,161 @@
+"""Entries as things that decode: our engines and the peers, on models that are loaded once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence as Many
+from typing import Any, Protocol
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ..config import SamplingParams
+from ..draft.base import NoDrafter, Outcome
+from ..draft.load import load_drafter, names_model
+from ..engine import Engine, Generation
+from ..models.hf import HFModel
+from ..models.load import load, load_stock
+from ..observer import Observer
+from ..tree import ROOT
+from .entry import PLAIN, Entry
+from .peers import LOOKUP_TOKENS, FlashspecPeer, TransformersPeer
+from .record import BINS, Parts, Steps, Turn
+
+
+class Contestant(Protocol):
+    """Decodes one prompt at a time."""
+
+    def decode(self, prompt: list[int], params: SamplingParams) -> Turn:
+        """Answer one prompt, given as token ids; ``params.seed`` is set."""
+
+
+class _Collector(Observer):
+    """Keeps the outcomes of one sequence's steps; what they say is read when the clock has stopped."""
+
+    def __init__(self) -> None:
+        self.outcomes: list[Outcome] = []
+
+    def stepped(self, outcomes: Many[Outcome], learned: float) -> None:
+        self.outcomes += outcomes
+
+
+class EngineContestant:
+    """One of our engines.
+
+    Args:
+        entry: what it is.
+        target: the target, loaded.
+        drafter: the drafter's name, or the drafting model, loaded; None decodes plainly.
+    """
+
+    def __init__(self, entry: Entry, target: HFModel, drafter: str | HFModel | None) -> None:
+        made = NoDrafter() if drafter is None else load_drafter(drafter, target, entry.policy())
+        self._collector = _Collector()
+        self._target = target
+        self._engine = Engine(target, made, nodes=entry.nodes, verification=entry.verify, observers=[self._collector])
+
+    def decode(self, prompt: list[int], params: SamplingParams) -> Turn:
+        """See ``Contestant``."""
+        self._collector.outcomes, inside = [], self._target.pass_seconds
+        began = time.perf_counter()
+        answer = self._engine.generate([prompt], params)[0]
+        total = time.perf_counter() - began
+        s = answer.stats.seconds
+        parts = Parts(total, s.prefill, s.draft, s.verify, total - s.prefill - s.draft - s.verify)
+        return Turn(
+            prompt_tokens=len(prompt),
+            ids=answer.token_ids,
+            text=answer.text,
+            finish=answer.finish_reason,
+            seconds=parts,
+            passes=answer.stats.steps,
+            steps=_steps(self._collector.outcomes, answer, self._target.pass_seconds - inside),
+            drafted=[int(chunk.drafted) for chunk in answer.chunks],
+            pieces=[chunk.text for chunk in answer.chunks],
+        )
+
+
+def _steps(outcomes: list[Outcome], answer: Generation, inside: float) -> Steps:
+    stats = answer.stats
+    judged, passed = torch.zeros(BINS, dtype=torch.int64), torch.zeros(BINS, dtype=torch.int64)
+    for outcome in outcomes:
+        of, on = _probabilities(outcome)
+        judged += of
+        passed += on
+    return Steps(
+        gained=[o.taken for o in outcomes],
+        accepted=[len(o.path) for o in outcomes],
+        nodes=[len(o.tree) for o in outcomes],
+        depth=[o.tree.depth for o in outcomes],
+        expected=[o.tree.expected_acceptance_length for o in outcomes],
+        drafted_by_depth=list(stats.drafted),
+        accepted_by_depth=list(stats.accepted),
+        accepted_entropies=list(stats.accepted_entropies),
+        rejected_entropies=list(stats.rejected_entropies),
+        judged=judged.tolist(),
+        passed=passed.tolist(),
+        draft_passes=stats.draft_passes,
+        target_seconds=inside,
+    )
+
+
+def _probabilities(outcome: Outcome) -> tuple[torch.Tensor, torch.Tensor]:
+    """[BINS] judged and [BINS] accepted nodes by draft probability; judged are the children of accepted nodes."""
+    tree, path = outcome.tree, outcome.path
+    above = torch.cat([tree.path_logprobs, torch.zeros(1)])[tree.parents]  # ROOT reads the last
+    bins = ((tree.path_logprobs - above).exp() * BINS).long().clamp(0, BINS - 1)
+    seen = torch.isin(tree.parents, torch.tensor([ROOT, *path]))
+    return torch.bincount(bins[seen], minlength=BINS), torch.bincount(bins[path], minlength=BINS)
+
+
+class Models:
+    """Loads what entries need, once each.
+
+    Args:
+        target: the target's name.
+        options: dtype, device and numerics of the target.
+    """
+
+    def __init__(self, target: str, **options: str | None) -> None:
+        self._options = {key: value for key, value in options.items() if value is not None}
+        self.target = load(target, **self._options)
+        self._name = target
+        self._stock: dict[str, tuple[PreTrainedModel, PreTrainedTokenizerBase | None]] = {}
+        self._drafters: dict[str, HFModel] = {}
+
+    def contestant(self, entry: Entry) -> Contestant:
+        """An entry, ready to decode."""
+        if entry.is_peer:
+            return self._peer(entry)
+        if entry.method == PLAIN or entry.drafter is None:
+            return EngineContestant(entry, self.target, None)
+        return EngineContestant(entry, self.target, self._drafter(entry.drafter))
+
+    def _drafter(self, name: str) -> str | HFModel:
+        """Drafting models are shared: one contestant decodes at a time."""
+        if not names_model(name):
+            return name
+        if name not in self._drafters:
+            self._drafters[name] = load(name, device=str(self.target.capabilities.device), numerics=self._numerics)
+        return self._drafters[name].twin()
+
+    @property
+    def _numerics(self) -> str:
+        return str(self._options.get("numerics", "fp32"))
+
+    def _peer(self, entry: Entry) -> Contestant:
+        model, tokenizer = self._stocked(self._name)
+        if entry.peer == "flashspec":
+            return FlashspecPeer(model, tokenizer, self._name)
+        options: dict[str, Any] = {}
+        if entry.peer == "hf-prompt-lookup":
+            options = {"prompt_lookup_num_tokens": LOOKUP_TOKENS}
+        elif entry.drafter is not None:
+            options = {"assistant_model": self._stocked(entry.drafter)[0]}
+        return TransformersPeer(model, tokenizer, **options)
+
+    def _stocked(self, name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
+        if name not in self._stock:
+            place = {key: value for key, value in self._options.items() if key != "numerics"}
+            self._stock[name] = load_stock(name, **place)
+        return self._stock[name]

@@ -1,0 +1,119 @@
+"""What takes part in a benchmark, by name: ``METHOD[:KEY=VALUE]...`` and ``peer:NAME``. Loads nothing.
+
+opt-tree    opt-tree:nodes=16:delta=0.2    static:verify=relaxed    plain    peer:hf-generate
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ..config import Budget
+from ..draft.load import learns, names_model, parts_of
+from ..draft.methods import find_method
+from ..draft.policy import GrowthPolicy
+from ..errors import ConfigError
+from ..verify.schemes import DEFAULT_SCHEME, Match, find_scheme
+from .peers import PEERS, check_peer
+
+PLAIN = "plain"
+PEER = "peer:"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One contestant at one temperature.
+
+    Attributes:
+        label: its name in results; no other has it.
+        method: a method's name, ``PLAIN``, or "peer:" and a peer's name.
+        drafter: a drafter's name; None for plain decoding and peers without a model of their own.
+        temperature: of sampling.
+        settings: of the method.
+        nodes: node budget.
+        verify: verification scheme.
+    """
+
+    label: str
+    method: str
+    drafter: str | None
+    temperature: float
+    settings: Mapping[str, str] = field(default_factory=dict)
+    nodes: int = 1
+    verify: str = DEFAULT_SCHEME
+
+    @property
+    def is_peer(self) -> bool:
+        """A rival system."""
+        return self.method.startswith(PEER)
+
+    @property
+    def peer(self) -> str:
+        """The rival's name."""
+        return self.method.removeprefix(PEER)
+
+    @property
+    def draws_as_plain(self) -> bool:
+        """Its tokens are to be those of plain decoding under the same seed."""
+        if self.temperature == 0:
+            return not find_scheme(self.verify).lossy
+        return not self.is_peer and isinstance(find_scheme(self.verify), Match)
+
+    def policy(self) -> GrowthPolicy:
+        """The growth policy of its method."""
+        return find_method(self.method).policy(self.settings)
+
+
+def entries(methods: Sequence[str], drafters: Sequence[str], temperatures: Sequence[float], nodes: int) -> list[Entry]:
+    """Plain decoding, every method with every drafter, and the peers, at every temperature.
+
+    Raises:
+        ConfigError: a name is there twice, a setting or a drafter does not fit, or a peer lacks what it needs.
+        UnknownNameError: there is no such method, peer or verification.
+    """
+    found: list[Entry] = []
+    for temperature in temperatures:
+        suffix = f" T={temperature:g}" if len(temperatures) > 1 else ""
+        found.append(Entry(PLAIN + suffix, PLAIN, None, temperature))
+        for text in methods:
+            if text.startswith(PEER):
+                peer = _peer(text, drafters)
+                found.append(Entry(text + suffix, text, peer, temperature))
+            elif text != PLAIN:
+                for drafter in drafters:
+                    own = text if len(drafters) == 1 else f"{text}@{drafter}"
+                    found.append(_method(text, own + suffix, drafter, temperature, nodes))
+    labels = [entry.label for entry in found]
+    if double := next((label for label in labels if labels.count(label) > 1), None):
+        raise ConfigError(f"{double!r} is there twice: name each method, drafter and temperature once")
+    return found
+
+
+def _method(text: str, label: str, drafter: str, temperature: float, nodes: int) -> Entry:
+    name, *pairs = text.split(":")
+    settings: dict[str, str] = {}
+    for pair in pairs:
+        key, sign, value = pair.partition("=")
+        if not sign:
+            raise ConfigError(f"method {text!r}: write its settings as KEY=VALUE, such as opt-tree:nodes=16")
+        settings[key.strip()] = value.strip()
+    budget, verify = settings.pop("nodes", str(nodes)), settings.pop("verify", DEFAULT_SCHEME)
+    if not budget.isdecimal() or int(budget) < 1:
+        raise ConfigError(f"method {text!r}: its nodes are {budget!r}: use a whole number from 1")
+    if drafter == "none" or parts_of(drafter) == ("none",):
+        raise ConfigError("drafter 'none' is plain decoding, which takes part anyway: leave it out")
+    entry = Entry(label, name, drafter, temperature, settings, Budget(int(budget)).nodes, verify)
+    find_scheme(verify).check(entry.policy(), entry.nodes, learns(drafter))
+    return entry
+
+
+def _peer(text: str, drafters: Sequence[str]) -> str | None:
+    """The model that drafts for a peer."""
+    name = text.removeprefix(PEER)
+    check_peer(name)
+    if not PEERS[name].drafts_by_model:
+        return None
+    models = [d for d in drafters if names_model(d)]
+    if not models:
+        raise ConfigError(f"{text} needs a drafting model: name one in --drafters, or leave this peer out")
+    return models[0]

@@ -1,0 +1,122 @@
+"""How the ids of every contestant compare with plain decoding's; near-ties are told apart by asking the target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ..config import SamplingParams
+from ..models.hf import HFModel
+from ..verify.schemes import find_scheme
+from .entry import PLAIN, Entry
+from .exact import first_difference
+from .formats import Item
+from .record import Record
+from .run import encode_turns
+from .summary import DIFFERENT, EQUAL, LOSSY, NEAR_TIE, OTHER_DRAW
+
+Key = tuple[str, int, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Parting:
+    """Where an answer parts from plain decoding's.
+
+    Attributes:
+        prompt, repeat, method: whose answer.
+        turn: of the conversation.
+        index: of the first token that differs.
+        gap: by how much the target prefers one of the two there, in logits; None: one is a beginning of the other.
+        verdict: as in ``bench.summary``.
+    """
+
+    prompt: str
+    repeat: int
+    method: str
+    turn: int
+    index: int
+    gap: float | None
+    verdict: str
+
+    @property
+    def key(self) -> Key:
+        """Of the record."""
+        return self.prompt, self.repeat, self.method
+
+
+def compare(
+    records: Sequence[Record],
+    entries: Sequence[Entry],
+    items: Sequence[Item],
+    known: Sequence[Parting],
+    target: Callable[[], HFModel],
+) -> tuple[dict[Key, str], list[Parting]]:
+    """Verdicts of all records that have a plain one to compare with, and where answers part.
+
+    Args:
+        records: of a run.
+        entries: what took part.
+        items: its prompts.
+        known: found earlier; they are not asked about again.
+        target: gives the target; called only when it has to be asked.
+    """
+    by_label, by_id = {e.label: e for e in entries}, {i.id: i for i in items}
+    base = plain_labels(entries)
+    plain = {(r.prompt, r.repeat, r.temperature): r for r in records if r.method == base.get(r.temperature)}
+    before = {p.key: p for p in known}
+    verdicts: dict[Key, str] = {}
+    partings: list[Parting] = []
+    for record in records:
+        other = plain.get((record.prompt, record.repeat, record.temperature))
+        if other is None:
+            continue
+        turn = _first_turn(record, other)
+        if turn is not None:
+            found = before.get(record.key)
+            if found is None:
+                asked = target()
+                found = _part(record, other, turn, by_label[record.method], by_id[record.prompt], asked)
+            partings.append(found)
+            verdicts[record.key] = found.verdict
+        else:
+            verdicts[record.key] = EQUAL
+    return verdicts, partings
+
+
+def plain_labels(entries: Sequence[Entry]) -> dict[float, str]:
+    """Temperature -> label of plain decoding at it."""
+    return {e.temperature: e.label for e in entries if e.method == PLAIN}
+
+
+def partings_of(values: Sequence[Mapping[str, Any]]) -> list[Parting]:
+    """What ``as_json`` wrote."""
+    return [Parting(**value) for value in values]
+
+
+def as_json(partings: Sequence[Parting]) -> list[dict[str, Any]]:
+    """One object for each."""
+    return [asdict(p) for p in partings]
+
+
+def _first_turn(record: Record, other: Record) -> int | None:
+    pairs = zip(record.ids, other.ids, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), None)
+
+
+def _part(record: Record, other: Record, turn: int, entry: Entry, item: Item, target: HFModel) -> Parting:
+    said = [x for i in range(turn) for x in (item.turns[i], other.turns[i].text)]
+    prompt = encode_turns(target, [*said, item.turns[turn]])
+    params = SamplingParams(temperature=record.temperature, seed=record.seed)
+    one, two = other.turns[turn].ids, record.turns[turn].ids
+    found = first_difference(target, prompt, one, two, params, record.seed)
+    if found is None:
+        raise ValueError(f"turn {turn} of prompt {record.prompt} does not differ")
+    if find_scheme(entry.verify).lossy:
+        verdict = LOSSY
+    elif not entry.draws_as_plain:
+        verdict = OTHER_DRAW
+    else:
+        verdict = NEAR_TIE if found.near_tie else DIFFERENT
+    gap = found.gap if found.gap != float("inf") else None
+    return Parting(record.prompt, record.repeat, record.method, turn, found.index, gap, verdict)

@@ -1,0 +1,167 @@
+"""Rival systems as contestants: transformers' own decoding, and flashspec where it is installed.
+
+They run the checkpoint as transformers has it, on the same threads, with the same target and drafter.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.generation.streamers import BaseStreamer
+
+from ..config import SamplingParams
+from ..errors import ConfigError, UnknownNameError
+from .record import Parts, Turn
+
+LOOKUP_TOKENS = 10
+"""Tokens that transformers' prompt lookup proposes (the value of its documentation's example)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A rival.
+
+    Attributes:
+        summary: what it does.
+        drafts_by_model: it needs a drafting model.
+        package: what has to be installed; None: nothing beyond transformers.
+    """
+
+    summary: str
+    drafts_by_model: bool = False
+    package: str | None = None
+
+
+PEERS = {
+    "hf-generate": Peer("transformers' generate, plain decoding"),
+    "hf-prompt-lookup": Peer(f"transformers' generate with prompt lookup of {LOOKUP_TOKENS} tokens"),
+    "hf-assisted": Peer("transformers' assisted generation with the drafting model", drafts_by_model=True),
+    "flashspec": Peer("flashspec's engine with its n-gram drafter", package="flashspec"),
+}
+
+
+def check_peer(name: str) -> None:
+    """Make sure that a peer can run.
+
+    Raises:
+        UnknownNameError: there is none of that name.
+        ConfigError: it is not installed.
+    """
+    if name not in PEERS:
+        raise UnknownNameError(f"no peer {name!r}: choose from {', '.join(f'peer:{p}' for p in PEERS)}")
+    package = PEERS[name].package
+    if package and importlib.util.find_spec(package) is None:
+        raise ConfigError(f"peer:{name} is not installed: pip install {package}, or leave it out")
+
+
+class _FirstToken(BaseStreamer):
+    """Notes when the first tokens come; the first call gives the prompt."""
+
+    def __init__(self) -> None:
+        self.calls, self.at = 0, 0.0
+
+    def put(self, value: Tensor) -> None:
+        self.calls += 1
+        if self.calls == 2:
+            self.at = time.perf_counter()
+
+    def end(self) -> None: ...
+
+
+class TransformersPeer:
+    """transformers' ``generate``.
+
+    Args:
+        model, tokenizer: the target.
+        options: more arguments of ``generate``.
+    """
+
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, **options: Any) -> None:
+        self._model, self._tokenizer, self._options = model, tokenizer, options
+        self._generate: Callable[..., Tensor] = cast(Any, model).generate
+
+    def decode(self, prompt: list[int], params: SamplingParams) -> Turn:
+        """Answer one prompt; passes of the target are counted, the prefill's too."""
+        ids = torch.tensor([prompt], device=self._model.device)
+        law: dict[str, Any] = {"do_sample": False}
+        if params.temperature:
+            law = {"do_sample": True, "temperature": params.temperature, "top_k": 0, "top_p": 1.0}
+        first, passes = _FirstToken(), 0
+
+        def count(*_: object) -> None:
+            nonlocal passes
+            passes += 1
+
+        handle = self._model.register_forward_hook(count)
+        with torch.random.fork_rng(devices=[ids.device] if ids.is_cuda else []):
+            torch.manual_seed(params.seed or 0)
+            began = time.perf_counter()
+            made = self._generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=params.max_tokens,
+                streamer=first,
+                **law,
+                **self._options,
+            )
+            out = made[0, len(prompt) :].tolist()
+            ended = time.perf_counter()
+        handle.remove()
+        parts = Parts(ended - began, prefill=first.at - began if first.calls > 1 else None)
+        return Turn(len(prompt), out, _text(self._tokenizer, out), None, parts, passes)
+
+
+class FlashspecPeer:
+    """flashspec's engine with its n-gram drafter.
+
+    Args:
+        model, tokenizer: the target.
+        name: the target's.
+    """
+
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, name: str) -> None:
+        logging.getLogger("flashspec").setLevel(logging.ERROR)  # it warns at every start that one drafter is one
+        self._flashspec: Any = importlib.import_module("flashspec")
+        parts: Any = importlib.import_module("flashspec.engine")
+        self._model, self._tokenizer = model, tokenizer
+        self._target = parts.TargetModel(name, model.device, model.dtype, model=model)
+        self._drafter = importlib.import_module("flashspec.engine.ngram").NgramDrafter()
+        eos = model.generation_config.eos_token_id if model.generation_config is not None else None
+        self._eos = [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
+        self._engines: dict[tuple[float, int | None], Any] = {}
+
+    def decode(self, prompt: list[int], params: SamplingParams) -> Turn:
+        """Answer one prompt; its prefill and its passes are not told apart."""
+        engine = self._engine(params)
+        ids = torch.tensor([prompt], device=self._model.device)
+        began = time.perf_counter()
+        result = engine.generate(ids, max_new_tokens=params.max_tokens, eos_token_ids=self._eos)
+        out: list[int] = [t for t in result.output_ids[0].tolist() if t >= 0]
+        seconds = time.perf_counter() - began
+        return Turn(len(prompt), out, _text(self._tokenizer, out), None, Parts(seconds), None)
+
+    def _engine(self, params: SamplingParams) -> Any:
+        """Temperature and seed are fixed in an engine."""
+        key = params.temperature, params.seed
+        if key not in self._engines:
+            fs = self._flashspec
+            config = fs.FlashSpecConfig(
+                device=str(self._model.device),
+                sampling=fs.SamplingConfig(temperature=params.temperature, seed=params.seed),
+                bandit=fs.BanditConfig(n_arms=1),
+            )
+            self._engines[key] = fs.SpeculativeEngine(config, [self._drafter], self._target)
+        return self._engines[key]
+
+
+def _text(tokenizer: PreTrainedTokenizerBase | None, ids: list[int]) -> str:
+    return "" if tokenizer is None else str(tokenizer.decode(ids, skip_special_tokens=True))

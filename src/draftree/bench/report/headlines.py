@@ -1,0 +1,107 @@
+"""The papers' headlines beside what our runs reach, whatever it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...draft.methods import METHODS
+from ..entry import Entry
+from ..record import Record
+from ..summary import ALL, paired
+from ..table import ratio_text
+from .gunjur import saving
+from .page import Grid, Section
+from .source import LoadedRun
+
+WHY = (
+    "Why ours differ. The models are others: a target of 135 million parameters, whose drafters are a layer of its "
+    "own kind and lookup, where the papers pair a large model with a smaller one, so that drafting and verifying cost "
+    "in other proportions. The hardware is another: on a CPU a pass over a tree costs visibly more than a pass over "
+    "one token, where on their GPUs it costs about the same, so that wide trees are dearer here. The baselines are "
+    "others: Gunjur & Waitz decode their chain without a KV cache for the drafter, which makes every drafted token "
+    "dear and every saved one worth more; and ours, plain decoding by the same engine, is faster than transformers' "
+    "generate, which OPT-Tree's speed-ups are over."
+)
+
+
+def sections(runs: Sequence[LoadedRun]) -> list[Section]:
+    """One table over all runs."""
+    rows = [row for run in runs for row in _rows(run)]
+    if not rows:
+        return []
+    return [Section("The papers' headlines and ours", [WHY], Grid(["ratio", "run", "the papers", "ours"], rows))]
+
+
+def _mal(record: Record) -> float | None:
+    return record.gained / record.passes if record.passes else None
+
+
+def _rows(run: LoadedRun) -> list[list[str]]:
+    rows = []
+    for name, own, base, paper in (
+        ("time saved, dynamic width over a chain of 4", "dynamic-width", "chain", "7.16%"),
+        ("time saved, dynamic width over a static tree", "dynamic-width", "static", "4.9%"),
+    ):
+        for a, b in _both(run, own, base):
+            found = saving(run.by_method[a.label], run.by_method[b.label])
+            ours = f"{100 * found.mean:.1f}% [{100 * found.low:.1f}, {100 * found.high:.1f}]"
+            rows.append([f"{name}{_drafter(run, a)}", run.path.name, paper, ours])
+    for name, own, base, paper in (
+        ("MAL, OPT-Tree over EAGLE's tree", "opt-tree", "eagle", "1.04 to 1.56"),
+        ("MAL, OPT-Tree over a binary tree", "opt-tree", "binary", "1.20 to 1.60"),
+    ):
+        for a, b in _both(run, own, base):
+            ratio = paired(run.by_method[a.label], run.by_method[b.label], _mal)
+            rows.append([f"{name}{_drafter(run, a)}", run.path.name, paper, ratio_text(ratio)])
+    for temperature in dict.fromkeys(e.temperature for e in run.entries):
+        rows += _best(run, temperature)
+    return rows
+
+
+def _both(run: LoadedRun, own: str, base: str) -> list[tuple[Entry, Entry]]:
+    """Contestants of both methods with the same drafter and temperature."""
+    found = [
+        (a, b)
+        for a in run.named(own)
+        for b in run.named(base)
+        if (a.drafter, a.temperature) == (b.drafter, b.temperature) and not a.settings and not b.settings
+    ]
+    return found[:1] if found and len({a.drafter for a, _ in found}) == 1 else found
+
+
+def _best(run: LoadedRun, temperature: float) -> list[list[str]]:
+    """The fastest of ours without loss against plain decoding and against the fastest peer."""
+
+    def rate(entry: Entry) -> float:
+        f = run.table[entry.label][ALL].speedup
+        return f.mean if f else 0.0
+
+    ours = [e for m in METHODS for e in run.named(m) if e.temperature == temperature]
+    peers = run.of(lambda e: e.is_peer and e.temperature == temperature)
+    if not ours:
+        return []
+    best = max(ours, key=rate)
+    plain = run.plain(temperature)
+    rows = [
+        [
+            f"speed, best method ({best.label}) over plain",
+            run.path.name,
+            "1.69 to 3.2",
+            ratio_text(paired(run.by_method[best.label], plain, _rate)),
+        ]
+    ]
+    if peers:
+        rival = max(peers, key=rate)
+        ratio = paired(run.by_method[best.label], run.by_method[rival.label], _rate)
+        rows.append(
+            [f"speed, best method ({best.label}) over best peer ({rival.label})", run.path.name, "", ratio_text(ratio)]
+        )
+    return rows
+
+
+def _rate(record: Record) -> float:
+    return record.rate
+
+
+def _drafter(run: LoadedRun, entry: Entry) -> str:
+    return f", {entry.drafter}" if len(run.config["drafters"]) > 1 else ""

@@ -1,0 +1,172 @@
+"""What a run found: figures for each method and category. Pure functions of records.
+
+Speed-ups are over plain decoding at the same temperature, paired by prompt (repeats of a prompt are averaged first):
+geometric mean and 95% bootstrap interval over prompts.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any
+
+from .record import Record
+from .stats import Interval, ratio
+
+ALL = "all"
+"""The category of everything."""
+EQUAL, NEAR_TIE, OTHER_DRAW, LOSSY, DIFFERENT = "equal", "near-tie", "other-draw", "lossy", "different"
+"""How ids compare with plain decoding's: the same; a near-tie parts them; another draw from the same law; the
+verification was a lossy one; none of these."""
+
+Verdicts = Mapping[tuple[str, int, str], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """One method on the prompts of one category.
+
+    Attributes:
+        prompts: prompts, each counted once.
+        tokens: generated.
+        tokens_per_second: all tokens over all seconds, prefill included.
+        speedup: over plain decoding, prefill included.
+        speedup_decode: the same with the prefill left out; None where it is not told apart.
+        mal: mean acceptance length, tokens gained per target pass, bonus included; None where passes are not known.
+        nodes_per_token: nodes verified per generated token; None for peers.
+        acceptance_by_depth: [d] accepted over drafted nodes at depth d + 1; None for peers.
+        seconds: prefill, draft, verify, other and total.
+        share: of draft, verify and other in the time after the prefill; None for peers.
+        target_share: of the target's passes in the time after the prefill; None for peers.
+        peak_memory: bytes, the largest.
+        ids_equal: share of answers whose ids equal plain decoding's; None: there is none to compare with.
+        verdicts: verdict -> answers.
+        score: measure -> mean over answers; None: not scored.
+    """
+
+    prompts: int
+    tokens: int
+    tokens_per_second: float
+    speedup: Interval | None
+    speedup_decode: Interval | None
+    mal: float | None
+    nodes_per_token: float | None
+    acceptance_by_depth: list[float] | None
+    seconds: dict[str, float | None]
+    share: dict[str, float] | None
+    target_share: float | None
+    peak_memory: int | None
+    ids_equal: float | None
+    verdicts: dict[str, int]
+    score: dict[str, float] | None
+
+
+def figures(own: Sequence[Record], plain: Sequence[Record], verdicts: Verdicts) -> Figures:
+    """Figures of one method's records beside plain decoding's of the same prompts; those plain lacks are not paired."""
+    tokens, seconds = sum(r.tokens for r in own), sum(r.seconds for r in own)
+    passes = [r.passes for r in own]
+    counted = sum(p for p in passes if p is not None)
+    gained = sum(r.gained for r in own)
+    known = None not in passes
+    steps = [t.steps for r in own for t in r.turns if t.steps is not None]
+    ours = len(steps) == sum(len(r.turns) for r in own)
+    counts = Counter(verdicts[r.key] for r in own if r.key in verdicts)
+    parts = _parts(own)
+    after = seconds - (parts["prefill"] or 0.0)
+    share = {k: (parts[k] or 0.0) / after for k in ("draft", "verify", "other")} if ours and after > 0 else None
+    inside = sum(s.target_seconds for s in steps)
+    memory = [r.peak_memory for r in own if r.peak_memory is not None]
+    return Figures(
+        prompts=len({r.prompt for r in own}),
+        tokens=tokens,
+        tokens_per_second=tokens / seconds,
+        speedup=paired(own, plain, lambda r: r.rate),
+        speedup_decode=paired(own, plain, lambda r: r.decode_rate),
+        mal=(gained / counted if counted else 1.0) if known else None,
+        nodes_per_token=sum(sum(s.nodes) for s in steps) / tokens if ours else None,
+        acceptance_by_depth=_acceptance(own) if ours else None,
+        seconds=parts,
+        share=share,
+        target_share=inside / after if ours and after > 0 else None,
+        peak_memory=max(memory) if memory else None,
+        ids_equal=counts[EQUAL] / counts.total() if counts else None,
+        verdicts=dict(counts),
+        score=_score(own),
+    )
+
+
+def paired(own: Sequence[Record], base: Sequence[Record], of: Callable[[Record], float | None]) -> Interval | None:
+    """Ratio of two contestants' figures, paired by prompt and repeat; None where no pair has both."""
+    other = {(r.prompt, r.repeat): of(r) for r in base}
+    logs: dict[str, list[float]] = defaultdict(list)
+    for r in own:
+        a, b = of(r), other.get((r.prompt, r.repeat))
+        if a and b:
+            logs[r.prompt].append(math.log(a / b))
+    if not logs:
+        return None
+    return ratio([math.exp(statistics.mean(x)) for x in logs.values()], [1.0] * len(logs))
+
+
+def _parts(own: Sequence[Record]) -> dict[str, float | None]:
+    sums: dict[str, float | None] = {}
+    for name in ("prefill", "draft", "verify", "other", "total"):
+        values = [getattr(t.seconds, name) for r in own for t in r.turns]
+        sums[name] = None if None in values else sum(values)
+    return sums
+
+
+def _acceptance(own: Iterable[Record]) -> list[float]:
+    drafted, accepted = list[int](), list[int]()
+    for steps in (t.steps for r in own for t in r.turns if t.steps is not None):
+        drafted = [a + b for a, b in zip_longest(drafted, steps.drafted_by_depth, fillvalue=0)]
+        accepted = [a + b for a, b in zip_longest(accepted, steps.accepted_by_depth, fillvalue=0)]
+    return [a / d if d else 0.0 for a, d in zip_longest(accepted, drafted, fillvalue=0)]
+
+
+def _score(own: Sequence[Record]) -> dict[str, float] | None:
+    scores = [r.score for r in own if r.score]
+    names = dict.fromkeys(name for score in scores for name in score)
+    return {name: statistics.mean(s[name] for s in scores if name in s) for name in names} or None
+
+
+Table = dict[str, dict[str, Figures]]
+"""Method -> category, ``ALL`` first -> figures."""
+
+
+def tabulate(records: Sequence[Record], base: Mapping[float, str], verdicts: Verdicts) -> Table:
+    """Figures of every method in every category, methods in the order of their first record.
+
+    Args:
+        records: of a run.
+        base: temperature -> label of plain decoding at it.
+        verdicts: how records compare with plain decoding's.
+    """
+    groups: dict[str, list[Record]] = defaultdict(list)
+    for record in records:
+        groups[record.method].append(record)
+    table: Table = {}
+    for method, own in groups.items():
+        plain = groups.get(base.get(own[0].temperature, ""), [])
+        categories = [ALL, *dict.fromkeys(r.category for r in own)]
+        table[method] = {
+            c: figures(
+                [r for r in own if c in (ALL, r.category)], [r for r in plain if c in (ALL, r.category)], verdicts
+            )
+            for c in categories
+        }
+    return table
+
+
+def as_json(table: Table) -> dict[str, Any]:
+    """The table as ``summary.json`` has it: an interval as {"mean", "low", "high"}."""
+    return {m: {c: _plain(f) for c, f in rows.items()} for m, rows in table.items()}
+
+
+def _plain(found: Figures) -> dict[str, Any]:
+    values = {name: getattr(found, name) for name in Figures.__dataclass_fields__}
+    return {key: value._asdict() if isinstance(value, Interval) else value for key, value in values.items()}

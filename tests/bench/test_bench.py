@@ -1,0 +1,288 @@
+"""``draftree bench`` on tiny models: what a run writes, how it goes on, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from draftree.bench import contestants, folder
+from draftree.bench.entry import entries
+from draftree.bench.folder import read_results
+from draftree.bench.formats import Item
+from draftree.bench.record import Record, Turn
+from draftree.bench.run import Plan
+from draftree.cli import run
+from draftree.config import SamplingParams
+
+from ..conftest import Full
+from ..tiny import save_tiny
+
+Captured = pytest.CaptureFixture[str]
+PROMPTS = ["the cat in the hat", "a b a b a b a b", "one the other one"]
+METHODS = ["plain", "chain:depth=2", "opt-tree:nodes=4", "peer:hf-generate", "peer:hf-prompt-lookup"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_tiny(tmp_path_factory.mktemp("models") / "tiny"))
+
+
+@pytest.fixture(scope="module")
+def suite(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("suites") / "own.jsonl"
+    rows = [{"turns": [p, "and again"], "id": f"p{i}", "category": "ab"[i % 2]} for i, p in enumerate(PROMPTS)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def _asked(model: str, suite: str, out: Path, *more: str, methods: str = ",".join(METHODS[1:])) -> list[str]:
+    asked = ["bench", "--suite", suite, "--target", model, "--drafters", "self", "--max-tokens", "8"]
+    return [*asked, "--methods", methods, "--out", str(out), *more]
+
+
+def _summary(out: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((out / "summary.json").read_text())
+    return found
+
+
+def test_a_run_has_a_line_for_each_prompt_and_method(model: str, suite: str, tmp_path: Path, capsys: Captured) -> None:
+    assert run(_asked(model, suite, tmp_path / "out")) == 0
+    records = read_results(tmp_path / "out")
+    assert len(records) == len(PROMPTS) * len(METHODS)
+    assert {(r.prompt, r.method) for r in records} == {(f"p{i}", m) for i in range(3) for m in METHODS}
+    assert all(len(r.turns) == 2 and 0 < r.tokens <= 16 for r in records)
+    printed = capsys.readouterr().out
+    assert all(f"| {m} " in printed for m in METHODS)
+    rows = _summary(tmp_path / "out")["methods"]
+    assert set(rows) == set(METHODS)
+    assert set(rows["plain"]) == {"all", "a", "b"}
+    plain = rows["plain"]["all"]
+    assert plain["speedup"] == {"mean": 1.0, "low": 1.0, "high": 1.0}
+    assert (plain["mal"], plain["nodes_per_token"], plain["ids_equal"]) == (1.0, 0.0, 1.0)
+    for name in METHODS:
+        assert rows[name]["all"]["ids_equal"] == 1.0, name
+    chain = rows["chain:depth=2"]["all"]
+    assert chain["mal"] > 1
+    assert chain["seconds"]["total"] == pytest.approx(sum(chain["seconds"][k] for k in ("prefill", *chain["share"])))
+    assert sum(chain["share"].values()) == pytest.approx(1)
+    assert rows["peer:hf-generate"]["all"]["mal"] == 1.0
+    assert rows["peer:hf-generate"]["all"]["share"] is None
+
+
+def test_columns_of_steps_add_up(model: str, suite: str, tmp_path: Path) -> None:
+    assert run(_asked(model, suite, tmp_path / "out", methods="static:nodes=6")) == 0
+    for record in read_results(tmp_path / "out"):
+        for turn in record.turns:
+            steps = turn.steps
+            assert steps is not None and turn.drafted is not None
+            assert sum(steps.gained) == len(turn.ids) - 1 == len(turn.drafted) - 1
+            assert len(steps.gained) == len(steps.nodes) == len(steps.expected) == turn.passes
+            assert sum(steps.drafted_by_depth) == sum(steps.nodes)
+            assert sum(turn.drafted) == sum(steps.accepted_by_depth) <= sum(steps.accepted) == sum(steps.passed)
+            assert all(a >= b for a, b in zip(steps.judged, steps.passed, strict=True))
+            assert sum(steps.judged) <= sum(steps.nodes)
+            assert steps.target_seconds < turn.seconds.total
+
+
+def test_sampled_ids_equal_plain_decoding_under_the_same_seed(model: str, suite: str, tmp_path: Path) -> None:
+    more = ("--temperature", "0.5,1", "--repeats", "2")
+    assert run(_asked(model, suite, tmp_path / "out", *more, methods="opt-tree,peer:hf-generate")) == 0
+    rows = _summary(tmp_path / "out")["methods"]
+    assert set(rows) == {f"{m} T={t}" for m in ("plain", "opt-tree", "peer:hf-generate") for t in ("0.5", "1")}
+    assert rows["opt-tree T=1"]["all"]["ids_equal"] == 1.0
+    assert rows["peer:hf-generate T=1"]["all"]["verdicts"].get("other-draw", 0) > 0
+    seeds = {(r.repeat, r.seed) for r in read_results(tmp_path / "out")}
+    assert seeds == {(0, 11), (1, 12)}
+
+
+def test_a_finished_run_decodes_nothing_again(
+    model: str, suite: str, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = _asked(model, suite, tmp_path / "out")
+    assert run(asked) == 0
+    first = capsys.readouterr().out
+    before = (tmp_path / "out" / "results.jsonl").read_bytes()
+    monkeypatch.setattr(contestants, "load", None)
+    assert run(asked) == 0
+    assert capsys.readouterr().out == first
+    assert (tmp_path / "out" / "results.jsonl").read_bytes() == before
+
+
+def test_a_killed_run_loses_nothing_and_repeats_nothing(model: str, suite: str, tmp_path: Path) -> None:
+    """Killed without warning in mid-run, its last line torn on top of it."""
+    asked, results = _asked(model, suite, tmp_path / "out", "--repeats", "3"), tmp_path / "out" / "results.jsonl"
+    program = [sys.executable, "-c", "from draftree.cli import main; main()", *asked]
+    process = subprocess.Popen(program, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)  # noqa: S603
+    while not results.exists() or results.read_bytes().count(b"\n") < 7:
+        assert process.poll() is None
+    process.kill()
+    process.wait()
+    kept = results.read_bytes()
+    kept = kept[: kept.rfind(b"\n") + 1]
+    with results.open("ab") as file:
+        file.write(kept[:40])
+    assert 7 <= kept.count(b"\n") < 45
+    assert run(asked) == 0
+    assert results.read_bytes().startswith(kept)
+    records = read_results(tmp_path / "out")
+    assert len(records) == 3 * len(PROMPTS) * len(METHODS) == len({r.key for r in records})
+
+
+def _plan(prompts: int, repeats: int = 1) -> Plan:
+    items = [Item(str(i), "a", ("x",)) for i in range(prompts)]
+    return Plan(items, entries(["chain", "opt-tree"], ["lookup"], [0.0], 4), 8, repeats)
+
+
+def test_contestants_take_turns_and_each_is_first_as_often() -> None:
+    rounds = [[e.label for e in order] for _, _, order in _plan(3, repeats=2).rounds()]
+    assert all(sorted(order) == ["chain", "opt-tree", "plain"] for order in rounds)
+    assert [order[0] for order in rounds] == ["plain", "chain", "opt-tree"] * 2
+    left = _plan(2).missing({("0", 0, "plain"), ("1", 0, "opt-tree")})
+    assert [(item.id, entry.label) for _, item, entry in left] == [
+        ("0", "chain"),
+        ("0", "opt-tree"),
+        ("1", "chain"),
+        ("1", "plain"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("more", "key"),
+    [(("--max-tokens", "9"), "max_tokens 8"), (("--limit", "2"), "prompts 3"), (("--seed", "1"), "seed")],
+)
+def test_another_configuration_is_refused(
+    more: tuple[str, str], key: str, model: str, suite: str, tmp_path: Path, capsys: Captured
+) -> None:
+    asked = _asked(model, suite, tmp_path / "out", methods="chain")
+    assert run(asked) == 0
+    before = (tmp_path / "out" / "results.jsonl").read_bytes()
+    capsys.readouterr()
+    assert run([*asked, *more]) == 2
+    assert key in capsys.readouterr().err
+    assert (tmp_path / "out" / "results.jsonl").read_bytes() == before
+
+
+def test_a_folder_of_something_else_is_refused(model: str, suite: str, tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.tex").write_text("")
+    assert run(_asked(model, suite, tmp_path / "out")) == 2
+    assert "holds no run" in capsys.readouterr().err
+
+
+def test_a_full_disk_is_one_line_and_keeps_what_is_done(
+    model: str, suite: str, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, written = _asked(model, suite, tmp_path / "out", methods="chain"), folder.RunFolder.append
+
+    def append(self: folder.RunFolder, record: Record) -> None:
+        if len(self.records) == 2:
+            assert self._file is not None
+            self._file.close()
+            self._file = Full(0)
+        written(self, record)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(folder.RunFolder, "append", append)
+        assert run(asked) == 1
+    complaint = capsys.readouterr().err
+    assert "No space left on device" in complaint and complaint.count("\n") == 1
+    assert len(read_results(tmp_path / "out")) == 2
+    assert run(asked) == 0
+    assert len(read_results(tmp_path / "out")) == 6
+
+
+def _press_after(monkeypatch: pytest.MonkeyPatch, answers: int, presses: int) -> None:
+    """Ctrl-C in the middle of an answer (warm-ups count)."""
+    decode, count = contestants.EngineContestant.decode, 0
+
+    def interrupted(self: contestants.EngineContestant, prompt: list[int], params: SamplingParams) -> Turn:
+        nonlocal count
+        count += 1
+        if count == answers:
+            for _ in range(presses):
+                os.kill(os.getpid(), signal.SIGINT)
+        return decode(self, prompt, params)
+
+    monkeypatch.setattr(contestants.EngineContestant, "decode", interrupted)
+
+
+def test_ctrl_c_finishes_the_answer_and_goes_on_later(
+    model: str, suite: str, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = _asked(model, suite, tmp_path / "out", methods="chain")
+    with monkeypatch.context() as patch:
+        _press_after(patch, answers=5, presses=1)  # two warm-ups, the two turns of an answer, then the next one's first
+        assert run(asked) == 1
+    assert "interrupted after 2 of 6 answers" in capsys.readouterr().err
+    assert len(read_results(tmp_path / "out")) == 2
+    assert _summary(tmp_path / "out")["complete"] is False
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert run(asked) == 0
+    assert len(read_results(tmp_path / "out")) == 6
+
+
+def test_ctrl_c_twice_stops_at_once(
+    model: str, suite: str, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _press_after(monkeypatch, answers=5, presses=2)
+    assert run(_asked(model, suite, tmp_path / "out", methods="chain")) == 1
+    assert capsys.readouterr().err.endswith("draftree: interrupted\n")
+    assert len(read_results(tmp_path / "out")) == 1
+
+
+def test_a_prompt_that_does_not_fit_is_named_and_skipped_only_if_asked(
+    model: str, tmp_path: Path, capsys: Captured
+) -> None:
+    path = tmp_path / "own.jsonl"
+    path.write_text(json.dumps({"prompt": "a b " * 200, "id": "long"}) + "\n" + json.dumps({"prompt": "a b"}) + "\n")
+    asked = _asked(model, str(path), tmp_path / "out", methods="chain")
+    assert run(asked) == 2
+    assert "prompt long has" in capsys.readouterr().err
+    assert run([*asked, "--skip-bad"]) == 0
+    assert {r.prompt for r in read_results(tmp_path / "out")} == {"2"}
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        (("--temperature", "x"), "use numbers with commas"),
+        (("--temperature", "-1"), "temperature is -1"),
+        (("--repeats", "0"), "use at least 1"),
+        (("--max-tokens", "0"), "max_tokens is 0"),
+        (("--categories", "c"), "no category 'c'"),
+    ],
+)
+def test_bad_options_are_one_line(
+    more: tuple[str, str], why: str, model: str, suite: str, tmp_path: Path, capsys: Captured
+) -> None:
+    assert run([*_asked(model, suite, tmp_path / "out"), *more]) == 2
+    complaint = capsys.readouterr().err
+    assert why in complaint and complaint.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_entry_of_a_line_says_who_it_was(model: str, suite: str, tmp_path: Path) -> None:
+    assert run(_asked(model, suite, tmp_path / "out", methods="chain")) == 0
+    chain = next(r for r in read_results(tmp_path / "out") if r.method == "chain")
+    assert (chain.drafter, chain.temperature) == ("self", 0.0)
+
+
+def test_quality_scores_answers_and_measures_plain_decodings_entropy(
+    model: str, tmp_path: Path, capsys: Captured
+) -> None:
+    path = tmp_path / "own.jsonl"
+    path.write_text(json.dumps({"prompt": "the cat", "reference": "hat"}) + "\n" + json.dumps({"prompt": "a"}) + "\n")
+    assert run([*_asked(model, str(path), tmp_path / "out", methods="chain:verify=relaxed"), "--quality"]) == 0
+    records = {(r.prompt, r.method): r for r in read_results(tmp_path / "out")}
+    assert all(set(r.score or {}) == ({"exact", "f1"} if p == "1" else set()) for (p, _), r in records.items())
+    assert all((r.turns[0].entropy is not None) == (m == "plain") for (_, m), r in records.items())
+    assert _summary(tmp_path / "out")["methods"]["plain"]["all"]["score"] == {"exact": 0.0, "f1": 0.0}
+    assert run([*_asked(model, "mt-bench", tmp_path / "other"), "--quality"]) == 2
+    assert "have no right and wrong" in capsys.readouterr().err

@@ -1,0 +1,66 @@
+"""Names of contestants."""
+
+from __future__ import annotations
+
+import pytest
+
+from draftree.bench.entry import entries
+from draftree.draft.best import OptTree
+from draftree.errors import ConfigError, DraftreeError
+
+
+def test_plain_decoding_takes_part_at_every_temperature() -> None:
+    labels = [e.label for e in entries(["auto", "plain"], ["lookup"], [0.0, 1.0], 8)]
+    assert labels == ["plain T=0", "auto T=0", "plain T=1", "auto T=1"]
+
+
+def test_a_method_has_settings_nodes_and_verification() -> None:
+    _, entry = entries(["opt-tree:delta=0.2:nodes=16:depth=3:verify=relaxed"], ["lookup"], [0.4], 8)
+    assert entry.policy() == OptTree(0.2, 3)
+    assert (entry.nodes, entry.verify, entry.temperature, entry.drafter) == (16, "relaxed", 0.4, "lookup")
+    assert not entry.draws_as_plain
+
+
+def test_several_drafters_name_the_contestants() -> None:
+    labels = [e.label for e in entries(["auto", "chain"], ["lookup", "lookup+recycle"], [0.0], 8)]
+    assert labels == ["plain", "auto@lookup", "auto@lookup+recycle", "chain@lookup", "chain@lookup+recycle"]
+
+
+def test_a_peer_takes_the_first_drafting_model() -> None:
+    _, peer, assisted = entries(["peer:hf-generate", "peer:hf-assisted"], ["lookup", "some/model"], [0.0], 8)
+    assert peer.drafter is None
+    assert assisted.drafter == "some/model"
+
+
+@pytest.mark.parametrize(
+    ("method", "drafter", "why"),
+    [
+        ("opttree", "lookup", "did you mean opt-tree"),
+        ("opt-tree:16", "lookup", "KEY=VALUE"),
+        ("opt-tree:nodes=0", "lookup", "nodes are '0'"),
+        ("opt-tree:nodes=x", "lookup", "nodes are 'x'"),
+        ("opt-tree:speed=1", "lookup", "no setting 'speed'"),
+        ("chain:verify=wrong", "lookup", "wrong"),
+        ("auto", "none", "leave it out"),
+        ("auto,auto", "lookup", "twice"),
+        ("peer:vllm", "lookup", "choose from peer:hf-generate"),
+        ("peer:hf-assisted", "lookup", "needs a drafting model"),
+        ("peer:flashspec", "lookup", "pip install flashspec"),
+    ],
+)
+def test_bad_names_are_one_line(method: str, drafter: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("draftree.bench.peers.importlib.util.find_spec", lambda name: None)
+    with pytest.raises(DraftreeError) as error:
+        entries(method.split(","), [drafter], [0.0], 8)
+    assert why in str(error.value)
+
+
+def test_other_draws_are_expected_where_the_law_alone_is_kept() -> None:
+    made = entries(["static:verify=multi-round", "peer:hf-generate", "static"], ["lookup"], [1.0], 8)
+    assert [e.draws_as_plain for e in made] == [True, False, False, True]
+    assert all(e.draws_as_plain for e in entries(["static", "peer:hf-generate"], ["lookup"], [0.0], 8))
+
+
+def test_a_name_of_nothing_is_an_error() -> None:
+    with pytest.raises(ConfigError):
+        entries(["auto"], ["lookup+"], [0.0], 8)

@@ -1,0 +1,115 @@
+"""How answers compare with plain decoding's."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import NoReturn
+
+import pytest
+import torch
+
+from draftree.bench.entry import Entry, entries
+from draftree.bench.formats import Item
+from draftree.bench.judge import as_json, compare, partings_of
+from draftree.bench.record import Record, Turn, decode, encode
+from draftree.bench.run import encode_turns
+from draftree.models.hf import HFModel
+
+from ..tiny import tiny, tiny_tokenizer
+from .runs import record, turn
+
+ITEM = Item("p0", "a", ("the cat in the hat",))
+
+
+def _answer(ids: list[int]) -> Turn:
+    return replace(turn([1] * (len(ids) - 1), 1.0), ids=ids)
+
+
+@pytest.fixture(scope="module")
+def target() -> HFModel:
+    return HFModel(tiny(), tiny_tokenizer())
+
+
+def _judge(target: HFModel, method: str, own: list[int], plain: list[int], temperature: float = 0.0) -> str:
+    made = entries([method], ["lookup"], [temperature], 8)
+    records = [record(made[0], 0, _answer(plain)), record(made[1], 0, _answer(own))]
+    verdicts, partings = compare(records, made, [ITEM], [], lambda: target)
+    assert verdicts[records[0].key] == "equal"
+    assert [p.key for p in partings] == ([] if own == plain else [records[1].key])
+    return verdicts[records[1].key]
+
+
+def test_another_token_is_a_difference(target: HFModel) -> None:
+    assert _judge(target, "chain", [5, 6, 7], [5, 6, 7]) == "equal"
+    assert _judge(target, "chain", [5, 9, 7], [5, 6, 7]) == "different"
+    assert _judge(target, "chain", [5, 6], [5, 6, 7]) == "different"
+
+
+def test_a_near_tie_is_told_apart(target: HFModel) -> None:
+    """Two tokens of one logit: either is the target's answer."""
+    head = target.model.get_output_embeddings()
+    assert head is not None
+    kept = head.weight.detach().clone()
+    with torch.no_grad():
+        head.weight[9] = head.weight[6]
+    try:
+        assert _judge(target, "chain", [5, 9, 7], [5, 6, 7]) == "near-tie"
+    finally:
+        with torch.no_grad():
+            head.weight.copy_(kept)
+
+
+@pytest.mark.parametrize(
+    ("method", "temperature", "verdict"),
+    [
+        ("chain", 1.0, "different"),
+        ("static:verify=multi-round", 1.0, "other-draw"),
+        ("peer:hf-generate", 1.0, "other-draw"),
+        ("peer:hf-generate", 0.0, "different"),
+        ("chain:verify=relaxed", 0.0, "lossy"),
+    ],
+)
+def test_a_difference_has_its_reason(method: str, temperature: float, verdict: str, target: HFModel) -> None:
+    assert _judge(target, method, [5, 9, 7], [5, 6, 7], temperature) == verdict
+
+
+def test_what_is_known_is_not_asked_again(target: HFModel) -> None:
+    def nobody() -> NoReturn:
+        raise AssertionError("the target was asked")
+
+    made = entries(["chain"], ["lookup"], [0.0], 8)
+    records = [record(made[0], 0, _answer([5, 6])), record(made[1], 0, _answer([5, 9]))]
+    _, partings = compare(records, made, [ITEM], [], lambda: target)
+    verdicts, again = compare(records, made, [], partings_of(as_json(partings)), nobody)
+    assert again == partings
+    assert verdicts[records[1].key] == "different"
+    with pytest.raises(AssertionError):
+        compare(records, made, [ITEM], [], nobody)
+
+
+def test_an_answer_without_a_plain_one_is_not_compared(target: HFModel) -> None:
+    made = entries(["chain"], ["lookup"], [0.0, 1.0], 8)
+    records = [record(made[0], 0, _answer([5])), record(made[3], 0, _answer([6]))]
+    verdicts, _ = compare(records, made, [ITEM], [], lambda: target)
+    assert verdicts == {records[0].key: "equal"}
+
+
+def test_a_line_comes_back_as_it_was() -> None:
+    entry = Entry("chain", "chain", "lookup", 0.4)
+    line: Record = record(entry, 1, turn([2, 3], 1.0), score={"exact": 1.0})
+    assert decode(json.loads(encode(line))) == line
+
+
+@pytest.mark.parametrize("values", [{}, {"turns": []}, {"turns": [{"ids": []}]}, {"turns": 3}])
+def test_what_is_no_line_is_refused(values: dict[str, object]) -> None:
+    with pytest.raises(ValueError):
+        decode(values)
+
+
+def test_a_model_without_a_chat_template_gets_plain_text() -> None:
+    tokenizer = tiny_tokenizer()
+    templated = encode_turns(HFModel(tiny(), tokenizer), ["a", "b", "the"])
+    tokenizer.chat_template = None
+    model = HFModel(tiny(), tokenizer)
+    assert encode_turns(model, ["a", "b", "the"]) == tokenizer("a\n\nb\n\nthe")["input_ids"] != templated

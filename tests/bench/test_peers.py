@@ -1,0 +1,105 @@
+"""Rival systems on tiny models: the same tokens, and what they tell of their time."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from draftree.bench import contestants
+from draftree.bench.contestants import Models
+from draftree.bench.entry import Entry, entries
+from draftree.bench.equality import generate_greedily
+from draftree.config import SamplingParams
+from draftree.models.load import load_stock
+
+from ..tiny import save_tiny
+
+PROMPT = [7, 8, 9, 7, 8, 9, 7, 8]
+GREEDY = SamplingParams(max_tokens=20, seed=3)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_tiny(tmp_path_factory.mktemp("models") / "tiny"))
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_tiny(tmp_path_factory.mktemp("models") / "other", seed=1))
+
+
+@pytest.mark.parametrize("name", ["hf-generate", "hf-prompt-lookup", "hf-assisted"])
+def test_transformers_decodes_its_own_greedy_tokens(name: str, model: str, other: str) -> None:
+    (_, entry) = entries([f"peer:{name}"], [other], [0.0], 4)
+    turn = Models(model).contestant(entry).decode(PROMPT, GREEDY)
+    assert turn.ids == generate_greedily(load_stock(model)[0], PROMPT, 20)
+    assert turn.passes is not None and 0 < turn.passes <= len(turn.ids)
+    assert name != "hf-generate" or turn.passes == len(turn.ids)
+    prefill = turn.seconds.prefill
+    assert prefill is not None and 0 < prefill < turn.seconds.total
+
+
+def test_the_assistant_saves_passes_where_it_is_right(model: str, tmp_path: Path) -> None:
+    """A copy of the target as its assistant: all its drafts are accepted, and its passes are not the target's."""
+    copy = str(save_tiny(tmp_path / "copy"))
+    assisted = Models(model).contestant(Entry("x", "peer:hf-assisted", copy, 0.0))
+    turn = assisted.decode(PROMPT, GREEDY)
+    assert turn.passes is not None and turn.passes <= len(turn.ids) // 2
+
+
+def test_sampling_is_repeatable_and_leaves_the_global_generator_alone(model: str) -> None:
+    (_, entry) = entries(["peer:hf-generate"], ["lookup"], [1.0], 4)
+    peer = Models(model).contestant(entry)
+    params = SamplingParams(max_tokens=20, temperature=1.0, seed=5)
+    state = torch.random.get_rng_state()
+    assert peer.decode(PROMPT, params).ids == peer.decode(PROMPT, params).ids
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_flashspec_is_asked_as_its_documentation_says(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in that records what it was built of: the package itself is tested by hand."""
+    built: list[Any] = []
+
+    class Engine:
+        def __init__(self, config: Any, drafters: list[Any], target: Any) -> None:
+            built.append((config, drafters, target))
+
+        def generate(self, ids: torch.Tensor, max_new_tokens: int, eos_token_ids: list[int]) -> Any:
+            assert (ids.tolist(), max_new_tokens) == ([PROMPT], 20)
+            return SimpleNamespace(output_ids=torch.tensor([[4, 5, eos_token_ids[0], -1, -1]]))
+
+    root, engine, ngram = ModuleType("flashspec"), ModuleType("flashspec.engine"), ModuleType("flashspec.engine.ngram")
+    for name in ("SamplingConfig", "FlashSpecConfig", "BanditConfig"):
+        setattr(root, name, SimpleNamespace)
+    root.SpeculativeEngine = Engine  # type: ignore[attr-defined]
+    engine.TargetModel = lambda name, device, dtype, model: model  # type: ignore[attr-defined]
+    ngram.NgramDrafter = lambda: "ngram"  # type: ignore[attr-defined]
+    for module in (root, engine, ngram):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    models = Models(model)
+    peer = models.contestant(Entry("x", "peer:flashspec", None, 0.0))
+    turn = peer.decode(PROMPT, GREEDY)
+    assert turn.ids[:2] == [4, 5] and len(turn.ids) == 3
+    assert (turn.passes, turn.seconds.prefill) == (None, None)
+    peer.decode(PROMPT, GREEDY)
+    ((config, drafters, _),) = built  # one engine for one seed
+    assert (config.sampling.temperature, config.sampling.seed, drafters) == (0.0, 3, ["ngram"])
+
+
+def test_models_are_loaded_once(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    count, load = [0], load_stock
+
+    def counted(*what: Any, **options: Any) -> Any:
+        count[0] += 1
+        return load(*what, **options)
+
+    monkeypatch.setattr(contestants, "load_stock", counted)
+    models = Models(model)
+    for entry in entries(["peer:hf-generate", "peer:hf-prompt-lookup"], ["lookup"], [0.0], 4)[1:]:
+        models.contestant(entry)
+    assert count == [1]

@@ -1,0 +1,223 @@
+"""What answers are worth, and the sandbox that code runs in."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from draftree.bench.formats import Item, gsm8k, humaneval
+from draftree.bench.quality.sandbox import Limits, run_python
+from draftree.bench.quality.scores import program, scorer
+from draftree.bench.quality.sql import same_rows
+from draftree.bench.run import answer_entropy
+from draftree.errors import RunError
+from draftree.models.hf import HFModel
+
+from ..tiny import causal_logits, tiny
+
+
+def test_a_program_passes_when_it_ends_and_fails_when_it_raises() -> None:
+    assert run_python("x = 1\nassert x == 1").passed
+    failed = run_python("assert 1 == 2, 'not equal'")
+    assert (failed.passed, failed.why) == (False, "AssertionError: not equal")
+    assert not run_python("def f(:").passed
+    assert not run_python("raise SystemExit(0)").passed
+    assert not run_python("import os\nos._exit(0)").passed
+    assert run_python("import math, re, json, collections, typing, heapq, random").passed
+
+
+def test_an_endless_loop_is_killed() -> None:
+    verdict = run_python("while True: pass", Limits(seconds=1, clock=600))
+    assert not verdict.passed
+    assert "processor time" in verdict.why
+
+
+def test_a_program_that_sleeps_is_killed_by_the_clock() -> None:
+    verdict = run_python("import time\ntime.sleep(10000)", Limits(clock=1))
+    assert "by the clock" in verdict.why
+
+
+def test_a_memory_hog_is_killed() -> None:
+    verdict = run_python("x = []\nwhile True: x.append(bytearray(1 << 24))", Limits(memory=1 << 28))
+    assert (verdict.passed, verdict.why) == (False, "MemoryError:")
+
+
+def test_endless_printing_fills_nothing() -> None:
+    assert not run_python("while True: print('x' * 1000)").passed
+
+
+@pytest.mark.parametrize(
+    "attempt",
+    [
+        "open({path!r}, 'w').write('x')",
+        "open({path!r}, 'ab')",
+        "import os; os.open({path!r}, os.O_CREAT | os.O_WRONLY)",
+        "import os; os.mkdir({path!r})",
+        "import os; open('own', 'w'); os.rename('own', {path!r})",
+        "import os; os.symlink({path!r}, 'link'); open('link', 'w')",
+        "import os; os.mkfifo({path!r})",
+        "import os; at = os.open(os.path.dirname({path!r}), 0); os.open('outside', os.O_CREAT, dir_fd=at)",
+        "import os; os.chdir(os.path.dirname({path!r})); open('outside', 'w')",
+        "import sqlite3; sqlite3.connect({path!r}).execute('create table x (y)')",
+        "import pathlib; pathlib.Path({path!r}).write_text('x')",
+        "import shutil; open('own', 'w'); shutil.move('own', {path!r})",
+        "import subprocess; subprocess.run(['/bin/sh', '-c', 'echo x > ' + {path!r}])",
+        "import os; os.system('echo x > ' + {path!r})",
+        "import os; os.fork() or open({path!r}, 'w')",
+        "import ctypes; ctypes.CDLL(None).creat({path!r}.encode(), 511)",
+        "import os, sys; os.path.realpath = lambda p: '/'; open({path!r}, 'w')",
+    ],
+)
+def test_nothing_is_written_outside_its_folder(attempt: str, tmp_path: Path) -> None:
+    path = tmp_path / "outside"
+    assert not run_python(attempt.format(path=str(path))).passed
+    assert not path.exists()
+
+
+def test_a_file_outside_cannot_be_removed_or_changed(tmp_path: Path) -> None:
+    path = tmp_path / "kept"
+    path.write_text("kept")
+    for attempt in (
+        "import pathlib; os.remove(pathlib.Path({!r}))",
+        "os.remove({!r})",
+        "os.truncate({!r}, 0)",
+        "os.chmod({!r}, 0)",
+        "os.replace({!r}, 'own')",
+    ):
+        assert not run_python("import os\n" + attempt.format(str(path))).passed
+    assert path.read_text() == "kept"
+    assert os.access(path, os.R_OK)
+
+
+def test_its_own_folder_may_be_written_and_is_removed() -> None:
+    verdict = run_python("import os\nopen('a', 'w').write('x')\nraise OSError(os.getcwd() + open('a').read())")
+    folder = verdict.why.removeprefix("OSError: ")
+    assert "draftree-" in folder and folder.endswith("x") and not Path(folder[:-1]).exists()
+
+
+def test_no_network_and_no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET", "x")
+    assert "refused" in run_python("import socket; socket.create_connection(('localhost', 9))").why
+    assert run_python("import os\nassert 'SECRET' not in os.environ").passed
+
+
+ONE = {
+    "task_id": "x/1",
+    "prompt": "import math\n\ndef helper():\n    return 1\n\ndef one():\n    '''one'''\n",
+    "entry_point": "one",
+    "test": "def check(f):\n    assert f() == 1\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("answer", "worth"),
+    [
+        ("```python\ndef one():\n    return helper()\n```\nThat is it.", 1.0),
+        ("Sure!\n```\ndef one():\n    return math.floor(1.5)\n```", 1.0),
+        ("    return 1\n", 1.0),
+        ("```python\ndef one():\n    return 2\n```", 0.0),
+        ("```python\ndef one():\n    return 1", 1.0),
+        ("I cannot.", 0.0),
+    ],
+)
+def test_humaneval_runs_the_code_of_the_answer(answer: str, worth: float) -> None:
+    score = scorer("humaneval", Path())
+    assert score is not None
+    assert score(humaneval(ONE, 1), [answer]) == {"pass@1": worth}, program(humaneval(ONE, 1), answer)
+
+
+@pytest.mark.parametrize(
+    ("answer", "worth"),
+    [
+        ("300 * 4 = 1,200\n#### 1200", 1.0),
+        ("so 1,200.", 1.0),
+        ("#### 1200 legs in 5 minutes", 1.0),
+        ("#### 1201", 0.0),
+        ("first 1200, then 7", 0.0),
+        ("none", 0.0),
+    ],
+)
+def test_gsm8k_matches_the_number(answer: str, worth: float) -> None:
+    item = gsm8k({"question": "q", "answer": "x\n#### 1,200"}, 1)
+    score = scorer("gsm8k", Path())
+    assert score is not None
+    assert score(item, [answer]) == {"exact": worth}
+
+
+@pytest.mark.parametrize(
+    ("answer", "exact", "f1"),
+    [("The Alps!", 1.0, 1.0), ("in the high Alps", 0.0, 0.5), ("Denver Broncos", 1.0, 1.0), ("nothing", 0.0, 0.0)],
+)
+def test_squad_scores_words_without_articles_and_punctuation(answer: str, exact: float, f1: float) -> None:
+    score = scorer("squad", Path())
+    assert score is not None
+    assert score(Item("1", "squad", ("q",), ["Alps", "the Denver Broncos"]), [answer]) == {"exact": exact, "f1": f1}
+
+
+def test_prompts_of_a_file_are_scored_like_squad_where_they_have_a_reference() -> None:
+    score = scorer("own.jsonl", Path())
+    assert score is not None
+    assert score(Item("1", "all", ("q",), "Bern"), ["bern"]) == {"exact": 1.0, "f1": 1.0}
+    assert score(Item("1", "all", ("q",)), ["bern"]) == {}
+    assert scorer("mt-bench", Path()) is None
+
+
+@pytest.fixture
+def pets(tmp_path: Path) -> Path:
+    path = tmp_path / "pets.sqlite"
+    with sqlite3.connect(path) as connection:
+        connection.execute("create table pet (name text, age int)")
+        connection.executemany("insert into pet values (?, ?)", [("Rex", 3), ("Tom", 5), ("Ida", 5)])
+    connection.close()
+    return path
+
+
+def test_spider_compares_rows(pets: Path) -> None:
+    score = scorer("spider", pets.parent)
+    assert score is not None
+    item = Item("1", "spider", ("q",), {"query": "SELECT name FROM pet WHERE age = 5", "database": "pets"})
+    right = "```sql\nSELECT p.name FROM pet p WHERE p.age > 4 ORDER BY name;\n```"
+    for answer, worth in ((right, 1.0), ("SELECT name FROM pet", 0.0), ("SELECT", 0.0), ("DROP TABLE pet", 0.0)):
+        assert score(item, [answer]) == {"execution": worth}
+
+
+def test_order_counts_where_the_gold_query_orders(pets: Path) -> None:
+    gold = "SELECT name FROM pet ORDER BY name"
+    assert same_rows(pets, "SELECT name FROM pet ORDER BY 1", gold)
+    assert not same_rows(pets, "SELECT name FROM pet ORDER BY name DESC", gold)
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "DELETE FROM pet",
+        "CREATE TABLE x (y)",
+        "ATTACH '{other}' AS other",
+        "PRAGMA journal_mode = WAL",
+        "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT x FROM n",
+    ],
+)
+def test_a_query_only_reads_and_ends(query: str, pets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("draftree.bench.quality.sql.SECONDS", 0.3)
+    before = pets.read_bytes()
+    assert not same_rows(pets, query.format(other=tmp_path / "other.sqlite"), "SELECT name FROM pet")
+    assert pets.read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["pets.sqlite"]
+
+
+def test_a_broken_gold_query_is_an_error(pets: Path) -> None:
+    with pytest.raises(RunError, match="gold query fails"):
+        same_rows(pets, "SELECT 1", "SELECT nothing FROM nowhere")
+
+
+def test_the_entropy_of_an_answer_is_that_of_the_targets_laws() -> None:
+    model = tiny()
+    prompt, answer = [5, 6, 7], [8, 9, 10, 11]
+    laws = causal_logits(model, [*prompt, *answer])[len(prompt) - 1 : -1].log_softmax(-1)
+    want = float(-(laws.exp() * laws).sum(-1).mean())
+    assert answer_entropy(HFModel(model), prompt, answer) == pytest.approx(want, rel=1e-4)
+    one = float(-(laws[0].exp() * laws[0]).sum())
+    assert answer_entropy(HFModel(model), prompt, answer[:1]) == pytest.approx(one, rel=1e-4)
