@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,12 @@ def profiles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setattr(profile, "profile_folder", lambda: folder)
         patch.setattr(choice, "kernels_folder", lambda: kernels)
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interrupts() -> None:
+    """Ctrl-C does what it does in a terminal, also where tests run in the background and SIGINT is ignored."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class Full(io.BytesIO):

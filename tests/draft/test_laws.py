@@ -46,7 +46,7 @@ LAWS = [
 @pytest.mark.parametrize("reduced", [False, True])
 def test_layers_foresee_the_noise_of_their_own_positions(params: SamplingParams, reduced: bool) -> None:
     known = torch.arange(VOCAB - 1, -1, -1) if reduced else None  # entry i is token V - 1 - i
-    laws, made, none = Laws(Drawing.TOP), sequence(params), torch.zeros(1, dtype=torch.int64)
+    laws, made, none = Laws(Drawing.PICKS), sequence(params), torch.zeros(1, dtype=torch.int64)
     for depth in range(3):
         row = logits(VOCAB, seed=depth)
         shown = row.flip(0) if reduced else row
@@ -64,7 +64,7 @@ def test_nodes_of_many_sequences_have_the_noise_of_their_own() -> None:
     asked = [(sequences[b], b) for b in (2, 0, 1, 3, 1, 2)]
     rows = logits(len(asked), VOCAB)
     batch = torch.arange(len(asked))
-    found = Laws(Drawing.TOP).candidates(asked, rows[:, None], batch, torch.zeros_like(batch), WIDTH)
+    found = Laws(Drawing.PICKS).candidates(asked, rows[:, None], batch, torch.zeros_like(batch), WIDTH)
     for f, (made, _) in enumerate(asked):
         want = picks(rows[f], made.params, len(made.ids)).topk(WIDTH)
         assert found.tokens[f].tolist() == want.indices.tolist()
@@ -81,7 +81,7 @@ def test_a_model_that_is_nearly_right_is_believed_as_often_as_it_says() -> None:
         guess = logits(VOCAB, seed=seed)
         error = -torch.empty(VOCAB).exponential_(generator=torch.Generator().manual_seed(seed + count)).log()
         said = int((guess + error + gumbel_noise([seed], [len(HISTORY)], VOCAB)[0]).argmax())
-        found = Laws(Drawing.TOP).candidates([(sequence(params), -1)], guess[None, None], none, none, 1)
+        found = Laws(Drawing.PICKS).candidates([(sequence(params), -1)], guess[None, None], none, none, 1)
         hits += int(found.tokens) == said
         claimed += float(found.logprobs.exp())
         blind += int(guess.argmax()) == said
@@ -89,11 +89,12 @@ def test_a_model_that_is_nearly_right_is_believed_as_often_as_it_says() -> None:
     assert hits > 1.3 * blind
 
 
-def test_children_that_are_drawn_do_not_see_the_noise() -> None:
+@pytest.mark.parametrize("drawing", [Drawing.TOP, Drawing.WITHOUT_REPLACEMENT])
+def test_only_match_verification_sees_the_noise(drawing: Drawing) -> None:
     none = torch.zeros(1, dtype=torch.int64)
     row = logits(VOCAB)
     found = [
-        Laws(Drawing.WITHOUT_REPLACEMENT)
+        Laws(drawing)
         .candidates([(sequence(SamplingParams(temperature=1.0, seed=seed)), -1)], row[None, None], none, none, WIDTH)
         .tokens.tolist()
         for seed in range(5)
@@ -107,7 +108,7 @@ def test_candidates_are_those_of_log_softmax(temperature: float, spread: float) 
     logits = torch.randn((1, 3, LARGE), generator=torch.Generator().manual_seed(0)) * spread
     logits[..., -192:] = float("-inf")
     nodes = [(sequence(SamplingParams(temperature=temperature)), n) for n in range(3)]
-    drawing = Drawing.WITHOUT_REPLACEMENT if temperature else Drawing.TOP  # no noise is known
+    drawing = Drawing.WITHOUT_REPLACEMENT if temperature else Drawing.PICKS  # no noise is known
     found = Laws(drawing).candidates(nodes, logits, torch.zeros(3, dtype=torch.int64), torch.arange(3), 5)
     law = (logits[0].double() / (temperature or 1.0)).log_softmax(-1)
     assert torch.equal(found.tokens, law.topk(5).indices)
@@ -120,7 +121,7 @@ def test_some_columns_of_several_rows_can_be_asked_for() -> None:
     batch, column = torch.tensor([0, 1, 1]), torch.tensor([2, 0, 1])
     names = [torch.arange(LARGE) + 7, torch.arange(LARGE - 64) + 9]
     logits[1, :, -64:] = float("-inf")
-    found = Laws(Drawing.TOP).candidates(
+    found = Laws(Drawing.PICKS).candidates(
         [(sequence(SamplingParams()), n) for n in range(3)], logits, batch, column, 4, names
     )
     want = logits[batch, column].topk(4).indices + torch.tensor([[7], [9], [9]])

@@ -19,6 +19,7 @@ from draftree.draft.tree_file import Counts
 from draftree.engine import Engine
 from draftree.errors import ConfigError, RunError
 from draftree.models.hf import HFModel
+from draftree.sampling import gumbel_noise
 from draftree.train.calibrate import Calibration, Tally, TruePath, conclude, measure, ranks_along
 
 from ..pairs import drafter, target
@@ -69,12 +70,15 @@ def test_a_drafter_that_is_the_target_is_always_right_at_rank_0(stride: int, tmp
 @pytest.mark.parametrize("stride", [1, 2, 5, 30])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_the_ranks_of_a_model_are_those_of_a_plain_forward(stride: int, temperature: float) -> None:
-    """Whatever the stride and depth: a model's law depends on the tokens before alone."""
+    """Whatever the stride and depth: a model's law depends on the tokens before, and on the target's noise, alone."""
     policy, weights = TruePath(), tiny(seed=5)
     made = TreeDrafter(policy, ModelSource(HFModel(weights, self_test=False), VOCAB))
     output, _ = decoded(PROMPTS[0], temperature)
-    logits = causal_logits(weights, [*PROMPTS[0], *output])[len(PROMPTS[0]) - 1 :]
-    ranks = [int((law > law[token]).sum()) for law, token in zip(logits, output, strict=False)]
+    logits = causal_logits(weights, [*PROMPTS[0], *output])[len(PROMPTS[0]) - 1 : -1]
+    if temperature:  # the drafter foresees the target's noise
+        positions = range(len(PROMPTS[0]), len(PROMPTS[0]) + len(output))
+        logits = logits + gumbel_noise([5] * len(output), positions, logits.shape[1])
+    ranks = [int((law > law[token]).sum()) for law, token in zip(logits, output, strict=True)]
     want = [ranks[start : start + 4] for start in range(1, len(output), stride)]
     assert along(made, policy, stride, temperature) == want
 

@@ -65,7 +65,7 @@ def formula(drawing: Drawing, p: Tensor, q: Tensor, width: int, rng: torch.Gener
         width: k.
         rng: for draws without replacement, whose refused tokens are sampled.
     """
-    if drawing is Drawing.TOP:
+    if not drawing.random:
         return float(p.gather(1, q.topk(width).indices).sum(1).mean())
     if drawing is Drawing.TOP_AND_ONE:
         top = q.topk(width - 1).indices

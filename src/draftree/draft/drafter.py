@@ -58,7 +58,7 @@ class TreeDrafter:
         self.source.open(sequence)
 
     def propose(
-        self, sequences: Many[Sequence], budgets: Many[Budget], drawing: Drawing = Drawing.TOP
+        self, sequences: Many[Sequence], budgets: Many[Budget], drawing: Drawing = Drawing.PICKS
     ) -> list[DraftTree]:
         """Plan, grow, and let the source know what stays."""
         planned = self.policy.plan(sequences, budgets)

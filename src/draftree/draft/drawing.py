@@ -20,10 +20,16 @@ from ..tree import DraftLaw
 class Drawing(Enum):
     """Which k children a node gets from its draft law q."""
 
-    TOP = "the k that the target will most probably pick, given its noise"
+    PICKS = "the k that the target will most probably pick, given its noise"
+    TOP = "the k most probable"
     WITHOUT_REPLACEMENT = "k draws without replacement"
     WITH_REPLACEMENT = "k draws with replacement"
     TOP_AND_ONE = "the k - 1 most probable, then one draw from the rest of q"
+
+    @property
+    def random(self) -> bool:
+        """Children are drawn."""
+        return self not in (Drawing.PICKS, Drawing.TOP)
 
 
 class Drawn(NamedTuple):
@@ -70,7 +76,7 @@ def draw(logits: Tensor, counts: Many[int], keys: Many[Key], drawing: Drawing) -
         [F, max(counts)] int64 columns of ``logits`` in draw order; those beyond a node's count mean nothing.
     """
     width = max(counts)
-    if drawing is Drawing.TOP:
+    if not drawing.random:
         return logits.topk(width).indices
     if drawing is Drawing.WITHOUT_REPLACEMENT:
         return (logits + _noise(keys, [0] * len(keys), logits)).topk(width).indices

@@ -41,7 +41,7 @@ class _Layer(NamedTuple):
 
 
 def grow(
-    scorer: Scorer, policy: GrowthPolicy, budgets: Sequence[Budget], drawing: Drawing = Drawing.TOP
+    scorer: Scorer, policy: GrowthPolicy, budgets: Sequence[Budget], drawing: Drawing = Drawing.PICKS
 ) -> list[Grown]:
     """Grow one tree a sequence, each within its budget.
 
@@ -78,7 +78,7 @@ def grow(
         layer = _next_layer(frontier, growth, room - size, size)
         if not layers and not len(layer.rows):
             return [_NOTHING for _ in budgets]
-        if drawing is not Drawing.TOP:
+        if drawing.random:
             layer = _drawn(layer, frontier, scorer, laws)
         layers.append(layer)
         size = size + layer.counts

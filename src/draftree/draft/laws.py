@@ -1,10 +1,10 @@
 """A model's logits as draft laws: candidates and entropies for the growth loop, and children drawn at random.
 
-Where children are drawn, the draft law is the model's, warped as the target's. Where they are not, it says which token
-the target will pick, and the target's noise is known: at position t it picks argmax(warped logits + g(seed, t)). So the
-law of its pick is softmax(T x (the model's warped logits + g)), which at temperature T = 0 is the model's own law.
-Two models that share their noise often pick the same token where neither is sure (Daliri, Musco and Suresh, *Coupling
-without Communication and Drafter-Invariant Speculative Decoding*, 2024).
+The draft law is the model's, warped as the target's. Under match verification it says which token the target will pick,
+and the target's noise is known: at position t it picks argmax(warped logits + g(seed, t)). So the law of its pick is
+softmax(T x (the model's warped logits + g)), which at temperature T = 0 is the model's own law. Two models that share
+their noise often pick the same token where neither is sure (Daliri, Musco and Suresh, *Coupling without Communication
+and Drafter-Invariant Speculative Decoding*, 2024).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Laws:
             tokens: for each of the B [K] or less, the ids of the entries; those beyond are -inf. None: 0 to K - 1.
         """
         self._asked, parts, laws = asked, [], []
-        rows = batch.tolist() if tokens and self._drawing is not Drawing.TOP else []
+        rows = batch.tolist() if tokens and self._drawing.random else []
         self._tokens = [tokens[b] for b in rows] if tokens else []
         params = [sequence.params for sequence, _ in asked]
         whole = logits.shape[0] == 1 and logits.shape[1] == len(asked)  # a pass of one sequence: nothing to pick out
@@ -68,10 +68,10 @@ class Laws:
         for at in range(0, batch.shape[0], _CHUNK):
             chunk = slice(at, at + _CHUNK)
             law = warp_rows((logits[0, chunk] if whole else logits[batch[chunk], column[chunk]]).float(), params[chunk])
-            if self._drawing is Drawing.TOP:
+            if self._drawing is Drawing.PICKS:
                 own = None if named is None else named.expand_as(law) if whole else named[batch[chunk]]
                 law = self._picks(law, [sequence for sequence, _ in asked[chunk]], own)
-            else:
+            elif self._drawing.random:
                 law = law.log_softmax(-1)
                 laws.append(law.clone())
             where = largest(law, min(width, law.shape[-1]))

@@ -150,7 +150,7 @@ class _LookupScorer:
                 key = Key(sequence.seed, len(sequence.ids), node)
                 columns = draw(blend.logits[None], [count], [key], drawing)[0]
                 tokens[f, :count], logprobs[f, :count] = torch.tensor(known)[columns], blend.logits[columns]
-                laws[f] = None if drawing is Drawing.TOP else blend
+                laws[f] = blend if drawing.random else None
         return Drawn(tokens, logprobs, laws)
 
     def _predict(self, asked: list[tuple[int, int, Tail]], width: int) -> Candidates:

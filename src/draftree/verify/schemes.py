@@ -45,7 +45,7 @@ class Scheme(ABC):
     @property
     def draws(self) -> bool:
         """It judges children that are drawn at random: from laws that must not depend on other sequences."""
-        return self.drawing is not Drawing.TOP
+        return self.drawing.random
 
     @abstractmethod
     def verify(
@@ -88,6 +88,7 @@ class Match(Scheme):
 
     name = "match"
     summary = "the target's own draw is followed for as long as it was drafted: the same text as plain decoding"
+    drawing = Drawing.PICKS
 
     def verify(
         self, logits: Tensor, trees: Sequence[DraftTree], draws: Draws, beside: Tensor | None = None
