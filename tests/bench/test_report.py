@@ -14,6 +14,7 @@ from draftree.bench.entry import entries
 from draftree.bench.report import agreement
 from draftree.bench.report.command import build
 from draftree.bench.report.gunjur import saving, wasted
+from draftree.bench.report.headlines import sections as sections_of
 from draftree.bench.report.page import Case, Grid, Section, to_html, to_markdown
 from draftree.bench.report.source import load_runs
 from draftree.bench.stats import Interval
@@ -58,6 +59,23 @@ def test_a_report_has_every_figure_that_the_runs_have(sections: list[Section]) -
         assert any(t.startswith(f"Gunjur & Waitz, Figure {figure}:") for t in titles), figure
     for name in ("Table 1", "Table 3", *(f"Figure {n}" for n in (5, 6, 7, 8, 9, 10, 11))):
         assert any(t.startswith(f"OPT-Tree, {name}:") for t in titles), name
+
+
+def test_auto_is_held_against_the_best_fixed_method_and_plain_decoding(tmp_path: Path) -> None:
+    made = entries(["auto", "chain", "opt-tree"], ["lookup"], [0.0], 8)
+    seconds = {"plain": 2.0, "auto": 1.0, "chain": 1.25, "opt-tree": 1.5}
+    records = [
+        record(e, prompt, turn([1] * 12, seconds[e.method] * (2.5 if (e.method, prompt % 2) == ("auto", 1) else 1.0)))
+        for prompt in range(4)
+        for e in made
+    ]
+    grid = sections_of(load_runs(save(tmp_path / "run", made, records)))[0].grid
+    assert grid is not None
+    rows = {row[0]: row[3] for row in grid.rows}
+    ratio = rows["speed without the prefill, auto over the best of 2 fixed methods (chain)"]
+    assert ratio.startswith(f"{(1.25 * 0.5) ** 0.5:.2f} [")
+    under = rows["categories in which auto is under 0.98 of plain decoding, without the prefill"]
+    assert under == "1 of 2; lowest 0.80 (b)"
 
 
 def test_every_figure_has_the_command_that_made_it(sections: list[Section]) -> None:

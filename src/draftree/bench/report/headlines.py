@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...draft.methods import METHODS
+from ...draft.methods import DEFAULT_METHOD, METHODS
 from ..entry import Entry
 from ..record import Record
 from ..summary import ALL, paired
@@ -22,6 +22,9 @@ WHY = (
     "dear and every saved one worth more; and ours, plain decoding by the same engine, is faster than transformers' "
     "generate, which OPT-Tree's speed-ups are over."
 )
+
+_NO_SLOWER = 0.98
+"""As fast as plain decoding, but for noise."""
 
 
 def sections(runs: Sequence[LoadedRun]) -> list[Section]:
@@ -55,6 +58,8 @@ def _rows(run: LoadedRun) -> list[list[str]]:
             rows.append([f"{name}{_drafter(run, a)}", run.path.name, paper, ratio_text(ratio)])
     for temperature in dict.fromkeys(e.temperature for e in run.entries):
         rows += _best(run, temperature)
+    for entry in run.named(DEFAULT_METHOD):
+        rows += _auto(run, entry)
     return rows
 
 
@@ -95,6 +100,45 @@ def _best(run: LoadedRun, temperature: float) -> list[list[str]]:
         ratio = paired(run.by_method[best.label], run.by_method[rival.label], _rate)
         rows.append(
             [f"speed, best method ({best.label}) over best peer ({rival.label})", run.path.name, "", ratio_text(ratio)]
+        )
+    return rows
+
+
+def _auto(run: LoadedRun, auto: Entry) -> list[list[str]]:
+    """Against the fixed method that has turned out best with the same drafter, and against plain decoding by category;
+    the prefill, which is the same for all, is left out."""
+
+    def speed(entry: Entry) -> float:
+        f = run.table[entry.label][ALL].speedup_decode
+        return f.mean if f else 0.0
+
+    same = (auto.drafter, auto.temperature)
+    fixed = [e for m in METHODS for e in run.named(m) if e.method != auto.method]
+    fixed = [e for e in fixed if (e.drafter, e.temperature) == same]
+    rows = []
+    if fixed:
+        best = max(fixed, key=speed)
+        ratio = paired(run.by_method[auto.label], run.by_method[best.label], lambda r: r.decode_rate)
+        rows.append(
+            [
+                f"speed without the prefill, {auto.label} over the best of {len(fixed)} fixed methods ({best.label})",
+                run.path.name,
+                "",
+                ratio_text(ratio),
+            ]
+        )
+    told = {c: f.speedup_decode for c, f in run.table[auto.label].items() if c != ALL}
+    means = {c: f.mean for c, f in told.items() if f}
+    if means:
+        worst = min(means, key=means.__getitem__)
+        under = sum(mean < _NO_SLOWER for mean in means.values())
+        rows.append(
+            [
+                f"categories in which {auto.label} is under {_NO_SLOWER} of plain decoding, without the prefill",
+                run.path.name,
+                "",
+                f"{under} of {len(means)}; lowest {means[worst]:.2f} ({worst})",
+            ]
         )
     return rows
 
