@@ -46,6 +46,14 @@ def test_another_token_is_a_difference(target: HFModel) -> None:
     assert _judge(target, "chain", [5, 6], [5, 6, 7]) == "different"
 
 
+def test_a_peer_may_differ_from_cheaper_numerics() -> None:
+    cheap = HFModel(tiny(), tiny_tokenizer(), numerics="int8")
+    assert _judge(cheap, "peer:hf-generate", [5, 9, 7], [5, 6, 7]) == "other-numerics"
+    assert _judge(cheap, "chain", [5, 9, 7], [5, 6, 7]) == "different"
+    exact = HFModel(tiny(), tiny_tokenizer(), numerics="fp32")
+    assert _judge(exact, "peer:hf-generate", [5, 9, 7], [5, 6, 7]) == "different"
+
+
 def test_a_near_tie_is_told_apart(target: HFModel) -> None:
     """Two tokens of one logit: either is the target's answer."""
     head = target.model.get_output_embeddings()

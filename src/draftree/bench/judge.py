@@ -8,13 +8,14 @@ from typing import Any
 
 from ..config import SamplingParams
 from ..models.hf import HFModel
+from ..models.numerics import DEFAULT_NUMERICS, STOCK
 from ..verify.schemes import find_scheme
 from .entry import PLAIN, Entry
 from .exact import first_difference
 from .formats import Item
 from .record import Record
 from .run import encode_turns
-from .summary import DIFFERENT, EQUAL, LOSSY, NEAR_TIE, OTHER_DRAW
+from .summary import DIFFERENT, EQUAL, LOSSY, NEAR_TIE, OTHER_DRAW, OTHER_NUMERICS
 
 Key = tuple[str, int, str]
 
@@ -116,7 +117,10 @@ def _part(record: Record, other: Record, turn: int, entry: Entry, item: Item, ta
         verdict = LOSSY
     elif not entry.draws_as_plain:
         verdict = OTHER_DRAW
+    elif found.near_tie:
+        verdict = NEAR_TIE
     else:
-        verdict = NEAR_TIE if found.near_tie else DIFFERENT
+        cheaper = target.capabilities.numerics not in (STOCK, DEFAULT_NUMERICS)
+        verdict = OTHER_NUMERICS if entry.is_peer and cheaper else DIFFERENT
     gap = found.gap if found.gap != float("inf") else None
     return Parting(record.prompt, record.repeat, record.method, turn, found.index, gap, verdict)

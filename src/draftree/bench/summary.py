@@ -19,9 +19,10 @@ from .stats import Interval, ratio
 
 ALL = "all"
 """The category of everything."""
-EQUAL, NEAR_TIE, OTHER_DRAW, LOSSY, DIFFERENT = "equal", "near-tie", "other-draw", "lossy", "different"
+EQUAL, NEAR_TIE, OTHER_DRAW, LOSSY = "equal", "near-tie", "other-draw", "lossy"
+OTHER_NUMERICS, DIFFERENT = "other-numerics", "different"
 """How ids compare with plain decoding's: the same; a near-tie parts them; another draw from the same law; the
-verification was a lossy one; none of these."""
+verification was a lossy one; a peer computes in float32 and ours in something cheaper; none of these."""
 
 Verdicts = Mapping[tuple[str, int, str], str]
 
