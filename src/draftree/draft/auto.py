@@ -165,9 +165,8 @@ class AutoTree(GrowthPolicy):
         room = any(b.depth != 0 for b in budgets)  # no try is spent where there is none
         for stake, seconds in zip(self._stakes, layers, strict=True):
             stake.begin(curve, seconds, self.depth if room else 0)
-        layer = sum(seconds for stake, seconds in zip(self._stakes, layers, strict=True) if stake.asked)
-        if not all(stake.profile for stake in self._stakes if stake.asked):
-            layer += self._layer_seconds
+        layer = self._layer_seconds
+        layer += sum(seconds for stake, seconds in zip(self._stakes, layers, strict=True) if stake.asked)
         records = [self._records.setdefault(s, Record()) for s in sequences]
         odds = torch.tensor([r.odds for r in records])
         rate = batch / curve.plain * max(1.0, self._speedup)
@@ -256,7 +255,8 @@ class AutoTree(GrowthPolicy):
         seconds = verified + plan.layers * plan.layer
         if plan.frontiers:
             scale = verified / max(cost.verify, 1e-9)  # as if at the speed of the profile
-            self._judge(plan, outcomes, Spending(plan.curve.plain, verified, plan.layers, seconds, scale))
+            growing = plan.layers * self._layer_seconds
+            self._judge(plan, outcomes, Spending(plan.curve.plain, verified, plan.layers, growing, seconds, scale))
         plain = len(outcomes) / plan.curve.plain
         self._speedup = _MEMORY * self._speedup + (1 - _MEMORY) * min(8.0, taken / seconds / plain)
         if self._curves:
@@ -276,11 +276,10 @@ class AutoTree(GrowthPolicy):
         asked = [(stake, layer) for stake, layer in zip(self._stakes, plan.stakes, strict=True) if stake.asked]
         paid = [stake for stake, _ in asked if stake.pays]
         for stake, layer in asked:
-            stake.judge(outcomes, layer, spending)
+            stake.judge(outcomes, layer, spending, len(asked))
         part_with_one(self._stakes, paid)
-        if not all(stake.profile for stake, _ in asked):
-            rest = outcomes[0].step.draft * spending.scale / plan.layers - sum(layer for _, layer in asked)
-            self._layer_seconds += (1 - _MEMORY) * (max(0.0, rest) - self._layer_seconds)
+        rest = outcomes[0].step.draft * spending.scale / plan.layers - sum(layer for _, layer in asked)
+        self._layer_seconds += (1 - _MEMORY) * (max(0.0, rest) - self._layer_seconds)
 
     def _learn(self, plan: _Plan, row: int, tokens: Many[int]) -> None:
         """Walk down what was proposed along what the target said.

@@ -32,6 +32,7 @@ class Spending:
     Attributes:
         plain, verify: seconds of a plain pass and of this one.
         layers: that were drafted.
+        growing: seconds of drafting that no source took: the growth loop's own.
         total: seconds of verifying and drafting.
         scale: profile's over measured seconds.
     """
@@ -39,6 +40,7 @@ class Spending:
     plain: float
     verify: float
     layers: int
+    growing: float
     total: float
     scale: float
 
@@ -136,11 +138,11 @@ class Stake:
         if self.asked and self.worth < _HOPE:
             self._with.tokens = _HOPE * self._without.value * self._with.passes
 
-    def judge(self, outcomes: Many[Outcome], layer: float, spending: Spending) -> None:
-        """Speed of this step over what it would have been without the source.
+    def judge(self, outcomes: Many[Outcome], layer: float, spending: Spending, asked: int) -> None:
+        """Speed of this step over what it would have been without the source, which is one of ``asked``.
 
         Without it the accepted path would have ended before the first node that no other source offered, its own nodes'
-        share of verifying would have been saved, and the time that it took.
+        share of verifying and of growing would have been saved, and the time that it took.
         """
         taken = sum(o.taken for o in outcomes)
         nodes, own = sum(len(o.tree) for o in outcomes), sum(self._own(o) for o in outcomes)
@@ -149,10 +151,10 @@ class Stake:
         if spending.layers:
             self._layer += (1 - _MEMORY) * (measured / spending.layers - self._layer)
         drafting = spending.layers * layer if self.profile else measured
-        seconds = drafting + (spending.verify - spending.plain) * own / max(1, nodes)
-        each = spending.plain
-        self._with.add(taken / len(outcomes), spending.total / each)
-        self._without.add((taken - tokens) / len(outcomes), (spending.total - seconds) / each)
+        shared = spending.verify - spending.plain + spending.growing
+        seconds = drafting + (shared * own / nodes if nodes else spending.growing / asked)
+        self._with.add(taken / len(outcomes), spending.total / spending.plain)
+        self._without.add((taken - tokens) / len(outcomes), (spending.total - seconds) / spending.plain)
         self._share += (1 - _RECENT) * (seconds / spending.total - self._share)
         self.steps += 1
         self.tokens += tokens / len(outcomes)
