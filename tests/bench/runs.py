@@ -33,6 +33,7 @@ def turn(gained: Sequence[int], seconds: float, *, nodes: int = 4, drafts: bool 
         passed=list(range(BINS // 2)) * 2 if drafts else [0] * BINS,
         draft_passes=0,
         target_seconds=0.6 * seconds,
+        drafter_seconds=0.1 * seconds,
     )
     tokens = 1 + sum(gained)
     drafted = [0, *(int(i < g - 1) for g in gained for i in range(g))]

@@ -88,7 +88,9 @@ def test_columns_of_steps_add_up(model: str, suite: str, tmp_path: Path) -> None
             assert sum(turn.drafted) == sum(steps.accepted_by_depth) <= sum(steps.accepted) == sum(steps.passed)
             assert all(a >= b for a, b in zip(steps.judged, steps.passed, strict=True))
             assert sum(steps.judged) <= sum(steps.nodes)
-            assert steps.target_seconds < turn.seconds.total
+            assert 0 < steps.target_seconds < turn.seconds.total
+            assert turn.seconds.draft is not None
+            assert (0 < steps.drafter_seconds < turn.seconds.draft) == (record.method != "plain")
 
 
 def test_sampled_ids_equal_plain_decoding_under_the_same_seed(model: str, suite: str, tmp_path: Path) -> None:

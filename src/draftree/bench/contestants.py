@@ -11,8 +11,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..config import SamplingParams
 from ..draft.base import NoDrafter, Outcome
+from ..draft.drafter import TreeDrafter
 from ..draft.load import load_drafter, names_model
 from ..engine import Engine, Generation
+from ..models.head_model import HeadModel
 from ..models.hf import HFModel
 from ..models.load import load, load_stock
 from ..observer import Observer
@@ -51,12 +53,13 @@ class EngineContestant:
     def __init__(self, entry: Entry, target: HFModel, drafter: str | HFModel | None) -> None:
         made = NoDrafter() if drafter is None else load_drafter(drafter, target, entry.policy())
         self._collector = _Collector()
-        self._target = target
+        parts = made.source.parts if isinstance(made, TreeDrafter) else ()
+        self._target, self._drafting = target, [p.model for p in parts if isinstance(p.model, (HFModel, HeadModel))]
         self._engine = Engine(target, made, nodes=entry.nodes, verification=entry.verify, observers=[self._collector])
 
     def decode(self, prompt: list[int], params: SamplingParams) -> Turn:
         """See ``Contestant``."""
-        self._collector.outcomes, inside = [], self._target.pass_seconds
+        self._collector.outcomes, before = [], self._inside()
         began = time.perf_counter()
         answer = self._engine.generate([prompt], params)[0]
         total = time.perf_counter() - began
@@ -69,13 +72,19 @@ class EngineContestant:
             finish=answer.finish_reason,
             seconds=parts,
             passes=answer.stats.steps,
-            steps=_steps(self._collector.outcomes, answer, self._target.pass_seconds - inside),
+            steps=_steps(
+                self._collector.outcomes, answer, *(b - a for a, b in zip(before, self._inside(), strict=True))
+            ),
             drafted=[int(chunk.drafted) for chunk in answer.chunks],
             pieces=[chunk.text for chunk in answer.chunks],
         )
 
+    def _inside(self) -> tuple[float, float]:
+        """Seconds so far inside the passes of the target and of what drafts by a model."""
+        return self._target.pass_seconds, sum(model.pass_seconds for model in self._drafting)
 
-def _steps(outcomes: list[Outcome], answer: Generation, inside: float) -> Steps:
+
+def _steps(outcomes: list[Outcome], answer: Generation, target: float, drafter: float) -> Steps:
     stats = answer.stats
     judged, passed = torch.zeros(BINS, dtype=torch.int64), torch.zeros(BINS, dtype=torch.int64)
     for outcome in outcomes:
@@ -95,7 +104,8 @@ def _steps(outcomes: list[Outcome], answer: Generation, inside: float) -> Steps:
         judged=judged.tolist(),
         passed=passed.tolist(),
         draft_passes=stats.draft_passes,
-        target_seconds=inside,
+        target_seconds=target,
+        drafter_seconds=drafter,
     )
 
 

@@ -48,7 +48,7 @@ class Steps:
         accepted_entropies, rejected_entropies: nats, as in ``Stats``.
         judged, passed: [BINS] nodes whose parent was accepted, by their draft probability, and those accepted of them.
         draft_passes: passes of a drafting model.
-        target_seconds: inside the target's passes.
+        target_seconds, drafter_seconds: inside the passes of the target and of drafting models and heads.
     """
 
     gained: list[int]
@@ -64,6 +64,7 @@ class Steps:
     passed: list[int]
     draft_passes: int
     target_seconds: float
+    drafter_seconds: float
 
 
 @dataclass(frozen=True, slots=True)

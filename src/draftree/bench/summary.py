@@ -42,7 +42,8 @@ class Figures:
         acceptance_by_depth: [d] accepted over drafted nodes at depth d + 1; None for peers.
         seconds: prefill, draft, verify, other and total.
         share: of draft, verify and other in the time after the prefill; None for peers.
-        target_share: of the target's passes in the time after the prefill; None for peers.
+        target_share, drafter_share: of the passes of the target, and of drafting models and heads, in the time after
+            the prefill; None for peers.
         peak_memory: bytes, the largest.
         ids_equal: share of answers whose ids equal plain decoding's; None: there is none to compare with.
         verdicts: verdict -> answers.
@@ -60,6 +61,7 @@ class Figures:
     seconds: dict[str, float | None]
     share: dict[str, float] | None
     target_share: float | None
+    drafter_share: float | None
     peak_memory: int | None
     ids_equal: float | None
     verdicts: dict[str, int]
@@ -78,8 +80,7 @@ def figures(own: Sequence[Record], plain: Sequence[Record], verdicts: Verdicts) 
     counts = Counter(verdicts[r.key] for r in own if r.key in verdicts)
     parts = _parts(own)
     after = seconds - (parts["prefill"] or 0.0)
-    share = {k: (parts[k] or 0.0) / after for k in ("draft", "verify", "other")} if ours and after > 0 else None
-    inside = sum(s.target_seconds for s in steps)
+    alone = after if ours and after > 0 else None
     memory = [r.peak_memory for r in own if r.peak_memory is not None]
     return Figures(
         prompts=len({r.prompt for r in own}),
@@ -91,8 +92,9 @@ def figures(own: Sequence[Record], plain: Sequence[Record], verdicts: Verdicts) 
         nodes_per_token=sum(sum(s.nodes) for s in steps) / tokens if ours else None,
         acceptance_by_depth=_acceptance(own) if ours else None,
         seconds=parts,
-        share=share,
-        target_share=inside / after if ours and after > 0 else None,
+        share=None if alone is None else {k: (parts[k] or 0.0) / alone for k in ("draft", "verify", "other")},
+        target_share=None if alone is None else sum(s.target_seconds for s in steps) / alone,
+        drafter_share=None if alone is None else sum(s.drafter_seconds for s in steps) / alone,
         peak_memory=max(memory) if memory else None,
         ids_equal=counts[EQUAL] / counts.total() if counts else None,
         verdicts=dict(counts),

@@ -7,6 +7,7 @@ seen, for a text repeats itself.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import cast
@@ -56,6 +57,7 @@ class HeadModel:
         layers: "network", the trained part, and "output", the target's output layer for the vocabulary.
         cache: keys and values of all open rows.
         capabilities: as the target's, whose tokens it takes.
+        pass_seconds: wall-clock seconds inside its passes so far (on an accelerator, of launching them).
 
     Raises:
         UnsupportedModelError: the target's hidden states cannot be read.
@@ -82,6 +84,7 @@ class HeadModel:
         self._turns = self.network.turns(torch.arange(0, device=can.device))
         self._rows: list[HeadRow] = []
         self.cache = TreeCache(1)
+        self.pass_seconds = 0.0
         self.capabilities = Capabilities(
             name=name,
             architecture=type(self).__name__,
@@ -147,12 +150,15 @@ class HeadModel:
         Returns:
             [B, K] logits after each row's last token, over its draft vocabulary; -inf beyond its tokens.
         """
+        began = time.perf_counter()
         for row in rows:
             self.commit(row, [])
         fresh = [b for b, new in enumerate(tokens) if len(new)]
         if fresh:
             self._feed([rows[b] for b in fresh], [tokens[b] for b in fresh], [features[b] for b in fresh])
-        return self._logits(rows, [row.predicted for row in rows])[:, 0]
+        logits = self._logits(rows, [row.predicted for row in rows])[:, 0]
+        self.pass_seconds += time.perf_counter() - began
+        return logits
 
     def _feed(self, rows: Sequence[HeadRow], tokens: Sequence[Tensor], features: Sequence[Tensor]) -> None:
         """Append tokens to each row, with the hidden states before them, in one pass."""
@@ -185,6 +191,7 @@ class HeadModel:
     @torch.inference_mode()
     def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Tensor:
         """Append uncommitted nodes to each row in one pass (``LanguageModel.extend``); [B, n, K] logits."""
+        began = time.perf_counter()
         own = [self.own(row) for row in rows]
         for row, new in zip(own, nodes, strict=True):
             if bool((new.parents >= row.parents.shape[0]).any()):
@@ -213,7 +220,9 @@ class HeadModel:
         fresh = [predicted[row.slot - first, :n] for row, n in zip(own, counts, strict=True)]
         for row, part in zip(own, fresh, strict=True):
             row.predicted = torch.cat([row.predicted, part])
-        return self._logits(own, fresh)
+        logits = self._logits(own, fresh)
+        self.pass_seconds += time.perf_counter() - began
+        return logits
 
     def _place(self, rows: Sequence[HeadRow], counts: Sequence[int]) -> tuple[int, list[HeadRow], list[int], int]:
         """Storage for a pass: its first row, the rows it covers, where each one's new slots start, and how many."""
