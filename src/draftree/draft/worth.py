@@ -15,8 +15,9 @@ _HOPE, _CREDIT, _RECENT = 1.5, 20.0, 0.95
 that each step leaves."""
 _OPTIMIST = 0.98
 """Acceptance of each further layer that a drafting model is granted before it has shown any."""
-_DOUBT = 0.5
-"""Share of its costs that a source must earn: twenty steps cannot tell a little less than all from a little more."""
+_DOUBT, _MOST_DOUBT = 0.5, 0.03
+"""Share of its costs that a source may fail to earn, and share of all time: twenty steps cannot tell a little less than
+enough from a little more."""
 _PROBE_MOST = 128
 """Most steps before a source that rests gets another try."""
 _PROBE_SHARE = 0.002
@@ -100,7 +101,7 @@ class Stake:
     @property
     def pays(self) -> bool:
         """By its record."""
-        return self.steady or self.worth > 1 - _DOUBT * self._share
+        return self.steady or self.worth > 1 - min(_DOUBT * self._share, _MOST_DOUBT)
 
     @property
     def worth(self) -> float:
