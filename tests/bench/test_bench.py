@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from draftree.bench import contestants, folder
 from draftree.bench.entry import entries
@@ -121,7 +122,8 @@ def test_a_killed_run_loses_nothing_and_repeats_nothing(model: str, suite: str, 
     """Killed without warning in mid-run, its last line torn on top of it."""
     asked, results = _asked(model, suite, tmp_path / "out", "--repeats", "3"), tmp_path / "out" / "results.jsonl"
     program = [sys.executable, "-c", "from draftree.cli import main; main()", *asked]
-    process = subprocess.Popen(program, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)  # noqa: S603
+    same = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}  # a run goes on with as many threads alone
+    process = subprocess.Popen(program, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=same)  # noqa: S603
     while not results.exists() or results.read_bytes().count(b"\n") < 7:
         assert process.poll() is None
     process.kill()
