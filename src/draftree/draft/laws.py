@@ -65,12 +65,15 @@ class Laws:
             batch, column = torch.stack([batch, column]).to(logits.device, non_blocking=True)
         names = [pad(t, (0, logits.shape[-1] - t.shape[0])) for t in tokens] if tokens else []
         named = names[0] if whole and names else torch.stack(names) if names else None
+        picks = self._drawing is Drawing.PICKS and any(p.temperature for p in params)
+        noise, heard = self._noise(asked, logits, batch, named) if picks else (logits, [])
         for at in range(0, batch.shape[0], _CHUNK):
             chunk = slice(at, at + _CHUNK)
             law = warp_rows((logits[0, chunk] if whole else logits[batch[chunk], column[chunk]]).float(), params[chunk])
-            if self._drawing is Drawing.PICKS:
-                own = None if named is None else named.expand_as(law) if whole else named[batch[chunk]]
-                law = self._picks(law, [sequence for sequence, _ in asked[chunk]], own)
+            if picks:
+                random = [f for f, p in enumerate(params[chunk]) if p.temperature]
+                scale = torch.tensor([params[at + f].temperature for f in random])[:, None].to(law.device)
+                law[random] = (law[random] + noise[[heard[at + f] for f in random]]) * scale
             elif self._drawing.random:
                 law = law.log_softmax(-1)
                 laws.append(law.clone())
@@ -90,25 +93,23 @@ class Laws:
         found, logprobs, entropies = torch.cat(parts).cpu().tensor_split([(parts[0].shape[1] - 1) // 2, -1], dim=1)
         return Candidates(found.long(), logprobs.float(), entropies[:, 0].float())
 
-    def _picks(self, warped: Tensor, sequences: Many[Sequence], names: Tensor | None) -> Tensor:
-        """[F, K] logits of the token that the target picks, given its noise and these guesses of its warped logits.
+    def _noise(
+        self, asked: list[tuple[Sequence, int]], logits: Tensor, batch: Tensor, named: Tensor | None
+    ) -> tuple[Tensor, list[int]]:
+        """([S, K] the target's noise at this depth for each sequence that is asked about, [F] which one a node hears).
 
         Args:
-            names: [F, K] int64 ids of the entries; None: entry i is token i.
+            named: [B, K] or [K] int64 ids of the entries; None: entry i is token i.
         """
-        random = [f for f, s in enumerate(sequences) if s.params.temperature]
-        if not random:
-            return warped
-        rows = {sequences[f]: f for f in random}  # nodes of one layer share their sequence's noise
-        seeds, positions = [s.seed for s in rows], [len(s.ids) + self._depth for s in rows]
-        if names is None:
-            noise = gumbel_noise(seeds, positions, warped.shape[1], warped.device)
+        first = {sequence: f for f, (sequence, _) in reversed(list(enumerate(asked)))}
+        seeds, positions = [s.seed for s in first], [len(s.ids) + self._depth for s in first]
+        if named is None:
+            noise = gumbel_noise(seeds, positions, logits.shape[-1], logits.device)
         else:
-            noise = gumbel_noise_of(seeds, positions, names[list(rows.values())])
-        place = {s: i for i, s in enumerate(rows)}
-        scale = torch.tensor([sequences[f].params.temperature for f in random])[:, None].to(warped.device)
-        warped[random] = (warped[random] + noise[[place[sequences[f]] for f in random]]) * scale
-        return warped
+            ids = named[None] if named.ndim == 1 else named[batch[list(first.values())]]
+            noise = gumbel_noise_of(seeds, positions, ids)
+        place = {sequence: i for i, sequence in enumerate(first)}
+        return noise, [place[sequence] for sequence, _ in asked]
 
     @torch.inference_mode()
     def draw(self, counts: Tensor) -> Drawn:
@@ -125,9 +126,7 @@ class Laws:
                 columns[group, : drawn.shape[1]] = drawn
         tokens = columns.clone()
         for f, ids in enumerate(self._tokens):
-            tokens[f] = ids[
-                columns[f].clamp(max=ids.shape[0] - 1)
-            ]  # past a node's count there may be columns without a token
+            tokens[f] = ids[columns[f].clamp(max=len(ids) - 1)]  # past a node's count a column may have no token
         for f in random:
             own = self._tokens[f] if self._tokens else None
             laws[f] = DraftLaw(self._laws[f] if own is None else self._laws[f, : len(own)], own)

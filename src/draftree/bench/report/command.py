@@ -36,6 +36,8 @@ def report(
     check_plots()
     place = Path(folder).expanduser()
     text = place / "report.md" if markdown is None else Path(markdown).expanduser()
+    if not place.is_dir():
+        raise ConfigError(f"no folder {folder}: name one that 'draftree bench --out' wrote, or one that holds some")
     if not text.parent.is_dir():
         raise ConfigError(f"folder {text.parent} is not there: make it, or give --markdown another place")
     sections = build(load_runs(place))
