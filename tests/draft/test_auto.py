@@ -114,7 +114,8 @@ def test_where_each_token_costs_as_much_as_a_pass_nothing_is_verified(true: floa
 
 def test_on_a_stepped_curve_trees_end_at_an_edge() -> None:
     late = decode(AutoTree(depth=NODES, target=costs(CURVES["stepped"])), 300, 0.8, 0.8)[100:]
-    assert all(n % 8 == 7 for n in late)
+    assert all(n % 8 == 7 or n == 0 for n in late)
+    assert late.count(0) <= len(late) / 16  # plain passes, to compare with
 
 
 def test_an_overconfident_drafter_is_found_out() -> None:
@@ -139,6 +140,13 @@ def test_sizes_that_have_become_dearer_are_found_out() -> None:
     now = drift.correct(expected)
     assert 4.0 < float(now[1] / now[0]) <= 6.0  # 6 s against 1 s, where the profile says 2 against 1
     assert float(now[0]) < float(now[2]) / 3 * 1.01 <= float(now[1])  # one never seen drifts like all others together
+
+
+def test_a_profile_that_flatters_drafting_is_found_out() -> None:
+    told, real = costs(lambda n: 1.0 + 0.05 * n), costs(lambda n: 1.0 if n == 1 else 1.9 + 0.05 * n)
+    chosen = decode(AutoTree(target=told), 300, says=0.4, true=0.4, real=real)
+    assert chosen[2:12].count(0) < 5
+    assert chosen[100:].count(0) > 0.75 * len(chosen[100:])
 
 
 def test_one_wild_pass_teaches_little() -> None:

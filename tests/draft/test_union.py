@@ -181,7 +181,7 @@ class TestAuto:
         bad.asked.clear()
         decode(union, {1: 0.8, 3: 0.2}, 150, chosen)
         assert 0 < bad.asked.count(()) < 30
-        assert good.asked.count(()) == 150
+        assert good.asked.count(()) >= 145  # all but the plain passes that speed is compared with
         text = chosen.report.text()
         assert "source bad: asked in" in text
         assert "left out, but for a try now and then" in text

@@ -163,6 +163,7 @@ class AutoTree(GrowthPolicy):
         self._stakes = self._stakes or [Stake(profile=self.drafter, steady=self.drafter is None)]
         layers = [stake.layer(context, batch) for stake in self._stakes]
         room = any(b.depth != 0 for b in budgets)  # no try is spent where there is none
+        room = room and not self._curves.want_plain(self._speedup)
         for stake, seconds in zip(self._stakes, layers, strict=True):
             stake.begin(curve, seconds, self.depth if room else 0)
         layer = self._layer_seconds

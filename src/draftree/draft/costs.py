@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from dataclasses import dataclass, field
+from statistics import median
 
 import torch
 from torch import Tensor
@@ -18,23 +20,32 @@ _MEMORY = 0.95
 """Share of the record of drift that each new pass leaves."""
 _PRIOR = 4.0
 """Passes that the common drift counts for beside a size's own."""
+_PLAIN = 5
+"""Plain passes that are remembered: the median of them counts."""
+_PLAIN_EVERY, _PLAIN_SELDOM, _CLEAR = 16, 64, 1.2
+"""Steps between two plain passes at most; and where drafting is at least so much faster."""
 _MOST_DRIFT = math.log(4)
 """A pass that took more than four times as long as it should counts as four times."""
 
 
 @dataclass(slots=True)
 class CostDrift:
-    """How much longer passes take than the profile says: by their size, and for sizes not seen yet by all others.
+    """How much longer passes take than the profile says: plain ones, and those over drafted nodes by their number.
 
-    A common factor (another load on the machine) changes no choice; what counts is one size against another.
+    A common factor (another load on the machine) changes no choice; what counts is one size against another. A profile
+    repeats one pass; between passes that draft, a pass finds its weights less often in the processor's caches.
     """
 
+    _plain: deque[float] = field(default_factory=lambda: deque(maxlen=_PLAIN), repr=False)
     _weight: dict[int, float] = field(default_factory=dict, repr=False)
     _ratio: dict[int, float] = field(default_factory=dict, repr=False)
 
     def learn(self, nodes: int, measured: float, expected: float) -> None:
         """A pass over the root and ``nodes`` nodes took ``measured`` seconds where ``expected`` were expected."""
         ratio = max(-_MOST_DRIFT, min(_MOST_DRIFT, math.log(measured / expected)))
+        if not nodes:
+            self._plain.append(ratio)
+            return
         for size in self._weight:
             self._weight[size] *= _MEMORY
             self._ratio[size] *= _MEMORY
@@ -47,6 +58,9 @@ class CostDrift:
             return verify
         common = sum(self._ratio.values()) / sum(self._weight.values())
         factors = torch.ones_like(verify)
+        if self._plain:
+            sure = len(self._plain) / (len(self._plain) + 1)
+            factors[0] = math.exp(sure * (median(self._plain) - common))
         for nodes, weight in self._weight.items():
             if nodes < len(verify):
                 own = (self._ratio[nodes] + _PRIOR * common) / (weight + _PRIOR)
@@ -91,6 +105,11 @@ class Curves:
     _drift: CostDrift = field(default_factory=CostDrift, repr=False)
     _known: dict[tuple[int, int, int], tuple[int, Curve]] = field(default_factory=dict, repr=False)
     _steps: int = field(default=0, repr=False)
+    _plain_at: int = field(default=0, repr=False)
+
+    def want_plain(self, speedup: float) -> bool:
+        """Has there been no plain pass for long? Only beside one does a ``speedup`` over plain decoding mean much."""
+        return self._steps - self._plain_at >= (_PLAIN_SELDOM if speedup > _CLEAR else _PLAIN_EVERY)
 
     def at(self, nodes: int, context: int, batch: int) -> Curve:
         """The curve up to ``nodes`` drafted nodes behind about ``context`` tokens."""
@@ -105,4 +124,6 @@ class Curves:
     def learn(self, curve: Curve, nodes: int, measured: float) -> None:
         """A pass over the root and ``nodes`` nodes took ``measured`` seconds."""
         self._steps += 1
+        if not nodes:
+            self._plain_at = self._steps
         self._drift.learn(nodes, max(measured, 1e-9), float(curve.expected[nodes]))

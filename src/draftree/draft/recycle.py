@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
+import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
 from ..errors import ConfigError, DraftreeWarning, RunError
 from ..models.base import LanguageModel
@@ -37,12 +38,14 @@ _SURE, _FAIR = 0.75, 0.55
 Context = tuple[int, int]
 """The token before the last, ANY for whatever, and the last token."""
 ANY = -1
+_TINY = float(np.finfo(np.float32).tiny)
+"""Its logarithm is finite: 0 log 0 = 0."""
 _UNKNOWN = 0
 """The row of the table that stays empty."""
 
 
 class SuccessorTable:
-    """The last successors seen of every context.
+    """The last successors seen of every context. In numpy: of few numbers at a time, which it handles at less cost.
 
     Args:
         width: successors of each.
@@ -50,17 +53,17 @@ class SuccessorTable:
     """
 
     def __init__(self, width: int, capacity: int = CAPACITY) -> None:
-        self._tokens = torch.zeros((capacity + 1, width), dtype=torch.int32)
-        self._probabilities = torch.zeros((capacity + 1, width))
+        self._tokens = np.zeros((capacity + 1, width), dtype=np.int32)
+        self._probabilities = np.zeros((capacity + 1, width), dtype=np.float32)
         self._rows: dict[Context, int] = {}
 
     def put(self, contexts: Many[Context], found: Successors) -> None:
         """Successors found after ``contexts`` ([R]); of one that is there twice, the last ones stay."""
         last = {context: i for i, context in enumerate(contexts)}
-        at = torch.tensor([self._row(context) for context in last])
-        rows, width = torch.tensor(list(last.values())), min(found.tokens.shape[1], self._tokens.shape[1])
-        self._tokens[at, :width] = found.tokens[rows, :width].int()
-        self._probabilities[at, :width] = found.logprobs[rows, :width].exp()
+        at, rows = [self._row(context) for context in last], list(last.values())
+        width = min(found.tokens.shape[1], self._tokens.shape[1])
+        self._tokens[at, :width] = found.tokens.numpy()[rows, :width]
+        self._probabilities[at, :width] = np.exp(found.logprobs.numpy()[rows, :width])
 
     def _row(self, context: Context) -> int:
         """A context's row, the oldest one's for a new context when all are taken."""
@@ -79,20 +82,23 @@ class SuccessorTable:
             pair = _UNKNOWN if before == ANY else self._rows.get((before, token), _UNKNOWN)
             at.append((pair, self._rows.get((ANY, token), _UNKNOWN)))
             weights.append((0.0, _FAIR) if pair == _UNKNOWN else (_SURE, (1 - _SURE) * _FAIR))
-        rows = torch.tensor(at)
-        tokens = self._tokens[rows].flatten(1)
-        law = one_each(tokens, (self._probabilities[rows] * torch.tensor(weights)[..., None]).flatten(1))
-        total = law.sum(1)
-        entropies = torch.special.entr(law).sum(1) + torch.special.entr((1 - total) * (total > 0))
-        order = law.argsort(dim=1, descending=True, stable=True)[:, :width]
-        return Candidates(tokens.gather(1, order).long(), law.gather(1, order).log(), entropies)
+        count = len(at)
+        tokens = self._tokens[at].reshape(count, -1)
+        parts = self._probabilities[at] * np.array(weights, np.float32)[..., None]
+        law = one_each(tokens, parts.reshape(count, -1))
+        rest = 1 - law.sum(1, keepdims=True)
+        outcomes = np.concatenate([law, rest * (rest < 1)], axis=1)
+        entropies = -(outcomes * np.log(np.maximum(outcomes, _TINY))).sum(1)
+        order = np.argsort(-law, axis=1, kind="stable")[:, :width]
+        found = np.take_along_axis(tokens, order, 1).astype(np.int64), np.take_along_axis(law, order, 1)
+        return Candidates(torch.from_numpy(found[0]), torch.from_numpy(found[1]).log(), torch.from_numpy(entropies))
 
     @property
     def entries(self) -> Entries:
         """All that is known, the oldest first."""
-        at = torch.tensor(list(self._rows.values()), dtype=torch.int64)
+        at = np.array(list(self._rows.values()), dtype=np.int64)
         contexts = torch.tensor(list(self._rows), dtype=torch.int64).view(-1, 2)
-        return Entries(contexts, self._tokens[at], self._probabilities[at])
+        return Entries(contexts, torch.from_numpy(self._tokens[at]), torch.from_numpy(self._probabilities[at]))
 
     def fill(self, entries: Entries) -> None:
         """Take over what was known elsewhere, the latest of it where it is too much."""
@@ -102,10 +108,11 @@ class SuccessorTable:
             self.put([(before, token) for before, token in contexts.tolist()], found)
 
 
-def one_each(tokens: Tensor, probabilities: Tensor) -> Tensor:
+def one_each(tokens: NDArray[np.int32], probabilities: NDArray[np.float32]) -> NDArray[np.float32]:
     """[F, M] probabilities with those of equal tokens summed at the first of them and 0 at the others."""
     same = tokens[:, :, None] == tokens[:, None]
-    return (same * probabilities[:, None]).sum(-1).masked_fill(same.tril(-1).any(-1), 0.0)
+    summed: NDArray[np.float32] = (same * probabilities[:, None]).sum(-1)
+    return np.where(np.tril(same, -1).any(-1), np.float32(0), summed)
 
 
 @dataclass(slots=True)

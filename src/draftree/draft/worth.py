@@ -22,8 +22,10 @@ _PROBE_MOST = 128
 """Most steps before a source that rests gets another try."""
 _PROBE_SHARE = 0.002
 """Share of the time that such tries may take."""
-_MEMORY = 0.97
-"""Share of an average that each new step leaves."""
+_MOST_LAYER = 3.0
+"""Times what a model's layer is known to cost that one may count for."""
+_LAYER = 0.9
+"""Share of what a layer is known to cost that each new step leaves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +111,8 @@ class Stake:
         return self._with.value / self._without.value
 
     def layer(self, context: int, batch: int) -> float:
-        """Seconds of asking it about one layer."""
-        return self.profile.seconds(1.5, context, batch) if self.profile else self._layer
+        """Seconds of asking it about one layer: as measured lately, or else by its profile."""
+        return self._layer or (self.profile.seconds(1.5, context, batch) if self.profile else 0.0)
 
     def begin(self, curve: Curve, layer: float, depth: int) -> None:
         """Settle whether it is asked in this proposal, to ``depth`` levels at most.
@@ -149,9 +151,11 @@ class Stake:
         nodes, own = sum(len(o.tree) for o in outcomes), sum(self._own(o) for o in outcomes)
         tokens = sum(self._earned(o) for o in outcomes)
         measured = 0.0 if self.source is None else (self.source.spent - self._spent) * spending.scale
-        if spending.layers:
-            self._layer += (1 - _MEMORY) * (measured / spending.layers - self._layer)
-        drafting = spending.layers * layer if self.profile else measured
+        if spending.layers and measured:
+            most = _MOST_LAYER * layer if self.profile else measured  # a prompt that is read at a first tree
+            measured = min(measured, most * spending.layers)
+            self._layer = layer + (1 - _LAYER) * (measured / spending.layers - layer)
+        drafting = measured or spending.layers * layer
         shared = spending.verify - spending.plain + spending.growing
         seconds = drafting + (shared * own / nodes if nodes else spending.growing / asked)
         self._with.add(taken / len(outcomes), spending.total / spending.plain)
