@@ -15,7 +15,7 @@ _HOPE, _CREDIT, _RECENT = 1.5, 20.0, 0.95
 that each step leaves."""
 _OPTIMIST = 0.98
 """Acceptance of each further layer that a drafting model is granted before it has shown any."""
-_DOUBT, _MOST_DOUBT = 0.5, 0.03
+_DOUBT, _MOST_DOUBT = 0.5, 0.1
 """Share of its costs that a source may fail to earn, and share of all time: twenty steps cannot tell a little less than
 enough from a little more."""
 _PROBE_MOST = 128
