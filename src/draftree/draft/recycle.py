@@ -16,6 +16,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from ..errors import ConfigError, DraftreeWarning, RunError
 from ..models.base import LanguageModel
