@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Many
 from pathlib import Path
 
 from ..errors import ConfigError, UnknownNameError, VocabularyError
@@ -12,6 +13,8 @@ from ..models.numerics import DEFAULT_NUMERICS, NUMERICS
 from .base import Drafter, NoDrafter
 from .drafter import TreeDrafter
 from .head import HeadSource
+from .hierarchy import HierarchySource
+from .levels import LevelName, is_hierarchy, levels_of
 from .lookup import LookupSource
 from .model import ModelSource
 from .policy import GrowthPolicy
@@ -25,10 +28,15 @@ DRAFTERS = {
     "lookup": "continuations of earlier occurrences in prompt and output; no model",
     "recycle": "what the target found probable when it last saw the same token; no model",
     "head": "a layer trained on the target's hidden states; comes with smollm2",
+    "layers=N": "the target's first N layers; layers=0-9.12.15-29 names those that are kept",
+    "int8, fp16w": "the target itself in these numerics: nearly always right, cheaper than float32",
     "none": "no drafting: plain decoding",
     "self": "the target drafts for itself: every draft is accepted; for tests",
 }
-"""Drafters by name; any other is a draft head's folder or a model (see ``draftree.load``); A+B is their union."""
+"""Drafters by name; any other is a draft head's folder or a model (see ``draftree.load``); A+B is their union, and A>B a
+hierarchy in which A proposes and B verifies (``levels.py``)."""
+_CHEAPER = ("int8", "fp16w")
+_LAYERS = "layers="
 
 
 def load_drafter(
@@ -43,8 +51,8 @@ def load_drafter(
 
     Args:
         name: "auto" (``resolved``), "lookup", "recycle", "head", "none", "self", the folder of a draft head, a model by
-            any name that ``draftree.load`` takes, a loaded model, or several names joined by "+": the union of what
-            they say.
+            any name that ``draftree.load`` takes, "layers=N", "int8", a loaded model, several names joined by "+" (the
+            union of what they say) or by ">" (a hierarchy, the lowest level first).
         target: the model that it drafts for.
         policy: shapes its trees.
         recycle_file: where "recycle" keeps what it has learned from one run to the next.
@@ -58,14 +66,29 @@ def load_drafter(
     """
     name = resolved(name, target, policy, learning=learning)
     check_recycle_file(name, recycle_file)
-    names: tuple[str | HFModel, ...] = (name,) if isinstance(name, HFModel) else parts_of(name)
-    if names == ("none",):
+    if name == "none":
         return NoDrafter()
     called = name.capabilities.name if isinstance(name, HFModel) else name
     policy.check(target.capabilities.name, called)
     file = None if recycle_file is None else Path(recycle_file).expanduser()
-    sources = tuple(_source(part, target, file) for part in names)
-    return TreeDrafter(policy, sources[0] if len(sources) == 1 else UnionSource(sources), called)
+    if isinstance(name, HFModel):
+        return TreeDrafter(policy, _source(name, target, file), called)
+    return TreeDrafter(policy, _hierarchy(levels_of(name), target, file), called)
+
+
+def _hierarchy(levels: Many[LevelName], target: HFModel, recycle_file: Path | None) -> Source:
+    """The source of a name's levels; a union, or a single source, where there is one level."""
+    *below, top = levels
+    source = _union(top.name, target, recycle_file)
+    if not below:
+        return source
+    lower = _hierarchy(below, target, recycle_file)
+    return HierarchySource(lower, source, below[-1].policy(), top.loop_back())
+
+
+def _union(name: str, target: HFModel, recycle_file: Path | None) -> Source:
+    sources = tuple(_source(part, target, recycle_file) for part in parts_of(name))
+    return sources[0] if len(sources) == 1 else UnionSource(sources)
 
 
 def resolved(name: str | HFModel, target: HFModel, policy: GrowthPolicy, *, learning: bool = True) -> str | HFModel:
@@ -110,7 +133,8 @@ def names_model(name: str) -> bool:
     Raises:
         ConfigError: as ``parts_of``.
     """
-    return name not in DRAFTERS and len(parts_of(name)) == 1 and not is_head(Path(name).expanduser())
+    own = name in DRAFTERS or name in _CHEAPER or name.startswith(_LAYERS) or is_hierarchy(name)
+    return not own and len(parts_of(name)) == 1 and not is_head(Path(name).expanduser())
 
 
 def learns(name: str | HFModel) -> bool:
@@ -119,7 +143,9 @@ def learns(name: str | HFModel) -> bool:
     Raises:
         ConfigError: as ``parts_of``.
     """
-    return isinstance(name, str) and (len(parts := parts_of(name)) > 1 or parts == ("recycle",))
+    if isinstance(name, HFModel):
+        return False
+    return is_hierarchy(name) or len(parts := parts_of(name)) > 1 or parts == ("recycle",)
 
 
 def check_recycle_file(name: str | HFModel, file: str | Path | None) -> None:
@@ -130,7 +156,7 @@ def check_recycle_file(name: str | HFModel, file: str | Path | None) -> None:
     """
     if file is None or name == AUTO:
         return
-    if isinstance(name, HFModel) or "recycle" not in parts_of(name):
+    if isinstance(name, HFModel) or not any("recycle" in parts_of(level.name) for level in levels_of(name)):
         called = name.capabilities.name if isinstance(name, HFModel) else name
         raise ConfigError(
             f"recycle file {file}: drafter {called} does not recycle: use drafter recycle or lookup+recycle"
@@ -144,6 +170,13 @@ def _source(name: str | HFModel, target: HFModel, recycle_file: Path | None) -> 
         return RecycleSource(file=recycle_file)
     if name == "self":
         return ModelSource(target.twin(), target.capabilities.vocab_size)
+    if isinstance(name, str) and name.startswith(_LAYERS):
+        kept = layers_of(name, target.layers)
+        return ModelSource(
+            target.with_layers(kept, f"{target.capabilities.name}, {name}"), target.capabilities.vocab_size
+        )
+    if isinstance(name, str) and name in _CHEAPER:
+        return ModelSource(_cheaper(target, name), target.capabilities.vocab_size)
     if name == "head":
         return HeadSource(shipped_head(target), target.capabilities.vocab_size)
     if isinstance(name, str) and is_head(folder := Path(name).expanduser()):
@@ -157,6 +190,43 @@ def _source(name: str | HFModel, target: HFModel, recycle_file: Path | None) -> 
             raise UnknownNameError(f"no drafter {name!r}: not one of {', '.join(DRAFTERS)}, and {error}") from None
     check_vocabulary(target, model)
     return ModelSource(model, target.capabilities.vocab_size)
+
+
+def layers_of(name: str, count: int) -> tuple[int, ...]:
+    """The layers that "layers=N" or "layers=0-9.12" keeps of ``count``.
+
+    Raises:
+        ConfigError: it is written otherwise.
+    """
+    text = name.removeprefix(_LAYERS)
+    try:
+        if text.isdecimal():
+            return tuple(range(min(int(text), count + 1)))  # one too many is refused where the model is made
+        found: list[int] = []
+        for part in text.split("."):
+            first, _, last = part.partition("-")
+            found += range(int(first), int(last or first) + 1)
+        return tuple(found)
+    except ValueError:
+        raise ConfigError(
+            f"drafter {name!r}: write how many layers are kept, as layers=20, or which, as layers=0-9.12.15-29"
+        ) from None
+
+
+def _cheaper(target: HFModel, numerics: str) -> HFModel:
+    """The target once more, in other numerics.
+
+    Raises:
+        ConfigError: the target was not loaded by a name.
+    """
+    can = target.capabilities
+    try:
+        return load(can.name, device=str(can.device), numerics=numerics)
+    except UnknownNameError:
+        raise ConfigError(
+            f"drafter {numerics!r} loads {can.name!r} once more, and there is no model of that name: load the target by "
+            "its name or folder, or name another drafter"
+        ) from None
 
 
 def _numerics(target: HFModel) -> str:

@@ -150,7 +150,8 @@ class Stake:
         tokens = sum(self._earned(o) for o in outcomes)
         measured = 0.0 if self.source is None else (self.source.spent - self._spent) * spending.scale
         if spending.layers:
-            self._layer += (1 - _MEMORY) * (measured / spending.layers - self._layer)
+            new = measured / spending.layers
+            self._layer += (1 - _MEMORY if self._layer else 1.0) * (new - self._layer)
         drafting = spending.layers * layer if self.profile else measured
         shared = spending.verify - spending.plain + spending.growing
         seconds = drafting + (shared * own / nodes if nodes else spending.growing / asked)
