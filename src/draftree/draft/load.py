@@ -33,7 +33,7 @@ DRAFTERS = {
     "none": "no drafting: plain decoding",
     "self": "the target drafts for itself: every draft is accepted; for tests",
 }
-"""Drafters by name; any other is a draft head's folder or a model (see ``draftree.load``); A+B is their union, and A>B a
+"""Drafters by name; any other is a draft head's folder or a model (see ``draftree.load``). A+B is a union, and A>B a
 hierarchy in which A proposes and B verifies (``levels.py``)."""
 _CHEAPER = ("int8", "fp16w")
 _LAYERS = "layers="
@@ -224,8 +224,8 @@ def _cheaper(target: HFModel, numerics: str) -> HFModel:
         return load(can.name, device=str(can.device), numerics=numerics)
     except UnknownNameError:
         raise ConfigError(
-            f"drafter {numerics!r} loads {can.name!r} once more, and there is no model of that name: load the target by "
-            "its name or folder, or name another drafter"
+            f"drafter {numerics!r} loads {can.name!r} once more, and there is no model of that name: load the target "
+            "by its name or folder, or name another drafter"
         ) from None
 
 

@@ -1,7 +1,7 @@
 """Drafting that knows when to stop: a threshold on entropy that is learned as the text goes on ("self-verify").
 
-Source: Syu & Lee, *Hierarchical Speculative Decoding with Dynamic Window* (HSDDW; Findings of NAACL 2025). Entropies are
-in nats, of the draft law at the node whose children are chosen. ``docs/algorithms.md`` says where we differ.
+Source: Syu & Lee, *Hierarchical Speculative Decoding with Dynamic Window* (HSDDW; Findings of NAACL 2025). Entropies
+are in nats, of the draft law at the node whose children are chosen. ``docs/algorithms.md`` says where we differ.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Window:
 
     Attributes:
         start: tau before any rejection in nats; None: the least entropy of the sequence's first draft.
-        keep: the token whose law crossed tau is still drafted, as in the authors' code; else it is not, as in the paper.
+        keep: the token whose law crossed tau is still drafted, as in the authors' code; if not, it is left out.
         floor: least tokens of a draft, whatever tau is; with 0 tau might never learn.
         cap: most tokens of a draft.
         memory: see ``Threshold``.

@@ -1,7 +1,7 @@
 """A model without some of its layers, on the same weights: a cheaper model of the same kind, untrained.
 
-Leaving out the last layers is early exit; others may be left out as well (Zhang et al., *Draft & Verify*, ACL 2024). The
-embedding, the final norm and the output layer stay.
+Leaving out the last layers is early exit; others may be left out as well (Zhang et al., *Draft & Verify*, ACL 2024).
+The embedding, the final norm and the output layer stay.
 """
 
 from __future__ import annotations
