@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence as Many
 from pathlib import Path
 
-from ..errors import ConfigError, UnknownNameError, VocabularyError
+from ..errors import ConfigError, DraftreeWarning, UnknownNameError, VocabularyError
+from ..models.base import LanguageModel
 from ..models.head_file import is_head, load_head, shipped_for, shipped_head
 from ..models.hf import HFModel
 from ..models.load import load
 from ..models.numerics import DEFAULT_NUMERICS, NUMERICS
+from ..models.profile import kept_or_measured
 from .base import Drafter, NoDrafter
 from .drafter import TreeDrafter
 from .head import HeadSource
@@ -37,6 +40,8 @@ DRAFTERS = {
 hierarchy in which A proposes and B verifies (``levels.py``)."""
 _CHEAPER = ("int8", "fp16w")
 _LAYERS = "layers="
+_CONTEXT = 512
+"""Tokens behind which passes of levels are compared."""
 
 
 def load_drafter(
@@ -79,11 +84,30 @@ def load_drafter(
 def _hierarchy(levels: Many[LevelName], target: HFModel, recycle_file: Path | None) -> Source:
     """The source of a name's levels; a union, or a single source, where there is one level."""
     *below, top = levels
-    source = _union(top.name, target, recycle_file)
+    try:
+        source = _union(top.name, target, recycle_file)
+    except VocabularyError as error:
+        raise VocabularyError(f"level {len(levels)}, {top.name}: {error}" if below else str(error)) from None
     if not below:
         return source
+    if source.model is not None:
+        _warn_if_slow(len(levels), source.model, target)
     lower = _hierarchy(below, target, recycle_file)
     return HierarchySource(lower, source, below[-1].policy(), top.loop_back())
+
+
+def _warn_if_slow(level: int, model: LanguageModel, target: HFModel) -> None:
+    """Say so where a level that verifies takes longer than the target, by their measured costs."""
+    if model.capabilities == target.capabilities:
+        return
+    own, whole = (1e3 * kept_or_measured(m).seconds(1, _CONTEXT) for m in (model, target))
+    if own > whole:
+        warnings.warn(
+            f"level {level}, {model.capabilities.name}: its pass takes {own:.1f} ms and the target's {whole:.1f} ms: the "
+            "hierarchy is slower than its own target: leave that level out, or name a cheaper one",
+            DraftreeWarning,
+            stacklevel=2,
+        )
 
 
 def _union(name: str, target: HFModel, recycle_file: Path | None) -> Source:

@@ -1,7 +1,8 @@
 """When a hierarchy loops back: another round of two drafters, or the pending run to the target as it is.
 
 By entropy, as in Syu & Lee, *HSDDW*: while the upper drafter's entropy is at most tau, the mean entropy of its tokens
-that the target has rejected. By gain: while a round's expected tokens are worth its seconds. Or never (the ablation).
+that the target has rejected. By gain: while a round's expected tokens are worth its seconds. Always: for as long as the
+method that shapes the target's trees asks for more. Or never (the ablation).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from .base import Outcome
 from .calibration import Calibration
 from .window import MEMORY, Threshold, check_threshold, learn
 
-RULES = ("entropy", "gain", "never")
+RULES = ("entropy", "gain", "always", "never")
 PENDING = 50
 """Longest pending run that is drafted further by default, as in the authors' code."""
 _NEAR = 0.95
@@ -105,6 +106,8 @@ class Decider:
         rule = self.settings.rule
         if rule == "never" or place.depth >= self.settings.pending:
             return False
+        if rule == "always":
+            return True
         if rule == "entropy":
             return place.entropy <= self.threshold(sequence).value
         return self.worth(place, len(sequence.ids)) > 0

@@ -184,7 +184,7 @@ class HierarchyScorer:
     def _budget(self, b: int, anchor: int) -> Budget:
         """What the upper source can be asked about below a node: nothing below the deepest level, and no leaf of it."""
         room, lower = self._source.room(self._sequences[b])
-        depth, most = self.known[b].depth(anchor), room.nodes if room.depth is None else room.depth
+        depth, most = self.known[b].depth(anchor), room.nodes if room.depth is None else min(room.nodes, room.depth)
         if lower.depth is not None:
             most = min(most, lower.depth + 1)
         return Budget(min(room.nodes, lower.nodes), max(0, most - 1 - depth))
