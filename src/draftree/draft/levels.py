@@ -91,7 +91,7 @@ def is_hierarchy(name: str) -> bool:
 
 
 def _level(text: str, whole: str) -> LevelName:
-    if Path(text).exists():
+    if text and Path(text).exists():
         return LevelName(text)
     head, *rest = text.split(":")
     settings: dict[str, str] = {}

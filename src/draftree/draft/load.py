@@ -78,21 +78,22 @@ def load_drafter(
     file = None if recycle_file is None else Path(recycle_file).expanduser()
     if isinstance(name, HFModel):
         return TreeDrafter(policy, _source(name, target, file), called)
-    return TreeDrafter(policy, _hierarchy(levels_of(name), target, file), called)
+    levels = levels_of(name)
+    return TreeDrafter(policy, _hierarchy(levels, len(levels), target, file), called)
 
 
-def _hierarchy(levels: Many[LevelName], target: HFModel, recycle_file: Path | None) -> Source:
-    """The source of a name's levels; a union, or a single source, where there is one level."""
+def _hierarchy(levels: Many[LevelName], count: int, target: HFModel, recycle_file: Path | None) -> Source:
+    """The source of the lowest levels of ``count``; a union, or a single source, where there is one level."""
     *below, top = levels
     try:
         source = _union(top.name, target, recycle_file)
     except VocabularyError as error:
-        raise VocabularyError(f"level {len(levels)}, {top.name}: {error}" if below else str(error)) from None
+        raise VocabularyError(f"level {len(levels)} of {count}, {top.name}: {error}" if count > 1 else error) from None
     if not below:
         return source
     if source.model is not None:
         _warn_if_slow(len(levels), source.model, target)
-    lower = _hierarchy(below, target, recycle_file)
+    lower = _hierarchy(below, count, target, recycle_file)
     return HierarchySource(lower, source, below[-1].policy(), top.loop_back())
 
 
@@ -103,8 +104,8 @@ def _warn_if_slow(level: int, model: LanguageModel, target: HFModel) -> None:
     own, whole = (1e3 * kept_or_measured(m).seconds(1, _CONTEXT) for m in (model, target))
     if own > whole:
         warnings.warn(
-            f"level {level}, {model.capabilities.name}: its pass takes {own:.1f} ms and the target's {whole:.1f} ms: the "
-            "hierarchy is slower than its own target: leave that level out, or name a cheaper one",
+            f"level {level}, {model.capabilities.name}: its pass takes {own:.1f} ms and the target's {whole:.1f} ms: "
+            "the hierarchy is slower than its own target: leave that level out, or name a cheaper one",
             DraftreeWarning,
             stacklevel=2,
         )
