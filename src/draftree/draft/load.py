@@ -5,6 +5,9 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence as Many
 from pathlib import Path
+from weakref import WeakKeyDictionary
+
+from transformers import PreTrainedModel
 
 from ..errors import ConfigError, DraftreeWarning, UnknownNameError, VocabularyError
 from ..models.base import LanguageModel
@@ -39,6 +42,8 @@ DRAFTERS = {
 """Drafters by name; any other is a draft head's folder or a model (see ``draftree.load``). A+B is a union, and A>B a
 hierarchy in which A proposes and B verifies (``levels.py``)."""
 _CHEAPER = ("int8", "fp16w")
+_CHEAPER_MODELS: WeakKeyDictionary[PreTrainedModel, dict[str, HFModel]] = WeakKeyDictionary()
+"""Targets that were loaded once more, by their numerics."""
 _LAYERS = "layers="
 _CONTEXT = 512
 """Tokens behind which passes of levels are compared."""
@@ -244,9 +249,11 @@ def _cheaper(target: HFModel, numerics: str) -> HFModel:
     Raises:
         ConfigError: the target was not loaded by a name.
     """
-    can = target.capabilities
+    can, known = target.capabilities, _CHEAPER_MODELS.setdefault(target.model, {})
     try:
-        return load(can.name, device=str(can.device), numerics=numerics)
+        if numerics not in known:
+            known[numerics] = load(can.name, device=str(can.device), numerics=numerics)
+        return known[numerics].twin()
     except UnknownNameError:
         raise ConfigError(
             f"drafter {numerics!r} loads {can.name!r} once more, and there is no model of that name: load the target "
