@@ -73,7 +73,7 @@ def main() -> None:
     args = parser.parse_args()
     target = load(args.target, numerics=args.numerics)
     whole = f"{args.lower}>{args.upper}"
-    chosen = {
+    chosen: dict[str, tuple[str, str, dict[str, str]]] = {
         f"two: {args.lower}": (args.lower, "dynamic-window", {}),
         f"two: {args.upper}": (args.upper, "dynamic-window", {}),
     }
