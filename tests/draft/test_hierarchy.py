@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -24,7 +25,9 @@ from draftree.engine import Engine, Generation
 from draftree.errors import ConfigError
 from draftree.models.base import Nodes, Row
 from draftree.models.hf import HFModel
+from draftree.records import EndRecord, RunRecord
 from draftree.sequence import Sequence
+from draftree.trace import Trace, read_trace
 from draftree.tree import DraftTree
 
 from ..pairs import costs, source, target
@@ -339,3 +342,21 @@ def test_a_context_that_is_nearly_full_is_filled_to_the_last_token() -> None:
     g = decode("stranger>relative", SamplingParams(), prompts=[prompt], loop=LoopBack("always"))[0]
     assert g.token_ids == plain(SamplingParams(), [prompt])[0]
     assert len(g.token_ids) == 12
+
+
+def test_a_trace_has_the_levels_and_their_settings(tmp_path: Path) -> None:
+    model, file = target(), tmp_path / "t.jsonl"
+    drafter = TreeDrafter(StaticTree(1, 5), hierarchy("stranger>relative", model, StaticTree(2, 2), LoopBack("never")))
+    with Trace(file) as trace:
+        engine = Engine(model, drafter, nodes=9, observers=[trace])
+        g = engine.generate(PROMPTS[:1], SamplingParams(max_tokens=TOKENS))[0]
+    records = list(read_trace(file))
+    run, end = records[0], records[-1]
+    assert isinstance(run, RunRecord)
+    assert isinstance(end, EndRecord)
+    assert run.drafter["source"]["settings"]["rule"] == "never"
+    assert run.drafter["source"]["policy"] == {"class": "StaticTree", "width": 2, "depth": 2}
+    assert run.drafter["source"]["lower"]["class"] == "ModelSource"
+    assert [(x.name, x.passes, x.emitted) for x in end.stats.levels] == [
+        (x.name, x.passes, x.emitted) for x in g.stats.levels
+    ]
