@@ -61,7 +61,12 @@ def name_of(kept: Sequence[int]) -> str:
             runs[-1].append(layer)
         else:
             runs.append([layer])
-    return "layers=" + ".".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+    return "layers=" + ".".join(_run(run, alone=len(runs) == 1) for run in runs)
+
+
+def _run(run: Sequence[int], *, alone: bool) -> str:
+    """Layers in a row; one alone in a name would be read as how many."""
+    return str(run[0]) if len(run) == 1 and not alone else f"{run[0]}-{run[-1]}"
 
 
 def main() -> None:

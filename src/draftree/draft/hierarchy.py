@@ -80,6 +80,11 @@ class HierarchySource(Source):
         return None
 
     @property
+    def models(self) -> tuple[LanguageModel, ...]:
+        """Of both."""
+        return (*self.lower.models, *self.upper.models)
+
+    @property
     def passes(self) -> int:
         """Of both."""
         return self.lower.passes + self.upper.passes

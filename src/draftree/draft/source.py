@@ -131,6 +131,12 @@ class Source(ABC):
         return None
 
     @property
+    def models(self) -> tuple[LanguageModel, ...]:
+        """All language models that make passes for it."""
+        own = [self.model] if self.model else [m for part in self.parts if part is not self for m in part.models]
+        return tuple(own)
+
+    @property
     def costly(self) -> bool:
         """To ask it takes so long that it may not pay."""
         return self.model is not None
