@@ -113,7 +113,9 @@ def test_any_thresholds_end_and_give_the_same_text() -> None:
         params = SamplingParams(max_tokens=10, temperature=random.choice([0.0, 1.0]), seed=trial)
         floor = random.randint(1, 4)
         low, high = (random.choice([None, 0.0, random.expovariate(1.0), 1e9]) for _ in range(2))
-        window = Window(low, random.random() < 0.5, floor, floor + random.randint(0, 5), 1 + random.expovariate(0.1))
+        window = Window(
+            low, 1.0, random.random() < 0.5, floor, floor + random.randint(0, 5), 1 + random.expovariate(0.1)
+        )
         loop = LoopBack("entropy", high, random.randint(1, 20), random.choice([1.0, 7.0, math.inf]))
         name = random.choice(["stranger>relative", "lookup>stranger>relative", "relative>lookup"])
         method = random.choice([StaticTree(1, 20), StaticTree(2, 4), DynamicWindow(window)])

@@ -77,7 +77,7 @@ class Script:
 
 
 def test_tau_is_the_mean_entropy_of_rejected_tokens() -> None:
-    script = Script(DynamicWindow(Window(start=5.0, memory=math.inf)), 0.1, 0.4, 0.9, 1.6, 2.5)
+    script = Script(DynamicWindow(Window(start=5.0, share=1.0, memory=math.inf)), 0.1, 0.4, 0.9, 1.6, 2.5)
     assert script.tau == 5.0
     taus = []
     for accepted in (2, 0, 3):  # the token at depth 3, 1 and, past tau, at depth 4
@@ -97,7 +97,7 @@ def test_recent_rejections_count_for_more() -> None:
 
 
 def test_tau_starts_at_the_least_entropy_of_the_first_draft() -> None:
-    script = Script(DynamicWindow(Window(cap=4)), 0.7, 0.3, 0.9, 1.1)
+    script = Script(DynamicWindow(Window(None, cap=4)), 0.7, 0.3, 0.9, 1.1)
     assert script.tau == math.inf
     assert script.step(4) == 4  # as far as the cap goes, and nothing is rejected
     assert script.tau == pytest.approx(0.3)
@@ -107,13 +107,20 @@ def test_tau_starts_at_the_least_entropy_of_the_first_draft() -> None:
 
 
 def test_a_rejection_in_the_first_draft_sets_tau() -> None:
-    script = Script(DynamicWindow(), 0.7, 0.3, 0.9)
+    script = Script(DynamicWindow(Window(None, share=1.0)), 0.7, 0.3, 0.9)
     script.step(2)
     assert script.tau == pytest.approx(0.9)
 
 
+def test_tau_may_be_a_share_of_the_mean() -> None:
+    script = Script(DynamicWindow(Window(start=2.0, share=0.5)), 0.7, 0.3, 0.9)
+    assert script.tau == 2.0
+    script.step(2)
+    assert script.tau == pytest.approx(0.45)
+
+
 def test_each_sequence_has_its_own_tau() -> None:
-    script = Script(DynamicWindow(Window(start=1.0)), 0.5)
+    script = Script(DynamicWindow(Window(start=1.0, share=1.0)), 0.5)
     script.step(0)
     other = request(4)
     assert (script.tau, script.policy.threshold(other).value) == (0.5, 1.0)
@@ -127,10 +134,10 @@ def test_a_sequence_that_ended_within_the_draft_says_nothing() -> None:
 
 def test_tau_cannot_freeze_where_all_that_is_drafted_is_right() -> None:
     """Tau far too low: one token a draft, all right, so that nothing is ever rejected and a mean never moves."""
-    script = Script(DynamicWindow(Window(start=0.01, memory=10)), 0.3)
+    script = Script(DynamicWindow(Window(start=0.01, share=1.0, memory=10)), 0.3)
     lengths = [script.step(accepted) for accepted in [1] * 8]
     assert lengths == [1] + [10] * 7
-    frozen = Script(DynamicWindow(Window(start=0.01, memory=math.inf)), 0.3)
+    frozen = Script(DynamicWindow(Window(start=0.01, share=1.0, memory=math.inf)), 0.3)
     assert [frozen.step(1) for _ in range(8)] == [1] * 8
 
 
@@ -203,6 +210,7 @@ def test_a_tree_that_fixes_its_drafter_still_does() -> None:
         ({"start": "-0.5"}, "start is -0.5: use an entropy in nats, 0 or more, or 'first'"),
         ({"start": "nan"}, "start is nan: use an entropy"),
         ({"start": "low"}, "start is 'low': use an entropy"),
+        ({"share": "0"}, "share is 0.0: use a positive number; 1 is the paper's"),
         ({"memory": "0.5"}, "memory is 0.5: use a number of tokens, 1 or more, or inf"),
         ({"memory": "nan"}, "memory is nan"),
         ({"crossing": "maybe"}, "crossing is 'maybe': the token that crosses the threshold is to 'keep' or to 'drop'"),

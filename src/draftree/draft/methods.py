@@ -16,7 +16,7 @@ from .entropy import BranchingSteps, EntropyStop, EntropyTree, StaticTree
 from .policy import GrowthPolicy
 from .static import EAGLE, RankTree
 from .tree_file import read_tree
-from .window import FIRST, MEMORY, DynamicWindow, Window, read_start
+from .window import MEMORY, SHARE, DynamicWindow, Window, read_start
 
 
 def chain(depth: int = 4) -> GrowthPolicy:
@@ -98,12 +98,17 @@ def auto(width: int = 8, depth: int = 16) -> GrowthPolicy:
 
 
 def dynamic_window(
-    start: float | str = FIRST, crossing: str = "keep", floor: int = 1, cap: int = 10, memory: float = MEMORY
+    start: float | str = "1.0",
+    share: float = SHARE,
+    crossing: str = "keep",
+    floor: int = 1,
+    cap: int = 10,
+    memory: float = MEMORY,
 ) -> DynamicWindow:
-    """chain of FLOOR to CAP tokens that ends where the entropy exceeds what tokens were rejected at so far (HSDDW)"""
+    """chain of FLOOR to CAP tokens, ended where the entropy exceeds SHARE of what tokens were rejected at (HSDDW)"""
     if crossing not in ("keep", "drop"):
         raise ConfigError(f"crossing is {crossing!r}: the token that crosses the threshold is to 'keep' or to 'drop'")
-    return DynamicWindow(Window(read_start("start", start), crossing == "keep", floor, cap, memory))
+    return DynamicWindow(Window(read_start("start", start), share, crossing == "keep", floor, cap, memory))
 
 
 STOP = "+dynamic-window"

@@ -28,19 +28,23 @@ FIRST = "first"
 """In place of an initial threshold: the least entropy of the sequence's first draft."""
 MEMORY = 20.0
 """Tokens that a threshold remembers by default."""
+SHARE = 0.7
+"""Share of the mean entropy of rejected tokens that a window goes on at by default."""
 
 
 @dataclass(slots=True)
 class Threshold:
-    """The threshold tau of one sequence: the mean entropy of its rejected tokens, the last ``memory`` of them or so.
+    """The threshold tau of one sequence: from the mean entropy of its rejected tokens, the last ``memory`` or so.
 
     Attributes:
         start: tau while nothing has been rejected; None: the least entropy of the first draft.
         memory: each new token leaves 1 - 1 / memory of the weight of those before; infinite: all count alike.
+        share: tau is this share of the mean.
     """
 
     start: float | None = None
     memory: float = MEMORY
+    share: float = 1.0
     _least: float = field(default=math.inf, repr=False)
     _begun: bool = field(default=False, repr=False)
     _sum: float = field(default=0.0, repr=False)
@@ -50,7 +54,7 @@ class Threshold:
     def value(self) -> float:
         """Tau in nats; infinite during a first draft whose entropies are to set it."""
         if self._weight:
-            return self._sum / self._weight
+            return self.share * self._sum / self._weight
         if self.start is not None:
             return self.start
         return self._least if self._begun else math.inf
@@ -100,6 +104,7 @@ class Window:
 
     Attributes:
         start: tau before any rejection in nats; None: the least entropy of the sequence's first draft.
+        share: of the mean entropy of rejected tokens that tau is; 1 in the paper.
         keep: the token whose law crossed tau is still drafted, as in the authors' code; if not, it is left out.
         floor: least tokens of a draft, whatever tau is; with 0 tau might never learn.
         cap: most tokens of a draft.
@@ -109,7 +114,8 @@ class Window:
         ConfigError: a value is out of range, or the cap lies below the floor.
     """
 
-    start: float | None = None
+    start: float | None = 1.0
+    share: float = SHARE
     keep: bool = True
     floor: int = 1
     cap: int = 10
@@ -117,6 +123,8 @@ class Window:
 
     def __post_init__(self) -> None:
         check_threshold("start", self.start, self.memory)
+        if not 0 < self.share < math.inf:
+            raise ConfigError(f"share is {self.share}: use a positive number; 1 is the paper's")
         if self.floor < 1:
             raise ConfigError(f"floor is {self.floor}: use at least 1 token, or tau never learns")
         if not self.floor <= self.cap <= MAX_NODES:
@@ -197,7 +205,7 @@ class DynamicWindow(GrowthPolicy):
         return self._thresholds.setdefault(sequence, self._new())
 
     def _new(self) -> Threshold:
-        return Threshold(self.window.start, self.window.memory)
+        return Threshold(self.window.start, self.window.memory, self.window.share)
 
     def width_for(self, nodes: int) -> int:
         """The tree's."""
@@ -227,7 +235,7 @@ class DynamicWindow(GrowthPolicy):
         keep, extend, tags = growth
         if not self.window.keep and depth >= self.window.floor:
             keep = keep & ~crossed[:, None]
-        if self.window.keep and depth + 1 >= self.window.floor:
+        if depth + 1 >= self.window.floor:
             extend = extend & ~crossed[:, None]
         if depth + 1 >= self.window.cap:
             extend = torch.zeros_like(extend)
