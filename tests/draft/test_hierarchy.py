@@ -28,7 +28,7 @@ from draftree.models.hf import HFModel
 from draftree.records import EndRecord, RunRecord
 from draftree.sequence import Sequence
 from draftree.trace import Trace, read_trace
-from draftree.tree import DraftTree
+from draftree.tree import ROOT, DraftTree
 
 from ..pairs import costs, source, target
 from ..pairs import policy as policy_of
@@ -362,3 +362,61 @@ def test_a_trace_has_the_levels_and_their_settings(tmp_path: Path) -> None:
     assert [(x.name, x.passes, x.emitted) for x in end.stats.levels] == [
         (x.name, x.passes, x.emitted) for x in g.stats.levels
     ]
+
+
+# auto
+
+
+class Clock:
+    """Time that passes only where something is asked."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+class Slow(Says):
+    """Takes its time for every node."""
+
+    def __init__(self, law: dict[int, float], clock: Clock, seconds: float) -> None:
+        super().__init__("upper", law)
+        self._clock, self._each = clock, seconds
+
+    def _script(self, row: int, path: tuple[int, ...]) -> tuple[list[int], list[float], float]:
+        self._clock.now += self._each
+        return super()._script(row, path)
+
+
+@pytest.mark.parametrize(("seconds", "low", "high"), [(0.01, 140, 150), (0.9, 1, 20)])
+def test_auto_leaves_a_hierarchy_out_where_it_loses_and_keeps_it_where_it_wins(
+    seconds: float, low: int, high: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The target takes a second, and the upper level some part of that for every token that it looks at."""
+    clock, truth = Clock(), {1: 0.7, 2: 0.3}
+    monkeypatch.setattr("draftree.draft.drafter.time", clock)
+    upper = Slow({1: 0.7, 2: 0.2}, clock, seconds)
+    made = HierarchySource(Says("lower", {1: 0.6}), upper, StaticTree(1, 3), LoopBack("always"))
+    chosen, one, rng = AutoTree(depth=4, target=costs(1.0)), request(), Random(3)
+    drafter = TreeDrafter(chosen, made)
+    chosen.prepare(target(), made.parts)
+    drafter.open(one)
+    for step in range(250):
+        if step == 100:
+            upper.asked.clear()
+        began = clock.now
+        tree = drafter.propose([one], [Budget(8)])[0]
+        draft = clock.now - began
+        path, tokens = list[int](), list[int]()
+        node: int | None = ROOT
+        while node is not None:
+            tokens.append(rng.choices(list(truth), list(truth.values()))[0])
+            node = next((c for c in tree.children(node) if int(tree.tokens[c]) == tokens[-1]), None)
+            path += [] if node is None else [node]
+        one.ids += tokens
+        one.stats.steps += 1
+        drafter.observe([Outcome(one, tree, path, tokens, len(tokens), StepCost(1, draft, 1.0, 0.0, 0))])
+    assert low <= upper.asked.count(()) <= high
+    told = "in use" if seconds < 0.5 else "left out, but for a try now and then"
+    assert told in chosen.report.text()
