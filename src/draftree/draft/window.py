@@ -28,7 +28,7 @@ FIRST = "first"
 """In place of an initial threshold: the least entropy of the sequence's first draft."""
 MEMORY = 20.0
 """Tokens that a threshold remembers by default."""
-SHARE = 0.7
+SHARE = 0.6
 """Share of the mean entropy of rejected tokens that a window goes on at by default."""
 
 
