@@ -36,7 +36,7 @@ from ..tiny import MAX_LENGTH
 from .test_union import Says, request
 
 PROMPTS = [[3, 14, 15, 9, 2, 6, 14, 15], [27, 1, 8], [31, 41, 5, 9, 26, 53, 58, 9, 7, 9, 3, 2, 3, 8]]
-TOKENS = 24
+TOKENS = 16
 PAIRS = (
     "lookup>relative",
     "stranger>relative",
@@ -80,7 +80,7 @@ def plain(params: SamplingParams, prompts: list[list[int]] = PROMPTS) -> list[li
 # the text
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.4, 1.0])
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
 @pytest.mark.parametrize("name", PAIRS)
 def test_ids_are_those_of_plain_decoding(name: str, temperature: float) -> None:
     params = SamplingParams(max_tokens=TOKENS, temperature=temperature, seed=7)
