@@ -15,6 +15,7 @@ from draftree.draft.auto import AutoTree
 from draftree.draft.base import Outcome, StepCost
 from draftree.draft.drafter import TreeDrafter
 from draftree.draft.entropy import EntropyStop, StaticTree
+from draftree.draft.head import HeadSource
 from draftree.draft.hierarchy import HierarchySource
 from draftree.draft.loop import Decider, LoopBack, Place
 from draftree.draft.methods import METHODS
@@ -30,9 +31,10 @@ from draftree.sequence import Sequence
 from draftree.trace import Trace, read_trace
 from draftree.tree import ROOT, DraftTree
 
+from ..heads import random_head
 from ..pairs import costs, source, target
 from ..pairs import policy as policy_of
-from ..tiny import MAX_LENGTH
+from ..tiny import MAX_LENGTH, VOCAB
 from .test_union import Says, request
 
 PROMPTS = [[3, 14, 15, 9, 2, 6, 14, 15], [27, 1, 8], [31, 41, 5, 9, 26, 53, 58, 9, 7, 9, 3, 2, 3, 8]]
@@ -420,3 +422,16 @@ def test_auto_leaves_a_hierarchy_out_where_it_loses_and_keeps_it_where_it_wins(
     assert low <= upper.asked.count(()) <= high
     told = "in use" if seconds < 0.5 else "left out, but for a try now and then"
     assert told in chosen.report.text()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("at", ["lower", "upper"])
+def test_a_head_may_propose_or_verify(at: str, temperature: float) -> None:
+    model = target()
+    head, other = HeadSource(random_head(model), VOCAB), source("relative", model)
+    lower, upper = (head, other) if at == "lower" else (other, head)
+    made = HierarchySource(lower, upper, StaticTree(2, 2), LoopBack("always"))
+    params = SamplingParams(max_tokens=TOKENS, temperature=temperature, seed=3)
+    got = Engine(model, TreeDrafter(StaticTree(1, 6), made), nodes=8).generate(PROMPTS, params)
+    assert [g.token_ids for g in got] == plain(params)
+    assert all(level.proposed for g in got for level in g.stats.levels)

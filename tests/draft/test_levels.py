@@ -85,7 +85,7 @@ def test_settings_reach_what_they_are_of(model: HFModel) -> None:
 
 def test_levels_nest_to_any_depth_and_are_of_any_kind(model: HFModel) -> None:
     made = source("lookup>recycle+lookup>layers=1>self", model)
-    assert len(made.levels) == 4
+    assert made.levels == ("lookup", "recycle+lookup", "layers=1", "self")
     inner = made.lower
     assert isinstance(inner, HierarchySource)
     assert isinstance(made.upper, ModelSource)

@@ -112,8 +112,8 @@ def _show(found: dict[str, list[Answer]], labels: Many[str]) -> None:
             f"{label:18} {passes_a_token(rows):6.3f} {upper_passes_a_token(rows):6.3f}  {speed.text()}  "
             f"same text {same} of {len(rows)}"
         )
-        for level in rows[0].stats.levels:
-            mine = [x for a in rows for x in a.stats.levels if x.name == level.name]
+        for at, level in enumerate(rows[0].stats.levels):
+            mine = [a.stats.levels[at] for a in rows]
             proposed, accepted = (sum(getattr(x, key) for x in mine) for key in ("proposed", "accepted"))
             emitted = sum(x.emitted for x in mine) / sum(a.stats.tokens for a in rows)
             print(f"{'':4}level {level.name}: {accepted} of {proposed} accepted above, {emitted:.0%} of the text")

@@ -38,6 +38,7 @@ class HierarchySource(Source):
         upper: is asked about what was proposed, and answers.
         policy: shapes the proposals.
         settings: of looping back.
+        called: what people call the lower source and the upper one; by default their names.
         inner: it is the lower source of another hierarchy, which books what the target accepts.
     """
 
@@ -47,6 +48,7 @@ class HierarchySource(Source):
     upper: Source = field()
     policy: GrowthPolicy = field()
     settings: LoopBack = LoopBack()
+    called: tuple[str, str] = ("", "")
     inner: bool = field(default=False, repr=False)
     _decider: Decider = field(init=False, repr=False)
     _room: dict[Sequence, tuple[Budget, Budget]] = field(default_factory=dict, repr=False)
@@ -60,14 +62,15 @@ class HierarchySource(Source):
 
     @property
     def name(self) -> str:
-        """Both names, joined by ">"."""
-        return f"{self.lower.name}>{self.upper.name}"
+        """All names, joined by ">"."""
+        return ">".join(self.levels)
 
     @property
     def levels(self) -> tuple[str, ...]:
         """Names of the sources, the lowest first."""
-        below = self.lower.levels if isinstance(self.lower, HierarchySource) else (self.lower.name,)
-        return (*below, self.upper.name)
+        lower, upper = self.called
+        below = self.lower.levels if isinstance(self.lower, HierarchySource) else (lower or self.lower.name,)
+        return (*below, upper or self.upper.name)
 
     @property
     def costly(self) -> bool:

@@ -99,7 +99,7 @@ def _hierarchy(levels: Many[LevelName], count: int, target: HFModel, recycle_fil
     if source.model is not None:
         _warn_if_slow(len(levels), source.model, target)
     lower = _hierarchy(below, count, target, recycle_file)
-    return HierarchySource(lower, source, below[-1].policy(), top.loop_back())
+    return HierarchySource(lower, source, below[-1].policy(), top.loop_back(), (below[-1].name, top.name))
 
 
 def _warn_if_slow(level: int, model: LanguageModel, target: HFModel) -> None:
