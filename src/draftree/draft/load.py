@@ -226,17 +226,21 @@ def layers_of(name: str, count: int) -> tuple[int, ...]:
     """The layers that "layers=N" or "layers=0-9.12" keeps of ``count``.
 
     Raises:
-        ConfigError: it is written otherwise.
+        ConfigError: it is written otherwise, or there are not so many.
     """
     text = name.removeprefix(_LAYERS)
     try:
         if text.isdecimal():
-            return tuple(range(min(int(text), count + 1)))  # one too many is refused where the model is made
+            if not 1 <= int(text) <= count:
+                raise ConfigError(f"drafter {name!r}: the target has {count} layers: keep 1 to {count} of them")
+            return tuple(range(int(text)))
         found: list[int] = []
         for part in text.split("."):
             first, _, last = part.partition("-")
             found += range(int(first), int(last or first) + 1)
         return tuple(found)
+    except ConfigError:
+        raise
     except ValueError:
         raise ConfigError(
             f"drafter {name!r}: write how many layers are kept, as layers=20, or which, as layers=0-9.12.15-29"
