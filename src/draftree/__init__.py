@@ -14,6 +14,7 @@ from .draft.load import load_drafter
 from .draft.methods import METHODS
 from .draft.policy import GrowthPolicy
 from .draft.static import RankTree
+from .draft.window import DynamicWindow, Window
 from .engine import Engine, Generation
 from .errors import DraftreeError, DraftreeWarning, InputError, RunError
 from .models.hf import HFModel
@@ -21,7 +22,7 @@ from .models.load import load
 from .names import load_engine
 from .observer import Observer
 from .records import EndRecord, RunRecord, SequenceRecord, StepRecord
-from .sequence import Chunk, Seconds, Stats
+from .sequence import Chunk, Level, Seconds, Stats
 from .text import user
 from .trace import Trace, read_trace
 from .tree import DraftTree
@@ -37,6 +38,7 @@ __all__ = [
     "DraftTree",
     "DraftreeError",
     "DraftreeWarning",
+    "DynamicWindow",
     "Eagle2Tree",
     "EndRecord",
     "Engine",
@@ -46,6 +48,7 @@ __all__ = [
     "GrowthPolicy",
     "HFModel",
     "InputError",
+    "Level",
     "Observer",
     "OptTree",
     "RankTree",
@@ -59,6 +62,7 @@ __all__ = [
     "Stats",
     "StepRecord",
     "Trace",
+    "Window",
     "custom_generate",
     "generate_with",
     "load",

@@ -16,6 +16,7 @@ from .bench.command import bench
 from .bench.report.command import report
 from .commands import chat, generate
 from .draft.load import DRAFTERS
+from .draft.loop import RULES
 from .draft.methods import METHODS
 from .errors import DraftreeWarning, InputError, RunError
 from .models.command import info, profile
@@ -50,6 +51,7 @@ def methods() -> None:
     for method in METHODS.values():
         settings = " ".join(f"{key}={'FILE' if value == '' else value}" for key, value in method.settings.items())
         out.print(f"{method.name:20} {method.summary}{f' [{settings}]' if settings else ''}", markup=False)
+    out.print(f"{'METHOD+dynamic-window':20} any of these, its trees ended by the rule of dynamic-window")
     out.print("\nverification:")
     for scheme in SCHEMES.values():
         out.print(f"{scheme.name:23} {scheme.summary}")
@@ -59,6 +61,10 @@ def methods() -> None:
     out.print(f"{'FOLDER':20} a draft head that 'draftree train head' wrote")
     out.print(f"{'MODEL':20} any model with the target's vocabulary")
     out.print(f"{'A+B':20} the union of drafters A and B: one tree out of what both say")
+    out.print(f"{'A>B':20} a hierarchy: A proposes to B, B verifies and corrects, and asks A again before the target")
+    out.print(
+        f"{'':20} A:method=M:... shapes proposals; B:loop={'|'.join(RULES)}:tau=H:pending=N says when", markup=False
+    )
 
 
 app.command()(bench)

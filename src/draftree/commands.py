@@ -116,6 +116,8 @@ def generate(
         err.print(show.LEGEND)
         names = f"{engine.drafter.name}, {method}, {verify}"
         err.print(f"{names}: {show.figures(sequence.stats, engine.verification.lossy)}", markup=False)
+        if sequence.stats.levels:
+            err.print(show.levels(sequence.stats), markup=False)
         if explain:
             err.print(report["explanation"], markup=False)
     if compare and not interrupted:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .sequence import Seconds, Stats
+from .sequence import Level, Seconds, Stats
 from .tree import ROOT, DraftTree
 
 FORMAT = "draftree-trace"
@@ -253,6 +253,7 @@ def _stats(values: Mapping[str, Any]) -> Stats:
     entropies = {key: [float(x) for x in values[key]] for key in ("accepted_entropies", "rejected_entropies")}
     stats: Stats = _known(Stats, {**values, **entropies, "expected": float(values["expected"])})
     stats.seconds = _known(Seconds, values["seconds"])
+    stats.levels = [_known(Level, level) for level in values.get("levels", [])]
     return stats
 
 

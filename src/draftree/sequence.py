@@ -35,6 +35,29 @@ class Seconds:
 
 
 @dataclass(slots=True)
+class Level:
+    """What one level of a hierarchy of drafters did for one sequence.
+
+    Attributes:
+        name: of its source.
+        rounds: times that it was asked, the batch's other sequences included.
+        passes: its model passes in them.
+        proposed: tokens that it put before the level above, the target in the end.
+        accepted: of these, that were found right there.
+        emitted: tokens of the output that it was the first to say; what no level said is the target's own.
+        seconds: that it took in these rounds.
+    """
+
+    name: str
+    rounds: int = 0
+    passes: int = 0
+    proposed: int = 0
+    accepted: int = 0
+    emitted: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(slots=True)
 class Stats:
     """What one sequence's decoding did.
 
@@ -47,6 +70,7 @@ class Stats:
         accepted_entropies, rejected_entropies: nats, of the draft law of every accepted node, and of every law whose
             tokens were all rejected ("Dynamic Tree Speculative Decoding", Figure 1).
         seconds: see ``Seconds``.
+        levels: of a hierarchy of drafters, the lowest first; empty where there is none.
     """
 
     tokens: int = 0
@@ -58,6 +82,7 @@ class Stats:
     accepted_entropies: list[float] = field(default_factory=list)
     rejected_entropies: list[float] = field(default_factory=list)
     seconds: Seconds = field(default_factory=Seconds)
+    levels: list[Level] = field(default_factory=list)
 
     @property
     def mal(self) -> float:

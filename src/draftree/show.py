@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Many
+from dataclasses import asdict
 
 from rich.console import Console
 from rich.text import Text
@@ -42,6 +43,17 @@ def figures(stats: Stats, lossy: bool = False) -> str:
     )
 
 
+def levels(stats: Stats) -> str:
+    """A line for each level of a hierarchy; whose tokens came out, and how often each was right one level up."""
+    own = stats.tokens - sum(level.emitted for level in stats.levels)
+    lines = [
+        f"level {level.name}: {level.rounds} rounds, {level.passes} model passes, {level.proposed} tokens proposed, "
+        f"{level.accepted} accepted above, {level.emitted} emitted, {level.seconds:.2f} s"
+        for level in stats.levels
+    ]
+    return "\n".join([*lines, f"level target: {stats.steps} passes, {own} tokens of its own"])
+
+
 def as_json(stats: Stats) -> dict[str, object]:
     """The figures for ``--json``; seconds are wall-clock, ``mal`` includes the bonus token."""
     s = stats.seconds
@@ -62,6 +74,7 @@ def as_json(stats: Stats) -> dict[str, object]:
             "total": s.total,
         },
         "tokens_per_second": stats.tokens_per_second,
+        "levels": [asdict(level) for level in stats.levels],
     }
 
 

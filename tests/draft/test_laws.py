@@ -51,7 +51,7 @@ def test_layers_foresee_the_noise_of_their_own_positions(params: SamplingParams,
         row = logits(VOCAB, seed=depth)
         shown = row.flip(0) if reduced else row
         names = None if known is None else [known]
-        found = laws.candidates([(made, depth)], shown[None, None], none, none, WIDTH, names)
+        found = laws.candidates([(made, depth)], shown[None, None], none, none, WIDTH, names, depths=[depth])
         law = picks(row, params, len(HISTORY) + depth)
         want = law.topk(WIDTH)
         assert found.tokens[0].tolist() == want.indices.tolist()
@@ -59,14 +59,15 @@ def test_layers_foresee_the_noise_of_their_own_positions(params: SamplingParams,
         assert float(found.entropies) == pytest.approx(float(torch.special.entr(law.exp()).sum()), abs=1e-4)
 
 
-def test_nodes_of_many_sequences_have_the_noise_of_their_own() -> None:
+def test_nodes_of_many_sequences_and_depths_have_the_noise_of_their_own() -> None:
     sequences = [sequence(params, [*HISTORY, *range(i)]) for i, params in enumerate(LAWS)]
     asked = [(sequences[b], b) for b in (2, 0, 1, 3, 1, 2)]
+    depths = [0, 1, 0, 2, 1, 2]
     rows = logits(len(asked), VOCAB)
     batch = torch.arange(len(asked))
-    found = Laws(Drawing.PICKS).candidates(asked, rows[:, None], batch, torch.zeros_like(batch), WIDTH)
+    found = Laws(Drawing.PICKS).candidates(asked, rows[:, None], batch, torch.zeros_like(batch), WIDTH, depths=depths)
     for f, (made, _) in enumerate(asked):
-        want = picks(rows[f], made.params, len(made.ids)).topk(WIDTH)
+        want = picks(rows[f], made.params, len(made.ids) + depths[f]).topk(WIDTH)
         assert found.tokens[f].tolist() == want.indices.tolist()
         assert torch.allclose(found.logprobs[f], want.values, atol=1e-5)
 
@@ -81,7 +82,7 @@ def test_a_model_that_is_nearly_right_is_believed_as_often_as_it_says() -> None:
         guess = logits(VOCAB, seed=seed)
         error = -torch.empty(VOCAB).exponential_(generator=torch.Generator().manual_seed(seed + count)).log()
         said = int((guess + error + gumbel_noise([seed], [len(HISTORY)], VOCAB)[0]).argmax())
-        found = Laws(Drawing.PICKS).candidates([(sequence(params), -1)], guess[None, None], none, none, 1)
+        found = Laws(Drawing.PICKS).candidates([(sequence(params), -1)], guess[None, None], none, none, 1, depths=[0])
         hits += int(found.tokens) == said
         claimed += float(found.logprobs.exp())
         blind += int(guess.argmax()) == said
@@ -94,10 +95,8 @@ def test_only_match_verification_sees_the_noise(drawing: Drawing) -> None:
     none = torch.zeros(1, dtype=torch.int64)
     row = logits(VOCAB)
     found = [
-        Laws(drawing)
-        .candidates([(sequence(SamplingParams(temperature=1.0, seed=seed)), -1)], row[None, None], none, none, WIDTH)
-        .tokens.tolist()
-        for seed in range(5)
+        Laws(drawing).candidates([(made, -1)], row[None, None], none, none, WIDTH, depths=[0]).tokens.tolist()
+        for made in (sequence(SamplingParams(temperature=1.0, seed=seed)) for seed in range(5))
     ]
     assert found == [[row.topk(WIDTH).indices.tolist()]] * 5
 
@@ -109,7 +108,9 @@ def test_candidates_are_those_of_log_softmax(temperature: float, spread: float) 
     logits[..., -192:] = float("-inf")
     nodes = [(sequence(SamplingParams(temperature=temperature)), n) for n in range(3)]
     drawing = Drawing.WITHOUT_REPLACEMENT if temperature else Drawing.PICKS  # no noise is known
-    found = Laws(drawing).candidates(nodes, logits, torch.zeros(3, dtype=torch.int64), torch.arange(3), 5)
+    found = Laws(drawing).candidates(
+        nodes, logits, torch.zeros(3, dtype=torch.int64), torch.arange(3), 5, depths=[0] * 3
+    )
     law = (logits[0].double() / (temperature or 1.0)).log_softmax(-1)
     assert torch.equal(found.tokens, law.topk(5).indices)
     torch.testing.assert_close(found.logprobs.double(), law.topk(5).values, atol=1e-4, rtol=0)
@@ -122,7 +123,7 @@ def test_some_columns_of_several_rows_can_be_asked_for() -> None:
     names = [torch.arange(LARGE) + 7, torch.arange(LARGE - 64) + 9]
     logits[1, :, -64:] = float("-inf")
     found = Laws(Drawing.PICKS).candidates(
-        [(sequence(SamplingParams()), n) for n in range(3)], logits, batch, column, 4, names
+        [(sequence(SamplingParams()), n) for n in range(3)], logits, batch, column, 4, names, depths=[0] * 3
     )
     want = logits[batch, column].topk(4).indices + torch.tensor([[7], [9], [9]])
     assert torch.equal(found.tokens, want)

@@ -53,8 +53,8 @@ class EngineContestant:
     def __init__(self, entry: Entry, target: HFModel, drafter: str | HFModel | None) -> None:
         made = NoDrafter() if drafter is None else load_drafter(drafter, target, entry.policy())
         self._collector = _Collector()
-        parts = made.source.parts if isinstance(made, TreeDrafter) else ()
-        self._target, self._drafting = target, [p.model for p in parts if isinstance(p.model, (HFModel, HeadModel))]
+        models = made.source.models if isinstance(made, TreeDrafter) else ()
+        self._target, self._drafting = target, [m for m in models if isinstance(m, (HFModel, HeadModel))]
         self._engine = Engine(target, made, nodes=entry.nodes, verification=entry.verify, observers=[self._collector])
 
     def decode(self, prompt: list[int], params: SamplingParams) -> Turn:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
-from typing import ClassVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -95,7 +94,7 @@ class AutoTree(GrowthPolicy):
         drafter: the drafting model's; None without one, and until ``prepare``.
     """
 
-    by_value: ClassVar[bool] = True
+    by_value = True
 
     width: int = 8
     depth: int = 16
@@ -127,7 +126,7 @@ class AutoTree(GrowthPolicy):
         self._models = models
         self.target = self.target or kept_or_measured(target)
         self._stakes = [
-            Stake(source, 1 << i, self._profile(source.model), steady=len(sources) == 1 and source.model is None)
+            Stake(source, 1 << i, self._profile(source.model), steady=len(sources) == 1 and not source.costly)
             for i, source in enumerate(sources)
         ]
         self.report.stakes = self._stakes

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -22,7 +21,7 @@ _MEMORY = 0.9
 class BestPaths(GrowthPolicy):
     """A policy that verifies the ``nodes`` most probable of the paths that it has drafted (OPT-Tree, Theorem 3.1)."""
 
-    by_value: ClassVar[bool] = True
+    by_value = True
 
     def prune(self, pools: Many[DraftTree], tags: Many[Tensor], budgets: Many[Budget]) -> list[Tensor | None]:
         """The budget's most probable nodes of each pool."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
@@ -60,11 +61,17 @@ class TreeDrafter:
     def propose(
         self, sequences: Many[Sequence], budgets: Many[Budget], drawing: Drawing = Drawing.PICKS
     ) -> list[DraftTree]:
-        """Plan, grow, and let the source know what stays."""
+        """Plan, grow, and let the source know what stays.
+
+        What a source takes that no profile tells is counted here, but for sequences whose prompts may be read.
+        """
+        began = time.perf_counter()
         planned = self.policy.plan(sequences, budgets)
         fitting = [self.source.fit(s, b) for s, b in zip(sequences, planned, strict=True)]
         grown = grow(self.source.begin(sequences, drawing), self.policy, fitting, drawing)
         self.source.settle(sequences, grown)
+        if self.source.costly and self.source.model is None and all(s.stats.steps for s in sequences):
+            self.source.spent += time.perf_counter() - began
         return [g.tree for g in grown]
 
     def observe(self, outcomes: Many[Outcome]) -> None:

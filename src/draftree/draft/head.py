@@ -32,6 +32,8 @@ class HeadSource(ModelSource):
         model: the head; its target tracks hidden states.
     """
 
+    at_once = False  # a node's input is what was predicted for its parent
+
     model: HeadModel = field()
 
     def begin(self, sequences: Many[Sequence], drawing: Drawing) -> Scorer:
@@ -72,10 +74,12 @@ class _HeadScorer(ModelScorer):
             tokens.append(torch.tensor(sequence.ids[state.row.length + 1 :]))
             features.append(sequence.row.waiting_features() if len(tokens[-1]) else source.model.nothing)
         self._asked = [(self._sequences[b], ROOT) for b in rows]
+        self._depths |= {(b, ROOT): 0 for b in rows}
         logits = source.model.advance(fed, tokens, features)[:, None]
         source._passes += 1
         for sequence, _ in self._asked:
             if sequence.row is not None:
                 sequence.row.drop_features()
         batch = torch.arange(len(rows))
-        return self._laws.candidates(self._asked, logits, batch, torch.zeros_like(batch), width, source.tokens(fed))
+        column, none = torch.zeros_like(batch), [0] * len(rows)
+        return self._laws.candidates(self._asked, logits, batch, column, width, source.tokens(fed), depths=none)

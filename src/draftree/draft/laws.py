@@ -28,11 +28,10 @@ _CHUNK = 8
 
 
 class Laws:
-    """The laws of the nodes of one proposal, layer by layer; those asked about last can have children drawn."""
+    """The laws of the nodes of one proposal; those asked about last can have children drawn."""
 
     def __init__(self, drawing: Drawing) -> None:
         self._drawing = drawing
-        self._depth = 0
         self._asked: list[tuple[Sequence, int]] = []
         self._laws = torch.zeros(0)
         self._tokens: list[Tensor] = []  # for each node asked about, the ids of its law's entries
@@ -46,14 +45,17 @@ class Laws:
         column: Tensor,
         width: int,
         tokens: Many[Tensor] | None = None,
+        *,
+        depths: Many[int],
     ) -> Candidates:
-        """The most probable tokens after the F nodes of the next layer, in one transfer to the host.
+        """The most probable tokens after F nodes, in one transfer to the host.
 
         Args:
             asked: [F] the nodes, by sequence and number.
             logits: [B, n, K] on the model's device.
             batch, column: [F] where each node's are.
             width: most candidates of a node.
+            depths: [F] of the nodes, 0 for a root.
             tokens: for each of the B [K] or less, the ids of the entries; those beyond are -inf. None: 0 to K - 1.
         """
         self._asked, parts, laws = asked, [], []
@@ -66,7 +68,7 @@ class Laws:
         names = [pad(t, (0, logits.shape[-1] - t.shape[0])) for t in tokens] if tokens else []
         named = names[0] if whole and names else torch.stack(names) if names else None
         picks = self._drawing is Drawing.PICKS and any(p.temperature for p in params)
-        noise, heard = self._noise(asked, logits, batch, named) if picks else (logits, [])
+        noise, heard = self._noise(asked, depths, logits, batch, named) if picks else (logits, [])
         for at in range(0, batch.shape[0], _CHUNK):
             chunk = slice(at, at + _CHUNK)
             law = warp_rows((logits[0, chunk] if whole else logits[batch[chunk], column[chunk]]).float(), params[chunk])
@@ -87,29 +89,34 @@ class Laws:
             else:
                 ids = named[where] if whole else named[batch[chunk, None], where]
             parts.append(torch.cat([ids.double(), (best - total).double(), entropy.double()], dim=1))
-        self._depth += 1
         if laws:
             self._laws = torch.cat(laws)
         found, logprobs, entropies = torch.cat(parts).cpu().tensor_split([(parts[0].shape[1] - 1) // 2, -1], dim=1)
         return Candidates(found.long(), logprobs.float(), entropies[:, 0].float())
 
     def _noise(
-        self, asked: list[tuple[Sequence, int]], logits: Tensor, batch: Tensor, named: Tensor | None
+        self,
+        asked: list[tuple[Sequence, int]],
+        depths: Many[int],
+        logits: Tensor,
+        batch: Tensor,
+        named: Tensor | None,
     ) -> tuple[Tensor, list[int]]:
-        """([S, K] the target's noise at this depth for each sequence that is asked about, [F] which one a node hears).
+        """([S, K] the target's noise at each position that is asked about, [F] which of them a node hears).
 
         Args:
             named: [B, K] or [K] int64 ids of the entries; None: entry i is token i.
         """
-        first = {sequence: f for f, (sequence, _) in reversed(list(enumerate(asked)))}
-        seeds, positions = [s.seed for s in first], [len(s.ids) + self._depth for s in first]
+        heard = [(sequence, depth) for (sequence, _), depth in zip(asked, depths, strict=True)]
+        first = {place: f for f, place in reversed(list(enumerate(heard)))}
+        seeds, positions = [s.seed for s, _ in first], [len(s.ids) + depth for s, depth in first]
         if named is None:
             noise = gumbel_noise(seeds, positions, logits.shape[-1], logits.device)
         else:
             ids = named[None] if named.ndim == 1 else named[batch[list(first.values())]]
             noise = gumbel_noise_of(seeds, positions, ids)
-        place = {sequence: i for i, sequence in enumerate(first)}
-        return noise, [place[sequence] for sequence, _ in asked]
+        number = {place: i for i, place in enumerate(first)}
+        return noise, [number[place] for place in heard]
 
     @torch.inference_mode()
     def draw(self, counts: Tensor) -> Drawn:

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Sequence as Many
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
-from ..errors import ConfigError, UnknownNameError, VocabularyError
+from transformers import PreTrainedModel
+
+from ..errors import ConfigError, DraftreeWarning, UnknownNameError, VocabularyError
+from ..models.base import LanguageModel
 from ..models.head_file import is_head, load_head, shipped_for, shipped_head
 from ..models.hf import HFModel
 from ..models.load import load
 from ..models.numerics import DEFAULT_NUMERICS, NUMERICS
+from ..models.profile import kept_or_measured
 from .base import Drafter, NoDrafter
 from .drafter import TreeDrafter
 from .head import HeadSource
+from .hierarchy import HierarchySource
+from .levels import LevelName, is_hierarchy, levels_of
 from .lookup import LookupSource
 from .model import ModelSource
 from .policy import GrowthPolicy
@@ -25,10 +34,19 @@ DRAFTERS = {
     "lookup": "continuations of earlier occurrences in prompt and output; no model",
     "recycle": "what the target found probable when it last saw the same token; no model",
     "head": "a layer trained on the target's hidden states; comes with smollm2",
+    "layers=N": "the target's first N layers; layers=0-9.12.15-29 names those that are kept",
+    "int8, fp16w": "the target itself in these numerics: nearly always right, cheaper than float32",
     "none": "no drafting: plain decoding",
     "self": "the target drafts for itself: every draft is accepted; for tests",
 }
-"""Drafters by name; any other is a draft head's folder or a model (see ``draftree.load``); A+B is their union."""
+"""Drafters by name; any other is a draft head's folder or a model (see ``draftree.load``). A+B is a union, and A>B a
+hierarchy in which A proposes and B verifies (``levels.py``)."""
+_CHEAPER = ("int8", "fp16w")
+_CHEAPER_MODELS: WeakKeyDictionary[PreTrainedModel, dict[str, HFModel]] = WeakKeyDictionary()
+"""Targets that were loaded once more, by their numerics."""
+_LAYERS = "layers="
+_CONTEXT = 512
+"""Tokens behind which passes of levels are compared."""
 
 
 def load_drafter(
@@ -43,8 +61,8 @@ def load_drafter(
 
     Args:
         name: "auto" (``resolved``), "lookup", "recycle", "head", "none", "self", the folder of a draft head, a model by
-            any name that ``draftree.load`` takes, a loaded model, or several names joined by "+": the union of what
-            they say.
+            any name that ``draftree.load`` takes, "layers=N", "int8", a loaded model, several names joined by "+" (the
+            union of what they say) or by ">" (a hierarchy, the lowest level first).
         target: the model that it drafts for.
         policy: shapes its trees.
         recycle_file: where "recycle" keeps what it has learned from one run to the next.
@@ -58,14 +76,49 @@ def load_drafter(
     """
     name = resolved(name, target, policy, learning=learning)
     check_recycle_file(name, recycle_file)
-    names: tuple[str | HFModel, ...] = (name,) if isinstance(name, HFModel) else parts_of(name)
-    if names == ("none",):
+    if name == "none":
         return NoDrafter()
     called = name.capabilities.name if isinstance(name, HFModel) else name
     policy.check(target.capabilities.name, called)
     file = None if recycle_file is None else Path(recycle_file).expanduser()
-    sources = tuple(_source(part, target, file) for part in names)
-    return TreeDrafter(policy, sources[0] if len(sources) == 1 else UnionSource(sources), called)
+    if isinstance(name, HFModel):
+        return TreeDrafter(policy, _source(name, target, file), called)
+    levels = levels_of(name)
+    return TreeDrafter(policy, _hierarchy(levels, len(levels), target, file), called)
+
+
+def _hierarchy(levels: Many[LevelName], count: int, target: HFModel, recycle_file: Path | None) -> Source:
+    """The source of the lowest levels of ``count``; a union, or a single source, where there is one level."""
+    *below, top = levels
+    try:
+        source = _union(top.name, target, recycle_file)
+    except VocabularyError as error:
+        raise VocabularyError(f"level {len(levels)} of {count}, {top.name}: {error}" if count > 1 else error) from None
+    if not below:
+        return source
+    if source.model is not None:
+        _warn_if_slow(len(levels), source.model, target)
+    lower = _hierarchy(below, count, target, recycle_file)
+    return HierarchySource(lower, source, below[-1].policy(), top.loop_back(), (below[-1].name, top.name))
+
+
+def _warn_if_slow(level: int, model: LanguageModel, target: HFModel) -> None:
+    """Say so where a level that verifies takes longer than the target, by their measured costs."""
+    if model.capabilities == target.capabilities:
+        return
+    own, whole = (1e3 * kept_or_measured(m).seconds(1, _CONTEXT) for m in (model, target))
+    if own > whole:
+        warnings.warn(
+            f"level {level}, {model.capabilities.name}: its pass takes {own:.1f} ms and the target's {whole:.1f} ms: "
+            "the hierarchy is slower than its own target: leave that level out, or name a cheaper one",
+            DraftreeWarning,
+            stacklevel=2,
+        )
+
+
+def _union(name: str, target: HFModel, recycle_file: Path | None) -> Source:
+    sources = tuple(_source(part, target, recycle_file) for part in parts_of(name))
+    return sources[0] if len(sources) == 1 else UnionSource(sources)
 
 
 def resolved(name: str | HFModel, target: HFModel, policy: GrowthPolicy, *, learning: bool = True) -> str | HFModel:
@@ -110,7 +163,8 @@ def names_model(name: str) -> bool:
     Raises:
         ConfigError: as ``parts_of``.
     """
-    return name not in DRAFTERS and len(parts_of(name)) == 1 and not is_head(Path(name).expanduser())
+    own = name in DRAFTERS or name in _CHEAPER or name.startswith(_LAYERS) or is_hierarchy(name)
+    return not own and len(parts_of(name)) == 1 and not is_head(Path(name).expanduser())
 
 
 def learns(name: str | HFModel) -> bool:
@@ -119,7 +173,9 @@ def learns(name: str | HFModel) -> bool:
     Raises:
         ConfigError: as ``parts_of``.
     """
-    return isinstance(name, str) and (len(parts := parts_of(name)) > 1 or parts == ("recycle",))
+    if isinstance(name, HFModel):
+        return False
+    return is_hierarchy(name) or len(parts := parts_of(name)) > 1 or parts == ("recycle",)
 
 
 def check_recycle_file(name: str | HFModel, file: str | Path | None) -> None:
@@ -130,7 +186,7 @@ def check_recycle_file(name: str | HFModel, file: str | Path | None) -> None:
     """
     if file is None or name == AUTO:
         return
-    if isinstance(name, HFModel) or "recycle" not in parts_of(name):
+    if isinstance(name, HFModel) or not any("recycle" in parts_of(level.name) for level in levels_of(name)):
         called = name.capabilities.name if isinstance(name, HFModel) else name
         raise ConfigError(
             f"recycle file {file}: drafter {called} does not recycle: use drafter recycle or lookup+recycle"
@@ -144,6 +200,13 @@ def _source(name: str | HFModel, target: HFModel, recycle_file: Path | None) -> 
         return RecycleSource(file=recycle_file)
     if name == "self":
         return ModelSource(target.twin(), target.capabilities.vocab_size)
+    if isinstance(name, str) and name.startswith(_LAYERS):
+        kept = layers_of(name, target.layers)
+        return ModelSource(
+            target.with_layers(kept, f"{target.capabilities.name}, {name}"), target.capabilities.vocab_size
+        )
+    if isinstance(name, str) and name in _CHEAPER:
+        return ModelSource(_cheaper(target, name), target.capabilities.vocab_size)
     if name == "head":
         return HeadSource(shipped_head(target), target.capabilities.vocab_size)
     if isinstance(name, str) and is_head(folder := Path(name).expanduser()):
@@ -157,6 +220,49 @@ def _source(name: str | HFModel, target: HFModel, recycle_file: Path | None) -> 
             raise UnknownNameError(f"no drafter {name!r}: not one of {', '.join(DRAFTERS)}, and {error}") from None
     check_vocabulary(target, model)
     return ModelSource(model, target.capabilities.vocab_size)
+
+
+def layers_of(name: str, count: int) -> tuple[int, ...]:
+    """The layers that "layers=N" or "layers=0-9.12" keeps of ``count``.
+
+    Raises:
+        ConfigError: it is written otherwise, or there are not so many.
+    """
+    text = name.removeprefix(_LAYERS)
+    try:
+        if text.isdecimal():
+            if not 1 <= int(text) <= count:
+                raise ConfigError(f"drafter {name!r}: the target has {count} layers: keep 1 to {count} of them")
+            return tuple(range(int(text)))
+        found: list[int] = []
+        for part in text.split("."):
+            first, _, last = part.partition("-")
+            found += range(int(first), int(last or first) + 1)
+        return tuple(found)
+    except ConfigError:
+        raise
+    except ValueError:
+        raise ConfigError(
+            f"drafter {name!r}: write how many layers are kept, as layers=20, or which, as layers=0-9.12.15-29"
+        ) from None
+
+
+def _cheaper(target: HFModel, numerics: str) -> HFModel:
+    """The target once more, in other numerics.
+
+    Raises:
+        ConfigError: the target was not loaded by a name.
+    """
+    can, known = target.capabilities, _CHEAPER_MODELS.setdefault(target.model, {})
+    try:
+        if numerics not in known:
+            known[numerics] = load(can.name, device=str(can.device), numerics=numerics)
+        return known[numerics].twin()
+    except UnknownNameError:
+        raise ConfigError(
+            f"drafter {numerics!r} loads {can.name!r} once more, and there is no model of that name: load the target "
+            "by its name or folder, or name another drafter"
+        ) from None
 
 
 def _numerics(target: HFModel) -> str:

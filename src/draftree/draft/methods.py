@@ -6,6 +6,7 @@ import difflib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from ..config import MAX_NODES
 from ..errors import ConfigError, UnknownNameError
@@ -15,6 +16,7 @@ from .entropy import BranchingSteps, EntropyStop, EntropyTree, StaticTree
 from .policy import GrowthPolicy
 from .static import EAGLE, RankTree
 from .tree_file import read_tree
+from .window import MEMORY, SHARE, DynamicWindow, Window, read_start
 
 
 def chain(depth: int = 4) -> GrowthPolicy:
@@ -95,6 +97,24 @@ def auto(width: int = 8, depth: int = 16) -> GrowthPolicy:
     return AutoTree(width, depth)
 
 
+def dynamic_window(
+    start: float | str = "1.0",
+    share: float = SHARE,
+    crossing: str = "keep",
+    floor: int = 1,
+    cap: int = 10,
+    memory: float = MEMORY,
+) -> DynamicWindow:
+    """chain of FLOOR to CAP tokens, ended where the entropy exceeds SHARE of what tokens were rejected at (HSDDW)"""
+    if crossing not in ("keep", "drop"):
+        raise ConfigError(f"crossing is {crossing!r}: the token that crosses the threshold is to 'keep' or to 'drop'")
+    return DynamicWindow(Window(read_start("start", start), share, crossing == "keep", floor, cap, memory))
+
+
+STOP = "+dynamic-window"
+"""After a method's name: its trees with the stop rule of ``dynamic-window``."""
+
+
 @dataclass(frozen=True, slots=True)
 class Method:
     """A named way to shape draft trees.
@@ -105,7 +125,7 @@ class Method:
     """
 
     name: str
-    make: Callable[..., GrowthPolicy]
+    make: Callable[..., Any]
 
     @property
     def summary(self) -> str:
@@ -127,7 +147,16 @@ class Method:
         Raises:
             ConfigError: no such setting, or a value that it cannot take.
         """
-        values = {}
+        made: GrowthPolicy = self.make(**self.values(settings))
+        return made
+
+    def values(self, settings: Mapping[str, float | str] | None) -> dict[str, float | str]:
+        """Settings as numbers and text.
+
+        Raises:
+            ConfigError: no such setting, or a value that is not of its kind.
+        """
+        values: dict[str, float | str] = {}
         for key, value in (settings or {}).items():
             if key not in self.settings:
                 raise ConfigError(
@@ -141,7 +170,29 @@ class Method:
             except (ValueError, TypeError, OverflowError):
                 noun = "a whole number" if kind is int else "a number"
                 raise ConfigError(f"{key} is {value!r}: method {self.name} needs {noun} there") from None
-        return self.make(**values)
+        return values
+
+
+@dataclass(frozen=True, slots=True)
+class StoppedMethod(Method):
+    """A method whose trees end by the stop rule of ``dynamic-window``; it has the settings of both.
+
+    Attributes:
+        tree: the method that shapes them.
+    """
+
+    tree: Method
+
+    @property
+    def settings(self) -> dict[str, int | float | str]:
+        """See ``Method``."""
+        return self.tree.settings | METHODS["dynamic-window"].settings
+
+    def policy(self, settings: Mapping[str, float | str] | None = None) -> GrowthPolicy:
+        """See ``Method``."""
+        values = self.values(settings)
+        own = {key: values.pop(key) for key in METHODS["dynamic-window"].settings if key in values}
+        return DynamicWindow(self.make(**own).window, self.tree.make(**values))
 
 
 METHODS = {
@@ -159,6 +210,7 @@ METHODS = {
         Method("dynamic-width-depth", dynamic_width_depth),
         Method("opt-tree", opt_tree),
         Method("eagle2", eagle2),
+        Method("dynamic-window", dynamic_window),
     )
 }
 
@@ -183,11 +235,17 @@ def find_policy(method: str | GrowthPolicy, settings: Mapping[str, float | str] 
 
 
 def find_method(name: str) -> Method:
-    """The method called ``name``.
+    """The method called ``name``, or METHOD+dynamic-window.
 
     Raises:
         UnknownNameError: there is none.
+        ConfigError: the stop rule is there twice.
     """
+    if name.endswith(STOP):
+        tree = find_method(name.removesuffix(STOP))
+        if tree.make is dynamic_window:
+            raise ConfigError(f"method {name!r} has the stop rule twice: use dynamic-window alone")
+        return StoppedMethod(name, dynamic_window, tree)
     if name not in METHODS:
         close = difflib.get_close_matches(name, METHODS, n=1)
         hint = f"did you mean {close[0]}? " if close else ""

@@ -20,7 +20,7 @@ from .base import Outcome
 from .drawing import Drawing, Drawn
 from .laws import Laws
 from .policy import Candidates
-from .source import Grown, Scorer, Source
+from .source import Asked, Grown, Scorer, Source
 
 
 @dataclass(slots=True)
@@ -51,6 +51,8 @@ class ModelSource(Source):
         model: the drafting model; it says nothing of a sequence that has outgrown its context.
         vocab_size: the target's; logits beyond it (padding of the output layer) are cut off.
     """
+
+    at_once = True
 
     model: LanguageModel = field()
     vocab_size: int
@@ -114,6 +116,7 @@ class ModelScorer:
         self._sequences = sequences
         self._laws = Laws(drawing)
         self._asked: list[tuple[Sequence, int]] = []  # which nodes of which sequences are asked about
+        self._depths: dict[tuple[int, int], int] = {}
 
     def _state(self, row: int) -> State:
         return self._source._states[self._sequences[row]]
@@ -128,38 +131,46 @@ class ModelScorer:
 
     def score_roots(self, rows: Many[int], width: int) -> Candidates:
         """Feed each sequence's waiting tokens; the last of them is the root."""
-        nodes = []
-        for b in rows:
-            state = self._opened(b)
-            waiting = self._sequences[b].ids[state.row.length :]
-            state.numbers[ROOT] = len(waiting) - 1
-            nodes.append(Nodes.chain(waiting))
-        self._asked = [(self._sequences[b], ROOT) for b in rows]
-        last = torch.tensor([len(n.tokens) - 1 for n in nodes])
-        return self._candidates(rows, nodes, torch.arange(len(rows)), last, width)
+        return self.score_all([Asked(b, ROOT, ROOT, 0) for b in rows], width)
 
     def score(self, rows: Tensor, nodes: Tensor, parents: Tensor, tokens: Tensor, width: int) -> Candidates:
         """See ``Scorer``."""
-        asked, batch = rows.unique_consecutive(return_inverse=True)
-        fed = []
-        for k, b in enumerate(asked.tolist()):
-            own, state = batch == k, self._state(b)
-            numbers = state.numbers
-            above = torch.tensor([numbers[p] for p in parents[own].tolist()])
-            start = state.row.parents.shape[0]
-            numbers.update((n, start + i) for i, n in enumerate(nodes[own].tolist()))
-            fed.append(Nodes(tokens[own], above))
-        self._asked = [(self._sequences[b], n) for b, n in zip(rows.tolist(), nodes.tolist(), strict=True)]
-        counts = torch.bincount(batch)
-        column = torch.arange(rows.shape[0]) - (counts.cumsum(0) - counts)[batch]
-        return self._candidates(asked.tolist(), fed, batch, column, width)
+        columns = torch.stack([rows, nodes, parents, tokens], 1)
+        return self.score_all([Asked(*node) for node in columns.tolist()], width)
 
-    def _candidates(self, rows: Many[int], nodes: Many[Nodes], batch: Tensor, column: Tensor, width: int) -> Candidates:
+    def score_all(self, asked: Many[Asked], width: int) -> Candidates:
+        """Feed nodes, and the waiting tokens of sequences whose roots are among them, in one pass."""
+        fed: dict[int, tuple[list[int], list[int]]] = {}
+        column = []
+        for b, node, parent, token in asked:
+            state = self._opened(b) if node == ROOT else self._state(b)
+            tokens, parents = fed.setdefault(b, ([], []))
+            start = state.row.parents.shape[0]
+            if node == ROOT:
+                tokens += self._sequences[b].ids[state.row.length :]
+                parents += range(ROOT, len(tokens) - 1)
+            else:
+                tokens.append(token)
+                parents.append(state.numbers[parent])
+            state.numbers[node] = start + len(tokens) - 1
+            self._depths[b, node] = 0 if node == ROOT else self._depths[b, parent] + 1
+            column.append(len(tokens) - 1)
+        rows = {b: i for i, b in enumerate(fed)}
+        nodes = [Nodes(torch.tensor(tokens), torch.tensor(parents)) for tokens, parents in fed.values()]
+        self._asked = [(self._sequences[b], node) for b, node, _, _ in asked]
+        depths = [self._depths[b, node] for b, node, _, _ in asked]
+        batch = torch.tensor([rows[b] for b, *_ in asked])
+        return self._candidates(list(rows), nodes, batch, torch.tensor(column), width, depths)
+
+    def _candidates(
+        self, rows: Many[int], nodes: Many[Nodes], batch: Tensor, column: Tensor, width: int, depths: Many[int]
+    ) -> Candidates:
         """One pass; the laws at entries (batch, column) of its logits."""
         own = [self._state(b).row for b in rows]
         logits = self._source.model.extend(own, nodes)[..., : self._source.vocab_size]
         self._source._passes += 1
-        return self._laws.candidates(self._asked, logits, batch, column, width, self._source.tokens(own))
+        named = self._source.tokens(own)
+        return self._laws.candidates(self._asked, logits, batch, column, width, named, depths=depths)
 
     def draw(self, counts: Tensor) -> Drawn:
         """See ``Scorer``; one more transfer to the host."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -107,7 +107,7 @@ class GrowthPolicy(ABC):
         by_value: siblings are ranked or dropped by their probabilities. Then children may not be drawn at random.
     """
 
-    by_value: ClassVar[bool] = False
+    by_value: bool = False
 
     @property
     def partner(self) -> str | None:

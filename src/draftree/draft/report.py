@@ -83,7 +83,7 @@ class Report:
                 + ", ".join(f"{k} nodes {float(rates[k]):.1f}" + (" (best)" if k == best else "") for k in sizes)
                 + "; 0 nodes is plain decoding"
             )
-        if len(self.stakes) > 1:
+        if not all(stake.steady for stake in self.stakes):
             lines += [self._source(stake) for stake in self.stakes]
         return "\n".join(lines)
 

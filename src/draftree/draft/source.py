@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence as Many
-from typing import ClassVar, NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol, cast
 
+import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ..config import Budget
 from ..models.base import LanguageModel
 from ..sequence import Sequence
-from ..tree import DraftTree
+from ..tree import ROOT, DraftTree
 from .base import Outcome
 from .drawing import Drawing, Drawn
 from .policy import Candidates
@@ -31,6 +33,59 @@ class Scorer(Protocol):
 
     def draw(self, counts: Tensor) -> Drawn:
         """Draw ``counts`` ([F]) children for the nodes that were asked about last, in that order."""
+
+
+class TreeScorer(Scorer, Protocol):
+    """Says all at once what may follow the nodes of whole trees."""
+
+    def score_all(self, asked: Many[Asked], width: int) -> Candidates:
+        """Candidates after nodes in the order of their rows, each after its parent; a root among them comes first."""
+
+
+def ask(source: Source, scorer: Scorer, asked: Many[Asked], width: int) -> Candidates:
+    """What a source's scorer says of nodes in order of their rows, each after its parent; in as few calls as it can."""
+    if source.at_once:
+        return cast(TreeScorer, scorer).score_all(asked, width)
+    level: dict[tuple[int, int], int] = {}
+    for row, node, parent, _ in asked:
+        level[row, node] = 0 if node == ROOT else level.get((row, parent), 0) + 1
+    parts: dict[int, Candidates] = {}
+    order: list[int] = []
+    for depth in sorted(set(level.values())):
+        own = [i for i, a in enumerate(asked) if level[a.row, a.node] == depth]
+        order += own
+        rows, nodes, parents, tokens = torch.tensor([asked[i] for i in own]).unbind(1)
+        if depth:
+            parts[depth] = scorer.score(rows, nodes, parents, tokens, width)
+        else:
+            parts[depth] = scorer.score_roots(rows.tolist(), width)
+    return joined(list(parts.values()), order)
+
+
+def joined(parts: Many[Candidates], order: Many[int]) -> Candidates:
+    """Candidates of several calls as those of one; ``order`` is where each of them belongs, flat over the parts."""
+    width, back = max(p.tokens.shape[1] for p in parts), torch.tensor(order).argsort()
+    tokens, logprobs = (
+        torch.cat([pad(getattr(p, name), (0, width - p.tokens.shape[1]), value=fill) for p in parts])[back]
+        for name, fill in (("tokens", 0), ("logprobs", float("-inf")))
+    )
+    return Candidates(tokens, logprobs, torch.cat([p.entropies for p in parts])[back])
+
+
+class Asked(NamedTuple):
+    """A node that a scorer is asked about.
+
+    Attributes:
+        row: which sequence of the proposal.
+        node: its number; ROOT for the sequence's root.
+        parent: number of its parent, which is asked about before it.
+        token: its token; of a root nothing is said.
+    """
+
+    row: int
+    node: int
+    parent: int
+    token: int
 
 
 class Grown(NamedTuple):
@@ -50,11 +105,13 @@ class Source(ABC):
 
     Attributes:
         learns: what it says depends on other sequences, so that drawn children would not repeat under the same seed.
+        at_once: its scorers have ``score_all`` and may be asked about nodes of several levels in one call.
         resting: it does not pay just now: a union leaves it out. Set by the policy.
-        spent: seconds that a union has waited for what it said.
+        spent: seconds that a union, or the drafter of a hierarchy, has waited for what it said.
     """
 
     learns: ClassVar[bool] = False
+    at_once: bool = False
     resting: bool = False
     spent: float = 0.0
 
@@ -72,6 +129,17 @@ class Source(ABC):
     def model(self) -> LanguageModel | None:
         """The language model whose passes it makes, one for each layer of the trees; None: there is none."""
         return None
+
+    @property
+    def models(self) -> tuple[LanguageModel, ...]:
+        """All language models that make passes for it."""
+        own = [self.model] if self.model else [m for part in self.parts if part is not self for m in part.models]
+        return tuple(own)
+
+    @property
+    def costly(self) -> bool:
+        """To ask it takes so long that it may not pay."""
+        return self.model is not None
 
     @property
     def passes(self) -> int:

@@ -154,7 +154,8 @@ class Stake:
         if spending.layers and measured:
             most = _MOST_LAYER * layer if self.profile else measured  # a prompt that is read at a first tree
             measured = min(measured, most * spending.layers)
-            self._layer = layer + (1 - _LAYER) * (measured / spending.layers - layer)
+            new = measured / spending.layers
+            self._layer = layer + (1 - _LAYER if layer else 1.0) * (new - layer)
         drafting = measured or spending.layers * layer
         shared = spending.verify - spending.plain + spending.growing
         seconds = drafting + (shared * own / nodes if nodes else spending.growing / asked)

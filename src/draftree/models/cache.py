@@ -121,14 +121,19 @@ class TreeCache(Cache):
     @property
     def nbytes(self) -> int:
         """Bytes that the storage takes."""
-        return sum(layer.keys.nbytes + layer.values.nbytes for layer in self._layers if layer.is_initialized)
+        return sum(layer.keys.nbytes + layer.values.nbytes for layer in self._used)
+
+    @property
+    def _used(self) -> list[TreeLayer]:
+        """The layers that have been written to: a model with fewer layers leaves the others out."""
+        return [layer for layer in self._layers if layer.is_initialized]
 
     def reserve(self, rows: int, slots: int) -> None:
         """Allot at least ``rows`` x ``slots``: exactly (to the grain) at first, by doubling when it has to grow."""
         at = self.placement
         if rows <= at.rows and slots <= at.slots:
             return
-        started = any(layer.is_initialized for layer in self._layers)
+        started = bool(self._used)
         size = at.rows, at.slots
         if rows > at.rows:
             at.rows = max(rows, 2 * at.rows) if started else rows
@@ -159,7 +164,7 @@ class TreeCache(Cache):
         if moved == len(path):
             return
         source = torch.tensor([start + p for p in path[moved:]])
-        for layer in self._layers:
+        for layer in self._used:
             source = source.to(layer.device, non_blocking=True)
             for states in (layer.keys.select(0, row), layer.values.select(0, row)):
                 states.narrow(1, start + moved, len(source)).copy_(states.index_select(1, source))
@@ -167,6 +172,6 @@ class TreeCache(Cache):
     def copy_row(self, source: int, target: int, length: int) -> None:
         """Copy the first ``length`` slots of one row to another."""
         self.reserve(target + 1, length)
-        for layer in self._layers:
+        for layer in self._used:
             layer.keys[target, :, :length] = layer.keys[source, :, :length]
             layer.values[target, :, :length] = layer.values[source, :, :length]

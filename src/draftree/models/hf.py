@@ -24,6 +24,7 @@ from .attention import share_key_heads
 from .base import Capabilities, Nodes, Row
 from .cache import TreeCache
 from .decoder import Decoder, direct
+from .fewer import decoder_layers, fewer_layers
 from .hidden import HiddenStates, hidden_states
 from .layers import merge_layers
 from .numerics import convert
@@ -101,6 +102,33 @@ class HFModel:
         other._rows = []
         other._start()
         return other
+
+    def with_layers(self, kept: Sequence[int], name: str) -> HFModel:
+        """The same model without some of its layers: on the same weights, with rows and a cache of its own.
+
+        Args:
+            kept: numbers of the layers that are left, from 0, ascending.
+            name: what to call it.
+
+        Raises:
+            ConfigError: there are no such layers.
+            UnsupportedModelError: its layers cannot be told apart.
+        """
+        other = self.twin()
+        other.model = fewer_layers(self.model, kept, self.capabilities.name)
+        can, width = self.capabilities, self.model.get_input_embeddings().weight.shape[1]
+        tied = self.model.config.get_text_config(decoder=True).tie_word_embeddings
+        of_layers = can.parameters - can.vocab_size * width * (1 if tied else 2)
+        left = can.parameters - of_layers * (self.layers - len(kept)) // self.layers
+        other.capabilities = replace(can, name=name, parameters=left)
+        other._decoder = None if self._decoder is None else Decoder(other.model)
+        other._hidden = None
+        return other
+
+    @property
+    def layers(self) -> int:
+        """How many decoder layers it has."""
+        return len(decoder_layers(self.model, self.capabilities.name))
 
     def track_features(self) -> None:
         """Keep the hidden states after the final norm of all tokens from now on, for ``Row.waiting_features``.

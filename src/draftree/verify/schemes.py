@@ -73,8 +73,9 @@ class Scheme(ABC):
         """
         if self.draws and learns:
             raise ConfigError(
-                f"verification {self.name} draws children, and recycle and unions learn from all sequences: the same "
-                "seed would not give the same text again: use verification match, or drafter auto"
+                f"verification {self.name} draws children: a hierarchy draws none, and recycle and unions "
+                "learn from all sequences, so that a seed would not give the same text again: use verification match, "
+                "or drafter auto"
             )
         if self.draws and policy.by_value:
             raise ConfigError(

@@ -1,0 +1,220 @@
+"""A hierarchy: a source made of two. The lower one proposes trees, the upper one says what it makes of them.
+
+Source: Syu & Lee, *Hierarchical Speculative Decoding with Dynamic Window* (HSDDW; Findings of NAACL 2025). The upper
+source's word is what counts. The lower one drafts what the upper one is likely to be asked about next, so that the
+upper one answers for many nodes in one pass: it keeps what it finds right, gives its own token where it does not, and
+adds what else it finds probable. Either may be a hierarchy itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import ClassVar
+
+import torch
+
+from ..config import Budget
+from ..errors import ConfigError
+from ..models.base import LanguageModel
+from ..sequence import Level, Sequence
+from .auto import AutoTree
+from .base import Outcome
+from .drawing import Drawing
+from .known import Known
+from .loop import Decider, LoopBack
+from .policy import GrowthPolicy
+from .rounds import HierarchyScorer, Proposal
+from .source import Grown, Scorer, Source
+
+
+@dataclass(slots=True)
+class HierarchySource(Source):
+    """Says what its upper source says, sooner.
+
+    Attributes:
+        lower: proposes.
+        upper: is asked about what was proposed, and answers.
+        policy: shapes the proposals.
+        settings: of looping back.
+        called: what people call the lower source and the upper one; by default their names.
+        inner: it is the lower source of another hierarchy, which books what the target accepts.
+    """
+
+    learns: ClassVar[bool] = True
+
+    lower: Source = field()
+    upper: Source = field()
+    policy: GrowthPolicy = field()
+    settings: LoopBack = LoopBack()
+    called: tuple[str, str] = ("", "")
+    inner: bool = field(default=False, repr=False)
+    _decider: Decider = field(init=False, repr=False)
+    _room: dict[Sequence, tuple[Budget, Budget]] = field(default_factory=dict, repr=False)
+    """What is left for the trees of the proposal, and for the lower source."""
+    _scorer: HierarchyScorer | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        self._decider, self.at_once = Decider(self.settings), self.upper.at_once
+        if isinstance(self.lower, HierarchySource):
+            self.lower.inner = True
+
+    @property
+    def name(self) -> str:
+        """All names, joined by ">"."""
+        return ">".join(self.levels)
+
+    @property
+    def levels(self) -> tuple[str, ...]:
+        """Names of the sources, the lowest first."""
+        lower, upper = self.called
+        below = self.lower.levels if isinstance(self.lower, HierarchySource) else (lower or self.lower.name,)
+        return (*below, upper or self.upper.name)
+
+    @property
+    def costly(self) -> bool:
+        """See ``Source``."""
+        return True
+
+    @property
+    def model(self) -> LanguageModel | None:
+        """None: it does not make one pass of one model for each layer."""
+        return None
+
+    @property
+    def models(self) -> tuple[LanguageModel, ...]:
+        """Of both."""
+        return (*self.lower.models, *self.upper.models)
+
+    @property
+    def passes(self) -> int:
+        """Of both."""
+        return self.lower.passes + self.upper.passes
+
+    @property
+    def successors(self) -> int:
+        """As many as the one that wants more."""
+        return max(self.lower.successors, self.upper.successors)
+
+    @property
+    def decider(self) -> Decider:
+        """What decides on looping back."""
+        return self._decider
+
+    def prepare(self, target: LanguageModel) -> None:
+        """Tell both, and the policy for whom it shapes proposals.
+
+        Raises:
+            ConfigError: the policy counts seconds of the upper source's model, and there is none.
+        """
+        self.upper.prepare(target)
+        self.lower.prepare(target)
+        judge = self.upper.model
+        if judge is not None:
+            self.policy.prepare(judge, self.lower.parts)
+        elif isinstance(self.policy, AutoTree):
+            raise ConfigError(
+                f"hierarchy {self.name}: {self.upper.name} is no model: use another method than auto below"
+            )
+        self._decider.prepare(target if judge is None or not self.inner else judge)
+
+    def open(self, sequence: Sequence) -> None:
+        """Tell both."""
+        if not self.inner:
+            sequence.stats.levels = [Level(name) for name in self.levels]
+        self.upper.open(sequence)
+        self.lower.open(sequence)
+
+    def fit(self, sequence: Sequence, budget: Budget) -> Budget:
+        """What the upper source can draft within."""
+        room = self.upper.fit(sequence, budget)
+        self._room[sequence] = room, self.lower.fit(sequence, budget)
+        return room
+
+    def room(self, sequence: Sequence) -> tuple[Budget, Budget]:
+        """What ``fit`` found for the upper source, and for the lower one."""
+        return self._room[sequence]
+
+    def begin(self, sequences: Many[Sequence], drawing: Drawing) -> Scorer:
+        """Nothing is asked yet."""
+        fresh = any(sequence.stats.steps == 0 for sequence in sequences)
+        self._scorer = HierarchyScorer(self, sequences, drawing, fresh)
+        return self._scorer
+
+    def judged(self, proposals: Many[Proposal], outcomes: Many[Outcome], passes: int, seconds: float) -> None:
+        """The upper source has answered for the lower one's proposals: policy and lower source learn from it.
+
+        Args:
+            proposals: what it proposed.
+            outcomes: what the upper source made of them.
+            passes, seconds: of the upper source.
+        """
+        self.policy.observe(outcomes)
+        top = len(self.levels) - 1
+        for proposal, outcome in zip(proposals, outcomes, strict=True):
+            levels = outcome.sequence.stats.levels
+            above, below = levels[top], levels[top - 1]
+            above.rounds, above.passes, above.seconds = above.rounds + 1, above.passes + passes, above.seconds + seconds
+            below.proposed += len(outcome.tree)
+            below.accepted += len(outcome.path)
+            if isinstance(self.lower, HierarchySource):
+                self.lower.learn(outcome, proposal.row)
+            else:
+                below.rounds += 1
+                below.passes += outcome.step.draft_passes
+                below.seconds += outcome.step.draft
+
+    def learn(self, outcome: Outcome, row: int) -> None:
+        """The level above has judged a pending run.
+
+        Args:
+            outcome: of it.
+            row: of its sequence in the proposal.
+        """
+        known = self._known(row)
+        nodes = known.numbers(outcome.tree, known.base)
+        accepted = [nodes[n] for n in outcome.path[: outcome.taken]]
+        begins = [i for i, node in enumerate(accepted) if node in known.rounds]
+        below = [after - at for at, after in pairwise([*begins, len(accepted) - 1])]
+        self._decider.observe(outcome, known.least, known.refused, below)
+
+    def settle(self, sequences: Many[Sequence], grown: Many[Grown]) -> None:
+        """Tell both which of the nodes they know stay."""
+        ours = [
+            Grown(tree, torch.tensor(self._known(row).numbers(tree), dtype=torch.int64))
+            for row, (tree, _) in enumerate(grown)
+        ]
+        self.upper.settle(sequences, ours)
+        self.lower.settle(sequences, ours)
+
+    def _known(self, row: int) -> Known:
+        """Of a sequence of the proposal under way."""
+        if self._scorer is None:
+            raise ConfigError("a hierarchy was told of trees that it has not begun: call begin first")
+        return self._scorer.known[row]
+
+    def observe(self, outcomes: Many[Outcome]) -> None:
+        """The target has judged: learn from it, book whose tokens came out, and tell both."""
+        if self._scorer is not None and not self.inner:
+            for row, outcome in enumerate(outcomes):
+                self.learn(outcome, row)
+                self._book(outcome, self._known(row))
+        self._scorer = None
+        self.upper.observe(outcomes)
+        self.lower.observe(outcomes)
+
+    @staticmethod
+    def _book(outcome: Outcome, known: Known) -> None:
+        levels, top = outcome.sequence.stats.levels, len(outcome.sequence.stats.levels) - 1
+        nodes, accepted = known.numbers(outcome.tree), outcome.path[: outcome.taken]
+        levels[top].proposed += len(outcome.tree)
+        levels[top].accepted += len(accepted)
+        for n in accepted:
+            levels[known.level.get(nodes[n], top)].emitted += 1
+
+    def close(self, sequence: Sequence) -> None:
+        """Tell both."""
+        self._room.pop(sequence, None)
+        self.upper.close(sequence)
+        self.lower.close(sequence)

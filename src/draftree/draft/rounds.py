@@ -1,0 +1,205 @@
+"""The rounds of a hierarchy: the lower source proposes, the upper one answers for all of it in one pass.
+
+A scorer that is asked about a node which the upper source has answered for already repeats the answer. Else a round
+begins there, if the pending run is to be drafted further; if not, nothing follows that node, and so the run ends.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import defaultdict
+from collections.abc import Sequence as Many
+from typing import TYPE_CHECKING, NamedTuple
+
+from torch import Tensor
+
+from ..config import Budget
+from ..errors import ConfigError
+from ..sequence import Sequence
+from ..tree import ROOT, DraftTree
+from .base import Outcome, StepCost
+from .below import BelowScorer
+from .drawing import Drawing, Drawn
+from .grow import grow
+from .known import NO_LAW, Known, answer, laws_of
+from .loop import Place
+from .policy import Candidates
+from .source import Asked, ask
+
+if TYPE_CHECKING:
+    from .hierarchy import HierarchySource
+
+
+class Proposal(NamedTuple):
+    """What the lower source proposed below one node.
+
+    Attributes:
+        row: of the sequence.
+        anchor: the node.
+        tree: the proposal.
+        nodes: numbers of the tree's nodes.
+    """
+
+    row: int
+    anchor: int
+    tree: DraftTree
+    nodes: list[int]
+
+
+class HierarchyScorer:
+    """Scores nodes by rounds of two sources.
+
+    Attributes:
+        known: of each sequence, what has been said.
+    """
+
+    def __init__(self, source: HierarchySource, sequences: Many[Sequence], drawing: Drawing, fresh: bool) -> None:
+        """
+        Args:
+            source: the hierarchy.
+            sequences: of the proposal.
+            drawing: how children come out of the laws.
+            fresh: some of the sequences are new: models read their prompts, so that seconds say nothing.
+        """
+        self._source, self._sequences, self._drawing, self._fresh = source, sequences, drawing, fresh
+        self._lower, self._upper = (part.begin(sequences, drawing) for part in (source.lower, source.upper))
+        self.known = [Known() for _ in sequences]
+        self._names: list[dict[int, int]] = [{ROOT: ROOT} for _ in sequences]  # asker's number -> ours
+        self._bases: set[tuple[int, int]] = set()
+
+    def score_roots(self, rows: Many[int], width: int) -> Candidates:
+        """See ``Scorer``."""
+        return self.score_all([Asked(b, ROOT, ROOT, 0) for b in rows], width)
+
+    def score(self, rows: Tensor, nodes: Tensor, parents: Tensor, tokens: Tensor, width: int) -> Candidates:
+        """See ``Scorer``."""
+        columns = zip(*(x.tolist() for x in (rows, nodes, parents, tokens)), strict=True)
+        return self.score_all([Asked(*column) for column in columns], width)
+
+    def score_all(self, asked: Many[Asked], width: int) -> Candidates:
+        """See ``TreeScorer``."""
+        places = []
+        for b, node, parent, token in asked:
+            own = ROOT if node == ROOT else self.known[b].child(self._names[b][parent], token)
+            self._names[b][node] = own
+            if (b, node) in self._bases:
+                self.known[b].restart(own)
+            places.append((b, own))
+        wanted: dict[int, list[int]] = defaultdict(list)
+        for b, node in places:
+            known = self.known[b]
+            if node not in known.laws:
+                if node == known.base or self._leads(b, node) or self._goes_on(b, node, wanted[b]):
+                    wanted[b].append(node)
+                else:
+                    known.laws[node] = NO_LAW
+        if any(wanted.values()):
+            self._round({b: nodes for b, nodes in sorted(wanted.items()) if nodes}, width)
+        return answer([self.known[b].laws[node] for b, node in places])
+
+    def draw(self, counts: Tensor) -> Drawn:
+        """Never asked for: schemes that need it refuse what ``learns``."""
+        raise ConfigError("a hierarchy does not draw children: use verification match")
+
+    def restart(self, row: int, node: int) -> None:
+        """The level above has said a token, by its number there: a new run begins below it."""
+        if node in self._names[row]:
+            self.known[row].restart(self._names[row][node])
+        self._bases.add((row, node))
+
+    def level_of(self, row: int, parent: int, token: int) -> int:
+        """The level that was the first to say a token below a node that was asked about."""
+        known, top = self.known[row], len(self._source.levels) - 1
+        return known.level.get(known.find(self._names[row][parent], token), top)
+
+    def _leads(self, b: int, node: int) -> bool:
+        """It lies above the begin of the run: the level above has said it, and more after it."""
+        known = self.known[b]
+        return known.base != ROOT and known.depth(node) < known.depth(known.base)
+
+    def _goes_on(self, b: int, node: int, wanted: Many[int]) -> bool:
+        """Whether the run is drafted further below a node."""
+        known, decider = self.known[b], self._source.decider
+        if known.parent(node) in wanted:
+            return True
+        law = known.laws[known.parent(node)]
+        if law is NO_LAW:
+            return False
+        place = Place(known.depth(node) - known.depth(known.base), law.entropy, known.edges(node))
+        if decider.goes_on(self._sequences[b], place):
+            known.rounds.append(node)
+            return True
+        if decider.unsure(place):
+            known.refused = min(known.refused, law.entropy)
+        return False
+
+    def _round(self, wanted: dict[int, list[int]], width: int) -> None:
+        """Propose below the likeliest wanted node of each sequence, and ask the upper source about all of it."""
+        source, clock = self._source, [time.perf_counter()]
+        passes = source.lower.passes, source.upper.passes
+        proposals = self._propose({b: self._best(b, nodes) for b, nodes in wanted.items()})
+        clock.append(time.perf_counter())
+        asked = [
+            self.known[p.row].asked(p.row, node) for p in proposals for node in dict.fromkeys(wanted[p.row] + p.nodes)
+        ]
+        laws = laws_of(ask(source.upper, self._upper, asked, width))
+        for (b, node, _, _), law in zip(asked, laws, strict=True):
+            self.known[b].learn(node, law)
+        clock.append(time.perf_counter())
+        draft, verify = clock[1] - clock[0], clock[2] - clock[1]
+        cost = StepCost(len(proposals), draft, verify, 0.0, source.lower.passes - passes[0])
+        outcomes = [self._verdict(p, cost) for p in proposals]
+        source.judged(proposals, outcomes, source.upper.passes - passes[1], verify)
+        if not self._fresh:
+            source.decider.took(draft + verify)
+
+    def _best(self, b: int, wanted: Many[int]) -> int:
+        """Of the wanted nodes that no other wanted one lies below, the likeliest."""
+        known = self.known[b]
+        above = {known.parent(node) for node in wanted if node != ROOT}
+        ends = [node for node in wanted if node not in above]
+        return ends[0] if len(ends) == 1 else max(ends, key=lambda node: math.prod(known.edges(node)))
+
+    def _propose(self, anchors: dict[int, int]) -> list[Proposal]:
+        """What the lower source proposes below a node of each sequence."""
+        source, rows = self._source, list(anchors)
+        sequences = [self._sequences[b] for b in rows]
+        budgets = source.policy.plan(sequences, [self._budget(b, node) for b, node in anchors.items()])
+        scorer = BelowScorer(source.lower, self._lower, [(b, self.known[b], node) for b, node in anchors.items()])
+        trees = [grown.tree for grown in grow(scorer, source.policy, budgets, self._drawing)]
+        proposals = []
+        for (b, anchor), tree in zip(anchors.items(), trees, strict=True):
+            nodes: list[int] = []
+            for parent, token in zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True):
+                above = anchor if parent == ROOT else nodes[parent]
+                nodes.append(self.known[b].child(above, token))
+                self.known[b].level.setdefault(nodes[-1], self._said_by(b, above, token))
+            proposals.append(Proposal(b, anchor, tree, nodes))
+        return proposals
+
+    def _said_by(self, b: int, parent: int, token: int) -> int:
+        return self._lower.level_of(b, parent, token) if isinstance(self._lower, HierarchyScorer) else 0
+
+    def _budget(self, b: int, anchor: int) -> Budget:
+        """What the upper source can be asked about below a node: nothing below the deepest level, and no leaf of it."""
+        room, lower = self._source.room(self._sequences[b])
+        depth, most = self.known[b].depth(anchor), room.nodes if room.depth is None else min(room.nodes, room.depth)
+        if lower.depth is not None:
+            most = min(most, lower.depth + 1)
+        return Budget(min(room.nodes, lower.nodes), max(0, most - 1 - depth))
+
+    def _verdict(self, proposal: Proposal, cost: StepCost) -> Outcome:
+        """What the upper source makes of a proposal: it follows its own most probable tokens while they are there."""
+        b, node, tree, nodes = proposal
+        known, at = self.known[b], ROOT
+        path: list[int] = []
+        tokens: list[int] = []
+        while True:
+            tokens.append(known.laws[node].best)
+            below = [child for child in tree.children(at) if int(tree.tokens[child]) == tokens[-1]]
+            if not below:
+                return Outcome(self._sequences[b], tree, path, tokens, len(tokens), cost)
+            at = below[0]
+            node = nodes[at]
+            path.append(at)

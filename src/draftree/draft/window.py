@@ -1,0 +1,263 @@
+"""Drafting that knows when to stop: a threshold on entropy that is learned as the text goes on ("self-verify").
+
+Source: Syu & Lee, *Hierarchical Speculative Decoding with Dynamic Window* (HSDDW; Findings of NAACL 2025). Entropies
+are in nats, of the draft law at the node whose children are chosen. ``docs/algorithms.md`` says where we differ.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from ..config import MAX_NODES, Budget
+from ..errors import ConfigError
+from ..models.base import LanguageModel
+from ..sequence import Sequence
+from ..tree import DraftTree
+from .base import Outcome
+from .entropy import StaticTree
+from .policy import Frontier, Growth, GrowthPolicy
+from .source import Source
+
+FIRST = "first"
+"""In place of an initial threshold: the least entropy of the sequence's first draft."""
+MEMORY = 20.0
+"""Tokens that a threshold remembers by default."""
+SHARE = 0.6
+"""Share of the mean entropy of rejected tokens that a window goes on at by default."""
+
+
+@dataclass(slots=True)
+class Threshold:
+    """The threshold tau of one sequence: from the mean entropy of its rejected tokens, the last ``memory`` or so.
+
+    Attributes:
+        start: tau while nothing has been rejected; None: the least entropy of the first draft.
+        memory: each new token leaves 1 - 1 / memory of the weight of those before; infinite: all count alike.
+        share: tau is this share of the mean.
+    """
+
+    start: float | None = None
+    memory: float = MEMORY
+    share: float = 1.0
+    _least: float = field(default=math.inf, repr=False)
+    _begun: bool = field(default=False, repr=False)
+    _sum: float = field(default=0.0, repr=False)
+    _weight: float = field(default=0.0, repr=False)
+
+    @property
+    def value(self) -> float:
+        """Tau in nats; infinite during a first draft whose entropies are to set it."""
+        if self._weight:
+            return self.share * self._sum / self._weight
+        if self.start is not None:
+            return self.start
+        return self._least if self._begun else math.inf
+
+    def drafted(self, least: float) -> None:
+        """A draft has ended, in which ``least`` was the smallest entropy: it counts if it was the first."""
+        if not self._begun and least < math.inf:
+            self._begun, self._least = True, least
+
+    def rejected(self, entropy: float) -> None:
+        """A token was rejected, and this was the entropy of its law."""
+        self._count(entropy)
+
+    def stopped(self, entropy: float) -> None:
+        """A draft was accepted as far as it went, and this entropy had ended it: tau may have been too low.
+
+        It counts as one more token unless the memory is infinite. Without it tau could freeze: where nothing is
+        drafted that can be rejected, a mean of rejected tokens never moves.
+        """
+        if self.memory < math.inf:
+            self._count(entropy)
+
+    def _count(self, entropy: float) -> None:
+        left = 1 - 1 / self.memory
+        self._sum, self._weight = left * self._sum + entropy, left * self._weight + 1
+
+
+def learn(threshold: Threshold, outcome: Outcome, crossed: float) -> None:
+    """What an outcome says of the threshold that shaped its tree; nothing where the sequence ended within it.
+
+    Args:
+        threshold: of the sequence.
+        outcome: of the tree.
+        crossed: least entropy that ended something in it; infinite: none did.
+    """
+    if outcome.taken < len(outcome.tokens):
+        return
+    if (entropy := outcome.rejected_entropy) is not None:
+        threshold.rejected(entropy)
+    elif crossed < math.inf:
+        threshold.stopped(crossed)
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """How far a draft goes.
+
+    Attributes:
+        start: tau before any rejection in nats; None: the least entropy of the sequence's first draft.
+        share: of the mean entropy of rejected tokens that tau is; 1 in the paper.
+        keep: the token whose law crossed tau is still drafted, as in the authors' code; if not, it is left out.
+        floor: least tokens of a draft, whatever tau is; with 0 tau might never learn.
+        cap: most tokens of a draft.
+        memory: see ``Threshold``.
+
+    Raises:
+        ConfigError: a value is out of range, or the cap lies below the floor.
+    """
+
+    start: float | None = 1.0
+    share: float = SHARE
+    keep: bool = True
+    floor: int = 1
+    cap: int = 10
+    memory: float = MEMORY
+
+    def __post_init__(self) -> None:
+        check_threshold("start", self.start, self.memory)
+        if not 0 < self.share < math.inf:
+            raise ConfigError(f"share is {self.share}: use a positive number; 1 is the paper's")
+        if self.floor < 1:
+            raise ConfigError(f"floor is {self.floor}: use at least 1 token, or tau never learns")
+        if not self.floor <= self.cap <= MAX_NODES:
+            raise ConfigError(
+                f"cap is {self.cap} and floor {self.floor}: use a cap from the floor to {MAX_NODES}, or a lower floor"
+            )
+
+
+def check_threshold(what: str, start: float | None, memory: float) -> None:
+    """Make sure that a threshold can be made of these.
+
+    Raises:
+        ConfigError: the entropy called ``what`` is negative or no number, or the memory is below one token.
+    """
+    if start is not None and not start >= 0:
+        raise ConfigError(f"{what} is {start}: use an entropy in nats, 0 or more, or {FIRST!r}")
+    if not memory >= 1:
+        raise ConfigError(f"memory is {memory}: use a number of tokens, 1 or more, or inf to forget nothing")
+
+
+def read_start(what: str, text: float | str) -> float | None:
+    """An initial threshold as it is written.
+
+    Raises:
+        ConfigError: it is neither a number nor "first".
+    """
+    if text == FIRST:
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        raise ConfigError(f"{what} is {text!r}: use an entropy in nats, 0 or more, or {FIRST!r}") from None
+
+
+@dataclass(slots=True)
+class _Round:
+    """One proposal.
+
+    Attributes:
+        thresholds: of its sequences.
+        least: [B] least entropy that was seen.
+        crossed: [B] least entropy that ended something; infinite: none did.
+    """
+
+    thresholds: Many[Threshold]
+    least: list[float]
+    crossed: list[float]
+
+
+@dataclass(slots=True)
+class DynamicWindow(GrowthPolicy):
+    """Ends drafting below every node whose entropy exceeds what tokens were rejected at so far in the sequence.
+
+    Attributes:
+        window: how far.
+        tree: shapes what lies within; a chain by default.
+        by_value: the tree's.
+    """
+
+    window: Window = Window()
+    tree: GrowthPolicy = StaticTree(1, MAX_NODES)
+    by_value: bool = field(init=False, repr=False, compare=False)
+    _thresholds: WeakKeyDictionary[Sequence, Threshold] = field(
+        default_factory=WeakKeyDictionary, repr=False, compare=False
+    )
+    _round: _Round | None = field(default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self.by_value = self.tree.by_value
+
+    @property
+    def partner(self) -> str | None:
+        """The tree's."""
+        return self.tree.partner
+
+    def threshold(self, sequence: Sequence) -> Threshold:
+        """A sequence's tau."""
+        return self._thresholds.setdefault(sequence, self._new())
+
+    def _new(self) -> Threshold:
+        return Threshold(self.window.start, self.window.memory, self.window.share)
+
+    def width_for(self, nodes: int) -> int:
+        """The tree's."""
+        return self.tree.width_for(nodes)
+
+    def pool(self, nodes: int) -> int:
+        """The tree's."""
+        return self.tree.pool(nodes)
+
+    def plan(self, sequences: Many[Sequence], budgets: Many[Budget]) -> Many[Budget]:
+        """Look up the thresholds."""
+        b = len(sequences)
+        self._round = _Round([self.threshold(s) for s in sequences], [math.inf] * b, [math.inf] * b)
+        return self.tree.plan(sequences, budgets)
+
+    def grow(self, frontier: Frontier) -> Growth:
+        """The tree's choice, ended where tau is crossed, but for the floor."""
+        growth, at, depth = self.tree.grow(frontier), self._round, frontier.depth
+        entropies, rows = frontier.candidates.entropies, frontier.rows.tolist()
+        taus = [self._new().value if at is None else at.thresholds[b].value for b in rows]
+        crossed = entropies > torch.tensor(taus)
+        if at is not None:
+            for b, h, over in zip(rows, entropies.tolist(), crossed.tolist(), strict=True):
+                at.least[b] = min(at.least[b], h)
+                if over and depth + 1 >= self.window.floor:
+                    at.crossed[b] = min(at.crossed[b], h)
+        keep, extend, tags = growth
+        if not self.window.keep and depth >= self.window.floor:
+            keep = keep & ~crossed[:, None]
+        if depth + 1 >= self.window.floor:
+            extend = extend & ~crossed[:, None]
+        if depth + 1 >= self.window.cap:
+            extend = torch.zeros_like(extend)
+        return Growth(keep, extend, tags)
+
+    def prune(self, pools: Many[DraftTree], tags: Many[Tensor], budgets: Many[Budget]) -> Many[Tensor | None]:
+        """The tree's."""
+        return self.tree.prune(pools, tags, budgets)
+
+    def check(self, target: str, drafter: str) -> None:
+        """The tree's."""
+        self.tree.check(target, drafter)
+
+    def prepare(self, target: LanguageModel, sources: Many[Source]) -> None:
+        """Tell the tree."""
+        self.tree.prepare(target, sources)
+
+    def observe(self, outcomes: Many[Outcome]) -> None:
+        """Learn tau: from each rejected token, and from drafts that tau ended though all of them was accepted."""
+        at, self._round = self._round, None
+        if at is not None:
+            for outcome, tau, least, crossed in zip(outcomes, at.thresholds, at.least, at.crossed, strict=True):
+                tau.drafted(least)
+                learn(tau, outcome, crossed)
+        self.tree.observe(outcomes)

@@ -1,0 +1,437 @@
+"""Hierarchies: the text is the target's own, whoever proposes and verifies; each level learns from the one above."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+
+from draftree.config import Budget, SamplingParams
+from draftree.draft.auto import AutoTree
+from draftree.draft.base import Outcome, StepCost
+from draftree.draft.drafter import TreeDrafter
+from draftree.draft.entropy import EntropyStop, StaticTree
+from draftree.draft.head import HeadSource
+from draftree.draft.hierarchy import HierarchySource
+from draftree.draft.loop import Decider, LoopBack, Place
+from draftree.draft.methods import METHODS
+from draftree.draft.policy import GrowthPolicy
+from draftree.draft.source import Source
+from draftree.draft.window import DynamicWindow, Window
+from draftree.engine import Engine, Generation
+from draftree.errors import ConfigError
+from draftree.models.base import Nodes, Row
+from draftree.models.hf import HFModel
+from draftree.records import EndRecord, RunRecord
+from draftree.sequence import Sequence
+from draftree.trace import Trace, read_trace
+from draftree.tree import ROOT, DraftTree
+
+from ..heads import random_head
+from ..pairs import costs, source, target
+from ..pairs import policy as policy_of
+from ..tiny import MAX_LENGTH, VOCAB
+from .test_union import Says, request
+
+PROMPTS = [[3, 14, 15, 9, 2, 6, 14, 15], [27, 1, 8], [31, 41, 5, 9, 26, 53, 58, 9, 7, 9, 3, 2, 3, 8]]
+TOKENS = 16
+PAIRS = (
+    "lookup>relative",
+    "stranger>relative",
+    "relative>self",
+    "self>stranger",
+    "lookup+recycle>relative",
+    "relative>lookup",
+    "relative>lookup+recycle",
+    "lookup>stranger>relative",
+    "relative>lookup>self",
+)
+
+
+def hierarchy(name: str, model: HFModel, policy: GrowthPolicy | None = None, loop: LoopBack | None = None) -> Source:
+    """A hierarchy by names of ``pairs.source``."""
+    lower, _, upper = name.rpartition(">")
+    if not lower:
+        return source(upper, model)
+    below = hierarchy(lower, model, policy, loop)
+    return HierarchySource(below, source(upper, model), policy or DynamicWindow(), loop or LoopBack())
+
+
+def decode(
+    name: str,
+    params: SamplingParams,
+    method: GrowthPolicy | None = None,
+    policy: GrowthPolicy | None = None,
+    loop: LoopBack | None = None,
+    prompts: list[list[int]] = PROMPTS,
+    nodes: int = 12,
+) -> list[Generation]:
+    model = target()
+    drafter = TreeDrafter(method or StaticTree(1, 12), hierarchy(name, model, policy, loop))
+    return Engine(model, drafter, nodes=nodes).generate(prompts, params)
+
+
+def plain(params: SamplingParams, prompts: list[list[int]] = PROMPTS) -> list[list[int]]:
+    return [g.token_ids for g in Engine(target()).generate(prompts, params)]
+
+
+# the text
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("name", PAIRS)
+def test_ids_are_those_of_plain_decoding(name: str, temperature: float) -> None:
+    params = SamplingParams(max_tokens=TOKENS, temperature=temperature, seed=7)
+    want = plain(params)
+    assert [g.token_ids for g in decode(name, params)] == want
+    assert decode(name, params, prompts=PROMPTS[:1])[0].token_ids == want[0]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_draws_trees_from_a_hierarchy(method: str) -> None:
+    for temperature in (0.0, 1.0):
+        params = SamplingParams(max_tokens=TOKENS, temperature=temperature, seed=3)
+        got = decode("stranger>relative", params, policy_of(method), StaticTree(2, 3))
+        assert [g.token_ids for g in got] == plain(params)
+
+
+@pytest.mark.parametrize("below", [StaticTree(2, 3), EntropyStop(), "opt-tree", "auto"])
+@pytest.mark.parametrize("rule", ["entropy", "never"])
+def test_every_shape_of_proposals_and_every_rule(below: GrowthPolicy | str, rule: str) -> None:
+    policy = policy_of(below) if isinstance(below, str) else below
+    params = SamplingParams(max_tokens=TOKENS, temperature=0.8, seed=3)
+    got = decode("lookup>relative", params, StaticTree(2, 5), policy, LoopBack(rule))
+    assert [g.token_ids for g in got] == plain(params)
+
+
+def test_any_thresholds_end_and_give_the_same_text() -> None:
+    """Random thresholds, floors, caps and pending runs: no loop is endless, and no token is another."""
+    random = Random(5)
+    for trial in range(12):
+        params = SamplingParams(max_tokens=10, temperature=random.choice([0.0, 1.0]), seed=trial)
+        floor = random.randint(1, 4)
+        low, high = (random.choice([None, 0.0, random.expovariate(1.0), 1e9]) for _ in range(2))
+        window = Window(
+            low, 1.0, random.random() < 0.5, floor, floor + random.randint(0, 5), 1 + random.expovariate(0.1)
+        )
+        loop = LoopBack("entropy", high, random.randint(1, 20), random.choice([1.0, 7.0, math.inf]))
+        name = random.choice(["stranger>relative", "lookup>stranger>relative", "relative>lookup"])
+        method = random.choice([StaticTree(1, 20), StaticTree(2, 4), DynamicWindow(window)])
+        got = decode(name, params, method, DynamicWindow(window), loop, PROMPTS[:2], nodes=random.randint(1, 20))
+        assert [g.token_ids for g in got] == plain(params, PROMPTS[:2])
+
+
+def test_a_lower_level_that_proposes_nothing_leaves_the_upper_one_to_draft_alone() -> None:
+    params = SamplingParams(max_tokens=TOKENS)
+    model = target()
+    silent = HierarchySource(Says("silent", {}), source("relative", model), DynamicWindow(), LoopBack("always"))
+    got = Engine(model, TreeDrafter(StaticTree(1, 5), silent), nodes=5).generate(PROMPTS, params)
+    alone = decode("relative", params, StaticTree(1, 5), nodes=5)
+    assert [g.token_ids for g in got] == plain(params)
+    assert [g.stats.accepted for g in got] == [g.stats.accepted for g in alone]
+    assert [g.stats.steps for g in got] == [g.stats.steps for g in alone]
+
+
+@pytest.mark.parametrize("name", ["lookup>relative", "stranger>relative", "lookup>stranger>relative"])
+def test_the_trees_are_those_that_the_upper_level_would_draft_alone(name: str) -> None:
+    """Whoever proposes: the upper level's word is what counts, and the lower one saves it passes."""
+    params = SamplingParams(max_tokens=TOKENS, temperature=0.9, seed=2)
+    endless = LoopBack("always")
+    for method in (StaticTree(1, 6), StaticTree(2, 3)):
+        got, alone = (decode(n, params, method, None, endless) for n in (name, "relative"))
+        assert [g.stats.drafted for g in got] == [g.stats.drafted for g in alone]
+        assert [g.stats.accepted for g in got] == [g.stats.accepted for g in alone]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_all_levels_the_same_model_are_always_right(temperature: float) -> None:
+    params = SamplingParams(max_tokens=31, temperature=temperature, seed=3)
+    g = decode("self>self>self", params, StaticTree(1, 5), StaticTree(1, 3), LoopBack("always"), PROMPTS[:1])[0]
+    assert g.stats.accepted == g.stats.drafted
+    assert g.stats.mal == 6.0
+    for level in g.stats.levels:
+        assert level.proposed == level.accepted > 0
+
+
+# what each level did
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_what_the_levels_emitted_and_the_targets_own_tokens_are_the_text(name: str) -> None:
+    for g in decode(name, SamplingParams(max_tokens=TOKENS, temperature=0.7, seed=4)):
+        levels = g.stats.levels
+        assert [level.name for level in levels][-1] == levels[-1].name
+        assert len(levels) == name.count(">") + 1
+        assert sum(level.emitted for level in levels) == sum(chunk.drafted for chunk in g.chunks)
+        assert sum(level.emitted for level in levels) + sum(not c.drafted for c in g.chunks) == g.stats.tokens
+        assert levels[-1].proposed == sum(g.stats.drafted)
+        assert levels[-1].accepted == sum(g.stats.accepted)
+        assert all(0 <= level.accepted <= level.proposed for level in levels)
+        assert all(level.rounds >= 0 and level.seconds >= 0 for level in levels)
+
+
+def test_passes_of_the_levels_are_the_drafters() -> None:
+    g = decode("stranger>relative", SamplingParams(max_tokens=TOKENS), prompts=PROMPTS[:1])[0]
+    assert sum(level.passes for level in g.stats.levels) == g.stats.draft_passes
+    assert all(level.passes for level in g.stats.levels)
+
+
+def test_without_looping_back_the_upper_level_passes_once_a_step() -> None:
+    params = SamplingParams(max_tokens=TOKENS)
+    one = decode("stranger>relative", params, loop=LoopBack("never"), prompts=PROMPTS[:1])[0].stats
+    assert one.steps - 1 <= one.levels[1].passes <= one.steps  # a last token is not drafted
+    more = decode("stranger>relative", params, loop=LoopBack("always"), prompts=PROMPTS[:1])[0].stats
+    assert more.levels[1].passes > more.steps
+    assert more.steps < one.steps
+
+
+def test_a_level_that_is_right_saves_the_one_above_passes() -> None:
+    params = SamplingParams(max_tokens=TOKENS)
+    endless = LoopBack("always")
+    guided = decode("relative>relative", params, StaticTree(1, 8), StaticTree(1, 8), endless, PROMPTS[:1])[0].stats
+    alone = decode("relative", params, StaticTree(1, 8), prompts=PROMPTS[:1])[0].stats
+    assert guided.drafted == alone.drafted
+    assert 2 * guided.levels[1].passes < alone.draft_passes
+
+
+def test_nothing_is_fed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every level keeps its cache: a token is read again only where a guess about it was wrong."""
+    fed: dict[str, int] = {}
+    extend = HFModel.extend
+
+    def counting(model: HFModel, rows: list[Row], nodes: list[Nodes]) -> torch.Tensor:
+        name = model.capabilities.name
+        fed[name] = fed.get(name, 0) + sum(len(n.tokens) for n in nodes)
+        return extend(model, rows, nodes)
+
+    monkeypatch.setattr(HFModel, "extend", counting)
+    model = target()
+    lower, upper = (source("self", model) for _ in range(2))
+    for name, made in (("low", lower), ("high", upper)):
+        assert isinstance(made.model, HFModel)
+        made.model.capabilities = replace(made.model.capabilities, name=name)
+    hierarchy = HierarchySource(lower, upper, StaticTree(1, 3), LoopBack("always"))
+    tokens = 37
+    g = Engine(model, TreeDrafter(StaticTree(1, 5), hierarchy), nodes=5).generate(
+        PROMPTS[:1], SamplingParams(max_tokens=tokens)
+    )[0]
+    assert g.stats.accepted == g.stats.drafted
+    assert fed["high"] <= tokens + 1
+    assert fed["low"] <= tokens + 1
+
+
+# looping back
+
+
+def outcome(of: Sequence, accepted: int, entropies: list[float], seconds: float = 1.0) -> Outcome:
+    """A chain with these entropies, of which the first tokens were right."""
+    chain = DraftTree.chain([1] * len(entropies), [math.log(0.8)] * len(entropies))
+    tree = DraftTree(chain.tokens, chain.parents, chain.depths, chain.path_logprobs, torch.tensor(entropies))
+    tokens = [*[1] * accepted, 2]
+    return Outcome(of, tree, list(range(accepted)), tokens, len(tokens), StepCost(1, seconds, seconds, 0.0, 0))
+
+
+def place(entropy: float, depth: int = 1, p: float = 0.8) -> Place:
+    return Place(depth, entropy, [p] * depth)
+
+
+def test_looping_back_ends_where_the_entropy_exceeds_tau_and_tau_learns_from_the_target() -> None:
+    decider, one = Decider(LoopBack("entropy", 1.0, memory=math.inf)), request()
+    assert [decider.goes_on(one, place(h)) for h in (0.3, 1.0, 1.01, 9.0)] == [True, True, False, False]
+    decider.observe(outcome(one, 1, [0.2, 0.5, 0.9]), 0.2, math.inf, [])
+    assert decider.threshold(one).value == pytest.approx(0.5)
+    decider.observe(outcome(one, 2, [0.2, 0.5, 0.9]), 0.2, math.inf, [])
+    assert decider.threshold(one).value == pytest.approx(0.7)
+    assert [decider.goes_on(one, place(h)) for h in (0.69, 0.71)] == [True, False]
+    assert decider.goes_on(request(), place(1.0))
+
+
+def test_a_tau_too_low_rises_where_all_that_it_let_through_was_right() -> None:
+    decider, one = Decider(LoopBack("entropy", 0.1)), request()
+    decider.observe(outcome(one, 2, [0.05, 0.08]), 0.05, 0.4, [])
+    assert decider.threshold(one).value == pytest.approx(0.4)
+
+
+def test_a_pending_run_is_no_longer_than_its_cap() -> None:
+    for rule in ("entropy", "gain"):
+        decider = Decider(LoopBack(rule, 9.0, pending=3), costs(1e-3))
+        assert [decider.goes_on(request(), place(0.1, depth, 1.0)) for depth in (1, 2, 3, 4)] == [
+            True,
+            True,
+            False,
+            False,
+        ]
+
+
+def test_never_is_never() -> None:
+    assert not Decider(LoopBack("never", 9.0)).goes_on(request(), place(0.0))
+
+
+def test_a_round_is_worth_its_seconds_or_is_not_made() -> None:
+    decider, one = Decider(LoopBack("gain"), costs(1.0)), request()  # plain decoding: a token a second
+    assert decider.goes_on(one, place(9.0))  # rounds cost nothing yet, whatever the entropy
+    decider.took(1.0)
+    assert decider.goes_on(one, place(0.0, 1, 0.9))  # 0.9 x 2 tokens for one second
+    assert not decider.goes_on(one, place(0.0, 4, 0.8))  # 0.8 ^ 4 x 2
+    decider.took(100.0)
+    assert not decider.goes_on(one, place(0.0, 1, 0.99))
+
+
+def test_the_gain_of_a_round_is_what_rounds_have_given() -> None:
+    decider, one = Decider(LoopBack("gain"), costs(1.0)), request()
+    decider.took(1.0)
+    before = decider.worth(place(0.0, 1, 0.9), 5)
+    for _ in range(60):
+        decider.observe(outcome(one, 2, [0.1] * 3, 2.0), 0.1, math.inf, [0])
+    assert decider.worth(place(0.0, 1, 0.9), 5) < 0 < before
+
+
+@pytest.mark.parametrize("rule", ["entropy", "gain"])
+def test_decisions_are_made_where_something_new_would_be_asked(rule: str) -> None:
+    """A lower level of two tokens and an upper one that agrees: it is asked again below its own next token alone."""
+    asked: list[int] = []
+
+    class Spy(Decider):
+        def goes_on(self, sequence: Sequence, at: Place) -> bool:
+            asked.append(at.depth)
+            return True
+
+    made = HierarchySource(Says("low", {1: 0.9}), Says("high", {1: 0.9}), StaticTree(1, 2), LoopBack(rule))
+    made._decider, one = Spy(LoopBack(rule)), request()
+    drafter = TreeDrafter(StaticTree(1, 9), made)
+    drafter.open(one)
+    tree = drafter.propose([one], [Budget(9)])[0]
+    assert tree.depth == 9
+    assert asked == [3, 6]
+
+
+# bad input
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"rule": "often"}, "loop is 'often': choose from entropy, gain, always, never"),
+        ({"tau": -1.0}, "tau is -1.0: use an entropy in nats, 0 or more"),
+        ({"tau": math.nan}, "tau is nan"),
+        ({"pending": 0}, "pending is 0: use at least 1 token, or loop=never"),
+        ({"memory": 0.0}, "memory is 0.0"),
+    ],
+)
+def test_nonsense_is_refused(settings: dict[str, float | str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        LoopBack(**settings)  # type: ignore[arg-type]
+
+
+def test_auto_below_what_is_no_model_is_refused() -> None:
+    model = target()
+    made = HierarchySource(source("relative", model), source("lookup", model), AutoTree())
+    with pytest.raises(ConfigError, match="lookup is no model: use another method than auto below"):
+        Engine(model, TreeDrafter(StaticTree(), made))
+
+
+@pytest.mark.parametrize("scheme", ["multi-round", "block", "top1-residual"])
+def test_schemes_that_draw_children_are_refused(scheme: str) -> None:
+    model = target()
+    with pytest.raises(ConfigError, match="use verification match"):
+        Engine(model, TreeDrafter(StaticTree(1, 3), hierarchy("lookup>relative", model)), verification=scheme)
+
+
+def test_a_context_that_is_nearly_full_is_filled_to_the_last_token() -> None:
+    prompt = (PROMPTS[2] * 9)[: MAX_LENGTH - 12]
+    g = decode("stranger>relative", SamplingParams(), prompts=[prompt], loop=LoopBack("always"))[0]
+    assert g.token_ids == plain(SamplingParams(), [prompt])[0]
+    assert len(g.token_ids) == 12
+
+
+def test_a_trace_has_the_levels_and_their_settings(tmp_path: Path) -> None:
+    model, file = target(), tmp_path / "t.jsonl"
+    drafter = TreeDrafter(StaticTree(1, 5), hierarchy("stranger>relative", model, StaticTree(2, 2), LoopBack("never")))
+    with Trace(file) as trace:
+        engine = Engine(model, drafter, nodes=9, observers=[trace])
+        g = engine.generate(PROMPTS[:1], SamplingParams(max_tokens=TOKENS))[0]
+    records = list(read_trace(file))
+    run, end = records[0], records[-1]
+    assert isinstance(run, RunRecord)
+    assert isinstance(end, EndRecord)
+    assert run.drafter["source"]["settings"]["rule"] == "never"
+    assert run.drafter["source"]["policy"] == {"class": "StaticTree", "width": 2, "depth": 2}
+    assert run.drafter["source"]["lower"]["class"] == "ModelSource"
+    assert [(x.name, x.passes, x.emitted) for x in end.stats.levels] == [
+        (x.name, x.passes, x.emitted) for x in g.stats.levels
+    ]
+
+
+# auto
+
+
+class Clock:
+    """Time that passes only where something is asked."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+class Slow(Says):
+    """Takes its time for every node."""
+
+    def __init__(self, law: dict[int, float], clock: Clock, seconds: float) -> None:
+        super().__init__("upper", law)
+        self._clock, self._each = clock, seconds
+
+    def _script(self, row: int, path: tuple[int, ...]) -> tuple[list[int], list[float], float]:
+        self._clock.now += self._each
+        return super()._script(row, path)
+
+
+@pytest.mark.parametrize(("seconds", "low", "high"), [(0.01, 140, 150), (0.9, 1, 20)])
+def test_auto_leaves_a_hierarchy_out_where_it_loses_and_keeps_it_where_it_wins(
+    seconds: float, low: int, high: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The target takes a second, and the upper level some part of that for every token that it looks at."""
+    clock, truth = Clock(), {1: 0.7, 2: 0.3}
+    monkeypatch.setattr("draftree.draft.drafter.time", clock)
+    upper = Slow({1: 0.7, 2: 0.2}, clock, seconds)
+    made = HierarchySource(Says("lower", {1: 0.6}), upper, StaticTree(1, 3), LoopBack("always"))
+    chosen, one, rng = AutoTree(depth=4, target=costs(1.0)), request(), Random(3)
+    drafter = TreeDrafter(chosen, made)
+    chosen.prepare(target(), made.parts)
+    drafter.open(one)
+    for step in range(250):
+        if step == 100:
+            upper.asked.clear()
+        began = clock.now
+        tree = drafter.propose([one], [Budget(8)])[0]
+        draft = clock.now - began
+        path, tokens = list[int](), list[int]()
+        node: int | None = ROOT
+        while node is not None:
+            tokens.append(rng.choices(list(truth), list(truth.values()))[0])
+            node = next((c for c in tree.children(node) if int(tree.tokens[c]) == tokens[-1]), None)
+            path += [] if node is None else [node]
+        one.ids += tokens
+        one.stats.steps += 1
+        drafter.observe([Outcome(one, tree, path, tokens, len(tokens), StepCost(1, draft, 1.0, 0.0, 0))])
+    assert low <= upper.asked.count(()) <= high
+    told = "in use" if seconds < 0.5 else "left out, but for a try now and then"
+    assert told in chosen.report.text()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("at", ["lower", "upper"])
+def test_a_head_may_propose_or_verify(at: str, temperature: float) -> None:
+    model = target()
+    head, other = HeadSource(random_head(model), VOCAB), source("relative", model)
+    lower, upper = (head, other) if at == "lower" else (other, head)
+    made = HierarchySource(lower, upper, StaticTree(2, 2), LoopBack("always"))
+    params = SamplingParams(max_tokens=TOKENS, temperature=temperature, seed=3)
+    got = Engine(model, TreeDrafter(StaticTree(1, 6), made), nodes=8).generate(PROMPTS, params)
+    assert [g.token_ids for g in got] == plain(params)
+    assert all(level.proposed for g in got for level in g.stats.levels)

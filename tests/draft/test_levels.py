@@ -1,0 +1,201 @@
+"""Hierarchies by name: how they are written, what they are made of, and what is said of those that cannot be."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import pytest
+
+from draftree.config import SamplingParams
+from draftree.draft.drafter import TreeDrafter
+from draftree.draft.entropy import StaticTree
+from draftree.draft.hierarchy import HierarchySource
+from draftree.draft.levels import LevelName, levels_of
+from draftree.draft.load import layers_of, learns, load_drafter, names_model
+from draftree.draft.loop import LoopBack
+from draftree.draft.model import ModelSource
+from draftree.draft.union import UnionSource
+from draftree.draft.window import DynamicWindow
+from draftree.engine import Engine
+from draftree.errors import ConfigError, DraftreeWarning, InputError, UnknownNameError, VocabularyError
+from draftree.models.base import LanguageModel
+from draftree.models.hf import HFModel
+from draftree.models.load import load
+from draftree.models.profile import Profile
+from draftree.names import load_engine
+
+from ..pairs import costs
+from ..tiny import save_tiny
+
+TOKENS = 16
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("target"))
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> HFModel:
+    return load(str(folder))
+
+
+@pytest.fixture(autouse=True)
+def measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models with fewer weights cost less."""
+
+    def found(model: LanguageModel) -> Profile:
+        return costs(1e-9 * model.capabilities.parameters)
+
+    monkeypatch.setattr("draftree.draft.load.kept_or_measured", found)
+
+
+def source(name: str, model: HFModel) -> HierarchySource:
+    made = load_drafter(name, model, StaticTree())
+    assert isinstance(made, TreeDrafter)
+    assert made.name == name
+    assert isinstance(made.source, HierarchySource)
+    return made.source
+
+
+def test_levels_are_written_from_the_lowest_up_with_settings_of_their_own() -> None:
+    assert levels_of("lookup+recycle > head:method=static:width=3 > layers=20:loop=never:pending=9") == (
+        LevelName("lookup+recycle"),
+        LevelName("head", {"method": "static", "width": "3"}),
+        LevelName("layers=20", {"loop": "never", "pending": "9"}),
+    )
+
+
+def test_what_is_no_hierarchy_is_one_level(tmp_path: Path) -> None:
+    odd = tmp_path / "a>b:c=d"
+    odd.mkdir()
+    for name in ("lookup", "layers=3", "a/model:latest", str(odd)):
+        assert levels_of(name) == (LevelName(name),)
+
+
+def test_settings_reach_what_they_are_of(model: HFModel) -> None:
+    made = source("lookup:method=static:width=3:depth=2>layers=1:loop=gain:tau=0.7:pending=5", model)
+    assert made.policy == StaticTree(3, 2)
+    assert made.settings == LoopBack("gain", 0.7, 5)
+    default = source("lookup>layers=1", model)
+    assert default.policy == DynamicWindow()
+    assert default.settings == LoopBack()
+
+
+def test_levels_nest_to_any_depth_and_are_of_any_kind(model: HFModel) -> None:
+    made = source("lookup>recycle+lookup>layers=1>self", model)
+    assert made.levels == ("lookup", "recycle+lookup", "layers=1", "self")
+    inner = made.lower
+    assert isinstance(inner, HierarchySource)
+    assert isinstance(made.upper, ModelSource)
+    assert isinstance(inner.upper, ModelSource)
+    assert isinstance(inner.lower, HierarchySource)
+    assert isinstance(inner.lower.upper, UnionSource)
+    assert inner.upper.model.capabilities.name == f"{model.capabilities.name}, layers=1"
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("method", ["auto", "dynamic-window", "opt-tree+dynamic-window"])
+def test_an_engine_of_names_gives_the_targets_text(folder: Path, method: str, temperature: float) -> None:
+    params = SamplingParams(max_tokens=TOKENS, temperature=temperature, seed=3)
+    plain = load_engine(str(folder), drafter="none").generate(["the rain is in"], params)[0].token_ids
+    engine = load_engine(str(folder), drafter="lookup>layers=1:loop=gain", method=method)
+    assert engine.generate(["the rain is in"], params)[0].token_ids == plain
+
+
+def test_the_target_in_other_numerics_is_loaded_once_more(folder: Path, model: HFModel) -> None:
+    made = source("lookup>fp16w", model)
+    assert isinstance(made.upper, ModelSource)
+    assert made.upper.model.capabilities.numerics == "fp16w"
+    g = Engine(model, TreeDrafter(StaticTree(1, 3), made)).generate([[5, 6, 7]], SamplingParams(max_tokens=TOKENS))[0]
+    assert g.token_ids == Engine(model).generate([[5, 6, 7]], SamplingParams(max_tokens=TOKENS))[0].token_ids
+
+
+@pytest.mark.parametrize(
+    ("name", "kept"), [("layers=2", (0, 1)), ("layers=0-2.5.7-8", (0, 1, 2, 5, 7, 8)), ("layers=4-4", (4,))]
+)
+def test_layers_are_counted_or_named(name: str, kept: tuple[int, ...]) -> None:
+    assert layers_of(name, 30) == kept
+
+
+def test_hierarchies_learn_and_are_no_models() -> None:
+    for name in ("lookup>layers=2", "lookup>some/model"):
+        assert learns(name)
+        assert not names_model(name)
+    assert not names_model("layers=2")
+    assert not names_model("int8")
+
+
+# bad input
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("lookup>", "'lookup>' has a level without a name: write it as lookup>layers=20"),
+        (">layers=1", "has a level without a name"),
+        ("lookup:loop=never>layers=1", "its lowest level has no setting 'loop': it has method and its settings"),
+        ("lookup>layers=1:cap=3", "its highest level has no setting 'cap': it has loop, tau, pending"),
+        ("lookup:cap=2:floor=3>layers=1", "cap is 2 and floor 3"),
+        ("lookup:start=-1>layers=1", "start is -1.0: use an entropy in nats"),
+        ("lookup:method=chian>layers=1", "no method 'chian': did you mean chain"),
+        ("lookup:depth=x:method=chain>layers=1", "depth is 'x': method chain needs a whole number there"),
+        ("lookup>layers=1:loop=often", "loop is 'often': choose from entropy, gain, always, never"),
+        ("lookup>layers=1:tau=-2", "tau is -2.0: use an entropy in nats"),
+        ("lookup>layers=1:tau=high", "tau is 'high': use an entropy"),
+        ("lookup>layers=1:pending=0", "pending is 0: use at least 1 token"),
+        ("lookup>layers=1:pending=few", "pending is 'few': use a whole number"),
+        ("none>layers=1", "none is no level of a hierarchy"),
+        ("auto>layers=1", "auto is no level of a hierarchy"),
+        ("lookup>layers=9", "drafter 'layers=9': the target has 2 layers: keep 1 to 2 of them"),
+        ("lookup>layers=0-9", "which has 2: give numbers from 0 to 1"),
+        ("lookup>layers=two", "write how many layers are kept, as layers=20, or which, as layers=0-9.12.15-29"),
+        ("lookup>layers=", "write how many layers are kept"),
+        ("lookup>no-such-folder/x/y", "no drafter 'no-such-folder/x/y'"),
+    ],
+)
+def test_names_that_cannot_be_are_answered_in_one_line(model: HFModel, name: str, said: str) -> None:
+    with pytest.raises(InputError, match=said) as refusal:
+        load_drafter(name, model, StaticTree())
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(("name", "level"), [("lookup>{}", 2), ("{}>lookup", 1), ("lookup>{}>layers=1", 2)])
+def test_a_level_of_another_vocabulary_is_named_with_both_sizes(
+    model: HFModel, tmp_path: Path, name: str, level: int
+) -> None:
+    other = save_tiny(tmp_path / "other", vocab_shift=True)
+    with pytest.raises(VocabularyError, match=rf"level {level} of {name.count('>') + 1}, .*other: .* 61 tokens .* 61"):
+        load_drafter(name.format(other), model, StaticTree())
+
+
+def test_a_level_that_takes_longer_than_the_target_is_warned_of(
+    model: HFModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow(of: LanguageModel) -> Profile:
+        return costs(0.02 if of is model else 0.03)
+
+    monkeypatch.setattr("draftree.draft.load.kept_or_measured", slow)
+    with pytest.warns(DraftreeWarning, match=r"level 2, .*layers=1: its pass takes 30.0 ms and the target's 20.0 ms"):
+        load_drafter("lookup>layers=1", model, StaticTree())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load_drafter("lookup>self", model, StaticTree())
+
+
+def test_a_target_without_a_name_cannot_be_loaded_once_more(model: HFModel) -> None:
+    nameless = HFModel(model.model, model.tokenizer, name="./nowhere", self_test=False)
+    with pytest.raises(ConfigError, match=r"drafter 'int8' loads './nowhere' once more, and there is no model"):
+        load_drafter("lookup>int8", nameless, StaticTree())
+
+
+def test_a_recycle_file_is_for_a_level_that_recycles(model: HFModel, tmp_path: Path) -> None:
+    load_drafter("recycle>layers=1", model, StaticTree(), recycle_file=tmp_path / "table.safetensors")
+    with pytest.raises(ConfigError, match="does not recycle"):
+        load_drafter("lookup>layers=1", model, StaticTree(), recycle_file=tmp_path / "table.safetensors")
+
+
+def test_a_misspelt_lower_level_is_found_before_anything_is_loaded() -> None:
+    with pytest.raises(UnknownNameError, match="no method 'chian'"):
+        load_engine("./never-loaded", drafter="lookup:method=chian>layers=1", method="chain")

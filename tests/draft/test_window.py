@@ -1,0 +1,227 @@
+"""The dynamic window: tau on scripted entropies and outcomes, and the stop rule inside other trees."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from draftree.config import Budget
+from draftree.draft.base import Outcome, StepCost
+from draftree.draft.drafter import TreeDrafter
+from draftree.draft.drawing import Drawing
+from draftree.draft.methods import METHODS, find_method, find_policy
+from draftree.draft.source import Scorer, Source
+from draftree.draft.static import RankTree
+from draftree.draft.window import DynamicWindow, Threshold, Window
+from draftree.errors import ConfigError
+from draftree.sequence import Sequence as Request
+from draftree.tree import DraftTree
+
+from ..toy import Path, ScriptedScorer
+from .test_union import request
+
+STEP = StepCost(batch=1, draft=1.0, verify=1.0, other=0.0, draft_passes=0)
+
+
+class Unsure(Source):
+    """Says token 0, then 1, ... after every node, with entropies from a script by path."""
+
+    def __init__(self, entropy: Callable[[Path], float]) -> None:
+        self.entropy = entropy
+
+    @property
+    def name(self) -> str:
+        return "unsure"
+
+    def begin(self, sequences: Sequence[Request], drawing: Drawing) -> Scorer:
+        logprobs = [math.log(0.5**rank) for rank in range(1, 9)]
+        return ScriptedScorer(lambda row, path: (range(8), logprobs, self.entropy(path)))
+
+    def close(self, sequence: Request) -> None: ...
+
+
+class Script:
+    """Drafts for one sequence and says what became of it."""
+
+    def __init__(self, policy: DynamicWindow, *entropies: float) -> None:
+        self.policy, self.request = policy, request(1, 2)
+        self.source = Unsure(lambda path: 0.0)
+        self.drafter = TreeDrafter(policy, self.source)
+        if entropies:
+            self.laws(*entropies)
+
+    def laws(self, *entropies: float) -> None:
+        """Entropies of the laws by depth; the last one goes on."""
+        self.source.entropy = lambda path: entropies[min(len(path), len(entropies) - 1)]
+
+    def draft(self, nodes: int = 20) -> DraftTree:
+        return self.drafter.propose([self.request], [Budget(nodes)])[0]
+
+    def step(self, accepted: int, nodes: int = 20, ended: bool = False) -> int:
+        """Draft; ``accepted`` of it are right. How many were drafted."""
+        tree = self.draft(nodes)
+        path = list(range(accepted))
+        tokens = [*[0] * accepted, 7]
+        taken = accepted if ended else len(tokens)
+        self.drafter.observe([Outcome(self.request, tree, path, tokens, taken, STEP)])
+        return len(tree)
+
+    @property
+    def tau(self) -> float:
+        return self.policy.threshold(self.request).value
+
+
+# tau
+
+
+def test_tau_is_the_mean_entropy_of_rejected_tokens() -> None:
+    script = Script(DynamicWindow(Window(start=5.0, share=1.0, memory=math.inf)), 0.1, 0.4, 0.9, 1.6, 2.5)
+    assert script.tau == 5.0
+    taus = []
+    for accepted in (2, 0, 3):  # the token at depth 3, 1 and, past tau, at depth 4
+        script.step(accepted)
+        taus.append(script.tau)
+    assert taus == pytest.approx([0.9, (0.9 + 0.1) / 2, (0.9 + 0.1) / 2])
+    script.laws(0.1, 0.2, 0.3, 2.0)
+    script.step(3)
+    assert script.tau == pytest.approx((0.9 + 0.1 + 2.0) / 3)
+
+
+def test_recent_rejections_count_for_more() -> None:
+    tau = Threshold(start=1.0, memory=2.0)
+    for entropy in (4.0, 2.0, 1.0):
+        tau.rejected(entropy)
+    assert tau.value == pytest.approx((1.0 + 0.5 * 2.0 + 0.25 * 4.0) / 1.75)
+
+
+def test_tau_starts_at_the_least_entropy_of_the_first_draft() -> None:
+    script = Script(DynamicWindow(Window(None, cap=4)), 0.7, 0.3, 0.9, 1.1)
+    assert script.tau == math.inf
+    assert script.step(4) == 4  # as far as the cap goes, and nothing is rejected
+    assert script.tau == pytest.approx(0.3)
+    script.laws(0.2, 0.2, 0.2, 0.2)
+    script.step(4)
+    assert script.tau == pytest.approx(0.3)
+
+
+def test_a_rejection_in_the_first_draft_sets_tau() -> None:
+    script = Script(DynamicWindow(Window(None, share=1.0)), 0.7, 0.3, 0.9)
+    script.step(2)
+    assert script.tau == pytest.approx(0.9)
+
+
+def test_tau_may_be_a_share_of_the_mean() -> None:
+    script = Script(DynamicWindow(Window(start=2.0, share=0.5)), 0.7, 0.3, 0.9)
+    assert script.tau == 2.0
+    script.step(2)
+    assert script.tau == pytest.approx(0.45)
+
+
+def test_each_sequence_has_its_own_tau() -> None:
+    script = Script(DynamicWindow(Window(start=1.0, share=1.0)), 0.5)
+    script.step(0)
+    other = request(4)
+    assert (script.tau, script.policy.threshold(other).value) == (0.5, 1.0)
+
+
+def test_a_sequence_that_ended_within_the_draft_says_nothing() -> None:
+    script = Script(DynamicWindow(Window(start=2.0)), 0.5)
+    script.step(3, ended=True)
+    assert script.tau == 2.0
+
+
+def test_tau_cannot_freeze_where_all_that_is_drafted_is_right() -> None:
+    """Tau far too low: one token a draft, all right, so that nothing is ever rejected and a mean never moves."""
+    script = Script(DynamicWindow(Window(start=0.01, share=1.0, memory=10)), 0.3)
+    lengths = [script.step(accepted) for accepted in [1] * 8]
+    assert lengths == [1] + [10] * 7
+    frozen = Script(DynamicWindow(Window(start=0.01, share=1.0, memory=math.inf)), 0.3)
+    assert [frozen.step(1) for _ in range(8)] == [1] * 8
+
+
+# the draft
+
+
+@pytest.mark.parametrize(("keep", "length"), [(True, 3), (False, 2)])
+def test_the_token_that_crossed_is_kept_or_dropped(keep: bool, length: int) -> None:
+    assert Script(DynamicWindow(Window(start=0.5, keep=keep)), 0.1, 0.5, 0.6, 0.1).step(0) == length
+
+
+@pytest.mark.parametrize("keep", [True, False])
+@pytest.mark.parametrize("floor", [1, 2, 4])
+def test_at_least_the_floor_is_drafted(floor: int, keep: bool) -> None:
+    assert Script(DynamicWindow(Window(start=0.0, keep=keep, floor=floor)), 3.0).step(0) == floor
+
+
+@pytest.mark.parametrize("cap", [1, 3, 12])
+def test_at_most_the_cap_is_drafted(cap: int) -> None:
+    assert Script(DynamicWindow(Window(start=5.0, cap=cap)), 0.1).step(0) == cap
+
+
+def test_the_node_budget_bounds_the_draft_too() -> None:
+    assert Script(DynamicWindow(Window(start=5.0)), 0.1).step(0, nodes=3) == 3
+
+
+# any tree
+
+
+def test_a_tree_ends_below_unsure_nodes_and_goes_on_below_others() -> None:
+    policy = find_policy("static+dynamic-window", {"width": 2, "depth": 3, "start": 1.0})
+    drafter = TreeDrafter(policy, Unsure(lambda path: 2.0 if path[:1] == (1,) else 0.5))
+    tree = drafter.propose([request()], [Budget(30)])[0]
+    assert tree.tokens.tolist() == [0, 1, 0, 1, 0, 1, 0, 1, 0, 1]
+    assert tree.parents.tolist() == [-1, -1, 0, 0, 1, 1, 2, 2, 3, 3]
+
+
+def test_a_tree_without_what_crossed_ends_one_layer_earlier() -> None:
+    policy = find_policy("static+dynamic-window", {"width": 2, "depth": 3, "start": 1.0, "crossing": "drop"})
+    drafter = TreeDrafter(policy, Unsure(lambda path: 2.0 if path[:1] == (1,) else 0.5))
+    assert drafter.propose([request()], [Budget(30)])[0].parents.tolist() == [-1, -1, 0, 0, 2, 2, 3, 3]
+
+
+@pytest.mark.parametrize("method", [m.name for m in METHODS.values() if m.complete and m.name != "dynamic-window"])
+def test_every_method_takes_the_stop_rule_with_its_own_settings(method: str) -> None:
+    made = find_method(f"{method}+dynamic-window")
+    assert set(made.settings) == {*METHODS[method].settings, *METHODS["dynamic-window"].settings}
+    policy = made.policy({"cap": "7"})
+    assert isinstance(policy, DynamicWindow)
+    assert policy.tree == METHODS[method].policy()
+    assert policy.by_value == policy.tree.by_value
+    assert policy.window.cap == 7
+
+
+def test_a_tree_that_fixes_its_drafter_still_does() -> None:
+    tree = RankTree(((0,),))
+    assert DynamicWindow(tree=tree).partner is tree.partner
+    assert DynamicWindow(tree=tree).width_for(9) == 1
+
+
+# bad input
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"cap": "2", "floor": "3"}, "cap is 2 and floor 3: use a cap from the floor to"),
+        ({"cap": "100000"}, "cap is 100000 and floor 1"),
+        ({"floor": "0"}, "floor is 0: use at least 1 token, or tau never learns"),
+        ({"start": "-0.5"}, "start is -0.5: use an entropy in nats, 0 or more, or 'first'"),
+        ({"start": "nan"}, "start is nan: use an entropy"),
+        ({"start": "low"}, "start is 'low': use an entropy"),
+        ({"share": "0"}, "share is 0.0: use a positive number; 1 is the paper's"),
+        ({"memory": "0.5"}, "memory is 0.5: use a number of tokens, 1 or more, or inf"),
+        ({"memory": "nan"}, "memory is nan"),
+        ({"crossing": "maybe"}, "crossing is 'maybe': the token that crosses the threshold is to 'keep' or to 'drop'"),
+    ],
+)
+def test_nonsense_is_named_with_a_way_out(settings: dict[str, str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as refusal:
+        find_policy("dynamic-window", settings)
+    assert "\n" not in str(refusal.value)
+
+
+def test_the_stop_rule_twice_is_refused() -> None:
+    with pytest.raises(ConfigError, match="has the stop rule twice: use dynamic-window alone"):
+        find_policy("dynamic-window+dynamic-window")
