@@ -1,7 +1,7 @@
 """One layer of speculative beam sampling: how wide it is, and which drafted beams are accepted. Pure mathematics.
 
 p is p_beam of the layer (Eq. 1): the joint law of (beam, next token) over the beams that were accepted in the layer
-above, each counted as often as it is there. q is the joint law that the layer's drafts were drawn from, independently and
+above, each counted as often as it is there. q is the joint law that the drafts were drawn from, independently and
 with replacement, restricted to the same beams: drafts of a beam that was not accepted are refused like any draft with
 p = 0, so q may sum to less than 1.
 

@@ -41,5 +41,6 @@ def check_room(target: ForestModel, requests: Sequence[Request]) -> None:
     if need > free:
         raise ConfigError(
             f"{width} beams of up to {most.limit} tokens after a prompt of {len(most.ids)} may take {need} bytes of "
-            f"cache ({len(requests)} x {tokens} tokens of {slot} bytes) and {free} are free: use fewer beams, or --max-tokens"
+            f"cache ({len(requests)} x {tokens} tokens of {slot} bytes) and {free} are free: use fewer beams or a "
+            "lower max_tokens"
         )
