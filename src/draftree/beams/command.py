@@ -113,11 +113,12 @@ def print_beams(engine: BeamEngine, prompt: Prompt, params: SamplingParams, beam
     name = engine.source.name if engine.source else "none"
     kind = "sampled" if params.temperature else "searched"
     s = made.stats
+    t = s.seconds
     err.print(
         f"{name}: {beams.width} beams {kind}, {s.tokens} layers in {seconds:.2f} s ({s.tokens / seconds:.1f} tokens/s "
         f"of one beam) · {s.steps} target passes · {s.mal:.2f} layers a pass (bonus included) · {sum(s.drafted)} "
-        f"nodes drafted, {sum(s.accepted)} went on · prefill {s.seconds.prefill:.2f} s, draft {s.seconds.draft:.2f} s, "
-        f"verify {s.seconds.verify:.2f} s, other {s.seconds.other:.2f} s · at most {made.peak_slots} tokens in the cache",
+        f"nodes drafted, {sum(s.accepted)} went on · prefill {t.prefill:.2f} s, draft {t.draft:.2f} s, "
+        f"verify {t.verify:.2f} s, other {t.other:.2f} s · at most {made.peak_slots} tokens in the cache",
         markup=False,
     )
 
