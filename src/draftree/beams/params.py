@@ -8,6 +8,9 @@ from typing import Literal
 from ..config import MAX_NODES, SamplingParams
 from ..errors import ConfigError
 
+MAX_PENALTY = 20
+"""Beyond it powers of a length leave the range of floating-point numbers, and no ranking is left."""
+
 EarlyStopping = bool | Literal["never"]
 
 
@@ -68,6 +71,10 @@ class BeamParams:
         if self.threshold is None and self.min_width > 1:
             raise ConfigError(
                 f"at least {self.min_width} beams say nothing of a fixed width: give a width threshold, such as 0.9"
+            )
+        if not abs(self.length_penalty) <= MAX_PENALTY:
+            raise ConfigError(
+                f"length penalty is {self.length_penalty}: use a number from -{MAX_PENALTY} to {MAX_PENALTY}"
             )
         if self.early_stopping not in (True, False, "never"):
             raise ConfigError(f"early_stopping is {self.early_stopping!r}: use True, False or 'never'")

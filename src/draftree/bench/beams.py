@@ -95,13 +95,19 @@ def main() -> None:
     parser.add_argument("--depth", type=int, default=3)
     parser.add_argument("--width-threshold", type=float)
     parser.add_argument("--limit", type=int, default=26, help="prompts, from the categories in turn")
+    parser.add_argument("--max-prompt", type=int, default=1 << 20, help="leave out prompts of more tokens")
+    parser.add_argument(
+        "--cpu-time", action="store_true", help="count the seconds that processors worked, not the clock's"
+    )
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--numerics", default=DEFAULT_NUMERICS)
     args = parser.parse_args()
     target = load(args.target, dtype="float32", numerics=args.numerics)
     stock = None if args.temperature else load_stock(args.target, dtype="float32")[0]
-    prompts = [encode(target.tokenizer, user(item.prompt)) for item in spec_bench(args.limit)]
+    encoded = [encode(target.tokenizer, user(item.prompt)) for item in spec_bench(args.limit)]
+    prompts = [prompt for prompt in encoded if len(prompt) <= args.max_prompt]
+    clock = time.process_time if args.cpu_time else time.perf_counter
     params = SamplingParams(max_tokens=args.max_tokens, temperature=args.temperature, seed=SEED)
     drafters = args.drafters.split(",")
     sources = {name: load_beam_source(name, target, sampled=bool(args.temperature)) for name in drafters}
@@ -121,14 +127,14 @@ def main() -> None:
         for number, prompt in enumerate(track(prompts, f"{width} beams", transient=True)):
             order = list(made)[number % len(made) :] + list(made)[: number % len(made)]
             for name in order:
-                began = time.perf_counter()
+                began = clock()
                 if name == "transformers" and stock is not None:
                     theirs = beam_search(stock, prompt, width, args.max_tokens)
-                    _keep(made[name], theirs, time.perf_counter() - began)
+                    _keep(made[name], theirs, clock() - began)
                 else:
                     ours = engines[name].generate([prompt], params, beams)[0]
                     found = [(h.token_ids, h.score) for h in ours.hypotheses]
-                    _keep(made[name], found, time.perf_counter() - began, ours, len(prompt), width)
+                    _keep(made[name], found, clock() - began, ours, len(prompt), width)
         if stock is not None:
             made["transformers"].layers = made[drafters[0]].layers  # the same search
         base = made.get("none")
