@@ -8,6 +8,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
+from draftree.beams.engine import BeamEngine
+from draftree.beams.params import BeamParams
+from draftree.beams.sources import ModelBeams
 from draftree.config import SamplingParams
 from draftree.draft.base import Drafter
 from draftree.draft.drafter import TreeDrafter
@@ -63,6 +66,19 @@ def test_schemes_that_throw_coins_run_on_the_device(scheme: str, name: str) -> N
     assert texts[0] == texts[1]
     greedy = Engine(target).generate(PROMPTS[1:2], params[1])[0].token_ids
     assert scheme == "relaxed" or texts[0][1] == greedy
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_beams_run_on_the_device(temperature: float) -> None:
+    target = _on_gpu(tiny())
+    params, beams = SamplingParams(max_tokens=20, temperature=temperature, seed=5), BeamParams(width=3, returned=3)
+    plain, drafted = BeamEngine(target), BeamEngine(target, ModelBeams(_on_gpu(relative()), VOCAB))
+    want, got = (
+        [[h.token_ids for h in one.hypotheses] for one in engine.generate(PROMPTS, params, beams)]
+        for engine in (plain, drafted)
+    )
+    assert [len(found) for found in got] == [3, 3, 3]
+    assert temperature or got == want
 
 
 class _Transfers(TorchDispatchMode):

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import draftree
+from draftree.bench.beams import beam_search, verdict
 from draftree.bench.equality import generate_greedily
 from draftree.bench.exact import first_difference
 from draftree.config import SamplingParams
@@ -60,6 +61,17 @@ def greedy(prompts: list[list[int]]) -> list[list[int]]:
     """transformers' own, with its own layers."""
     reference, _ = load_stock("smollm2")
     return [generate_greedily(reference, p, TOKENS) for p in prompts]
+
+
+@pytest.mark.parametrize("drafter", ["none", "head"])
+def test_beam_search_finds_the_sequences_of_transformers(
+    drafter: str, model: HFModel, prompts: list[list[int]]
+) -> None:
+    reference, _ = load_stock("smollm2")
+    engine = draftree.BeamEngine(model, draftree.load_beam_source(drafter, model))
+    want = beam_search(reference, prompts[2], 3, 12)
+    made = engine.generate([prompts[2]], SamplingParams(max_tokens=12), draftree.BeamParams(width=3, returned=3))[0]
+    assert verdict([(h.token_ids, h.score) for h in made.hypotheses], want) in ("equal", "near-tie")
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -122,6 +122,14 @@ class ToyModel:
         self._nodes[row] = []
         row.length, row.parents = len(self._ids[row]), _NO_NODES
 
+    def prune(self, row: Row, keep: Sequence[int], trunk: int) -> None:
+        """See ``ForestModel``."""
+        parents = row.pruned(keep, trunk)
+        kept = [self._nodes[row][node] for node in keep]
+        self._ids[row] += kept[:trunk]
+        self._nodes[row] = kept[trunk:]
+        row.length, row.parents = len(self._ids[row]), parents
+
     def fork(self, row: Row) -> Row:
         """See ``LanguageModel``."""
         return self._add(list(self._ids[row]), row.logits)

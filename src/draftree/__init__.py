@@ -5,6 +5,9 @@ for chunk in engine.stream(draftree.user("Why is the sky blue?")):
     print(chunk.text, end="", flush=True)
 """
 
+from .beams.engine import BeamEngine, BeamGeneration, Hypothesis
+from .beams.load import load_beam_engine, load_beam_source
+from .beams.params import BeamParams
 from .config import Budget, SamplingParams
 from .custom_generate import custom_generate, generate_with
 from .draft.auto import AutoTree
@@ -32,6 +35,9 @@ __all__ = [
     "METHODS",
     "SCHEMES",
     "AutoTree",
+    "BeamEngine",
+    "BeamGeneration",
+    "BeamParams",
     "BranchingSteps",
     "Budget",
     "Chunk",
@@ -47,6 +53,7 @@ __all__ = [
     "Generation",
     "GrowthPolicy",
     "HFModel",
+    "Hypothesis",
     "InputError",
     "Level",
     "Observer",
@@ -66,6 +73,8 @@ __all__ = [
     "custom_generate",
     "generate_with",
     "load",
+    "load_beam_engine",
+    "load_beam_source",
     "load_drafter",
     "load_engine",
     "read_trace",

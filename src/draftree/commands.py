@@ -12,6 +12,8 @@ from typing import Annotated, NamedTuple
 import typer
 
 from . import show
+from .beams import command as beam_command
+from .beams.load import load_beam_engine
 from .bench.exact import first_difference
 from .config import Budget, SamplingParams
 from .draft.auto import AutoTree
@@ -80,11 +82,31 @@ def generate(
     compare: Annotated[bool, typer.Option("--compare", help="Then decode plainly and compare text and speed.")] = False,
     trace: TraceFile = None,
     force: Force = False,
+    beams: beam_command.Beams = None,
+    best: beam_command.Best = None,
+    draft_beams: beam_command.DraftBeams = None,
+    depth: beam_command.DraftDepth = None,
+    width_threshold: beam_command.WidthThreshold = None,
+    min_beams: beam_command.MinBeams = None,
+    length_penalty: beam_command.LengthPenalty = None,
+    early_stopping: beam_command.Early = None,
+    single_cache: beam_command.SingleCache = False,
     dtype: Dtype = None,
     device: Device = None,
     numerics: Numerics = DEFAULT_NUMERICS,
 ) -> None:
     """Answer one prompt, with the target's exact output."""
+    wide = beam_command.beam_params(
+        beams,
+        best,
+        draft_beams,
+        depth,
+        width_threshold,
+        min_beams,
+        length_penalty,
+        early_stopping,
+        single_cache,
+    )
     if as_json and show_trees:
         raise ConfigError("--json and --show-trees exclude each other: choose one")
     if explain and (method != "auto" or drafter == "none"):
@@ -92,6 +114,26 @@ def generate(
         raise ConfigError(f"--explain is about choices but {what} leaves none: use --method auto and a drafter")
     params = _params(max_tokens, temperature, top_k, top_p, min_p, seed, stop)
     text = _read(prompt)
+    if wide is not None:
+        beam_command.exclude(
+            {
+                f"--method {method}": method != DEFAULT_METHOD,
+                "--set": bool(settings),
+                f"--tree {tree}": tree is not None,
+                f"--recycle-file {recycle_file}": recycle_file is not None,
+                f"--nodes {nodes}": nodes != DEFAULT_NODES,
+                f"--verify {verify}": verify != DEFAULT_SCHEME,
+                "--show-trees": show_trees,
+                "--explain": explain,
+                "--compare": compare,
+                f"--trace {trace}": trace is not None,
+            }
+        )
+        wide.check(params)
+        sampled, place = params.temperature > 0, _Place(dtype, device, numerics)
+        wide_engine = load_beam_engine(target, drafter=drafter, sampled=sampled, **place._asdict())
+        beam_command.print_beams(wide_engine, text if raw else user(text), params, wide, as_json)
+        return
     observers = _trace(context, trace, force, method)
     if show_trees:
         observers.append(show.Trees(out))

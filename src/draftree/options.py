@@ -27,9 +27,9 @@ def number(metavar: str, help_text: str) -> Any:
     return typer.Option(parser=_to_number, metavar=metavar, help=help_text)
 
 
-def whole(metavar: str, help_text: str) -> Any:
-    """A whole-number option whose complaint names the value."""
-    return typer.Option(parser=_to_whole, metavar=metavar, help=help_text)
+def whole(metavar: str, help_text: str, *names: str) -> Any:
+    """A whole-number option whose complaint names the value; called as its parameter unless it has ``names``."""
+    return typer.Option(*names, parser=_to_whole, metavar=metavar, help=help_text)
 
 
 Target = Annotated[str, typer.Option(help="Model whose output you want: smollm2, a folder, a .gguf file or a hub id.")]

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..beams.load import load_beam_source
 from ..config import SamplingParams
 from ..draft.base import NoDrafter, Outcome
 from ..draft.drafter import TreeDrafter
@@ -19,9 +20,10 @@ from ..models.hf import HFModel
 from ..models.load import load, load_stock
 from ..observer import Observer
 from ..tree import ROOT
-from .entry import PLAIN, Entry
+from .entry import BEAMS, PLAIN, Entry
 from .peers import LOOKUP_TOKENS, FlashspecPeer, TransformersPeer
 from .record import BINS, Parts, Steps, Turn
+from .wide import BeamContestant
 
 
 class Contestant(Protocol):
@@ -137,6 +139,10 @@ class Models:
         """An entry, ready to decode."""
         if entry.is_peer:
             return self._peer(entry)
+        if entry.method == BEAMS and entry.beams is not None:
+            name = self._drafter(entry.drafter or "none")
+            source = load_beam_source(name, self.target, sampled=entry.temperature > 0)
+            return BeamContestant(self.target, source, entry.beams)
         if entry.method == PLAIN or entry.drafter is None:
             return EngineContestant(entry, self.target, None)
         return EngineContestant(entry, self.target, self._drafter(entry.drafter))
@@ -160,6 +166,10 @@ class Models:
         options: dict[str, Any] = {}
         if entry.peer == "hf-prompt-lookup":
             options = {"prompt_lookup_num_tokens": LOOKUP_TOKENS}
+        elif entry.beams is not None:
+            wide = entry.beams
+            options = {"num_beams": wide.width, "length_penalty": wide.length_penalty}
+            options["early_stopping"] = wide.early_stopping
         elif entry.drafter is not None:
             options = {"assistant_model": self._stocked(entry.drafter)[0]}
         return TransformersPeer(model, tokenizer, **options)

@@ -1,6 +1,7 @@
 """What takes part in a benchmark, by name: ``METHOD[:KEY=VALUE]...`` and ``peer:NAME``. Loads nothing.
 
 opt-tree    opt-tree:nodes=16:delta=0.2    static:verify=relaxed    plain    peer:hf-generate
+beams:width=4:drafter=head    peer:hf-beam-search:width=4
 """
 
 from __future__ import annotations
@@ -8,16 +9,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..config import Budget
-from ..draft.load import learns, names_model, parts_of
+from ..beams.load import check_beam_drafter
+from ..beams.params import BeamParams
+from ..config import Budget, SamplingParams
+from ..draft.load import AUTO, learns, names_model, parts_of
 from ..draft.methods import find_method
 from ..draft.policy import GrowthPolicy
 from ..errors import ConfigError
 from ..verify.schemes import DEFAULT_SCHEME, Match, find_scheme
 from .peers import PEERS, check_peer
+from .wide import beam_params
 
 PLAIN = "plain"
 PEER = "peer:"
+BEAMS = "beams"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +31,7 @@ class Entry:
 
     Attributes:
         label: its name in results; no other has it.
-        method: a method's name, ``PLAIN``, or "peer:" and a peer's name.
+        method: a method's name, ``PLAIN``, ``BEAMS``, or "peer:" and a peer's name.
         drafter: a drafter's name; None for plain decoding and peers without a model of their own.
         temperature: of sampling.
         settings: of the method.
@@ -53,8 +58,17 @@ class Entry:
         return self.method.removeprefix(PEER)
 
     @property
+    def beams(self) -> BeamParams | None:
+        """Its beams, ours or a peer's; None: it decodes one sequence."""
+        if self.method == BEAMS or (self.is_peer and PEERS[self.peer].has_beams):
+            return beam_params(self.label, self.settings)
+        return None
+
+    @property
     def draws_as_plain(self) -> bool:
         """Its tokens are to be those of plain decoding under the same seed."""
+        if self.beams is not None:
+            return False
         if self.temperature == 0:
             return not find_scheme(self.verify).lossy
         return not self.is_peer and isinstance(find_scheme(self.verify), Match)
@@ -77,8 +91,9 @@ def entries(methods: Sequence[str], drafters: Sequence[str], temperatures: Seque
         found.append(Entry(PLAIN + suffix, PLAIN, None, temperature))
         for text in methods:
             if text.startswith(PEER):
-                peer = _peer(text, drafters)
-                found.append(Entry(text + suffix, text, peer, temperature))
+                found.append(_peer(text, text + suffix, drafters, temperature))
+            elif text.partition(":")[0] == BEAMS:
+                found.append(_beams(text, text + suffix, temperature))
             elif text != PLAIN:
                 for drafter in drafters:
                     own = text if len(drafters) == 1 else f"{text}@{drafter}"
@@ -91,12 +106,7 @@ def entries(methods: Sequence[str], drafters: Sequence[str], temperatures: Seque
 
 def _method(text: str, label: str, drafter: str, temperature: float, nodes: int) -> Entry:
     name, *pairs = text.split(":")
-    settings: dict[str, str] = {}
-    for pair in pairs:
-        key, sign, value = pair.partition("=")
-        if not sign:
-            raise ConfigError(f"method {text!r}: write its settings as KEY=VALUE, such as opt-tree:nodes=16")
-        settings[key.strip()] = value.strip()
+    settings = _settings(text, pairs)
     budget, verify = settings.pop("nodes", str(nodes)), settings.pop("verify", DEFAULT_SCHEME)
     if not budget.isdecimal() or int(budget) < 1:
         raise ConfigError(f"method {text!r}: its nodes are {budget!r}: use a whole number from 1")
@@ -107,13 +117,34 @@ def _method(text: str, label: str, drafter: str, temperature: float, nodes: int)
     return entry
 
 
-def _peer(text: str, drafters: Sequence[str]) -> str | None:
-    """The model that drafts for a peer."""
-    name = text.removeprefix(PEER)
+def _settings(text: str, pairs: Sequence[str]) -> dict[str, str]:
+    settings: dict[str, str] = {}
+    for pair in pairs:
+        key, sign, value = pair.partition("=")
+        if not sign:
+            raise ConfigError(f"method {text!r}: write its settings as KEY=VALUE, such as opt-tree:nodes=16")
+        settings[key.strip()] = value.strip()
+    return settings
+
+
+def _beams(text: str, label: str, temperature: float) -> Entry:
+    settings = _settings(text, text.split(":")[1:])
+    drafter = settings.pop("drafter", AUTO)
+    beam_params(text, settings).check(SamplingParams(temperature=temperature))
+    check_beam_drafter(drafter, temperature > 0)
+    return Entry(label, BEAMS, None if drafter == "none" else drafter, temperature, settings)
+
+
+def _peer(text: str, label: str, drafters: Sequence[str], temperature: float) -> Entry:
+    """A peer, with the model that drafts for it or the beams that it has."""
+    name, *pairs = text.removeprefix(PEER).split(":")
     check_peer(name)
-    if not PEERS[name].drafts_by_model:
-        return None
-    models = [d for d in drafters if names_model(d)]
-    if not models:
+    settings = _settings(text, pairs)
+    if PEERS[name].has_beams:
+        beam_params(text, settings)
+    elif settings:
+        raise ConfigError(f"{PEER}{name} has no settings: leave out {', '.join(settings)}")
+    models = [d for d in drafters if names_model(d)] if PEERS[name].drafts_by_model else []
+    if PEERS[name].drafts_by_model and not models:
         raise ConfigError(f"{text} needs a drafting model: name one in --drafters, or leave this peer out")
-    return models[0]
+    return Entry(label, PEER + name, models[0] if models else None, temperature, settings)

@@ -15,7 +15,7 @@ from .exact import first_difference
 from .formats import Item
 from .record import Record
 from .run import encode_turns
-from .summary import DIFFERENT, EQUAL, LOSSY, NEAR_TIE, OTHER_DRAW, OTHER_NUMERICS
+from .summary import BEAMS, DIFFERENT, EQUAL, LOSSY, NEAR_TIE, OTHER_DRAW, OTHER_NUMERICS
 
 Key = tuple[str, int, str]
 
@@ -113,7 +113,9 @@ def _part(record: Record, other: Record, turn: int, entry: Entry, item: Item, ta
     found = first_difference(target, prompt, one, two, params, record.seed)
     if found is None:
         raise ValueError(f"turn {turn} of prompt {record.prompt} does not differ")
-    if find_scheme(entry.verify).lossy:
+    if entry.beams is not None:
+        verdict = BEAMS
+    elif find_scheme(entry.verify).lossy:
         verdict = LOSSY
     elif not entry.draws_as_plain:
         verdict = OTHER_DRAW

@@ -33,11 +33,13 @@ class Peer:
     Attributes:
         summary: what it does.
         drafts_by_model: it needs a drafting model.
+        has_beams: it takes the settings of beams.
         package: what has to be installed; None: nothing beyond transformers.
     """
 
     summary: str
     drafts_by_model: bool = False
+    has_beams: bool = False
     package: str | None = None
 
 
@@ -45,6 +47,7 @@ PEERS = {
     "hf-generate": Peer("transformers' generate, plain decoding"),
     "hf-prompt-lookup": Peer(f"transformers' generate with prompt lookup of {LOOKUP_TOKENS} tokens"),
     "hf-assisted": Peer("transformers' assisted generation with the drafting model", drafts_by_model=True),
+    "hf-beam-search": Peer("transformers' beam search, or beam sampling above temperature 0", has_beams=True),
     "flashspec": Peer("flashspec's engine with its n-gram drafter", package="flashspec"),
 }
 
@@ -82,7 +85,7 @@ class TransformersPeer:
 
     Args:
         model, tokenizer: the target.
-        options: more arguments of ``generate``.
+        options: more arguments of ``generate``; with beams no time of the first token is told.
     """
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, **options: Any) -> None:
@@ -96,6 +99,7 @@ class TransformersPeer:
         if params.temperature:
             law = {"do_sample": True, "temperature": params.temperature, "top_k": 0, "top_p": 1.0}
         first, passes = _FirstToken(), 0
+        told = {} if "num_beams" in self._options else {"streamer": first}
 
         def count(*_: object) -> None:
             nonlocal passes
@@ -109,7 +113,7 @@ class TransformersPeer:
                 ids,
                 attention_mask=torch.ones_like(ids),
                 max_new_tokens=params.max_tokens,
-                streamer=first,
+                **told,
                 **law,
                 **self._options,
             )

@@ -110,6 +110,7 @@ class Record:
         turns: the answers, in order.
         peak_memory: most bytes in use while it decoded: of the accelerator, or resident bytes of the whole process, the
             models of all contestants included; None where the system does not tell.
+        joules: energy that the accelerator, or the processor packages, took while it decoded; None: no meter.
         score: what the answer is worth (``bench.quality``), by name of the measure; None: not scored.
     """
 
@@ -122,6 +123,7 @@ class Record:
     seed: int
     turns: list[Turn]
     peak_memory: int | None = None
+    joules: float | None = None
     score: dict[str, float] | None = None
 
     @property

@@ -19,6 +19,7 @@ from ..models.base import Nodes
 from ..models.hf import HFModel
 from ..text import Prompt, encode
 from .contestants import Contestant, Models
+from .energy import find_meter
 from .entry import PLAIN, Entry
 from .folder import RunFolder
 from .formats import Item
@@ -85,6 +86,7 @@ class Run:
         self._plan, self._models, self._folder, self._score = plan, models, folder, score
         self._contestants: dict[str, Contestant] = {}
         self._peak = Peak(models.target.capabilities.device)
+        self._meter = find_meter(models.target.capabilities.device)
         self.decoding = self.scoring = self.other = 0.0
 
     def decode(self, wait: Callable[[], bool], tell: Callable[[int], None]) -> bool:
@@ -130,6 +132,7 @@ class Run:
     def _answer(self, item: Item, entry: Entry, repeat: int) -> Record:
         target, turns = self._models.target, list[Turn]()
         self._peak.start()
+        self._meter.start()
         for number in range(len(item.turns)):
             said = [x for i in range(number) for x in (item.turns[i], turns[i].text)]
             prompt = encode_turns(target, [*said, item.turns[number]])
@@ -141,7 +144,7 @@ class Run:
                 params = replace(params, max_tokens=max(1, room))
             turns.append(self._contestants[entry.label].decode(prompt, params))
             self.decoding += turns[-1].seconds.total
-        peak, score = self._peak.read(), None
+        joules, peak, score = self._meter.read(), self._peak.read(), None
         if self._score is not None:
             began = time.perf_counter()
             score = self._score(item, [t.text for t in turns])
@@ -158,6 +161,7 @@ class Run:
             seed=self._plan.seed + repeat,
             turns=turns,
             peak_memory=peak,
+            joules=joules,
             score=score,
         )
 

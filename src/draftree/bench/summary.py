@@ -19,10 +19,12 @@ from .stats import Interval, ratio
 
 ALL = "all"
 """The category of everything."""
-EQUAL, NEAR_TIE, OTHER_DRAW, LOSSY = "equal", "near-tie", "other-draw", "lossy"
+EQUAL, NEAR_TIE, OTHER_DRAW = "equal", "near-tie", "other-draw"
+LOSSY, BEAMS = "lossy", "beams"
 OTHER_NUMERICS, DIFFERENT = "other-numerics", "different"
 """How ids compare with plain decoding's: the same; a near-tie parts them; another draw from the same law; the
-verification was a lossy one; a peer computes in float32 and ours in something cheaper; none of these."""
+verification was a lossy one; the best of several beams; a peer computes in float32 and ours in something cheaper; none
+of these."""
 
 Verdicts = Mapping[tuple[str, int, str], str]
 
@@ -45,6 +47,7 @@ class Figures:
         target_share, drafter_share: of the passes of the target, and of drafting models and heads, in the time after
             the prefill; None for peers.
         peak_memory: bytes, the largest.
+        joules_per_token: energy; None: there was no meter.
         ids_equal: share of answers whose ids equal plain decoding's; None: there is none to compare with.
         verdicts: verdict -> answers.
         score: measure -> mean over answers; None: not scored.
@@ -63,6 +66,7 @@ class Figures:
     target_share: float | None
     drafter_share: float | None
     peak_memory: int | None
+    joules_per_token: float | None
     ids_equal: float | None
     verdicts: dict[str, int]
     score: dict[str, float] | None
@@ -81,6 +85,7 @@ def figures(own: Sequence[Record], plain: Sequence[Record], verdicts: Verdicts) 
     parts = _parts(own)
     after = seconds - (parts["prefill"] or 0.0)
     alone = after if ours and after > 0 else None
+    joules = [r.joules for r in own if r.joules is not None]
     memory = [r.peak_memory for r in own if r.peak_memory is not None]
     return Figures(
         prompts=len({r.prompt for r in own}),
@@ -96,6 +101,7 @@ def figures(own: Sequence[Record], plain: Sequence[Record], verdicts: Verdicts) 
         target_share=None if alone is None else sum(s.target_seconds for s in steps) / alone,
         drafter_share=None if alone is None else sum(s.drafter_seconds for s in steps) / alone,
         peak_memory=max(memory) if memory else None,
+        joules_per_token=sum(joules) / tokens if len(joules) == len(own) else None,
         ids_equal=counts[EQUAL] / counts.total() if counts else None,
         verdicts=dict(counts),
         score=_score(own),

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from .stats import Interval
 from .summary import ALL, EQUAL, Figures, Table
 
+NO_METER = "no meter"
+"""In place of energy where nothing measures it."""
 Rows = list[list[str]]
 HEADER = [
     "method",
@@ -18,6 +20,7 @@ HEADER = [
     "accepted at depth 1, 2, ...",
     "draft/verify/other",
     "peak MiB",
+    "J/token",
     "ids equal plain's",
 ]
 
@@ -54,6 +57,7 @@ def _row(method: str, f: Figures) -> list[str]:
         depths,
         shares,
         "" if f.peak_memory is None else f"{f.peak_memory / 2**20:.0f}",
+        NO_METER if f.joules_per_token is None else f"{f.joules_per_token:.3g}",
         verdict_text(f.verdicts, f.ids_equal),
     ]
 

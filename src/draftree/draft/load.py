@@ -215,7 +215,7 @@ def _source(name: str | HFModel, target: HFModel, recycle_file: Path | None) -> 
         model = name
     else:
         try:
-            model = load(name, device=str(target.capabilities.device), numerics=_numerics(target))
+            model = load(name, device=str(target.capabilities.device), numerics=numerics_of(target))
         except UnknownNameError as error:
             raise UnknownNameError(f"no drafter {name!r}: not one of {', '.join(DRAFTERS)}, and {error}") from None
     check_vocabulary(target, model)
@@ -265,7 +265,7 @@ def _cheaper(target: HFModel, numerics: str) -> HFModel:
         ) from None
 
 
-def _numerics(target: HFModel) -> str:
+def numerics_of(target: HFModel) -> str:
     """The target's, for a model that drafts for it."""
     return target.capabilities.numerics if target.capabilities.numerics in NUMERICS else DEFAULT_NUMERICS
 

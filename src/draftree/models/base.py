@@ -91,6 +91,37 @@ class Row:
             self.features.append(pending[list(path)])
         self.pending = []
 
+    def pruned(self, keep: Sequence[int], trunk: int) -> Tensor:
+        """Parents of the uncommitted nodes that stay when ``ForestModel.prune`` is asked for ``keep`` and ``trunk``.
+
+        Returns:
+            [len(keep) - trunk] int64, in the numbers that these nodes have from then on.
+
+        Raises:
+            CacheError: a node would stay without its parent, or the trunk is not one.
+        """
+        numbers = torch.full((len(self.parents) + 1,), ROOT - 1)
+        if list(keep) != sorted(set(keep)) or not all(0 <= node < len(self.parents) for node in keep):
+            raise CacheError(
+                f"cannot keep {list(keep)} of {len(self.parents)} nodes: name each once, in ascending order"
+            )
+        kept = torch.tensor(list(keep), dtype=torch.int64)
+        numbers[kept], numbers[-1] = torch.arange(len(kept)), ROOT  # ROOT reads the last
+        parents = numbers[self.parents[kept]]
+        if bool((parents < ROOT).any()):
+            raise CacheError(f"cannot keep {list(keep)}: a node would stay without its parent")
+        chain = torch.equal(parents[:trunk], torch.arange(trunk) + ROOT)
+        if not chain or len(keep) < trunk or bool((parents[trunk:] < trunk + ROOT).any()):
+            raise CacheError(f"the first {trunk} of nodes {list(keep)} are no path that all the others descend from")
+        return parents[trunk:] - trunk
+
+    def prune_features(self, keep: Sequence[int], trunk: int) -> None:
+        """Follow a prune: the hidden states of the trunk are those of committed tokens, of ``keep`` no others stay."""
+        if self.pending:
+            pending = torch.cat(self.pending)[list(keep)]
+            self.features += [pending[:trunk]] * bool(trunk)
+            self.pending = [pending[trunk:]]
+
 
 @dataclass(frozen=True, slots=True)
 class Nodes:
@@ -148,3 +179,14 @@ class LanguageModel(Protocol):
 
     def close(self, row: Row) -> None:
         """Forget a row."""
+
+
+class ForestModel(LanguageModel, Protocol):
+    """A language model whose rows can go on with more than one path: what beams need."""
+
+    def prune(self, row: Row, keep: Sequence[int], trunk: int) -> None:
+        """Keep these uncommitted nodes, in ascending order and closed under parents, and drop all others.
+
+        The first ``trunk`` of them, a path from the last committed token down that all the others descend from, are
+        committed; the others wait on, and the i-th of them is node i from now on.
+        """

@@ -189,25 +189,34 @@ class HeadModel:
             self._learn(row, new)
 
     @torch.inference_mode()
-    def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Tensor:
-        """Append uncommitted nodes to each row in one pass (``LanguageModel.extend``); [B, n, K] logits."""
+    def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes], features: Sequence[Tensor] | None = None) -> Tensor:
+        """Append uncommitted nodes to each row in one pass (``LanguageModel.extend``); [B, n, K] logits.
+
+        Args:
+            rows: open rows.
+            nodes: for each row.
+            features: for each row [n, H], the target's hidden states at the tokens before the nodes; None: what was
+                predicted for these tokens.
+        """
         began = time.perf_counter()
         own = [self.own(row) for row in rows]
         for row, new in zip(own, nodes, strict=True):
-            if bool((new.parents >= row.parents.shape[0]).any()):
+            if features is None and bool((new.parents >= row.parents.shape[0]).any()):
                 raise CacheError("the parent of a node comes with it: its hidden state is not predicted yet")
         counts = [n.tokens.shape[0] for n in nodes]
         first, covered, starts, width = self._place(own, counts)
         device = self.capabilities.device
         inputs, masks, given = (cast(list[Tensor | None], [None] * len(covered)) for _ in range(3))
-        for row, new in zip(own, nodes, strict=True):
+        for at, (row, new) in enumerate(zip(own, nodes, strict=True)):
             b, start = row.slot - first, row.parents.shape[0]
-            above = (new.parents + 1).to(device, non_blocking=True)
+            if features is None:
+                given[b] = row.predicted.index_select(0, (new.parents + 1).to(device, non_blocking=True))
+            else:
+                given[b] = features[at]
             row.parents = torch.cat([row.parents, new.parents])
             seen, depths = ancestors(row.parents, start)
             inputs[b] = torch.stack([new.tokens, depths.add_(row.length - 1)])
             masks[b] = pad(seen, (row.length, 0), value=True)
-            given[b] = row.predicted.index_select(0, above)
         mask = _side_by_side(masks, width, max(starts) + width)[:, None]
         mask[..., 0] = True  # padding attends to something
         tokens, positions = _side_by_side(inputs, 2, width).to(device, non_blocking=True).unbind(1)
@@ -220,6 +229,9 @@ class HeadModel:
         fresh = [predicted[row.slot - first, :n] for row, n in zip(own, counts, strict=True)]
         for row, part in zip(own, fresh, strict=True):
             row.predicted = torch.cat([row.predicted, part])
+        if features is not None:  # they are text, not guesses
+            for row, new in zip(own, nodes, strict=True):
+                self._learn(row, new.tokens)
         logits = self._logits(own, fresh)
         self.pass_seconds += time.perf_counter() - began
         return logits
@@ -296,6 +308,15 @@ class HeadModel:
         self.cache.compact(own.slot, own.length, path)
         own.length += len(path)
         own.parents, own.predicted = _NO_NODES, own.predicted[expected + 1 : expected + 2]
+
+    @torch.inference_mode()
+    def prune(self, row: Row, keep: Sequence[int], trunk: int) -> None:
+        """Keep some uncommitted nodes as they were fed and commit the first of them (``ForestModel.prune``)."""
+        own = self.own(row)
+        parents = own.pruned(keep, trunk)
+        self.cache.compact(own.slot, own.length, keep)
+        own.length += trunk
+        own.parents, own.predicted = parents, own.predicted[[0, *(n + 1 for n in keep)]][trunk:]
 
     @torch.inference_mode()
     def fork(self, row: Row) -> HeadRow:

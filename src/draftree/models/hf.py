@@ -283,6 +283,29 @@ class HFModel:
         row.parents = _NO_NODES
 
     @torch.inference_mode()
+    def prune(self, row: Row, keep: Sequence[int], trunk: int) -> None:
+        """Keep some uncommitted nodes and commit the first of them (``ForestModel.prune``).
+
+        Raises:
+            CacheError: they are not closed under parents, or the trunk is no path that all others descend from.
+        """
+        self._check_open(row)
+        parents = row.pruned(keep, trunk)
+        self.cache.compact(row.slot, row.length, keep)
+        row.prune_features(keep, trunk)
+        row.length += trunk
+        row.parents = parents
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes that one token takes in the cache."""
+        config = self.model.config.get_text_config(decoder=True)
+        heads = config.num_attention_heads
+        shared = getattr(config, "num_key_value_heads", None) or heads
+        width = getattr(config, "head_dim", None) or config.hidden_size // heads
+        return 2 * self._layers * int(shared * width) * self.capabilities.dtype.itemsize
+
+    @torch.inference_mode()
     def fork(self, row: Row) -> Row:
         """A new row with the same committed tokens (``LanguageModel.fork``)."""
         self._check_open(row)

@@ -11,7 +11,7 @@ import typer
 from ...errors import ConfigError, RunError
 from ...files import write_whole
 from ...show import out
-from . import agreement, gunjur, headlines, opt_tree, overview, sweeps
+from . import agreement, dsbd, gunjur, headlines, opt_tree, overview, sweeps
 from .page import FIGURES, Section, to_html, to_markdown, write_figures
 from .plots import check_plots
 from .source import LoadedRun, load_runs
@@ -20,6 +20,7 @@ CHAPTERS: dict[str, Sequence[Callable[[Sequence[LoadedRun]], list[Section]]]] = 
     "Headlines": (headlines.sections,),
     "Runs": (overview.sections, agreement.sections),
     "Dynamic Tree Speculative Decoding (Gunjur & Waitz)": (gunjur.sections,),
+    "Dynamic-Width Speculative Beam Decoding (DSBD)": (dsbd.sections,),
     "OPT-Tree": (opt_tree.sections, sweeps.sections),
 }
 """A chapter for each paper; one whose runs are not there is left out."""

@@ -1,0 +1,272 @@
+"""The loop for beams: draft a forest, verify it in one target pass, go on with the beams that come out of it.
+
+    prefill, first layer -> [ grow -> feed -> layer, layer, ... -> keep ] *
+
+A layer follows another within one pass for as long as the target has seen all of its beams' last tokens: drafted ones,
+for the others are fed with the next pass. Without a drafter every pass gives one layer: plain beam search or sampling.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from ..config import SamplingParams
+from ..errors import ConfigError, PromptError
+from ..models.base import ForestModel
+from ..sequence import Stats
+from ..text import Prompt, encode
+from .chance import KeyedChance
+from .drafting import grow
+from .laws import target_laws
+from .nodes import TreeRow, feed
+from .params import BeamParams
+from .request import Beam, Request
+from .room import check_room
+from .rules import Forest, sample, search
+from .sources import BeamSource
+
+
+@dataclass(frozen=True, slots=True)
+class Hypothesis:
+    """One of the best sequences.
+
+    Attributes:
+        text: generated text.
+        token_ids: generated tokens, end-of-sequence included.
+        score: ``logprob`` over len(token_ids) ** length_penalty.
+        logprob: cumulative log-probability (nats) of the tokens, under the law that they were drawn from; of searched
+            beams under the target's law at temperature 1, processors included.
+        finish_reason: "eos" or "length".
+    """
+
+    text: str
+    token_ids: list[int]
+    score: float
+    logprob: float
+    finish_reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class BeamGeneration:
+    """What became of one prompt.
+
+    Attributes:
+        hypotheses: the n best beams, best first; sampled ones may coincide, and a dynamic width may end with fewer.
+        seed: the seed that reproduces them.
+        stats: what was measured; ``tokens`` counts layers of beams, and ``mal`` those gained per target pass.
+        peak_slots: most tokens that the target's cache held of this prompt and its beams.
+    """
+
+    hypotheses: list[Hypothesis]
+    seed: int
+    stats: Stats
+    peak_slots: int
+
+
+class BeamEngine:
+    """Decodes prompts with beams, drafted or not.
+
+    Searched beams are those of plain beam search; sampled ones follow the law of plain beam sampling.
+
+    Attributes:
+        target: the model whose beams are given.
+        source: what drafts; None: nothing does.
+        tokenizer: for text prompts and text output; None for bare token ids.
+
+    Raises:
+        ConfigError: the target's rows cannot go on with more than one path.
+    """
+
+    def __init__(
+        self,
+        target: ForestModel,
+        source: BeamSource | None = None,
+        *,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+    ) -> None:
+        if not hasattr(target, "prune"):
+            raise ConfigError(f"{target.capabilities.name} cannot keep beams in one cache: decode without --beams")
+        self.target = target
+        self.source = source
+        self.tokenizer = tokenizer or getattr(target, "tokenizer", None)
+
+    def generate(
+        self,
+        prompts: Many[Prompt],
+        params: SamplingParams | Many[SamplingParams] | None = None,
+        beams: BeamParams | None = None,
+    ) -> list[BeamGeneration]:
+        """Decode a batch to its end: one target pass a step for all prompts whose beams still run.
+
+        Args:
+            prompts: texts (taken as they are), conversations or token ids.
+            params: for all prompts, or one each: temperature 0 searches beams, any other samples them; searched to the
+                end of the context by default.
+            beams: how many there are, and how they are drafted.
+
+        Raises:
+            InputError: a prompt or a setting does not fit; found before anything is decoded.
+        """
+        if isinstance(prompts, str) or any(isinstance(p, (int, Mapping)) for p in prompts):
+            raise ConfigError("generate takes a list of prompts: put this one into a list")
+        each = [params or SamplingParams()] * len(prompts) if not isinstance(params, Many) else list(params)
+        if len(each) != len(prompts):
+            raise ConfigError(f"{len(each)} sampling params for {len(prompts)} prompts: give one for all, or one each")
+        beams = beams or BeamParams()
+        for one in each:
+            self._check(one, beams)
+        requests = [self._request(encode(self.tokenizer, p), one, beams) for p, one in zip(prompts, each, strict=True)]
+        check_room(self.target, requests)
+        try:
+            for request in requests:
+                self.open(request)
+            while running := [r for r in requests if not r.done]:
+                self.step(running)
+                for request in running:
+                    if request.done:
+                        self.close(request)
+        finally:
+            for request in reversed(requests):
+                self.close(request)
+        return [self._generation(request) for request in requests]
+
+    def _check(self, params: SamplingParams, beams: BeamParams) -> None:
+        beams.check(params)
+        if self.source is not None and params.temperature and not self.source.gives_laws:
+            raise ConfigError(
+                f"drafter {self.source.name} gives no probabilities to draw beams from: use a drafting model, a head "
+                "or none, or temperature 0 for beam search"
+            )
+
+    def _request(self, ids: list[int], params: SamplingParams, beams: BeamParams) -> Request:
+        can = self.target.capabilities
+        room = can.max_length - len(ids)
+        if room < 1:
+            raise PromptError(
+                f"the prompt has {len(ids)} tokens but {can.name} takes {can.max_length} ({can.max_length_reason}), "
+                f"generated ones included: shorten the prompt to {can.max_length - 1} or fewer"
+            )
+        if params.max_tokens is not None and params.max_tokens > room:
+            raise ConfigError(
+                f"max_tokens is {params.max_tokens} but {can.name} takes {can.max_length} tokens and the prompt has "
+                f"{len(ids)}: ask for at most {room}"
+            )
+        return Request(ids, params, beams, params.max_tokens or room, can.eos_ids)
+
+    @torch.inference_mode()
+    def open(self, request: Request) -> None:
+        """Prefill a prompt and find its first layer of beams."""
+        began = time.perf_counter()
+        beams = request.beams
+        drafts = beams.drafted * beams.depth if self.source else 0
+        self.target.reserve(1, len(request.ids) + (request.params.max_tokens or 0) + beams.width + drafts)
+        request.tree = TreeRow(self.target.open(request.ids), request.root)
+        if self.source is not None:
+            self.source.open(request)
+        request.tree.row.drop_features()
+        self._advance(request, Forest(), self._chance(request))
+        request.stats.seconds.prefill = time.perf_counter() - began
+
+    @torch.inference_mode()
+    def step(self, requests: Many[Request]) -> None:
+        """Draft, verify and go on once with each of these open requests, together."""
+        clock = [time.perf_counter()]
+        passes = self.source.passes if self.source else 0
+        chances = [self._chance(request) for request in requests]
+        forests = grow(self.source, requests, chances) if self.source else [Forest() for _ in requests]
+        clock.append(time.perf_counter())
+        trees = [_tree(request) for request in requests]
+        fresh = [
+            tree.unfed([*request.ends, *forest.drafted.values()])
+            for tree, request, forest in zip(trees, requests, forests, strict=True)
+        ]
+        feed(trees, fresh, lambda rows, new, _: self.target.extend(rows, new))
+        clock.append(time.perf_counter())
+        for request, forest, chance in zip(requests, forests, chances, strict=True):
+            request.peak_slots = max(request.peak_slots, _tree(request).slots)
+            self._advance(request, forest, chance)
+        clock.append(time.perf_counter())
+        draft, verify, other = (b - a for a, b in pairwise(clock))
+        for request in requests:
+            stats = request.stats
+            stats.steps += 1
+            stats.draft_passes += (self.source.passes if self.source else 0) - passes
+            stats.seconds.draft += draft
+            stats.seconds.verify += verify
+            stats.seconds.other += other
+
+    def close(self, request: Request) -> None:
+        """Free what a request holds in the models. Twice is harmless."""
+        if request.tree is not None:
+            self.target.close(request.tree.row)
+            if self.source is not None:
+                self.source.close(request)
+            request.tree = None
+
+    def _chance(self, request: Request) -> KeyedChance:
+        return KeyedChance(request.seed, len(request.ids) + request.length - 1)
+
+    def _advance(self, request: Request, forest: Forest, chance: KeyedChance) -> None:
+        """As many layers as the target has seen the beams of, and one more; then only the beams that go on are kept."""
+        tree, params, stats, depth = _tree(request), request.params, request.stats, 0
+        for node in forest.drafted.values():
+            _count(stats.drafted, node.length - request.length - 1)
+        while True:
+            laws = target_laws(
+                torch.stack([tree.logits[node] for node in request.ends]),
+                params,
+                lambda: [request.history(node) for node in request.ends],
+            )
+            if params.temperature:
+                sample(request, laws, forest, depth, chance)
+            else:
+                search(request, laws, forest)
+            stats.tokens += 1
+            if request.done:
+                return
+            if not all(node in tree.logits for node in request.ends):
+                break
+            for _ in request.ends:
+                _count(stats.accepted, depth)
+            depth += 1
+        if request.beams.single_cache:
+            # of one length, the beam of lowest perplexity is the most probable one
+            request.running = [Beam(max(request.ends, key=lambda node: node.score))]
+        tree.keep(self.target, request.ends)
+        tree.row.drop_features()
+        if self.source is not None:
+            self.source.settle(request)
+
+    def _generation(self, request: Request) -> BeamGeneration:
+        best = request.finished[: request.beams.returned]
+        ids = [found.node.tokens for found in best]
+        return BeamGeneration(
+            [
+                Hypothesis(self._text(tokens), tokens, found.score, found.node.score, found.reason)
+                for found, tokens in zip(best, ids, strict=True)
+            ],
+            request.seed,
+            request.stats,
+            request.peak_slots,
+        )
+
+    def _text(self, tokens: list[int]) -> str:
+        return "" if self.tokenizer is None else str(self.tokenizer.decode(tokens, skip_special_tokens=True))
+
+
+def _tree(request: Request) -> TreeRow:
+    if request.tree is None:
+        raise ConfigError("a closed or finished request cannot go on: open its prompt again")
+    return request.tree
+
+
+def _count(counts: list[int], depth: int) -> None:
+    counts.extend([0] * (depth + 1 - len(counts)))
+    counts[depth] += 1

@@ -1,0 +1,122 @@
+"""What a caller may set about beams, checked when it is built; limits that depend on a model are checked elsewhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ..config import MAX_NODES, SamplingParams
+from ..errors import ConfigError
+
+MAX_PENALTY = 20
+"""Beyond it powers of a length leave the range of floating-point numbers, and no ranking is left."""
+
+EarlyStopping = bool | Literal["never"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeamParams:
+    """How many beams there are, how they are drafted, and how finished ones are ranked.
+
+    At temperature 0 (``SamplingParams``) beams are *searched*: the most probable go on, as in transformers'
+    ``generate(num_beams=width, do_sample=False)``. Above it they are *sampled* (Qin et al., "Dynamic-Width Speculative
+    Beam Decoding", Section 2.1).
+
+    Attributes:
+        width: beams W; when sampling with a threshold, the most beams of a layer.
+        returned: best sequences n to return.
+        length_penalty: a sequence of L generated tokens scores its log-probability over L ** length_penalty.
+        early_stopping: of beam search, transformers' own: True ends with the W-th finished beam; False and "never" also
+            ask whether a running one could still win, "never" by the greatest length that it may reach.
+        draft_width: drafted beams W_S of a layer; None: twice W.
+        depth: drafted layers gamma.
+        threshold: t of the dynamic width (Eq. 7); None: W beams in every layer.
+        min_width: least beams W_min of a layer with a dynamic width (Eq. 6).
+        single_cache: after each target pass only the beam of lowest perplexity goes on (Section 3.4), so that the cache
+            holds one sequence.
+
+    Raises:
+        ConfigError: a value is out of range, or two do not go together.
+    """
+
+    width: int = 4
+    returned: int = 1
+    length_penalty: float = 1.0
+    early_stopping: EarlyStopping = False
+    draft_width: int | None = None
+    depth: int = 3
+    threshold: float | None = None
+    min_width: int = 1
+    single_cache: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("width", "returned", "draft_width", "depth", "min_width"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise ConfigError(f"{_SAID[name]} {value!r}: use a whole number from 1")
+        if self.returned > self.width:
+            raise ConfigError(f"{self.returned} best sequences of {self.width} beams: ask for at most {self.width}")
+        if self.drafted < self.width:
+            raise ConfigError(
+                f"{self.drafted} draft beams are fewer than the {self.width} beams: draft at least {self.width}"
+            )
+        if self.min_width > self.drafted:
+            raise ConfigError(
+                f"at least {self.min_width} beams of {self.drafted} draft beams: use at most {self.drafted}"
+            )
+        if self.min_width > self.width:
+            raise ConfigError(f"at least {self.min_width} of {self.width} beams: use at most {self.width}")
+        if self.threshold is not None and not 0 <= self.threshold <= 1:
+            raise ConfigError(f"width threshold is {self.threshold}: use a probability from 0 to 1")
+        if self.threshold is None and self.min_width > 1:
+            raise ConfigError(
+                f"at least {self.min_width} beams say nothing of a fixed width: give a width threshold, such as 0.9"
+            )
+        if not abs(self.length_penalty) <= MAX_PENALTY:
+            raise ConfigError(
+                f"length penalty is {self.length_penalty}: use a number from -{MAX_PENALTY} to {MAX_PENALTY}"
+            )
+        if self.early_stopping not in (True, False, "never"):
+            raise ConfigError(f"early_stopping is {self.early_stopping!r}: use True, False or 'never'")
+        if self.drafted * self.depth > MAX_NODES:
+            raise ConfigError(
+                f"{self.drafted} draft beams in {self.depth} layers are {self.drafted * self.depth} nodes: use at most "
+                f"{MAX_NODES}"
+            )
+
+    @property
+    def drafted(self) -> int:
+        """W_S."""
+        return 2 * self.width if self.draft_width is None else self.draft_width
+
+    def check(self, params: SamplingParams) -> None:
+        """Make sure that sequences can be decoded so.
+
+        Raises:
+            ConfigError: they cannot.
+        """
+        if params.temperature == 0:
+            way = "use a temperature above 0 to sample beams, or leave it out for beam search"
+            if self.threshold is not None:
+                raise ConfigError(f"width threshold {self.threshold} is for sampled beams, the temperature is 0: {way}")
+            if self.single_cache:
+                raise ConfigError(f"a single cache is for sampled beams, the temperature is 0: {way}")
+        elif self.early_stopping is not False:
+            raise ConfigError(
+                f"early_stopping {self.early_stopping!r} is for beam search, the temperature is {params.temperature}: "
+                "sampled beams all run to their end"
+            )
+        if params.stop or params.criteria:
+            raise ConfigError(
+                f"stop strings {list(params.stop)} and {len(params.criteria)} stopping criteria end one sequence, not "
+                "beams: leave them out, or decode without beams"
+            )
+
+
+_SAID = {
+    "width": "beams are",
+    "returned": "best sequences are",
+    "draft_width": "draft beams are",
+    "depth": "draft layers are",
+    "min_width": "least beams are",
+}

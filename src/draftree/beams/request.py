@@ -1,0 +1,111 @@
+"""One prompt with its beams on their way: running ones, finished ones, how they are ranked. Knows no models.
+
+A beam that draws an end-of-sequence token, or reaches the limit, is finished: it keeps its score and is never extended.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..config import SamplingParams
+from ..sequence import Stats
+from .nodes import Node, TreeRow
+from .params import BeamParams
+
+
+@dataclass(frozen=True, slots=True)
+class Beam:
+    """A running beam.
+
+    Attributes:
+        node: its last token.
+        count: how often it is there: sampled beams may coincide, and each counts.
+    """
+
+    node: Node
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A beam that has ended.
+
+    Attributes:
+        node: its last token.
+        score: its log-probability over length ** length_penalty.
+        reason: "eos" or "length".
+    """
+
+    node: Node
+    score: float
+    reason: str
+
+
+class Request:
+    """A prompt and its beams.
+
+    Attributes:
+        ids: the prompt's tokens.
+        params: how tokens are drawn.
+        beams: how many beams there are, and what becomes of finished ones.
+        seed: the seed in use.
+        limit: most tokens of a beam.
+        eos_ids: tokens that end a beam.
+        tree: its tree in the target's cache; None once it is closed.
+        running: beams that go on, all of one length.
+        finished: at most W, best first.
+        done: no beam goes on.
+        improvable: a running beam may still beat a finished one, by transformers' heuristic (beam search).
+        stats: what was measured; ``tokens`` are layers of beams.
+        peak_slots: most tokens that its tree has held in the target's cache.
+    """
+
+    def __init__(
+        self, ids: Sequence[int], params: SamplingParams, beams: BeamParams, limit: int, eos_ids: frozenset[int]
+    ) -> None:
+        self.ids = list(ids)
+        self.params = params
+        self.beams = beams
+        self.seed = secrets.randbits(63) if params.seed is None else params.seed
+        self.limit = limit
+        self.eos_ids = frozenset() if params.ignore_eos else eos_ids
+        self.root = Node(self.ids[-1])
+        self.tree: TreeRow | None = None
+        self.running = [Beam(self.root)]
+        self.finished: list[Finished] = []
+        self.done = False
+        self.improvable = True
+        self.stats = Stats()
+        self.peak_slots = len(self.ids)
+
+    @property
+    def length(self) -> int:
+        """Generated tokens of the running beams."""
+        return self.running[0].node.length
+
+    @property
+    def ends(self) -> list[Node]:
+        """Last tokens of the running beams."""
+        return [beam.node for beam in self.running]
+
+    @property
+    def slots(self) -> int:
+        """Beams that are not finished, of W."""
+        return self.beams.width - len(self.finished)
+
+    def history(self, node: Node) -> list[int]:
+        """Token ids up to a node, prompt included."""
+        return [*self.ids, *node.tokens]
+
+    def ended(self, node: Node) -> str | None:
+        """Why a beam ends with this node, if it does."""
+        return "eos" if node.token in self.eos_ids else "length" if node.length >= self.limit else None
+
+    def finish(self, nodes: Sequence[Node]) -> None:
+        """Beams have ended: the best W are kept, of equal ones those that were there before."""
+        power = self.beams.length_penalty
+        self.finished += [Finished(n, n.score / n.length**power, self.ended(n) or "length") for n in nodes]
+        self.finished.sort(key=lambda f: -f.score)
+        del self.finished[self.beams.width :]

@@ -1,0 +1,117 @@
+"""Joules that the machine takes while something decodes, where it has a meter: NVML's counters, or RAPL.
+
+NVML (through ``nvidia-ml-py``, extra "energy") counts for whole accelerators, RAPL for whole processor packages: what
+else runs there is counted in. RAPL's counters are read where the system lets this user read them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+_RAPL = Path("/sys/class/powercap")
+
+
+class Meter(Protocol):
+    """A counter of energy."""
+
+    def start(self) -> None:
+        """From now on."""
+
+    def read(self) -> float | None:
+        """Joules since ``start``; None: no meter could be read."""
+
+
+class NoMeter:
+    """A machine that does not tell."""
+
+    def start(self) -> None:
+        """Nothing to do."""
+
+    def read(self) -> float | None:
+        """Nobody knows."""
+        return None
+
+
+class NvmlMeter:
+    """One accelerator's own counter (NVIDIA, from Volta on).
+
+    Args:
+        nvml: the module ``pynvml``.
+        index: of the device, as NVML numbers them.
+
+    Raises:
+        the module's ``NVMLError``: the device has none.
+    """
+
+    def __init__(self, nvml: Any, index: int) -> None:
+        self._nvml = nvml
+        nvml.nvmlInit()
+        self._device = nvml.nvmlDeviceGetHandleByIndex(index)
+        self._before = self._count()
+
+    def _count(self) -> int:
+        """Millijoules since the driver was loaded."""
+        return int(self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._device))
+
+    def start(self) -> None:
+        """See ``Meter``."""
+        self._before = self._count()
+
+    def read(self) -> float | None:
+        """See ``Meter``."""
+        return (self._count() - self._before) / 1e3
+
+
+class RaplMeter:
+    """The processor packages' counters, in microjoules, which begin again at their ranges' ends.
+
+    Args:
+        zones: their folders, with ``energy_uj`` and ``max_energy_range_uj``.
+
+    Raises:
+        OSError: one cannot be read.
+    """
+
+    def __init__(self, zones: list[Path]) -> None:
+        self._zones = zones
+        self._ranges = [int((zone / "max_energy_range_uj").read_text()) for zone in zones]
+        self._before = self._counts()
+
+    def _counts(self) -> list[int]:
+        return [int((zone / "energy_uj").read_text()) for zone in self._zones]
+
+    def start(self) -> None:
+        """See ``Meter``."""
+        self._before = self._counts()
+
+    def read(self) -> float | None:
+        """See ``Meter``."""
+        pairs = zip(self._counts(), self._before, self._ranges, strict=True)
+        return sum((now - before) % most for now, before, most in pairs) / 1e6
+
+
+def find_meter(device: torch.device, folder: Path = _RAPL) -> Meter:
+    """The meter of what a model on this device takes.
+
+    Args:
+        device: where the target computes.
+        folder: of the system's RAPL zones.
+    """
+    if device.type == "cuda":
+        try:
+            nvml = importlib.import_module("pynvml")
+        except ImportError:
+            return NoMeter()
+        with contextlib.suppress(nvml.NVMLError):
+            return NvmlMeter(nvml, device.index or 0)
+        return NoMeter()
+    packages = sorted(p for p in folder.glob("intel-rapl:*") if p.name.count(":") == 1)
+    if packages:
+        with contextlib.suppress(OSError, ValueError):
+            return RaplMeter(packages)
+    return NoMeter()

@@ -1,0 +1,208 @@
+"""Beams at the edges: short and full contexts, what is refused, what is freed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import RepetitionPenaltyLogitsProcessor
+
+from draftree.beams.engine import BeamEngine
+from draftree.beams.load import load_beam_source
+from draftree.beams.nodes import Node
+from draftree.beams.params import BeamParams
+from draftree.beams.request import Request
+from draftree.beams.sources import HeadBeams, LookupBeams, ModelBeams
+from draftree.config import SamplingParams
+from draftree.errors import ConfigError, PromptError, VocabularyError
+from draftree.models.hf import HFModel
+
+from ..pairs import target
+from ..tiny import VOCAB, tiny, tiny_tokenizer
+from ..toy import ToyModel
+from .parts import PROMPTS, source
+
+TEMPERATURES = pytest.mark.parametrize("temperature", [0.0, 1.0])
+
+
+def ids(engine: BeamEngine, prompt: list[int], params: SamplingParams, **settings: int) -> list[list[int]]:
+    return [h.token_ids for h in engine.generate([prompt], params, BeamParams(**settings))[0].hypotheses]  # type: ignore[arg-type]
+
+
+@TEMPERATURES
+@pytest.mark.parametrize("drafter", ["none", "self", "head"])
+def test_one_token_comes_from_the_prefill_alone(drafter: str, temperature: float) -> None:
+    model = target()
+    engine = BeamEngine(model, source(drafter, model))
+    made = engine.generate(
+        [PROMPTS[0]], SamplingParams(max_tokens=1, temperature=temperature), BeamParams(width=3, returned=3)
+    )[0]
+    assert [len(h.token_ids) for h in made.hypotheses] == [1, 1, 1]
+    assert made.stats.steps == 0
+    assert model.passes == 0
+
+
+@TEMPERATURES
+@pytest.mark.parametrize("drafter", ["self", "head", "relative"])
+def test_a_prompt_of_one_token_will_do(drafter: str, temperature: float) -> None:
+    model = target()
+    params = SamplingParams(max_tokens=8, temperature=temperature, seed=1)
+    found = ids(BeamEngine(model, source(drafter, model)), [9], params, width=3, returned=3)
+    assert [len(tokens) for tokens in found] == [8, 8, 8]
+    if temperature == 0:
+        assert found == ids(BeamEngine(model), [9], params, width=3, returned=3)
+
+
+@TEMPERATURES
+@pytest.mark.parametrize("room", [1, 2, 3, 7])
+def test_beams_end_where_the_context_is_full(room: int, temperature: float) -> None:
+    toy = ToyModel(4, max_length=5 + room)
+    engine = BeamEngine(toy, ModelBeams(ToyModel(4, 1, max_length=5 + room), 4))
+    found = ids(engine, [1, 2, 3, 0, 1], SamplingParams(temperature=temperature), width=3, returned=3)
+    assert [len(tokens) for tokens in found] == [room] * 3
+
+
+@TEMPERATURES
+@pytest.mark.parametrize("most", [3, 5, 9, 12])
+def test_a_drafter_of_a_shorter_context_drafts_as_far_as_it_goes(most: int, temperature: float) -> None:
+    engine = BeamEngine(ToyModel(4), ModelBeams(ToyModel(4, 1, max_length=most), 4))
+    params = SamplingParams(max_tokens=10, temperature=temperature, seed=2)
+    found = ids(engine, [1, 2, 3, 0], params, width=2, returned=2)
+    assert [len(tokens) for tokens in found] == [10, 10]
+    if temperature == 0:
+        assert found == ids(BeamEngine(ToyModel(4)), [1, 2, 3, 0], params, width=2, returned=2)
+
+
+@TEMPERATURES
+def test_an_end_token_at_once_finishes_all_beams(temperature: float) -> None:
+    toy = ToyModel(3, eos_ids=frozenset({0, 1, 2}))
+    params = SamplingParams(max_tokens=9, temperature=temperature, seed=2)
+    found = ids(BeamEngine(toy, ModelBeams(toy, 3)), [1], params, width=3, returned=3)
+    assert [len(tokens) for tokens in found] == [1, 1, 1]
+
+
+def test_end_tokens_can_be_ignored() -> None:
+    toy = ToyModel(3, eos_ids=frozenset({0, 1, 2}))
+    params = SamplingParams(max_tokens=9, ignore_eos=True)
+    assert len(ids(BeamEngine(toy), [1], params, width=2)[0]) == 9
+
+
+def test_processors_see_each_sampled_beams_history() -> None:
+    """With a ban on repetition no beam has a token twice, drafted or not."""
+    model = target()
+    params = SamplingParams(
+        max_tokens=12, temperature=1.0, seed=3, processors=(RepetitionPenaltyLogitsProcessor(1e6),), min_p=1e-3
+    )
+    for drafter in ("none", "self"):
+        for tokens in ids(BeamEngine(model, source(drafter, model)), PROMPTS[1], params, width=3, returned=3):
+            assert len({*PROMPTS[1], *tokens}) == len(PROMPTS[1]) + len(tokens)
+
+
+@pytest.mark.parametrize("drafter", ["none", "relative", "head"])
+def test_a_seed_repeats_its_beams(drafter: str) -> None:
+    model = target()
+    engine = BeamEngine(model, source(drafter, model))
+    one, again, other = (
+        ids(engine, PROMPTS[0], SamplingParams(max_tokens=9, temperature=1.0, seed=s), width=3, returned=3)
+        for s in (4, 4, 5)
+    )
+    assert one == again != other
+
+
+def test_a_drawn_seed_is_told() -> None:
+    engine = BeamEngine(ToyModel(5))
+    made = engine.generate([[1, 2]], SamplingParams(max_tokens=6, temperature=1.0), BeamParams(width=3))[0]
+    again = SamplingParams(max_tokens=6, temperature=1.0, seed=made.seed)
+    assert ids(engine, [1, 2], again, width=3) == [h.token_ids for h in made.hypotheses]
+
+
+def test_what_does_not_fit_is_refused_before_any_work() -> None:
+    engine = BeamEngine(ToyModel(5, max_length=8))
+    with pytest.raises(PromptError, match="8 tokens but toy takes 8"):
+        engine.generate([[1, 2], [1] * 8])
+    with pytest.raises(ConfigError, match="max_tokens is 7 .* ask for at most 6"):
+        engine.generate([[1, 2]], SamplingParams(max_tokens=7))
+    with pytest.raises(PromptError, match="the prompt is empty"):
+        engine.generate([[]])
+    with pytest.raises(ConfigError, match="takes a list of prompts"):
+        engine.generate("text")
+    with pytest.raises(ConfigError, match="2 sampling params for 1 prompts"):
+        engine.generate([[1]], [SamplingParams(), SamplingParams()])
+
+
+def test_a_drafter_without_probabilities_is_refused_for_sampled_beams() -> None:
+    with pytest.raises(ConfigError, match="drafter lookup gives no probabilities"):
+        BeamEngine(ToyModel(5), LookupBeams()).generate([[1]], SamplingParams(temperature=1.0, max_tokens=3))
+
+
+def test_a_model_without_forests_is_refused() -> None:
+    class Flat:
+        capabilities = ToyModel(3).capabilities
+
+    with pytest.raises(ConfigError, match="toy cannot keep beams in one cache"):
+        BeamEngine(Flat())  # type: ignore[arg-type]
+
+
+class Failing(ModelBeams):
+    """Fails in the third proposal."""
+
+    calls = 0
+
+    def logits(self, requests: Sequence[Request], nodes: Sequence[Sequence[Node]]) -> list[Tensor]:
+        self.calls += 1
+        if self.calls == 3:
+            raise RuntimeError("the drafter failed")
+        return super().logits(requests, nodes)
+
+
+def test_a_failure_frees_all_rows() -> None:
+    toy, drafting = ToyModel(5), ToyModel(5, 1)
+    engine = BeamEngine(toy, Failing(drafting, 5))
+    with pytest.raises(RuntimeError, match="the drafter failed"):
+        engine.generate([[1, 2], [3]], SamplingParams(max_tokens=20))
+    assert (toy._rows, drafting._rows) == ([], [])
+    found = engine.generate([[1, 2]], SamplingParams(max_tokens=5))
+    assert len(found[0].hypotheses[0].token_ids) == 5
+
+
+def test_text_and_prompts_as_text() -> None:
+    model = HFModel(tiny(), tiny_tokenizer(), self_test=False)
+    made = BeamEngine(model).generate(["the cat"], SamplingParams(max_tokens=6), BeamParams(width=2))[0]
+    assert made.hypotheses[0].text == tiny_tokenizer().decode(made.hypotheses[0].token_ids, skip_special_tokens=True)
+
+
+def test_names_of_drafters() -> None:
+    model = target()
+    assert load_beam_source("none", model) is None
+    assert load_beam_source("auto", model, sampled=True) is None, "no head comes for a tiny model"
+    assert isinstance(load_beam_source("auto", model), LookupBeams)
+    made = load_beam_source(HFModel(tiny(seed=5), name="other", self_test=False), model)
+    assert isinstance(made, ModelBeams) and made.name == "other"
+    assert not isinstance(made, HeadBeams)
+    with pytest.raises(ConfigError, match="drafts one sequence, not beams"):
+        load_beam_source("recycle", model)
+
+
+def test_another_vocabulary_is_refused() -> None:
+    one = HFModel(tiny(), tiny_tokenizer(), self_test=False)
+    other = HFModel(tiny(seed=5), tiny_tokenizer(shift=True), self_test=False)
+    with pytest.raises(VocabularyError, match="the first that differs"):
+        load_beam_source(other, one)
+
+
+def test_a_drafters_output_layer_may_be_padded() -> None:
+    engine = BeamEngine(ToyModel(VOCAB), ModelBeams(ToyModel(VOCAB + 3, 1), VOCAB))
+    for temperature in (0.0, 1.0):
+        params = SamplingParams(max_tokens=6, temperature=temperature, seed=1)
+        assert len(ids(engine, [1, 2, 3], params, width=2, returned=2)) == 2
+
+
+def test_laws_of_the_engine_are_finite() -> None:
+    """Where warping leaves one token, all draws are that token."""
+    engine = BeamEngine(ToyModel(5), ModelBeams(ToyModel(5, 1), 5))
+    params = SamplingParams(max_tokens=8, temperature=1.0, top_k=1, seed=1)
+    found = engine.generate([[1, 2]], params, BeamParams(width=3, returned=3))[0].hypotheses
+    assert len({tuple(h.token_ids) for h in found}) == 1
+    assert torch.tensor([h.score for h in found]).abs().max() < 1e-6

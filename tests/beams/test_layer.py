@@ -1,0 +1,194 @@
+"""One layer of beams: the law of what is accepted by exact enumeration, its width, and what must fail the same test."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from itertools import product
+
+import pytest
+import torch
+from torch import Tensor
+
+from draftree.beams.layer import Cell, Residuals, accepted_law, verify, width_for
+
+from ..verify.chances import Chance, outcomes
+
+ROWS, VOCAB = 2, 3
+
+
+def laws(seed: int, dead: float = 0.0) -> tuple[Tensor, Tensor]:
+    """p and q over (row, token); a share ``dead`` of q's mass belongs to beams that were not accepted."""
+    rng = torch.Generator().manual_seed(seed)
+    p, q = torch.rand((2, ROWS, VOCAB), generator=rng, dtype=torch.float64).pow(2)
+    return p / p.sum(), q / q.sum() * (1 - dead)
+
+
+def cells() -> list[Cell]:
+    return list(product(range(ROWS), range(VOCAB)))
+
+
+def drawn(chance: Chance, law: Tensor, count: int) -> list[Cell]:
+    flat = (law / law.sum()).flatten().tolist()
+    return [cells()[chance.choose(flat)] for _ in range(count)]
+
+
+def with_replacement(chance: Chance, q: Tensor, count: int) -> list[Cell]:
+    """Drafts: cells of q, or (-1, 0) with what is left to 1."""
+    rest = 1 - float(q.sum())
+    flat = [*q.flatten().tolist(), rest if rest > 1e-12 else 0.0]
+    places = [*cells(), (-1, 0)]
+    return [places[chance.choose(flat)] for _ in range(count)]
+
+
+def without_replacement(chance: Chance, q: Tensor, count: int) -> list[Cell]:
+    """As the paper's code draws them."""
+    left, found = q.clone(), list[Cell]()
+    for _ in range(count):
+        found += drawn(chance, left, 1)
+        left[found[-1]] = 0
+    return found
+
+
+def variation(
+    p: Tensor,
+    q: Tensor,
+    drafts: int,
+    width: int,
+    residuals: Callable[[Tensor, Tensor], Residuals] = Residuals,
+    draw: Callable[[Chance, Tensor, int], list[Cell]] = with_replacement,
+) -> float:
+    """Total variation between the layer's beams and ``width`` independent draws from p, over all that chance can do."""
+
+    def program(chance: Chance) -> tuple[Cell, ...]:
+        return tuple(
+            verify(
+                residuals(p, q),
+                draw(chance, q, drafts),
+                width,
+                chance.accepts,
+                lambda law, numbers: drawn(chance, law, len(numbers)),
+            ).cells
+        )
+
+    found: dict[tuple[Cell, ...], float] = defaultdict(float)
+    for beams, probability in outcomes(program):
+        found[beams] += probability
+    want = {beams: float(torch.stack([p[cell] for cell in beams]).prod()) for beams in product(cells(), repeat=width)}
+    assert set(found) <= set(want)
+    return 0.5 * sum(abs(found[beams] - chance) for beams, chance in want.items())
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("drafts", "width"), [(1, 1), (2, 1), (2, 2), (3, 2)])
+def test_accepted_beams_are_independent_draws_from_the_targets_law(seed: int, drafts: int, width: int) -> None:
+    assert variation(*laws(seed), drafts, width) < 1e-12
+
+
+@pytest.mark.parametrize("dead", [0.3, 1.0])
+def test_drafts_of_refused_beams_count_as_refused(dead: float) -> None:
+    assert variation(*laws(4, dead), 3, 2) < 1e-12
+
+
+def test_equal_laws_are_always_accepted() -> None:
+    p, _ = laws(0)
+    for verdict, _ in outcomes(
+        lambda chance: verify(Residuals(p, p.clone()), with_replacement(chance, p, 2), 2, chance.accepts, never)
+    ):
+        assert verdict.accepted == 2
+
+
+def never(law: Tensor, numbers: Sequence[int]) -> list[Cell]:
+    raise AssertionError("nothing is left to draw")
+
+
+class Upside(Residuals):
+    """The ratio as Algorithm 1 prints it."""
+
+    def chance(self, cell: Cell, refused: int) -> float:
+        law = self.law(refused)
+        p = float(law[cell] / law.sum())
+        return min(1.0, float(self.q[cell]) / p) if p else 1.0
+
+
+class Twice(Residuals):
+    """q subtracted twice, as in the paper's code."""
+
+    def _upto(self, refused: int) -> None:
+        while len(self._factors) <= refused:
+            self._factors.append(self._factors[-1] + 2 * self._sums[-1])
+            self._sums.append(float((self.p - self._factors[-1] * self.q).clamp(min=0).sum()))
+
+
+def test_the_printed_ratio_is_caught() -> None:
+    assert variation(*laws(0), 2, 2, residuals=Upside) > 1e-3
+
+
+def test_subtracting_twice_is_caught() -> None:
+    assert variation(*laws(0), 2, 2, residuals=Twice) > 1e-3
+
+
+def test_drawing_without_replacement_is_caught() -> None:
+    assert variation(*laws(0), 2, 2, draw=without_replacement) > 1e-3
+
+
+def test_leaving_out_dead_drafts_without_renormalising_their_law_is_caught() -> None:
+    """To count them as refused, or to leave them out and renormalise q: either is lossless, the mixture is not."""
+
+    def living(chance: Chance, q: Tensor, count: int) -> list[Cell]:
+        return [cell for cell in with_replacement(chance, q, count) if cell[0] >= 0]
+
+    assert variation(*laws(4, 0.5), 2, 1, draw=living) > 1e-3
+
+
+def test_residuals_are_those_of_the_definition() -> None:
+    p, q = laws(1)
+    made, left = Residuals(p, q), p
+    for refused, alpha in enumerate(made.acceptance(4)):
+        torch.testing.assert_close(made.law(refused) / made.law(refused).sum(), left)
+        assert alpha == pytest.approx(float(torch.minimum(left, q).sum()), abs=1e-12)
+        left = (left - q).clamp(min=0)
+        left = left / left.sum()
+
+
+GOLDEN = torch.tensor([[0.5, 0.3, 0.2]], dtype=torch.float64), torch.tensor([[0.2, 0.2, 0.6]], dtype=torch.float64)
+
+
+def test_the_law_of_accepted_drafts_is_that_of_the_golden_example() -> None:
+    assert accepted_law(Residuals(*GOLDEN).acceptance(2)) == pytest.approx([0.24, 0.40, 0.36], abs=1e-12)
+
+
+def test_the_references_code_gets_another_law() -> None:
+    assert accepted_law(Twice(*GOLDEN).acceptance(2)) != pytest.approx([0.24, 0.40, 0.36], abs=1e-3)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_law_of_accepted_drafts_is_that_of_the_rounds(seed: int) -> None:
+    p, q = laws(seed, 0.2)
+    counts = [0.0] * 4
+    for verdict, probability in outcomes(
+        lambda chance: verify(
+            Residuals(p, q), with_replacement(chance, q, 3), 4, chance.accepts, lambda law, n: [(0, 0)] * len(n)
+        )
+    ):
+        counts[verdict.accepted] += probability
+    assert accepted_law(Residuals(p, q).acceptance(3)) == pytest.approx(counts, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("threshold", "least", "most", "width"),
+    [
+        (0.30, 1, 4, 2),
+        (0.36, 1, 4, 2),
+        (0.37, 1, 4, 1),
+        (0.76, 1, 4, 1),
+        (0.77, 1, 4, 1),
+        (0.77, 2, 4, 2),
+        (0.3, 1, 1, 1),
+    ],
+)
+def test_the_width_is_the_most_that_are_accepted_often_enough(
+    threshold: float, least: int, most: int, width: int
+) -> None:
+    """P(at least 2) = 0.36 and P(at least 1) = 0.76 in the golden example (Eq. 6 and 7)."""
+    assert width_for(Residuals(*GOLDEN).acceptance(2), threshold - 1e-9, least, most) == width

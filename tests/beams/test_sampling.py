@@ -1,0 +1,411 @@
+"""Sampled beams follow the law of beam sampling: by exact enumeration through the engine, and by a chi-square test."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from functools import cache
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from draftree.beams import rules
+from draftree.beams.chance import Cell
+from draftree.beams.engine import BeamEngine
+from draftree.beams.laws import target_laws
+from draftree.beams.layer import Residuals, joint
+from draftree.beams.params import BeamParams
+from draftree.beams.request import Request
+from draftree.beams.sources import ModelBeams
+from draftree.config import SamplingParams
+from draftree.engine import Engine
+from draftree.models.hf import HFModel
+
+from ..pairs import target
+from ..toy import ToyModel, chi_square
+from ..verify.chances import Chance, outcomes
+from .parts import PROMPTS, source
+from .test_layer import Twice, Upside
+
+PROMPT = [1, 0]
+Tokens = tuple[int, ...]
+State = tuple[Tokens, ...]
+"""Beams with their multiplicities, sorted: running and finished ones alike (finished ones end with an end token)."""
+Law = dict[State, float]
+After = Callable[[Tokens], Tensor]
+"""Generated tokens -> [V] float64 probabilities of the next."""
+
+
+class BeamLaw:
+    """Beam sampling by its definition: of W places, those of running beams are drawn anew, each from the joint law of
+    (running beam, next token), which counts a beam as often as it is there."""
+
+    def __init__(self, after: After, width: int, limit: int, eos: frozenset[int] = frozenset()) -> None:
+        self._after, self._width, self._limit, self._eos = cache(after), width, limit, eos
+
+    def ended(self, beam: Tokens) -> bool:
+        return len(beam) == self._limit or (bool(beam) and beam[-1] in self._eos)
+
+    def probability(self, beam: Tokens) -> float:
+        total = 1.0
+        for i, token in enumerate(beam):
+            total *= float(self._after(beam[:i])[token])
+        return total
+
+    def cells(self, running: Sequence[Tokens]) -> dict[Tokens, float]:
+        """p_beam (Eq. 1)."""
+        weights: dict[Tokens, float] = defaultdict(float)
+        for beam in running:
+            for token, p in enumerate(self._after(beam).tolist()):
+                if p:
+                    weights[(*beam, token)] += self.probability(beam) * p
+        total = sum(weights.values())
+        return {beam: weight / total for beam, weight in weights.items()}
+
+    def layer(self, state: State, width: int | None = None) -> Law:
+        """The law of the beams one layer on."""
+        finished = [beam for beam in state if self.ended(beam)]
+        running = [beam for beam in state if not self.ended(beam)]
+        cells, found = self.cells(running), defaultdict[State, float](float)
+        for draws in product(cells, repeat=width or self._width - len(finished)):
+            chance = 1.0
+            for beam in draws:
+                chance *= cells[beam]
+            found[tuple(sorted([*finished, *draws]))] += chance
+        return found
+
+    def final(self, state: State) -> Law:
+        """The law of the finished beams."""
+        if all(self.ended(beam) for beam in state):
+            return {state: 1.0}
+        found: dict[State, float] = defaultdict(float)
+        for after, chance in self.layer(state).items():
+            for end, rest in self.final(after).items():
+                found[end] += chance * rest
+        return found
+
+
+class Scripted:
+    """``draftree.beams.chance.Chance`` that goes every way in turn."""
+
+    replacement = True
+
+    def __init__(self, chance: Chance) -> None:
+        self._chance = chance
+
+    def accepts(self, chance: float) -> bool:
+        return self._chance.accepts(chance)
+
+    def drafts(self, weights: Tensor, laws: Tensor, count: int, depth: int) -> list[Cell]:
+        law, found = joint(weights, laws), list[Cell]()
+        for _ in range(min(count, int((law > 0).sum())) if not self.replacement else count):
+            found += self._cells(law)
+            if not self.replacement:
+                law[found[-1]] = 0
+        return found
+
+    def draws(self, weights: Tensor, laws: Tensor, numbers: Sequence[int], position: int) -> list[Cell]:
+        law = joint(weights / weights.sum(), laws.log_softmax(-1)).nan_to_num(0.0)  # a row with nothing left
+        return [cell for _ in numbers for cell in self._cells(law)]
+
+    def _cells(self, law: Tensor) -> list[Cell]:
+        flat = (law / law.sum()).flatten().tolist()
+        row, token = divmod(self._chance.choose(flat), law.shape[1])
+        return [(row, token)]
+
+
+class Scriptable(BeamEngine):
+    """An engine whose chance is scripted."""
+
+    script: Scripted
+
+    def _chance(self, request: Request) -> Scripted:  # type: ignore[override]
+        return self.script
+
+
+def toys(vocab: int, eos: frozenset[int] = frozenset()) -> tuple[ToyModel, ToyModel]:
+    """A target and a drafter that knows little of it."""
+    options = {"spread": 1.2, "dtype": torch.float64, "eos_ids": eos}
+    return ToyModel(vocab, 3, **options), ToyModel(vocab, 11, **options)  # type: ignore[arg-type]
+
+
+def law_of(model: ToyModel, width: int, limit: int) -> BeamLaw:
+    def after(beam: Tokens) -> Tensor:
+        return model.after([*PROMPT, *beam]).float().double().softmax(-1)
+
+    return BeamLaw(after, width, limit, model.capabilities.eos_ids)
+
+
+def states(request: Request) -> State:
+    beams = [tuple(f.node.tokens) for f in request.finished]
+    return tuple(sorted([*beams, *(tuple(b.node.tokens) for b in request.running for _ in range(b.count))]))
+
+
+def one_step(models: tuple[ToyModel, ToyModel], beams: BeamParams, limit: int, script: type[Scripted]) -> Law:
+    """The exact law of the beams after the prefill and one step."""
+
+    def program(chance: Chance) -> State:
+        engine = Scriptable(models[0], ModelBeams(models[1], models[1].capabilities.vocab_size))
+        engine.script = script(chance)
+        request = Request(PROMPT, SamplingParams(temperature=1.0), beams, limit, models[0].capabilities.eos_ids)
+        try:
+            engine.open(request)
+            if not request.done:
+                engine.step([request])
+        finally:
+            engine.close(request)
+        return states(request)
+
+    found: dict[State, float] = defaultdict(float)
+    for state, chance in outcomes(program):
+        found[state] += chance
+    return found
+
+
+def variation(
+    vocab: int,
+    width: int,
+    drafted: int,
+    depth: int,
+    eos: frozenset[int] = frozenset(),
+    script: type[Scripted] = Scripted,
+) -> float:
+    """Total variation between one speculative step's beams, completed by the definition, and the definition's."""
+    models, limit = toys(vocab, eos), depth + 2
+    beams, want = BeamParams(width=width, draft_width=drafted, depth=depth), law_of(models[0], width, limit)
+    got: dict[State, float] = defaultdict(float)
+    for state, chance in one_step(models, beams, limit, script).items():
+        for end, rest in want.final(state).items():
+            got[end] += chance * rest
+    exact = want.final(((),))
+    return 0.5 * sum(abs(got[end] - exact.get(end, 0.0)) for end in {*got, *exact})
+
+
+@pytest.mark.parametrize(
+    ("vocab", "width", "drafted", "depth"), [(3, 1, 2, 1), (2, 1, 2, 2), (2, 2, 2, 1), (2, 2, 3, 1)]
+)
+def test_beams_follow_the_law_of_beam_sampling(vocab: int, width: int, drafted: int, depth: int) -> None:
+    assert variation(vocab, width, drafted, depth) < 1e-12
+
+
+@pytest.mark.parametrize(("vocab", "width", "drafted", "depth"), [(2, 1, 2, 2), (2, 2, 2, 1), (3, 2, 2, 1)])
+def test_they_do_where_beams_finish(vocab: int, width: int, drafted: int, depth: int) -> None:
+    assert variation(vocab, width, drafted, depth, frozenset({0})) < 1e-12
+
+
+@pytest.mark.parametrize("wrong", [Upside, Twice])
+def test_the_papers_errors_are_caught(wrong: type[Residuals], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rules, "Residuals", wrong)
+    assert variation(3, 1, 2, 1) > 1e-3
+
+
+def test_drawing_without_replacement_is_caught() -> None:
+    class Distinct(Scripted):
+        replacement = False
+
+    assert variation(3, 1, 2, 1, script=Distinct) > 1e-3
+
+
+def test_beams_that_coincide_count_twice() -> None:
+    """A law that forgets how often a beam is there is another law, and the test above would see it."""
+    want = law_of(toys(2)[0], 2, 3)
+    twice = want.layer(((0,), (0,)))
+    assert twice == pytest.approx(want.layer(((0,),), 2))
+    mixed = want.cells([(0,), (0,), (1,)])
+    assert mixed != pytest.approx(want.cells([(0,), (1,)]))
+
+
+@pytest.mark.parametrize("threshold", [0.2, 0.9])
+def test_a_layer_of_dynamic_width_has_that_many_draws_of_its_law(threshold: float) -> None:
+    """The width follows from the two models' laws alone, so given the first layer it is a number; the layer behind the
+    drafted one has all W beams."""
+    models, width, drafted = toys(2), 2, 3
+    want = law_of(models[0], width, 3)
+    beams = BeamParams(width=width, draft_width=drafted, depth=1, threshold=threshold)
+    exact, got = defaultdict[State, float](float), defaultdict[State, float](float)
+    for first, chance in want.layer(((),)).items():
+        for second, then in want.layer(first, expected_width(models, want, first, drafted, threshold)).items():
+            for end, rest in want.layer(second, width).items():
+                exact[end] += chance * then * rest
+    for state, chance in one_step(models, beams, 3, Scripted).items():
+        ends = {state: 1.0} if len(state[0]) == 3 else want.layer(state, width)
+        for end, rest in ends.items():
+            got[end] += chance * rest
+    assert 0.5 * sum(abs(got[end] - exact[end]) for end in {*got, *exact}) < 1e-12
+
+
+def expected_width(
+    models: tuple[ToyModel, ToyModel], want: BeamLaw, state: State, drafted: int, threshold: float
+) -> int:
+    """Eq. 4 to 7 by their definitions."""
+    drafter = law_of(models[1], 1, 3)
+    p, q = want.cells(state), defaultdict[Tokens, float](float)
+    for beam in state:
+        for token, chance in enumerate(drafter._after(beam).tolist()):
+            q[(*beam, token)] += want.probability(beam) * chance
+    total, left, alphas = sum(q.values()), dict(p), []
+    for _ in range(drafted):
+        alphas.append(sum(min(left[x], q[x] / total) for x in p))
+        left = {x: max(left[x] - q[x] / total, 0.0) for x in p}
+        left = {x: mass / sum(left.values()) for x, mass in left.items()}
+    law = [0.0] * (drafted + 1)
+    for made in product((True, False), repeat=drafted):
+        chance, refused = 1.0, 0
+        for yes in made:
+            chance *= alphas[refused] if yes else 1 - alphas[refused]
+            refused = 0 if yes else refused + 1
+        law[sum(made)] += chance
+    widest = max(k for k in range(drafted + 1) if sum(law[k:]) >= threshold)
+    return min(2, max(1, widest))
+
+
+def test_the_dynamic_width_differs_from_beam_to_beam() -> None:
+    """Else the test above would be one of a fixed width."""
+    models = toys(2)
+    want = law_of(models[0], 2, 3)
+    widths = {expected_width(models, want, s, 3, t) for s in want.layer(((),)) for t in (0.2, 0.5, 0.9)}
+    assert widths == {1, 2}
+
+
+TOKENS = 12
+
+
+@pytest.fixture(scope="module")
+def model() -> HFModel:
+    return target(eos=4)
+
+
+def sampled(
+    model: HFModel,
+    drafter: str,
+    prompts: Sequence[list[int]],
+    seed: int = 5,
+    temperature: float = 1.0,
+    **settings: Any,
+) -> list[list[list[int]]]:
+    engine = BeamEngine(model, source(drafter, model))
+    params = SamplingParams(max_tokens=TOKENS, temperature=temperature, top_k=20, top_p=0.95, seed=seed)
+    made = engine.generate(list(prompts), params, BeamParams(**settings))
+    return [[h.token_ids for h in one.hypotheses] for one in made]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_one_plain_beam_draws_the_tokens_of_plain_decoding(seed: int, model: HFModel) -> None:
+    params = SamplingParams(max_tokens=TOKENS, temperature=0.8, top_k=20, top_p=0.95, seed=seed)
+    want = [[g.token_ids] for g in Engine(model).generate(PROMPTS, params)]
+    assert sampled(model, "none", PROMPTS, seed, 0.8, width=1) == want
+
+
+@pytest.mark.parametrize("drafter", ["none", "self", "relative", "stranger", "head"])
+@pytest.mark.parametrize("settings", [{}, {"threshold": 0.7, "min_width": 2}, {"single_cache": True}])
+def test_a_batch_draws_what_each_prompt_draws_alone(drafter: str, settings: dict[str, Any], model: HFModel) -> None:
+    alone = [sampled(model, drafter, [p], width=3, returned=3, **settings)[0] for p in PROMPTS]
+    assert sampled(model, drafter, PROMPTS, width=3, returned=3, **settings) == alone
+
+
+def test_a_drafter_with_the_targets_law_is_never_refused(model: HFModel) -> None:
+    engine, params = BeamEngine(target(), source("self", model)), SamplingParams(max_tokens=17, temperature=1.0, seed=3)
+    made = engine.generate([PROMPTS[0]], params, BeamParams(width=3, draft_width=3, depth=3))[0]
+    assert made.stats.steps == 4
+    assert made.stats.mal == 4.0
+
+
+def test_finished_beams_keep_their_place_and_are_never_extended(model: HFModel) -> None:
+    ended = 0
+    for seed in range(8):
+        for beams in sampled(model, "relative", PROMPTS, seed, width=4, returned=4):
+            assert len(beams) == 4
+            assert all(4 not in tokens[:-1] for tokens in beams)
+            ended += sum(tokens[-1] == 4 for tokens in beams)
+    assert ended
+
+
+def test_scores_are_cumulative_log_probabilities_of_the_warped_law(model: HFModel) -> None:
+    params = SamplingParams(max_tokens=TOKENS, temperature=0.7, top_k=10, seed=2)
+    beams = BeamParams(width=3, returned=3, length_penalty=0.5)
+    for found in BeamEngine(model, source("relative", model)).generate([PROMPTS[2]], params, beams)[0].hypotheses:
+        total = 0.0
+        for i, token in enumerate(found.token_ids):
+            row = model.open([*PROMPTS[2], *found.token_ids[:i]])
+            total += float(rules_law(row.logits, params)[token])
+            model.close(row)
+        assert found.logprob == pytest.approx(total, abs=1e-3)
+        assert found.score == pytest.approx(found.logprob / len(found.token_ids) ** 0.5, abs=1e-6)
+
+
+def rules_law(logits: Tensor, params: SamplingParams) -> Tensor:
+    return target_laws(logits[None], params, list)[0]
+
+
+def test_beams_that_coincide_are_all_returned() -> None:
+    toy = ToyModel(2, spread=9.0)
+    params = SamplingParams(max_tokens=4, temperature=1.0, seed=1)
+    made = BeamEngine(toy).generate([[1, 0]], params, BeamParams(width=4, returned=4))[0]
+    ids = [tuple(h.token_ids) for h in made.hypotheses]
+    assert len(ids) == 4
+    assert len(set(ids)) < 4
+
+
+def test_a_vocabulary_of_one_token_is_drafted_and_accepted() -> None:
+    toy = ToyModel(1)
+    engine = BeamEngine(toy, ModelBeams(ToyModel(1, 4), 1))
+    made = engine.generate([[0]], SamplingParams(max_tokens=9, temperature=1.0), BeamParams(width=3, returned=3))[0]
+    assert [h.token_ids for h in made.hypotheses] == [[0] * 9] * 3
+    assert made.stats.steps == 2
+
+
+@pytest.mark.parametrize("drafter", ["none", "stranger"])
+def test_a_single_cache_goes_on_with_the_most_probable_beam(drafter: str) -> None:
+    """One beam runs on after each pass, so the cache holds one sequence and what was drafted below it."""
+    made, prompt = target(), PROMPTS[0]
+    params, beams = SamplingParams(max_tokens=40, temperature=1.0, seed=4), BeamParams(width=4, single_cache=True)
+    found = BeamEngine(made, source(drafter, made)).generate([prompt], params, beams)[0]
+    drafts = 0 if drafter == "none" else beams.drafted * beams.depth
+    assert found.peak_slots <= len(prompt) + 40 + drafts
+    wide = BeamEngine(made).generate([prompt], params, BeamParams(width=4))[0]
+    assert found.peak_slots - drafts < wide.peak_slots
+
+
+def test_shared_tokens_take_one_slot() -> None:
+    """W beams take far less than W caches: they share the prompt, and most of what they have said."""
+    made, width, tokens = target(), 4, 60
+    found = BeamEngine(made).generate([PROMPTS[0]], SamplingParams(max_tokens=tokens), BeamParams(width=width))[0]
+    assert found.peak_slots < 0.6 * width * (len(PROMPTS[0]) + tokens)
+
+
+def final_law(model: HFModel, prompt: list[int], params: SamplingParams, limit: int) -> BeamLaw:
+    def after(beam: Tokens) -> Tensor:
+        row = model.open([*prompt, *beam])
+        law = target_laws(row.logits[None], params, list)[0].exp()
+        model.close(row)
+        return law
+
+    return BeamLaw(after, 2, limit)
+
+
+class Eager(Residuals):
+    """Accepts more than it should."""
+
+    def chance(self, cell: Cell, refused: int) -> float:
+        return min(1.0, 1.3 * super().chance(cell, refused))
+
+
+@pytest.mark.parametrize("wrong", [None, Eager])
+def test_sampled_beams_of_a_real_model_pass_a_chi_square_test(
+    wrong: type[Residuals] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if wrong:
+        monkeypatch.setattr(rules, "Residuals", wrong)
+    made, count, batch = target(), 2000, 500
+    law = final_law(made, PROMPTS[1], SamplingParams(temperature=1.0, top_k=2), 3).final(((),))
+    engine, seen = BeamEngine(made, source("relative", made)), Counter[State]()
+    for start in range(0, count, batch):
+        each = [SamplingParams(max_tokens=3, temperature=1.0, top_k=2, seed=start + i) for i in range(batch)]
+        for one in engine.generate([PROMPTS[1]] * batch, each, BeamParams(width=2, returned=2, draft_width=3)):
+            seen[tuple(sorted(tuple(h.token_ids) for h in one.hypotheses))] += 1
+    assert set(seen) <= set(law)
+    p = chi_square(torch.tensor([seen[s] for s in law]), torch.tensor(list(law.values())))
+    assert p < 1e-4 if wrong else p > 1e-4

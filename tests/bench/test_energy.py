@@ -1,0 +1,87 @@
+"""Meters of energy: counters of NVML and RAPL, and machines without."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from draftree.bench.energy import NoMeter, NvmlMeter, RaplMeter, find_meter
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda", 1)
+
+
+def zone(folder: Path, name: str, microjoules: int) -> Path:
+    made = folder / name
+    made.mkdir(parents=True)
+    (made / "max_energy_range_uj").write_text("1000000000")
+    (made / "energy_uj").write_text(f"{microjoules}\n")
+    return made
+
+
+def test_rapl_adds_up_the_packages_and_leaves_out_their_parts(tmp_path: Path) -> None:
+    packages = [zone(tmp_path, f"intel-rapl:{i}", 5_000_000) for i in range(2)]
+    part = zone(tmp_path, "intel-rapl:0:0", 0)
+    meter = find_meter(CPU, tmp_path)
+    assert isinstance(meter, RaplMeter)
+    meter.start()
+    for place, now in zip((*packages, part), (7_500_000, 6_000_000, 9_000_000), strict=True):
+        (place / "energy_uj").write_text(str(now))
+    assert meter.read() == 3.5
+
+
+def test_rapl_counts_on_past_the_end_of_its_range(tmp_path: Path) -> None:
+    place = zone(tmp_path, "intel-rapl:0", 999_000_000)
+    meter = find_meter(CPU, tmp_path)
+    (place / "energy_uj").write_text("500000")
+    assert meter.read() == 1.5
+
+
+def test_a_counter_that_cannot_be_read_is_no_meter(tmp_path: Path) -> None:
+    (zone(tmp_path, "intel-rapl:0", 0) / "energy_uj").unlink()
+    assert isinstance(find_meter(CPU, tmp_path), NoMeter)
+
+
+def test_a_machine_without_counters_has_no_meter(tmp_path: Path) -> None:
+    meter = find_meter(CPU, tmp_path)
+    meter.start()
+    assert meter.read() is None
+
+
+class Nvml(ModuleType):
+    """``pynvml`` of a machine with two devices, the second of which counts."""
+
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self, first_joules: list[float]) -> None:
+        super().__init__("pynvml")
+        self.joules = first_joules
+
+    def nvmlInit(self) -> None: ...  # noqa: N802
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
+        return index
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, device: int) -> int:  # noqa: N802
+        if device == 0:
+            raise self.NVMLError
+        return int(1000 * self.joules.pop(0))
+
+
+def test_an_accelerator_is_asked_for_its_own_counter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", Nvml([1.0, 2.0, 9.5]))
+    meter = find_meter(CUDA)
+    assert isinstance(meter, NvmlMeter)
+    meter.start()
+    assert meter.read() == 7.5
+
+
+@pytest.mark.parametrize("module", [Nvml([]), None])
+def test_an_accelerator_without_a_counter_or_library_has_no_meter(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", module)
+    assert isinstance(find_meter(torch.device("cuda", 0)), NoMeter)

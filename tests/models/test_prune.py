@@ -1,0 +1,134 @@
+"""Rows that go on with more than one path: what is kept is exact, what they share is committed, the rest is gone."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+import torch
+
+from draftree.errors import CacheError
+from draftree.models.base import Nodes
+from draftree.models.hf import HFModel
+from draftree.tree import ROOT
+
+from ..heads import random_head
+from ..tiny import FAMILIES, tiny
+from .trees import assert_cached, assert_close, expected, fresh, nodes, random_ids
+
+SHAPE = [-1, -1, 0, 0, 2, 2, 3, 5]
+"""Node 0 has children 2 and 3, node 2 children 4 and 5, node 3 child 6, node 5 child 7; node 1 is a leaf."""
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+@pytest.mark.parametrize(
+    ("keep", "trunk", "parents"),
+    [
+        ([0, 2, 3, 5, 6], 1, [-1, -1, 0, 1]),
+        ([0, 2, 4, 5], 2, [-1, -1]),
+        ([0, 2, 5, 7], 4, []),
+        ([0, 1, 3], 0, [-1, -1, 0]),
+        ([], 0, []),
+    ],
+)
+def test_nodes_below_kept_ones_see_their_own_path(kind: str, keep: list[int], trunk: int, parents: list[int]) -> None:
+    rng, model = Random(3), fresh(kind)
+    prompt, tokens = random_ids(rng, 9), random_ids(rng, len(SHAPE))
+    model.open(random_ids(rng, 20))  # a neighbour of another length
+    row = model.open(prompt)
+    model.extend([row], [nodes(tokens, SHAPE)])
+    model.prune(row, keep, trunk)
+    assert row.parents.tolist() == parents
+    committed = [*prompt, *(tokens[n] for n in keep[:trunk])]
+    left = [tokens[n] for n in keep[trunk:]]
+    assert row.length == len(committed)
+    new = random_ids(rng, len(left) + 1)
+    logits = model.extend([row], [nodes(new, [ROOT, *range(len(left))])])[0]
+    below = [ROOT, *range(len(left))]
+    whole = nodes([*left, *new], [*parents, *below])
+    assert_close(logits, expected(kind, committed, whole)[len(left) :])
+    model.commit(row, [])
+    assert_cached(model, kind, row, committed)
+
+
+@pytest.mark.parametrize(
+    ("keep", "trunk", "said"),
+    [
+        ([2], 0, "would stay without its parent"),
+        ([0, 0], 0, "name each once, in ascending order"),
+        ([2, 0], 0, "name each once, in ascending order"),
+        ([9], 0, "of 8 nodes"),
+        ([0, 1], 1, "no path that all the others descend from"),
+        ([0, 2, 3], 2, "no path that all the others descend from"),
+        ([0], 2, "no path that all the others descend from"),
+    ],
+)
+def test_what_is_no_part_of_the_tree_is_refused(keep: list[int], trunk: int, said: str) -> None:
+    model = fresh("llama")
+    row = model.open([3, 4, 5])
+    model.extend([row], [nodes(range(8), SHAPE)])
+    with pytest.raises(CacheError, match=said):
+        model.prune(row, keep, trunk)
+    assert (row.length, row.parents.tolist()) == (3, SHAPE)
+
+
+def test_hidden_states_follow() -> None:
+    model = HFModel(tiny(), self_test=False)
+    model.track_features()
+    row, tokens = model.open([3, 4, 5]), list(range(10, 18))
+    model.extend([row], [nodes(tokens, SHAPE)])
+    model.prune(row, [0, 2, 4, 5], 2)
+    text = model.open([3, 4, 5, tokens[0], tokens[2], tokens[5]])
+    want = text.waiting_features()
+    assert_close(row.waiting_features(), want[:5])
+    assert_close(torch.cat(row.pending)[1], want[5])
+    model.commit(row, [1])
+    assert_close(row.waiting_features(), want)
+
+
+def test_a_slot_takes_as_many_bytes_as_it_says() -> None:
+    for kind in FAMILIES:
+        model = fresh(kind)
+        model.open([1, 2, 3])
+        at = model.cache.placement
+        assert model.slot_bytes * at.rows * at.slots == model.cache.nbytes
+
+
+TREE = Nodes(torch.tensor([2, 8, 4, 6]), torch.tensor([ROOT, 0, 0, 1]))
+
+
+def test_a_heads_beams_are_fed_as_text_is() -> None:
+    """Tokens that come with the target's hidden states are predicted as if they had been committed one by one."""
+    target = HFModel(tiny(), self_test=False)
+    head, prompt = random_head(target), [2, 4, 6, 8]
+    hidden = target.open([*prompt, 2, 8, 6]).waiting_features()
+    other = target.open([*prompt, 2, 4]).waiting_features()
+    row = head.start()
+    head.advance([row], [torch.tensor(prompt[1:])], [hidden[:3]])
+    features = torch.stack([hidden[3], hidden[4], other[4], hidden[5]])
+    logits = head.extend([row], [TREE], [features])[0]
+    for node, path in enumerate([[2], [2, 8], [2, 4], [2, 8, 6]]):
+        alone = head.start()
+        want = head.advance(
+            [alone], [torch.tensor([*prompt[1:], *path])], [(other if 4 in path else hidden)[: 3 + len(path)]]
+        )
+        size = min(want.shape[1], logits.shape[1])
+        assert torch.allclose(logits[node, :size], want[0, :size], atol=1e-4), path
+        head.close(alone)
+
+
+def test_a_heads_kept_nodes_predict_what_they_did() -> None:
+    target = HFModel(tiny(), self_test=False)
+    head, prompt = random_head(target), [2, 4, 6, 8]
+    rows = []
+    for _ in range(2):
+        row = head.start()
+        head.advance([row], [torch.tensor(prompt[1:])], [target.open(prompt).waiting_features()[:-1]])
+        head.extend([row], [Nodes(TREE.tokens[:1], TREE.parents[:1])])
+        head.extend([row], [Nodes(TREE.tokens[1:3], TREE.parents[1:3])])
+        rows.append(row)
+    head.prune(rows[0], [0, 2], 1)
+    assert (rows[0].length, rows[0].parents.tolist()) == (4, [ROOT])
+    below = head.extend(rows[:1], [Nodes(torch.tensor([12]), torch.tensor([0]))])[0]
+    want = head.extend(rows[1:], [Nodes(torch.tensor([12]), torch.tensor([2]))])[0]
+    assert torch.allclose(below, want, atol=1e-4)
