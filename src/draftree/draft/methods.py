@@ -11,6 +11,8 @@ from ..config import MAX_NODES
 from ..errors import ConfigError, UnknownNameError
 from .auto import AutoTree
 from .best import Eagle2Tree, OptTree
+from .c2t import BETA, ClassifierTree
+from .classifier_file import DEFAULT, read_classifier
 from .entropy import BranchingSteps, EntropyStop, EntropyTree, StaticTree
 from .policy import GrowthPolicy
 from .static import EAGLE, RankTree
@@ -90,6 +92,12 @@ def eagle2(width: int = 10, depth: int = 6) -> GrowthPolicy:
     return Eagle2Tree(width, depth)
 
 
+def c2t(classifier: str = DEFAULT, beta: float = BETA, width: int = 15, top: int = 15, depth: int = 10) -> GrowthPolicy:
+    """what CLASSIFIER, a file of 'draftree train classifier', scores at least BETA: of WIDTH children each, TOP a layer"""
+    found = read_classifier(classifier)
+    return ClassifierTree(found.classifier, beta, width, top, depth, found.made_for)
+
+
 def auto(width: int = 8, depth: int = 16) -> GrowthPolicy:
     """what pays most by this machine's measured costs, plain decoding included; WIDTH and DEPTH are only bounds"""
     return AutoTree(width, depth)
@@ -159,6 +167,7 @@ METHODS = {
         Method("dynamic-width-depth", dynamic_width_depth),
         Method("opt-tree", opt_tree),
         Method("eagle2", eagle2),
+        Method("c2t", c2t),
     )
 }
 

@@ -79,7 +79,7 @@ class Replay:
     def step(self, nodes: int) -> tuple[DraftTree, int]:
         """Draft and advance as decoding with match verification does; the tree, and how many tokens were gained."""
         tree = self.propose(nodes, len(self.left) - 1)  # the last token is the bonus
-        path = self._accepted(tree)
+        path = self.accepted(tree)
         self.advance(tree, path, len(path) + 1)
         return tree, len(path) + 1
 
@@ -91,7 +91,7 @@ class Replay:
         count = self._drafter.successors
         return Successors.unpack(successors(logits, count)[0].cpu()) if count else None
 
-    def _accepted(self, tree: DraftTree) -> list[int]:
+    def accepted(self, tree: DraftTree) -> list[int]:
         """The nodes that match verification accepts: the longest path that the output follows."""
         path: list[int] = []
         node = ROOT
