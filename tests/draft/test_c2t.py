@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -13,8 +14,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from draftree.config import Budget, SamplingParams
-from draftree.draft.c2t import ClassifierTree, Score
+from draftree.draft.c2t import ClassifierTree, LearnedWidth, Score
 from draftree.draft.classifier import Classifier
+from draftree.draft.entropy import EntropyTree
 from draftree.draft.load import load_drafter, resolved
 from draftree.draft.methods import find_policy
 from draftree.draft.policy import Frontier
@@ -103,6 +105,17 @@ def test_each_layer_keeps_its_best_and_only_their_children_are_asked_about(seed:
     assert set(paths(tree)) == want
 
 
+@given(seed=st.integers(0, 10_000), nodes=st.integers(1, 12))
+def test_scores_given_their_parents_are_multiplied_along_a_path(seed: int, nodes: int) -> None:
+    scores = Scripted(seed, ScriptedScorer(flat))
+    law: dict[Path, float] = {(): 1.0}
+    for depth in range(3):
+        law |= {(*p, t): x * scores.of(0, (*p, t)) for p, x in law.items() if len(p) == depth for t in (1, 2, 3)}
+    best = sorted((x for p, x in law.items() if p and x >= 0.05), reverse=True)[:nodes]
+    tree = grown(seed, [Budget(nodes)], beta=0.05, width=WIDTH, top=0, depth=3, given_parent=True)[0]
+    assert sorted((law[p] for p in paths(tree)), reverse=True) == pytest.approx(best)
+
+
 def test_what_cannot_be_in_the_tree_is_not_asked_about() -> None:
     scorer = ScriptedScorer(flat)
     score: Score = lambda frontier: frontier.scores.exp()  # noqa: E731
@@ -183,6 +196,32 @@ def test_a_target_without_a_head_gets_lookup_and_a_warning() -> None:
     with pytest.warns(DraftreeWarning, match="drafter head, not .* and lookup"):
         made = load_drafter("auto", model, find_policy("c2t"))
     assert made.name == "lookup"
+
+
+WIDTHS = Classifier(("rank", "entropy"), ((-1.0, 1.0), (1.0, -1.0)), (0.0, 0.0), (1.0, -1.0), 0.0, given_parent=True)
+"""C = sigmoid(H - rank): at least one half for ranks up to H."""
+
+
+def test_a_learned_width_is_the_number_of_ranks_that_are_worth_it() -> None:
+    entropies = torch.tensor([0.0, 0.9, 2.5, 100.0])
+    assert LearnedWidth(WIDTHS, 0.5)(entropies).tolist() == [1, 1, 3, 64]
+    assert LearnedWidth(WIDTHS, 0.9)(entropies).tolist() == [0, 0, 1, 64]
+    script: Script = lambda row, path: ([1, 2, 3, 4], [-1.0] * 4, 1.5 - len(path))  # noqa: E731
+    tree = trees_of(ScriptedScorer(script), EntropyTree(LearnedWidth(WIDTHS, 0.5), depth=3), [Budget(20)])[0]
+    assert tree.depths.tolist() == [1, 1, 2, 2]  # entropies 1.5, 0.5, -0.5: two children, one each, none
+
+
+@pytest.mark.parametrize(
+    ("net", "beta", "named"),
+    [
+        (NET, 0.5, "sees probability,entropy,depth: for a width train one with .* entropy,rank --given-parent"),
+        (replace(WIDTHS, given_parent=False), 0.5, "sees rank,entropy: for a width"),
+        (WIDTHS, 0.0, "beta is 0"),
+    ],
+)
+def test_what_is_no_width_function_is_refused(net: Classifier, beta: float, named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        LearnedWidth(net, beta)
 
 
 def test_a_law_that_is_no_law_is_refused_by_the_features_name() -> None:

@@ -119,6 +119,8 @@ def test_fine_tuning_starts_from_a_classifier(model: str, prompts: Path, tmp_pat
     assert "has 12 units, not 48: give --hidden 12" in complaint(capsys)
     assert run(asked(model, prompts, two, *more, "--hidden", "12", "--features", "rank")) == 2
     assert "has features probability,entropy,depth, not rank: give --features" in complaint(capsys)
+    assert run(asked(model, prompts, two, *more, "--hidden", "12", "--given-parent")) == 2
+    assert "was trained without --given-parent" in complaint(capsys)
     assert run(asked(model, prompts, two, *more, "--hidden", "12")) == 0
     found = read_classifier(str(two))
     assert found.trained_on["fine_tuned_from"] == "one.json"

@@ -26,7 +26,7 @@ def synthetic(count: int, seed: int = 0, prompts: int = 40) -> Samples:
     given[:, D] = torch.randint(0, 10, (count,), generator=rng).float()
     law = truth(given)
     accepted = torch.rand(count, generator=rng) < law
-    return Samples(given, accepted, torch.arange(count) % prompts)
+    return Samples(given, accepted, torch.ones_like(accepted), torch.arange(count) % prompts)
 
 
 def truth(given: torch.Tensor) -> torch.Tensor:
@@ -55,6 +55,20 @@ def test_scores_are_probabilities_whatever_share_of_the_negatives_was_kept() -> 
     assert float((scores(net, held) - truth(held.features)).mean()) == pytest.approx(0.0, abs=0.02)
 
 
+def test_given_parents_only_nodes_that_the_target_judged_count() -> None:
+    """Behind refused parents everything is refused, however probable: nodes there say nothing of a node's own."""
+    samples = synthetic(40_000)
+    reached = torch.rand(len(samples.accepted), generator=torch.Generator().manual_seed(5)) < 0.5
+    mixed = samples._replace(accepted=samples.accepted & reached, reached=reached)
+    held = synthetic(5000, seed=1)
+    own = fit(mixed, ClassifierRecipe(batch=128, given_parent=True), 1.0)
+    whole = fit(mixed, ClassifierRecipe(batch=128), 1.0)
+    assert own.given_parent and not whole.given_parent
+    assert float((scores(own, held) - truth(held.features)).abs().mean()) < 0.07
+    assert float((scores(whole, held) - truth(held.features) / 2).abs().mean()) < 0.07
+    assert evaluate(own, mixed, 1.0).nodes == int(reached.sum())
+
+
 def test_the_same_seed_gives_the_same_classifier_and_leaves_the_global_one_alone() -> None:
     samples, recipe = synthetic(3000), ClassifierRecipe(epochs=2, seed=4)
     state = torch.random.get_rng_state()
@@ -81,7 +95,7 @@ def test_epochs_are_told() -> None:
 
 @pytest.mark.parametrize(("label", "said"), [(False, "none was accepted"), (True, "all were accepted")])
 def test_labels_that_are_all_equal_are_refused(label: bool, said: str) -> None:
-    with pytest.raises(RunError, match=f"nothing to learn from 8 drafted nodes, {said}: use more prompts"):
+    with pytest.raises(RunError, match=f"nothing to learn from 8 drafted nodes, of which {said}: use more prompts"):
         check_labels(torch.full((8,), label))
     samples = synthetic(8)._replace(accepted=torch.full((8,), label))
     with pytest.raises(RunError, match=said):
@@ -107,7 +121,8 @@ def test_figures_are_those_by_hand() -> None:
     net = Classifier(("probability",), ((10.0,),), (0.0,), (1.0,), -5.0)
     given = torch.zeros(4, len(FEATURES))
     given[:, P] = torch.tensor([0.5, 0.9, 0.9, 0.0])
-    samples = Samples(given, torch.tensor([True, True, False, False]), torch.tensor([19, 19, 39, 39]))
+    accepted = torch.tensor([True, True, False, False])
+    samples = Samples(given, accepted, torch.ones(4).bool(), torch.tensor([19, 19, 39, 39]))
     found = evaluate(net, samples, negatives=0.5)  # each negative stands for two
     assert (found.prompts, found.nodes, found.accepted) == (2, 6, 2)
     precision, recall, rate = found.betas["0.3"]

@@ -64,10 +64,12 @@ def test_labels_on_a_scripted_toy_are_the_path_that_the_target_says() -> None:
     # Behind the first token comes 1 2 2: a tree of depth 2 (the last token is the bonus) whose path 1, 2 is accepted.
     found, trees = samples_along(TreeDrafter(full_trees(), Coin()), response([9, 1, 2, 2]), 0, share=1.0)
     assert trees == 1
-    got = sorted(zip(found.features[:, P].tolist(), found.accepted.tolist(), strict=True))
-    want = [(0.09, False), (0.21, False), (0.21, True), (0.3, False), (0.49, False), (0.7, True)]
-    assert [y for _, y in got] == [y for _, y in want]
-    assert [p for p, _ in got] == pytest.approx([p for p, _ in want])
+    columns = (found.features[:, P], found.accepted, found.reached)
+    got = sorted(zip(*(c.tolist() for c in columns), strict=True))
+    unreached, rejected, accepted = (False, False), (False, True), (True, True)
+    want = [(0.09, unreached), (0.21, unreached), (0.21, accepted), (0.3, rejected), (0.49, rejected), (0.7, accepted)]
+    assert [(y, r) for _, y, r in got] == [label for _, label in want]
+    assert [p for p, _, _ in got] == pytest.approx([p for p, _ in want])
 
 
 def test_each_tree_begins_where_the_last_one_was_left() -> None:
@@ -91,6 +93,7 @@ def test_samples_are_those_of_a_trace_of_decoding_with_full_trees(name: str, num
     steps = [r for r in records if isinstance(r, StepRecord) and len(r.tree)]
     want = Samples.joined([samples_of(r.tree, r.path, number) for r in steps])
     assert torch.equal(want.accepted, torch.cat([r.accepted for r in steps]))
+    assert torch.equal(want.reached, torch.cat([r.reached for r in steps]))
     got, trees = samples_along(drafter(name, model, full_trees()), drawn, seed, share=1.0)
     assert trees == len(steps)
     assert torch.equal(got.accepted, want.accepted)

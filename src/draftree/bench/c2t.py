@@ -26,6 +26,7 @@ from torch import Tensor
 from ..config import SamplingParams
 from ..draft.best import Eagle2Tree, OptTree
 from ..draft.c2t import ClassifierTree, Score
+from ..draft.classifier import Classifier
 from ..draft.classifier_file import DEFAULT, read_classifier
 from ..draft.drafter import TreeDrafter
 from ..draft.entropy import StaticTree
@@ -74,8 +75,8 @@ def trees(scores: dict[str, Score]) -> dict[str, list[Contestant]]:
         "opt-tree, N": [(f"N={n}", OptTree(0.001, DEPTH), n) for n in SIZES],
     }
     for name, score in scores.items():
-        curves[f"{name}, beta"] = [(f"beta={b:g}", ClassifierTree(score, b, depth=DEPTH), most) for b in BETAS]
-        curves[f"{name}, N"] = [(f"N={n}", ClassifierTree(score, 0.002, depth=DEPTH), n) for n in SIZES]
+        curves[f"{name}, beta"] = [(f"beta={b:g}", _tree(score, b), most) for b in BETAS]
+        curves[f"{name}, N"] = [(f"N={n}", _tree(score, 0.002), n) for n in SIZES]
     return curves
 
 
@@ -85,9 +86,13 @@ def chains(scores: dict[str, Score]) -> dict[str, list[Contestant]]:
         "fixed length": [(f"length={n}", StaticTree(width=1, depth=n), n) for n in LENGTHS]
     }
     for name, score in scores.items():
-        stops = [(f"beta={b:g}", ClassifierTree(score, b, width=1, depth=DEPTH), DEPTH) for b in BETAS]
-        curves[f"{name}, beta"] = list(stops)
+        curves[f"{name}, beta"] = [(f"beta={b:g}", _tree(score, b, width=1), DEPTH) for b in BETAS]
     return curves
+
+
+def _tree(score: Score, beta: float, width: int = 15) -> GrowthPolicy:
+    given = isinstance(score, Classifier) and score.given_parent
+    return ClassifierTree(score, beta, width, depth=DEPTH, given_parent=given)
 
 
 def held_against(contestant: Contestant, texts: Many[KnownText]) -> tuple[Point, float]:

@@ -16,13 +16,13 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..config import MAX_NODES, SamplingParams
-from ..draft.base import NoDrafter
+from ..config import MAX_NODES, Budget, SamplingParams
+from ..draft.base import NoDrafter, Outcome
 from ..draft.best import Eagle2Tree
 from ..draft.drafter import TreeDrafter
 from ..draft.drawing import Drawing, Drawn
 from ..draft.policy import Candidates
-from ..draft.source import Scorer, Source
+from ..draft.source import Grown, Scorer, Source
 from ..engine import Engine
 from ..files import write_whole
 from ..models.hf import HFModel
@@ -115,10 +115,26 @@ class _Recording(Source):
         """The source's."""
         return self._source.name
 
+    def open(self, sequence: Sequence) -> None:
+        """See ``Source``."""
+        self._source.open(sequence)
+
+    def fit(self, sequence: Sequence, budget: Budget) -> Budget:
+        """See ``Source``."""
+        return self._source.fit(sequence, budget)
+
     def begin(self, sequences: Many[Sequence], drawing: Drawing) -> Scorer:
         """See ``Source``."""
         self.recorder = _Recorder(self._source.begin(sequences, drawing))
         return self.recorder
+
+    def settle(self, sequences: Many[Sequence], grown: Many[Grown]) -> None:
+        """See ``Source``."""
+        self._source.settle(sequences, grown)
+
+    def observe(self, outcomes: Many[Outcome]) -> None:
+        """See ``Source``."""
+        self._source.observe(outcomes)
 
     def close(self, sequence: Sequence) -> None:
         """See ``Source``."""
@@ -211,17 +227,17 @@ class RecordedSource(Source):
     def begin(self, sequences: Many[Sequence], drawing: Drawing) -> Scorer:
         """One sequence at a time."""
         (sequence,) = sequences
-        return _Said(self, self.known.laws[len(sequence.ids) - len(self.known.prompt) - 1])
+        return _Said(self, len(sequence.ids) - len(self.known.prompt) - 1)
 
     def close(self, sequence: Sequence) -> None:
         """Nothing is kept."""
 
 
 class _Said:
-    """Reads laws by the tokens from the root."""
+    """Reads the laws of a position by the tokens from the root."""
 
-    def __init__(self, source: RecordedSource, laws: Laws) -> None:
-        self._source, self._laws = source, laws
+    def __init__(self, source: RecordedSource, position: int) -> None:
+        self._source, self._position = source, position
         self._paths: dict[int, Tokens] = {ROOT: ()}
 
     def score_roots(self, rows: Many[int], width: int) -> Candidates:
@@ -237,7 +253,7 @@ class _Said:
 
     def _said(self, paths: list[Tokens], width: int) -> Candidates:
         """What is not known is said to have no candidates."""
-        laws = self._laws
+        laws = self._source.known.laws[self._position]
         places = [laws.places.get(path, ROOT) for path in paths]
         self._source.asked += len(places)
         self._source.missing += places.count(ROOT)

@@ -14,12 +14,13 @@ from torch import Tensor
 from ..config import Budget
 from ..errors import ConfigError, DraftreeWarning
 from ..tree import DraftTree
+from .classifier import Classifier
 from .entropy import MAX_WIDTH
 from .policy import Frontier, Growth, GrowthPolicy, best_per_row
 from .static import Pair, short_name
 
 Score = Callable[[Frontier], Tensor]
-"""[F, K] candidates of a frontier -> how probable each is to be accepted, with all above it; 0 where there is none."""
+"""[F, K] candidates of a frontier -> how probable each is to be accepted, 0 where there is none."""
 
 BETA = 0.05
 DEPTH = 10
@@ -29,16 +30,18 @@ DEPTH = 10
 class ClassifierTree(GrowthPolicy):
     """Layer by layer: score each node's ``width`` most probable tokens, drop those below ``beta``, keep the ``top``.
 
-    What is dropped is not expanded, so the rest is a tree whatever the scores are (C2T, Algorithm 1). Where the budget
-    has no room for all, those stay whose path has the highest least score; what cannot be among them is not drafted.
+    What is dropped is not expanded, so the rest is a tree whatever the scores are (C2T, Algorithm 1). A path is worth
+    the least score on it, or the product of scores that are of nodes given their parents. Where the budget has no room
+    for all, the most valuable paths stay; what cannot be among them is not drafted.
     With ``width`` 1 it is a chain that ends where the score falls below ``beta`` (chain mode).
 
     Attributes:
         score: a ``Classifier``, or any other function.
-        beta: least score that is worth verifying.
+        beta: least worth of a path that is verified.
         width: children of a node that are scored.
         top: most nodes of a layer; 0: as many as the budget has.
         depth: deepest level.
+        given_parent: scores are of nodes given their parents.
         made_for: the models that ``score`` was trained for; others are warned about.
 
     Raises:
@@ -52,6 +55,7 @@ class ClassifierTree(GrowthPolicy):
     width: int = 15
     top: int = 15
     depth: int = DEPTH
+    given_parent: bool = False
     made_for: Pair | None = None
 
     def __post_init__(self) -> None:
@@ -89,25 +93,64 @@ class ClassifierTree(GrowthPolicy):
         return self.depth * min(nodes, self.top or nodes)
 
     def grow(self, frontier: Frontier) -> Growth:
-        """The layer's best candidates that score at least ``beta`` and that the budget has room for."""
-        scores = self.score(frontier)
-        least = torch.minimum(scores, frontier.tags[:, None]) if frontier.depth else scores
-        keep = (least >= self.beta) & (frontier.candidates.logprobs > float("-inf"))
+        """The layer's best candidates that are worth ``beta`` and that the budget has room for."""
+        worth = self.score(frontier)
+        if frontier.depth:
+            above = frontier.tags[:, None]
+            worth = worth * above if self.given_parent else torch.minimum(worth, above)
+        keep = (worth >= self.beta) & (frontier.candidates.logprobs > float("-inf"))
         rows = frontier.rows[:, None].expand_as(keep)[keep]
-        budgets, own, pool = frontier.budgets, least[keep], frontier.pool
+        budgets, own, pool = frontier.budgets, worth[keep], frontier.pool
         layer = budgets.clamp(max=self.top) if self.top else budgets
         stay = best_per_row(own, rows, layer)
         if len(pool.rows):
             every = best_per_row(torch.cat([pool.tags, own]), torch.cat([pool.rows, rows]), budgets)
             stay &= every[len(pool.rows) :]
         keep = keep.masked_scatter(keep, stay)
-        return Growth(keep, torch.full_like(keep, frontier.depth + 1 < self.depth), least)
+        return Growth(keep, torch.full_like(keep, frontier.depth + 1 < self.depth), worth)
 
     def prune(self, pools: Many[DraftTree], tags: Many[Tensor], budgets: Many[Budget]) -> list[Tensor | None]:
-        """The budget's best nodes: no path's least score exceeds its parent's, so parents stay."""
+        """The budget's best nodes: none is worth more than its parent, so parents stay."""
         kept: list[Tensor | None] = []
-        for least, budget in zip(tags, budgets, strict=True):
-            keep = torch.zeros(len(least), dtype=torch.bool)
-            keep[least.argsort(descending=True, stable=True)[: budget.nodes]] = True
+        for worth, budget in zip(tags, budgets, strict=True):
+            keep = torch.zeros(len(worth), dtype=torch.bool)
+            keep[worth.argsort(descending=True, stable=True)[: budget.nodes]] = True
             kept.append(keep)
         return kept
+
+
+@dataclass(frozen=True, slots=True)
+class LearnedWidth:
+    """A function of entropy for ``EntropyTree``: as many children as a classifier finds worth verifying.
+
+    A node with entropy H gets its first r candidates, r the number of ranks with C(H, rank) >= ``beta``: what B(H) sets
+    by hand, learned.
+
+    Attributes:
+        classifier: of entropy and rank, given the parent.
+        beta: least probability of acceptance.
+
+    Raises:
+        ConfigError: the classifier sees other features, or scores whole paths.
+    """
+
+    classifier: Classifier
+    beta: float = 0.1
+
+    def __post_init__(self) -> None:
+        if set(self.classifier.features) != {"entropy", "rank"} or not self.classifier.given_parent:
+            raise ConfigError(
+                f"the classifier sees {','.join(self.classifier.features)}: for a width train one with "
+                "'draftree train classifier --features entropy,rank --given-parent'"
+            )
+        if not 0 < self.beta <= 1:
+            raise ConfigError(f"beta is {self.beta}: use a probability of acceptance above 0 and up to 1")
+
+    def __call__(self, entropies: Tensor) -> Tensor:
+        """[F] entropies in nats -> [F] numbers of children."""
+        columns = {
+            "entropy": entropies[:, None].expand(-1, MAX_WIDTH),
+            "rank": torch.arange(MAX_WIDTH, dtype=torch.float32).expand(len(entropies), -1),
+        }
+        scores = self.classifier.scores(torch.stack([columns[name] for name in self.classifier.features], dim=-1))
+        return (scores >= self.beta).cumprod(1).sum(1).float()

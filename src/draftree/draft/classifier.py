@@ -26,8 +26,8 @@ Row = tuple[float, ...]
 class Classifier:
     """Two layers over n features: C = sigmoid(output . relu(hidden x + bias) + threshold).
 
-    C is a probability of acceptance by the target: what negatives were left out of training is made up for in the
-    last number.
+    C is the probability that the target accepts a node with all above it, as in C2T, or the node alone where it has
+    accepted the one above. Negatives that were left out of training are made up for in the last number.
 
     Attributes:
         features: their names, entries of ``FEATURES``.
@@ -35,6 +35,7 @@ class Classifier:
         bias: [h] of the first layer.
         output: [h] weights of the second layer.
         threshold: its bias.
+        given_parent: C is the node's own, given its parent's acceptance.
 
     Raises:
         ConfigError: there is no such feature, or the numbers do not make such a net.
@@ -45,6 +46,7 @@ class Classifier:
     bias: Row
     output: Row
     threshold: float
+    given_parent: bool = False
     _first: Tensor = field(init=False, repr=False, compare=False)
     _last: Tensor = field(init=False, repr=False, compare=False)
 
@@ -68,7 +70,7 @@ class Classifier:
         return self._first.numel() + self._last.numel()
 
     def __call__(self, frontier: Frontier) -> Tensor:
-        """[F, K] probability that each candidate of a frontier is accepted; 0 where there is none.
+        """[F, K] C of the candidates of a frontier; 0 where there is none.
 
         Raises:
             ConfigError: a feature is not a number.

@@ -52,6 +52,7 @@ class ClassifierFile:
             "target": json.dumps(self.made_for.target),
             "drafter": json.dumps(self.made_for.drafter),
             "features": json.dumps(net.features),
+            "given_parent": json.dumps(net.given_parent),
             "hidden": f"[\n{units}\n  ]",
             "bias": json.dumps(net.bias),
             "output": json.dumps(net.output),
@@ -98,6 +99,7 @@ def read_classifier(name: str) -> ClassifierFile:
                 bias=_numbers(content["bias"]),
                 output=_numbers(content["output"]),
                 threshold=_numbers([content["threshold"]])[0],
+                given_parent=_truth(content["given_parent"]),
             ),
             made_for=Pair(_text(content["target"]), _text(content["drafter"])),
             trained_on=_mapping(content["trained_on"]),
@@ -122,6 +124,12 @@ def _numbers(values: Any) -> tuple[float, ...]:
     if not isinstance(values, list) or not all(type(x) in (int, float) for x in values):
         raise TypeError("its weights are no numbers")
     return tuple(map(float, values))
+
+
+def _truth(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"{value!r} is neither true nor false")
+    return value
 
 
 def _mapping(value: Any) -> dict[str, Any]:

@@ -93,9 +93,10 @@ def eagle2(width: int = 10, depth: int = 6) -> GrowthPolicy:
 
 
 def c2t(classifier: str = DEFAULT, beta: float = BETA, width: int = 15, top: int = 15, depth: int = 10) -> GrowthPolicy:
-    """what CLASSIFIER, a file of 'draftree train classifier', scores at least BETA: of WIDTH children each, TOP a layer"""
+    """paths to which CLASSIFIER ('draftree train classifier') gives BETA and more; WIDTH children each, TOP a layer"""
     found = read_classifier(classifier)
-    return ClassifierTree(found.classifier, beta, width, top, depth, found.made_for)
+    net = found.classifier
+    return ClassifierTree(net, beta, width, top, depth, net.given_parent, found.made_for)
 
 
 def auto(width: int = 8, depth: int = 16) -> GrowthPolicy:

@@ -56,6 +56,9 @@ def classifier(
     max_tokens: Annotated[int, whole("N", "Most tokens of a response.")] = 96,
     rows: Annotated[int, whole("N", "Responses that are drawn together.")] = 16,
     features: Annotated[str, typer.Option(help="What it sees of a node, with commas.")] = ",".join(PUBLISHED),
+    given_parent: Annotated[
+        bool, typer.Option("--given-parent", help="Score nodes given that their parents are accepted, not whole paths.")
+    ] = False,
     hidden: Annotated[int, whole("N", "Units of its first layer.")] = HIDDEN,
     epochs: Annotated[int, whole("N", "Rounds over the samples.")] = EPOCHS,
     batch: Annotated[int, whole("N", "Samples of one training step.")] = BATCH,
@@ -83,7 +86,15 @@ def classifier(
     path = check_place(out, force)
     names = tuple(name.strip() for name in features.split(","))
     rate = learning_rate if learning_rate is not None else RATE if fine_tune is None else FINE_RATE
-    recipe = ClassifierRecipe(features=names, hidden=hidden, epochs=epochs, batch=batch, learning_rate=rate, seed=seed)
+    recipe = ClassifierRecipe(
+        features=names,
+        given_parent=given_parent,
+        hidden=hidden,
+        epochs=epochs,
+        batch=batch,
+        learning_rate=rate,
+        seed=seed,
+    )
     check_recipe(max_tokens, negatives, seed)
     for name, value in (("samples", samples), ("rows", rows)):
         if value < 1:
@@ -155,6 +166,9 @@ def _start(name: str, recipe: ClassifierRecipe) -> Classifier:
         ConfigError: it sees other features, or has another number of units, than the new one shall have.
     """
     init = read_classifier(name).classifier
+    if init.given_parent != recipe.given_parent:
+        here, there = ("with", "without") if init.given_parent else ("without", "with")
+        raise ConfigError(f"--fine-tune {name} was trained {here} --given-parent, not {there}: train it as it was")
     if init.features != recipe.features:
         raise ConfigError(
             f"--fine-tune {name} has features {','.join(init.features)}, not {','.join(recipe.features)}: "

@@ -32,6 +32,7 @@ class ClassifierRecipe:
 
     Attributes:
         features: what it sees of a candidate.
+        given_parent: learn the acceptance of nodes whose parents are accepted, from these alone.
         hidden: units of its first layer.
         epochs: rounds over the samples.
         batch: samples of a step.
@@ -43,6 +44,7 @@ class ClassifierRecipe:
     """
 
     features: tuple[str, ...] = PUBLISHED
+    given_parent: bool = False
     hidden: int = HIDDEN
     epochs: int = EPOCHS
     batch: int = BATCH
@@ -80,6 +82,8 @@ def fit(
     Raises:
         RunError: there is nothing to tell apart: all labels are equal, or there are none.
     """
+    if recipe.given_parent:
+        samples = samples.take(samples.reached)
     check_labels(samples.accepted)
     names = list(FEATURES)
     given = samples.features[:, [names.index(name) for name in recipe.features]]
@@ -98,7 +102,7 @@ def fit(
             binary_cross_entropy_with_logits(net(x[chosen])[:, 0], y[chosen]).backward()
             optimizer.step()
         tell(epoch)
-    return _folded(net, recipe.features, mean, scale, negatives)
+    return _folded(net, recipe, mean, scale, negatives)
 
 
 def check_labels(accepted: Tensor) -> None:
@@ -116,16 +120,17 @@ def check_labels(accepted: Tensor) -> None:
         )
 
 
-def _folded(net: nn.Sequential, names: tuple[str, ...], mean: Tensor, scale: Tensor, negatives: float) -> Classifier:
+def _folded(net: nn.Sequential, recipe: ClassifierRecipe, mean: Tensor, scale: Tensor, negatives: float) -> Classifier:
     """The net on features as they are."""
     weight, bias, output, last = (p.detach().double() for p in net.parameters())
     hidden = weight / scale.double()
     return Classifier(
-        features=names,
+        features=recipe.features,
         hidden=tuple(map(tuple, hidden.float().tolist())),
         bias=tuple((bias - hidden @ mean.double()).float().tolist()),
         output=tuple(output[0].float().tolist()),
         threshold=float((last[0] + math.log(negatives)).float()),
+        given_parent=recipe.given_parent,
     )
 
 
@@ -145,10 +150,10 @@ def _load(net: nn.Sequential, init: Classifier, mean: Tensor, scale: Tensor, neg
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """How good a classifier is on samples; all figures are about whole trees, thinned nodes weighted up.
+    """How good a classifier is on samples; thinned nodes are weighted up, so that figures are about whole trees.
 
     Attributes:
-        prompts, nodes, accepted: that it was held against; nodes of whole trees, about.
+        prompts, nodes, accepted: that it was held against; of nodes given their parents, those with accepted parents.
         loss: binary cross-entropy of all nodes, nats for each accepted one.
         calibration_error: mean distance of a score from the share that was accepted, over ten bins of scores and the
             nodes that score at least 0.01.
@@ -173,6 +178,8 @@ def evaluate(classifier: Classifier, samples: Samples, negatives: float) -> Figu
     Args:
         negatives: share that the samples have of what was not accepted.
     """
+    if classifier.given_parent:
+        samples = samples.take(samples.reached)
     names = list(FEATURES)
     y = samples.accepted
     scores = classifier.scores(samples.features[:, [names.index(name) for name in classifier.features]]).double()

@@ -29,18 +29,18 @@ from ..draft.policy import GrowthPolicy
 from ..errors import ConfigError, ModelFileError, RunError
 from ..files import write_whole
 from ..models.hf import HFModel
-from ..tree import DraftTree
+from ..tree import ROOT, DraftTree
 from .replay import Replay
 from .responses import Response, respond, seed_of
 
 WIDTH, LEVELS = 10, 11
 NODES = WIDTH + (LEVELS - 1) * WIDTH**2
 """Of a full tree; with its root 1011, as published."""
-SHARD = 1 << 16
+SHARD = 1 << 15
 """Samples of a file."""
 APART = 20
 """One prompt in so many is kept apart: the published split of 0.95 and 0.05."""
-_BYTES = 4 * len(FEATURES) + 9
+_BYTES = 4 * len(FEATURES) + 10
 
 
 def full_trees() -> GrowthPolicy:
@@ -54,11 +54,13 @@ class Samples(NamedTuple):
     Attributes:
         features: [M, F] float32, all of ``FEATURES`` in their order.
         accepted: [M] bool, the node was on the accepted path.
+        reached: [M] bool, its parent was accepted, or is the root: the target judged the node itself.
         numbers: [M] int64, of the prompt.
     """
 
     features: Tensor
     accepted: Tensor
+    reached: Tensor
     numbers: Tensor
 
     def take(self, which: Tensor) -> Samples:
@@ -68,7 +70,8 @@ class Samples(NamedTuple):
     @classmethod
     def joined(cls, parts: Many[Samples]) -> Samples:
         """One after the other."""
-        empty = cls(torch.zeros(0, len(FEATURES)), torch.zeros(0).bool(), torch.zeros(0).long())
+        none = torch.zeros(0).bool()
+        empty = cls(torch.zeros(0, len(FEATURES)), none, none, torch.zeros(0).long())
         return cls(*(torch.cat(columns) for columns in zip(empty, *parts, strict=True)))
 
     def split(self) -> tuple[Samples, Samples]:
@@ -79,9 +82,10 @@ class Samples(NamedTuple):
 
 def samples_of(tree: DraftTree, path: Many[int], number: int) -> Samples:
     """All nodes of a full tree of which the target accepted ``path``."""
-    accepted = torch.zeros(len(tree), dtype=torch.bool)
-    accepted[list(path)] = True
-    return Samples(features(of_tree(tree), tuple(FEATURES)), accepted, torch.full((len(tree),), number))
+    accepted = torch.zeros(len(tree) + 1, dtype=torch.bool)
+    accepted[[*path, ROOT]] = True  # the root is the last
+    given, numbers = features(of_tree(tree), tuple(FEATURES)), torch.full((len(tree),), number)
+    return Samples(given, accepted[:-1], accepted[tree.parents], numbers)
 
 
 def thinned(samples: Samples, share: float, generator: torch.Generator) -> Samples:
@@ -248,7 +252,7 @@ class SampleStore:
     def samples(self) -> Samples:
         """All that is on disk, in the order of their prompts."""
         found = [_read(path) for path in sorted(self.folder.glob("samples-*.safetensors"))]
-        every = Samples.joined([Samples(c["features"], c["accepted"], c["numbers"]) for c in found])
+        every = Samples.joined([Samples(*(c[name] for name in Samples._fields)) for c in found])
         return every.take(every.numbers.argsort(stable=True))
 
 
