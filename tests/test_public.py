@@ -13,6 +13,7 @@ def test_the_public_names_are_these() -> None:
         "BranchingSteps",
         "Budget",
         "Chunk",
+        "ClassifierTree",
         "DraftTree",
         "DraftreeError",
         "DraftreeWarning",
@@ -25,6 +26,7 @@ def test_the_public_names_are_these() -> None:
         "GrowthPolicy",
         "HFModel",
         "InputError",
+        "LearnedWidth",
         "Observer",
         "OptTree",
         "RankTree",
@@ -43,6 +45,7 @@ def test_the_public_names_are_these() -> None:
         "load",
         "load_drafter",
         "load_engine",
+        "read_classifier",
         "read_trace",
         "user",
     }

@@ -9,6 +9,8 @@ from .config import Budget, SamplingParams
 from .custom_generate import custom_generate, generate_with
 from .draft.auto import AutoTree
 from .draft.best import Eagle2Tree, OptTree
+from .draft.c2t import ClassifierTree, LearnedWidth
+from .draft.classifier_file import read_classifier
 from .draft.entropy import BranchingSteps, EntropyStop, EntropyTree, StaticTree
 from .draft.load import load_drafter
 from .draft.methods import METHODS
@@ -34,6 +36,7 @@ __all__ = [
     "BranchingSteps",
     "Budget",
     "Chunk",
+    "ClassifierTree",
     "DraftTree",
     "DraftreeError",
     "DraftreeWarning",
@@ -46,6 +49,7 @@ __all__ = [
     "GrowthPolicy",
     "HFModel",
     "InputError",
+    "LearnedWidth",
     "Observer",
     "OptTree",
     "RankTree",
@@ -64,6 +68,7 @@ __all__ = [
     "load",
     "load_drafter",
     "load_engine",
+    "read_classifier",
     "read_trace",
     "user",
 ]

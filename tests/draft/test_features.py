@@ -64,7 +64,6 @@ def test_each_feature_is_what_its_name_says() -> None:
         "log-probability": [half, quarter, 3 * half],
         "step": [0.5, 0.25, 0.25],
         "rank": [0, 1, 0],
-        "margin": [0.25, 0.25, 0.25],
     }
     for name, values in want.items():
         assert found[name].tolist() == pytest.approx(values), name
@@ -77,5 +76,5 @@ def test_the_empty_tree_has_no_features() -> None:
 
 def test_what_is_no_candidate_has_finite_features() -> None:
     none = torch.full((1, 2), -math.inf)
-    columns = Columns(none, none, torch.zeros(1, 2), torch.ones(1, 2), torch.zeros(1, 2), torch.zeros(1, 2))
+    columns = Columns(none, none, torch.zeros(1, 2), torch.ones(1, 2), torch.zeros(1, 2))
     assert bool(features(columns, NAMES).isfinite().all())

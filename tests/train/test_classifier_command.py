@@ -56,7 +56,7 @@ def test_it_trains_a_classifier_that_generate_drafts_with(
     assert "beta  precision  recall  positive rate" in printed.out
     assert "calibration error" in printed.out
     found = read_classifier(str(out))
-    assert found.classifier.parameters == 241
+    assert found.classifier.parameters == 289
     assert found.made_for.drafter == "lookup"
     assert found.trained_on["prompts"][0]["name"] == prompts.name
     assert found.trained_on["responses"] == len(QUESTIONS)
@@ -118,7 +118,7 @@ def test_fine_tuning_starts_from_a_classifier(model: str, prompts: Path, tmp_pat
     assert run(asked(model, prompts, two, *more)) == 2
     assert "has 12 units, not 48: give --hidden 12" in complaint(capsys)
     assert run(asked(model, prompts, two, *more, "--hidden", "12", "--features", "rank")) == 2
-    assert "has features probability,entropy,depth, not rank: give --features" in complaint(capsys)
+    assert "has features probability,entropy,depth,log-probability, not rank: give --features" in complaint(capsys)
     assert run(asked(model, prompts, two, *more, "--hidden", "12", "--given-parent")) == 2
     assert "was trained without --given-parent" in complaint(capsys)
     assert run(asked(model, prompts, two, *more, "--hidden", "12")) == 0

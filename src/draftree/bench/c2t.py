@@ -1,7 +1,8 @@
 """How many nodes does a classifier save at equal acceptance length, beside EAGLE-2 and OPT-Tree?
 
     python -m draftree.bench.c2t [--suites spec-bench,gsm8k,humaneval] [--limit 13] [--max-tokens 64]
-                                 [--classifiers smollm2-head,FILE,...] [--chains] [--calibration] [--cache DIR]
+                                 [--classifiers smollm2-head,FILE,...] [--beta-only] [--chains] [--calibration]
+                                 [--cache DIR]
 
 The target answers each prompt plainly, and what the drafter says from every token of the answers is recorded once
 (``recorded.py``). Then each policy grows its trees of those laws, and match verification accepts what the text follows:
@@ -38,12 +39,13 @@ from ..train.replay import Replay
 from .recorded import BEAM, DEPTH, KnownText, RecordedSource, record
 from .suites import choose, load_suite
 
-SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-BETAS = (0.6, 0.5, 0.4, 0.3, 0.2, 0.15, 0.1, 0.07, 0.05, 0.03, 0.02, 0.01, 0.005)
+SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
+BETAS = (0.5, 0.3, 0.2, 0.1, 0.07, 0.05, 0.03, 0.02, 0.01, 0.005)
 LENGTHS = range(1, 9)
 AT = (8, 16, 32)
 CHAIN_AT = (2, 3, 4)
 _DRAWS = 1000
+_NOTED = 0.01
 _ENTROPIES = (1.0, 2.0, 3.0, 4.0, 5.0, 6.0)
 _RANKS = 8
 
@@ -67,8 +69,8 @@ def joint(frontier: Frontier) -> Tensor:
     return frontier.scores.exp()
 
 
-def trees(scores: dict[str, Score]) -> dict[str, list[Contestant]]:
-    """Curves of trees: over the budget where it is all there is, over beta and over the budget for scores."""
+def trees(scores: dict[str, Score], *, sizes: bool) -> dict[str, list[Contestant]]:
+    """Curves of trees: over the budget for rivals, over beta for scores, and with ``sizes`` over the budget too."""
     most = SIZES[-1]
     curves: dict[str, list[Contestant]] = {
         "eagle2, N": [(f"N={n}", Eagle2Tree(10, DEPTH), n) for n in SIZES],
@@ -76,7 +78,8 @@ def trees(scores: dict[str, Score]) -> dict[str, list[Contestant]]:
     }
     for name, score in scores.items():
         curves[f"{name}, beta"] = [(f"beta={b:g}", _tree(score, b), most) for b in BETAS]
-        curves[f"{name}, N"] = [(f"N={n}", _tree(score, 0.002), n) for n in SIZES]
+        if sizes:
+            curves[f"{name}, N"] = [(f"N={n}", _tree(score, 0.002), n) for n in SIZES]
     return curves
 
 
@@ -116,9 +119,20 @@ def measured(contestants: dict[str, list[Contestant]], texts: Many[KnownText]) -
     for name, own in contestants.items():
         points = [held_against(c, texts) for c in track(own, name, transient=True)]
         curves[name] = [point for point, _ in points]
-        if worst := max(missing for _, missing in points):
-            print(f"{name}: nothing was recorded for up to {worst:.2%} of the nodes that it asked about")
+        if (worst := max(missing for _, missing in points)) > _NOTED:
+            print(f"  {name}: nothing was recorded for up to {worst:.1%} of the nodes that it asked about")
     return curves
+
+
+def joined(parts: Many[dict[str, Curve]]) -> dict[str, Curve]:
+    """The same curves along all texts."""
+    return {
+        name: [
+            Point(points[0].label, *(torch.cat(columns) for columns in zip(*(p[1:] for p in points), strict=True)))
+            for points in zip(*(part[name] for part in parts), strict=True)
+        ]
+        for name in parts[0]
+    }
 
 
 def _weighted(curve: Curve, weights: Tensor) -> tuple[Tensor, Tensor]:
@@ -131,14 +145,11 @@ def _nodes_at(mal: Tensor, curve: Curve, weights: Tensor) -> Tensor:
     """[D] nodes a token of a curve where its MAL is ``mal`` [D]; nan beyond its ends."""
     x, y = _weighted(curve, weights)
     found = torch.full_like(mal, float("nan"))
-    for i in range(x.shape[1]):
-        for j in range(x.shape[1]):
-            inside = (x[:, i] <= mal) & (mal <= x[:, j]) & (x[:, i] < x[:, j])
-            share = (mal - x[:, i]) / (x[:, j] - x[:, i])
-            value = y[:, i] + share * (y[:, j] - y[:, i])
-            found = torch.where(
-                inside & ~(found <= value), value, found
-            )  # the lower hull: any two settings may be mixed
+    for i in range(x.shape[1] - 1):
+        below, above = (x[:, i], y[:, i]), (x[:, i + 1], y[:, i + 1])
+        share = (mal - below[0]) / (above[0] - below[0]).clamp(min=1e-9)
+        inside = (share >= 0) & (share <= 1) & ~(found <= below[1])  # where noise lets MAL fall, the cheaper
+        found = torch.where(inside, below[1] + share * (above[1] - below[1]), found)
     return found
 
 
@@ -200,6 +211,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=13, help="prompts of each suite, from its categories in turn")
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--classifiers", default=DEFAULT, help="names or files, with commas")
+    parser.add_argument("--beta-only", action="store_true", help="leave out scores' curves over the budget")
     parser.add_argument("--chains", action="store_true", help="chains instead of trees")
     parser.add_argument("--calibration", action="store_true", help="the draft's probabilities instead of policies")
     parser.add_argument("--cache", type=Path, help="folder for recorded laws, for several runs")
@@ -210,24 +222,31 @@ def main() -> None:
     drafter = load_drafter(args.drafter, target, Eagle2Tree(BEAM, DEPTH))
     if not isinstance(drafter, TreeDrafter) or drafter.learns:
         parser.error(f"--drafter {args.drafter} learns as it drafts, or drafts nothing: use a head, a model or lookup")
+    base, at = ("fixed length", CHAIN_AT) if args.chains else ("eagle2, N", AT)
+    labels = [f"{'length' if args.chains else 'N'}={n}" for n in at]
+    contestants = chains(scores) if args.chains else trees(scores, sizes=not args.beta_only)
     every: list[KnownText] = []
+    found: list[dict[str, Curve]] = []
     suites = args.suites.split(",")
-    for suite in [*suites, "all"] if len(suites) > 1 else suites:
-        texts = every
-        if suite != "all":
-            items = choose(load_suite(suite), limit=args.limit)
-            prompts = [encode(target.tokenizer, user(item.prompt)) for item in items]
-            file = args.cache and args.cache / f"{args.drafter}-{suite}-{args.limit}-{args.max_tokens}.safetensors"
-            found = record(target, drafter.source, prompts, args.max_tokens, file)
-            texts = list(track(found, f"recording {suite}", len(prompts), transient=True))
-            every += texts
+    for suite in suites:
+        items = choose(load_suite(suite), limit=args.limit)
+        prompts = [encode(target.tokenizer, user(item.prompt)) for item in items]
+        file = args.cache and args.cache / f"{args.drafter}-{suite}-{args.limit}-{args.max_tokens}.safetensors"
+        laws = record(target, drafter.source, prompts, args.max_tokens, file)
+        texts = list(track(laws, f"recording {suite}", len(prompts), transient=True))
+        every += texts
         print(f"{suite}: {len(texts)} prompts, up to {args.max_tokens} tokens, drafter {args.drafter}")
         if args.calibration:
             calibration(texts)
-        elif args.chains:
-            report(measured(chains(scores), texts), "fixed length", [f"length={n}" for n in CHAIN_AT])
         else:
-            report(measured(trees(scores), texts), "eagle2, N", [f"N={n}" for n in AT])
+            found.append(measured(contestants, texts))
+            report(found[-1], base, labels)
+    if len(suites) > 1:
+        print(f"all: {len(every)} prompts")
+        if args.calibration:
+            calibration(every)
+        else:
+            report(joined(found), base, labels)
 
 
 if __name__ == "__main__":

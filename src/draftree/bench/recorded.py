@@ -19,8 +19,10 @@ from torch.nn.functional import pad
 from ..config import MAX_NODES, Budget, SamplingParams
 from ..draft.base import NoDrafter, Outcome
 from ..draft.best import Eagle2Tree
+from ..draft.classifier import Classifier
 from ..draft.drafter import TreeDrafter
 from ..draft.drawing import Drawing, Drawn
+from ..draft.features import Columns, features
 from ..draft.policy import Candidates
 from ..draft.source import Grown, Scorer, Source
 from ..engine import Engine
@@ -206,18 +208,45 @@ def _read(file: Path) -> Iterator[KnownText]:
         yield known
 
 
+def rescored(known: KnownText, classifier: Classifier) -> KnownText:
+    """The text with a classifier's scores in place of the draft's own probabilities.
+
+    Args:
+        classifier: scores nodes given their parents, and sees nothing of what is above them but their depth.
+    """
+    laws = []
+    for given in known.laws:
+        shape = given.logprobs.shape
+        depths = torch.tensor([len(path) + 1 for path in given.places])[:, None].expand(shape)
+        columns = Columns(
+            given.logprobs,
+            given.logprobs,
+            given.entropies[:, None].expand(shape),
+            depths,
+            torch.arange(shape[1]).expand(shape),
+        )
+        scores = classifier.scores(features(columns, classifier.features)).log()
+        order = scores.masked_fill(given.logprobs == float("-inf"), float("-inf")).sort(
+            dim=1, descending=True, stable=True
+        )
+        laws.append(Laws(given.places, given.tokens.gather(1, order.indices), order.values, given.entropies))
+    return KnownText(known.prompt, known.text, laws)
+
+
 class RecordedSource(Source):
     """Says again what was recorded along one text.
 
     Attributes:
         known: the text.
         asked, missing: nodes that it was asked about, and those of them that nothing was recorded for.
+        layers: how often it was asked.
     """
 
     def __init__(self, known: KnownText) -> None:
         self.known = known
         self.asked = 0
         self.missing = 0
+        self.layers = 0
 
     @property
     def name(self) -> str:
@@ -256,6 +285,7 @@ class _Said:
         laws = self._source.known.laws[self._position]
         places = [laws.places.get(path, ROOT) for path in paths]
         self._source.asked += len(places)
+        self._source.layers += 1
         self._source.missing += places.count(ROOT)
         known = torch.tensor(places)
         logprobs = laws.logprobs[known, :width].masked_fill((known == ROOT)[:, None], float("-inf"))

@@ -14,8 +14,8 @@ from ..errors import ConfigError
 from .features import FEATURES, features, of_frontier
 from .policy import Frontier
 
-PUBLISHED = ("probability", "entropy", "depth")
-"""C2T's features: P, H and d."""
+DEFAULT_FEATURES = ("probability", "entropy", "depth", "log-probability")
+"""C2T's P, H and d, and ln P, which helps where P spans orders of magnitude."""
 MAX_HIDDEN = 1024
 _LARGEST = torch.finfo(torch.float32).max
 

@@ -25,7 +25,6 @@ class Columns(NamedTuple):
         entropies: of the draft law that it was taken from (nats).
         depths: 1 for children of the root.
         ranks: its place in that law, 0 for the most probable token.
-        leads: probability of that law's first token less that of its second.
     """
 
     path_logprobs: Tensor
@@ -33,7 +32,6 @@ class Columns(NamedTuple):
     entropies: Tensor
     depths: Tensor
     ranks: Tensor
-    leads: Tensor
 
 
 FEATURES: dict[str, Callable[[Columns], Tensor]] = {
@@ -43,7 +41,6 @@ FEATURES: dict[str, Callable[[Columns], Tensor]] = {
     "log-probability": lambda c: c.path_logprobs.clamp(min=-20.0),
     "step": lambda c: c.logprobs.exp(),
     "rank": lambda c: c.ranks,
-    "margin": lambda c: c.leads,
 }
 """The first three are C2T's P, H and d (its depth counts the first layer as 0)."""
 
@@ -63,7 +60,6 @@ def of_frontier(frontier: Frontier) -> Columns:
         entropies=found.entropies[:, None].expand(shape),
         depths=torch.full(shape, frontier.depth + 1),
         ranks=torch.arange(shape[1]).expand(shape),
-        leads=_lead(found.logprobs)[:, None].expand(shape),
     )
 
 
@@ -73,12 +69,4 @@ def of_tree(tree: DraftTree) -> Columns:
     logprobs = tree.path_logprobs - above
     families, own = torch.unique_consecutive(tree.parents, return_inverse=True)
     ranks = count_within(own, torch.bincount(own, minlength=len(families)))
-    laws = torch.full((len(families), max(2, int(ranks.max()) + 1 if len(tree) else 0)), float("-inf"))
-    laws[own, ranks] = logprobs
-    return Columns(tree.path_logprobs, logprobs, tree.entropies, tree.depths, ranks, _lead(laws)[own])
-
-
-def _lead(logprobs: Tensor) -> Tensor:
-    """[F] of laws [F, K] in descending order."""
-    first = logprobs[:, 0].exp()
-    return first - logprobs[:, 1].exp() if logprobs.shape[1] > 1 else first
+    return Columns(tree.path_logprobs, logprobs, tree.entropies, tree.depths, ranks)

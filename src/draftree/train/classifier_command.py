@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from ..draft.classifier import PUBLISHED, Classifier
+from ..draft.classifier import DEFAULT_FEATURES, Classifier
 from ..draft.classifier_file import ClassifierFile, read_classifier
 from ..draft.load import DEFAULT_DRAFTER, load_drafter
 from ..draft.static import Pair
@@ -55,7 +55,7 @@ def classifier(
     ] = 0.1,
     max_tokens: Annotated[int, whole("N", "Most tokens of a response.")] = 96,
     rows: Annotated[int, whole("N", "Responses that are drawn together.")] = 16,
-    features: Annotated[str, typer.Option(help="What it sees of a node, with commas.")] = ",".join(PUBLISHED),
+    features: Annotated[str, typer.Option(help="What it sees of a node, with commas.")] = ",".join(DEFAULT_FEATURES),
     given_parent: Annotated[
         bool, typer.Option("--given-parent", help="Score nodes given that their parents are accepted, not whole paths.")
     ] = False,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from ..draft.classifier import MAX_HIDDEN, PUBLISHED, Classifier, check_features
+from ..draft.classifier import DEFAULT_FEATURES, MAX_HIDDEN, Classifier, check_features
 from ..draft.features import FEATURES
 from ..errors import ConfigError, RunError
 from .samples import APART, Samples
@@ -28,7 +28,7 @@ _LEAST = 0.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassifierRecipe:
-    """How a classifier is fitted; the defaults are C2T's.
+    """How a classifier is fitted; the defaults are C2T's, but for a fourth feature.
 
     Attributes:
         features: what it sees of a candidate.
@@ -43,7 +43,7 @@ class ClassifierRecipe:
         ConfigError: a value is out of range.
     """
 
-    features: tuple[str, ...] = PUBLISHED
+    features: tuple[str, ...] = DEFAULT_FEATURES
     given_parent: bool = False
     hidden: int = HIDDEN
     epochs: int = EPOCHS

@@ -15,7 +15,7 @@ from ..sequence import Sequence
 from ..text import NoText
 from ..tree import ROOT, DraftTree
 
-_UNMEASURED = StepCost(batch=1, draft=0.0, verify=0.0, other=0.0, draft_passes=0)
+UNMEASURED = StepCost(batch=1, draft=0.0, verify=0.0, other=0.0, draft_passes=0)
 
 
 class Replay:
@@ -69,12 +69,12 @@ class Replay:
         """What it drafts here."""
         return self._drafter.propose([self._sequence], [Budget(nodes, depth)])[0]
 
-    def advance(self, tree: DraftTree, path: list[int], tokens: int) -> None:
-        """Take the next ``tokens`` of the output, of which the nodes of ``path`` were drafted."""
+    def advance(self, tree: DraftTree, path: list[int], tokens: int, cost: StepCost = UNMEASURED) -> None:
+        """Take the next ``tokens`` of the output, of which the nodes of ``path`` were drafted, in a step of this cost."""
         found = None if self._target is None else self._verified(self._target, tree, path)
         gained, self.left = self.left[:tokens], self.left[tokens:]
         self._gain(gained)
-        self._drafter.observe([Outcome(self._sequence, tree, path, gained, len(gained), _UNMEASURED, found)])
+        self._drafter.observe([Outcome(self._sequence, tree, path, gained, len(gained), cost, found)])
 
     def step(self, nodes: int) -> tuple[DraftTree, int]:
         """Draft and advance as decoding with match verification does; the tree, and how many tokens were gained."""
