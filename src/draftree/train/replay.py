@@ -70,7 +70,7 @@ class Replay:
         return self._drafter.propose([self._sequence], [Budget(nodes, depth)])[0]
 
     def advance(self, tree: DraftTree, path: list[int], tokens: int, cost: StepCost = UNMEASURED) -> None:
-        """Take the next ``tokens`` of the output, of which the nodes of ``path`` were drafted, in a step of this cost."""
+        """Take the next ``tokens`` of the output, ``path`` of them drafted, in a step of this cost."""
         found = None if self._target is None else self._verified(self._target, tree, path)
         gained, self.left = self.left[:tokens], self.left[tokens:]
         self._gain(gained)
