@@ -67,7 +67,8 @@ def paths(tree: DraftTree) -> list[Path]:
 
 def every(seed: int, beta: float, depth: int, row: int = 0) -> dict[Path, float]:
     """Path -> its least score, of all paths whose prefixes all score at least beta."""
-    scores, found, layer = Scripted(seed, ScriptedScorer(flat)), dict[Path, float](), {(): 1.0}
+    scores, found = Scripted(seed, ScriptedScorer(flat)), dict[Path, float]()
+    layer: dict[Path, float] = {(): 1.0}
     for _ in range(depth):
         below = {(*p, t): min(x, scores.of(row, (*p, t))) for p, x in layer.items() for t in (1, 2, 3)}
         layer = {p: x for p, x in below.items() if x >= beta}

@@ -27,9 +27,9 @@ NET = Classifier(
 
 def random_net(seed: int) -> Classifier:
     rng = torch.Generator().manual_seed(seed)
-    draw = lambda *shape: torch.randn(shape, generator=rng).tolist()  # noqa: E731
-    hidden = tuple(map(tuple, draw(48, 3)))
-    return Classifier(("probability", "entropy", "depth"), hidden, tuple(draw(48)), tuple(draw(48)), draw(1)[0])
+    hidden = torch.randn((48, 3), generator=rng).tolist()
+    bias, output = torch.randn((2, 48), generator=rng).tolist()
+    return Classifier(("probability", "entropy", "depth"), tuple(map(tuple, hidden)), tuple(bias), tuple(output), 0.1)
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import pytest
 from draftree.cli import run
 from draftree.draft.classifier_file import read_classifier
 from draftree.train import samples
+from draftree.train.responses import respond
 
 from ..tiny import save_tiny
 
@@ -92,7 +93,7 @@ def test_an_interrupted_training_goes_on_where_it_was(
 ) -> None:
     whole, out = tmp_path / "whole.json", tmp_path / "net.json"
     assert run(asked(model, prompts, whole)) == 0
-    real = samples.respond
+    real = respond
 
     def interrupted(*arguments: object, **more: object) -> Iterator[object]:
         for count, response in enumerate(real(*arguments, **more)):  # type: ignore[arg-type]
