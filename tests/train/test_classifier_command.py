@@ -35,7 +35,7 @@ def prompts(tmp_path: Path) -> Path:
 
 def asked(model: str, prompts: Path, out: Path, *more: str) -> list[str]:
     given = ["train", "classifier", "--prompts", str(prompts), "--out", str(out), "--target", model, "--max-tokens"]
-    return [*given, "10", "--drafter", "lookup", "--negatives", "0.5", "--epochs", "2", *more]
+    return [*given, "10", "--drafter", "self", "--negatives", "0.5", "--epochs", "2", *more]
 
 
 def complaint(capsys: Captured) -> str:
@@ -58,7 +58,7 @@ def test_it_trains_a_classifier_that_generate_drafts_with(
     assert "calibration error" in printed.out
     found = read_classifier(str(out))
     assert found.classifier.parameters == 289
-    assert found.made_for.drafter == "lookup"
+    assert found.made_for.drafter == "self"
     assert found.trained_on["prompts"][0]["name"] == prompts.name
     assert found.trained_on["responses"] == len(QUESTIONS)
     assert found.trained_on["recipe"]["hidden"] == 48
@@ -73,7 +73,7 @@ def test_it_trains_a_classifier_that_generate_drafts_with(
         printed = capsys.readouterr()
         assert json.loads(printed.out)["token_ids"] == plain["token_ids"]
         assert printed.err == ""
-    assert run([*question, *chosen, "--drafter", "self"]) == 0
+    assert run([*question, *chosen, "--drafter", "lookup"]) == 0
     assert "the classifier was trained for target" in complaint(capsys)
 
 
@@ -132,7 +132,7 @@ def test_nothing_accepted_is_said(model: str, tmp_path: Path, capsys: Captured) 
     path = tmp_path / "prompts.txt"
     path.write_text("\n".join("abcdefghijklmnopqrstuvwxyz"))
     capsys.readouterr()
-    assert run([*asked(model, path, tmp_path / "net.json", "--raw"), "--max-tokens", "2"]) == 1
+    assert run(asked(model, path, tmp_path / "net.json", "--raw", "--max-tokens", "2", "--drafter", "lookup")) == 1
     assert "nothing to learn from" in complaint(capsys)
 
 
