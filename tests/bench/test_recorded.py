@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from draftree.bench.c2t import Point, _nodes_at, calibration, held_against, joint, report
-from draftree.bench.recorded import KnownText, RecordedSource, record
+from draftree.bench.c2t import Point, _nodes_at, calibration, held_against, joined, joint, report
+from draftree.bench.c2t_auto import Costs, decode
+from draftree.bench.recorded import KnownText, RecordedSource, record, rescored
 from draftree.config import SamplingParams
 from draftree.draft.best import Eagle2Tree, OptTree
 from draftree.draft.c2t import ClassifierTree
+from draftree.draft.classifier import Classifier
 from draftree.draft.drafter import TreeDrafter
 from draftree.draft.head import HeadSource
 from draftree.draft.source import Source
@@ -20,7 +22,7 @@ from draftree.models.hf import HFModel
 from draftree.train.replay import Replay
 
 from ..heads import trained
-from ..pairs import source, target
+from ..pairs import costs, source, target
 from ..tiny import VOCAB
 
 PROMPTS = [[3, 14, 15, 9, 2, 6, 14, 15], [31, 41, 5, 9, 26, 53, 58, 9, 7, 9, 3, 2, 3, 8]]
@@ -94,3 +96,31 @@ def test_the_calibration_table_counts_each_law_on_the_text_once(capsys: pytest.C
     rows = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
     assert sum(int(row[1]) for row in rows) == sum(range(1, 7))  # 7 tokens follow the first: 6 laws, then 5, ...
     assert all(cell.endswith("/1.000") for row in rows for cell in row[2:3] if int(row[1]))
+
+
+def test_rescored_laws_are_ordered_by_score() -> None:
+    model = target()
+    (known,) = record(model, source("relative", model), PROMPTS[:1], 8)
+    net = Classifier(("step", "rank"), ((-4.0, 0.0),), (4.0,), (1.0,), -2.0, given_parent=True)  # the less probable
+    again = rescored(known, net)
+    for old, new in zip(known.laws, again.laws, strict=True):
+        want = torch.sigmoid(4 - 4 * old.logprobs.exp() - 2)
+        assert torch.allclose(new.logprobs.exp(), want.sort(1, descending=True).values, atol=1e-5)
+        assert torch.equal(new.tokens.sort(1).values, old.tokens.sort(1).values)
+        assert int(new.tokens[0, 0]) == int(old.tokens[0, -1])
+
+
+def test_auto_decodes_along_recorded_laws_by_the_profiles_seconds() -> None:
+    model = target()
+    texts = list(record(model, source("self", model), PROMPTS, 16))
+    speeds, trust = decode(texts, Costs(costs(1.0), costs(0.01)))
+    for speed, known in zip(speeds, texts, strict=True):
+        assert speed.tokens == speed.plain == len(known.text) - 1
+        assert speed.steps <= speed.seconds < speed.plain  # all that the target drafts for itself is accepted
+    assert trust > 0.9
+
+
+def test_curves_of_several_suites_are_joined_by_prompt() -> None:
+    one, two = {"a": [point(1, 10)]}, {"a": [point(3, 30)]}
+    (both,) = joined([one, two])["a"]
+    assert both.tokens.tolist() == [10, 10, 30, 30]
