@@ -10,7 +10,7 @@ import pytest
 
 from draftree.cli import run
 from draftree.draft.classifier_file import read_classifier
-from draftree.train import samples
+from draftree.train import sample_store
 from draftree.train.responses import respond
 
 from ..tiny import save_tiny
@@ -103,7 +103,7 @@ def test_an_interrupted_training_goes_on_where_it_was(
 
     capsys.readouterr()
     with monkeypatch.context() as patch:
-        patch.setattr(samples, "respond", interrupted)
+        patch.setattr(sample_store, "respond", interrupted)
         assert run(asked(model, prompts, out)) == 1
     assert "samples: the same command goes on from there" in complaint(capsys)
     assert not out.exists()

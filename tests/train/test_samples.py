@@ -14,29 +14,22 @@ from draftree.draft.base import Drafter
 from draftree.draft.drafter import TreeDrafter
 from draftree.draft.drawing import Drawing
 from draftree.draft.features import FEATURES, of_tree
+from draftree.draft.head import HeadSource
 from draftree.draft.source import Scorer, Source
 from draftree.engine import Engine
 from draftree.errors import ConfigError, ModelFileError, RunError
 from draftree.records import SequenceRecord, StepRecord
 from draftree.sequence import Sequence
 from draftree.trace import Trace, read_trace
-from draftree.train import samples as module
+from draftree.train import sample_store as module
 from draftree.train.responses import Response, respond
-from draftree.train.samples import (
-    NODES,
-    SampleRecipe,
-    Samples,
-    SampleStore,
-    check_finite,
-    collect,
-    full_trees,
-    samples_along,
-    samples_of,
-    thinned,
-)
+from draftree.train.sample_store import SampleRecipe, SampleStore, collect
+from draftree.train.samples import NODES, Samples, check_finite, full_trees, samples_along, samples_of, thinned
 from draftree.tree import DraftTree
 
-from ..pairs import drafter, target
+from ..heads import trained
+from ..pairs import drafter, source, target
+from ..tiny import VOCAB
 from ..toy import ScriptedScorer
 
 PROMPTS = [[3, 14, 15, 9, 2, 6, 14, 15], [27, 1, 8], [31, 41, 5, 9, 26, 53, 58, 9, 7, 9, 3, 2, 3, 8], [4, 5, 6]]
@@ -160,7 +153,7 @@ def test_an_interrupted_collection_goes_on_and_ends_with_the_same_samples(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = run(tmp_path / "whole").samples()
-    real, calls = module.samples_along, list[int]()
+    real, calls = samples_along, list[int]()
 
     def interrupted(made: Drafter, response: Response, *more: object) -> object:
         calls.append(response.number)
@@ -231,3 +224,14 @@ def test_features_that_are_no_numbers_are_named() -> None:
 def test_settings_out_of_range_are_refused(change: dict[str, object], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         recipe(**change)
+
+
+@pytest.mark.parametrize("name", ["head", "recycle"])
+def test_a_drafter_that_reads_hidden_states_or_laws_gets_them(name: str, tmp_path: Path) -> None:
+    model = target()
+    drafts = TreeDrafter(full_trees(), HeadSource(trained(model), VOCAB) if name == "head" else source(name, model))
+    drafts.prepare(model)
+    store = SampleStore.open(tmp_path / "data", recipe())
+    collect(store, model, drafts, PROMPTS, most=10**6, rows=2, tell=lambda count: None)
+    assert store.done == {0, 1, 2, 3}
+    assert bool(store.samples().accepted.any())

@@ -35,7 +35,8 @@ from .head_command import sha256, stated
 from .head_data import LONGEST_PROMPT, digest, encoded, shuffled
 from .prompts import read_prompts
 from .responses import TEMPERATURES
-from .samples import SampleRecipe, SampleStore, check_recipe, check_room, collect, full_trees
+from .sample_store import SampleRecipe, SampleStore, check_recipe, check_room, collect
+from .samples import full_trees
 
 
 def classifier(
