@@ -85,11 +85,11 @@ class Classifier:
         Raises:
             ConfigError: one is not a number.
         """
-        first, last = self._first, self._last
-        units = torch.addmm(first[-1], given.flatten(0, -2), first[:-1]).relu_()
+        first, last, rows = self._first, self._last, given.reshape(-1, given.shape[-1])
+        units = torch.addmm(first[-1], rows, first[:-1]).relu_()
         found = torch.addmv(last[-1:].expand(units.shape[0]), units, last[:-1]).sigmoid_()
         if bool(found.isnan().any()):
-            bad = given.flatten(0, -2).isnan().any(0).nonzero().flatten().tolist()
+            bad = rows.isnan().any(0).nonzero().flatten().tolist()
             names = ", ".join(self.features[i] for i in bad) or "every feature"
             raise ConfigError(f"the drafter's law has {names} nan: its logits are no numbers, use another drafter")
         return found.view(given.shape[:-1])
