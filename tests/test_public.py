@@ -16,6 +16,7 @@ def test_the_public_names_are_these() -> None:
         "BranchingSteps",
         "Budget",
         "Chunk",
+        "ClassifierTree",
         "DraftTree",
         "DraftreeError",
         "DraftreeWarning",
@@ -30,6 +31,7 @@ def test_the_public_names_are_these() -> None:
         "HFModel",
         "Hypothesis",
         "InputError",
+        "LearnedWidth",
         "Level",
         "Observer",
         "OptTree",
@@ -52,6 +54,7 @@ def test_the_public_names_are_these() -> None:
         "load_beam_source",
         "load_drafter",
         "load_engine",
+        "read_classifier",
         "read_trace",
         "user",
     }

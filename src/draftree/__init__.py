@@ -12,6 +12,8 @@ from .config import Budget, SamplingParams
 from .custom_generate import custom_generate, generate_with
 from .draft.auto import AutoTree
 from .draft.best import Eagle2Tree, OptTree
+from .draft.c2t import ClassifierTree, LearnedWidth
+from .draft.classifier_file import read_classifier
 from .draft.entropy import BranchingSteps, EntropyStop, EntropyTree, StaticTree
 from .draft.load import load_drafter
 from .draft.methods import METHODS
@@ -41,6 +43,7 @@ __all__ = [
     "BranchingSteps",
     "Budget",
     "Chunk",
+    "ClassifierTree",
     "DraftTree",
     "DraftreeError",
     "DraftreeWarning",
@@ -55,6 +58,7 @@ __all__ = [
     "HFModel",
     "Hypothesis",
     "InputError",
+    "LearnedWidth",
     "Level",
     "Observer",
     "OptTree",
@@ -77,6 +81,7 @@ __all__ = [
     "load_beam_source",
     "load_drafter",
     "load_engine",
+    "read_classifier",
     "read_trace",
     "user",
 ]

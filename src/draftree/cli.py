@@ -21,6 +21,7 @@ from .draft.methods import METHODS
 from .errors import DraftreeWarning, InputError, RunError
 from .models.command import info, profile
 from .show import complain, out
+from .train.classifier_command import classifier
 from .train.command import calibrate
 from .train.head_command import app as train
 from .verify.schemes import SCHEMES
@@ -71,6 +72,7 @@ app.command()(bench)
 app.command()(report)
 app.command()(profile)
 app.command()(calibrate)
+train.command()(classifier)
 app.add_typer(train, name="train")
 
 

@@ -5,8 +5,8 @@
 Prints, per drafter and method, a step's median wall-clock time and what share of it the median time outside model
 passes is (CPU only: on an accelerator a pass returns before it is done), and the transfers per step: one with the
 verdict, and one for each drafter model pass.
-Then what building trees of 64 nodes costs a layer, without any model, and what reading shared key heads in place saves
-in a target pass.
+Then what building trees of 64 nodes costs a layer, without any model; what scoring takes of a step with c2t and the
+head; and what reading shared key heads in place saves in a target pass.
 """
 
 from __future__ import annotations
@@ -15,22 +15,25 @@ import argparse
 import statistics
 import time
 from collections.abc import Sequence as Many
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from ..config import Budget, SamplingParams
 from ..draft.base import NoDrafter
+from ..draft.c2t import ClassifierTree, Score
 from ..draft.drafter import TreeDrafter
 from ..draft.drawing import Drawn
 from ..draft.grow import grow
 from ..draft.load import load_drafter
 from ..draft.methods import METHODS, find_policy
-from ..draft.policy import Candidates
+from ..draft.policy import Candidates, Frontier
 from ..engine import Engine
 from ..errors import RunError
 from ..models import attention
 from ..models.base import LanguageModel, Nodes
+from ..models.head_file import shipped_for
 from ..models.hf import HFModel
 from ..models.load import DEFAULT_MODEL, load
 from ..sequence import Stats
@@ -75,6 +78,8 @@ def main() -> None:
                     flush=True,
                 )
     _build_trees()
+    if shipped_for(target):
+        _score(target, prompt, args.nodes, args.steps)
     _compare_attention(target, prompt)
 
 
@@ -103,8 +108,9 @@ class _RandomScorer:
 
 def _build_trees(repeats: int = 200) -> None:
     print("\nbuilding a tree of 64 nodes          layers  nodes drafted  ms a layer")
-    for method in ("binary", "dynamic-width", "opt-tree", "eagle2"):
-        policy = find_policy(method, {"delta": 0.001} if method == "opt-tree" else None)
+    settings: dict[str, dict[str, float | str]] = {"opt-tree": {"delta": 0.001}, "c2t": {"beta": 0.0}}
+    for method in ("binary", "dynamic-width", "opt-tree", "eagle2", "c2t"):
+        policy = find_policy(method, settings.get(method))
         scorer, seconds = _RandomScorer(policy.width_for(64)), []
         for _ in range(repeats):
             began = time.perf_counter()
@@ -112,6 +118,36 @@ def _build_trees(repeats: int = 200) -> None:
             seconds.append(time.perf_counter() - began)
         drafted = int(numbers.max()) + 1
         print(f"{method:36} {tree.depth:6} {drafted:14} {1e3 * statistics.median(seconds) / tree.depth:11.2f}")
+
+
+class _Timed:
+    """A score that adds up its seconds."""
+
+    def __init__(self, score: Score) -> None:
+        self._score = score
+        self.seconds = 0.0
+
+    def __call__(self, frontier: Frontier) -> Tensor:
+        began = time.perf_counter()
+        found = self._score(frontier)
+        self.seconds += time.perf_counter() - began
+        return found
+
+
+def _score(target: HFModel, prompt: list[int], nodes: int, count: int) -> None:
+    """What the classifier of c2t takes of steps with the head."""
+    policy = find_policy("c2t")
+    assert isinstance(policy, ClassifierTree)  # noqa: S101 - it is what c2t makes
+    timed = _Timed(policy.score)
+    engine = Engine(target, load_drafter("head", target, replace(policy, score=timed)), nodes=nodes)
+    sequence = engine.open(prompt, SamplingParams(ignore_eos=True))
+    engine.step([sequence])
+    timed.seconds, began = 0.0, time.perf_counter()
+    for _ in range(count):
+        engine.step([sequence])
+    total = time.perf_counter() - began
+    engine.close(sequence)
+    print(f"\nscoring takes {timed.seconds / total:.2%} of a step with the head and c2t, {nodes} nodes")
 
 
 def _steps(

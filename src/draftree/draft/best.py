@@ -77,7 +77,8 @@ class OptTree(BestPaths):
         before = best_per_row(pool.path_logprobs, pool.rows, frontier.budgets)
         flat, rows = scores.flatten(), frontier.rows.repeat_interleave(scores.shape[1])
         rising = (flat > _least_of_the_best(frontier, before).take(rows)).nonzero()[:, 0]
-        every = pool.plus(rows.take(rising), flat.take(rising))
+        risen = flat.take(rising)
+        every = pool.plus(rows.take(rising), risen, torch.zeros_like(risen))
         after = best_per_row(every.path_logprobs, every.rows, frontier.budgets)
         keep = torch.zeros_like(flat, dtype=torch.bool)
         keep[rising] = after[pool.rows.shape[0] :]

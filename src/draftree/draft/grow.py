@@ -67,7 +67,7 @@ def grow(
         tags=torch.zeros_like(roots),
         candidates=scorer.score_roots(active, width),
         budgets=torch.tensor(nodes),
-        pool=Pool(roots[:0], none[:0]),
+        pool=Pool(roots[:0], none[:0], none[:0]),
     )
     layers: list[_Layer] = []
     laws: list[dict[int, DraftLaw]] = [{} for _ in budgets]
@@ -96,7 +96,7 @@ def grow(
             tags=tags,
             candidates=scorer.score(rows, numbers, parents, tokens, width),
             budgets=frontier.budgets,
-            pool=frontier.pool.plus(layer.rows, layer.path_logprobs),
+            pool=frontier.pool.plus(layer.rows, layer.path_logprobs, layer.tags),
         )
 
 

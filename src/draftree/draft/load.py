@@ -124,14 +124,15 @@ def _union(name: str, target: HFModel, recycle_file: Path | None) -> Source:
 def resolved(name: str | HFModel, target: HFModel, policy: GrowthPolicy, *, learning: bool = True) -> str | HFModel:
     """What "auto" stands for: the best that is there for a target. Any other name stands for itself.
 
-    It is the drafter that the policy was made for, if it was made for one; else lookup+recycle+head for a target that a
-    head comes for, without ``learning`` that head alone; else lookup.
+    It is the drafter that the policy was made for, if it was made for one that is there; else lookup+recycle+head for a
+    target that a head comes for, without ``learning`` that head alone; else lookup.
     """
     if name != AUTO:
         return name
-    if policy.partner is not None:
+    shipped = shipped_for(target) is not None
+    if policy.partner is not None and (shipped or policy.partner != "head"):
         return policy.partner
-    if shipped_for(target) is None:
+    if not shipped:
         return "lookup"
     return "lookup+recycle+head" if learning else "head"
 

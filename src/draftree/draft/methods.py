@@ -12,6 +12,8 @@ from ..config import MAX_NODES
 from ..errors import ConfigError, UnknownNameError
 from .auto import AutoTree
 from .best import Eagle2Tree, OptTree
+from .c2t import BETA, ClassifierTree
+from .classifier_file import DEFAULT, read_classifier
 from .entropy import BranchingSteps, EntropyStop, EntropyTree, StaticTree
 from .policy import GrowthPolicy
 from .static import EAGLE, RankTree
@@ -90,6 +92,13 @@ def opt_tree(delta: float | str = "auto", depth: int = 10) -> GrowthPolicy:
 def eagle2(width: int = 10, depth: int = 6) -> GrowthPolicy:
     """the most probable of all children of a beam of WIDTH nodes, DEPTH levels"""
     return Eagle2Tree(width, depth)
+
+
+def c2t(classifier: str = DEFAULT, beta: float = BETA, width: int = 15, top: int = 15, depth: int = 10) -> GrowthPolicy:
+    """paths to which CLASSIFIER ('draftree train classifier') gives BETA and more; WIDTH children each, TOP a layer"""
+    found = read_classifier(classifier)
+    net = found.classifier
+    return ClassifierTree(net, beta, width, top, depth, net.given_parent, found.made_for)
 
 
 def auto(width: int = 8, depth: int = 16) -> GrowthPolicy:
@@ -211,6 +220,7 @@ METHODS = {
         Method("opt-tree", opt_tree),
         Method("eagle2", eagle2),
         Method("dynamic-window", dynamic_window),
+        Method("c2t", c2t),
     )
 }
 

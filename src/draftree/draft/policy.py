@@ -43,14 +43,17 @@ class Pool(NamedTuple):
     Attributes:
         rows: [P] int64, which sequence.
         path_logprobs: [P] float32.
+        tags: [P] what the policy said of them (``Growth.tags``).
     """
 
     rows: Tensor
     path_logprobs: Tensor
+    tags: Tensor
 
-    def plus(self, rows: Tensor, path_logprobs: Tensor) -> Pool:
+    def plus(self, rows: Tensor, path_logprobs: Tensor, tags: Tensor) -> Pool:
         """With one more layer."""
-        return Pool(torch.cat([self.rows, rows]), torch.cat([self.path_logprobs, path_logprobs]))
+        new = (rows, path_logprobs, tags)
+        return Pool(*(torch.cat([old, more]) for old, more in zip(self, new, strict=True)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -221,7 +221,7 @@ def measure(
             temperature=calibration.temperature,
             seed=(calibration.seed + i) % 2**63,
         )
-        output, features = _said(plain, prompt, params)
+        output, features = said(plain, prompt, params)
         limits = {"depth": calibration.depth, "stride": calibration.stride}
         for ranks in list(ranks_along(drafter, policy, prompt, output, params, features=features, **limits)):
             tally.add(ranks)
@@ -230,7 +230,7 @@ def measure(
         yield tally.done
 
 
-def _said(plain: Engine, prompt: Many[int], params: SamplingParams) -> tuple[list[int], Tensor | None]:
+def said(plain: Engine, prompt: Many[int], params: SamplingParams) -> tuple[list[int], Tensor | None]:
     """What the target says, and its hidden states where it tracks them."""
     sequence = plain.open(list(prompt), params)
     try:

@@ -55,7 +55,7 @@ def calibrate(
 
     Ctrl-C keeps what is measured: the same command goes on from there.
     """
-    path = _check_place(out, force)
+    path = check_place(out, force)
     law = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
     check_ranges(depth, stride, max_tokens)
     if nodes < 1:
@@ -111,7 +111,7 @@ def _costs(target: HFModel, drafter: Drafts) -> Costs:
     return Costs(lambda tokens: verify.seconds(tokens, _CONTEXT), layer)
 
 
-def _check_place(name: str, force: bool) -> Path:
+def check_place(name: str, force: bool) -> Path:
     """Where the tree goes, once it is clear that it can.
 
     Raises:

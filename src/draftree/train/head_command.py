@@ -83,9 +83,7 @@ def head(
     if not 0 <= seed < 2**62:
         raise ConfigError(f"seed is {seed}: use a whole number from 0 to 2^62 - 1")
     recipe = FitRecipe(batch=batch, learning_rate=learning_rate, unroll=unroll, bf16=bool(bf16), seed=seed)
-    licences: list[str | None] = [*licence] if licence else [None] * len(prompts)
-    if len(licences) != len(prompts):
-        raise ConfigError(f"{len(licences)} --licence for {len(prompts)} --prompts: give one for each, or none")
+    licences = stated(licence, len(prompts))
     folder = _check_place(out)
     start = None if init is None else Path(init).expanduser()
     if start is not None and not is_head(start):
@@ -106,8 +104,8 @@ def head(
         target=model,
         data=HeadData.open(folder / "work", data, asked),
         sources=[
-            PromptFile(Path(name).name, len(found), _sha256(name), stated)
-            for name, found, stated in zip(prompts, files, licences, strict=True)
+            PromptFile(Path(name).name, len(found), sha256(name), said)
+            for name, found, said in zip(prompts, files, licences, strict=True)
         ],
         recipe=recipe if bf16 is not None else replace(recipe, bf16=_made_for_bf16(model.capabilities.device.type)),
         limits=limits,
@@ -127,7 +125,19 @@ def _made_for_bf16(kind: str) -> bool:
     return kind == "cuda" or bool(torch.cpu._is_avx512_bf16_supported())
 
 
-def _sha256(name: str) -> str:
+def stated(licences: list[str] | None, files: int) -> list[str | None]:
+    """A licence, or none, for each file of prompts.
+
+    Raises:
+        ConfigError: there are more or fewer.
+    """
+    if licences and len(licences) != files:
+        raise ConfigError(f"{len(licences)} --licence for {files} --prompts: give one for each, or none")
+    return [*licences] if licences else [None] * files
+
+
+def sha256(name: str) -> str:
+    """Of a file's bytes."""
     return hashlib.sha256(Path(name).expanduser().read_bytes()).hexdigest()
 
 

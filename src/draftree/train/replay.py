@@ -15,7 +15,7 @@ from ..sequence import Sequence
 from ..text import NoText
 from ..tree import ROOT, DraftTree
 
-_UNMEASURED = StepCost(batch=1, draft=0.0, verify=0.0, other=0.0, draft_passes=0)
+UNMEASURED = StepCost(batch=1, draft=0.0, verify=0.0, other=0.0, draft_passes=0)
 
 
 class Replay:
@@ -69,17 +69,17 @@ class Replay:
         """What it drafts here."""
         return self._drafter.propose([self._sequence], [Budget(nodes, depth)])[0]
 
-    def advance(self, tree: DraftTree, path: list[int], tokens: int) -> None:
-        """Take the next ``tokens`` of the output, of which the nodes of ``path`` were drafted."""
+    def advance(self, tree: DraftTree, path: list[int], tokens: int, cost: StepCost = UNMEASURED) -> None:
+        """Take the next ``tokens`` of the output, ``path`` of them drafted, in a step of this cost."""
         found = None if self._target is None else self._verified(self._target, tree, path)
         gained, self.left = self.left[:tokens], self.left[tokens:]
         self._gain(gained)
-        self._drafter.observe([Outcome(self._sequence, tree, path, gained, len(gained), _UNMEASURED, found)])
+        self._drafter.observe([Outcome(self._sequence, tree, path, gained, len(gained), cost, found)])
 
     def step(self, nodes: int) -> tuple[DraftTree, int]:
         """Draft and advance as decoding with match verification does; the tree, and how many tokens were gained."""
         tree = self.propose(nodes, len(self.left) - 1)  # the last token is the bonus
-        path = self._accepted(tree)
+        path = self.accepted(tree)
         self.advance(tree, path, len(path) + 1)
         return tree, len(path) + 1
 
@@ -91,7 +91,7 @@ class Replay:
         count = self._drafter.successors
         return Successors.unpack(successors(logits, count)[0].cpu()) if count else None
 
-    def _accepted(self, tree: DraftTree) -> list[int]:
+    def accepted(self, tree: DraftTree) -> list[int]:
         """The nodes that match verification accepts: the longest path that the output follows."""
         path: list[int] = []
         node = ROOT

@@ -38,7 +38,8 @@ class Response:
         number: of the prompt.
         prompt_length: tokens of the prompt.
         tokens: [L] int64, prompt and response.
-        features: [L - 1, H] float16, the target's hidden states after its final norm at all tokens but the last.
+        features: [L - 1, H] float16, the target's hidden states after its final norm at all tokens but the last; H is 0
+            where the target does not track them.
     """
 
     number: int
@@ -70,7 +71,7 @@ def respond(
     A prompt's response depends on its number and the seed alone, not on its neighbours (near-ties aside).
 
     Args:
-        target: tracks its hidden states.
+        target: tracks its hidden states where they are wanted.
         prompts: token ids of all prompts.
         numbers: which are still to do; asked for one by one, as rows become free.
         rows: responses that are decoded together.
@@ -101,7 +102,9 @@ def respond(
 
 def _finished(engine: Engine, number: int, sequence: Sequence) -> Response:
     assert sequence.row is not None  # noqa: S101 - an open sequence has a row
-    features = sequence.row.waiting_features()[: len(sequence.ids) - 1].to("cpu", torch.float16)
+    before = len(sequence.ids) - 1
+    tracked = sequence.row.waiting_features()[:before] if sequence.row.features else torch.zeros(before, 0)
+    features = tracked.to("cpu", torch.float16)
     engine.close(sequence)
     return Response(number, sequence.prompt_length, torch.tensor(sequence.ids), features)
 

@@ -1,0 +1,253 @@
+"""How many nodes does a classifier save at equal acceptance length, beside EAGLE-2 and OPT-Tree?
+
+    python -m draftree.bench.c2t [--suites spec-bench,gsm8k,humaneval] [--limit 13] [--max-tokens 64]
+                                 [--classifiers smollm2-head,FILE,...] [--beta-only] [--chains] [--calibration]
+                                 [--cache DIR]
+
+The target answers each prompt plainly, and what the drafter says from every token of the answers is recorded once
+(``recorded.py``). Then each policy grows its trees of those laws, and match verification accepts what the text follows:
+MAL (bonus token included) and verified nodes are those of decoding. "joint" is the classifiers' policy with the path's
+own draft probability as the score.
+
+Curves: tau is MAL, gamma the nodes verified for each generated token. "At equal MAL" reads each curve at the MAL of
+EAGLE-2 with 8, 16 and 32 nodes, between its points by straight lines; ratios have 95% bootstrap intervals over prompts.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence as Many
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from rich.progress import track
+from torch import Tensor
+
+from ..config import SamplingParams
+from ..draft.best import Eagle2Tree, OptTree
+from ..draft.c2t import ClassifierTree, Score
+from ..draft.classifier import Classifier
+from ..draft.classifier_file import DEFAULT, read_classifier
+from ..draft.drafter import TreeDrafter
+from ..draft.entropy import StaticTree
+from ..draft.load import load_drafter
+from ..draft.policy import Frontier, GrowthPolicy
+from ..models.load import DEFAULT_MODEL, load
+from ..text import encode, user
+from ..train.replay import Replay
+from .recorded import BEAM, DEPTH, KnownText, RecordedSource, record
+from .suites import choose, load_suite
+
+SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
+BETAS = (0.5, 0.3, 0.2, 0.1, 0.07, 0.05, 0.03, 0.02, 0.01, 0.005)
+LENGTHS = range(1, 9)
+AT = (8, 16, 32)
+CHAIN_AT = (2, 3, 4)
+_DRAWS = 1000
+_NOTED = 0.01
+_ENTROPIES = (1.0, 2.0, 3.0, 4.0, 5.0, 6.0)
+_RANKS = 8
+
+
+class Point(NamedTuple):
+    """One policy with one setting: [prompts] verified nodes, steps and tokens gained."""
+
+    label: str
+    nodes: Tensor
+    steps: Tensor
+    tokens: Tensor
+
+
+Curve = list[Point]
+Contestant = tuple[str, GrowthPolicy, int]
+"""Label, policy and node budget."""
+
+
+def joint(frontier: Frontier) -> Tensor:
+    """The draft's own probability of each path: EAGLE-2's confidence in a classifier's place."""
+    return frontier.scores.exp()
+
+
+def trees(scores: dict[str, Score], *, sizes: bool) -> dict[str, list[Contestant]]:
+    """Curves of trees: over the budget for rivals, over beta for scores, and with ``sizes`` over the budget too."""
+    most = SIZES[-1]
+    curves: dict[str, list[Contestant]] = {
+        "eagle2, N": [(f"N={n}", Eagle2Tree(10, DEPTH), n) for n in SIZES],
+        "opt-tree, N": [(f"N={n}", OptTree(0.001, DEPTH), n) for n in SIZES],
+    }
+    for name, score in scores.items():
+        curves[f"{name}, beta"] = [(f"beta={b:g}", _tree(score, b), most) for b in BETAS]
+        if sizes:
+            curves[f"{name}, N"] = [(f"N={n}", _tree(score, 0.002), n) for n in SIZES]
+    return curves
+
+
+def chains(scores: dict[str, Score]) -> dict[str, list[Contestant]]:
+    """Curves of chains: of fixed length, and ended by a score."""
+    curves: dict[str, list[Contestant]] = {
+        "fixed length": [(f"length={n}", StaticTree(width=1, depth=n), n) for n in LENGTHS]
+    }
+    for name, score in scores.items():
+        curves[f"{name}, beta"] = [(f"beta={b:g}", _tree(score, b, width=1), DEPTH) for b in BETAS]
+    return curves
+
+
+def _tree(score: Score, beta: float, width: int = 15) -> GrowthPolicy:
+    given = isinstance(score, Classifier) and score.given_parent
+    return ClassifierTree(score, beta, width, depth=DEPTH, given_parent=given)
+
+
+def held_against(contestant: Contestant, texts: Many[KnownText]) -> tuple[Point, float]:
+    """One policy along all texts, and the share of nodes asked about that nothing was recorded for."""
+    label, policy, budget = contestant
+    rows, asked, missing = [], 0, 0
+    for known in texts:
+        source, nodes, steps, gained = RecordedSource(known), 0, 0, 0
+        with Replay(TreeDrafter(policy, source), known.prompt, known.text, SamplingParams()) as replay:
+            while replay.left:
+                tree, tokens = replay.step(budget)
+                nodes, steps, gained = nodes + len(tree), steps + 1, gained + tokens
+        rows.append((nodes, steps, gained))
+        asked, missing = asked + source.asked, missing + source.missing
+    return Point(label, *torch.tensor(rows, dtype=torch.float64).T), missing / max(1, asked)
+
+
+def measured(contestants: dict[str, list[Contestant]], texts: Many[KnownText]) -> dict[str, Curve]:
+    """All curves."""
+    curves = {}
+    for name, own in contestants.items():
+        points = [held_against(c, texts) for c in track(own, name, transient=True)]
+        curves[name] = [point for point, _ in points]
+        if (worst := max(missing for _, missing in points)) > _NOTED:
+            print(f"  {name}: nothing was recorded for up to {worst:.1%} of the nodes that it asked about")
+    return curves
+
+
+def joined(parts: Many[dict[str, Curve]]) -> dict[str, Curve]:
+    """The same curves along all texts."""
+    return {
+        name: [
+            Point(points[0].label, *(torch.cat(columns) for columns in zip(*(p[1:] for p in points), strict=True)))
+            for points in zip(*(part[name] for part in parts), strict=True)
+        ]
+        for name in parts[0]
+    }
+
+
+def _weighted(curve: Curve, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """[D, points] MAL and nodes a token, with [D, prompts] weights of the prompts."""
+    nodes, steps, tokens = (torch.stack([p[i] for p in curve], 1) for i in (1, 2, 3))  # type: ignore[misc]
+    return (weights @ tokens) / (weights @ steps), (weights @ nodes) / (weights @ tokens)
+
+
+def _nodes_at(mal: Tensor, curve: Curve, weights: Tensor) -> Tensor:
+    """[D] nodes a token of a curve where its MAL is ``mal`` [D]; nan beyond its ends."""
+    x, y = _weighted(curve, weights)
+    found = torch.full_like(mal, float("nan"))
+    for i in range(x.shape[1] - 1):
+        below, above = (x[:, i], y[:, i]), (x[:, i + 1], y[:, i + 1])
+        share = (mal - below[0]) / (above[0] - below[0]).clamp(min=1e-9)
+        inside = (share >= 0) & (share <= 1) & ~(found <= below[1])  # where noise lets MAL fall, the cheaper
+        found = torch.where(inside, below[1] + share * (above[1] - below[1]), found)
+    return found
+
+
+def report(curves: dict[str, Curve], base: str, at: Many[str]) -> None:
+    """Print the points of the curves, and nodes at equal MAL over those of ``base``."""
+    prompts = len(curves[base][0].nodes)
+    generator = torch.Generator().manual_seed(0)
+    draws = torch.randint(prompts, (_DRAWS, prompts), generator=generator)
+    weights = torch.zeros(_DRAWS, prompts, dtype=torch.float64).scatter_add_(1, draws, torch.ones_like(draws).double())
+    whole = torch.ones(1, prompts, dtype=torch.float64)
+    for name, curve in curves.items():
+        mals, gammas = _weighted(curve, whole)
+        points = (f"{p.label} {m:.3f} {g:.2f}" for p, m, g in zip(curve, mals[0], gammas[0], strict=True))
+        print(f"  {name} (tau, gamma): {'; '.join(points)}")
+    labels = [p.label for p in curves[base]]
+    print(f"  {'nodes at equal MAL, over ' + base:44}" + "".join(f"{f'MAL of {label}':>24}" for label in at))
+    for name, curve in curves.items():
+        cells = []
+        for label in at:
+            i = labels.index(label)
+            ratios = []
+            for w in (whole, weights):
+                mal, own = (column[:, i] for column in _weighted(curves[base], w))
+                ratios.append(_nodes_at(mal, curve, w) / own)
+            ends = ratios[1][~ratios[1].isnan()].sort().values
+            low, high = (float(ends[int(q * (len(ends) - 1))]) if len(ends) else float("nan") for q in (0.025, 0.975))
+            cells.append(f"{float(ratios[0]):.3f} [{low:.3f}, {high:.3f}]")
+        print(f"  {name:44}" + "".join(f"{cell:>24}" for cell in cells), flush=True)
+
+
+def calibration(texts: Many[KnownText]) -> None:
+    """Print the draft's probability and the acceptance by entropy and rank (C2T, Figure 2), along the texts."""
+    bins = len(_ENTROPIES) + 1
+    p, hits, trials = torch.zeros(bins, _RANKS), torch.zeros(bins, _RANKS), torch.zeros(bins)
+    for known in texts:
+        for at, laws in enumerate(known.laws, start=1):
+            for depth in range(min(DEPTH, len(known.text) - at)):
+                number = laws.places.get(tuple(known.text[at : at + depth]))
+                if number is None:
+                    break
+                row = int(torch.bucketize(laws.entropies[number], torch.tensor(_ENTROPIES)))
+                trials[row] += 1
+                p[row] += laws.logprobs[number, :_RANKS].exp()
+                hits[row] += laws.tokens[number, :_RANKS] == known.text[at + depth]
+    edges = ("0", *(f"{e:g}" for e in _ENTROPIES), "")
+    print(f"  entropy  laws   probability / acceptance at rank 0 to {_RANKS - 1}")
+    for row in range(bins):
+        n = max(1.0, float(trials[row]))
+        cells = (f"{float(a) / n:.3f}/{float(b) / n:.3f}" for a, b in zip(p[row], hits[row], strict=True))
+        print(f"  {edges[row] + '-' + edges[row + 1]:7} {int(trials[row]):6}  {' '.join(cells)}")
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(prog="python -m draftree.bench.c2t", description=__doc__)
+    parser.add_argument("--target", default=DEFAULT_MODEL)
+    parser.add_argument("--drafter", default="head", help="one that does not learn as it drafts")
+    parser.add_argument("--suites", default="spec-bench,gsm8k,humaneval")
+    parser.add_argument("--limit", type=int, default=13, help="prompts of each suite, from its categories in turn")
+    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--classifiers", default=DEFAULT, help="names or files, with commas")
+    parser.add_argument("--beta-only", action="store_true", help="leave out scores' curves over the budget")
+    parser.add_argument("--chains", action="store_true", help="chains instead of trees")
+    parser.add_argument("--calibration", action="store_true", help="the draft's probabilities instead of policies")
+    parser.add_argument("--cache", type=Path, help="folder for recorded laws, for several runs")
+    args = parser.parse_args()
+    scores: dict[str, Score] = {"joint": joint}
+    scores |= {Path(name).stem: read_classifier(name).classifier for name in args.classifiers.split(",")}
+    target = load(args.target)
+    drafter = load_drafter(args.drafter, target, Eagle2Tree(BEAM, DEPTH))
+    if not isinstance(drafter, TreeDrafter) or drafter.learns:
+        parser.error(f"--drafter {args.drafter} learns as it drafts, or drafts nothing: use a head, a model or lookup")
+    base, at = ("fixed length", CHAIN_AT) if args.chains else ("eagle2, N", AT)
+    labels = [f"{'length' if args.chains else 'N'}={n}" for n in at]
+    contestants = chains(scores) if args.chains else trees(scores, sizes=not args.beta_only)
+    every: list[KnownText] = []
+    found: list[dict[str, Curve]] = []
+    suites = args.suites.split(",")
+    for suite in suites:
+        items = choose(load_suite(suite), limit=args.limit)
+        prompts = [encode(target.tokenizer, user(item.prompt)) for item in items]
+        file = args.cache and args.cache / f"{args.drafter}-{suite}-{args.limit}-{args.max_tokens}.safetensors"
+        laws = record(target, drafter.source, prompts, args.max_tokens, file)
+        texts = list(track(laws, f"recording {suite}", len(prompts), transient=True))
+        every += texts
+        print(f"{suite}: {len(texts)} prompts, up to {args.max_tokens} tokens, drafter {args.drafter}")
+        if args.calibration:
+            calibration(texts)
+        else:
+            found.append(measured(contestants, texts))
+            report(found[-1], base, labels)
+    if len(suites) > 1:
+        print(f"all: {len(every)} prompts")
+        if args.calibration:
+            calibration(every)
+        else:
+            report(joined(found), base, labels)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,296 @@
+"""Draft laws along known texts, asked for once: many policies can then be held against the same texts in seconds.
+
+From every position of a text a drafter is asked about the ``BEAM`` most probable nodes of each layer; what it says is
+kept, in memory and, for the next run, in a file. ``RecordedSource`` says it again in the growth loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save
+from torch import Tensor
+from torch.nn.functional import pad
+
+from ..config import MAX_NODES, Budget, SamplingParams
+from ..draft.base import NoDrafter, Outcome
+from ..draft.best import Eagle2Tree
+from ..draft.classifier import Classifier
+from ..draft.drafter import TreeDrafter
+from ..draft.drawing import Drawing, Drawn
+from ..draft.features import Columns, features
+from ..draft.policy import Candidates
+from ..draft.source import Grown, Scorer, Source
+from ..engine import Engine
+from ..files import write_whole
+from ..models.hf import HFModel
+from ..sequence import Sequence
+from ..train.calibrate import said
+from ..train.replay import Replay
+from ..tree import ROOT
+
+BEAM, DEPTH = 16, 10
+Tokens = tuple[int, ...]
+_COLUMNS = ("counts", "above", "last", "tokens", "logprobs", "entropies")
+
+
+@dataclass(slots=True)
+class Laws:
+    """What a drafter says from one position of a text.
+
+    Attributes:
+        places: tokens from the root down -> the law's number.
+        tokens, logprobs: [F, BEAM] of the laws.
+        entropies: [F] nats.
+    """
+
+    places: dict[Tokens, int]
+    tokens: Tensor
+    logprobs: Tensor
+    entropies: Tensor
+
+
+@dataclass(slots=True)
+class KnownText:
+    """A prompt, the target's greedy answer, and the draft laws from each of its tokens but the last two.
+
+    Attributes:
+        prompt, text: token ids.
+        laws: [len(text) - 2] from the position behind each token.
+    """
+
+    prompt: list[int]
+    text: list[int]
+    laws: list[Laws] = field(default_factory=list)
+
+
+class _Recorder:
+    """A scorer that keeps what another one says.
+
+    Attributes:
+        above, last: of each law, the number of the law above it and the token between them.
+        said: layer by layer.
+    """
+
+    def __init__(self, scorer: Scorer) -> None:
+        self._scorer = scorer
+        self._numbers: dict[int, int] = {}
+        self.above: list[int] = []
+        self.last: list[int] = []
+        self.said: list[Candidates] = []
+
+    def score_roots(self, rows: Many[int], width: int) -> Candidates:
+        """See ``Scorer``."""
+        return self._keep([(ROOT, ROOT, 0)], self._scorer.score_roots(rows, width))
+
+    def score(self, rows: Tensor, nodes: Tensor, parents: Tensor, tokens: Tensor, width: int) -> Candidates:
+        """See ``Scorer``."""
+        asked = list(zip(nodes.tolist(), parents.tolist(), tokens.tolist(), strict=True))
+        return self._keep(asked, self._scorer.score(rows, nodes, parents, tokens, width))
+
+    def _keep(self, asked: list[tuple[int, int, int]], found: Candidates) -> Candidates:
+        for node, parent, token in asked:
+            self.above.append(self._numbers.get(parent, ROOT))
+            self.last.append(token)
+            self._numbers[node] = len(self.last) - 1
+        self.said.append(found)
+        return found
+
+    def draw(self, counts: Tensor) -> Drawn:
+        """See ``Scorer``."""
+        return self._scorer.draw(counts)
+
+
+class _Recording(Source):
+    """A source whose scorers are recorded."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self.recorder: _Recorder | None = None
+
+    @property
+    def name(self) -> str:
+        """The source's."""
+        return self._source.name
+
+    def open(self, sequence: Sequence) -> None:
+        """See ``Source``."""
+        self._source.open(sequence)
+
+    def fit(self, sequence: Sequence, budget: Budget) -> Budget:
+        """See ``Source``."""
+        return self._source.fit(sequence, budget)
+
+    def begin(self, sequences: Many[Sequence], drawing: Drawing) -> Scorer:
+        """See ``Source``."""
+        self.recorder = _Recorder(self._source.begin(sequences, drawing))
+        return self.recorder
+
+    def settle(self, sequences: Many[Sequence], grown: Many[Grown]) -> None:
+        """See ``Source``."""
+        self._source.settle(sequences, grown)
+
+    def observe(self, outcomes: Many[Outcome]) -> None:
+        """See ``Source``."""
+        self._source.observe(outcomes)
+
+    def close(self, sequence: Sequence) -> None:
+        """See ``Source``."""
+        self._source.close(sequence)
+
+
+def record(
+    target: HFModel, source: Source, prompts: Many[list[int]], max_tokens: int, file: Path | None = None
+) -> Iterator[KnownText]:
+    """Decode prompts greedily and record what ``source`` says along the answers; or read it from ``file``."""
+    if file is not None and file.is_file():
+        yield from _read(file)
+        return
+    plain, recording, params = Engine(target, NoDrafter()), _Recording(source), SamplingParams(max_tokens=max_tokens)
+    drafter = TreeDrafter(Eagle2Tree(BEAM, DEPTH), recording)
+    columns: dict[str, list[Tensor]] = {name: [] for name in (*_COLUMNS, "prompts", "lengths", "ids")}
+    for prompt in prompts:
+        text, features = said(plain, prompt, params)
+        if len(text) < 3:
+            continue
+        positions = []
+        with Replay(drafter, prompt, text, params, features) as replay, torch.inference_mode():
+            while len(replay.left) > 1:
+                tree = replay.propose(MAX_NODES, min(DEPTH, len(replay.left) - 1))
+                assert recording.recorder is not None  # noqa: S101 - propose has begun one
+                positions.append(_columns(recording.recorder))
+                replay.advance(tree, [], 1)
+        for name in _COLUMNS:
+            columns[name] += [position[name] for position in positions]
+        columns["prompts"].append(torch.tensor([len(prompt)]))
+        columns["lengths"].append(torch.tensor([len(text)]))
+        columns["ids"].append(torch.tensor([*prompt, *text]))
+        yield KnownText(prompt, text, [_laws(position) for position in positions])
+    if file is not None:
+        write_whole(file, save({name: torch.cat(parts) for name, parts in columns.items()}))
+
+
+def _columns(recorder: _Recorder) -> dict[str, Tensor]:
+    said = recorder.said
+    return {
+        "counts": torch.tensor([len(recorder.last)]),
+        "above": torch.tensor(recorder.above),
+        "last": torch.tensor(recorder.last),
+        "tokens": torch.cat([pad(s.tokens, (0, BEAM - s.tokens.shape[1])) for s in said]),
+        "logprobs": torch.cat([pad(s.logprobs, (0, BEAM - s.logprobs.shape[1]), value=float("-inf")) for s in said]),
+        "entropies": torch.cat([s.entropies for s in said]),
+    }
+
+
+def _laws(position: dict[str, Tensor]) -> Laws:
+    paths: list[Tokens] = []
+    for above, last in zip(position["above"].tolist(), position["last"].tolist(), strict=True):
+        paths.append(() if above == ROOT else (*paths[above], last))
+    places = {path: number for number, path in enumerate(paths)}
+    return Laws(places, position["tokens"], position["logprobs"], position["entropies"])
+
+
+def _read(file: Path) -> Iterator[KnownText]:
+    columns = load_file(file)
+    ids = iter(columns["ids"].tolist())
+    counts = columns["counts"].tolist()
+    each = {name: columns[name].split(counts) for name in _COLUMNS[1:]}
+    at = 0
+    for prompt, length in zip(columns["prompts"].tolist(), columns["lengths"].tolist(), strict=True):
+        known = KnownText([next(ids) for _ in range(prompt)], [next(ids) for _ in range(length)])
+        for i in range(at, at + length - 2):
+            known.laws.append(_laws({name: parts[i] for name, parts in each.items()}))
+        at += length - 2
+        yield known
+
+
+def rescored(known: KnownText, classifier: Classifier) -> KnownText:
+    """The text with a classifier's scores in place of the draft's own probabilities.
+
+    Args:
+        classifier: scores nodes given their parents, and sees nothing of what is above them but their depth.
+    """
+    laws = []
+    for given in known.laws:
+        shape = given.logprobs.shape
+        depths = torch.tensor([len(path) + 1 for path in given.places])[:, None].expand(shape)
+        columns = Columns(
+            given.logprobs,
+            given.logprobs,
+            given.entropies[:, None].expand(shape),
+            depths,
+            torch.arange(shape[1]).expand(shape),
+        )
+        scores = classifier.scores(features(columns, classifier.features)).log()
+        order = scores.masked_fill(given.logprobs == float("-inf"), float("-inf")).sort(
+            dim=1, descending=True, stable=True
+        )
+        laws.append(Laws(given.places, given.tokens.gather(1, order.indices), order.values, given.entropies))
+    return KnownText(known.prompt, known.text, laws)
+
+
+class RecordedSource(Source):
+    """Says again what was recorded along one text.
+
+    Attributes:
+        known: the text.
+        asked, missing: nodes that it was asked about, and those of them that nothing was recorded for.
+        layers: how often it was asked.
+    """
+
+    def __init__(self, known: KnownText) -> None:
+        self.known = known
+        self.asked = 0
+        self.missing = 0
+        self.layers = 0
+
+    @property
+    def name(self) -> str:
+        """What it is."""
+        return "recorded"
+
+    def begin(self, sequences: Many[Sequence], drawing: Drawing) -> Scorer:
+        """One sequence at a time."""
+        (sequence,) = sequences
+        return _Said(self, len(sequence.ids) - len(self.known.prompt) - 1)
+
+    def close(self, sequence: Sequence) -> None:
+        """Nothing is kept."""
+
+
+class _Said:
+    """Reads the laws of a position by the tokens from the root."""
+
+    def __init__(self, source: RecordedSource, position: int) -> None:
+        self._source, self._position = source, position
+        self._paths: dict[int, Tokens] = {ROOT: ()}
+
+    def score_roots(self, rows: Many[int], width: int) -> Candidates:
+        """See ``Scorer``."""
+        return self._said([()], width)
+
+    def score(self, rows: Tensor, nodes: Tensor, parents: Tensor, tokens: Tensor, width: int) -> Candidates:
+        """See ``Scorer``."""
+        asked = zip(nodes.tolist(), parents.tolist(), tokens.tolist(), strict=True)
+        new = {node: (*self._paths[parent], token) for node, parent, token in asked}
+        self._paths |= new
+        return self._said(list(new.values()), width)
+
+    def _said(self, paths: list[Tokens], width: int) -> Candidates:
+        """What is not known is said to have no candidates."""
+        laws = self._source.known.laws[self._position]
+        places = [laws.places.get(path, ROOT) for path in paths]
+        self._source.asked += len(places)
+        self._source.layers += 1
+        self._source.missing += places.count(ROOT)
+        known = torch.tensor(places)
+        logprobs = laws.logprobs[known, :width].masked_fill((known == ROOT)[:, None], float("-inf"))
+        return Candidates(laws.tokens[known, :width], logprobs, laws.entropies[known])
+
+    def draw(self, counts: Tensor) -> Drawn:
+        """Nothing is drawn."""
+        raise NotImplementedError

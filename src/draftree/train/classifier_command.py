@@ -1,0 +1,199 @@
+"""The command ``draftree train classifier``."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from ..draft.classifier import DEFAULT_FEATURES, Classifier
+from ..draft.classifier_file import ClassifierFile, read_classifier
+from ..draft.load import DEFAULT_DRAFTER, load_drafter
+from ..draft.static import Pair
+from ..errors import ConfigError, RunError
+from ..models.load import DEFAULT_MODEL, load
+from ..options import Device, Drafter, Dtype, Target, number, whole
+from ..told import told
+from .classifier_fit import (
+    BATCH,
+    EPOCHS,
+    FINE_RATE,
+    HIDDEN,
+    RATE,
+    ClassifierRecipe,
+    Figures,
+    check_split,
+    evaluate,
+    fit,
+)
+from .command import check_place
+from .head_card import PromptFile
+from .head_command import sha256, stated
+from .head_data import LONGEST_PROMPT, digest, encoded, shuffled
+from .prompts import read_prompts
+from .responses import TEMPERATURES
+from .sample_store import SampleRecipe, SampleStore, check_recipe, check_room, collect
+from .samples import full_trees
+
+
+def classifier(
+    prompts: Annotated[
+        list[str],
+        typer.Option(metavar="FILE", help="Prompts: one a line, .jsonl or .csv; may be repeated."),
+    ],
+    out: Annotated[str, typer.Option(metavar="FILE", help="Where to write the classifier.")],
+    target: Target = DEFAULT_MODEL,
+    drafter: Drafter = DEFAULT_DRAFTER,
+    licence: Annotated[
+        list[str] | None, typer.Option(metavar="TEXT", help="Of each prompt file, in their order, for the file.")
+    ] = None,
+    samples: Annotated[int, whole("N", "Nodes of draft trees to learn from, if there are prompts enough.")] = 600_000,
+    negatives: Annotated[
+        float, number("R", "Share of the nodes that the target does not accept to keep; the score makes up for it.")
+    ] = 0.1,
+    max_tokens: Annotated[int, whole("N", "Most tokens of a response.")] = 96,
+    rows: Annotated[int, whole("N", "Responses that are drawn together.")] = 16,
+    features: Annotated[str, typer.Option(help="What it sees of a node, with commas.")] = ",".join(DEFAULT_FEATURES),
+    given_parent: Annotated[
+        bool, typer.Option("--given-parent", help="Score nodes given that their parents are accepted, not whole paths.")
+    ] = False,
+    hidden: Annotated[int, whole("N", "Units of its first layer.")] = HIDDEN,
+    epochs: Annotated[int, whole("N", "Rounds over the samples.")] = EPOCHS,
+    batch: Annotated[int, whole("N", "Samples of one training step.")] = BATCH,
+    learning_rate: Annotated[
+        float | None, number("R", f"Of Adam; {RATE:g}, or {FINE_RATE:g} with --fine-tune.")
+    ] = None,
+    fine_tune: Annotated[
+        str | None, typer.Option("--fine-tune", metavar="FROM", help="Start from this classifier, not afresh.")
+    ] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Take prompts as they are, without the chat template.")] = False,
+    seed: Annotated[int, whole("S", "Of responses, order and weights.")] = 0,
+    data: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Folder of the samples, for several fits; else FILE.samples.")
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Overwrite an existing classifier, and samples of other settings.")
+    ] = False,
+    dtype: Dtype = None,
+    device: Device = None,
+) -> None:
+    """Train a classifier of drafts (--method c2t --set classifier=FILE) on the target's own responses to prompts.
+
+    Ctrl-C keeps what is done: the same command goes on from there.
+    """
+    path = check_place(out, force)
+    names = tuple(name.strip() for name in features.split(","))
+    rate = learning_rate if learning_rate is not None else RATE if fine_tune is None else FINE_RATE
+    recipe = ClassifierRecipe(
+        features=names,
+        given_parent=given_parent,
+        hidden=hidden,
+        epochs=epochs,
+        batch=batch,
+        learning_rate=rate,
+        seed=seed,
+    )
+    check_recipe(max_tokens, negatives, seed)
+    for name, value in (("samples", samples), ("rows", rows)):
+        if value < 1:
+            raise ConfigError(f"{name} is {value}: use at least 1")
+    init = None if fine_tune is None else _start(fine_tune, recipe)
+    if drafter == "none":
+        raise ConfigError("drafter none drafts nothing: train for lookup, a head, a model or a union")
+    licences = stated(licence, len(prompts))
+    files = [read_prompts(name) for name in prompts]
+    check_split(len(shuffled(files, seed)))
+    folder = Path(data).expanduser() if data else path.with_name(f"{path.name}.samples")
+    check_room(folder, samples)
+    model = load(target, dtype=dtype, device=device)
+    drafts = load_drafter(drafter, model, full_trees(), learning=False)
+    asked = encoded(model, shuffled(files, seed), raw=raw)
+    check_split(len(asked))
+    made_for = Pair(model.capabilities.name, drafts.name)
+    store = SampleStore.open(
+        folder,
+        SampleRecipe(
+            target=made_for.target,
+            drafter=made_for.drafter,
+            prompts=digest(asked),
+            max_tokens=max_tokens,
+            negatives=negatives,
+            seed=seed,
+            dtype=str(model.capabilities.dtype),
+        ),
+        force=force,
+    )
+    sources = [
+        PromptFile(Path(n).name, len(found), sha256(n), said)
+        for n, found, said in zip(prompts, files, licences, strict=True)
+    ]
+    err = Console(stderr=True, highlight=False, soft_wrap=True)
+    try:
+        with told(err, "collecting samples", samples, store.count) as tell:
+            drafts.prepare(model)
+            model.reserve(rows + 1, LONGEST_PROMPT + max_tokens)
+            collect(store, model, drafts, asked, most=samples, rows=rows, tell=tell)
+        learned, apart = store.samples().split()
+        with told(err, "fitting, epochs", epochs) as tell:
+            found = fit(learned, recipe, negatives, init, tell)
+    except KeyboardInterrupt:
+        raise RunError(
+            f"interrupted with {store.count} of {samples} samples: the same command goes on from there"
+        ) from None
+    figures = evaluate(found, apart, negatives)
+    trained_on = {
+        "prompts": [asdict(source) for source in sources],
+        "responses": len(store.done),
+        "trees": store.trees,
+        "samples": len(learned.accepted),
+        "accepted": int(learned.accepted.sum()),
+        "negatives": negatives,
+        "max_tokens": max_tokens,
+        "temperatures": list(TEMPERATURES),
+        "recipe": asdict(recipe),
+        "fine_tuned_from": None if fine_tune is None else Path(fine_tune).name,
+    }
+    ClassifierFile(found, made_for, trained_on, figures.as_dict()).save(path)
+    _report(found, figures, path, folder)
+
+
+def _start(name: str, recipe: ClassifierRecipe) -> Classifier:
+    """The classifier to start from.
+
+    Raises:
+        ConfigError: it sees other features, or has another number of units, than the new one shall have.
+    """
+    init = read_classifier(name).classifier
+    if init.given_parent != recipe.given_parent:
+        here, there = ("with", "without") if init.given_parent else ("without", "with")
+        raise ConfigError(f"--fine-tune {name} was trained {here} --given-parent, not {there}: train it as it was")
+    if init.features != recipe.features:
+        raise ConfigError(
+            f"--fine-tune {name} has features {','.join(init.features)}, not {','.join(recipe.features)}: "
+            f"give --features {','.join(init.features)}"
+        )
+    if len(init.hidden) != recipe.hidden:
+        raise ConfigError(
+            f"--fine-tune {name} has {len(init.hidden)} units, not {recipe.hidden}: give --hidden {len(init.hidden)}"
+        )
+    return init
+
+
+def _report(found: Classifier, figures: Figures, path: Path, folder: Path) -> None:
+    out = Console(highlight=False, soft_wrap=True)
+    if figures.prompts:
+        out.print(f"{figures.prompts} prompts kept apart, {figures.nodes} nodes, {figures.accepted} accepted")
+        out.print("beta  precision  recall  positive rate")
+        for beta, (precision, recall, rate) in figures.betas.items():
+            out.print(f"{beta:5} {precision:9.3f} {recall:7.3f} {rate:13.3%}")
+        out.print(f"calibration error {figures.calibration_error:.3f}, loss {figures.loss:.3f} for an accepted node")
+    else:
+        out.print("no prompt kept apart was drafted for: no figures; use larger --samples")
+    out.print(
+        f"{path}: {found.parameters} parameters; draft with it by --method c2t --set classifier={path}; "
+        f"{folder} may be deleted",
+        markup=False,
+    )

@@ -1,0 +1,126 @@
+"""Recorded laws: policies grow of them the trees that they grow of the drafter itself; nodes at equal MAL by hand."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from draftree.bench.c2t import Point, _nodes_at, calibration, held_against, joined, joint, report
+from draftree.bench.c2t_auto import Costs, decode
+from draftree.bench.recorded import KnownText, RecordedSource, record, rescored
+from draftree.config import SamplingParams
+from draftree.draft.best import Eagle2Tree, OptTree
+from draftree.draft.c2t import ClassifierTree
+from draftree.draft.classifier import Classifier
+from draftree.draft.drafter import TreeDrafter
+from draftree.draft.head import HeadSource
+from draftree.draft.source import Source
+from draftree.models.hf import HFModel
+from draftree.train.replay import Replay
+
+from ..heads import trained
+from ..pairs import costs, source, target
+from ..tiny import VOCAB
+
+PROMPTS = [[3, 14, 15, 9, 2, 6, 14, 15], [31, 41, 5, 9, 26, 53, 58, 9, 7, 9, 3, 2, 3, 8]]
+POLICIES = [Eagle2Tree(4, 5), OptTree(0.01, 6), ClassifierTree(joint, 0.05, 6, 6, 6), ClassifierTree(joint, 0.05, 1)]
+
+
+def made(name: str, model: HFModel) -> Source:
+    return HeadSource(trained(model), VOCAB) if name == "head" else source(name, model)
+
+
+@pytest.mark.parametrize("name", ["relative", "lookup", "head"])
+def test_trees_of_recorded_laws_are_those_of_the_drafter(name: str, tmp_path: Path) -> None:
+    model = target()
+    texts = list(record(model, made(name, model), PROMPTS, 16, tmp_path / "laws.safetensors"))
+    assert len(texts) == 2
+    again = list(record(model, made(name, model), PROMPTS, 16, tmp_path / "laws.safetensors"))
+    assert [(t.prompt, t.text) for t in again] == [(t.prompt, t.text) for t in texts]
+    for policy in POLICIES:
+        for known in again:
+            drafter = TreeDrafter(policy, made(name, model))
+            verifier = model if model.tracks_features else None
+            with (
+                Replay(drafter, known.prompt, known.text, SamplingParams(), target=verifier) as real,
+                Replay(TreeDrafter(policy, RecordedSource(known)), known.prompt, known.text, SamplingParams()) as told,
+            ):
+                while real.left:
+                    (tree, gained), (copy, same) = real.step(8), told.step(8)
+                    assert torch.equal(copy.tokens, tree.tokens)
+                    assert torch.equal(copy.parents, tree.parents)
+                    assert torch.allclose(copy.path_logprobs, tree.path_logprobs, atol=1e-3)
+                    assert gained == same
+
+
+def test_what_was_not_recorded_is_counted_and_has_no_candidates() -> None:
+    model = target()
+    (known,) = record(model, source("relative", model), PROMPTS[:1], 8)
+    whole, missing = held_against(("x", Eagle2Tree(4, 3), 8), [known])
+    assert missing == 0
+    known.laws = [type(laws)({(): 0}, laws.tokens, laws.logprobs, laws.entropies) for laws in known.laws]
+    less, missing = held_against(("x", Eagle2Tree(4, 3), 8), [known])
+    assert 0 < missing < 1
+    assert int(less.nodes) < int(whole.nodes)
+
+
+def point(nodes: float, tokens: float) -> Point:
+    return Point("p", *(torch.tensor([x, x], dtype=torch.float64) for x in (nodes, 10.0, tokens)))
+
+
+def test_nodes_at_equal_mal_are_read_between_points() -> None:
+    # MAL 1 at 0 nodes, 2 at 20 / 20 = 1 node a token, 3 at 120 / 30 = 4; 2.5 lies half-way: 2.5 nodes a token.
+    curve = [point(0, 10), point(20, 20), point(120, 30)]
+    weights = torch.ones(1, 2, dtype=torch.float64)
+    found = [float(_nodes_at(torch.tensor([x], dtype=torch.float64), curve, weights)) for x in (1.5, 2.5, 3.0, 3.5)]
+    assert found[:3] == pytest.approx([0.5, 2.5, 4.0])
+    assert math.isnan(found[3])
+
+
+def test_the_report_says_how_curves_compare(capsys: pytest.CaptureFixture[str]) -> None:
+    base = [Point(f"N={n}", *p[1:]) for n, p in ((1, point(10, 15)), (8, point(40, 20)))]
+    half = [Point("beta=0.5", *p[1:]) for p in (point(5, 15), point(20, 20))]
+    report({"eagle2, N": base, "net, beta": half}, "eagle2, N", ["N=8"])
+    printed = capsys.readouterr().out
+    assert "1.000 [1.000, 1.000]" in printed
+    assert "0.500 [0.500, 0.500]" in printed
+
+
+def test_the_calibration_table_counts_each_law_on_the_text_once(capsys: pytest.CaptureFixture[str]) -> None:
+    model = target()
+    texts: list[KnownText] = list(record(model, source("self", model), PROMPTS[:1], 8))
+    calibration(texts)
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
+    assert sum(int(row[1]) for row in rows) == sum(range(1, 7))  # 7 tokens follow the first: 6 laws, then 5, ...
+    assert all(cell.endswith("/1.000") for row in rows for cell in row[2:3] if int(row[1]))
+
+
+def test_rescored_laws_are_ordered_by_score() -> None:
+    model = target()
+    (known,) = record(model, source("relative", model), PROMPTS[:1], 8)
+    net = Classifier(("step", "rank"), ((-4.0, 0.0),), (4.0,), (1.0,), -2.0, given_parent=True)  # the less probable
+    again = rescored(known, net)
+    for old, new in zip(known.laws, again.laws, strict=True):
+        want = torch.sigmoid(4 - 4 * old.logprobs.exp() - 2)
+        assert torch.allclose(new.logprobs.exp(), want.sort(1, descending=True).values, atol=1e-5)
+        assert torch.equal(new.tokens.sort(1).values, old.tokens.sort(1).values)
+        assert int(new.tokens[0, 0]) == int(old.tokens[0, -1])
+
+
+def test_auto_decodes_along_recorded_laws_by_the_profiles_seconds() -> None:
+    model = target()
+    texts = list(record(model, source("self", model), PROMPTS, 16))
+    speeds, trust = decode(texts, Costs(costs(1.0), costs(0.01)))
+    for speed, known in zip(speeds, texts, strict=True):
+        assert speed.tokens == speed.plain == len(known.text) - 1
+        assert speed.steps <= speed.seconds < speed.plain  # all that the target drafts for itself is accepted
+    assert trust > 0.9
+
+
+def test_curves_of_several_suites_are_joined_by_prompt() -> None:
+    one, two = {"a": [point(1, 10)]}, {"a": [point(3, 30)]}
+    (both,) = joined([one, two])["a"]
+    assert both.tokens.tolist() == [10, 10, 30, 30]

@@ -1,0 +1,161 @@
+"""The net by hand, and its file: what is saved scores the same, and one line for each kind that cannot be used."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from draftree.draft.classifier import Classifier
+from draftree.draft.classifier_file import DEFAULT, ClassifierFile, read_classifier
+from draftree.draft.static import Pair
+from draftree.errors import ConfigError, RunError, UnknownNameError
+
+NET = Classifier(
+    features=("probability", "rank"),
+    hidden=((2.0, -1.0), (0.1, 1 / 3), (-4.0, 0.0)),
+    bias=(0.0, -0.5, 1.0),
+    output=(1.0, -2.0, 0.7),
+    threshold=0.25,
+)
+
+
+def random_net(seed: int) -> Classifier:
+    rng = torch.Generator().manual_seed(seed)
+    hidden = torch.randn((48, 3), generator=rng).tolist()
+    bias, output = torch.randn((2, 48), generator=rng).tolist()
+    return Classifier(("probability", "entropy", "depth"), tuple(map(tuple, hidden)), tuple(bias), tuple(output), 0.1)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    made = ClassifierFile(NET, Pair("big", "small"), {"samples": 3}, {"loss": 0.5})
+    made.save(tmp_path / "net.json")
+    return tmp_path / "net.json"
+
+
+def test_a_score_is_two_layers_by_hand() -> None:
+    p, r = 0.5, 2.0
+    units = [max(0.0, 2 * p - r), max(0.0, 0.1 * p + r / 3 - 0.5), max(0.0, -4 * p + 1)]
+    want = 1 / (1 + math.exp(-(units[0] - 2 * units[1] + 0.7 * units[2] + 0.25)))
+    assert float(NET.scores(torch.tensor([[[p, r]]]))) == pytest.approx(want)
+
+
+def test_the_published_net_has_241_parameters() -> None:
+    assert random_net(0).parameters == 241
+
+
+def test_scores_have_the_shape_of_their_candidates() -> None:
+    assert NET.scores(torch.rand(4, 5, 2)).shape == (4, 5)
+    assert NET.scores(torch.rand(0, 5, 2)).shape == (0, 5)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_saved_classifier_scores_the_same(seed: int, tmp_path: Path) -> None:
+    net, given = random_net(seed), torch.rand(100, 3)
+    ClassifierFile(net, Pair("big", "small"), {}, {}).save(tmp_path / "net.json")
+    again = read_classifier(str(tmp_path / "net.json"))
+    assert torch.equal(again.classifier.scores(given), net.scores(given))
+    assert again.classifier == net
+    again.save(tmp_path / "again.json")
+    assert (tmp_path / "again.json").read_bytes() == (tmp_path / "net.json").read_bytes()
+
+
+def test_what_it_was_trained_on_comes_back(path: Path) -> None:
+    found = read_classifier(str(path))
+    assert (found.made_for, found.trained_on, found.held_out) == (Pair("big", "small"), {"samples": 3}, {"loss": 0.5})
+
+
+def test_the_one_that_ships_is_small_and_says_what_it_learned_from() -> None:
+    found = read_classifier(DEFAULT)
+    assert found.made_for == Pair("smollm2", "head")
+    assert found.classifier.parameters < 1000
+    assert found.trained_on["prompts"] and found.held_out["prompts"] > 0
+    assert 0 < float(found.classifier.scores(torch.zeros(len(found.classifier.features)))) < 1
+
+
+def test_a_name_that_is_nothing_is_answered_with_those_that_ship(tmp_path: Path) -> None:
+    with pytest.raises(UnknownNameError, match="no classifier '.*none': make one with .* choose from smollm2-head"):
+        read_classifier(str(tmp_path / "none"))
+
+
+def test_a_folder_is_no_classifier_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot read classifier file"):
+        read_classifier(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        (b"", "is not JSON"),
+        (b'{"format": "draftree class', "is not JSON"),
+        (b"\x80\x04\x95\x1f\x00", "is not JSON"),
+        (b"[" * 100_000, "is not JSON"),
+        (b"[]", "no classifier file"),
+        (b'{"format": "draftree static tree"}', "no classifier file"),
+        (b" " * (1 << 21), "larger than"),
+    ],
+)
+def test_what_is_no_classifier_file_is_said_to_be_none(content: bytes, named: str, tmp_path: Path) -> None:
+    (tmp_path / "bad.json").write_bytes(content)
+    with pytest.raises(ConfigError, match=f"{named}.*: give a file that 'draftree train classifier' wrote"):
+        read_classifier(str(tmp_path / "bad.json"))
+
+
+CHANGES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
+    "another version": (lambda c: c.update(version=2), "has version 2, not 1"),
+    "no weights": (lambda c: c.pop("hidden"), "has no 'hidden'"),
+    "no history": (lambda c: c.pop("trained_on"), "has no 'trained_on'"),
+    "history that is none": (lambda c: c.update(held_out=3), "corrupt: 3 is no description"),
+    "a name that is none": (lambda c: c.update(drafter=3), "corrupt: 3 is no name"),
+    "another feature set": (lambda c: c.update(features=["probability", "colour"]), "corrupt: no feature 'colour'"),
+    "a feature too few": (lambda c: c.update(features=["rank"]), "weights do not fit 1 features"),
+    "a feature twice": (lambda c: c.update(features=["rank", "rank"]), "name at least one, and each once"),
+    "no features": (lambda c: c.update(features=[]), "name at least one"),
+    "neither true nor false": (lambda c: c.update(given_parent=0), "corrupt: 0 is neither true nor false"),
+    "no units": (lambda c: c.update(hidden=[], bias=[], output=[]), "has 0 hidden units"),
+    "too many units": (lambda c: c.update(hidden=[[0, 0]] * 2000), "has 2000 hidden units: use 1 to 1024"),
+    "a unit too few": (lambda c: c["bias"].pop(), "weights do not fit"),
+    "weights that are text": (lambda c: c.update(bias=["0", "0", "0"]), "corrupt: its weights are no numbers"),
+    "weights that are truths": (lambda c: c.update(bias=[True, False, True]), "corrupt: its weights are no numbers"),
+    "nan": (lambda c: c.update(threshold=math.nan), "corrupt: the classifier has weights that are no finite numbers"),
+    "infinity": (lambda c: c.update(threshold=-math.inf), "no finite numbers"),
+    "beyond float32": (lambda c: c.update(threshold=1e300), "no finite numbers"),
+    "beyond float64": (lambda c: c.update(threshold=10**400), "corrupt"),
+}
+
+
+@pytest.mark.parametrize("case", CHANGES)
+def test_a_corrupt_file_is_refused_by_what_is_wrong_in_it(case: str, path: Path) -> None:
+    change, named = CHANGES[case]
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match=named) as error:
+        read_classifier(str(path))
+    assert str(error.value).endswith("give a file that 'draftree train classifier' wrote")
+
+
+def test_a_truncated_file_is_refused_at_every_length(path: Path, tmp_path: Path) -> None:
+    whole = path.read_bytes().rstrip()
+    for length in range(0, len(whole), 7):
+        (tmp_path / "torn.json").write_bytes(whole[:length])
+        with pytest.raises(ConfigError, match="is not JSON"):
+            read_classifier(str(tmp_path / "torn.json"))
+
+
+def test_a_file_that_cannot_be_written_leaves_nothing(path: Path, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(RunError, match="cannot write"):
+        read_classifier(str(path)).save(tmp_path / "folder")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["folder", "net.json"]
+
+
+def test_a_feature_that_is_no_number_is_named() -> None:
+    with pytest.raises(ConfigError, match="the drafter's law has rank nan"):
+        NET.scores(torch.tensor([[0.5, math.nan]]))

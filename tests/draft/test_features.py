@@ -1,0 +1,80 @@
+"""What a classifier is told of a candidate while a tree grows is what it is told of the finished tree."""
+
+from __future__ import annotations
+
+import math
+from random import Random
+
+import pytest
+import torch
+from torch import Tensor
+
+from draftree.config import Budget
+from draftree.draft.best import Eagle2Tree
+from draftree.draft.features import FEATURES, Columns, features, of_frontier, of_tree
+from draftree.draft.grow import grow
+from draftree.draft.policy import Frontier, Growth
+from draftree.tree import DraftTree
+
+from ..toy import Path, ScriptedScorer
+
+NAMES = tuple(FEATURES)
+
+
+class Watched(Eagle2Tree):
+    """Keeps the features of all candidates that it keeps, layer by layer."""
+
+    seen: list[Tensor]
+
+    def grow(self, frontier: Frontier) -> Growth:
+        growth = super().grow(frontier)
+        kept = growth.keep & (frontier.scores > float("-inf"))
+        self.seen.append(features(of_frontier(frontier), NAMES)[kept])
+        return growth
+
+
+def law(row: int, path: Path) -> tuple[list[int], list[float], float]:
+    rng = Random(f"{row} {path}")
+    weights = sorted((rng.random() + 0.01 for _ in range(4)), reverse=True)
+    return [1, 2, 3, 4], [math.log(w / sum(weights)) for w in weights], rng.random()
+
+
+def test_growing_and_finished_trees_have_the_same_features() -> None:
+    policy = Watched(width=4, depth=3)
+    object.__setattr__(policy, "seen", [])
+    tree = grow(ScriptedScorer(law), policy, [Budget(100)])[0].tree
+    assert len(tree) == 4 + 16 + 16
+    assert torch.allclose(torch.cat(policy.seen), features(of_tree(tree), NAMES), atol=1e-6)
+
+
+def test_each_feature_is_what_its_name_says() -> None:
+    half, quarter = math.log(0.5), math.log(0.25)
+    tree = DraftTree(
+        torch.tensor([7, 8, 9]),
+        torch.tensor([-1, -1, 0]),
+        torch.tensor([1, 1, 2]),
+        torch.tensor([half, quarter, 3 * half]),
+        torch.tensor([1.0, 1.0, 0.3]),
+    )
+    found = dict(zip(NAMES, features(of_tree(tree), NAMES).T, strict=True))
+    want = {
+        "probability": [0.5, 0.25, 0.125],
+        "entropy": [1.0, 1.0, 0.3],
+        "depth": [0, 0, 1],
+        "log-probability": [half, quarter, 3 * half],
+        "step": [0.5, 0.25, 0.25],
+        "rank": [0, 1, 0],
+    }
+    for name, values in want.items():
+        assert found[name].tolist() == pytest.approx(values), name
+    assert set(found) == set(want)
+
+
+def test_the_empty_tree_has_no_features() -> None:
+    assert features(of_tree(DraftTree.empty()), NAMES).shape == (0, len(NAMES))
+
+
+def test_what_is_no_candidate_has_finite_features() -> None:
+    none = torch.full((1, 2), -math.inf)
+    columns = Columns(none, none, torch.zeros(1, 2), torch.ones(1, 2), torch.zeros(1, 2))
+    assert bool(features(columns, NAMES).isfinite().all())

@@ -1,0 +1,199 @@
+"""``draftree train classifier`` and drafting with what it trained, through the entry point."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from draftree.cli import run
+from draftree.draft.classifier_file import read_classifier
+from draftree.train import sample_store
+from draftree.train.responses import respond
+
+from ..tiny import save_tiny
+
+Captured = pytest.CaptureFixture[str]
+
+WORDS = ("the cat", "a hat", "one two", "is it", "where now")
+QUESTIONS = [f"{a} {b}" for a in WORDS for b in WORDS]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_tiny(tmp_path_factory.mktemp("models") / "tiny"))
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    path = tmp_path / "prompts.txt"
+    path.write_text("\n".join(QUESTIONS))
+    return path
+
+
+def asked(model: str, prompts: Path, out: Path, *more: str) -> list[str]:
+    given = ["train", "classifier", "--prompts", str(prompts), "--out", str(out), "--target", model, "--max-tokens"]
+    return [*given, "10", "--drafter", "self", "--negatives", "0.5", "--epochs", "2", *more]
+
+
+def complaint(capsys: Captured) -> str:
+    printed = capsys.readouterr()
+    assert len(printed.err.strip().splitlines()) == 1, printed.err
+    assert printed.err.startswith("draftree: ")
+    return printed.err
+
+
+def test_it_trains_a_classifier_that_generate_drafts_with(
+    model: str, prompts: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    out = tmp_path / "net.json"
+    capsys.readouterr()
+    assert run(asked(model, prompts, out)) == 0
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    assert "1 prompts kept apart" in printed.out
+    assert "beta  precision  recall  positive rate" in printed.out
+    assert "calibration error" in printed.out
+    found = read_classifier(str(out))
+    assert found.classifier.parameters == 289
+    assert found.made_for.drafter == "self"
+    assert found.trained_on["prompts"][0]["name"] == prompts.name
+    assert found.trained_on["responses"] == len(QUESTIONS)
+    assert found.trained_on["recipe"]["hidden"] == 48
+    assert found.held_out["prompts"] == 1
+
+    question = ["generate", QUESTIONS[0], "--target", model, "--max-tokens", "24", "--json"]
+    assert run([*question, "--drafter", "none"]) == 0
+    plain = json.loads(capsys.readouterr().out)
+    chosen = ["--method", "c2t", "--set", f"classifier={out}", "--set", "beta=0.01"]
+    for more in ([], ["--set", "width=1"], ["--temperature", "0"]):
+        assert run([*question, *chosen, *more]) == 0  # the drafter is the one that it was made for
+        printed = capsys.readouterr()
+        assert json.loads(printed.out)["token_ids"] == plain["token_ids"]
+        assert printed.err == ""
+    assert run([*question, *chosen, "--drafter", "lookup"]) == 0
+    assert "the classifier was trained for target" in complaint(capsys)
+
+
+def test_a_second_fit_takes_the_same_samples(model: str, prompts: Path, tmp_path: Path) -> None:
+    out, data = tmp_path / "net.json", ["--data", str(tmp_path / "data")]
+    assert run(asked(model, prompts, out, *data)) == 0
+    before = {p: p.stat().st_mtime_ns for p in (tmp_path / "data").iterdir()}
+    other = tmp_path / "other.json"
+    assert run(asked(model, prompts, other, *data, "--features", "probability,rank", "--hidden", "12")) == 0
+    assert {p: p.stat().st_mtime_ns for p in (tmp_path / "data").iterdir()} == before
+    assert read_classifier(str(other)).classifier.features == ("probability", "rank")
+    assert len(read_classifier(str(other)).classifier.hidden) == 12
+
+
+def test_an_interrupted_training_goes_on_where_it_was(
+    model: str, prompts: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, out = tmp_path / "whole.json", tmp_path / "net.json"
+    assert run(asked(model, prompts, whole)) == 0
+    real = respond
+
+    def interrupted(*arguments: object, **more: object) -> Iterator[object]:
+        for count, response in enumerate(real(*arguments, **more)):  # type: ignore[arg-type]
+            if count == 7:
+                raise KeyboardInterrupt
+            yield response
+
+    capsys.readouterr()
+    with monkeypatch.context() as patch:
+        patch.setattr(sample_store, "respond", interrupted)
+        assert run(asked(model, prompts, out)) == 1
+    assert "samples: the same command goes on from there" in complaint(capsys)
+    assert not out.exists()
+    assert run(asked(model, prompts, out)) == 0
+    assert out.read_bytes() == whole.read_bytes()
+
+
+def test_fine_tuning_starts_from_a_classifier(model: str, prompts: Path, tmp_path: Path, capsys: Captured) -> None:
+    one, two = tmp_path / "one.json", tmp_path / "two.json"
+    assert run(asked(model, prompts, one, "--hidden", "12")) == 0
+    more = ["--fine-tune", str(one)]
+    capsys.readouterr()
+    assert run(asked(model, prompts, two, *more)) == 2
+    assert "has 12 units, not 48: give --hidden 12" in complaint(capsys)
+    assert run(asked(model, prompts, two, *more, "--hidden", "12", "--features", "rank")) == 2
+    assert "has features probability,entropy,depth,log-probability, not rank: give --features" in complaint(capsys)
+    assert run(asked(model, prompts, two, *more, "--hidden", "12", "--given-parent")) == 2
+    assert "was trained without --given-parent" in complaint(capsys)
+    assert run(asked(model, prompts, two, *more, "--hidden", "12")) == 0
+    found = read_classifier(str(two))
+    assert found.trained_on["fine_tuned_from"] == "one.json"
+    assert found.trained_on["recipe"]["learning_rate"] == 1e-4
+
+
+def test_nothing_accepted_is_said(model: str, tmp_path: Path, capsys: Captured) -> None:
+    path = tmp_path / "prompts.txt"
+    path.write_text("\n".join("abcdefghijklmnopqrstuvwxyz"))
+    capsys.readouterr()
+    assert run(asked(model, path, tmp_path / "net.json", "--raw", "--max-tokens", "2", "--drafter", "lookup")) == 1
+    assert "nothing to learn from" in complaint(capsys)
+
+
+def test_an_existing_file_is_refused_before_any_work_and_kept(prompts: Path, tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "net.json").write_text("mine")
+    assert run(asked("./nowhere", prompts, tmp_path / "net.json")) == 2
+    assert "net.json exists: give --out another file, or --force" in complaint(capsys)
+    assert (tmp_path / "net.json").read_text() == "mine"
+
+
+BAD = {
+    "no samples": (["--samples", "0"], "samples is 0"),
+    "no rows": (["--rows", "0"], "rows is 0"),
+    "one token": (["--max-tokens", "1"], "max_tokens is 1"),
+    "no negatives": (["--negatives", "0"], "negatives is 0"),
+    "no units": (["--hidden", "0"], "hidden is 0"),
+    "no epochs": (["--epochs", "0"], "epochs is 0"),
+    "no rate": (["--learning-rate", "0"], "learning rate is 0"),
+    "negative seed": (["--seed", "-1"], "seed is -1"),
+    "no such feature": (["--features", "probability,colour"], "no feature 'colour': choose from probability"),
+    "a feature twice": (["--features", "rank,rank"], "each once"),
+    "no drafter": (["--drafter", "none"], "drafter none drafts nothing"),
+    "no classifier to start from": (["--fine-tune", "nowhere.json"], "no classifier 'nowhere.json'"),
+    "no folder": (["--out", "nowhere/net.json"], "folder nowhere"),
+    "no prompt file": (["--prompts", "nowhere.txt"], "no prompt file 'nowhere.txt'"),
+    "more than the disk holds": (["--samples", "1000000000000000"], "need .* bytes on disk"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_settings_are_refused_before_any_work(case: str, prompts: Path, tmp_path: Path, capsys: Captured) -> None:
+    arguments, named = BAD[case]
+    assert run(asked("./nowhere", prompts, tmp_path / "net.json", *arguments)) == 2
+    found = complaint(capsys)
+    assert all(part in found for part in named.split(" .* ")), found
+    assert [p.name for p in tmp_path.iterdir()] == ["prompts.txt"]
+
+
+def test_too_few_prompts_are_refused_before_any_work(tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "prompts.txt").write_text("\n".join(QUESTIONS[:19]))
+    assert run(asked("./nowhere", tmp_path / "prompts.txt", tmp_path / "net.json")) == 2
+    assert "19 prompts: give at least 20" in complaint(capsys)
+
+
+def test_samples_of_another_training_are_refused_unless_forced(
+    model: str, prompts: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    out = tmp_path / "net.json"
+    assert run(asked(model, prompts, out)) == 0
+    capsys.readouterr()
+    out.unlink()
+    assert run(asked(model, prompts, out, "--seed", "3")) == 2
+    assert "holds samples of other models, prompts or settings" in complaint(capsys)
+    assert run(asked(model, prompts, out, "--seed", "3", "--force")) == 0
+
+
+@pytest.mark.parametrize("content", ["", '{"format": "draftree classifier"', "[]"])
+def test_a_file_that_is_no_classifier_is_refused_before_any_model(
+    content: str, tmp_path: Path, capsys: Captured
+) -> None:
+    (tmp_path / "bad.json").write_text(content)
+    chosen = ["--method", "c2t", "--set", f"classifier={tmp_path / 'bad.json'}"]
+    assert run(["generate", "the cat", "--target", "./nowhere", *chosen]) == 2
+    assert "give a file that 'draftree train classifier' wrote" in complaint(capsys)

@@ -1,0 +1,158 @@
+"""Fitting: a known rule is learned, thinned negatives are made up for, and figures are those by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from draftree.draft.classifier import Classifier
+from draftree.draft.features import FEATURES
+from draftree.errors import ConfigError, RunError
+from draftree.train.classifier_fit import ClassifierRecipe, check_labels, check_split, evaluate, fit
+from draftree.train.samples import Samples
+
+NAMES = list(FEATURES)
+P, H, D = (NAMES.index(name) for name in ("probability", "entropy", "depth"))
+
+
+def synthetic(count: int, seed: int = 0, prompts: int = 40) -> Samples:
+    """Nodes of synthetic trees: acceptance is 0.9 P where the entropy is low, 0.3 P where it is high."""
+    rng = torch.Generator().manual_seed(seed)
+    given = torch.zeros(count, len(FEATURES))
+    given[:, P] = torch.rand(count, generator=rng)
+    given[:, H] = 4 * torch.rand(count, generator=rng)
+    given[:, D] = torch.randint(0, 10, (count,), generator=rng).float()
+    law = truth(given)
+    accepted = torch.rand(count, generator=rng) < law
+    return Samples(given, accepted, torch.ones_like(accepted), torch.arange(count) % prompts)
+
+
+def truth(given: torch.Tensor) -> torch.Tensor:
+    return given[:, P] * torch.where(given[:, H] < 2, 0.9, 0.3)
+
+
+def scores(net: Classifier, samples: Samples) -> torch.Tensor:
+    return net.scores(samples.features[:, [NAMES.index(name) for name in net.features]])
+
+
+def test_the_net_learns_a_known_rule() -> None:
+    net = fit(synthetic(40_000), ClassifierRecipe(batch=128), negatives=1.0)
+    held = synthetic(5000, seed=1)
+    assert float((scores(net, held) - truth(held.features)).abs().mean()) < 0.04
+    blind = fit(synthetic(40_000), ClassifierRecipe(features=("probability", "depth"), batch=128), negatives=1.0)
+    assert float((scores(blind, held) - truth(held.features)).abs().mean()) > 0.1
+
+
+def test_scores_are_probabilities_whatever_share_of_the_negatives_was_kept() -> None:
+    whole = synthetic(200_000)
+    kept = torch.rand(len(whole.accepted), generator=torch.Generator().manual_seed(2)) < 0.2
+    some = whole.take(whole.accepted | kept)
+    net = fit(some, ClassifierRecipe(batch=128), negatives=0.2)
+    held = synthetic(5000, seed=1)
+    assert float((scores(net, held) - truth(held.features)).abs().mean()) < 0.04
+    assert float((scores(net, held) - truth(held.features)).mean()) == pytest.approx(0.0, abs=0.02)
+
+
+def test_given_parents_only_nodes_that_the_target_judged_count() -> None:
+    """Behind refused parents everything is refused, however probable: nodes there say nothing of a node's own."""
+    samples = synthetic(40_000)
+    reached = torch.rand(len(samples.accepted), generator=torch.Generator().manual_seed(5)) < 0.5
+    mixed = samples._replace(accepted=samples.accepted & reached, reached=reached)
+    held = synthetic(5000, seed=1)
+    own = fit(mixed, ClassifierRecipe(batch=128, given_parent=True), 1.0)
+    whole = fit(mixed, ClassifierRecipe(batch=128), 1.0)
+    assert own.given_parent and not whole.given_parent
+    assert float((scores(own, held) - truth(held.features)).abs().mean()) < 0.07
+    assert float((scores(whole, held) - truth(held.features) / 2).abs().mean()) < 0.07
+    assert evaluate(own, mixed, 1.0).nodes == int(reached.sum())
+
+
+def test_the_same_seed_gives_the_same_classifier_and_leaves_the_global_one_alone() -> None:
+    samples, recipe = synthetic(3000), ClassifierRecipe(epochs=2, seed=4)
+    state = torch.random.get_rng_state()
+    one = fit(samples, recipe, 1.0)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert fit(samples, recipe, 1.0) == one
+    assert fit(samples, replace(recipe, seed=5), 1.0) != one
+
+
+def test_fine_tuning_starts_from_the_other_classifiers_scores() -> None:
+    init = fit(synthetic(20_000), ClassifierRecipe(epochs=3), negatives=1.0)
+    held = synthetic(1000, seed=1)
+    still = fit(synthetic(5000, seed=3), ClassifierRecipe(epochs=1, learning_rate=1e-12), 0.5, init)
+    assert torch.allclose(scores(still, held), scores(init, held), atol=1e-3)
+    moved = fit(synthetic(5000, seed=3), ClassifierRecipe(epochs=1, learning_rate=1e-2), 1.0, init)
+    assert not torch.allclose(scores(moved, held), scores(init, held), atol=1e-2)
+
+
+def test_epochs_are_told() -> None:
+    told: list[int] = []
+    fit(synthetic(2000), ClassifierRecipe(epochs=3), 1.0, tell=told.append)
+    assert told == [1, 2, 3]
+
+
+@pytest.mark.parametrize(("label", "said"), [(False, "none was accepted"), (True, "all were accepted")])
+def test_labels_that_are_all_equal_are_refused(label: bool, said: str) -> None:
+    with pytest.raises(RunError, match=f"nothing to learn from 8 drafted nodes, of which {said}: use more prompts"):
+        check_labels(torch.full((8,), label))
+    samples = synthetic(8)._replace(accepted=torch.full((8,), label))
+    with pytest.raises(RunError, match=said):
+        fit(samples, ClassifierRecipe(), 1.0)
+
+
+def test_no_samples_at_all_are_refused() -> None:
+    with pytest.raises(RunError, match="nothing to learn from 0 drafted nodes"):
+        fit(Samples.joined([]), ClassifierRecipe(), 1.0)
+
+
+def test_one_prompt_in_twenty_is_kept_apart() -> None:
+    learned, apart = synthetic(400, prompts=40).split()
+    assert apart.numbers.unique().tolist() == [19, 39]
+    assert len(learned.accepted) == 380
+    check_split(20)
+    with pytest.raises(ConfigError, match="19 prompts: give at least 20"):
+        check_split(19)
+
+
+def test_figures_are_those_by_hand() -> None:
+    # A net whose score is sigmoid(10 P - 5): P = 0.5 gives 0.5, P = 0.9 gives 0.982, P = 0 gives 0.007.
+    net = Classifier(("probability",), ((10.0,),), (0.0,), (1.0,), -5.0)
+    given = torch.zeros(4, len(FEATURES))
+    given[:, P] = torch.tensor([0.5, 0.9, 0.9, 0.0])
+    accepted = torch.tensor([True, True, False, False])
+    samples = Samples(given, accepted, torch.ones(4).bool(), torch.tensor([19, 19, 39, 39]))
+    found = evaluate(net, samples, negatives=0.5)  # each negative stands for two
+    assert (found.prompts, found.nodes, found.accepted) == (2, 6, 2)
+    precision, recall, rate = found.betas["0.3"]
+    assert (precision, recall, rate) == pytest.approx((2 / 4, 2 / 2, 4 / 6))
+    high, low = 1 / (1 + torch.tensor(-4.0).exp()), 1 / (1 + torch.tensor(5.0).exp())
+    loss = -(torch.tensor(0.5).log() + high.log() + 2 * (1 - high).log() + 2 * (1 - low).log()) / 2
+    assert found.loss == pytest.approx(float(loss), rel=1e-5)
+    # Of the three nodes in the top bin one was accepted; the node of 0.5 was; that of 0.007 does not count.
+    assert found.calibration_error == pytest.approx((0.5 + abs(3 * float(high) - 1)) / 4, rel=1e-5)
+
+
+def test_no_prompts_apart_give_no_figures() -> None:
+    net = Classifier(("probability",), ((10.0,),), (0.0,), (1.0,), -5.0)
+    found = evaluate(net, Samples.joined([]), 0.5)
+    assert (found.prompts, found.nodes, found.accepted, found.loss) == (0, 0, 0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"hidden": 0}, "hidden is 0: use 1 to 1024"),
+        ({"hidden": 1025}, "hidden is 1025"),
+        ({"epochs": 0}, "epochs is 0: use at least 1"),
+        ({"batch": 0}, "batch is 0"),
+        ({"learning_rate": 0.0}, "learning rate is 0"),
+        ({"learning_rate": float("nan")}, "learning rate is nan"),
+        ({"features": ("P",)}, "no feature 'P': choose from probability"),
+        ({"features": ()}, "name at least one"),
+    ],
+)
+def test_settings_out_of_range_are_refused(change: dict[str, object], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        ClassifierRecipe(**change)  # type: ignore[arg-type]

@@ -1,0 +1,237 @@
+"""Samples of full trees: labels on scripted toys, those of a real trace, and what is on disk."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence as Many
+from pathlib import Path
+
+import pytest
+import torch
+
+from draftree.config import SamplingParams
+from draftree.draft.base import Drafter
+from draftree.draft.drafter import TreeDrafter
+from draftree.draft.drawing import Drawing
+from draftree.draft.features import FEATURES, of_tree
+from draftree.draft.head import HeadSource
+from draftree.draft.source import Scorer, Source
+from draftree.engine import Engine
+from draftree.errors import ConfigError, ModelFileError, RunError
+from draftree.records import SequenceRecord, StepRecord
+from draftree.sequence import Sequence
+from draftree.trace import Trace, read_trace
+from draftree.train import sample_store as module
+from draftree.train.responses import Response, respond
+from draftree.train.sample_store import SampleRecipe, SampleStore, collect
+from draftree.train.samples import NODES, Samples, check_finite, full_trees, samples_along, samples_of, thinned
+from draftree.tree import DraftTree
+
+from ..heads import trained
+from ..pairs import drafter, source, target
+from ..tiny import VOCAB
+from ..toy import ScriptedScorer
+
+PROMPTS = [[3, 14, 15, 9, 2, 6, 14, 15], [27, 1, 8], [31, 41, 5, 9, 26, 53, 58, 9, 7, 9, 3, 2, 3, 8], [4, 5, 6]]
+P = list(FEATURES).index("probability")
+
+
+class Coin(Source):
+    """Says after everything: token 1 with probability 0.7, token 2 with 0.3."""
+
+    @property
+    def name(self) -> str:
+        return "coin"
+
+    def begin(self, sequences: Many[Sequence], drawing: Drawing) -> Scorer:
+        return ScriptedScorer(lambda row, path: ([1, 2], [math.log(0.7), math.log(0.3)], 0.61))
+
+    def close(self, sequence: Sequence) -> None: ...
+
+
+def response(tokens: list[int], number: int = 0) -> Response:
+    return Response(number, 2, torch.tensor([5, 6, *tokens]), torch.zeros(len(tokens) + 1, 0))
+
+
+def test_labels_on_a_scripted_toy_are_the_path_that_the_target_says() -> None:
+    # Behind the first token comes 1 2 2: a tree of depth 2 (the last token is the bonus) whose path 1, 2 is accepted.
+    found, trees = samples_along(TreeDrafter(full_trees(), Coin()), response([9, 1, 2, 2]), 0, share=1.0)
+    assert trees == 1
+    columns = (found.features[:, P], found.accepted, found.reached)
+    got = sorted(zip(*(c.tolist() for c in columns), strict=True))
+    unreached, rejected, accepted = (False, False), (False, True), (True, True)
+    want = [(0.09, unreached), (0.21, unreached), (0.21, accepted), (0.3, rejected), (0.49, rejected), (0.7, accepted)]
+    assert [(y, r) for _, y, r in got] == [label for _, label in want]
+    assert [p for p, _, _ in got] == pytest.approx([p for p, _ in want])
+
+
+def test_each_tree_begins_where_the_last_one_was_left() -> None:
+    # 3 is never drafted: the trees are rooted at 9, 3 and 3; the one before the last token has no room.
+    found, trees = samples_along(TreeDrafter(full_trees(), Coin()), response([9, 2, 3, 3, 1, 1, 1]), 0, share=1.0)
+    assert trees == 3
+    assert int(found.accepted.sum()) == 1 + 0 + 2
+    assert found.numbers.tolist() == [0] * len(found.accepted)
+
+
+@pytest.mark.parametrize(("name", "number"), [("relative", 0), ("relative", 3), ("lookup", 0)])  # 3: temperature 1
+def test_samples_are_those_of_a_trace_of_decoding_with_full_trees(name: str, number: int, tmp_path: Path) -> None:
+    model, seed = target(), 7
+    (drawn,) = respond(model, PROMPTS, [number], rows=1, max_tokens=20, seed=seed)
+    params = SamplingParams(max_tokens=20, temperature=drawn.temperature, seed=seed + number)
+    with Trace(tmp_path / "run.jsonl") as trace:
+        engine = Engine(model, drafter(name, model, full_trees()), nodes=NODES, observers=[trace])
+        engine.generate([PROMPTS[number]], params)
+    records = list(read_trace(tmp_path / "run.jsonl"))
+    assert [r.prompt_length for r in records if isinstance(r, SequenceRecord)] == [len(PROMPTS[number])]
+    steps = [r for r in records if isinstance(r, StepRecord) and len(r.tree)]
+    want = Samples.joined([samples_of(r.tree, r.path, number) for r in steps])
+    assert torch.equal(want.accepted, torch.cat([r.accepted for r in steps]))
+    assert torch.equal(want.reached, torch.cat([r.reached for r in steps]))
+    got, trees = samples_along(drafter(name, model, full_trees()), drawn, seed, share=1.0)
+    assert trees == len(steps)
+    assert torch.equal(got.accepted, want.accepted)
+    assert torch.allclose(got.features, want.features, atol=1e-4)
+    assert bool(got.accepted.any())
+
+
+def test_full_trees_have_a_thousand_nodes_and_are_not_pruned() -> None:
+    model = target()
+    (drawn,) = respond(model, PROMPTS, [0], rows=1, max_tokens=30, seed=0)
+    found, _ = samples_along(drafter("relative", model, full_trees()), drawn, 0, share=1.0)
+    depths = found.features[:, list(FEATURES).index("depth")]
+    assert NODES == 1010
+    assert int((depths == 0).sum()) % 10 == 0 and int((depths == 5).sum()) % 100 == 0
+
+
+def test_thinning_keeps_all_that_was_accepted_and_a_share_of_the_rest() -> None:
+    tree = DraftTree.chain([1] * 2000)
+    whole = samples_of(tree, list(range(100)), 3)
+    some = thinned(whole, 0.1, torch.Generator().manual_seed(0))
+    assert int(some.accepted.sum()) == 100
+    assert 130 < len(some.accepted) - 100 < 250
+    again = thinned(whole, 0.1, torch.Generator().manual_seed(0))
+    assert torch.equal(again.features, some.features)
+    assert torch.equal(whole.features[:, P], of_tree(tree).path_logprobs.exp())
+
+
+def recipe(**changes: object) -> SampleRecipe:
+    settings: dict[str, object] = {
+        "target": "tiny",
+        "drafter": "it",
+        "prompts": "x",
+        "max_tokens": 20,
+        "negatives": 0.5,
+        "seed": 0,
+        "dtype": "float32",
+    }
+    return SampleRecipe(**{**settings, **changes})  # type: ignore[arg-type]
+
+
+def run(folder: Path, made: Drafter | None = None, most: int = 10**6) -> SampleStore:
+    model, store = target(), SampleStore.open(folder, recipe())
+    drafts = made or drafter("relative", model, full_trees())
+    collect(store, model, drafts, PROMPTS, most=most, rows=2, tell=lambda count: None)
+    return store
+
+
+def test_what_is_collected_comes_back_from_disk(tmp_path: Path) -> None:
+    store = run(tmp_path / "data")
+    again = SampleStore.open(tmp_path / "data", recipe())
+    assert (
+        (again.done, again.count, again.trees)
+        == (store.done, store.count, store.trees)
+        == (
+            {0, 1, 2, 3},
+            len(store.samples().accepted),
+            store.trees,
+        )
+    )
+    assert sorted(store.samples().numbers.unique().tolist()) == [0, 1, 2, 3]
+
+
+def test_an_interrupted_collection_goes_on_and_ends_with_the_same_samples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = run(tmp_path / "whole").samples()
+    real, calls = samples_along, list[int]()
+
+    def interrupted(made: Drafter, response: Response, *more: object) -> object:
+        calls.append(response.number)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return real(made, response, *more)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "samples_along", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run(tmp_path / "data")
+    assert SampleStore.open(tmp_path / "data", recipe()).done == set(calls[:2])
+    store = run(tmp_path / "data")
+    assert store.done == {0, 1, 2, 3}
+    assert torch.equal(store.samples().accepted, whole.accepted)
+    assert torch.equal(store.samples().numbers, whole.numbers)
+    assert torch.allclose(store.samples().features, whole.features, atol=1e-4)
+
+
+def test_collection_stops_when_there_is_enough(tmp_path: Path) -> None:
+    store = run(tmp_path / "data", most=10)
+    assert len(store.done) == 1
+    assert sum(p.stat().st_size for p in (tmp_path / "data").iterdir()) < 10**6
+    before = store.count
+    assert run(tmp_path / "data", most=10).count == before
+
+
+@pytest.mark.parametrize("change", [{"target": "other"}, {"drafter": "x"}, {"negatives": 0.4}, {"seed": 1}])
+def test_samples_of_other_settings_are_not_mixed_in(change: dict[str, object], tmp_path: Path) -> None:
+    run(tmp_path / "data", most=10)
+    with pytest.raises(ConfigError, match="holds samples of other models, prompts or settings: .* --force"):
+        SampleStore.open(tmp_path / "data", recipe(**change))
+    assert SampleStore.open(tmp_path / "data", recipe(**change), force=True).count == 0
+    assert list((tmp_path / "data").iterdir()) == []
+
+
+def test_a_torn_shard_is_refused_by_its_name(tmp_path: Path) -> None:
+    run(tmp_path / "data", most=10)
+    shard = tmp_path / "data" / "samples-00000.safetensors"
+    shard.write_bytes(shard.read_bytes()[:100])
+    with pytest.raises(ModelFileError, match="cannot read .*samples-00000.*: remove it; its samples will be drawn"):
+        SampleStore.open(tmp_path / "data", recipe())
+
+
+def test_a_full_disk_is_one_line(tmp_path: Path, full_disk: None) -> None:
+    with pytest.raises(RunError, match="cannot write .*No space left"):
+        run(tmp_path / "data", most=10)
+
+
+def test_features_that_are_no_numbers_are_named() -> None:
+    tree = DraftTree(
+        torch.tensor([1]), torch.tensor([-1]), torch.tensor([1]), torch.tensor([-0.5]), torch.tensor([math.nan])
+    )
+    with pytest.raises(RunError, match="feature entropy of a draft for prompt 5 is nan"):
+        check_finite(samples_of(tree, [], 4))
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"max_tokens": 1}, "max_tokens is 1"),
+        ({"negatives": 0.0}, "negatives is 0"),
+        ({"negatives": 1.5}, "negatives is 1.5"),
+        ({"negatives": math.nan}, "negatives is nan"),
+        ({"seed": -1}, "seed is -1"),
+    ],
+)
+def test_settings_out_of_range_are_refused(change: dict[str, object], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        recipe(**change)
+
+
+@pytest.mark.parametrize("name", ["head", "recycle"])
+def test_a_drafter_that_reads_hidden_states_or_laws_gets_them(name: str, tmp_path: Path) -> None:
+    model = target()
+    drafts = TreeDrafter(full_trees(), HeadSource(trained(model), VOCAB) if name == "head" else source(name, model))
+    drafts.prepare(model)
+    store = SampleStore.open(tmp_path / "data", recipe())
+    collect(store, model, drafts, PROMPTS, most=10**6, rows=2, tell=lambda count: None)
+    assert store.done == {0, 1, 2, 3}
+    assert bool(store.samples().accepted.any())
