@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -48,7 +47,7 @@ class ClassifierTree(GrowthPolicy):
         ConfigError: a value is out of range.
     """
 
-    by_value: ClassVar[bool] = True
+    by_value = True
 
     score: Score
     beta: float = BETA
