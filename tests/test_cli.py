@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from draftree import commands
+from draftree import session
 from draftree.cli import run
 from draftree.draft.load import DRAFTERS
 from draftree.draft.methods import METHODS
@@ -293,7 +293,7 @@ def test_compare_finds_the_same_tokens_when_sampling_without_a_seed(model: str, 
 
 
 def test_piped_text_is_byte_for_byte(capsys: Captured) -> None:
-    commands._print(Chunk(token=0, text="a\tb\r\nx", drafted=False, depth=0))
+    session._print(Chunk(token=0, text="a\tb\r\nx", drafted=False, depth=0))
     assert capsys.readouterr().out == "a\tb\r\nx"
 
 
@@ -317,6 +317,6 @@ def test_ctrl_c_is_one_line_and_no_success(capsys: Captured, monkeypatch: pytest
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(commands, "load_engine", interrupted)
+    monkeypatch.setattr(session, "load_engine", interrupted)
     assert run(["generate", "the cat"]) == 1
     assert capsys.readouterr().err == "draftree: interrupted\n"

@@ -14,11 +14,12 @@ import typer
 
 from .bench.command import bench
 from .bench.report.command import report
-from .commands import chat, generate
+from .chat import chat
 from .draft.load import DRAFTERS
 from .draft.loop import RULES
 from .draft.methods import METHODS
 from .errors import DraftreeWarning, InputError, RunError
+from .generate import generate
 from .models.command import info, profile
 from .show import complain, out
 from .train.classifier_command import classifier

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..draft.load import AUTO, DEFAULT_DRAFTER, DRAFTERS, check_vocabulary, numerics_of
-from ..errors import ConfigError, UnknownNameError
-from ..models.head_file import is_head, load_head, shipped_for, shipped_head
+from ..draft.levels import is_hierarchy
+from ..draft.load import AUTO, DEFAULT_DRAFTER, drafting_model
+from ..errors import ConfigError
+from ..models.head_file import shipped_for
+from ..models.head_model import HeadModel
 from ..models.hf import HFModel
 from ..models.load import DEFAULT_MODEL, load
 from ..models.numerics import DEFAULT_NUMERICS
 from .engine import BeamEngine
 from .sources import BeamSource, HeadBeams, LookupBeams, ModelBeams
 
-_CAN = "beams are drafted by a drafting model, head, self, none or, for beam search, lookup"
+_CAN = "beams are drafted by a drafting model, head, int8, fp16w, layers=N, self, none or, for beam search, lookup"
 
 
 def load_beam_engine(
@@ -52,7 +54,7 @@ def check_beam_drafter(name: str | HFModel, sampled: bool) -> None:
         raise ConfigError(
             f"drafter lookup gives no probabilities to draw beams from, the temperature is above 0: {_CAN}"
         )
-    if name == "recycle" or "+" in name:
+    if name == "recycle" or "+" in name or is_hierarchy(name):
         raise ConfigError(f"drafter {name} drafts one sequence, not beams: {_CAN}")
 
 
@@ -60,8 +62,8 @@ def load_beam_source(name: str | HFModel, target: HFModel, *, sampled: bool = Fa
     """Make what drafts beams, by name; None drafts nothing.
 
     Args:
-        name: "auto" (the head that comes for the target, else lookup, or none where beams are sampled), "head",
-            "lookup", "self", "none", the folder of a draft head, or a model, loaded or by a name for ``draftree.load``.
+        name: "auto" (the head that comes for the target, else lookup, or none where beams are sampled), "lookup",
+            "none", or what ``draft.load.drafting_model`` takes.
         target: the model that it drafts for.
         sampled: beams will be sampled: it must give probabilities.
 
@@ -74,23 +76,11 @@ def load_beam_source(name: str | HFModel, target: HFModel, *, sampled: bool = Fa
     check_beam_drafter(name, sampled)
     if name == AUTO:
         name = "head" if shipped_for(target) is not None else "none" if sampled else "lookup"
-    vocab = target.capabilities.vocab_size
-    if isinstance(name, HFModel):
-        check_vocabulary(target, name)
-        return ModelBeams(name, vocab)
     if name == "none":
         return None
     if name == "lookup":
         return LookupBeams()
-    if name == "self":
-        return ModelBeams(target.twin(), vocab, name)
-    if name == "head":
-        return HeadBeams(shipped_head(target), name)
-    if is_head(folder := Path(name).expanduser()):
-        return HeadBeams(load_head(folder, target), name)
-    try:
-        model = load(name, device=str(target.capabilities.device), numerics=numerics_of(target))
-    except UnknownNameError as error:
-        raise UnknownNameError(f"no drafter {name!r}: not one of {', '.join(DRAFTERS)}, and {error}") from None
-    check_vocabulary(target, model)
-    return ModelBeams(model, vocab, name)
+    model, called = drafting_model(name, target), name if isinstance(name, str) else name.capabilities.name
+    if isinstance(model, HeadModel):
+        return HeadBeams(model, called)
+    return ModelBeams(model, target.capabilities.vocab_size, called)

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from ..errors import ConfigError, DraftreeWarning, UnknownNameError, VocabularyError
 from ..models.base import LanguageModel
 from ..models.head_file import is_head, load_head, shipped_for, shipped_head
+from ..models.head_model import HeadModel
 from ..models.hf import HFModel
 from ..models.load import load
 from ..models.numerics import DEFAULT_NUMERICS, NUMERICS
@@ -199,28 +200,41 @@ def _source(name: str | HFModel, target: HFModel, recycle_file: Path | None) -> 
         return LookupSource()
     if name == "recycle":
         return RecycleSource(file=recycle_file)
-    if name == "self":
-        return ModelSource(target.twin(), target.capabilities.vocab_size)
-    if isinstance(name, str) and name.startswith(_LAYERS):
-        kept = layers_of(name, target.layers)
-        return ModelSource(
-            target.with_layers(kept, f"{target.capabilities.name}, {name}"), target.capabilities.vocab_size
-        )
-    if isinstance(name, str) and name in _CHEAPER:
-        return ModelSource(_cheaper(target, name), target.capabilities.vocab_size)
-    if name == "head":
-        return HeadSource(shipped_head(target), target.capabilities.vocab_size)
-    if isinstance(name, str) and is_head(folder := Path(name).expanduser()):
-        return HeadSource(load_head(folder, target), target.capabilities.vocab_size)
-    if isinstance(name, HFModel):
-        model = name
-    else:
+    model, vocab = drafting_model(name, target), target.capabilities.vocab_size
+    return HeadSource(model, vocab) if isinstance(model, HeadModel) else ModelSource(model, vocab)
+
+
+def drafting_model(name: str | HFModel, target: HFModel) -> HFModel | HeadModel:
+    """What drafts by passes of its own.
+
+    Args:
+        name: "self", "head", "layers=...", "int8", "fp16w", the folder of a draft head, or a model, loaded or by a name
+            for ``draftree.load``.
+        target: the model that it drafts for.
+
+    Raises:
+        ConfigError: it does not fit the target.
+        UnknownNameError: there is no such drafter.
+        VocabularyError: it has another vocabulary than the target.
+        ModelFileError: the draft head cannot be read.
+    """
+    if isinstance(name, str):
+        if name == "self":
+            return target.twin()
+        if name.startswith(_LAYERS):
+            return target.with_layers(layers_of(name, target.layers), f"{target.capabilities.name}, {name}")
+        if name in _CHEAPER:
+            return _cheaper(target, name)
+        if name == "head":
+            return shipped_head(target)
+        if is_head(folder := Path(name).expanduser()):
+            return load_head(folder, target)
         try:
-            model = load(name, device=str(target.capabilities.device), numerics=numerics_of(target))
+            name = load(name, device=str(target.capabilities.device), numerics=_numerics(target))
         except UnknownNameError as error:
             raise UnknownNameError(f"no drafter {name!r}: not one of {', '.join(DRAFTERS)}, and {error}") from None
-    check_vocabulary(target, model)
-    return ModelSource(model, target.capabilities.vocab_size)
+    check_vocabulary(target, name)
+    return name
 
 
 def layers_of(name: str, count: int) -> tuple[int, ...]:
@@ -266,7 +280,7 @@ def _cheaper(target: HFModel, numerics: str) -> HFModel:
         ) from None
 
 
-def numerics_of(target: HFModel) -> str:
+def _numerics(target: HFModel) -> str:
     """The target's, for a model that drafts for it."""
     return target.capabilities.numerics if target.capabilities.numerics in NUMERICS else DEFAULT_NUMERICS
 

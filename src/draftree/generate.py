@@ -1,13 +1,10 @@
-"""The commands ``draftree generate`` and ``draftree chat``."""
+"""The command ``draftree generate``."""
 
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Sequence as Many
 from dataclasses import replace
-from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import typer
 
@@ -15,17 +12,14 @@ from . import show
 from .beams import command as beam_command
 from .beams.load import load_beam_engine
 from .bench.exact import first_difference
-from .config import Budget, SamplingParams
 from .draft.auto import AutoTree
 from .draft.base import NoDrafter
 from .draft.load import DEFAULT_DRAFTER
-from .draft.methods import DEFAULT_METHOD, DEFAULT_NODES, find_method
+from .draft.methods import DEFAULT_METHOD, DEFAULT_NODES
 from .engine import Engine
-from .errors import ConfigError, InputError, PromptError, RunError
+from .errors import ConfigError, RunError
 from .models.load import DEFAULT_MODEL
 from .models.numerics import DEFAULT_NUMERICS
-from .names import load_engine
-from .observer import Observer
 from .options import (
     Device,
     Drafter,
@@ -48,10 +42,10 @@ from .options import (
     TreeFile,
     Verify,
 )
-from .sequence import Chunk, Sequence
-from .show import complain, err, out
+from .sequence import Sequence
+from .session import Place, engine_for, read_prompt, run, sampling_params, trace_to, with_tree
+from .show import err, out
 from .text import Prompt, user
-from .trace import Trace
 from .verify.schemes import DEFAULT_SCHEME, Match
 
 
@@ -112,8 +106,8 @@ def generate(
     if explain and (method != "auto" or drafter == "none"):
         what = "drafter none" if drafter == "none" else f"method {method}"
         raise ConfigError(f"--explain is about choices but {what} leaves none: use --method auto and a drafter")
-    params = _params(max_tokens, temperature, top_k, top_p, min_p, seed, stop)
-    text = _read(prompt)
+    params = sampling_params(max_tokens, temperature, top_k, top_p, min_p, seed, stop)
+    text = read_prompt(prompt)
     if wide is not None:
         beam_command.exclude(
             {
@@ -130,18 +124,18 @@ def generate(
             }
         )
         wide.check(params)
-        sampled, place = params.temperature > 0, _Place(dtype, device, numerics)
+        sampled, place = params.temperature > 0, Place(dtype, device, numerics)
         wide_engine = load_beam_engine(target, drafter=drafter, sampled=sampled, **place._asdict())
         beam_command.print_beams(wide_engine, text if raw else user(text), params, wide, as_json)
         return
-    observers = _trace(context, trace, force, method)
+    observers = trace_to(context, trace, force, method)
     if show_trees:
         observers.append(show.Trees(out))
-    given, place = _with_tree(settings, tree), _Place(dtype, device, numerics)
-    engine = _engine(target, drafter, method, given, nodes, verify, place, observers, recycle_file)
+    given, place = with_tree(settings, tree), Place(dtype, device, numerics)
+    engine = engine_for(target, drafter, method, given, nodes, verify, place, observers, recycle_file)
     asked: Prompt = text if raw else user(text)
     sequence = engine.open(asked, params)
-    interrupted = _run(engine, sequence, silent=as_json, stream=not show_trees)
+    interrupted = run(engine, sequence, silent=as_json, stream=not show_trees)
     report: dict[str, object] = {
         "text": sequence.text,
         "token_ids": sequence.output_ids,
@@ -173,180 +167,12 @@ def generate(
         raise RunError(f"interrupted after {len(sequence.output_ids)} tokens")
 
 
-def chat(
-    context: typer.Context,
-    target: Target = DEFAULT_MODEL,
-    drafter: Drafter = DEFAULT_DRAFTER,
-    method: MethodName = DEFAULT_METHOD,
-    settings: Settings = None,
-    tree: TreeFile = None,
-    recycle_file: RecycleFile = None,
-    nodes: Nodes = DEFAULT_NODES,
-    verify: Verify = DEFAULT_SCHEME,
-    max_tokens: MaxTokens = None,
-    temperature: Temperature = 0.0,
-    top_k: TopK = 0,
-    top_p: TopP = 1.0,
-    min_p: MinP = 0.0,
-    seed: Seed = None,
-    trace: TraceFile = None,
-    force: Force = False,
-    dtype: Dtype = None,
-    device: Device = None,
-    numerics: Numerics = DEFAULT_NUMERICS,
-) -> None:
-    """Talk to the target: /reset forgets the conversation, /exit or Ctrl-D ends it, Ctrl-C ends an answer."""
-    params = _params(max_tokens, temperature, top_k, top_p, min_p, seed, None)
-    observers = _trace(context, trace, force, method)
-    given, place = _with_tree(settings, tree), _Place(dtype, device, numerics)
-    engine = _engine(target, drafter, method, given, nodes, verify, place, observers, recycle_file)
-    messages: list[dict[str, str]] = []
-    err.print("/reset forgets the conversation, /exit ends it", style="dim")
-    while True:
-        try:
-            line = input("> " if sys.stdin.isatty() else "")
-        except (EOFError, KeyboardInterrupt):
-            err.print()
-            return
-        if line.strip() == "/exit":
-            return
-        if line.strip() == "/reset":
-            messages.clear()
-            continue
-        if not line.strip():
-            continue
-        try:
-            sequence = engine.open([*messages, *user(line)], params)
-        except KeyboardInterrupt:
-            err.print()
-            continue
-        except InputError as error:
-            complain(f"{error}, or forget the conversation with /reset" if messages else str(error))
-            continue
-        _run(engine, sequence)
-        err.print(show.figures(sequence.stats, engine.verification.lossy), style="dim")
-        messages += [*user(line), {"role": "assistant", "content": sequence.text}]
-
-
-def _params(
-    max_tokens: int | None,
-    temperature: float,
-    top_k: int,
-    top_p: float,
-    min_p: float,
-    seed: int | None,
-    stop: list[str] | None,
-) -> SamplingParams:
-    return SamplingParams(
-        max_tokens=max_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        seed=seed,
-        stop=tuple(stop or ()),
-    )
-
-
-def _read(prompt: str) -> str:
-    try:
-        text = sys.stdin.read() if prompt == "-" else prompt
-        text.encode()
-    except UnicodeError:
-        raise PromptError("the prompt is not valid UTF-8: convert it, for example with iconv") from None
-    if not text.strip():
-        raise PromptError("the prompt is empty: give it at least one character")
-    return text
-
-
-def _trace(context: typer.Context, file: Path | None, force: bool, method: str) -> list[Observer]:
-    """A trace to ``file`` that ends with the command, if there is one."""
-    if file is None:
-        if force:
-            raise ConfigError("--force overwrites the file of --trace: name one with --trace FILE")
-        return []
-    return [context.with_resource(Trace(file, force=force, labels={"method": method}, warn=complain))]
-
-
-def _with_tree(settings: list[str] | None, tree: str | None) -> list[str]:
-    """``--tree FILE`` is the setting "tree"."""
-    return [*(settings or ()), *([] if tree is None else [f"tree={tree}"])]
-
-
-class _Place(NamedTuple):
-    """Where and how models compute."""
-
-    dtype: str | None
-    device: str | None
-    numerics: str
-
-
-def _engine(
-    target: str,
-    drafter: str,
-    method: str,
-    settings: list[str] | None,
-    nodes: int,
-    verify: str,
-    place: _Place,
-    observers: Many[Observer] = (),
-    recycle_file: Path | None = None,
-) -> Engine:
-    """Check everything that needs no model before loading one."""
-    pairs = {}
-    for item in settings or ():
-        key, sign, value = item.partition("=")
-        if not sign:
-            raise ConfigError(f"--set {item}: write it as KEY=VALUE, such as --set depth=6")
-        pairs[key.strip()] = value.strip()
-    policy = find_method(method).policy(pairs)
-    if nodes < 1:
-        raise ConfigError(f"node budget is {nodes}: use at least 1, or --drafter none for plain decoding")
-    Budget(nodes)
-    return load_engine(
-        target,
-        drafter=drafter,
-        method=policy,
-        nodes=nodes,
-        verification=verify,
-        dtype=place.dtype,
-        device=place.device,
-        numerics=place.numerics,
-        observers=observers,
-        recycle_file=recycle_file,
-    )
-
-
-def _run(engine: Engine, sequence: Sequence, *, silent: bool = False, stream: bool = True) -> bool:
-    """Run a sequence to its end, showing its text as it comes or at the end; true when Ctrl-C ended it."""
-    try:
-        for chunk in engine.follow(sequence):
-            if stream and not silent:
-                _print(chunk)
-    except KeyboardInterrupt:
-        return True
-    finally:
-        engine.close(sequence)
-        if not silent:
-            out.out("" if stream else sequence.text, highlight=False)
-    return False
-
-
-def _print(chunk: Chunk) -> None:
-    """Coloured in a terminal; byte for byte elsewhere (a console would expand tabs)."""
-    if out.is_terminal:
-        out.print(show.token(chunk), end="")
-    else:
-        sys.stdout.write(chunk.text)
-        sys.stdout.flush()
-
-
 def _compare(engine: Engine, sequence: Sequence, report: dict[str, object], *, quiet: bool) -> bool:
     """Decode the same prompt plainly and report on both; true when Ctrl-C ended it."""
     plain = Engine(engine.target, NoDrafter(), tokenizer=engine.tokenizer)
     prompt = sequence.ids[: sequence.prompt_length]
     other = plain.open(prompt, replace(sequence.params, seed=sequence.seed))
-    if _run(plain, other, silent=True):
+    if run(plain, other, silent=True):
         return True
     one, two = sequence.output_ids, other.output_ids
     difference = first_difference(engine.target, prompt, one, two, sequence.params, sequence.seed)

@@ -1,0 +1,94 @@
+"""The command ``draftree chat``."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from . import show
+from .draft.load import DEFAULT_DRAFTER
+from .draft.methods import DEFAULT_METHOD, DEFAULT_NODES
+from .errors import InputError
+from .models.load import DEFAULT_MODEL
+from .models.numerics import DEFAULT_NUMERICS
+from .options import (
+    Device,
+    Drafter,
+    Dtype,
+    Force,
+    MaxTokens,
+    MethodName,
+    MinP,
+    Nodes,
+    Numerics,
+    RecycleFile,
+    Seed,
+    Settings,
+    Target,
+    Temperature,
+    TopK,
+    TopP,
+    TraceFile,
+    TreeFile,
+    Verify,
+)
+from .session import Place, engine_for, run, sampling_params, trace_to, with_tree
+from .show import complain, err
+from .text import user
+from .verify.schemes import DEFAULT_SCHEME
+
+
+def chat(
+    context: typer.Context,
+    target: Target = DEFAULT_MODEL,
+    drafter: Drafter = DEFAULT_DRAFTER,
+    method: MethodName = DEFAULT_METHOD,
+    settings: Settings = None,
+    tree: TreeFile = None,
+    recycle_file: RecycleFile = None,
+    nodes: Nodes = DEFAULT_NODES,
+    verify: Verify = DEFAULT_SCHEME,
+    max_tokens: MaxTokens = None,
+    temperature: Temperature = 0.0,
+    top_k: TopK = 0,
+    top_p: TopP = 1.0,
+    min_p: MinP = 0.0,
+    seed: Seed = None,
+    trace: TraceFile = None,
+    force: Force = False,
+    dtype: Dtype = None,
+    device: Device = None,
+    numerics: Numerics = DEFAULT_NUMERICS,
+) -> None:
+    """Talk to the target: /reset forgets the conversation, /exit or Ctrl-D ends it, Ctrl-C ends an answer."""
+    params = sampling_params(max_tokens, temperature, top_k, top_p, min_p, seed, None)
+    observers = trace_to(context, trace, force, method)
+    given, place = with_tree(settings, tree), Place(dtype, device, numerics)
+    engine = engine_for(target, drafter, method, given, nodes, verify, place, observers, recycle_file)
+    messages: list[dict[str, str]] = []
+    err.print("/reset forgets the conversation, /exit ends it", style="dim")
+    while True:
+        try:
+            line = input("> " if sys.stdin.isatty() else "")
+        except (EOFError, KeyboardInterrupt):
+            err.print()
+            return
+        if line.strip() == "/exit":
+            return
+        if line.strip() == "/reset":
+            messages.clear()
+            continue
+        if not line.strip():
+            continue
+        try:
+            sequence = engine.open([*messages, *user(line)], params)
+        except KeyboardInterrupt:
+            err.print()
+            continue
+        except InputError as error:
+            complain(f"{error}, or forget the conversation with /reset" if messages else str(error))
+            continue
+        run(engine, sequence)
+        err.print(show.figures(sequence.stats, engine.verification.lossy), style="dim")
+        messages += [*user(line), {"role": "assistant", "content": sequence.text}]
