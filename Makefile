@@ -21,6 +21,7 @@ RUN ?= first
 BENCH := $(VENV)/bin/draftree bench
 TREES := binary:nodes=25,eagle:nodes=25,opt-tree:nodes=25
 DYNAMIC := chain,static,early-stop,naive-width,dynamic-width,dynamic-width-depth
+BEAMS := beams:drafter=none,beams,beams:threshold=0.9,beams:threshold=0.5,beams:single=yes,chain,static:verify=multi-round-replacement
 PEERS := peer:hf-generate,peer:hf-prompt-lookup
 SIZES := 4 8 16 32 64
 comma := ,
@@ -78,6 +79,8 @@ results: setup $(SIZES:%=$(RESULTS)/trees/%.json) ## measure everything (hours; 
 	$(BENCH) --suite spec-bench --limit 78 --turns 1 --out $(RESULTS)/runs/6-spec-bench --methods auto,$(DYNAMIC),$(TREES),$(PEERS)
 	for suite in gsm8k humaneval mbpp squad spider; do $(BENCH) --suite $$suite --limit 50 --max-tokens 256 --quality --skip-bad \
 		--out $(RESULTS)/runs/7-$$suite --methods auto,auto:verify=relaxed || exit 1; done
+	for suite in squad spider; do $(BENCH) --suite $$suite --limit 20 --max-tokens 64 --temperature 1 --drafters head --quality --skip-bad \
+		--out $(RESULTS)/runs/8-$$suite-beams --methods $(BEAMS) || exit 1; done
 	$(VENV)/bin/draftree report $(RESULTS)/runs --markdown docs/results.md
 
 $(RESULTS)/trees/%.json: | setup
