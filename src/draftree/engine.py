@@ -171,8 +171,9 @@ class Engine:
         ids = encode(self.tokenizer, prompt)
         slots = self._slots(ids, params)
         can = self.target.capabilities
-        limit = params.max_tokens or can.max_length - len(ids)
-        sequence = Sequence(ids, params, limit, can.eos_ids, text_stream(self.tokenizer, params.stop, ids))
+        sequence = Sequence(
+            ids, params, room_for(self.target, ids, params), can.eos_ids, text_stream(self.tokenizer, params.stop, ids)
+        )
         self.target.reserve(1, slots)
         sequence.row = self.target.open(ids)
         try:
@@ -252,21 +253,32 @@ class Engine:
             PromptError: the prompt is empty or does not fit the context.
             ConfigError: ``max_tokens`` does not fit behind it.
         """
-        can = self.target.capabilities
-        room = can.max_length - len(ids)
-        if not ids:
-            raise PromptError("the prompt is empty: give at least one token")
-        if room < 1:
-            raise PromptError(
-                f"the prompt has {len(ids)} tokens but {can.name} takes {can.max_length} ({can.max_length_reason}), "
-                f"generated ones included: shorten the prompt to {can.max_length - 1} or fewer"
-            )
-        if params.max_tokens is not None and params.max_tokens > room:
-            raise ConfigError(
-                f"max_tokens is {params.max_tokens} but {can.name} takes {can.max_length} tokens and the prompt has "
-                f"{len(ids)}: ask for at most {room}"
-            )
+        room_for(self.target, ids, params)
         return len(ids) + (params.max_tokens or 0) + 1 + self.nodes
+
+
+def room_for(target: LanguageModel, ids: Many[int], params: SamplingParams) -> int:
+    """Most tokens that may be generated behind a prompt.
+
+    Raises:
+        PromptError: the prompt is empty or does not fit the context.
+        ConfigError: ``max_tokens`` does not fit behind it.
+    """
+    can = target.capabilities
+    room = can.max_length - len(ids)
+    if not ids:
+        raise PromptError("the prompt is empty: give at least one token")
+    if room < 1:
+        raise PromptError(
+            f"the prompt has {len(ids)} tokens but {can.name} takes {can.max_length} ({can.max_length_reason}), "
+            f"generated ones included: shorten the prompt to {can.max_length - 1} or fewer"
+        )
+    if params.max_tokens is not None and params.max_tokens > room:
+        raise ConfigError(
+            f"max_tokens is {params.max_tokens} but {can.name} takes {can.max_length} tokens and the prompt has "
+            f"{len(ids)}: ask for at most {room}"
+        )
+    return params.max_tokens or room
 
 
 def _row(sequence: Sequence) -> Row:

@@ -18,7 +18,8 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from ..config import SamplingParams
-from ..errors import ConfigError, PromptError
+from ..engine import room_for
+from ..errors import ConfigError
 from ..models.base import ForestModel
 from ..sequence import Stats
 from ..text import Prompt, encode
@@ -146,19 +147,8 @@ class BeamEngine:
             )
 
     def _request(self, ids: list[int], params: SamplingParams, beams: BeamParams) -> Request:
-        can = self.target.capabilities
-        room = can.max_length - len(ids)
-        if room < 1:
-            raise PromptError(
-                f"the prompt has {len(ids)} tokens but {can.name} takes {can.max_length} ({can.max_length_reason}), "
-                f"generated ones included: shorten the prompt to {can.max_length - 1} or fewer"
-            )
-        if params.max_tokens is not None and params.max_tokens > room:
-            raise ConfigError(
-                f"max_tokens is {params.max_tokens} but {can.name} takes {can.max_length} tokens and the prompt has "
-                f"{len(ids)}: ask for at most {room}"
-            )
-        return Request(ids, params, beams, params.max_tokens or room, can.eos_ids)
+        limit = room_for(self.target, ids, params)
+        return Request(ids, params, beams, limit, self.target.capabilities.eos_ids)
 
     @torch.inference_mode()
     def open(self, request: Request) -> None:
