@@ -34,13 +34,15 @@ class _Growing:
     drafted: dict[tuple[Node, int], Node] = field(default_factory=dict)
 
 
-def grow(source: BeamSource, requests: Sequence[Request], chances: Sequence[Chance]) -> list[Forest]:
-    """One forest for each request, as deep as its beams, its room and its source allow."""
+def grow(
+    source: BeamSource, requests: Sequence[Request], chances: Sequence[Chance], depths: Sequence[int]
+) -> list[Forest]:
+    """One forest for each request, of ``depths`` ([B]) layers where its room and its source allow."""
     growing = [
         _Growing(request, chance, [(beam.node, beam.count) for beam in request.running])
         for request, chance in zip(requests, chances, strict=True)
     ]
-    depths = [min(r.beams.depth, r.limit - r.length - 1, source.room(r)) for r in requests]
+    depths = [min(d, r.limit - r.length - 1, source.room(r)) for r, d in zip(requests, depths, strict=True)]
     for depth in range(max(depths, default=0)):
         asked = [g for g, most in zip(growing, depths, strict=True) if depth < most and g.frontier]
         if not asked:

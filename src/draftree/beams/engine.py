@@ -27,6 +27,7 @@ from .chance import KeyedChance
 from .drafting import grow
 from .laws import target_laws
 from .nodes import TreeRow, feed
+from .pace import Pace
 from .params import BeamParams
 from .request import Beam, Request
 from .room import check_room
@@ -80,6 +81,7 @@ class BeamEngine:
         target: the model whose beams are given.
         source: what drafts; None: nothing does.
         tokenizer: for text prompts and text output; None for bare token ids.
+        pace: how deep searched beams are drafted, at most as deep as asked.
 
     Raises:
         ConfigError: the target's rows cannot go on with more than one path.
@@ -97,6 +99,7 @@ class BeamEngine:
         self.target = target
         self.source = source
         self.tokenizer = tokenizer or getattr(target, "tokenizer", None)
+        self.pace = Pace()
 
     def generate(
         self,
@@ -170,7 +173,11 @@ class BeamEngine:
         clock = [time.perf_counter()]
         passes = self.source.passes if self.source else 0
         chances = [self._chance(request) for request in requests]
-        forests = grow(self.source, requests, chances) if self.source else [Forest() for _ in requests]
+        paced = self.source is not None and all(not r.params.temperature for r in requests)
+        depths = [r.beams.depth for r in requests]
+        if paced:
+            depths = [self.pace.depth(max(depths))] * len(requests)
+        forests = grow(self.source, requests, chances, depths) if self.source else [Forest() for _ in requests]
         clock.append(time.perf_counter())
         trees = [_tree(request) for request in requests]
         fresh = [
@@ -179,11 +186,15 @@ class BeamEngine:
         ]
         feed(trees, fresh, lambda rows, new, _: self.target.extend(rows, new))
         clock.append(time.perf_counter())
+        layers = sum(request.stats.tokens for request in requests)
         for request, forest, chance in zip(requests, forests, chances, strict=True):
             request.peak_slots = max(request.peak_slots, _tree(request).slots)
             self._advance(request, forest, chance)
         clock.append(time.perf_counter())
         draft, verify, other = (b - a for a, b in pairwise(clock))
+        if paced:
+            gained = sum(request.stats.tokens for request in requests) - layers
+            self.pace.learn(depths[0], gained / len(requests), draft + verify + other)
         for request in requests:
             stats = request.stats
             stats.steps += 1

@@ -29,7 +29,7 @@ class BeamParams:
         early_stopping: of beam search, transformers' own: True ends with the W-th finished beam; False and "never" also
             ask whether a running one could still win, "never" by the greatest length that it may reach.
         draft_width: drafted beams W_S of a layer; None: twice W.
-        depth: drafted layers gamma.
+        depth: drafted layers gamma; of searched beams at most so many, as many as is fastest.
         threshold: t of the dynamic width (Eq. 7); None: W beams in every layer.
         min_width: least beams W_min of a layer with a dynamic width (Eq. 6).
         single_cache: after each target pass only the beam of lowest perplexity goes on (Section 3.4), so that the cache
