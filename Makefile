@@ -24,6 +24,8 @@ DYNAMIC := chain,static,early-stop,naive-width,dynamic-width,dynamic-width-depth
 BEAMS := beams:drafter=none,beams,beams:threshold=0.9,beams:threshold=0.5,beams:single=yes,chain,static:verify=multi-round-replacement
 PEERS := peer:hf-generate,peer:hf-prompt-lookup
 SIZES := 4 8 16 32 64
+DELTAS := 0.05 0.1 0.2 0.4 0.6 0.8
+SMALL := $(BENCH) --suite mt-bench --limit 8 --turns 1 --max-tokens 32
 comma := ,
 empty :=
 list = $(subst $(empty) $(empty),$(comma),$(strip $(1)))
@@ -65,6 +67,9 @@ fmt: setup ## fix what ruff can fix, then format
 results-quick: setup ## measure the main methods on 13 prompts, in a quarter of an hour on 2 cores
 	$(BENCH) --suite spec-bench --limit 13 --turns 1 --max-tokens 32 --out $(QUICK)/$(RUN) \
 		--methods auto,chain,static,early-stop,dynamic-width,dynamic-width-depth,$(TREES),$(PEERS)
+	$(SMALL) --out $(QUICK)/sizes --drafters head --methods $(call list,$(SIZES:%=opt-tree:nodes=%))
+	$(SMALL) --out $(QUICK)/thresholds --methods $(call list,$(DELTAS:%=opt-tree:nodes=25:delta=%))
+	$(SMALL) --out $(QUICK)/temperatures --temperature 0,0.5,1 --methods auto,opt-tree:nodes=25
 	$(VENV)/bin/draftree report $(QUICK)
 
 results: setup $(SIZES:%=$(RESULTS)/trees/%.json) ## measure everything (hours; goes on where it was stopped) and write docs/results.md
@@ -73,7 +78,7 @@ results: setup $(SIZES:%=$(RESULTS)/trees/%.json) ## measure everything (hours; 
 	$(BENCH) --suite mt-bench --limit 16 --turns 1 --drafters head --out $(RESULTS)/runs/3-sizes --methods \
 		$(call list,$(SIZES:%=opt-tree:nodes=%) $(foreach n,$(SIZES),sequoia:tree=$(RESULTS)/trees/$(n).json:nodes=$(n)))
 	$(BENCH) --suite mt-bench --limit 16 --turns 1 --out $(RESULTS)/runs/4-thresholds --methods \
-		$(call list,$(foreach delta,0.05 0.1 0.2 0.4 0.6 0.8,opt-tree:nodes=25:delta=$(delta)))
+		$(call list,$(DELTAS:%=opt-tree:nodes=25:delta=%))
 	$(BENCH) --suite mt-bench --limit 16 --turns 1 --temperature 0,0.25,0.5,0.75,1 --out $(RESULTS)/runs/5-temperatures \
 		--methods auto,opt-tree:nodes=25
 	$(BENCH) --suite spec-bench --limit 78 --turns 1 --out $(RESULTS)/runs/6-spec-bench --methods auto,$(DYNAMIC),$(TREES),$(PEERS)
