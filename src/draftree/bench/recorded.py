@@ -26,6 +26,7 @@ from ..draft.features import Columns, features
 from ..draft.policy import Candidates
 from ..draft.source import Grown, Scorer, Source
 from ..engine import Engine
+from ..errors import ConfigError
 from ..files import write_whole
 from ..models.hf import HFModel
 from ..sequence import Sequence
@@ -292,5 +293,5 @@ class _Said:
         return Candidates(laws.tokens[known, :width], logprobs, laws.entropies[known])
 
     def draw(self, counts: Tensor) -> Drawn:
-        """Nothing is drawn."""
-        raise NotImplementedError
+        """Never asked for: what was recorded is verified by match."""
+        raise ConfigError("recorded laws do not draw children: use verification match")
