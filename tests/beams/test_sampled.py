@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -19,15 +19,6 @@ from draftree.models.hf import HFModel
 from ..pairs import target
 from ..toy import ToyModel
 from .parts import PROMPTS, source
-
-PROMPT = [1, 0]
-Tokens = tuple[int, ...]
-State = tuple[Tokens, ...]
-"""Beams with their multiplicities, sorted: running and finished ones alike (finished ones end with an end token)."""
-Law = dict[State, float]
-After = Callable[[Tokens], Tensor]
-"""Generated tokens -> [V] float64 probabilities of the next."""
-
 
 TOKENS = 12
 

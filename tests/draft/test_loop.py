@@ -19,20 +19,6 @@ from draftree.tree import DraftTree
 from ..pairs import costs
 from .test_union import Says, request
 
-PROMPTS = [[3, 14, 15, 9, 2, 6, 14, 15], [27, 1, 8], [31, 41, 5, 9, 26, 53, 58, 9, 7, 9, 3, 2, 3, 8]]
-TOKENS = 16
-PAIRS = (
-    "lookup>relative",
-    "stranger>relative",
-    "relative>self",
-    "self>stranger",
-    "lookup+recycle>relative",
-    "relative>lookup",
-    "relative>lookup+recycle",
-    "lookup>stranger>relative",
-    "relative>lookup>self",
-)
-
 
 def outcome(of: Sequence, accepted: int, entropies: list[float], seconds: float = 1.0) -> Outcome:
     """A chain with these entropies, of which the first tokens were right."""
