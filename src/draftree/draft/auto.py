@@ -22,15 +22,17 @@ from ..models.profile import Profile, kept_or_measured
 from ..sequence import Sequence
 from ..tree import ROOT, DraftTree
 from .base import Outcome
-from .calibration import Calibration, Record, with_odds
+from .calibration import Calibration, Record, first_or_not, with_odds
 from .costs import Curve, Curves
 from .policy import Frontier, Growth, GrowthPolicy, best_per_row, ranks_per_row
 from .report import Report
 from .source import Source
-from .worth import Spending, Stake, part_with_one
+from .worth import Rate, Spending, Stake, part_with_one
 
 _MEMORY = 0.97
 """Share of an average that each new step leaves."""
+_CREDIT = 8.0
+"""Plain passes, of a token each, that the record of speed begins with."""
 _RECORD = 0.99
 """The same for how far expected acceptance can be trusted."""
 _PRIOR = 5.0
@@ -53,7 +55,7 @@ class _Plan:
         sequences: whom it is for.
         curve: what verifying costs.
         stakes: seconds of asking each source about a layer.
-        layer: seconds of drafting one layer.
+        layer, node: seconds of asking the sources about a layer, and of each node that it has beyond the first.
         rate: tokens a second that a step must be worth, of all sequences together.
         odds: [B] each sequence's record.
         frontiers: what was proposed, layer by layer.
@@ -62,15 +64,18 @@ class _Plan:
         gained: expected tokens that the last layer has brought.
         pools, tags, chosen: what was drafted, with what acceptance, and how many nodes are verified.
         gain: [B] expected tokens of what is verified, the root's bonus included.
-        layers: deepest pool.
+        fresh: models read prompts first.
+        asked: layers that the sources were asked about: not those that were known already.
     """
 
     sequences: Many[Sequence]
     curve: Curve
     stakes: Many[float]
     layer: float
+    node: float
     rate: float
     odds: Tensor
+    fresh: bool
     frontiers: list[Frontier] = field(default_factory=list)
     rows: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
     paths: Tensor = field(default_factory=lambda: torch.zeros(0))
@@ -80,7 +85,12 @@ class _Plan:
     tags: Many[Tensor] = ()
     chosen: int = 0
     gain: Many[float] = ()
-    layers: int = 0
+    asked: int = 1
+
+    @property
+    def layers(self) -> int:
+        """How deep it was drafted."""
+        return len(self.frontiers)
 
 
 @dataclass(slots=True)
@@ -100,12 +110,13 @@ class AutoTree(GrowthPolicy):
     depth: int = 16
     target: Profile | None = None
     drafter: Profile | None = None
-    calibration: Calibration = field(default_factory=Calibration, repr=False, compare=False)
+    calibration: Calibration = field(default_factory=lambda: Calibration(2), repr=False, compare=False)
     report: Report = field(default_factory=Report, repr=False, compare=False)
     _records: WeakKeyDictionary[Sequence, Record] = field(default_factory=WeakKeyDictionary, repr=False, compare=False)
     _plan: _Plan | None = field(default=None, repr=False, compare=False)
-    _speedup: float = field(default=1.0, repr=False, compare=False)
-    _layer_seconds: float = field(default=2e-4, repr=False, compare=False)
+    _pace: Rate = field(default_factory=lambda: Rate(_CREDIT, _CREDIT), repr=False, compare=False)
+    _growing: float = field(default=2e-4, repr=False, compare=False)
+    _yield: float = field(default=1.0, repr=False, compare=False)
     _stakes: list[Stake] = field(default_factory=list, repr=False, compare=False)
     _accepted: float = field(default=0.0, repr=False, compare=False)
     _expected: float = field(default=0.0, repr=False, compare=False)
@@ -162,15 +173,16 @@ class AutoTree(GrowthPolicy):
         self._stakes = self._stakes or [Stake(profile=self.drafter, steady=self.drafter is None)]
         layers = [stake.layer(context, batch) for stake in self._stakes]
         room = any(b.depth != 0 for b in budgets)  # no try is spent where there is none
-        room = room and not self._curves.want_plain(self._speedup)
+        room = room and not self._curves.want_plain(self._pace.value)
         for stake, seconds in zip(self._stakes, layers, strict=True):
             stake.begin(curve, seconds, self.depth if room else 0)
-        layer = self._layer_seconds
-        layer += sum(seconds for stake, seconds in zip(self._stakes, layers, strict=True) if stake.asked)
+        layer = sum(seconds for stake, seconds in zip(self._stakes, layers, strict=True) if stake.asked)
+        node = sum(stake.node(context, batch) for stake in self._stakes if stake.asked)
+        fresh = any(s.stats.steps == 0 for s in sequences)
         records = [self._records.setdefault(s, Record()) for s in sequences]
         odds = torch.tensor([r.odds for r in records])
-        rate = batch / curve.plain * max(1.0, self._speedup)
-        self._plan = _Plan(sequences, curve, layers, layer, rate, odds, gained=float(batch))
+        rate = batch / curve.plain * max(1.0, self._pace.value)
+        self._plan = _Plan(sequences, curve, layers, layer, node, rate, odds, fresh, gained=float(batch))
         return budgets if any(stake.asked for stake in self._stakes) else [Budget(0, b.depth) for b in budgets]
 
     def _planned(self) -> _Plan:
@@ -180,12 +192,14 @@ class AutoTree(GrowthPolicy):
 
     def grow(self, frontier: Frontier) -> Growth:
         """Candidates whose calibrated path may pay; go on where another layer may pay."""
-        plan, there = self._planned(), frontier.candidates.logprobs > float("-inf")
+        plan, found = self._planned(), frontier.candidates
+        there = found.logprobs > float("-inf")
         if not frontier.depth and not bool(there.any()):
             return Growth(there, there)  # often so where texts repeat little: nothing to weigh or to learn
         depth = frontier.depth + 1
         plan.frontiers.append(frontier)
-        edges = self.calibration.acceptance(frontier.candidates.logprobs.exp(), depth)
+        kinds = torch.tensor(first_or_not(there.shape[1]))
+        edges = self.calibration.acceptance(found.logprobs.exp(), depth, kinds)
         edges = with_odds(edges, plan.odds.take(frontier.rows)[:, None])
         above = frontier.tags[:, None] if frontier.depth else torch.ones(1, 1)
         paths = torch.where(there, above * edges, 0.0)
@@ -200,23 +214,35 @@ class AutoTree(GrowthPolicy):
             keep &= promising
         extend = torch.zeros_like(keep)
         if promising and depth < self.depth:
-            among, ahead = self._extension(plan, rows[keep], paths[keep])
-            if ahead > plan.rate * plan.layer:
+            among, ahead, further = self._extension(plan, rows[keep], paths[keep])
+            free = torch.zeros_like(among) if found.known is None else found.known[keep]
+            if further > plan.rate * (plan.layer + self._yield * self._growing):
                 extend[keep] = among
+                plan.asked += bool((among & ~free).any())
+            elif ahead > plan.rate * self._growing:
+                extend[keep] = among & free
         return Growth(keep, extend, paths)
 
-    def _extension(self, plan: _Plan, rows: Tensor, paths: Tensor) -> tuple[Tensor, float]:
-        """Of a new layer: the nodes that are among the best of as many as are worth most so far, [F] bool, since no
-        child of another can come to be; and the expected tokens of one more layer, if it gains as this one did."""
+    def _extension(self, plan: _Plan, rows: Tensor, paths: Tensor) -> tuple[Tensor, float, float]:
+        """Of a new layer: the nodes to ask about, [F] bool; the expected tokens of one more layer, if it gains as this
+        one did; and those of as many layers as the sources answer for when they are asked about one.
+
+        No child of a node can come to be that is not among the best of as many as are worth most so far; and what one
+        is likely to bring must be worth its share of the drafting pass.
+        """
         plan.rows, plan.paths = torch.cat([plan.rows, rows]), torch.cat([plan.paths, paths])
         ranks = ranks_per_row(plan.paths, plan.rows, len(plan.sequences))
         most = len(plan.curve.now) - 1
         totals = torch.zeros(max(most, len(ranks))).index_add_(0, ranks, plan.paths)[:most].cumsum(0)
         size = int((self.trust * totals - plan.rate * plan.curve.now[1:]).argmax())
         gained = float(totals[size] - plan.totals[min(size, len(plan.totals) - 1)])
-        ahead = gained * min(1.0, gained / plan.gained)
+        decay = min(1.0, gained / plan.gained)
+        onwards = self.trust * decay
         plan.totals, plan.gained = totals, max(gained, 1e-9)
-        return ranks[len(ranks) - len(rows) :] <= size, self.trust * ahead
+        among = ranks[len(ranks) - len(rows) :] <= size
+        among &= (onwards * paths > plan.rate * plan.node) | (paths >= max(paths.tolist(), default=0.0))
+        ahead = onwards * gained
+        return among, ahead, ahead * sum(decay**k * min(1.0, self._yield - k) for k in range(math.ceil(self._yield)))
 
     def prune(self, pools: Many[DraftTree], tags: Many[Tensor], budgets: Many[Budget]) -> list[Tensor | None]:
         """The number of nodes that is worth most, the same for all sequences: they share the pass."""
@@ -229,9 +255,9 @@ class AutoTree(GrowthPolicy):
         worth = 1.0 + self.trust * gains.cumsum(1)
         net = worth.sum(0) - plan.rate * plan.curve.now
         plan.chosen = int(net[: max(map(len, orders)) + 1].argmax())
-        plan.pools, plan.tags, plan.layers = pools, tags, len(plan.frontiers)
+        plan.pools, plan.tags = pools, tags
         plan.gain = worth[:, plan.chosen].tolist()
-        seconds = plan.curve.now + plan.layers * plan.layer
+        seconds = plan.curve.now + self._drafting(plan)
         seconds[0] = plan.curve.plain
         self.report.compare(worth.mean(0), seconds)
         keeps: list[Tensor | None] = []
@@ -247,18 +273,19 @@ class AutoTree(GrowthPolicy):
         if plan is None:
             return
         if plan.frontiers:
-            plan.layers = len(plan.frontiers)
             for row, outcome in enumerate(outcomes):
                 self._learn(plan, row, outcome.tokens[: outcome.taken])
         cost, taken = outcomes[0].step, sum(o.taken for o in outcomes)
         verified = float(plan.curve.now[plan.chosen])
-        seconds = verified + plan.layers * plan.layer
+        seconds = verified
         if plan.frontiers:
+            seconds += self._drafting(plan)
             scale = verified / max(cost.verify, 1e-9)  # as if at the speed of the profile
-            growing = plan.layers * self._layer_seconds
-            self._judge(plan, outcomes, Spending(plan.curve.plain, verified, plan.layers, growing, seconds, scale))
-        plain = len(outcomes) / plan.curve.plain
-        self._speedup = _MEMORY * self._speedup + (1 - _MEMORY) * min(8.0, taken / seconds / plain)
+            growing, plain = plan.layers * self._growing, plan.curve.plain
+            spending = Spending(plain, verified, plan.asked, growing, seconds, scale, plan.fresh)
+            self._judge(plan, outcomes, spending)
+        passes = seconds / plan.curve.plain
+        self._pace.add(taken / len(outcomes), passes, _MEMORY**passes)
         if self._curves:
             self._curves.learn(plan.curve, plan.chosen, cost.verify)
         predicted = sum(plan.gain) if plan.pools else float(len(outcomes))
@@ -271,6 +298,10 @@ class AutoTree(GrowthPolicy):
             self._expected += (predicted - len(outcomes)) / trust
         self.report.add(plan.chosen, predicted / len(outcomes), taken / len(outcomes), cost)
 
+    def _drafting(self, plan: _Plan) -> float:
+        """Seconds of all that was drafted, as expected."""
+        return plan.asked * plan.layer + plan.layers * self._growing
+
     def _judge(self, plan: _Plan, outcomes: Many[Outcome], spending: Spending) -> None:
         """What each source was worth; the time of drafting that none of them took is the growth loop's own."""
         asked = [(stake, layer) for stake, layer in zip(self._stakes, plan.stakes, strict=True) if stake.asked]
@@ -278,8 +309,11 @@ class AutoTree(GrowthPolicy):
         for stake, layer in asked:
             stake.judge(outcomes, layer, spending, len(asked))
         part_with_one(self._stakes, paid)
-        rest = outcomes[0].step.draft * spending.scale / plan.layers - sum(layer for _, layer in asked)
-        self._layer_seconds += (1 - _MEMORY) * (max(0.0, rest) - self._layer_seconds)
+        if plan.fresh:
+            return
+        rest = outcomes[0].step.draft * spending.scale - plan.asked * sum(layer for _, layer in asked)
+        self._growing += (1 - _MEMORY) * (max(0.0, rest) / plan.layers - self._growing)
+        self._yield += (1 - _MEMORY) * (plan.layers / plan.asked - self._yield)
 
     def _learn(self, plan: _Plan, row: int, tokens: Many[int]) -> None:
         """Walk down what was proposed along what the target said.
@@ -296,6 +330,7 @@ class AutoTree(GrowthPolicy):
             found = frontier.candidates
             probabilities = [p for p in map(math.exp, found.logprobs[at[0]].tolist()) if p > _LEAST]
             said = found.tokens[at[0], : len(probabilities)].tolist()
-            self.calibration.learn(depth, probabilities, said.index(token) if token in said else None, record)
+            hit = said.index(token) if token in said else None
+            self.calibration.learn(depth, probabilities, hit, record, first_or_not(len(said)))
             children = plan.pools[row].children(node) if plan.pools else []
             node = next((c for c in children if int(plan.pools[row].tokens[c]) == token), _NOWHERE)

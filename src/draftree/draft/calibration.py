@@ -20,6 +20,8 @@ _DEPTHS = 4
 """Depths 1, 2, ...; the last stands for all deeper ones."""
 _PRIOR = 4.0
 """Trials that the draft's own probability counts for."""
+_INFORMATION, _MOST_SHIFT = 4.0, 4.0
+"""Fisher information that a kind's shift of log-odds starts with, and the largest shift."""
 _CALM = 4.0
 """Hits as expected that each sequence's own record begins with."""
 _MEMORY = 0.998
@@ -47,15 +49,31 @@ class Record:
 
 
 class Calibration:
-    """Acceptance of a candidate, given that its parent was accepted, by draft probability and depth.
+    """Counts of candidates and of those that came true, by depth, kind and draft probability.
+
+    A count starts from that of all depths together, and this from the draft's own probability, its odds times a factor
+    that each kind learns first: that of a drafter which is right far more often than it is sure is large. Each prior
+    stands for ``_PRIOR`` trials.
 
     Args:
-        kinds: of candidates that are counted apart, such as those of different sources.
+        kinds: of candidates that are counted apart, such as those of different sources or ranks.
     """
 
     def __init__(self, kinds: int = 1) -> None:
         self._hits = torch.zeros(_DEPTHS, kinds, _BINS)
         self._trials = torch.zeros(_DEPTHS, kinds, _BINS)
+        self._shift = torch.zeros(kinds)
+        self._information = torch.full((kinds,), _INFORMATION)
+        self._line: tuple[Tensor, Tensor] | None = None
+
+    def _lines(self) -> tuple[Tensor, Tensor]:
+        """[D, K, B] offset and slope of acceptance over the shifted probability, until something new is learned."""
+        if self._line is None:
+            known = _PRIOR / (self._trials.sum(0) + _PRIOR)
+            own = _PRIOR / (self._trials + _PRIOR)
+            offset = own * (self._hits / _PRIOR + known * self._hits.sum(0) / _PRIOR)
+            self._line = offset, own * known
+        return self._line
 
     def acceptance(self, probabilities: Tensor, depth: int, kinds: Tensor | int = 0) -> Tensor:
         """Calibrated probabilities, in [0, 1], of candidates at ``depth``, 1 for children of the root.
@@ -65,12 +83,18 @@ class Calibration:
             depth: of the candidates.
             kinds: int64 of each of them, of a shape that broadcasts; or one for all.
         """
+        offset, slope = self._lines()
         level, bins = min(depth, _DEPTHS) - 1, torch.bucketize(probabilities, _EDGES) + kinds * _BINS
-        hits, trials = self._hits[level].take(bins), self._trials[level].take(bins)
-        return (hits + _PRIOR * probabilities) / (trials + _PRIOR)
+        shifted = with_odds(probabilities, self._shift[kinds].exp())
+        return offset[level].take(bins) + slope[level].take(bins) * shifted
 
     def learn(
-        self, depth: int, probabilities: Sequence[float], hit: int | None, record: Record | None = None, kind: int = 0
+        self,
+        depth: int,
+        probabilities: Sequence[float],
+        hit: int | None,
+        record: Record | None = None,
+        kinds: Sequence[int] | int = 0,
     ) -> None:
         """All candidates of one accepted node have been put to the test.
 
@@ -79,26 +103,49 @@ class Calibration:
             probabilities: the draft's.
             hit: which of them the target said; None for none.
             record: of the sequence, where one is kept.
-            kind: of the candidates.
+            kinds: of each candidate, or one for all.
         """
         if not probabilities:
             return
         level, p = min(depth, _DEPTHS) - 1, torch.tensor(probabilities)
-        bins = torch.bucketize(p, _EDGES)
+        kind = torch.tensor(kinds).expand(len(p))
         if record is not None:
             record.expected += float(self.acceptance(p, depth, kind).sum())
             record.hits += hit is not None
-        self._trials[level, kind].index_add_(0, bins, torch.ones(len(p)))
+        bins = torch.bucketize(p, _EDGES) + kind * _BINS
+        self._trials[level].view(-1).index_add_(0, bins, torch.ones(len(p)))
         if hit is not None:
-            self._hits[level, kind, bins[hit]] += 1
+            self._hits[level].view(-1)[bins[hit]] += 1
+        self._shifted(p, kind, hit)
+        self._line = None
+
+    def _shifted(self, p: Tensor, kind: Tensor, hit: int | None) -> None:
+        """One step of Newton's method for the likeliest shift of the log-odds of each kind."""
+        q = with_odds(p, self._shift[kind].exp())
+        missed = -q
+        if hit is not None:
+            missed[hit] += 1
+        self._information.index_add_(0, kind, q * (1 - q))
+        step = torch.zeros_like(self._shift).index_add_(0, kind, missed) / self._information
+        self._shift = (self._shift + step).clamp(-_MOST_SHIFT, _MOST_SHIFT)
 
     def fade(self, record: Record | None = None) -> None:
         """One proposal has passed."""
         self._hits *= _MEMORY
         self._trials *= _MEMORY
+        self._information = _INFORMATION + _MEMORY * (self._information - _INFORMATION)
+        self._line = None
         if record is not None:
             record.hits *= _NEAR
             record.expected *= _NEAR
+
+
+def first_or_not(count: int) -> list[int]:
+    """Kinds of candidates in descending order: 0 for the first, 1 for all others.
+
+    Of two of one probability the first of its law is more often right where the drafter is nearly the target.
+    """
+    return [int(rank > 0) for rank in range(count)]
 
 
 def with_odds(probabilities: Tensor, odds: Tensor) -> Tensor:

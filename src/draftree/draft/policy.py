@@ -29,12 +29,15 @@ class Candidates:
         logprobs: [F, K] float32, log-probabilities (nats) in descending order; -inf where there is no candidate.
         entropies: [F] float32, entropy (nats) of the whole draft law, not of the K.
         origins: [F, K] int64, the parts of a union that said so, bit i for part i; None: there is one source.
+        known: [F, K] bool, what may follow these is known already, so that to ask about them takes no pass; None: of
+            none.
     """
 
     tokens: Tensor
     logprobs: Tensor
     entropies: Tensor
     origins: Tensor | None = None
+    known: Tensor | None = None
 
 
 class Pool(NamedTuple):

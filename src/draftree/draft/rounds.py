@@ -10,8 +10,10 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Sequence as Many
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
+import torch
 from torch import Tensor
 
 from ..config import Budget
@@ -96,7 +98,12 @@ class HierarchyScorer:
                     known.laws[node] = NO_LAW
         if any(wanted.values()):
             self._round({b: nodes for b, nodes in sorted(wanted.items()) if nodes}, width)
-        return answer([self.known[b].laws[node] for b, node in places])
+        found = answer([self.known[b].laws[node] for b, node in places])
+        free = [
+            [self.known[b].find(node, token) in self.known[b].laws for token in tokens]
+            for (b, node), tokens in zip(places, found.tokens.tolist(), strict=True)
+        ]
+        return replace(found, known=torch.tensor(free))
 
     def draw(self, counts: Tensor) -> Drawn:
         """Never asked for: schemes that need it refuse what ``learns``."""

@@ -24,7 +24,7 @@ from ..models.base import LanguageModel
 from ..sequence import Sequence
 from ..tree import ROOT
 from .base import Outcome
-from .calibration import Calibration
+from .calibration import Calibration, first_or_not
 from .drawing import Drawing, Drawn
 from .policy import Candidates
 from .source import Grown, Scorer, Source
@@ -62,7 +62,7 @@ class UnionSource(Source):
             raise ConfigError(f"a union of {names}: give at least two sources")
         if len(set(names)) < len(names):
             raise ConfigError(f"a union of {names}: give each source once")
-        self._calibration = Calibration(len(self.parts))
+        self._calibration = Calibration(2 * len(self.parts))
 
     @property
     def name(self) -> str:
@@ -127,7 +127,7 @@ class UnionSource(Source):
             at, node = layer.places[place]
             for kind, (said, probabilities) in enumerate(layer.said[at]):
                 hit = said.index(token) if token in said else None
-                self._calibration.learn(depth, probabilities, hit, kind=kind)
+                self._calibration.learn(depth, probabilities, hit, kinds=_kinds(kind, len(said)))
             place = (row, node, token)
 
     def close(self, sequence: Sequence) -> None:
@@ -227,7 +227,7 @@ class _UnionScorer:
         kinds, probabilities = list[int](), list[float]()
         for parts in said:
             for kind, (_, given) in enumerate(parts):
-                kinds += [kind] * len(given)
+                kinds += _kinds(kind, len(given))
                 probabilities += given
         depth, own = len(self.layers), torch.tensor(kinds, dtype=torch.int64)
         accepted = iter(self._calibration.acceptance(torch.tensor(probabilities), depth, own).tolist())
@@ -245,6 +245,11 @@ class _UnionScorer:
 
 def _wide(width: int) -> int:
     return max(width, _WIDTH)
+
+
+def _kinds(part: int, count: int) -> list[int]:
+    """Of the candidates of a part: those of the first rank are counted apart from the others."""
+    return [2 * part + kind for kind in first_or_not(count)]
 
 
 def _likely(found: Candidates) -> list[_Said]:

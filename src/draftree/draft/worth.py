@@ -15,7 +15,7 @@ _HOPE, _CREDIT, _RECENT = 1.5, 20.0, 0.95
 that each step leaves."""
 _OPTIMIST = 0.98
 """Acceptance of each further layer that a drafting model is granted before it has shown any."""
-_DOUBT, _MOST_DOUBT = 0.5, 0.1
+_DOUBT, _MOST_DOUBT = 0.6, 0.15
 """Share of its costs that a source may fail to earn, and share of all time: twenty steps cannot tell a little less than
 enough from a little more."""
 _PROBE_MOST = 128
@@ -24,6 +24,8 @@ _PROBE_SHARE = 0.002
 """Share of the time that such tries may take."""
 _MOST_LAYER = 3.0
 """Times what a model's layer is known to cost that one may count for."""
+_WIDE = 4
+"""Nodes of a layer over which the price of one is averaged."""
 _LAYER = 0.9
 """Share of what a layer is known to cost that each new step leaves."""
 
@@ -34,10 +36,11 @@ class Spending:
 
     Attributes:
         plain, verify: seconds of a plain pass and of this one.
-        layers: that were drafted.
+        layers: that sources were asked about.
         growing: seconds of drafting that no source took: the growth loop's own.
         total: seconds of verifying and drafting.
         scale: profile's over measured seconds.
+        fresh: models have read prompts.
     """
 
     plain: float
@@ -46,6 +49,7 @@ class Spending:
     growing: float
     total: float
     scale: float
+    fresh: bool = False
 
 
 @dataclass(slots=True)
@@ -60,10 +64,10 @@ class Rate:
         """Their ratio."""
         return self.tokens / self.passes
 
-    def add(self, tokens: float, passes: float) -> None:
-        """One more step."""
-        self.tokens += tokens - (1 - _RECENT) * self.tokens
-        self.passes += passes - (1 - _RECENT) * self.passes
+    def add(self, tokens: float, passes: float, memory: float = _RECENT) -> None:
+        """One more step, which leaves ``memory`` of the record."""
+        self.tokens += tokens - (1 - memory) * self.tokens
+        self.passes += passes - (1 - memory) * self.passes
 
 
 @dataclass(slots=True, eq=False)
@@ -114,6 +118,13 @@ class Stake:
         """Seconds of asking it about one layer: as measured lately, or else by its profile."""
         return self._layer or (self.profile.seconds(1.5, context, batch) if self.profile else 0.0)
 
+    def node(self, context: int, batch: int) -> float:
+        """Seconds that one more node of a layer takes it, by its profile."""
+        if self.profile is None:
+            return 0.0
+        wide, narrow = (self.profile.seconds(nodes, context, batch) for nodes in (_WIDE, 1))
+        return max(0.0, wide - narrow) / (_WIDE - 1)
+
     def begin(self, curve: Curve, layer: float, depth: int) -> None:
         """Settle whether it is asked in this proposal, to ``depth`` levels at most.
 
@@ -151,8 +162,10 @@ class Stake:
         nodes, own = sum(len(o.tree) for o in outcomes), sum(self._own(o) for o in outcomes)
         tokens = sum(self._earned(o) for o in outcomes)
         measured = 0.0 if self.source is None else (self.source.spent - self._spent) * spending.scale
-        if spending.layers and measured:
-            most = _MOST_LAYER * layer if self.profile else measured  # a prompt that is read at a first tree
+        if spending.fresh and layer:
+            measured = layer * spending.layers
+        elif spending.layers and measured:
+            most = _MOST_LAYER * layer if self.profile else measured
             measured = min(measured, most * spending.layers)
             new = measured / spending.layers
             self._layer = layer + (1 - _LAYER if layer else 1.0) * (new - layer)
