@@ -1,8 +1,8 @@
 """A draft head: reads the target's hidden states and drafts with its own guesses of them (Li et al., *EAGLE*).
 
 Its cache holds no guess: tokens that the target has accepted are fed with the target's hidden states when the next tree
-is begun. Below a level that yields hidden states too, its ``judge``, it reads what that level has made of a pending run:
-these tokens are fed once, with the judge's hidden states, and stay where the target accepts them.
+is begun. Below a level that yields hidden states too, its ``judge``, it reads what that level has made of a pending
+run: these tokens are fed once, with the judge's hidden states, and stay where the target accepts them.
 """
 
 from __future__ import annotations
@@ -118,9 +118,7 @@ class _HeadScorer(ModelScorer):
             own = [i for i, (b, node, *_) in enumerate(asked) if waves[b, node] == wave]
             order += own
             some = [asked[i] for i in own]
-            parts.append(
-                super().score_all(some, width) if wave else self.score_roots([a.row for a in some], width)
-            )
+            parts.append(super().score_all(some, width) if wave else self.score_roots([a.row for a in some], width))
         return parts[0] if len(parts) == 1 else joined(parts, order)
 
     def _is_read(self, b: int, node: int) -> bool:
