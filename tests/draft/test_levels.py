@@ -52,6 +52,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> None:
         return costs(1e-9 * model.capabilities.parameters)
 
     monkeypatch.setattr("draftree.draft.load.kept_or_measured", found)
+    monkeypatch.setattr("draftree.draft.stopping.kept_or_measured", found)
 
 
 def source(name: str, model: HFModel) -> HierarchySource:
