@@ -149,7 +149,7 @@ def test_what_the_target_accepts_stays_and_no_more(
     sequence = drive.open(PROMPTS[1], SamplingParams(max_tokens=30))
     lower = made.lower
     assert isinstance(lower, HeadSource)
-    while sequence.finish_reason is None and sequence.room > 1:  # before a last token nothing is drafted
+    while sequence.finish_reason is None and sequence.room > 2:  # before the last tokens the lower level is not asked
         before = len(sequence.ids)
         drive.step([sequence])
         row = lower._states[sequence].row
