@@ -22,6 +22,7 @@ from draftree.draft.recycle import RecycleSource
 from draftree.draft.sequoia import expected_acceptance_length
 from draftree.draft.source import Source
 from draftree.draft.static import Pair, RankTree
+from draftree.draft.stopping import PayingChain
 from draftree.draft.tree_file import Counts, TreeFile
 from draftree.draft.union import UnionSource
 from draftree.models.hf import HFModel
@@ -87,6 +88,8 @@ def policy(method: str) -> GrowthPolicy:
     """
     if method == "auto":
         return AutoTree(target=costs(1.0), drafter=costs(0.01))
+    if method == "dynamic-window":
+        return PayingChain(target=costs(1.0), drafter=0.01)
     if method == "c2t":
         return ClassifierTree(read_classifier(DEFAULT).classifier)
     made = METHODS[method]

@@ -7,6 +7,7 @@ import sys
 import typer
 
 from . import show
+from .draft.levels import without_loop_back
 from .draft.load import DEFAULT_DRAFTER
 from .draft.methods import DEFAULT_METHOD, DEFAULT_NODES
 from .errors import InputError
@@ -21,6 +22,7 @@ from .options import (
     MethodName,
     MinP,
     Nodes,
+    NoLoopBack,
     Numerics,
     RecycleFile,
     Seed,
@@ -43,6 +45,7 @@ def chat(
     context: typer.Context,
     target: Target = DEFAULT_MODEL,
     drafter: Drafter = DEFAULT_DRAFTER,
+    no_loop_back: NoLoopBack = False,
     method: MethodName = DEFAULT_METHOD,
     settings: Settings = None,
     tree: TreeFile = None,
@@ -62,6 +65,7 @@ def chat(
     numerics: Numerics = DEFAULT_NUMERICS,
 ) -> None:
     """Talk to the target: /reset forgets the conversation, /exit or Ctrl-D ends it, Ctrl-C ends an answer."""
+    drafter = without_loop_back(drafter) if no_loop_back else drafter
     params = sampling_params(max_tokens, temperature, top_k, top_p, min_p, seed, None)
     observers = trace_to(context, trace, force, method)
     given, place = with_tree(settings, tree), Place(dtype, device, numerics)

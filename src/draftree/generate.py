@@ -14,6 +14,7 @@ from .beams.load import load_beam_engine
 from .bench.exact import first_difference
 from .draft.auto import AutoTree
 from .draft.base import NoDrafter
+from .draft.levels import without_loop_back
 from .draft.load import DEFAULT_DRAFTER
 from .draft.methods import DEFAULT_METHOD, DEFAULT_NODES
 from .engine import Engine
@@ -29,6 +30,7 @@ from .options import (
     MethodName,
     MinP,
     Nodes,
+    NoLoopBack,
     Numerics,
     RecycleFile,
     Seed,
@@ -54,6 +56,7 @@ def generate(
     prompt: Annotated[str, typer.Argument(help="The question; - reads it from standard input.")],
     target: Target = DEFAULT_MODEL,
     drafter: Drafter = DEFAULT_DRAFTER,
+    no_loop_back: NoLoopBack = False,
     method: MethodName = DEFAULT_METHOD,
     settings: Settings = None,
     tree: TreeFile = None,
@@ -106,6 +109,7 @@ def generate(
     if explain and (method != "auto" or drafter == "none"):
         what = "drafter none" if drafter == "none" else f"method {method}"
         raise ConfigError(f"--explain is about choices but {what} leaves none: use --method auto and a drafter")
+    drafter = without_loop_back(drafter) if no_loop_back else drafter
     params = sampling_params(max_tokens, temperature, top_k, top_p, min_p, seed, stop)
     text = read_prompt(prompt)
     if wide is not None:

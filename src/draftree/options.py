@@ -40,6 +40,9 @@ Drafter = Annotated[
         "a model with the target's vocabulary, layers=N, int8, none, self, or several: A+B joins, A>B lets B verify A."
     ),
 ]
+NoLoopBack = Annotated[
+    bool, typer.Option("--no-loop-back", help="Of hierarchies A>B: one round a draft on every level (the ablation).")
+]
 RecycleFile = Annotated[
     Path | None,
     typer.Option("--recycle-file", metavar="FILE", help="Where recycle keeps what it has learned, for the next run."),

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from draftree.cli import app
 from draftree.config import SamplingParams
 from draftree.draft.drafter import TreeDrafter
 from draftree.draft.entropy import StaticTree
 from draftree.draft.hierarchy import HierarchySource
-from draftree.draft.levels import LevelName, levels_of
+from draftree.draft.levels import LevelName, levels_of, without_loop_back
 from draftree.draft.load import layers_of, learns, load_drafter, names_model
 from draftree.draft.loop import LoopBack
 from draftree.draft.model import ModelSource
+from draftree.draft.stopping import PayingChain
 from draftree.draft.union import UnionSource
-from draftree.draft.window import DynamicWindow
 from draftree.engine import Engine
 from draftree.errors import ConfigError, DraftreeWarning, InputError, UnknownNameError, VocabularyError
 from draftree.models.base import LanguageModel
@@ -49,6 +52,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> None:
         return costs(1e-9 * model.capabilities.parameters)
 
     monkeypatch.setattr("draftree.draft.load.kept_or_measured", found)
+    monkeypatch.setattr("draftree.draft.stopping.kept_or_measured", found)
 
 
 def source(name: str, model: HFModel) -> HierarchySource:
@@ -79,7 +83,7 @@ def test_settings_reach_what_they_are_of(model: HFModel) -> None:
     assert made.policy == StaticTree(3, 2)
     assert made.settings == LoopBack("gain", 0.7, 5)
     default = source("lookup>layers=1", model)
-    assert default.policy == DynamicWindow()
+    assert default.policy == PayingChain()
     assert default.settings == LoopBack()
 
 
@@ -199,3 +203,45 @@ def test_a_recycle_file_is_for_a_level_that_recycles(model: HFModel, tmp_path: P
 def test_a_misspelt_lower_level_is_found_before_anything_is_loaded() -> None:
     with pytest.raises(UnknownNameError, match="no method 'chian'"):
         load_engine("./never-loaded", drafter="lookup:method=chian>layers=1", method="chain")
+
+
+def test_without_looping_back_every_level_above_the_lowest_never_does() -> None:
+    assert without_loop_back("lookup>int8") == "lookup>int8:loop=never"
+    whole = without_loop_back("lookup:method=static:width=3 > layers=2:tau=0.5 > int8:loop=never")
+    assert whole == "lookup:method=static:width=3>layers=2:tau=0.5:loop=never>int8:loop=never"
+    assert [level.loop_back().rule for level in levels_of(whole)[1:]] == ["never", "never"]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("lookup", "drafter 'lookup' is no hierarchy and never loops back: leave --no-loop-back out, or name one as"),
+        ("lookup>int8:loop=gain", "level int8 has loop=gain: leave that out, or --no-loop-back"),
+    ],
+)
+def test_what_does_not_go_with_no_looping_back_is_refused(name: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        without_loop_back(name)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["generate", "x", "--drafter", "lookup", "--no-loop-back"],
+        ["chat", "--drafter", "lookup", "--no-loop-back"],
+        ["bench", "--suite", "spec-bench", "--out", "x", "--drafters", "lookup>int8,lookup", "--no-loop-back"],
+    ],
+)
+def test_the_flag_says_in_a_line_that_a_drafter_is_no_hierarchy(command: list[str]) -> None:
+    found = CliRunner().invoke(app, command)
+    assert found.exit_code != 0
+    assert isinstance(found.exception, ConfigError)
+    assert "'lookup' is no hierarchy" in str(found.exception)
+
+
+def test_the_flag_reaches_the_levels(folder: Path) -> None:
+    command = ["generate", "the rain", "--target", str(folder), "--drafter", "lookup>layers=1", "--no-loop-back"]
+    found = CliRunner().invoke(app, [*command, "--raw", "--json", "--max-tokens", "12"])
+    assert found.exit_code == 0, found.output
+    stats = json.loads(found.stdout)["stats"]
+    assert stats["levels"][1]["passes"] <= stats["steps"]

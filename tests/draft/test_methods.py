@@ -13,11 +13,16 @@ from draftree.errors import ConfigError, UnknownNameError
 from ..toy import ScriptedScorer, trees_of
 
 NUMBERS = [
-    (m.name, key, value) for m in METHODS.values() for key, value in m.settings.items() if not isinstance(value, str)
+    (m.name, key, value)
+    for m in METHODS.values()
+    for key, value in m.settings.items()
+    if not isinstance(value, str) and key != "memory"  # of a tau, which needs a share beside it
 ]
 
 
-@pytest.mark.parametrize("name", [m.name for m in METHODS.values() if m.complete and m.name != "auto"])
+@pytest.mark.parametrize(
+    "name", [m.name for m in METHODS.values() if m.complete and m.name not in ("auto", "dynamic-window")]
+)
 def test_every_method_drafts_with_its_defaults(name: str) -> None:
     policy = find_policy(name)
     tree = trees_of(ScriptedScorer(lambda row, path: (range(7), [-0.5] * 7, 0.5)), policy, [Budget(12)])[0]

@@ -19,11 +19,12 @@ import torch
 import typer
 
 from ..config import SamplingParams
+from ..draft.levels import without_loop_back
 from ..draft.methods import DEFAULT_METHOD, DEFAULT_NODES
 from ..errors import ConfigError, RunError
 from ..models.load import DEFAULT_MODEL
 from ..models.numerics import DEFAULT_NUMERICS
-from ..options import Device, Dtype, Nodes, Numerics, Target, whole
+from ..options import Device, Dtype, Nodes, NoLoopBack, Numerics, Target, whole
 from ..show import complain, err, out
 from ..told import told
 from .contestants import Models
@@ -53,6 +54,7 @@ def bench(
         str, typer.Option(help="With commas: METHOD, METHOD:KEY=VALUE (nodes, verify, settings), or peer:NAME.")
     ] = DEFAULT_METHOD,
     drafters: Annotated[str, typer.Option(help="With commas; each method runs with each.")] = DEFAULT_DRAFTER,
+    no_loop_back: NoLoopBack = False,
     temperature: Annotated[str, typer.Option(metavar="T", help="One or more, with commas; 0 is greedy.")] = "0",
     max_tokens: Annotated[int, whole("N", "Most tokens of an answer.")] = 128,
     repeats: Annotated[int, whole("N", "Answers of each contestant to each prompt.")] = 1,
@@ -78,7 +80,8 @@ def bench(
         SamplingParams(max_tokens=max_tokens, temperature=t, seed=seed)
     if repeats < 1 or (turns is not None and turns < 1):
         raise ConfigError(f"repeats are {repeats} and turns {turns}: use at least 1")
-    took_part = entries(_names(methods), _names(drafters), temperatures, nodes)
+    named = [without_loop_back(name) if no_loop_back else name for name in _names(drafters)]
+    took_part = entries(_names(methods), named, temperatures, nodes)
     score = _scorer(suite, data) if quality else None
     chosen = choose(load_suite(suite, data=data, skip_bad=skip_bad), categories=_names(categories or ""), limit=limit)
     items = [_shortened(item, turns) for item in chosen]
@@ -88,7 +91,7 @@ def bench(
         "prompts_sha256": _digest(items),
         "methods": [e.label for e in took_part],
         "entries": [asdict(e) for e in took_part],
-        "drafters": _names(drafters),
+        "drafters": named,
         "temperatures": temperatures,
         "max_tokens": max_tokens,
         "repeats": repeats,

@@ -5,7 +5,8 @@
 
 The target answers prompts greedily. Then the drafter drafts a chain of the largest window from every position of these
 answers, once: what any chain would have drafted is part of it. So every window, and the dynamic one with its own code,
-is replayed along the answers exactly, with no further passes (Syu & Lee, *HSDDW*, the sweep over the window size).
+is replayed along the answers exactly, with no further passes (Syu & Lee, *HSDDW*, the sweep over the window size);
+what it learns from one answer it takes to the next.
 
 Tokens a second are by the measured costs of passes on this machine (``draftree profile``), of target and drafter: what
 counts is one window against another, and these figures do not depend on what else the machine does. MAL counts the
@@ -191,8 +192,9 @@ def main() -> None:
     policies |= {f"{DYNAMIC} {s}".strip(): (DYNAMIC, _settings(s)) for s in args.dynamic}
     found: dict[str, dict[str, list[Outcome]]] = defaultdict(lambda: defaultdict(list))
     for label, (method, settings) in policies.items():
+        policy = find_policy(method, settings)
+        policy.prepare(target, drafter.source.parts)
         for text, chains in zip(texts, recorded, strict=True):
-            policy = find_policy(method, settings)
             found[text.category][label].append(replay(text, chains, policy, max(windows), costs))
     _show(found, [str(w) for w in windows], list(policies)[len(windows) :])
 

@@ -1,7 +1,8 @@
 """The lower source of a hierarchy, asked what may follow below nodes that are still being drafted.
 
 Its trees are grown with numbers of their own; what it is asked about has the numbers of the whole proposal. Tokens that
-the level above has said itself are told to it first, once, so that it never reads anything twice.
+the level above has said itself are told to it first, once, so that it never reads anything twice; unless it reads the
+hidden states of the level above (``Source.rereads``): then it is told of all that was kept of its own tokens too.
 """
 
 from __future__ import annotations
@@ -45,10 +46,13 @@ class BelowScorer:
         asked, ends = [], []
         for tree in rows:
             b, known, anchor = self._anchors[tree]
+            told = known.ways if self._source.rereads else known.told.keys()
             self._names[tree, ROOT] = anchor
             if anchor != ROOT and isinstance(self._scorer, Restarts):
                 self._scorer.restart(b, anchor)
-            asked += [(known, known.asked(b, node)) for node in (ROOT, *known.line(anchor)) if node not in known.told]
+            new = [node for node in (ROOT, *known.line(anchor)) if node not in told]
+            asked += [(known, known.asked(b, node)) for node in new]
+            known.ways.update(new)
             ends.append((known, anchor))
         return self._said(asked, ends, width)
 

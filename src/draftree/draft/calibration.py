@@ -20,7 +20,7 @@ _DEPTHS = 4
 """Depths 1, 2, ...; the last stands for all deeper ones."""
 _PRIOR = 4.0
 """Trials that the draft's own probability counts for."""
-_INFORMATION, _MOST_SHIFT = 4.0, 4.0
+_INFORMATION, _MOST_SHIFT = 2.0, 4.0
 """Fisher information that a kind's shift of log-odds starts with, and the largest shift."""
 _CALM = 4.0
 """Hits as expected that each sequence's own record begins with."""

@@ -1,19 +1,21 @@
 """A draft head: reads the target's hidden states and drafts with its own guesses of them (Li et al., *EAGLE*).
 
-Nothing that it drafted is kept. Accepted tokens are fed once more, with the target's hidden states, when the next tree
-is begun: so its cache holds what the target has seen, and no guess.
+Its cache holds no guess: tokens that the target has accepted are fed with the target's hidden states when the next tree
+is begun. Below a level that yields hidden states too, its ``judge``, it reads what that level has made of a pending
+run: these tokens are fed once, with the judge's hidden states, and stay where the target accepts them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 import torch
 from torch import Tensor
 
 from ..errors import CacheError
-from ..models.base import Row
+from ..models.base import Nodes, Row
 from ..models.head_model import HeadModel, HeadRow
 from ..sequence import Sequence
 from ..tree import ROOT
@@ -21,7 +23,7 @@ from .base import Outcome
 from .drawing import Drawing
 from .model import ModelScorer, ModelSource, State
 from .policy import Candidates
-from .source import Grown, Scorer
+from .source import Asked, Grown, Scorer, joined
 
 
 @dataclass(slots=True)
@@ -29,12 +31,18 @@ class HeadSource(ModelSource):
     """Asks a draft head. Its rows hold a sequence's tokens but the first, which has no hidden state before it.
 
     Attributes:
-        model: the head; its target tracks hidden states.
+        model: the head; the target tracks hidden states.
+        judge: the level right above it in a hierarchy, whose hidden states it reads; its model tracks them. None: there
+            is none, or they are of another kind than those that the head has learned from.
     """
 
-    at_once = False  # a node's input is what was predicted for its parent
-
     model: HeadModel = field()
+    judge: ModelSource | None = None
+    _given: dict[Sequence, set[int]] = field(default_factory=dict, repr=False)
+    """Of the proposal's nodes, by their numbers among the row's, those that were fed with the judge's hidden states."""
+
+    def __post_init__(self) -> None:
+        self.rereads = self.judge is not None
 
     def begin(self, sequences: Many[Sequence], drawing: Drawing) -> Scorer:
         """A sequence's new tokens are fed when its root is asked for."""
@@ -45,10 +53,22 @@ class HeadSource(ModelSource):
         return [self.model.own(row).tokens for row in rows]
 
     def settle(self, sequences: Many[Sequence], grown: Many[Grown]) -> None:
-        """Nothing: what was drafted is not kept."""
+        """Of what was drafted nothing is kept but what the judge has read."""
+        if self.judge:
+            super(HeadSource, self).settle(sequences, grown)
 
     def observe(self, outcomes: Many[Outcome]) -> None:
-        """Nothing: what was accepted comes with the target's hidden states."""
+        """Commit what was accepted and fed with the judge's hidden states; the rest comes with the target's."""
+        for sequence, outcome in ((o.sequence, o) for o in outcomes if o.sequence in self._given):
+            given, state = self._given.pop(sequence), self._states[sequence]
+            path = [state.numbers.get(node, ROOT) for node in outcome.path]
+            self.model.commit(state.row, list(takewhile(given.__contains__, path)))
+            state.numbers = {}
+
+    def close(self, sequence: Sequence) -> None:
+        """Forget a sequence's row."""
+        self._given.pop(sequence, None)
+        super(HeadSource, self).close(sequence)
 
 
 class _HeadScorer(ModelScorer):
@@ -70,9 +90,11 @@ class _HeadScorer(ModelScorer):
                 source._states[sequence] = State(source.model.start())
             state = source._states[sequence]
             state.numbers = {ROOT: ROOT}
+            source._given.pop(sequence, None)
             fed.append(source.model.own(state.row))
             tokens.append(torch.tensor(sequence.ids[state.row.length + 1 :]))
-            features.append(sequence.row.waiting_features() if len(tokens[-1]) else source.model.nothing)
+            new = len(tokens[-1])
+            features.append(sequence.row.waiting_features()[-new:] if new else source.model.nothing)
         self._asked = [(self._sequences[b], ROOT) for b in rows]
         self._depths |= {(b, ROOT): 0 for b in rows}
         logits = source.model.advance(fed, tokens, features)[:, None]
@@ -83,3 +105,39 @@ class _HeadScorer(ModelScorer):
         batch = torch.arange(len(rows))
         column, none = torch.zeros_like(batch), [0] * len(rows)
         return self._laws.candidates(self._asked, logits, batch, column, width, source.tokens(fed), depths=none)
+
+    def score_all(self, asked: Many[Asked], width: int) -> Candidates:
+        """Feed nodes in as few passes as it takes: one that follows a guess comes after the guess."""
+        waves: dict[tuple[int, int], int] = {}
+        for b, node, parent, _ in asked:
+            before = waves.get((b, parent), 0)
+            waves[b, node] = 0 if node == ROOT else before if before and self._is_read(b, parent) else before + 1
+        parts: list[Candidates] = []
+        order: list[int] = []
+        for wave in sorted(set(waves.values())):
+            own = [i for i, (b, node, *_) in enumerate(asked) if waves[b, node] == wave]
+            order += own
+            some = [asked[i] for i in own]
+            parts.append(super().score_all(some, width) if wave else self.score_roots([a.row for a in some], width))
+        return parts[0] if len(parts) == 1 else joined(parts, order)
+
+    def _is_read(self, b: int, node: int) -> bool:
+        """The judge has read it."""
+        judge = self._source.judge
+        return judge is not None and judge.has_read(self._sequences[b], node)
+
+    def _pass(self, rows: Many[Row], nodes: Many[Nodes], asked: Many[Asked]) -> Tensor:
+        """A node's input is the hidden state at its parent: the judge's, or else what was predicted there."""
+        source, judge = self._source, self._source.judge
+        if judge is None or not any(self._is_read(b, parent) for b, _, parent, _ in asked):
+            return source.model.extend(rows, nodes)
+        features: dict[int, list[Tensor]] = {}
+        for b, node, parent, _ in asked:
+            sequence, state = self._sequences[b], self._state(b)
+            if self._is_read(b, parent):
+                source._given.setdefault(sequence, set()).add(state.numbers[node])
+                state_there = judge.hidden(sequence, parent)
+            else:
+                state_there = source.model.own(state.row).predicted[state.numbers[parent] + 1]
+            features.setdefault(b, []).append(state_there)
+        return source.model.extend(rows, nodes, [torch.stack(given) for given in features.values()])

@@ -56,6 +56,7 @@ class Known:
     Attributes:
         laws: node -> what follows it, by the upper drafter.
         told: node -> what follows it, by the lower drafter.
+        ways: nodes that the lower drafter was asked about on the way to where it was to propose.
         level: node -> the level that was the first to say it.
         base: where the pending run begins: the root, or what the level above has said last.
         rounds: the tokens of the run below which further rounds were drafted.
@@ -65,6 +66,7 @@ class Known:
 
     laws: dict[int, Law] = field(default_factory=dict)
     told: dict[int, Law] = field(default_factory=dict)
+    ways: set[int] = field(default_factory=set)
     level: dict[int, int] = field(default_factory=dict)
     base: int = ROOT
     rounds: list[int] = field(default_factory=list)

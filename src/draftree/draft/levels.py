@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..errors import ConfigError
-from .loop import LoopBack
+from .loop import NEVER, LoopBack
 from .methods import find_policy
 from .policy import GrowthPolicy
 from .window import read_start
@@ -33,6 +33,10 @@ class LevelName:
 
     name: str
     settings: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """As it is written."""
+        return ":".join([self.name, *(f"{key}={value}" for key, value in self.settings.items())])
 
     def policy(self) -> GrowthPolicy:
         """What shapes its proposals to the level above: "method" and that method's own settings.
@@ -88,6 +92,27 @@ def is_hierarchy(name: str) -> bool:
         InputError: as ``levels_of``.
     """
     return len(levels_of(name)) > 1
+
+
+def without_loop_back(name: str) -> str:
+    """The same hierarchy with one round a proposal on every level: the paper's ablation.
+
+    Raises:
+        InputError: it is no hierarchy, or a level has a rule of its own; or as ``levels_of``.
+    """
+    lowest, *above = levels_of(name)
+    if not above:
+        raise ConfigError(
+            f"drafter {name!r} is no hierarchy and never loops back: leave --no-loop-back out, or name one as "
+            "lookup>int8"
+        )
+    for level in above:
+        if level.settings.get("loop", NEVER) != NEVER:
+            raise ConfigError(
+                f"drafter {name!r}: level {level.name} has loop={level.settings['loop']}: leave that out, or "
+                "--no-loop-back"
+            )
+    return ">".join(map(str, [lowest, *(LevelName(x.name, {**x.settings, "loop": NEVER}) for x in above)]))
 
 
 def _level(text: str, whole: str) -> LevelName:

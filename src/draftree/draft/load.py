@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from ..errors import ConfigError, DraftreeWarning, UnknownNameError, VocabularyError
 from ..models.base import LanguageModel
-from ..models.head_file import is_head, load_head, shipped_for, shipped_head
+from ..models.head_file import fits, is_head, load_head, shipped_for, shipped_head
 from ..models.head_model import HeadModel
 from ..models.hf import HFModel
 from ..models.load import load
@@ -83,23 +83,25 @@ def load_drafter(
     policy.check(target.capabilities.name, called)
     file = None if recycle_file is None else Path(recycle_file).expanduser()
     if isinstance(name, HFModel):
-        return TreeDrafter(policy, _source(name, target, file), called)
+        return TreeDrafter(policy, _source(name, target, file, None), called)
     levels = levels_of(name)
     return TreeDrafter(policy, _hierarchy(levels, len(levels), target, file), called)
 
 
-def _hierarchy(levels: Many[LevelName], count: int, target: HFModel, recycle_file: Path | None) -> Source:
-    """The source of the lowest levels of ``count``; a union, or a single source, where there is one level."""
+def _hierarchy(
+    levels: Many[LevelName], count: int, target: HFModel, recycle_file: Path | None, judge: Source | None = None
+) -> Source:
+    """The source of the lowest levels of ``count``, below ``judge``; a union, or a single source, where it is one."""
     *below, top = levels
     try:
-        source = _union(top.name, target, recycle_file)
+        source = _union(top.name, target, recycle_file, None if below else judge)
     except VocabularyError as error:
         raise VocabularyError(f"level {len(levels)} of {count}, {top.name}: {error}" if count > 1 else error) from None
     if not below:
         return source
     if source.model is not None:
         _warn_if_slow(len(levels), source.model, target)
-    lower = _hierarchy(below, count, target, recycle_file)
+    lower = _hierarchy(below, count, target, recycle_file, source)
     return HierarchySource(lower, source, below[-1].policy(), top.loop_back(), (below[-1].name, top.name))
 
 
@@ -117,8 +119,8 @@ def _warn_if_slow(level: int, model: LanguageModel, target: HFModel) -> None:
         )
 
 
-def _union(name: str, target: HFModel, recycle_file: Path | None) -> Source:
-    sources = tuple(_source(part, target, recycle_file) for part in parts_of(name))
+def _union(name: str, target: HFModel, recycle_file: Path | None, judge: Source | None) -> Source:
+    sources = tuple(_source(part, target, recycle_file, judge) for part in parts_of(name))
     return sources[0] if len(sources) == 1 else UnionSource(sources)
 
 
@@ -195,11 +197,16 @@ def check_recycle_file(name: str | HFModel, file: str | Path | None) -> None:
         )
 
 
-def _source(name: str | HFModel, target: HFModel, recycle_file: Path | None) -> Source:
+def _source(name: str | HFModel, target: HFModel, recycle_file: Path | None, judge: Source | None) -> Source:
     if name == "lookup":
         return LookupSource()
     if name == "recycle":
         return RecycleSource(file=recycle_file)
+    if isinstance(name, str) and isinstance(judge, ModelSource) and isinstance(judge.model, HFModel):
+        folder = shipped_for(target) if name == "head" else Path(name).expanduser()
+        if folder and is_head(folder) and fits(folder, target) and fits(folder, judge.model):
+            target.track_features()  # committed tokens come with the target's hidden states
+            return HeadSource(load_head(folder, judge.model), target.capabilities.vocab_size, judge=judge)
     model, vocab = drafting_model(name, target), target.capabilities.vocab_size
     return HeadSource(model, vocab) if isinstance(model, HeadModel) else ModelSource(model, vocab)
 

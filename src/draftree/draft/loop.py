@@ -23,7 +23,8 @@ from .base import Outcome
 from .calibration import Calibration
 from .window import MEMORY, Threshold, check_threshold, learn
 
-RULES = ("entropy", "gain", "always", "never")
+NEVER = "never"
+RULES = ("entropy", "gain", "always", NEVER)
 PENDING = 50
 """Longest pending run that is drafted further by default, as in the authors' code."""
 _NEAR = 0.95
@@ -104,7 +105,7 @@ class Decider:
     def goes_on(self, sequence: Sequence, place: Place) -> bool:
         """Another round below this token?"""
         rule = self.settings.rule
-        if rule == "never" or place.depth >= self.settings.pending:
+        if rule == NEVER or place.depth >= self.settings.pending:
             return False
         if rule == "always":
             return True

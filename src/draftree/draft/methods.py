@@ -17,6 +17,7 @@ from .classifier_file import DEFAULT, read_classifier
 from .entropy import BranchingSteps, EntropyStop, EntropyTree, StaticTree
 from .policy import GrowthPolicy
 from .static import EAGLE, RankTree
+from .stopping import PayingChain
 from .tree_file import read_tree
 from .window import MEMORY, SHARE, DynamicWindow, Window, read_start
 
@@ -106,18 +107,35 @@ def auto(width: int = 8, depth: int = 16) -> GrowthPolicy:
     return AutoTree(width, depth)
 
 
+AUTO_SHARE = "auto"
+"""In place of a share of tau: costs decide."""
+_START = "1.0"
+
+
 def dynamic_window(
-    start: float | str = "1.0",
-    share: float = SHARE,
+    start: float | str = _START,
+    share: float | str = AUTO_SHARE,
     crossing: str = "keep",
     floor: int = 1,
     cap: int = 10,
     memory: float = MEMORY,
-) -> DynamicWindow:
-    """chain of FLOOR to CAP tokens, ended where the entropy exceeds SHARE of what tokens were rejected at (HSDDW)"""
+) -> GrowthPolicy:
+    """chain of FLOOR to CAP tokens, ended where costs say so, or where the entropy exceeds SHARE of tau (HSDDW)"""
     if crossing not in ("keep", "drop"):
         raise ConfigError(f"crossing is {crossing!r}: the token that crosses the threshold is to 'keep' or to 'drop'")
-    return DynamicWindow(Window(read_start("start", start), share, crossing == "keep", floor, cap, memory))
+    try:
+        part = SHARE if share == AUTO_SHARE else float(share)
+    except ValueError:
+        raise ConfigError(f"share is {share!r}: use a positive number, or {AUTO_SHARE!r}") from None
+    window = Window(read_start("start", start), part, crossing == "keep", floor, cap, memory)
+    if share != AUTO_SHARE:
+        return DynamicWindow(window)
+    for key, value, default in (("start", start, _START), ("crossing", crossing, "keep"), ("memory", memory, MEMORY)):
+        if value != default:
+            raise ConfigError(
+                f"{key} is {value} but share is {AUTO_SHARE}, which has no tau: set share too, as {SHARE}"
+            )
+    return PayingChain(floor, cap)
 
 
 STOP = "+dynamic-window"
@@ -195,13 +213,13 @@ class StoppedMethod(Method):
     @property
     def settings(self) -> dict[str, int | float | str]:
         """See ``Method``."""
-        return self.tree.settings | METHODS["dynamic-window"].settings
+        return self.tree.settings | METHODS["dynamic-window"].settings | {"share": SHARE}
 
     def policy(self, settings: Mapping[str, float | str] | None = None) -> GrowthPolicy:
         """See ``Method``."""
         values = self.values(settings)
         own = {key: values.pop(key) for key in METHODS["dynamic-window"].settings if key in values}
-        return DynamicWindow(self.make(**own).window, self.tree.make(**values))
+        return DynamicWindow(self.make(**{"share": SHARE, **own}).window, self.tree.make(**values))
 
 
 METHODS = {

@@ -85,6 +85,15 @@ class ModelSource(Source):
         """For each row [K] int64, the ids of its logits' entries; None: entry i is token i."""
         return None
 
+    def has_read(self, sequence: Sequence, node: int) -> bool:
+        """Its model has been asked about this node of the proposal."""
+        return sequence in self._states and node in self._states[sequence].numbers
+
+    def hidden(self, sequence: Sequence, node: int) -> Tensor:
+        """[H] its model's hidden state at a node that it has read; the model tracks them."""
+        state = self._states[sequence]
+        return state.row.pending_feature(state.numbers[node])
+
     def settle(self, sequences: Many[Sequence], grown: Many[Grown]) -> None:
         """Follow the trees' pruning."""
         for sequence, (_, numbers) in zip(sequences, grown, strict=True):
@@ -100,6 +109,7 @@ class ModelSource(Source):
             waiting = state.numbers.get(ROOT, -1) + 1
             path = [state.numbers[n] for n in outcome.path if n in state.numbers]
             self.model.commit(state.row, [*range(waiting), *path])
+            state.row.drop_features()  # of committed tokens nobody asks for them
             state.numbers.clear()
 
     def close(self, sequence: Sequence) -> None:
@@ -160,17 +170,15 @@ class ModelScorer:
         self._asked = [(self._sequences[b], node) for b, node, _, _ in asked]
         depths = [self._depths[b, node] for b, node, _, _ in asked]
         batch = torch.tensor([rows[b] for b, *_ in asked])
-        return self._candidates(list(rows), nodes, batch, torch.tensor(column), width, depths)
-
-    def _candidates(
-        self, rows: Many[int], nodes: Many[Nodes], batch: Tensor, column: Tensor, width: int, depths: Many[int]
-    ) -> Candidates:
-        """One pass; the laws at entries (batch, column) of its logits."""
         own = [self._state(b).row for b in rows]
-        logits = self._source.model.extend(own, nodes)[..., : self._source.vocab_size]
+        logits = self._pass(own, nodes, asked)[..., : self._source.vocab_size]
         self._source._passes += 1
         named = self._source.tokens(own)
-        return self._laws.candidates(self._asked, logits, batch, column, width, named, depths=depths)
+        return self._laws.candidates(self._asked, logits, batch, torch.tensor(column), width, named, depths=depths)
+
+    def _pass(self, rows: Many[Row], nodes: Many[Nodes], asked: Many[Asked]) -> Tensor:
+        """[B, n, V] logits after the nodes that are ``asked`` about, and after what waits before them."""
+        return self._source.model.extend(rows, nodes)
 
     def draw(self, counts: Tensor) -> Drawn:
         """See ``Scorer``; one more transfer to the host."""

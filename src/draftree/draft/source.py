@@ -106,12 +106,15 @@ class Source(ABC):
     Attributes:
         learns: what it says depends on other sequences, so that drawn children would not repeat under the same seed.
         at_once: its scorers have ``score_all`` and may be asked about nodes of several levels in one call.
+        rereads: what it says of a node gets better once the level above has read the node's parent, so that it wants to
+            be asked again.
         resting: it does not pay just now: a union leaves it out. Set by the policy.
         spent: seconds that a union, or the drafter of a hierarchy, has waited for what it said.
     """
 
     learns: ClassVar[bool] = False
     at_once: bool = False
+    rereads: bool = False
     resting: bool = False
     spent: float = 0.0
 

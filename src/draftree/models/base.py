@@ -80,6 +80,18 @@ class Row:
             raise CacheError("no hidden states wait: call the model's track_features before the row is opened")
         return self.features[0] if len(self.features) == 1 else torch.cat(self.features)
 
+    def pending_feature(self, node: int) -> Tensor:
+        """[H] hidden state of an uncommitted node, on the model's device.
+
+        Raises:
+            CacheError: the model does not track them, or there is no such node.
+        """
+        for piece in self.pending:
+            if node < len(piece):
+                return piece[node]
+            node -= len(piece)
+        raise CacheError("the node has no hidden state: call the model's track_features before it is fed")
+
     def drop_features(self) -> None:
         """They have been used."""
         self.features = []

@@ -152,19 +152,25 @@ def shipped_for(target: HFModel) -> Path | None:
     Raises:
         ModelFileError: the package is not whole.
     """
+    return next((folder for folder in sorted(SHIPPED.glob("*/")) if fits(folder, target)), None)
+
+
+def fits(folder: Path, target: HFModel) -> bool:
+    """Was the head in this folder trained for this model, or for another form of it? Reads no weights but the sample.
+
+    Raises:
+        ModelFileError: it cannot be read.
+    """
     try:
         given = embeddings(target.model)
     except (AttributeError, NotImplementedError):  # a model with embeddings of its own kind
-        return None
-    for folder in sorted(SHIPPED.glob("*/")):
-        with _reading(folder):
-            if any(own != size for _, own, size in _sizes(_read_config(folder)[1], given)):
-                continue
-            with safe_open(folder / WEIGHTS, framework="pt") as file:
-                known = file.get_tensor("target_sample")
-        if _same(known, sample(target)):
-            return folder
-    return None
+        return False
+    with _reading(folder):
+        if any(own != size for _, own, size in _sizes(_read_config(folder)[1], given)):
+            return False
+        with safe_open(folder / WEIGHTS, framework="pt") as file:
+            known = file.get_tensor("target_sample")
+    return _same(known, sample(target))
 
 
 def shipped_head(target: HFModel) -> HeadModel:

@@ -1,0 +1,187 @@
+"""A draft head below a middle model reads what that model makes of the pending run, once, and follows the target."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from draftree.config import SamplingParams
+from draftree.draft.drafter import TreeDrafter
+from draftree.draft.entropy import StaticTree
+from draftree.draft.head import HeadSource
+from draftree.draft.hierarchy import HierarchySource
+from draftree.draft.lookup import LookupSource
+from draftree.draft.loop import LoopBack
+from draftree.draft.model import ModelSource
+from draftree.draft.source import Source
+from draftree.draft.union import UnionSource
+from draftree.engine import Engine
+from draftree.errors import CacheError
+from draftree.models.base import Nodes, Row
+from draftree.models.head_model import HeadModel, HeadRow
+from draftree.models.hf import HFModel
+
+from ..heads import PROMPTS, random_head, trained
+from ..pairs import relative
+from ..tiny import VOCAB, tiny
+
+ENDLESS = LoopBack("always")
+
+
+@pytest.fixture(scope="module")
+def target() -> HFModel:
+    made = HFModel(tiny(), self_test=False)
+    made.track_features()
+    return made
+
+
+@pytest.fixture(scope="module")
+def middle() -> HFModel:
+    """Often right, with hidden states of its own."""
+    return HFModel(relative(), self_test=False)
+
+
+def below(head: HeadModel, middle: HFModel, shape: StaticTree, loop: LoopBack = ENDLESS) -> HierarchySource:
+    upper = ModelSource(middle.twin(), VOCAB)
+    upper.model.track_features()  # type: ignore[attr-defined]
+    return HierarchySource(HeadSource(head, VOCAB, judge=upper), upper, shape, loop)
+
+
+def engine(target: HFModel, source: Source, depth: int = 8, nodes: int = 12) -> Engine:
+    return Engine(target, TreeDrafter(StaticTree(1, depth), source), nodes=nodes)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("shape", [StaticTree(1, 3), StaticTree(2, 3)])
+def test_ids_are_those_of_plain_decoding(
+    target: HFModel, middle: HFModel, shape: StaticTree, temperature: float
+) -> None:
+    params = [SamplingParams(max_tokens=14, temperature=temperature, seed=i) for i in range(len(PROMPTS))]
+    plain = [g.token_ids for g in Engine(target).generate(PROMPTS, params)]
+    for tree in (StaticTree(1, 8), StaticTree(2, 3)):
+        made = Engine(target, TreeDrafter(tree, below(random_head(middle), middle, shape)), nodes=12)
+        assert [g.token_ids for g in made.generate(PROMPTS, params)] == plain
+        assert made.generate(PROMPTS[:1], params[:1])[0].token_ids == plain[0]
+
+
+def test_ids_are_those_of_plain_decoding_in_a_union(target: HFModel, middle: HFModel) -> None:
+    params = SamplingParams(max_tokens=14)
+    upper = ModelSource(middle.twin(), VOCAB)
+    upper.model.track_features()  # type: ignore[attr-defined]
+    union = UnionSource((LookupSource(shortest=1), HeadSource(random_head(middle), VOCAB, judge=upper)))
+    assert union.rereads
+    made = engine(target, HierarchySource(union, upper, StaticTree(2, 2), ENDLESS))
+    want = [g.token_ids for g in Engine(target).generate(PROMPTS, params)]
+    assert [g.token_ids for g in made.generate(PROMPTS, params)] == want
+
+
+def truth(model: HFModel, ids: list[int]) -> Tensor:
+    """[n, H] the model's hidden states, of a pass of its own."""
+    row = model.open(ids)
+    states = row.waiting_features().clone()
+    model.close(row)
+    return states
+
+
+def test_what_is_fed_are_the_middle_models_states(
+    target: HFModel, middle: HFModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each node that is fed with hidden states has that of the token before it, in the text that leads to it."""
+    head, seen = random_head(middle), 0
+    made = below(head, middle, StaticTree(1, 2))
+    paths: dict[int, list[int]] = {}
+    extend, advance = HeadModel.extend, HeadModel.advance
+    drive = engine(target, made)
+    sequence = drive.open(PROMPTS[1], SamplingParams(max_tokens=30))
+
+    def restarted(model: HeadModel, rows: list[HeadRow], tokens: list[Tensor], features: list[Tensor]) -> Tensor:
+        paths.clear()
+        paths[-1] = list(sequence.ids)
+        return advance(model, rows, tokens, features)
+
+    def checked(model: HeadModel, rows: list[Row], nodes: list[Nodes], features: list[Tensor] | None = None) -> Tensor:
+        nonlocal seen
+        start = len(rows[0].parents)
+        for i, (token, parent) in enumerate(zip(nodes[0].tokens.tolist(), nodes[0].parents.tolist(), strict=True)):
+            paths[start + i] = [*paths[parent], token]
+            if features is not None:
+                torch.testing.assert_close(features[0][i], truth(middle, paths[parent])[-1], rtol=1e-3, atol=1e-4)
+                seen += 1
+        return extend(model, rows, nodes, features)
+
+    monkeypatch.setattr(HeadModel, "advance", restarted)
+    monkeypatch.setattr(HeadModel, "extend", checked)
+    while sequence.finish_reason is None:
+        drive.step([sequence])
+    drive.close(sequence)
+    assert seen > 15
+
+
+def test_a_head_that_knows_the_text_is_believed_beyond_the_first_round(target: HFModel) -> None:
+    """Reading its own guesses of a pending run's states it is right less often, and never learns what was corrected."""
+    params, shares = SamplingParams(max_tokens=36), []
+    for reads in (True, False):
+        made = below(trained(target), target, StaticTree(1, 2))
+        if not reads:
+            made.lower = HeadSource(trained(target), VOCAB)
+        levels = [g.stats.levels[0] for g in engine(target, made, 10).generate(PROMPTS[:2], params)]
+        shares.append(sum(x.accepted for x in levels) / sum(x.proposed for x in levels))
+    assert shares[0] > 0.9
+    assert shares[0] > shares[1]
+
+
+@pytest.mark.parametrize(("name", "least"), [("target", 20), ("middle", 3)])
+def test_what_the_target_accepts_stays_and_no_more(
+    name: str, least: int, request: pytest.FixtureRequest, target: HFModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The head's cache follows the target: accepted tokens that it has read are not fed again, others do not stay."""
+    above = request.getfixturevalue(name)
+    made = below(random_head(above), above, StaticTree(1, 2))
+    again, committed, advance = [0], [0], HeadModel.advance
+
+    def counting(model: HeadModel, rows: list[HeadRow], tokens: list[Tensor], features: list[Tensor]) -> Tensor:
+        again.append(len(tokens[0]))
+        return advance(model, rows, tokens, features)
+
+    monkeypatch.setattr(HeadModel, "advance", counting)
+    drive = engine(target, made)
+    sequence = drive.open(PROMPTS[1], SamplingParams(max_tokens=30))
+    lower = made.lower
+    assert isinstance(lower, HeadSource)
+    while sequence.finish_reason is None and sequence.room > 2:  # before the last tokens the lower level is not asked
+        before = len(sequence.ids)
+        drive.step([sequence])
+        row = lower._states[sequence].row
+        assert before - 1 <= row.length <= len(sequence.ids) - 1
+        assert not len(row.parents)
+        committed.append(row.length - before + 1)
+    drive.close(sequence)
+    assert sum(committed) > least
+    assert sum(again) + sum(committed) <= len(sequence.ids)
+
+
+def test_its_cache_holds_what_a_pass_over_the_text_would_leave(target: HFModel) -> None:
+    head = random_head(target)
+    made = below(head, target, StaticTree(1, 2))
+    drive = engine(target, made)
+    sequence = drive.open(PROMPTS[2], SamplingParams(max_tokens=40))
+    for _ in range(4):
+        drive.step([sequence])
+    lower = made.lower
+    assert isinstance(lower, HeadSource)
+    own = head.own(lower._states[sequence].row)
+    assert own.length > sequence.prompt_length
+    ids = sequence.ids[: own.length + 1]
+    fresh = head.start()
+    head.advance([fresh], [torch.tensor(ids[1:])], [truth(target, ids[:-1])])
+    torch.testing.assert_close(own.predicted, fresh.predicted, rtol=1e-3, atol=1e-3)
+    head.close(fresh)
+    drive.close(sequence)
+
+
+def test_a_state_of_a_node_that_was_not_fed_is_refused(middle: HFModel) -> None:
+    row = middle.open([3, 4, 5])
+    with pytest.raises(CacheError, match="no hidden state"):
+        row.pending_feature(0)
+    middle.close(row)

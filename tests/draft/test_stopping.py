@@ -1,0 +1,156 @@
+"""A chain that ends where another token no longer pays: what it counts, and what costs make of it."""
+
+from __future__ import annotations
+
+import math
+from random import Random
+
+import pytest
+
+from draftree.config import Budget, SamplingParams
+from draftree.draft.base import Outcome, StepCost
+from draftree.draft.drafter import TreeDrafter
+from draftree.draft.head import HeadSource
+from draftree.draft.methods import find_policy
+from draftree.draft.policy import GrowthPolicy
+from draftree.draft.stopping import PayingChain
+from draftree.engine import Engine
+from draftree.errors import ConfigError
+from draftree.models.profile import Point, Profile
+from draftree.sequence import Sequence
+
+from ..heads import trained
+from ..pairs import costs, target
+from ..tiny import VOCAB
+from .test_union import request
+from .test_window import Unsure
+
+STEP = StepCost(batch=1, draft=1.0, verify=1.0, other=0.0, draft_passes=0)
+SIZES = tuple(range(1, 33))
+
+
+def curve(*seconds: float) -> Profile:
+    """Passes over 1, 2, ... tokens; the last price goes on."""
+    each = [seconds[min(n, len(seconds)) - 1] for n in SIZES]
+    return Profile(costs(1.0).identity, (Point(1, 64, SIZES, tuple(each)),))
+
+
+class Texts:
+    """Drafts whose tokens are right with a probability that their entropy tells."""
+
+    def __init__(self, policy: GrowthPolicy, right: dict[float, float], seed: int = 0) -> None:
+        self.random, self.right, self.policy = Random(seed), right, policy
+        self.entropies: list[float] = []
+        self.source = Unsure(lambda path: self.entropies[len(path)])
+        self.drafter = TreeDrafter(policy, self.source)
+        self.tokens = self.seconds = 0.0
+
+    def step(self, sequence: Sequence, verify: Profile, each: float) -> int:
+        """One draft; how long it was."""
+        self.entropies = [self.random.choice(list(self.right)) for _ in range(32)]
+        tree = self.drafter.propose([sequence], [Budget(24)])[0]
+        count = 0
+        while count < len(tree) and self.random.random() < self.right[self.entropies[count]]:
+            count += 1
+        sequence.stats.steps += 1
+        self.drafter.observe([Outcome(sequence, tree, list(range(count)), [0] * count + [7], count + 1, STEP)])
+        self.tokens += count + 1
+        self.seconds += len(tree) * each + verify.seconds(len(tree) + 1, len(sequence.ids))
+        return len(tree)
+
+
+def rate(policy: GrowthPolicy, right: dict[float, float], verify: Profile, each: float, steps: int = 120) -> float:
+    """Tokens a second by these costs."""
+    texts, sequence = Texts(policy, right), request(1, 2, 3)
+    for _ in range(steps):
+        texts.step(sequence, verify, each)
+    return texts.tokens / texts.seconds
+
+
+LAWS = (
+    {0.1: 0.95, 1.5: 0.3, 2.5: 0.1},
+    {0.1: 0.99, 0.5: 0.97},
+    {1.5: 0.1, 2.5: 0.05},
+)
+PRICES = (
+    (curve(1.0), 0.001),
+    (curve(1.0), 0.08),
+    (curve(*[1 + 0.15 * n for n in range(24)]), 0.06),
+    (curve(1.0, 1.9, 1.9, 1.9, 2.0, 2.4), 0.02),
+)
+
+
+@pytest.mark.parametrize("prices", PRICES, ids=["free", "flat", "steep", "stairs"])
+@pytest.mark.parametrize("right", LAWS, ids=["tells", "sure", "wrong"])
+def test_it_is_as_fast_as_the_best_fixed_length_without_being_told(
+    right: dict[float, float], prices: tuple[Profile, float]
+) -> None:
+    verify, each = prices
+    mean = sum(right.values()) / len(right)
+    best = max(sum(mean**i for i in range(n + 1)) / (n * each + verify.seconds(n + 1, 3)) for n in range(1, 21))
+    assert rate(PayingChain(1, 20, verify, each), right, verify, each) >= 0.95 * best
+
+
+def test_dear_tokens_make_short_drafts_and_free_ones_long_drafts() -> None:
+    right, lengths = {0.1: 0.9}, []
+    for verify, each in ((curve(1.0), 0.0), (curve(*range(1, 25)), 1.0)):
+        texts, sequence = Texts(PayingChain(1, 20, verify, each), right), request(1, 2)
+        lengths.append([texts.step(sequence, verify, each) for _ in range(60)][-1])
+    assert lengths == [20, 1]
+
+
+def test_counts_are_of_judged_tokens_alone() -> None:
+    """Two right, one wrong, the rest unseen; and nothing of what lies behind a sequence's end."""
+    policy = PayingChain(4, 4, costs(1.0), 0.0)
+    texts, sequence = Texts(policy, {0.1: 1.0}), request(1, 2)
+    before = policy.acceptance(0.1)
+    assert before == pytest.approx(math.exp(-0.1))
+    texts.entropies = [0.1, 0.1, 0.1, 0.1]
+    tree = texts.drafter.propose([sequence], [Budget(9)])[0]
+    texts.drafter.observe([Outcome(sequence, tree, [0, 1], [0, 0, 7], 3, STEP)])
+    assert policy.acceptance(0.1) == pytest.approx((2 + 4 * before) / (3 + 4), rel=1e-3)
+    assert policy.acceptance(1.5) == pytest.approx(math.exp(-1.5))
+    record = policy.record(sequence)
+    assert (record.hits, 2 < record.expected < 3) == (2, True)
+    tree = texts.drafter.propose([sequence], [Budget(9)])[0]
+    texts.drafter.observe([Outcome(sequence, tree, [0, 1], [0, 0, 7], 1, STEP)])
+    assert policy.record(sequence).hits == pytest.approx(2 * 0.95 + 1)
+
+
+def test_a_sequence_of_which_all_was_right_drafts_further_than_another() -> None:
+    verify, each = curve(1.0), 0.12
+    texts = Texts(PayingChain(1, 20, verify, each), {1.2: 0.5})
+    lucky, other = request(1, 2), request(3)
+    for _ in range(80):
+        texts.step(other, verify, each)
+    texts.right = {1.2: 1.0}
+    for _ in range(12):
+        texts.step(lucky, verify, each)
+    texts.right = {1.2: 0.5}
+    assert texts.step(lucky, verify, each) > texts.step(other, verify, each)
+
+
+@pytest.mark.parametrize(("floor", "cap"), [(1, 1), (3, 3), (2, 5)])
+def test_it_keeps_to_floor_and_cap(floor: int, cap: int) -> None:
+    for each, want in ((0.0, cap), (9.0, floor)):
+        texts = Texts(PayingChain(floor, cap, costs(1.0), each), {0.1: 0.9})
+        assert texts.step(request(1, 2), costs(1.0), each) == want
+
+
+def test_costs_that_nobody_measured_are_asked_for() -> None:
+    with pytest.raises(ConfigError, match="no measured costs: give its drafter to an Engine"):
+        Texts(PayingChain(), {0.1: 0.9}).step(request(1), costs(1.0), 0.0)
+
+
+def test_an_engine_finds_the_costs_of_target_and_head() -> None:
+    model = target()
+    policy = find_policy("dynamic-window", {"cap": 5})
+    assert policy == PayingChain(1, 5)
+    made = Engine(model, TreeDrafter(policy, HeadSource(trained(model), VOCAB)), nodes=6)
+    assert isinstance(policy, PayingChain)
+    assert policy.target is not None
+    assert policy.drafter
+    params = [SamplingParams(max_tokens=12, temperature=t, seed=1) for t in (0.0, 1.0)]
+    prompts = [[3, 4, 5], [6, 7]]
+    want = [g.token_ids for g in Engine(model).generate(prompts, params)]
+    assert [g.token_ids for g in made.generate(prompts, params)] == want
