@@ -70,17 +70,17 @@ def test_a_plot_that_cannot_be_is_refused_before_any_model(
     assert "name a .svg file in a folder that exists" in capsys.readouterr().err
 
 
-def test_widths_are_held_against_the_published_function_over_depth() -> None:
+def test_widths_are_held_against_the_published_function_over_the_budget() -> None:
     one = Classifier(("entropy", "rank"), ((0.0, -9.0),), (5.0,), (1.0,), -3.0, given_parent=True)  # the first alone
     curves = widths({"one": one})
     assert list(curves) == ["published B(H)", *(f"one, {b:g}" for b in WIDTH_BETAS)]
     known = texts()
     for name, curve in curves.items():
-        label, policy, budget = curve[2]
-        assert (label, budget) == ("depth=3", 64)
-        assert isinstance(policy, EntropyTree) and policy.depth == 3
+        label, policy, budget = curve[3]
+        assert (label, budget) == ("N=6", 6)
+        assert isinstance(policy, EntropyTree) and policy.depth == 4
         point, _ = held_against((label, policy, budget), known)
-        assert (int(point.nodes) == 3 + 2) == (name != "published B(H)")  # 7 tokens: a chain of 3, then one of 2
+        assert (int(point.nodes) == 4 + 1) == (name != "published B(H)")  # 7 tokens: a chain of 4, then of 1
 
 
 def synthetic(count: int = 20_000) -> Samples:

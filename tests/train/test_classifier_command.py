@@ -77,7 +77,7 @@ def test_it_trains_a_classifier_that_generate_drafts_with(
     assert "the classifier was trained for target" in complaint(capsys)
 
 
-def test_a_second_fit_takes_the_same_samples(model: str, prompts: Path, tmp_path: Path) -> None:
+def test_a_second_fit_takes_the_same_samples(model: str, prompts: Path, tmp_path: Path, capsys: Captured) -> None:
     out, data = tmp_path / "net.json", ["--data", str(tmp_path / "data")]
     assert run(asked(model, prompts, out, *data)) == 0
     before = {p: p.stat().st_mtime_ns for p in (tmp_path / "data").iterdir()}
@@ -85,6 +85,9 @@ def test_a_second_fit_takes_the_same_samples(model: str, prompts: Path, tmp_path
     assert run(asked(model, prompts, other, *data, *more)) == 0
     assert {p: p.stat().st_mtime_ns for p in (tmp_path / "data").iterdir()} == before
     assert read_classifier(str(other)).classifier.features == ("probability", "rank")
+    width = tmp_path / "width.json"
+    assert run(asked(model, prompts, width, *data, "--features", "entropy,rank", "--given-parent")) == 0
+    assert f"draft with it by --method learned-width --set classifier={width}" in capsys.readouterr().out
     assert read_classifier(str(other)).held_out["prompts"] == len(QUESTIONS) // 5
     assert len(read_classifier(str(other)).classifier.hidden) == 12
 

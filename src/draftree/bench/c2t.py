@@ -7,7 +7,7 @@
 The target answers each prompt plainly, and what the drafter says from every token of the answers is recorded once
 (``recorded.py``). Then each policy grows its trees of those laws, and match verification accepts what the text follows:
 MAL (bonus token included) and verified nodes are those of decoding. "joint" is the classifiers' policy with the path's
-own draft probability as the score. ``--widths`` holds learned widths against B(H) as published, over the depth of both.
+own draft probability as the score. ``--widths`` holds learned widths against B(H) as published, over the budget.
 
 Curves: tau is MAL, gamma the nodes verified for each generated token. "At equal MAL" reads each curve at the MAL of
 EAGLE-2 with 8, 16 and 32 nodes, between its points by straight lines; ratios have 95% bootstrap intervals over prompts.
@@ -46,8 +46,9 @@ BETAS = (0.5, 0.3, 0.2, 0.1, 0.07, 0.05, 0.03, 0.02, 0.01, 0.005)
 LENGTHS = range(1, 9)
 AT = (8, 16, 32)
 CHAIN_AT = (2, 3, 4)
-WIDTH_BETAS = (0.2, 0.1, 0.05)
-WIDTH_AT = (2, 3, 4)
+WIDTH_BETAS = (0.1, 0.05, 0.02)
+WIDTH_SIZES = (1, 2, 4, 6, 8, 12, 16)
+WIDTH_AT = (2, 4, 8)
 _DRAWS = 1000
 _NOTED = 0.01
 
@@ -96,13 +97,10 @@ def chains(scores: dict[str, Score]) -> dict[str, list[Contestant]]:
 
 
 def widths(classifiers: dict[str, Classifier]) -> dict[str, list[Contestant]]:
-    """Curves over depth: B(H) as published, and what classifiers of entropy and rank give in its place."""
+    """Curves over the budget: B(H) as published, and what classifiers of entropy and rank give in its place."""
     functions: dict[str, EntropyFunction] = {"published B(H)": BranchingSteps()}
     functions |= {f"{name}, {b:g}": LearnedWidth(net, b) for name, net in classifiers.items() for b in WIDTH_BETAS}
-    return {
-        name: [(f"depth={d}", EntropyTree(function, depth=d), SIZES[-1]) for d in LENGTHS]
-        for name, function in functions.items()
-    }
+    return {name: [(f"N={n}", EntropyTree(function), n) for n in WIDTH_SIZES] for name, function in functions.items()}
 
 
 def _tree(score: Score, beta: float, width: int = 15) -> GrowthPolicy:
@@ -215,7 +213,7 @@ def main() -> None:
     if args.plot and (wrong := check_plot(args.plot)):
         parser.error(wrong)
     if args.widths:
-        contestants, base, at, over = widths(nets), "published B(H)", WIDTH_AT, "depth"
+        contestants, base, at, over = widths(nets), "published B(H)", WIDTH_AT, "N"
     elif args.chains:
         contestants, base, at, over = chains(scores), "fixed length", CHAIN_AT, "length"
     else:
