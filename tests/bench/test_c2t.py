@@ -71,7 +71,7 @@ def test_a_plot_that_cannot_be_is_refused_before_any_model(
 
 
 def test_widths_are_held_against_the_published_function_over_the_budget() -> None:
-    one = Classifier(("entropy", "rank"), ((0.0, -9.0),), (5.0,), (1.0,), -3.0, given_parent=True)  # the first alone
+    one = Classifier(("entropy", "rank"), ((0.0, -99.0),), (14.0,), (1.0,), -9.0, given_parent=True)  # the first alone
     curves = widths({"one": one})
     assert list(curves) == ["published B(H)", *(f"one, {b:g}" for b in WIDTH_BETAS)]
     known = texts()
