@@ -12,9 +12,10 @@ from .config import Budget, SamplingParams
 from .custom_generate import custom_generate, generate_with
 from .draft.auto import AutoTree
 from .draft.best import Eagle2Tree, OptTree
-from .draft.c2t import ClassifierTree, LearnedWidth
+from .draft.c2t import ClassifierTree
 from .draft.classifier_file import read_classifier
 from .draft.entropy import BranchingSteps, EntropyStop, EntropyTree, StaticTree
+from .draft.learned import LearnedWidth
 from .draft.load import load_drafter
 from .draft.methods import METHODS
 from .draft.policy import GrowthPolicy

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from draftree.bench.c2t import Point, _nodes_at, calibration, held_against, joined, joint, report
+from draftree.bench.c2t import Point, _nodes_at, held_against, joined, joint, report
 from draftree.bench.c2t_auto import Costs, decode
-from draftree.bench.recorded import KnownText, RecordedSource, record, rescored
+from draftree.bench.recorded import RecordedSource, record
 from draftree.config import SamplingParams
 from draftree.draft.best import Eagle2Tree, OptTree
 from draftree.draft.c2t import ClassifierTree
@@ -89,27 +89,6 @@ def test_the_report_says_how_curves_compare(capsys: pytest.CaptureFixture[str]) 
     assert "0.500 [0.500, 0.500]" in printed
 
 
-def test_the_calibration_table_counts_each_law_on_the_text_once(capsys: pytest.CaptureFixture[str]) -> None:
-    model = target()
-    texts: list[KnownText] = list(record(model, source("self", model), PROMPTS[:1], 8))
-    calibration(texts)
-    rows = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
-    assert sum(int(row[1]) for row in rows) == sum(range(1, 7))  # 7 tokens follow the first: 6 laws, then 5, ...
-    assert all(cell.endswith("/1.000") for row in rows for cell in row[2:3] if int(row[1]))
-
-
-def test_rescored_laws_are_ordered_by_score() -> None:
-    model = target()
-    (known,) = record(model, source("relative", model), PROMPTS[:1], 8)
-    net = Classifier(("step", "rank"), ((-4.0, 0.0),), (4.0,), (1.0,), -2.0, given_parent=True)  # the less probable
-    again = rescored(known, net)
-    for old, new in zip(known.laws, again.laws, strict=True):
-        want = torch.sigmoid(4 - 4 * old.logprobs.exp() - 2)
-        assert torch.allclose(new.logprobs.exp(), want.sort(1, descending=True).values, atol=1e-5)
-        assert torch.equal(new.tokens.sort(1).values, old.tokens.sort(1).values)
-        assert int(new.tokens[0, 0]) == int(old.tokens[0, -1])
-
-
 def test_auto_decodes_along_recorded_laws_by_the_profiles_seconds() -> None:
     model = target()
     texts = list(record(model, source("self", model), PROMPTS, 16))
@@ -118,6 +97,17 @@ def test_auto_decodes_along_recorded_laws_by_the_profiles_seconds() -> None:
         assert speed.tokens == speed.plain == len(known.text) - 1
         assert speed.steps <= speed.seconds < speed.plain  # all that the target drafts for itself is accepted
     assert trust > 0.9
+
+
+def test_auto_decodes_by_a_classifier_too() -> None:
+    """One that finds nothing likely drafts less of what is always right."""
+    model = target()
+    texts = list(record(model, source("self", model), PROMPTS, 16))
+    never = Classifier(("step",), ((0.0,),), (1.0,), (-9.0,), 0.0, given_parent=True)
+    machine = Costs(costs(1.0), costs(0.01))
+    (whole, _), (less, _) = decode(texts, machine), decode(texts, machine, never)
+    assert [s.tokens for s in less] == [s.tokens for s in whole]
+    assert sum(s.steps for s in less) > sum(s.steps for s in whole)
 
 
 def test_curves_of_several_suites_are_joined_by_prompt() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import replace
 from random import Random
 
 import pytest
@@ -14,9 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from draftree.config import Budget, SamplingParams
-from draftree.draft.c2t import ClassifierTree, LearnedWidth, Score
+from draftree.draft.c2t import ClassifierTree, Score
 from draftree.draft.classifier import Classifier
-from draftree.draft.entropy import EntropyTree
 from draftree.draft.load import load_drafter, resolved
 from draftree.draft.methods import find_policy
 from draftree.draft.policy import Frontier
@@ -199,32 +197,6 @@ def test_a_target_without_a_head_gets_lookup_and_a_warning() -> None:
     assert made.name == "lookup"
 
 
-WIDTHS = Classifier(("rank", "entropy"), ((-1.0, 1.0), (1.0, -1.0)), (0.0, 0.0), (1.0, -1.0), 0.0, given_parent=True)
-"""C = sigmoid(H - rank): at least one half for ranks up to H."""
-
-
-def test_a_learned_width_is_the_number_of_ranks_that_are_worth_it() -> None:
-    entropies = torch.tensor([0.0, 0.9, 2.5, 100.0])
-    assert LearnedWidth(WIDTHS, 0.5)(entropies).tolist() == [1, 1, 3, 64]
-    assert LearnedWidth(WIDTHS, 0.9)(entropies).tolist() == [0, 0, 1, 64]
-    script: Script = lambda row, path: ([1, 2, 3, 4], [-1.0] * 4, 1.5 - len(path))  # noqa: E731
-    tree = trees_of(ScriptedScorer(script), EntropyTree(LearnedWidth(WIDTHS, 0.5), depth=3), [Budget(20)])[0]
-    assert tree.depths.tolist() == [1, 1, 2, 2]  # entropies 1.5, 0.5, -0.5: two children, one each, none
-
-
-@pytest.mark.parametrize(
-    ("net", "beta", "named"),
-    [
-        (NET, 0.5, "sees probability,entropy,depth: for a width train one with .* entropy,rank --given-parent"),
-        (replace(WIDTHS, given_parent=False), 0.5, "sees rank,entropy: for a width"),
-        (WIDTHS, 0.0, "beta is 0"),
-    ],
-)
-def test_what_is_no_width_function_is_refused(net: Classifier, beta: float, named: str) -> None:
-    with pytest.raises(ConfigError, match=named):
-        LearnedWidth(net, beta)
-
-
 def test_a_law_that_is_no_law_is_refused_by_the_features_name() -> None:
     script: Script = lambda row, path: ([1, 2], [-0.5, -1.0], math.nan)  # noqa: E731
     with pytest.raises(ConfigError, match="the drafter's law has entropy nan: its logits are no numbers"):
@@ -251,3 +223,10 @@ def test_nothing_is_drafted_where_there_are_no_candidates() -> None:
 def test_a_value_out_of_range_is_named(settings: dict[str, float], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         find_policy("c2t", settings)
+
+
+def test_a_chain_has_no_second_candidate_to_tell_a_margin_by() -> None:
+    net = Classifier(("margin",), ((1.0,),), (0.0,), (1.0,), 0.0)
+    assert ClassifierTree(net, width=2).width == 2
+    with pytest.raises(ConfigError, match="width is 1, and the classifier sees the margin .* use at least 2"):
+        ClassifierTree(net, width=1)

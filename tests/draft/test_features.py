@@ -55,6 +55,7 @@ def test_each_feature_is_what_its_name_says() -> None:
         torch.tensor([1, 1, 2]),
         torch.tensor([half, quarter, 3 * half]),
         torch.tensor([1.0, 1.0, 0.3]),
+        origins=torch.tensor([0b001, 0b011, 0b100]),
     )
     found = dict(zip(NAMES, features(of_tree(tree), NAMES).T, strict=True))
     want = {
@@ -64,6 +65,11 @@ def test_each_feature_is_what_its_name_says() -> None:
         "log-probability": [half, quarter, 3 * half],
         "step": [0.5, 0.25, 0.25],
         "rank": [0, 1, 0],
+        "margin": [0.25, 0.25, 0.25],
+        "entropy-variance": [0, 0, 0.35**2],
+        "source-1": [1, 1, 0],
+        "source-2": [0, 1, 0],
+        "source-3": [0, 0, 1],
     }
     for name, values in want.items():
         assert found[name].tolist() == pytest.approx(values), name
@@ -76,5 +82,6 @@ def test_the_empty_tree_has_no_features() -> None:
 
 def test_what_is_no_candidate_has_finite_features() -> None:
     none = torch.full((1, 2), -math.inf)
-    columns = Columns(none, none, torch.zeros(1, 2), torch.ones(1, 2), torch.zeros(1, 2))
+    zeros, whole = torch.zeros(1, 2), torch.zeros(1, 2, dtype=torch.int64)
+    columns = Columns(none, none, zeros, zeros + 1, zeros, whole, lambda: zeros, lambda: zeros)
     assert bool(features(columns, NAMES).isfinite().all())

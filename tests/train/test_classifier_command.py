@@ -77,14 +77,18 @@ def test_it_trains_a_classifier_that_generate_drafts_with(
     assert "the classifier was trained for target" in complaint(capsys)
 
 
-def test_a_second_fit_takes_the_same_samples(model: str, prompts: Path, tmp_path: Path) -> None:
+def test_a_second_fit_takes_the_same_samples(model: str, prompts: Path, tmp_path: Path, capsys: Captured) -> None:
     out, data = tmp_path / "net.json", ["--data", str(tmp_path / "data")]
     assert run(asked(model, prompts, out, *data)) == 0
     before = {p: p.stat().st_mtime_ns for p in (tmp_path / "data").iterdir()}
-    other = tmp_path / "other.json"
-    assert run(asked(model, prompts, other, *data, "--features", "probability,rank", "--hidden", "12")) == 0
+    other, more = tmp_path / "other.json", ("--features", "probability,rank", "--hidden", "12", "--apart", "5")
+    assert run(asked(model, prompts, other, *data, *more)) == 0
     assert {p: p.stat().st_mtime_ns for p in (tmp_path / "data").iterdir()} == before
     assert read_classifier(str(other)).classifier.features == ("probability", "rank")
+    width = tmp_path / "width.json"
+    assert run(asked(model, prompts, width, *data, "--features", "entropy,rank", "--given-parent")) == 0
+    assert f"draft with it by --method learned-width --set classifier={width}" in capsys.readouterr().out
+    assert read_classifier(str(other)).held_out["prompts"] == len(QUESTIONS) // 5
     assert len(read_classifier(str(other)).classifier.hidden) == 12
 
 
@@ -151,6 +155,8 @@ BAD = {
     "no units": (["--hidden", "0"], "hidden is 0"),
     "no epochs": (["--epochs", "0"], "epochs is 0"),
     "no rate": (["--learning-rate", "0"], "learning rate is 0"),
+    "nothing left to learn from": (["--apart", "1"], "apart is 1: keep one prompt in 2 or more apart"),
+    "fewer prompts than one in so many": (["--apart", "26"], "25 prompts: give at least 26"),
     "negative seed": (["--seed", "-1"], "seed is -1"),
     "no such feature": (["--features", "probability,colour"], "no feature 'colour': choose from probability"),
     "a feature twice": (["--features", "rank,rank"], "each once"),

@@ -1,13 +1,13 @@
 """How many nodes does a classifier save at equal acceptance length, beside EAGLE-2 and OPT-Tree?
 
     python -m draftree.bench.c2t [--suites spec-bench,gsm8k,humaneval] [--limit 13] [--max-tokens 64]
-                                 [--classifiers smollm2-head,FILE,...] [--beta-only] [--chains] [--calibration]
-                                 [--cache DIR]
+                                 [--classifiers smollm2-head,FILE,...] [--beta-only] [--cache DIR] [--plot FILE.svg]
+                                 [--chains | --widths | --calibration]
 
 The target answers each prompt plainly, and what the drafter says from every token of the answers is recorded once
 (``recorded.py``). Then each policy grows its trees of those laws, and match verification accepts what the text follows:
 MAL (bonus token included) and verified nodes are those of decoding. "joint" is the classifiers' policy with the path's
-own draft probability as the score.
+own draft probability as the score. ``--widths`` holds learned widths against B(H) as published, over the budget.
 
 Curves: tau is MAL, gamma the nodes verified for each generated token. "At equal MAL" reads each curve at the MAL of
 EAGLE-2 with 8, 16 and 32 nodes, between its points by straight lines; ratios have 95% bootstrap intervals over prompts.
@@ -28,14 +28,16 @@ from ..config import SamplingParams
 from ..draft.best import Eagle2Tree, OptTree
 from ..draft.c2t import ClassifierTree, Score
 from ..draft.classifier import Classifier
-from ..draft.classifier_file import DEFAULT, read_classifier
+from ..draft.classifier_file import DEFAULT, DEFAULT_WIDTH, read_classifier
 from ..draft.drafter import TreeDrafter
-from ..draft.entropy import StaticTree
+from ..draft.entropy import BranchingSteps, EntropyFunction, EntropyTree, StaticTree
+from ..draft.learned import LearnedWidth
 from ..draft.load import load_drafter
 from ..draft.policy import Frontier, GrowthPolicy
 from ..models.load import DEFAULT_MODEL, load
 from ..text import encode, user
 from ..train.replay import Replay
+from .c2t_plots import calibration, check_plot, plot_calibration, plot_curves, print_calibration
 from .recorded import BEAM, DEPTH, KnownText, RecordedSource, record
 from .suites import choose, load_suite
 
@@ -44,10 +46,11 @@ BETAS = (0.5, 0.3, 0.2, 0.1, 0.07, 0.05, 0.03, 0.02, 0.01, 0.005)
 LENGTHS = range(1, 9)
 AT = (8, 16, 32)
 CHAIN_AT = (2, 3, 4)
+WIDTH_BETAS = (0.1, 0.05, 0.02)
+WIDTH_SIZES = (1, 2, 4, 6, 8, 12, 16)
+WIDTH_AT = (2, 4, 8)
 _DRAWS = 1000
 _NOTED = 0.01
-_ENTROPIES = (1.0, 2.0, 3.0, 4.0, 5.0, 6.0)
-_RANKS = 8
 
 
 class Point(NamedTuple):
@@ -91,6 +94,13 @@ def chains(scores: dict[str, Score]) -> dict[str, list[Contestant]]:
     for name, score in scores.items():
         curves[f"{name}, beta"] = [(f"beta={b:g}", _tree(score, b, width=1), DEPTH) for b in BETAS]
     return curves
+
+
+def widths(classifiers: dict[str, Classifier]) -> dict[str, list[Contestant]]:
+    """Curves over the budget: B(H) as published, and what classifiers of entropy and rank give in its place."""
+    functions: dict[str, EntropyFunction] = {"published B(H)": BranchingSteps()}
+    functions |= {f"{name}, {b:g}": LearnedWidth(net, b) for name, net in classifiers.items() for b in WIDTH_BETAS}
+    return {name: [(f"N={n}", EntropyTree(function), n) for n in WIDTH_SIZES] for name, function in functions.items()}
 
 
 def _tree(score: Score, beta: float, width: int = 15) -> GrowthPolicy:
@@ -180,28 +190,6 @@ def report(curves: dict[str, Curve], base: str, at: Many[str]) -> None:
         print(f"  {name:44}" + "".join(f"{cell:>24}" for cell in cells), flush=True)
 
 
-def calibration(texts: Many[KnownText]) -> None:
-    """Print the draft's probability and the acceptance by entropy and rank (C2T, Figure 2), along the texts."""
-    bins = len(_ENTROPIES) + 1
-    p, hits, trials = torch.zeros(bins, _RANKS), torch.zeros(bins, _RANKS), torch.zeros(bins)
-    for known in texts:
-        for at, laws in enumerate(known.laws, start=1):
-            for depth in range(min(DEPTH, len(known.text) - at)):
-                number = laws.places.get(tuple(known.text[at : at + depth]))
-                if number is None:
-                    break
-                row = int(torch.bucketize(laws.entropies[number], torch.tensor(_ENTROPIES)))
-                trials[row] += 1
-                p[row] += laws.logprobs[number, :_RANKS].exp()
-                hits[row] += laws.tokens[number, :_RANKS] == known.text[at + depth]
-    edges = ("0", *(f"{e:g}" for e in _ENTROPIES), "")
-    print(f"  entropy  laws   probability / acceptance at rank 0 to {_RANKS - 1}")
-    for row in range(bins):
-        n = max(1.0, float(trials[row]))
-        cells = (f"{float(a) / n:.3f}/{float(b) / n:.3f}" for a, b in zip(p[row], hits[row], strict=True))
-        print(f"  {edges[row] + '-' + edges[row + 1]:7} {int(trials[row]):6}  {' '.join(cells)}")
-
-
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="python -m draftree.bench.c2t", description=__doc__)
@@ -210,21 +198,31 @@ def main() -> None:
     parser.add_argument("--suites", default="spec-bench,gsm8k,humaneval")
     parser.add_argument("--limit", type=int, default=13, help="prompts of each suite, from its categories in turn")
     parser.add_argument("--max-tokens", type=int, default=64)
-    parser.add_argument("--classifiers", default=DEFAULT, help="names or files, with commas")
+    parser.add_argument("--classifiers", help=f"names or files, with commas ({DEFAULT}; {DEFAULT_WIDTH} for --widths)")
     parser.add_argument("--beta-only", action="store_true", help="leave out scores' curves over the budget")
-    parser.add_argument("--chains", action="store_true", help="chains instead of trees")
-    parser.add_argument("--calibration", action="store_true", help="the draft's probabilities instead of policies")
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument("--chains", action="store_true", help="chains instead of trees")
+    kinds.add_argument("--widths", action="store_true", help="learned widths instead of trees")
+    kinds.add_argument("--calibration", action="store_true", help="the draft's probabilities instead of policies")
+    parser.add_argument("--plot", type=Path, help="draw the curves, or the calibration, of all prompts (.svg)")
     parser.add_argument("--cache", type=Path, help="folder for recorded laws, for several runs")
     args = parser.parse_args()
-    scores: dict[str, Score] = {"joint": joint}
-    scores |= {Path(name).stem: read_classifier(name).classifier for name in args.classifiers.split(",")}
+    names = (args.classifiers or (DEFAULT_WIDTH if args.widths else DEFAULT)).split(",")
+    nets = {Path(name).stem: read_classifier(name).classifier for name in names}
+    scores: dict[str, Score] = {"joint": joint, **nets}
+    if args.plot and (wrong := check_plot(args.plot)):
+        parser.error(wrong)
+    if args.widths:
+        contestants, base, at, over = widths(nets), "published B(H)", WIDTH_AT, "N"
+    elif args.chains:
+        contestants, base, at, over = chains(scores), "fixed length", CHAIN_AT, "length"
+    else:
+        contestants, base, at, over = trees(scores, sizes=not args.beta_only), "eagle2, N", AT, "N"
+    labels = [f"{over}={n}" for n in at]
     target = load(args.target)
     drafter = load_drafter(args.drafter, target, Eagle2Tree(BEAM, DEPTH))
     if not isinstance(drafter, TreeDrafter) or drafter.learns:
         parser.error(f"--drafter {args.drafter} learns as it drafts, or drafts nothing: use a head, a model or lookup")
-    base, at = ("fixed length", CHAIN_AT) if args.chains else ("eagle2, N", AT)
-    labels = [f"{'length' if args.chains else 'N'}={n}" for n in at]
-    contestants = chains(scores) if args.chains else trees(scores, sizes=not args.beta_only)
     every: list[KnownText] = []
     found: list[dict[str, Curve]] = []
     suites = args.suites.split(",")
@@ -237,16 +235,21 @@ def main() -> None:
         every += texts
         print(f"{suite}: {len(texts)} prompts, up to {args.max_tokens} tokens, drafter {args.drafter}")
         if args.calibration:
-            calibration(texts)
+            print_calibration(calibration(texts))
         else:
             found.append(measured(contestants, texts))
             report(found[-1], base, labels)
     if len(suites) > 1:
         print(f"all: {len(every)} prompts")
         if args.calibration:
-            calibration(every)
+            print_calibration(calibration(every))
         else:
             report(joined(found), base, labels)
+    if args.plot and args.calibration:
+        plot_calibration(calibration(every), args.plot)
+    elif args.plot:
+        whole = {name: _weighted(c, torch.ones(1, len(every)).double()) for name, c in joined(found).items()}
+        plot_curves({name: (tau[0].tolist(), gamma[0].tolist()) for name, (tau, gamma) in whole.items()}, args.plot)
 
 
 if __name__ == "__main__":

@@ -3,11 +3,11 @@
     python -m draftree.bench.c2t_auto --classifier FILE [--suites spec-bench,gsm8k,humaneval] [--limit 13]
                                       [--max-tokens 64] [--cache DIR]
 
-``auto`` decodes along texts whose draft laws were recorded (``recorded.py``), once with the draft's own probabilities
-and once with the classifier's scores in their place; it counts and corrects both as it always does. Steps take what
-this machine's profile says, so that the load of the machine is in no figure. FILE is one that 'draftree train
-classifier --given-parent --features step,entropy,depth,rank' wrote. Prints tokens a second over plain decoding and over
-one another (geometric means of ratios by prompt, 95% bootstrap intervals), and how far each was off.
+``auto`` decodes along texts whose draft laws were recorded (``recorded.py``), once as it is and once with
+``classifier=FILE``: by the draft's own probabilities and by the classifier's scores, which it counts and corrects both.
+Steps take what this machine's profile says, so that the load of the machine is in no figure. FILE is one that 'draftree
+train classifier --given-parent --features step,entropy,depth,rank' wrote. Prints tokens a second over plain decoding
+and over one another (geometric means of ratios by prompt, 95% bootstrap intervals), and how far each was off.
 """
 
 from __future__ import annotations
@@ -22,15 +22,17 @@ from rich.progress import track
 from ..config import SamplingParams
 from ..draft.auto import AutoTree
 from ..draft.base import StepCost
+from ..draft.classifier import Classifier
 from ..draft.classifier_file import read_classifier
 from ..draft.drafter import TreeDrafter
+from ..draft.learned import ScoredAuto
 from ..draft.load import load_drafter
 from ..draft.methods import DEFAULT_NODES
 from ..models.load import DEFAULT_MODEL, load
 from ..models.profile import Profile, kept_or_measured
 from ..text import encode, user
 from ..train.replay import Replay
-from .recorded import KnownText, RecordedSource, record, rescored
+from .recorded import KnownText, RecordedSource, record
 from .stats import ratio
 from .suites import choose, load_suite
 
@@ -51,9 +53,10 @@ class Speed(NamedTuple):
     plain: float
 
 
-def decode(texts: Many[KnownText], costs: Costs) -> tuple[list[Speed], float]:
+def decode(texts: Many[KnownText], costs: Costs, classifier: Classifier | None = None) -> tuple[list[Speed], float]:
     """One ``auto`` through all texts in turn, and its trust at the end: accepted over expected nodes."""
-    policy, found = AutoTree(target=costs.target, drafter=costs.drafter), list[Speed]()
+    machine, found = costs._asdict(), list[Speed]()
+    policy = AutoTree(**machine) if classifier is None else ScoredAuto(**machine, classifier=classifier)
     for known in texts:
         source, steps, seconds, plain = RecordedSource(known), 0, 0.0, 0.0
         with Replay(TreeDrafter(policy, source), known.prompt, known.text, SamplingParams()) as replay:
@@ -82,7 +85,7 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, help="folder for recorded laws, for several runs")
     args = parser.parse_args()
     classifier = read_classifier(args.classifier).classifier
-    if not classifier.given_parent or {"probability", "log-probability"} & set(classifier.features):
+    if not classifier.given_parent:
         parser.error(f"--classifier {args.classifier}: train it with --given-parent --features step,entropy,depth,rank")
     target = load(args.target)
     drafter = load_drafter(args.drafter, target, AutoTree())
@@ -99,8 +102,8 @@ def main() -> None:
         texts += track(laws, f"recording {suite}", len(prompts), transient=True)
     print(f"{len(texts)} prompts, up to {args.max_tokens} tokens, drafter {args.drafter}")
     speeds = {}
-    for name, own in (("counts", texts), ("classifier", [rescored(known, classifier) for known in texts])):
-        speeds[name], trust = decode(own, costs)
+    for name, net in (("counts", None), ("classifier", classifier)):
+        speeds[name], trust = decode(texts, costs, net)
         over = ratio([s.plain for s in speeds[name]], [s.seconds for s in speeds[name]])
         mal = sum(s.tokens for s in speeds[name]) / sum(s.steps for s in speeds[name])
         print(

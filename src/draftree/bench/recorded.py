@@ -19,10 +19,8 @@ from torch.nn.functional import pad
 from ..config import MAX_NODES, Budget, SamplingParams
 from ..draft.base import NoDrafter, Outcome
 from ..draft.best import Eagle2Tree
-from ..draft.classifier import Classifier
 from ..draft.drafter import TreeDrafter
 from ..draft.drawing import Drawing, Drawn
-from ..draft.features import Columns, features
 from ..draft.policy import Candidates
 from ..draft.source import Grown, Scorer, Source
 from ..engine import Engine
@@ -207,31 +205,6 @@ def _read(file: Path) -> Iterator[KnownText]:
             known.laws.append(_laws({name: parts[i] for name, parts in each.items()}))
         at += length - 2
         yield known
-
-
-def rescored(known: KnownText, classifier: Classifier) -> KnownText:
-    """The text with a classifier's scores in place of the draft's own probabilities.
-
-    Args:
-        classifier: scores nodes given their parents, and sees nothing of what is above them but their depth.
-    """
-    laws = []
-    for given in known.laws:
-        shape = given.logprobs.shape
-        depths = torch.tensor([len(path) + 1 for path in given.places])[:, None].expand(shape)
-        columns = Columns(
-            given.logprobs,
-            given.logprobs,
-            given.entropies[:, None].expand(shape),
-            depths,
-            torch.arange(shape[1]).expand(shape),
-        )
-        scores = classifier.scores(features(columns, classifier.features)).log()
-        order = scores.masked_fill(given.logprobs == float("-inf"), float("-inf")).sort(
-            dim=1, descending=True, stable=True
-        )
-        laws.append(Laws(given.places, given.tokens.gather(1, order.indices), order.values, given.entropies))
-    return KnownText(known.prompt, known.text, laws)
 
 
 class RecordedSource(Source):

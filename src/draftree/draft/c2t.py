@@ -64,6 +64,8 @@ class ClassifierTree(GrowthPolicy):
             value = getattr(self, name)
             if not isinstance(value, int) or value < least or (most is not None and value > most):
                 raise ConfigError(f"{name} is {value}: use a whole number from {least}{f' to {most}' if most else ''}")
+        if self.width == 1 and isinstance(self.score, Classifier) and "margin" in self.score.features:
+            raise ConfigError("width is 1, and the classifier sees the margin to a second candidate: use at least 2")
 
     @property
     def partner(self) -> str | None:
@@ -72,16 +74,7 @@ class ClassifierTree(GrowthPolicy):
 
     def check(self, target: str, drafter: str) -> None:
         """Warn where the classifier was trained for other models; the shipped head has one target only."""
-        if self.made_for is None:
-            return
-        same = short_name(self.made_for.drafter) == short_name(drafter)
-        if not (same and (drafter == "head" or short_name(self.made_for.target) == short_name(target))):
-            warnings.warn(
-                f"the classifier was trained for target {self.made_for.target} and drafter {self.made_for.drafter}, "
-                f"not {target} and {drafter}: drafts may be worse; train one with 'draftree train classifier'",
-                DraftreeWarning,
-                stacklevel=2,
-            )
+        warn_of_others(self.made_for, target, drafter)
 
     def width_for(self, nodes: int) -> int:
         """``width``, whatever the budget: how many children are scored, not how many stay."""
@@ -118,38 +111,15 @@ class ClassifierTree(GrowthPolicy):
         return kept
 
 
-@dataclass(frozen=True, slots=True)
-class LearnedWidth:
-    """A function of entropy for ``EntropyTree``: as many children as a classifier finds worth verifying.
-
-    A node with entropy H gets its first r candidates, r the number of ranks with C(H, rank) >= ``beta``: what B(H) sets
-    by hand, learned.
-
-    Attributes:
-        classifier: of entropy and rank, given the parent.
-        beta: least probability of acceptance.
-
-    Raises:
-        ConfigError: the classifier sees other features, or scores whole paths.
-    """
-
-    classifier: Classifier
-    beta: float = 0.1
-
-    def __post_init__(self) -> None:
-        if set(self.classifier.features) != {"entropy", "rank"} or not self.classifier.given_parent:
-            raise ConfigError(
-                f"the classifier sees {','.join(self.classifier.features)}: for a width train one with "
-                "'draftree train classifier --features entropy,rank --given-parent'"
-            )
-        if not 0 < self.beta <= 1:
-            raise ConfigError(f"beta is {self.beta}: use a probability of acceptance above 0 and up to 1")
-
-    def __call__(self, entropies: Tensor) -> Tensor:
-        """[F] entropies in nats -> [F] numbers of children."""
-        columns = {
-            "entropy": entropies[:, None].expand(-1, MAX_WIDTH),
-            "rank": torch.arange(MAX_WIDTH, dtype=torch.float32).expand(len(entropies), -1),
-        }
-        scores = self.classifier.scores(torch.stack([columns[name] for name in self.classifier.features], dim=-1))
-        return (scores >= self.beta).cumprod(1).sum(1).float()
+def warn_of_others(made_for: Pair | None, target: str, drafter: str) -> None:
+    """Warn where a classifier was trained for other models; the shipped head has one target only."""
+    if made_for is None:
+        return
+    same = short_name(made_for.drafter) == short_name(drafter)
+    if not (same and (drafter == "head" or short_name(made_for.target) == short_name(target))):
+        warnings.warn(
+            f"the classifier was trained for target {made_for.target} and drafter {made_for.drafter}, "
+            f"not {target} and {drafter}: drafts may be worse; train one with 'draftree train classifier'",
+            DraftreeWarning,
+            stacklevel=3,
+        )

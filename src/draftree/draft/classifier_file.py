@@ -18,6 +18,8 @@ SHIPPED = Path(__file__).parent.parent / "classifiers"
 """Folder of the classifiers that come with the package."""
 DEFAULT = "smollm2-head"
 """The one for SmolLM2-135M-Instruct and its head."""
+DEFAULT_WIDTH = "smollm2-head-width"
+"""Of entropy and rank, for the same pair."""
 _LARGEST = 1 << 20
 """Bytes: a file of ours has some thousand."""
 

@@ -97,6 +97,7 @@ def grow(
             candidates=scorer.score(rows, numbers, parents, tokens, width),
             budgets=frontier.budgets,
             pool=frontier.pool.plus(layer.rows, layer.path_logprobs, layer.tags),
+            above=(frontier, layer.chosen.take(more) // frontier.candidates.tokens.shape[1]),
         )
 
 

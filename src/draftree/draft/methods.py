@@ -13,13 +13,17 @@ from ..errors import ConfigError, UnknownNameError
 from .auto import AutoTree
 from .best import Eagle2Tree, OptTree
 from .c2t import BETA, ClassifierTree
-from .classifier_file import DEFAULT, read_classifier
+from .classifier_file import DEFAULT, DEFAULT_WIDTH, read_classifier
 from .entropy import BranchingSteps, EntropyStop, EntropyTree, StaticTree
+from .learned import LEARNED_BETA, LearnedTree, LearnedWidth, ScoredAuto
 from .policy import GrowthPolicy
 from .static import EAGLE, RankTree
 from .stopping import PayingChain
 from .tree_file import read_tree
 from .window import MEMORY, SHARE, DynamicWindow, Window, read_start
+
+NO_CLASSIFIER = "none"
+"""``auto`` goes by the draft's own probabilities."""
 
 
 def chain(depth: int = 4) -> GrowthPolicy:
@@ -80,6 +84,14 @@ def dynamic_width_depth(
     return EntropyTree(BranchingSteps(sure, unsure, slope, width, stop), None, width, depth)
 
 
+def learned_width(
+    classifier: str = DEFAULT_WIDTH, beta: float = LEARNED_BETA, width: int = 7, depth: int = 4
+) -> GrowthPolicy:
+    """dynamic-width with learned B(H): the children to which CLASSIFIER (of entropy and rank) gives BETA and more"""
+    found = read_classifier(classifier)
+    return LearnedTree(LearnedWidth(found.classifier, beta), None, width, depth, found.made_for)
+
+
 def opt_tree(delta: float | str = "auto", depth: int = 10) -> GrowthPolicy:
     """the most probable paths: layer by layer while E(A) gains more than DELTA (auto: what a draft pass costs)"""
     if delta == "auto":
@@ -102,9 +114,12 @@ def c2t(classifier: str = DEFAULT, beta: float = BETA, width: int = 15, top: int
     return ClassifierTree(net, beta, width, top, depth, net.given_parent, found.made_for)
 
 
-def auto(width: int = 8, depth: int = 16) -> GrowthPolicy:
-    """what pays most by this machine's measured costs, plain decoding included; WIDTH and DEPTH are only bounds"""
-    return AutoTree(width, depth)
+def auto(width: int = 8, depth: int = 16, classifier: str = NO_CLASSIFIER) -> GrowthPolicy:
+    """what pays most by this machine's measured costs, or none; WIDTH, DEPTH: bounds; CLASSIFIER: judge drafts by it"""
+    if classifier == NO_CLASSIFIER:
+        return AutoTree(width, depth)
+    found = read_classifier(classifier)
+    return ScoredAuto(width, depth, classifier=found.classifier, made_for=found.made_for)
 
 
 AUTO_SHARE = "auto"
@@ -235,6 +250,7 @@ METHODS = {
         Method("sequoia", sequoia),
         Method("dynamic-width", dynamic_width),
         Method("dynamic-width-depth", dynamic_width_depth),
+        Method("learned-width", learned_width),
         Method("opt-tree", opt_tree),
         Method("eagle2", eagle2),
         Method("dynamic-window", dynamic_window),

@@ -72,6 +72,8 @@ class Frontier:
         candidates: what may follow.
         budgets: [B] int64, nodes of each sequence's finished tree, whatever has been drafted so far.
         pool: what has been drafted so far, these nodes included.
+        above: the frontier that these nodes came from, and [F] int64, which of its nodes each one's parent is; None for
+            roots.
     """
 
     depth: int
@@ -82,6 +84,7 @@ class Frontier:
     candidates: Candidates
     budgets: Tensor
     pool: Pool
+    above: tuple[Frontier, Tensor] | None = None
 
     @property
     def scores(self) -> Tensor:

@@ -36,7 +36,7 @@ from .head_data import LONGEST_PROMPT, digest, encoded, shuffled
 from .prompts import read_prompts
 from .responses import TEMPERATURES
 from .sample_store import SampleRecipe, SampleStore, check_recipe, check_room, collect
-from .samples import full_trees
+from .samples import APART, full_trees
 
 
 def classifier(
@@ -70,6 +70,7 @@ def classifier(
         str | None, typer.Option("--fine-tune", metavar="FROM", help="Start from this classifier, not afresh.")
     ] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Take prompts as they are, without the chat template.")] = False,
+    apart: Annotated[int, whole("N", "One prompt in N is kept apart for the figures.")] = APART,
     seed: Annotated[int, whole("S", "Of responses, order and weights.")] = 0,
     data: Annotated[
         str | None, typer.Option(metavar="DIR", help="Folder of the samples, for several fits; else FILE.samples.")
@@ -105,13 +106,13 @@ def classifier(
         raise ConfigError("drafter none drafts nothing: train for lookup, a head, a model or a union")
     licences = stated(licence, len(prompts))
     files = [read_prompts(name) for name in prompts]
-    check_split(len(shuffled(files, seed)))
+    check_split(len(shuffled(files, seed)), apart)
     folder = Path(data).expanduser() if data else path.with_name(f"{path.name}.samples")
     check_room(folder, samples)
     model = load(target, dtype=dtype, device=device)
     drafts = load_drafter(drafter, model, full_trees(), learning=False)
     asked = encoded(model, shuffled(files, seed), raw=raw)
-    check_split(len(asked))
+    check_split(len(asked), apart)
     made_for = Pair(model.capabilities.name, drafts.name)
     store = SampleStore.open(
         folder,
@@ -136,14 +137,14 @@ def classifier(
             drafts.prepare(model)
             model.reserve(rows + 1, LONGEST_PROMPT + max_tokens)
             collect(store, model, drafts, asked, most=samples, rows=rows, tell=tell)
-        learned, apart = store.samples().split()
+        learned, kept_apart = store.samples().split(apart)
         with told(err, "fitting, epochs", epochs) as tell:
             found = fit(learned, recipe, negatives, init, tell)
     except KeyboardInterrupt:
         raise RunError(
             f"interrupted with {store.count} of {samples} samples: the same command goes on from there"
         ) from None
-    figures = evaluate(found, apart, negatives)
+    figures = evaluate(found, kept_apart, negatives)
     trained_on = {
         "prompts": [asdict(source) for source in sources],
         "responses": len(store.done),
@@ -151,6 +152,7 @@ def classifier(
         "samples": len(learned.accepted),
         "accepted": int(learned.accepted.sum()),
         "negatives": negatives,
+        "apart": apart,
         "max_tokens": max_tokens,
         "temperatures": list(TEMPERATURES),
         "recipe": asdict(recipe),
@@ -192,8 +194,9 @@ def _report(found: Classifier, figures: Figures, path: Path, folder: Path) -> No
         out.print(f"calibration error {figures.calibration_error:.3f}, loss {figures.loss:.3f} for an accepted node")
     else:
         out.print("no prompt kept apart was drafted for: no figures; use larger --samples")
+    method = "learned-width" if found.given_parent and set(found.features) == {"entropy", "rank"} else "c2t"
     out.print(
-        f"{path}: {found.parameters} parameters; draft with it by --method c2t --set classifier={path}; "
+        f"{path}: {found.parameters} parameters; draft with it by --method {method} --set classifier={path}; "
         f"{folder} may be deleted",
         markup=False,
     )

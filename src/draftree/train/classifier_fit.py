@@ -180,12 +180,8 @@ def evaluate(classifier: Classifier, samples: Samples, negatives: float) -> Figu
     """
     if classifier.given_parent:
         samples = samples.take(samples.reached)
-    names = list(FEATURES)
-    y = samples.accepted
-    scores = classifier.scores(samples.features[:, [names.index(name) for name in classifier.features]]).double()
-    weights = torch.where(y, 1.0, 1 / negatives).double()
+    y, scores, weights = samples.accepted, _scores(classifier, samples), _weights(samples, negatives)
     total, positives = float(weights.sum()), max(1, int(y.sum()))
-    log = torch.where(y, scores, 1 - scores).clamp(min=1e-12).log()
     betas = {}
     for beta in BETAS:
         above = scores >= beta
@@ -195,10 +191,30 @@ def evaluate(classifier: Classifier, samples: Samples, negatives: float) -> Figu
         prompts=len(samples.numbers.unique()),
         nodes=round(total),
         accepted=int(y.sum()),
-        loss=float(-(weights * log).sum()) / positives,
+        loss=float(losses(classifier, samples, negatives).sum()) / positives,
         calibration_error=_calibration_error(scores, y, weights),
         betas=betas,
     )
+
+
+def losses(classifier: Classifier, samples: Samples, negatives: float) -> Tensor:
+    """[M] float64 binary cross-entropy in nats; what is not accepted stands for the thinned-out nodes as well.
+
+    Args:
+        negatives: share that the samples have of what was not accepted.
+    """
+    scores = _scores(classifier, samples)
+    log = torch.where(samples.accepted, scores, 1 - scores).clamp(min=1e-12).log()
+    return -_weights(samples, negatives) * log
+
+
+def _scores(classifier: Classifier, samples: Samples) -> Tensor:
+    names = list(FEATURES)
+    return classifier.scores(samples.features[:, [names.index(name) for name in classifier.features]]).double()
+
+
+def _weights(samples: Samples, negatives: float) -> Tensor:
+    return torch.where(samples.accepted, 1.0, 1 / negatives).double()
 
 
 def _calibration_error(scores: Tensor, accepted: Tensor, weights: Tensor) -> float:
@@ -211,11 +227,13 @@ def _calibration_error(scores: Tensor, accepted: Tensor, weights: Tensor) -> flo
     return float((sums[0] - sums[1]).abs().sum()) / max(1e-9, float(weights[counted].sum()))
 
 
-def check_split(prompts: int) -> None:
-    """Make sure that some prompts can be kept apart.
+def check_split(prompts: int, every: int = APART) -> None:
+    """Make sure that one prompt in ``every`` can be kept apart.
 
     Raises:
-        ConfigError: there are too few.
+        ConfigError: there are too few, or none would be left to learn from.
     """
-    if prompts < APART:
-        raise ConfigError(f"{prompts} prompts: give at least {APART}, for one in {APART} is kept apart for the figures")
+    if every < 2:
+        raise ConfigError(f"apart is {every}: keep one prompt in 2 or more apart, to learn from the others")
+    if prompts < every:
+        raise ConfigError(f"{prompts} prompts: give at least {every}, for one in {every} is kept apart for the figures")

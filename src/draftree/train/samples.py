@@ -28,7 +28,7 @@ WIDTH, LEVELS = 10, 11
 NODES = WIDTH + (LEVELS - 1) * WIDTH**2
 """Of a full tree; with its root 1011, as published."""
 APART = 20
-"""One prompt in so many is kept apart: the published split of 0.95 and 0.05."""
+"""One prompt in so many is kept apart by default: the published split of 0.95 and 0.05."""
 
 
 def full_trees() -> GrowthPolicy:
@@ -62,9 +62,9 @@ class Samples(NamedTuple):
         empty = cls(torch.zeros(0, len(FEATURES)), none, none, torch.zeros(0).long())
         return cls(*(torch.cat(columns) for columns in zip(empty, *parts, strict=True)))
 
-    def split(self) -> tuple[Samples, Samples]:
-        """Those to learn from, and those of prompts that are kept apart."""
-        apart = self.numbers % APART == APART - 1
+    def split(self, every: int = APART) -> tuple[Samples, Samples]:
+        """Those to learn from, and those of one prompt in ``every``, which are kept apart."""
+        apart = self.numbers % every == every - 1
         return self.take(~apart), self.take(apart)
 
 

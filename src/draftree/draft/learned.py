@@ -1,0 +1,116 @@
+"""A classifier in other policies: how many children entropy calls for, and what ``auto`` takes drafts to be worth.
+
+Both classifiers score nodes given their parents ('draftree train classifier --given-parent').
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from ..errors import ConfigError
+from .auto import AutoTree
+from .c2t import warn_of_others
+from .classifier import Classifier
+from .entropy import MAX_WIDTH, EntropyTree
+from .policy import Frontier, Growth
+from .static import Pair
+
+LEARNED_BETA = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class LearnedWidth:
+    """A function of entropy for ``EntropyTree``: as many children as a classifier finds worth verifying.
+
+    A node with entropy H gets its first r candidates, r the number of ranks with C(H, rank) >= ``beta``: what B(H) sets
+    by hand, learned.
+
+    Attributes:
+        classifier: of entropy and rank, given the parent.
+        beta: least probability of acceptance.
+
+    Raises:
+        ConfigError: the classifier sees other features, or scores whole paths.
+    """
+
+    classifier: Classifier
+    beta: float = LEARNED_BETA
+
+    def __post_init__(self) -> None:
+        if set(self.classifier.features) != {"entropy", "rank"} or not self.classifier.given_parent:
+            raise ConfigError(
+                f"the classifier sees {','.join(self.classifier.features)}: for a width train one with "
+                "'draftree train classifier --features entropy,rank --given-parent'"
+            )
+        if not 0 < self.beta <= 1:
+            raise ConfigError(f"beta is {self.beta}: use a probability of acceptance above 0 and up to 1")
+
+    def __call__(self, entropies: Tensor) -> Tensor:
+        """[F] entropies in nats -> [F] numbers of children."""
+        columns = {
+            "entropy": entropies[:, None].expand(-1, MAX_WIDTH),
+            "rank": torch.arange(MAX_WIDTH, dtype=torch.float32).expand(len(entropies), -1),
+        }
+        scores = self.classifier.scores(torch.stack([columns[name] for name in self.classifier.features], dim=-1))
+        return (scores >= self.beta).cumprod(1).sum(1).float()
+
+
+@dataclass(frozen=True, slots=True)
+class LearnedTree(EntropyTree):
+    """``EntropyTree`` with a learned width.
+
+    Attributes:
+        made_for: the models that the width was learned from; others are warned about.
+    """
+
+    made_for: Pair | None = None
+
+    @property
+    def partner(self) -> str | None:
+        """The drafter of ``made_for``."""
+        return None if self.made_for is None else self.made_for.drafter
+
+    def check(self, target: str, drafter: str) -> None:
+        """Warn where the width was learned from other models."""
+        warn_of_others(self.made_for, target, drafter)
+
+
+@dataclass(slots=True)
+class ScoredAuto(AutoTree):
+    """``auto`` with a classifier's scores in place of the draft's probabilities; it counts how often they come true.
+
+    Attributes:
+        classifier: of nodes given their parents.
+        made_for: the models that it was trained for; others are warned about.
+
+    Raises:
+        ConfigError: the classifier scores whole paths.
+    """
+
+    classifier: Classifier = field(kw_only=True)
+    made_for: Pair | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        AutoTree.__post_init__(self)
+        if not self.classifier.given_parent:
+            raise ConfigError(
+                "auto weighs nodes given their parents, and the classifier scores whole paths: train one with "
+                "'draftree train classifier --given-parent --features step,entropy,depth,rank'"
+            )
+
+    @property
+    def partner(self) -> str | None:
+        """The drafter of ``made_for``."""
+        return None if self.made_for is None else self.made_for.drafter
+
+    def check(self, target: str, drafter: str) -> None:
+        """Warn where the classifier was trained for other models."""
+        warn_of_others(self.made_for, target, drafter)
+
+    def grow(self, frontier: Frontier) -> Growth:
+        """See ``AutoTree``; no candidate is likelier than one of a lower rank, whatever the classifier says."""
+        scores = self.classifier(frontier).cummin(1).values
+        return AutoTree.grow(self, replace(frontier, candidates=replace(frontier.candidates, logprobs=scores.log())))
