@@ -67,6 +67,12 @@ def test_what_costs_more_than_the_target_is_never_drafted() -> None:
     assert set(chosen(1.5, True)) == {0}
 
 
+def test_a_gain_within_the_margin_is_none() -> None:
+    """A layer that always goes on doubles what a pass gives: at 0.93 of a pass it is hardly faster, at 0.3 it is."""
+    assert set(chosen(0.93, True)) == {0}
+    assert 0 not in chosen(0.3, True)[10:]
+
+
 def test_room_bounds_the_depth() -> None:
     request = Request([1], SamplingParams(temperature=1.0), BeamParams(width=2), 3, frozenset())
     assert Plan(ToyModel(5), Priced(0.0), Flat()).depth(request) == 2  # type: ignore[arg-type]

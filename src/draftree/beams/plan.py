@@ -17,6 +17,8 @@ from .sources import BeamSource
 
 _PRIOR = 2.0
 """Layers that what is hoped of a source counts for. As the record fades, hope returns, and drafts are tried again."""
+_MARGIN = 1.1
+"""Drafts must promise to be so much faster than none: no profile has the costs of laws and draws, nor its own errors."""
 
 
 @dataclass(slots=True)
@@ -55,5 +57,5 @@ class Plan:
             drafting += self.source.seconds(nodes if depth > 1 else beams, context) if depth else 0.0
             found = gain / (drafting + self._verify.seconds(beams + depth * nodes, context))
             if found > rate:
-                best, rate = depth, found
+                best, rate = depth, found * (1 if depth else _MARGIN)
         return min(best, self.source.room(request), request.limit - request.length - 1)

@@ -24,8 +24,8 @@ from .laws import fitted
 from .nodes import Node, TreeRow, feed
 from .request import Request
 
-_NEAR = 0.9
-"""What is hoped of a model whose laws are nearly the target's."""
+_NEAR, _MODEL = 0.9, 0.8
+"""What is hoped of a model whose laws are nearly the target's, and of another one: enough to find out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +165,7 @@ class ModelBeams(PassBeams):
     def __init__(self, model: ForestModel, vocab: int, name: str | None = None, near: bool = False) -> None:
         super().__init__(name or model.capabilities.name)
         self.model = model
-        self.hope = _NEAR if near else self.hope
+        self.hope = _NEAR if near else _MODEL
         self._near, self._vocab = near, vocab
 
     def width(self, beams: int) -> int:
