@@ -68,7 +68,7 @@ def test_what_costs_more_than_the_target_is_never_drafted() -> None:
 
 
 def test_a_gain_within_the_margin_is_none() -> None:
-    """A layer that always goes on doubles what a pass gives: at 0.93 of a pass it is hardly faster, at 0.3 it is."""
+    """What always goes on at 0.93 of a target pass is hardly faster than no drafts; at 0.3 it is."""
     assert set(chosen(0.93, True)) == {0}
     assert 0 not in chosen(0.3, True)[10:]
 

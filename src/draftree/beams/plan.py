@@ -16,9 +16,10 @@ from .request import Request
 from .sources import BeamSource
 
 _PRIOR = 2.0
-"""Layers that what is hoped of a source counts for. As the record fades, hope returns, and drafts are tried again."""
+"""Layers that hope counts for. As the record fades, hope returns, and drafts are tried again."""
 _MARGIN = 1.1
-"""Drafts must promise to be so much faster than none: no profile has the costs of laws and draws, nor its own errors."""
+"""Drafts must promise to be so much faster than none:
+no profile has the costs of laws and draws, or its own error."""
 
 
 @dataclass(slots=True)
