@@ -50,7 +50,7 @@ class Plan:
             self.prepare()
             return self.depth(request)
         odds, beams, context = request.odds, len(request.running), len(request.ids) + request.length
-        a = (odds.went_on + _PRIOR * self.source.hope) / (odds.reached + _PRIOR)
+        a = (odds.went_on + _PRIOR * self.source.hope**beams) / (odds.reached + _PRIOR)
         nodes = (odds.nodes + _PRIOR * request.drafted) / (odds.layers + _PRIOR)
         best, rate, gain, drafting = 0, 0.0, 0.0, 0.0
         for depth in range(DEEPEST + 1):

@@ -24,7 +24,7 @@ from .laws import fitted
 from .nodes import Node, TreeRow, feed
 from .request import Request
 
-_NEAR, _MODEL = 0.9, 0.8
+_NEAR, _MODEL = 0.97, 0.9
 """What is hoped of a model whose laws are nearly the target's, and of another one: enough to find out."""
 
 
@@ -55,11 +55,11 @@ class BeamSource(ABC):
     Attributes:
         name: what people call it.
         gives_laws: it gives every token of the vocabulary a probability, so that beams can be drawn from it.
-        hope: how often a layer that it drafts may go on, as long as nothing is known.
+        hope: how often it may have drafted a beam of a layer, as long as nothing is known.
     """
 
     gives_laws: ClassVar[bool] = True
-    hope: float = 0.5
+    hope: float = 0.7
 
     def __init__(self, name: str) -> None:
         self.name = name
