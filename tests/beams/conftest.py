@@ -1,11 +1,16 @@
-"""Beams are drafted as deep as asked, whatever the clock says, but where a test is about that."""
+"""Beams are drafted three layers deep where a test does not say how deep, but where it is about that."""
 
 import pytest
 
-from draftree.beams.pace import Pace
+from draftree.beams.plan import Plan
+from draftree.beams.request import Request
 
 
 @pytest.fixture(autouse=True)
-def as_deep_as_asked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.node.path.name != "test_pace.py":
-        monkeypatch.setattr(Pace, "depth", lambda pace, most: most)
+def three_layers_deep(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    def three(plan: Plan, own: Request) -> int:
+        return 3
+
+    if request.node.path.name != "test_plan.py":
+        monkeypatch.setattr(Plan, "prepare", lambda plan: None)
+        monkeypatch.setattr(Plan, "depth", three)

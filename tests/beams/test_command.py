@@ -104,7 +104,14 @@ def test_a_drafter_changes_no_searched_beam(model: str, capsys: Captured) -> Non
         (["--beams", "4", "--early-stopping", "soon"], "--early-stopping soon: use one of yes, no, never"),
         (["--beams", "4", "--depth", "600"], "8 draft beams in 600 layers are 4800 nodes: use at most 1024"),
         (["--beams", "4", "--drafter", "lookup", "--temperature", "1"], "drafter lookup gives no probabilities"),
-        (["--beams", "4", "--drafter", "lookup+recycle"], "drafter lookup+recycle drafts one sequence, not beams"),
+        (["--beams", "4", "--drafter", "lookup+recycle"], "recycle drafts one sequence, not beams"),
+        (
+            ["--beams", "4", "--drafter", "lookup+int8", "--temperature", "1"],
+            "drafter lookup+int8 has no law of its own to draw beams from",
+        ),
+        (["--beams", "4", "--drafter", "head>lookup"], "lookup makes no passes that a level below could save"),
+        (["--beams", "4", "--drafter", "lookup>int8:loop=never"], "levels that draft beams have no settings"),
+        (["--beams", "4", "--drafter", "recycle>int8"], "recycle drafts one sequence, not beams"),
         (["--beams", "4", "--stop", "x"], "stop strings ['x']"),
         (["--beams", "4", "--method", "chain"], "--beams and --method chain exclude each other"),
         (["--beams", "4", "--compare"], "--beams and --compare exclude each other"),
@@ -127,7 +134,7 @@ def test_beams_beyond_the_memory_are_refused_with_the_predicted_bytes(
     monkeypatch.setattr(room, "free_bytes", lambda device: 10_000)
     assert run(["generate", "the", "--raw", "--target", model, "--max-tokens", "50", "--beams", "4"]) == 2
     said = capsys.readouterr().err
-    tokens = 1 + 4 * 50 + 8 * 3
+    tokens = 1 + 4 * 50 + 8 * 5
     assert (
         f"may take {tokens * 2 * 2 * 2 * 8 * 4} bytes of cache" in said
     )  # keys and values, layers, heads, width, float
@@ -136,7 +143,7 @@ def test_beams_beyond_the_memory_are_refused_with_the_predicted_bytes(
 
 
 def test_the_same_request_fits_where_there_is_room(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "free_bytes", lambda device: (1 + 4 * 50 + 8 * 3) * 256)
+    monkeypatch.setattr(room, "free_bytes", lambda device: (1 + 4 * 50 + 8 * 5) * 256)
     assert run(["generate", "the", "--raw", "--target", model, "--max-tokens", "50", "--beams", "4"]) == 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,16 +12,16 @@ from transformers import RepetitionPenaltyLogitsProcessor
 
 from draftree.beams.engine import BeamEngine
 from draftree.beams.load import load_beam_source
-from draftree.beams.nodes import Node
 from draftree.beams.params import BeamParams
-from draftree.beams.request import Request
-from draftree.beams.sources import HeadBeams, LookupBeams, ModelBeams
+from draftree.beams.sources import Frontier, HeadBeams, LookupBeams, ModelBeams
 from draftree.config import SamplingParams
 from draftree.errors import ConfigError, PromptError, VocabularyError
 from draftree.models.hf import HFModel
+from draftree.models.kernels import working
+from draftree.models.load import load
 
 from ..pairs import target
-from ..tiny import VOCAB, tiny, tiny_tokenizer
+from ..tiny import VOCAB, save_tiny, tiny, tiny_tokenizer
 from ..toy import ToyModel
 from .parts import PROMPTS, source
 
@@ -150,11 +151,11 @@ class Failing(ModelBeams):
 
     calls = 0
 
-    def logits(self, requests: Sequence[Request], nodes: Sequence[Sequence[Node]]) -> list[Tensor]:
+    def logits(self, asked: Sequence[Frontier]) -> list[Tensor]:
         self.calls += 1
         if self.calls == 3:
             raise RuntimeError("the drafter failed")
-        return super().logits(requests, nodes)
+        return super().logits(asked)
 
 
 def test_a_failure_frees_all_rows() -> None:
@@ -181,8 +182,17 @@ def test_names_of_drafters() -> None:
     made = load_beam_source(HFModel(tiny(seed=5), name="other", self_test=False), model)
     assert isinstance(made, ModelBeams) and made.name == "other"
     assert not isinstance(made, HeadBeams)
-    with pytest.raises(ConfigError, match="drafts one sequence, not beams"):
+    with pytest.raises(ConfigError, match="recycle drafts one sequence, not beams"):
         load_beam_source("recycle", model)
+
+
+def test_auto_is_int8_where_the_target_computes_in_float32_and_can_be_loaded_once_more(tmp_path: Path) -> None:
+    folder = str(save_tiny(tmp_path / "model"))
+    for sampled in (True, False):
+        found = load_beam_source("auto", load(folder), sampled=sampled)
+        assert (found is not None and found.name == "int8") == bool(working("int8"))
+        other = load_beam_source("auto", load(folder, dtype="bfloat16"), sampled=sampled)
+        assert other is None or other.name != "int8"
 
 
 def test_another_vocabulary_is_refused() -> None:

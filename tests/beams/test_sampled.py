@@ -111,9 +111,12 @@ def test_a_vocabulary_of_one_token_is_drafted_and_accepted() -> None:
 def test_a_single_cache_goes_on_with_the_most_probable_beam(drafter: str) -> None:
     """One beam runs on after each pass, so the cache holds one sequence and what was drafted below it."""
     made, prompt = target(), PROMPTS[0]
-    params, beams = SamplingParams(max_tokens=40, temperature=1.0, seed=4), BeamParams(width=4, single_cache=True)
+    params, beams = (
+        SamplingParams(max_tokens=40, temperature=1.0, seed=4),
+        BeamParams(width=4, depth=3, single_cache=True),
+    )
     found = BeamEngine(made, source(drafter, made)).generate([prompt], params, beams)[0]
-    drafts = 0 if drafter == "none" else beams.drafted * beams.depth
+    drafts = 0 if drafter == "none" else beams.nodes
     assert found.peak_slots <= len(prompt) + 40 + drafts
     wide = BeamEngine(made).generate([prompt], params, BeamParams(width=4))[0]
     assert found.peak_slots - drafts < wide.peak_slots

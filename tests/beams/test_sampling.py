@@ -144,15 +144,24 @@ def states(request: Request) -> State:
 
 def one_step(models: tuple[ToyModel, ToyModel], beams: BeamParams, limit: int, script: type[Scripted]) -> Law:
     """The exact law of the beams after the prefill and one step."""
+    drafting = ModelBeams(models[1], models[1].capabilities.vocab_size)
+    return law_after(1, lambda: Scriptable(models[0], drafting), beams, limit, script)
+
+
+def law_after(
+    steps: int, made: Callable[[], Scriptable], beams: BeamParams, limit: int, script: type[Scripted] = Scripted
+) -> Law:
+    """The exact law of the beams after the prefill and so many steps of an engine."""
 
     def program(chance: Chance) -> State:
-        engine = Scriptable(models[0], ModelBeams(models[1], models[1].capabilities.vocab_size))
+        engine = made()
         engine.script = script(chance)
-        request = Request(PROMPT, SamplingParams(temperature=1.0), beams, limit, models[0].capabilities.eos_ids)
+        request = Request(PROMPT, SamplingParams(temperature=1.0), beams, limit, engine.target.capabilities.eos_ids)
         try:
             engine.open(request)
-            if not request.done:
-                engine.step([request])
+            for _ in range(steps):
+                if not request.done:
+                    engine.step([request])
         finally:
             engine.close(request)
         return states(request)
@@ -179,7 +188,12 @@ def variation(
         for end, rest in want.final(state).items():
             got[end] += chance * rest
     exact = want.final(((),))
-    return 0.5 * sum(abs(got[end] - exact.get(end, 0.0)) for end in {*got, *exact})
+    return distance(got, exact)
+
+
+def distance(one: Law, other: Law) -> float:
+    """Total variation."""
+    return 0.5 * sum(abs(one.get(end, 0.0) - other.get(end, 0.0)) for end in {*one, *other})
 
 
 @pytest.mark.parametrize(
@@ -232,7 +246,7 @@ def test_a_layer_of_dynamic_width_has_that_many_draws_of_its_law(threshold: floa
         ends = {state: 1.0} if len(state[0]) == 3 else want.layer(state, width)
         for end, rest in ends.items():
             got[end] += chance * rest
-    assert 0.5 * sum(abs(got[end] - exact[end]) for end in {*got, *exact}) < 1e-12
+    assert distance(got, exact) < 1e-12
 
 
 def expected_width(

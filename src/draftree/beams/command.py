@@ -21,8 +21,10 @@ from .params import BeamParams, EarlyStopping
 
 Beams = Annotated[int | None, whole("W", "Decode with this many beams: searched at temperature 0, sampled above it.")]
 Best = Annotated[int | None, whole("N", "Best sequences of --beams to print; 1 by default.", "-n")]
-DraftBeams = Annotated[int | None, whole("W", "Drafted beams of a layer; twice --beams by default.")]
-DraftDepth = Annotated[int | None, whole("D", "Drafted layers of --beams; 3 by default.")]
+DraftBeams = Annotated[int | None, whole("W", "Drafted beams of a layer; at most twice --beams by default.")]
+DraftDepth = Annotated[
+    int | None, whole("D", "Drafted layers of --beams; by default as many as are likely to be fastest.")
+]
 WidthThreshold = Annotated[
     float | None, number("T", "Sampled beams: as many as are accepted with this probability, up to --beams.")
 ]
@@ -76,7 +78,7 @@ def beam_params(
         width=beams,
         returned=1 if best is None else best,
         draft_width=draft_beams,
-        depth=3 if depth is None else depth,
+        depth=depth,
         threshold=width_threshold,
         min_width=1 if min_beams is None else min_beams,
         length_penalty=1.0 if length_penalty is None else length_penalty,

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -22,14 +22,13 @@ from .layer import row_weights
 from .nodes import Node
 from .request import Request
 from .rules import Forest, Layer
-from .sources import BeamSource
+from .sources import BeamSource, Frontier
 
 
 @dataclass(slots=True)
 class _Growing:
-    request: Request
-    chance: Chance
-    frontier: list[tuple[Node, int]]  # nodes that may get children, and how often each was drawn
+    source: BeamSource
+    at: Frontier  # whose nodes may get children
     layers: list[Layer] = field(default_factory=list)
     drafted: dict[tuple[Node, int], Node] = field(default_factory=dict)
 
@@ -38,39 +37,55 @@ def grow(
     source: BeamSource, requests: Sequence[Request], chances: Sequence[Chance], depths: Sequence[int]
 ) -> list[Forest]:
     """One forest for each request, of ``depths`` ([B]) layers where its room and its source allow."""
-    growing = [
-        _Growing(request, chance, [(beam.node, beam.count) for beam in request.running])
-        for request, chance in zip(requests, chances, strict=True)
-    ]
-    depths = [min(d, r.limit - r.length - 1, source.room(r)) for r, d in zip(requests, depths, strict=True)]
-    for depth in range(max(depths, default=0)):
-        asked = [g for g, most in zip(growing, depths, strict=True) if depth < most and g.frontier]
-        if not asked:
-            break
-        logits = source.logits([g.request for g in asked], [[node for node, _ in g.frontier] for g in asked])
-        for g, rows in zip(asked, logits, strict=True):
-            laws = draft_laws(rows, g.request.params)
-            (_draw if g.request.params.temperature else _choose)(g, laws, depth)
+    growing = []
+    for request, chance, depth in zip(requests, chances, depths, strict=True):
+        layers = min(depth, request.limit - request.length - 1, source.room(request))
+        counts = [beam.count for beam in request.running]
+        draws = chance if request.params.temperature else None
+        growing.append(_Growing(source, Frontier(request, request.ends, counts, 0, layers - 1, draws)))
+    _grow(source, growing)
     return [Forest(g.layers, g.drafted) for g in growing]
 
 
-def _draw(g: _Growing, laws: Tensor, depth: int) -> None:
-    """W_S independent draws from q_beam."""
-    parents = [node for node, _ in g.frontier]
-    weights = row_weights([node.score for node in parents], [count for _, count in g.frontier], laws.device)
+def likely(source: BeamSource, below: Sequence[Frontier]) -> list[list[Node]]:
+    """What is likely to be drafted below nodes in the layers that are left: for each, nodes with parents first.
+
+    Where chance draws, these are what it would draw from this source's laws with the same noise, if it has any.
+    """
+    growing = [
+        _Growing(source, replace(at, left=at.left - 1, chance=at.chance if source.gives_laws else None)) for at in below
+    ]
+    _grow(source, growing)
+    return [list(g.drafted.values()) for g in growing]
+
+
+def _grow(source: BeamSource, growing: Sequence[_Growing]) -> None:
+    while asked := [g for g in growing if g.at.left >= 0 and g.at.nodes]:
+        for g, rows in zip(asked, source.logits([g.at for g in asked]), strict=True):
+            at, laws = g.at, draft_laws(rows, g.at.request.params)
+            found = _chosen(g, laws) if at.chance is None else _drawn(g, at.chance, laws)
+            nodes, counts = list(found), list(found.values())
+            g.at = replace(at, nodes=nodes, counts=counts, depth=at.depth + 1, left=at.left - 1)
+
+
+def _drawn(g: _Growing, chance: Chance, laws: Tensor) -> Mapping[Node, int]:
+    """W_S independent draws from q_beam; those that go on, and how often each was drawn."""
+    at, parents = g.at, g.at.nodes
+    weights = row_weights([node.score for node in parents], at.counts, laws.device)
     drafts = []
-    for row, token in g.chance.drafts(weights, laws, g.request.beams.drafted, depth):
+    for row, token in chance.drafts(weights, laws, at.request.drafted, at.depth):
         drafts.append(_node(g, parents[row], token, float(laws[row, token])))
     g.layers.append(Layer(parents, weights, laws, drafts))
-    g.frontier = [(node, count) for node, count in Counter(drafts).items() if g.request.ended(node) is None]
+    return Counter(node for node in drafts if at.request.ended(node) is None)
 
 
-def _choose(g: _Growing, laws: Tensor, depth: int) -> None:
+def _chosen(g: _Growing, laws: Tensor) -> Mapping[Node, int]:
     """The W_S most probable of all continuations that do not end."""
-    parents = [node for node, _ in g.frontier]
+    request, parents = g.at.request, g.at.nodes
     scores = laws + torch.tensor([node.score for node in parents]).to(laws.device, non_blocking=True)[:, None]
-    scores[:, list(g.request.eos_ids)] = -math.inf
-    top = scores.flatten().topk(min(g.request.beams.drafted, scores.numel()))
+    scores[:, list(request.eos_ids)] = -math.inf
+    scores.nan_to_num_(nan=-math.inf, neginf=-math.inf)  # after a node of which a source knows nothing
+    top = scores.flatten().topk(min(request.drafted, scores.numel()))
     found = torch.stack([top.values.double(), top.indices.double()]).tolist()
     drafts = []
     for score, index in zip(*found, strict=True):
@@ -78,12 +93,13 @@ def _choose(g: _Growing, laws: Tensor, depth: int) -> None:
             row, token = divmod(int(index), laws.shape[-1])
             drafts.append(_node(g, parents[row], token, score - parents[row].score))
     g.layers.append(Layer(parents, laws[:0, 0], laws[:0], drafts))
-    g.frontier = [(node, 1) for node in drafts]
+    return dict.fromkeys(drafts, 1)
 
 
 def _node(g: _Growing, parent: Node, token: int, log: float) -> Node:
     """The drafted node, new or drawn before."""
     key = parent, token
     if key not in g.drafted:
-        g.drafted[key] = Node(token, parent, parent.length + 1, parent.score + log)
+        g.drafted[key] = g.source.node(g.at.request, parent, token)
+        g.drafted[key].score = parent.score + log
     return g.drafted[key]

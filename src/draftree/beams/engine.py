@@ -27,9 +27,9 @@ from .chance import KeyedChance
 from .drafting import grow
 from .laws import target_laws
 from .nodes import TreeRow, feed
-from .pace import Pace
 from .params import BeamParams
-from .request import Beam, Request
+from .plan import Plan
+from .request import Beam, Odds, Request
 from .room import check_room
 from .rules import Forest, sample, search
 from .sources import BeamSource
@@ -81,7 +81,7 @@ class BeamEngine:
         target: the model whose beams are given.
         source: what drafts; None: nothing does.
         tokenizer: for text prompts and text output; None for bare token ids.
-        pace: how deep searched beams are drafted, at most as deep as asked.
+        odds: what became of the drafts of searched beams so far, by how these were asked for.
 
     Raises:
         ConfigError: the target's rows cannot go on with more than one path.
@@ -99,7 +99,8 @@ class BeamEngine:
         self.target = target
         self.source = source
         self.tokenizer = tokenizer or getattr(target, "tokenizer", None)
-        self.pace = Pace()
+        self.odds: dict[BeamParams, Odds] = {}
+        self._plan = None if source is None else Plan(target, source)
 
     def generate(
         self,
@@ -128,6 +129,8 @@ class BeamEngine:
             self._check(one, beams)
         requests = [self._request(encode(self.tokenizer, p), one, beams) for p, one in zip(prompts, each, strict=True)]
         check_room(self.target, requests)
+        if self._plan is not None and beams.depth is None:
+            self._plan.prepare()
         try:
             for request in requests:
                 self.open(request)
@@ -151,14 +154,17 @@ class BeamEngine:
 
     def _request(self, ids: list[int], params: SamplingParams, beams: BeamParams) -> Request:
         limit = room_for(self.target, ids, params)
-        return Request(ids, params, beams, limit, self.target.capabilities.eos_ids)
+        drafted = beams.draft_width or (self.source.width(beams.width) if self.source else None)
+        # searched beams are the same whatever was drafted: what was learned of drafts serves all of them
+        odds = None if params.temperature else self.odds.setdefault(beams, Odds())
+        return Request(ids, params, beams, limit, self.target.capabilities.eos_ids, odds, drafted)
 
     @torch.inference_mode()
     def open(self, request: Request) -> None:
         """Prefill a prompt and find its first layer of beams."""
         began = time.perf_counter()
         beams = request.beams
-        drafts = beams.drafted * beams.depth if self.source else 0
+        drafts = beams.nodes if self.source else 0
         self.target.reserve(1, len(request.ids) + (request.params.max_tokens or 0) + beams.width + drafts)
         request.tree = TreeRow(self.target.open(request.ids), request.root)
         if self.source is not None:
@@ -173,11 +179,9 @@ class BeamEngine:
         clock = [time.perf_counter()]
         passes = self.source.passes if self.source else 0
         chances = [self._chance(request) for request in requests]
-        paced = self.source is not None and all(not r.params.temperature for r in requests)
-        depths = [r.beams.depth for r in requests]
-        if paced:
-            depths = [self.pace.depth(max(depths))] * len(requests)
-        forests = grow(self.source, requests, chances, depths) if self.source else [Forest() for _ in requests]
+        forests = [Forest() for _ in requests]
+        if self.source is not None:
+            forests = grow(self.source, requests, chances, [self._depth(request) for request in requests])
         clock.append(time.perf_counter())
         trees = [_tree(request) for request in requests]
         fresh = [
@@ -186,15 +190,11 @@ class BeamEngine:
         ]
         feed(trees, fresh, lambda rows, new, _: self.target.extend(rows, new))
         clock.append(time.perf_counter())
-        layers = sum(request.stats.tokens for request in requests)
         for request, forest, chance in zip(requests, forests, chances, strict=True):
             request.peak_slots = max(request.peak_slots, _tree(request).slots)
             self._advance(request, forest, chance)
         clock.append(time.perf_counter())
         draft, verify, other = (b - a for a, b in pairwise(clock))
-        if paced:
-            gained = sum(request.stats.tokens for request in requests) - layers
-            self.pace.learn(depths[0], gained / len(requests), draft + verify + other)
         for request in requests:
             stats = request.stats
             stats.steps += 1
@@ -210,6 +210,11 @@ class BeamEngine:
             if self.source is not None:
                 self.source.close(request)
             request.tree = None
+
+    def _depth(self, request: Request) -> int:
+        if request.beams.depth is not None or self._plan is None:
+            return request.beams.depth or 0
+        return self._plan.depth(request)
 
     def _chance(self, request: Request) -> KeyedChance:
         return KeyedChance(request.seed, len(request.ids) + request.length - 1)
@@ -237,6 +242,7 @@ class BeamEngine:
             for _ in request.ends:
                 _count(stats.accepted, depth)
             depth += 1
+        request.odds.learn(len(forest.layers), len(forest.drafted), depth)
         if request.beams.single_cache:
             # of one length, the beam of lowest perplexity is the most probable one
             request.running = [Beam(max(request.ends, key=lambda node: node.score))]

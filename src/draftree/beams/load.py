@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
+from typing import cast
 
-from ..draft.levels import is_hierarchy
-from ..draft.load import AUTO, DEFAULT_DRAFTER, drafting_model
+from ..draft.levels import levels_of
+from ..draft.load import AUTO, DEFAULT_DRAFTER, drafting_model, parts_of
 from ..errors import ConfigError
 from ..models.head_file import shipped_for
 from ..models.head_model import HeadModel
 from ..models.hf import HFModel
+from ..models.kernels import working
 from ..models.load import DEFAULT_MODEL, load
 from ..models.numerics import DEFAULT_NUMERICS
 from .engine import BeamEngine
-from .sources import BeamSource, HeadBeams, LookupBeams, ModelBeams
+from .levels import HierarchyBeams, UnionBeams
+from .sources import BeamSource, HeadBeams, LookupBeams, ModelBeams, PassBeams
 
-_CAN = "beams are drafted by a drafting model, head, int8, fp16w, layers=N, self, none or, for beam search, lookup"
+_CAN = (
+    "beams are drafted by a drafting model, head, int8, fp16w, layers=N, self, none, a hierarchy of these such as "
+    "lookup>int8 or, for beam search, by lookup and unions"
+)
+_NEAR = ("int8", "fp16w", "self")
+"""The target's weights."""
 
 
 def load_beam_engine(
@@ -46,24 +55,37 @@ def check_beam_drafter(name: str | HFModel, sampled: bool) -> None:
     """Make sure that a drafter of this name can draft beams.
 
     Raises:
-        ConfigError: it cannot.
+        InputError: it cannot, or is not written as a drafter is.
     """
     if not isinstance(name, str) or Path(name).expanduser().exists():
         return
-    if name == "lookup" and sampled:
-        raise ConfigError(
-            f"drafter lookup gives no probabilities to draw beams from, the temperature is above 0: {_CAN}"
-        )
-    if name == "recycle" or "+" in name or is_hierarchy(name):
-        raise ConfigError(f"drafter {name} drafts one sequence, not beams: {_CAN}")
+    *below, top = levels_of(name)
+    for level in (*below, top):
+        if level.settings:
+            key, value = next(iter(level.settings.items()))
+            raise ConfigError(
+                f"drafter {name!r}: {level.name}:{key}={value} shapes the trees of one sequence: leave it out, "
+                "levels that draft beams have no settings"
+            )
+        if "recycle" in parts_of(level.name):
+            raise ConfigError(f"drafter {name}: recycle drafts one sequence, not beams: {_CAN}")
+    for level in (*below[1:], top) if below else ():
+        if level.name == "lookup" or len(parts_of(level.name)) > 1:
+            raise ConfigError(
+                f"drafter {name}: {level.name} makes no passes that a level below could save: put a drafting model or "
+                "a head above the lowest level"
+            )
+    if sampled and (top.name == "lookup" or len(parts_of(top.name)) > 1):
+        why = "gives no probabilities" if top.name == "lookup" else "has no law of its own"
+        raise ConfigError(f"drafter {name} {why} to draw beams from, and the temperature is above 0: {_CAN}")
 
 
 def load_beam_source(name: str | HFModel, target: HFModel, *, sampled: bool = False) -> BeamSource | None:
     """Make what drafts beams, by name; None drafts nothing.
 
     Args:
-        name: "auto" (the head that comes for the target, else lookup, or none where beams are sampled), "lookup",
-            "none", or what ``draft.load.drafting_model`` takes.
+        name: "auto" (``resolved``), "lookup", "none", what ``draft.load.drafting_model`` takes, several of these joined
+            by "+" (a union), or by ">" (a hierarchy, the lowest level first).
         target: the model that it drafts for.
         sampled: beams will be sampled: it must give probabilities.
 
@@ -75,12 +97,45 @@ def load_beam_source(name: str | HFModel, target: HFModel, *, sampled: bool = Fa
     """
     check_beam_drafter(name, sampled)
     if name == AUTO:
-        name = "head" if shipped_for(target) is not None else "none" if sampled else "lookup"
+        name = resolved(target, sampled)
     if name == "none":
         return None
+    if not isinstance(name, str):
+        return _source(name, target)
+    first, *above = levels_of(name)
+    source = _union(first.name, target)
+    for number, level in enumerate(above, start=2):
+        upper = _source(level.name, target)
+        if isinstance(upper, ModelBeams) and isinstance(source, HeadBeams) and isinstance(upper.model, HFModel):
+            upper.model.track_features()  # the head goes on from them where the target has not been yet
+        called = ">".join(each.name for each in (first, *above)[:number])
+        source = HierarchyBeams(source, cast(PassBeams, upper), called)
+    return source
+
+
+def resolved(target: HFModel, sampled: bool) -> str:
+    """What "auto" stands for.
+
+    It is the target itself in int8 where that is nearly its law for half of its price: on a CPU with such kernels,
+    where the target computes in float32 and can be loaded by its name. Else the head that comes for it; else lookup for
+    searched beams and nothing for sampled ones.
+    """
+    if target.capabilities.numerics == DEFAULT_NUMERICS and working("int8"):
+        with contextlib.suppress(ConfigError):  # it was not loaded by a name
+            drafting_model("int8", target)
+            return "int8"
+    return "head" if shipped_for(target) is not None else "none" if sampled else "lookup"
+
+
+def _union(name: str, target: HFModel) -> BeamSource:
+    parts = [_source(part, target) for part in parts_of(name)]
+    return parts[0] if len(parts) == 1 else UnionBeams(parts, name)
+
+
+def _source(name: str | HFModel, target: HFModel) -> BeamSource:
     if name == "lookup":
         return LookupBeams()
     model, called = drafting_model(name, target), name if isinstance(name, str) else name.capabilities.name
     if isinstance(model, HeadModel):
         return HeadBeams(model, called)
-    return ModelBeams(model, target.capabilities.vocab_size, called)
+    return ModelBeams(model, target.capabilities.vocab_size, called, near=name in _NEAR)

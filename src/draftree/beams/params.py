@@ -11,6 +11,9 @@ from ..errors import ConfigError
 MAX_PENALTY = 20
 """Beyond it powers of a length leave the range of floating-point numbers, and no ranking is left."""
 
+DEEPEST = 5
+"""Most layers that are drafted where nobody has said how many."""
+
 EarlyStopping = bool | Literal["never"]
 
 
@@ -28,8 +31,8 @@ class BeamParams:
         length_penalty: a sequence of L generated tokens scores its log-probability over L ** length_penalty.
         early_stopping: of beam search, transformers' own: True ends with the W-th finished beam; False and "never" also
             ask whether a running one could still win, "never" by the greatest length that it may reach.
-        draft_width: drafted beams W_S of a layer; None: twice W.
-        depth: drafted layers gamma; of searched beams at most so many, as many as is fastest.
+        draft_width: drafted beams W_S of a layer; None: as many as the drafter is best asked for, at most twice W.
+        depth: drafted layers gamma; None: as many as are likely to be fastest, none included.
         threshold: t of the dynamic width (Eq. 7); None: W beams in every layer.
         min_width: least beams W_min of a layer with a dynamic width (Eq. 6).
         single_cache: after each target pass only the beam of lowest perplexity goes on (Section 3.4), so that the cache
@@ -44,7 +47,7 @@ class BeamParams:
     length_penalty: float = 1.0
     early_stopping: EarlyStopping = False
     draft_width: int | None = None
-    depth: int = 3
+    depth: int | None = None
     threshold: float | None = None
     min_width: int = 1
     single_cache: bool = False
@@ -78,16 +81,21 @@ class BeamParams:
             )
         if self.early_stopping not in (True, False, "never"):
             raise ConfigError(f"early_stopping is {self.early_stopping!r}: use True, False or 'never'")
-        if self.drafted * self.depth > MAX_NODES:
+        if self.nodes > MAX_NODES:
             raise ConfigError(
-                f"{self.drafted} draft beams in {self.depth} layers are {self.drafted * self.depth} nodes: use at most "
-                f"{MAX_NODES}"
+                f"{self.drafted} draft beams in {self.nodes // self.drafted} layers are {self.nodes} nodes: use at "
+                f"most {MAX_NODES}"
             )
 
     @property
     def drafted(self) -> int:
-        """W_S."""
+        """W_S, or the most that it may be."""
         return 2 * self.width if self.draft_width is None else self.draft_width
+
+    @property
+    def nodes(self) -> int:
+        """Most drafted nodes of a step."""
+        return self.drafted * (self.depth or DEEPEST)
 
     def check(self, params: SamplingParams) -> None:
         """Make sure that sequences can be decoded so.

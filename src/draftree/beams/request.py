@@ -43,6 +43,35 @@ class Finished:
     reason: str
 
 
+_MEMORY = 0.95
+"""Share of the record of drafts that each step leaves."""
+
+
+@dataclass(slots=True)
+class Odds:
+    """What became of drafts so far, with a fading memory.
+
+    Attributes:
+        reached: drafted layers that the target judged.
+        went_on: those whose beams had all been drafted, so that the next layer followed in the same pass.
+        layers: layers drafted.
+        nodes: nodes in them.
+    """
+
+    reached: float = 0.0
+    went_on: float = 0.0
+    layers: float = 0.0
+    nodes: float = 0.0
+
+    def learn(self, drafted: int, nodes: int, went_on: int) -> None:
+        """A step drafted so many layers of so many nodes in all, and so many of them went on."""
+        reached = min(drafted, went_on + 1)
+        self.reached = _MEMORY * self.reached + reached
+        self.went_on = _MEMORY * self.went_on + went_on
+        self.layers = _MEMORY * self.layers + drafted
+        self.nodes = _MEMORY * self.nodes + nodes
+
+
 class Request:
     """A prompt and its beams.
 
@@ -52,6 +81,7 @@ class Request:
         beams: how many beams there are, and what becomes of finished ones.
         seed: the seed in use.
         limit: most tokens of a beam.
+        drafted: drafted beams W_S of a layer.
         eos_ids: tokens that end a beam.
         tree: its tree in the target's cache; None once it is closed.
         running: beams that go on, all of one length.
@@ -60,16 +90,25 @@ class Request:
         improvable: a running beam may still beat a finished one, by transformers' heuristic (beam search).
         stats: what was measured; ``tokens`` are layers of beams.
         peak_slots: most tokens that its tree has held in the target's cache.
+        odds: what became of drafts so far: its own where beams are sampled.
     """
 
     def __init__(
-        self, ids: Sequence[int], params: SamplingParams, beams: BeamParams, limit: int, eos_ids: frozenset[int]
+        self,
+        ids: Sequence[int],
+        params: SamplingParams,
+        beams: BeamParams,
+        limit: int,
+        eos_ids: frozenset[int],
+        odds: Odds | None = None,
+        drafted: int | None = None,
     ) -> None:
         self.ids = list(ids)
         self.params = params
         self.beams = beams
         self.seed = secrets.randbits(63) if params.seed is None else params.seed
         self.limit = limit
+        self.drafted = drafted or beams.drafted
         self.eos_ids = frozenset() if params.ignore_eos else eos_ids
         self.root = Node(self.ids[-1])
         self.tree: TreeRow | None = None
@@ -79,6 +118,7 @@ class Request:
         self.improvable = True
         self.stats = Stats()
         self.peak_slots = len(self.ids)
+        self.odds = odds or Odds()
 
     @property
     def length(self) -> int:

@@ -36,7 +36,7 @@ def check_room(target: ForestModel, requests: Sequence[Request]) -> None:
         return
     beams, most = requests[0].beams, max(requests, key=lambda r: len(r.ids) + r.beams.width * r.limit)
     width = 1 if beams.single_cache else beams.width
-    tokens = len(most.ids) + width * most.limit + beams.drafted * beams.depth
+    tokens = len(most.ids) + width * most.limit + beams.nodes
     need = len(requests) * tokens * slot
     if need > free:
         raise ConfigError(

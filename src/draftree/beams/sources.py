@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -17,9 +18,35 @@ from ..draft.lookup import NgramIndex
 from ..errors import CacheError
 from ..models.base import ForestModel, Nodes, Row
 from ..models.head_model import HeadModel
+from ..models.profile import Profile, kept_or_measured
+from .chance import Chance
 from .laws import fitted
 from .nodes import Node, TreeRow, feed
 from .request import Request
+
+_NEAR, _MODEL = 0.97, 0.9
+"""What is hoped of a model whose laws are nearly the target's, and of another one: enough to find out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frontier:
+    """Nodes of one request that a source is asked about.
+
+    Attributes:
+        request: theirs.
+        nodes: at least one.
+        counts: how often each was drawn.
+        depth: drafted layers above what follows them in this step.
+        left: layers that will be drafted below what follows them in this step.
+        chance: draws what follows them; None: the most probable is chosen.
+    """
+
+    request: Request
+    nodes: Sequence[Node]
+    counts: Sequence[int]
+    depth: int
+    left: int
+    chance: Chance | None = None
 
 
 class BeamSource(ABC):
@@ -28,14 +55,30 @@ class BeamSource(ABC):
     Attributes:
         name: what people call it.
         gives_laws: it gives every token of the vocabulary a probability, so that beams can be drawn from it.
-        passes: model passes so far, prefills not counted.
+        hope: how often it may have drafted a beam of a layer, as long as nothing is known.
     """
 
     gives_laws: ClassVar[bool] = True
-    passes: int = 0
+    hope: float = 0.7
 
     def __init__(self, name: str) -> None:
         self.name = name
+
+    @property
+    def passes(self) -> int:
+        """Model passes so far, prefills not counted."""
+        return 0
+
+    def width(self, beams: int) -> int:
+        """Drafted beams W_S that so many beams are best drafted with, at least as many and at most twice."""
+        return 2 * beams
+
+    def prepare(self) -> None:  # noqa: B027
+        """Find out what its passes cost."""
+
+    def seconds(self, nodes: float, context: int) -> float:
+        """Of drafting a layer below so many nodes behind so many tokens."""
+        return 0.0
 
     @abstractmethod
     def open(self, request: Request) -> None:
@@ -46,8 +89,12 @@ class BeamSource(ABC):
         return request.limit
 
     @abstractmethod
-    def logits(self, requests: Sequence[Request], nodes: Sequence[Sequence[Node]]) -> list[Tensor]:
-        """For each request [n, V] logits of the tokens after these nodes, at least one of a request."""
+    def logits(self, asked: Sequence[Frontier]) -> list[Tensor]:
+        """For each request [n, V] logits of the tokens after its n nodes."""
+
+    def node(self, request: Request, parent: Node, token: int) -> Node:
+        """The node below ``parent``; one that it knows already, if it does."""
+        return Node(token, parent, parent.length + 1)
 
     def settle(self, request: Request) -> None:  # noqa: B027
         """A step is over: ``request.running`` go on."""
@@ -57,20 +104,73 @@ class BeamSource(ABC):
         """A request has ended; twice is harmless."""
 
 
-class ModelBeams(BeamSource):
+class PassBeams(BeamSource):
+    """What makes passes of a model that keeps the beams in a cache of its own, as the target does.
+
+    Attributes:
+        model: the model.
+    """
+
+    model: ForestModel
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self._trees: dict[Request, TreeRow] = {}
+        self._passes = 0
+        self._profile: Profile | None = None
+
+    @property
+    def passes(self) -> int:
+        """See ``BeamSource``."""
+        return self._passes
+
+    def prepare(self) -> None:
+        """See ``BeamSource``; kept from an earlier start, or measured now (seconds, once)."""
+        self._profile = self._profile or kept_or_measured(self.model)
+
+    def seconds(self, nodes: float, context: int) -> float:
+        """See ``BeamSource``."""
+        return 0.0 if self._profile is None else self._profile.seconds(nodes, context)
+
+    def lacks(self, request: Request, nodes: Sequence[Node]) -> bool:
+        """It has not read all of these nodes."""
+        return bool(self._trees[request].unfed(nodes))
+
+    def read(self, requests: Sequence[Request], nodes: Sequence[Sequence[Node]]) -> None:
+        """One pass over what it has not read of these nodes and those above them, if there is anything."""
+        trees = [self._trees[request] for request in requests]
+        fresh = [tree.unfed(own) for tree, own in zip(trees, nodes, strict=True)]
+        self._passes += feed(trees, fresh, self._extend)
+
+    @abstractmethod
+    def _extend(self, rows: Sequence[Row], new: Sequence[Nodes], nodes: Sequence[Sequence[Node]]) -> Tensor:
+        """[B, n, V] logits after new nodes of rows."""
+
+    def close(self, request: Request) -> None:
+        """Forget its row."""
+        if request in self._trees:
+            self.model.close(self._trees.pop(request).row)
+
+
+class ModelBeams(PassBeams):
     """A drafting model.
 
     Args:
         model: drafts; its own cache holds the beams as the target's does.
         vocab: the target's V; padding of the output layer is cut off.
         name: what people call it.
+        near: its laws are nearly the target's, as those of the target's weights in other numerics are.
     """
 
-    def __init__(self, model: ForestModel, vocab: int, name: str | None = None) -> None:
+    def __init__(self, model: ForestModel, vocab: int, name: str | None = None, near: bool = False) -> None:
         super().__init__(name or model.capabilities.name)
         self.model = model
-        self._vocab = vocab
-        self._trees: dict[Request, TreeRow] = {}
+        self.hope = _NEAR if near else _MODEL
+        self._near, self._vocab = near, vocab
+
+    def width(self, beams: int) -> int:
+        """More than the beams where its laws are not the target's: of each layer all of these must be drafted."""
+        return beams if self._near else 2 * beams
 
     def open(self, request: Request) -> None:
         """Read the prompt, if it fits."""
@@ -83,28 +183,26 @@ class ModelBeams(BeamSource):
         left = self.model.capabilities.max_length - len(request.ids) - request.length
         return max(0, left) if request in self._trees else 0
 
-    def logits(self, requests: Sequence[Request], nodes: Sequence[Sequence[Node]]) -> list[Tensor]:
-        """See ``BeamSource``; one pass over what it has not been fed."""
-        trees = [self._trees[request] for request in requests]
-        fresh = [tree.unfed(ends) for tree, ends in zip(trees, nodes, strict=True)]
-        self.passes += feed(trees, fresh, lambda rows, new, _: self.model.extend(rows, new))
+    def logits(self, asked: Sequence[Frontier]) -> list[Tensor]:
+        """See ``BeamSource``; one pass over what it has not read."""
+        self.read([one.request for one in asked], [one.nodes for one in asked])
         return [
-            fitted(torch.stack([tree.logits[node] for node in ends]), self._vocab)
-            for tree, ends in zip(trees, nodes, strict=True)
+            fitted(torch.stack([self._trees[one.request].logits[node] for node in one.nodes]), self._vocab)
+            for one in asked
         ]
+
+    def _extend(self, rows: Sequence[Row], new: Sequence[Nodes], nodes: Sequence[Sequence[Node]]) -> Tensor:
+        return self.model.extend(rows, new)
 
     def settle(self, request: Request) -> None:
         """Drop what no running beam goes through."""
         if request in self._trees:
-            self._trees[request].keep(self.model, request.ends)
-
-    def close(self, request: Request) -> None:
-        """Forget its row."""
-        if request in self._trees:
-            self.model.close(self._trees.pop(request).row)
+            tree = self._trees[request]
+            tree.keep(self.model, request.ends)
+            tree.row.drop_features()
 
 
-class HeadBeams(BeamSource):
+class HeadBeams(PassBeams):
     """A draft head.
 
     A token behind one that the target has seen is fed with the target's hidden state; any other with the head's own
@@ -117,8 +215,7 @@ class HeadBeams(BeamSource):
 
     def __init__(self, model: HeadModel, name: str) -> None:
         super().__init__(name)
-        self.model = model
-        self._trees: dict[Request, TreeRow] = {}
+        self.model: HeadModel = model
         self._guessed: set[Node] = set()  # fed after a token that the target had not seen
 
     def open(self, request: Request) -> None:
@@ -132,12 +229,10 @@ class HeadBeams(BeamSource):
         row.logits = self.model.advance([row], [torch.tensor(request.ids[1:])], [hidden[:-1]])[0]
         self._trees[request] = TreeRow(row, request.root)
 
-    def logits(self, requests: Sequence[Request], nodes: Sequence[Sequence[Node]]) -> list[Tensor]:
-        """See ``BeamSource``; one pass over what it has not been fed."""
-        trees = [self._trees[request] for request in requests]
-        fresh = [tree.unfed(ends) for tree, ends in zip(trees, nodes, strict=True)]
-        self.passes += feed(trees, fresh, self._extend)
-        return [self._dense(tree, ends) for tree, ends in zip(trees, nodes, strict=True)]
+    def logits(self, asked: Sequence[Frontier]) -> list[Tensor]:
+        """See ``BeamSource``; one pass over what it has not read."""
+        self.read([one.request for one in asked], [one.nodes for one in asked])
+        return [self._dense(self._trees[one.request], one.nodes) for one in asked]
 
     def _extend(self, rows: Sequence[Row], new: Sequence[Nodes], nodes: Sequence[Sequence[Node]]) -> Tensor:
         features = []
@@ -172,9 +267,8 @@ class HeadBeams(BeamSource):
     def close(self, request: Request) -> None:
         """Forget its row."""
         if request in self._trees:
-            tree = self._trees.pop(request)
-            self._guessed -= tree.numbers.keys()
-            self.model.close(tree.row)
+            self._guessed -= self._trees[request].numbers.keys()
+        super().close(request)
 
 
 class LookupBeams(BeamSource):
@@ -194,10 +288,10 @@ class LookupBeams(BeamSource):
         index.extend(request.ids)
         self._texts[request] = index, request.root
 
-    def logits(self, requests: Sequence[Request], nodes: Sequence[Sequence[Node]]) -> list[Tensor]:
+    def logits(self, asked: Sequence[Frontier]) -> list[Tensor]:
         """See ``BeamSource``."""
         found = []
-        for request, ends in zip(requests, nodes, strict=True):
+        for request, ends in ((one.request, one.nodes) for one in asked):
             if request.tree is None:
                 raise CacheError("the request is closed: open its prompt again")
             index, last = self._texts[request]

@@ -1,62 +1,41 @@
-"""Is beam search ours or transformers'? Both on Spec-Bench prompts, with every drafter that beams can have, and timed.
+"""Beam search with drafts: equal to transformers', timed beside our own plain beams, and the caches that it saves.
 
     python -m draftree.bench.beams [--limit 26] [--max-tokens 64] [--widths 2,3,4,5] [--drafters none,lookup,head]
+        [--out FILE]
 
 All W sequences and their scores are compared with those of transformers' ``generate(num_beams=W)``, in float32 unless
 ``--numerics`` says otherwise. A *near-tie*: the first sequence that differs scores within 1e-3 of theirs.
-``--temperature`` above 0 times sampled beams, which have nothing to be compared with, beside our own plain ones.
+``--temperature`` above 0 times sampled beams, which have nothing to be compared with, beside our own plain ones. With
+``--out`` each answer is kept, and the same command goes on where it was stopped.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
 from rich.progress import track
 from transformers import PreTrainedModel
 
-from ..beams.engine import BeamEngine, BeamGeneration
+from ..beams.engine import BeamEngine
 from ..beams.load import load_beam_source
 from ..beams.params import BeamParams
 from ..config import SamplingParams
+from ..errors import InputError
 from ..models.load import DEFAULT_MODEL, load, load_stock
 from ..models.numerics import DEFAULT_NUMERICS
 from ..text import encode, user
+from .beam_lines import Found, Line, Lines
 from .stats import ratio
 from .suites import spec_bench
 
+TRANSFORMERS = "transformers"
 SEED, NEAR = 7, 1e-3
-Found = list[tuple[list[int], float]]
-"""Sequences and scores, best first."""
-
-
-@dataclass(slots=True)
-class Kept:
-    """What one decoder did with the prompts.
-
-    Attributes:
-        found: its sequences.
-        seconds: for each prompt.
-        layers: for each prompt, layers of beams: tokens of the longest.
-        passes: target passes after the prefills.
-        slots: the largest share of W caches that one prompt's beams took.
-    """
-
-    found: list[Found] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)
-    layers: list[int] = field(default_factory=list)
-    passes: int = 0
-    slots: float = 0.0
-
-    @property
-    def rates(self) -> list[float]:
-        """Layers a second, prefill included."""
-        return [n / s for n, s in zip(self.layers, self.seconds, strict=True)]
 
 
 def beam_search(model: PreTrainedModel, prompt: Sequence[int], width: int, max_tokens: int) -> Found:
@@ -91,8 +70,8 @@ def main() -> None:
     parser.add_argument("--target", default=DEFAULT_MODEL)
     parser.add_argument("--drafters", default="none,lookup,head")
     parser.add_argument("--widths", default="2,3,4,5")
-    parser.add_argument("--draft-beams", type=int, help="twice the beams by default")
-    parser.add_argument("--depth", type=int, default=3)
+    parser.add_argument("--draft-beams", type=int, help="at most twice the beams by default")
+    parser.add_argument("--depth", type=int, help="as deep as is likely to be fastest by default")
     parser.add_argument("--width-threshold", type=float)
     parser.add_argument("--limit", type=int, default=26, help="prompts, from the categories in turn")
     parser.add_argument("--max-prompt", type=int, default=1 << 20, help="leave out prompts of more tokens")
@@ -102,20 +81,40 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--numerics", default=DEFAULT_NUMERICS)
+    parser.add_argument("--out", help="keep each answer in this file, and go on there")
     args = parser.parse_args()
-    target = load(args.target, dtype="float32", numerics=args.numerics)
-    stock = None if args.temperature else load_stock(args.target, dtype="float32")[0]
+    widths, drafters = [int(w) for w in args.widths.split(",")], args.drafters.split(",")
+    uncompared = ("out", "widths", "drafters")
+    settings = {name: value for name, value in vars(args).items() if name not in uncompared}
+    try:
+        lines = Lines(args.out, settings)
+        target = load(args.target, dtype="float32", numerics=args.numerics)
+        stock = None if args.temperature else load_stock(args.target, dtype="float32")[0]
+        sources = {name: load_beam_source(name, target, sampled=bool(args.temperature)) for name in drafters}
+    except InputError as error:
+        sys.exit(f"error: {error}")
     encoded = [encode(target.tokenizer, user(item.prompt)) for item in spec_bench(args.limit)]
     prompts = [prompt for prompt in encoded if len(prompt) <= args.max_prompt]
     clock = time.process_time if args.cpu_time else time.perf_counter
     params = SamplingParams(max_tokens=args.max_tokens, temperature=args.temperature, seed=SEED)
-    drafters = args.drafters.split(",")
-    sources = {name: load_beam_source(name, target, sampled=bool(args.temperature)) for name in drafters}
     engines = {name: BeamEngine(target, source) for name, source in sources.items()}
+    decoders = ([] if stock is None else [TRANSFORMERS]) + drafters
+
+    def decode(decoder: str, number: int, beams: BeamParams) -> Line:
+        prompt, began = prompts[number], clock()
+        if stock is not None and decoder == TRANSFORMERS:
+            theirs = beam_search(stock, prompt, beams.width, args.max_tokens)
+            return Line(beams.width, decoder, number, theirs, clock() - began)
+        made = engines[decoder].generate([prompt], params, beams)[0]
+        seconds, stats = clock() - began, made.stats
+        found = [(h.token_ids, h.score) for h in made.hypotheses]
+        slots = made.peak_slots / (beams.width * (len(prompt) + stats.tokens))
+        return Line(beams.width, decoder, number, found, seconds, stats.tokens, stats.steps, slots)
+
     print(
         f"{'W':>2} {'decoder':16} {'layers/s':>8} {'over plain beams':>22} {'layers/pass':>11} {'cache':>6}  verdicts"
     )
-    for width in (int(w) for w in args.widths.split(",")):
+    for width in widths:
         beams = BeamParams(
             width=width,
             returned=width,
@@ -123,42 +122,33 @@ def main() -> None:
             depth=args.depth,
             threshold=args.width_threshold,
         )
-        made = {name: Kept() for name in ([] if stock is None else ["transformers"]) + drafters}
-        for number, prompt in enumerate(track(prompts, f"{width} beams", transient=True)):
-            order = list(made)[number % len(made) :] + list(made)[: number % len(made)]
-            for name in order:
-                began = clock()
-                if name == "transformers" and stock is not None:
-                    theirs = beam_search(stock, prompt, width, args.max_tokens)
-                    _keep(made[name], theirs, clock() - began)
-                else:
-                    ours = engines[name].generate([prompt], params, beams)[0]
-                    found = [(h.token_ids, h.score) for h in ours.hypotheses]
-                    _keep(made[name], found, clock() - began, ours, len(prompt), width)
-        if stock is not None:
-            made["transformers"].layers = made[drafters[0]].layers  # the same search
-        base = made.get("none")
-        for name, kept in made.items():
-            over = "" if base is None or kept is base else ratio(kept.rates, base.rates).text()
-            counts: Counter[str] = Counter()
-            if stock is not None and name != "transformers":
-                pairs = zip(kept.found, made["transformers"].found, strict=True)
-                counts.update(verdict(ours, theirs) for ours, theirs in pairs)
-            rate = sum(kept.layers) / sum(kept.seconds)
-            gained = (sum(kept.layers) - len(prompts)) / kept.passes if kept.passes else 0.0
-            said = ", ".join(f"{n} {what}" for what, n in counts.items())
-            print(f"{width:2} {name:16} {rate:8.2f} {over:>22} {gained:11.2f} {kept.slots:6.0%}  {said}", flush=True)
+        for number in track(range(len(prompts)), f"{width} beams", transient=True):
+            turn = number % len(decoders)
+            for decoder in decoders[turn:] + decoders[:turn]:
+                if (width, decoder, number) not in lines:
+                    lines.add(decode(decoder, number, beams))
+        kept = {decoder: list(lines.of(width, decoder)) for decoder in decoders}
+        for decoder, own in kept.items():
+            print(_row(width, decoder, own, kept), flush=True)
 
 
-def _keep(
-    kept: Kept, found: Found, seconds: float, ours: BeamGeneration | None = None, prompt: int = 0, width: int = 1
-) -> None:
-    kept.found.append(found)
-    kept.seconds.append(seconds)
-    if ours:
-        kept.layers.append(ours.stats.tokens)
-        kept.passes += ours.stats.steps
-        kept.slots = max(kept.slots, ours.peak_slots / (width * (prompt + ours.stats.tokens)))
+def _row(width: int, decoder: str, own: Sequence[Line], kept: Mapping[str, Sequence[Line]]) -> str:
+    """One line of the table."""
+    told = {name: [n.layers for n in lines] for name, lines in kept.items() if name != TRANSFORMERS}
+    layers = told.get(decoder) or next(iter(told.values()))  # transformers' search is the same one
+    seconds = [n.seconds for n in own]
+    over, verdicts, gained = "", "", 0.0
+    if (base := kept.get("none")) and decoder != "none":
+        rates = [n / s for n, s in zip(layers, seconds, strict=True)]
+        over = ratio(rates, [n.layers / n.seconds for n in base]).text()
+    if (theirs := kept.get(TRANSFORMERS)) and decoder != TRANSFORMERS:
+        counts = Counter(verdict(n.found, other.found) for n, other in zip(own, theirs, strict=True))
+        verdicts = ", ".join(f"{count} {what}" for what, count in counts.items())
+    if passes := sum(n.passes for n in own):
+        gained = (sum(layers) - len(own)) / passes
+    slots = max(n.slots for n in own)
+    rate = sum(layers) / sum(seconds)
+    return f"{width:2} {decoder:16} {rate:8.2f} {over:>22} {gained:11.2f} {slots:6.0%}  {verdicts}"
 
 
 if __name__ == "__main__":

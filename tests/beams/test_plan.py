@@ -1,0 +1,143 @@
+"""The depth that beams are drafted to where nobody has said: by costs and by what became of drafts before."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from draftree.beams.engine import BeamEngine
+from draftree.beams.params import DEEPEST, BeamParams
+from draftree.beams.plan import Plan
+from draftree.beams.request import Odds, Request
+from draftree.beams.rules import Forest
+from draftree.beams.sources import BeamSource, ModelBeams
+from draftree.config import SamplingParams
+
+from ..pairs import target
+from ..toy import ToyModel
+from .parts import PROMPTS, source
+from .test_sampling import Law, Scriptable, distance, law_after, law_of, toys
+
+STEPS = 100
+
+
+class Priced(BeamSource):
+    """Costs a share of a target pass for each layer."""
+
+    def __init__(self, price: float) -> None:
+        super().__init__("priced")
+        self.price = price
+
+    def seconds(self, nodes: float, context: int) -> float:
+        return self.price
+
+    open = close = lambda self, request: None
+    logits = None  # type: ignore[assignment]
+
+
+class Flat:
+    """A profile: passes cost one second and a hundredth for each node."""
+
+    def seconds(self, nodes: float, context: int) -> float:
+        return 1 + nodes / 100
+
+
+def chosen(price: float, goes_on: bool) -> list[int]:
+    """Depths of many steps whose drafts go on always or never."""
+    request = Request([1], SamplingParams(temperature=1.0), BeamParams(width=2), 1000, frozenset())
+    plan, depths = Plan(ToyModel(5), Priced(price), Flat()), []  # type: ignore[arg-type]
+    for _ in range(STEPS):
+        depths.append(plan.depth(request))
+        request.odds.learn(depths[-1], 4 * depths[-1], depths[-1] if goes_on else 0)
+    return depths
+
+
+def test_what_always_goes_on_is_drafted_deep() -> None:
+    assert set(chosen(0.2, True)[10:]) == {DEEPEST}
+
+
+def test_what_never_goes_on_is_seldom_drafted_and_tried_again() -> None:
+    depths = chosen(0.2, False)
+    assert depths.count(0) > 0.8 * STEPS
+    assert any(depths[20:]), "a text that changes is found out"
+
+
+def test_what_costs_more_than_the_target_is_never_drafted() -> None:
+    assert set(chosen(1.5, True)) == {0}
+
+
+def test_a_gain_within_the_margin_is_none() -> None:
+    """What always goes on at 0.93 of a target pass is hardly faster than no drafts; at 0.3 it is."""
+    assert set(chosen(0.93, True)) == {0}
+    assert 0 not in chosen(0.3, True)[10:]
+
+
+def test_room_bounds_the_depth() -> None:
+    request = Request([1], SamplingParams(temperature=1.0), BeamParams(width=2), 3, frozenset())
+    assert Plan(ToyModel(5), Priced(0.0), Flat()).depth(request) == 2  # type: ignore[arg-type]
+
+
+def test_the_memory_of_drafts_fades() -> None:
+    odds = Odds()
+    for _ in range(200):
+        odds.learn(1, 2, 1)
+    for _ in range(60):
+        odds.learn(1, 2, 0)
+    assert odds.went_on / odds.reached < 0.1
+
+
+def test_searched_beams_are_the_same_at_any_depth() -> None:
+    model, params, beams = target(), SamplingParams(max_tokens=40), BeamParams(width=3, returned=3)
+    plain = BeamEngine(model).generate(PROMPTS, params, beams)
+    engine = BeamEngine(model, source("relative", model))
+    for _ in range(2):
+        for one, other in zip(plain, engine.generate(PROMPTS, params, beams), strict=True):
+            assert [h.token_ids for h in one.hypotheses] == [h.token_ids for h in other.hypotheses]
+
+
+@pytest.mark.parametrize("drafter", ["relative", "stranger", "head"])
+def test_a_seed_repeats_its_beams_alone_in_a_batch_and_later(drafter: str) -> None:
+    """Depths follow the request's own steps and kept costs, not the clock."""
+    model, params = target(), SamplingParams(max_tokens=30, temperature=1.0, seed=4)
+    engine, beams = BeamEngine(model, source(drafter, model)), BeamParams(width=3, returned=3)
+    batch = engine.generate(PROMPTS, params, beams)
+    alone = [engine.generate([prompt], params, beams)[0] for prompt in PROMPTS]
+    ids = [[[h.token_ids for h in one.hypotheses] for one in made] for made in (batch, alone)]
+    assert ids[0] == ids[1]
+
+
+class Learning(Scriptable):
+    """Drafts two layers where the last drafts went on, else one and none in turn."""
+
+    def _depth(self, request: Request) -> int:
+        if request.odds.reached == request.odds.went_on:
+            return 2
+        return request.stats.steps % 2
+
+
+class Peeking(Scriptable):
+    """Leaves its drafts unused where it does not like the first of them."""
+
+    def _advance(self, request: Request, forest: Forest, chance: object) -> None:
+        disliked = forest.layers and forest.layers[0].drafts[0].token == 0
+        super()._advance(request, Forest() if disliked else forest, chance)  # type: ignore[arg-type]
+
+    def _depth(self, request: Request) -> int:
+        return 1
+
+
+def laws(kind: type[Scriptable], width: int, limit: int) -> Sequence[Law]:
+    """Of an engine's beams at the end, and of beam sampling's."""
+    models, beams = toys(2), BeamParams(width=width, draft_width=width)
+    found = law_after(limit, lambda: kind(models[0], ModelBeams(models[1], 2)), beams, limit)
+    return found, law_of(models[0], width, limit).final(((),))
+
+
+@pytest.mark.parametrize(("width", "limit"), [(1, 5), (2, 3)])
+def test_a_depth_that_follows_from_steps_before_leaves_the_law_as_it_is(width: int, limit: int) -> None:
+    assert distance(*laws(Learning, width, limit)) < 1e-12
+
+
+def test_a_depth_that_follows_from_the_drafts_themselves_is_caught() -> None:
+    assert distance(*laws(Peeking, 1, 3)) > 1e-3
