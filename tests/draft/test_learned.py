@@ -29,7 +29,7 @@ from ..pairs import costs, drafter, target
 from ..tiny import save_tiny
 from ..toy import Script, ScriptedScorer, trees_of
 
-MACHINE = {"target": costs(1.0), "drafter": costs(0.01)}
+MACHINE, CHEAP = costs(1.0), costs(0.01)
 PATHS = Classifier(("probability", "entropy", "depth"), ((4.0, -0.2, 0.0),), (0.1,), (1.5,), -1.0)
 WIDTHS = Classifier(("rank", "entropy"), ((-1.0, 1.0), (1.0, -1.0)), (0.0, 0.0), (1.0, -1.0), 0.0, given_parent=True)
 """C = sigmoid(H - rank): at least one half for ranks up to H."""
@@ -127,10 +127,10 @@ def test_auto_weighs_what_the_classifier_says_and_not_what_the_draft_says() -> N
     def nodes(policy: AutoTree, said: float) -> int:
         return len(planned(policy, lambda row, path: ([len(path) + 1], [math.log(said)], 1.0)))
 
-    assert nodes(AutoTree(**MACHINE), 0.99) > 4
-    assert nodes(ScoredAuto(**MACHINE, classifier=unlikely), 0.99) <= 1  # one costs nothing here
-    assert nodes(AutoTree(**MACHINE), 0.005) == 0
-    assert nodes(ScoredAuto(**MACHINE, classifier=likely), 0.005) > 4
+    assert nodes(AutoTree(target=MACHINE, drafter=CHEAP), 0.99) > 4
+    assert nodes(ScoredAuto(target=MACHINE, drafter=CHEAP, classifier=unlikely), 0.99) <= 1  # one costs nothing here
+    assert nodes(AutoTree(target=MACHINE, drafter=CHEAP), 0.005) == 0
+    assert nodes(ScoredAuto(target=MACHINE, drafter=CHEAP, classifier=likely), 0.005) > 4
 
 
 @pytest.mark.parametrize("name", ["lookup", "relative", "lookup+relative"])
@@ -141,7 +141,7 @@ def test_auto_with_a_classifier_says_what_plain_decoding_says_alone_and_in_a_bat
     prompts = [[3, 14, 15, 9, 2, 6, 14, 15], [27, 1, 8], [31, 41, 5, 9, 26, 53, 58, 9, 7, 9, 3, 2, 3, 8]]
     model, params = target(), SamplingParams(max_tokens=30, temperature=temperature, seed=5)
     want = [g.token_ids for g in Engine(model).generate(prompts, params)]
-    made = lambda: ScoredAuto(**MACHINE, classifier=STEPS)  # noqa: E731
+    made = lambda: ScoredAuto(target=MACHINE, drafter=CHEAP, classifier=STEPS)  # noqa: E731
     together = Engine(model, drafter(name, model, made()), nodes=12).generate(prompts, params)
     assert [g.token_ids for g in together] == want
     alone = [Engine(model, drafter(name, model, made()), nodes=12).generate([p], params)[0] for p in prompts]
@@ -152,7 +152,7 @@ def test_auto_with_a_classifier_says_what_plain_decoding_says_alone_and_in_a_bat
 def test_no_candidate_is_likelier_than_one_of_a_lower_rank() -> None:
     """``auto`` learns from candidates in descending order; a classifier may say otherwise of ranks."""
     rising = Classifier(("rank",), ((1.0,),), (0.0,), (1.0,), -1.0, given_parent=True)
-    policy = ScoredAuto(**MACHINE, classifier=rising)
+    policy = ScoredAuto(target=MACHINE, drafter=CHEAP, classifier=rising)
     seen = planned(policy, lambda row, path: ([1, 2, 3], [-1.0, -1.5, -2.0], 1.0))
     assert policy._plan is not None
     law = policy._plan.frontiers[0].candidates.logprobs.exp()
