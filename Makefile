@@ -21,11 +21,12 @@ RUN ?= first
 BENCH := $(VENV)/bin/draftree bench
 TREES := binary:nodes=25,eagle:nodes=25,opt-tree:nodes=25
 DYNAMIC := chain,static,early-stop,naive-width,dynamic-width,dynamic-width-depth
-BEAMS := beams:drafter=none,beams,beams:threshold=0.9,beams:threshold=0.5,beams:single=yes,chain,static:verify=multi-round-replacement
+BEAMS := beams:width=2:drafter=none,beams:width=4:drafter=none,beams:width=2,beams:width=3,beams:width=4,beams:width=4:threshold=0.9,beams:width=4:threshold=0.7:least=2,beams:width=4:single=yes,chain,static:verify=multi-round-replacement
 PEERS := peer:hf-generate,peer:hf-prompt-lookup
 SIZES := 4 8 16 32 64
 DELTAS := 0.05 0.1 0.2 0.4 0.6 0.8
 SMALL := $(BENCH) --suite mt-bench --limit 8 --turns 1 --max-tokens 32
+QUALITY := $(BENCH) --quality --skip-bad --temperature 0.7 --drafters int8
 comma := ,
 empty :=
 list = $(subst $(empty) $(empty),$(comma),$(strip $(1)))
@@ -70,6 +71,8 @@ results-quick: setup ## measure the main methods on 13 prompts, in a quarter of 
 	$(SMALL) --out $(QUICK)/sizes --drafters head --methods $(call list,$(SIZES:%=opt-tree:nodes=%))
 	$(SMALL) --out $(QUICK)/thresholds --methods $(call list,$(DELTAS:%=opt-tree:nodes=25:delta=%))
 	$(SMALL) --out $(QUICK)/temperatures --temperature 0,0.5,1 --methods auto,opt-tree:nodes=25
+	$(BENCH) --suite gsm8k --limit 5 --max-tokens 128 --quality --out $(QUICK)/gsm8k --methods auto,auto:verify=relaxed
+	for suite in squad spider; do $(QUALITY) --suite $$suite --limit 3 --max-tokens 32 --out $(QUICK)/$$suite-beams --methods $(BEAMS) || exit 1; done
 	$(VENV)/bin/draftree report $(QUICK)
 
 results: setup $(SIZES:%=$(RESULTS)/trees/%.json) ## measure everything (hours; goes on where it was stopped) and write docs/results.md
@@ -84,8 +87,8 @@ results: setup $(SIZES:%=$(RESULTS)/trees/%.json) ## measure everything (hours; 
 	$(BENCH) --suite spec-bench --limit 78 --turns 1 --out $(RESULTS)/runs/6-spec-bench --methods auto,$(DYNAMIC),$(TREES),$(PEERS)
 	for suite in gsm8k humaneval mbpp squad spider; do $(BENCH) --suite $$suite --limit 50 --max-tokens 256 --quality --skip-bad \
 		--out $(RESULTS)/runs/7-$$suite --methods auto,auto:verify=relaxed || exit 1; done
-	for suite in squad spider; do $(BENCH) --suite $$suite --limit 20 --max-tokens 64 --temperature 1 --drafters head --quality --skip-bad \
-		--out $(RESULTS)/runs/8-$$suite-beams --methods $(BEAMS) || exit 1; done
+	for suite in squad spider; do $(QUALITY) --suite $$suite --limit 20 --max-tokens 64 --out $(RESULTS)/runs/8-$$suite-beams --methods $(BEAMS) \
+		|| exit 1; done
 	$(VENV)/bin/draftree report $(RESULTS)/runs --markdown docs/results.md
 
 $(RESULTS)/trees/%.json: | setup

@@ -12,8 +12,9 @@ from transformers import PreTrainedModel
 from draftree.draft.auto import AutoTree
 from draftree.draft.base import Drafter, NoDrafter
 from draftree.draft.c2t import ClassifierTree
-from draftree.draft.classifier_file import DEFAULT, read_classifier
+from draftree.draft.classifier_file import DEFAULT, DEFAULT_WIDTH, read_classifier
 from draftree.draft.drafter import TreeDrafter
+from draftree.draft.learned import LearnedTree, LearnedWidth
 from draftree.draft.lookup import LookupSource
 from draftree.draft.methods import METHODS
 from draftree.draft.model import ModelSource
@@ -84,7 +85,7 @@ def costs(seconds: float) -> Profile:
 def policy(method: str) -> GrowthPolicy:
     """A method with its defaults; ``TREE`` for the one that reads a file, and costs for the one that asks for them.
 
-    The classifier that ships may score for any models.
+    The classifiers that ship may score for any models.
     """
     if method == "auto":
         return AutoTree(target=costs(1.0), drafter=costs(0.01))
@@ -92,6 +93,8 @@ def policy(method: str) -> GrowthPolicy:
         return PayingChain(target=costs(1.0), drafter=0.01)
     if method == "c2t":
         return ClassifierTree(read_classifier(DEFAULT).classifier)
+    if method == "learned-width":
+        return LearnedTree(LearnedWidth(read_classifier(DEFAULT_WIDTH).classifier))
     made = METHODS[method]
     return made.policy() if made.complete else RankTree(TREE)
 

@@ -23,11 +23,14 @@ STEPS = 100
 
 
 class Priced(BeamSource):
-    """Costs a share of a target pass for each layer."""
+    """Costs a share of a target pass for each layer, and so much for each token of a prompt."""
 
-    def __init__(self, price: float) -> None:
+    def __init__(self, price: float, prompt: float = 0.0) -> None:
         super().__init__("priced")
-        self.price = price
+        self.price, self.prompt = price, prompt
+
+    def reading(self, tokens: int) -> float:
+        return self.prompt * tokens
 
     def seconds(self, nodes: float, context: int) -> float:
         return self.price
@@ -71,6 +74,29 @@ def test_a_gain_within_the_margin_is_none() -> None:
     """What always goes on at 0.93 of a target pass is hardly faster than no drafts; at 0.3 it is."""
     assert set(chosen(0.93, True)) == {0}
     assert 0 not in chosen(0.3, True)[10:]
+
+
+@pytest.mark.parametrize(("prompt", "limit", "opens"), [(10, 100, True), (1000, 100, False), (1000, 1000, True)])
+def test_a_prompt_is_read_where_the_answer_may_pay_for_it(prompt: int, limit: int, opens: bool) -> None:
+    request = Request([1] * prompt, SamplingParams(temperature=1.0), BeamParams(width=2), limit, frozenset())
+    assert Plan(ToyModel(5), Priced(0.2, prompt=0.1), Flat()).opens(request) is opens  # type: ignore[arg-type]
+
+
+def test_what_has_not_read_the_prompt_drafts_nothing() -> None:
+    request = Request([1], SamplingParams(temperature=1.0), BeamParams(width=2), 100, frozenset())
+    request.drafting = False
+    assert Plan(ToyModel(5), Priced(0.0), Flat()).depth(request) == 0  # type: ignore[arg-type]
+
+
+def test_a_drafter_that_is_not_to_read_the_prompt_makes_no_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, params, beams = target(), SamplingParams(max_tokens=8), BeamParams(width=2)
+    want = BeamEngine(model).generate(PROMPTS, params, beams)
+    monkeypatch.setattr(Plan, "opens", lambda self, request: False)
+    engine = BeamEngine(model, source("self", model))
+    found = engine.generate(PROMPTS, params, beams)
+    assert engine.source is not None
+    assert engine.source.passes == 0
+    assert [g.hypotheses[0].token_ids for g in found] == [g.hypotheses[0].token_ids for g in want]
 
 
 def test_room_bounds_the_depth() -> None:
@@ -129,7 +155,7 @@ class Peeking(Scriptable):
 
 def laws(kind: type[Scriptable], width: int, limit: int) -> Sequence[Law]:
     """Of an engine's beams at the end, and of beam sampling's."""
-    models, beams = toys(2), BeamParams(width=width, draft_width=width)
+    models, beams = toys(2), BeamParams(width=width, draft_width=width, depth=1)  # so that drafts are read
     found = law_after(limit, lambda: kind(models[0], ModelBeams(models[1], 2)), beams, limit)
     return found, law_of(models[0], width, limit).final(((),))
 

@@ -310,7 +310,7 @@ def test_sampled_beams_of_a_real_model_pass_a_chi_square_test(
     engine, seen = BeamEngine(made, source("relative", made)), Counter[State]()
     for start in range(0, count, batch):
         each = [SamplingParams(max_tokens=3, temperature=1.0, top_k=2, seed=start + i) for i in range(batch)]
-        for one in engine.generate([PROMPTS[1]] * batch, each, BeamParams(width=2, returned=2, draft_width=3)):
+        for one in engine.generate([PROMPTS[1]] * batch, each, BeamParams(width=2, returned=2, draft_width=3, depth=2)):
             seen[tuple(sorted(tuple(h.token_ids) for h in one.hypotheses))] += 1
     assert set(seen) <= set(law)
     p = chi_square(torch.tensor([seen[s] for s in law]), torch.tensor(list(law.values())))

@@ -65,9 +65,8 @@ def decode(
             while rng.random() < true:
                 luck += 1
             path = list(range(min(luck, len(tree))))
-            tokens = [n + 1 for n in path] + [luck + 1 if len(tree) <= luck else -1]
-            if luck > len(tree):
-                tokens[-1] = len(path) + 1  # the target says what the drafter would have said next
+            # behind a chain that is right throughout, the target may say what the drafter would have said next
+            tokens = [n + 1 for n in path] + [len(path) + 1 if luck > len(tree) else -1]
             outcomes.append(Outcome(sequence, tree, path, tokens, len(tokens), cost))
         policy.observe(outcomes)
         chosen.append(max(map(len, trees)))
@@ -101,7 +100,7 @@ def test_the_best_length_is_found(curve: str, true: float) -> None:
     policy = AutoTree(depth=NODES, target=costs(seconds))
     late = decode(policy, 240, says=true, true=true)[120:]
     got = sum(rate(seconds, true, n) * seconds(n + 1) for n in late) / sum(seconds(n + 1) for n in late)
-    assert got >= 0.96 * rate(seconds, true, best(seconds, true)), f"{late[-20:]} where {best(seconds, true)} is best"
+    assert got >= 0.97 * rate(seconds, true, best(seconds, true)), f"{late[-20:]} where {best(seconds, true)} is best"
 
 
 def test_on_a_flat_curve_all_that_may_be_accepted_is_verified() -> None:
@@ -308,9 +307,9 @@ def test_a_depth_that_differs_is_told_apart() -> None:
 
 def test_a_drafter_that_is_surer_than_it_says_is_found_out_soon() -> None:
     calibration = Calibration()
-    for p in (0.15, 0.35, 0.55, 0.75) * 5:
+    for p in (0.15, 0.35, 0.55, 0.75) * 8:
         calibration.learn(1, [p], 0)
-    assert float(calibration.acceptance(torch.tensor([0.25]), 1)) > 0.8  # a probability that was never met
+    assert float(calibration.acceptance(torch.tensor([0.25]), 1)) > 0.7  # a probability that was never met
 
 
 def test_a_sequence_with_bad_luck_has_worse_odds() -> None:

@@ -22,7 +22,7 @@ from draftree.draft.methods import find_policy
 from draftree.draft.static import Pair
 from draftree.engine import Engine
 from draftree.errors import ConfigError, DraftreeWarning
-from draftree.sequence import Sequence
+from draftree.sequence import Sequence, Stats
 from draftree.tree import DraftTree
 
 from ..pairs import costs, drafter, target
@@ -111,6 +111,7 @@ class Fake(Sequence):
     def __init__(self) -> None:
         self.ids = [0] * 64
         self.prompt_length = 64
+        self.stats = Stats(steps=1)
 
 
 def planned(policy: AutoTree, script: Script) -> DraftTree:
@@ -141,7 +142,10 @@ def test_auto_with_a_classifier_says_what_plain_decoding_says_alone_and_in_a_bat
     prompts = [[3, 14, 15, 9, 2, 6, 14, 15], [27, 1, 8], [31, 41, 5, 9, 26, 53, 58, 9, 7, 9, 3, 2, 3, 8]]
     model, params = target(), SamplingParams(max_tokens=30, temperature=temperature, seed=5)
     want = [g.token_ids for g in Engine(model).generate(prompts, params)]
-    made = lambda: ScoredAuto(target=MACHINE, drafter=CHEAP, classifier=STEPS)  # noqa: E731
+
+    def made() -> ScoredAuto:
+        return ScoredAuto(target=MACHINE, drafter=CHEAP, classifier=STEPS)
+
     together = Engine(model, drafter(name, model, made()), nodes=12).generate(prompts, params)
     assert [g.token_ids for g in together] == want
     alone = [Engine(model, drafter(name, model, made()), nodes=12).generate([p], params)[0] for p in prompts]

@@ -214,7 +214,7 @@ def test_a_tree_that_fixes_its_drafter_still_does() -> None:
         ({"memory": "0.5"}, "memory is 0.5: use a number of tokens, 1 or more, or inf"),
         ({"memory": "nan"}, "memory is nan"),
         ({"share": "most"}, "share is 'most': use a positive number, or 'auto'"),
-        ({"start": "2"}, "start is 2 but share is auto, which has no tau: set share, as 0.6"),
+        ({"start": "2"}, "start is 2 but share is auto, which has no tau: set share too, as 0.6"),
         ({"memory": "7"}, "memory is 7.0 but share is auto"),
         ({"crossing": "drop"}, "crossing is drop but share is auto"),
         ({"crossing": "maybe"}, "crossing is 'maybe': the token that crosses the threshold is to 'keep' or to 'drop'"),

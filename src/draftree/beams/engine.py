@@ -167,7 +167,8 @@ class BeamEngine:
         drafts = beams.nodes if self.source else 0
         self.target.reserve(1, len(request.ids) + (request.params.max_tokens or 0) + beams.width + drafts)
         request.tree = TreeRow(self.target.open(request.ids), request.root)
-        if self.source is not None:
+        request.drafting = self._plan is not None and (beams.depth is not None or self._plan.opens(request))
+        if self.source is not None and request.drafting:
             self.source.open(request)
         request.tree.row.drop_features()
         self._advance(request, Forest(), self._chance(request))
@@ -207,7 +208,7 @@ class BeamEngine:
         """Free what a request holds in the models. Twice is harmless."""
         if request.tree is not None:
             self.target.close(request.tree.row)
-            if self.source is not None:
+            if self.source is not None and request.drafting:
                 self.source.close(request)
             request.tree = None
 
@@ -248,7 +249,7 @@ class BeamEngine:
             request.running = [Beam(max(request.ends, key=lambda node: node.score))]
         tree.keep(self.target, request.ends)
         tree.row.drop_features()
-        if self.source is not None:
+        if self.source is not None and request.drafting:
             self.source.settle(request)
 
     def _generation(self, request: Request) -> BeamGeneration:

@@ -54,6 +54,10 @@ class HierarchyBeams(BeamSource):
         """The upper source's, as if the lower one were of no use."""
         return self.upper.seconds(nodes, context)
 
+    def reading(self, tokens: int) -> float:
+        """Of both."""
+        return self.lower.reading(tokens) + self.upper.reading(tokens)
+
     def open(self, request: Request) -> None:
         """Tell both."""
         self.upper.open(request)
@@ -120,6 +124,10 @@ class UnionBeams(BeamSource):
     def seconds(self, nodes: float, context: int) -> float:
         """Of all."""
         return sum(part.seconds(nodes, context) for part in self.parts)
+
+    def reading(self, tokens: int) -> float:
+        """Of all."""
+        return sum(part.reading(tokens) for part in self.parts)
 
     def open(self, request: Request) -> None:
         """Tell all."""

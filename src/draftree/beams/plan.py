@@ -18,8 +18,7 @@ from .sources import BeamSource
 _PRIOR = 2.0
 """Layers that hope counts for. As the record fades, hope returns, and drafts are tried again."""
 _MARGIN = 1.1
-"""Drafts must promise to be so much faster than none:
-no profile has the costs of laws and draws, or its own error."""
+"""Drafts must promise to be so much faster than none: no profile has the costs of laws and draws, or its own error."""
 
 
 @dataclass(slots=True)
@@ -37,26 +36,41 @@ class Plan:
 
     def prepare(self) -> None:
         """Find the costs, kept or measured now (seconds, once)."""
-        if self._verify is None:
-            self._verify = kept_or_measured(self.target)
-            self.source.prepare()
+        self._costs()
+        self.source.prepare()
+
+    def opens(self, request: Request) -> bool:
+        """Whether all that drafts may save of a new request is worth having the source read its prompt."""
+        self.prepare()
+        depth, rate, undrafted = self._best(request, request.beams.width, len(request.ids))
+        return depth > 0 and request.limit * (1 / undrafted - 1 / rate) > self.source.reading(len(request.ids))
 
     def depth(self, request: Request) -> int:
         """Layers to draft in the next step, from 0 to ``DEEPEST``, at most as many as there is room for.
 
         A step that drafts d layers gains 1 + a + ... + a^d layers, where a drafted layer goes on with probability a.
         """
-        if self._verify is None:
-            self.prepare()
-            return self.depth(request)
-        odds, beams, context = request.odds, len(request.running), len(request.ids) + request.length
+        if not request.drafting:
+            return 0
+        self.prepare()
+        best, _, _ = self._best(request, len(request.running), len(request.ids) + request.length)
+        return min(best, self.source.room(request), request.limit - request.length - 1)
+
+    def _best(self, request: Request, beams: int, context: int) -> tuple[int, float, float]:
+        """The depth that is likely to be fastest, and the layers a second of it and of none."""
+        odds, verify = request.odds, self._costs()
         a = (odds.went_on + _PRIOR * self.source.hope**beams) / (odds.reached + _PRIOR)
         nodes = (odds.nodes + _PRIOR * request.drafted) / (odds.layers + _PRIOR)
-        best, rate, gain, drafting = 0, 0.0, 0.0, 0.0
-        for depth in range(DEEPEST + 1):
+        undrafted = 1 / verify.seconds(beams, context)
+        best, rate, gain, drafting = 0, _MARGIN * undrafted, 1.0, 0.0
+        for depth in range(1, DEEPEST + 1):
             gain += a**depth
-            drafting += self.source.seconds(nodes if depth > 1 else beams, context) if depth else 0.0
-            found = gain / (drafting + self._verify.seconds(beams + depth * nodes, context))
+            drafting += self.source.seconds(nodes if depth > 1 else beams, context)
+            found = gain / (drafting + verify.seconds(beams + depth * nodes, context))
             if found > rate:
-                best, rate = depth, found * (1 if depth else _MARGIN)
-        return min(best, self.source.room(request), request.limit - request.length - 1)
+                best, rate = depth, found
+        return best, rate, undrafted
+
+    def _costs(self) -> Profile:
+        self._verify = self._verify or kept_or_measured(self.target)
+        return self._verify

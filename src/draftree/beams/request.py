@@ -91,6 +91,7 @@ class Request:
         stats: what was measured; ``tokens`` are layers of beams.
         peak_slots: most tokens that its tree has held in the target's cache.
         odds: what became of drafts so far: its own where beams are sampled.
+        drafting: the source of drafts knows it.
     """
 
     def __init__(
@@ -119,6 +120,7 @@ class Request:
         self.stats = Stats()
         self.peak_slots = len(self.ids)
         self.odds = odds or Odds()
+        self.drafting = True
 
     @property
     def length(self) -> int:

@@ -80,6 +80,10 @@ class BeamSource(ABC):
         """Of drafting a layer below so many nodes behind so many tokens."""
         return 0.0
 
+    def reading(self, tokens: int) -> float:
+        """Seconds of reading a prompt of so many tokens."""
+        return 0.0
+
     @abstractmethod
     def open(self, request: Request) -> None:
         """A request begins; the target has read its prompt."""
@@ -131,6 +135,10 @@ class PassBeams(BeamSource):
     def seconds(self, nodes: float, context: int) -> float:
         """See ``BeamSource``."""
         return 0.0 if self._profile is None else self._profile.seconds(nodes, context)
+
+    def reading(self, tokens: int) -> float:
+        """See ``BeamSource``."""
+        return self.seconds(tokens, tokens)
 
     def lacks(self, request: Request, nodes: Sequence[Node]) -> bool:
         """It has not read all of these nodes."""
