@@ -9,14 +9,16 @@ import pytest
 import torch
 
 from draftree.bench.c2t import Point, _nodes_at, held_against, joined, joint, report
-from draftree.bench.c2t_auto import Costs, decode
+from draftree.bench.grid import Costs, along
 from draftree.bench.recorded import RecordedSource, record
 from draftree.config import SamplingParams
+from draftree.draft.auto import AutoTree
 from draftree.draft.best import Eagle2Tree, OptTree
 from draftree.draft.c2t import ClassifierTree
 from draftree.draft.classifier import Classifier
 from draftree.draft.drafter import TreeDrafter
 from draftree.draft.head import HeadSource
+from draftree.draft.learned import ScoredAuto
 from draftree.draft.source import Source
 from draftree.models.hf import HFModel
 from draftree.train.replay import Replay
@@ -92,11 +94,12 @@ def test_the_report_says_how_curves_compare(capsys: pytest.CaptureFixture[str]) 
 def test_auto_decodes_along_recorded_laws_by_the_profiles_seconds() -> None:
     model = target()
     texts = list(record(model, source("self", model), PROMPTS, 16))
-    speeds, trust = decode(texts, Costs(costs(1.0), costs(0.01)))
+    policy = AutoTree(target=costs(1.0), drafter=costs(0.01))
+    speeds = along(texts, Costs(costs(1.0), costs(0.01)), policy)
     for speed, known in zip(speeds, texts, strict=True):
         assert speed.tokens == speed.plain == len(known.text) - 1
         assert speed.steps <= speed.seconds < speed.plain  # all that the target drafts for itself is accepted
-    assert trust > 0.9
+    assert policy.trust > 0.9
 
 
 def test_auto_decodes_by_a_classifier_too() -> None:
@@ -105,9 +108,21 @@ def test_auto_decodes_by_a_classifier_too() -> None:
     texts = list(record(model, source("self", model), PROMPTS, 16))
     never = Classifier(("step",), ((0.0,),), (1.0,), (-9.0,), 0.0, given_parent=True)
     machine = Costs(costs(1.0), costs(0.01))
-    (whole, _), (less, _) = decode(texts, machine), decode(texts, machine, never)
+    whole = along(texts, machine, AutoTree(**machine._asdict()))
+    less = along(texts, machine, ScoredAuto(**machine._asdict(), classifier=never))
     assert [s.tokens for s in less] == [s.tokens for s in whole]
     assert sum(s.steps for s in less) > sum(s.steps for s in whole)
+
+
+def test_a_fixed_method_replays_within_its_nodes() -> None:
+    model = target()
+    texts = list(record(model, source("self", model), PROMPTS, 16))
+    machine = Costs(costs(1.0), costs(0.01))
+    one, four = (along(texts, machine, OptTree(0.01), nodes) for nodes in (1, 4))
+    for short, long, known in zip(one, four, texts, strict=True):
+        gained = len(known.text) - 1
+        assert short.steps == -(-gained // 2)  # a node and the bonus token
+        assert -(-gained // 5) <= long.steps < short.steps
 
 
 def test_curves_of_several_suites_are_joined_by_prompt() -> None:

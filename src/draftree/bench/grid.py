@@ -1,0 +1,156 @@
+"""Is ``auto`` faster than the best method whose shape is fixed, and by how much, on this machine?
+
+    python -m draftree.bench.grid [--methods auto,chain:depth=1,...] [--drafter head] [--limit 13] [--max-tokens 64]
+                                  [--suites spec-bench,gsm8k,humaneval] [--cache DIR]
+
+Every method decodes along the target's greedy answers, whose draft laws were recorded once (``recorded.py``): its trees
+and what is accepted of them are exactly those of decoding. Steps take what this machine's profiles say of their passes,
+so that the load of the machine is in no figure; our own Python between passes, and the plain passes by which ``auto``
+follows the drift of a machine, are not charged. ``draftree bench`` measures both by the clock. Prints tokens a second
+over plain decoding, and ``auto``'s over each method's (geometric means of ratios by prompt, 95% bootstrap intervals).
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence as Many
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.progress import track
+
+from ..config import SamplingParams
+from ..draft.auto import AutoTree
+from ..draft.base import StepCost
+from ..draft.drafter import TreeDrafter
+from ..draft.load import load_drafter
+from ..draft.methods import DEFAULT_NODES
+from ..draft.policy import GrowthPolicy
+from ..errors import ConfigError, InputError
+from ..models.hf import HFModel
+from ..models.load import DEFAULT_MODEL, load
+from ..models.profile import Profile, kept_or_measured
+from ..text import encode, user
+from ..train.replay import Replay
+from .entry import PLAIN, entries
+from .recorded import KnownText, RecordedSource, record
+from .stats import ratio
+from .suites import choose, load_suite
+
+AUTO = "auto"
+GRID = (
+    AUTO,
+    *(f"chain:depth={depth}" for depth in range(1, 9)),
+    "static",
+    *(f"opt-tree:nodes={nodes}" for nodes in (4, 8, 16, 32, 64)),
+    *(f"opt-tree:delta={delta}" for delta in (0.05, 0.1, 0.2, 0.4, 0.6, 0.8)),
+)
+"""The chains, the static tree, the budgets and the thresholds that users choose from."""
+
+
+class Costs(NamedTuple):
+    """Profiles of the target and of what drafts."""
+
+    target: Profile
+    drafter: Profile
+
+
+class Speed(NamedTuple):
+    """One text: tokens gained, steps, seconds by the profiles, and seconds of plain decoding."""
+
+    tokens: int
+    steps: int
+    seconds: float
+    plain: float
+
+
+class Recorded(NamedTuple):
+    """A pair of models, what their passes cost, and texts with the draft laws along them."""
+
+    target: HFModel
+    drafter: TreeDrafter
+    costs: Costs
+    texts: list[KnownText]
+
+
+def along(texts: Many[KnownText], costs: Costs, policy: GrowthPolicy, nodes: int = DEFAULT_NODES) -> list[Speed]:
+    """One policy through all texts in turn: what it learns from one it takes to the next."""
+    found = []
+    for known in texts:
+        source, steps, seconds, plain = RecordedSource(known), 0, 0.0, 0.0
+        with Replay(TreeDrafter(policy, source), known.prompt, known.text, SamplingParams()) as replay:
+            while replay.left:
+                context, asked = len(known.prompt) + len(known.text) - len(replay.left), source.layers
+                tree = replay.propose(nodes, len(replay.left) - 1)
+                path, layers = replay.accepted(tree), source.layers - asked
+                draft = layers * costs.drafter.seconds(1.5, context)
+                verify = costs.target.seconds(len(tree) + 1, context)
+                replay.advance(tree, path, len(path) + 1, StepCost(1, draft, verify, 0.0, layers))
+                steps, seconds = steps + 1, seconds + draft + verify
+                plain += (len(path) + 1) * costs.target.seconds(1, context)
+        found.append(Speed(len(known.text) - 1, steps, seconds, plain))
+    return found
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Which pair, and which texts."""
+    parser.add_argument("--target", default=DEFAULT_MODEL)
+    parser.add_argument("--drafter", default="head", help="a head or a model")
+    parser.add_argument("--suites", default="spec-bench,gsm8k,humaneval")
+    parser.add_argument("--limit", type=int, default=13, help="prompts of each suite, from its categories in turn")
+    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--cache", type=Path, help="folder for recorded laws, for several runs")
+
+
+def recorded(args: argparse.Namespace) -> Recorded:
+    """What ``add_options`` asks for.
+
+    Raises:
+        InputError: there is no such model or suite, or the drafter is no head and no model.
+    """
+    target = load(args.target)
+    drafter = load_drafter(args.drafter, target, AutoTree())
+    model = drafter.source.model if isinstance(drafter, TreeDrafter) else None
+    if not isinstance(drafter, TreeDrafter) or model is None or drafter.learns:
+        raise ConfigError(f"--drafter {args.drafter} is no head and no model: use one of those")
+    texts: list[KnownText] = []
+    for suite in args.suites.split(","):
+        items = choose(load_suite(suite), limit=args.limit)
+        prompts = [encode(target.tokenizer, user(item.prompt)) for item in items]
+        file = args.cache and args.cache / f"{args.drafter}-{suite}-{args.limit}-{args.max_tokens}.safetensors"
+        laws = record(target, drafter.source, prompts, args.max_tokens, file)
+        texts += track(laws, f"recording {suite}", len(prompts), transient=True)
+    print(f"{len(texts)} prompts, up to {args.max_tokens} tokens, drafter {args.drafter}")
+    return Recorded(target, drafter, Costs(kept_or_measured(target), kept_or_measured(model)), texts)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(prog="python -m draftree.bench.grid", description=__doc__)
+    parser.add_argument("--methods", default=",".join(GRID), help="as draftree bench takes them")
+    add_options(parser)
+    args = parser.parse_args()
+    try:
+        contestants = [
+            e for e in entries(args.methods.split(","), [args.drafter], [0.0], DEFAULT_NODES) if e.method != PLAIN
+        ]
+        target, drafter, costs, texts = recorded(args)
+    except InputError as error:
+        parser.error(str(error))
+    speeds = {}
+    for entry in track(contestants, "replaying", transient=True):
+        policy = AutoTree(**costs._asdict()) if entry.label == AUTO else entry.policy()
+        policy.prepare(target, drafter.source.parts)
+        speeds[entry.label] = along(texts, costs, policy, entry.nodes)
+    for label, found in sorted(speeds.items(), key=lambda pair: sum(s.seconds for s in pair[1])):
+        over = ratio([s.plain for s in found], [s.seconds for s in found])
+        mal = sum(s.tokens for s in found) / sum(s.steps for s in found)
+        line = f"{label:22} MAL {mal:.3f}  {over.text('.3f')} x plain decoding"
+        if AUTO in speeds and label != AUTO:
+            beside = ratio([s.seconds for s in found], [s.seconds for s in speeds[AUTO]])
+            line += f"  auto {beside.text('.3f')} x this"
+        print(line)
+
+
+if __name__ == "__main__":
+    main()
