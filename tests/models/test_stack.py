@@ -102,7 +102,7 @@ def test_what_is_first_called_for_one_plan_is_not_watched_for_another() -> None:
 
     def watched(module: nn.Module) -> bool:
         module(torch.ones(2))
-        return "prim::profile" in str(torch.jit.last_executed_optimized_graph())
+        return "prim::profile" in str(torch._C._last_executed_optimized_graph())
 
     assert watched(scripted(Twice()))
     with one_plan():
