@@ -111,7 +111,7 @@ def test_processors_that_saturate_get_smaller_digits(kernel: type[Kernel], monke
         x, weight = rows(5, 64), rows(32, 64, seed=4) / 8
         layer = kernel(weight, None)
         assert (layer(x) - linear(x, weight)).abs().max() <= ERROR[kernel.name]
-        assert layer._largest == 63  # type: ignore[attr-defined]
+        assert layer.product.largest == 63
     finally:
         kernels._digits.cache_clear()
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from draftree.models import layers
 from draftree.models.hf import HFModel
-from draftree.models.layers import Merged, merge_layers
+from draftree.models.layers import merge_layers
 
 from ..tiny import FAMILIES, causal_logits, tiny
 
@@ -83,9 +83,9 @@ def test_a_layer_with_another_part_stays_as_it_is() -> None:
 def test_a_row_does_not_depend_on_its_neighbours() -> None:
     model: Any = tiny("llama")
     merge_layers(model)
-    layer: Merged = model.model.layers[0].merged
+    layer = model.model.layers[0]
     noise = torch.Generator().manual_seed(0)
-    hidden, other = (torch.randn((3, 4, layer.width), generator=noise) for _ in range(2))
+    hidden, other = (torch.randn((3, 4, layer.merged.width), generator=noise) for _ in range(2))
     turn = model.model.rotary_emb(hidden, position_ids=torch.arange(4).expand(3, -1))
     other[1] = hidden[1]
     with torch.inference_mode():

@@ -151,7 +151,7 @@ def test_a_shared_embedding_that_is_most_of_the_model_is_not_kept_twice_in_float
     monkeypatch.setattr(module, "choose", lambda times: Choice(list(times)[-1], (), 1.0))
     convert(model, "fp32")
     assert (model.head.kernel.name, model.inner.kernel.name) == ("stock", "prepacked")
-    assert model.head.kernel._weight.data_ptr() == model.embedding.weight.data_ptr()
+    assert model.head.product.weight.data_ptr() == model.embedding.weight.data_ptr()
 
 
 @pytest.mark.parametrize("fastest", [numerics for numerics in sorted(KERNELS) if working(numerics)])
@@ -167,13 +167,14 @@ def test_auto_takes_the_fastest(fastest: str, monkeypatch: pytest.MonkeyPatch) -
 def test_fewer_rows_are_filled_up_as_chosen_and_dropped_again() -> None:
     seen: list[int] = []
 
-    class Seeing(Stock):
-        def __call__(self, x: Tensor) -> Tensor:
+    class Seeing(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
             seen.append(x.numel() // 8)
-            return super().__call__(x)
+            return linear(x, weight)
 
     weight = torch.randn((4, 8), generator=torch.Generator().manual_seed(0))
-    layer = KernelLinear(Seeing(weight, None), (0, 4, 4, 3), 8, 4)
+    layer = KernelLinear(Stock(weight, None), (0, 4, 4, 3), 8, 4)
+    layer.product = Seeing()
     for rows, n in ((1, 1), (2, 1), (1, 3), (1, 5)):
         x = torch.randn((rows, n, 8), generator=torch.Generator().manual_seed(n))
         torch.testing.assert_close(layer(x), linear(x, weight), atol=1e-6, rtol=0)

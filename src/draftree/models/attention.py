@@ -18,6 +18,24 @@ from transformers.masking_utils import sdpa_mask
 NAME = "draftree_sdpa"
 
 
+def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None) -> Tensor:
+    """Attention that reads shared key heads in place; TorchScript can take it as a part.
+
+    Args:
+        query: [B, H, n, D].
+        key, value: [B, kv_heads, S, D].
+        mask: [B, 1, n, S], added to scores; None: causal, S = n.
+        scaling: of scores; None: 1 / sqrt(D).
+
+    Returns:
+        [B, n, H, D].
+    """
+    causal = mask is None and query.shape[2] > 1
+    return scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, dropout_p=0.0, is_causal=causal, scale=scaling, enable_gqa=True
+    ).transpose(1, 2)
+
+
 def grouped_sdpa(
     module: nn.Module,
     query: Tensor,
@@ -29,16 +47,13 @@ def grouped_sdpa(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """transformers' attention interface: query [B, H, n, D], key and value [B, kv_heads, S, D] -> [B, n, H, D]."""
-    special = kwargs.get("softcap") is not None or kwargs.get("position_bias") is not None
+    special = dropout or kwargs.get("softcap") is not None or kwargs.get("position_bias") is not None
     if attention_mask is None or query.device.type != "cpu" or special:
         output: tuple[Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs
         )
         return output
-    out = scaled_dot_product_attention(
-        query, key, value, attn_mask=attention_mask, dropout_p=dropout, scale=scaling, enable_gqa=True
-    )
-    return out.transpose(1, 2).contiguous(), None
+    return attend(query, key, value, attention_mask, scaling).contiguous(), None
 
 
 def share_key_heads(model: PreTrainedModel) -> None:

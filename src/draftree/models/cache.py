@@ -6,7 +6,7 @@ uncommitted nodes the slots behind them. Knows nothing of trees: who may attend 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,21 +24,46 @@ class Placement:
 
     Attributes:
         rows, slots: allotted size of the storage.
-        first, last: the pass covers rows ``first..last - 1``.
+        first: the pass covers rows from this on.
         starts: slot of each covered row's first new node.
-        width: new nodes a row, padding included.
         end: slots that the pass may attend to.
-        index: [last - first, width] int64 slots on the device, or None when all rows start at the same slot.
+        index: [covered rows, new nodes] int64 slots on the device, or None when all rows start at the same slot.
     """
 
     rows: int = 1
     slots: int = GRAIN
     first: int = 0
-    last: int = 1
     starts: Sequence[int] = (0,)
-    width: int = 0
     end: int = 0
     index: Tensor | None = None
+
+
+def write(
+    keys: Tensor, values: Tensor, key: Tensor, value: Tensor, first: int, start: int, end: int, index: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Write a pass's states and return views of all that it may attend to; TorchScript can take it as a part.
+
+    Args:
+        keys, values: [rows, heads, slots, head_dim], the storage of a layer.
+        key, value: [B, heads, width, head_dim], for its rows from ``first`` on.
+        start: slot of the first of them in each row, where ``index`` does not say otherwise.
+        end: slots that the pass may attend to.
+        index: as of ``Placement``.
+
+    Returns:
+        [B, heads, end, head_dim] keys and values.
+    """
+    count, width = key.shape[0], key.shape[2]
+    if count < keys.shape[0]:
+        keys, values = keys.narrow(0, first, count), values.narrow(0, first, count)
+    if index is None:
+        keys.narrow(2, start, width).copy_(key)
+        values.narrow(2, start, width).copy_(value)
+    else:
+        row = torch.arange(count, device=keys.device)[:, None]
+        keys[row, :, index] = key.transpose(1, 2)
+        values[row, :, index] = value.transpose(1, 2)
+    return keys.narrow(2, 0, end), values.narrow(2, 0, end)
 
 
 class TreeLayer(CacheLayerMixin):
@@ -78,17 +103,7 @@ class TreeLayer(CacheLayerMixin):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         at = self.placement
-        keys, values, count = self.keys, self.values, at.last - at.first
-        if count < keys.shape[0]:
-            keys, values = keys.narrow(0, at.first, count), values.narrow(0, at.first, count)
-        if at.index is None:
-            keys.narrow(2, at.starts[0], at.width).copy_(key_states)
-            values.narrow(2, at.starts[0], at.width).copy_(value_states)
-        else:
-            row = torch.arange(count, device=self.device)[:, None]
-            keys[row, :, at.index] = key_states.transpose(1, 2)
-            values[row, :, at.index] = value_states.transpose(1, 2)
-        return keys.narrow(2, 0, at.end), values.narrow(2, 0, at.end)
+        return write(self.keys, self.values, key_states, value_states, at.first, at.starts[0], at.end, at.index)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.placement.end, 0
@@ -117,6 +132,21 @@ class TreeCache(Cache):
     ) -> tuple[Tensor, Tensor]:
         """Write a layer's states and return all that it may attend to."""
         return self._layers[layer_idx].update(key_states, value_states)
+
+    def storage(self, layers: Iterable[tuple[int, Tensor]]) -> tuple[list[Tensor], list[Tensor]]:
+        """Keys and values of some layers, for ``write``; allotted if they are not yet.
+
+        Args:
+            layers: number of each, and any tensor [..., heads, ..., head_dim] like its states.
+        """
+        keys, values = [], []
+        for number, like in layers:
+            layer = self._layers[number]
+            if not layer.is_initialized:
+                layer.lazy_initialization(like, like)
+            keys.append(layer.keys)
+            values.append(layer.values)
+        return keys, values
 
     @property
     def nbytes(self) -> int:
@@ -151,7 +181,7 @@ class TreeCache(Cache):
         at = self.placement
         last, end = first + len(starts), max(starts) + width
         self.reserve(last, end)
-        at.first, at.last, at.starts, at.width, at.end = first, last, starts, width, end
+        at.first, at.starts, at.end = first, starts, end
         ragged = min(starts) != max(starts)
         at.index = None
         if ragged:

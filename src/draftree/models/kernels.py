@@ -18,6 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from .script import scripted
+
 _TYPICAL_ROWS = 16
 """Rows a pass that oneDNN chooses its blocks for."""
 _DIGITS = ((127, 128), (63, 64))
@@ -32,16 +34,26 @@ _TOLERANCE = 0.02
 
 
 class Kernel(ABC):
-    """Packed weights, made from a weight [out, in] and a bias [out] or None."""
+    """Packed weights, made from a weight [out, in] and a bias [out] or None.
+
+    Attributes:
+        product: [..., in] -> [..., out], n rows in all; TorchScript can take it as a part. It is in TorchScript itself
+            where the operator takes packed weights: to hand them over takes Python 10 microseconds a call.
+    """
 
     name: ClassVar[str]
 
-    @abstractmethod
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None: ...
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self.product = self._packed(weight, bias)
+        self._multiply: Callable[[Tensor], Tensor] = self.product.forward
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """``product``."""
+        return self._multiply(x)
 
     @abstractmethod
-    def __call__(self, x: Tensor) -> Tensor:
-        """[..., in] -> [..., out]; n rows in all."""
+    def _packed(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
+        """``product``."""
 
 
 class Stock(Kernel):
@@ -49,11 +61,17 @@ class Stock(Kernel):
 
     name = "stock"
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self._weight, self._bias = weight, bias
+    def _packed(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
+        return _StockProduct(weight.detach(), bias)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return linear(x, self._weight, self._bias)
+
+class _StockProduct(nn.Module):
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        self.weight, self.bias = weight, bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight, self.bias)
 
 
 class Prepacked(Kernel):
@@ -61,12 +79,17 @@ class Prepacked(Kernel):
 
     name = "prepacked"
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self._weight, self._bias = torch.ops.mkldnn._reorder_linear_weight(weight, _TYPICAL_ROWS), bias
-        self._multiply = torch.ops.mkldnn._linear_pointwise.default
+    def _packed(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
+        return _PrepackedProduct(torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _TYPICAL_ROWS), bias)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        out: Tensor = self._multiply(x, self._weight, self._bias, "none", [], "")
+
+class _PrepackedProduct(nn.Module):
+    def __init__(self, packed: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        self.packed, self.bias = packed, bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
         return out
 
 
@@ -75,12 +98,9 @@ class HalfWeights(Kernel):
 
     name = "fp16w"
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+    def _packed(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
         with _fbgemm():
-            self._multiply = _compiled(_HalfProduct(torch.ops.quantized.linear_prepack_fp16(weight, bias)))
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return self._multiply(x)
+            return scripted(_HalfProduct(torch.ops.quantized.linear_prepack_fp16(weight, bias)))
 
 
 class _HalfProduct(nn.Module):
@@ -103,18 +123,17 @@ class _Int8(Kernel):
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, digits: tuple[int, int] | None = None) -> None:
-        self._bias = bias
-        self._largest, zero = digits or _digits(type(self))
+        self._digits = digits or _digits(type(self))
+        super().__init__(weight, bias)
+
+    def _packed(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
+        largest, zero = self._digits
         scales = (torch.maximum(weight.amax(1), -weight.amin(1)) / 127).clamp_(min=_SMALLEST)
         whole = torch.empty(weight.shape, dtype=torch.int8)
         rows = max(1, _AT_ONCE // weight.shape[1])
         for into, part, scale in zip(whole.split(rows), weight.split(rows), scales.split(rows), strict=True):
             into.copy_((part / scale[:, None]).round_())
-        self._multiply = _compiled(_Digits(self._product(whole, scales, zero), self._largest))
-
-    def __call__(self, x: Tensor) -> Tensor:
-        out = self._multiply(x)
-        return out if self._bias is None else out.add_(self._bias)
+        return scripted(_Digits(self._product(whole, scales, zero), largest, bias))
 
     @abstractmethod
     def _product(self, weight: Tensor, scales: Tensor, zero: int) -> nn.Module:
@@ -130,16 +149,18 @@ class _Int8(Kernel):
 class _Digits(nn.Module):
     """A float32 product by way of two int8 digits."""
 
-    def __init__(self, product: nn.Module, largest: int) -> None:
+    def __init__(self, product: nn.Module, largest: int, bias: Tensor | None) -> None:
         super().__init__()
         self.product, self.largest, self.step, self.least = product, largest, 2 * largest, _SMALLEST
+        self.bias = bias
 
     def forward(self, x: Tensor) -> Tensor:
         scale = x.abs().amax(-1, keepdim=True).clamp_(min=self.least).div_(self.largest)
         low = x / scale
         high = low.round()
         highs, lows = self.product(torch.cat((high, low.sub_(high).mul_(self.step)))).chunk(2)
-        return torch.add(highs, lows, alpha=1 / self.step).mul_(scale)
+        out = torch.add(highs, lows, alpha=1 / self.step).mul_(scale)
+        return out if self.bias is None else out.add_(self.bias)
 
 
 class Int8(_Int8):
@@ -187,14 +208,6 @@ class _Int8OneDNNProduct(nn.Module):
             whole, 1.0, self.zero, self.packed, self.scales, self.zeros, None, 1.0, 0, torch.float32, "none", [], ""
         )
         return out
-
-
-def _compiled(product: nn.Module) -> Callable[[Tensor], Tensor]:
-    """Its forward as TorchScript: to hand packed weights over to an operator takes Python 10 microseconds a call."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "`torch.jit.script` is", DeprecationWarning)
-        compiled: Callable[[Tensor], Tensor] = torch.jit.script(product).forward
-    return compiled
 
 
 KERNELS: dict[str, tuple[type[Kernel], ...]] = {

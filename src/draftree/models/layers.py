@@ -47,15 +47,16 @@ class Rotation:
         return self._turn
 
 
-class Norm:
+class Norm(nn.Module):
     """RMSNorm, x w / sqrt(mean x^2 + e), as x (w sqrt(d)) / sqrt(sum x^2 + d e): a sum takes less than a mean."""
 
     def __init__(self, stock: Any) -> None:
+        super().__init__()
         width = stock.weight.shape[0]
-        self._weight: Tensor = stock.weight.detach() * math.sqrt(width)
+        self._weight = stock.weight.detach() * math.sqrt(width)
         self._least = torch.tensor([width * stock.variance_epsilon], dtype=self._weight.dtype)
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """[..., d] -> [..., d]."""
         return (x * (x * x).sum(-1, keepdim=True).add_(self._least).rsqrt_()).mul_(self._weight)
 
@@ -87,17 +88,20 @@ class Concatenated(nn.Module):
 
 
 class Merged(nn.Module):
-    """A decoder layer of the Llama kind, of the stock layer's parts.
+    """The arithmetic of a decoder layer of the Llama kind, of a stock layer's parts; TorchScript can take it as a part.
+
+    Works in place, so it is not differentiable.
 
     Attributes:
         qkv, o, gate_up, down: its projections; query, key and value in one, gate and up in one.
+        scaling: of attention scores.
         width: of its input and output.
 
     Raises:
         any of NOT_ALIKE: the layer is of another kind.
     """
 
-    def __init__(self, stock: Any, rotation: Rotation) -> None:
+    def __init__(self, stock: Any) -> None:
         super().__init__()
         attention, feed_forward = stock.self_attn, stock.mlp
         for module, parts in ((stock, _LAYER), (attention, _ATTENTION), (feed_forward, _FEED_FORWARD)):
@@ -107,19 +111,57 @@ class Merged(nn.Module):
         self.o: nn.Module = attention.o_proj
         self.gate_up: nn.Module = Concatenated(feed_forward.gate_proj, feed_forward.up_proj)
         self.down: nn.Module = feed_forward.down_proj
-        norms = (stock.input_layernorm, stock.post_attention_layernorm)
-        self._norms = [Norm(norm) for norm in norms]
-        self.activation = feed_forward.act_fn
-        self.is_causal, self.num_key_value_groups = True, attention.num_key_value_groups
-        self._config, self._layer, self._scaling = attention.config, attention.layer_idx, attention.scaling
-        self._head_dim: int = attention.head_dim
-        self._kv_heads = attention.k_proj.out_features // self._head_dim
+        self.activation: nn.Module = feed_forward.act_fn
+        self._before, self._between = Norm(stock.input_layernorm), Norm(stock.post_attention_layernorm)
+        self.is_causal, self.num_key_value_groups = True, int(attention.num_key_value_groups)
+        self.scaling, self._head_dim = float(attention.scaling), int(attention.head_dim)
+        self._kv_heads: int = attention.k_proj.out_features // self._head_dim
         self._heads = self._kv_heads * self.num_key_value_groups
-        self._eager: Attention = sys.modules[type(attention).__module__].eager_attention_forward
-        self._rotation = rotation
-        self.width: int = attention.o_proj.out_features
+        self.width = int(attention.o_proj.out_features)
 
-    def forward(
+    def before(self, states: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What comes before attention.
+
+        Args:
+            states: [B, n, width].
+            cos, sin: of a ``Rotation``.
+
+        Returns:
+            [B, heads, n, head_dim] query; key and value with heads of their own.
+        """
+        rows, n, _ = states.shape
+        qkv = self.qkv.forward(self._before.forward(states)).view(rows, n, -1, self._head_dim)
+        straight, value = qkv.split_with_sizes((self._heads + self._kv_heads, self._kv_heads), 2)
+        turned = torch.addcmul(straight * cos, straight.roll(self._head_dim // 2, -1), sin).transpose(1, 2)
+        query, key = turned.split_with_sizes((self._heads, self._kv_heads), 1)
+        return query, key, value.transpose(1, 2)
+
+    def after(self, states: Tensor, seen: Tensor) -> Tensor:
+        """The layer's output [B, n, width], of its input and what attention gave [B, n, heads, head_dim]."""
+        hidden = self.o.forward(seen.flatten(2)).add_(states)
+        gate, up = self.gate_up.forward(self._between.forward(hidden)).chunk(2, -1)
+        out: Tensor = self.down.forward(self.activation.forward(gate).mul_(up)).add_(hidden)
+        return out
+
+    def empty(self) -> Tensor:
+        """[1, heads, 0, head_dim], like its keys and values."""
+        return torch.empty(1, self._kv_heads, 0, self._head_dim)
+
+
+class Forward:
+    """A stock layer's ``forward`` by way of its ``Merged``, with any attention.
+
+    Attributes:
+        merged: the arithmetic.
+        number: of the layer.
+    """
+
+    def __init__(self, merged: Merged, attention: Any, rotation: Rotation) -> None:
+        self.merged, self._rotation = merged, rotation
+        self._config, self.number = attention.config, int(attention.layer_idx)
+        self._eager: Attention = sys.modules[type(attention).__module__].eager_attention_forward
+
+    def __call__(
         self,
         hidden_states: Tensor,
         attention_mask: Tensor | None = None,
@@ -128,7 +170,7 @@ class Merged(nn.Module):
         position_embeddings: tuple[Tensor, Tensor],
         **kwargs: Any,
     ) -> Tensor:
-        """What the stock layer computes; not differentiable, since it works in place."""
+        """What the stock layer computes."""
         turn = self._rotation(position_embeddings)
         return self.run(hidden_states, turn, attention_mask, past_key_values, self.attention, kwargs)
 
@@ -152,7 +194,7 @@ class Merged(nn.Module):
         attend: Attention,
         options: Mapping[str, Any],
     ) -> Tensor:
-        """``forward`` with what all layers of a pass share worked out.
+        """A call with what all layers of a pass share worked out.
 
         Args:
             states: [B, n, width].
@@ -162,21 +204,12 @@ class Merged(nn.Module):
             attend: the attention function.
             options: for it.
         """
-        rows, n, _ = states.shape
-        parts: dict[str, Any] = self._modules  # its own look-up of attributes is slow
-        qkv = parts["qkv"].forward(self._norms[0](states)).view(rows, n, -1, self._head_dim)
-        straight, value = qkv.split_with_sizes((self._heads + self._kv_heads, self._kv_heads), 2)
-        cos, sin = turn
-        turned = torch.addcmul(straight * cos, straight.roll(self._head_dim // 2, -1), sin).transpose(1, 2)
-        query, key = turned.split_with_sizes((self._heads, self._kv_heads), 1)
-        value = value.transpose(1, 2)
+        merged = self.merged
+        query, key, value = merged.before(states, *turn)
         if cache is not None:
-            key, value = cache.update(key, value, self._layer)
-        seen, _ = attend(self, query, key, value, mask, dropout=0.0, scaling=self._scaling, **options)
-        hidden: Tensor = parts["o"].forward(seen.reshape(rows, n, -1)).add_(states)
-        gate, up = parts["gate_up"].forward(self._norms[1](hidden)).chunk(2, -1)
-        out: Tensor = parts["down"].forward(parts["activation"].forward(gate).mul_(up)).add_(hidden)
-        return out
+            key, value = cache.update(key, value, self.number)
+        seen, _ = attend(merged, query, key, value, mask, dropout=0.0, scaling=merged.scaling, **options)
+        return merged.after(states, seen)
 
 
 def merge_layers(model: PreTrainedModel) -> int:
@@ -188,24 +221,24 @@ def merge_layers(model: PreTrainedModel) -> int:
     layers, rotation, merged = getattr(base, "layers", ()), Rotation(), 0
     for layer in layers:
         try:
-            made = Merged(layer, rotation)
+            made = Forward(Merged(layer), layer.self_attn, rotation)
             alike = _difference(layer, made, base.rotary_emb) <= TOLERANCE
         except NOT_ALIKE:
             continue
         if alike:
             for name in _LAYER:
                 delattr(layer, name)
-            layer.merged = made
-            vars(layer)["forward"] = made.forward
+            layer.merged = made.merged
+            vars(layer)["forward"] = made
             merged += 1
     return merged
 
 
 @torch.inference_mode()
-def _difference(stock: nn.Module, merged: Merged, rotary: Any) -> float:
+def _difference(stock: nn.Module, merged: Forward, rotary: Any) -> float:
     """Largest difference of their outputs on noise under a mask with holes, in standard deviations."""
     noise = torch.Generator().manual_seed(0)
-    n, width = 5, merged.width
+    n, width = 5, merged.merged.width
     hidden = torch.randn((2, n, width), generator=noise)
     hole = torch.rand((2, 1, n, n), generator=noise) < 0.4
     mask = torch.zeros((2, 1, n, n)).masked_fill_(

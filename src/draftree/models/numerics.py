@@ -38,7 +38,7 @@ _SMALL = 1 << 20
 
 
 class KernelLinear(nn.Module):
-    """A linear layer that runs with a kernel.
+    """A linear layer that runs with a kernel; TorchScript can take it as a part.
 
     Attributes:
         in_features, out_features: as of ``nn.Linear``.
@@ -47,17 +47,16 @@ class KernelLinear(nn.Module):
 
     def __init__(self, kernel: Kernel, rows: Sequence[int], in_features: int, out_features: int) -> None:
         super().__init__()
-        self.kernel, self._rows = kernel, rows
+        self.kernel, self.product, self._rows = kernel, kernel.product, list(rows) or [0]
         self.in_features, self.out_features = in_features, out_features
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out]; not differentiable."""
         n = x.numel() // self.in_features
         run = self._rows[n] if n < len(self._rows) else n
-        if run == n:
-            return self.kernel(x)
-        filled = pad(x.reshape(n, self.in_features), (0, 0, 0, run - n))
-        return self.kernel(filled)[:n].view(*x.shape[:-1], self.out_features)
+        filled = x if run == n else pad(x.reshape(n, self.in_features), (0, 0, 0, run - n))
+        out: Tensor = self.product.forward(filled)
+        return out if run == n else out[:n].view(list(x.shape[:-1]) + [self.out_features])
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.out_features}, {self.kernel.name}"

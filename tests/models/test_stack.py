@@ -1,0 +1,120 @@
+"""All layers in one TorchScript call: the same bits as one by one, for what it is taken, and what it leaves behind."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from draftree.models.hf import HFModel
+from draftree.models.kernels import KERNELS, working
+from draftree.models.layers import Forward
+from draftree.models.script import one_plan, scripted
+from draftree.models.stack import stacked
+
+from ..tiny import tiny
+from .test_decoder import passes
+from .test_layers import LLAMA_KIND
+
+HERE = [numerics for numerics in KERNELS if working(numerics)]
+
+
+def own(model: HFModel) -> Any:
+    """The model's direct pass."""
+    assert model._decoder is not None
+    return model._decoder
+
+
+def layers_of(model: HFModel) -> list[Forward]:
+    found: list[Forward] = own(model)._layers
+    return found
+
+
+@pytest.mark.parametrize("numerics", HERE)
+@pytest.mark.parametrize("kind", sorted(LLAMA_KIND))
+def test_prompts_chains_trees_and_ragged_batches_give_the_same_bits_as_one_by_one(kind: str, numerics: str) -> None:
+    model = HFModel(tiny(kind), numerics=numerics)
+    other = model.with_layers([0, 1], "one by one")
+    assert own(model)._stack is not None
+    own(other)._stack = None
+    for want, got in zip(passes(other), passes(model), strict=True):
+        assert torch.equal(got, want)
+
+
+def test_every_layer_keeps_its_own_weights() -> None:
+    """Layers after the first are copies of its script: each must hold what is its own."""
+    model = HFModel(tiny(), numerics="fp32")
+    first, second = (model.with_layers([i], str(i)) for i in (0, 1))
+    assert own(first)._stack is not None and own(second)._stack is not None
+    assert not torch.equal(passes(first)[0], passes(second)[0])
+
+
+def test_fewer_layers_are_a_stack_too_and_leave_the_others_out_of_the_cache() -> None:
+    whole = HFModel(tiny(), numerics="fp32")
+    fewer = whole.with_layers([1], "fewer")
+    assert own(fewer)._stack is not None
+    passes(fewer)
+    assert [layer.is_initialized for layer in fewer.cache._layers] == [False, True]
+
+
+class Twice(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * x
+
+
+class Other(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return 3 * x
+
+
+class Unscriptable(nn.Module):
+    """SiLU in Python that TorchScript has no words for."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: list[Any] = [lambda y, **_: torch.nn.functional.silu(y)]
+        out: Tensor = made[0](x)
+        return out
+
+
+def test_layers_that_torchscript_does_not_take_run_one_by_one() -> None:
+    stock, odd = tiny(), tiny()
+    model: Any = odd
+    for layer in model.model.layers:
+        layer.mlp.act_fn = Unscriptable()
+    mine, plain = HFModel(odd, numerics="fp32"), HFModel(stock, numerics="fp32")
+    assert own(mine)._stack is None
+    for want, got in zip(passes(plain), passes(mine), strict=True):
+        assert torch.equal(got, want)
+
+
+def test_one_that_computes_something_else_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    layers = layers_of(HFModel(tiny(), numerics="fp32"))
+    run = Forward.run
+    monkeypatch.setattr(Forward, "run", lambda self, *given: run(self, *given) * (1 + 1e-6))
+    assert stacked(layers) is None
+
+
+def test_what_is_first_called_for_one_plan_is_not_watched_for_another() -> None:
+    """Left alone, TorchScript runs a first time to see shapes, and compiles again for them."""
+
+    def watched(module: nn.Module) -> bool:
+        module(torch.ones(2))
+        return "prim::profile" in str(torch._C._last_executed_optimized_graph())
+
+    assert watched(scripted(Twice()))
+    with one_plan():
+        made = scripted(Other())
+        assert not watched(made)
+    assert not watched(made)
+
+
+def test_nothing_is_left_changed_for_others_torchscript() -> None:
+    mine = [("STATIC", 3)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        before = torch.jit.set_fusion_strategy(mine)
+        HFModel(tiny(), numerics="fp32")
+        assert torch.jit.set_fusion_strategy(before) == mine
