@@ -14,3 +14,4 @@ def three_layers_deep(request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
     if request.node.path.name != "test_plan.py":
         monkeypatch.setattr(Plan, "prepare", lambda plan: None)
         monkeypatch.setattr(Plan, "depth", three)
+        monkeypatch.setattr(Plan, "opens", lambda plan, own: True)
