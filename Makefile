@@ -71,7 +71,8 @@ results-quick: setup ## measure the main methods on 13 prompts, in a quarter of 
 	$(SMALL) --out $(QUICK)/sizes --drafters head --methods $(call list,$(SIZES:%=opt-tree:nodes=%))
 	$(SMALL) --out $(QUICK)/thresholds --methods $(call list,$(DELTAS:%=opt-tree:nodes=25:delta=%))
 	$(SMALL) --out $(QUICK)/temperatures --temperature 0,0.5,1 --methods auto,opt-tree:nodes=25
-	$(SMALL) --out $(QUICK)/int8 --temperature 0,1 --drafters int8 --methods auto,chain:depth=4,chain:depth=8
+	for drafter in int8 fp16w; do $(SMALL) --out $(QUICK)/$$drafter --temperature 0,1 --drafters $$drafter --methods auto,chain:depth=4,chain:depth=8 \
+		|| exit 1; done
 	$(BENCH) --suite gsm8k --limit 5 --max-tokens 128 --quality --out $(QUICK)/gsm8k --methods auto,auto:verify=relaxed
 	for suite in squad spider; do $(QUALITY) --suite $$suite --limit 3 --max-tokens 32 --out $(QUICK)/$$suite-beams --methods $(BEAMS) || exit 1; done
 	$(VENV)/bin/draftree report $(QUICK)
