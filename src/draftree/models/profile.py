@@ -31,7 +31,8 @@ from ..files import write_whole
 from ..tree import ROOT
 from .base import LanguageModel, Nodes, Row
 
-FORMAT, VERSION = "draftree-profile", 1
+FORMAT, VERSION = "draftree-profile", 2
+"""A new version of our own passes has new times."""
 
 
 @dataclass(frozen=True, slots=True)
