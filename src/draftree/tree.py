@@ -70,17 +70,18 @@ class DraftTree:
         columns = (self.parents, self.depths, self.path_logprobs, self.entropies, self.origins)
         if any(x is not None and x.shape != (n,) for x in columns):
             raise ValueError(f"the columns of a tree of {n} tokens have other lengths: give one entry for each node")
-        fit = (self.parents >= ROOT) & (self.parents < torch.arange(n))
-        if n and not (bool(fit.all()) and self._levels_fit()):
+        if n and not self._levels_fit():
             raise ValueError(
                 f"parents {self.parents.tolist()} and depths {self.depths.tolist()} are not in level order: a parent "
                 "comes before its child, one level up, and depths never fall"
             )
 
     def _levels_fit(self) -> bool:
-        above = torch.cat([self.depths, torch.zeros(1, dtype=torch.int64)])[self.parents]  # ROOT reads the last: 0
-        grow = self.depths.diff() >= 0
-        return bool((self.depths == above + 1).all() & grow.all())
+        parents, depths = self.parents.tolist(), [*self.depths.tolist(), 0]  # ROOT reads the last
+        return all(
+            ROOT <= parent < node and depth == depths[parent] + 1 and depth >= depths[node - 1]
+            for node, (parent, depth) in enumerate(zip(parents, depths, strict=False))
+        )
 
     @classmethod
     def empty(cls) -> DraftTree:

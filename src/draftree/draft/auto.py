@@ -12,7 +12,9 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ..config import Budget
@@ -22,7 +24,7 @@ from ..models.profile import Profile, kept_or_measured
 from ..sequence import Sequence
 from ..tree import ROOT, DraftTree
 from .base import Outcome
-from .calibration import Calibration, Record, first_or_not, with_odds
+from .calibration import Calibration, Floats, Ints, Record, first_or_not, with_odds
 from .costs import Curve, Curves
 from .policy import Frontier, Growth, GrowthPolicy, best_per_row, ranks_per_row
 from .report import Report
@@ -62,7 +64,7 @@ class _Plan:
         rows, paths: [P] of all that has been drafted: which sequence, and the probability of being accepted.
         totals: [N] expected tokens of the best 1, 2, ... nodes of each sequence, summed over sequences.
         gained: expected tokens that the last layer has brought.
-        pools, tags, chosen: what was drafted, with what acceptance, and how many nodes are verified.
+        pools, chosen: what was drafted, and how many nodes are verified.
         gain: [B] expected tokens of what is verified, the root's bonus included.
         fresh: models read prompts first.
         asked: layers that the sources were asked about: not those that were known already.
@@ -74,15 +76,14 @@ class _Plan:
     layer: float
     node: float
     rate: float
-    odds: Tensor
+    odds: Floats
     fresh: bool
     frontiers: list[Frontier] = field(default_factory=list)
-    rows: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
-    paths: Tensor = field(default_factory=lambda: torch.zeros(0))
-    totals: Tensor = field(default_factory=lambda: torch.zeros(1))
+    rows: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    paths: Floats = field(default_factory=lambda: np.zeros(0))
+    totals: Floats = field(default_factory=lambda: np.zeros(1))
     gained: float = 0.0
     pools: Many[DraftTree] = ()
-    tags: Many[Tensor] = ()
     chosen: int = 0
     gain: Many[float] = ()
     asked: int = 1
@@ -179,8 +180,7 @@ class AutoTree(GrowthPolicy):
         layer = sum(seconds for stake, seconds in zip(self._stakes, layers, strict=True) if stake.asked)
         node = sum(stake.node(context, batch) for stake in self._stakes if stake.asked)
         fresh = any(s.stats.steps == 0 for s in sequences)
-        records = [self._records.setdefault(s, Record()) for s in sequences]
-        odds = torch.tensor([r.odds for r in records])
+        odds = np.array([self._records.setdefault(s, Record()).odds for s in sequences])
         rate = batch / curve.plain * max(1.0, self._pace.value)
         self._plan = _Plan(sequences, curve, layers, layer, node, rate, odds, fresh, gained=float(batch))
         return budgets if any(stake.asked for stake in self._stakes) else [Budget(0, b.depth) for b in budgets]
@@ -193,54 +193,55 @@ class AutoTree(GrowthPolicy):
     def grow(self, frontier: Frontier) -> Growth:
         """Candidates whose calibrated path may pay; go on where another layer may pay."""
         plan, found = self._planned(), frontier.candidates
-        there = found.logprobs > float("-inf")
-        if not frontier.depth and not bool(there.any()):
-            return Growth(there, there)  # often so where texts repeat little: nothing to weigh or to learn
+        law = np.exp(found.logprobs.numpy(), dtype=np.float64)
+        if not frontier.depth and not law.any():
+            nothing = torch.zeros(law.shape, dtype=torch.bool)
+            return Growth(nothing, nothing)  # often so where texts repeat little: nothing to weigh or to learn
         depth = frontier.depth + 1
         plan.frontiers.append(frontier)
-        kinds = torch.tensor(first_or_not(there.shape[1]))
-        edges = self.calibration.acceptance(found.logprobs.exp(), depth, kinds)
-        edges = with_odds(edges, plan.odds.take(frontier.rows)[:, None])
-        above = frontier.tags[:, None] if frontier.depth else torch.ones(1, 1)
-        paths = torch.where(there, above * edges, 0.0)
+        rows = frontier.rows.numpy()[:, None].repeat(law.shape[1], 1)
+        edges = self.calibration.acceptance(law, depth, first_or_not(law.shape[1]))
+        edges = with_odds(edges, plan.odds[rows])
+        above = frontier.tags.numpy()[:, None] if frontier.depth else 1.0
+        paths = np.where(law > 0, above * edges, 0.0)
         keep = paths > max(_LEAST, _SHARE * plan.rate / len(plan.sequences) * plan.curve.slope)
-        rows = frontier.rows[:, None].expand_as(paths)
-        if int(keep.sum()) > int(frontier.budgets.min()):
-            wanted = torch.where(keep, paths, -1.0).flatten()
-            keep &= best_per_row(wanted, rows.flatten(), frontier.budgets).view_as(keep)
+        if keep.sum() > int(frontier.budgets.min()):
+            wanted = torch.from_numpy(np.where(keep, paths, -1.0).ravel())
+            keep &= best_per_row(wanted, torch.from_numpy(rows.ravel()), frontier.budgets).numpy().reshape(keep.shape)
         mass = float(paths[keep].sum())
         promising = float(plan.paths.sum()) + (1 + _FURTHER) * mass > plan.rate * plan.curve.least
         if frontier.depth == 0:
             keep &= promising
-        extend = torch.zeros_like(keep)
+        extend = np.zeros_like(keep)
         if promising and depth < self.depth:
             among, ahead, further = self._extension(plan, rows[keep], paths[keep])
-            free = torch.zeros_like(among) if found.known is None else found.known[keep]
+            free = np.zeros_like(among) if found.known is None else found.known.numpy()[keep]
             if further > plan.rate * (plan.layer + self._yield * self._growing):
                 extend[keep] = among
                 plan.asked += bool((among & ~free).any())
             elif ahead > plan.rate * self._growing:
                 extend[keep] = among & free
-        return Growth(keep, extend, paths)
+        return Growth(*map(torch.from_numpy, (keep, extend, paths)))
 
-    def _extension(self, plan: _Plan, rows: Tensor, paths: Tensor) -> tuple[Tensor, float, float]:
+    def _extension(self, plan: _Plan, rows: Ints, paths: Floats) -> tuple[NDArray[np.bool_], float, float]:
         """Of a new layer: the nodes to ask about, [F] bool; the expected tokens of one more layer, if it gains as this
         one did; and those of as many layers as the sources answer for when they are asked about one.
 
         No child of a node can come to be that is not among the best of as many as are worth most so far; and what one
         is likely to bring must be worth its share of the drafting pass.
         """
-        plan.rows, plan.paths = torch.cat([plan.rows, rows]), torch.cat([plan.paths, paths])
-        ranks = ranks_per_row(plan.paths, plan.rows, len(plan.sequences))
+        plan.rows, plan.paths = np.concatenate([plan.rows, rows]), np.concatenate([plan.paths, paths])
+        everywhere = torch.from_numpy(plan.paths), torch.from_numpy(plan.rows)
+        ranks = ranks_per_row(*everywhere, len(plan.sequences)).numpy()
         most = len(plan.curve.now) - 1
-        totals = torch.zeros(max(most, len(ranks))).index_add_(0, ranks, plan.paths)[:most].cumsum(0)
+        totals = np.bincount(ranks, plan.paths, most)[:most].cumsum()
         size = int((self.trust * totals - plan.rate * plan.curve.now[1:]).argmax())
         gained = float(totals[size] - plan.totals[min(size, len(plan.totals) - 1)])
         decay = min(1.0, gained / plan.gained)
         onwards = self.trust * decay
         plan.totals, plan.gained = totals, max(gained, 1e-9)
         among = ranks[len(ranks) - len(rows) :] <= size
-        among &= (onwards * paths > plan.rate * plan.node) | (paths >= max(paths.tolist(), default=0.0))
+        among &= (onwards * paths > plan.rate * plan.node) | (paths >= paths.max(initial=0.0))
         ahead = onwards * gained
         return among, ahead, ahead * sum(decay**k * min(1.0, self._yield - k) for k in range(math.ceil(self._yield)))
 
@@ -248,23 +249,23 @@ class AutoTree(GrowthPolicy):
         """The number of nodes that is worth most, the same for all sequences: they share the pass."""
         plan = self._planned()
         most = len(plan.curve.now) - 1
-        orders = [t.argsort(descending=True, stable=True)[: b.nodes] for t, b in zip(tags, budgets, strict=True)]
-        gains = torch.zeros(len(pools), most + 1)
-        for b, (order, tag) in enumerate(zip(orders, tags, strict=True)):
-            gains[b, 1 : len(order) + 1] = tag.take(order)
+        orders = [np.argsort(-t.numpy(), kind="stable")[: b.nodes] for t, b in zip(tags, budgets, strict=True)]
+        gains = np.zeros((len(pools), most + 1))
+        for gain, order, tag in zip(gains, orders, tags, strict=True):
+            gain[1 : len(order) + 1] = tag.numpy()[order]
         worth = 1.0 + self.trust * gains.cumsum(1)
         net = worth.sum(0) - plan.rate * plan.curve.now
         plan.chosen = int(net[: max(map(len, orders)) + 1].argmax())
-        plan.pools, plan.tags = pools, tags
+        plan.pools = pools
         plan.gain = worth[:, plan.chosen].tolist()
         seconds = plan.curve.now + self._drafting(plan)
         seconds[0] = plan.curve.plain
         self.report.compare(worth.mean(0), seconds)
         keeps: list[Tensor | None] = []
         for pool, order in zip(pools, orders, strict=True):
-            keep = torch.zeros(len(pool), dtype=torch.bool)
+            keep = np.zeros(len(pool), np.bool_)
             keep[order[: plan.chosen]] = True
-            keeps.append(keep)
+            keeps.append(torch.from_numpy(keep))
         return keeps
 
     def observe(self, outcomes: Many[Outcome]) -> None:
@@ -322,15 +323,16 @@ class AutoTree(GrowthPolicy):
         """
         record = self._records[plan.sequences[row]]
         self.calibration.fade(record)
+        pool = plan.pools[row] if plan.pools else DraftTree.empty()
+        edges = list(zip(pool.parents.tolist(), pool.tokens.tolist(), strict=True))
         node = ROOT
         for depth, (token, frontier) in enumerate(zip(tokens, plan.frontiers, strict=False), start=1):
-            at = ((frontier.rows == row) & (frontier.nodes == node)).nonzero().flatten().tolist()
-            if not at:
+            asked = list(zip(frontier.rows.tolist(), frontier.nodes.tolist(), strict=True))
+            if (row, node) not in asked:
                 return
-            found = frontier.candidates
-            probabilities = [p for p in map(math.exp, found.logprobs[at[0]].tolist()) if p > _LEAST]
-            said = found.tokens[at[0], : len(probabilities)].tolist()
+            at, found = asked.index((row, node)), frontier.candidates
+            probabilities = [p for p in map(math.exp, found.logprobs[at].tolist()) if p > _LEAST]
+            said = found.tokens[at, : len(probabilities)].tolist()
             hit = said.index(token) if token in said else None
             self.calibration.learn(depth, probabilities, hit, record, first_or_not(len(said)))
-            children = plan.pools[row].children(node) if plan.pools else []
-            node = next((c for c in children if int(plan.pools[row].tokens[c]) == token), _NOWHERE)
+            node = edges.index((node, token)) if (node, token) in edges else _NOWHERE

@@ -9,11 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
-_EDGES = torch.tensor([0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97])
+Floats: TypeAlias = NDArray[np.float64]
+Ints: TypeAlias = NDArray[np.int64]
+
+_EDGES = np.array([0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97])
 """Bounds of the bins of draft probability."""
 _BINS = len(_EDGES) + 1
 _DEPTHS = 4
@@ -60,33 +64,34 @@ class Calibration:
     """
 
     def __init__(self, kinds: int = 1) -> None:
-        self._hits = torch.zeros(_DEPTHS, kinds, _BINS)
-        self._trials = torch.zeros(_DEPTHS, kinds, _BINS)
-        self._shift = torch.zeros(kinds)
-        self._information = torch.full((kinds,), _INFORMATION)
-        self._line: tuple[Tensor, Tensor] | None = None
+        self._hits = np.zeros((_DEPTHS, kinds, _BINS))
+        self._trials = np.zeros((_DEPTHS, kinds, _BINS))
+        self._shift = np.zeros(kinds)
+        self._information = np.full(kinds, _INFORMATION)
+        self._line: tuple[Floats, Floats] | None = None
 
-    def _lines(self) -> tuple[Tensor, Tensor]:
-        """[D, K, B] offset and slope of acceptance over the shifted probability, until something new is learned."""
+    def _lines(self) -> tuple[Floats, Floats]:
+        """[D, K B] offset and slope of acceptance over the shifted probability, until something new is learned."""
         if self._line is None:
             known = _PRIOR / (self._trials.sum(0) + _PRIOR)
             own = _PRIOR / (self._trials + _PRIOR)
-            offset = own * (self._hits / _PRIOR + known * self._hits.sum(0) / _PRIOR)
-            self._line = offset, own * known
+            offset = own * (self._hits + known * self._hits.sum(0)) / _PRIOR
+            self._line = offset.reshape(_DEPTHS, -1), (own * known).reshape(_DEPTHS, -1)
         return self._line
 
-    def acceptance(self, probabilities: Tensor, depth: int, kinds: Tensor | int = 0) -> Tensor:
+    def acceptance(self, probabilities: ArrayLike, depth: int, kinds: ArrayLike = 0) -> Floats:
         """Calibrated probabilities, in [0, 1], of candidates at ``depth``, 1 for children of the root.
 
         Args:
             probabilities: the draft's, any shape.
             depth: of the candidates.
-            kinds: int64 of each of them, of a shape that broadcasts; or one for all.
+            kinds: of each of them, of a shape that broadcasts; or one for all.
         """
+        p, kind = np.asarray(probabilities, np.float64), np.asarray(kinds, np.int64)
         offset, slope = self._lines()
-        level, bins = min(depth, _DEPTHS) - 1, torch.bucketize(probabilities, _EDGES) + kinds * _BINS
-        shifted = with_odds(probabilities, self._shift[kinds].exp())
-        return offset[level].take(bins) + slope[level].take(bins) * shifted
+        level, bins = min(depth, _DEPTHS) - 1, _EDGES.searchsorted(p) + kind * _BINS
+        found: Floats = offset[level].take(bins) + slope[level].take(bins) * with_odds(p, np.exp(self._shift)[kind])
+        return found
 
     def learn(
         self,
@@ -107,27 +112,28 @@ class Calibration:
         """
         if not probabilities:
             return
-        level, p = min(depth, _DEPTHS) - 1, torch.tensor(probabilities)
-        kind = torch.tensor(kinds).expand(len(p))
+        level, p = min(depth, _DEPTHS) - 1, np.array(probabilities)
+        kind = np.broadcast_to(np.asarray(kinds, np.int64), p.shape)
         if record is not None:
             record.expected += float(self.acceptance(p, depth, kind).sum())
             record.hits += hit is not None
-        bins = torch.bucketize(p, _EDGES) + kind * _BINS
-        self._trials[level].view(-1).index_add_(0, bins, torch.ones(len(p)))
+        bins = _EDGES.searchsorted(p) + kind * _BINS
+        np.add.at(self._trials[level].reshape(-1), bins, 1)
         if hit is not None:
-            self._hits[level].view(-1)[bins[hit]] += 1
+            self._hits[level].reshape(-1)[bins[hit]] += 1
         self._shifted(p, kind, hit)
         self._line = None
 
-    def _shifted(self, p: Tensor, kind: Tensor, hit: int | None) -> None:
+    def _shifted(self, p: Floats, kind: Ints, hit: int | None) -> None:
         """One step of Newton's method for the likeliest shift of the log-odds of each kind."""
-        q = with_odds(p, self._shift[kind].exp())
+        q = with_odds(p, np.exp(self._shift)[kind])
         missed = -q
         if hit is not None:
             missed[hit] += 1
-        self._information.index_add_(0, kind, q * (1 - q))
-        step = torch.zeros_like(self._shift).index_add_(0, kind, missed) / self._information
-        self._shift = (self._shift + step).clamp(-_MOST_SHIFT, _MOST_SHIFT)
+        kinds = len(self._shift)
+        self._information += np.bincount(kind, q * (1 - q), kinds)
+        step = np.bincount(kind, missed, kinds) / self._information
+        self._shift = (self._shift + step).clip(-_MOST_SHIFT, _MOST_SHIFT)
 
     def fade(self, record: Record | None = None) -> None:
         """One proposal has passed."""
@@ -148,6 +154,6 @@ def first_or_not(count: int) -> list[int]:
     return [int(rank > 0) for rank in range(count)]
 
 
-def with_odds(probabilities: Tensor, odds: Tensor) -> Tensor:
+def with_odds(probabilities: Floats, odds: Floats) -> Floats:
     """Probabilities whose odds p / (1 - p) are multiplied by ``odds``."""
-    return odds * probabilities / (1 - probabilities + odds * probabilities).clamp(min=1e-6)
+    return odds * probabilities / np.maximum(1 - probabilities + odds * probabilities, 1e-6)

@@ -7,10 +7,10 @@ from collections import deque
 from dataclasses import dataclass, field
 from statistics import median
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from ..models.profile import Profile
+from .calibration import Floats
 
 _CONTEXT_GRAIN = 64
 """Costs are looked up for contexts rounded to this."""
@@ -52,12 +52,12 @@ class CostDrift:
         self._weight[nodes] = self._weight.get(nodes, 0.0) + 1
         self._ratio[nodes] = self._ratio.get(nodes, 0.0) + ratio
 
-    def correct(self, verify: Tensor) -> Tensor:
+    def correct(self, verify: Floats) -> Floats:
         """[N + 1] seconds of passes over 1, 2, ... tokens, as they have become; relative to one another."""
         if not self._weight:
             return verify
         common = sum(self._ratio.values()) / sum(self._weight.values())
-        factors = torch.ones_like(verify)
+        factors = np.ones_like(verify)
         if self._plain:
             sure = len(self._plain) / (len(self._plain) + 1)
             factors[0] = math.exp(sure * (median(self._plain) - common))
@@ -80,14 +80,14 @@ class Curve:
         slope: mean price of a node.
     """
 
-    expected: Tensor
-    now: Tensor
+    expected: Floats
+    now: Floats
     plain: float
     least: float
     slope: float
 
     @classmethod
-    def of(cls, expected: Tensor, now: Tensor) -> Curve:
+    def of(cls, expected: Floats, now: Floats) -> Curve:
         """With the figures that follow."""
         plain, last = float(now[0]), float(now[-1])
         return cls(expected, now, plain, float(now[1:].min()) - plain, max(0.0, last - plain) / (len(now) - 1))
@@ -116,7 +116,7 @@ class Curves:
         key = (nodes, context // _CONTEXT_GRAIN * _CONTEXT_GRAIN, batch)
         made, curve = self._known.get(key, (0, None))
         if curve is None or self._steps - made >= _FRESH:
-            expected = torch.tensor(self.profile.curve(*key)) if curve is None else curve.expected
+            expected = np.array(self.profile.curve(*key)) if curve is None else curve.expected
             curve = Curve.of(expected, self._drift.correct(expected))
             self._known[key] = (self._steps, curve)
         return curve

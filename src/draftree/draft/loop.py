@@ -12,8 +12,6 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
-import torch
-
 from ..errors import ConfigError
 from ..models.base import LanguageModel
 from ..models.profile import Profile, kept_or_measured
@@ -126,9 +124,7 @@ class Decider:
         """
         if self.profile is None:
             raise ConfigError("loop=gain has no measured costs: give its drafter to an Engine, which measures them")
-        edges = [
-            float(self._calibration.acceptance(torch.tensor([p]), depth)) for depth, p in enumerate(place.path, start=1)
-        ]
+        edges = [float(self._calibration.acceptance(p, depth)) for depth, p in enumerate(place.path, start=1)]
         nodes = place.depth + 1
         verify = self.profile.seconds(nodes + self._gain, context) - self.profile.seconds(nodes, context)
         rate = max(self._tokens / self._seconds if self._seconds else 0.0, 1 / self.profile.seconds(1, context))

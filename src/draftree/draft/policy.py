@@ -169,9 +169,11 @@ def best_per_row(scores: Tensor, rows: Tensor, limits: Tensor) -> Tensor:
 def ranks_per_row(scores: Tensor, rows: Tensor, batch: int) -> Tensor:
     """[F] how many entries of the same row score higher, or as high and come before; there are ``batch`` rows."""
     order = scores.argsort(descending=True, stable=True)
-    if batch > 1:
-        order = order[rows[order].argsort(stable=True)]  # by row, then by score, then by index
     ranks = torch.empty_like(order)
+    if batch == 1:
+        ranks[order] = torch.arange(len(order))
+        return ranks
+    order = order[rows[order].argsort(stable=True)]  # by row, then by score, then by index
     ranks[order] = count_within(rows[order], torch.bincount(rows, minlength=batch))
     return ranks
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from .base import StepCost
+from .calibration import Floats
 from .worth import Stake
 
 _SHOWN = (0, 1, 2, 3, 5, 7, 11, 15, 23, 31, 47, 63)
@@ -32,8 +32,8 @@ class Report:
     predicted: float = 0.0
     gained: float = 0.0
     chosen: Counter[int] = field(default_factory=Counter)
-    worth: Tensor = field(default_factory=lambda: torch.zeros(0))
-    seconds: Tensor = field(default_factory=lambda: torch.zeros(0))
+    worth: Floats = field(default_factory=lambda: np.zeros(0))
+    seconds: Floats = field(default_factory=lambda: np.zeros(0))
     draft: float = 0.0
     verify: float = 0.0
     other: float = 0.0
@@ -49,13 +49,12 @@ class Report:
         self.verify += cost.verify
         self.other += cost.other
 
-    def compare(self, worth: Tensor, seconds: Tensor) -> None:
+    def compare(self, worth: Floats, seconds: Floats) -> None:
         """What one step would have given and cost with each number of nodes ([N + 1] both)."""
-        size = max(len(self.worth), len(worth))
-        self.worth, self.seconds = (
-            torch.nn.functional.pad(old, (0, size - len(old))) + torch.nn.functional.pad(new, (0, size - len(new)))
-            for old, new in ((self.worth, worth), (self.seconds, seconds))
-        )
+        new = max(0, len(worth) - len(self.worth))
+        self.worth, self.seconds = np.pad(self.worth, (0, new)), np.pad(self.seconds, (0, new))
+        self.worth[: len(worth)] += worth
+        self.seconds[: len(seconds)] += seconds
 
     @property
     def drift(self) -> float:

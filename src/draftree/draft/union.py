@@ -230,8 +230,7 @@ class _UnionScorer:
             for kind, (_, given) in enumerate(parts):
                 kinds += _kinds(kind, len(given))
                 probabilities += given
-        depth, own = len(self.layers), torch.tensor(kinds, dtype=torch.int64)
-        accepted = iter(self._calibration.acceptance(torch.tensor(probabilities), depth, own).tolist())
+        accepted = iter(self._calibration.acceptance(probabilities, len(self.layers), kinds).tolist())
         laws = [merge([(tokens, list(islice(accepted, len(tokens)))) for tokens, _ in parts]) for parts in said]
         width = min(width, max(1, *(len(law) for law in laws)))
         tokens, logprobs, origins = [], [], []

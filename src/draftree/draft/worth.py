@@ -182,7 +182,7 @@ class Stake:
     def _own(self, outcome: Outcome) -> int:
         """Nodes that no other source offered."""
         origins = outcome.tree.origins
-        return len(outcome.tree) if origins is None else int((origins == self.bit).sum())
+        return len(outcome.tree) if origins is None else origins.tolist().count(self.bit)
 
     def _earned(self, outcome: Outcome) -> int:
         """Tokens that would not have come without it."""
@@ -190,8 +190,9 @@ class Stake:
         origins = outcome.tree.origins
         if origins is None:
             return accepted
-        own = (origins[outcome.path] == self.bit).nonzero()[:, 0].tolist()
-        return max(0, accepted - own[0]) if own else 0
+        offered = origins.tolist()
+        first = next((i for i, node in enumerate(outcome.path) if offered[node] == self.bit), accepted)
+        return max(0, accepted - first)
 
 
 def may_pay(curve: Curve, layer: float, depth: int) -> bool:
