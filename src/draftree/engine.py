@@ -92,6 +92,7 @@ class Engine:
             self.verification.check(self.drafter.policy, nodes, self.drafter.learns)
         self.drafter.prepare(target)
         self.observers = tuple(observers)
+        self._learned = 0.0
         for observer in self.observers:
             observer.begin(Setup(target, self.drafter, self.nodes, self.verification.name, self.tokenizer))
 
@@ -196,15 +197,17 @@ class Engine:
         for sequence, row in zip(sequences, rows, strict=True):
             if row.length != len(sequence.ids) - 1:
                 raise RunError("a step of this sequence failed half-way: open its prompt again")
-            self.target.commit(row, [])  # what a failed step may have left behind
+            if len(row.parents):
+                self.target.commit(row, [])  # what a failed step has left behind
         clock = [time.perf_counter()]
         passes = self.drafter.passes
         budgets = [self._budget(s) for s in sequences]
         trees = self.drafter.propose(sequences, budgets, self.verification.drawing)
         clock.append(time.perf_counter())
         logits = self.target.extend(rows, [Nodes.below(s.ids[-1], t) for s, t in zip(sequences, trees, strict=True)])
-        wanted = self.drafter.successors
+        began, wanted = time.perf_counter(), self.drafter.successors
         beside = successors(logits, wanted) if wanted else None
+        found = time.perf_counter() - began
         verdicts = self._verify(logits, trees, sequences, beside)
         clock.append(time.perf_counter())
         taken = []
@@ -213,18 +216,18 @@ class Engine:
             taken.append(sequence.append(verdict.tokens, len(verdict.path)))
         clock.append(time.perf_counter())
         draft, verify, other = (b - a for a, b in pairwise(clock))
-        cost = StepCost(len(sequences), draft, verify, other, self.drafter.passes - passes)
+        cost = StepCost(len(sequences), draft, verify, other, self.drafter.passes - passes, found, self._learned)
         outcomes = [
             Outcome(sequence, tree, verdict.path, verdict.tokens, count, cost, _successors(verdict, tree))
             for sequence, tree, verdict, count in zip(sequences, trees, verdicts, taken, strict=True)
         ]
         self.drafter.observe(outcomes)
-        learned = time.perf_counter() - clock[-1]
+        self._learned = time.perf_counter() - clock[-1]
         for outcome in outcomes:
             _count(outcome)
-            outcome.sequence.stats.seconds.draft += learned
+            outcome.sequence.stats.seconds.draft += self._learned
         for observer in self.observers:
-            observer.stepped(outcomes, learned)
+            observer.stepped(outcomes, self._learned)
         return outcomes
 
     def close(self, sequence: Sequence) -> None:
@@ -297,11 +300,13 @@ def _count(outcome: Outcome) -> None:
     stats, tree, cost = outcome.sequence.stats, outcome.tree, outcome.step
     stats.steps += 1
     stats.tokens += outcome.taken
-    stats.expected += tree.expected_acceptance_length
+    stats.expected += tree.expected_acceptance_length if len(tree) else 1.0
     stats.draft_passes += cost.draft_passes
     stats.seconds.draft += cost.draft
     stats.seconds.verify += cost.verify
     stats.seconds.other += cost.other
+    if not len(tree):
+        return
     accepted = min(outcome.taken, len(outcome.path))
     for counts, depths in (
         (stats.drafted, torch.bincount(tree.depths, minlength=1)[1:].tolist()),

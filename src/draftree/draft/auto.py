@@ -117,6 +117,8 @@ class AutoTree(GrowthPolicy):
     _plan: _Plan | None = field(default=None, repr=False, compare=False)
     _pace: Rate = field(default_factory=lambda: Rate(_CREDIT, _CREDIT), repr=False, compare=False)
     _growing: float = field(default=2e-4, repr=False, compare=False)
+    _learning: float = field(default=2e-4, repr=False, compare=False)
+    _drafted: bool = field(default=False, repr=False, compare=False)
     _yield: float = field(default=1.0, repr=False, compare=False)
     _stakes: list[Stake] = field(default_factory=list, repr=False, compare=False)
     _accepted: float = field(default=0.0, repr=False, compare=False)
@@ -273,22 +275,25 @@ class AutoTree(GrowthPolicy):
         plan, self._plan = self._plan, None
         if plan is None:
             return
+        cost, taken = outcomes[0].step, sum(o.taken for o in outcomes)
+        if self._drafted and not plan.fresh:
+            self._learning += (1 - _MEMORY) * (cost.learned - self._learning)
+        self._drafted = bool(plan.frontiers)
         if plan.frontiers:
             for row, outcome in enumerate(outcomes):
                 self._learn(plan, row, outcome.tokens[: outcome.taken])
-        cost, taken = outcomes[0].step, sum(o.taken for o in outcomes)
         verified = float(plan.curve.now[plan.chosen])
         seconds = verified
         if plan.frontiers:
             seconds += self._drafting(plan)
-            scale = verified / max(cost.verify, 1e-9)  # as if at the speed of the profile
-            growing, plain = plan.layers * self._growing, plan.curve.plain
+            scale = verified / max(cost.verify - cost.beside, 1e-9)  # as if at the speed of the profile
+            growing, plain = plan.layers * self._growing + self._learning, plan.curve.plain
             spending = Spending(plain, verified, plan.asked, growing, seconds, scale, plan.fresh)
             self._judge(plan, outcomes, spending)
         passes = seconds / plan.curve.plain
         self._pace.add(taken / len(outcomes), passes, _MEMORY**passes)
         if self._curves:
-            self._curves.learn(plan.curve, plan.chosen, cost.verify)
+            self._curves.learn(plan.curve, plan.chosen, cost.verify - cost.beside)
         predicted = sum(plan.gain) if plan.pools else float(len(outcomes))
         trust = self.trust
         self._accepted *= _RECORD
@@ -301,7 +306,7 @@ class AutoTree(GrowthPolicy):
 
     def _drafting(self, plan: _Plan) -> float:
         """Seconds of all that was drafted, as expected."""
-        return plan.asked * plan.layer + plan.layers * self._growing
+        return plan.asked * plan.layer + plan.layers * self._growing + self._learning
 
     def _judge(self, plan: _Plan, outcomes: Many[Outcome], spending: Spending) -> None:
         """What each source was worth; the time of drafting that none of them took is the growth loop's own."""

@@ -27,6 +27,8 @@ class StepCost:
         verify: the target's pass, the draws and their transfer to the host.
         other: commits, text, bookkeeping.
         draft_passes: drafter model passes.
+        beside: of verifying, what it took to find the successors that the drafter asked for.
+        learned: what the drafter took to learn from the step before.
     """
 
     batch: int
@@ -34,6 +36,8 @@ class StepCost:
     verify: float
     other: float
     draft_passes: int
+    beside: float = 0.0
+    learned: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

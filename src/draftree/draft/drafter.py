@@ -75,9 +75,9 @@ class TreeDrafter:
         return [g.tree for g in grown]
 
     def observe(self, outcomes: Many[Outcome]) -> None:
-        """Tell policy and source."""
-        self.policy.observe(outcomes)
+        """Tell source and policy, which asks what the source has spent."""
         self.source.observe(outcomes)
+        self.policy.observe(outcomes)
 
     def close(self, sequence: Sequence) -> None:
         """Tell the source."""
