@@ -146,7 +146,7 @@ def test_the_noise_is_a_splitmix64_stream_keyed_by_a_hash_of_seed_and_position(s
     golden = 0x9E3779B97F4A7C15
     key = next(splitmix64(next(splitmix64(seed)) + (position - 1) * golden))
     bits = islice(splitmix64(key - golden), 100)
-    expected = [-math.log(-math.log(((b >> 11) + 0.5) * 2.0**-53)) for b in bits]
+    expected = [-math.log(-math.log1p(-((b >> 11) + 0.5) * 2.0**-53)) for b in bits]
     assert gumbel_noise([seed], [position], 100)[0].tolist() == pytest.approx(expected, rel=1e-6, abs=1e-6)
 
 

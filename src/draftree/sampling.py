@@ -22,6 +22,8 @@ from .config import SamplingParams
 _MASK64 = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _MIX1, _MIX2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+_BELOW_1 = 1 - 2.0**-24
+"""The largest float32 below 1."""
 _COINS = 1
 """Label of the acceptance coins' streams."""
 DRAFT_NOISE = 2
@@ -96,7 +98,12 @@ def _signed(x: int) -> int:
 
 def _shift(x: Tensor, bits: int) -> Tensor:
     """Logical (not arithmetic) right shift of int64."""
-    return (x >> bits) & ((1 << (64 - bits)) - 1)
+    return (x >> bits).bitwise_and_((1 << (64 - bits)) - 1)
+
+
+def _shaken(x: Tensor, bits: int) -> Tensor:
+    """``x`` itself, combined in place with its upper bits."""
+    return x.bitwise_xor_(_shift(x, bits))
 
 
 def _key(seed: int, position: int) -> int:
@@ -140,11 +147,9 @@ def gumbel_noise_of(seeds: Sequence[int], positions: Sequence[int], tokens: Tens
 def _gumbel(seeds: Sequence[int], positions: Sequence[int], counters: Tensor) -> Tensor:
     keys = [_signed(_key(s, p)) for s, p in zip(seeds, positions, strict=True)]
     x = counters + torch.tensor(keys).to(counters.device, non_blocking=True)[:, None]
-    x = (x ^ _shift(x, 30)) * _signed(_MIX1)
-    x = (x ^ _shift(x, 27)) * _signed(_MIX2)
-    x = x ^ _shift(x, 31)
-    uniform = _shift(x, 12).double().add_(0.5).mul_(2.0**-52)  # in (0, 1), both ends excluded
-    return uniform.log_().neg_().log_().neg_().float()
+    x = _shaken(_shaken(x, 30).mul_(_signed(_MIX1)), 27).mul_(_signed(_MIX2))
+    uniform = _shift(_shaken(x, 31), 12).float().add_(0.5).mul_(2.0**-52).clamp_(max=_BELOW_1)
+    return uniform.neg_().log1p_().neg_().log_().neg_()  # of 1 - uniform: float32 is finest near 0, where winners are
 
 
 @dataclass(slots=True)
