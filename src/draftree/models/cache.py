@@ -1,7 +1,8 @@
 """TreeCache: the KV cache of many rows, written at slots, compacted by a gather over the accepted slots.
 
-Storage per layer is [rows, heads, slots, head_dim]; a row's committed tokens fill its first slots, in order, and its
-uncommitted nodes the slots behind them. Knows nothing of trees: who may attend to whom is the caller's mask.
+Storage of a layer is [rows, heads, slots, head_dim], a part of a block of several layers' storage. A row's committed
+tokens fill its first slots, in order, and its uncommitted nodes the slots behind them. Knows nothing of trees: who may
+attend to whom is the caller's mask.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 GRAIN = 64
 """Slots are allotted in multiples of this."""
+_TOGETHER = 8
+"""Most layers of a block: to grow, one block is there twice."""
 
 
 @dataclass(slots=True)
@@ -66,6 +69,38 @@ def write(
     return keys.narrow(2, 0, end), values.narrow(2, 0, end)
 
 
+class Block:
+    """Storage of up to ``_TOGETHER`` layers of one shape, so that one gather moves the states of all.
+
+    Attributes:
+        states: keys and values, [layers, rows, heads, slots, head_dim] each.
+    """
+
+    def __init__(self, layers: Sequence[TreeLayer], key: Tensor, value: Tensor, at: Placement) -> None:
+        self._layers = layers
+        self._take([self._allot(like, at) for like in (key, value)])
+
+    def _take(self, states: list[Tensor]) -> None:
+        self.states = states
+        for layer, keys, values in zip(self._layers, *states, strict=True):
+            layer.keys, layer.values = keys, values
+
+    def _allot(self, like: Tensor, at: Placement) -> Tensor:
+        """Zeroed: masked slots take part in 0 x value, so they must never hold a NaN."""
+        shape = (len(self._layers), at.rows, like.shape[-3], at.slots, like.shape[-1])
+        return torch.zeros(shape, dtype=like.dtype, device=like.device)
+
+    def grow(self, at: Placement) -> None:
+        """Reallocate to the placement's size, keeping what is there."""
+        old = self.states[0]
+        if old.shape[1] >= at.rows and old.shape[3] >= at.slots:
+            return
+        grown = [self._allot(states, at) for states in self.states]
+        for new, states in zip(grown, self.states, strict=True):
+            new[:, : states.shape[1], :, : states.shape[3]] = states
+        self._take(grown)
+
+
 class TreeLayer(CacheLayerMixin):
     """One layer's keys and values; see the module for the layout."""
 
@@ -73,30 +108,20 @@ class TreeLayer(CacheLayerMixin):
     keys: Tensor
     values: Tensor
 
-    def __init__(self, placement: Placement) -> None:
+    def __init__(self, placement: Placement, blocks: list[Block]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.placement = placement
+        self._blocks = blocks
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Allot zeroed storage: masked slots take part in 0 x value, so they must never hold a NaN."""
-        self.dtype, self.device = key_states.dtype, key_states.device
-        self.keys = self._allot(key_states)
-        self.values = self._allot(value_states)
+        """Allot a block of its own."""
+        self._blocks.append(Block([self], key_states, value_states, self.placement))
+        self.has_storage(key_states)
+
+    def has_storage(self, like: Tensor) -> None:
+        """Its keys and values are there."""
+        self.dtype, self.device = like.dtype, like.device
         self.is_initialized = True
-
-    def _allot(self, like: Tensor) -> Tensor:
-        shape = (self.placement.rows, like.shape[1], self.placement.slots, like.shape[3])
-        return torch.zeros(shape, dtype=like.dtype, device=like.device)
-
-    def grow(self) -> None:
-        """Reallocate to the placement's size, keeping what is there."""
-        for name in ("keys", "values") if self.is_initialized else ():
-            old: Tensor = getattr(self, name)
-            if old.shape[0] >= self.placement.rows and old.shape[2] >= self.placement.slots:
-                continue
-            new = self._allot(old)
-            new[: old.shape[0], :, : old.shape[2]] = old
-            setattr(self, name, new)
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Write a pass's states at its slots and return views of all that it may attend to."""
@@ -124,7 +149,8 @@ class TreeCache(Cache):
 
     def __init__(self, layers: int) -> None:
         self.placement = Placement()
-        self._layers = [TreeLayer(self.placement) for _ in range(layers)]
+        self._blocks: list[Block] = []
+        self._layers = [TreeLayer(self.placement, self._blocks) for _ in range(layers)]
         super().__init__(layers=list(self._layers))
 
     def update(
@@ -139,40 +165,42 @@ class TreeCache(Cache):
         Args:
             layers: number of each, and any tensor [..., heads, ..., head_dim] like its states.
         """
-        keys, values = [], []
-        for number, like in layers:
-            layer = self._layers[number]
-            if not layer.is_initialized:
-                layer.lazy_initialization(like, like)
-            keys.append(layer.keys)
-            values.append(layer.values)
-        return keys, values
+        own = [(self._layers[number], like) for number, like in layers]
+        if new := [(layer, like) for layer, like in own if not layer.is_initialized]:
+            self._allot(new)
+        return [layer.keys for layer, _ in own], [layer.values for layer, _ in own]
+
+    def _allot(self, layers: Sequence[tuple[TreeLayer, Tensor]]) -> None:
+        alike: dict[object, list[TreeLayer]] = {}
+        for layer, like in layers:
+            layer.has_storage(like)
+            alike.setdefault((like.shape, like.dtype, like.device), []).append(layer)
+        likes = {id(layer): like for layer, like in layers}
+        for group in alike.values():
+            like = likes[id(group[0])]
+            for at in range(0, len(group), _TOGETHER):
+                self._blocks.append(Block(group[at : at + _TOGETHER], like, like, self.placement))
 
     @property
     def nbytes(self) -> int:
         """Bytes that the storage takes."""
-        return sum(layer.keys.nbytes + layer.values.nbytes for layer in self._used)
-
-    @property
-    def _used(self) -> list[TreeLayer]:
-        """The layers that have been written to: a model with fewer layers leaves the others out."""
-        return [layer for layer in self._layers if layer.is_initialized]
+        return sum(states.nbytes for block in self._blocks for states in block.states)
 
     def reserve(self, rows: int, slots: int) -> None:
         """Allot at least ``rows`` x ``slots``: exactly (to the grain) at first, by doubling when it has to grow."""
         at = self.placement
         if rows <= at.rows and slots <= at.slots:
             return
-        started = bool(self._used)
+        started = bool(self._blocks)
         size = at.rows, at.slots
         if rows > at.rows:
             at.rows = max(rows, 2 * at.rows) if started else rows
         if slots > at.slots:
             at.slots = -(-max(slots, 2 * at.slots if started else 0) // GRAIN) * GRAIN
         try:
-            for layer in self._layers:
-                layer.grow()
-        except (RuntimeError, MemoryError):  # out of memory: layers that have grown are larger than need be
+            for block in self._blocks:
+                block.grow(at)
+        except (RuntimeError, MemoryError):  # out of memory: blocks that have grown are larger than need be
             at.rows, at.slots = size
             raise
 
@@ -189,19 +217,19 @@ class TreeCache(Cache):
             at.index = slots.to(device, non_blocking=True)
 
     def compact(self, row: int, start: int, path: Sequence[int]) -> None:
-        """Move slots ``start + p`` of a row, p in ``path`` (ascending), to ``start`` and on: one gather a layer."""
+        """Move slots ``start + p`` of a row, p in ``path`` (ascending), to ``start`` and on: one gather a block."""
         moved = next((i for i, p in enumerate(path) if p != i), len(path))
         if moved == len(path):
             return
         source = torch.tensor([start + p for p in path[moved:]])
-        for layer in self._used:
-            source = source.to(layer.device, non_blocking=True)
-            for states in (layer.keys.select(0, row), layer.values.select(0, row)):
-                states.narrow(1, start + moved, len(source)).copy_(states.index_select(1, source))
+        for block in self._blocks:
+            for states in block.states:
+                source, own = source.to(states.device, non_blocking=True), states.select(1, row)
+                own.narrow(2, start + moved, len(source)).copy_(own.index_select(2, source))
 
     def copy_row(self, source: int, target: int, length: int) -> None:
         """Copy the first ``length`` slots of one row to another."""
         self.reserve(target + 1, length)
-        for layer in self._used:
-            layer.keys[target, :, :length] = layer.keys[source, :, :length]
-            layer.values[target, :, :length] = layer.values[source, :, :length]
+        for block in self._blocks:
+            for states in block.states:
+                states[:, target, :, :length] = states[:, source, :, :length]
