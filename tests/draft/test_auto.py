@@ -279,7 +279,7 @@ def test_calibration_starts_at_the_drafts_own_probabilities_and_ends_at_the_trut
     assert calibration.acceptance(p, 1).tolist() == pytest.approx([0.55, 0.05])
     for _ in range(3000):
         calibration.fade(record)
-        calibration.learn(1, [0.55], 0 if rng.random() < 0.2 else None, record)
+        calibration.learn(1, [0.55], [0] if rng.random() < 0.2 else [], record)
     assert float(calibration.acceptance(p, 1)[0]) == pytest.approx(0.2, abs=0.05)
     assert 0.005 < float(calibration.acceptance(p, 1)[1]) < 0.03  # another bin: the odds of its kind
     assert float(calibration.acceptance(p, 2)[0]) == pytest.approx(0.2, abs=0.05)  # another depth: as all together
@@ -289,7 +289,7 @@ def test_kinds_are_counted_apart() -> None:
     calibration, rng = Calibration(2), Random(1)
     for _ in range(300):
         calibration.fade()
-        calibration.learn(1, [0.4, 0.3], 0 if rng.random() < 0.95 else None, kinds=first_or_not(2))
+        calibration.learn(1, [0.4, 0.3], [0] if rng.random() < 0.95 else [], kinds=first_or_not(2))
     first, other = calibration.acceptance(np.array([0.4, 0.3]), 1, first_or_not(2)).tolist()
     assert first == pytest.approx(0.95, abs=0.04)
     assert other < 0.03
@@ -298,8 +298,8 @@ def test_kinds_are_counted_apart() -> None:
 def test_a_depth_that_differs_is_told_apart() -> None:
     calibration, rng = Calibration(), Random(2)
     for _ in range(400):
-        calibration.learn(1, [0.5], 0 if rng.random() < 0.9 else None)
-        calibration.learn(2, [0.5], 0 if rng.random() < 0.3 else None)
+        calibration.learn(1, [0.5], [0] if rng.random() < 0.9 else [])
+        calibration.learn(2, [0.5], [0] if rng.random() < 0.3 else [])
     p = np.array([0.5])
     assert calibration.acceptance(p, 1)[0] == pytest.approx(0.9, abs=0.05)
     assert calibration.acceptance(p, 2)[0] == pytest.approx(0.3, abs=0.08)
@@ -308,15 +308,15 @@ def test_a_depth_that_differs_is_told_apart() -> None:
 def test_a_drafter_that_is_surer_than_it_says_is_found_out_soon() -> None:
     calibration = Calibration()
     for p in (0.15, 0.35, 0.55, 0.75) * 8:
-        calibration.learn(1, [p], 0)
+        calibration.learn(1, [p], [0])
     assert calibration.acceptance(0.25, 1) > 0.7  # a probability that was never met
 
 
 def test_a_sequence_with_bad_luck_has_worse_odds() -> None:
     calibration, lucky, unlucky = Calibration(), Record(), Record()
     for _ in range(40):
-        calibration.learn(1, [0.5], 0, lucky)
-        calibration.learn(1, [0.5], None, unlucky)
+        calibration.learn(1, [0.5], [0], lucky)
+        calibration.learn(1, [0.5], [], unlucky)
     assert unlucky.odds < 0.7 < 1.3 < lucky.odds
 
 

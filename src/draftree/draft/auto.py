@@ -338,6 +338,6 @@ class AutoTree(GrowthPolicy):
             at, found = asked.index((row, node)), frontier.candidates
             probabilities = [p for p in map(math.exp, found.logprobs[at].tolist()) if p > _LEAST]
             said = found.tokens[at, : len(probabilities)].tolist()
-            hit = said.index(token) if token in said else None
-            self.calibration.learn(depth, probabilities, hit, record, first_or_not(len(said)))
+            hits = [said.index(token)] if token in said else []
+            self.calibration.learn(depth, probabilities, hits, record, first_or_not(len(said)))
             node = edges.index((node, token)) if (node, token) in edges else _NOWHERE

@@ -97,16 +97,16 @@ class Calibration:
         self,
         depth: int,
         probabilities: Sequence[float],
-        hit: int | None,
+        hits: Sequence[int],
         record: Record | None = None,
         kinds: Sequence[int] | int = 0,
     ) -> None:
-        """All candidates of one accepted node have been put to the test.
+        """All candidates of one accepted node, of one source or of several, have been put to the test.
 
         Args:
             depth: of the candidates.
             probabilities: the draft's.
-            hit: which of them the target said; None for none.
+            hits: which of them are what the target said.
             record: of the sequence, where one is kept.
             kinds: of each candidate, or one for all.
         """
@@ -116,20 +116,19 @@ class Calibration:
         kind = np.broadcast_to(np.asarray(kinds, np.int64), p.shape)
         if record is not None:
             record.expected += float(self.acceptance(p, depth, kind).sum())
-            record.hits += hit is not None
+            record.hits += len(hits)
         bins = _EDGES.searchsorted(p) + kind * _BINS
         np.add.at(self._trials[level].reshape(-1), bins, 1)
-        if hit is not None:
+        for hit in hits:
             self._hits[level].reshape(-1)[bins[hit]] += 1
-        self._shifted(p, kind, hit)
+        self._shifted(p, kind, hits)
         self._line = None
 
-    def _shifted(self, p: Floats, kind: Ints, hit: int | None) -> None:
+    def _shifted(self, p: Floats, kind: Ints, hits: Sequence[int]) -> None:
         """One step of Newton's method for the likeliest shift of the log-odds of each kind."""
         q = with_odds(p, np.exp(self._shift)[kind])
         missed = -q
-        if hit is not None:
-            missed[hit] += 1
+        missed[list(hits)] += 1
         kinds = len(self._shift)
         self._information += np.bincount(kind, q * (1 - q), kinds)
         step = np.bincount(kind, missed, kinds) / self._information

@@ -162,5 +162,6 @@ class Decider:
             children = tree.children(node)
             paths = tree.path_logprobs[children].tolist()
             hit = next((i for i, child in enumerate(children) if int(tree.tokens[child]) == token), None)
-            self._calibration.learn(depth, [math.exp(path - above) for path in paths], hit)
+            hits = [] if hit is None else [hit]
+            self._calibration.learn(depth, [math.exp(path - above) for path in paths], hits)
             above = above if hit is None else paths[hit]

@@ -7,6 +7,7 @@ successors of all of them are kept, by the last token and by the last two, and t
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
@@ -15,7 +16,6 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import ConfigError, DraftreeWarning, RunError
@@ -39,14 +39,10 @@ _SURE, _FAIR = 0.75, 0.55
 Context = tuple[int, int]
 """The token before the last, ANY for whatever, and the last token."""
 ANY = -1
-_TINY = float(np.finfo(np.float32).tiny)
-"""Its logarithm is finite: 0 log 0 = 0."""
-_UNKNOWN = 0
-"""The row of the table that stays empty."""
 
 
 class SuccessorTable:
-    """The last successors seen of every context. In numpy: of few numbers at a time, which it handles at less cost.
+    """The last successors seen of every context, in numpy; what is asked is little at a time, which lists handle faster.
 
     Args:
         width: successors of each.
@@ -54,8 +50,8 @@ class SuccessorTable:
     """
 
     def __init__(self, width: int, capacity: int = CAPACITY) -> None:
-        self._tokens = np.zeros((capacity + 1, width), dtype=np.int32)
-        self._probabilities = np.zeros((capacity + 1, width), dtype=np.float32)
+        self._tokens = np.zeros((capacity, width), dtype=np.int32)
+        self._probabilities = np.zeros((capacity, width), dtype=np.float32)
         self._rows: dict[Context, int] = {}
 
     def put(self, contexts: Many[Context], found: Successors) -> None:
@@ -70,7 +66,7 @@ class SuccessorTable:
         """A context's row, the oldest one's for a new context when all are taken."""
         row = self._rows.pop(context, None)
         if row is None:
-            row = len(self._rows) + 1
+            row = len(self._rows)
             if row == len(self._tokens):
                 row = self._rows.pop(next(iter(self._rows)))
         self._rows[context] = row
@@ -78,21 +74,29 @@ class SuccessorTable:
 
     def after(self, contexts: Many[Context], width: int) -> Candidates:
         """The law after [F] contexts, blended of the last two tokens' and the last one's; the rest is one outcome."""
-        at, weights = [], []
-        for before, token in contexts:
-            pair = _UNKNOWN if before == ANY else self._rows.get((before, token), _UNKNOWN)
-            at.append((pair, self._rows.get((ANY, token), _UNKNOWN)))
-            weights.append((0.0, _FAIR) if pair == _UNKNOWN else (_SURE, (1 - _SURE) * _FAIR))
-        count = len(at)
-        tokens = self._tokens[at].reshape(count, -1)
-        parts = self._probabilities[at] * np.array(weights, np.float32)[..., None]
-        law = one_each(tokens, parts.reshape(count, -1))
-        rest = 1 - law.sum(1, keepdims=True)
-        outcomes = np.concatenate([law, rest * (rest < 1)], axis=1)
-        entropies = -(outcomes * np.log(np.maximum(outcomes, _TINY))).sum(1)
-        order = np.argsort(-law, axis=1, kind="stable")[:, :width]
-        found = np.take_along_axis(tokens, order, 1).astype(np.int64), np.take_along_axis(law, order, 1)
-        return Candidates(torch.from_numpy(found[0]), torch.from_numpy(found[1]).log(), torch.from_numpy(entropies))
+        width = min(width, 2 * self._tokens.shape[1])
+        tokens, logprobs, entropies = [], [], []
+        for context in contexts:
+            law = self._law(context)
+            best, none = sorted(law, key=law.__getitem__, reverse=True)[:width], max(0, width - len(law))
+            tokens.append(best + [0] * none)
+            logprobs.append([math.log(law[token]) for token in best] + [-math.inf] * none)
+            rest = 1 - sum(law.values())
+            left = rest * math.log(rest) if 0 < rest < 1 else 0.0
+            entropies.append(-sum(p * math.log(p) for p in law.values()) - left)
+        return Candidates(torch.tensor(tokens), torch.tensor(logprobs), torch.tensor(entropies))
+
+    def _law(self, context: Context) -> dict[int, float]:
+        """Probabilities of all that is known to follow, the surer source's first."""
+        before, token = context
+        pair, one = None if before == ANY else self._rows.get(context), self._rows.get((ANY, token))
+        law: dict[int, float] = {}
+        for row, weight in ((pair, _SURE), (one, _FAIR if pair is None else (1 - _SURE) * _FAIR)):
+            if row is not None:
+                for said, p in zip(self._tokens[row].tolist(), self._probabilities[row].tolist(), strict=True):
+                    if p:
+                        law[said] = law.get(said, 0.0) + weight * p
+        return law
 
     @property
     def entries(self) -> Entries:
@@ -103,17 +107,10 @@ class SuccessorTable:
 
     def fill(self, entries: Entries) -> None:
         """Take over what was known elsewhere, the latest of it where it is too much."""
-        contexts, tokens, probabilities = (x[-(len(self._tokens) - 1) :] for x in entries)
+        contexts, tokens, probabilities = (x[-len(self._tokens) :] for x in entries)
         if len(contexts):
             found = Successors(tokens, probabilities.log())
             self.put([(before, token) for before, token in contexts.tolist()], found)
-
-
-def one_each(tokens: NDArray[np.int32], probabilities: NDArray[np.float32]) -> NDArray[np.float32]:
-    """[F, M] probabilities with those of equal tokens summed at the first of them and 0 at the others."""
-    same = tokens[:, :, None] == tokens[:, None]
-    summed: NDArray[np.float32] = (same * probabilities[:, None]).sum(-1)
-    return np.where(np.tril(same, -1).any(-1), np.float32(0), summed)
 
 
 @dataclass(slots=True)

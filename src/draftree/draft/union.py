@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -126,9 +126,9 @@ class UnionSource(Source):
             if place not in layer.places:
                 return
             at, node = layer.places[place]
-            for kind, (said, probabilities) in enumerate(layer.said[at]):
-                hit = said.index(token) if token in said else None
-                self._calibration.learn(depth, probabilities, hit, kinds=_kinds(kind, len(said)))
+            said, probabilities, kinds = _flat(layer.said[at])
+            hits = [i for i, candidate in enumerate(said) if candidate == token]
+            self._calibration.learn(depth, probabilities, hits, kinds=kinds)
             place = (row, node, token)
 
     def close(self, sequence: Sequence) -> None:
@@ -225,11 +225,8 @@ class _UnionScorer:
 
     def _law(self, said: Many[Many[_Said]], width: int) -> Candidates:
         """Of few numbers, so that lists are faster than tensors."""
-        kinds, probabilities = list[int](), list[float]()
-        for parts in said:
-            for kind, (_, given) in enumerate(parts):
-                kinds += _kinds(kind, len(given))
-                probabilities += given
+        flat = [_flat(parts) for parts in said]
+        probabilities, kinds = (list(chain.from_iterable(each[i] for each in flat)) for i in (1, 2))
         accepted = iter(self._calibration.acceptance(probabilities, len(self.layers), kinds).tolist())
         laws = [merge([(tokens, list(islice(accepted, len(tokens)))) for tokens, _ in parts]) for parts in said]
         width = min(width, max(1, *(len(law) for law in laws)))
@@ -247,9 +244,14 @@ def _wide(width: int) -> int:
     return max(width, _WIDTH)
 
 
-def _kinds(part: int, count: int) -> list[int]:
-    """Of the candidates of a part: those of the first rank are counted apart from the others."""
-    return [2 * part + kind for kind in first_or_not(count)]
+def _flat(parts: Many[_Said]) -> tuple[list[int], list[float], list[int]]:
+    """Tokens, probabilities and kinds of all parts' candidates: each part's first is counted apart from its others."""
+    tokens, probabilities, kinds = list[int](), list[float](), list[int]()
+    for part, (said, given) in enumerate(parts):
+        tokens += said
+        probabilities += given
+        kinds += [2 * part + kind for kind in first_or_not(len(said))]
+    return tokens, probabilities, kinds
 
 
 def _likely(found: Candidates) -> list[_Said]:
