@@ -177,14 +177,14 @@ class AutoTree(GrowthPolicy):
         layers = [stake.layer(context, batch) for stake in self._stakes]
         room = any(b.depth != 0 for b in budgets)  # no try is spent where there is none
         room = room and not self._curves.want_plain(self._pace.value)
+        fresh = sum(s.stats.steps == 0 for s in sequences) / batch
         for stake, seconds in zip(self._stakes, layers, strict=True):
-            stake.begin(curve, seconds, self.depth if room else 0)
+            stake.begin(curve, seconds, self.depth if room else 0, fresh)
         layer = sum(seconds for stake, seconds in zip(self._stakes, layers, strict=True) if stake.asked)
         node = sum(stake.node(context, batch) for stake in self._stakes if stake.asked)
-        fresh = any(s.stats.steps == 0 for s in sequences)
         odds = np.array([self._records.setdefault(s, Record()).odds for s in sequences])
         rate = batch / curve.plain * max(1.0, self._pace.value)
-        self._plan = _Plan(sequences, curve, layers, layer, node, rate, odds, fresh, gained=float(batch))
+        self._plan = _Plan(sequences, curve, layers, layer, node, rate, odds, fresh > 0, gained=float(batch))
         return budgets if any(stake.asked for stake in self._stakes) else [Budget(0, b.depth) for b in budgets]
 
     def _planned(self) -> _Plan:

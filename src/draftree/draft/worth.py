@@ -15,9 +15,13 @@ _HOPE, _CREDIT, _RECENT = 1.5, 20.0, 0.95
 that each step leaves."""
 _OPTIMIST = 0.98
 """Acceptance of each further layer that a drafting model is granted before it has shown any."""
-_DOUBT, _MOST_DOUBT = 0.6, 0.15
+_DOUBT, _MOST_DOUBT = 0.2, 0.04
 """Share of its costs that a source may fail to earn, and share of all time: twenty steps cannot tell a little less than
 enough from a little more."""
+_LONG = 0.995
+"""The same share for the record that new sequences begin with."""
+_ANEW = 20.0
+"""Steps that this one counts for then."""
 _PROBE_MOST = 128
 """Most steps before a source that rests gets another try."""
 _PROBE_SHARE = 0.002
@@ -64,6 +68,11 @@ class Rate:
         """Their ratio."""
         return self.tokens / self.passes
 
+    def blend(self, other: Rate, share: float) -> None:
+        """Take over a ``share`` of what another one says, as of ``_ANEW`` passes."""
+        self.tokens += share * (_ANEW * other.value - self.tokens)
+        self.passes += share * (_ANEW - self.passes)
+
     def add(self, tokens: float, passes: float, memory: float = _RECENT) -> None:
         """One more step, which leaves ``memory`` of the record."""
         self.tokens += tokens - (1 - memory) * self.tokens
@@ -93,6 +102,9 @@ class Stake:
     seconds: float = 0.0
     _with: Rate = field(default_factory=lambda: Rate(_HOPE * _CREDIT, _CREDIT), repr=False)
     _without: Rate = field(default_factory=lambda: Rate(_CREDIT, _CREDIT), repr=False)
+    _long: tuple[Rate, Rate] = field(
+        default_factory=lambda: (Rate(_HOPE * _CREDIT, _CREDIT), Rate(_CREDIT, _CREDIT)), repr=False
+    )
     _layer: float = field(default=0.0, repr=False)
     _share: float = field(default=0.0, repr=False)
     _spent: float = field(default=0.0, repr=False)
@@ -125,11 +137,15 @@ class Stake:
         wide, narrow = (self.profile.seconds(nodes, context, batch) for nodes in (_WIDE, 1))
         return max(0.0, wide - narrow) / (_WIDE - 1)
 
-    def begin(self, curve: Curve, layer: float, depth: int) -> None:
+    def begin(self, curve: Curve, layer: float, depth: int, fresh: float = 0.0) -> None:
         """Settle whether it is asked in this proposal, to ``depth`` levels at most.
 
-        What has not paid rests; after 1, 2, 4, ... steps it gets another try.
+        What has not paid rests; after 1, 2, 4, ... steps it gets another try. Where a share of the sequences is
+        ``fresh``, that share of its record begins anew, with what it was worth in the long run.
         """
+        if fresh:
+            self._with.blend(self._long[0], fresh)
+            self._without.blend(self._long[1], fresh)
         able = self.profile is None or may_pay(curve, layer, depth)
         self.asked = depth > 0 and able and self._turn()
         if self.source is not None:
@@ -172,8 +188,9 @@ class Stake:
         drafting = measured or spending.layers * layer
         shared = spending.verify - spending.plain + spending.growing
         seconds = drafting + (shared * own / nodes if nodes else spending.growing / asked)
-        self._with.add(taken / len(outcomes), spending.total / spending.plain)
-        self._without.add((taken - tokens) / len(outcomes), (spending.total - seconds) / spending.plain)
+        for record, memory in (((self._with, self._without), _RECENT), (self._long, _LONG)):
+            record[0].add(taken / len(outcomes), spending.total / spending.plain, memory)
+            record[1].add((taken - tokens) / len(outcomes), (spending.total - seconds) / spending.plain, memory)
         self._share += (1 - _RECENT) * (seconds / spending.total - self._share)
         self.steps += 1
         self.tokens += tokens / len(outcomes)

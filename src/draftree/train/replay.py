@@ -75,6 +75,7 @@ class Replay:
         gained, self.left = self.left[:tokens], self.left[tokens:]
         self._gain(gained)
         self._drafter.observe([Outcome(self._sequence, tree, path, gained, len(gained), cost, found)])
+        self._sequence.stats.steps += 1
 
     def step(self, nodes: int) -> tuple[DraftTree, int]:
         """Draft and advance as decoding with match verification does; the tree, and how many tokens were gained."""
