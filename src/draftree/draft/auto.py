@@ -284,11 +284,12 @@ class AutoTree(GrowthPolicy):
                 self._learn(plan, row, outcome.tokens[: outcome.taken])
         verified = float(plan.curve.now[plan.chosen])
         seconds = verified
-        if plan.frontiers:
-            seconds += self._drafting(plan)
-            scale = verified / max(cost.verify - cost.beside, 1e-9)  # as if at the speed of the profile
-            growing, plain = plan.layers * self._growing + self._learning, plan.curve.plain
-            spending = Spending(plain, verified, plan.asked, growing, seconds, scale, plan.fresh)
+        scale = verified / max(cost.verify - cost.beside, 1e-9)  # as if at the speed of the profile
+        if plan.frontiers or (any(stake.asked for stake in self._stakes) and not plan.fresh):
+            growing = plan.layers * self._growing + self._learning if plan.frontiers else cost.draft * scale
+            seconds += self._drafting(plan) if plan.frontiers else growing  # to ask in vain takes time too
+            layers = plan.asked if plan.frontiers else 0
+            spending = Spending(plan.curve.plain, verified, layers, growing, seconds, scale, plan.fresh)
             self._judge(plan, outcomes, spending)
         passes = seconds / plan.curve.plain
         self._pace.add(taken / len(outcomes), passes, _MEMORY**passes)
@@ -315,7 +316,7 @@ class AutoTree(GrowthPolicy):
         for stake, layer in asked:
             stake.judge(outcomes, layer, spending, len(asked))
         part_with_one(self._stakes, paid)
-        if plan.fresh:
+        if plan.fresh or not plan.frontiers:
             return
         rest = outcomes[0].step.draft * spending.scale - plan.asked * sum(layer for _, layer in asked)
         self._growing += (1 - _MEMORY) * (max(0.0, rest) / plan.layers - self._growing)

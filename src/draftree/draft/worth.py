@@ -40,8 +40,8 @@ class Spending:
 
     Attributes:
         plain, verify: seconds of a plain pass and of this one.
-        layers: that sources were asked about.
-        growing: seconds of drafting that no source took: the growth loop's own.
+        layers: that sources were asked about; none where they had nothing to say.
+        growing: seconds of drafting that no source took: the growth loop's own; where they had nothing to say, all.
         total: seconds of verifying and drafting.
         scale: profile's over measured seconds.
         fresh: models have read prompts.
@@ -177,10 +177,12 @@ class Stake:
         taken = sum(o.taken for o in outcomes)
         nodes, own = sum(len(o.tree) for o in outcomes), sum(self._own(o) for o in outcomes)
         tokens = sum(self._earned(o) for o in outcomes)
-        measured = 0.0 if self.source is None else (self.source.spent - self._spent) * spending.scale
+        measured = 0.0
+        if self.source is not None and spending.layers:
+            measured = (self.source.spent - self._spent) * spending.scale
         if spending.fresh and layer:
             measured = layer * spending.layers
-        elif spending.layers and measured:
+        elif measured:
             most = _MOST_LAYER * layer if self.profile else measured
             measured = min(measured, most * spending.layers)
             new = measured / spending.layers
