@@ -119,6 +119,16 @@ def drafted(source: RecycleSource, sequence: Request, nodes: int = 20) -> DraftT
     return TreeDrafter(StaticTree(width=2, depth=3), source).propose([sequence], [Budget(nodes)])[0]
 
 
+def test_nothing_is_looked_for_while_it_rests_and_what_looking_took_is_its_own() -> None:
+    source = prepared()
+    assert source.successors == 2
+    source.resting = True
+    assert source.successors == 0
+    none = DraftTree.empty()
+    source.observe([Outcome(request(1, 2), none, [], [2], 1, StepCost(1, 0.0, 0.0, 0.0, 0, beside=0.25))])
+    assert source.spent == 0.25
+
+
 def test_trees_follow_the_successors_of_each_token() -> None:
     source = prepared()
     taught(source)

@@ -139,8 +139,10 @@ def test_subtrees_keep_the_origins_of_their_nodes() -> None:
 # what a source is worth
 
 
-def decode(union: UnionSource, truth: Law, steps: int, policy: GrowthPolicy | None = None) -> None:
-    """Steps of a target whose tokens are drawn from ``truth``, whatever came before."""
+def decode(
+    union: UnionSource, truth: Law, steps: int, policy: GrowthPolicy | None = None, seconds: float = 1e-4
+) -> None:
+    """Steps of a target whose tokens are drawn from ``truth``, whatever came before; drafting takes ``seconds``."""
     made, sequence, rng = TreeDrafter(policy or StaticTree(4, 1), union), request(), Random(3)
     for _ in range(steps):
         tree = made.propose([sequence], [Budget(8)])[0]
@@ -151,7 +153,8 @@ def decode(union: UnionSource, truth: Law, steps: int, policy: GrowthPolicy | No
             node = next((c for c in tree.children(node) if int(tree.tokens[c]) == tokens[-1]), None)
             path += [] if node is None else [node]
         sequence.ids += tokens
-        made.observe([Outcome(sequence, tree, path, tokens, len(tokens), StepCost(1, 1e-4, 1.0, 0.0, 0))])
+        made.observe([Outcome(sequence, tree, path, tokens, len(tokens), StepCost(1, seconds, 1.0, 0.0, 0))])
+        sequence.stats.steps += 1
 
 
 def test_an_overconfident_source_is_found_out_and_a_modest_one_too() -> None:
@@ -196,6 +199,29 @@ class TestAuto:
         bad.asked.clear()
         decode(union, {1: 0.4, 2: 0.4, 3: 0.2}, 100, chosen)
         assert bad.asked.count(()) > 80
+
+    def test_what_paid_in_the_long_run_is_asked_when_a_sequence_begins(self) -> None:
+        good, bad = Says("good", {1: 0.8}, seconds=0.02), Says("bad", {2: 0.5}, seconds=0.1)
+        union, chosen = UnionSource((good, bad)), AutoTree(depth=3, target=costs(1.0))
+        chosen.prepare(target(), union.parts)
+        decode(union, {1: 0.8, 3: 0.2}, 300, chosen)
+        good.asked.clear()
+        decode(union, {3: 1.0}, 200, chosen)
+        assert good.asked.count(()) < 120
+        for said in (good, bad):
+            said.asked.clear()
+        decode(union, {1: 0.8, 3: 0.2}, 3, chosen)
+        assert good.asked.count(()) == 3
+        assert bad.asked.count(()) <= 1
+
+    def test_to_ask_in_vain_is_not_free(self) -> None:
+        mute, silent = Says("mute", {}), Says("silent", {})
+        union, chosen = UnionSource((mute, silent)), AutoTree(depth=3, target=costs(1.0))
+        chosen.prepare(target(), union.parts)
+        decode(union, {1: 1.0}, 200, chosen, seconds=0.1)
+        mute.asked.clear()
+        decode(union, {1: 1.0}, 100, chosen, seconds=0.1)
+        assert 0 < mute.asked.count(()) < 30
 
     def test_of_two_sources_that_say_the_same_one_stays(self) -> None:
         """Neither offers anything that the other does not: both were left out."""

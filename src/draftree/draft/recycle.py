@@ -42,7 +42,7 @@ ANY = -1
 
 
 class SuccessorTable:
-    """The last successors seen of every context, in numpy; what is asked is little at a time, which lists handle faster.
+    """The last successors seen of every context, in numpy; little is asked for at a time, which lists handle faster.
 
     Args:
         width: successors of each.

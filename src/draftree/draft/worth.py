@@ -10,18 +10,17 @@ from .base import Outcome
 from .costs import Curve
 from .source import Source
 
-_HOPE, _CREDIT, _RECENT = 1.5, 20.0, 0.95
-"""Speed over decoding without it: where a source starts, for how many steps that counts, and the share of the record
-that each step leaves."""
+_HOPE, _FIRST = 1.5, 5.0
+"""Speed over decoding without it: where a source starts, and for how many steps that counts."""
+_RECENT, _LONG = 0.95, 0.995
+"""Share that each step leaves of the record of a sequence, and of that of all."""
+_ANEW = 20.0
+"""Steps that the record of all counts for when a sequence begins."""
 _OPTIMIST = 0.98
 """Acceptance of each further layer that a drafting model is granted before it has shown any."""
 _DOUBT, _MOST_DOUBT = 0.2, 0.04
 """Share of its costs that a source may fail to earn, and share of all time: twenty steps cannot tell a little less than
 enough from a little more."""
-_LONG = 0.995
-"""The same share for the record that new sequences begin with."""
-_ANEW = 20.0
-"""Steps that this one counts for then."""
 _PROBE_MOST = 128
 """Most steps before a source that rests gets another try."""
 _PROBE_SHARE = 0.002
@@ -100,11 +99,10 @@ class Stake:
     steps: int = 0
     tokens: float = 0.0
     seconds: float = 0.0
-    _with: Rate = field(default_factory=lambda: Rate(_HOPE * _CREDIT, _CREDIT), repr=False)
-    _without: Rate = field(default_factory=lambda: Rate(_CREDIT, _CREDIT), repr=False)
-    _long: tuple[Rate, Rate] = field(
-        default_factory=lambda: (Rate(_HOPE * _CREDIT, _CREDIT), Rate(_CREDIT, _CREDIT)), repr=False
-    )
+    _with: Rate = field(default_factory=lambda: Rate(_HOPE * _ANEW, _ANEW), repr=False)
+    _without: Rate = field(default_factory=lambda: Rate(_ANEW, _ANEW), repr=False)
+    _long_with: Rate = field(default_factory=lambda: Rate(_HOPE * _FIRST, _FIRST), repr=False)
+    _long_without: Rate = field(default_factory=lambda: Rate(_FIRST, _FIRST), repr=False)
     _layer: float = field(default=0.0, repr=False)
     _share: float = field(default=0.0, repr=False)
     _spent: float = field(default=0.0, repr=False)
@@ -144,8 +142,8 @@ class Stake:
         ``fresh``, that share of its record begins anew, with what it was worth in the long run.
         """
         if fresh:
-            self._with.blend(self._long[0], fresh)
-            self._without.blend(self._long[1], fresh)
+            self._with.blend(self._long_with, fresh)
+            self._without.blend(self._long_without, fresh)
         able = self.profile is None or may_pay(curve, layer, depth)
         self.asked = depth > 0 and able and self._turn()
         if self.source is not None:
@@ -190,9 +188,13 @@ class Stake:
         drafting = measured or spending.layers * layer
         shared = spending.verify - spending.plain + spending.growing
         seconds = drafting + (shared * own / nodes if nodes else spending.growing / asked)
-        for record, memory in (((self._with, self._without), _RECENT), (self._long, _LONG)):
-            record[0].add(taken / len(outcomes), spending.total / spending.plain, memory)
-            record[1].add((taken - tokens) / len(outcomes), (spending.total - seconds) / spending.plain, memory)
+        for fast, slow, left_out, saved in (
+            (self._with, self._long_with, 0, 0.0),
+            (self._without, self._long_without, tokens, seconds),
+        ):
+            gained, passes = (taken - left_out) / len(outcomes), (spending.total - saved) / spending.plain
+            fast.add(gained, passes)
+            slow.add(gained, passes, _LONG)
         self._share += (1 - _RECENT) * (seconds / spending.total - self._share)
         self.steps += 1
         self.tokens += tokens / len(outcomes)
