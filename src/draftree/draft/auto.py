@@ -25,18 +25,16 @@ from ..sequence import Sequence
 from ..tree import ROOT, DraftTree
 from .base import Outcome
 from .calibration import Calibration, Floats, Ints, Record, first_or_not, with_odds
-from .costs import Curve, Curves
+from .costs import Curves
+from .ledger import Ledger
 from .policy import Frontier, Growth, GrowthPolicy, best_per_row, ranks_per_row
+from .proposal import Proposal
 from .report import Report
 from .source import Source
-from .worth import Rate, Spending, Stake, part_with_one
+from .worth import Stake
 
-_MEMORY = 0.97
-"""Share of an average that each new step leaves."""
-_CREDIT = 8.0
-"""Plain passes, of a token each, that the record of speed begins with."""
 _RECORD = 0.99
-"""The same for how far expected acceptance can be trusted."""
+"""Share that each new step leaves of the record of how far expected acceptance can be trusted."""
 _PRIOR = 5.0
 """Accepted nodes that make up that record before there is any."""
 _LEAST = 0.01
@@ -47,51 +45,6 @@ _FURTHER = 3.0
 """Expected tokens of all deeper layers that each one of the last layer may stand for, at most, while it is drafted."""
 _NOWHERE = -2
 """No node has this number."""
-
-
-@dataclass(slots=True)
-class _Plan:
-    """One proposal, from the budgets to the outcome.
-
-    Attributes:
-        sequences: whom it is for.
-        curve: what verifying costs.
-        stakes: seconds of asking each source about a layer.
-        layer, node: seconds of asking the sources about a layer, and of each node that it has beyond the first.
-        rate: tokens a second that a step must be worth, of all sequences together.
-        odds: [B] each sequence's record.
-        frontiers: what was proposed, layer by layer.
-        rows, paths: [P] of all that has been drafted: which sequence, and the probability of being accepted.
-        totals: [N] expected tokens of the best 1, 2, ... nodes of each sequence, summed over sequences.
-        gained: expected tokens that the last layer has brought.
-        pools, chosen: what was drafted, and how many nodes are verified.
-        gain: [B] expected tokens of what is verified, the root's bonus included.
-        fresh: models read prompts first.
-        asked: layers that the sources were asked about: not those that were known already.
-    """
-
-    sequences: Many[Sequence]
-    curve: Curve
-    stakes: Many[float]
-    layer: float
-    node: float
-    rate: float
-    odds: Floats
-    fresh: bool
-    frontiers: list[Frontier] = field(default_factory=list)
-    rows: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
-    paths: Floats = field(default_factory=lambda: np.zeros(0))
-    totals: Floats = field(default_factory=lambda: np.zeros(1))
-    gained: float = 0.0
-    pools: Many[DraftTree] = ()
-    chosen: int = 0
-    gain: Many[float] = ()
-    asked: int = 1
-
-    @property
-    def layers(self) -> int:
-        """How deep it was drafted."""
-        return len(self.frontiers)
 
 
 @dataclass(slots=True)
@@ -114,13 +67,8 @@ class AutoTree(GrowthPolicy):
     calibration: Calibration = field(default_factory=lambda: Calibration(2), repr=False, compare=False)
     report: Report = field(default_factory=Report, repr=False, compare=False)
     _records: WeakKeyDictionary[Sequence, Record] = field(default_factory=WeakKeyDictionary, repr=False, compare=False)
-    _plan: _Plan | None = field(default=None, repr=False, compare=False)
-    _pace: Rate = field(default_factory=lambda: Rate(_CREDIT, _CREDIT), repr=False, compare=False)
-    _growing: float = field(default=2e-4, repr=False, compare=False)
-    _learning: float = field(default=2e-4, repr=False, compare=False)
-    _drafted: bool = field(default=False, repr=False, compare=False)
-    _yield: float = field(default=1.0, repr=False, compare=False)
-    _stakes: list[Stake] = field(default_factory=list, repr=False, compare=False)
+    _plan: Proposal | None = field(default=None, repr=False, compare=False)
+    _ledger: Ledger = field(default_factory=Ledger, repr=False, compare=False)
     _accepted: float = field(default=0.0, repr=False, compare=False)
     _expected: float = field(default=0.0, repr=False, compare=False)
     _models: list[Capabilities] | None = field(default=None, repr=False, compare=False)
@@ -139,11 +87,11 @@ class AutoTree(GrowthPolicy):
             raise ConfigError("this AutoTree has learned for other models: make a new one")
         self._models = models
         self.target = self.target or kept_or_measured(target)
-        self._stakes = [
+        self._ledger.stakes = [
             Stake(source, 1 << i, self._profile(source.model), steady=len(sources) == 1 and not source.costly)
             for i, source in enumerate(sources)
         ]
-        self.report.stakes = self._stakes
+        self.report.stakes = self._ledger.stakes
 
     def _profile(self, model: LanguageModel | None) -> Profile | None:
         """A drafting model's costs; a twin of the target has the target's."""
@@ -173,21 +121,18 @@ class AutoTree(GrowthPolicy):
         context = max(len(s.ids) for s in sequences)
         self._curves = self._curves or Curves(self.target)
         curve = self._curves.at(most, context, batch)
-        self._stakes = self._stakes or [Stake(profile=self.drafter, steady=self.drafter is None)]
-        layers = [stake.layer(context, batch) for stake in self._stakes]
+        books = self._ledger
+        books.stakes = books.stakes or [Stake(profile=self.drafter, steady=self.drafter is None)]
         room = any(b.depth != 0 for b in budgets)  # no try is spent where there is none
-        room = room and not self._curves.want_plain(self._pace.value)
+        room = room and not self._curves.want_plain(books.pace.value)
         fresh = sum(s.stats.steps == 0 for s in sequences) / batch
-        for stake, seconds in zip(self._stakes, layers, strict=True):
-            stake.begin(curve, seconds, self.depth if room else 0, fresh)
-        layer = sum(seconds for stake, seconds in zip(self._stakes, layers, strict=True) if stake.asked)
-        node = sum(stake.node(context, batch) for stake in self._stakes if stake.asked)
+        price = books.begin(curve, context, batch, self.depth if room else 0, fresh)
         odds = np.array([self._records.setdefault(s, Record()).odds for s in sequences])
-        rate = batch / curve.plain * max(1.0, self._pace.value)
-        self._plan = _Plan(sequences, curve, layers, layer, node, rate, odds, fresh > 0, gained=float(batch))
-        return budgets if any(stake.asked for stake in self._stakes) else [Budget(0, b.depth) for b in budgets]
+        rate = batch / curve.plain * max(1.0, books.pace.value)
+        self._plan = Proposal(sequences, curve, price, rate, odds, fresh > 0, gained=float(batch))
+        return budgets if books.asks else [Budget(0, b.depth) for b in budgets]
 
-    def _planned(self) -> _Plan:
+    def _planned(self) -> Proposal:
         if self._plan is None:
             raise ConfigError("a proposal without a plan: call plan first")
         return self._plan
@@ -218,14 +163,14 @@ class AutoTree(GrowthPolicy):
         if promising and depth < self.depth:
             among, ahead, further = self._extension(plan, rows[keep], paths[keep])
             free = np.zeros_like(among) if found.known is None else found.known.numpy()[keep]
-            if further > plan.rate * (plan.layer + self._yield * self._growing):
+            if further > plan.rate * (plan.price.layer + self._ledger.layers * self._ledger.growing):
                 extend[keep] = among
                 plan.asked += bool((among & ~free).any())
-            elif ahead > plan.rate * self._growing:
+            elif ahead > plan.rate * self._ledger.growing:
                 extend[keep] = among & free
         return Growth(*map(torch.from_numpy, (keep, extend, paths)))
 
-    def _extension(self, plan: _Plan, rows: Ints, paths: Floats) -> tuple[NDArray[np.bool_], float, float]:
+    def _extension(self, plan: Proposal, rows: Ints, paths: Floats) -> tuple[NDArray[np.bool_], float, float]:
         """Of a new layer: the nodes to ask about, [F] bool; the expected tokens of one more layer, if it gains as this
         one did; and those of as many layers as the sources answer for when they are asked about one.
 
@@ -243,9 +188,9 @@ class AutoTree(GrowthPolicy):
         onwards = self.trust * decay
         plan.totals, plan.gained = totals, max(gained, 1e-9)
         among = ranks[len(ranks) - len(rows) :] <= size
-        among &= (onwards * paths > plan.rate * plan.node) | (paths >= paths.max(initial=0.0))
-        ahead = onwards * gained
-        return among, ahead, ahead * sum(decay**k * min(1.0, self._yield - k) for k in range(math.ceil(self._yield)))
+        among &= (onwards * paths > plan.rate * plan.price.node) | (paths >= paths.max(initial=0.0))
+        ahead, once = onwards * gained, self._ledger.layers
+        return among, ahead, ahead * sum(decay**k * min(1.0, once - k) for k in range(math.ceil(once)))
 
     def prune(self, pools: Many[DraftTree], tags: Many[Tensor], budgets: Many[Budget]) -> list[Tensor | None]:
         """The number of nodes that is worth most, the same for all sequences: they share the pass."""
@@ -260,7 +205,7 @@ class AutoTree(GrowthPolicy):
         plan.chosen = int(net[: max(map(len, orders)) + 1].argmax())
         plan.pools = pools
         plan.gain = worth[:, plan.chosen].tolist()
-        seconds = plan.curve.now + self._drafting(plan)
+        seconds = plan.curve.now + self._ledger.drafting(plan)
         seconds[0] = plan.curve.plain
         self.report.compare(worth.mean(0), seconds)
         keeps: list[Tensor | None] = []
@@ -275,24 +220,10 @@ class AutoTree(GrowthPolicy):
         plan, self._plan = self._plan, None
         if plan is None:
             return
+        for row, outcome in enumerate(outcomes):
+            self._learn(plan, row, outcome.tokens[: outcome.taken])
+        self._ledger.settle(plan, outcomes)
         cost, taken = outcomes[0].step, sum(o.taken for o in outcomes)
-        if self._drafted and not plan.fresh:
-            self._learning += (1 - _MEMORY) * (cost.learned - self._learning)
-        self._drafted = bool(plan.frontiers)
-        if plan.frontiers:
-            for row, outcome in enumerate(outcomes):
-                self._learn(plan, row, outcome.tokens[: outcome.taken])
-        verified = float(plan.curve.now[plan.chosen])
-        seconds = verified
-        scale = verified / max(cost.verify - cost.beside, 1e-9)  # as if at the speed of the profile
-        if plan.frontiers or (any(stake.asked for stake in self._stakes) and not plan.fresh):
-            growing = plan.layers * self._growing + self._learning if plan.frontiers else cost.draft * scale
-            seconds += self._drafting(plan) if plan.frontiers else growing  # to ask in vain takes time too
-            layers = plan.asked if plan.frontiers else 0
-            spending = Spending(plan.curve.plain, verified, layers, growing, seconds, scale, plan.fresh)
-            self._judge(plan, outcomes, spending)
-        passes = seconds / plan.curve.plain
-        self._pace.add(taken / len(outcomes), passes, _MEMORY**passes)
         if self._curves:
             self._curves.learn(plan.curve, plan.chosen, cost.verify - cost.beside)
         predicted = sum(plan.gain) if plan.pools else float(len(outcomes))
@@ -305,28 +236,13 @@ class AutoTree(GrowthPolicy):
             self._expected += (predicted - len(outcomes)) / trust
         self.report.add(plan.chosen, predicted / len(outcomes), taken / len(outcomes), cost)
 
-    def _drafting(self, plan: _Plan) -> float:
-        """Seconds of all that was drafted, as expected."""
-        return plan.asked * plan.layer + plan.layers * self._growing + self._learning
-
-    def _judge(self, plan: _Plan, outcomes: Many[Outcome], spending: Spending) -> None:
-        """What each source was worth; the time of drafting that none of them took is the growth loop's own."""
-        asked = [(stake, layer) for stake, layer in zip(self._stakes, plan.stakes, strict=True) if stake.asked]
-        paid = [stake for stake, _ in asked if stake.pays]
-        for stake, layer in asked:
-            stake.judge(outcomes, layer, spending, len(asked))
-        part_with_one(self._stakes, paid)
-        if plan.fresh or not plan.frontiers:
-            return
-        rest = outcomes[0].step.draft * spending.scale - plan.asked * sum(layer for _, layer in asked)
-        self._growing += (1 - _MEMORY) * (max(0.0, rest) / plan.layers - self._growing)
-        self._yield += (1 - _MEMORY) * (plan.layers / plan.asked - self._yield)
-
-    def _learn(self, plan: _Plan, row: int, tokens: Many[int]) -> None:
+    def _learn(self, plan: Proposal, row: int, tokens: Many[int]) -> None:
         """Walk down what was proposed along what the target said.
 
         All candidates count, whether they became nodes or not.
         """
+        if not plan.frontiers:
+            return
         record = self._records[plan.sequences[row]]
         self.calibration.fade(record)
         pool = plan.pools[row] if plan.pools else DraftTree.empty()

@@ -1,0 +1,83 @@
+"""What drafting takes and what it brings, source by source and all together: the books of ``auto``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, field
+
+from .base import Outcome
+from .costs import Curve
+from .proposal import Price, Proposal
+from .worth import Rate, Spending, Stake, part_with_one
+
+_MEMORY = 0.97
+"""Share of an average that each new step leaves."""
+_CREDIT = 8.0
+"""Plain passes, of a token each, that the record of speed begins with."""
+_LITTLE = 2e-4
+"""Seconds that growing a layer, and learning, take before they have been measured."""
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Records over all proposals.
+
+    Attributes:
+        stakes: one for each source.
+        pace: tokens a plain pass's time.
+        growing: seconds of a layer that no source took: the growth loop's own.
+        layers: that come of asking the sources once, on average: more than one where they answer ahead.
+    """
+
+    stakes: list[Stake] = field(default_factory=list)
+    pace: Rate = field(default_factory=lambda: Rate(_CREDIT, _CREDIT))
+    growing: float = _LITTLE
+    layers: float = 1.0
+    _learning: float = _LITTLE
+    _drafted: bool = False
+
+    def begin(self, curve: Curve, context: int, batch: int, depth: int, fresh: float) -> Price:
+        """Settle which sources are asked in a proposal (``Stake.begin``), and what that costs."""
+        each = [stake.layer(context, batch) for stake in self.stakes]
+        for stake, seconds in zip(self.stakes, each, strict=True):
+            stake.begin(curve, seconds, depth, fresh)
+        layer = sum(seconds for stake, seconds in zip(self.stakes, each, strict=True) if stake.asked)
+        return Price(each, layer, sum(stake.node(context, batch) for stake in self.stakes if stake.asked))
+
+    @property
+    def asks(self) -> bool:
+        """Some source is asked in the proposal under way."""
+        return any(stake.asked for stake in self.stakes)
+
+    def drafting(self, plan: Proposal) -> float:
+        """Seconds of all that was drafted, as expected."""
+        return plan.asked * plan.price.layer + plan.layers * self.growing + self._learning
+
+    def settle(self, plan: Proposal, outcomes: Many[Outcome]) -> None:
+        """Enter what a proposal took, at the speed of the profile, and what it brought."""
+        cost, verified = outcomes[0].step, float(plan.curve.now[plan.chosen])
+        if self._drafted and not plan.fresh:
+            self._learning += (1 - _MEMORY) * (cost.learned - self._learning)
+        self._drafted = bool(plan.frontiers)
+        seconds, scale = verified, verified / max(cost.verify - cost.beside, 1e-9)
+        if plan.frontiers or (self.asks and not plan.fresh):
+            growing = plan.layers * self.growing + self._learning if plan.frontiers else cost.draft * scale
+            seconds += self.drafting(plan) if plan.frontiers else growing  # to ask in vain takes time too
+            layers = plan.asked if plan.frontiers else 0
+            spending = Spending(plan.curve.plain, verified, layers, growing, seconds, scale, plan.fresh)
+            self._judge(plan, outcomes, spending)
+        passes = seconds / plan.curve.plain
+        self.pace.add(sum(o.taken for o in outcomes) / len(outcomes), passes, _MEMORY**passes)
+
+    def _judge(self, plan: Proposal, outcomes: Many[Outcome], spending: Spending) -> None:
+        """What each source was worth; the time of drafting that none of them took is the growth loop's own."""
+        asked = [(stake, layer) for stake, layer in zip(self.stakes, plan.price.each, strict=True) if stake.asked]
+        paid = [stake for stake, _ in asked if stake.pays]
+        for stake, layer in asked:
+            stake.judge(outcomes, layer, spending, len(asked))
+        part_with_one(self.stakes, paid)
+        if plan.fresh or not plan.frontiers:
+            return
+        rest = outcomes[0].step.draft * spending.scale - plan.asked * plan.price.layer
+        self.growing += (1 - _MEMORY) * (max(0.0, rest) / plan.layers - self.growing)
+        self.layers += (1 - _MEMORY) * (plan.layers / plan.asked - self.layers)
