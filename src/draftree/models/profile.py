@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import platformdirs
@@ -74,7 +75,7 @@ class Grid:
         return len(self.contexts) * len(self.batches) * len(self.sizes) * (self.repeats + 1)
 
 
-SHORT = Grid((1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 17, 24, 32), (512,), (1,), 5)
+SHORT = Grid((1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 17, 24, 32), (512,), (1,), 7)
 """What ``auto`` measures when it first meets a model."""
 FULL = Grid((*range(1, 18), 20, 24, 28, 32, 33, 40, 48, 64), (64, 512, 1536), (1, 4), 9)
 """What ``draftree profile`` measures."""
@@ -247,7 +248,8 @@ def _warn(message: str) -> None:
 def measure(model: LanguageModel, grid: Grid, progress: Callable[[int], None] = lambda done: None) -> Profile:
     """Measure a model's passes. It must have no open rows.
 
-    Passes of all sizes take turns, so that a slow moment of the machine falls on all of them.
+    Passes of all sizes take turns, so that a slow moment of the machine falls on all of them, each time in another
+    order: what a pass leaves in the processor's caches is no size's own cost.
 
     Args:
         model: the model.
@@ -257,7 +259,7 @@ def measure(model: LanguageModel, grid: Grid, progress: Callable[[int], None] = 
     Raises:
         ConfigError: the passes do not fit the model's longest sequence.
     """
-    can, done = model.capabilities, 0
+    can, done, shuffled = model.capabilities, 0, Random(0)
     points = []
     grid = _shortened(grid, model)
     for batch in grid.batches:
@@ -269,7 +271,7 @@ def measure(model: LanguageModel, grid: Grid, progress: Callable[[int], None] = 
                 for b in range(batch):
                     rows.append(model.open([(7 * i + b) % can.vocab_size for i in range(context)]))
                 for _ in range(grid.repeats + 1):
-                    for size in grid.sizes:
+                    for size in shuffled.sample(grid.sizes, len(grid.sizes)):
                         nodes = [_fan([(5 * i + 3) % can.vocab_size for i in range(size)])] * batch
                         _finish(can.device)
                         began = time.perf_counter()
