@@ -120,18 +120,18 @@ def planned(policy: AutoTree, script: Script) -> DraftTree:
     return grow(ScriptedScorer(script), policy, budgets)[0].tree
 
 
-def test_auto_weighs_what_the_classifier_says_and_not_what_the_draft_says() -> None:
+def test_auto_weighs_what_lies_between_the_classifier_and_the_draft() -> None:
     """The draft is sure of each token; the classifier finds it unlikely, or the other way round."""
-    unlikely = Classifier(("depth",), ((0.0,),), (1.0,), (-4.0,), 0.0, given_parent=True)  # C = 0.018
-    likely = replace(unlikely, output=(4.0,))  # C = 0.982
+    unlikely = Classifier(("depth",), ((0.0,),), (1.0,), (-8.0,), 0.0, given_parent=True)  # with 0.99: 0.15
+    likely = replace(unlikely, output=(8.0,))  # with 0.005: 0.79
 
     def nodes(policy: AutoTree, said: float) -> int:
         return len(planned(policy, lambda row, path: ([len(path) + 1], [math.log(said)], 1.0)))
 
     assert nodes(AutoTree(target=MACHINE, drafter=CHEAP), 0.99) > 4
-    assert nodes(ScoredAuto(target=MACHINE, drafter=CHEAP, classifier=unlikely), 0.99) <= 1  # one costs nothing here
+    assert nodes(ScoredAuto(target=MACHINE, drafter=CHEAP, classifier=unlikely), 0.99) <= 2  # nodes cost nothing here
     assert nodes(AutoTree(target=MACHINE, drafter=CHEAP), 0.005) == 0
-    assert nodes(ScoredAuto(target=MACHINE, drafter=CHEAP, classifier=likely), 0.005) > 4
+    assert nodes(ScoredAuto(target=MACHINE, drafter=CHEAP, classifier=likely), 0.005) > 2
 
 
 @pytest.mark.parametrize("name", ["lookup", "relative", "lookup+relative"])
@@ -160,5 +160,6 @@ def test_no_candidate_is_likelier_than_one_of_a_lower_rank() -> None:
     seen = planned(policy, lambda row, path: ([1, 2, 3], [-1.0, -1.5, -2.0], 1.0))
     assert policy._plan is not None
     law = policy._plan.frontiers[0].candidates.logprobs.exp()
-    assert law.tolist() == [pytest.approx([torch.sigmoid(torch.tensor(-1.0)).item()] * 3)]
+    odds = math.sqrt(math.exp(-1.0) * math.exp(-1.0) / (1 - math.exp(-1.0)))  # of the first: C and the draft's
+    assert law.tolist() == [pytest.approx([odds / (1 + odds)] * 3)]
     assert len(seen)

@@ -80,7 +80,7 @@ class LearnedTree(EntropyTree):
 
 @dataclass(slots=True)
 class ScoredAuto(AutoTree):
-    """``auto`` with a classifier's scores in place of the draft's probabilities; it counts how often they come true.
+    """``auto`` by what lies halfway between draft probabilities and scores, in log-odds; it counts what comes true.
 
     Attributes:
         classifier: of nodes given their parents.
@@ -112,5 +112,13 @@ class ScoredAuto(AutoTree):
 
     def grow(self, frontier: Frontier) -> Growth:
         """See ``AutoTree``; no candidate is likelier than one of a lower rank, whatever the classifier says."""
-        scores = self.classifier(frontier).cummin(1).values
-        return AutoTree.grow(self, replace(frontier, candidates=replace(frontier.candidates, logprobs=scores.log())))
+        said = frontier.candidates
+        scores = halfway(said.logprobs.exp(), self.classifier(frontier)).cummin(1).values
+        return AutoTree.grow(self, replace(frontier, candidates=replace(said, logprobs=scores.log())))
+
+
+def halfway(one: Tensor, other: Tensor) -> Tensor:
+    """Probabilities whose log-odds are the mean of both; 0 where one is 0."""
+    below = 1 - torch.finfo(torch.float32).eps
+    both = (one.clamp(max=below).logit() + other.clamp(max=below).logit()) / 2
+    return both.sigmoid()
