@@ -3,8 +3,8 @@
     python -m draftree.bench.c2t_auto --classifier FILE [--suites spec-bench,gsm8k,humaneval] [--limit 13]
                                       [--max-tokens 64] [--cache DIR]
 
-``auto`` decodes along texts whose draft laws were recorded (``recorded.py``), once as it is and once with
-``classifier=FILE``: by the draft's own probabilities and by the classifier's scores, which it counts and corrects both.
+``auto`` decodes along texts whose draft laws were recorded (``recorded.py``), as it is, with
+isotonic regression by depth in place of its own counts, and with ``classifier=FILE``, which it counts and corrects too.
 Steps take what this machine's profile says, so that the load of the machine is in no figure. FILE is one that 'draftree
 train classifier --given-parent --features step,entropy,depth,rank' wrote. Prints tokens a second over plain decoding
 and over one another (geometric means of ratios by prompt, 95% bootstrap intervals), and how far each was off.
@@ -14,12 +14,34 @@ from __future__ import annotations
 
 import argparse
 
+import numpy as np
+from numpy.typing import ArrayLike
+
 from ..draft.auto import AutoTree
+from ..draft.calibration import PRIOR, Calibration, Floats
 from ..draft.classifier_file import read_classifier
 from ..draft.learned import ScoredAuto
 from ..errors import InputError
 from .grid import add_options, along, recorded
 from .stats import ratio
+
+
+class Isotonic(Calibration):
+    """Isotonic regression by depth on the same counts (*algorithms*, section 8): pool adjacent violators, no kinds."""
+
+    def acceptance(self, probabilities: ArrayLike, depth: int, kinds: ArrayLike = 0) -> Floats:
+        """See ``Calibration``."""
+        p = np.asarray(probabilities, np.float64)
+        middles, trials, hits = self.counts(depth)
+        levels, weights, widths = list[float](), list[float](), list[int]()
+        for level, weight in zip((hits + PRIOR * middles) / (trials + PRIOR), trials + PRIOR, strict=True):
+            levels, weights, widths = [*levels, float(level)], [*weights, float(weight)], [*widths, 1]
+            while len(levels) > 1 and levels[-2] > levels[-1]:
+                (one, other), (heavy, light) = levels[-2:], weights[-2:]
+                levels[-2:] = [(one * heavy + other * light) / (heavy + light)]
+                weights[-2:], widths[-2:] = [heavy + light], [sum(widths[-2:])]
+        found: Floats = np.repeat(levels, widths)[self.bins(p)]
+        return found
 
 
 def main() -> None:
@@ -38,7 +60,11 @@ def main() -> None:
     except InputError as error:
         parser.error(str(error))
     machine, speeds = costs._asdict(), {}
-    for name, policy in (("counts", AutoTree(**machine)), ("classifier", ScoredAuto(**machine, classifier=classifier))):
+    for name, policy in (
+        ("isotonic", AutoTree(**machine, calibration=Isotonic(2))),
+        ("counts", AutoTree(**machine)),
+        ("classifier", ScoredAuto(**machine, classifier=classifier)),
+    ):
         found = speeds[name] = along(texts, costs, policy)
         over = ratio([s.plain for s in found], [s.seconds for s in found])
         mal = sum(s.tokens for s in found) / sum(s.steps for s in found)
@@ -46,8 +72,9 @@ def main() -> None:
             f"{name:12} MAL {mal:.3f}, {over.text('.3f')} x plain decoding, accepted / expected at the end "
             f"{policy.trust:.3f}"
         )
-    counts, scored = ([s.seconds for s in speeds[name]] for name in ("counts", "classifier"))
-    print(f"classifier over counts: {ratio(counts, scored).text('.3f')}")
+    scored = [s.seconds for s in speeds["classifier"]]
+    for name in ("isotonic", "counts"):
+        print(f"classifier over {name}: {ratio([s.seconds for s in speeds[name]], scored).text('.3f')}")
 
 
 if __name__ == "__main__":

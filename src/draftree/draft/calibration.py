@@ -22,7 +22,7 @@ _EDGES = np.array([0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97
 _BINS = len(_EDGES) + 1
 _DEPTHS = 4
 """Depths 1, 2, ...; the last stands for all deeper ones."""
-_PRIOR = 4.0
+PRIOR = 4.0
 """Trials that the draft's own probability counts for."""
 _INFORMATION, _MOST_SHIFT = 2.0, 4.0
 """Fisher information that a kind's shift of log-odds starts with, and the largest shift."""
@@ -57,7 +57,7 @@ class Calibration:
 
     A count starts from that of all depths together, and this from the draft's own probability, its odds times a factor
     that each kind learns first: that of a drafter which is right far more often than it is sure is large. Each prior
-    stands for ``_PRIOR`` trials.
+    stands for ``PRIOR`` trials.
 
     Args:
         kinds: of candidates that are counted apart, such as those of different sources or ranks.
@@ -73,11 +73,21 @@ class Calibration:
     def _lines(self) -> tuple[Floats, Floats]:
         """[D, K B] offset and slope of acceptance over the shifted probability, until something new is learned."""
         if self._line is None:
-            known = _PRIOR / (self._trials.sum(0) + _PRIOR)
-            own = _PRIOR / (self._trials + _PRIOR)
-            offset = own * (self._hits + known * self._hits.sum(0)) / _PRIOR
+            known = PRIOR / (self._trials.sum(0) + PRIOR)
+            own = PRIOR / (self._trials + PRIOR)
+            offset = own * (self._hits + known * self._hits.sum(0)) / PRIOR
             self._line = offset.reshape(_DEPTHS, -1), (own * known).reshape(_DEPTHS, -1)
         return self._line
+
+    @staticmethod
+    def bins(probabilities: Floats) -> Ints:
+        """Of each draft probability, the bin that it is counted in."""
+        return _EDGES.searchsorted(probabilities)
+
+    def counts(self, depth: int) -> tuple[Floats, Floats, Floats]:
+        """([B] middles of the bins, [B] trials, [B] hits) of all kinds together at a depth."""
+        edges, level = np.concatenate([[0.0], _EDGES, [1.0]]), min(depth, _DEPTHS) - 1
+        return (edges[1:] + edges[:-1]) / 2, self._trials[level].sum(0), self._hits[level].sum(0)
 
     def acceptance(self, probabilities: ArrayLike, depth: int, kinds: ArrayLike = 0) -> Floats:
         """Calibrated probabilities, in [0, 1], of candidates at ``depth``, 1 for children of the root.
@@ -89,7 +99,7 @@ class Calibration:
         """
         p, kind = np.asarray(probabilities, np.float64), np.asarray(kinds, np.int64)
         offset, slope = self._lines()
-        level, bins = min(depth, _DEPTHS) - 1, _EDGES.searchsorted(p) + kind * _BINS
+        level, bins = min(depth, _DEPTHS) - 1, self.bins(p) + kind * _BINS
         found: Floats = offset[level].take(bins) + slope[level].take(bins) * with_odds(p, np.exp(self._shift)[kind])
         return found
 
@@ -117,7 +127,7 @@ class Calibration:
         if record is not None:
             record.expected += float(self.acceptance(p, depth, kind).sum())
             record.hits += len(hits)
-        bins = _EDGES.searchsorted(p) + kind * _BINS
+        bins = self.bins(p) + kind * _BINS
         np.add.at(self._trials[level].reshape(-1), bins, 1)
         for hit in hits:
             self._hits[level].reshape(-1)[bins[hit]] += 1
