@@ -10,7 +10,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from draftree.config import Budget
+from draftree.config import Budget, SamplingParams
 from draftree.draft.auto import AutoTree
 from draftree.draft.base import Outcome, StepCost
 from draftree.draft.calibration import Calibration, Record, first_or_not, with_odds
@@ -250,6 +250,17 @@ class TestWithADraftingModel:
         assert asked[0] == 1
         assert asked[1] <= 3  # of six: the others can have no child that is verified
         assert asked[2] == 0  # the second layer's nodes are hardly better than the first's last
+
+    @pytest.mark.parametrize(("left", "fed"), [(5, False), (400, True)])
+    def test_a_long_prompt_is_fed_where_the_answer_may_pay_for_it(self, left: int, fed: bool) -> None:
+        target, model = (ToyModel(max_length=600) for _ in range(2))
+        policy = AutoTree(target=costs(lambda n: 1.0), drafter=costs(lambda n: 0.05 * n))
+        drafter = TreeDrafter(policy, ModelSource(model, 5))
+        engine = Engine(target, drafter, nodes=4)
+        sequence = engine.open([1, 2, 3] * 40, SamplingParams(max_tokens=left, ignore_eos=True))
+        engine.step([sequence])
+        engine.close(sequence)
+        assert (drafter.passes > 0) == fed
 
     def test_the_prompt_is_not_even_fed_to_one_that_cannot_pay(self) -> None:
         target, model = ToyModel(), ToyModel()

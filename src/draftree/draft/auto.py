@@ -88,7 +88,13 @@ class AutoTree(GrowthPolicy):
         self._models = models
         self.target = self.target or kept_or_measured(target)
         self._ledger.stakes = [
-            Stake(source, 1 << i, self._profile(source.model), steady=len(sources) == 1 and not source.costly)
+            Stake(
+                source,
+                1 << i,
+                self._profile(source.model),
+                {id(model): profile for model in source.models if (profile := self._profile(model))},
+                steady=len(sources) == 1 and not source.costly,
+            )
             for i, source in enumerate(sources)
         ]
         self.report.stakes = self._ledger.stakes
@@ -125,11 +131,11 @@ class AutoTree(GrowthPolicy):
         books.stakes = books.stakes or [Stake(profile=self.drafter, steady=self.drafter is None)]
         room = any(b.depth != 0 for b in budgets)  # no try is spent where there is none
         room = room and not self._curves.want_plain(books.pace.value)
-        fresh = sum(s.stats.steps == 0 for s in sequences) / batch
-        price = books.begin(curve, context, batch, self.depth if room else 0, fresh)
+        left = max(math.inf if b.depth is None else b.depth + 1 for b in budgets)
+        price = books.begin(sequences, curve, context, self.depth if room else 0, left)
         odds = np.array([self._records.setdefault(s, Record()).odds for s in sequences])
-        rate = batch / curve.plain * max(1.0, books.pace.value)
-        self._plan = Proposal(sequences, curve, price, rate, odds, fresh > 0, gained=float(batch))
+        rate, fresh = batch / curve.plain * max(1.0, books.pace.value), any(s.stats.steps == 0 for s in sequences)
+        self._plan = Proposal(sequences, curve, price, rate, odds, fresh, gained=float(batch))
         return budgets if books.asks else [Budget(0, b.depth) for b in budgets]
 
     def _planned(self) -> Proposal:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..errors import CacheError
-from ..models.base import Nodes, Row
+from ..models.base import LanguageModel, Nodes, Row
 from ..models.head_model import HeadModel, HeadRow
 from ..sequence import Sequence
 from ..tree import ROOT
@@ -43,6 +43,10 @@ class HeadSource(ModelSource):
 
     def __post_init__(self) -> None:
         self.rereads = self.judge is not None
+
+    def unread(self, sequence: Sequence) -> list[tuple[LanguageModel, int]]:
+        """Nothing that counts: of a prompt it needs keys and values alone, of one layer."""
+        return []
 
     def begin(self, sequences: Many[Sequence], drawing: Drawing) -> Scorer:
         """A sequence's new tokens are fed when its root is asked for."""

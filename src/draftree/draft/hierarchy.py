@@ -87,6 +87,10 @@ class HierarchySource(Source):
         """Of both."""
         return (*self.lower.models, *self.upper.models)
 
+    def unread(self, sequence: Sequence) -> list[tuple[LanguageModel, int]]:
+        """Of both."""
+        return [*self.lower.unread(sequence), *self.upper.unread(sequence)]
+
     @property
     def passes(self) -> int:
         """Of both."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 
+from ..sequence import Sequence
 from .base import Outcome
 from .costs import Curve
 from .proposal import Price, Proposal
@@ -36,11 +37,21 @@ class Ledger:
     _learning: float = _LITTLE
     _drafted: bool = False
 
-    def begin(self, curve: Curve, context: int, batch: int, depth: int, fresh: float) -> Price:
-        """Settle which sources are asked in a proposal (``Stake.begin``), and what that costs."""
+    def begin(self, sequences: Many[Sequence], curve: Curve, context: int, depth: int, left: float) -> Price:
+        """Settle which sources are asked in a proposal (``Stake.begin``), and what that costs.
+
+        Args:
+            sequences: whom it is for.
+            curve: what verifying costs.
+            context: the longest one's tokens.
+            depth: of its deepest level, at most.
+            left: most tokens that one of them may still get.
+        """
+        batch = len(sequences)
+        fresh = sum(s.stats.steps == 0 for s in sequences) / batch
         each = [stake.layer(context, batch) for stake in self.stakes]
         for stake, seconds in zip(self.stakes, each, strict=True):
-            stake.begin(curve, seconds, depth, fresh)
+            stake.begin(curve, seconds, depth, fresh, stake.reading(sequences) / (left * curve.plain))
         layer = sum(seconds for stake, seconds in zip(self.stakes, each, strict=True) if stake.asked)
         return Price(each, layer, sum(stake.node(context, batch) for stake in self.stakes if stake.asked))
 

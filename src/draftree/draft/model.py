@@ -74,6 +74,11 @@ class ModelSource(Source):
         room = max(0, self.model.capabilities.max_length - len(sequence.ids))
         return Budget(budget.nodes, room if budget.depth is None else min(room, budget.depth))
 
+    def unread(self, sequence: Sequence) -> list[tuple[LanguageModel, int]]:
+        """All but what it has committed, and the last token, which it is asked about."""
+        state = self._states.get(sequence)
+        return [(self.model, len(sequence.ids) - 1 - (state.row.length if state else 0))]
+
     def begin(self, sequences: Many[Sequence], drawing: Drawing) -> Scorer:
         """Drop what a failed step may have left behind; a new sequence's prompt is fed when its root is asked for."""
         for known in filter(None, map(self._states.get, sequences)):

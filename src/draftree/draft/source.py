@@ -139,6 +139,10 @@ class Source(ABC):
         own = [self.model] if self.model else [m for part in self.parts if part is not self for m in part.models]
         return tuple(own)
 
+    def unread(self, sequence: Sequence) -> list[tuple[LanguageModel, int]]:
+        """Its models, each with how many tokens it must read before it can say what follows a sequence."""
+        return [pair for part in self.parts if part is not self for pair in part.unread(sequence)]
+
     @property
     def costly(self) -> bool:
         """To ask it takes so long that it may not pay."""

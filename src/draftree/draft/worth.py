@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 
 from ..models.profile import Profile
+from ..sequence import Sequence
 from .base import Outcome
 from .costs import Curve
 from .source import Source
@@ -23,8 +25,11 @@ _DOUBT, _MOST_DOUBT = 0.2, 0.04
 enough from a little more."""
 _PROBE_MOST = 128
 """Most steps before a source that rests gets another try."""
-_PROBE_SHARE = 0.002
-"""Share of the time that such tries may take."""
+_PROBE_SHARE, _FIRST_SHARE = 0.002, 0.1
+"""Share of the time that such tries may take, and that the first of them may."""
+_LITTLE_READ, _LEAST_GAIN = 32, 1.02
+"""Tokens that a model reads with its next layer; more are worth their time where an answer may become so much faster,
+or as much faster as the source has made others."""
 _MOST_LAYER = 3.0
 """Times what a model's layer is known to cost that one may count for."""
 _WIDE = 4
@@ -86,6 +91,7 @@ class Stake:
         source: that is asked; None: whatever asks is not known.
         bit: of its nodes in ``DraftTree.origins``.
         profile: measured costs of its model, None without one.
+        profiles: of all models that make passes for it, by their ``id``.
         steady: asked at every step: it costs next to nothing, and there is no other.
         asked: in the proposal under way.
         steps, tokens, seconds: how often it was asked, accepted tokens that no other source offered, what it took.
@@ -94,6 +100,7 @@ class Stake:
     source: Source | None = None
     bit: int = 1
     profile: Profile | None = None
+    profiles: Mapping[int, Profile] = field(default_factory=dict, repr=False)
     steady: bool = False
     asked: bool = False
     steps: int = 0
@@ -105,6 +112,7 @@ class Stake:
     _long_without: Rate = field(default_factory=lambda: Rate(_FIRST, _FIRST), repr=False)
     _layer: float = field(default=0.0, repr=False)
     _share: float = field(default=0.0, repr=False)
+    _cost: float = field(default=0.0, repr=False)
     _spent: float = field(default=0.0, repr=False)
     _wait: int = field(default=0, repr=False)
     _pause: int = field(default=1, repr=False)
@@ -135,23 +143,33 @@ class Stake:
         wide, narrow = (self.profile.seconds(nodes, context, batch) for nodes in (_WIDE, 1))
         return max(0.0, wide - narrow) / (_WIDE - 1)
 
-    def begin(self, curve: Curve, layer: float, depth: int, fresh: float = 0.0) -> None:
+    def reading(self, sequences: Many[Sequence]) -> float:
+        """Seconds of reading what its models must read of these sequences before they can say anything."""
+        if self.source is None or not self.profiles:
+            return 0.0
+        waiting = [(model, n) for s in sequences for model, n in self.source.unread(s) if n > _LITTLE_READ]
+        return sum(self.profiles[id(model)].seconds(n, n) for model, n in waiting)
+
+    def begin(self, curve: Curve, layer: float, depth: int, fresh: float = 0.0, reading: float = 0.0) -> None:
         """Settle whether it is asked in this proposal, to ``depth`` levels at most.
 
-        What has not paid rests; after 1, 2, 4, ... steps it gets another try. Where a share of the sequences is
-        ``fresh``, that share of its record begins anew, with what it was worth in the long run.
+        What has not paid rests, and gets a try after a number of steps, twice as many, ...: as many as make up for what
+        a try costs. Where a share of the sequences is
+        ``fresh``, that share of its record begins anew, with what it was worth in the long run. It is not asked where
+        ``reading``, in times what the rest of the answers takes plainly, is more than it is likely to save of that.
         """
         if fresh:
             self._with.blend(self._long_with, fresh)
             self._without.blend(self._long_without, fresh)
         able = self.profile is None or may_pay(curve, layer, depth)
+        able &= reading <= 1 - 1 / max(self.worth, _LEAST_GAIN)
         self.asked = depth > 0 and able and self._turn()
         if self.source is not None:
             self.source.resting, self._spent = not self.asked, self.source.spent
 
     def _turn(self) -> bool:
         if self.pays:
-            self._pause = 1
+            self._pause = max(1, round(self._cost / _FIRST_SHARE))
             return True
         self._wait += 1
         if self._wait < self._pause:
@@ -196,6 +214,7 @@ class Stake:
             fast.add(gained, passes)
             slow.add(gained, passes, _LONG)
         self._share += (1 - _RECENT) * (seconds / spending.total - self._share)
+        self._cost += (1 - _RECENT) * (seconds / spending.plain - self._cost)
         self.steps += 1
         self.tokens += tokens / len(outcomes)
         self.seconds += drafting
