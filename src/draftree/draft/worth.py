@@ -27,9 +27,10 @@ _PROBE_MOST = 128
 """Most steps before a source that rests gets another try."""
 _PROBE_SHARE, _FIRST_SHARE = 0.002, 0.1
 """Share of the time that such tries may take, and that the first of them may."""
-_LITTLE_READ, _LEAST_GAIN = 32, 1.02
-"""Tokens that a model reads with its next layer; more are worth their time where an answer may become so much faster,
-or as much faster as the source has made others."""
+_LITTLE_READ = 32
+"""Tokens that a model reads with its next layer; more are worth their time where answers may become so much faster."""
+_READ_HOPE, _READ_LEAST, _READ_STEPS = 3.0, 1.02, 20
+"""How much faster that is for a source that has been asked in fewer steps, and at least."""
 _MOST_LAYER = 3.0
 """Times what a model's layer is known to cost that one may count for."""
 _WIDE = 4
@@ -162,7 +163,8 @@ class Stake:
             self._with.blend(self._long_with, fresh)
             self._without.blend(self._long_without, fresh)
         able = self.profile is None or may_pay(curve, layer, depth)
-        able &= reading <= 1 - 1 / max(self.worth, _LEAST_GAIN)
+        faster = _READ_HOPE if self.steps < _READ_STEPS else max(self.worth, _READ_LEAST)
+        able &= reading <= 1 - 1 / faster
         self.asked = depth > 0 and able and self._turn()
         if self.source is not None:
             self.source.resting, self._spent = not self.asked, self.source.spent
