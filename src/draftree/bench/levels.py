@@ -125,6 +125,11 @@ def _show(found: dict[str, list[Answer]], labels: Many[str]) -> None:
     for category in sorted({a.category for a in plain}):
         times = [[a.seconds for a in found[label] if a.category == category] for label in labels]
         print(f"{category:21} " + " ".join(f"{ratio(times[0], own).mean:9.2f}" for own in times))
+    print(f"\n{'tokens a second':21} " + " ".join(f"{label[-9:]:>9}" for label in labels))
+    for category in sorted({a.category for a in plain}):
+        answers = [[a for a in found[label] if a.category == category] for label in labels]
+        rates = [sum(a.stats.tokens for a in own) / sum(a.seconds for a in own) for own in answers]
+        print(f"{category:21} " + " ".join(f"{rate:9.1f}" for rate in rates))
 
 
 if __name__ == "__main__":
