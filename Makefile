@@ -25,7 +25,9 @@ BEAMS := beams:width=2:drafter=none,beams:width=4:drafter=none,beams:width=2,bea
 PEERS := peer:hf-generate,peer:hf-prompt-lookup
 SIZES := 4 8 16 32 64
 DELTAS := 0.05 0.1 0.2 0.4 0.6 0.8
-SMALL := $(BENCH) --suite mt-bench --limit 8 --turns 1 --max-tokens 32
+MT := $(BENCH) --suite mt-bench --turns 1
+SMALL := $(MT) --limit 8 --max-tokens 32
+LARGE := $(MT) --max-tokens 64
 QUALITY := $(BENCH) --quality --skip-bad --temperature 0.7 --drafters int8
 comma := ,
 empty :=
@@ -77,25 +79,30 @@ results-quick: setup ## measure the main methods on 13 prompts, in a quarter of 
 	for suite in squad spider; do $(QUALITY) --suite $$suite --limit 3 --max-tokens 32 --out $(QUICK)/$$suite-beams --methods $(BEAMS) || exit 1; done
 	$(VENV)/bin/draftree report $(QUICK)
 
-results: setup $(SIZES:%=$(RESULTS)/trees/%.json) ## measure everything (hours; goes on where it was stopped) and write docs/results.md
-	$(BENCH) --suite humaneval --limit 45 --temperature 0.4 --out $(RESULTS)/runs/1-humaneval --methods $(DYNAMIC)
-	$(BENCH) --suite mt-bench --limit 40 --temperature 0,1 --out $(RESULTS)/runs/2-mt-bench --methods auto,$(TREES)
-	$(BENCH) --suite mt-bench --limit 16 --turns 1 --drafters head --out $(RESULTS)/runs/3-sizes --methods \
+results: setup $(SIZES:%=$(RESULTS)/trees/%.json) ## measure everything (two hours; goes on where it was stopped) and write docs/results.md
+	$(BENCH) --suite spec-bench --limit 26 --turns 1 --max-tokens 64 --out $(RESULTS)/runs/1-spec-bench \
+		--methods auto,$(DYNAMIC),$(TREES),$(PEERS)
+	$(BENCH) --suite humaneval --limit 16 --max-tokens 128 --temperature 0.4 --out $(RESULTS)/runs/2-humaneval --methods $(DYNAMIC)
+	$(LARGE) --limit 24 --temperature 0,1 --out $(RESULTS)/runs/3-mt-bench --methods auto,$(TREES)
+	$(LARGE) --limit 16 --drafters head --out $(RESULTS)/runs/4-sizes --methods \
 		$(call list,$(SIZES:%=opt-tree:nodes=%) $(foreach n,$(SIZES),sequoia:tree=$(RESULTS)/trees/$(n).json:nodes=$(n)))
-	$(BENCH) --suite mt-bench --limit 16 --turns 1 --out $(RESULTS)/runs/4-thresholds --methods \
-		$(call list,$(DELTAS:%=opt-tree:nodes=25:delta=%))
-	$(BENCH) --suite mt-bench --limit 16 --turns 1 --temperature 0,0.25,0.5,0.75,1 --out $(RESULTS)/runs/5-temperatures \
-		--methods auto,opt-tree:nodes=25
-	$(BENCH) --suite spec-bench --limit 78 --turns 1 --out $(RESULTS)/runs/6-spec-bench --methods auto,$(DYNAMIC),$(TREES),$(PEERS)
-	for suite in gsm8k humaneval mbpp squad spider; do $(BENCH) --suite $$suite --limit 50 --max-tokens 256 --quality --skip-bad \
-		--out $(RESULTS)/runs/7-$$suite --methods auto,auto:verify=relaxed || exit 1; done
-	for suite in squad spider; do $(QUALITY) --suite $$suite --limit 20 --max-tokens 64 --out $(RESULTS)/runs/8-$$suite-beams --methods $(BEAMS) \
+	$(LARGE) --limit 16 --out $(RESULTS)/runs/5-thresholds --methods $(call list,$(DELTAS:%=opt-tree:nodes=25:delta=%))
+	$(LARGE) --limit 16 --temperature 0,0.25,0.5,0.75,1 --out $(RESULTS)/runs/6-temperatures --methods auto,opt-tree:nodes=25
+	for drafter in int8 fp16w; do $(LARGE) --limit 8 --temperature 0,1 --drafters $$drafter --out $(RESULTS)/runs/7-$$drafter \
+		--methods auto,chain:depth=4,chain:depth=8 || exit 1; done
+	$(LARGE) --limit 16 --temperature 0,1 --numerics fp16w --out $(RESULTS)/runs/7-numerics-fp16w --methods auto,opt-tree:nodes=4
+	for suite in gsm8k humaneval mbpp squad spider; do $(BENCH) --suite $$suite --limit 16 --max-tokens 256 --quality --skip-bad \
+		--out $(RESULTS)/runs/8-$$suite --methods auto,auto:verify=relaxed || exit 1; done
+	for suite in squad spider; do $(QUALITY) --suite $$suite --limit 8 --max-tokens 64 --out $(RESULTS)/runs/9-$$suite-beams --methods $(BEAMS) \
 		|| exit 1; done
 	$(VENV)/bin/draftree report $(RESULTS)/runs --markdown docs/results.md
 
-$(RESULTS)/trees/%.json: | setup
+$(RESULTS)/trees/prompts.jsonl: | setup
 	@mkdir -p $(@D)
-	$(VENV)/bin/draftree calibrate --drafter head --nodes $* --max-tokens 48 --prompts $(DRAFTREE_DATA)/self_instruct/seed_tasks.jsonl --out $@
+	head -n 30 $(DRAFTREE_DATA)/self_instruct/seed_tasks.jsonl > $@
+
+$(RESULTS)/trees/%.json: $(RESULTS)/trees/prompts.jsonl
+	$(VENV)/bin/draftree calibrate --drafter head --nodes $* --max-tokens 48 --prompts $< --out $@
 
 clean: ## remove .venv, caches and build output
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
