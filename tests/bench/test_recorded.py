@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from draftree.bench.c2t import Point, _nodes_at, held_against, joined, joint, report
-from draftree.bench.grid import Costs, along
+from draftree.bench.grid import Costs, ReadSource, along
 from draftree.bench.recorded import RecordedSource, record
 from draftree.config import SamplingParams
 from draftree.draft.auto import AutoTree
@@ -21,6 +21,8 @@ from draftree.draft.head import HeadSource
 from draftree.draft.learned import ScoredAuto
 from draftree.draft.source import Source
 from draftree.models.hf import HFModel
+from draftree.models.profile import Point as Size
+from draftree.models.profile import Profile
 from draftree.train.replay import Replay
 
 from ..heads import trained
@@ -38,9 +40,9 @@ def made(name: str, model: HFModel) -> Source:
 @pytest.mark.parametrize("name", ["relative", "lookup", "head"])
 def test_trees_of_recorded_laws_are_those_of_the_drafter(name: str, tmp_path: Path) -> None:
     model = target()
-    texts = list(record(model, made(name, model), PROMPTS, 16, tmp_path / "laws.safetensors"))
+    texts = list(record(model, made(name, model), PROMPTS, 16, tmp_path / "new" / "laws.safetensors"))
     assert len(texts) == 2
-    again = list(record(model, made(name, model), PROMPTS, 16, tmp_path / "laws.safetensors"))
+    again = list(record(model, made(name, model), PROMPTS, 16, tmp_path / "new" / "laws.safetensors"))
     assert [(t.prompt, t.text) for t in again] == [(t.prompt, t.text) for t in texts]
     for policy in POLICIES:
         for known in again:
@@ -100,6 +102,20 @@ def test_auto_decodes_along_recorded_laws_by_the_profiles_seconds() -> None:
         assert speed.tokens == speed.plain == len(known.text) - 1
         assert speed.steps <= speed.seconds < speed.plain  # all that the target drafts for itself is accepted
     assert policy.trust > 0.9
+
+
+def test_a_model_whose_laws_are_recorded_has_nothing_to_read() -> None:
+    """To read the prompt would take longer than to answer it, so that ``auto`` would never ask the model itself."""
+    model = target()
+    texts = list(record(model, source("self", model), [PROMPTS[0] * 8], 16))
+    slow = Profile(costs(1.0).identity, (Size(1, 64, (1, 16, 64), (0.01, 0.01, 100.0)),))
+    machine, steps = Costs(costs(1.0), slow), []
+    for drafting in (ReadSource(source("self", model)), source("self", model)):
+        policy = AutoTree(**machine._asdict())
+        policy.prepare(model, [drafting])
+        steps.append(along(texts, machine, policy)[0].steps)
+    assert steps[0] <= steps[1] / 2
+    assert steps[1] == 15
 
 
 def test_auto_decodes_by_a_classifier_too() -> None:

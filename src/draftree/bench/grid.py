@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence as Many
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,13 +24,17 @@ from ..config import SamplingParams
 from ..draft.auto import AutoTree
 from ..draft.base import StepCost
 from ..draft.drafter import TreeDrafter
+from ..draft.drawing import Drawing
 from ..draft.load import load_drafter
 from ..draft.methods import DEFAULT_NODES
 from ..draft.policy import GrowthPolicy
+from ..draft.source import Scorer, Source
 from ..errors import ConfigError, InputError
+from ..models.base import LanguageModel
 from ..models.hf import HFModel
 from ..models.load import DEFAULT_MODEL, load
 from ..models.profile import Profile, kept_or_measured
+from ..sequence import Sequence
 from ..text import encode, user
 from ..train.replay import Replay
 from .entry import PLAIN, entries
@@ -64,11 +69,43 @@ class Speed(NamedTuple):
     plain: float
 
 
+@dataclass(slots=True)
+class ReadSource(Source):
+    """What drafts, as a policy judges it while laws are replayed: its model has no text left to read.
+
+    Attributes:
+        source: that was recorded.
+    """
+
+    source: Source
+
+    @property
+    def name(self) -> str:
+        """The source's."""
+        return self.source.name
+
+    @property
+    def model(self) -> LanguageModel | None:
+        """The source's."""
+        return self.source.model
+
+    def unread(self, sequence: Sequence) -> list[tuple[LanguageModel, int]]:
+        """Nothing."""
+        return []
+
+    def begin(self, sequences: Many[Sequence], drawing: Drawing) -> Scorer:
+        """See ``Source``."""
+        return self.source.begin(sequences, drawing)
+
+    def close(self, sequence: Sequence) -> None:
+        """See ``Source``."""
+
+
 class Recorded(NamedTuple):
     """A pair of models, what their passes cost, and texts with the draft laws along them."""
 
     target: HFModel
-    drafter: TreeDrafter
+    source: ReadSource
     costs: Costs
     texts: list[KnownText]
 
@@ -121,7 +158,7 @@ def recorded(args: argparse.Namespace) -> Recorded:
         laws = record(target, drafter.source, prompts, args.max_tokens, file)
         texts += track(laws, f"recording {suite}", len(prompts), transient=True)
     print(f"{len(texts)} prompts, up to {args.max_tokens} tokens, drafter {args.drafter}")
-    return Recorded(target, drafter, Costs(kept_or_measured(target), kept_or_measured(model)), texts)
+    return Recorded(target, ReadSource(drafter.source), Costs(kept_or_measured(target), kept_or_measured(model)), texts)
 
 
 def main() -> None:
@@ -134,13 +171,13 @@ def main() -> None:
         contestants = [
             e for e in entries(args.methods.split(","), [args.drafter], [0.0], DEFAULT_NODES) if e.method != PLAIN
         ]
-        target, drafter, costs, texts = recorded(args)
+        target, source, costs, texts = recorded(args)
     except InputError as error:
         parser.error(str(error))
     speeds = {}
     for entry in track(contestants, "replaying", transient=True):
         policy = AutoTree(**costs._asdict()) if entry.label == AUTO else entry.policy()
-        policy.prepare(target, drafter.source.parts)
+        policy.prepare(target, [source])
         speeds[entry.label] = along(texts, costs, policy, entry.nodes)
     for label, found in sorted(speeds.items(), key=lambda pair: sum(s.seconds for s in pair[1])):
         over = ratio([s.plain for s in found], [s.seconds for s in found])

@@ -149,6 +149,8 @@ def record(
     if file is not None and file.is_file():
         yield from _read(file)
         return
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
     plain, recording, params = Engine(target, NoDrafter()), _Recording(source), SamplingParams(max_tokens=max_tokens)
     drafter = TreeDrafter(Eagle2Tree(BEAM, DEPTH), recording)
     columns: dict[str, list[Tensor]] = {name: [] for name in (*_COLUMNS, "prompts", "lengths", "ids")}
