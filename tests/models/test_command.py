@@ -9,7 +9,7 @@ import pytest
 
 from draftree.cli import run
 from draftree.models import profile
-from draftree.models.profile import Grid
+from draftree.models.measure import Grid
 
 from ..tiny import save_tiny
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from draftree.errors import ConfigError, DraftreeWarning
-from draftree.models.profile import Grid, Identity, Point, Profile, kept_or_measured, load_profile, measure
+from draftree.models.measure import Grid, kept_or_measured, measure
+from draftree.models.profile import Identity, Point, Profile, load_profile
 
 from ..toy import ToyModel
 

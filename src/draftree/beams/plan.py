@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..models.base import LanguageModel
-from ..models.profile import Profile, kept_or_measured
+from ..models.measure import kept_or_measured
+from ..models.profile import Profile
 from .params import DEEPEST
 from .request import Request
 from .sources import BeamSource

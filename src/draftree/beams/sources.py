@@ -18,7 +18,8 @@ from ..draft.lookup import NgramIndex
 from ..errors import CacheError
 from ..models.base import ForestModel, Nodes, Row
 from ..models.head_model import HeadModel
-from ..models.profile import Profile, kept_or_measured
+from ..models.measure import kept_or_measured
+from ..models.profile import Profile
 from .chance import Chance
 from .laws import fitted
 from .nodes import Node, TreeRow, feed

@@ -33,7 +33,8 @@ from ..errors import ConfigError, InputError
 from ..models.base import LanguageModel
 from ..models.hf import HFModel
 from ..models.load import DEFAULT_MODEL, load
-from ..models.profile import Profile, kept_or_measured
+from ..models.measure import kept_or_measured
+from ..models.profile import Profile
 from ..sequence import Sequence
 from ..text import encode, user
 from ..train.replay import Replay

@@ -39,8 +39,9 @@ from ..engine import Engine
 from ..errors import ConfigError
 from ..models.base import LanguageModel
 from ..models.load import DEFAULT_MODEL, load
+from ..models.measure import kept_or_measured
 from ..models.numerics import DEFAULT_NUMERICS
-from ..models.profile import Profile, kept_or_measured
+from ..models.profile import Profile
 from ..sequence import Sequence
 from ..text import encode, user
 from ..train.replay import Replay

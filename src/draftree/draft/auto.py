@@ -20,7 +20,8 @@ from torch import Tensor
 from ..config import Budget
 from ..errors import ConfigError
 from ..models.base import Capabilities, LanguageModel
-from ..models.profile import Profile, kept_or_measured
+from ..models.measure import kept_or_measured
+from ..models.profile import Profile
 from ..sequence import Sequence
 from ..tree import ROOT, DraftTree
 from .base import Outcome

@@ -15,8 +15,8 @@ from ..models.head_file import fits, is_head, load_head, shipped_for, shipped_he
 from ..models.head_model import HeadModel
 from ..models.hf import HFModel
 from ..models.load import load
+from ..models.measure import kept_or_measured
 from ..models.numerics import DEFAULT_NUMERICS, NUMERICS
-from ..models.profile import kept_or_measured
 from .base import Drafter, NoDrafter
 from .drafter import TreeDrafter
 from .head import HeadSource

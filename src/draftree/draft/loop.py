@@ -14,7 +14,8 @@ from weakref import WeakKeyDictionary
 
 from ..errors import ConfigError
 from ..models.base import LanguageModel
-from ..models.profile import Profile, kept_or_measured
+from ..models.measure import kept_or_measured
+from ..models.profile import Profile
 from ..sequence import Sequence
 from ..tree import ROOT
 from .base import Outcome

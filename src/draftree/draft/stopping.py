@@ -19,7 +19,8 @@ import torch
 from ..config import Budget
 from ..errors import ConfigError
 from ..models.base import LanguageModel
-from ..models.profile import Profile, kept_or_measured
+from ..models.measure import kept_or_measured
+from ..models.profile import Profile
 from ..sequence import Sequence
 from .base import Outcome
 from .calibration import Record

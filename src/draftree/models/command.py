@@ -13,8 +13,9 @@ from rich.table import Table
 from ..errors import ConfigError
 from ..options import Device, Dtype, Numerics
 from .load import load
+from .measure import FULL, Grid, measure_and_keep
 from .numerics import DEFAULT_NUMERICS, summary
-from .profile import FULL, Grid, Profile, measure_and_keep, profile_folder
+from .profile import Profile, profile_folder
 
 _BAR = 40
 

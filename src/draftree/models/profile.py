@@ -1,4 +1,4 @@
-"""What a model's passes really cost on this machine: measured once, kept in the user's cache directory.
+"""What a model's passes really cost on this machine, as it is kept in the user's cache directory (``measure.py``).
 
 A pass is ``extend``: n new nodes in each of some rows behind a context. Nothing is assumed of the curve's shape: on a
 CPU a pass over 7 tokens may cost more than one over 8.
@@ -11,74 +11,22 @@ import json
 import math
 import platform
 import re
-import statistics
-import time
 import warnings
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import platformdirs
 import torch
 import transformers
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ..errors import ConfigError, DraftreeWarning, RunError
+from ..errors import DraftreeWarning, RunError
 from ..files import write_whole
-from ..tree import ROOT
-from .base import LanguageModel, Nodes, Row
+from .base import LanguageModel
 
 FORMAT, VERSION = "draftree-profile", 2
 """A new version of our own passes has new times."""
-
-
-@dataclass(frozen=True, slots=True)
-class Grid:
-    """What to measure.
-
-    Attributes:
-        sizes: nodes a row and pass, the root included; ascends from 1.
-        contexts: tokens before them; longer than the model allows: shortened.
-        batches: rows a pass.
-        repeats: passes of each kind, after one to warm up; the median counts.
-
-    Raises:
-        ConfigError: a number is below 1, or the sizes do not start at 1.
-    """
-
-    sizes: tuple[int, ...]
-    contexts: tuple[int, ...]
-    batches: tuple[int, ...]
-    repeats: int
-
-    def __post_init__(self) -> None:
-        for name in ("sizes", "contexts", "batches"):
-            values = getattr(self, name)
-            if not values or min(values) < 1 or list(values) != sorted(set(values)):
-                raise ConfigError(f"{name} are {values}: give ascending whole numbers from 1 on")
-        if self.sizes[0] != 1:
-            raise ConfigError(f"sizes are {self.sizes}: start at 1, the pass of plain decoding")
-        if self.repeats < 1:
-            raise ConfigError(f"repeats is {self.repeats}: use at least 1")
-
-    def fitting(self, longest: int) -> Grid:
-        """Without sizes above half of the longest sequence."""
-        return replace(self, sizes=tuple(n for n in self.sizes if n == 1 or n <= longest // 2))
-
-    @property
-    def passes(self) -> int:
-        """How many passes that takes, those to warm up included."""
-        return len(self.contexts) * len(self.batches) * len(self.sizes) * (self.repeats + 1)
-
-
-SHORT = Grid((1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 17, 24, 32), (512,), (1,), 7)
-"""What ``auto`` measures when it first meets a model."""
-FULL = Grid((*range(1, 18), 20, 24, 28, 32, 33, 40, 48, 64), (64, 512, 1536), (1, 4), 9)
-"""What ``draftree profile`` measures."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,11 +164,11 @@ def load_profile(model: LanguageModel) -> Profile | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        _warn(f"the profile {path} cannot be read ({type(error).__name__}): measuring again")
+        warn(f"the profile {path} cannot be read ({type(error).__name__}): measuring again")
         return None
     for name, value in asdict(identity).items():
         if (old := getattr(profile.identity, name)) != value:
-            _warn(f"the profile of {identity.model} was measured with {name} {old}, now {value}: measuring again")
+            warn(f"the profile of {identity.model} was measured with {name} {old}, now {value}: measuring again")
             return None
     return profile
 
@@ -241,98 +189,6 @@ def _parse(document: Any) -> Profile:
     return Profile(Identity(**document["identity"]), tuple(points))
 
 
-def _warn(message: str) -> None:
+def warn(message: str) -> None:
+    """Of a profile that is not used or not kept."""
     warnings.warn(message, DraftreeWarning, stacklevel=3)
-
-
-def measure(model: LanguageModel, grid: Grid, progress: Callable[[int], None] = lambda done: None) -> Profile:
-    """Measure a model's passes. It must have no open rows.
-
-    Passes of all sizes take turns, so that a slow moment of the machine falls on all of them, each time in another
-    order: what a pass leaves in the processor's caches is no size's own cost.
-
-    Args:
-        model: the model.
-        grid: what to measure.
-        progress: called after each pass with how many have been made.
-
-    Raises:
-        ConfigError: the passes do not fit the model's longest sequence.
-    """
-    can, done, shuffled = model.capabilities, 0, Random(0)  # noqa: S311 - an order, not a secret
-    points = []
-    grid = _shortened(grid, model)
-    for batch in grid.batches:
-        model.reserve(batch, grid.contexts[-1] + grid.sizes[-1])
-        for context in grid.contexts:
-            rows: list[Row] = []
-            times: dict[int, list[float]] = {size: [] for size in grid.sizes}
-            try:
-                for b in range(batch):
-                    rows.append(model.open([(7 * i + b) % can.vocab_size for i in range(context)]))
-                for _ in range(grid.repeats + 1):
-                    for size in shuffled.sample(grid.sizes, len(grid.sizes)):
-                        nodes = [_fan([(5 * i + 3) % can.vocab_size for i in range(size)])] * batch
-                        _finish(can.device)
-                        began = time.perf_counter()
-                        model.extend(rows, nodes)
-                        _finish(can.device)
-                        times[size].append(time.perf_counter() - began)
-                        for row in rows:
-                            model.commit(row, [])
-                        done += 1
-                        progress(done)
-            finally:
-                for row in reversed(rows):
-                    model.close(row)
-            seconds = tuple(statistics.median(times[size][1:]) for size in grid.sizes)
-            points.append(Point(batch, context, grid.sizes, seconds))
-    return Profile(Identity.of(model), tuple(points))
-
-
-def _fan(tokens: list[int]) -> Nodes:
-    """Children of the last committed token: what any model may be asked about in one pass, a draft head too."""
-    return Nodes(torch.tensor(tokens), torch.full((len(tokens),), ROOT))
-
-
-def _shortened(grid: Grid, model: LanguageModel) -> Grid:
-    """With contexts that leave room for the largest pass."""
-    can = model.capabilities
-    room = can.max_length - grid.sizes[-1]
-    if room < 1:
-        raise ConfigError(f"passes over {grid.sizes[-1]} tokens do not fit {can.name}'s {can.max_length}: use fewer")
-    return replace(grid, contexts=tuple(sorted({min(c, room) for c in grid.contexts})))
-
-
-def _finish(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-_UNKEPT: dict[Identity, Profile] = {}
-"""Profiles of this process that could not be written."""
-
-
-def kept_or_measured(model: LanguageModel, grid: Grid | None = None) -> Profile:
-    """The kept profile of a model or, when there is none, a new one of ``grid`` (``SHORT``), kept from then on.
-
-    Measuring shows a progress bar in a terminal.
-    """
-    if (identity := Identity.of(model)) in _UNKEPT:
-        return _UNKEPT[identity]
-    return load_profile(model) or measure_and_keep(model, grid or SHORT.fitting(model.capabilities.max_length))
-
-
-def measure_and_keep(model: LanguageModel, grid: Grid) -> Profile:
-    """A new profile, shown as it is measured and kept for later starts."""
-    grid = _shortened(grid, model)
-    console = Console(stderr=True)
-    with Progress(TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), console=console) as bar:
-        task = bar.add_task(f"measuring passes of {model.capabilities.name}", total=grid.passes)
-        profile = measure(model, grid, lambda done: bar.update(task, completed=done))
-    try:
-        profile.save()
-    except RunError as error:
-        _UNKEPT[profile.identity] = profile
-        _warn(f"the profile is not kept: {error}")
-    return profile

@@ -19,8 +19,8 @@ from ..draft.tree_file import TreeFile
 from ..errors import ConfigError, PromptError, RunError
 from ..models.hf import HFModel
 from ..models.load import DEFAULT_MODEL, load
+from ..models.measure import kept_or_measured
 from ..models.numerics import DEFAULT_NUMERICS
-from ..models.profile import kept_or_measured
 from ..options import DecodedTokens, Depth, Device, Drafter, Dtype, Nodes, Numerics, Seed, Stride, Target, Temperature
 from ..text import Prompt, encode, user
 from .calibrate import Calibration, Costs, Tally, TruePath, check_ranges, conclude, measure
