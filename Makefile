@@ -67,7 +67,7 @@ fmt: setup ## fix what ruff can fix, then format
 	$(VENV)/bin/ruff check --fix
 	$(VENV)/bin/ruff format
 
-results-quick: setup ## measure the main methods on 13 prompts, in a quarter of an hour on 2 cores
+results-quick: setup ## measure the main methods on 13 prompts, in ten minutes on 2 cores
 	$(BENCH) --suite spec-bench --limit 13 --turns 1 --max-tokens 32 --out $(QUICK)/$(RUN) \
 		--methods auto,chain,static,early-stop,dynamic-width,dynamic-width-depth,$(TREES),$(PEERS)
 	$(SMALL) --out $(QUICK)/sizes --drafters head --methods $(call list,$(SIZES:%=opt-tree:nodes=%))

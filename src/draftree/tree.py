@@ -2,7 +2,7 @@
 
 Pure data and pure functions. Knows nothing of models, policies or caches.
 
-Conventions (DESIGN, "Words"): the root is the last committed token and is *not* a node; it has depth 0 and is written
+Conventions: the root is the last committed token and is *not* a node; it has depth 0 and is written
 as parent -1. Nodes are numbered in level order, so a parent's number is always smaller than its child's.
 """
 

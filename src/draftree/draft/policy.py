@@ -107,7 +107,7 @@ class Growth(NamedTuple):
 
 
 class GrowthPolicy(ABC):
-    """Shapes trees (DESIGN, "The seams"): ``grow`` is all that a policy must have.
+    """Shapes trees: ``grow`` is all that a policy must have.
 
     A policy without ``pool`` stays within the budget layer by layer: where a layer wants more nodes than are left, the
     most probable paths stay. One with it drafts more and ``prune``s the finished pool down to the budget.

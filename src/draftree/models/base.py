@@ -160,7 +160,7 @@ class Nodes:
 
 
 class LanguageModel(Protocol):
-    """A causal language model over token trees (DESIGN, "The seams")."""
+    """A causal language model over token trees."""
 
     @property
     def capabilities(self) -> Capabilities: ...
