@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -64,8 +64,8 @@ class Nvml(ModuleType):
 
     def nvmlInit(self) -> None: ...  # noqa: N802
 
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
-        return index
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> int:  # noqa: N802
+        return ["GPU-aa", "GPU-bb"].index(uuid)
 
     def nvmlDeviceGetTotalEnergyConsumption(self, device: int) -> int:  # noqa: N802
         if device == 0:
@@ -74,7 +74,9 @@ class Nvml(ModuleType):
 
 
 def test_an_accelerator_is_asked_for_its_own_counter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NVML's numbers are not those of a process that may see one device of two."""
     monkeypatch.setitem(sys.modules, "pynvml", Nvml([1.0, 2.0, 9.5]))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="bb"))
     meter = find_meter(CUDA)
     assert isinstance(meter, NvmlMeter)
     meter.start()
@@ -84,4 +86,5 @@ def test_an_accelerator_is_asked_for_its_own_counter(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("module", [Nvml([]), None])
 def test_an_accelerator_without_a_counter_or_library_has_no_meter(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", module)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="aa"))
     assert isinstance(find_meter(torch.device("cuda", 0)), NoMeter)

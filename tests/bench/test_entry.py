@@ -43,6 +43,7 @@ def test_a_peer_takes_the_first_drafting_model() -> None:
         ("chain:verify=wrong", "lookup", "wrong"),
         ("auto", "none", "leave it out"),
         ("auto,auto", "lookup", "twice"),
+        ("auto", "", "has no drafter"),
         ("peer:vllm", "lookup", "choose from peer:hf-generate"),
         ("peer:hf-assisted", "lookup", "needs a drafting model"),
         ("peer:flashspec", "lookup", "pip install flashspec"),
@@ -51,7 +52,7 @@ def test_a_peer_takes_the_first_drafting_model() -> None:
 def test_bad_names_are_one_line(method: str, drafter: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("draftree.bench.peers.importlib.util.find_spec", lambda name: None)
     with pytest.raises(DraftreeError) as error:
-        entries(method.split(","), [drafter], [0.0], 8)
+        entries(method.split(","), [drafter] if drafter else [], [0.0], 8)
     assert why in str(error.value)
 
 

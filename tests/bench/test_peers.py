@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -14,6 +16,7 @@ from draftree.bench import contestants
 from draftree.bench.contestants import Models
 from draftree.bench.entry import Entry, entries
 from draftree.bench.equality import generate_greedily
+from draftree.bench.record import Parts, Record
 from draftree.config import SamplingParams
 from draftree.models.load import load_stock
 
@@ -103,3 +106,25 @@ def test_models_are_loaded_once(model: str, monkeypatch: pytest.MonkeyPatch) -> 
     for entry in entries(["peer:hf-generate", "peer:hf-prompt-lookup"], ["lookup"], [0.0], 4)[1:]:
         models.contestant(entry)
     assert count == [1]
+
+
+def test_only_the_law_that_was_asked_for_counts(model: str, tmp_path: Path) -> None:
+    """Checkpoints come with repetition penalties of their own, which ``generate`` would take up."""
+    copy = save_tiny(tmp_path / "copy")
+    config = copy / "generation_config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "repetition_penalty": 9.0}))
+    (_, entry) = entries(["peer:hf-generate"], ["lookup"], [0.0], 4)
+    plain, own = (generate_greedily(load_stock(name)[0], PROMPT, 20) for name in (model, str(copy)))
+    assert own != plain
+    assert Models(str(copy)).contestant(entry).decode(PROMPT, GREEDY).ids == plain
+
+
+def test_tokens_that_come_with_the_prefill_are_not_counted_as_decoded(model: str, tmp_path: Path) -> None:
+    """Assisted decoding accepts its first draft in the pass that reads the prompt."""
+    copy = str(save_tiny(tmp_path / "copy"))
+    turn = Models(model).contestant(Entry("x", "peer:hf-assisted", copy, 0.0)).decode(PROMPT, GREEDY)
+    assert 1 < turn.first < len(turn.ids)
+    (_, entry) = entries(["peer:hf-generate"], ["lookup"], [0.0], 4)
+    assert Models(model).contestant(entry).decode(PROMPT, GREEDY).first == 1
+    told = replace(turn, ids=list(range(20)), seconds=Parts(3.0, prefill=1.0), first=10)
+    assert Record("p", "c", "m", None, 0.0, 0, 1, [told]).decode_rate == 5.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from draftree.bench import run as bench_run
 from draftree.bench.contestants import Models
 from draftree.bench.entry import entries
 from draftree.bench.folder import read_results
+from draftree.bench.record import Record
 from draftree.cli import run
 from draftree.config import SamplingParams
 from draftree.errors import DraftreeError
@@ -47,6 +49,8 @@ def test_beams_have_settings_and_a_drafter_of_their_own() -> None:
         ("beams:drafter=lookup", 1.0, "gives no probabilities"),
         ("beams:drafter=lookup+recycle", 0.0, "drafts one sequence, not beams"),
         ("peer:hf-beam-search:speed=1", 0.0, "no setting 'speed'"),
+        ("peer:hf-beam-search:single=yes", 1.0, "no setting 'single': choose from width, penalty, early"),
+        ("peer:hf-beam-search:early=yes", 1.0, "is for beam search"),
         ("peer:hf-generate:width=4", 0.0, "peer:hf-generate has no settings: leave out width"),
     ],
 )
@@ -92,3 +96,13 @@ def test_a_run_with_beams_tells_their_energy_or_that_there_is_no_meter(
     assert all(r.joules == (6.0 if meter else None) for r in read_results(tmp_path / "out"))
     verdicts = rows["beams:width=2"]["all"]["verdicts"]
     assert set(verdicts) <= {"equal", "beams"}
+
+
+@pytest.mark.parametrize("drafter", ["none", "self"])
+def test_passes_are_counted_against_layers_of_beams(drafter: str, model: str) -> None:
+    """The best sequence may have ended long before the search: its own length would give less than one for a pass."""
+    (_, entry) = entries([f"beams:width=3:drafter={drafter}"], ["lookup"], [0.0], 8)
+    turn = Models(model).contestant(entry).decode(PROMPT, SamplingParams(max_tokens=12, seed=1))
+    short = Record("p", "c", "m", None, 0.0, 0, 1, [replace(turn, ids=turn.ids[:3])])
+    assert turn.layers is not None and turn.passes
+    assert short.gained / turn.passes == (turn.layers - 1) / turn.passes >= 1.0

@@ -31,6 +31,7 @@ from ..models.load import DEFAULT_MODEL, load, load_stock
 from ..models.numerics import DEFAULT_NUMERICS
 from ..text import encode, user
 from .beam_lines import Found, Line, Lines
+from .peers import bare
 from .stats import ratio
 from .suites import spec_bench
 
@@ -89,7 +90,7 @@ def main() -> None:
     try:
         lines = Lines(args.out, settings)
         target = load(args.target, dtype="float32", numerics=args.numerics)
-        stock = None if args.temperature else load_stock(args.target, dtype="float32")[0]
+        stock = None if args.temperature else bare(load_stock(args.target, dtype="float32")[0])
         sources = {name: load_beam_source(name, target, sampled=bool(args.temperature)) for name in drafters}
     except InputError as error:
         sys.exit(f"error: {error}")

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..beams.load import load_beam_source
 from ..config import SamplingParams
-from ..draft.base import NoDrafter, Outcome
+from ..draft.base import Drafter, NoDrafter, Outcome
 from ..draft.drafter import TreeDrafter
 from ..draft.load import load_drafter, names_model
 from ..engine import Engine, Generation
@@ -20,8 +20,9 @@ from ..models.hf import HFModel
 from ..models.load import load, load_stock
 from ..observer import Observer
 from ..tree import ROOT
+from ..verify.schemes import find_scheme
 from .entry import BEAMS, PLAIN, Entry
-from .peers import LOOKUP_TOKENS, FlashspecPeer, TransformersPeer
+from .peers import LOOKUP_TOKENS, FlashspecPeer, TransformersPeer, bare
 from .record import BINS, Parts, Steps, Turn
 from .wide import BeamContestant
 
@@ -53,11 +54,14 @@ class EngineContestant:
     """
 
     def __init__(self, entry: Entry, target: HFModel, drafter: str | HFModel | None) -> None:
-        made = NoDrafter() if drafter is None else load_drafter(drafter, target, entry.policy())
+        scheme = find_scheme(entry.verify)
+        made: Drafter = NoDrafter()
+        if drafter is not None:
+            made = load_drafter(drafter, target, entry.policy(), learning=not scheme.draws)
         self._collector = _Collector()
         models = made.source.models if isinstance(made, TreeDrafter) else ()
         self._target, self._drafting = target, [m for m in models if isinstance(m, (HFModel, HeadModel))]
-        self._engine = Engine(target, made, nodes=entry.nodes, verification=entry.verify, observers=[self._collector])
+        self._engine = Engine(target, made, nodes=entry.nodes, verification=scheme, observers=[self._collector])
 
     def decode(self, prompt: list[int], params: SamplingParams) -> Turn:
         """See ``Contestant``."""
@@ -177,5 +181,6 @@ class Models:
     def _stocked(self, name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
         if name not in self._stock:
             place = {key: value for key, value in self._options.items() if key != "numerics"}
-            self._stock[name] = load_stock(name, **place)
+            model, tokenizer = load_stock(name, **place)
+            self._stock[name] = bare(model), tokenizer
         return self._stock[name]

@@ -42,16 +42,16 @@ class NvmlMeter:
 
     Args:
         nvml: the module ``pynvml``.
-        index: of the device, as NVML numbers them.
+        uuid: of the device; its number among those that this process may see is not NVML's.
 
     Raises:
         the module's ``NVMLError``: the device has none.
     """
 
-    def __init__(self, nvml: Any, index: int) -> None:
+    def __init__(self, nvml: Any, uuid: str) -> None:
         self._nvml = nvml
         nvml.nvmlInit()
-        self._device = nvml.nvmlDeviceGetHandleByIndex(index)
+        self._device = nvml.nvmlDeviceGetHandleByUUID(uuid)
         self._before = self._count()
 
     def _count(self) -> int:
@@ -108,7 +108,7 @@ def find_meter(device: torch.device, folder: Path = _RAPL) -> Meter:
         except ImportError:
             return NoMeter()
         with contextlib.suppress(nvml.NVMLError):
-            return NvmlMeter(nvml, device.index or 0)
+            return NvmlMeter(nvml, f"GPU-{torch.cuda.get_device_properties(device).uuid}")
         return NoMeter()
     packages = sorted(p for p in folder.glob("intel-rapl:*") if p.name.count(":") == 1)
     if packages:

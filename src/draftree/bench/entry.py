@@ -23,6 +23,8 @@ from .wide import beam_params
 PLAIN = "plain"
 PEER = "peer:"
 BEAMS = "beams"
+PEER_BEAMS = ("width", "penalty", "early")
+"""Settings of beams that a peer takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,8 @@ def entries(methods: Sequence[str], drafters: Sequence[str], temperatures: Seque
             elif text.partition(":")[0] == BEAMS:
                 found.append(_beams(text, text + suffix, temperature))
             elif text != PLAIN:
+                if not drafters:
+                    raise ConfigError(f"method {text!r} has no drafter: name one in --drafters")
                 for drafter in drafters:
                     own = text if len(drafters) == 1 else f"{text}@{drafter}"
                     found.append(_method(text, own + suffix, drafter, temperature, nodes))
@@ -141,7 +145,9 @@ def _peer(text: str, label: str, drafters: Sequence[str], temperature: float) ->
     check_peer(name)
     settings = _settings(text, pairs)
     if PEERS[name].has_beams:
-        beam_params(text, settings)
+        if wrong := next((key for key in settings if key not in PEER_BEAMS), None):
+            raise ConfigError(f"{PEER}{name} has no setting {wrong!r}: choose from {', '.join(PEER_BEAMS)}")
+        beam_params(text, settings).check(SamplingParams(temperature=temperature))
     elif settings:
         raise ConfigError(f"{PEER}{name} has no settings: leave out {', '.join(settings)}")
     models = [d for d in drafters if names_model(d)] if PEERS[name].drafts_by_model else []

@@ -25,6 +25,7 @@ from ..engine import Engine
 from ..models.load import DEFAULT_MODEL, load, load_stock
 from ..text import encode, user
 from .exact import first_difference
+from .peers import bare
 from .suites import spec_bench
 
 SEED = 7
@@ -50,6 +51,7 @@ def main() -> None:
     parser.add_argument("--temperatures", default="0,0.4,1.0")
     args = parser.parse_args()
     target, (reference, _) = load(args.target, dtype="float32"), load_stock(args.target, dtype="float32")
+    bare(reference)
     prompts = [encode(target.tokenizer, user(item.prompt)) for item in spec_bench(args.limit)]
     temperatures = [float(t) for t in args.temperatures.split(",")]
     laws = {t: SamplingParams(max_tokens=args.max_tokens, temperature=t, seed=SEED) for t in temperatures}

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation.streamers import BaseStreamer
 
 from ..config import SamplingParams
@@ -66,16 +66,29 @@ def check_peer(name: str) -> None:
         raise ConfigError(f"peer:{name} is not installed: pip install {package}, or leave it out")
 
 
-class _FirstToken(BaseStreamer):
-    """Notes when the first tokens come; the first call gives the prompt."""
+def bare(model: PreTrainedModel) -> PreTrainedModel:
+    """The model with a generation config that says how text ends and nothing else.
+
+    A checkpoint's own may penalise repetition or cut the law off, and ``generate`` takes from it what it is not given.
+    """
+    given = model.generation_config
+    if given is not None:
+        model.generation_config = GenerationConfig(
+            bos_token_id=given.bos_token_id, eos_token_id=given.eos_token_id, pad_token_id=given.pad_token_id
+        )
+    return model
+
+
+class _FirstTokens(BaseStreamer):
+    """Notes when the first tokens come, and how many; the first call gives the prompt."""
 
     def __init__(self) -> None:
-        self.calls, self.at = 0, 0.0
+        self.calls, self.at, self.count = 0, 0.0, 1
 
     def put(self, value: Tensor) -> None:
         self.calls += 1
         if self.calls == 2:
-            self.at = time.perf_counter()
+            self.at, self.count = time.perf_counter(), value.numel()
 
     def end(self) -> None: ...
 
@@ -98,7 +111,7 @@ class TransformersPeer:
         law: dict[str, Any] = {"do_sample": False}
         if params.temperature:
             law = {"do_sample": True, "temperature": params.temperature, "top_k": 0, "top_p": 1.0}
-        first, passes = _FirstToken(), 0
+        first, passes = _FirstTokens(), 0
         told = {} if "num_beams" in self._options else {"streamer": first}
 
         def count(*_: object) -> None:
@@ -121,7 +134,7 @@ class TransformersPeer:
             ended = time.perf_counter()
         handle.remove()
         parts = Parts(ended - began, prefill=first.at - began if first.calls > 1 else None)
-        return Turn(len(prompt), out, _text(self._tokenizer, out), None, parts, passes)
+        return Turn(len(prompt), out, _text(self._tokenizer, out), None, parts, passes, first=first.count)
 
 
 class FlashspecPeer:

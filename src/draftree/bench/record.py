@@ -83,6 +83,8 @@ class Turn:
         drafted: for each token whether it was drafted and accepted; None for peers.
         pieces: the text that became final with each token; None for peers.
         entropy: mean entropy (nats) of the target's law at the answer's tokens, where it was asked for.
+        first: tokens that were there when the prefill ended: more than one where the first draft is in it.
+        layers: of beams, which the passes gave; None: they gave the answer's tokens.
     """
 
     prompt_tokens: int
@@ -95,6 +97,8 @@ class Turn:
     drafted: list[int] | None = None
     pieces: list[str] | None = None
     entropy: float | None = None
+    first: int = 1
+    layers: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +157,7 @@ class Record:
         if any(p is None for p in prefills):
             return None
         seconds = self.seconds - sum(p for p in prefills if p is not None)
-        tokens = self.tokens - len(self.turns)
+        tokens = self.tokens - sum(t.first for t in self.turns)
         return tokens / seconds if tokens > 0 and seconds > 0 else None
 
     @property
@@ -164,8 +168,8 @@ class Record:
 
     @property
     def gained(self) -> int:
-        """Tokens that these passes gave."""
-        return self.tokens - sum(t.seconds.draft is not None for t in self.turns)  # our prefill gives one more
+        """Tokens, or layers of beams, that these passes gave: our prefill gives one more."""
+        return sum((t.layers or len(t.ids)) - (t.seconds.draft is not None) for t in self.turns)
 
     @property
     def ids(self) -> list[list[int]]:
@@ -174,8 +178,9 @@ class Record:
 
 
 def encode(record: Record) -> bytes:
-    """A line of the file; floats with 6 significant digits."""
-    return json.dumps(_short(asdict(record)), ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+    """A line of the file; floats with 6 significant digits, but the temperature as it is: it is part of a name."""
+    line = {**_short(asdict(record)), "temperature": record.temperature}
+    return json.dumps(line, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
 
 
 def decode(line: Mapping[str, Any]) -> Record:

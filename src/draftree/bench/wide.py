@@ -72,4 +72,5 @@ class BeamContestant:
             finish=best.finish_reason,
             seconds=parts,
             passes=answer.stats.steps,
+            layers=answer.stats.tokens,
         )
