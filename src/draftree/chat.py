@@ -78,6 +78,9 @@ def chat(
         except (EOFError, KeyboardInterrupt):
             err.print()
             return
+        except UnicodeDecodeError:
+            complain("the line is not valid UTF-8: convert it, for example with iconv")
+            continue
         if line.strip() == "/exit":
             return
         if line.strip() == "/reset":

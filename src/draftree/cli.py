@@ -6,6 +6,7 @@ while running, or Ctrl-C, is one line and exit code 1.
 
 from __future__ import annotations
 
+import io
 import sys
 import warnings
 
@@ -122,4 +123,6 @@ def _run_command(arguments: list[str] | None) -> int:
 
 def main() -> None:
     """Entry point of the ``draftree`` command."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # what a terminal's encoding lacks is no reason to stop
     sys.exit(run())

@@ -125,6 +125,7 @@ def generate(
                 "--explain": explain,
                 "--compare": compare,
                 f"--trace {trace}": trace is not None,
+                "--force": force,
             }
         )
         wide.check(params)

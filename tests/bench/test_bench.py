@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -171,6 +172,20 @@ def test_another_configuration_is_refused(
     assert run([*asked, *more]) == 2
     assert key in capsys.readouterr().err
     assert (tmp_path / "out" / "results.jsonl").read_bytes() == before
+
+
+def test_a_file_behind_a_name_that_has_changed_is_refused(
+    model: str, suite: str, tmp_path: Path, capsys: Captured
+) -> None:
+    """Half of the answers would be another model's, or another tree's."""
+    copy = tmp_path / "model"
+    shutil.copytree(model, copy)
+    asked = _asked(str(copy), suite, tmp_path / "out", methods="chain")
+    assert run(asked) == 0
+    assert run(asked) == 0
+    (copy / "config.json").write_text((copy / "config.json").read_text() + "\n")
+    assert run(asked) == 2
+    assert f"files {copy}" in capsys.readouterr().err
 
 
 def test_a_folder_of_something_else_is_refused(model: str, suite: str, tmp_path: Path, capsys: Captured) -> None:

@@ -188,6 +188,7 @@ def test_order_counts_where_the_gold_query_orders(pets: Path) -> None:
     gold = "SELECT name FROM pet ORDER BY name"
     assert same_rows(pets, "SELECT name FROM pet ORDER BY 1", gold)
     assert not same_rows(pets, "SELECT name FROM pet ORDER BY name DESC", gold)
+    assert not same_rows(pets, "-- I do not know", "SELECT name FROM pet WHERE name = 'nobody'")
 
 
 @pytest.mark.parametrize(
@@ -221,3 +222,13 @@ def test_the_entropy_of_an_answer_is_that_of_the_targets_laws() -> None:
     assert answer_entropy(HFModel(model), prompt, answer) == pytest.approx(want, rel=1e-4)
     one = float(-(laws[0].exp() * laws[0]).sum())
     assert answer_entropy(HFModel(model), prompt, answer[:1]) == pytest.approx(one, rel=1e-4)
+
+
+def test_a_program_that_clears_its_folder_does_not_end_the_run() -> None:
+    assert run_python("import os\nfor f in os.listdir('.'): os.remove(f)").passed
+    assert not run_python("import shutil, os\nshutil.rmtree(os.getcwd())\nraise ValueError").passed
+
+
+def test_a_programs_main_block_is_not_run() -> None:
+    """It would read input that is not there; the tests of the suites call functions."""
+    assert run_python("def f(): return 1\nif __name__ == '__main__': print(f() + int(input()))\nassert f() == 1").passed

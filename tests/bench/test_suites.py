@@ -205,3 +205,32 @@ def test_prompts_are_taken_from_the_categories_in_turn() -> None:
         choose(items, categories=["c"])
     with pytest.raises(UnknownNameError, match="limit is 0"):
         choose(items, limit=0)
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ({"prompt": "2 + 2?", "reference": 4}, '"reference" is 4: use a text, or a list of texts'),
+        ({"prompt": "2 + 2?", "reference": [4]}, "use a text, or a list of texts"),
+        ({"prompt": "half \ud800"}, "surrogates not allowed"),
+    ],
+)
+def test_what_no_score_or_tokenizer_can_read_is_named_before_anything_is_decoded(
+    line: dict[str, Any], why: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "own.jsonl"
+    path.write_text(json.dumps({"prompt": "fine"}) + "\n" + json.dumps(line) + "\n")
+    with pytest.raises(PromptError) as error:
+        load_suite(str(path))
+    assert "line 2" in str(error.value)
+    assert why in str(error.value)
+    with pytest.warns(DraftreeWarning, match="1 bad lines left out"):
+        assert len(load_suite(str(path), skip_bad=True)) == 1
+
+
+def test_a_compressed_suite_that_is_torn_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "own.jsonl.gz"
+    whole = gzip.compress(b'{"prompt": "a text that is long enough to be torn in its middle"}\n' * 50)
+    path.write_bytes(whole[:20] + b"\xff\xff\xff\xff" + whole[24:])
+    with pytest.raises(PromptError, match="cannot read|not valid"):
+        load_suite(str(path))

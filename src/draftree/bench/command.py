@@ -6,9 +6,10 @@ import hashlib
 import json
 import os
 import platform
+import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -42,6 +43,8 @@ from .summary import as_json as table_as_json
 from .table import HEADER, markdown, overview
 
 DEFAULT_DRAFTER = "lookup+recycle+head"
+_HASHED = 64 << 20
+"""Bytes: of larger files not the content is compared but size and time."""
 
 
 def bench(
@@ -97,6 +100,7 @@ def bench(
         "repeats": repeats,
         "seed": seed,
         "nodes": nodes,
+        "files": _files([target, *named, *(value for e in took_part for value in e.settings.values())]),
         "quality": quality,
         "target": target,
         "dtype": dtype,
@@ -183,6 +187,26 @@ def _numbers(text: str) -> list[float]:
 
 def _shortened(item: Item, turns: int | None) -> Item:
     return Item(item.id, item.category, item.turns[:turns], item.reference)
+
+
+def _files(names: Iterable[str]) -> dict[str, str]:
+    """Digests of the files that are among the names or parts of them: what a file holds, what a folder's files are."""
+    found = {}
+    for name in sorted({part for named in names for part in (named, *re.split(r"[+>]", named))}):
+        path = Path(name)
+        if path.is_file():
+            content = path.read_bytes() if path.stat().st_size < _HASHED else _stamp(path)
+        elif path.is_dir():
+            content = b"".join(sorted(_stamp(file) for file in path.iterdir() if file.is_file()))
+        else:
+            continue
+        found[name] = hashlib.sha256(content).hexdigest()[:16]
+    return found
+
+
+def _stamp(path: Path) -> bytes:
+    status = path.stat()
+    return f"{path.name} {status.st_size} {status.st_mtime_ns}\n".encode()
 
 
 def _digest(items: Sequence[Item]) -> str:

@@ -121,7 +121,15 @@ def own(row: Row, number: int) -> Item:
         raise ValueError('it needs either "prompt" (text) or "turns" (a list of texts)')
     turns = _turns([row["prompt"]] if "prompt" in row else row["turns"])
     key = row.get("id", row.get("question_id", number))
-    return Item(str(key), _text(row.get("category", "all")), turns, row.get("reference"))
+    return Item(str(key), _text(row.get("category", "all")), turns, _reference(row.get("reference")))
+
+
+def _reference(value: Any) -> str | list[str] | None:
+    if value is None or isinstance(value, str):
+        return value
+    if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+        raise ValueError(f'"reference" is {value!r}: use a text, or a list of texts')
+    return value
 
 
 def _turns(turns: Any) -> tuple[str, ...]:
@@ -133,4 +141,5 @@ def _turns(turns: Any) -> tuple[str, ...]:
 def _text(value: Any) -> str:
     if not isinstance(value, str) or not value.strip():
         raise ValueError(f"{value!r} is not a text of at least one character")
+    value.encode()  # half of a surrogate pair is no text
     return value

@@ -12,6 +12,7 @@ import importlib.util
 import json
 import os
 import warnings
+import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
@@ -152,8 +153,9 @@ def _rows(path: Path) -> Iterator[tuple[int, Row | Exception]]:
         if path.suffix == ".json":
             yield from enumerate(json.loads(text)["data"], start=1)
             return
-    except OSError as error:
-        raise PromptError(f"cannot read {path}: {error.strerror or error}: name a file of JSON lines") from None
+    except (OSError, zlib.error) as error:
+        why = getattr(error, "strerror", None) or error
+        raise PromptError(f"cannot read {path}: {why}: name a file of JSON lines") from None
     except (UnicodeError, EOFError) as error:
         raise PromptError(f"{path} is not valid UTF-8 ({error}): convert it, for example with iconv") from None
     except (ValueError, KeyError, TypeError, RecursionError) as error:

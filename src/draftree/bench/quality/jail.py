@@ -83,7 +83,7 @@ for name in UNTOLD:
             delattr(module, name)
 sys.addaudithook(guard)
 try:
-    exec(program, {"__name__": "__main__", "__builtins__": builtins})  # noqa: S102 - that is what a jail is for
+    exec(program, {"__name__": "program", "__builtins__": builtins})  # noqa: S102 - that is what a jail is for
 except BaseException as error:  # noqa: BLE001 - whatever it is, the program has failed
     sys.stdout.write(f"\n{type(error).__name__}: {error}\n"[:400])
     sys.stdout.flush()

@@ -63,10 +63,10 @@ def run_python(program: str, limits: Limits | None = None) -> Verdict:
     limits = limits or Limits()
     with tempfile.TemporaryDirectory(prefix="draftree-") as folder:
         (Path(folder) / "program.py").write_text(program, encoding="utf-8", errors="replace")
-        said, mark = Path(folder) / "said", secrets.token_hex(16)
+        mark = secrets.token_hex(16)
         numbers = [str(x) for x in (limits.seconds, limits.memory, limits.file_size)]
         command = [sys.executable, "-I", "-S", "-B", str(_RUNNER), folder, mark, *numbers]
-        with said.open("wb") as output:  # a file, whose size has a limit
+        with tempfile.TemporaryFile(dir=folder) as output:  # a file, whose size has a limit; nobody can remove it
             process = subprocess.Popen(  # noqa: S603 - our own runner, in isolated mode, which sets limits first
                 command,
                 cwd=folder,
@@ -76,15 +76,16 @@ def run_python(program: str, limits: Limits | None = None) -> Verdict:
                 stderr=output,
                 start_new_session=True,
             )
-        try:
-            process.wait(timeout=limits.clock)
-        except subprocess.TimeoutExpired:
-            _kill(process)
-            return Verdict(False, f"more than {limits.clock} seconds by the clock")
-        except BaseException:
-            _kill(process)
-            raise
-        lines = said.read_text(errors="replace").strip().splitlines()
+            try:
+                process.wait(timeout=limits.clock)
+            except subprocess.TimeoutExpired:
+                _kill(process)
+                return Verdict(False, f"more than {limits.clock} seconds by the clock")
+            except BaseException:
+                _kill(process)
+                raise
+            output.seek(0)
+            lines = output.read().decode(errors="replace").strip().splitlines()
     if process.returncode == 0 and lines and lines[-1] == mark:
         return Verdict(True)
     if process.returncode in (-signal.SIGXCPU, -signal.SIGKILL):

@@ -47,7 +47,10 @@ def _rows(database: Path, query: str) -> list[tuple[object, ...]]:
         connection.text_factory = lambda data: data.decode(errors="replace")
         connection.set_authorizer(lambda action, *_: sqlite3.SQLITE_OK if action in _ALLOWED else sqlite3.SQLITE_DENY)
         connection.set_progress_handler(lambda: int(time.monotonic() > until), _STEPS)
-        rows = connection.execute(query).fetchmany(ROWS + 1)
+        cursor = connection.execute(query)
+        if cursor.description is None:
+            raise sqlite3.OperationalError("it reads nothing")
+        rows = cursor.fetchmany(ROWS + 1)
         if len(rows) > ROWS:
             raise sqlite3.OperationalError(f"more than {ROWS} rows")
         return [tuple(row) for row in rows]
