@@ -14,13 +14,17 @@ from draftree.config import Budget, SamplingParams
 from draftree.draft.auto import AutoTree
 from draftree.draft.base import Outcome, StepCost
 from draftree.draft.drafter import TreeDrafter
+from draftree.draft.drawing import Drawing
 from draftree.draft.entropy import EntropyStop, StaticTree
 from draftree.draft.head import HeadSource
 from draftree.draft.hierarchy import HierarchySource
+from draftree.draft.known import Law, answer, laws_of
 from draftree.draft.loop import LoopBack
 from draftree.draft.methods import METHODS
+from draftree.draft.model import ModelSource
 from draftree.draft.policy import GrowthPolicy
-from draftree.draft.source import Source
+from draftree.draft.source import Source, joined
+from draftree.draft.union import UnionSource
 from draftree.draft.window import DynamicWindow, Window
 from draftree.engine import Engine, Generation
 from draftree.errors import ConfigError
@@ -349,3 +353,43 @@ def test_a_head_may_propose_or_verify(at: str, temperature: float) -> None:
     got = Engine(model, TreeDrafter(StaticTree(1, 6), made), nodes=8).generate(PROMPTS, params)
     assert [g.token_ids for g in got] == plain(params)
     assert all(level.proposed for g in got for level in g.stats.levels)
+
+
+@pytest.mark.parametrize("name", ["relative>lookup>self", "relative>lookup+recycle>self", "stranger>lookup>relative"])
+def test_a_middle_level_that_is_no_model_is_led_to_where_the_next_run_begins(name: str) -> None:
+    """It is led there depth by depth; an earlier begin on another branch was taken for this one, and looked for it
+    above the root."""
+    for seed in range(4):
+        params = SamplingParams(max_tokens=TOKENS, temperature=0.9, seed=seed)
+        got = decode(name, params, StaticTree(2, 5), StaticTree(2, 3), LoopBack("always"), nodes=24)
+        assert [g.token_ids for g in got] == plain(params)
+
+
+def test_what_a_model_will_never_read_keeps_nobody_from_drafting() -> None:
+    part = ModelSource(target().twin(), VOCAB)
+    assert part.unread(request(*[1] * 5))[0][1] == 4
+    assert part.unread(request(*[1] * MAX_LENGTH)) == []
+
+
+def test_auto_below_weighs_reading_against_what_is_left_of_the_answer() -> None:
+    """It weighed it against the proposal's few tokens, so that it never drafted behind a longer prompt."""
+    model = target()
+    policy = AutoTree(target=costs(1.0), drafter=costs(0.2))
+    lower = source("self", model)
+    policy.prepare(model, [lower])
+    sequence = request(*[5] * 40)
+    assert policy.plan([sequence], [Budget(8, 3)])[0].nodes == 8
+
+
+def test_candidates_that_pass_through_a_hierarchy_keep_their_origins() -> None:
+    union = UnionSource((Says("one", {1: 0.6, 2: 0.2}), Says("other", {3: 0.5})))
+    union.fit(sequence := request(), Budget(20))
+    found = union.begin([sequence], Drawing.TOP).score_roots([0], 4)
+    assert found.origins is not None
+    back = answer(laws_of(found))
+    assert back.origins is not None
+    assert back.origins.tolist() == found.origins.tolist()
+    assert answer([*laws_of(found), Law(torch.tensor([7]), torch.tensor([0.0]), 0.0)]).origins is None
+    both = joined([found, found], [1, 0])
+    assert both.origins is not None
+    assert both.origins.tolist() == found.origins.tolist() * 2

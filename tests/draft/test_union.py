@@ -8,6 +8,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
+import torch
 
 from draftree.config import Budget, SamplingParams
 from draftree.draft.auto import AutoTree
@@ -19,6 +20,7 @@ from draftree.draft.entropy import StaticTree
 from draftree.draft.load import load_drafter, parts_of
 from draftree.draft.lookup import LookupSource
 from draftree.draft.methods import METHODS
+from draftree.draft.model import ModelSource
 from draftree.draft.policy import GrowthPolicy
 from draftree.draft.recycle import RecycleSource
 from draftree.draft.source import Scorer, Source
@@ -32,6 +34,7 @@ from draftree.tree import ROOT, DraftTree
 
 from ..pairs import costs, drafter, source, target
 from ..pairs import policy as policy_of
+from ..tiny import VOCAB
 from ..toy import Path as Nodes
 from ..toy import ScriptedScorer
 
@@ -333,3 +336,35 @@ def test_a_union_of_one_or_of_twins_is_refused() -> None:
         UnionSource((LookupSource(),))
     with pytest.raises(ConfigError, match="each source once"):
         UnionSource((LookupSource(), LookupSource(3)))
+
+
+def test_what_is_said_in_several_rounds_has_the_depth_of_its_node() -> None:
+    """In a hierarchy a union is asked in rounds; each round counted as one level deeper, until parts fell silent."""
+    short = Says("short", {1: 0.6}, depth=2)
+    union = UnionSource((short, Says("long", {2: 0.3})))
+    sequence = request()
+    union.fit(sequence, Budget(20))
+    scorer = union.begin([sequence], Drawing.TOP)
+    scorer.score_roots([0], 4)
+    node = torch.tensor([0])
+    for number in range(4):  # four siblings, one after another: all of depth 1
+        found = scorer.score(node, torch.tensor([number]), torch.tensor([ROOT]), torch.tensor([number + 5]), 4)
+        assert found.tokens[0].tolist()[0] == 1
+    found = scorer.score(node, torch.tensor([9]), torch.tensor([3]), torch.tensor([1]), 4)
+    assert 1 not in found.tokens[0].tolist()  # depth 2 is the last one that the part drafts
+
+
+def test_a_part_that_rests_commits_nothing_that_a_failed_step_left_behind() -> None:
+    """Its numbers were those of another tree."""
+    model = target()
+    part = ModelSource(model.twin(), VOCAB)
+    union = UnionSource((part, Says("sure", {5: 0.9})))
+    sequence = request(3, 14, 15, 9)
+    TreeDrafter(StaticTree(1, 3), union).propose([sequence], [Budget(3)])  # and its verification fails
+    part.resting = True
+    drafter = TreeDrafter(StaticTree(1, 3), union)
+    tree = drafter.propose([sequence], [Budget(3)])[0]
+    assert tree.tokens.tolist() == [5, 5, 5]
+    sequence.ids += [5, 5, 7]
+    drafter.observe([Outcome(sequence, tree, [0, 1], [5, 5, 7], 3, StepCost(1, 1.0, 1.0, 0.0, 0))])
+    assert part.unread(sequence)[0][1] >= 3

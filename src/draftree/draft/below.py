@@ -25,7 +25,8 @@ from .source import Asked, Scorer, Source, ask
 class Restarts(Protocol):
     """A scorer that wants to know where the level above has said a token itself: a hierarchy's."""
 
-    def restart(self, row: int, node: int) -> None: ...
+    def restart(self, row: int, line: Many[int]) -> None:
+        """``line``: the nodes from the root, left out, down to that token's."""
 
 
 class BelowScorer:
@@ -49,7 +50,7 @@ class BelowScorer:
             told = known.ways if self._source.rereads else known.told.keys()
             self._names[tree, ROOT] = anchor
             if anchor != ROOT and isinstance(self._scorer, Restarts):
-                self._scorer.restart(b, anchor)
+                self._scorer.restart(b, known.line(anchor))
             new = [node for node in (ROOT, *known.line(anchor)) if node not in told]
             asked += [(known, known.asked(b, node)) for node in new]
             known.ways.update(new)

@@ -28,11 +28,13 @@ class Law:
     Attributes:
         tokens, logprobs: [K], in descending order; -inf where there is no candidate.
         entropy: nats.
+        origins: [K] which parts of a union say so; None: it is of no union.
     """
 
     tokens: Tensor
     logprobs: Tensor
     entropy: float
+    origins: Tensor | None = None
 
     @property
     def best(self) -> int:
@@ -135,14 +137,17 @@ class Known:
 def answer(laws: Many[Law]) -> Candidates:
     """[F] laws as candidates."""
     width = max(len(law.tokens) for law in laws)
+    told = [law.origins for law in laws if law.origins is not None]
     return Candidates(
         torch.stack([pad(law.tokens, (0, width - len(law.tokens))) for law in laws]),
         torch.stack([pad(law.logprobs, (0, width - len(law.logprobs)), value=-math.inf) for law in laws]),
         torch.tensor([law.entropy for law in laws]),
+        torch.stack([pad(origins, (0, width - len(origins))) for origins in told]) if len(told) == len(laws) else None,
     )
 
 
 def laws_of(found: Candidates) -> list[Law]:
     """[F] candidates as laws."""
-    rows = zip(found.tokens, found.logprobs, found.entropies.tolist(), strict=True)
-    return [Law(tokens, logprobs, entropy) for tokens, logprobs, entropy in rows]
+    origins = [None] * len(found.tokens) if found.origins is None else found.origins
+    rows = zip(found.tokens, found.logprobs, found.entropies.tolist(), origins, strict=True)
+    return [Law(*row) for row in rows]

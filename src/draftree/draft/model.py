@@ -6,6 +6,7 @@ that ended a fully accepted path, and the target's bonus token) is fed as a shor
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 
@@ -77,14 +78,20 @@ class ModelSource(Source):
     def unread(self, sequence: Sequence) -> list[tuple[LanguageModel, int]]:
         """All but what it has committed, and the last token, which it is asked about."""
         state = self._states.get(sequence)
+        if len(sequence.ids) >= self.model.capabilities.max_length:
+            return []  # it is not going to
         return [(self.model, len(sequence.ids) - 1 - (state.row.length if state else 0))]
 
     def begin(self, sequences: Many[Sequence], drawing: Drawing) -> Scorer:
         """Drop what a failed step may have left behind; a new sequence's prompt is fed when its root is asked for."""
+        self._drop(sequences)
+        return ModelScorer(self, sequences, drawing)
+
+    def _drop(self, sequences: Iterable[Sequence]) -> None:
+        """Whatever is not committed."""
         for known in filter(None, map(self._states.get, sequences)):
             self.model.commit(known.row, [])
             known.numbers.clear()
-        return ModelScorer(self, sequences, drawing)
 
     def tokens(self, rows: Many[Row]) -> Many[Tensor] | None:
         """For each row [K] int64, the ids of its logits' entries; None: entry i is token i."""
@@ -101,6 +108,8 @@ class ModelSource(Source):
 
     def settle(self, sequences: Many[Sequence], grown: Many[Grown]) -> None:
         """Follow the trees' pruning."""
+        if self.resting:  # it has said nothing of these trees; what a failed step left behind is of others
+            self._drop(sequences)
         for sequence, (_, numbers) in zip(sequences, grown, strict=True):
             if state := self._states.get(sequence):
                 state.rename(numbers)

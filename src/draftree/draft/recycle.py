@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections import OrderedDict
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -52,7 +53,7 @@ class SuccessorTable:
     def __init__(self, width: int, capacity: int = CAPACITY) -> None:
         self._tokens = np.zeros((capacity, width), dtype=np.int32)
         self._probabilities = np.zeros((capacity, width), dtype=np.float32)
-        self._rows: dict[Context, int] = {}
+        self._rows: OrderedDict[Context, int] = OrderedDict()  # a dict would search its front for what it has lost
 
     def put(self, contexts: Many[Context], found: Successors) -> None:
         """Successors found after ``contexts`` ([R]); of one that is there twice, the last ones stay."""
@@ -68,7 +69,7 @@ class SuccessorTable:
         if row is None:
             row = len(self._rows)
             if row == len(self._tokens):
-                row = self._rows.pop(next(iter(self._rows)))
+                _, row = self._rows.popitem(last=False)
         self._rows[context] = row
         return row
 

@@ -69,6 +69,8 @@ class HierarchyScorer:
         self.known = [Known() for _ in sequences]
         self._names: list[dict[int, int]] = [{ROOT: ROOT} for _ in sequences]  # asker's number -> ours
         self._bases: set[tuple[int, int]] = set()
+        self._ways: list[set[int]] = [set() for _ in sequences]
+        """The asker's numbers of the nodes above the begin of the run: the level above has said them, and more."""
 
     def score_roots(self, rows: Many[int], width: int) -> Candidates:
         """See ``Scorer``."""
@@ -82,17 +84,20 @@ class HierarchyScorer:
     def score_all(self, asked: Many[Asked], width: int) -> Candidates:
         """See ``TreeScorer``."""
         places = []
+        leading = set[tuple[int, int]]()
         for b, node, parent, token in asked:
             own = ROOT if node == ROOT else self.known[b].child(self._names[b][parent], token)
             self._names[b][node] = own
             if (b, node) in self._bases:
                 self.known[b].restart(own)
             places.append((b, own))
+            if node in self._ways[b]:
+                leading.add((b, own))
         wanted: dict[int, list[int]] = defaultdict(list)
         for b, node in places:
             known = self.known[b]
             if node not in known.laws:
-                if node == known.base or self._leads(b, node) or self._goes_on(b, node, wanted[b]):
+                if node == known.base or (b, node) in leading or self._goes_on(b, node, wanted[b]):
                     wanted[b].append(node)
                 else:
                     known.laws[node] = NO_LAW
@@ -103,27 +108,23 @@ class HierarchyScorer:
             [self.known[b].find(node, token) in self.known[b].laws for token in tokens]
             for (b, node), tokens in zip(places, found.tokens.tolist(), strict=True)
         ]
-        return replace(found, known=torch.tensor(free))
+        return replace(found, known=torch.tensor(free), origins=None)  # these are of the parts of the upper source
 
     def draw(self, counts: Tensor) -> Drawn:
         """Never asked for: schemes that need it refuse what ``learns``."""
         raise ConfigError("a hierarchy does not draw children: use verification match")
 
-    def restart(self, row: int, node: int) -> None:
-        """The level above has said a token, by its number there: a new run begins below it."""
-        if node in self._names[row]:
-            self.known[row].restart(self._names[row][node])
-        self._bases.add((row, node))
+    def restart(self, row: int, line: Many[int]) -> None:
+        """The level above has said a token: a new run begins below it (see ``Restarts``; the numbers are its own)."""
+        if line[-1] in self._names[row]:
+            self.known[row].restart(self._names[row][line[-1]])
+        self._bases.add((row, line[-1]))
+        self._ways[row] = {ROOT, *line[:-1]}
 
     def level_of(self, row: int, parent: int, token: int) -> int:
         """The level that was the first to say a token below a node that was asked about."""
         known, top = self.known[row], len(self._source.levels) - 1
         return known.level.get(known.find(self._names[row][parent], token), top)
-
-    def _leads(self, b: int, node: int) -> bool:
-        """It lies above the begin of the run: the level above has said it, and more after it."""
-        known = self.known[b]
-        return known.base != ROOT and known.depth(node) < known.depth(known.base)
 
     def _goes_on(self, b: int, node: int, wanted: Many[int]) -> bool:
         """Whether the run is drafted further below a node."""

@@ -69,7 +69,9 @@ def joined(parts: Many[Candidates], order: Many[int]) -> Candidates:
         torch.cat([pad(getattr(p, name), (0, width - p.tokens.shape[1]), value=fill) for p in parts])[back]
         for name, fill in (("tokens", 0), ("logprobs", float("-inf")))
     )
-    return Candidates(tokens, logprobs, torch.cat([p.entropies for p in parts])[back])
+    origins = [p.origins for p in parts if p.origins is not None]
+    said = torch.cat([pad(o, (0, width - o.shape[1])) for o in origins])[back] if len(origins) == len(parts) else None
+    return Candidates(tokens, logprobs, torch.cat([p.entropies for p in parts])[back], said)
 
 
 class Asked(NamedTuple):

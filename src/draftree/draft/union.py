@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from itertools import chain, islice
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -112,21 +112,21 @@ class UnionSource(Source):
     def observe(self, outcomes: Many[Outcome]) -> None:
         """Learn what each part's candidates are worth, and tell all parts."""
         scorer, self._scorer = self._scorer, None
-        if scorer is not None and scorer.layers:
+        if scorer is not None and scorer.said:
             self._calibration.fade()
             for row, outcome in enumerate(outcomes):
-                self._learn(scorer.layers, row, outcome.tokens[: outcome.taken])
+                self._learn(scorer.said, row, outcome.tokens[: outcome.taken])
         for part in self.parts:
             part.observe(outcomes)
 
-    def _learn(self, layers: Many[_Layer], row: int, tokens: Many[int]) -> None:
+    def _learn(self, known: Mapping[_Place, tuple[int, Many[_Said]]], row: int, tokens: Many[int]) -> None:
         """Walk down along what the target said: every candidate on the way was put to the test."""
         place: _Place = (row, ROOT, ROOT)
-        for depth, (token, layer) in enumerate(zip(tokens, layers, strict=False), start=1):
-            if place not in layer.places:
+        for depth, token in enumerate(tokens, start=1):
+            if place not in known:
                 return
-            at, node = layer.places[place]
-            said, probabilities, kinds = _flat(layer.said[at])
+            node, parts = known[place]
+            said, probabilities, kinds = _flat(parts)
             hits = [i for i, candidate in enumerate(said) if candidate == token]
             self._calibration.learn(depth, probabilities, hits, kinds=kinds)
             place = (row, node, token)
@@ -140,32 +140,16 @@ class UnionSource(Source):
 
 _Place = tuple[int, int, int]
 """Row, number of the parent and token of a node that was asked about; (row, ROOT, ROOT) for a root."""
-_Places = dict[_Place, tuple[int, int]]
-"""Where each node is among the F that were asked about, and its number."""
-
-
 _Said = tuple[list[int], list[float]]
 """A part's candidates after one node, and the probabilities that it gives them."""
 _NOTHING: _Said = ([], [])
-
-
-class _Layer(NamedTuple):
-    """What was said of F nodes of one depth.
-
-    Attributes:
-        places: of the nodes.
-        said: [F] of each part.
-    """
-
-    places: _Places
-    said: list[list[_Said]]
 
 
 class _UnionScorer:
     """Asks the parts and joins what they say.
 
     Attributes:
-        layers: what was said, layer by layer.
+        said: of each node that was asked about, its number and what each part said.
     """
 
     def __init__(
@@ -178,57 +162,72 @@ class _UnionScorer:
         self._parts = list(zip(parts, scorers, strict=True))
         self._calibration = calibration
         self._limits = limits
-        self.layers: list[_Layer] = []
+        self.said: dict[_Place, tuple[int, list[_Said]]] = {}
+        self._depths: dict[tuple[int, int], int] = {}
 
     def score_roots(self, rows: Many[int], width: int) -> Candidates:
         """See ``Scorer``."""
-        places = {(b, ROOT, ROOT): (i, ROOT) for i, b in enumerate(rows)}
+        places = [((b, ROOT, ROOT), ROOT) for b in rows]
 
         def score(scorer: Scorer, own: list[int]) -> Candidates:
             return scorer.score_roots([rows[i] for i in own], _wide(width))
 
-        return self._join(places, rows, score, width)
+        return self._join(places, score, width)
 
     def score(self, rows: Tensor, nodes: Tensor, parents: Tensor, tokens: Tensor, width: int) -> Candidates:
         """See ``Scorer``."""
         asked = torch.stack([rows, nodes, parents, tokens])
         listed = asked.T.tolist()
-        places = {(b, parent, token): (i, node) for i, (b, node, parent, token) in enumerate(listed)}
+        places = [((b, parent, token), node) for b, node, parent, token in listed]
 
         def score(scorer: Scorer, own: list[int]) -> Candidates:
             some = asked if len(own) == len(listed) else asked[:, own]
             row, node, parent, token = some
             return scorer.score(row, node, parent, token, _wide(width))
 
-        return self._join(places, [b for b, *_ in listed], score, width)
+        return self._join(places, score, width)
 
     def draw(self, counts: Tensor) -> Drawn:
         """Never asked for: schemes that need it refuse what ``learns``."""
         raise ConfigError("a union does not draw children: use verification match")
 
     def _join(
-        self, places: _Places, rows: Many[int], score: Callable[[Scorer, list[int]], Candidates], width: int
+        self, places: Many[tuple[_Place, int]], score: Callable[[Scorer, list[int]], Candidates], width: int
     ) -> Candidates:
         """One law out of all; what none of them says counts as one outcome of its entropy."""
-        depth = len(self.layers)
-        said: list[list[_Said]] = [[_NOTHING for _ in self._parts] for _ in rows]
+        depths = []
+        for (b, parent, _), node in places:
+            depths.append(0 if node == ROOT else self._depths[b, parent] + 1)
+            self._depths[b, node] = depths[-1]
+        said: list[list[_Said]] = [[_NOTHING for _ in self._parts] for _ in places]
         for kind, (part, scorer) in enumerate(self._parts):
-            own = [i for i, b in enumerate(rows) if self._limits[b][kind] > depth]
+            own = [i for i, ((b, *_), _) in enumerate(places) if self._limits[b][kind] > depths[i]]
             if scorer is not None and own:
                 began = time.perf_counter()
                 found = score(scorer, own)
                 part.spent += time.perf_counter() - began
                 for i, likely in zip(own, _likely(found), strict=True):
                     said[i][kind] = likely
-        self.layers.append(_Layer(places, said))
-        return self._law(said, width)
+        for (place, node), parts in zip(places, said, strict=True):
+            self.said[place] = node, parts
+        return self._law(said, depths, width)
 
-    def _law(self, said: Many[Many[_Said]], width: int) -> Candidates:
-        """Of few numbers, so that lists are faster than tensors."""
+    def _accepted(self, said: Many[Many[_Said]], depth: int) -> Iterator[float]:
+        """How probable all candidates below nodes of one depth are, one after another."""
         flat = [_flat(parts) for parts in said]
         probabilities, kinds = (list(chain.from_iterable(each[i] for each in flat)) for i in (1, 2))
-        accepted = iter(self._calibration.acceptance(probabilities, len(self.layers), kinds).tolist())
-        laws = [merge([(tokens, list(islice(accepted, len(tokens)))) for tokens, _ in parts]) for parts in said]
+        return iter(self._calibration.acceptance(probabilities, depth + 1, kinds).tolist())
+
+    def _law(self, said: Many[Many[_Said]], depths: Many[int], width: int) -> Candidates:
+        """Of few numbers, so that lists are faster than tensors."""
+        by_depth = {
+            depth: self._accepted([parts for parts, d in zip(said, depths, strict=True) if d == depth], depth)
+            for depth in set(depths)
+        }
+        laws = [
+            merge([(tokens, list(islice(by_depth[d], len(tokens)))) for tokens, _ in parts])
+            for parts, d in zip(said, depths, strict=True)
+        ]
         width = min(width, max(1, *(len(law) for law in laws)))
         tokens, logprobs, origins = [], [], []
         for law in laws:
