@@ -18,12 +18,15 @@ from draftree.draft.costs import CostDrift
 from draftree.draft.drafter import TreeDrafter
 from draftree.draft.grow import grow
 from draftree.draft.model import ModelSource
+from draftree.draft.worth import Spending, Stake
 from draftree.engine import Engine
 from draftree.errors import ConfigError
 from draftree.models.profile import Identity, Point, Profile
 from draftree.sequence import Sequence, Stats
+from draftree.tree import DraftTree
 
 from ..toy import Path, ScriptedScorer, ToyModel
+from .test_union import Says
 
 ME = Identity("toy", "ToyModel", 1, "float32", "none", "cpu", 1, "t", "t")
 NODES = 24
@@ -40,6 +43,7 @@ class Fake(Sequence):
     def __init__(self) -> None:
         self.ids = [0] * 64
         self.prompt_length = 64
+        self.limit = 10**6
         self.stats = Stats(steps=1)
 
 
@@ -362,3 +366,72 @@ def test_choosing_never_breaks_a_tree() -> None:
             Outcome(s, t, [], [seed], 1, StepCost(2, 0.0, 1.0, 0.0, 0)) for s, t in zip(sequences, trees, strict=True)
         ]
         policy.observe(outcomes)
+
+
+def test_one_slow_pass_over_drafts_is_no_drift_and_is_forgotten_over_plain_ones() -> None:
+    """It made every draft look three times as dear, and while nothing was drafted nothing could correct it."""
+    drift, expected = CostDrift(), np.array([1.0, 1.0])
+    for _ in range(5):
+        drift.learn(0, 1.0, 1.0)
+    drift.learn(1, 4.0, 1.0)
+    now = drift.correct(expected)
+    assert float(now[1] / now[0]) < 2.1
+    for _ in range(100):
+        drift.learn(0, 1.0, 1.0)
+    now = drift.correct(expected)
+    assert float(now[1] / now[0]) < 1.05
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_the_best_path_of_every_sequence_is_drafted_on(batch: int) -> None:
+    """A node's price is for one in each sequence: against one sequence's path it counted for all of them."""
+    passes = tuple(0.02 * n for n in range(1, NODES + 2))
+    wide = Profile(
+        ME, tuple(Point(b, 64, tuple(range(1, NODES + 2)), tuple(b * s for s in passes)) for b in (1, batch))
+    )
+    flat = Profile(ME, tuple(Point(b, 64, (1, NODES + 1), (1.0, 1.0)) for b in (1, batch)))
+    policy = AutoTree(target=flat, drafter=wide)
+    policy.plan([Fake() for _ in range(batch)], [Budget(NODES)] * batch)
+    laws = [0.9, *[0.5] * (batch - 1)]  # all but the first are less sure, and still worth a pass that is nearly free
+    script = lambda row, path: ([len(path) + 1], [math.log(laws[row])], 1.0)  # noqa: E731
+    trees = [g.tree for g in grow(ScriptedScorer(script), policy, [Budget(NODES)] * batch)]
+    assert all(len(tree) > 1 for tree in trees)
+
+
+def test_no_plain_pass_is_made_where_prompts_are_to_be_read() -> None:
+    """Then the drafter would read them in a step whose seconds count, and be judged by that."""
+    policy = AutoTree(target=costs(lambda n: 1.0))
+    decode(policy, 40, 0.05, 0.05)  # long without a plain pass, or nearly so
+    sequence = Fake()
+    sequence.stats = Stats(steps=0)
+    policy._curves._steps = policy._curves._plain_at + 10**6  # type: ignore[union-attr]
+    assert policy.plan([sequence], [Budget(NODES)])[0].nodes == NODES
+    sequence.stats = Stats(steps=1)
+    assert policy.plan([sequence], [Budget(NODES)])[0].nodes == 0
+
+
+def test_a_models_layers_are_dearer_in_batches_whatever_was_measured_in_one() -> None:
+    profile = Profile(ME, tuple(Point(b, 64, (1, 9), (0.01 * b, 0.05 * b)) for b in (1, 8)))
+    stake = Stake(Says("model", {1: 0.5}), profile=profile)
+    before = [stake.layer(64, batch) for batch in (1, 8)]
+    for _ in range(200):  # four times as slow as the profile says, in batches of eight
+        assert stake.source is not None
+        stake.source.spent, stake._spent = stake._spent + 2 * before[1], stake.source.spent
+        tree = DraftTree.empty()
+        outcome = Outcome(Fake(), tree, [], [1], 1, StepCost(8, 0.1, 1.0, 0.0, 1))
+        stake.judge([outcome], stake.layer(64, 8), Spending(1.0, 1.0, 1, 0.0, 1.1, 1.0), 1)
+        stake._spent = stake.source.spent
+    assert stake.layer(64, 8) == pytest.approx(2 * before[1], rel=0.1)
+    assert stake.layer(64, 1) == pytest.approx(2 * before[0], rel=0.1)
+
+
+def test_seconds_that_only_a_source_was_booked_with_do_not_make_decoding_without_it_impossible() -> None:
+    """Reading a prompt in a step that counts took longer than all that the step was booked with."""
+    stake = Stake(Says("model", {1: 0.5}))
+    assert stake.source is not None
+    stake._spent, stake.source.spent = 0.0, 50.0
+    outcome = Outcome(Fake(), DraftTree.empty(), [], [1], 1, StepCost(1, 50.0, 1.0, 0.0, 1))
+    for _ in range(20):
+        stake.judge([outcome], 0.5, Spending(1.0, 1.0, 1, 0.1, 1.6, 1.0), 1)
+    assert 0 < stake._without.value <= 1.5
+    assert stake.worth > 0.5

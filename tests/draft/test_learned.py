@@ -110,7 +110,7 @@ class Fake(Sequence):
 
     def __init__(self) -> None:
         self.ids = [0] * 64
-        self.prompt_length = 64
+        self.prompt_length, self.limit = 64, 10**6
         self.stats = Stats(steps=1)
 
 

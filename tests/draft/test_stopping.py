@@ -154,3 +154,26 @@ def test_an_engine_finds_the_costs_of_target_and_head() -> None:
     prompts = [[3, 4, 5], [6, 7]]
     want = [g.token_ids for g in Engine(model).generate(prompts, params)]
     assert [g.token_ids for g in made.generate(prompts, params)] == want
+
+
+def test_a_sequence_in_a_batch_drafts_as_far_as_alone() -> None:
+    """A pass's seconds are all sequences'; one sequence's tokens were held against all sequences' speed."""
+
+    def lengths(batch: int) -> int:
+        sizes = Profile(
+            costs(1.0).identity, tuple(Point(b, 64, SIZES, tuple(b * 0.9 + 0.1 * n for n in SIZES)) for b in (1, batch))
+        )
+        policy = PayingChain(cap=6, target=sizes, drafter=0.01)
+        drafter = TreeDrafter(policy, Unsure(lambda path: 0.1))
+        sequences = [request(*range(64)) for _ in range(batch)]
+        for _ in range(30):
+            trees = drafter.propose(sequences, [Budget(24)] * batch)
+            drafter.observe(
+                [
+                    Outcome(s, tree, list(range(len(tree))), [0] * (len(tree) + 1), len(tree) + 1, STEP)
+                    for s, tree in zip(sequences, trees, strict=True)
+                ]
+            )
+        return min(map(len, trees))
+
+    assert lengths(4) == lengths(1) == 6

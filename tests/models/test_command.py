@@ -28,7 +28,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     place = tmp_path / "profiles"
     monkeypatch.setattr(profile, "profile_folder", lambda: place)
     monkeypatch.setattr("draftree.models.command.profile_folder", lambda: place)
-    monkeypatch.setattr(profile, "SHORT", Grid((1, 2, 4), (8,), (1,), 1))
+    monkeypatch.setattr("draftree.models.measure.SHORT", Grid((1, 2, 4), (8,), (1,), 1))
     return place
 
 

@@ -130,13 +130,14 @@ class AutoTree(GrowthPolicy):
         curve = self._curves.at(most, context, batch)
         books = self._ledger
         books.stakes = books.stakes or [Stake(profile=self.drafter, steady=self.drafter is None)]
+        fresh = any(s.stats.steps == 0 for s in sequences)  # models read prompts while none of their time counts
         room = any(b.depth != 0 for b in budgets)  # no try is spent where there is none
-        room = room and not self._curves.want_plain(books.pace.value)
-        left = max(math.inf if b.depth is None else b.depth + 1 for b in budgets)
+        room = room and (fresh or not self._curves.want_plain(books.pace.value))
+        left = max(s.room for s in sequences)
         price = books.begin(sequences, curve, context, self.depth if room else 0, left)
         odds = np.array([self._records.setdefault(s, Record()).odds for s in sequences])
-        rate, fresh = batch / curve.plain * max(1.0, books.pace.value), any(s.stats.steps == 0 for s in sequences)
-        self._plan = Proposal(sequences, curve, price, rate, odds, fresh, gained=float(batch))
+        rate = batch / curve.plain * max(1.0, books.pace.value)
+        self._plan = Proposal(sequences, curve, price, rate, odds, fresh or books.reads, gained=float(batch))
         return budgets if books.asks else [Budget(0, b.depth) for b in budgets]
 
     def _planned(self) -> Proposal:
@@ -195,7 +196,9 @@ class AutoTree(GrowthPolicy):
         onwards = self.trust * decay
         plan.totals, plan.gained = totals, max(gained, 1e-9)
         among = ranks[len(ranks) - len(rows) :] <= size
-        among &= (onwards * paths > plan.rate * plan.price.node) | (paths >= paths.max(initial=0.0))
+        best = np.zeros(len(plan.sequences))
+        np.maximum.at(best, rows, paths)
+        among &= (onwards * paths > plan.rate / len(plan.sequences) * plan.price.node) | (paths >= best[rows])
         ahead, once = onwards * gained, self._ledger.layers
         return among, ahead, ahead * sum(decay**k * min(1.0, once - k) for k in range(math.ceil(once)))
 

@@ -20,6 +20,8 @@ _MEMORY = 0.95
 """Share of the record of drift that each new pass leaves."""
 _PRIOR = 4.0
 """Passes that the common drift counts for beside a size's own."""
+_FEW = 1.0
+"""Passes over drafted nodes that are taken to have drifted as plain ones have: one slow pass is no drift."""
 _PLAIN = 5
 """Plain passes that are remembered: the median of them counts."""
 _PLAIN_EVERY, _PLAIN_SELDOM, _CLEAR = 16, 64, 1.2
@@ -43,12 +45,12 @@ class CostDrift:
     def learn(self, nodes: int, measured: float, expected: float) -> None:
         """A pass over the root and ``nodes`` nodes took ``measured`` seconds where ``expected`` were expected."""
         ratio = max(-_MOST_DRIFT, min(_MOST_DRIFT, math.log(measured / expected)))
-        if not nodes:
-            self._plain.append(ratio)
-            return
         for size in self._weight:
             self._weight[size] *= _MEMORY
             self._ratio[size] *= _MEMORY
+        if not nodes:
+            self._plain.append(ratio)
+            return
         self._weight[nodes] = self._weight.get(nodes, 0.0) + 1
         self._ratio[nodes] = self._ratio.get(nodes, 0.0) + ratio
 
@@ -56,11 +58,13 @@ class CostDrift:
         """[N + 1] seconds of passes over 1, 2, ... tokens, as they have become; relative to one another."""
         if not self._weight:
             return verify
-        common = sum(self._ratio.values()) / sum(self._weight.values())
+        plain, drafted = median(self._plain or [0.0]), sum(self._weight.values())
+        prior = _FEW if self._plain else 0.0
+        common = (sum(self._ratio.values()) + prior * plain) / (drafted + prior)
         factors = np.ones_like(verify)
         if self._plain:
             sure = len(self._plain) / (len(self._plain) + 1)
-            factors[0] = math.exp(sure * (median(self._plain) - common))
+            factors[0] = math.exp(sure * (plain - common))
         for nodes, weight in self._weight.items():
             if nodes < len(verify):
                 own = (self._ratio[nodes] + _PRIOR * common) / (weight + _PRIOR)

@@ -15,6 +15,8 @@ _MEMORY = 0.97
 """Share of an average that each new step leaves."""
 _CREDIT = 8.0
 """Plain passes, of a token each, that the record of speed begins with."""
+_MOST_GROWING = 10.0
+"""Times what a layer's growing takes that one may count for: a stall of the machine is no cost of it."""
 _LITTLE = 2e-4
 """Seconds that growing a layer, and learning, take before they have been measured."""
 
@@ -28,12 +30,14 @@ class Ledger:
         pace: tokens a plain pass's time.
         growing: seconds of a layer that no source took: the growth loop's own.
         layers: that come of asking the sources once, on average: more than one where they answer ahead.
+        reads: in the proposal under way a source is asked whose model reads much of a text first.
     """
 
     stakes: list[Stake] = field(default_factory=list)
     pace: Rate = field(default_factory=lambda: Rate(_CREDIT, _CREDIT))
     growing: float = _LITTLE
     layers: float = 1.0
+    reads: bool = False
     _learning: float = _LITTLE
     _drafted: bool = False
 
@@ -50,8 +54,11 @@ class Ledger:
         batch = len(sequences)
         fresh = sum(s.stats.steps == 0 for s in sequences) / batch
         each = [stake.layer(context, batch) for stake in self.stakes]
+        self.reads = False
         for stake, seconds in zip(self.stakes, each, strict=True):
-            stake.begin(curve, seconds, depth, fresh, stake.reading(sequences) / (left * curve.plain))
+            reading = stake.reading(sequences)
+            stake.begin(curve, seconds, depth, fresh, reading / (left * curve.plain))
+            self.reads |= stake.asked and reading > 0
         layer = sum(seconds for stake, seconds in zip(self.stakes, each, strict=True) if stake.asked)
         return Price(each, layer, sum(stake.node(context, batch) for stake in self.stakes if stake.asked))
 
@@ -90,5 +97,6 @@ class Ledger:
         if plan.fresh or not plan.frontiers:
             return
         rest = outcomes[0].step.draft * spending.scale - plan.asked * plan.price.layer
-        self.growing += (1 - _MEMORY) * (max(0.0, rest) / plan.layers - self.growing)
+        took = min(max(0.0, rest) / plan.layers, _MOST_GROWING * self.growing + _LITTLE)
+        self.growing += (1 - _MEMORY) * (took - self.growing)
         self.layers += (1 - _MEMORY) * (plan.layers / plan.asked - self.layers)

@@ -21,7 +21,7 @@ class Price(NamedTuple):
     Attributes:
         each: of each source, about a layer.
         layer: of all that are asked, about a layer.
-        node: of each node that a layer has beyond the first.
+        node: of each node that a layer has beyond the first, in all sequences.
     """
 
     each: Many[float]
@@ -45,7 +45,7 @@ class Proposal:
         gained: expected tokens that the last layer has brought.
         pools, chosen: what was drafted, and how many nodes are verified.
         gain: [B] expected tokens of what is verified, the root's bonus included.
-        fresh: models read prompts first.
+        fresh: models read much of a text first.
         asked: layers that the sources were asked about: not those that were known already.
     """
 

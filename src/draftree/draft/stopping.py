@@ -49,7 +49,8 @@ class PayingChain(GrowthPolicy):
 
     After d tokens the next j pay if P (a + ... + a^j) > rate x (j x t + v(d + 1 + j) - v(d + 1)): P is the product of
     the acceptances by the entropies of the d tokens, a the mean acceptance, t a draft pass, v(n) a pass of the target
-    over n tokens, and rate the tokens a second lately, but no fewer than plain decoding gives. Acceptances are those of
+    over n tokens, and rate one sequence's tokens a second lately, but no fewer than
+    plain decoding gives. Acceptances are those of
     all sequences; each sequence has a factor of its own on their odds.
 
     Attributes:
@@ -66,6 +67,7 @@ class PayingChain(GrowthPolicy):
     _hits: list[float] = field(default_factory=lambda: [0.0] * (len(_EDGES) + 1), repr=False, compare=False)
     _tokens: float = field(default=0.0, repr=False, compare=False)
     _seconds: float = field(default=0.0, repr=False, compare=False)
+    _profiles: Many[Profile] = field(default=(), repr=False, compare=False)
     _untold: bool = field(default=False, repr=False, compare=False)
     _curves: dict[tuple[int, int], list[float]] = field(default_factory=dict, repr=False, compare=False)
     _paths: list[float] = field(default_factory=list, repr=False, compare=False)
@@ -82,8 +84,14 @@ class PayingChain(GrowthPolicy):
         self.target = self.target or kept_or_measured(target)
         self._untold = any(source.costly and source.model is None for source in sources)
         if self.drafter is None:
-            profiles = [kept_or_measured(source.model) for source in sources if source.model is not None]
-            self.drafter = sum(profile.seconds(1, profile.points[0].context) for profile in profiles)
+            self._profiles = [kept_or_measured(source.model) for source in sources if source.model is not None]
+            self.drafter = self._each(1)
+
+    def _each(self, batch: int) -> float:
+        """Seconds of a draft pass for so many sequences."""
+        if not self._profiles:
+            return self.drafter or 0.0
+        return sum(profile.seconds(1, profile.points[0].context, batch) for profile in self._profiles)
 
     def plan(self, sequences: Many[Sequence], budgets: Many[Budget]) -> Many[Budget]:
         """Look up what verifying costs behind these sequences."""
@@ -122,7 +130,7 @@ class PayingChain(GrowthPolicy):
         mean = _with((sum(self._hits) + 1) / (sum(self._trials) + 2), odds)
         rate = max(self._tokens / self._seconds if self._seconds else 0.0, 1 / verify[0])
         gains = accumulate(path * mean**j for j in range(1, _AHEAD + 1))
-        each, now = self.drafter or 0.0, verify[depth]
+        each, now = self._each(len(self._verify) or 1), verify[depth]
         return any(gain > rate * (j * each + verify[depth + j] - now) for j, gain in enumerate(gains, start=1))
 
     def grow(self, frontier: Frontier) -> Growth:
@@ -153,14 +161,14 @@ class PayingChain(GrowthPolicy):
         self._learn_rate(outcomes)
 
     def _learn_rate(self, outcomes: Many[Outcome]) -> None:
-        """Tokens and seconds of the step."""
+        """Tokens of each sequence, and seconds of the step, which is all sequences' at once."""
         deepest = max((len(o.tree) for o in outcomes), default=0)
         fresh = any(o.sequence.stats.steps == 0 for o in outcomes)  # models read their prompts
         if self._untold and deepest and not fresh:
             took = outcomes[0].step.draft / deepest
             self.drafter = _NEAR * self.drafter + (1 - _NEAR) * took if self.drafter else took
         for outcome, verify in zip(outcomes, self._verify, strict=True):
-            seconds = (deepest * (self.drafter or 0.0) + verify[min(deepest, len(verify) - 1)]) / len(outcomes)
+            seconds = deepest * self._each(len(outcomes)) + verify[min(deepest, len(verify) - 1)]
             self._tokens += outcome.taken
             self._seconds += seconds
         self._tokens, self._seconds = _NEAR * self._tokens, _NEAR * self._seconds

@@ -112,6 +112,7 @@ class Stake:
     _long_with: Rate = field(default_factory=lambda: Rate(_HOPE * _FIRST, _FIRST), repr=False)
     _long_without: Rate = field(default_factory=lambda: Rate(_FIRST, _FIRST), repr=False)
     _layer: float = field(default=0.0, repr=False)
+    _factor: float = field(default=1.0, repr=False)
     _share: float = field(default=0.0, repr=False)
     _cost: float = field(default=0.0, repr=False)
     _spent: float = field(default=0.0, repr=False)
@@ -134,8 +135,8 @@ class Stake:
         return self._with.value / self._without.value
 
     def layer(self, context: int, batch: int) -> float:
-        """Seconds of asking it about one layer: as measured lately, or else by its profile."""
-        return self._layer or (self.profile.seconds(1.5, context, batch) if self.profile else 0.0)
+        """Seconds of asking it about one layer: by its profile and how that has held lately, or as measured."""
+        return self._factor * self.profile.seconds(1.5, context, batch) if self.profile else self._layer
 
     def node(self, context: int, batch: int) -> float:
         """Seconds that one more node of a layer takes it, by its profile."""
@@ -204,7 +205,10 @@ class Stake:
             most = _MOST_LAYER * layer if self.profile else measured
             measured = min(measured, most * spending.layers)
             new = measured / spending.layers
-            self._layer = layer + (1 - _LAYER if layer else 1.0) * (new - layer)
+            if self.profile:
+                self._factor *= 1 + (1 - _LAYER) * (new / layer - 1)
+            else:
+                self._layer = layer + (1 - _LAYER if layer else 1.0) * (new - layer)
         drafting = measured or spending.layers * layer
         shared = spending.verify - spending.plain + spending.growing
         seconds = drafting + (shared * own / nodes if nodes else spending.growing / asked)
@@ -212,7 +216,9 @@ class Stake:
             (self._with, self._long_with, 0, 0.0),
             (self._without, self._long_without, tokens, seconds),
         ):
-            gained, passes = (taken - left_out) / len(outcomes), (spending.total - saved) / spending.plain
+            # Without it there would still have been a pass: seconds beyond that were another's, or not measured alike.
+            passes = max(spending.total - saved, min(spending.total, spending.plain)) / spending.plain
+            gained = (taken - left_out) / len(outcomes)
             fast.add(gained, passes)
             slow.add(gained, passes, _LONG)
         self._share += (1 - _RECENT) * (seconds / spending.total - self._share)
