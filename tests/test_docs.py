@@ -1,0 +1,47 @@
+"""Documents that could go stale: their code runs, their files are there, and every public name is explained."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import draftree
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+@pytest.mark.real
+def test_the_code_of_the_python_guide_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "python.md").read_text(), re.MULTILINE | re.DOTALL)
+    names: dict[str, object] = {}
+    for block in blocks:
+        exec(compile(block, "docs/python.md", "exec"), names)  # noqa: S102 - our own guide
+    assert len(blocks) >= 9
+    assert capsys.readouterr().out
+
+
+def test_the_python_guide_has_every_public_name() -> None:
+    guide = (ROOT / "docs" / "python.md").read_text()
+    missing = [name for name in draftree.__all__ if not re.search(rf"\b{name}\b", guide)]
+    assert missing == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_somewhere(document: Path) -> None:
+    links = re.findall(r"\]\(([^)#\s]+)", document.read_text())
+    gone = [link for link in links if "://" not in link and not (document.parent / link).exists()]
+    assert gone == []
+
+
+def test_contributors_are_told_of_every_module() -> None:
+    told = (ROOT / "CONTRIBUTING.md").read_text()
+    source = ROOT / "src" / "draftree"
+    missing = [
+        str(path.relative_to(source))
+        for path in sorted(source.rglob("*.py"))
+        if path.name != "__init__.py" and f"{path.name}`" not in told
+    ]
+    assert missing == []
