@@ -435,3 +435,15 @@ def test_seconds_that_only_a_source_was_booked_with_do_not_make_decoding_without
         stake.judge([outcome], 0.5, Spending(1.0, 1.0, 1, 0.1, 1.6, 1.0), 1)
     assert 0 < stake._without.value <= 1.5
     assert stake.worth > 0.5
+
+
+def test_where_all_was_right_nothing_is_likelier_than_certain() -> None:
+    """By a rounding error a child was worth more than its parent, and was kept without it: a traceback, rarely."""
+    for seed in range(60):
+        rng, calibration = Random(seed), Calibration(2)
+        for _ in range(60):
+            calibration.fade()
+            says = rng.choice([0.5, 0.75, 0.99, 1.0])
+            calibration.learn(rng.randint(1, 5), [says], [0], kinds=[rng.randint(0, 1)])
+        for depth in range(1, 6):
+            assert calibration.acceptance([0.5, 0.75, 0.99, 1.0], depth).max() <= 1.0

@@ -101,7 +101,7 @@ class Calibration:
         offset, slope = self._lines()
         level, bins = min(depth, _DEPTHS) - 1, self.bins(p) + kind * _BINS
         found: Floats = offset[level].take(bins) + slope[level].take(bins) * with_odds(p, np.exp(self._shift)[kind])
-        return found
+        return found.clip(max=1.0)  # rounded up, a child would be likelier than its parent
 
     def learn(
         self,
