@@ -119,12 +119,16 @@ def _pareto(runs: Sequence[LoadedRun], suite: str, title: str) -> Section | None
             rows += [[what, e.label, *_cells(f, suite)] for e, f in zip(own, figures, strict=True)]
         panels[0].set(xlabel="tokens/s", ylabel=f"{MEASURES[suite]}, per cent")
         panels[0].legend()
+        for axes in panels:
+            axes.set_ylim(-1, max(10.0, axes.get_ylim()[1]))
         if metered:
             panels[1].set(xlabel="joules per token")
     text = (
         "Points are contestants, lines the Pareto fronts of those of one kind. The paper: the front of DSBD lies above "
         "beam sampling's; at equal quality it is 1.5 to 1.9 times faster and takes 1.8 to 2.5 times less energy."
     )
+    if not any(_score(run.table[e.label][ALL], suite) for own in kinds.values() for e in own):
+        text += " No contestant is right about any prompt of this run: no front can be read from it."
     header = ["kind", "contestant", MEASURES[suite], "tokens/s", "J/token"]
     return Section(f"{PAPER}, {title}", [text], Grid(header, rows), (name, made.svg), commands=[run.command])
 
