@@ -14,19 +14,15 @@ from draftree.config import Budget, SamplingParams
 from draftree.draft.auto import AutoTree
 from draftree.draft.base import Outcome, StepCost
 from draftree.draft.calibration import Calibration, Record, first_or_not, with_odds
-from draftree.draft.costs import CostDrift
 from draftree.draft.drafter import TreeDrafter
 from draftree.draft.grow import grow
 from draftree.draft.model import ModelSource
-from draftree.draft.worth import Spending, Stake
 from draftree.engine import Engine
 from draftree.errors import ConfigError
 from draftree.models.profile import Identity, Point, Profile
 from draftree.sequence import Sequence, Stats
-from draftree.tree import DraftTree
 
 from ..toy import Path, ScriptedScorer, ToyModel
-from .test_union import Says
 
 ME = Identity("toy", "ToyModel", 1, "float32", "none", "cpu", 1, "t", "t")
 NODES = 24
@@ -135,32 +131,11 @@ def test_a_modest_drafter_is_found_out() -> None:
     assert sum(chosen[200:]) / 100 >= 0.7 * best(seconds, 0.9)
 
 
-def test_sizes_that_have_become_dearer_are_found_out() -> None:
-    drift, expected = CostDrift(), np.array([1.0, 2.0, 3.0])
-    assert np.array_equal(drift.correct(expected), expected)
-    for _ in range(100):
-        drift.learn(0, 1.0, 1.0)
-        drift.learn(1, 6.0, 2.0)
-    now = drift.correct(expected)
-    assert 4.0 < float(now[1] / now[0]) <= 6.0  # 6 s against 1 s, where the profile says 2 against 1
-    assert float(now[0]) < float(now[2]) / 3 * 1.01 <= float(now[1])  # one never seen drifts like all others together
-
-
 def test_a_profile_that_flatters_drafting_is_found_out() -> None:
     told, real = costs(lambda n: 1.0 + 0.05 * n), costs(lambda n: 1.0 if n == 1 else 1.9 + 0.05 * n)
     chosen = decode(AutoTree(target=told), 300, says=0.4, true=0.4, real=real)
     assert chosen[2:12].count(0) < 5
     assert chosen[100:].count(0) > 0.75 * len(chosen[100:])
-
-
-def test_one_wild_pass_teaches_little() -> None:
-    drift, expected = CostDrift(), np.array([1.0, 1.0])
-    for _ in range(20):
-        drift.learn(0, 1.0, 1.0)
-        drift.learn(1, 1.0, 1.0)
-    drift.learn(1, 1000.0, 1.0)
-    now = drift.correct(expected)
-    assert float(now[1] / now[0]) < 1.15
 
 
 def test_a_machine_that_is_slower_throughout_changes_nothing() -> None:
@@ -368,20 +343,6 @@ def test_choosing_never_breaks_a_tree() -> None:
         policy.observe(outcomes)
 
 
-def test_one_slow_pass_over_drafts_is_no_drift_and_is_forgotten_over_plain_ones() -> None:
-    """It made every draft look three times as dear, and while nothing was drafted nothing could correct it."""
-    drift, expected = CostDrift(), np.array([1.0, 1.0])
-    for _ in range(5):
-        drift.learn(0, 1.0, 1.0)
-    drift.learn(1, 4.0, 1.0)
-    now = drift.correct(expected)
-    assert float(now[1] / now[0]) < 2.1
-    for _ in range(100):
-        drift.learn(0, 1.0, 1.0)
-    now = drift.correct(expected)
-    assert float(now[1] / now[0]) < 1.05
-
-
 @pytest.mark.parametrize("batch", [1, 4])
 def test_the_best_path_of_every_sequence_is_drafted_on(batch: int) -> None:
     """A node's price is for one in each sequence: against one sequence's path it counted for all of them."""
@@ -408,33 +369,6 @@ def test_no_plain_pass_is_made_where_prompts_are_to_be_read() -> None:
     assert policy.plan([sequence], [Budget(NODES)])[0].nodes == NODES
     sequence.stats = Stats(steps=1)
     assert policy.plan([sequence], [Budget(NODES)])[0].nodes == 0
-
-
-def test_a_models_layers_are_dearer_in_batches_whatever_was_measured_in_one() -> None:
-    profile = Profile(ME, tuple(Point(b, 64, (1, 9), (0.01 * b, 0.05 * b)) for b in (1, 8)))
-    stake = Stake(Says("model", {1: 0.5}), profile=profile)
-    before = [stake.layer(64, batch) for batch in (1, 8)]
-    for _ in range(200):  # four times as slow as the profile says, in batches of eight
-        assert stake.source is not None
-        stake.source.spent, stake._spent = stake._spent + 2 * before[1], stake.source.spent
-        tree = DraftTree.empty()
-        outcome = Outcome(Fake(), tree, [], [1], 1, StepCost(8, 0.1, 1.0, 0.0, 1))
-        stake.judge([outcome], stake.layer(64, 8), Spending(1.0, 1.0, 1, 0.0, 1.1, 1.0), 1)
-        stake._spent = stake.source.spent
-    assert stake.layer(64, 8) == pytest.approx(2 * before[1], rel=0.1)
-    assert stake.layer(64, 1) == pytest.approx(2 * before[0], rel=0.1)
-
-
-def test_seconds_that_only_a_source_was_booked_with_do_not_make_decoding_without_it_impossible() -> None:
-    """Reading a prompt in a step that counts took longer than all that the step was booked with."""
-    stake = Stake(Says("model", {1: 0.5}))
-    assert stake.source is not None
-    stake._spent, stake.source.spent = 0.0, 50.0
-    outcome = Outcome(Fake(), DraftTree.empty(), [], [1], 1, StepCost(1, 50.0, 1.0, 0.0, 1))
-    for _ in range(20):
-        stake.judge([outcome], 0.5, Spending(1.0, 1.0, 1, 0.1, 1.6, 1.0), 1)
-    assert 0 < stake._without.value <= 1.5
-    assert stake.worth > 0.5
 
 
 def test_where_all_was_right_nothing_is_likelier_than_certain() -> None:

@@ -1,0 +1,40 @@
+"""What a source costs and is worth."""
+
+from __future__ import annotations
+
+import pytest
+
+from draftree.draft.base import Outcome, StepCost
+from draftree.draft.worth import Spending, Stake
+from draftree.models.profile import Point, Profile
+from draftree.tree import DraftTree
+
+from .test_auto import ME, Fake
+from .test_union import Says
+
+
+def test_a_models_layers_are_dearer_in_batches_whatever_was_measured_in_one() -> None:
+    profile = Profile(ME, tuple(Point(b, 64, (1, 9), (0.01 * b, 0.05 * b)) for b in (1, 8)))
+    stake = Stake(Says("model", {1: 0.5}), profile=profile)
+    before = [stake.layer(64, batch) for batch in (1, 8)]
+    for _ in range(200):  # four times as slow as the profile says, in batches of eight
+        assert stake.source is not None
+        stake.source.spent, stake._spent = stake._spent + 2 * before[1], stake.source.spent
+        tree = DraftTree.empty()
+        outcome = Outcome(Fake(), tree, [], [1], 1, StepCost(8, 0.1, 1.0, 0.0, 1))
+        stake.judge([outcome], stake.layer(64, 8), Spending(1.0, 1.0, 1, 0.0, 1.1, 1.0), 1)
+        stake._spent = stake.source.spent
+    assert stake.layer(64, 8) == pytest.approx(2 * before[1], rel=0.1)
+    assert stake.layer(64, 1) == pytest.approx(2 * before[0], rel=0.1)
+
+
+def test_seconds_that_only_a_source_was_booked_with_do_not_make_decoding_without_it_impossible() -> None:
+    """Reading a prompt in a step that counts took longer than all that the step was booked with."""
+    stake = Stake(Says("model", {1: 0.5}))
+    assert stake.source is not None
+    stake._spent, stake.source.spent = 0.0, 50.0
+    outcome = Outcome(Fake(), DraftTree.empty(), [], [1], 1, StepCost(1, 50.0, 1.0, 0.0, 1))
+    for _ in range(20):
+        stake.judge([outcome], 0.5, Spending(1.0, 1.0, 1, 0.1, 1.6, 1.0), 1)
+    assert 0 < stake._without.value <= 1.5
+    assert stake.worth > 0.5
