@@ -91,7 +91,7 @@ results: setup $(SIZES:%=$(RESULTS)/trees/%.json) ## measure everything (two hou
 	for drafter in int8 fp16w; do $(LARGE) --limit 8 --temperature 0,1 --drafters $$drafter --out $(RESULTS)/runs/7-$$drafter \
 		--methods auto,chain:depth=4,chain:depth=8 || exit 1; done
 	$(LARGE) --limit 16 --temperature 0,1 --numerics fp16w --out $(RESULTS)/runs/7-numerics-fp16w --methods auto,opt-tree:nodes=4
-	for suite in gsm8k:16 humaneval:8 mbpp:8 squad:16 spider:16; do $(BENCH) --suite $${suite%:*} --limit $${suite#*:} --max-tokens 256 \
+	for suite in gsm8k:40 humaneval:8 mbpp:8 squad:16 spider:16; do $(BENCH) --suite $${suite%:*} --limit $${suite#*:} --max-tokens 256 \
 		--quality --skip-bad --out $(RESULTS)/runs/8-$${suite%:*} --methods auto,auto:verify=relaxed || exit 1; done
 	for suite in squad spider; do $(QUALITY) --suite $$suite --limit 8 --max-tokens 64 --out $(RESULTS)/runs/9-$$suite-beams --methods $(BEAMS) \
 		|| exit 1; done
