@@ -49,9 +49,8 @@ class PayingChain(GrowthPolicy):
 
     After d tokens the next j pay if P (a + ... + a^j) > rate x (j x t + v(d + 1 + j) - v(d + 1)): P is the product of
     the acceptances by the entropies of the d tokens, a the mean acceptance, t a draft pass, v(n) a pass of the target
-    over n tokens, and rate one sequence's tokens a second lately, but no fewer than
-    plain decoding gives. Acceptances are those of
-    all sequences; each sequence has a factor of its own on their odds.
+    over n tokens, and rate one sequence's tokens a second lately, but no fewer than plain decoding gives. Acceptances
+    are those of all sequences; each sequence has a factor of its own on their odds.
 
     Attributes:
         floor, cap: least and most tokens of a draft.
@@ -68,6 +67,7 @@ class PayingChain(GrowthPolicy):
     _tokens: float = field(default=0.0, repr=False, compare=False)
     _seconds: float = field(default=0.0, repr=False, compare=False)
     _profiles: Many[Profile] = field(default=(), repr=False, compare=False)
+    _pass: float = field(default=0.0, repr=False, compare=False)
     _untold: bool = field(default=False, repr=False, compare=False)
     _curves: dict[tuple[int, int], list[float]] = field(default_factory=dict, repr=False, compare=False)
     _paths: list[float] = field(default_factory=list, repr=False, compare=False)
@@ -97,6 +97,7 @@ class PayingChain(GrowthPolicy):
         """Look up what verifying costs behind these sequences."""
         self._paths, self._odds = [1.0] * len(sequences), [self.record(sequence).odds for sequence in sequences]
         self._verify = [self._curve(len(sequence.ids), len(sequences)) for sequence in sequences]
+        self._pass = self._each(len(sequences))
         return budgets
 
     def _curve(self, context: int, batch: int) -> list[float]:
@@ -130,7 +131,7 @@ class PayingChain(GrowthPolicy):
         mean = _with((sum(self._hits) + 1) / (sum(self._trials) + 2), odds)
         rate = max(self._tokens / self._seconds if self._seconds else 0.0, 1 / verify[0])
         gains = accumulate(path * mean**j for j in range(1, _AHEAD + 1))
-        each, now = self._each(len(self._verify) or 1), verify[depth]
+        each, now = self._pass or self.drafter or 0.0, verify[depth]
         return any(gain > rate * (j * each + verify[depth + j] - now) for j, gain in enumerate(gains, start=1))
 
     def grow(self, frontier: Frontier) -> Growth:
@@ -168,7 +169,7 @@ class PayingChain(GrowthPolicy):
             took = outcomes[0].step.draft / deepest
             self.drafter = _NEAR * self.drafter + (1 - _NEAR) * took if self.drafter else took
         for outcome, verify in zip(outcomes, self._verify, strict=True):
-            seconds = deepest * self._each(len(outcomes)) + verify[min(deepest, len(verify) - 1)]
+            seconds = deepest * self._pass + verify[min(deepest, len(verify) - 1)]
             self._tokens += outcome.taken
             self._seconds += seconds
         self._tokens, self._seconds = _NEAR * self._tokens, _NEAR * self._seconds
