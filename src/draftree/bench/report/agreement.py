@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from itertools import combinations
 
@@ -23,10 +22,8 @@ def sections(runs: Sequence[LoadedRun]) -> list[Section]:
 
 
 def agree(one: Interval, other: Interval) -> bool:
-    """They differ by no more than both intervals allow together, as 19 of 20 pairs do where nothing differs."""
-    low, high = sorted((one, other), key=lambda interval: interval.mean)
-    reach = math.hypot(math.log(low.high / low.mean), math.log(high.mean / high.low))
-    return math.log(high.mean / low.mean) <= reach
+    """Each mean lies within the other's interval."""
+    return other.low <= one.mean <= other.high and one.low <= other.mean <= one.high
 
 
 def _compared(a: LoadedRun, b: LoadedRun) -> Section:
@@ -44,7 +41,7 @@ def _compared(a: LoadedRun, b: LoadedRun) -> Section:
                     apart.append(f"{method} ({name.replace('_', ' ')})")
         rows.append(row)
     text = (
-        f"{count - len(apart)} of {count} ratios agree: they differ by no more than both intervals allow together."
+        f"{count - len(apart)} of {count} ratios agree: each mean lies within the other run's interval."
         + (f" Not: {', '.join(apart)}." if apart else "")
         + f" The second run decoded {_steadiness(a, b)} times as fast as the first, from method to method."
     )
