@@ -161,7 +161,7 @@ def test_a_sequence_in_a_batch_drafts_as_far_as_alone() -> None:
 
     def lengths(batch: int) -> int:
         sizes = Profile(
-            costs(1.0).identity, tuple(Point(b, 64, SIZES, tuple(b * 0.9 + 0.1 * n for n in SIZES)) for b in (1, batch))
+            costs(1.0).identity, tuple(Point(b, 64, SIZES, tuple(4.2 + 0.9 * n for n in SIZES)) for b in (1, batch))
         )
         policy = PayingChain(cap=6, target=sizes, drafter=0.01)
         drafter = TreeDrafter(policy, Unsure(lambda path: 0.1))
