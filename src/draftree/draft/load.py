@@ -14,11 +14,12 @@ from ..models.base import LanguageModel
 from ..models.head_file import fits, is_head, load_head, shipped_for, shipped_head
 from ..models.head_model import HeadModel
 from ..models.hf import HFModel
-from ..models.load import load
+from ..models.load import load, load_beside
 from ..models.measure import kept_or_measured
 from ..models.numerics import DEFAULT_NUMERICS, NUMERICS
 from .base import Drafter, NoDrafter
 from .drafter import TreeDrafter
+from .guest import GuestSource
 from .head import HeadSource
 from .hierarchy import HierarchySource
 from .levels import LevelName, is_hierarchy, levels_of
@@ -36,13 +37,13 @@ DRAFTERS = {
     "recycle": "what the target found probable when it last saw the same token; no model",
     "head": "a layer trained on the target's hidden states; comes with smollm2",
     "layers=N": "the target's first N layers; layers=0-9.12.15-29 names those that are kept",
-    "int8, fp16w": "the target itself in these numerics: nearly always right, cheaper than float32",
+    "int4, int8, fp16w": "the target itself in these numerics, on its own cache: mostly right, cheaper than float32",
     "none": "no drafting: plain decoding",
     "self": "the target drafts for itself: every draft is accepted; for tests",
 }
 """Drafters by name; any other is a draft head's folder or a model (see ``draftree.load``). A+B is a union, and A>B a
 hierarchy in which A proposes and B verifies (``levels.py``)."""
-_CHEAPER = ("int8", "fp16w")
+_CHEAPER = ("int4", "int8", "fp16w")
 _CHEAPER_MODELS: WeakKeyDictionary[PreTrainedModel, dict[str, HFModel]] = WeakKeyDictionary()
 """Targets that were loaded once more, by their numerics."""
 _LAYERS = "layers="
@@ -208,6 +209,8 @@ def _source(name: str | HFModel, target: HFModel, recycle_file: Path | None, jud
             target.track_features()  # committed tokens come with the target's hidden states
             return HeadSource(load_head(folder, judge.model), target.capabilities.vocab_size, judge=judge)
     model, vocab = drafting_model(name, target), target.capabilities.vocab_size
+    if isinstance(name, str) and is_own(name) and isinstance(model, HFModel):
+        return GuestSource(model.on_rows_of(target), vocab)
     return HeadSource(model, vocab) if isinstance(model, HeadModel) else ModelSource(model, vocab)
 
 
@@ -228,10 +231,8 @@ def drafting_model(name: str | HFModel, target: HFModel) -> HFModel | HeadModel:
     if isinstance(name, str):
         if name == "self":
             return target.twin()
-        if name.startswith(_LAYERS):
-            return target.with_layers(layers_of(name, target.layers), f"{target.capabilities.name}, {name}")
-        if name in _CHEAPER:
-            return _cheaper(target, name)
+        if is_own(name):
+            return _own(name, target)
         if name == "head":
             return shipped_head(target)
         if is_head(folder := Path(name).expanduser()):
@@ -269,20 +270,27 @@ def layers_of(name: str, count: int) -> tuple[int, ...]:
         ) from None
 
 
-def _cheaper(target: HFModel, numerics: str) -> HFModel:
-    """The target once more, in other numerics.
+def is_own(name: str) -> bool:
+    """It is the target itself, in other numerics or without some of its layers: it can draft on the target's rows."""
+    return name in _CHEAPER or name.startswith(_LAYERS)
+
+
+def _own(name: str, target: HFModel) -> HFModel:
+    """The target in other numerics or without some of its layers, with a cache of its own.
 
     Raises:
-        ConfigError: the target was not loaded by a name.
+        ConfigError: the target was not loaded by a name, or has no such layers.
     """
     can, known = target.capabilities, _CHEAPER_MODELS.setdefault(target.model, {})
+    if name.startswith(_LAYERS):
+        return target.with_layers(layers_of(name, target.layers), f"{can.name}, {name}")
     try:
-        if numerics not in known:
-            known[numerics] = load(can.name, device=str(can.device), numerics=numerics)
-        return known[numerics].twin()
+        if name not in known:
+            known[name] = load_beside(target, name)
+        return known[name].twin()
     except UnknownNameError:
         raise ConfigError(
-            f"drafter {numerics!r} loads {can.name!r} once more, and there is no model of that name: load the target "
+            f"drafter {name!r} loads {can.name!r} once more, and there is no model of that name: load the target "
             "by its name or folder, or name another drafter"
         ) from None
 

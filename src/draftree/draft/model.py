@@ -82,6 +82,13 @@ class ModelSource(Source):
             return []  # it is not going to
         return [(self.model, len(sequence.ids) - 1 - (state.row.length if state else 0))]
 
+    def opened(self, sequence: Sequence) -> State:
+        """The state of a sequence that may be new: then its prompt is read."""
+        if sequence not in self._states:
+            self.model.reserve(1, sequence.prompt_length + (sequence.params.max_tokens or 0))
+            self._states[sequence] = State(self.model.open(sequence.ids[:-1]))
+        return self._states[sequence]
+
     def begin(self, sequences: Many[Sequence], drawing: Drawing) -> Scorer:
         """Drop what a failed step may have left behind; a new sequence's prompt is fed when its root is asked for."""
         self._drop(sequences)
@@ -145,14 +152,6 @@ class ModelScorer:
     def _state(self, row: int) -> State:
         return self._source._states[self._sequences[row]]
 
-    def _opened(self, row: int) -> State:
-        """The state of a sequence that may be new."""
-        sequence, source = self._sequences[row], self._source
-        if sequence not in source._states:
-            source.model.reserve(1, sequence.prompt_length + (sequence.params.max_tokens or 0))
-            source._states[sequence] = State(source.model.open(sequence.ids[:-1]))
-        return source._states[sequence]
-
     def score_roots(self, rows: Many[int], width: int) -> Candidates:
         """Feed each sequence's waiting tokens; the last of them is the root."""
         return self.score_all([Asked(b, ROOT, ROOT, 0) for b in rows], width)
@@ -167,7 +166,7 @@ class ModelScorer:
         fed: dict[int, tuple[list[int], list[int]]] = {}
         column = []
         for b, node, parent, token in asked:
-            state = self._opened(b) if node == ROOT else self._state(b)
+            state = self._source.opened(self._sequences[b]) if node == ROOT else self._state(b)
             tokens, parents = fed.setdefault(b, ([], []))
             start = state.row.parents.shape[0]
             if node == ROOT:

@@ -123,6 +123,10 @@ class TreeLayer(CacheLayerMixin):
         self.dtype, self.device = like.dtype, like.device
         self.is_initialized = True
 
+    def forget(self) -> None:
+        """Its keys and values are gone."""
+        super().__init__()  # type: ignore[no-untyped-call]
+
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Write a pass's states at its slots and return views of all that it may attend to."""
         if not self.is_initialized:
@@ -203,6 +207,14 @@ class TreeCache(Cache):
         except (RuntimeError, MemoryError):  # out of memory: blocks that have grown are larger than need be
             at.rows, at.slots = size
             raise
+
+    def clear(self) -> None:
+        """Free all storage; the next is allotted anew."""
+        at = self.placement
+        at.rows, at.slots = Placement().rows, Placement().slots
+        self._blocks.clear()
+        for layer in self._layers:
+            layer.forget()
 
     def place(self, first: int, starts: Sequence[int], width: int, device: torch.device) -> None:
         """Say where the next pass writes: rows from ``first`` on, each from its own start slot."""

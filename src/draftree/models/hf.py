@@ -21,7 +21,7 @@ from ..errors import CacheError, ConfigError, PromptError, UnsupportedModelError
 from ..tree import ancestors
 from . import probe
 from .attention import share_key_heads
-from .base import Capabilities, Nodes, Row
+from .base import Capabilities, LanguageModel, Nodes, Row
 from .cache import TreeCache
 from .decoder import Decoder, direct
 from .fewer import decoder_layers, fewer_layers
@@ -103,6 +103,28 @@ class HFModel:
         other._start()
         return other
 
+    def on_rows_of(self, host: HFModel) -> HFModel:
+        """A second model on the same weights that goes on from what another has read, and keeps no cache of its own.
+
+        Its passes append uncommitted nodes to that one's rows, as that one's own do: whoever lets it draft drops them
+        before the other goes on.
+
+        Args:
+            host: the other, with layers of the same shapes: such as the same model in other numerics.
+
+        Raises:
+            ConfigError: their keys and values do not go together.
+        """
+        if (self.slot_bytes, self.capabilities.dtype) != (host.slot_bytes, host.capabilities.dtype):
+            raise ConfigError(f"{self.capabilities.name} cannot read the cache of {host.capabilities.name}")
+        other = self.twin()
+        other._rows, other.cache = host._rows, host.cache
+        return other
+
+    def shares_rows_with(self, other: LanguageModel) -> bool:
+        """What one reads, the other has read."""
+        return isinstance(other, HFModel) and self._rows is other._rows
+
     def with_layers(self, kept: Sequence[int], name: str) -> HFModel:
         """The same model without some of its layers: on the same weights, with rows and a cache of its own.
 
@@ -148,7 +170,7 @@ class HFModel:
         """Make room for ``rows`` rows of ``tokens`` tokens at once; exactly that while no row is open."""
         at = self.cache.placement
         if not self._rows and (rows > at.rows or tokens > at.slots):
-            self.cache = TreeCache(self._layers)
+            self.cache.clear()
         self.cache.reserve(rows, tokens)
 
     @torch.inference_mode()

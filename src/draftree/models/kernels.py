@@ -1,8 +1,8 @@
 """A linear layer's weights, packed for one CPU kernel: [..., in] float32 -> [..., out] float32.
 
 A row of the result depends on its own row of the input alone, bit for bit: no kernel mixes rows, and activations are
-scaled row by row. It may depend on n, since rounding follows the kernel's blocking. Knows nothing of models, nor which
-kernel is fastest.
+scaled row by row. It may depend on n, since rounding follows the kernel's blocking; by how much, sets ``Int4`` apart.
+Knows nothing of models, nor which kernel is fastest.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
+from torch.nn.functional import linear, pad
 
 from .script import scripted
 
@@ -29,6 +29,9 @@ _SMALLEST = 1e-30
 """Rows of zeros have a scale too."""
 _AT_ONCE = 1 << 20
 """Weights that are made whole numbers at once: copies of a whole output layer would be a model's largest tensors."""
+_GROUP, _OUTPUTS, _BLOCK = 32, 16, 64
+"""Of int4: inputs that share a scale, and outputs that come together, to which weights are filled up; and outputs whose
+packed weights lie together."""
 _TOLERANCE = 0.02
 """Largest error of a kernel that works, relative to the largest result."""
 
@@ -210,10 +213,56 @@ class _Int8OneDNNProduct(nn.Module):
         return out
 
 
+class Int4(Kernel):
+    """int4 weights, each 32 inputs with a scale and a least value of their own; bfloat16 activations and results.
+
+    Weights that come from 4 bits in such groups (GGUF's Q4_0 and Q4_1) are kept as they are, but for the bfloat16 of
+    their scales. Results of another n may differ by their bfloat16 rounding, which grows from layer to layer into what
+    turns a close decision: it is for drafting, not for a target.
+    """
+
+    name = "int4"
+
+    def _packed(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
+        outputs, inputs = weight.shape
+        rows = max(_BLOCK, _AT_ONCE // inputs // _BLOCK * _BLOCK)
+        packed, levels = zip(*map(self._part, weight.split(rows)), strict=True)
+        return scripted(_Int4Product(torch.cat(packed), torch.cat(levels, 1), -inputs % _GROUP, outputs, bias))
+
+    @staticmethod
+    def _part(weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Packed whole numbers, and [groups, out, 2] bfloat16 scale and value of the number 8."""
+        weight = pad(weight, (0, -weight.shape[1] % _GROUP, 0, -weight.shape[0] % _OUTPUTS))
+        groups = weight.unflatten(1, (-1, _GROUP))
+        least = groups.amin(-1, keepdim=True)
+        scales = ((groups.amax(-1, keepdim=True) - least) / 15).clamp_(min=_SMALLEST)
+        whole = ((groups - least) / scales).round_().to(torch.int32).view_as(weight)
+        levels = torch.cat((scales, least + 8 * scales), -1).transpose(0, 1).bfloat16()
+        return torch.ops.aten._convert_weight_to_int4pack_for_cpu(whole, 1), levels.contiguous()
+
+
+class _Int4Product(nn.Module):
+    def __init__(self, packed: Tensor, levels: Tensor, more: int, outputs: int, bias: Tensor | None) -> None:
+        super().__init__()
+        self.packed, self.levels, self.more, self.outputs, self.bias = packed, levels, more, outputs, bias
+        self.group, self.exact = _GROUP, outputs % _OUTPUTS == 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.flatten(0, -2).to(torch.bfloat16)
+        if self.more > 0:
+            rows = pad(rows, (0, self.more))
+        out = torch.ops.aten._weight_int4pack_mm_for_cpu(rows, self.packed, self.group, self.levels)
+        if not self.exact:
+            out = out.narrow(1, 0, self.outputs)
+        wide = out.float().view(list(x.shape[:-1]) + [self.outputs])
+        return wide if self.bias is None else wide.add_(self.bias)
+
+
 KERNELS: dict[str, tuple[type[Kernel], ...]] = {
     "fp32": (Stock, Prepacked),
     "fp16w": (HalfWeights,),
     "int8": (Int8, Int8OneDNN),
+    "int4": (Int4,),
 }
 """Numerics -> kernels that compute in them."""
 

@@ -5,6 +5,7 @@
     int8    int8 weights with a scale for each output, two-digit int8 activations with a scale for each row; shapes that
             are faster so, as fp16w
     auto    whichever of these is fastest
+    int4    for drafting alone: int4 weights, the output layer in int8; shapes that are faster so, as fp16w
 
 On a CPU, for float32 models. The original weights are freed, those of an embedding that shares them excepted.
 """
@@ -20,6 +21,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
+from transformers import PreTrainedModel
 
 from ..errors import ConfigError, DraftreeWarning
 from .choice import Choice, Linear, Times, choose
@@ -28,9 +30,12 @@ from .layers import Concatenated
 
 AUTO, STOCK = "auto", "stock"
 DEFAULT_NUMERICS = "fp32"
-NUMERICS = (AUTO, *KERNELS)
+DRAFTING = "int4"
+"""Numerics that a target cannot have: what it says of a token would depend on how many it is asked about."""
+NUMERICS = (AUTO, *(kind for kind in KERNELS if kind != DRAFTING))
 """What a user may ask for. A model whose layers are left as they came has numerics "stock"."""
 
+_Key = tuple[int, int, bool, bool]
 _SHARED = 0.25
 """Largest part of a model that may be kept twice: an output layer packed beside the embedding that it shares."""
 _SMALL = 1 << 20
@@ -62,13 +67,18 @@ class KernelLinear(nn.Module):
         return f"{self.in_features}, {self.out_features}, {self.kernel.name}"
 
 
-def check(numerics: str, device: torch.device, dtype: torch.dtype | None) -> None:
+def check(numerics: str, device: torch.device, dtype: torch.dtype | None, drafting: bool = False) -> None:
     """Refuse what cannot be had, before any model is loaded.
+
+    Args:
+        numerics: what is wanted.
+        device, dtype: of the weights.
+        drafting: it is for a drafter.
 
     Raises:
         ConfigError: no such numerics, or they need a CPU and float32 weights.
     """
-    if numerics not in NUMERICS:
+    if numerics not in NUMERICS and not (drafting and numerics == DRAFTING):
         raise ConfigError(f"numerics is {numerics!r}: choose from {', '.join(NUMERICS)}")
     if numerics in (AUTO, DEFAULT_NUMERICS):
         return
@@ -88,11 +98,11 @@ def convert(module: nn.Module, numerics: str = DEFAULT_NUMERICS) -> str:
     Warns:
         DraftreeWarning: this processor or this PyTorch has no kernel for them; fp32 is used.
     """
-    check(numerics, torch.device("cpu"), torch.float32)
+    check(numerics, torch.device("cpu"), torch.float32, drafting=True)
     places = deque(_places(module))
     if not places:
         return STOCK
-    kinds = [kind for kind in KERNELS if numerics in (kind, AUTO) and working(kind)]
+    kinds = [kind for kind in (NUMERICS[1:] if numerics == AUTO else (numerics,)) if working(kind)]
     if not kinds:
         warnings.warn(f"this CPU has no {numerics} kernel that works: using fp32", DraftreeWarning, stacklevel=2)
         kinds = [DEFAULT_NUMERICS]
@@ -100,8 +110,7 @@ def convert(module: nn.Module, numerics: str = DEFAULT_NUMERICS) -> str:
     plans = {kind: _plan(places, kind, times) for kind in kinds}
     times.keep()
     used = min(kinds, key=lambda kind: sum(plans[kind][place.key].seconds for place in places))
-    available: list[type[Kernel]] = [Stock, *candidates(used)]
-    kernels = {kernel.name: kernel for kernel in available}
+    kernels: dict[str, type[Kernel]] = {kernel.name: kernel for kind in KERNELS for kernel in (Stock, *candidates(kind))}
     for parameter in module.parameters():
         if parameter.nbytes <= _SMALL:
             parameter.data = parameter.data.clone()
@@ -125,6 +134,7 @@ class _Place:
     Attributes:
         shared: its weight stays anyway, as an embedding's.
         large: and is too large to be kept twice.
+        output: it is the model's output layer.
     """
 
     parent: nn.Module
@@ -132,11 +142,12 @@ class _Place:
     linear: Linear
     shared: bool
     large: bool
+    output: bool
 
     @property
-    def key(self) -> tuple[int, int, bool]:
+    def key(self) -> _Key:
         """Equal for layers that run with the same kernel."""
-        return self.linear.in_features, self.linear.out_features, self.shared and self.large
+        return self.linear.in_features, self.linear.out_features, self.shared and self.large, self.output
 
     @torch.no_grad()
     def replace(self, kernel: type[Kernel], rows: Sequence[int]) -> None:
@@ -150,6 +161,7 @@ def _places(module: nn.Module) -> Iterator[_Place]:
     """The linear layers whose weights are float32 on a CPU, in the module's order."""
     shared = {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding)}
     whole = sum(p.nbytes for p in module.parameters())
+    output = module.get_output_embeddings() if isinstance(module, PreTrainedModel) else None
     for parent in [m for m in module.modules() if not isinstance(m, Concatenated)]:
         for name, linear in parent.named_children():
             if type(linear) in (nn.Linear, Concatenated) and all(
@@ -157,16 +169,17 @@ def _places(module: nn.Module) -> Iterator[_Place]:
             ):
                 weight = next(linear.parameters())
                 large = weight.nbytes > _SHARED * whole
-                yield _Place(parent, name, cast(Linear, linear), id(weight) in shared, large)
+                yield _Place(parent, name, cast(Linear, linear), id(weight) in shared, large, linear is output)
 
 
-def _plan(places: Sequence[_Place], kind: str, times: Times) -> dict[tuple[int, int, bool], Choice]:
+def _plan(places: Sequence[_Place], kind: str, times: Times) -> dict[_Key, Choice]:
     """What layers would run with in these numerics, by their keys."""
-    groups: dict[tuple[int, int, bool], list[Linear]] = {}
+    groups: dict[_Key, list[Linear]] = {}
     for place in places:
         groups.setdefault(place.key, []).append(place.linear)
     plan = {}
     for key, linears in groups.items():
-        stock_only = key[2] and kind == DEFAULT_NUMERICS
-        plan[key] = choose(times.of((Stock,) if stock_only else candidates(kind), linears))
+        stock_only, output = key[2] and kind == DEFAULT_NUMERICS, key[3]
+        own = "int8" if output and kind == DRAFTING and working("int8") else kind
+        plan[key] = choose(times.of((Stock,) if stock_only else candidates(own), linears))
     return plan

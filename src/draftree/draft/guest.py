@@ -1,0 +1,59 @@
+"""The target itself as its own drafter, in cheaper numerics or with fewer layers, on the target's own cache.
+
+What the target has read, the drafter has read: it reads no prompt, keeps no keys and values, and is never behind. Its
+nodes lie behind the target's committed tokens while a tree grows, and are dropped before the target verifies. For
+layers left out this is Zhang et al., *Draft & Verify* (ACL 2024), Section 3.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+
+from ..errors import ConfigError, RunError
+from ..models.base import LanguageModel
+from ..models.hf import HFModel
+from ..sequence import Sequence
+from .base import Outcome
+from .model import ModelSource, State
+from .source import Grown
+
+
+@dataclass(slots=True)
+class GuestSource(ModelSource):
+    """Asks a model that shares the target's rows (``HFModel.on_rows_of``); one such source at a time."""
+
+    model: HFModel
+
+    def prepare(self, target: LanguageModel) -> None:
+        """Make sure that it is on this target's rows.
+
+        Raises:
+            ConfigError: it is on another's.
+        """
+        if not self.model.shares_rows_with(target):
+            raise ConfigError(
+                f"drafter {self.model.capabilities.name} was loaded for another target: load it for the one in use"
+            )
+
+    def unread(self, sequence: Sequence) -> list[tuple[LanguageModel, int]]:
+        """Nothing, ever."""
+        return [] if len(sequence.ids) >= self.model.capabilities.max_length else [(self.model, 0)]
+
+    def opened(self, sequence: Sequence) -> State:
+        """On the target's row."""
+        if sequence.row is None:
+            raise RunError("the sequence is closed: open its prompt again")
+        return self._states.setdefault(sequence, State(sequence.row))
+
+    def settle(self, sequences: Many[Sequence], grown: Many[Grown]) -> None:
+        """The target goes on: drop all nodes."""
+        self._drop(sequences)
+
+    def observe(self, outcomes: Many[Outcome]) -> None:
+        """The target has committed what was accepted."""
+
+    def close(self, sequence: Sequence) -> None:
+        """The row is the target's."""
+        self._states.pop(sequence, None)
