@@ -80,6 +80,9 @@ class ReadSource(Source):
 
     source: Source
 
+    def __post_init__(self) -> None:
+        self.near = self.source.near
+
     @property
     def name(self) -> str:
         """The source's."""

@@ -26,6 +26,7 @@ from ..draft.source import Grown, Scorer, Source
 from ..engine import Engine
 from ..errors import ConfigError
 from ..files import write_whole
+from ..models.base import LanguageModel
 from ..models.hf import HFModel
 from ..sequence import Sequence
 from ..train.calibrate import said
@@ -115,6 +116,11 @@ class _Recording(Source):
     def name(self) -> str:
         """The source's."""
         return self._source.name
+
+    @property
+    def host(self) -> LanguageModel | None:
+        """The source's."""
+        return self._source.host
 
     def open(self, sequence: Sequence) -> None:
         """See ``Source``."""

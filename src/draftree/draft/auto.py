@@ -86,6 +86,8 @@ class AutoTree(GrowthPolicy):
         models = [model.capabilities for model in (target, *drafting)]
         if self._models not in (None, models):
             raise ConfigError("this AutoTree has learned for other models: make a new one")
+        if self._models is None and len(sources) == 1:  # a union weighs its parts itself
+            self.calibration.begin([sources[0].near])
         self._models = models
         self.target = self.target or kept_or_measured(target)
         self._ledger.stakes = [

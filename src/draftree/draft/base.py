@@ -81,6 +81,7 @@ class Drafter(Protocol):
         policy: what shapes its trees; None: it drafts nothing.
         successors: how many of the target's most probable tokens after each verified node it wants to be told; 0: none.
         learns: what it says depends on other sequences, so that drawn children would not repeat under the same seed.
+        host: the target whose rows it drafts on; None: it needs none.
     """
 
     @property
@@ -97,6 +98,9 @@ class Drafter(Protocol):
 
     @property
     def learns(self) -> bool: ...
+
+    @property
+    def host(self) -> LanguageModel | None: ...
 
     def prepare(self, target: LanguageModel) -> None:
         """It will draft for ``target``: called once, before anything else."""
@@ -127,6 +131,7 @@ class NoDrafter:
     successors = 0
     learns = False
     policy: GrowthPolicy | None = None
+    host: LanguageModel | None = None
 
     def prepare(self, target: LanguageModel) -> None: ...
 

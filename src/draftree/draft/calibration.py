@@ -26,6 +26,8 @@ PRIOR = 4.0
 """Trials that the draft's own probability counts for."""
 _INFORMATION, _MOST_SHIFT = 2.0, 4.0
 """Fisher information that a kind's shift of log-odds starts with, and the largest shift."""
+_NEAR_SHIFT = 2.0
+"""Of log-odds: a drafter that is nearly the target says first what the target says, however sure it is of it."""
 _CALM = 4.0
 """Hits as expected that each sequence's own record begins with."""
 _MEMORY = 0.998
@@ -69,6 +71,14 @@ class Calibration:
         self._shift = np.zeros(kinds)
         self._information = np.full(kinds, _INFORMATION)
         self._line: tuple[Floats, Floats] | None = None
+
+    def begin(self, near: Sequence[bool]) -> None:
+        """Before anything is learned: of kinds in pairs, a source's first candidates and its others, which are near.
+
+        Args:
+            near: what the source says is nearly what the target says (``Source.near``), for each.
+        """
+        self._shift = np.array([shift for n in near for shift in ((_NEAR_SHIFT, -_NEAR_SHIFT) if n else (0.0, 0.0))])
 
     def _lines(self) -> tuple[Floats, Floats]:
         """[D, K B] offset and slope of acceptance over the shifted probability, until something new is learned."""

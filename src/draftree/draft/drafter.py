@@ -49,6 +49,11 @@ class TreeDrafter:
         """See ``Drafter``."""
         return self.source.learns
 
+    @property
+    def host(self) -> LanguageModel | None:
+        """See ``Drafter``."""
+        return self.source.host
+
     def prepare(self, target: LanguageModel) -> None:
         """Tell source and policy."""
         self.source.prepare(target)

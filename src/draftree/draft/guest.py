@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..errors import ConfigError, RunError
 from ..models.base import LanguageModel
@@ -22,9 +22,21 @@ from .source import Grown
 
 @dataclass(slots=True)
 class GuestSource(ModelSource):
-    """Asks a model that shares the target's rows (``HFModel.on_rows_of``); one such source at a time."""
+    """Asks a model that shares the target's rows; one such source at a time.
+
+    Attributes:
+        model: the drafting model (``HFModel.on_rows_of``).
+        target: whose rows it is on.
+    """
 
     model: HFModel
+    target: HFModel = field(kw_only=True)
+    near: bool = field(default=False, kw_only=True)
+
+    @property
+    def host(self) -> LanguageModel:
+        """The target."""
+        return self.target
 
     def prepare(self, target: LanguageModel) -> None:
         """Make sure that it is on this target's rows.
@@ -32,7 +44,7 @@ class GuestSource(ModelSource):
         Raises:
             ConfigError: it is on another's.
         """
-        if not self.model.shares_rows_with(target):
+        if target is not self.target:
             raise ConfigError(
                 f"drafter {self.model.capabilities.name} was loaded for another target: load it for the one in use"
             )

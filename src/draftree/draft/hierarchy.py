@@ -87,6 +87,11 @@ class HierarchySource(Source):
         """Of both."""
         return (*self.lower.models, *self.upper.models)
 
+    @property
+    def host(self) -> LanguageModel | None:
+        """Of either."""
+        return self.upper.host or self.lower.host
+
     def unread(self, sequence: Sequence) -> list[tuple[LanguageModel, int]]:
         """Of both."""
         return [*self.lower.unread(sequence), *self.upper.unread(sequence)]

@@ -14,7 +14,7 @@ from ..models.base import LanguageModel
 from ..models.head_file import fits, is_head, load_head, shipped_for, shipped_head
 from ..models.head_model import HeadModel
 from ..models.hf import HFModel
-from ..models.load import load, load_beside
+from ..models.load import load
 from ..models.measure import kept_or_measured
 from ..models.numerics import DEFAULT_NUMERICS, NUMERICS
 from .base import Drafter, NoDrafter
@@ -45,7 +45,7 @@ DRAFTERS = {
 hierarchy in which A proposes and B verifies (``levels.py``)."""
 _CHEAPER = ("int4", "int8", "fp16w")
 _CHEAPER_MODELS: WeakKeyDictionary[PreTrainedModel, dict[str, HFModel]] = WeakKeyDictionary()
-"""Targets that were loaded once more, by their numerics."""
+"""Targets once more, by their numerics."""
 _LAYERS = "layers="
 _CONTEXT = 512
 """Tokens behind which passes of levels are compared."""
@@ -210,7 +210,7 @@ def _source(name: str | HFModel, target: HFModel, recycle_file: Path | None, jud
             return HeadSource(load_head(folder, judge.model), target.capabilities.vocab_size, judge=judge)
     model, vocab = drafting_model(name, target), target.capabilities.vocab_size
     if isinstance(name, str) and is_own(name) and isinstance(model, HFModel):
-        return GuestSource(model.on_rows_of(target), vocab)
+        return GuestSource(model.on_rows_of(target), vocab, target=target, near=name in _CHEAPER)
     return HeadSource(model, vocab) if isinstance(model, HeadModel) else ModelSource(model, vocab)
 
 
@@ -279,20 +279,14 @@ def _own(name: str, target: HFModel) -> HFModel:
     """The target in other numerics or without some of its layers, with a cache of its own.
 
     Raises:
-        ConfigError: the target was not loaded by a name, or has no such layers.
+        ConfigError: it cannot be had in these numerics, or has no such layers.
     """
-    can, known = target.capabilities, _CHEAPER_MODELS.setdefault(target.model, {})
     if name.startswith(_LAYERS):
-        return target.with_layers(layers_of(name, target.layers), f"{can.name}, {name}")
-    try:
-        if name not in known:
-            known[name] = load_beside(target, name)
-        return known[name].twin()
-    except UnknownNameError:
-        raise ConfigError(
-            f"drafter {name!r} loads {can.name!r} once more, and there is no model of that name: load the target "
-            "by its name or folder, or name another drafter"
-        ) from None
+        return target.with_layers(layers_of(name, target.layers), f"{target.capabilities.name}, {name}")
+    known = _CHEAPER_MODELS.setdefault(target.model, {})
+    if name not in known:
+        known[name] = target.in_numerics(name)
+    return known[name].twin()
 
 
 def _numerics(target: HFModel) -> str:

@@ -110,6 +110,7 @@ class Source(ABC):
         at_once: its scorers have ``score_all`` and may be asked about nodes of several levels in one call.
         rereads: what it says of a node gets better once the level above has read the node's parent, so that it wants to
             be asked again.
+        near: its laws are nearly the target's, and so is its first candidate, however probable it finds it.
         resting: it does not pay just now: a union leaves it out. Set by the policy.
         spent: seconds that a union, or the drafter of a hierarchy, has waited for what it said.
     """
@@ -117,6 +118,7 @@ class Source(ABC):
     learns: ClassVar[bool] = False
     at_once: bool = False
     rereads: bool = False
+    near: bool = False
     resting: bool = False
     spent: float = 0.0
 
@@ -140,6 +142,11 @@ class Source(ABC):
         """All language models that make passes for it."""
         own = [self.model] if self.model else [m for part in self.parts if part is not self for m in part.models]
         return tuple(own)
+
+    @property
+    def host(self) -> LanguageModel | None:
+        """The target whose rows it drafts on; None: it keeps what it needs itself."""
+        return next((part.host for part in self.parts if part is not self and part.host is not None), None)
 
     def unread(self, sequence: Sequence) -> list[tuple[LanguageModel, int]]:
         """Its models, each with how many tokens it must read before it can say what follows a sequence."""

@@ -63,6 +63,7 @@ class UnionSource(Source):
         if len(set(names)) < len(names):
             raise ConfigError(f"a union of {names}: give each source once")
         self._calibration = Calibration(2 * len(self.parts))
+        self._calibration.begin([part.near for part in self.parts])
         self.rereads = any(part.rereads for part in self.parts)
 
     @property

@@ -14,16 +14,15 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import platformdirs
 import torch
-from torch import nn
+from torch import Tensor
 
 from ..errors import DraftreeWarning, RunError
 from ..files import write_whole
 from .kernels import Kernel
-from .layers import Concatenated
 from .profile import processor
 
 FORMAT, VERSION = "draftree-kernels", 2
@@ -38,7 +37,19 @@ _COPIED = 48 << 20
 _GAIN, _PADDING = 0.9, 5e-6
 """Run for more rows where that takes at most this share of the time, seconds of filling them up included."""
 
-Linear = nn.Linear | Concatenated
+class Linear(Protocol):
+    """What ``nn.Linear`` has."""
+
+    in_features: int
+    out_features: int
+
+    @property
+    def weight(self) -> Tensor: ...
+
+    @property
+    def bias(self) -> Tensor | None: ...
+
+
 Seconds = tuple[float, ...]
 """Of one call, for each of ``SIZES`` rows."""
 

@@ -21,13 +21,13 @@ from ..errors import CacheError, ConfigError, PromptError, UnsupportedModelError
 from ..tree import ancestors
 from . import probe
 from .attention import share_key_heads
-from .base import Capabilities, LanguageModel, Nodes, Row
+from .base import Capabilities, Nodes, Row
 from .cache import TreeCache
 from .decoder import Decoder, direct
 from .fewer import decoder_layers, fewer_layers
 from .hidden import HiddenStates, hidden_states
 from .layers import merge_layers
-from .numerics import convert
+from .numerics import apart, check, convert
 
 _PASSED: WeakKeyDictionary[PreTrainedModel, str] = WeakKeyDictionary()
 """Models that have passed the self-test, and with which attention."""
@@ -103,6 +103,23 @@ class HFModel:
         other._start()
         return other
 
+    def in_numerics(self, numerics: str) -> HFModel:
+        """The same model once more in other numerics, or in "int4", with rows and a cache of its own.
+
+        Its embedding and norms are this one's.
+
+        Raises:
+            ConfigError: this model has not float32 weights on a CPU.
+        """
+        can, other = self.capabilities, self.twin()
+        check(numerics, can.device, can.dtype, drafting=True)
+        other.model = apart(self.model)
+        merge_layers(other.model)
+        other.capabilities = replace(can, numerics=convert(other.model, numerics))
+        other._decoder = direct(other.model) if self._decoder is None else Decoder(other.model)
+        other._hidden = None
+        return other
+
     def on_rows_of(self, host: HFModel) -> HFModel:
         """A second model on the same weights that goes on from what another has read, and keeps no cache of its own.
 
@@ -120,10 +137,6 @@ class HFModel:
         other = self.twin()
         other._rows, other.cache = host._rows, host.cache
         return other
-
-    def shares_rows_with(self, other: LanguageModel) -> bool:
-        """What one reads, the other has read."""
-        return isinstance(other, HFModel) and self._rows is other._rows
 
     def with_layers(self, kept: Sequence[int], name: str) -> HFModel:
         """The same model without some of its layers: on the same weights, with rows and a cache of its own.

@@ -1,7 +1,8 @@
 """A linear layer's weights, packed for one CPU kernel: [..., in] float32 -> [..., out] float32.
 
 A row of the result depends on its own row of the input alone, bit for bit: no kernel mixes rows, and activations are
-scaled row by row. It may depend on n, since rounding follows the kernel's blocking; by how much, sets ``Int4`` apart.
+scaled row by row. It may depend on n, and of a stock layer on its place, since rounding follows the kernel's blocking;
+by how much, sets ``Int4`` apart.
 Knows nothing of models, nor which kernel is fastest.
 """
 
@@ -12,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +41,8 @@ class Kernel(ABC):
     """Packed weights, made from a weight [out, in] and a bias [out] or None.
 
     Attributes:
+        inputs: in.
+        bias: the bias.
         product: [..., in] -> [..., out], n rows in all; TorchScript can take it as a part. It is in TorchScript itself
             where the operator takes packed weights: to hand them over takes Python 10 microseconds a call.
     """
@@ -47,6 +50,7 @@ class Kernel(ABC):
     name: ClassVar[str]
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self.inputs, self.bias = weight.shape[1], bias
         self.product = self._packed(weight, bias)
         self._multiply: Callable[[Tensor], Tensor] = self.product.forward
 
@@ -58,6 +62,12 @@ class Kernel(ABC):
     def _packed(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
         """``product``."""
 
+    @property
+    def weight(self) -> Tensor:
+        """[out, in], as it is used: what becomes of the unit matrix, where a packed weight cannot be unpacked."""
+        columns = self(torch.eye(self.inputs))
+        return (columns if self.bias is None else columns - self.bias).T.contiguous()
+
 
 class Stock(Kernel):
     """PyTorch's own linear; keeps the weight itself, all others keep their packed copy only."""
@@ -66,6 +76,11 @@ class Stock(Kernel):
 
     def _packed(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
         return _StockProduct(weight.detach(), bias)
+
+    @property
+    def weight(self) -> Tensor:
+        """The weight itself."""
+        return cast(Tensor, self.product.weight)
 
 
 class _StockProduct(nn.Module):
@@ -84,6 +99,11 @@ class Prepacked(Kernel):
 
     def _packed(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
         return _PrepackedProduct(torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _TYPICAL_ROWS), bias)
+
+    @property
+    def weight(self) -> Tensor:
+        """Out of its blocks."""
+        return cast(Tensor, self.product.packed).to_dense()
 
 
 class _PrepackedProduct(nn.Module):
@@ -104,6 +124,12 @@ class HalfWeights(Kernel):
     def _packed(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
         with _fbgemm():
             return scripted(_HalfProduct(torch.ops.quantized.linear_prepack_fp16(weight, bias)))
+
+    @property
+    def weight(self) -> Tensor:
+        """Widened."""
+        with _fbgemm():
+            return cast(Tensor, torch.ops.quantized.linear_unpack_fp16(self.product.packed)[0])
 
 
 class _HalfProduct(nn.Module):
@@ -227,7 +253,7 @@ class Int4(Kernel):
         outputs, inputs = weight.shape
         rows = max(_BLOCK, _AT_ONCE // inputs // _BLOCK * _BLOCK)
         packed, levels = zip(*map(self._part, weight.split(rows)), strict=True)
-        return scripted(_Int4Product(torch.cat(packed), torch.cat(levels, 1), -inputs % _GROUP, outputs, bias))
+        return _Int4Product(torch.cat(packed), torch.cat(levels, 1), -inputs % _GROUP, outputs, bias)
 
     @staticmethod
     def _part(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -254,7 +280,7 @@ class _Int4Product(nn.Module):
         out = torch.ops.aten._weight_int4pack_mm_for_cpu(rows, self.packed, self.group, self.levels)
         if not self.exact:
             out = out.narrow(1, 0, self.outputs)
-        wide = out.float().view(list(x.shape[:-1]) + [self.outputs])
+        wide: Tensor = out.float().view(list(x.shape[:-1]) + [self.outputs])
         return wide if self.bias is None else wide.add_(self.bias)
 
 

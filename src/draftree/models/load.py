@@ -83,24 +83,6 @@ def load(
     return HFModel(model, tokenizer, name=name, numerics=numerics)
 
 
-def load_beside(host: HFModel, numerics: str) -> HFModel:
-    """A loaded model once more, in other numerics and on the same embedding, to draft for it (``HFModel.on_rows_of``).
-
-    Args:
-        host: a model that was loaded by its name.
-        numerics: as for ``load``, or "int4".
-
-    Raises:
-        as ``load``.
-    """
-    can, embedding = host.capabilities, host.model.get_input_embeddings()
-    check(numerics, can.device, torch.float32, drafting=True)
-    model, tokenizer = _load(can.name, can.device, torch.float32, None)
-    if can.dtype == torch.float32:
-        model.set_input_embeddings(embedding)
-    return HFModel(model, tokenizer, name=can.name, numerics=numerics, self_test=False)
-
-
 def load_stock(
     name: str = DEFAULT_MODEL, *, dtype: str | None = None, device: str | None = None, attention: str | None = None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:

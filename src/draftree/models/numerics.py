@@ -13,8 +13,9 @@ On a CPU, for float32 models. The original weights are freed, those of an embedd
 from __future__ import annotations
 
 import warnings
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import cast
 
@@ -98,7 +99,8 @@ def convert(module: nn.Module, numerics: str = DEFAULT_NUMERICS) -> str:
     Warns:
         DraftreeWarning: this processor or this PyTorch has no kernel for them; fp32 is used.
     """
-    check(numerics, torch.device("cpu"), torch.float32, drafting=True)
+    if numerics not in (AUTO, *KERNELS):
+        raise ConfigError(f"numerics is {numerics!r}: choose from {', '.join(NUMERICS)}")
     places = deque(_places(module))
     if not places:
         return STOCK
@@ -110,7 +112,8 @@ def convert(module: nn.Module, numerics: str = DEFAULT_NUMERICS) -> str:
     plans = {kind: _plan(places, kind, times) for kind in kinds}
     times.keep()
     used = min(kinds, key=lambda kind: sum(plans[kind][place.key].seconds for place in places))
-    kernels: dict[str, type[Kernel]] = {kernel.name: kernel for kind in KERNELS for kernel in (Stock, *candidates(kind))}
+    available: list[type[Kernel]] = [Stock, *(kernel for kind in KERNELS for kernel in candidates(kind))]
+    kernels = {kernel.name: kernel for kernel in available}
     for parameter in module.parameters():
         if parameter.nbytes <= _SMALL:
             parameter.data = parameter.data.clone()
@@ -120,11 +123,37 @@ def convert(module: nn.Module, numerics: str = DEFAULT_NUMERICS) -> str:
     return used
 
 
+def apart(model: PreTrainedModel) -> PreTrainedModel:
+    """A copy of a model that can be given other linear layers; it shares all weights and other layers with it."""
+    parts = [*model.parameters(), *model.buffers(), *(m for m in model.modules() if isinstance(m, KernelLinear))]
+    copy = deepcopy(model, {id(part): part for part in (*parts, model.config)})
+    for module in copy.modules():
+        if not isinstance(module, KernelLinear):
+            module._forward_hooks = OrderedDict()
+    return copy
+
+
 def summary(module: nn.Module) -> str:
     """How many linear layers run with which kernel."""
     linears = [m for m in module.modules() if isinstance(m, (KernelLinear, nn.Linear))]
     names = Counter(m.kernel.name if isinstance(m, KernelLinear) else STOCK for m in linears)
     return f"{len(linears)} layers, {', '.join(f'{count} {name}' for name, count in names.most_common())}"
+
+
+class _Unpacked:
+    """A layer with a kernel as the linear layer that it was; TorchScript would work out the properties of a module."""
+
+    def __init__(self, layer: KernelLinear) -> None:
+        self.in_features, self.out_features = layer.in_features, layer.out_features
+        self.kernel = layer.kernel
+
+    @property
+    def weight(self) -> Tensor:
+        return self.kernel.weight
+
+    @property
+    def bias(self) -> Tensor | None:
+        return self.kernel.bias
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,9 +191,11 @@ def _places(module: nn.Module) -> Iterator[_Place]:
     shared = {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding)}
     whole = sum(p.nbytes for p in module.parameters())
     output = module.get_output_embeddings() if isinstance(module, PreTrainedModel) else None
-    for parent in [m for m in module.modules() if not isinstance(m, Concatenated)]:
+    for parent in [m for m in module.modules() if not isinstance(m, (Concatenated, KernelLinear))]:
         for name, linear in parent.named_children():
-            if type(linear) in (nn.Linear, Concatenated) and all(
+            if isinstance(linear, KernelLinear):
+                yield _Place(parent, name, _Unpacked(linear), False, False, linear is output)
+            elif type(linear) in (nn.Linear, Concatenated) and all(
                 p.dtype == torch.float32 and p.device.type == "cpu" for p in linear.parameters()
             ):
                 weight = next(linear.parameters())

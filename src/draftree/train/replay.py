@@ -39,10 +39,12 @@ class Replay:
             prompt, output: what the target was asked and what it said.
             params: how it decoded; the draft law follows its temperature.
             features: [n, H] its hidden states at all tokens but the last, for a drafter that reads them.
-            target: makes its passes all the same, for a drafter that learns from what they say, or instead of features.
+            target: makes its passes all the same, for a drafter that learns from what they say, or instead of features;
+                by default only for a drafter that works on its rows.
         """
         self.left = list(output[1:])
-        self._drafter, self._features, self._target = drafter, features, target
+        self._drafter, self._features, self._target = drafter, features, target or drafter.host
+        target = self._target
         self._sequence = Sequence(prompt, params, len(output), frozenset(), NoText())
         none = torch.zeros(0)
         own = Row(slot=-1, length=0, logits=none, parents=none.long())
