@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -183,13 +184,17 @@ def ancestors(parents: Tensor, start: int = 0) -> tuple[Tensor, Tensor]:
         ([M - start, M] bool, true where the column's node is the row's node or one of its ancestors;
         [M - start] int64 depths, 1 for children of the root).
     """
-    total = parents.shape[0]
-    mask = torch.zeros((total - start, total + 1), dtype=torch.bool)  # last column: the root, dropped below
-    depths = torch.zeros(total - start, dtype=torch.int64)
-    rows = torch.arange(total - start)
-    current = torch.arange(start, total)
-    while bool((alive := current >= 0).any()):
-        mask[rows, current] = True  # ROOT is -1: it marks the last column
-        depths += alive
-        current = torch.where(alive, parents[current], ROOT)
-    return mask[:, :total], depths
+    above = parents.tolist()
+    mask = np.zeros((len(above) - start, len(above)), dtype=np.bool_)
+    depths: list[int] = []
+    for row, node in enumerate(range(start, len(above))):
+        parent, depth = above[node], 1
+        if parent >= start:
+            mask[row], depth = mask[parent - start], depths[parent - start] + 1
+        else:
+            while parent >= 0:
+                mask[row, parent] = True
+                parent, depth = above[parent], depth + 1
+        mask[row, node] = True
+        depths.append(depth)
+    return torch.from_numpy(mask), torch.tensor(depths, dtype=torch.int64)
