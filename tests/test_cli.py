@@ -14,8 +14,8 @@ import pytest
 
 from draftree import session
 from draftree.cli import run
-from draftree.draft.load import DRAFTERS
 from draftree.draft.methods import METHODS
+from draftree.draft.names import DRAFTERS
 from draftree.sequence import Chunk
 from draftree.verify.schemes import SCHEMES
 

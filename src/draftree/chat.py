@@ -8,8 +8,8 @@ import typer
 
 from . import show
 from .draft.levels import without_loop_back
-from .draft.load import DEFAULT_DRAFTER
 from .draft.methods import DEFAULT_METHOD, DEFAULT_NODES
+from .draft.names import DEFAULT_DRAFTER
 from .errors import InputError
 from .models.load import DEFAULT_MODEL
 from .models.numerics import DEFAULT_NUMERICS

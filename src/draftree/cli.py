@@ -16,9 +16,9 @@ import typer
 from .bench.command import bench
 from .bench.report.command import report
 from .chat import chat
-from .draft.load import DRAFTERS
 from .draft.loop import RULES
 from .draft.methods import METHODS
+from .draft.names import DRAFTERS
 from .errors import DraftreeWarning, InputError, RunError
 from .generate import generate
 from .models.command import info, profile

@@ -19,8 +19,9 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 
 from .config import Criterion, Processor, SamplingParams
-from .draft.load import DEFAULT_DRAFTER, learns, load_drafter, names_model
+from .draft.load import load_drafter
 from .draft.methods import DEFAULT_METHOD, DEFAULT_NODES, find_policy
+from .draft.names import DEFAULT_DRAFTER, learns, names_model
 from .draft.policy import GrowthPolicy
 from .engine import Engine
 from .errors import ConfigError

@@ -15,8 +15,8 @@ from .bench.exact import first_difference
 from .draft.auto import AutoTree
 from .draft.base import NoDrafter
 from .draft.levels import without_loop_back
-from .draft.load import DEFAULT_DRAFTER
 from .draft.methods import DEFAULT_METHOD, DEFAULT_NODES
+from .draft.names import DEFAULT_DRAFTER
 from .engine import Engine
 from .errors import ConfigError, RunError
 from .models.load import DEFAULT_MODEL

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Many
 from pathlib import Path
 
-from .draft.load import DEFAULT_DRAFTER, check_recycle_file, learns, load_drafter
+from .draft.load import load_drafter
 from .draft.methods import DEFAULT_METHOD, DEFAULT_NODES, find_policy
+from .draft.names import DEFAULT_DRAFTER, check_recycle_file, learns
 from .draft.policy import GrowthPolicy
 from .engine import Engine
 from .models.hf import HFModel

@@ -9,10 +9,10 @@ from draftree.bench.windows import Costs, Text, record, replay
 from draftree.config import SamplingParams
 from draftree.draft.drafter import TreeDrafter
 from draftree.draft.entropy import StaticTree
-from draftree.draft.load import layers_of
 from draftree.draft.lookup import LookupSource
 from draftree.draft.methods import find_policy
 from draftree.draft.model import ModelSource
+from draftree.draft.names import layers_of
 from draftree.engine import Engine
 from draftree.models.hf import HFModel
 from draftree.train.replay import Replay

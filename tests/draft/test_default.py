@@ -12,7 +12,8 @@ import torch
 import draftree
 from draftree.cli import run
 from draftree.config import SamplingParams
-from draftree.draft.load import AUTO, load_drafter, resolved
+from draftree.draft.load import load_drafter, resolved
+from draftree.draft.names import AUTO
 from draftree.draft.tree_file import read_tree
 from draftree.errors import ConfigError, ModelFileError
 from draftree.models import head_file

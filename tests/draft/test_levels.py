@@ -15,9 +15,10 @@ from draftree.draft.drafter import TreeDrafter
 from draftree.draft.entropy import StaticTree
 from draftree.draft.hierarchy import HierarchySource
 from draftree.draft.levels import LevelName, levels_of, without_loop_back
-from draftree.draft.load import layers_of, learns, load_drafter, names_model
+from draftree.draft.load import load_drafter
 from draftree.draft.loop import LoopBack
 from draftree.draft.model import ModelSource
+from draftree.draft.names import layers_of, learns, names_model
 from draftree.draft.stopping import PayingChain
 from draftree.draft.union import UnionSource
 from draftree.engine import Engine
@@ -186,12 +187,6 @@ def test_a_level_that_takes_longer_than_the_target_is_warned_of(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         load_drafter("lookup>self", model, StaticTree())
-
-
-def test_a_target_without_a_name_cannot_be_loaded_once_more(model: HFModel) -> None:
-    nameless = HFModel(model.model, model.tokenizer, name="./nowhere", self_test=False)
-    with pytest.raises(ConfigError, match=r"drafter 'int8' loads './nowhere' once more, and there is no model"):
-        load_drafter("lookup>int8", nameless, StaticTree())
 
 
 def test_a_recycle_file_is_for_a_level_that_recycles(model: HFModel, tmp_path: Path) -> None:

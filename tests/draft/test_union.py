@@ -17,10 +17,11 @@ from draftree.draft.best import OptTree
 from draftree.draft.drafter import TreeDrafter
 from draftree.draft.drawing import Drawing
 from draftree.draft.entropy import StaticTree
-from draftree.draft.load import load_drafter, parts_of
+from draftree.draft.load import load_drafter
 from draftree.draft.lookup import LookupSource
 from draftree.draft.methods import METHODS
 from draftree.draft.model import ModelSource
+from draftree.draft.names import parts_of
 from draftree.draft.policy import GrowthPolicy
 from draftree.draft.recycle import RecycleSource
 from draftree.draft.source import Scorer, Source

@@ -10,8 +10,10 @@ from torch import Tensor
 from torch.nn.functional import linear
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from draftree.models import kernels
-from draftree.models.kernels import KERNELS, Int4, Int8, Int8OneDNN, Kernel, _digits, working
+from draftree.models import kernels, whole
+from draftree.models.kernel import Kernel, works
+from draftree.models.kernels import KERNELS, working
+from draftree.models.whole import Int4, Int8, Int8OneDNN, _digits
 
 HERE = [kernel for numerics in KERNELS for kernel in working(numerics)]
 """What this processor has; ``load`` falls back on these where one is missing."""
@@ -67,9 +69,7 @@ def test_a_row_does_not_depend_on_its_place(kernel: type[Kernel], shape: tuple[i
     """PyTorch's own linear is a library's, whose blocks end where two threads meet: there it is rounding."""
     layer, _, _ = made(kernel, *shape)
     x, order = rows(9, shape[0]), torch.randperm(9, generator=torch.Generator().manual_seed(3))
-    torch.testing.assert_close(
-        layer(x[order]), layer(x)[order], rtol=0, atol=2e-6 if kernel is kernels.Stock else 0
-    )
+    torch.testing.assert_close(layer(x[order]), layer(x)[order], rtol=0, atol=2e-6 if kernel is kernels.Stock else 0)
 
 
 @pytest.mark.parametrize("kernel", [Int8, Int8OneDNN], ids=lambda k: k.name)
@@ -98,7 +98,9 @@ def test_a_packed_weight_can_be_had_again(kernel: type[Kernel], shape: tuple[int
     """And what is made of it computes the same, but for a rounding of the second kind where the first had one."""
     layer, weight, shift = made(kernel, *shape, bias)
     assert layer.weight.shape == weight.shape
-    assert (layer.weight - weight).abs().max() <= {"fp16w": 1e-3, "int4": 0.1}.get(kernel.name, 1e-2) * weight.abs().max()
+    assert (layer.weight - weight).abs().max() <= {"fp16w": 1e-3, "int4": 0.1}.get(
+        kernel.name, 1e-2
+    ) * weight.abs().max()
     x = rows(5, shape[0])
     assert (linear(x, layer.weight, shift) - layer(x)).abs().max() <= (0.05 if kernel is Int4 else 0.02)
     if kernel in (kernels.Stock, kernels.Prepacked):
@@ -127,9 +129,9 @@ def test_weights_of_four_bits_in_groups_are_kept(inputs: int) -> None:
 
 @four_bits
 def test_parts_of_a_large_weight_are_packed_as_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, weight, _ = made(Int4, 64, 333)
-    monkeypatch.setattr(kernels, "_AT_ONCE", 64 * 70)
-    assert torch.equal(Int4(weight, None)(rows(3, 64)), whole(rows(3, 64)))
+    entire, weight, _ = made(Int4, 64, 333)
+    monkeypatch.setattr(whole, "_AT_ONCE", 64 * 70)
+    assert torch.equal(Int4(weight, None)(rows(3, 64)), entire(rows(3, 64)))
 
 
 @pytest.mark.parametrize("kernel", [Int8, Int8OneDNN], ids=lambda k: k.name)
@@ -148,16 +150,15 @@ def test_activations_are_as_fine_as_two_digits(kernel: type[Kernel]) -> None:
 @pytest.mark.parametrize("kernel", [Int8, Int8OneDNN], ids=lambda k: k.name)
 def test_processors_that_saturate_get_smaller_digits(kernel: type[Kernel], monkeypatch: pytest.MonkeyPatch) -> None:
     made(kernel, 32, 61)
-    works = kernels._works
-    monkeypatch.setattr(kernels, "_works", lambda made: made.keywords["digits"][0] < 127 and works(made))
-    kernels._digits.cache_clear()
+    monkeypatch.setattr(whole, "works", lambda made: made.keywords["digits"][0] < 127 and works(made))
+    _digits.cache_clear()
     try:
         x, weight = rows(5, 64), rows(32, 64, seed=4) / 8
         layer = kernel(weight, None)
         assert (layer(x) - linear(x, weight)).abs().max() <= ERROR[kernel.name]
         assert layer.product.largest == 63
     finally:
-        kernels._digits.cache_clear()
+        _digits.cache_clear()
 
 
 def test_a_kernel_that_is_wrong_or_not_there_does_not_work() -> None:
@@ -170,9 +171,9 @@ def test_a_kernel_that_is_wrong_or_not_there_does_not_work() -> None:
             out: Tensor = torch.ops.quantized.there_is_no_such_kernel(x)
             return out
 
-    assert kernels._works(kernels.Stock)
-    assert not kernels._works(Wrong)
-    assert not kernels._works(Absent)
+    assert works(kernels.Stock)
+    assert not works(Wrong)
+    assert not works(Absent)
 
 
 def test_int8_layers_may_be_faster_in_float16_but_only_where_there_is_int8(monkeypatch: pytest.MonkeyPatch) -> None:

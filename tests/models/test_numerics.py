@@ -25,7 +25,7 @@ from draftree.models.choice import Choice
 from draftree.models.hf import HFModel
 from draftree.models.kernels import KERNELS, Stock, working
 from draftree.models.load import load, load_stock
-from draftree.models.numerics import KernelLinear, check, convert, summary
+from draftree.models.numerics import NUMERICS, KernelLinear, check, convert, summary
 from draftree.models.profile import Identity
 
 from ..pairs import drafter, generated

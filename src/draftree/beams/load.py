@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import cast
 
 from ..draft.levels import levels_of
-from ..draft.load import AUTO, DEFAULT_DRAFTER, drafting_model, parts_of
+from ..draft.load import drafting_model
+from ..draft.names import AUTO, DEFAULT_DRAFTER, parts_of
 from ..errors import ConfigError
 from ..models.head_file import shipped_for
 from ..models.head_model import HeadModel

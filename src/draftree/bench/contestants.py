@@ -13,7 +13,8 @@ from ..beams.load import load_beam_source
 from ..config import SamplingParams
 from ..draft.base import Drafter, NoDrafter, Outcome
 from ..draft.drafter import TreeDrafter
-from ..draft.load import load_drafter, names_model
+from ..draft.load import load_drafter
+from ..draft.names import names_model
 from ..engine import Engine, Generation
 from ..models.head_model import HeadModel
 from ..models.hf import HFModel

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from ..beams.load import check_beam_drafter
 from ..beams.params import BeamParams
 from ..config import Budget, SamplingParams
-from ..draft.load import AUTO, learns, names_model, parts_of
 from ..draft.methods import find_method
+from ..draft.names import AUTO, learns, names_model, parts_of
 from ..draft.policy import GrowthPolicy
 from ..errors import ConfigError
 from ..verify.schemes import DEFAULT_SCHEME, Match, find_scheme

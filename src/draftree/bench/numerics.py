@@ -21,9 +21,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ..models.base import Nodes
 from ..models.hf import HFModel
-from ..models.kernels import KERNELS
 from ..models.load import DEFAULT_MODEL, load, load_stock
-from ..models.numerics import STOCK, summary
+from ..models.numerics import AUTO, DEFAULT_NUMERICS, DRAFTING, NUMERICS, STOCK, summary
 from ..text import encode
 
 SIZES = (1, 2, 4, 8, 16, 24, 32, 64)
@@ -56,7 +55,8 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     models = {STOCK: HFModel(*load_stock(args.target), name=args.target)}
-    models |= {numerics: load(args.target, numerics=numerics) for numerics in KERNELS}
+    models |= {numerics: load(args.target, numerics=numerics) for numerics in NUMERICS if numerics != AUTO}
+    models[DRAFTING] = models[DEFAULT_NUMERICS].in_numerics(DRAFTING)
     _print_times(models, args.context, args.repeats)
     _print_agreement(models)
 

@@ -111,8 +111,11 @@ class AutoTree(GrowthPolicy):
 
     @property
     def trust(self) -> float:
-        """Accepted over expected nodes of the trees that were chosen: choosing by expectation favours the overrated."""
-        return (self._accepted + _PRIOR) / (self._expected + _PRIOR)
+        """Accepted over expected nodes of the trees that were chosen: choosing by expectation favours the overrated.
+
+        At most 1: who is underrated is soon counted better, and would be believed twice.
+        """
+        return min(1.0, (self._accepted + _PRIOR) / (self._expected + _PRIOR))
 
     def width_for(self, nodes: int) -> int:
         """``width``, whatever the budget."""

@@ -7,7 +7,6 @@ layers left out this is Zhang et al., *Draft & Verify* (ACL 2024), Section 3.1.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 
@@ -31,7 +30,6 @@ class GuestSource(ModelSource):
 
     model: HFModel
     target: HFModel = field(kw_only=True)
-    near: bool = field(default=False, kw_only=True)
 
     @property
     def host(self) -> LanguageModel:

@@ -50,6 +50,7 @@ class ModelSource(Source):
 
     Attributes:
         model: the drafting model; it says nothing of a sequence that has outgrown its context.
+        near: see ``Source``: it is the target in other numerics.
         vocab_size: the target's; logits beyond it (padding of the output layer) are cut off.
     """
 
@@ -57,6 +58,7 @@ class ModelSource(Source):
 
     model: LanguageModel = field()
     vocab_size: int
+    near: bool = field(default=False, kw_only=True)
     _passes: int = field(default=0, repr=False)
     _states: dict[Sequence, State] = field(default_factory=dict, repr=False)
 

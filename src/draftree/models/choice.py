@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ..errors import DraftreeWarning, RunError
 from ..files import write_whole
-from .kernels import Kernel
+from .kernel import Kernel
 from .profile import processor
 
 FORMAT, VERSION = "draftree-kernels", 2
@@ -36,6 +36,7 @@ _COPIED = 48 << 20
 """Bytes of weights that are gone through in turn: a model's layers are not in the processor's caches either."""
 _GAIN, _PADDING = 0.9, 5e-6
 """Run for more rows where that takes at most this share of the time, seconds of filling them up included."""
+
 
 class Linear(Protocol):
     """What ``nn.Linear`` has."""

@@ -26,7 +26,8 @@ from transformers import PreTrainedModel
 
 from ..errors import ConfigError, DraftreeWarning
 from .choice import Choice, Linear, Times, choose
-from .kernels import KERNELS, Kernel, Stock, candidates, working
+from .kernel import Kernel
+from .kernels import KERNELS, Stock, candidates, working
 from .layers import Concatenated
 
 AUTO, STOCK = "auto", "stock"

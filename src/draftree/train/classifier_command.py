@@ -11,7 +11,8 @@ from rich.console import Console
 
 from ..draft.classifier import DEFAULT_FEATURES, Classifier
 from ..draft.classifier_file import ClassifierFile, read_classifier
-from ..draft.load import DEFAULT_DRAFTER, load_drafter
+from ..draft.load import load_drafter
+from ..draft.names import DEFAULT_DRAFTER
 from ..draft.static import Pair
 from ..errors import ConfigError, RunError
 from ..models.load import DEFAULT_MODEL, load

@@ -13,7 +13,8 @@ from rich.progress import Progress
 from ..config import Budget, SamplingParams
 from ..draft.base import Drafter as Drafts
 from ..draft.drafter import TreeDrafter
-from ..draft.load import DEFAULT_DRAFTER, learns, load_drafter
+from ..draft.load import load_drafter
+from ..draft.names import DEFAULT_DRAFTER, learns
 from ..draft.static import Pair
 from ..draft.tree_file import TreeFile
 from ..errors import ConfigError, PromptError, RunError
