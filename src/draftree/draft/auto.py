@@ -32,7 +32,7 @@ from .policy import Frontier, Growth, GrowthPolicy, best_per_row, ranks_per_row
 from .proposal import Proposal
 from .report import Report
 from .source import Source
-from .worth import Stake
+from .worth import Rate, Stake
 
 _RECORD = 0.99
 """Share that each new step leaves of the record of how far expected acceptance can be trusted."""
@@ -44,6 +44,7 @@ _SHARE = 0.1
 """Share of a node's mean price that a candidate must promise to be drafted: on plateaus nodes are cheaper than that."""
 _FURTHER = 3.0
 """Expected tokens of all deeper layers that each one of the last layer may stand for, at most, while it is drafted."""
+_LAYERS = 0.99
 _NOWHERE = -2
 """No node has this number."""
 
@@ -70,6 +71,8 @@ class AutoTree(GrowthPolicy):
     _records: WeakKeyDictionary[Sequence, Record] = field(default_factory=WeakKeyDictionary, repr=False, compare=False)
     _plan: Proposal | None = field(default=None, repr=False, compare=False)
     _ledger: Ledger = field(default_factory=Ledger, repr=False, compare=False)
+    _near: bool = field(default=False, repr=False, compare=False)
+    _steady: Rate = field(default_factory=lambda: Rate(_PRIOR, _PRIOR), repr=False, compare=False)
     _accepted: float = field(default=0.0, repr=False, compare=False)
     _expected: float = field(default=0.0, repr=False, compare=False)
     _models: list[Capabilities] | None = field(default=None, repr=False, compare=False)
@@ -88,6 +91,7 @@ class AutoTree(GrowthPolicy):
             raise ConfigError("this AutoTree has learned for other models: make a new one")
         if self._models is None and len(sources) == 1:  # a union weighs its parts itself
             self.calibration.begin([sources[0].near])
+            self._near = sources[0].near
         self._models = models
         self.target = self.target or kept_or_measured(target)
         self._ledger.stakes = [
@@ -179,7 +183,7 @@ class AutoTree(GrowthPolicy):
             if further > plan.rate * (plan.price.layer + self._ledger.layers * self._ledger.growing):
                 extend[keep] = among
                 plan.asked += bool((among & ~free).any())
-            elif ahead > plan.rate * self._ledger.growing:
+            elif ahead > plan.rate * max(0.0, self._ledger.growing):
                 extend[keep] = among & free
         return Growth(*map(torch.from_numpy, (keep, extend, paths)))
 
@@ -197,7 +201,8 @@ class AutoTree(GrowthPolicy):
         totals = np.bincount(ranks, plan.paths, most)[:most].cumsum()
         size = int((self.trust * totals - plan.rate * plan.curve.now[1:]).argmax())
         gained = float(totals[size] - plan.totals[min(size, len(plan.totals) - 1)])
-        decay = min(1.0, gained / plan.gained)
+        self._steady.add(max(0.0, gained), plan.gained, _LAYERS)
+        decay = min(1.0, self._steady.value if self._near else gained / plan.gained)
         onwards = self.trust * decay
         plan.totals, plan.gained = totals, max(gained, 1e-9)
         among = ranks[len(ranks) - len(rows) :] <= size

@@ -26,7 +26,7 @@ PRIOR = 4.0
 """Trials that the draft's own probability counts for."""
 _INFORMATION, _MOST_SHIFT = 2.0, 4.0
 """Fisher information that a kind's shift of log-odds starts with, and the largest shift."""
-_NEAR_SHIFT = 2.0
+_NEAR_SHIFT = 3.0
 """Of log-odds: a drafter that is nearly the target says first what the target says, however sure it is of it."""
 _CALM = 4.0
 """Hits as expected that each sequence's own record begins with."""

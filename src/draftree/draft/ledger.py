@@ -17,6 +17,8 @@ _CREDIT = 8.0
 """Plain passes, of a token each, that the record of speed begins with."""
 _MOST_GROWING = 10.0
 """Times what a layer's growing takes that one may count for: a stall of the machine is no cost of it."""
+_MOST_SAVED = 0.5
+"""Share of a layer's price that passes one after another may save of what the profile says of single ones."""
 _LITTLE = 2e-4
 """Seconds that growing a layer, and learning, take before they have been measured."""
 
@@ -28,7 +30,8 @@ class Ledger:
     Attributes:
         stakes: one for each source.
         pace: tokens a plain pass's time.
-        growing: seconds of a layer that no source took: the growth loop's own.
+        growing: seconds of a layer that the profiles do not tell: the growth loop's own, and less than none where
+            passes one after the other find more of their weights in the processor's caches than single ones do.
         layers: that come of asking the sources once, on average: more than one where they answer ahead.
         reads: in the proposal under way a source is asked whose model reads much of a text first.
     """
@@ -97,6 +100,7 @@ class Ledger:
         if plan.fresh or not plan.frontiers:
             return
         rest = outcomes[0].step.draft * spending.scale - plan.asked * plan.price.layer
-        took = min(max(0.0, rest) / plan.layers, _MOST_GROWING * self.growing + _LITTLE)
+        least = -_MOST_SAVED * plan.price.layer
+        took = max(least, min(rest / plan.layers, _MOST_GROWING * abs(self.growing) + _LITTLE))
         self.growing += (1 - _MEMORY) * (took - self.growing)
         self.layers += (1 - _MEMORY) * (plan.layers / plan.asked - self.layers)
