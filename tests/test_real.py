@@ -23,6 +23,7 @@ from draftree.draft.load import load_drafter
 from draftree.draft.methods import METHODS
 from draftree.engine import Engine
 from draftree.models.hf import HFModel
+from draftree.models.kernels import working
 from draftree.models.load import load_stock
 from draftree.text import encode
 
@@ -84,9 +85,27 @@ def test_greedy_ids_equal_transformers_generate_for_a_batch_of_three(
         _agree(model, prompt, want, got.token_ids, params)
 
 
-def test_the_default_drafter_takes_the_head_that_ships(
-    model: HFModel, prompts: list[list[int]], greedy: list[list[int]]
+@pytest.mark.skipif(not working("int4"), reason="no int4 kernel here")
+def test_the_default_drafter_is_the_target_in_int4(
+    model: HFModel, prompts: list[list[int]], greedy: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Its layers come from 4 bits, so that next to nothing is lost."""
+    monkeypatch.setattr("draftree.draft.load.price", lambda model, numerics: 0.4)
+    made = draftree.load_drafter("auto", model, policy("chain"))
+    assert made.name == "int4"
+    before = sum(p.nbytes for p in model.model.parameters())
+    for prompt, want, got in zip(
+        prompts, greedy, Engine(model, made, nodes=4).generate(prompts, SamplingParams(max_tokens=TOKENS)), strict=True
+    ):
+        _agree(model, prompt, want, got.token_ids, SamplingParams())
+        assert sum(got.stats.accepted) >= 0.85 * sum(got.stats.drafted)
+    assert sum(p.nbytes for p in model.model.parameters()) == before
+
+
+def test_where_int4_is_slow_the_default_drafter_takes_the_head_that_ships(
+    model: HFModel, prompts: list[list[int]], greedy: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("draftree.draft.load.price", lambda model, numerics: 0.9)
     made = draftree.load_drafter("auto", model, policy("opt-tree"))
     assert made.name == "lookup+recycle+head"
     got = Engine(model, made, nodes=16).generate(prompts[:1], SamplingParams(max_tokens=TOKENS))[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -203,6 +204,14 @@ def test_what_cannot_be_had_is_refused(numerics: str, device: str, dtype: torch.
         check(numerics, torch.device(device), dtype)
 
 
+def test_int4_is_for_drafters() -> None:
+    check("int4", torch.device("cpu"), torch.float32, drafting=True)
+    with pytest.raises(ConfigError, match="numerics int4 needs device cpu, not cuda"):
+        check("int4", torch.device("cuda"), torch.float32, drafting=True)
+    with pytest.raises(ConfigError, match="numerics is 'int3': choose from"):
+        check("int3", torch.device("cpu"), torch.float32, drafting=True)
+
+
 @pytest.mark.parametrize("numerics", ["fp32", "auto"])
 @pytest.mark.parametrize(("device", "dtype"), [("cuda", None), ("cpu", torch.bfloat16)])
 def test_numerics_that_ask_for_nothing_special_go_with_any_device(
@@ -224,6 +233,73 @@ def test_a_converted_model_is_known_again_and_not_converted_twice() -> None:
     assert first.twin().capabilities == first.capabilities
     with pytest.raises(ConfigError, match="has numerics fp16w .*: load it again"):
         HFModel(first.model, numerics="int8")
+
+
+HOSTS = [None, *HERE]
+
+
+@pytest.mark.parametrize("numerics", ["fp16w", "int8", *(["int4"] if working("int4") else [])])
+@pytest.mark.parametrize("host", HOSTS, ids=str)
+def test_a_model_can_be_had_in_other_numerics_beside_itself(host: str | None, numerics: str) -> None:
+    """Made of the weights in use, whatever holds them; what is no linear layer is there once."""
+    first = HFModel(tiny(), numerics=host, self_test=False)
+    before = causal_logits(first.model, range(20))
+    second = first.in_numerics(numerics)
+    assert second.capabilities == replace(first.capabilities, numerics=numerics)
+    assert torch.equal(causal_logits(first.model, range(20)), before), "the first has stayed as it was"
+    names = {m.kernel.name for m in second.model.modules() if isinstance(m, KernelLinear)}
+    assert names <= {kernel.name for kind in (numerics, "int8") for kernel in KERNELS[kind]}
+    assert not [m for m in second.model.modules() if type(m) is nn.Linear]
+    error = (causal_logits(second.model, range(20)) - before).abs().max() / before.std()
+    assert error <= {"fp16w": 0.05, "int8": 0.5, "int4": 3.0}[numerics]
+    for one, other in zip(first.model.parameters(), second.model.parameters(), strict=False):
+        if one.shape == other.shape:
+            assert one.data_ptr() == other.data_ptr()
+    second.model.get_input_embeddings()
+    assert second.model.get_input_embeddings().weight is first.model.get_input_embeddings().weight
+
+
+@pytest.mark.skipif(not working("int4"), reason="no int4 kernel here")
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_int4_has_its_output_layer_in_int8(kind: str) -> None:
+    made = HFModel(tiny(kind), numerics="fp32", self_test=False).in_numerics("int4").model
+    output = made.get_output_embeddings()
+    assert output.kernel.name in {kernel.name for kernel in working("int8")}
+    inner = {m.kernel.name for m in made.modules() if isinstance(m, KernelLinear) and m is not output}
+    assert inner <= {"int4"}, "GPT-2 has none that PyTorch calls linear"
+    assert inner or kind == "gpt2"
+
+
+def test_the_price_of_numerics_is_that_of_one_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all layers together, each in the kernel that it runs with, against the fastest there is in these numerics."""
+    seconds = {"stock": 3.0, "prepacked": 2.0, "int8": 0.5, "int8-onednn": 0.25, "fp16w": 1.0, "int4": 1.5}
+    monkeypatch.setattr(
+        module.Times, "of", lambda self, kernels, linears: {k.name: (seconds[k.name], 9.0) for k in kernels}
+    )
+    monkeypatch.setattr(
+        module, "choose", lambda times: min((Choice(k, (), t[0]) for k, t in times.items()), key=lambda c: c.seconds)
+    )
+    model = HFModel(tiny(), numerics="fp32", self_test=False).model
+    used = [m.kernel.name for m in model.modules() if isinstance(m, KernelLinear)]
+    now = sum(seconds[name] for name in used)
+    assert module.price(model, "fp32") == pytest.approx(1.0)
+    assert module.price(model, "fp16w") == pytest.approx(len(used) / now)
+    if working("int4") and working("int8"):
+        output = min(seconds[kernel.name] for kernel in working("int8"))
+        assert module.price(model, "int4") == pytest.approx(((len(used) - 1) * 1.5 + output) / now)
+    monkeypatch.setattr(module, "working", lambda numerics: ())
+    assert module.price(model, "int4") == float("inf")
+
+
+def test_other_numerics_follow_what_is_tracked_in_neither() -> None:
+    """A hook on the first is not one on the second."""
+    first = HFModel(tiny(), numerics="fp32", self_test=False)
+    first.track_features()
+    second = first.in_numerics("int8")
+    row = second.open(PROMPTS[0])
+    assert not second.tracks_features
+    assert row.features == []
+    second.close(row)
 
 
 def test_profiles_of_other_numerics_are_other_profiles() -> None:

@@ -21,10 +21,10 @@ from .levels import HierarchyBeams, UnionBeams
 from .sources import BeamSource, HeadBeams, LookupBeams, ModelBeams, PassBeams
 
 _CAN = (
-    "beams are drafted by a drafting model, head, int8, fp16w, layers=N, self, none, a hierarchy of these such as "
-    "lookup>int8 or, for beam search, by lookup and unions"
+    "beams are drafted by a drafting model, head, int4, int8, fp16w, layers=N, self, none, a hierarchy of these such "
+    "as lookup>int8 or, for beam search, by lookup and unions"
 )
-_NEAR = ("int8", "fp16w", "self")
+_NEAR = ("int4", "int8", "fp16w", "self")
 """The target's weights."""
 
 

@@ -17,7 +17,7 @@ from ..models.head_model import HeadModel
 from ..models.hf import HFModel
 from ..models.load import load
 from ..models.measure import kept_or_measured
-from ..models.numerics import DEFAULT_NUMERICS, NUMERICS
+from ..models.numerics import DEFAULT_NUMERICS, DRAFTING, NUMERICS, price
 from .base import Drafter, NoDrafter
 from .drafter import TreeDrafter
 from .guest import GuestSource
@@ -34,6 +34,8 @@ from .union import UnionSource
 
 _OWN: WeakKeyDictionary[PreTrainedModel, dict[str, HFModel]] = WeakKeyDictionary()
 """Targets once more, by their numerics."""
+_CHEAP = 0.5
+"""Share of the target's time for linear layers that those of a drafter of the same size may take to be worth it."""
 _CONTEXT = 512
 """Tokens behind which passes of levels are compared."""
 
@@ -143,14 +145,17 @@ def _warn_if_slow(level: int, model: LanguageModel, target: HFModel) -> None:
 def resolved(name: str | HFModel, target: HFModel, policy: GrowthPolicy, *, learning: bool = True) -> str | HFModel:
     """What "auto" stands for: the best that is there for a target. Any other name stands for itself.
 
-    It is the drafter that the policy was made for, if it was made for one that is there; else lookup+recycle+head for a
-    target that a head comes for, without ``learning`` that head alone; else lookup.
+    It is the drafter that the policy was made for, if it was made for one that is there; else the target itself in
+    int4, where it computes in float32 on a CPU that takes ``_CHEAP`` of the time for that; else lookup+recycle+head for
+    a target that a head comes for, without ``learning`` that head alone; else lookup.
     """
     if name != AUTO:
         return name
     shipped = shipped_for(target) is not None
     if policy.partner is not None and (shipped or policy.partner != "head"):
         return policy.partner
+    if target.capabilities.numerics == DEFAULT_NUMERICS and price(target.model, DRAFTING) <= _CHEAP:
+        return DRAFTING
     if not shipped:
         return "lookup"
     return "lookup+recycle+head" if learning else "head"

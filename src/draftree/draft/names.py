@@ -11,7 +11,8 @@ from .levels import is_hierarchy, levels_of
 
 AUTO = DEFAULT_DRAFTER = "auto"
 DRAFTERS = {
-    AUTO: "lookup+recycle+head where a head comes for the target (head where children are drawn), else lookup",
+    AUTO: "int4 where a float32 target is on a CPU that is fast in it, else lookup+recycle+head where a head comes for "
+    "the target (head where children are drawn), else lookup",
     "lookup": "continuations of earlier occurrences in prompt and output; no model",
     "recycle": "what the target found probable when it last saw the same token; no model",
     "head": "a layer trained on the target's hidden states; comes with smollm2",

@@ -12,6 +12,7 @@ On a CPU, for float32 models. The original weights are freed, those of an embedd
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterator, Sequence
@@ -124,6 +125,26 @@ def convert(module: nn.Module, numerics: str = DEFAULT_NUMERICS) -> str:
     return used
 
 
+def price(model: PreTrainedModel, numerics: str) -> float:
+    """Seconds of the linear layers of a converted model for one token, were they in ``numerics``, over what they are.
+
+    Infinite where this processor has no kernel for them.
+    """
+    if not working(numerics):
+        return math.inf
+    groups: dict[_Key, list[_Place]] = {}
+    for place in _places(model):
+        groups.setdefault(place.key, []).append(place)
+    times, seconds = Times(), [0.0, 0.0]
+    for places in groups.values():
+        linears = [place.linear for place in places]
+        now = {type(linear.kernel) for linear in linears if isinstance(linear, _Unpacked)}
+        for i, kernels in enumerate((_kernels(places[0], numerics), tuple(now) or (Stock,))):
+            seconds[i] += len(places) * min(each[0] for each in times.of(kernels, linears).values())
+    times.keep()
+    return seconds[0] / seconds[1] if seconds[1] else math.inf
+
+
 def apart(model: PreTrainedModel) -> PreTrainedModel:
     """A copy of a model that can be given other linear layers; it shares all weights and other layers with it."""
     parts = [*model.parameters(), *model.buffers(), *(m for m in model.modules() if isinstance(m, KernelLinear))]
@@ -207,11 +228,17 @@ def _places(module: nn.Module) -> Iterator[_Place]:
 def _plan(places: Sequence[_Place], kind: str, times: Times) -> dict[_Key, Choice]:
     """What layers would run with in these numerics, by their keys."""
     groups: dict[_Key, list[Linear]] = {}
+    kernels = {place.key: _kernels(place, kind) for place in places}
     for place in places:
         groups.setdefault(place.key, []).append(place.linear)
     plan = {}
     for key, linears in groups.items():
-        stock_only, output = key[2] and kind == DEFAULT_NUMERICS, key[3]
-        own = "int8" if output and kind == DRAFTING and working("int8") else kind
-        plan[key] = choose(times.of((Stock,) if stock_only else candidates(own), linears))
+        plan[key] = choose(times.of(kernels[key], linears))
     return plan
+
+
+def _kernels(place: _Place, kind: str) -> tuple[type[Kernel], ...]:
+    """What a layer may run with in these numerics."""
+    if place.shared and place.large and kind == DEFAULT_NUMERICS:
+        return (Stock,)
+    return candidates("int8" if place.output and kind == DRAFTING and working("int8") else kind)

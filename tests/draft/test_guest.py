@@ -1,0 +1,194 @@
+"""The target as its own drafter on its own rows: it reads nothing again, keeps nothing, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from draftree.config import Budget, SamplingParams
+from draftree.draft.drafter import TreeDrafter
+from draftree.draft.entropy import StaticTree
+from draftree.draft.guest import GuestSource
+from draftree.draft.load import load_drafter
+from draftree.draft.methods import METHODS
+from draftree.draft.model import ModelSource
+from draftree.engine import Engine
+from draftree.errors import ConfigError, RunError
+from draftree.models.hf import HFModel
+from draftree.models.kernels import working
+from draftree.train.replay import Replay
+
+from ..pairs import policy, target
+from ..tiny import VOCAB, tiny
+
+PROMPTS = [[3, 14, 15, 9, 2, 6, 14, 15], [27, 1, 8], [31, 41, 5, 9, 26, 53, 58]]
+PARAMS = [SamplingParams(max_tokens=20, temperature=t, seed=7, ignore_eos=True) for t in (0.0, 1.0, 0.7)]
+OWN = ["layers=1", "int8", "fp16w", *(["int4"] if working("int4") else [])]
+
+
+@pytest.fixture(scope="module")
+def model() -> HFModel:
+    return HFModel(tiny(), numerics="fp32", self_test=False)
+
+
+@pytest.fixture(scope="module")
+def plain(model: HFModel) -> list[list[int]]:
+    return [g.token_ids for g in Engine(model).generate(PROMPTS, PARAMS)]
+
+
+def guest(model: HFModel, drafting: HFModel | None = None) -> GuestSource:
+    return GuestSource((drafting or model.twin()).on_rows_of(model), VOCAB, target=model)
+
+
+def ids(engine: Engine, prompts: list[list[int]], params: list[SamplingParams]) -> list[list[int]]:
+    return [g.token_ids for g in engine.generate(prompts, params)]
+
+
+@pytest.mark.parametrize("name", [*OWN, "lookup>layers=1", "lookup+int8", "layers=1+int8", "layers=1>int8"])
+@pytest.mark.parametrize("method", ["chain", "opt-tree", "auto", "dynamic-window"])
+def test_ids_are_those_of_plain_decoding(model: HFModel, plain: list[list[int]], name: str, method: str) -> None:
+    engine = Engine(model, load_drafter(name, model, policy(method)), nodes=8)
+    assert ids(engine, PROMPTS, PARAMS) == plain
+    assert [ids(engine, [p], [q])[0] for p, q in zip(PROMPTS, PARAMS, strict=True)] == plain
+
+
+@pytest.mark.parametrize("scheme", ["multi-round", "top1-residual", "block"])
+def test_its_children_can_be_drawn(model: HFModel, scheme: str) -> None:
+    made = StaticTree(1, 4) if scheme == "block" else StaticTree(2, 3)
+    for source in (guest(model), ModelSource(model.twin(), VOCAB)):
+        engine = Engine(model, TreeDrafter(made, source), nodes=9, verification=scheme)
+        drawn = ids(engine, PROMPTS, PARAMS)
+        if isinstance(source, GuestSource):
+            want = drawn
+    assert want == drawn, "a model on rows of its own draws others"
+
+
+def test_a_twin_of_the_target_is_always_right(model: HFModel) -> None:
+    source = guest(model)
+    (found,) = Engine(model, TreeDrafter(StaticTree(1, 4), source), nodes=4).generate(PROMPTS[:1], PARAMS[:1])
+    assert found.stats.accepted == found.stats.drafted
+    assert found.stats.steps == 4, "1 + 4 x 5 tokens, the last step short of one"
+    assert source.model.cache is model.cache, "it has none of its own"
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_trees_are_those_of_the_same_model_with_a_cache_of_its_own(name: str) -> None:
+    """With the target's own weights; other weights read what the target has read, so that they say a little else."""
+    model = HFModel(tiny(), numerics="fp32", self_test=False)
+    for prompt in PROMPTS:
+        engine = Engine(model)
+        sequence = engine.open(prompt, PARAMS[0])
+        trees = []
+        for source in (guest(model), ModelSource(model.twin(), VOCAB)):
+            drafter = TreeDrafter(METHODS["opt-tree"].policy(), source)
+            trees.append(drafter.propose([sequence], [Budget(9)])[0])
+            drafter.close(sequence)
+        assert torch.equal(trees[0].tokens, trees[1].tokens)
+        assert torch.equal(trees[0].parents, trees[1].parents)
+        torch.testing.assert_close(trees[0].path_logprobs, trees[1].path_logprobs, atol=1e-4, rtol=0)
+        other = load_drafter(name, model, StaticTree(1, 2))
+        assert len(other.propose([sequence], [Budget(2)])[0]) == 2
+        assert len(sequence.row.parents) == 0 if sequence.row else False
+        engine.close(sequence)
+
+
+def test_it_reads_no_prompt_and_makes_one_pass_a_layer(model: HFModel) -> None:
+    source = guest(model)
+    engine = Engine(model, TreeDrafter(StaticTree(1, 3), source), nodes=3)
+    sequence = engine.open(PROMPTS[0], PARAMS[0])
+    assert source.unread(sequence) == [(source.model, 0)]
+    seen = []
+    extend = source.model.extend
+    source.model.extend = lambda rows, nodes: seen.append([len(n.tokens) for n in nodes]) or extend(rows, nodes)  # type: ignore[method-assign, func-returns-value]
+    engine.step([sequence])
+    engine.step([sequence])
+    engine.close(sequence)
+    assert seen == [[1]] * 6
+    assert source.passes == 6
+
+
+def test_a_step_that_failed_in_between_leaves_nothing_that_counts(model: HFModel, plain: list[list[int]]) -> None:
+    source = guest(model)
+    engine = Engine(model, TreeDrafter(StaticTree(2, 3), source), nodes=6)
+    sequence = engine.open(PROMPTS[0], PARAMS[0])
+    extend, count = source.model.extend, [0]
+
+    def failing(rows: object, nodes: object) -> object:
+        count[0] += 1
+        if count[0] == 2:
+            raise RunError("out of memory")
+        return extend(rows, nodes)  # type: ignore[arg-type]
+
+    source.model.extend = failing  # type: ignore[method-assign, assignment]
+    with pytest.raises(RunError):
+        engine.step([sequence])
+    while sequence.finish_reason is None:
+        engine.step([sequence])
+    assert sequence.output_ids == plain[0]
+    engine.close(sequence)
+
+
+def test_sequences_come_and_go(model: HFModel, plain: list[list[int]]) -> None:
+    """The last row takes a closed one's place in storage: the drafter follows, since the row is the target's."""
+    engine = Engine(model, load_drafter("layers=1", model, StaticTree(2, 2)), nodes=6)
+    first, second = (engine.open(p, q) for p, q in zip(PROMPTS[:2], PARAMS[:2], strict=True))
+    engine.step([first, second])
+    engine.close(first)
+    while second.finish_reason is None:
+        engine.step([second])
+    assert second.output_ids == plain[1]
+    engine.close(second)
+    assert ids(engine, PROMPTS, PARAMS) == plain, "rows that were closed are forgotten"
+
+
+def test_storage_that_is_allotted_anew_is_the_drafters_too(model: HFModel, plain: list[list[int]]) -> None:
+    engine = Engine(model, load_drafter("layers=1", model, StaticTree(1, 2)), nodes=3)
+    assert ids(engine, PROMPTS[:1], PARAMS[:1]) == plain[:1]
+    model.reserve(5, 900)  # no row is open: the old storage goes
+    assert ids(engine, PROMPTS, PARAMS) == plain
+
+
+def test_it_cannot_draft_for_another_target(model: HFModel) -> None:
+    drafter = load_drafter("layers=1", model, StaticTree())
+    with pytest.raises(ConfigError, match="layers=1 was loaded for another target: load it for the one in use"):
+        Engine(model.twin(), drafter)
+
+
+def test_a_cache_of_another_shape_cannot_be_shared(model: HFModel) -> None:
+    with pytest.raises(ConfigError, match="cannot read the cache of"):
+        HFModel(tiny("llama_mha"), self_test=False).on_rows_of(model)
+
+
+def test_two_of_the_target_in_one_drafter_keep_rows_of_their_own(model: HFModel) -> None:
+    for name, alone in (("lookup+layers=1", True), ("layers=1+int8", False), ("layers=1>int8", False)):
+        drafter = load_drafter(name, model, StaticTree())
+        assert (drafter.host is model) is alone
+
+
+@pytest.mark.parametrize("name", ["layers=1", "lookup>layers=1", "lookup+int8"])
+def test_known_text_is_drafted_along_as_it_was_decoded(model: HFModel, name: str) -> None:
+    """Calibration and replays have no target pass of their own: a drafter on the target's rows needs one."""
+    (found,) = Engine(model, drafter := load_drafter(name, model, StaticTree(2, 3)), nodes=9).generate(
+        PROMPTS[:1], PARAMS[:1]
+    )
+    steps = 0
+    with Replay(drafter, PROMPTS[0], found.token_ids, PARAMS[0]) as replay:
+        while replay.left:
+            replay.step(9)
+            steps += 1
+    assert steps == found.stats.steps
+    assert not model._rows
+
+
+def test_near_drafters_are_believed_from_the_start() -> None:
+    made = target()
+    beliefs = []
+    for name in ("int8", "layers=1"):
+        auto = policy("auto")
+        Engine(HFModel(tiny(), numerics="fp32", self_test=False), None)
+        host = HFModel(made.model, self_test=False)
+        drafter = load_drafter(name, host, auto)
+        drafter.prepare(host)
+        beliefs.append(auto.calibration.acceptance([0.3, 0.3], 1, [0, 1]).tolist())  # type: ignore[attr-defined]
+    assert beliefs[0][0] > 0.85 > 0.3 > 0.1 > beliefs[0][1]
+    assert beliefs[1] == pytest.approx([0.3, 0.3])
