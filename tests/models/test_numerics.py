@@ -22,7 +22,7 @@ from draftree.engine import Engine
 from draftree.errors import ConfigError, DraftreeWarning
 from draftree.models import numerics as module
 from draftree.models.base import Nodes
-from draftree.models.choice import Choice
+from draftree.models.choice import Choice, Times
 from draftree.models.hf import HFModel
 from draftree.models.kernels import KERNELS, Stock, working
 from draftree.models.load import load, load_stock
@@ -273,9 +273,7 @@ def test_int4_has_its_output_layer_in_int8(kind: str) -> None:
 def test_the_price_of_numerics_is_that_of_one_token(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of all layers together, each in the kernel that it runs with, against the fastest there is in these numerics."""
     seconds = {"stock": 3.0, "prepacked": 2.0, "int8": 0.5, "int8-onednn": 0.25, "fp16w": 1.0, "int4": 1.5}
-    monkeypatch.setattr(
-        module.Times, "of", lambda self, kernels, linears: {k.name: (seconds[k.name], 9.0) for k in kernels}
-    )
+    monkeypatch.setattr(Times, "of", lambda self, kernels, linears: {k.name: (seconds[k.name], 9.0) for k in kernels})
     monkeypatch.setattr(
         module, "choose", lambda times: min((Choice(k, (), t[0]) for k, t in times.items()), key=lambda c: c.seconds)
     )
