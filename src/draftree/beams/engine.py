@@ -182,7 +182,10 @@ class BeamEngine:
         chances = [self._chance(request) for request in requests]
         forests = [Forest() for _ in requests]
         if self.source is not None:
-            forests = grow(self.source, requests, chances, [self._depth(request) for request in requests])
+            try:
+                forests = grow(self.source, requests, chances, [self._depth(request) for request in requests])
+            finally:
+                self.source.leave(requests)
         clock.append(time.perf_counter())
         trees = [_tree(request) for request in requests]
         fresh = [

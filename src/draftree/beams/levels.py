@@ -83,6 +83,11 @@ class HierarchyBeams(BeamSource):
         """What the lower source has named, or knows."""
         return self._named[request].get((parent, token)) or self.lower.node(request, parent, token)
 
+    def leave(self, requests: Sequence[Request]) -> None:
+        """Tell both."""
+        self.upper.leave(requests)
+        self.lower.leave(requests)
+
     def settle(self, request: Request) -> None:
         """Tell both; what was named is forgotten."""
         self._named[request].clear()
@@ -142,6 +147,11 @@ class UnionBeams(BeamSource):
         """See ``BeamSource``: the greatest log-probabilities."""
         said = [part.logits(asked) for part in self.parts]
         return [_greatest(own) for own in zip(*said, strict=True)]
+
+    def leave(self, requests: Sequence[Request]) -> None:
+        """Tell all."""
+        for part in self.parts:
+            part.leave(requests)
 
     def settle(self, request: Request) -> None:
         """Tell all."""

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 from typing import cast
 
 from ..draft.levels import levels_of
-from ..draft.load import drafting_model
-from ..draft.names import AUTO, DEFAULT_DRAFTER, parts_of
+from ..draft.load import drafting_model, fast_in_int4
+from ..draft.names import AUTO, DEFAULT_DRAFTER, is_own, parts_of
 from ..errors import ConfigError
 from ..models.head_file import shipped_for
 from ..models.head_model import HeadModel
 from ..models.hf import HFModel
-from ..models.kernels import working
 from ..models.load import DEFAULT_MODEL, load
-from ..models.numerics import DEFAULT_NUMERICS
+from ..models.numerics import DEFAULT_NUMERICS, DRAFTING
 from .engine import BeamEngine
 from .levels import HierarchyBeams, UnionBeams
-from .sources import BeamSource, HeadBeams, LookupBeams, ModelBeams, PassBeams
+from .sources import BeamSource, GuestBeams, HeadBeams, LookupBeams, ModelBeams, PassBeams
 
 _CAN = (
     "beams are drafted by a drafting model, head, int4, int8, fp16w, layers=N, self, none, a hierarchy of these such "
@@ -104,9 +102,10 @@ def load_beam_source(name: str | HFModel, target: HFModel, *, sampled: bool = Fa
     if not isinstance(name, str):
         return _source(name, target)
     first, *above = levels_of(name)
-    source = _union(first.name, target)
+    own = [part for level in (first, *above) for part in parts_of(level.name) if is_own(part)]
+    source = _union(first.name, target, alone=len(own) == 1)
     for number, level in enumerate(above, start=2):
-        upper = _source(level.name, target)
+        upper = _source(level.name, target, alone=len(own) == 1)
         if isinstance(upper, ModelBeams) and isinstance(source, HeadBeams) and isinstance(upper.model, HFModel):
             upper.model.track_features()  # the head goes on from them where the target has not been yet
         called = ">".join(each.name for each in (first, *above)[:number])
@@ -117,26 +116,27 @@ def load_beam_source(name: str | HFModel, target: HFModel, *, sampled: bool = Fa
 def resolved(target: HFModel, sampled: bool) -> str:
     """What "auto" stands for.
 
-    It is the target itself in int8 where that is nearly its law for half of its price: on a CPU with such kernels,
-    where the target computes in float32 and can be loaded by its name. Else the head that comes for it; else lookup for
-    searched beams and nothing for sampled ones.
+    It is the target itself in int4 where it computes in float32 on a CPU that is fast in it (``fast_in_int4``). Else
+    the head that comes for it; else lookup for searched beams and nothing for sampled ones.
     """
-    if target.capabilities.numerics == DEFAULT_NUMERICS and working("int8"):
-        with contextlib.suppress(ConfigError):  # it was not loaded by a name
-            drafting_model("int8", target)
-            return "int8"
+    if fast_in_int4(target):
+        return DRAFTING
     return "head" if shipped_for(target) is not None else "none" if sampled else "lookup"
 
 
-def _union(name: str, target: HFModel) -> BeamSource:
-    parts = [_source(part, target) for part in parts_of(name)]
+def _union(name: str, target: HFModel, alone: bool) -> BeamSource:
+    parts = [_source(part, target, alone) for part in parts_of(name)]
     return parts[0] if len(parts) == 1 else UnionBeams(parts, name)
 
 
-def _source(name: str | HFModel, target: HFModel) -> BeamSource:
+def _source(name: str | HFModel, target: HFModel, alone: bool = False) -> BeamSource:
+    """``alone``: where the target itself drafts, it is the only source that does: on its own rows."""
     if name == "lookup":
         return LookupBeams()
     model, called = drafting_model(name, target), name if isinstance(name, str) else name.capabilities.name
     if isinstance(model, HeadModel):
         return HeadBeams(model, called)
-    return ModelBeams(model, target.capabilities.vocab_size, called, near=name in _NEAR)
+    vocab, near = target.capabilities.vocab_size, name in _NEAR
+    if alone and isinstance(name, str) and is_own(name):
+        return GuestBeams(model.on_rows_of(target), vocab, called, near)
+    return ModelBeams(model, vocab, called, near)

@@ -75,6 +75,12 @@ class TreeRow:
         """Tokens that it holds in the cache."""
         return self.row.length + len(self.numbers)
 
+    def beside(self) -> TreeRow:
+        """Another tree in the same row, that goes on from the same nodes and the logits after them."""
+        other = TreeRow(self.row, self.base)
+        other.numbers, other.logits = dict(self.numbers), dict(self.logits)
+        return other
+
     def unfed(self, ends: Iterable[Node]) -> list[Node]:
         """Nodes on the paths to ``ends`` that the row lacks, parents first."""
         missing: dict[Node, None] = {}

@@ -101,6 +101,9 @@ class BeamSource(ABC):
         """The node below ``parent``; one that it knows already, if it does."""
         return Node(token, parent, parent.length + 1)
 
+    def leave(self, requests: Sequence[Request]) -> None:  # noqa: B027
+        """The step's drafts are made, or could not be: the target goes on."""
+
     def settle(self, request: Request) -> None:  # noqa: B027
         """A step is over: ``request.running`` go on."""
 
@@ -141,13 +144,17 @@ class PassBeams(BeamSource):
         """See ``BeamSource``."""
         return self.seconds(tokens, tokens)
 
+    def tree(self, request: Request) -> TreeRow:
+        """What its model has read of a request."""
+        return self._trees[request]
+
     def lacks(self, request: Request, nodes: Sequence[Node]) -> bool:
         """It has not read all of these nodes."""
-        return bool(self._trees[request].unfed(nodes))
+        return bool(self.tree(request).unfed(nodes))
 
     def read(self, requests: Sequence[Request], nodes: Sequence[Sequence[Node]]) -> None:
         """One pass over what it has not read of these nodes and those above them, if there is anything."""
-        trees = [self._trees[request] for request in requests]
+        trees = [self.tree(request) for request in requests]
         fresh = [tree.unfed(own) for tree, own in zip(trees, nodes, strict=True)]
         self._passes += feed(trees, fresh, self._extend)
 
@@ -196,7 +203,7 @@ class ModelBeams(PassBeams):
         """See ``BeamSource``; one pass over what it has not read."""
         self.read([one.request for one in asked], [one.nodes for one in asked])
         return [
-            fitted(torch.stack([self._trees[one.request].logits[node] for node in one.nodes]), self._vocab)
+            fitted(torch.stack([self.tree(one.request).logits[node] for node in one.nodes]), self._vocab)
             for one in asked
         ]
 
@@ -209,6 +216,45 @@ class ModelBeams(PassBeams):
             tree = self._trees[request]
             tree.keep(self.model, request.ends)
             tree.row.drop_features()
+
+
+class GuestBeams(ModelBeams):
+    """A model that drafts on the target's own rows (``HFModel.on_rows_of``): it reads no prompt and keeps nothing.
+
+    Its nodes lie behind the target's while a step drafts, and are dropped before the target goes on.
+    """
+
+    def reading(self, tokens: int) -> float:
+        """None."""
+        return 0.0
+
+    def open(self, request: Request) -> None:
+        """The target has read the prompt."""
+
+    def room(self, request: Request) -> int:
+        """As its context allows."""
+        return max(0, self.model.capabilities.max_length - len(request.ids) - request.length)
+
+    def tree(self, request: Request) -> TreeRow:
+        """The target's, with what has been drafted in this step."""
+        if request.tree is None:
+            raise CacheError("the request is closed: open its prompt again")
+        if request not in self._trees:
+            self._trees[request] = request.tree.beside()
+        return self._trees[request]
+
+    def leave(self, requests: Sequence[Request]) -> None:
+        """Drop what was drafted."""
+        for request in requests:
+            drafted = self._trees.pop(request, None)
+            if request.tree is not None and drafted is not None:
+                self.model.prune(request.tree.row, range(len(request.tree.numbers)), 0)
+
+    def settle(self, request: Request) -> None:
+        """Nothing is left to drop."""
+
+    def close(self, request: Request) -> None:
+        """The row is the target's."""
 
 
 class HeadBeams(PassBeams):

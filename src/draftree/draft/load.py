@@ -146,15 +146,15 @@ def resolved(name: str | HFModel, target: HFModel, policy: GrowthPolicy, *, lear
     """What "auto" stands for: the best that is there for a target. Any other name stands for itself.
 
     It is the drafter that the policy was made for, if it was made for one that is there; else the target itself in
-    int4, where it computes in float32 on a CPU that takes ``_CHEAP`` of the time for that; else lookup+recycle+head for
-    a target that a head comes for, without ``learning`` that head alone; else lookup.
+    int4, where that is fast; else lookup+recycle+head for a target that a head comes for, without ``learning`` that
+    head alone; else lookup.
     """
     if name != AUTO:
         return name
     shipped = shipped_for(target) is not None
     if policy.partner is not None and (shipped or policy.partner != "head"):
         return policy.partner
-    if target.capabilities.numerics == DEFAULT_NUMERICS and price(target.model, DRAFTING) <= _CHEAP:
+    if fast_in_int4(target):
         return DRAFTING
     if not shipped:
         return "lookup"
@@ -168,6 +168,11 @@ def _model_source(name: str | HFModel, target: HFModel, guest: bool = False) -> 
     if guest:
         return GuestSource(model.on_rows_of(target), vocab, target=target, near=name in CHEAPER)
     return ModelSource(model, vocab, near=name in CHEAPER)
+
+
+def fast_in_int4(target: HFModel) -> bool:
+    """It computes in float32 on a CPU that takes ``_CHEAP`` of the time for the same in int4."""
+    return target.capabilities.numerics == DEFAULT_NUMERICS and price(target.model, DRAFTING) <= _CHEAP
 
 
 def drafting_model(name: str | HFModel, target: HFModel) -> HFModel | HeadModel:
