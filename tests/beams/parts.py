@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
-from draftree.beams.sources import BeamSource, HeadBeams, LookupBeams, ModelBeams
+from draftree.beams.sources import BeamSource, GuestBeams, HeadBeams, LookupBeams, ModelBeams
 from draftree.models.hf import HFModel
 
 from ..heads import random_head
@@ -18,7 +18,8 @@ PROMPTS = [[3, 14, 15, 9, 2, 6, 14, 15], [27, 1, 8], [31, 41, 5, 9, 26, 53, 58, 
 
 
 def source(name: str, target: HFModel, kind: str = "llama") -> BeamSource | None:
-    """What drafts beams for ``target``: "none", "lookup", "self", "relative", "stranger" or "head"."""
+    """What drafts beams for ``target``: "none", "lookup", "self", "relative", "stranger", "head", or "guest", a
+    relative on the target's own rows."""
     if name == "none":
         return None
     if name == "lookup":
@@ -27,6 +28,8 @@ def source(name: str, target: HFModel, kind: str = "llama") -> BeamSource | None
         return ModelBeams(target.twin(), VOCAB)
     if name == "head":
         return HeadBeams(random_head(target), "head")
+    if name == "guest":
+        return GuestBeams(HFModel(relative(kind), self_test=False).on_rows_of(target), VOCAB, "guest")
     weights = relative(kind) if name == "relative" else tiny(kind, seed=5)
     return ModelBeams(HFModel(weights, self_test=False), VOCAB)
 

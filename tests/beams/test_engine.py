@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
@@ -13,11 +14,10 @@ from transformers import RepetitionPenaltyLogitsProcessor
 from draftree.beams.engine import BeamEngine
 from draftree.beams.load import load_beam_source
 from draftree.beams.params import BeamParams
-from draftree.beams.sources import Frontier, HeadBeams, LookupBeams, ModelBeams
+from draftree.beams.sources import Frontier, GuestBeams, HeadBeams, LookupBeams, ModelBeams
 from draftree.config import SamplingParams
-from draftree.errors import ConfigError, PromptError, VocabularyError
+from draftree.errors import ConfigError, PromptError, RunError, VocabularyError
 from draftree.models.hf import HFModel
-from draftree.models.kernels import working
 from draftree.models.load import load
 
 from ..pairs import target
@@ -46,7 +46,7 @@ def test_one_token_comes_from_the_prefill_alone(drafter: str, temperature: float
 
 
 @TEMPERATURES
-@pytest.mark.parametrize("drafter", ["self", "head", "relative"])
+@pytest.mark.parametrize("drafter", ["self", "head", "relative", "guest"])
 def test_a_prompt_of_one_token_will_do(drafter: str, temperature: float) -> None:
     model = target()
     params = SamplingParams(max_tokens=8, temperature=temperature, seed=1)
@@ -101,7 +101,7 @@ def test_processors_see_each_sampled_beams_history() -> None:
             assert len({*PROMPTS[1], *tokens}) == len(PROMPTS[1]) + len(tokens)
 
 
-@pytest.mark.parametrize("drafter", ["none", "relative", "head"])
+@pytest.mark.parametrize("drafter", ["none", "relative", "guest", "head"])
 def test_a_seed_repeats_its_beams(drafter: str) -> None:
     model = target()
     engine = BeamEngine(model, source(drafter, model))
@@ -186,13 +186,61 @@ def test_names_of_drafters() -> None:
         load_beam_source("recycle", model)
 
 
-def test_auto_is_int8_where_the_target_computes_in_float32_and_can_be_loaded_once_more(tmp_path: Path) -> None:
+@pytest.mark.parametrize("share", [0.4, 0.6])
+def test_auto_is_int4_where_that_is_fast(share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("draftree.draft.load.price", lambda model, numerics: share)
     folder = str(save_tiny(tmp_path / "model"))
     for sampled in (True, False):
         found = load_beam_source("auto", load(folder), sampled=sampled)
-        assert (found is not None and found.name == "int8") == bool(working("int8"))
+        assert (found is not None and found.name == "int4") == (share < 0.5)
         other = load_beam_source("auto", load(folder, dtype="bfloat16"), sampled=sampled)
-        assert other is None or other.name != "int8"
+        assert other is None or other.name != "int4"
+
+
+def test_a_guest_keeps_nothing_and_leaves_nothing_behind() -> None:
+    model = target()
+    drafting = source("guest", model)
+    assert isinstance(drafting, GuestBeams)
+    assert drafting.reading(500) == 0
+    engine = BeamEngine(model, drafting)
+    params = SamplingParams(max_tokens=12, temperature=1.0, seed=1)
+    request = engine._request(PROMPTS[0], params, BeamParams(width=3, depth=3))
+    engine.open(request)
+    steps = 0
+    while not request.done:
+        engine.step([request])
+        if request.tree is not None:
+            assert len(request.tree.row.parents) == len(request.tree.numbers)
+        steps += 1
+    assert steps < 11, "some drafts were right"
+    assert cast(HFModel, drafting.model).cache is model.cache
+    engine.close(request)
+    assert not model._rows
+
+
+def test_a_guest_whose_pass_fails_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = target()
+    engine = BeamEngine(model, drafting := source("guest", model))
+    assert isinstance(drafting, GuestBeams)
+    params, beams = SamplingParams(max_tokens=9), BeamParams(width=2, depth=3)
+    want = engine.generate([PROMPTS[0]], params, beams)[0].hypotheses
+    request = engine._request(PROMPTS[0], params, beams)
+    engine.open(request)
+    extend, calls = drafting.model.extend, list[int]()
+
+    def failing(*args: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 2:
+            raise RunError("out of memory")
+        return extend(*args)
+
+    monkeypatch.setattr(drafting.model, "extend", failing)
+    with pytest.raises(RunError):
+        engine.step([request])
+    while not request.done:
+        engine.step([request])
+    assert engine._generation(request).hypotheses == want
+    engine.close(request)
 
 
 def test_another_vocabulary_is_refused() -> None:

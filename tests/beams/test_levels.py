@@ -39,7 +39,7 @@ def decoded(engine: BeamEngine, temperature: float) -> list[BeamGeneration]:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("lower", ["lookup", "stranger", "head", "self"])
-@pytest.mark.parametrize("upper", ["relative", "self"])
+@pytest.mark.parametrize("upper", ["relative", "self", "guest"])
 def test_a_hierarchy_drafts_what_its_upper_level_drafts(
     lower: str, upper: str, temperature: float, model: HFModel
 ) -> None:

@@ -299,15 +299,15 @@ class Eager(Residuals):
         return min(1.0, 1.3 * super().chance(cell, refused))
 
 
-@pytest.mark.parametrize("wrong", [None, Eager])
+@pytest.mark.parametrize(("wrong", "drafter"), [(None, "relative"), (Eager, "relative"), (None, "guest")])
 def test_sampled_beams_of_a_real_model_pass_a_chi_square_test(
-    wrong: type[Residuals] | None, monkeypatch: pytest.MonkeyPatch
+    wrong: type[Residuals] | None, drafter: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if wrong:
         monkeypatch.setattr(rules, "Residuals", wrong)
     made, count, batch = target(), 2000, 500
     law = final_law(made, PROMPTS[1], SamplingParams(temperature=1.0, top_k=2), 3).final(((),))
-    engine, seen = BeamEngine(made, source("relative", made)), Counter[State]()
+    engine, seen = BeamEngine(made, source(drafter, made)), Counter[State]()
     for start in range(0, count, batch):
         each = [SamplingParams(max_tokens=3, temperature=1.0, top_k=2, seed=start + i) for i in range(batch)]
         for one in engine.generate([PROMPTS[1]] * batch, each, BeamParams(width=2, returned=2, draft_width=3, depth=2)):

@@ -131,10 +131,11 @@ def feed(trees: Sequence[TreeRow], nodes: Sequence[Sequence[Node]], extend: Pass
     asked.sort(key=lambda pair: pair[0].row.slot)  # storage order: no logits are copied
     if not asked:
         return 0
+    known = [len(tree.row.pending) for tree, _ in asked]
     found = extend([tree.row for tree, _ in asked], [tree.asked(new) for tree, new in asked], [new for _, new in asked])
-    for (tree, new), logits in zip(asked, found, strict=True):
+    for (tree, new), logits, before in zip(asked, found, known, strict=True):
         tree.logits |= dict(zip(new, logits, strict=False))
-        if tree.row.pending:
+        if len(tree.row.pending) > before:  # this model tracks them
             for node, hidden in zip(new, tree.row.pending[-1], strict=True):
                 node.hidden = hidden
     return 1
