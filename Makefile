@@ -22,7 +22,6 @@ BENCH := $(VENV)/bin/draftree bench
 TREES := binary:nodes=25,eagle:nodes=25,opt-tree:nodes=25
 DYNAMIC := chain,static,early-stop,naive-width,dynamic-width,dynamic-width-depth
 BEAMS := beams:width=2:drafter=none,beams:width=4:drafter=none,beams:width=2,beams:width=3,beams:width=4,beams:width=4:threshold=0.9,beams:width=4:threshold=0.7:least=2,beams:width=4:single=yes,chain,static:verify=multi-round-replacement
-UNION := --drafters lookup+recycle+head
 PEERS := peer:hf-generate,peer:hf-prompt-lookup
 SIZES := 4 8 16 32 64
 DELTAS := 0.05 0.1 0.2 0.4 0.6 0.8
@@ -69,32 +68,31 @@ fmt: setup ## fix what ruff can fix, then format
 	$(VENV)/bin/ruff format
 
 results-quick: setup ## measure the main methods on 13 prompts, in ten minutes on 2 cores
-	$(BENCH) --suite spec-bench --limit 13 --turns 1 --max-tokens 32 --out $(QUICK)/$(RUN)-default --methods auto,chain:depth=8,$(PEERS)
-	$(BENCH) --suite spec-bench --limit 13 --turns 1 --max-tokens 32 --out $(QUICK)/$(RUN) $(UNION) \
-		--methods auto,chain,static,early-stop,dynamic-width,dynamic-width-depth,$(TREES)
+	$(BENCH) --suite spec-bench --limit 13 --turns 1 --max-tokens 32 --out $(QUICK)/$(RUN) \
+		--methods auto,chain,static,early-stop,dynamic-width,dynamic-width-depth,$(TREES),$(PEERS)
 	$(SMALL) --out $(QUICK)/sizes --drafters head --methods $(call list,$(SIZES:%=opt-tree:nodes=%))
-	$(SMALL) --out $(QUICK)/thresholds $(UNION) --methods $(call list,$(DELTAS:%=opt-tree:nodes=25:delta=%))
-	$(SMALL) --out $(QUICK)/temperatures $(UNION) --temperature 0,0.5,1 --methods auto,opt-tree:nodes=25
-	for drafter in int8 fp16w; do $(SMALL) --out $(QUICK)/$$drafter --temperature 0,1 --drafters $$drafter --methods auto,chain:depth=4,chain:depth=8 \
+	$(SMALL) --out $(QUICK)/thresholds --methods $(call list,$(DELTAS:%=opt-tree:nodes=25:delta=%))
+	$(SMALL) --out $(QUICK)/temperatures --temperature 0,0.5,1 --methods auto,opt-tree:nodes=25
+	for drafter in int4 int8 fp16w; do $(SMALL) --out $(QUICK)/$$drafter --temperature 0,1 --drafters $$drafter --methods auto,chain:depth=4,chain:depth=8 \
 		|| exit 1; done
 	$(BENCH) --suite gsm8k --limit 5 --max-tokens 128 --quality --out $(QUICK)/gsm8k --methods auto,auto:verify=relaxed
 	for suite in squad spider; do $(QUALITY) --suite $$suite --limit 3 --max-tokens 32 --out $(QUICK)/$$suite-beams --methods $(BEAMS) || exit 1; done
 	$(VENV)/bin/draftree report $(QUICK)
 
 results: setup $(SIZES:%=$(RESULTS)/trees/%.json) ## measure everything (two hours; goes on where it was stopped) and write docs/results.md
-	$(BENCH) --suite spec-bench --limit 26 --turns 1 --max-tokens 64 --temperature 0,1 --out $(RESULTS)/runs/0-default \
+	$(BENCH) --suite spec-bench --limit 26 --turns 1 --max-tokens 64 --temperature 0,1 --drafters int4 --out $(RESULTS)/runs/0-default \
 		--methods auto,chain:depth=4,chain:depth=8,$(PEERS)
-	$(BENCH) --suite spec-bench --limit 26 --turns 1 --max-tokens 64 --out $(RESULTS)/runs/1-spec-bench $(UNION) \
+	$(BENCH) --suite spec-bench --limit 26 --turns 1 --max-tokens 64 --out $(RESULTS)/runs/1-spec-bench \
 		--methods auto,$(DYNAMIC),$(TREES),$(PEERS)
-	$(BENCH) --suite humaneval --limit 16 --max-tokens 128 --temperature 0.4 --out $(RESULTS)/runs/2-humaneval $(UNION) --methods $(DYNAMIC)
-	$(LARGE) --limit 24 --temperature 0,1 --out $(RESULTS)/runs/3-mt-bench $(UNION) --methods auto,$(TREES)
+	$(BENCH) --suite humaneval --limit 16 --max-tokens 128 --temperature 0.4 --out $(RESULTS)/runs/2-humaneval --methods $(DYNAMIC)
+	$(LARGE) --limit 24 --temperature 0,1 --out $(RESULTS)/runs/3-mt-bench --methods auto,$(TREES)
 	$(LARGE) --limit 16 --drafters head --out $(RESULTS)/runs/4-sizes --methods \
 		$(call list,$(SIZES:%=opt-tree:nodes=%) $(foreach n,$(SIZES),sequoia:tree=$(RESULTS)/trees/$(n).json:nodes=$(n)))
-	$(LARGE) --limit 16 --out $(RESULTS)/runs/5-thresholds $(UNION) --methods $(call list,$(DELTAS:%=opt-tree:nodes=25:delta=%))
-	$(LARGE) --limit 16 --temperature 0,0.25,0.5,0.75,1 --out $(RESULTS)/runs/6-temperatures $(UNION) --methods auto,opt-tree:nodes=25
+	$(LARGE) --limit 16 --out $(RESULTS)/runs/5-thresholds --methods $(call list,$(DELTAS:%=opt-tree:nodes=25:delta=%))
+	$(LARGE) --limit 16 --temperature 0,0.25,0.5,0.75,1 --out $(RESULTS)/runs/6-temperatures --methods auto,opt-tree:nodes=25
 	for drafter in int8 fp16w; do $(LARGE) --limit 8 --temperature 0,1 --drafters $$drafter --out $(RESULTS)/runs/7-$$drafter \
 		--methods auto,chain:depth=4,chain:depth=8 || exit 1; done
-	$(LARGE) --limit 16 --temperature 0,1 --numerics fp16w --out $(RESULTS)/runs/7-numerics-fp16w $(UNION) --methods auto,opt-tree:nodes=4
+	$(LARGE) --limit 16 --temperature 0,1 --numerics fp16w --out $(RESULTS)/runs/7-numerics-fp16w --methods auto,opt-tree:nodes=4
 	for suite in gsm8k:40 humaneval:8 mbpp:8 squad:16 spider:16; do $(BENCH) --suite $${suite%:*} --limit $${suite#*:} --max-tokens 256 \
 		--quality --skip-bad --out $(RESULTS)/runs/8-$${suite%:*} --methods auto,auto:verify=relaxed || exit 1; done
 	for suite in squad spider; do $(QUALITY) --suite $$suite --limit 8 --max-tokens 64 --out $(RESULTS)/runs/9-$$suite-beams --methods $(BEAMS) \

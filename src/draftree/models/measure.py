@@ -57,7 +57,7 @@ class Grid:
         return len(self.contexts) * len(self.batches) * len(self.sizes) * (self.repeats + 1)
 
 
-SHORT = Grid((1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 17, 24, 32), (512,), (1,), 7)
+SHORT = Grid((1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 17, 24, 32), (64, 512), (1,), 5)
 """What ``auto`` measures when it first meets a model."""
 FULL = Grid((*range(1, 18), 20, 24, 28, 32, 33, 40, 48, 64), (64, 512, 1536), (1, 4), 9)
 """What ``draftree profile`` measures."""
