@@ -44,11 +44,18 @@ class Fake(Sequence):
 
 
 def decode(
-    policy: AutoTree, steps: int, says: float, true: float, seed: int = 0, batch: int = 1, real: Profile | None = None
+    policy: AutoTree,
+    steps: int,
+    says: float,
+    true: float,
+    seed: int = 0,
+    batch: int = 1,
+    real: Profile | None = None,
+    layer: float = 0.0,
 ) -> list[int]:
     """How many nodes each step verifies, when the drafter says ``says`` of each token of a chain and ``true`` holds.
 
-    Passes cost what the policy's own profile says, or what ``real`` says.
+    Passes cost what the policy's own profile says, or what ``real`` says; drafting takes ``layer`` seconds a token.
     """
     profile = real or policy.target
     assert profile is not None
@@ -59,7 +66,8 @@ def decode(
         budgets = policy.plan(sequences, [Budget(NODES)] * batch)
         trees = [g.tree for g in grow(ScriptedScorer(script), policy, budgets)]
         outcomes = []
-        cost = StepCost(batch, 1e-6, profile.seconds(1 + max(map(len, trees)), 64, batch), 0.0, 0)
+        draft = 1e-6 + layer * max(map(len, trees))
+        cost = StepCost(batch, draft, profile.seconds(1 + max(map(len, trees)), 64, batch), 0.0, 0)
         for sequence, tree in zip(sequences, trees, strict=True):
             luck = 0
             while rng.random() < true:
@@ -176,6 +184,12 @@ def test_trust_comes_back() -> None:
     assert policy.trust > 3 * before
 
 
+def test_trust_is_never_more_than_the_counts_say() -> None:
+    policy = AutoTree(target=costs(CURVES["affine"]))
+    policy._accepted, policy._expected = 100.0, 50.0
+    assert policy.trust == 1.0
+
+
 def test_batches_keep_what_a_single_sequence_keeps() -> None:
     """The threshold was B times too high."""
     seconds = lambda n: 1.0 + 0.005 * n  # noqa: E731
@@ -198,6 +212,13 @@ class TestWithADraftingModel:
 
     def test_a_cheap_one_drafts(self) -> None:
         assert decode(self.policy(0.05), 200, 0.9, 0.9)[-1] >= 4
+
+    def test_layers_that_take_less_than_single_passes_are_found_out(self) -> None:
+        """Passes one after the other find weights in the processor's caches; a profile's come after others."""
+        as_told, sooner = (
+            sum(decode(self.policy(0.5), 300, 0.95, 0.95, layer=real)[100:]) / 200 for real in (0.5, 0.25)
+        )
+        assert sooner > 1.2 * as_told
 
     def test_one_that_can_never_pay_is_never_asked(self) -> None:
         policy = self.policy(1.1)
