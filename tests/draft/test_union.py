@@ -146,10 +146,15 @@ def test_subtrees_keep_the_origins_of_their_nodes() -> None:
 def decode(
     union: UnionSource, truth: Law, steps: int, policy: GrowthPolicy | None = None, seconds: float = 1e-4
 ) -> None:
-    """Steps of a target whose tokens are drawn from ``truth``, whatever came before; drafting takes ``seconds``."""
+    """Steps of a target whose tokens are drawn from ``truth``, whatever came before.
+
+    Drafting takes ``seconds`` beside what the parts have spent.
+    """
     made, sequence, rng = TreeDrafter(policy or StaticTree(4, 1), union), request(), Random(3)
     for _ in range(steps):
+        before = sum(part.spent for part in union.parts)
         tree = made.propose([sequence], [Budget(8)])[0]
+        draft = seconds + sum(part.spent for part in union.parts) - before
         path, tokens = list[int](), list[int]()
         node: int | None = ROOT
         while node is not None:
@@ -157,7 +162,7 @@ def decode(
             node = next((c for c in tree.children(node) if int(tree.tokens[c]) == tokens[-1]), None)
             path += [] if node is None else [node]
         sequence.ids += tokens
-        made.observe([Outcome(sequence, tree, path, tokens, len(tokens), StepCost(1, seconds, 1.0, 0.0, 0))])
+        made.observe([Outcome(sequence, tree, path, tokens, len(tokens), StepCost(1, draft, 1.0, 0.0, 0))])
         sequence.stats.steps += 1
 
 
