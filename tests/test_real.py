@@ -23,7 +23,6 @@ from draftree.draft.load import load_drafter
 from draftree.draft.methods import METHODS
 from draftree.engine import Engine
 from draftree.models.hf import HFModel
-from draftree.models.kernels import working
 from draftree.models.load import load_stock
 from draftree.text import encode
 
@@ -85,7 +84,6 @@ def test_greedy_ids_equal_transformers_generate_for_a_batch_of_three(
         _agree(model, prompt, want, got.token_ids, params)
 
 
-@pytest.mark.skipif(not working("int4"), reason="no int4 kernel here")
 def test_the_default_drafter_is_the_target_in_int4(
     model: HFModel, prompts: list[list[int]], greedy: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,7 +15,6 @@ from draftree.draft.model import ModelSource
 from draftree.engine import Engine
 from draftree.errors import ConfigError, RunError
 from draftree.models.hf import HFModel
-from draftree.models.kernels import working
 from draftree.train.replay import Replay
 
 from ..pairs import costs, policy, target
@@ -23,7 +22,7 @@ from ..tiny import VOCAB, tiny
 
 PROMPTS = [[3, 14, 15, 9, 2, 6, 14, 15], [27, 1, 8], [31, 41, 5, 9, 26, 53, 58]]
 PARAMS = [SamplingParams(max_tokens=20, temperature=t, seed=7, ignore_eos=True) for t in (0.0, 1.0, 0.7)]
-OWN = ["layers=1", "int8", "fp16w", *(["int4"] if working("int4") else [])]
+OWN = ["layers=1", "int8", "fp16w", "int4"]
 
 
 @pytest.fixture(scope="module")

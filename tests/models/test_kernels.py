@@ -107,10 +107,6 @@ def test_a_packed_weight_can_be_had_again(kernel: type[Kernel], shape: tuple[int
         assert torch.equal(layer.weight, weight)
 
 
-four_bits = pytest.mark.skipif(Int4 not in HERE, reason="no int4 kernel here")
-
-
-@four_bits
 @pytest.mark.parametrize("inputs", [32, 576, 40])
 def test_weights_of_four_bits_in_groups_are_kept(inputs: int) -> None:
     """As GGUF's Q4_1 has them; scales and least values here are numbers of bfloat16."""
@@ -127,7 +123,6 @@ def test_weights_of_four_bits_in_groups_are_kept(inputs: int) -> None:
     assert ((got - want).abs() <= want.abs() / 128 + 1e-5).all(), "more than the rounding of results to bfloat16"
 
 
-@four_bits
 def test_parts_of_a_large_weight_are_packed_as_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     entire, weight, _ = made(Int4, 64, 333)
     monkeypatch.setattr(whole, "_AT_ONCE", 64 * 70)

@@ -238,7 +238,7 @@ def test_a_converted_model_is_known_again_and_not_converted_twice() -> None:
 HOSTS = [None, *HERE]
 
 
-@pytest.mark.parametrize("numerics", ["fp16w", "int8", *(["int4"] if working("int4") else [])])
+@pytest.mark.parametrize("numerics", ["fp16w", "int8", "int4"])
 @pytest.mark.parametrize("host", HOSTS, ids=str)
 def test_a_model_can_be_had_in_other_numerics_beside_itself(host: str | None, numerics: str) -> None:
     """Made of the weights in use, whatever holds them; what is no linear layer is there once."""
@@ -259,7 +259,6 @@ def test_a_model_can_be_had_in_other_numerics_beside_itself(host: str | None, nu
     assert second.model.get_input_embeddings().weight is first.model.get_input_embeddings().weight
 
 
-@pytest.mark.skipif(not working("int4"), reason="no int4 kernel here")
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_int4_has_its_output_layer_in_int8(kind: str) -> None:
     made = HFModel(tiny(kind), numerics="fp32", self_test=False).in_numerics("int4").model
@@ -282,9 +281,8 @@ def test_the_price_of_numerics_is_that_of_one_token(monkeypatch: pytest.MonkeyPa
     now = sum(seconds[name] for name in used)
     assert module.price(model, "fp32") == pytest.approx(1.0)
     assert module.price(model, "fp16w") == pytest.approx(len(used) / now)
-    if working("int4") and working("int8"):
-        output = min(seconds[kernel.name] for kernel in working("int8"))
-        assert module.price(model, "int4") == pytest.approx(((len(used) - 1) * 1.5 + output) / now)
+    output = min(seconds[kernel.name] for kernel in working("int8"))
+    assert module.price(model, "int4") == pytest.approx(((len(used) - 1) * 1.5 + output) / now)
     monkeypatch.setattr(module, "working", lambda numerics: ())
     assert module.price(model, "int4") == float("inf")
 
