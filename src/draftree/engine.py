@@ -250,14 +250,16 @@ class Engine:
         return Budget(self.nodes, depth=sequence.room - 1)
 
     def _slots(self, ids: Many[int], params: SamplingParams) -> int:
-        """Cache slots that a sequence is known to need.
+        """Cache slots that a sequence is known to need; a drafter on its row needs some for all that it may ask about.
 
         Raises:
             PromptError: the prompt is empty or does not fit the context.
             ConfigError: ``max_tokens`` does not fit behind it.
         """
         room_for(self.target, ids, params)
-        return len(ids) + (params.max_tokens or 0) + 1 + self.nodes
+        policy = self.drafter.policy if self.drafter.host is not None else None
+        drafted = 0 if policy is None else policy.pool(self.nodes)
+        return len(ids) + (params.max_tokens or 0) + 1 + max(self.nodes, drafted)
 
 
 def room_for(target: LanguageModel, ids: Many[int], params: SamplingParams) -> int:

@@ -153,6 +153,26 @@ def test_storage_that_is_allotted_anew_is_the_drafters_too(model: HFModel, plain
     assert ids(engine, PROMPTS, PARAMS) == plain
 
 
+def test_the_cache_need_not_grow_for_what_is_drafted_and_not_verified() -> None:
+    model = HFModel(tiny(), numerics="fp32", self_test=False)
+    engine = Engine(model, load_drafter("layers=1", model, METHODS["eagle2"].policy()), nodes=6)
+    sequence = engine.open([(7 * i) % VOCAB for i in range(50)], SamplingParams(max_tokens=6, ignore_eos=True))
+    before, most = model.cache.placement.slots, 0
+    extend = model.cache.place
+
+    def placed(first: int, starts: list[int], width: int, device: torch.device) -> None:
+        nonlocal most
+        most = max(most, max(starts) + width)
+        extend(first, starts, width, device)
+
+    model.cache.place = placed  # type: ignore[method-assign, assignment]
+    while sequence.finish_reason is None:
+        engine.step([sequence])
+    engine.close(sequence)
+    assert most > 64, "more than the answer and one tree take"
+    assert model.cache.placement.slots == before
+
+
 def test_it_cannot_draft_for_another_target(model: HFModel) -> None:
     drafter = load_drafter("layers=1", model, StaticTree())
     with pytest.raises(ConfigError, match="layers=1 was loaded for another target: load it for the one in use"):
