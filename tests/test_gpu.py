@@ -8,9 +8,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
+from draftree.beams.drafters import ModelBeams
 from draftree.beams.engine import BeamEngine
 from draftree.beams.params import BeamParams
-from draftree.beams.sources import ModelBeams
 from draftree.config import SamplingParams
 from draftree.draft.base import Drafter
 from draftree.draft.drafter import TreeDrafter

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
-from draftree.beams.sources import BeamSource, GuestBeams, HeadBeams, LookupBeams, ModelBeams
+from draftree.beams.drafters import GuestBeams, HeadBeams, LookupBeams, ModelBeams
+from draftree.beams.sources import BeamSource
 from draftree.models.hf import HFModel
 
 from ..heads import random_head

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 from transformers import RepetitionPenaltyLogitsProcessor
 
+from draftree.beams.drafters import GuestBeams, HeadBeams, LookupBeams, ModelBeams
 from draftree.beams.engine import BeamEngine
 from draftree.beams.load import load_beam_source
 from draftree.beams.params import BeamParams
-from draftree.beams.sources import Frontier, GuestBeams, HeadBeams, LookupBeams, ModelBeams
+from draftree.beams.sources import Frontier
 from draftree.config import SamplingParams
 from draftree.errors import ConfigError, PromptError, RunError, VocabularyError
 from draftree.models.hf import HFModel

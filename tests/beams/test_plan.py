@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 import pytest
 
+from draftree.beams.drafters import ModelBeams
 from draftree.beams.engine import BeamEngine
 from draftree.beams.params import DEEPEST, BeamParams
 from draftree.beams.plan import Plan
 from draftree.beams.request import Odds, Request
 from draftree.beams.rules import Forest
-from draftree.beams.sources import BeamSource, ModelBeams
+from draftree.beams.sources import BeamSource
 from draftree.config import SamplingParams
 
 from ..pairs import target

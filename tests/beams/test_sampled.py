@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from torch import Tensor
 
+from draftree.beams.drafters import ModelBeams
 from draftree.beams.engine import BeamEngine
 from draftree.beams.laws import target_laws
 from draftree.beams.params import BeamParams
-from draftree.beams.sources import ModelBeams
 from draftree.config import SamplingParams
 from draftree.engine import Engine
 from draftree.models.hf import HFModel

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from draftree.beams import rules
 from draftree.beams.chance import Cell
+from draftree.beams.drafters import ModelBeams
 from draftree.beams.engine import BeamEngine
 from draftree.beams.laws import target_laws
 from draftree.beams.layer import Residuals, joint
 from draftree.beams.params import BeamParams
 from draftree.beams.request import Request
-from draftree.beams.sources import ModelBeams
 from draftree.config import SamplingParams
 from draftree.models.hf import HFModel
 

@@ -14,9 +14,10 @@ from ..models.head_model import HeadModel
 from ..models.hf import HFModel
 from ..models.load import DEFAULT_MODEL, load
 from ..models.numerics import DEFAULT_NUMERICS, DRAFTING
+from .drafters import GuestBeams, HeadBeams, LookupBeams, ModelBeams
 from .engine import BeamEngine
 from .levels import HierarchyBeams, UnionBeams
-from .sources import BeamSource, GuestBeams, HeadBeams, LookupBeams, ModelBeams, PassBeams
+from .sources import BeamSource, PassBeams
 
 _CAN = (
     "beams are drafted by a drafting model, head, int4, int8, fp16w, layers=N, self, none, a hierarchy of these such "
