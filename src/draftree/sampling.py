@@ -55,6 +55,9 @@ def warp(logits: Tensor, params: SamplingParams) -> Tensor:
 
 def warp_rows(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     """``warp`` with each row's own params; rows at temperature 0 come back as they are."""
+    laws = {p.law for p in params}
+    if len(laws) == 1 and params[0].temperature:
+        return warp(logits, params[0])
     out = logits.clone()
     for law in {p.law for p in params if p.temperature}:
         rows = [r for r, p in enumerate(params) if p.law == law]

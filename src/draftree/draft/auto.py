@@ -25,7 +25,7 @@ from ..models.profile import Profile
 from ..sequence import Sequence
 from ..tree import ROOT, DraftTree
 from .base import Outcome
-from .calibration import Calibration, Floats, Ints, Record, first_or_not, with_odds
+from .calibration import Calibration, Record, first_or_not, with_odds
 from .costs import Curves
 from .ledger import Ledger
 from .policy import Frontier, Growth, GrowthPolicy, best_per_row, ranks_per_row
@@ -161,43 +161,42 @@ class AutoTree(GrowthPolicy):
         if not frontier.depth and not law.any():
             nothing = torch.zeros(law.shape, dtype=torch.bool)
             return Growth(nothing, nothing)  # often so where texts repeat little: nothing to weigh or to learn
-        depth = frontier.depth + 1
+        depth, width = frontier.depth + 1, law.shape[1]
         plan.frontiers.append(frontier)
-        rows = frontier.rows.numpy()[:, None].repeat(law.shape[1], 1)
-        edges = self.calibration.acceptance(law, depth, first_or_not(law.shape[1]))
-        edges = with_odds(edges, plan.odds[rows])
+        rows = frontier.rows.numpy()
+        edges = with_odds(self.calibration.acceptance(law, depth, first_or_not(width)), plan.odds[rows][:, None])
         above = frontier.tags.numpy()[:, None] if frontier.depth else 1.0
         paths = np.where(law > 0, above * edges, 0.0)
         keep = paths > max(_LEAST, _SHARE * plan.rate / len(plan.sequences) * plan.curve.slope)
-        if keep.sum() > int(frontier.budgets.min()):
-            wanted = torch.from_numpy(np.where(keep, paths, -1.0).ravel())
-            keep &= best_per_row(wanted, torch.from_numpy(rows.ravel()), frontier.budgets).numpy().reshape(keep.shape)
-        mass = float(paths[keep].sum())
-        promising = float(plan.paths.sum()) + (1 + _FURTHER) * mass > plan.rate * plan.curve.least
+        if np.count_nonzero(keep) > int(frontier.budgets.numpy().min()):
+            wanted, owners = np.where(keep, paths, -1.0).ravel(), rows.repeat(width)
+            best = best_per_row(torch.from_numpy(wanted), torch.from_numpy(owners), frontier.budgets)
+            keep &= best.numpy().reshape(keep.shape)
+        kept = keep.nonzero()
+        mass = plan.add(rows[kept[0]], paths[kept])
+        promising = plan.mass + _FURTHER * mass > plan.rate * plan.curve.least
         if frontier.depth == 0:
             keep &= promising
         extend = np.zeros_like(keep)
         if promising and depth < self.depth:
-            among, ahead, further = self._extension(plan, rows[keep], paths[keep])
-            free = np.zeros_like(among) if found.known is None else found.known.numpy()[keep]
+            among, ahead, further = self._extension(plan)
+            free = np.zeros_like(among) if found.known is None else found.known.numpy()[kept]
             if further > plan.rate * (plan.price.layer + self._ledger.layers * self._ledger.growing):
-                extend[keep] = among
+                extend[kept] = among
                 plan.asked += bool((among & ~free).any())
             elif ahead > plan.rate * max(0.0, self._ledger.growing):
-                extend[keep] = among & free
+                extend[kept] = among & free
         return Growth(*map(torch.from_numpy, (keep, extend, paths)))
 
-    def _extension(self, plan: Proposal, rows: Ints, paths: Floats) -> tuple[NDArray[np.bool_], float, float]:
-        """Of a new layer: the nodes to ask about, [F] bool; the expected tokens of one more layer, if it gains as this
-        one did; and those of as many layers as the sources answer for when they are asked about one.
+    def _extension(self, plan: Proposal) -> tuple[NDArray[np.bool_], float, float]:
+        """Of the new layer: the nodes to ask about, [F] bool; the expected tokens of one more layer, if it gains as
+        this one did; and those of as many layers as the sources answer for when they are asked about one.
 
         No child of a node can come to be that is not among the best of as many as are worth most so far; and what one
         is likely to bring must be worth its share of the drafting pass.
         """
-        plan.rows, plan.paths = np.concatenate([plan.rows, rows]), np.concatenate([plan.paths, paths])
-        everywhere = torch.from_numpy(plan.paths), torch.from_numpy(plan.rows)
-        ranks = ranks_per_row(*everywhere, len(plan.sequences)).numpy()
-        most = len(plan.curve.now) - 1
+        batch, most, first = len(plan.sequences), len(plan.curve.now) - 1, plan.above
+        ranks = ranks_per_row(plan.paths, plan.rows, batch)
         totals = np.bincount(ranks, plan.paths, most)[:most].cumsum()
         size = int((self.trust * totals - plan.rate * plan.curve.now[1:]).argmax())
         gained = float(totals[size] - plan.totals[min(size, len(plan.totals) - 1)])
@@ -205,12 +204,13 @@ class AutoTree(GrowthPolicy):
         decay = min(1.0, self._steady.value if self._near else gained / plan.gained)
         onwards = self.trust * decay
         plan.totals, plan.gained = totals, max(gained, 1e-9)
-        among = ranks[len(ranks) - len(rows) :] <= size
-        best = np.zeros(len(plan.sequences))
+        rows, paths = plan.rows[first:], plan.paths[first:]
+        best = np.zeros(batch)
         np.maximum.at(best, rows, paths)
-        among &= (onwards * paths > plan.rate / len(plan.sequences) * plan.price.node) | (paths >= best[rows])
+        worth = (onwards * paths > plan.rate / batch * plan.price.node) | (paths >= best[rows])
         ahead, once = onwards * gained, self._ledger.layers
-        return among, ahead, ahead * sum(decay**k * min(1.0, once - k) for k in range(math.ceil(once)))
+        further = ahead * sum(decay**k * min(1.0, once - k) for k in range(math.ceil(once)))
+        return (ranks[first:] <= size) & worth, ahead, further
 
     def prune(self, pools: Many[DraftTree], tags: Many[Tensor], budgets: Many[Budget]) -> list[Tensor | None]:
         """The number of nodes that is worth most, the same for all sequences: they share the pass."""

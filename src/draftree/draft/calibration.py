@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TypeAlias
 
 import numpy as np
@@ -70,7 +71,7 @@ class Calibration:
         self._trials = np.zeros((_DEPTHS, kinds, _BINS))
         self._shift = np.zeros(kinds)
         self._information = np.full(kinds, _INFORMATION)
-        self._line: tuple[Floats, Floats] | None = None
+        self._line: tuple[Floats, Floats, Floats] | None = None
 
     def begin(self, near: Sequence[bool]) -> None:
         """Before anything is learned: of kinds in pairs, a source's first candidates and its others, which are near.
@@ -79,14 +80,17 @@ class Calibration:
             near: what the source says is nearly what the target says (``Source.near``), for each.
         """
         self._shift = np.array([shift for n in near for shift in ((_NEAR_SHIFT, -_NEAR_SHIFT) if n else (0.0, 0.0))])
+        self._line = None
 
-    def _lines(self) -> tuple[Floats, Floats]:
-        """[D, K B] offset and slope of acceptance over the shifted probability, until something new is learned."""
+    def _lines(self) -> tuple[Floats, Floats, Floats]:
+        """([D, K B] offset, [D, K B] slope of acceptance over the shifted probability, [K] odds that shift it), until
+        something new is learned.
+        """
         if self._line is None:
             known = PRIOR / (self._trials.sum(0) + PRIOR)
             own = PRIOR / (self._trials + PRIOR)
             offset = own * (self._hits + known * self._hits.sum(0)) / PRIOR
-            self._line = offset.reshape(_DEPTHS, -1), (own * known).reshape(_DEPTHS, -1)
+            self._line = offset.reshape(_DEPTHS, -1), (own * known).reshape(_DEPTHS, -1), np.exp(self._shift)
         return self._line
 
     @staticmethod
@@ -108,10 +112,10 @@ class Calibration:
             kinds: of each of them, of a shape that broadcasts; or one for all.
         """
         p, kind = np.asarray(probabilities, np.float64), np.asarray(kinds, np.int64)
-        offset, slope = self._lines()
+        offset, slope, odds = self._lines()
         level, bins = min(depth, _DEPTHS) - 1, self.bins(p) + kind * _BINS
-        found: Floats = offset[level].take(bins) + slope[level].take(bins) * with_odds(p, np.exp(self._shift)[kind])
-        return found.clip(max=1.0)  # rounded up, a child would be likelier than its parent
+        found: Floats = offset[level].take(bins) + slope[level].take(bins) * with_odds(p, odds[kind])
+        return np.minimum(found, 1.0)  # rounded up, a child would be likelier than its parent
 
     def learn(
         self,
@@ -119,7 +123,7 @@ class Calibration:
         probabilities: Sequence[float],
         hits: Sequence[int],
         record: Record | None = None,
-        kinds: Sequence[int] | int = 0,
+        kinds: ArrayLike = 0,
     ) -> None:
         """All candidates of one accepted node, of one source or of several, have been put to the test.
 
@@ -165,12 +169,16 @@ class Calibration:
             record.expected *= _NEAR
 
 
-def first_or_not(count: int) -> list[int]:
+@cache
+def first_or_not(count: int) -> Ints:
     """Kinds of candidates in descending order: 0 for the first, 1 for all others.
 
     Of two of one probability the first of its law is more often right where the drafter is nearly the target.
     """
-    return [int(rank > 0) for rank in range(count)]
+    kinds = np.ones(count, np.int64)
+    kinds[:1] = 0
+    kinds.flags.writeable = False
+    return kinds
 
 
 def with_odds(probabilities: Floats, odds: Floats) -> Floats:

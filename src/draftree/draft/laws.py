@@ -75,7 +75,12 @@ class Laws:
             if picks:
                 random = [f for f, p in enumerate(params[chunk]) if p.temperature]
                 scale = torch.tensor([params[at + f].temperature for f in random])[:, None].to(law.device)
-                law[random] = (law[random] + noise[[heard[at + f] for f in random]]) * scale
+                own = [heard[at + f] for f in random]
+                some = noise if own == list(range(len(noise))) else noise[own]
+                if len(random) == len(law):
+                    law.add_(some).mul_(scale)
+                else:
+                    law[random] = (law[random] + some) * scale
             elif self._drawing.random:
                 law = law.log_softmax(-1)
                 laws.append(law.clone())

@@ -41,6 +41,8 @@ class Proposal:
         odds: [B] each sequence's record.
         frontiers: what was proposed, layer by layer.
         rows, paths: [P] of all that has been drafted: which sequence, and the probability of being accepted.
+        above: how many of them are of the layers before the last one.
+        mass: expected tokens of them all.
         totals: [N] expected tokens of the best 1, 2, ... nodes of each sequence, summed over sequences.
         gained: expected tokens that the last layer has brought.
         pools, chosen: what was drafted, and how many nodes are verified.
@@ -58,6 +60,8 @@ class Proposal:
     frontiers: list[Frontier] = field(default_factory=list)
     rows: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     paths: Floats = field(default_factory=lambda: np.zeros(0))
+    above: int = 0
+    mass: float = 0.0
     totals: Floats = field(default_factory=lambda: np.zeros(1))
     gained: float = 0.0
     pools: Many[DraftTree] = ()
@@ -69,3 +73,10 @@ class Proposal:
     def layers(self) -> int:
         """How deep it was drafted."""
         return len(self.frontiers)
+
+    def add(self, rows: Ints, paths: Floats) -> float:
+        """A layer has been drafted, of these sequences and probabilities; its expected tokens."""
+        self.above, mass = len(self.paths), float(paths.sum())
+        self.rows, self.paths = np.concatenate([self.rows, rows]), np.concatenate([self.paths, paths])
+        self.mass += mass
+        return mass

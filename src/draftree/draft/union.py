@@ -250,7 +250,7 @@ def _flat(parts: Many[_Said]) -> tuple[list[int], list[float], list[int]]:
     for part, (said, given) in enumerate(parts):
         tokens += said
         probabilities += given
-        kinds += [2 * part + kind for kind in first_or_not(len(said))]
+        kinds += [2 * part + kind for kind in first_or_not(len(said)).tolist()]
     return tokens, probabilities, kinds
 
 
