@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from draftree.bench.c2t import Point, _nodes_at, held_against, joined, joint, report
-from draftree.bench.grid import Costs, ReadSource, along
-from draftree.bench.recorded import RecordedSource, record
+from draftree.bench.grid import Costs, ReadSource, along, foresight
+from draftree.bench.recorded import KnownText, Laws, RecordedSource, record
 from draftree.config import SamplingParams
 from draftree.draft.auto import AutoTree
 from draftree.draft.best import Eagle2Tree, OptTree
@@ -19,6 +19,7 @@ from draftree.draft.classifier import Classifier
 from draftree.draft.drafter import TreeDrafter
 from draftree.draft.head import HeadSource
 from draftree.draft.learned import ScoredAuto
+from draftree.draft.methods import find_policy
 from draftree.draft.source import Source
 from draftree.models.hf import HFModel
 from draftree.models.profile import Point as Size
@@ -102,6 +103,45 @@ def test_auto_decodes_along_recorded_laws_by_the_profiles_seconds() -> None:
         assert speed.tokens == speed.plain == len(known.text) - 1
         assert speed.steps <= speed.seconds < speed.plain  # all that the target drafts for itself is accepted
     assert policy.trust > 0.9
+
+
+def rising(seconds: float) -> Profile:
+    """Each token beyond the first takes a tenth of a pass more."""
+    return Profile(costs(1.0).identity, (Size(1, 64, (1, 64), (seconds, 7.3 * seconds)),))
+
+
+def test_no_policy_is_faster_than_foresight() -> None:
+    model = target()
+    texts = list(record(model, source("relative", model), PROMPTS, 16))
+    for layer in (0.01, 0.2, 2.0):
+        machine = Costs(rising(1.0), costs(layer))
+        bound = foresight(texts, machine, 8)
+        for policy in (
+            AutoTree(**machine._asdict()),
+            *POLICIES[:2],
+            *(find_policy("chain", {"depth": d}) for d in (1, 4)),
+        ):
+            for least, speed in zip(bound, along(texts, machine, policy), strict=True):
+                assert least.seconds <= speed.seconds + 1e-9
+                assert least.tokens == speed.tokens
+                assert least.plain == pytest.approx(speed.plain)
+    assert all(speed.steps == speed.tokens for speed in bound)  # so slow a drafter is not asked
+
+
+def test_foresight_stops_where_the_drafter_is_wrong() -> None:
+    """By hand: of the text 5 6 7 8 9 1 the drafter has 6, 7 and 9 right, each below the one before."""
+    laws = [
+        Laws({(): 0, (6,): 1, (6, 7): 2}, torch.tensor([[6, 2], [3, 7], [4, 4]]), torch.zeros(3, 2), torch.zeros(3)),
+        Laws({(): 0}, torch.tensor([[4, 4]]), torch.zeros(1, 2), torch.zeros(1)),
+        Laws({(): 0}, torch.tensor([[4, 4]]), torch.zeros(1, 2), torch.zeros(1)),
+        Laws({(): 0}, torch.tensor([[9, 4]]), torch.zeros(1, 2), torch.zeros(1)),
+    ]
+    known = KnownText([1, 2], [5, 6, 7, 8, 9, 1], laws)
+    machine = Costs(rising(1.0), costs(0.2))
+    (wide,), (narrow,) = (foresight([known], machine, width) for width in (2, 1))
+    assert (wide.tokens, wide.steps, wide.plain) == (5, 2, 5.0)
+    assert wide.seconds == pytest.approx((1.2 + 2 * 0.2) + (1.1 + 0.2))  # 6 7 and the 8 of the target; 9 and its 1
+    assert narrow.seconds == pytest.approx((1.1 + 0.2) + 1.0 + (1.1 + 0.2))  # 7 is its second choice
 
 
 def test_a_model_whose_laws_are_recorded_has_nothing_to_read() -> None:

@@ -4,30 +4,33 @@ from __future__ import annotations
 
 from random import Random
 
-import numpy as np
 import pytest
 
-from draftree.draft.calibration import Calibration, Record, first_or_not, with_odds
+from draftree.draft.calibration import Calibration, Record, Tried, first_or_not, with_odds
+
+
+def accepted(calibration: Calibration, probability: float, depth: int, kind: int = 0) -> float:
+    (found,) = calibration.acceptance([probability], depth, [kind])
+    return found
 
 
 def test_calibration_starts_at_the_drafts_own_probabilities_and_ends_at_the_truth() -> None:
     calibration, record, rng = Calibration(), Record(), Random(1)
-    p = np.array([0.55, 0.05])
-    assert calibration.acceptance(p, 1).tolist() == pytest.approx([0.55, 0.05])
+    assert calibration.acceptance([0.55, 0.05], 1, [0, 0]) == pytest.approx([0.55, 0.05])
     for _ in range(3000):
         calibration.fade(record)
-        calibration.learn(1, [0.55], [0] if rng.random() < 0.2 else [], record)
-    assert float(calibration.acceptance(p, 1)[0]) == pytest.approx(0.2, abs=0.05)
-    assert 0.005 < float(calibration.acceptance(p, 1)[1]) < 0.03  # another bin: the odds of its kind
-    assert float(calibration.acceptance(p, 2)[0]) == pytest.approx(0.2, abs=0.05)  # another depth: as all together
+        calibration.learn([Tried(1, 0.55, rng.random() < 0.2)], record)
+    assert accepted(calibration, 0.55, 1) == pytest.approx(0.2, abs=0.05)
+    assert 0.005 < accepted(calibration, 0.05, 1) < 0.03  # another bin: the odds of its kind
+    assert accepted(calibration, 0.55, 2) == pytest.approx(0.2, abs=0.05)  # another depth: as all together
 
 
 def test_kinds_are_counted_apart() -> None:
     calibration, rng = Calibration(2), Random(1)
     for _ in range(300):
         calibration.fade()
-        calibration.learn(1, [0.4, 0.3], [0] if rng.random() < 0.95 else [], kinds=first_or_not(2))
-    first, other = calibration.acceptance(np.array([0.4, 0.3]), 1, first_or_not(2)).tolist()
+        calibration.learn([Tried(1, 0.4, rng.random() < 0.95, 0), Tried(1, 0.3, False, 1)])
+    first, other = calibration.acceptance([0.4, 0.3], 1, first_or_not(2))
     assert first == pytest.approx(0.95, abs=0.04)
     assert other < 0.03
 
@@ -35,32 +38,42 @@ def test_kinds_are_counted_apart() -> None:
 def test_a_depth_that_differs_is_told_apart() -> None:
     calibration, rng = Calibration(), Random(2)
     for _ in range(400):
-        calibration.learn(1, [0.5], [0] if rng.random() < 0.9 else [])
-        calibration.learn(2, [0.5], [0] if rng.random() < 0.3 else [])
-    p = np.array([0.5])
-    assert calibration.acceptance(p, 1)[0] == pytest.approx(0.9, abs=0.05)
-    assert calibration.acceptance(p, 2)[0] == pytest.approx(0.3, abs=0.08)
+        calibration.learn([Tried(1, 0.5, rng.random() < 0.9), Tried(2, 0.5, rng.random() < 0.3)])
+    assert accepted(calibration, 0.5, 1) == pytest.approx(0.9, abs=0.05)
+    assert accepted(calibration, 0.5, 2) == pytest.approx(0.3, abs=0.08)
+
+
+def test_a_path_is_learned_at_once_as_its_candidates_one_by_one() -> None:
+    together, apart = Calibration(2), Calibration(2)
+    tried = [Tried(1, 0.6, True, 0), Tried(1, 0.2, False, 1), Tried(2, 0.9, True, 0), Tried(6, 0.3, False, 1)]
+    together.learn(tried)
+    for one in tried:
+        apart.learn([one])
+    for depth in range(1, 6):
+        for found, wanted in zip(together.counts(depth), apart.counts(depth), strict=True):
+            assert found.tolist() == wanted.tolist()
+        for p in (0.25, 0.65, 0.95):
+            beside = (accepted(apart, p, depth, kind) for kind in (0, 1))
+            assert [accepted(together, p, depth, kind) for kind in (0, 1)] == pytest.approx(list(beside), abs=0.03)
 
 
 def test_a_drafter_that_is_surer_than_it_says_is_found_out_soon() -> None:
     calibration = Calibration()
     for p in (0.15, 0.35, 0.55, 0.75) * 8:
-        calibration.learn(1, [p], [0])
-    assert calibration.acceptance(0.25, 1) > 0.7  # a probability that was never met
+        calibration.learn([Tried(1, p, True)])
+    assert accepted(calibration, 0.25, 1) > 0.7  # a probability that was never met
 
 
 def test_a_sequence_with_bad_luck_has_worse_odds() -> None:
     calibration, lucky, unlucky = Calibration(), Record(), Record()
     for _ in range(40):
-        calibration.learn(1, [0.5], [0], lucky)
-        calibration.learn(1, [0.5], [], unlucky)
+        calibration.learn([Tried(1, 0.5, True)], lucky)
+        calibration.learn([Tried(1, 0.5, False)], unlucky)
     assert unlucky.odds < 0.7 < 1.3 < lucky.odds
 
 
 def test_odds_multiply_odds() -> None:
-    p = np.array([0.0, 0.2, 0.5, 1.0])
-    odds = with_odds(p, np.array(3.0))
-    assert odds.tolist() == pytest.approx([0.0, 3 / 7, 0.75, 1.0])
+    assert [with_odds(p, 3.0) for p in (0.0, 0.2, 0.5, 1.0)] == pytest.approx([0.0, 3 / 7, 0.75, 1.0])
 
 
 def test_where_all_was_right_nothing_is_likelier_than_certain() -> None:
@@ -70,6 +83,6 @@ def test_where_all_was_right_nothing_is_likelier_than_certain() -> None:
         for _ in range(60):
             calibration.fade()
             says = rng.choice([0.5, 0.75, 0.99, 1.0])
-            calibration.learn(rng.randint(1, 5), [says], [0], kinds=[rng.randint(0, 1)])
+            calibration.learn([Tried(rng.randint(1, 5), says, True, rng.randint(0, 1))])
         for depth in range(1, 6):
-            assert calibration.acceptance([0.5, 0.75, 0.99, 1.0], depth).max() <= 1.0
+            assert max(calibration.acceptance([0.5, 0.75, 0.99, 1.0], depth, [0] * 4)) <= 1.0

@@ -214,6 +214,6 @@ def test_near_drafters_are_believed_from_the_start() -> None:
         host = HFModel(made.model, self_test=False)
         drafter = load_drafter(name, host, auto)
         drafter.prepare(host)
-        beliefs.append(auto.calibration.acceptance([0.3, 0.3], 1, [0, 1]).tolist())  # type: ignore[attr-defined]
+        beliefs.append(auto.calibration.acceptance([0.3, 0.3], 1, [0, 1]))  # type: ignore[attr-defined]
     assert beliefs[0][0] > 0.85 > 0.3 > 0.1 > beliefs[0][1]
     assert beliefs[1] == pytest.approx([0.3, 0.3])

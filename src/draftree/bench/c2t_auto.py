@@ -13,12 +13,10 @@ and over one another (geometric means of ratios by prompt, 95% bootstrap interva
 from __future__ import annotations
 
 import argparse
-
-import numpy as np
-from numpy.typing import ArrayLike
+from collections.abc import Iterable
 
 from ..draft.auto import AutoTree
-from ..draft.calibration import PRIOR, Calibration, Floats
+from ..draft.calibration import PRIOR, Calibration, bin_of
 from ..draft.classifier_file import read_classifier
 from ..draft.learned import ScoredAuto
 from ..errors import InputError
@@ -29,9 +27,13 @@ from .stats import ratio
 class Isotonic(Calibration):
     """Isotonic regression by depth on the same counts (*algorithms*, section 8): pool adjacent violators, no kinds."""
 
-    def acceptance(self, probabilities: ArrayLike, depth: int, kinds: ArrayLike = 0) -> Floats:
+    def acceptance(self, probabilities: Iterable[float], depth: int, kinds: Iterable[int]) -> list[float]:
         """See ``Calibration``."""
-        p = np.asarray(probabilities, np.float64)
+        levels = self._regression(depth)
+        return [levels[bin_of(p)] for p in probabilities]
+
+    def _regression(self, depth: int) -> list[float]:
+        """[B] acceptance at a depth, which rises from bin to bin."""
         middles, trials, hits = self.counts(depth)
         levels, weights, widths = list[float](), list[float](), list[int]()
         for level, weight in zip((hits + PRIOR * middles) / (trials + PRIOR), trials + PRIOR, strict=True):
@@ -40,8 +42,7 @@ class Isotonic(Calibration):
                 (one, other), (heavy, light) = levels[-2:], weights[-2:]
                 levels[-2:] = [(one * heavy + other * light) / (heavy + light)]
                 weights[-2:], widths[-2:] = [heavy + light], [sum(widths[-2:])]
-        found: Floats = np.repeat(levels, widths)[self.bins(p)]
-        return found
+        return [level for level, width in zip(levels, widths, strict=True) for _ in range(width)]
 
 
 def main() -> None:

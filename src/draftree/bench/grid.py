@@ -1,13 +1,15 @@
 """Is ``auto`` faster than the best method whose shape is fixed, and by how much, on this machine?
 
     python -m draftree.bench.grid [--methods auto,chain:depth=1,...] [--drafter head] [--limit 13] [--max-tokens 64]
-                                  [--suites spec-bench,gsm8k,humaneval] [--cache DIR]
+                                  [--suites spec-bench,gsm8k,humaneval] [--beam 16] [--layers 10] [--cache DIR]
 
 Every method decodes along the target's greedy answers, whose draft laws were recorded once (``recorded.py``): its trees
 and what is accepted of them are exactly those of decoding. Steps take what this machine's profiles say of their passes,
 so that the load of the machine is in no figure; our own Python between passes, and the plain passes by which ``auto``
 follows the drift of a machine, are not charged. ``draftree bench`` measures both by the clock. Prints tokens a second
 over plain decoding, and ``auto``'s over each method's (geometric means of ratios by prompt, 95% bootstrap intervals).
+``foresight`` is no method: it knows what the target will say, drafts nothing else, and stops where that is fastest. No
+policy can be faster that asks this drafter layer by layer.
 """
 
 from __future__ import annotations
@@ -38,12 +40,13 @@ from ..models.profile import Profile
 from ..sequence import Sequence
 from ..text import encode, user
 from ..train.replay import Replay
+from ..tree import ROOT
 from .entry import PLAIN, entries
-from .recorded import KnownText, RecordedSource, record
+from .recorded import BEAM, DEPTH, KnownText, RecordedSource, record
 from .stats import ratio
 from .suites import choose, load_suite
 
-AUTO = "auto"
+AUTO, FORESIGHT = "auto", "foresight"
 GRID = (
     AUTO,
     *(f"chain:depth={depth}" for depth in range(1, 9)),
@@ -52,6 +55,9 @@ GRID = (
     *(f"opt-tree:delta={delta}" for delta in (0.05, 0.1, 0.2, 0.4, 0.6, 0.8)),
 )
 """The chains, the static tree, the budgets and the thresholds that users choose from."""
+
+_NODES = 1.5
+"""Of a layer, as a model is asked about it."""
 
 
 class Costs(NamedTuple):
@@ -124,13 +130,51 @@ def along(texts: Many[KnownText], costs: Costs, policy: GrowthPolicy, nodes: int
                 context, asked = len(known.prompt) + len(known.text) - len(replay.left), source.layers
                 tree = replay.propose(nodes, len(replay.left) - 1)
                 path, layers = replay.accepted(tree), source.layers - asked
-                draft = layers * costs.drafter.seconds(1.5, context)
+                draft = layers * costs.drafter.seconds(_NODES, context)
                 verify = costs.target.seconds(len(tree) + 1, context)
                 replay.advance(tree, path, len(path) + 1, StepCost(1, draft, verify, 0.0, layers))
                 steps, seconds = steps + 1, seconds + draft + verify
                 plain += (len(path) + 1) * costs.target.seconds(1, context)
         found.append(Speed(len(known.text) - 1, steps, seconds, plain))
     return found
+
+
+def foresight(texts: Many[KnownText], costs: Costs, width: int) -> list[Speed]:
+    """The least seconds that each text can take, if each step's draft is what the target will say.
+
+    Args:
+        texts, costs: as ``along``.
+        width: most probable candidates of a node that count as drafted.
+    """
+    found = []
+    for known in texts:
+        last, plain = len(known.text) - 1, 0.0
+        rest = [(0.0, 0)] * (last + 1)  # from each position on: seconds, steps
+        for at in reversed(range(last)):
+            context = len(known.prompt) + at + 1
+            layer = costs.drafter.seconds(_NODES, context)
+            ways = []
+            for depth in range(_right(known, at, width) + 1):
+                seconds, steps = rest[at + depth + 1]
+                ways.append((seconds + depth * layer + costs.target.seconds(depth + 1, context), steps + 1))
+            rest[at] = min(ways)
+            plain += costs.target.seconds(1, context)
+        seconds, steps = rest[0]
+        found.append(Speed(last, steps, seconds, plain))
+    return found
+
+
+def _right(known: KnownText, at: int, width: int) -> int:
+    """How many tokens the drafter has right in a row behind a position, the step's last token left to the target."""
+    if at >= len(known.laws):
+        return 0
+    laws, path = known.laws[at], list[int]()
+    for token in known.text[at + 1 : -1]:
+        place = laws.places.get(tuple(path), ROOT)
+        if place == ROOT or token not in laws.tokens[place, :width][laws.logprobs[place, :width].isfinite()].tolist():
+            break
+        path.append(token)
+    return len(path)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -140,6 +184,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--suites", default="spec-bench,gsm8k,humaneval")
     parser.add_argument("--limit", type=int, default=13, help="prompts of each suite, from its categories in turn")
     parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--beam", type=int, default=BEAM, help="nodes of each layer whose laws are recorded")
+    parser.add_argument("--layers", type=int, default=DEPTH, help="layers of them: more than any method drafts")
     parser.add_argument("--cache", type=Path, help="folder for recorded laws, for several runs")
 
 
@@ -158,8 +204,9 @@ def recorded(args: argparse.Namespace) -> Recorded:
     for suite in args.suites.split(","):
         items = choose(load_suite(suite), limit=args.limit)
         prompts = [encode(target.tokenizer, user(item.prompt)) for item in items]
-        file = args.cache and args.cache / f"{args.drafter}-{suite}-{args.limit}-{args.max_tokens}.safetensors"
-        laws = record(target, drafter.source, prompts, args.max_tokens, file)
+        size = f"{args.limit}-{args.max_tokens}-{args.beam}x{args.layers}"
+        file = args.cache and args.cache / f"{args.drafter}-{suite}-{size}.safetensors"
+        laws = record(target, drafter.source, prompts, args.max_tokens, file, (args.beam, args.layers))
         texts += track(laws, f"recording {suite}", len(prompts), transient=True)
     print(f"{len(texts)} prompts, up to {args.max_tokens} tokens, drafter {args.drafter}")
     return Recorded(target, ReadSource(drafter.source), Costs(kept_or_measured(target), kept_or_measured(model)), texts)
@@ -178,7 +225,7 @@ def main() -> None:
         target, source, costs, texts = recorded(args)
     except InputError as error:
         parser.error(str(error))
-    speeds = {}
+    speeds = {FORESIGHT: foresight(texts, costs, AutoTree().width)}
     for entry in track(contestants, "replaying", transient=True):
         policy = AutoTree(**costs._asdict()) if entry.label == AUTO else entry.policy()
         policy.prepare(target, [source])

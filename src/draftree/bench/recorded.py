@@ -1,6 +1,6 @@
 """Draft laws along known texts, asked for once: many policies can then be held against the same texts in seconds.
 
-From every position of a text a drafter is asked about the ``BEAM`` most probable nodes of each layer; what it says is
+From every position of a text a drafter is asked about the most probable nodes of each layer; what it says is
 kept, in memory and, for the next run, in a file. ``RecordedSource`` says it again in the growth loop.
 """
 
@@ -34,6 +34,7 @@ from ..train.replay import Replay
 from ..tree import ROOT
 
 BEAM, DEPTH = 16, 10
+"""Nodes of a layer that are asked about, and layers, unless others are wanted."""
 Tokens = tuple[int, ...]
 _COLUMNS = ("counts", "above", "last", "tokens", "logprobs", "entropies")
 
@@ -44,7 +45,7 @@ class Laws:
 
     Attributes:
         places: tokens from the root down -> the law's number.
-        tokens, logprobs: [F, BEAM] of the laws.
+        tokens, logprobs: [F, K] of the laws.
         entropies: [F] nats.
     """
 
@@ -149,16 +150,28 @@ class _Recording(Source):
 
 
 def record(
-    target: HFModel, source: Source, prompts: Many[list[int]], max_tokens: int, file: Path | None = None
+    target: HFModel,
+    source: Source,
+    prompts: Many[list[int]],
+    max_tokens: int,
+    file: Path | None = None,
+    size: tuple[int, int] = (BEAM, DEPTH),
 ) -> Iterator[KnownText]:
-    """Decode prompts greedily and record what ``source`` says along the answers; or read it from ``file``."""
+    """Decode prompts greedily and record what ``source`` says along the answers; or read it from ``file``.
+
+    Args:
+        target, source, prompts, max_tokens: what is decoded.
+        file: to read, or to write.
+        size: how many nodes of each layer the source is asked about, and how many layers.
+    """
+    beam, depth = size
     if file is not None and file.is_file():
         yield from _read(file)
         return
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
     plain, recording, params = Engine(target, NoDrafter()), _Recording(source), SamplingParams(max_tokens=max_tokens)
-    drafter = TreeDrafter(Eagle2Tree(BEAM, DEPTH), recording)
+    drafter = TreeDrafter(Eagle2Tree(beam, depth), recording)
     columns: dict[str, list[Tensor]] = {name: [] for name in (*_COLUMNS, "prompts", "lengths", "ids")}
     for prompt in prompts:
         text, features = said(plain, prompt, params)
@@ -167,9 +180,9 @@ def record(
         positions = []
         with Replay(drafter, prompt, text, params, features) as replay, torch.inference_mode():
             while len(replay.left) > 1:
-                tree = replay.propose(MAX_NODES, min(DEPTH, len(replay.left) - 1))
+                tree = replay.propose(MAX_NODES, min(depth, len(replay.left) - 1))
                 assert recording.recorder is not None  # noqa: S101 - propose has begun one
-                positions.append(_columns(recording.recorder))
+                positions.append(_columns(recording.recorder, beam))
                 replay.advance(tree, [], 1)
         for name in _COLUMNS:
             columns[name] += [position[name] for position in positions]
@@ -181,14 +194,14 @@ def record(
         write_whole(file, save({name: torch.cat(parts) for name, parts in columns.items()}))
 
 
-def _columns(recorder: _Recorder) -> dict[str, Tensor]:
+def _columns(recorder: _Recorder, beam: int) -> dict[str, Tensor]:
     said = recorder.said
     return {
         "counts": torch.tensor([len(recorder.last)]),
         "above": torch.tensor(recorder.above),
         "last": torch.tensor(recorder.last),
-        "tokens": torch.cat([pad(s.tokens, (0, BEAM - s.tokens.shape[1])) for s in said]),
-        "logprobs": torch.cat([pad(s.logprobs, (0, BEAM - s.logprobs.shape[1]), value=float("-inf")) for s in said]),
+        "tokens": torch.cat([pad(s.tokens, (0, beam - s.tokens.shape[1])) for s in said]),
+        "logprobs": torch.cat([pad(s.logprobs, (0, beam - s.logprobs.shape[1]), value=float("-inf")) for s in said]),
         "entropies": torch.cat([s.entropies for s in said]),
     }
 

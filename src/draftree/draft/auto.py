@@ -14,7 +14,6 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from ..config import Budget
@@ -25,10 +24,10 @@ from ..models.profile import Profile
 from ..sequence import Sequence
 from ..tree import ROOT, DraftTree
 from .base import Outcome
-from .calibration import Calibration, Record, first_or_not, with_odds
+from .calibration import Calibration, Record, Tried, first_or_not, with_odds
 from .costs import Curves
 from .ledger import Ledger
-from .policy import Frontier, Growth, GrowthPolicy, best_per_row, ranks_per_row
+from .policy import Frontier, Growth, GrowthPolicy
 from .proposal import Proposal
 from .report import Report
 from .source import Source
@@ -144,7 +143,7 @@ class AutoTree(GrowthPolicy):
         room = room and (fresh or not self._curves.want_plain(books.pace.value))
         left = max(s.room for s in sequences)
         price = books.begin(sequences, curve, context, self.depth if room else 0, left)
-        odds = np.array([self._records.setdefault(s, Record()).odds for s in sequences])
+        odds = [self._records.setdefault(s, Record()).odds for s in sequences]
         rate = batch / curve.plain * max(1.0, books.pace.value)
         self._plan = Proposal(sequences, curve, price, rate, odds, fresh or books.reads, gained=float(batch))
         return budgets if books.asks else [Budget(0, b.depth) for b in budgets]
@@ -157,60 +156,77 @@ class AutoTree(GrowthPolicy):
     def grow(self, frontier: Frontier) -> Growth:
         """Candidates whose calibrated path may pay; go on where another layer may pay."""
         plan, found = self._planned(), frontier.candidates
-        law = np.exp(found.logprobs.numpy(), dtype=np.float64)
-        if not frontier.depth and not law.any():
-            nothing = torch.zeros(law.shape, dtype=torch.bool)
-            return Growth(nothing, nothing)  # often so where texts repeat little: nothing to weigh or to learn
-        depth, width = frontier.depth + 1, law.shape[1]
+        laws: list[list[float]] = found.logprobs.double().exp().tolist()
+        keep = torch.zeros(found.logprobs.shape, dtype=torch.bool)
+        if not frontier.depth and not any(map(any, laws)):
+            return Growth(keep, keep)  # often so where texts repeat little: nothing to weigh or to learn
+        depth, rows = frontier.depth + 1, frontier.rows.tolist()
         plan.frontiers.append(frontier)
-        rows = frontier.rows.numpy()
-        edges = with_odds(self.calibration.acceptance(law, depth, first_or_not(width)), plan.odds[rows][:, None])
-        above = frontier.tags.numpy()[:, None] if frontier.depth else 1.0
-        paths = np.where(law > 0, above * edges, 0.0)
-        keep = paths > max(_LEAST, _SHARE * plan.rate / len(plan.sequences) * plan.curve.slope)
-        if np.count_nonzero(keep) > int(frontier.budgets.numpy().min()):
-            wanted, owners = np.where(keep, paths, -1.0).ravel(), rows.repeat(width)
-            best = best_per_row(torch.from_numpy(wanted), torch.from_numpy(owners), frontier.budgets)
-            keep &= best.numpy().reshape(keep.shape)
-        kept = keep.nonzero()
-        mass = plan.add(rows[kept[0]], paths[kept])
+        plan.laws.append(laws)
+        paths = self._paths(plan, laws, rows, frontier.tags.tolist() if frontier.depth else [1.0] * len(rows))
+        kept = self._kept(plan, paths, rows, frontier.budgets.tolist())
+        layer = [(rows[f], paths[f][k]) for f, k in kept]
+        mass = plan.add(layer)
         promising = plan.mass + _FURTHER * mass > plan.rate * plan.curve.least
-        if frontier.depth == 0:
-            keep &= promising
-        extend = np.zeros_like(keep)
+        if frontier.depth == 0 and not promising:
+            return Growth(keep, keep)
+        among = [False] * len(kept)
         if promising and depth < self.depth:
-            among, ahead, further = self._extension(plan)
-            free = np.zeros_like(among) if found.known is None else found.known.numpy()[kept]
+            wanted, ahead, further = self._extension(plan, layer)
+            known = None if found.known is None else found.known.tolist()
+            free = [known is not None and known[f][k] for f, k in kept]
             if further > plan.rate * (plan.price.layer + self._ledger.layers * self._ledger.growing):
-                extend[kept] = among
-                plan.asked += bool((among & ~free).any())
+                among = wanted
+                plan.asked += any(want and not have for want, have in zip(wanted, free, strict=True))
             elif ahead > plan.rate * max(0.0, self._ledger.growing):
-                extend[kept] = among & free
-        return Growth(*map(torch.from_numpy, (keep, extend, paths)))
+                among = [want and have for want, have in zip(wanted, free, strict=True)]
+        return Growth(*_marked(keep, kept, among), torch.tensor(paths, dtype=torch.float64))
 
-    def _extension(self, plan: Proposal) -> tuple[NDArray[np.bool_], float, float]:
-        """Of the new layer: the nodes to ask about, [F] bool; the expected tokens of one more layer, if it gains as
-        this one did; and those of as many layers as the sources answer for when they are asked about one.
+    def _paths(self, plan: Proposal, laws: list[list[float]], rows: Many[int], above: Many[float]) -> list[list[float]]:
+        """[F, K] probabilities that candidates are accepted, with all above them."""
+        found, kinds = [], first_or_not(len(laws[0]))
+        for law, row, path in zip(laws, rows, above, strict=True):
+            edges, odds = self.calibration.acceptance(law, plan.layers, kinds), plan.odds[row]
+            found.append([path * with_odds(edge, odds) if p > 0 else 0.0 for p, edge in zip(law, edges, strict=True)])
+        return found
+
+    @staticmethod
+    def _kept(plan: Proposal, paths: list[list[float]], rows: Many[int], budgets: Many[int]) -> list[tuple[int, int]]:
+        """Which candidates may pay as nodes: of each sequence the best ones, no more than its budget."""
+        least = max(_LEAST, _SHARE * plan.rate / len(plan.sequences) * plan.curve.slope)
+        kept = [(f, k) for f, own in enumerate(paths) for k, path in enumerate(own) if path > least]
+        if len(kept) <= min(budgets):
+            return kept
+        left, best = list(budgets), list[tuple[int, int]]()
+        for f, k in sorted(kept, key=lambda at: -paths[at[0]][at[1]]):
+            left[rows[f]] -= 1
+            if left[rows[f]] >= 0:
+                best.append((f, k))
+        return sorted(best)
+
+    def _extension(self, plan: Proposal, layer: Many[tuple[int, float]]) -> tuple[list[bool], float, float]:
+        """Of a new layer: the nodes to ask about, [F]; the expected tokens of one more layer, if it gains as this one
+        did; and those of as many layers as the sources answer for when they are asked about one.
 
         No child of a node can come to be that is not among the best of as many as are worth most so far; and what one
         is likely to bring must be worth its share of the drafting pass.
         """
-        batch, most, first = len(plan.sequences), len(plan.curve.now) - 1, plan.above
-        ranks = ranks_per_row(plan.paths, plan.rows, batch)
-        totals = np.bincount(ranks, plan.paths, most)[:most].cumsum()
-        size = int((self.trust * totals - plan.rate * plan.curve.now[1:]).argmax())
-        gained = float(totals[size] - plan.totals[min(size, len(plan.totals) - 1)])
+        totals, trust = plan.best_totals(), self.trust
+        nets = [trust * total - plan.rate * now for total, now in zip(totals, plan.seconds[1:], strict=True)]
+        size = nets.index(max(nets))
+        gained = totals[size] - plan.totals[min(size, len(plan.totals) - 1)]
         self._steady.add(max(0.0, gained), plan.gained, _LAYERS)
         decay = min(1.0, self._steady.value if self._near else gained / plan.gained)
-        onwards = self.trust * decay
+        onwards = trust * decay
         plan.totals, plan.gained = totals, max(gained, 1e-9)
-        rows, paths = plan.rows[first:], plan.paths[first:]
-        best = np.zeros(batch)
-        np.maximum.at(best, rows, paths)
-        worth = (onwards * paths > plan.rate / batch * plan.price.node) | (paths >= best[rows])
+        last = [best[size] if size < len(best) else 0.0 for best in plan.best]
+        first = [0.0] * len(last)
+        for row, path in layer:
+            first[row] = max(first[row], path)
+        price = plan.rate / len(last) * plan.price.node
+        wanted = [path >= last[row] and (onwards * path > price or path == first[row]) for row, path in layer]
         ahead, once = onwards * gained, self._ledger.layers
-        further = ahead * sum(decay**k * min(1.0, once - k) for k in range(math.ceil(once)))
-        return (ranks[first:] <= size) & worth, ahead, further
+        return wanted, ahead, ahead * sum(decay**k * min(1.0, once - k) for k in range(math.ceil(once)))
 
     def prune(self, pools: Many[DraftTree], tags: Many[Tensor], budgets: Many[Budget]) -> list[Tensor | None]:
         """The number of nodes that is worth most, the same for all sequences: they share the pass."""
@@ -266,15 +282,25 @@ class AutoTree(GrowthPolicy):
         record = self._records[plan.sequences[row]]
         self.calibration.fade(record)
         pool = plan.pools[row] if plan.pools else DraftTree.empty()
-        edges = list(zip(pool.parents.tolist(), pool.tokens.tolist(), strict=True))
-        node = ROOT
-        for depth, (token, frontier) in enumerate(zip(tokens, plan.frontiers, strict=False), start=1):
+        edges = zip(pool.parents.tolist(), pool.tokens.tolist(), strict=True)
+        below = {edge: node for node, edge in enumerate(edges)}
+        node, tried = ROOT, list[Tried]()
+        for depth, (token, frontier, laws) in enumerate(zip(tokens, plan.frontiers, plan.laws, strict=False), start=1):
             asked = list(zip(frontier.rows.tolist(), frontier.nodes.tolist(), strict=True))
             if (row, node) not in asked:
-                return
-            at, found = asked.index((row, node)), frontier.candidates
-            probabilities = [p for p in map(math.exp, found.logprobs[at].tolist()) if p > _LEAST]
-            said = found.tokens[at, : len(probabilities)].tolist()
-            hits = [said.index(token)] if token in said else []
-            self.calibration.learn(depth, probabilities, hits, record, first_or_not(len(said)))
-            node = edges.index((node, token)) if (node, token) in edges else _NOWHERE
+                break
+            at = asked.index((row, node))
+            likely = [p for p in laws[at] if p > _LEAST]
+            said, kinds = frontier.candidates.tokens[at, : len(likely)].tolist(), first_or_not(len(likely))
+            tried += [Tried(depth, p, t == token, kind) for p, t, kind in zip(likely, said, kinds, strict=True)]
+            node = below.get((node, token), _NOWHERE)
+        self.calibration.learn(tried, record)
+
+
+def _marked(keep: Tensor, kept: Many[tuple[int, int]], among: Many[bool]) -> tuple[Tensor, Tensor]:
+    """[F, K] bool: where nodes are kept, and where those are that may get children."""
+    extend, width = keep.clone(), keep.shape[1]
+    flat = [f * width + k for f, k in kept]
+    keep.view(-1)[flat] = True
+    extend.view(-1)[[at for at, on in zip(flat, among, strict=True) if on]] = True
+    return keep, extend

@@ -7,18 +7,20 @@ other (a histogram calibration; "algorithms", section 8, names isotonic regressi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from bisect import bisect_left
+from collections.abc import Iterable
+from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from functools import cache
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 Floats: TypeAlias = NDArray[np.float64]
-Ints: TypeAlias = NDArray[np.int64]
 
-_EDGES = np.array([0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97])
+_EDGES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97)
 """Bounds of the bins of draft probability."""
 _BINS = len(_EDGES) + 1
 _DEPTHS = 4
@@ -55,12 +57,31 @@ class Record:
         return min(4.0, max(0.1, (self.hits + _CALM) / (self.expected + _CALM)))
 
 
+class Tried(NamedTuple):
+    """A candidate below an accepted node: it has been put to the test.
+
+    Attributes:
+        depth: 1 for children of the root.
+        probability: the draft's.
+        hit: it is what the target said.
+        kind: how it is counted.
+    """
+
+    depth: int
+    probability: float
+    hit: bool
+    kind: int = 0
+
+
 class Calibration:
     """Counts of candidates and of those that came true, by depth, kind and draft probability.
 
     A count starts from that of all depths together, and this from the draft's own probability, its odds times a factor
     that each kind learns first: that of a drafter which is right far more often than it is sure is large. Each prior
     stands for ``PRIOR`` trials.
+
+    Few numbers are asked about at a time, between passes that leave nothing of ours in the processor's caches: plain
+    ones take less time than arrays.
 
     Args:
         kinds: of candidates that are counted apart, such as those of different sources or ranks.
@@ -69,118 +90,109 @@ class Calibration:
     def __init__(self, kinds: int = 1) -> None:
         self._hits = np.zeros((_DEPTHS, kinds, _BINS))
         self._trials = np.zeros((_DEPTHS, kinds, _BINS))
-        self._shift = np.zeros(kinds)
-        self._information = np.full(kinds, _INFORMATION)
-        self._line: tuple[Floats, Floats, Floats] | None = None
+        self._shift = [0.0] * kinds
+        self._information = [_INFORMATION] * kinds
+        self._line: tuple[list[float], list[float], list[float]] | None = None
 
-    def begin(self, near: Sequence[bool]) -> None:
+    def begin(self, near: Many[bool]) -> None:
         """Before anything is learned: of kinds in pairs, a source's first candidates and its others, which are near.
 
         Args:
             near: what the source says is nearly what the target says (``Source.near``), for each.
         """
-        self._shift = np.array([shift for n in near for shift in ((_NEAR_SHIFT, -_NEAR_SHIFT) if n else (0.0, 0.0))])
+        self._shift = [shift for n in near for shift in ((_NEAR_SHIFT, -_NEAR_SHIFT) if n else (0.0, 0.0))]
         self._line = None
 
-    def _lines(self) -> tuple[Floats, Floats, Floats]:
-        """([D, K B] offset, [D, K B] slope of acceptance over the shifted probability, [K] odds that shift it), until
+    def _lines(self) -> tuple[list[float], list[float], list[float]]:
+        """([D K B] offset, [D K B] slope of acceptance over the shifted probability, [K] odds that shift it), until
         something new is learned.
         """
         if self._line is None:
             known = PRIOR / (self._trials.sum(0) + PRIOR)
             own = PRIOR / (self._trials + PRIOR)
             offset = own * (self._hits + known * self._hits.sum(0)) / PRIOR
-            self._line = offset.reshape(_DEPTHS, -1), (own * known).reshape(_DEPTHS, -1), np.exp(self._shift)
+            self._line = offset.ravel().tolist(), (own * known).ravel().tolist(), [math.exp(x) for x in self._shift]
         return self._line
-
-    @staticmethod
-    def bins(probabilities: Floats) -> Ints:
-        """Of each draft probability, the bin that it is counted in."""
-        return _EDGES.searchsorted(probabilities)
 
     def counts(self, depth: int) -> tuple[Floats, Floats, Floats]:
         """([B] middles of the bins, [B] trials, [B] hits) of all kinds together at a depth."""
-        edges, level = np.concatenate([[0.0], _EDGES, [1.0]]), min(depth, _DEPTHS) - 1
+        edges, level = np.array([0.0, *_EDGES, 1.0]), min(depth, _DEPTHS) - 1
         return (edges[1:] + edges[:-1]) / 2, self._trials[level].sum(0), self._hits[level].sum(0)
 
-    def acceptance(self, probabilities: ArrayLike, depth: int, kinds: ArrayLike = 0) -> Floats:
+    def _cell(self, probability: float, depth: int, kind: int) -> int:
+        """Where a candidate is counted."""
+        return ((min(depth, _DEPTHS) - 1) * len(self._shift) + kind) * _BINS + bin_of(probability)
+
+    def acceptance(self, probabilities: Iterable[float], depth: int, kinds: Iterable[int]) -> list[float]:
         """Calibrated probabilities, in [0, 1], of candidates at ``depth``, 1 for children of the root.
 
         Args:
-            probabilities: the draft's, any shape.
+            probabilities: the draft's.
             depth: of the candidates.
-            kinds: of each of them, of a shape that broadcasts; or one for all.
+            kinds: of each of them.
         """
-        p, kind = np.asarray(probabilities, np.float64), np.asarray(kinds, np.int64)
         offset, slope, odds = self._lines()
-        level, bins = min(depth, _DEPTHS) - 1, self.bins(p) + kind * _BINS
-        found: Floats = offset[level].take(bins) + slope[level].take(bins) * with_odds(p, odds[kind])
-        return np.minimum(found, 1.0)  # rounded up, a child would be likelier than its parent
+        found = []
+        for p, kind in zip(probabilities, kinds, strict=True):
+            cell = self._cell(p, depth, kind)
+            accepted = offset[cell] + slope[cell] * with_odds(p, odds[kind])
+            found.append(min(1.0, accepted))  # rounded up, a child would be likelier than its parent
+        return found
 
-    def learn(
-        self,
-        depth: int,
-        probabilities: Sequence[float],
-        hits: Sequence[int],
-        record: Record | None = None,
-        kinds: ArrayLike = 0,
-    ) -> None:
-        """All candidates of one accepted node, of one source or of several, have been put to the test.
+    def learn(self, tried: Many[Tried], record: Record | None = None) -> None:
+        """Candidates of accepted nodes, of one source or of several, have been put to the test.
 
         Args:
-            depth: of the candidates.
-            probabilities: the draft's.
-            hits: which of them are what the target said.
+            tried: all of them.
             record: of the sequence, where one is kept.
-            kinds: of each candidate, or one for all.
         """
-        if not probabilities:
-            return
-        level, p = min(depth, _DEPTHS) - 1, np.array(probabilities)
-        kind = np.broadcast_to(np.asarray(kinds, np.int64), p.shape)
         if record is not None:
-            record.expected += float(self.acceptance(p, depth, kind).sum())
-            record.hits += len(hits)
-        bins = self.bins(p) + kind * _BINS
-        np.add.at(self._trials[level].reshape(-1), bins, 1)
-        for hit in hits:
-            self._hits[level].reshape(-1)[bins[hit]] += 1
-        self._shifted(p, kind, hits)
+            record.expected += sum(self.acceptance([p], depth, [kind])[0] for depth, p, _, kind in tried)
+            record.hits += sum(one.hit for one in tried)
+        trials, hits = self._trials.reshape(-1), self._hits.reshape(-1)
+        for depth, p, hit, kind in tried:
+            cell = self._cell(p, depth, kind)
+            trials[cell] += 1
+            hits[cell] += hit
+        self._shifted(tried)
         self._line = None
 
-    def _shifted(self, p: Floats, kind: Ints, hits: Sequence[int]) -> None:
+    def _shifted(self, tried: Many[Tried]) -> None:
         """One step of Newton's method for the likeliest shift of the log-odds of each kind."""
-        q = with_odds(p, np.exp(self._shift)[kind])
-        missed = -q
-        missed[list(hits)] += 1
-        kinds = len(self._shift)
-        self._information += np.bincount(kind, q * (1 - q), kinds)
-        step = np.bincount(kind, missed, kinds) / self._information
-        self._shift = (self._shift + step).clip(-_MOST_SHIFT, _MOST_SHIFT)
+        missed, odds = [0.0] * len(self._shift), [math.exp(shift) for shift in self._shift]
+        for _, p, hit, kind in tried:
+            q = with_odds(p, odds[kind])
+            self._information[kind] += q * (1 - q)
+            missed[kind] += hit - q
+        for kind, by in enumerate(missed):
+            shift = self._shift[kind] + by / self._information[kind]
+            self._shift[kind] = min(_MOST_SHIFT, max(-_MOST_SHIFT, shift))
 
     def fade(self, record: Record | None = None) -> None:
         """One proposal has passed."""
         self._hits *= _MEMORY
         self._trials *= _MEMORY
-        self._information = _INFORMATION + _MEMORY * (self._information - _INFORMATION)
+        self._information = [_INFORMATION + _MEMORY * (x - _INFORMATION) for x in self._information]
         self._line = None
         if record is not None:
             record.hits *= _NEAR
             record.expected *= _NEAR
 
 
+def bin_of(probability: float) -> int:
+    """The bin that a draft probability is counted in."""
+    return bisect_left(_EDGES, probability)
+
+
 @cache
-def first_or_not(count: int) -> Ints:
+def first_or_not(count: int) -> tuple[int, ...]:
     """Kinds of candidates in descending order: 0 for the first, 1 for all others.
 
     Of two of one probability the first of its law is more often right where the drafter is nearly the target.
     """
-    kinds = np.ones(count, np.int64)
-    kinds[:1] = 0
-    kinds.flags.writeable = False
-    return kinds
+    return tuple(int(rank > 0) for rank in range(count))
 
 
-def with_odds(probabilities: Floats, odds: Floats) -> Floats:
-    """Probabilities whose odds p / (1 - p) are multiplied by ``odds``."""
-    return odds * probabilities / np.maximum(1 - probabilities + odds * probabilities, 1e-6)
+def with_odds(probability: float, odds: float) -> float:
+    """A probability p whose odds p / (1 - p) are multiplied by ``odds``."""
+    return odds * probability / max(1 - probability + odds * probability, 1e-6)

@@ -19,7 +19,7 @@ from ..models.profile import Profile
 from ..sequence import Sequence
 from ..tree import ROOT
 from .base import Outcome
-from .calibration import Calibration
+from .calibration import Calibration, Tried
 from .window import MEMORY, Threshold, check_threshold, learn
 
 NEVER = "never"
@@ -125,7 +125,7 @@ class Decider:
         """
         if self.profile is None:
             raise ConfigError("loop=gain has no measured costs: give its drafter to an Engine, which measures them")
-        edges = [float(self._calibration.acceptance(p, depth)) for depth, p in enumerate(place.path, start=1)]
+        edges = [self._calibration.acceptance([p], depth, [0])[0] for depth, p in enumerate(place.path, start=1)]
         nodes = place.depth + 1
         verify = self.profile.seconds(nodes + self._gain, context) - self.profile.seconds(nodes, context)
         rate = max(self._tokens / self._seconds if self._seconds else 0.0, 1 / self.profile.seconds(1, context))
@@ -156,6 +156,7 @@ class Decider:
     def _calibrate(self, outcome: Outcome) -> None:
         """How far the draft's probabilities can be trusted, from each node that the target judged on its way."""
         tree, above = outcome.tree, 0.0
+        tried = list[Tried]()
         self._calibration.fade()
         for depth, (node, token) in enumerate(
             zip([ROOT, *outcome.path], outcome.tokens[: outcome.taken], strict=False), start=1
@@ -163,6 +164,6 @@ class Decider:
             children = tree.children(node)
             paths = tree.path_logprobs[children].tolist()
             hit = next((i for i, child in enumerate(children) if int(tree.tokens[child]) == token), None)
-            hits = [] if hit is None else [hit]
-            self._calibration.learn(depth, [math.exp(path - above) for path in paths], hits)
+            tried += [Tried(depth, math.exp(path - above), i == hit) for i, path in enumerate(paths)]
             above = above if hit is None else paths[hit]
+        self._calibration.learn(tried)

@@ -7,9 +7,7 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from ..config import Budget
@@ -165,19 +163,18 @@ class GrowthPolicy(ABC):
 
 def best_per_row(scores: Tensor, rows: Tensor, limits: Tensor) -> Tensor:
     """[F] bool: the ``limits[row]`` highest scores of each row; ties go to the earlier entry."""
-    return torch.from_numpy(ranks_per_row(scores.numpy(), rows.numpy(), len(limits))) < limits.take(rows)
+    return _ranks_per_row(scores, rows, len(limits)) < limits.take(rows)
 
 
-def ranks_per_row(scores: NDArray[np.floating], rows: NDArray[np.int64], batch: int) -> NDArray[np.int64]:
+def _ranks_per_row(scores: Tensor, rows: Tensor, batch: int) -> Tensor:
     """[F] how many entries of the same row score higher, or as high and come before; there are ``batch`` rows."""
-    order = (-scores).argsort(kind="stable")
-    ranks = np.empty_like(order)
+    order = scores.argsort(descending=True, stable=True)
+    ranks = torch.empty_like(order)
     if batch == 1:
-        ranks[order] = np.arange(len(order))
+        ranks[order] = torch.arange(len(order))
         return ranks
-    order = order[rows[order].argsort(kind="stable")]  # by row, then by score, then by index
-    counts = np.bincount(rows, minlength=batch)
-    ranks[order] = np.arange(len(order)) - (counts.cumsum() - counts)[rows[order]]
+    order = order[rows[order].argsort(stable=True)]  # by row, then by score, then by index
+    ranks[order] = count_within(rows[order], torch.bincount(rows, minlength=batch))
     return ranks
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
+from itertools import accumulate, zip_longest
+from operator import neg
 from typing import NamedTuple
-
-import numpy as np
 
 from ..sequence import Sequence
 from ..tree import DraftTree
-from .calibration import Floats, Ints
 from .costs import Curve
 from .policy import Frontier
 
@@ -40,9 +40,10 @@ class Proposal:
         rate: tokens a second that a step must be worth, of all sequences together.
         odds: [B] each sequence's record.
         frontiers: what was proposed, layer by layer.
-        rows, paths: [P] of all that has been drafted: which sequence, and the probability of being accepted.
-        above: how many of them are of the layers before the last one.
-        mass: expected tokens of them all.
+        laws: of each of them, [F, K] probabilities of its candidates.
+        best: of each sequence, the probabilities that drafted nodes are accepted, in descending order.
+        seconds: [N + 1] of verifying 0, 1, ... nodes.
+        mass: expected tokens of all drafted nodes.
         totals: [N] expected tokens of the best 1, 2, ... nodes of each sequence, summed over sequences.
         gained: expected tokens that the last layer has brought.
         pools, chosen: what was drafted, and how many nodes are verified.
@@ -55,28 +56,41 @@ class Proposal:
     curve: Curve
     price: Price
     rate: float
-    odds: Floats
+    odds: Many[float]
     fresh: bool
     frontiers: list[Frontier] = field(default_factory=list)
-    rows: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
-    paths: Floats = field(default_factory=lambda: np.zeros(0))
-    above: int = 0
+    laws: list[list[list[float]]] = field(default_factory=list)
+    best: list[list[float]] = field(init=False)
+    seconds: list[float] = field(init=False)
     mass: float = 0.0
-    totals: Floats = field(default_factory=lambda: np.zeros(1))
+    totals: Many[float] = (0.0,)
     gained: float = 0.0
     pools: Many[DraftTree] = ()
     chosen: int = 0
     gain: Many[float] = ()
     asked: int = 1
 
+    def __post_init__(self) -> None:
+        self.best = [[] for _ in self.sequences]
+        self.seconds = self.curve.now.tolist()
+
     @property
     def layers(self) -> int:
         """How deep it was drafted."""
         return len(self.frontiers)
 
-    def add(self, rows: Ints, paths: Floats) -> float:
-        """A layer has been drafted, of these sequences and probabilities; its expected tokens."""
-        self.above, mass = len(self.paths), float(paths.sum())
-        self.rows, self.paths = np.concatenate([self.rows, rows]), np.concatenate([self.paths, paths])
+    def add(self, layer: Many[tuple[int, float]]) -> float:
+        """Nodes have been drafted, of these sequences and probabilities; the tokens that are expected of them."""
+        mass = 0.0
+        for row, path in layer:
+            insort(self.best[row], path, key=neg)
+            mass += path
         self.mass += mass
         return mass
+
+    def best_totals(self) -> list[float]:
+        """[N] expected tokens of the best 1, 2, ... nodes of each sequence, summed over sequences."""
+        most = len(self.seconds) - 1
+        columns = zip_longest(*(best[:most] for best in self.best), fillvalue=0.0)
+        found = list(accumulate(map(sum, columns)))
+        return found + [found[-1] if found else 0.0] * (most - len(found))

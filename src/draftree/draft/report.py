@@ -51,8 +51,8 @@ class Report:
 
     def compare(self, worth: Floats, seconds: Floats) -> None:
         """What one step would have given and cost with each number of nodes ([N + 1] both)."""
-        new = max(0, len(worth) - len(self.worth))
-        self.worth, self.seconds = np.pad(self.worth, (0, new)), np.pad(self.seconds, (0, new))
+        if new := max(0, len(worth) - len(self.worth)):
+            self.worth, self.seconds = np.pad(self.worth, (0, new)), np.pad(self.seconds, (0, new))
         self.worth[: len(worth)] += worth
         self.seconds[: len(seconds)] += seconds
 

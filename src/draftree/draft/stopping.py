@@ -23,7 +23,7 @@ from ..models.measure import kept_or_measured
 from ..models.profile import Profile
 from ..sequence import Sequence
 from .base import Outcome
-from .calibration import Record
+from .calibration import Record, with_odds
 from .policy import Frontier, Growth, GrowthPolicy
 from .source import Source
 
@@ -128,7 +128,7 @@ class PayingChain(GrowthPolicy):
             odds: factor on the odds of each token of the sequence.
             verify: seconds of passes over 1, 2, ... tokens.
         """
-        mean = _with((sum(self._hits) + 1) / (sum(self._trials) + 2), odds)
+        mean = with_odds((sum(self._hits) + 1) / (sum(self._trials) + 2), odds)
         rate = max(self._tokens / self._seconds if self._seconds else 0.0, 1 / verify[0])
         gains = accumulate(path * mean**j for j in range(1, _AHEAD + 1))
         each, now = self._pass or self.drafter or 0.0, verify[depth]
@@ -140,7 +140,7 @@ class PayingChain(GrowthPolicy):
         keep[:, 0] = True
         depth, on = frontier.depth + 1, []
         for b, entropy in zip(frontier.rows.tolist(), frontier.candidates.entropies.tolist(), strict=True):
-            self._paths[b] *= _with(self.acceptance(entropy), self._odds[b])
+            self._paths[b] *= with_odds(self.acceptance(entropy), self._odds[b])
             more = depth < self.floor or self.pays(self._paths[b], depth, self._odds[b], self._verify[b])
             on.append(more and depth < self.cap)
         return Growth(keep, torch.tensor(on)[:, None].expand_as(keep))
@@ -173,8 +173,3 @@ class PayingChain(GrowthPolicy):
             self._tokens += outcome.taken
             self._seconds += seconds
         self._tokens, self._seconds = _NEAR * self._tokens, _NEAR * self._seconds
-
-
-def _with(probability: float, odds: float) -> float:
-    """A probability p whose odds p / (1 - p) are multiplied by ``odds``."""
-    return odds * probability / (1 - probability + odds * probability)

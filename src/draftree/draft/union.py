@@ -24,7 +24,7 @@ from ..models.base import LanguageModel
 from ..sequence import Sequence
 from ..tree import ROOT
 from .base import Outcome
-from .calibration import Calibration, first_or_not
+from .calibration import Calibration, Tried, first_or_not
 from .drawing import Drawing, Drawn
 from .policy import Candidates
 from .source import Grown, Scorer, Source
@@ -123,14 +123,14 @@ class UnionSource(Source):
     def _learn(self, known: Mapping[_Place, tuple[int, Many[_Said]]], row: int, tokens: Many[int]) -> None:
         """Walk down along what the target said: every candidate on the way was put to the test."""
         place: _Place = (row, ROOT, ROOT)
+        tried = list[Tried]()
         for depth, token in enumerate(tokens, start=1):
             if place not in known:
-                return
+                break
             node, parts = known[place]
-            said, probabilities, kinds = _flat(parts)
-            hits = [i for i, candidate in enumerate(said) if candidate == token]
-            self._calibration.learn(depth, probabilities, hits, kinds=kinds)
+            tried += [Tried(depth, p, said == token, kind) for said, p, kind in zip(*_flat(parts), strict=True)]
             place = (row, node, token)
+        self._calibration.learn(tried)
 
     def close(self, sequence: Sequence) -> None:
         """Tell all parts."""
@@ -216,8 +216,9 @@ class _UnionScorer:
     def _accepted(self, said: Many[Many[_Said]], depth: int) -> Iterator[float]:
         """How probable all candidates below nodes of one depth are, one after another."""
         flat = [_flat(parts) for parts in said]
-        probabilities, kinds = (list(chain.from_iterable(each[i] for each in flat)) for i in (1, 2))
-        return iter(self._calibration.acceptance(probabilities, depth + 1, kinds).tolist())
+        probabilities = chain.from_iterable(given for _, given, _ in flat)
+        kinds = chain.from_iterable(own for _, _, own in flat)
+        return iter(self._calibration.acceptance(probabilities, depth + 1, kinds))
 
     def _law(self, said: Many[Many[_Said]], depths: Many[int], width: int) -> Candidates:
         """Of few numbers, so that lists are faster than tensors."""
@@ -250,7 +251,7 @@ def _flat(parts: Many[_Said]) -> tuple[list[int], list[float], list[int]]:
     for part, (said, given) in enumerate(parts):
         tokens += said
         probabilities += given
-        kinds += [2 * part + kind for kind in first_or_not(len(said)).tolist()]
+        kinds += [2 * part + kind for kind in first_or_not(len(said))]
     return tokens, probabilities, kinds
 
 
