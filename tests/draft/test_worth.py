@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from draftree.draft.base import Outcome, StepCost
+from draftree.draft.costs import Curve
 from draftree.draft.worth import Spending, Stake
 from draftree.models.profile import Point, Profile
 from draftree.tree import DraftTree
@@ -38,3 +40,16 @@ def test_seconds_that_only_a_source_was_booked_with_do_not_make_decoding_without
         stake.judge([outcome], 0.5, Spending(1.0, 1.0, 1, 0.1, 1.6, 1.0), 1)
     assert 0 < stake._without.value <= 1.5
     assert stake.worth > 0.5
+
+
+@pytest.mark.parametrize("near", [True, False])
+def test_long_drafts_refused_early_say_little_of_what_is_nearly_the_target(near: bool) -> None:
+    """Two of them, in an answer of a few tokens, made the next five answers plain decoding."""
+    said = Says("model", {1: 0.5})
+    said.near = near
+    stake = Stake(said)
+    outcome = Outcome(Fake(), DraftTree.chain([1] * 12), [0, 1], [1, 1, 2], 3, StepCost(1, 6.0, 1.5, 0.0, 12))
+    for _ in range(2):
+        stake.judge([outcome], 0.5, Spending(1.0, 1.5, 12, 0.0, 7.5, 1.0), 1)
+    stake.begin(Curve.of(np.ones(3), np.ones(3)), 0.5, 12, fresh=1.0)
+    assert stake.pays == near

@@ -12,8 +12,9 @@ from .base import Outcome
 from .costs import Curve
 from .source import Source
 
-_HOPE, _FIRST = 1.5, 5.0
-"""Speed over decoding without it: where a source starts, and for how many steps that counts."""
+_HOPE, _FIRST, _FIRST_NEAR = 1.5, 5.0, 20.0
+"""Speed over decoding without it: where a source starts, and for how many plain passes that counts. Of one that is
+nearly the target a step drafts far: it takes ten of them where it is refused early, which says little."""
 _RECENT, _LONG = 0.95, 0.995
 """Share that each step leaves of the record of a sequence, and of that of all."""
 _ANEW = 20.0
@@ -109,8 +110,8 @@ class Stake:
     seconds: float = 0.0
     _with: Rate = field(default_factory=lambda: Rate(_HOPE * _ANEW, _ANEW), repr=False)
     _without: Rate = field(default_factory=lambda: Rate(_ANEW, _ANEW), repr=False)
-    _long_with: Rate = field(default_factory=lambda: Rate(_HOPE * _FIRST, _FIRST), repr=False)
-    _long_without: Rate = field(default_factory=lambda: Rate(_FIRST, _FIRST), repr=False)
+    _long_with: Rate = field(init=False, repr=False)
+    _long_without: Rate = field(init=False, repr=False)
     _layer: float = field(default=0.0, repr=False)
     _factor: float = field(default=1.0, repr=False)
     _share: float = field(default=0.0, repr=False)
@@ -118,6 +119,10 @@ class Stake:
     _spent: float = field(default=0.0, repr=False)
     _wait: int = field(default=0, repr=False)
     _pause: int = field(default=1, repr=False)
+
+    def __post_init__(self) -> None:
+        first = _FIRST_NEAR if self.source is not None and self.source.near else _FIRST
+        self._long_with, self._long_without = Rate(_HOPE * first, first), Rate(first, first)
 
     @property
     def name(self) -> str:
