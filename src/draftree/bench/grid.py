@@ -193,8 +193,11 @@ def recorded(args: argparse.Namespace) -> Recorded:
     """What ``add_options`` asks for.
 
     Raises:
-        InputError: there is no such model or suite, or the drafter is no head and no model.
+        InputError: there is no such model or suite, the drafter is no head and no model, or a size is below 1.
     """
+    for name in ("beam", "layers"):
+        if getattr(args, name) < 1:
+            raise ConfigError(f"--{name} is {getattr(args, name)}: use at least 1")
     target = load(args.target)
     drafter = load_drafter(args.drafter, target, AutoTree())
     model = drafter.source.model if isinstance(drafter, TreeDrafter) else None
