@@ -144,6 +144,14 @@ def test_foresight_stops_where_the_drafter_is_wrong() -> None:
     assert narrow.seconds == pytest.approx((1.1 + 0.2) + 1.0 + (1.1 + 0.2))  # 7 is its second choice
 
 
+def test_foresight_verifies_more_nodes_where_that_costs_less() -> None:
+    law = Laws({(): 0}, torch.tensor([[6, 2]]), torch.zeros(1, 2), torch.zeros(1))
+    dip = Profile(costs(1.0).identity, (Size(1, 64, (1, 2, 4, 64), (1.0, 3.0, 1.5, 9.0)),))
+    (found,) = foresight([KnownText([1, 2], [5, 6, 7], [law])], Costs(dip, costs(0.2)), 2)
+    assert found.steps == 1
+    assert found.seconds == pytest.approx(1.5 + 0.2)
+
+
 def test_a_model_whose_laws_are_recorded_has_nothing_to_read() -> None:
     """To read the prompt would take longer than to answer it, so that ``auto`` would never ask the model itself."""
     model = target()

@@ -139,11 +139,13 @@ def along(texts: Many[KnownText], costs: Costs, policy: GrowthPolicy, nodes: int
     return found
 
 
-def foresight(texts: Many[KnownText], costs: Costs, width: int) -> list[Speed]:
+def foresight(texts: Many[KnownText], costs: Costs, width: int, nodes: int = DEFAULT_NODES) -> list[Speed]:
     """The least seconds that each text can take, if each step's draft is what the target will say.
 
+    A pass over more tokens may cost less: it is then taken to verify as many.
+
     Args:
-        texts, costs: as ``along``.
+        texts, costs, nodes: as ``along``.
         width: most probable candidates of a node that count as drafted.
     """
     found = []
@@ -153,10 +155,10 @@ def foresight(texts: Many[KnownText], costs: Costs, width: int) -> list[Speed]:
         for at in reversed(range(last)):
             context = len(known.prompt) + at + 1
             layer = costs.drafter.seconds(_NODES, context)
-            ways = []
-            for depth in range(_right(known, at, width) + 1):
+            verify, ways = costs.target.curve(nodes, context), []
+            for depth in range(min(nodes, _right(known, at, width)) + 1):
                 seconds, steps = rest[at + depth + 1]
-                ways.append((seconds + depth * layer + costs.target.seconds(depth + 1, context), steps + 1))
+                ways.append((seconds + depth * layer + min(verify[depth:]), steps + 1))
             rest[at] = min(ways)
             plain += costs.target.seconds(1, context)
         seconds, steps = rest[0]
