@@ -13,7 +13,7 @@ from draftree.engine import Engine
 from draftree.errors import ConfigError, ModelFileError, PromptError, RunError
 from draftree.models.hf import HFModel
 from draftree.train import responses
-from draftree.train.head_data import DataRecipe, HeadData, digest, encoded, shuffled
+from draftree.train.head_data import DataRecipe, HeadData, by_length, digest, encoded, shuffled
 from draftree.train.responses import TEMPERATURES, ResponseStore, respond
 
 from ..heads import PROMPTS
@@ -144,6 +144,15 @@ def test_prompts_come_once_each_in_the_seeds_order() -> None:
     assert sorted(shuffled(files, 0)) == ["a", "b", "c", "d"]
     assert shuffled(files, 0) == shuffled(files, 0)
     assert len({tuple(shuffled(files, seed)) for seed in range(9)}) > 1
+
+
+def test_prompts_of_like_length_are_answered_together(target: HFModel, tmp_path: Path) -> None:
+    assert by_length([3, 1, 2, 6, 9, 7, 5, 4], 3) == [1, 2, 0, 4, 5, 3, 7, 6]
+    assert sorted(by_length([len(p) for p in PROMPTS], 2)) == list(range(len(PROMPTS)))
+    prompts = [[1] * n for n in (4, 2, 5, 3)]
+    data = HeadData.open(tmp_path / "a", RECIPE, prompts)
+    data.collect(target, tokens=21, seconds=60, rows=1, tell=lambda done: None)
+    assert data.store.numbers == {1, 3}  # the two shortest
 
 
 def test_prompts_that_are_too_long_are_left_out(target: HFModel) -> None:

@@ -23,6 +23,8 @@ from .workers import respond_in
 
 LONGEST_PROMPT = 512
 """Longer prompts are left out: reading them would take more time than their responses are worth."""
+_BATCHES = 8
+"""So many batches' prompts are put in order of length: a batch's attention is as long as its longest row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +69,15 @@ def encoded(target: HFModel, prompts: Many[str], *, raw: bool) -> list[list[int]
 def digest(prompts: Many[Many[int]]) -> str:
     """Tells lists of prompts apart."""
     return hashlib.sha256(json.dumps([list(p) for p in prompts]).encode()).hexdigest()[:16]
+
+
+def by_length(lengths: Many[int], some: int) -> list[int]:
+    """Numbers of all prompts, ``some`` of them at a time, from short to long and from long to short in turn."""
+    order: list[int] = []
+    for start in range(0, len(lengths), some):
+        part = range(start, min(start + some, len(lengths)))
+        order += sorted(part, key=lengths.__getitem__, reverse=start // some % 2 == 1)
+    return order
 
 
 @dataclass(slots=True)
@@ -152,7 +163,7 @@ class HeadData:
         began = time.monotonic() - self.seconds
 
         def wanted() -> Iterator[int]:
-            for number in range(len(self.prompts)):
+            for number in by_length([*map(len, self.prompts)], _BATCHES * rows * workers):
                 if self.store.tokens >= tokens or time.monotonic() - began >= seconds:
                     return
                 if number not in self.store.numbers:
