@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 import torch
@@ -18,14 +18,14 @@ from torch.nn.functional import embedding, linear, pad, scaled_dot_product_atten
 from torch.nn.utils import skip_init
 
 from ..errors import CacheError
-from ..tree import ROOT, ancestors
+from ..tree import ancestors
 from .base import Capabilities, Nodes, Row
 from .cache import TreeCache
 from .head import HeadNetwork, embeddings, output_layer
 from .hf import HFModel
 from .numerics import STOCK, convert
+from .rows import NO_NODES, Rows
 
-_NO_NODES = torch.zeros(0, dtype=torch.int64)
 _GRAIN = 64
 """Logits come in multiples of this, filled up with -inf: their largest are found faster, chunk by chunk."""
 
@@ -55,7 +55,6 @@ class HeadModel:
     Attributes:
         vocabulary: [D] int64 ascending ids that it always drafts from.
         layers: "network", the trained part, and "output", the target's output layer for the vocabulary.
-        cache: keys and values of all open rows.
         capabilities: as the target's, whose tokens it takes.
         pass_seconds: wall-clock seconds inside its passes so far (on an accelerator, of launching them).
 
@@ -82,8 +81,7 @@ class HeadModel:
         self._known = torch.zeros(can.vocab_size, dtype=torch.bool)
         self._known[vocabulary] = True
         self._turns = self.network.turns(torch.arange(0, device=can.device))
-        self._rows: list[HeadRow] = []
-        self.cache = TreeCache(1)
+        self._rows: Rows[HeadRow] = Rows(1)
         self.pass_seconds = 0.0
         self.capabilities = Capabilities(
             name=name,
@@ -104,6 +102,19 @@ class HeadModel:
         """The trained part."""
         return cast(HeadNetwork, self.layers["network"])
 
+    @property
+    def cache(self) -> TreeCache:
+        """Keys and values of all open rows."""
+        return self._rows.cache
+
+    def own(self, row: Row) -> HeadRow:
+        """An open row of this model.
+
+        Raises:
+            CacheError: it is not.
+        """
+        return self._rows.own(row)
+
     def reserve(self, rows: int, tokens: int) -> None:
         """Make room for ``rows`` rows of ``tokens`` tokens at once."""
         self.cache.reserve(rows, tokens)
@@ -114,13 +125,13 @@ class HeadModel:
             slot=len(self._rows),
             length=0,
             logits=self._zeros(0),
-            parents=_NO_NODES,
+            parents=NO_NODES,
             predicted=self._zeros(1, self.network.config.hidden_size),
             tokens=self.vocabulary,
             extra=self.nothing,
             known=self._known.clone(),
         )
-        self._rows.append(row)
+        self._rows.add(row)
         return row
 
     @property
@@ -162,7 +173,8 @@ class HeadModel:
 
     def _feed(self, rows: Sequence[HeadRow], tokens: Sequence[Tensor], features: Sequence[Tensor]) -> None:
         """Append tokens to each row, with the hidden states before them, in one pass."""
-        first, covered, starts, width = self._place(rows, [len(t) for t in tokens])
+        device = self.capabilities.device
+        first, covered, starts, width = self._rows.place(rows, [len(t) for t in tokens], device)
         ids = torch.zeros((len(covered), width), dtype=torch.int64)
         lasts = torch.zeros(len(covered), dtype=torch.int64)
         given = self._zeros(len(covered), width, self.network.config.hidden_size)
@@ -171,7 +183,6 @@ class HeadModel:
             ids[b, : len(new)] = new
             given[b, : len(new)] = known
             lasts[b] = len(new) - 1
-        device = self.capabilities.device
         offsets = torch.tensor(starts)[:, None] + torch.arange(width)
         ids, offsets = torch.stack([ids, offsets]).to(device, non_blocking=True)
         inputs = self.network.read(embedding(ids, self._embeddings), given)
@@ -203,9 +214,8 @@ class HeadModel:
         for row, new in zip(own, nodes, strict=True):
             if features is None and bool((new.parents >= row.parents.shape[0]).any()):
                 raise CacheError("the parent of a node comes with it: its hidden state is not predicted yet")
-        counts = [n.tokens.shape[0] for n in nodes]
-        first, covered, starts, width = self._place(own, counts)
-        device = self.capabilities.device
+        counts, device = [n.tokens.shape[0] for n in nodes], self.capabilities.device
+        first, covered, starts, width = self._rows.place(own, counts, device)
         inputs, masks, given = (cast(list[Tensor | None], [None] * len(covered)) for _ in range(3))
         for at, (row, new) in enumerate(zip(own, nodes, strict=True)):
             b, start = row.slot - first, row.parents.shape[0]
@@ -235,14 +245,6 @@ class HeadModel:
         logits = self._logits(own, fresh)
         self.pass_seconds += time.perf_counter() - began
         return logits
-
-    def _place(self, rows: Sequence[HeadRow], counts: Sequence[int]) -> tuple[int, list[HeadRow], list[int], int]:
-        """Storage for a pass: its first row, the rows it covers, where each one's new slots start, and how many."""
-        first, last = min(r.slot for r in rows), max(r.slot for r in rows) + 1
-        covered = self._rows[first:last]
-        starts, width = [r.length + r.parents.shape[0] for r in covered], max(counts)
-        self.cache.place(first, starts, width, self.capabilities.device)
-        return first, covered, starts, width
 
     def _store(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         stored, also = self.cache.update(keys.transpose(1, 2), values.transpose(1, 2), 0)
@@ -287,57 +289,32 @@ class HeadModel:
             row.tokens = torch.cat([row.tokens, ids])
             row.extra = torch.cat([row.extra, self._all.weight[ids].to(row.extra)])
 
-    def own(self, row: Row) -> HeadRow:
-        """An open row of this model.
-
-        Raises:
-            CacheError: it is not.
-        """
-        if not isinstance(row, HeadRow) or not 0 <= row.slot < len(self._rows) or self._rows[row.slot] is not row:
-            raise CacheError("the row is closed, or another model's: open it again")
-        return row
-
     @torch.inference_mode()
     def commit(self, row: Row, path: Sequence[int]) -> None:
         """Keep uncommitted nodes as they were drafted (``LanguageModel.commit``)."""
-        own, expected = self.own(row), ROOT
-        for node in path:
-            if not 0 <= node < len(own.parents) or int(own.parents[node]) != expected:
-                raise CacheError(f"cannot commit {list(path)}: node {node} is not a child of {expected}")
-            expected = node
-        self.cache.compact(own.slot, own.length, path)
-        own.length += len(path)
-        own.parents, own.predicted = _NO_NODES, own.predicted[expected + 1 : expected + 2]
+        own = self.own(row)
+        last = self._rows.commit(own, path)
+        own.predicted = own.predicted[last + 1 : last + 2]
 
     @torch.inference_mode()
     def prune(self, row: Row, keep: Sequence[int], trunk: int) -> None:
         """Keep some uncommitted nodes as they were fed and commit the first of them (``ForestModel.prune``)."""
         own = self.own(row)
-        parents = own.pruned(keep, trunk)
-        self.cache.compact(own.slot, own.length, keep)
-        own.length += trunk
-        own.parents, own.predicted = parents, own.predicted[[0, *(n + 1 for n in keep)]][trunk:]
+        self._rows.prune(own, keep, trunk)
+        own.predicted = own.predicted[[0, *(n + 1 for n in keep)]][trunk:]
 
     @torch.inference_mode()
     def fork(self, row: Row) -> HeadRow:
         """A new row with the same committed tokens (``LanguageModel.fork``)."""
         own = self.own(row)
-        copy = self.start()
-        self.cache.copy_row(own.slot, copy.slot, own.length)
-        copy.length, copy.logits, copy.predicted = own.length, own.logits, own.predicted[:1]
-        copy.tokens, copy.extra, copy.known = own.tokens, own.extra, own.known.clone()
-        return copy
+        other = replace(own, parents=NO_NODES, predicted=own.predicted[:1], known=own.known.clone())
+        self._rows.fork(own, other)
+        return other
 
     @torch.inference_mode()
     def close(self, row: Row) -> None:
-        """Forget a row; the last row in storage takes its place."""
-        own = self.own(row)
-        moved = self._rows.pop()
-        if moved is not own:
-            self.cache.copy_row(moved.slot, own.slot, moved.length + len(moved.parents))
-            moved.slot = own.slot
-            self._rows[own.slot] = moved
-        own.slot = -1
+        """Forget a row (``LanguageModel.close``)."""
+        self._rows.close(self.own(row))
 
 
 def _side_by_side(parts: Sequence[Tensor | None], height: int, width: int) -> Tensor:

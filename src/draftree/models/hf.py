@@ -28,14 +28,13 @@ from .fewer import decoder_layers, fewer_layers
 from .hidden import HiddenStates, hidden_states
 from .layers import merge_layers
 from .numerics import apart, check, convert
+from .rows import NO_NODES, Rows
 
 _PASSED: WeakKeyDictionary[PreTrainedModel, str] = WeakKeyDictionary()
 """Models that have passed the self-test, and with which attention."""
 
 _CONVERTED: WeakKeyDictionary[PreTrainedModel, tuple[Capabilities, Decoder | None]] = WeakKeyDictionary()
 """Models whose layers were replaced: what was probed before, and their numerics; and their direct pass."""
-
-_NO_NODES = torch.zeros(0, dtype=torch.int64)
 
 
 class HFModel:
@@ -45,7 +44,6 @@ class HFModel:
         capabilities: what was probed at load.
         tokenizer: the model's tokenizer, or None for a model of bare token ids.
         model: the Hugging Face model.
-        cache: keys and values of all open rows.
         passes: forward passes so far, prefills not counted.
         pass_seconds: wall-clock seconds inside them (on an accelerator, of launching them).
 
@@ -78,7 +76,6 @@ class HFModel:
         self.capabilities, self._decoder = _converted(model, name, numerics)
         self._layers: int = model.config.get_text_config(decoder=True).num_hidden_layers
         self._keep_last = "logits_to_keep" in inspect.signature(model.forward).parameters
-        self._rows: list[Row] = []
         self._hidden: HiddenStates | None = None
         self._start()
         if self_test and _PASSED.get(model) != self.capabilities.attention:
@@ -93,15 +90,19 @@ class HFModel:
             self._start()
 
     def _start(self) -> None:
-        self.cache = TreeCache(self._layers)
+        self._rows: Rows[Row] = Rows(self._layers)
         self.passes, self.pass_seconds = 0, 0.0
 
     def twin(self) -> HFModel:
         """A second model on the same weights with rows and a cache of its own."""
         other = copy(self)
-        other._rows = []
         other._start()
         return other
+
+    @property
+    def cache(self) -> TreeCache:
+        """Keys and values of all open rows."""
+        return self._rows.cache
 
     def in_numerics(self, numerics: str) -> HFModel:
         """The same model once more in other numerics, or in "int4", with rows and a cache of its own.
@@ -135,7 +136,7 @@ class HFModel:
         if (self.slot_bytes, self.capabilities.dtype) != (host.slot_bytes, host.capabilities.dtype):
             raise ConfigError(f"{self.capabilities.name} cannot read the cache of {host.capabilities.name}")
         other = self.twin()
-        other._rows, other.cache = host._rows, host.cache
+        other._rows = host._rows
         return other
 
     def with_layers(self, kept: Sequence[int], name: str) -> HFModel:
@@ -199,10 +200,10 @@ class HFModel:
         tokens = torch.tensor([list(prompt_ids)], device=device)
         positions = torch.arange(len(prompt_ids), device=device)[None]
         logits = self._forward(tokens, positions, None, last_only=True)[0, -1].clone()
-        row = Row(slot=slot, length=len(prompt_ids), logits=logits, parents=_NO_NODES)
+        row = Row(slot=slot, length=len(prompt_ids), logits=logits, parents=NO_NODES)
         if self._hidden:
             row.features.append(self._hidden.last[0].clone())
-        self._rows.append(row)
+        self._rows.add(row)
         return row
 
     def _check_prompt(self, prompt_ids: Sequence[int]) -> None:
@@ -222,18 +223,13 @@ class HFModel:
     def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Tensor:
         """Append uncommitted nodes to each row in one pass (``LanguageModel.extend``).
 
-        Rows between the asked ones in storage ride along with padding, so that no keys or values are copied.
-
         Raises:
             CacheError: a node would lie beyond the model's longest sequence, or a row is closed; nothing has changed.
         """
-        for row in rows:
-            self._check_open(row)
-        first, last = min(r.slot for r in rows), max(r.slot for r in rows) + 1
-        covered, width = self._rows[first:last], max(n.tokens.shape[0] for n in nodes)
+        own = [self._rows.own(row) for row in rows]
+        grown = [self._grown(row, new) for row, new in zip(own, nodes, strict=True)]
         device = self.capabilities.device
-        starts = [r.length + r.parents.shape[0] for r in covered]
-        grown = [self._grown(row, new) for row, new in zip(rows, nodes, strict=True)]
+        first, covered, starts, width = self._rows.place(own, [n.tokens.shape[0] for n in nodes], device)
 
         # A padding query repeats the last committed position and attends to the first slot: finite, and never read.
         inputs = torch.zeros((2, len(covered), width), dtype=torch.int64)
@@ -246,7 +242,6 @@ class HFModel:
             inputs[1, b, :n] += depths
             mask[b, 0, :n, : row.length] = True
             mask[b, 0, :n, row.length : row.length + parents.shape[0]] = seen
-        self.cache.place(first, starts, width, device)
         tokens, positions = inputs.to(device, non_blocking=True)
         began = time.perf_counter()
         logits = self._forward(tokens, positions, self._additive(mask.to(device, non_blocking=True)))
@@ -272,10 +267,6 @@ class HFModel:
                 f"a node at position {deepest - 1} is beyond the {can.max_length} tokens of {can.name}: draft less deep"
             )
         return parents, seen, depths
-
-    def _check_open(self, row: Row) -> None:
-        if not 0 <= row.slot < len(self._rows) or self._rows[row.slot] is not row:
-            raise CacheError("the row is closed, or another model's: open its prompt again")
 
     def _additive(self, mask: Tensor) -> Tensor:
         """Eager attention adds its mask; SDPA takes either kind."""
@@ -306,16 +297,8 @@ class HFModel:
         Raises:
             CacheError: ``path`` is not a path from the last committed token down.
         """
-        self._check_open(row)
-        expected = -1
-        for node in path:
-            if not 0 <= node < row.parents.shape[0] or int(row.parents[node]) != expected:
-                raise CacheError(f"cannot commit {list(path)}: node {node} is not a child of {expected}")
-            expected = node
-        self.cache.compact(row.slot, row.length, path)
+        self._rows.commit(self._rows.own(row), path)
         row.keep_features(path)
-        row.length += len(path)
-        row.parents = _NO_NODES
 
     @torch.inference_mode()
     def prune(self, row: Row, keep: Sequence[int], trunk: int) -> None:
@@ -324,12 +307,8 @@ class HFModel:
         Raises:
             CacheError: they are not closed under parents, or the trunk is no path that all others descend from.
         """
-        self._check_open(row)
-        parents = row.pruned(keep, trunk)
-        self.cache.compact(row.slot, row.length, keep)
+        self._rows.prune(self._rows.own(row), keep, trunk)
         row.prune_features(keep, trunk)
-        row.length += trunk
-        row.parents = parents
 
     @property
     def slot_bytes(self) -> int:
@@ -343,22 +322,14 @@ class HFModel:
     @torch.inference_mode()
     def fork(self, row: Row) -> Row:
         """A new row with the same committed tokens (``LanguageModel.fork``)."""
-        self._check_open(row)
-        copy = Row(len(self._rows), row.length, row.logits, _NO_NODES, features=list(row.features))
-        self.cache.copy_row(row.slot, copy.slot, row.length)
-        self._rows.append(copy)
-        return copy
+        other = replace(row, parents=NO_NODES, features=list(row.features), pending=[])
+        self._rows.fork(self._rows.own(row), other)
+        return other
 
     @torch.inference_mode()
     def close(self, row: Row) -> None:
-        """Forget a row; the last row in storage takes its place, so that open rows stay side by side."""
-        self._check_open(row)
-        moved = self._rows.pop()
-        if moved is not row:
-            self.cache.copy_row(moved.slot, row.slot, moved.length + moved.parents.shape[0])
-            moved.slot = row.slot
-            self._rows[row.slot] = moved
-        row.slot = -1
+        """Forget a row (``LanguageModel.close``)."""
+        self._rows.close(self._rows.own(row))
 
 
 def _converted(model: PreTrainedModel, name: str, numerics: str | None) -> tuple[Capabilities, Decoder | None]:
