@@ -1,4 +1,4 @@
-"""Fits a draft head: ridge regression for its input projection, then AdamW; can stop at any step and go on.
+"""Fits a draft head: ridge regression for its input projection, then Muon; can stop at any step and go on.
 
 The order of the data is a function of seed and step alone, so that a resumed fit ends as an uninterrupted one does.
 """
@@ -36,7 +36,7 @@ class FitRecipe:
     Attributes:
         batch: responses of one step.
         learning_rate: its highest; it rises linearly and then falls to 0 along a cosine.
-        weight_decay: of AdamW, on matrices.
+        weight_decay: of matrices.
         clip: largest norm of a gradient.
         unroll: drafting steps that are trained.
         decay: weight of each further drafting step.
@@ -105,11 +105,11 @@ class Fit:
         self._recipe, self._responses, self._key = recipe, responses, key
         matrices = [p for p in network.parameters() if p.ndim > 1]
         others = [p for p in network.parameters() if p.ndim <= 1]
-        groups = [
-            {"params": matrices, "weight_decay": recipe.weight_decay},
-            {"params": others, "weight_decay": 0.0},
+        rate = recipe.learning_rate
+        self._optimizers: list[torch.optim.Optimizer] = [
+            torch.optim.Muon(matrices, rate, recipe.weight_decay, adjust_lr_fn="match_rms_adamw"),
+            torch.optim.AdamW(others, rate, betas=(0.9, 0.95), weight_decay=0.0),
         ]
-        self._optimizer = torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=(0.9, 0.95))
 
     def _order(self, epoch: int) -> Tensor:
         generator = torch.Generator().manual_seed(self._recipe.seed * 1_000_003 + epoch)
@@ -133,8 +133,9 @@ class Fit:
         self.network.train()
         while self.done < self.steps:
             batch = self._batch(self.done)
-            for group in self._optimizer.param_groups:
-                group["lr"] = recipe.learning_rate * self._rate(self.done)
+            rate = recipe.learning_rate * self._rate(self.done)
+            for group in (group for optimizer in self._optimizers for group in optimizer.param_groups):
+                group["lr"] = rate
             with torch.autocast(kind, torch.bfloat16, enabled=recipe.bf16):
                 predicted = unrolled(self.network, frozen.embeddings, batch, recipe.unroll)
                 total = loss(
@@ -145,10 +146,11 @@ class Fit:
                     decay=recipe.decay,
                     feature_weight=recipe.feature_weight,
                 )
-            self._optimizer.zero_grad(set_to_none=True)
+            self.network.zero_grad(set_to_none=True)
             total.backward()
             torch.nn.utils.clip_grad_norm_(self.network.parameters(), recipe.clip)
-            self._optimizer.step()
+            for optimizer in self._optimizers:
+                optimizer.step()
             self.losses.append(float(total.detach()))
             self.done += 1
             yield self.done
@@ -166,7 +168,7 @@ class Fit:
             "steps": self.steps,
             "losses": self.losses,
             "network": self.network.state_dict(),
-            "optimizer": self._optimizer.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
         }
         try:
             torch.save(state, part)
@@ -194,7 +196,8 @@ class Fit:
                 "afresh with --force"
             )
         self.network.load_state_dict(state["network"])
-        self._optimizer.load_state_dict(state["optimizer"])
+        for optimizer, kept in zip(self._optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(kept)
         self.done, self.steps, self.losses = state["done"], state["steps"], state["losses"]
         return True
 

@@ -249,7 +249,7 @@ class HeadTraining:
             "loss": f"cross-entropy with the target's law over {self.limits.vocabulary} tokens, and "
             f"{recipe.feature_weight} x smooth L1 of hidden states; {recipe.unroll} drafting steps, each further one "
             f"weighted {recipe.decay}",
-            "optimiser": f"AdamW, {fit.steps} steps of {recipe.batch} responses, learning rate "
+            "optimiser": f"Muon (matrices) and AdamW, {fit.steps} steps of {recipe.batch} responses, learning rate "
             f"{recipe.learning_rate:g} falling to 0, weight decay {recipe.weight_decay:g}",
             "precision": "bfloat16, weights float32" if recipe.bf16 else "float32",
             "seed": recipe.seed,
