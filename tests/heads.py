@@ -52,6 +52,6 @@ def trained(target: HFModel) -> HeadModel:
         torch.manual_seed(0)
         network = HeadNetwork(HeadConfig.like(target.model, 1.0))
     regress(network, frozen(target, vocabulary), learned)
-    fit = Fit(FitRecipe(learning_rate=1e-2, batch=2), network, frozen(target, vocabulary), learned, 300, "")
+    fit = Fit(FitRecipe(learning_rate=4e-3, batch=2), network, frozen(target, vocabulary), learned, 300, "")
     assert list(fit.run())[-1] == 300
     return HeadModel(network, vocabulary, target, "trained head")
