@@ -79,7 +79,7 @@ results-quick: setup ## measure the main methods on 13 prompts, in ten minutes o
 	for suite in squad spider; do $(QUALITY) --suite $$suite --limit 3 --max-tokens 32 --out $(QUICK)/$$suite-beams --methods $(BEAMS) || exit 1; done
 	$(VENV)/bin/draftree report $(QUICK)
 
-results: setup $(SIZES:%=$(RESULTS)/trees/%.json) ## measure everything (two hours; goes on where it was stopped) and write docs/results.md
+results: setup $(SIZES:%=$(RESULTS)/trees/%.json) ## measure everything (two to three hours; goes on where it was stopped) and write docs/results.md
 	$(BENCH) --suite spec-bench --limit 26 --turns 1 --max-tokens 64 --temperature 0,1 --drafters int4 --out $(RESULTS)/runs/0-default \
 		--methods auto,chain:depth=4,chain:depth=8,$(PEERS)
 	$(BENCH) --suite spec-bench --limit 26 --turns 1 --max-tokens 64 --out $(RESULTS)/runs/1-spec-bench \
