@@ -56,7 +56,7 @@ def test_without_a_head_it_is_lookup() -> None:
     assert (stands_for(target()), stands_for(target(), learning=False)) == ("lookup", "lookup")
 
 
-@pytest.mark.parametrize(("share", "want"), [(0.4, "int4"), (0.6, ALL)])
+@pytest.mark.parametrize(("share", "want"), [(0.55, "int4"), (0.65, ALL)])
 def test_a_float32_target_drafts_for_itself_in_int4_where_that_is_fast(
     shipped: Path, share: float, want: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,8 +34,9 @@ from .union import UnionSource
 
 _OWN: WeakKeyDictionary[PreTrainedModel, dict[str, HFModel]] = WeakKeyDictionary()
 """Targets once more, by their numerics."""
-_CHEAP = 0.5
-"""Share of the target's time for linear layers that those of a drafter of the same size may take to be worth it."""
+_CHEAP = 0.6
+"""Share of the target's time for linear layers that the same ones may take in other numerics to draft for it: right 97
+times in 100, eight in a row are 1.3 times as fast as plain decoding if verifying them takes 1.5 of its passes."""
 _CONTEXT = 512
 """Tokens behind which passes of levels are compared."""
 
