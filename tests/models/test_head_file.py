@@ -105,11 +105,13 @@ def test_an_output_layers_bias_is_read_too() -> None:
     assert torch.allclose(found.weight, layer.weight, atol=1e-6)
 
 
-@pytest.mark.parametrize("numerics", ["fp32", "fp16w", "int8"])
-def test_a_head_computes_in_its_targets_numerics(numerics: str, folder: Path) -> None:
+@pytest.mark.parametrize(("numerics", "want"), [("fp32", "fp16w"), ("fp16w", "fp16w"), ("int8", "int8")])
+def test_a_head_computes_in_its_targets_numerics_and_in_half_the_bytes_of_float32(
+    numerics: str, want: str, folder: Path
+) -> None:
     target = HFModel(tiny(), self_test=False, numerics=numerics)
     head = load_head(folder, target)
-    assert head.capabilities.numerics == target.capabilities.numerics
+    assert head.capabilities.numerics == want
     row, stock = target.open([1, 2, 3, 4]), load_head(folder, HFModel(tiny(), self_test=False))
     features, logits = row.waiting_features()[:-1], []
     for model in (head, stock):
@@ -119,8 +121,17 @@ def test_a_head_computes_in_its_targets_numerics(numerics: str, folder: Path) ->
         logits.append(torch.cat([after[None], drafted]))
     known = logits[1].isfinite()
     assert torch.equal(logits[0].isfinite(), known)
-    got, want = (some[known] for some in logits)
-    assert float((got - want).abs().max() / want.std()) < (0.2 if numerics == "int8" else 1e-2)
+    got, exact = (some[known] for some in logits)
+    assert float((got - exact).abs().max() / exact.std()) < (0.2 if numerics == "int8" else 1e-2)
+
+
+def test_where_there_is_no_float16_kernel_a_head_computes_in_float32(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    monkeypatch.setattr("draftree.models.head_model.working", lambda numerics: ())
+    head = load_head(folder, HFModel(tiny(), self_test=False, numerics="fp32"))
+    assert head.capabilities.numerics == "fp32"
+    assert not recwarn.list
 
 
 @pytest.mark.parametrize(("what", "field"), [("hidden size", "hidden_size"), ("vocabulary size", "vocab_size")])
