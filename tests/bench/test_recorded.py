@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from draftree.bench.c2t import Point, _nodes_at, held_against, joined, joint, report
-from draftree.bench.grid import Costs, ReadSource, along, foresight
+from draftree.bench.grid import Costs, ReadSource, Speed, along, foresight, hindsight
 from draftree.bench.recorded import KnownText, Laws, RecordedSource, record
 from draftree.config import SamplingParams
 from draftree.draft.auto import AutoTree
@@ -126,6 +126,12 @@ def test_no_policy_is_faster_than_foresight() -> None:
                 assert least.tokens == speed.tokens
                 assert least.plain == pytest.approx(speed.plain)
     assert all(speed.steps == speed.tokens for speed in bound)  # so slow a drafter is not asked
+
+
+def test_hindsight_takes_the_fastest_method_of_each_text() -> None:
+    slow, fast = (Speed(4, 4, seconds, 4.0) for seconds in (3.0, 2.0))
+    assert hindsight([[slow, fast], [fast, slow]]) == [fast, fast]
+    assert hindsight([[slow, fast]]) == [slow, fast]
 
 
 def test_foresight_stops_where_the_drafter_is_wrong() -> None:

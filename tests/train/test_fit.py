@@ -108,6 +108,19 @@ def test_a_truncated_checkpoint_is_refused(target: HFModel, learned: list[Respon
         fit.resume(path)
 
 
+@pytest.mark.parametrize("part", ["key", "network", "optimizers", "losses"])
+def test_a_checkpoint_without_a_part_is_refused(
+    part: str, target: HFModel, learned: list[Response], tmp_path: Path
+) -> None:
+    path = tmp_path / "checkpoint.pt"
+    fit = made(target, learned, 7)
+    fit.save(path)
+    state = torch.load(path, weights_only=True)
+    torch.save({name: value for name, value in state.items() if name != part}, path)
+    with pytest.raises(ConfigError, match="cannot read the checkpoint .* remove it"):
+        fit.resume(path)
+
+
 def test_a_full_disk_leaves_the_last_checkpoint(
     target: HFModel, learned: list[Response], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,8 @@ so that the load of the machine is in no figure; our own Python between passes, 
 follows the drift of a machine, are not charged. ``draftree bench`` measures both by the clock. Prints tokens a second
 over plain decoding, and ``auto``'s over each method's (geometric means of ratios by prompt, 95% bootstrap intervals).
 ``foresight`` is no method: it knows what the target will say, drafts nothing else, and stops where that is fastest. No
-policy can be faster that asks this drafter layer by layer.
+policy can be faster that asks this drafter layer by layer. ``hindsight`` is none either: for each prompt the fastest
+of the fixed methods. Choosing among them prompt by prompt can gain no more.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from .recorded import BEAM, DEPTH, KnownText, RecordedSource, record
 from .stats import ratio
 from .suites import choose, load_suite
 
-AUTO, FORESIGHT = "auto", "foresight"
+AUTO, FORESIGHT, HINDSIGHT = "auto", "foresight", "hindsight"
 GRID = (
     AUTO,
     *(f"chain:depth={depth}" for depth in range(1, 9)),
@@ -166,6 +167,15 @@ def foresight(texts: Many[KnownText], costs: Costs, width: int, nodes: int = DEF
     return found
 
 
+def hindsight(speeds: Many[Many[Speed]]) -> list[Speed]:
+    """For each text the fastest of several methods.
+
+    Args:
+        speeds: of each method, those of all texts.
+    """
+    return [min(each, key=lambda speed: speed.seconds) for each in zip(*speeds, strict=True)]
+
+
 def _right(known: KnownText, at: int, width: int) -> int:
     """How many tokens the drafter has right in a row behind a position, the step's last token left to the target."""
     if at >= len(known.laws):
@@ -230,11 +240,14 @@ def main() -> None:
         target, source, costs, texts = recorded(args)
     except InputError as error:
         parser.error(str(error))
-    speeds = {FORESIGHT: foresight(texts, costs, AutoTree().width)}
+    speeds: dict[str, list[Speed]] = {}
     for entry in track(contestants, "replaying", transient=True):
         policy = AutoTree(**costs._asdict()) if entry.label == AUTO else entry.policy()
         policy.prepare(target, [source])
         speeds[entry.label] = along(texts, costs, policy, entry.nodes)
+    if fixed := [found for label, found in speeds.items() if label != AUTO]:
+        speeds[HINDSIGHT] = hindsight(fixed)
+    speeds[FORESIGHT] = foresight(texts, costs, AutoTree().width)
     for label, found in sorted(speeds.items(), key=lambda pair: sum(s.seconds for s in pair[1])):
         over = ratio([s.plain for s in found], [s.seconds for s in found])
         mal = sum(s.tokens for s in found) / sum(s.steps for s in found)

@@ -4,8 +4,8 @@
 
 Prints, for transformers' own layers and for each numerics, the median milliseconds of a pass over n tokens, passes of
 all taking turns; their ratios; Python's share, which is what a pass behind 8 tokens takes (mean of n = 1 and 8) with as
-many layers that are so narrow that arithmetic takes no time; and how far next-token laws on a fixed text are from
-float32's.
+many layers that are so narrow that arithmetic takes no time; passes of the head that ships for the target; and how far
+next-token laws on a fixed text are from float32's.
 """
 
 from __future__ import annotations
@@ -13,17 +13,21 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from collections.abc import Mapping
 from copy import deepcopy
 
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from ..models.base import Nodes
+from ..models.base import LanguageModel, Nodes
+from ..models.head_file import shipped_for, shipped_head
+from ..models.head_model import HeadModel
 from ..models.hf import HFModel
 from ..models.load import DEFAULT_MODEL, load, load_stock
 from ..models.numerics import AUTO, DEFAULT_NUMERICS, DRAFTING, NUMERICS, STOCK, summary
 from ..text import encode
+from ..tree import ROOT
 
 SIZES = (1, 2, 4, 8, 16, 24, 32, 64)
 TEXT = """\
@@ -63,21 +67,32 @@ def main() -> None:
 
 def _print_times(models: dict[str, HFModel], context: int, repeats: int) -> None:
     narrow = {numerics: _narrow(model, numerics) for numerics, model in models.items()}
-    own, python = pass_seconds(models, context, SIZES, repeats), pass_seconds(narrow, 8, (1, 8), 3 * repeats)
-    some = next(iter(models.values())).capabilities
+    every: dict[str, LanguageModel] = {**models, **_heads(models)}
+    own, python = pass_seconds(every, context, SIZES, repeats), pass_seconds(narrow, 8, (1, 8), 3 * repeats)
+    some = models[STOCK].capabilities
     print(
         f"{some.name}, context {context}, {torch.get_num_threads()} threads, median of {repeats}: milliseconds a pass"
     )
-    print(f"{'tokens':8}{''.join(f'{n:7}' for n in SIZES)}   8 / 1  16 / 1  python  layers")
-    for numerics, times in own.items():
+    print(f"{'tokens':11}{''.join(f'{n:7}' for n in SIZES)}   8 / 1  16 / 1  python  layers")
+    for name, times in own.items():
         ratios = "".join(f"{times[n] / times[1]:8.2f}" for n in (8, 16))
         shown = "".join(f"{1e3 * times[n]:7.1f}" for n in SIZES)
-        share = statistics.mean(python[numerics].values())
-        print(f"{numerics:8}{shown}{ratios}{1e3 * share:8.1f}  {summary(models[numerics].model)}", flush=True)
+        line = f"{name:11}{shown}{ratios}"
+        if name in models:
+            line += f"{1e3 * statistics.mean(python[name].values()):8.1f}  {summary(models[name].model)}"
+        print(line, flush=True)
+
+
+def _heads(models: dict[str, HFModel]) -> dict[str, HeadModel]:
+    """The head that ships for the target, if there is one, in each of the numerics that it can have."""
+    if shipped_for(models[STOCK]) is None:
+        return {}
+    heads = [shipped_head(models[numerics]) for numerics in (STOCK, DEFAULT_NUMERICS, "int8")]
+    return {f"head {head.capabilities.numerics}": head for head in heads}
 
 
 def pass_seconds(
-    models: dict[str, HFModel], context: int, sizes: tuple[int, ...], repeats: int
+    models: Mapping[str, LanguageModel], context: int, sizes: tuple[int, ...], repeats: int
 ) -> dict[str, dict[int, float]]:
     """Median seconds of passes behind a context, by model and tokens; all take turns, and the first round warms up."""
     rows = {name: m.open([i % m.capabilities.vocab_size for i in range(context)]) for name, m in models.items()}
@@ -85,7 +100,8 @@ def pass_seconds(
     for _ in range(repeats + 1):
         for n in sizes:
             for name, model in models.items():
-                nodes = Nodes.chain([(5 * i + 3) % model.capabilities.vocab_size for i in range(n)])
+                tokens = [(5 * i + 3) % model.capabilities.vocab_size for i in range(n)]
+                nodes = Nodes(torch.tensor(tokens), torch.full((n,), ROOT))  # a head is asked about no chain at once
                 began = time.perf_counter()
                 model.extend([rows[name]], [nodes])
                 seen[name, n].append(time.perf_counter() - began)

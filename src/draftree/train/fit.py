@@ -187,18 +187,18 @@ class Fit:
             return False
         try:
             state = torch.load(path, map_location=self.frozen.weight.device, weights_only=True)
-            same = state["key"] == self._key
-        except (OSError, RuntimeError, EOFError, KeyError, pickle.UnpicklingError):
+            if same := state["key"] == self._key:
+                self.network.load_state_dict(state["network"])
+                for optimizer, kept in zip(self._optimizers, state["optimizers"], strict=True):
+                    optimizer.load_state_dict(kept)
+                self.done, self.steps, self.losses = state["done"], state["steps"], state["losses"]
+        except (OSError, RuntimeError, EOFError, KeyError, ValueError, pickle.UnpicklingError):
             raise ConfigError(f"cannot read the checkpoint {path}: remove it to train from the start") from None
         if not same:
             raise ConfigError(
                 f"{path} is of a training with other responses or settings: repeat that one to finish it, or start "
                 "afresh with --force"
             )
-        self.network.load_state_dict(state["network"])
-        for optimizer, kept in zip(self._optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(kept)
-        self.done, self.steps, self.losses = state["done"], state["steps"], state["losses"]
         return True
 
 
