@@ -131,9 +131,13 @@ class Calibration:
             depth: of the candidates.
             kinds: of each of them.
         """
+        return self._accepted((p, depth, kind) for p, kind in zip(probabilities, kinds, strict=True))
+
+    def _accepted(self, candidates: Iterable[tuple[float, int, int]]) -> list[float]:
+        """Calibrated probabilities of candidates: the draft's probability, depth and kind of each."""
         offset, slope, odds = self._lines()
         found = []
-        for p, kind in zip(probabilities, kinds, strict=True):
+        for p, depth, kind in candidates:
             cell = self._cell(p, depth, kind)
             accepted = offset[cell] + slope[cell] * with_odds(p, odds[kind])
             found.append(min(1.0, accepted))  # rounded up, a child would be likelier than its parent
@@ -147,7 +151,7 @@ class Calibration:
             record: of the sequence, where one is kept.
         """
         if record is not None:
-            record.expected += sum(self.acceptance([p], depth, [kind])[0] for depth, p, _, kind in tried)
+            record.expected += sum(self._accepted((p, depth, kind) for depth, p, _, kind in tried))
             record.hits += sum(one.hit for one in tried)
         trials, hits = self._trials.reshape(-1), self._hits.reshape(-1)
         for depth, p, hit, kind in tried:
