@@ -33,8 +33,7 @@ SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)
 _CALLS = 12
 """At least, of each size: on a busy machine most of them wait for a processor, and the least time counts."""
 _COPIED = 192 << 20
-"""Bytes of weights, as float32, that are gone through in turn: a model's are not in the processor's caches either.
-With few of them those that are small in all numerics but float32's still fit, and so do many of float32's own."""
+"""Bytes of weights, as float32, that are gone through in turn: a model's are not in the processor's caches either."""
 _GAIN, _PADDING = 0.9, 5e-6
 """Run for more rows where that takes at most this share of the time, seconds of filling them up included."""
 
