@@ -119,6 +119,24 @@ def test_the_first_prompts_are_kept_apart(target: HFModel, tmp_path: Path) -> No
     assert ([r.number for r in learned], [r.number for r in apart]) == ([1, 2, 3], [0])
 
 
+def test_further_responses_to_a_prompt_are_sampled_and_others(target: HFModel, tmp_path: Path) -> None:
+    data = HeadData.open(tmp_path / "a", RECIPE, PROMPTS)
+    data.collect(target, tokens=1000, seconds=60, rows=4, tell=lambda done: None, each=3, held_out=1)
+    found = {r.number: r for r in data.store.responses()}
+    assert sorted(found) == [0, 1, 2, 3, 5, 6, 7, 9, 10, 11]  # the first prompt is kept apart, and answered once
+    assert [found[n].temperature for n in (5, 6, 7, 9, 10, 11)] == [0.7, 1.0, 0.7, 1.0, 0.7, 1.0]
+    for number, response in found.items():
+        prompt = PROMPTS[number % 4]
+        assert response.tokens[: response.prompt_length].tolist() == prompt
+        params = SamplingParams(max_tokens=20, temperature=response.temperature, seed=number)
+        assert (
+            response.tokens[response.prompt_length :].tolist() == Engine(target).generate([prompt], params)[0].token_ids
+        )
+    assert len({tuple(found[n].tokens.tolist()) for n in (3, 7, 11)}) == 3
+    learned, apart = data.split(1)
+    assert ([r.number for r in learned], [r.number for r in apart]) == ([1, 2, 3, 5, 6, 7, 9, 10, 11], [0])
+
+
 def test_responses_of_another_recipe_are_refused(target: HFModel, tmp_path: Path) -> None:
     data = HeadData.open(tmp_path / "a", RECIPE, PROMPTS)
     data.collect(target, tokens=20, seconds=60, rows=1, tell=lambda done: None)

@@ -50,7 +50,7 @@ class Coin(Source):
 
 
 def response(tokens: list[int], number: int = 0) -> Response:
-    return Response(number, 2, torch.tensor([5, 6, *tokens]), torch.zeros(len(tokens) + 1, 0))
+    return Response(number, 0.0, 2, torch.tensor([5, 6, *tokens]), torch.zeros(len(tokens) + 1, 0))
 
 
 def test_labels_on_a_scripted_toy_are_the_path_that_the_target_says() -> None:

@@ -29,7 +29,7 @@ def response(target: HFModel, ids: list[int], prompt: int) -> Response:
     row = target.open(ids)
     features = row.waiting_features()[:-1].clone()
     target.close(row)
-    return Response(0, prompt, torch.tensor(ids), features)
+    return Response(0, 0.0, prompt, torch.tensor(ids), features)
 
 
 @torch.no_grad()

@@ -100,7 +100,7 @@ class Row:
         """Follow a commit: the hidden states of the uncommitted nodes of ``path`` stay, the others are dropped."""
         if self.pending and path:
             pending = self.pending[0] if len(self.pending) == 1 else torch.cat(self.pending)
-            self.features.append(pending[list(path)])
+            self.features.append(pending if len(path) == len(pending) else pending[list(path)])
         self.pending = []
 
     def pruned(self, keep: Sequence[int], trunk: int) -> Tensor:

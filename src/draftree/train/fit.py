@@ -10,6 +10,7 @@ import os
 import pickle
 from collections.abc import Iterator
 from collections.abc import Sequence as Many
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -122,6 +123,16 @@ class Fit:
         chosen = self._order(step // each)[step % each * size :][:size].tolist()
         return Batch.of([self._responses[i] for i in chosen], self.frozen.weight.device)
 
+    def _batches(self) -> Iterator[Batch]:
+        """Of the steps that are left; each is put together while the one before it is learned from."""
+        with ThreadPoolExecutor(1) as reader:
+            coming = reader.submit(self._batch, self.done)
+            for step in range(self.done + 1, self.steps + 1):
+                batch = coming.result()
+                if step < self.steps:
+                    coming = reader.submit(self._batch, step)
+                yield batch
+
     def _rate(self, step: int) -> float:
         warm = max(1.0, _WARM_UP * self.steps)
         return min(1.0, (step + 1) / warm) * 0.5 * (1 + math.cos(math.pi * step / self.steps))
@@ -131,8 +142,7 @@ class Fit:
         recipe, frozen = self._recipe, self.frozen
         kind = frozen.weight.device.type
         self.network.train()
-        while self.done < self.steps:
-            batch = self._batch(self.done)
+        for batch in self._batches():
             rate = recipe.learning_rate * self._rate(self.done)
             for group in (group for optimizer in self._optimizers for group in optimizer.param_groups):
                 group["lr"] = rate

@@ -34,6 +34,8 @@ from .workers import affordable
 RESPONSE_SHARE, FIGURES_SHARE = 0.6, 0.05
 """Of the hours: for drawing responses, and for the figures at the end; the rest is for the fit."""
 _MOST_EPOCHS = 12
+_ON_A_GPU = 8
+"""Processes that share one."""
 _TIMED = 6
 """Steps that are timed to see how many fit the hours."""
 _EVERY = 120.0
@@ -52,9 +54,10 @@ class Limits:
         steps: of the fit; None: as many as fit the hours.
         held_out: prompts that are kept apart for the figures.
         vocabulary: tokens of the draft vocabulary.
+        each: responses to a prompt, if the tokens and the hours allow.
         rows: responses that are drawn together by each worker.
-        workers: processes that draw them; None: on a CPU one for each of torch's threads that
-            memory allows, elsewhere one.
+        workers: processes that draw them; None: one for each of torch's threads that memory allows, on a GPU
+            ``_ON_A_GPU`` at most.
 
     Raises:
         ConfigError: a value is out of range.
@@ -65,27 +68,23 @@ class Limits:
     steps: int | None = None
     held_out: int = 32
     vocabulary: int = 8192
+    each: int = 1
     rows: int = 32
     workers: int | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.hours < float("inf"):
             raise ConfigError(f"hours is {self.hours}: use a positive number")
-        for name in ("tokens", "steps", "vocabulary", "rows", "workers"):
+        for name in ("tokens", "steps", "vocabulary", "each", "rows", "workers"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ConfigError(f"{name} is {value}: use at least 1")
         if self.held_out < 0:
             raise ConfigError(f"held_out is {self.held_out}: use 0 or more")
 
     def workers_on(self, device: torch.device) -> int:
-        """Processes that draw responses for a target on this device.
-
-        Raises:
-            ConfigError: several would share what is no CPU.
-        """
-        if device.type != "cpu" and (self.workers or 1) > 1:
-            raise ConfigError(f"workers is {self.workers}: on {device} one process draws all: use more --rows instead")
-        return self.workers or (torch.get_num_threads() if device.type == "cpu" else 1)
+        """Processes that draw responses for a target on this device, as far as memory allows."""
+        threads = torch.get_num_threads()
+        return self.workers or (threads if device.type == "cpu" else min(threads, _ON_A_GPU))
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +136,8 @@ class HeadTraining:
                     rows=limits.rows,
                     tell=tell,
                     workers=self._workers(),
+                    each=limits.each,
+                    held_out=limits.held_out,
                 )
         learned, apart = data.split(limits.held_out)
         learned = [r for r in learned if r.gained > 1]

@@ -12,6 +12,7 @@ from collections.abc import Sequence as Many
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 from ..errors import ConfigError, PromptError
@@ -151,6 +152,8 @@ class HeadData:
         rows: int,
         tell: Callable[[int], None],
         workers: int = 1,
+        each: int = 1,
+        held_out: int = 0,
     ) -> None:
         """Draw responses until there are so many tokens, or so much time is spent, or all prompts are done.
 
@@ -159,14 +162,18 @@ class HeadData:
         Args:
             rows: responses that are drawn together, by each worker.
             workers: processes that draw them; 1: this one.
+            each: responses to a prompt, the second ones after the first ones to all.
+            held_out: prompts at the front that are answered once.
         """
         began = time.monotonic() - self.seconds
+        order = by_length([*map(len, self.prompts)], _BATCHES * rows * workers)
 
         def wanted() -> Iterator[int]:
-            for number in by_length([*map(len, self.prompts)], _BATCHES * rows * workers):
+            for again, prompt in product(range(each), order):
                 if self.store.tokens >= tokens or time.monotonic() - began >= seconds:
                     return
-                if number not in self.store.numbers:
+                number = again * len(self.prompts) + prompt
+                if number not in self.store.numbers and not (again and prompt < held_out):
                     yield number
 
         if workers == 1:
@@ -193,5 +200,6 @@ class HeadData:
 
     def split(self, held_out: int) -> tuple[list[Response], list[Response]]:
         """Responses to train on, and those to the first ``held_out`` prompts, which are kept apart."""
-        found = self.store.responses()
-        return [r for r in found if r.number >= held_out], [r for r in found if r.number < held_out]
+        found, prompts = self.store.responses(), len(self.prompts)
+        parts = [r for r in found if r.number % prompts >= held_out], [r for r in found if r.number < held_out]
+        return parts

@@ -24,10 +24,13 @@ from ..models.hf import HFModel
 from ..sequence import Sequence
 
 TEMPERATURES = (0.0, 0.0, 0.7, 1.0)
-"""Of prompt i: entry i modulo 4. Half of the text is greedy, as most decoding; the rest leads off the greedy paths."""
+"""Of the first response to prompt i: entry i modulo 4. Half of these are greedy, as most decoding; the rest leads off
+the greedy paths."""
+AGAIN = (0.7, 1.0)
+"""Of further responses, in turn: another greedy one would be the same."""
 
 SHARD_TOKENS = 1 << 15
-_COLUMNS = ("numbers", "lengths", "prompt_lengths")
+_COLUMNS = ("numbers", "lengths", "prompt_lengths", "temperatures")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,7 +38,8 @@ class Response:
     """One prompt with the target's response.
 
     Attributes:
-        number: of the prompt.
+        number: of the prompt; the further responses of P prompts go on from P, 2 P, ...
+        temperature: at which it was drawn.
         prompt_length: tokens of the prompt.
         tokens: [L] int64, prompt and response.
         features: [L - 1, H] float16, the target's hidden states after its final norm at all tokens but the last; H is 0
@@ -43,14 +47,10 @@ class Response:
     """
 
     number: int
+    temperature: float
     prompt_length: int
     tokens: Tensor
     features: Tensor
-
-    @property
-    def temperature(self) -> float:
-        """At which it was drawn."""
-        return TEMPERATURES[self.number % len(TEMPERATURES)]
 
     @property
     def gained(self) -> int:
@@ -59,8 +59,14 @@ class Response:
 
 
 def seed_of(number: int, seed: int) -> int:
-    """Of the response to prompt ``number``."""
+    """Of response ``number``."""
     return (seed + number) % 2**63
+
+
+def temperature_of(number: int, prompts: int) -> float:
+    """Of response ``number`` to so many prompts."""
+    again, prompt = divmod(number, prompts)
+    return AGAIN[(prompt + again) % len(AGAIN)] if again else TEMPERATURES[prompt % len(TEMPERATURES)]
 
 
 def respond(
@@ -68,11 +74,11 @@ def respond(
 ) -> Generator[Response]:
     """Responses to the prompts of these numbers, in the order in which they end.
 
-    A prompt's response depends on its number and the seed alone, not on its neighbours (near-ties aside).
+    A response depends on its number and the seed alone, not on its neighbours (near-ties aside).
 
     Args:
         target: tracks its hidden states where they are wanted.
-        prompts: token ids of all prompts.
+        prompts: token ids of all P prompts; response n is to prompt n modulo P.
         numbers: which are still to do; asked for one by one, as rows become free.
         rows: responses that are decoded together.
         max_tokens: most tokens of a response.
@@ -83,11 +89,10 @@ def respond(
     try:
         while True:
             while len(running) < rows and (number := next(waiting, None)) is not None:
-                temperature = TEMPERATURES[number % len(TEMPERATURES)]
-                room = target.capabilities.max_length - len(prompts[number]) - 1
-                limit = min(max_tokens, room)
+                prompt, temperature = prompts[number % len(prompts)], temperature_of(number, len(prompts))
+                limit = min(max_tokens, target.capabilities.max_length - len(prompt) - 1)
                 params = SamplingParams(max_tokens=limit, temperature=temperature, seed=seed_of(number, seed))
-                running[number] = engine.open(prompts[number], params)
+                running[number] = engine.open(prompt, params)
             if not running:
                 return
             going = [s for s in running.values() if s.finish_reason is None]
@@ -106,7 +111,7 @@ def _finished(engine: Engine, number: int, sequence: Sequence) -> Response:
     tracked = sequence.row.waiting_features()[:before] if sequence.row.features else torch.zeros(before, 0)
     features = tracked.to("cpu", torch.float16)
     engine.close(sequence)
-    return Response(number, sequence.prompt_length, torch.tensor(sequence.ids), features)
+    return Response(number, sequence.params.temperature, sequence.prompt_length, torch.tensor(sequence.ids), features)
 
 
 @dataclass(slots=True)
@@ -116,7 +121,7 @@ class ResponseStore:
     Attributes:
         folder: where they are; made when the first one is written.
         paths: of the shards.
-        numbers: prompts whose responses are there.
+        numbers: of the responses that are there.
         tokens: response tokens that are there.
     """
 
@@ -135,7 +140,7 @@ class ResponseStore:
         """
         store = cls(folder)
         for path in sorted(folder.glob("responses-*.safetensors")):
-            numbers, lengths, prompts = _read_columns(path)
+            numbers, lengths, prompts, _ = _read_columns(path)
             store.paths.append(path)
             store.numbers.update(numbers.tolist())
             store.tokens += int((lengths - prompts).sum())
@@ -162,6 +167,7 @@ class ResponseStore:
             "numbers": torch.tensor([r.number for r in kept]),
             "lengths": torch.tensor([r.tokens.shape[0] for r in kept]),
             "prompt_lengths": torch.tensor([r.prompt_length for r in kept]),
+            "temperatures": torch.tensor([r.temperature for r in kept], dtype=torch.float64),
             "tokens": torch.cat([r.tokens for r in kept]).int(),
             "features": torch.cat([r.features for r in kept]),
         }
@@ -180,13 +186,13 @@ class ResponseStore:
         """All responses on disk in the order of their numbers; features are read from disk when they are used."""
         found: list[Response] = []
         for path in self.paths:
-            numbers, lengths, prompts = (column.tolist() for column in _read_columns(path))
+            columns = [column.tolist() for column in _read_columns(path)]
             with safe_open(path, framework="pt") as file:
                 tokens, features = file.get_tensor("tokens").long(), file.get_tensor("features")
             at, row = 0, 0
-            for number, length, prompt in zip(numbers, lengths, prompts, strict=True):
+            for number, length, prompt, temperature in zip(*columns, strict=True):
                 own = features[row : row + length - 1]
-                found.append(Response(number, prompt, tokens[at : at + length], own))
+                found.append(Response(number, temperature, prompt, tokens[at : at + length], own))
                 at, row = at + length, row + length - 1
         return sorted(found, key=lambda r: r.number)
 

@@ -30,7 +30,7 @@ class Batch:
     Attributes:
         tokens: [B, N] int64.
         features: [B, N, H], at the token before.
-        truth: [B, R, H], hidden states at the learned positions.
+        truth: [B, R, H], hidden states at the learned positions; on padding they mean nothing.
         at: [B, R] int64, column of each learned position.
         valid: [B, R] bool, false on padding.
     """
@@ -44,23 +44,25 @@ class Batch:
     @classmethod
     def of(cls, responses: Many[Response], device: torch.device) -> Batch:
         """Pad responses to one shape."""
-        starts = [max(r.prompt_length - 1, 1) for r in responses]
-        tokens = _padded([r.tokens[1:-1] for r in responses])
-        features = _padded([r.features[:-1] for r in responses])
-        truth = _padded([r.features[p:] for r, p in zip(responses, starts, strict=True)])
-        firsts = torch.tensor(starts) - 1
-        counts = torch.tensor([len(r.features) - p for r, p in zip(responses, starts, strict=True)])
-        columns = torch.arange(truth.shape[1])
+        firsts = torch.tensor([max(r.prompt_length - 2, 0) for r in responses])
+        counts = torch.tensor([len(r.features) - 1 for r in responses]) - firsts
+        width = _rounded(max(len(r.features) - 1 for r in responses))
+        tokens = _padded([r.tokens[1:-1] for r in responses], width).to(device)
+        states = _padded([r.features for r in responses], width + 1).to(device).float()
+        columns = torch.arange(_rounded(int(counts.max())))
         valid = columns < counts[:, None]
-        at = torch.where(valid, firsts[:, None] + columns, 0)
-        parts = (tokens, features.float(), truth.float(), at, valid)
-        return cls(*(part.to(device) for part in parts))
+        at = torch.where(valid, firsts[:, None] + columns, 0).to(device)
+        truth = states[torch.arange(len(at), device=device)[:, None], at + 1]
+        return cls(tokens, states[:, :-1], truth, at, valid.to(device))
 
 
-def _padded(parts: Many[Tensor]) -> Tensor:
-    """[B, n, ...] the parts, with zeros behind them; n is a multiple of ``_GRAIN``."""
-    longest = max(len(part) for part in parts)
-    whole = parts[0].new_zeros((len(parts), -(-longest // _GRAIN) * _GRAIN, *parts[0].shape[1:]))
+def _rounded(size: int) -> int:
+    return -(-size // _GRAIN) * _GRAIN
+
+
+def _padded(parts: Many[Tensor], length: int) -> Tensor:
+    """[B, length, ...] the parts, with zeros behind them."""
+    whole = parts[0].new_zeros((len(parts), length, *parts[0].shape[1:]))
     for row, part in zip(whole, parts, strict=True):
         row[: len(part)] = part
     return whole

@@ -1,7 +1,8 @@
-"""Responses drawn by several processes, each with one thread and a core of its own.
+"""Responses drawn by several processes, each with one thread and, on a CPU, a core of its own.
 
 On a CPU that is faster than one process with all threads, which wait for each other many times a pass, and longest
-where others take a core away. The parent deals out prompt numbers one by one, and what is finished comes back to it.
+where others take a core away; on a GPU a process that launches kernels leaves it idle for most of the time. The parent
+deals out numbers of responses one by one, and what is finished comes back to it.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ class _Job:
 
     target: str
     dtype: str
+    device: str
     numerics: str
     core: int | None
     prompts: Many[Many[int]]
@@ -42,13 +44,19 @@ class _Job:
 
 
 def affordable(target: HFModel, *, rows: int, tokens: int) -> int:
-    """How many workers half of the memory holds, each with the target and ``rows`` rows of ``tokens``; at least one."""
+    """How many workers half of the memory holds, each with the target and ``rows`` rows of ``tokens``; at least one.
+
+    The memory is the device's own.
+    """
     row = target.open([0])
     cache = target.cache
     per_token = cache.nbytes / (cache.placement.rows * cache.placement.slots)
     target.close(row)
     weights = 2 * target.capabilities.parameters * target.capabilities.dtype.itemsize  # and once more while they load
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if target.capabilities.device.type == "cuda":
+        memory = torch.cuda.mem_get_info(target.capabilities.device)[1]
+    else:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return max(1, int(memory / 2 / (weights + rows * tokens * per_token)))
 
 
@@ -65,7 +73,7 @@ def respond_in(
     """``respond`` by so many processes; the same responses, in the order in which they end.
 
     Args:
-        target: on a CPU, loaded by its name; not asked itself.
+        target: loaded by its name; not asked itself.
         rows: responses that each process decodes together.
 
     Raises:
@@ -77,8 +85,8 @@ def respond_in(
     running: dict[Connection, BaseProcess] = {}
     try:
         for i in range(workers):
-            core = cores[i % len(cores)] if cores else None
-            job = _Job(can.name, dtype, can.numerics, core, prompts, rows, max_tokens, seed)
+            core = cores[i % len(cores)] if cores and can.device.type == "cpu" else None
+            job = _Job(can.name, dtype, str(can.device), can.numerics, core, prompts, rows, max_tokens, seed)
             ours, theirs = context.Pipe()
             running[ours] = context.Process(target=_work, args=(theirs, job), daemon=True)
             with _interrupts_held():
@@ -98,8 +106,8 @@ def respond_in(
                 elif said is _DONE:
                     running.pop(pipe).join()
                 else:
-                    number, prompt_length, tokens, features = said
-                    yield Response(number, prompt_length, torch.from_numpy(tokens), torch.from_numpy(features))
+                    number, temperature, length, tokens, features = said
+                    yield Response(number, temperature, length, torch.from_numpy(tokens), torch.from_numpy(features))
     finally:
         for process in running.values():
             process.terminate()
@@ -132,13 +140,13 @@ def _work(pipe: Connection, job: _Job) -> None:
             os.sched_setaffinity(0, {job.core})
         torch.set_num_threads(1)
         numerics = {} if job.numerics == "stock" else {"numerics": job.numerics}
-        target = load(job.target, dtype=job.dtype, device="cpu", **numerics)
+        target = load(job.target, dtype=job.dtype, device=job.device, **numerics)
         target.track_features()
         target.reserve(job.rows, max(map(len, job.prompts)) + job.max_tokens)
         numbers = iter(lambda: _ask(pipe), None)
         drawn = respond(target, job.prompts, numbers, rows=job.rows, max_tokens=job.max_tokens, seed=job.seed)
         for r in drawn:
-            pipe.send((r.number, r.prompt_length, r.tokens.numpy(), r.features.numpy()))
+            pipe.send((r.number, r.temperature, r.prompt_length, r.tokens.numpy(), r.features.numpy()))
         pipe.send(_DONE)
     except (EOFError, BrokenPipeError):  # the parent has gone
         return
