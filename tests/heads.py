@@ -9,9 +9,10 @@ import torch
 from draftree.models.head import HeadConfig, HeadNetwork, embeddings, output_layer
 from draftree.models.head_model import HeadModel
 from draftree.models.hf import HFModel
+from draftree.train.draw import respond
 from draftree.train.fit import Fit, FitRecipe, Frozen, regress
 from draftree.train.head import draft_vocabulary
-from draftree.train.responses import Response, respond
+from draftree.train.responses import Response
 
 from .tiny import VOCAB
 

@@ -20,6 +20,8 @@ from draftree.draft.model import ModelSource
 from draftree.draft.recycle import RecycleSource
 from draftree.engine import Engine
 from draftree.models.hf import HFModel
+from draftree.train.draw import respond
+from draftree.train.responses import seed_of
 
 from .pairs import relative
 from .tiny import VOCAB, tiny
@@ -79,6 +81,18 @@ def test_beams_run_on_the_device(temperature: float) -> None:
     )
     assert [len(found) for found in got] == [3, 3, 3]
     assert temperature or got == want
+
+
+def test_responses_in_step_are_those_of_the_engine() -> None:
+    target = _on_gpu(tiny())
+    target.track_features()
+    drawn = {r.number: r for r in respond(target, PROMPTS, range(6), rows=4, max_tokens=30, seed=5)}
+    for number, response in drawn.items():
+        params = SamplingParams(max_tokens=30, temperature=response.temperature, seed=seed_of(number, 5))
+        said = Engine(target).generate([PROMPTS[number % len(PROMPTS)]], params)[0].token_ids
+        assert response.tokens[response.prompt_length :].tolist() == said
+        assert response.features.shape == (len(response.tokens) - 1, target.hidden_size)
+    assert len(drawn) == 6
 
 
 class _Transfers(TorchDispatchMode):

@@ -109,9 +109,19 @@ def _shaken(x: Tensor, bits: int) -> Tensor:
     return x.bitwise_xor_(_shift(x, bits))
 
 
+def _mixed(x: Tensor) -> Tensor:
+    """``_mix`` of int64, in place."""
+    return _shaken(_shaken(_shaken(x, 30).mul_(_signed(_MIX1)), 27).mul_(_signed(_MIX2)), 31)
+
+
+def stream_start(seed: int) -> int:
+    """Where the streams of a seed start, for ``gumbel_noise_at``."""
+    return _signed(_mix(seed + _GOLDEN))
+
+
 def _key(seed: int, position: int) -> int:
     """Where the stream of (seed, position) starts."""
-    return _mix(_mix(seed + _GOLDEN) + position * _GOLDEN)
+    return _mix(stream_start(seed) + position * _GOLDEN)
 
 
 def derive_seed(seed: int, *labels: int) -> int:
@@ -139,19 +149,28 @@ def gumbel_noise(
     Row r is a SplitMix64 stream that starts at a hash of (seeds[r], positions[r]); no generator state is kept or
     touched, and the integers are the same on every device.
     """
-    return _gumbel(seeds, positions, _counters(vocab, torch.device(device)))
+    return _gumbel(_keys(seeds, positions, torch.device(device)), _counters(vocab, torch.device(device)))
+
+
+def gumbel_noise_at(starts: Tensor, positions: Tensor, vocab: int) -> Tensor:
+    """``gumbel_noise`` of [R] ``stream_start`` of the seeds and [R] positions that only the device knows."""
+    keys = _mixed(starts + positions * _signed(_GOLDEN))
+    return _gumbel(keys, _counters(vocab, keys.device))
 
 
 def gumbel_noise_of(seeds: Sequence[int], positions: Sequence[int], tokens: Tensor) -> Tensor:
     """[R, K] float32: of ``gumbel_noise`` that of some tokens alone, [R, K] int64."""
-    return _gumbel(seeds, positions, tokens * _signed(_GOLDEN))
+    return _gumbel(_keys(seeds, positions, tokens.device), tokens * _signed(_GOLDEN))
 
 
-def _gumbel(seeds: Sequence[int], positions: Sequence[int], counters: Tensor) -> Tensor:
+def _keys(seeds: Sequence[int], positions: Sequence[int], device: torch.device) -> Tensor:
+    """[R] int64."""
     keys = [_signed(_key(s, p)) for s, p in zip(seeds, positions, strict=True)]
-    x = counters + torch.tensor(keys).to(counters.device, non_blocking=True)[:, None]
-    x = _shaken(_shaken(x, 30).mul_(_signed(_MIX1)), 27).mul_(_signed(_MIX2))
-    uniform = _shift(_shaken(x, 31), 12).float().add_(0.5).mul_(2.0**-52).clamp_(max=_BELOW_1)
+    return torch.tensor(keys).to(device, non_blocking=True)
+
+
+def _gumbel(keys: Tensor, counters: Tensor) -> Tensor:
+    uniform = _shift(_mixed(counters + keys[:, None]), 12).float().add_(0.5).mul_(2.0**-52).clamp_(max=_BELOW_1)
     return uniform.neg_().log1p_().neg_().log_().neg_()  # of 1 - uniform: float32 is finest near 0, where winners are
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from draftree.models.attention import NAME, grouped_sdpa, share_key_heads
+from draftree.models.attention import NAME, attend, attend_as_one, grouped_sdpa, share_key_heads
 from draftree.models.hf import HFModel
 
 from ..tiny import FAMILIES, causal_logits, tiny
@@ -51,6 +51,14 @@ def test_grouped_sdpa_equals_transformers_sdpa(heads: int, kv_heads: int, width:
     theirs, _ = sdpa_attention_forward(layer, query, key, value, mask, scaling=0.5)
     assert ours.shape == (ROWS, width, heads, DIM)
     torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=0)
+
+
+@HEADS
+@pytest.mark.parametrize("width", [1, 2, 13])
+def test_query_heads_asked_as_further_queries_find_the_same(heads: int, kv_heads: int, width: int) -> None:
+    _, query, key, value, mask = inputs(heads, kv_heads, width)
+    ours = attend_as_one(query, key, value, additive(mask), 0.5)
+    torch.testing.assert_close(ours, attend(query, key, value, additive(mask), 0.5), atol=1e-6, rtol=0)
 
 
 @HEADS

@@ -11,7 +11,7 @@ import pytest
 from draftree.cli import run
 from draftree.draft.classifier_file import read_classifier
 from draftree.train import sample_store
-from draftree.train.responses import respond
+from draftree.train.draw import respond
 
 from ..tiny import save_tiny
 

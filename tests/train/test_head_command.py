@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from draftree.cli import run
-from draftree.train import fit, head_data, responses
+from draftree.train import draw, fit, head_data
 from draftree.train.prompts import read_prompts
 
 from ..tiny import save_tiny
@@ -85,7 +85,7 @@ def test_an_interrupted_training_ends_as_an_uninterrupted_one(
 ) -> None:
     whole, out = tmp_path / "whole", tmp_path / "head"
     assert run(asked(model, prompts, whole, "--rows", "2")) == 0
-    drawn, steps = responses.respond, fit.Fit.run
+    drawn, steps = draw.respond, fit.Fit.run
 
     def interrupted(given: Iterator[object]) -> Iterator[object]:
         yield next(given)

@@ -13,8 +13,9 @@ from draftree.engine import Engine
 from draftree.errors import ConfigError, ModelFileError, PromptError, RunError
 from draftree.models.hf import HFModel
 from draftree.train import responses
+from draftree.train.draw import respond
 from draftree.train.head_data import DataRecipe, HeadData, by_length, digest, encoded, shuffled
-from draftree.train.responses import TEMPERATURES, ResponseStore, respond
+from draftree.train.responses import TEMPERATURES, ResponseStore
 
 from ..heads import PROMPTS
 from ..tiny import tiny, tiny_tokenizer

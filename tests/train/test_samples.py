@@ -22,7 +22,8 @@ from draftree.records import SequenceRecord, StepRecord
 from draftree.sequence import Sequence
 from draftree.trace import Trace, read_trace
 from draftree.train import sample_store as module
-from draftree.train.responses import Response, respond
+from draftree.train.draw import respond
+from draftree.train.responses import Response
 from draftree.train.sample_store import SampleRecipe, SampleStore, collect
 from draftree.train.samples import NODES, Samples, check_finite, full_trees, samples_along, samples_of, thinned
 from draftree.tree import DraftTree

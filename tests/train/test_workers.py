@@ -11,11 +11,11 @@ import pytest
 import torch
 
 import draftree
-from draftree.errors import RunError
+from draftree.errors import ConfigError, RunError
 from draftree.models.hf import HFModel
+from draftree.train.draw import respond
 from draftree.train.head import Limits
 from draftree.train.head_data import DataRecipe, HeadData
-from draftree.train.responses import respond
 from draftree.train.workers import affordable, respond_in
 
 from ..heads import PROMPTS
@@ -78,12 +78,12 @@ def test_a_worker_that_is_killed_is_one_line(target: HFModel) -> None:
     assert not multiprocessing.active_children()
 
 
-def test_each_thread_gets_a_worker_and_a_gpu_no_more_than_some(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cpu_gets_a_worker_for_each_thread_and_a_gpu_one() -> None:
     cpu, gpu = torch.device("cpu"), torch.device("cuda")
-    for threads, shared in ((2, 2), (64, 8)):
-        monkeypatch.setattr(torch, "get_num_threads", lambda n=threads: n)
-        assert (Limits().workers_on(cpu), Limits().workers_on(gpu)) == (threads, shared)
-    assert (Limits(workers=3).workers_on(cpu), Limits(workers=12).workers_on(gpu)) == (3, 12)
+    assert (Limits().workers_on(cpu), Limits().workers_on(gpu)) == (torch.get_num_threads(), 1)
+    assert (Limits(workers=3).workers_on(cpu), Limits(workers=1).workers_on(gpu)) == (3, 1)
+    with pytest.raises(ConfigError, match="workers is 2: on cuda one process draws all: use more --rows"):
+        Limits(workers=2).workers_on(gpu)
 
 
 def test_no_more_workers_than_memory_holds(target: HFModel, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,9 @@
-"""Attention for tree passes on a CPU: transformers' SDPA without copying keys and values per query head.
+"""Attention for tree passes: transformers' SDPA without copying keys and values per query head.
 
 Grouped-query models share each key head among several query heads. Under a 4-D mask transformers repeats keys and
-values for every query head in every layer of every pass (its CUDA kernels need that); PyTorch's CPU kernel reads the
-shared heads in place. The results are bit-equal. `python -m draftree.bench.overhead` shows what it saves.
+values for every query head in every layer of every pass. PyTorch's CPU kernel reads the shared heads in place, with
+bit-equal results; for its CUDA kernels, which do not, the query heads of a key head are asked as further queries of it.
+`python -m draftree.bench.overhead` shows what it saves.
 """
 
 from __future__ import annotations
@@ -48,12 +49,24 @@ def grouped_sdpa(
 ) -> tuple[Tensor, None]:
     """transformers' attention interface: query [B, H, n, D], key and value [B, kv_heads, S, D] -> [B, n, H, D]."""
     special = dropout or kwargs.get("softcap") is not None or kwargs.get("position_bias") is not None
-    if attention_mask is None or query.device.type != "cpu" or special:
+    if attention_mask is None or attention_mask.shape[1] > 1 or special:
         output: tuple[Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs
         )
         return output
-    return attend(query, key, value, attention_mask, scaling).contiguous(), None
+    if query.device.type == "cpu":
+        return attend(query, key, value, attention_mask, scaling).contiguous(), None
+    return attend_as_one(query, key, value, attention_mask, scaling), None
+
+
+def attend_as_one(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float | None) -> Tensor:
+    """``attend`` under a mask, where kernels take as many query heads as key heads."""
+    heads, n = query.shape[1:3]
+    group = heads // key.shape[1]
+    asked = query.unflatten(1, (-1, group)).flatten(2, 3)  # [B, kv_heads, group x n, D]
+    found = scaled_dot_product_attention(asked, key, value, attn_mask=mask.repeat(1, 1, group, 1), scale=scaling)
+    apart: Tensor = found.unflatten(2, (group, n)).permute(0, 3, 1, 2, 4)
+    return apart.flatten(2, 3)
 
 
 def share_key_heads(model: PreTrainedModel) -> None:

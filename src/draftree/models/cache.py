@@ -228,6 +228,16 @@ class TreeCache(Cache):
             slots = torch.tensor(starts)[:, None] + torch.arange(width)
             at.index = slots.to(device, non_blocking=True)
 
+    def place_at(self, slots: Tensor, end: int) -> None:
+        """Say that the next pass writes one slot of each row from the first on, [B, 1] int64 that the device knows.
+
+        Args:
+            slots: all allotted.
+            end: slots that the pass may attend to.
+        """
+        at = self.placement
+        at.first, at.starts, at.end, at.index = 0, [end - 1] * len(slots), end, slots
+
     def compact(self, row: int, start: int, path: Sequence[int]) -> None:
         """Move slots ``start + p`` of a row, p in ``path`` (ascending), to ``start`` and on: one gather a block."""
         moved = next((i for i, p in enumerate(path) if p != i), len(path))

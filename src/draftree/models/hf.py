@@ -180,6 +180,11 @@ class HFModel:
         """Hidden states are kept."""
         return self._hidden is not None
 
+    @property
+    def hidden_size(self) -> int:
+        """H of its hidden states."""
+        return self.model.get_input_embeddings().weight.shape[1]  # type: ignore[no-any-return]
+
     def reserve(self, rows: int, tokens: int) -> None:
         """Make room for ``rows`` rows of ``tokens`` tokens at once; exactly that while no row is open."""
         at = self.cache.placement
@@ -253,6 +258,25 @@ class HFModel:
                 row.pending.append(self._hidden.last[row.slot - first, : new.tokens.shape[0]])
         order = [r.slot - first for r in rows]
         return logits if order == list(range(len(covered))) else logits[order]
+
+    @torch.inference_mode()
+    def feed(self, tokens: Tensor, positions: Tensor, end: int) -> tuple[Tensor, Tensor]:
+        """One more token in each of B rows that only the caller knows, without asking the host: no other row is open.
+
+        Args:
+            tokens, positions: [B] int64 on the model's device; what was at a position before is replaced.
+            end: attention looks at so many positions, more than any of these; there must be room for them.
+
+        Returns:
+            [B, V] logits; [B, H] hidden states, H = 0 where they are not tracked.
+        """
+        at = self.cache.placement
+        if self._rows or len(tokens) > at.rows or end > at.slots:
+            raise CacheError(f"cannot feed {len(tokens)} rows of {end}: close the open rows, and reserve room")
+        self.cache.place_at(positions[:, None], end)
+        seen = torch.arange(end, device=positions.device) <= positions[:, None]
+        logits = self._forward(tokens[:, None], positions[:, None], self._additive(seen[:, None, None]))[:, 0]
+        return logits, self._hidden.last[:, 0] if self._hidden else logits[:, :0]
 
     def _grown(self, row: Row, new: Nodes) -> tuple[Tensor, Tensor, Tensor]:
         """A row's uncommitted parents with the new ones, and these nodes' ``ancestors`` and depths; changes nothing."""

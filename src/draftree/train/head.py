@@ -34,8 +34,8 @@ from .workers import affordable
 RESPONSE_SHARE, FIGURES_SHARE = 0.6, 0.05
 """Of the hours: for drawing responses, and for the figures at the end; the rest is for the fit."""
 _MOST_EPOCHS = 12
-_ON_A_GPU = 8
-"""Processes that share one."""
+_ROWS, _ROWS_IN_STEP = 32, 1024
+"""Responses that are drawn together on a CPU by each worker, and on a GPU."""
 _TIMED = 6
 """Steps that are timed to see how many fit the hours."""
 _EVERY = 120.0
@@ -55,9 +55,10 @@ class Limits:
         held_out: prompts that are kept apart for the figures.
         vocabulary: tokens of the draft vocabulary.
         each: responses to a prompt, if the tokens and the hours allow.
-        rows: responses that are drawn together by each worker.
-        workers: processes that draw them; None: one for each of torch's threads that memory allows, on a GPU
-            ``_ON_A_GPU`` at most.
+        rows: responses that are drawn together by each worker; None: 32 on a CPU, elsewhere as many as half of the
+            memory holds, up to 1024.
+        workers: processes that draw them; None: on a CPU one for each of torch's threads that memory allows, elsewhere
+            one.
 
     Raises:
         ConfigError: a value is out of range.
@@ -69,7 +70,7 @@ class Limits:
     held_out: int = 32
     vocabulary: int = 8192
     each: int = 1
-    rows: int = 32
+    rows: int | None = None
     workers: int | None = None
 
     def __post_init__(self) -> None:
@@ -82,9 +83,14 @@ class Limits:
             raise ConfigError(f"held_out is {self.held_out}: use 0 or more")
 
     def workers_on(self, device: torch.device) -> int:
-        """Processes that draw responses for a target on this device, as far as memory allows."""
-        threads = torch.get_num_threads()
-        return self.workers or (threads if device.type == "cpu" else min(threads, _ON_A_GPU))
+        """Processes that draw responses for a target on this device.
+
+        Raises:
+            ConfigError: several would share what is no CPU.
+        """
+        if device.type != "cpu" and (self.workers or 1) > 1:
+            raise ConfigError(f"workers is {self.workers}: on {device} one process draws all: use more --rows instead")
+        return self.workers or (torch.get_num_threads() if device.type == "cpu" else 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,15 +133,16 @@ class HeadTraining:
             checkpoint.unlink(missing_ok=True)
         if not checkpoint.exists():
             share = 1.0 if limits.steps else RESPONSE_SHARE
-            data.check_room(limits.tokens, self.target.model.config.get_text_config(decoder=True).hidden_size)
+            data.check_room(limits.tokens, self.target.hidden_size)
+            rows = limits.rows or self._rows()
             with told(console, "drawing response tokens", limits.tokens, data.store.tokens) as tell:
                 data.collect(
                     self.target,
                     tokens=limits.tokens,
                     seconds=seconds * share,
-                    rows=limits.rows,
+                    rows=rows,
                     tell=tell,
-                    workers=self._workers(),
+                    workers=self._workers(rows),
                     each=limits.each,
                     held_out=limits.held_out,
                 )
@@ -161,13 +168,21 @@ class HeadTraining:
         write_whole(self.out / "README.md", text)
         return greedy, sampled
 
-    def _workers(self) -> int:
+    def _rows(self) -> int:
+        """Rows of each worker, where nobody says how many."""
+        device, tokens = self.target.capabilities.device, LONGEST_PROMPT + self.data.recipe.max_tokens
+        if device.type != "cuda":
+            return _ROWS
+        memory = torch.cuda.mem_get_info(device)[1]
+        return max(1, min(_ROWS_IN_STEP, memory // 2 // (tokens * self.target.slot_bytes)))
+
+    def _workers(self, rows: int) -> int:
         """As many as were asked for; else no more than fit the memory."""
         workers, limits = self.limits.workers_on(self.target.capabilities.device), self.limits
         if workers == 1 or limits.workers is not None:
             return workers
         tokens = LONGEST_PROMPT + self.data.recipe.max_tokens
-        return min(workers, affordable(self.target, rows=limits.rows, tokens=tokens))
+        return min(workers, affordable(self.target, rows=rows, tokens=tokens))
 
     def _fit(self, learned: list[Response], vocabulary: Tensor, checkpoint: Path, seconds: float) -> Fit:
         """The fit as its checkpoint has it, or from the start."""
@@ -259,9 +274,8 @@ class HeadTraining:
 
 def draft_vocabulary(responses: Many[Response], vocab_size: int, size: int) -> Tensor:
     """[size] int64 ascending: the most frequent tokens of the responses; of equally frequent ones the lowest ids."""
-    counts = torch.zeros(vocab_size, dtype=torch.int64)
-    for response in responses:
-        counts += torch.bincount(response.tokens[response.prompt_length :], minlength=vocab_size)
+    said = torch.cat([response.tokens[response.prompt_length :] for response in responses])
+    counts = torch.bincount(said, minlength=vocab_size)
     return counts.argsort(descending=True, stable=True)[:size].sort().values
 
 

@@ -52,9 +52,11 @@ def head(
     vocabulary: Annotated[int, whole("N", "Tokens that the head drafts; the text's own come on top.")] = 8192,
     held_out: Annotated[int, whole("N", "Prompts kept apart, for the figures.")] = 32,
     responses: Annotated[int, whole("N", "Most responses to a prompt; further ones are sampled.")] = 1,
-    rows: Annotated[int, whole("N", "Responses that a worker draws together.")] = 32,
+    rows: Annotated[
+        int | None, whole("N", "Responses that a worker draws together; 32, on a GPU 1024, as memory allows.")
+    ] = None,
     workers: Annotated[
-        int | None, whole("N", "Processes that draw responses; by default one a core, 8 on a GPU, as memory allows.")
+        int | None, whole("N", "Processes that draw responses; by default one a core, as memory allows; one on a GPU.")
     ] = None,
     init: Annotated[str | None, typer.Option(metavar="DIR", help="Start from this head, not afresh.")] = None,
     bf16: Annotated[
@@ -92,6 +94,7 @@ def head(
         raise ConfigError(f"no draft head in {init}: give --init a folder that this command wrote")
     files = [read_prompts(name) for name in prompts]
     model = load(target, dtype=dtype, device=device)
+    limits.workers_on(model.capabilities.device)
     model.track_features()
     asked = encoded(model, shuffled(files, seed), raw=raw)
     data = DataRecipe(

@@ -19,7 +19,8 @@ from ..errors import ConfigError, PromptError
 from ..files import write_whole
 from ..models.hf import HFModel
 from ..text import encode, user
-from .responses import Response, ResponseStore, respond
+from .draw import respond
+from .responses import Response, ResponseStore
 from .workers import respond_in
 
 LONGEST_PROMPT = 512
@@ -176,8 +177,6 @@ class HeadData:
                 if number not in self.store.numbers and not (again and prompt < held_out):
                     yield number
 
-        if workers == 1:
-            target.reserve(rows, LONGEST_PROMPT + self.recipe.max_tokens)
         draw = respond if workers == 1 else partial(respond_in, workers)
         limits = {"rows": rows, "max_tokens": self.recipe.max_tokens, "seed": self.recipe.seed}
         try:

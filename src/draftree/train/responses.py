@@ -1,14 +1,11 @@
 """The target's own responses with its hidden states: what a draft head learns from.
 
-A response is drawn from the target alone, by the engine's own decoding; rows that end early are replaced at once.
 Finished responses go to disk in shards, each in one piece or not at all, so that an interruption loses little.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterable
-from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,11 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from ..config import SamplingParams
-from ..engine import Engine
 from ..errors import ModelFileError, RunError
-from ..models.hf import HFModel
-from ..sequence import Sequence
 
 TEMPERATURES = (0.0, 0.0, 0.7, 1.0)
 """Of the first response to prompt i: entry i modulo 4. Half of these are greedy, as most decoding; the rest leads off
@@ -67,51 +60,6 @@ def temperature_of(number: int, prompts: int) -> float:
     """Of response ``number`` to so many prompts."""
     again, prompt = divmod(number, prompts)
     return AGAIN[(prompt + again) % len(AGAIN)] if again else TEMPERATURES[prompt % len(TEMPERATURES)]
-
-
-def respond(
-    target: HFModel, prompts: Many[Many[int]], numbers: Iterable[int], *, rows: int, max_tokens: int, seed: int
-) -> Generator[Response]:
-    """Responses to the prompts of these numbers, in the order in which they end.
-
-    A response depends on its number and the seed alone, not on its neighbours (near-ties aside).
-
-    Args:
-        target: tracks its hidden states where they are wanted.
-        prompts: token ids of all P prompts; response n is to prompt n modulo P.
-        numbers: which are still to do; asked for one by one, as rows become free.
-        rows: responses that are decoded together.
-        max_tokens: most tokens of a response.
-    """
-    engine = Engine(target, nodes=1)
-    waiting = iter(numbers)
-    running: dict[int, Sequence] = {}
-    try:
-        while True:
-            while len(running) < rows and (number := next(waiting, None)) is not None:
-                prompt, temperature = prompts[number % len(prompts)], temperature_of(number, len(prompts))
-                limit = min(max_tokens, target.capabilities.max_length - len(prompt) - 1)
-                params = SamplingParams(max_tokens=limit, temperature=temperature, seed=seed_of(number, seed))
-                running[number] = engine.open(prompt, params)
-            if not running:
-                return
-            going = [s for s in running.values() if s.finish_reason is None]
-            if going:
-                engine.step(sorted(going, key=lambda s: s.row.slot if s.row else -1))
-            for number in [n for n, s in running.items() if s.finish_reason is not None]:
-                yield _finished(engine, number, running.pop(number))
-    finally:
-        for sequence in running.values():
-            engine.close(sequence)
-
-
-def _finished(engine: Engine, number: int, sequence: Sequence) -> Response:
-    assert sequence.row is not None  # noqa: S101 - an open sequence has a row
-    before = len(sequence.ids) - 1
-    tracked = sequence.row.waiting_features()[:before] if sequence.row.features else torch.zeros(before, 0)
-    features = tracked.to("cpu", torch.float16)
-    engine.close(sequence)
-    return Response(number, sequence.params.temperature, sequence.prompt_length, torch.tensor(sequence.ids), features)
 
 
 @dataclass(slots=True)

@@ -20,7 +20,7 @@ from ..draft.features import FEATURES
 from ..errors import ConfigError, ModelFileError, RunError
 from ..files import write_whole
 from ..models.hf import HFModel
-from .responses import respond
+from .draw import respond
 from .samples import Samples, check_finite, samples_along
 
 SHARD = 1 << 15

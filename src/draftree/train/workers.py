@@ -1,8 +1,7 @@
-"""Responses drawn by several processes, each with one thread and, on a CPU, a core of its own.
+"""Responses drawn by several processes, each with one thread and a core of its own.
 
 On a CPU that is faster than one process with all threads, which wait for each other many times a pass, and longest
-where others take a core away; on a GPU a process that launches kernels leaves it idle for most of the time. The parent
-deals out numbers of responses one by one, and what is finished comes back to it.
+where others take a core away. The parent deals out prompt numbers one by one, and what is finished comes back to it.
 """
 
 from __future__ import annotations
@@ -23,7 +22,8 @@ import torch
 from ..errors import DraftreeError, RunError
 from ..models.hf import HFModel
 from ..models.load import load
-from .responses import Response, respond
+from .draw import respond
+from .responses import Response
 
 _WAY_OUT = "the same command goes on, with fewer --workers if memory was short"
 
@@ -34,7 +34,6 @@ class _Job:
 
     target: str
     dtype: str
-    device: str
     numerics: str
     core: int | None
     prompts: Many[Many[int]]
@@ -44,19 +43,13 @@ class _Job:
 
 
 def affordable(target: HFModel, *, rows: int, tokens: int) -> int:
-    """How many workers half of the memory holds, each with the target and ``rows`` rows of ``tokens``; at least one.
-
-    The memory is the device's own.
-    """
+    """How many workers half of the memory holds, each with the target and ``rows`` rows of ``tokens``; at least one."""
     row = target.open([0])
     cache = target.cache
     per_token = cache.nbytes / (cache.placement.rows * cache.placement.slots)
     target.close(row)
     weights = 2 * target.capabilities.parameters * target.capabilities.dtype.itemsize  # and once more while they load
-    if target.capabilities.device.type == "cuda":
-        memory = torch.cuda.mem_get_info(target.capabilities.device)[1]
-    else:
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return max(1, int(memory / 2 / (weights + rows * tokens * per_token)))
 
 
@@ -73,7 +66,7 @@ def respond_in(
     """``respond`` by so many processes; the same responses, in the order in which they end.
 
     Args:
-        target: loaded by its name; not asked itself.
+        target: on a CPU, loaded by its name; not asked itself.
         rows: responses that each process decodes together.
 
     Raises:
@@ -85,8 +78,8 @@ def respond_in(
     running: dict[Connection, BaseProcess] = {}
     try:
         for i in range(workers):
-            core = cores[i % len(cores)] if cores and can.device.type == "cpu" else None
-            job = _Job(can.name, dtype, str(can.device), can.numerics, core, prompts, rows, max_tokens, seed)
+            core = cores[i % len(cores)] if cores else None
+            job = _Job(can.name, dtype, can.numerics, core, prompts, rows, max_tokens, seed)
             ours, theirs = context.Pipe()
             running[ours] = context.Process(target=_work, args=(theirs, job), daemon=True)
             with _interrupts_held():
@@ -140,9 +133,8 @@ def _work(pipe: Connection, job: _Job) -> None:
             os.sched_setaffinity(0, {job.core})
         torch.set_num_threads(1)
         numerics = {} if job.numerics == "stock" else {"numerics": job.numerics}
-        target = load(job.target, dtype=job.dtype, device=job.device, **numerics)
+        target = load(job.target, dtype=job.dtype, device="cpu", **numerics)
         target.track_features()
-        target.reserve(job.rows, max(map(len, job.prompts)) + job.max_tokens)
         numbers = iter(lambda: _ask(pipe), None)
         drawn = respond(target, job.prompts, numbers, rows=job.rows, max_tokens=job.max_tokens, seed=job.seed)
         for r in drawn:
