@@ -14,10 +14,12 @@ from torch import Tensor, nn
 from draftree.draft.load import load_drafter
 from draftree.draft.methods import find_policy
 from draftree.errors import ConfigError, ModelFileError, RunError, UnknownNameError
+from draftree.models import head_model
 from draftree.models.base import Nodes
 from draftree.models.head import HeadConfig, HeadNetwork, output_layer
 from draftree.models.head_file import SHIPPED, is_head, load_head, read_head, save_head, shipped_head
 from draftree.models.hf import HFModel
+from draftree.models.kernels import working
 
 from ..heads import DRAFTED, random_head
 from ..tiny import VOCAB, tiny
@@ -105,13 +107,16 @@ def test_an_output_layers_bias_is_read_too() -> None:
     assert torch.allclose(found.weight, layer.weight, atol=1e-6)
 
 
-@pytest.mark.parametrize(("numerics", "want"), [("fp32", "fp16w"), ("fp16w", "fp16w"), ("int8", "int8")])
-def test_a_head_computes_in_its_targets_numerics_and_in_half_the_bytes_of_float32(
-    numerics: str, want: str, folder: Path
+@pytest.mark.parametrize("fastest", ["fp32", "fp16w", "int8"])
+@pytest.mark.parametrize("numerics", ["fp32", "fp16w", "int8"])
+def test_a_head_computes_in_what_is_fastest_whatever_its_target_does(
+    numerics: str, fastest: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = HFModel(tiny(), self_test=False, numerics=numerics)
-    head = load_head(folder, target)
-    assert head.capabilities.numerics == want
+    with monkeypatch.context() as patch:
+        patch.setattr(head_model, "AUTO", fastest)  # as if it were found to be so
+        head = load_head(folder, target)
+    assert head.capabilities.numerics == fastest
     row, stock = target.open([1, 2, 3, 4]), load_head(folder, HFModel(tiny(), self_test=False))
     features, logits = row.waiting_features()[:-1], []
     for model in (head, stock):
@@ -122,16 +127,20 @@ def test_a_head_computes_in_its_targets_numerics_and_in_half_the_bytes_of_float3
     known = logits[1].isfinite()
     assert torch.equal(logits[0].isfinite(), known)
     got, exact = (some[known] for some in logits)
-    assert float((got - exact).abs().max() / exact.std()) < (0.2 if numerics == "int8" else 1e-2)
+    assert float((got - exact).abs().max() / exact.std()) < (0.2 if "int8" in (numerics, fastest) else 1e-2)
 
 
-def test_where_there_is_no_float16_kernel_a_head_computes_in_float32(
+def test_where_there_are_no_other_kernels_a_head_computes_in_float32(
     folder: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
 ) -> None:
-    monkeypatch.setattr("draftree.models.head_model.working", lambda numerics: ())
+    monkeypatch.setattr("draftree.models.numerics.working", lambda kind: kind == "fp32" and working(kind))
     head = load_head(folder, HFModel(tiny(), self_test=False, numerics="fp32"))
     assert head.capabilities.numerics == "fp32"
     assert not recwarn.list
+
+
+def test_the_head_of_a_stock_target_is_left_as_it_came(folder: Path) -> None:
+    assert load_head(folder, HFModel(tiny(), self_test=False)).capabilities.numerics == "stock"
 
 
 @pytest.mark.parametrize(("what", "field"), [("hidden size", "hidden_size"), ("vocabulary size", "vocab_size")])

@@ -23,13 +23,9 @@ from .base import Capabilities, Nodes, Row
 from .cache import TreeCache
 from .head import HeadNetwork, embeddings, output_layer
 from .hf import HFModel
-from .kernels import working
-from .numerics import DEFAULT_NUMERICS, STOCK, convert
+from .numerics import AUTO, STOCK, convert
 from .rows import NO_NODES, Rows
 
-_HALF = "fp16w"
-"""Numerics of a head whose target computes in float32: what it drafts need not be the target's to the last bit, and its
-files have no more than float16."""
 _GRAIN = 64
 """Logits come in multiples of this, filled up with -inf: their largest are found faster, chunk by chunk."""
 
@@ -52,7 +48,10 @@ class HeadRow(Row):
 
 
 class HeadModel:
-    """A head that drafts for one target, as a ``LanguageModel``, in the target's numerics, or ``_HALF`` for float32.
+    """A head that drafts for one target, as a ``LanguageModel``.
+
+    Where the target has numerics it computes in the fastest ones here, whichever the target's are: what it drafts need
+    not be the target's to the last bit.
 
     The network is the model's own from then on: its layers may be given other kernels.
 
@@ -81,8 +80,7 @@ class HeadModel:
         self.layers = nn.ModuleDict({"network": network.to(can.device, can.dtype), "output": output})
         self.layers.eval().requires_grad_(False)
         parameters = sum(p.numel() for p in network.parameters())
-        wanted = _HALF if can.numerics == DEFAULT_NUMERICS and working(_HALF) else can.numerics
-        numerics = STOCK if wanted == STOCK else convert(self.layers, wanted)
+        numerics = STOCK if can.numerics == STOCK else convert(self.layers, AUTO)
         self._known = torch.zeros(can.vocab_size, dtype=torch.bool)
         self._known[vocabulary] = True
         self._turns = self.network.turns(torch.arange(0, device=can.device))

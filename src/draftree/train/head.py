@@ -28,7 +28,7 @@ from .fit import Fit, FitRecipe, Frozen, regress
 from .head_card import PromptFile, card
 from .head_data import LONGEST_PROMPT, HeadData
 from .head_eval import Figures, evaluate
-from .responses import TEMPERATURES, Response
+from .responses import AGAIN, TEMPERATURES, Response
 from .workers import affordable
 
 RESPONSE_SHARE, FIGURES_SHARE = 0.6, 0.05
@@ -257,10 +257,13 @@ class HeadTraining:
         return found[0], found[1]
 
     def _words(self, learned: list[Response], fit: Fit) -> dict[str, object]:
-        recipe, kinds = self.recipe, "/".join(f"{t:g}" for t in TEMPERATURES)
+        recipe, kinds, further = self.recipe, *("/".join(f"{t:g}" for t in kind) for kind in (TEMPERATURES, AGAIN))
+        again = (
+            f"; second and further ones to a prompt {further}" if learned[-1].number >= len(self.data.prompts) else ""
+        )
         return {
             "responses": f"{len(learned)} of up to {self.data.recipe.max_tokens} tokens, "
-            f"{sum(r.gained for r in learned)} tokens in all, temperatures {kinds} in turn",
+            f"{sum(r.gained for r in learned)} tokens in all, temperatures {kinds} in turn{again}",
             "start": "ridge regression of the next hidden state" if self.init is None else f"the head {self.init.name}",
             "loss": f"cross-entropy with the target's law over {self.limits.vocabulary} tokens, and "
             f"{recipe.feature_weight} x smooth L1 of hidden states; {recipe.unroll} drafting steps, each further one "
