@@ -25,7 +25,7 @@ from ..errors import DraftreeWarning, RunError
 from ..files import write_whole
 from .base import LanguageModel
 
-FORMAT, VERSION = "draftree-profile", 2
+FORMAT, VERSION = "draftree-profile", 3
 """A new version of our own passes has new times."""
 
 
