@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,10 @@ from draftree.config import SamplingParams
 from draftree.engine import Engine
 from draftree.errors import ConfigError, ModelFileError, PromptError, RunError
 from draftree.models.hf import HFModel
-from draftree.train import responses
+from draftree.train import head_data, responses
 from draftree.train.draw import respond
 from draftree.train.head_data import DataRecipe, HeadData, by_length, digest, encoded, shuffled
-from draftree.train.responses import TEMPERATURES, ResponseStore
+from draftree.train.responses import TEMPERATURES, Response, ResponseStore
 
 from ..heads import PROMPTS
 from ..tiny import tiny, tiny_tokenizer
@@ -101,6 +102,20 @@ def test_interrupted_drawing_goes_on_and_ends_the_same(target: HFModel, tmp_path
     for one, two in zip(*found, strict=True):
         assert torch.equal(one.tokens, two.tokens)
         assert torch.allclose(one.features.float(), two.features.float(), atol=1e-2)
+
+
+def test_rows_that_do_not_fit_a_devices_memory_are_one_line(
+    target: HFModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: object, **options: object) -> Iterator[Response]:
+        yield next(respond(target, PROMPTS, [2], rows=1, max_tokens=20, seed=0))
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(head_data, "respond", full)
+    data = HeadData.open(tmp_path / "a", RECIPE, PROMPTS)
+    with pytest.raises(RunError, match="7 rows do not fit the memory: the same command goes on with fewer --rows"):
+        data.collect(target, tokens=1000, seconds=60, rows=7, tell=lambda done: None)
+    assert HeadData.open(tmp_path / "a", RECIPE, PROMPTS).store.numbers == {2}
 
 
 def test_drawing_stops_at_the_tokens_or_the_time(target: HFModel, tmp_path: Path) -> None:

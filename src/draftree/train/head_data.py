@@ -15,7 +15,9 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 
-from ..errors import ConfigError, PromptError
+import torch
+
+from ..errors import ConfigError, PromptError, RunError
 from ..files import write_whole
 from ..models.hf import HFModel
 from ..text import encode, user
@@ -165,6 +167,9 @@ class HeadData:
             workers: processes that draw them; 1: this one.
             each: responses to a prompt, the second ones after the first ones to all.
             held_out: prompts at the front that are answered once.
+
+        Raises:
+            RunError: a device has too little memory for the rows, a worker failed, or the disk is full.
         """
         began = time.monotonic() - self.seconds
         order = by_length([*map(len, self.prompts)], _BATCHES * rows * workers)
@@ -187,6 +192,8 @@ class HeadData:
                     tell(self.store.tokens)
                     if len(self.store.paths) > shards:
                         self._note(time.monotonic() - began)
+        except torch.OutOfMemoryError:
+            raise RunError(f"{rows} rows do not fit the memory: the same command goes on with fewer --rows") from None
         finally:
             self.store.flush()
             self._note(time.monotonic() - began)
