@@ -145,6 +145,7 @@ BAD = {
     "no steps": (["--steps", "0"], "steps is 0"),
     "no vocabulary": (["--vocabulary", "0"], "vocabulary is 0"),
     "no rows": (["--rows", "0"], "rows is 0"),
+    "no responses": (["--responses", "0"], "responses is 0"),
     "no workers": (["--workers", "0"], "workers is 0"),
     "fewer than none": (["--held-out", "-1"], "held_out is -1"),
     "one token": (["--max-tokens", "1"], "max_tokens is 1"),

@@ -54,7 +54,7 @@ class Limits:
         steps: of the fit; None: as many as fit the hours.
         held_out: prompts that are kept apart for the figures.
         vocabulary: tokens of the draft vocabulary.
-        each: responses to a prompt, if the tokens and the hours allow.
+        responses: to a prompt, if the tokens and the hours allow.
         rows: responses that are drawn together by each worker; None: 32 on a CPU, elsewhere as many as half of the
             memory holds, up to 1024.
         workers: processes that draw them; None: on a CPU one for each of torch's threads that memory allows, elsewhere
@@ -69,14 +69,14 @@ class Limits:
     steps: int | None = None
     held_out: int = 32
     vocabulary: int = 8192
-    each: int = 1
+    responses: int = 1
     rows: int | None = None
     workers: int | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.hours < float("inf"):
             raise ConfigError(f"hours is {self.hours}: use a positive number")
-        for name in ("tokens", "steps", "vocabulary", "each", "rows", "workers"):
+        for name in ("tokens", "steps", "vocabulary", "responses", "rows", "workers"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ConfigError(f"{name} is {value}: use at least 1")
         if self.held_out < 0:
@@ -143,7 +143,7 @@ class HeadTraining:
                     rows=rows,
                     tell=tell,
                     workers=self._workers(rows),
-                    each=limits.each,
+                    each=limits.responses,
                     held_out=limits.held_out,
                 )
         learned, apart = data.split(limits.held_out)

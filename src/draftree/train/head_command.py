@@ -78,7 +78,7 @@ def head(
         steps=steps,
         held_out=held_out,
         vocabulary=vocabulary,
-        each=responses,
+        responses=responses,
         rows=rows,
         workers=workers,
     )
