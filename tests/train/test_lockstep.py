@@ -56,6 +56,7 @@ def test_numbers_are_asked_for_as_rows_become_free(target: HFModel) -> None:
     next(drawn)
     assert asked == [0, 1]
     assert len(list(drawn)) == 6
+    assert target.cache.nbytes == 0  # what was allotted for them is free again
 
 
 def test_a_model_that_tracks_no_hidden_states_gives_none() -> None:

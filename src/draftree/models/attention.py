@@ -59,12 +59,13 @@ def grouped_sdpa(
     return attend_as_one(query, key, value, attention_mask, scaling), None
 
 
-def attend_as_one(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float | None) -> Tensor:
-    """``attend`` under a mask, where kernels take as many query heads as key heads."""
+def attend_as_one(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None) -> Tensor:
+    """``attend``, where kernels take as many query heads as key heads; without a mask all see all."""
     heads, n = query.shape[1:3]
     group = heads // key.shape[1]
     asked = query.unflatten(1, (-1, group)).flatten(2, 3)  # [B, kv_heads, group x n, D]
-    found = scaled_dot_product_attention(asked, key, value, attn_mask=mask.repeat(1, 1, group, 1), scale=scaling)
+    shared = mask if mask is None or mask.shape[2] == 1 else mask.repeat(1, 1, group, 1)
+    found = scaled_dot_product_attention(asked, key, value, attn_mask=shared, scale=scaling)
     apart: Tensor = found.unflatten(2, (group, n)).permute(0, 3, 1, 2, 4)
     return apart.flatten(2, 3)
 

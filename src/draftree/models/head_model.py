@@ -14,11 +14,12 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import embedding, linear, pad, scaled_dot_product_attention
+from torch.nn.functional import embedding, linear, pad
 from torch.nn.utils import skip_init
 
 from ..errors import CacheError
 from ..tree import ancestors
+from .attention import attend_as_one
 from .base import Capabilities, Nodes, Row
 from .cache import TreeCache
 from .head import HeadNetwork, embeddings, output_layer
@@ -261,12 +262,8 @@ class HeadModel:
 
     def _finish(self, inputs: Tensor, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
         """[B, n, H] predictions; query heads that share a key head are asked as more queries of it (faster)."""
-        n, group = queries.shape[1], queries.shape[2] // keys.shape[1]
-        asked = queries.unflatten(2, (-1, group)).permute(0, 2, 3, 1, 4).flatten(2, 3)
-        shared = mask if mask is None or mask.shape[2] == 1 else mask.repeat(1, 1, group, 1)
-        found = scaled_dot_product_attention(asked, keys, values, attn_mask=shared)
-        found = found.unflatten(2, (group, n)).permute(0, 3, 1, 2, 4).flatten(2)
-        return self.network.finish(inputs, found)
+        found = attend_as_one(queries.transpose(1, 2), keys, values, mask, None)
+        return self.network.finish(inputs, found.flatten(2))
 
     def _logits(self, rows: Sequence[HeadRow], predicted: Sequence[Tensor]) -> Tensor:
         """[B, n, K] logits of [n, H] predictions, each over its row's draft vocabulary; -inf beyond it."""

@@ -181,6 +181,11 @@ class HFModel:
         return self._hidden is not None
 
     @property
+    def rows(self) -> int:
+        """How many rows are open."""
+        return len(self._rows)
+
+    @property
     def hidden_size(self) -> int:
         """H of its hidden states."""
         return self.model.get_input_embeddings().weight.shape[1]  # type: ignore[no-any-return]

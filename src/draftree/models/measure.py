@@ -18,8 +18,8 @@ from .base import LanguageModel, Nodes, Row
 from .profile import Identity, Point, Profile, load_profile, warn
 
 _BUSY = 1.3
-"""A pass of the middle size takes so much longer than the fastest of its size only where other work takes the processor
-away: what quiet machines showed is up to 1.1."""
+"""Where passes usually take so many times as long as the fastest of their size, other work takes the processor away; on
+quiet machines it was up to 1.1."""
 _LONGER = 3
 """So many times as often passes are repeated there, and of each size the fastest counts."""
 

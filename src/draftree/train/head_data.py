@@ -207,5 +207,4 @@ class HeadData:
     def split(self, held_out: int) -> tuple[list[Response], list[Response]]:
         """Responses to train on, and those to the first ``held_out`` prompts, which are kept apart."""
         found, prompts = self.store.responses(), len(self.prompts)
-        parts = [r for r in found if r.number % prompts >= held_out], [r for r in found if r.number < held_out]
-        return parts
+        return [r for r in found if r.number % prompts >= held_out], [r for r in found if r.number < held_out]

@@ -1,12 +1,12 @@
 """Responses of many rows in step, for an accelerator: a pass takes one token of every row, prompts included.
 
 The host launches passes and looks only every ``_LOOK`` of them which responses have ended. A step of a thousand rows
-costs it what a step of one row does, where decoding by the engine takes half a millisecond a row.
+costs it what a step of one row does, where decoding by the engine costs it more with each row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Iterator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
@@ -26,8 +26,17 @@ def respond_in_step(
     target: HFModel, prompts: Many[Many[int]], numbers: Iterable[int], *, rows: int, max_tokens: int, seed: int
 ) -> Generator[Response]:
     """``draw.respond`` in step; the same responses (near-ties aside). No row of the target may be open meanwhile."""
+    try:
+        yield from _drawn(target, prompts, iter(numbers), rows=rows, max_tokens=max_tokens, seed=seed)
+    finally:
+        if not target.rows:
+            target.cache.clear()  # whoever trains on them next wants the memory
+
+
+def _drawn(
+    target: HFModel, prompts: Many[Many[int]], waiting: Iterator[int], *, rows: int, max_tokens: int, seed: int
+) -> Generator[Response]:
     lanes = _Lanes(target, rows, max(map(len, prompts)) + max_tokens)
-    waiting = iter(numbers)
     while True:
         fresh = []
         for lane in lanes.free:
@@ -108,9 +117,9 @@ class _Lanes:
     @torch.inference_mode()
     def step(self, passes: int) -> None:
         """So many passes over all lanes; those that have ended stand still."""
+        furthest = max(used.position for used in self._used.values())
         for ahead in range(1, passes + 1):
-            furthest = max(used.position for used in self._used.values()) + ahead
-            end = min(-(-furthest // _GRAIN) * _GRAIN, self._target.cache.placement.slots)
+            end = min(-(-(furthest + ahead) // _GRAIN) * _GRAIN, self._target.cache.placement.slots)
             self._pass(end)
 
     def _pass(self, end: int) -> None:
