@@ -5,6 +5,7 @@ for chunk in engine.stream(draftree.user("Why is the sky blue?")):
     print(chunk.text, end="", flush=True)
 """
 
+from . import openmp as openmp  # first: sets how threads wait, before torch loads
 from .beams.engine import BeamEngine, BeamGeneration, Hypothesis
 from .beams.load import load_beam_engine, load_beam_source
 from .beams.params import BeamParams

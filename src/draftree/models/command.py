@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..errors import ConfigError
+from ..openmp import WAITING
 from ..options import Device, Dtype, Numerics
 from .load import load
 from .measure import FULL, Grid, measure_and_keep
@@ -73,6 +74,7 @@ def info(
         "vocabulary": f"{can.vocab_size} tokens, end of sequence {sorted(can.eos_ids)}",
         "linear layers": f"{can.numerics}: {summary(loaded.model)}",
         "attention": can.attention,
+        "waiting threads": WAITING,
         "draft trees": "yes: 4-D masks and depth positions are honoured (self-test passed)",
         "KV cache": f"{per_token / 1024:.1f} KiB a token, compactable",
         "chat template": "yes" if loaded.tokenizer and loaded.tokenizer.chat_template else "no: use --raw",
