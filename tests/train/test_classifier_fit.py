@@ -10,7 +10,7 @@ import torch
 from draftree.draft.classifier import Classifier
 from draftree.draft.features import FEATURES
 from draftree.errors import ConfigError, RunError
-from draftree.train.classifier_fit import ClassifierRecipe, check_labels, check_split, evaluate, fit
+from draftree.train.classifier_fit import ClassifierRecipe, best_of, check_labels, check_split, evaluate, fit
 from draftree.train.samples import Samples
 
 NAMES = list(FEATURES)
@@ -91,6 +91,29 @@ def test_epochs_are_told() -> None:
     told: list[int] = []
     fit(synthetic(2000), ClassifierRecipe(epochs=3), 1.0, tell=told.append)
     assert told == [1, 2, 3]
+
+
+def test_the_net_with_the_best_recall_is_chosen_then_the_lowest_positive_rate_then_the_latest() -> None:
+    assert best_of([(0.70, 0.01), (0.80, 0.09), (0.75, 0.01)]) == 1
+    assert best_of([(0.800, 0.03), (0.795, 0.02), (0.789, 0.01)]) == 1  # the third recalls a hundredth less
+    assert best_of([(0.8, 0.02), (0.8, 0.02), (0.8, 0.03)]) == 1
+    assert best_of([(0.0, 0.0)]) == 0
+
+
+def test_an_epoch_that_recalls_less_of_the_prompts_kept_apart_is_not_chosen() -> None:
+    """The last epoch was kept, whatever came before it. Here the net starts from the opposite rule, which the prompts
+    kept apart follow, so that each epoch of learning the rule recalls less of them."""
+    samples, held = (s._replace(accepted=s.features[:, P] > 0.5) for s in (synthetic(20_000), synthetic(2000, seed=1)))
+    opposite, held = (s._replace(accepted=~s.accepted) for s in (samples, held))
+    recipe = ClassifierRecipe(features=("probability",), epochs=6, batch=64)
+    init = fit(opposite, replace(recipe, epochs=2), 1.0)
+    first, last = fit(samples, replace(recipe, epochs=1), 1.0, init), fit(samples, recipe, 1.0, init)
+    found = [evaluate(net, held, 1.0).betas["0.05"] for net in (first, last)]
+    assert found[0][1] > found[1][1] + 0.01
+    assert fit(samples, recipe, 1.0, init, validation=held) == first
+    assert fit(samples, recipe, 1.0, init, validation=held._replace(accepted=held.accepted & False)) == last
+    own = replace(recipe, given_parent=True)
+    assert fit(samples, own, 1.0, init, validation=held) == fit(samples, own, 1.0, init)
 
 
 @pytest.mark.parametrize(("label", "said"), [(False, "none was accepted"), (True, "all were accepted")])
