@@ -117,7 +117,15 @@ def test_the_features_of_a_folder_of_samples_are_held_against_one_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe = SampleRecipe(
-        target="t", drafter="d", prompts="p", max_tokens=9, negatives=1.0, seed=0, dtype="torch.float32"
+        target="t",
+        target_weights="0123",
+        drafter="d",
+        drafter_weights="4567",
+        prompts="p",
+        max_tokens=9,
+        negatives=1.0,
+        seed=0,
+        dtype="torch.float32",
     )
     store, samples = SampleStore.open(tmp_path / "data", recipe), synthetic(2000)
     for number in range(20):

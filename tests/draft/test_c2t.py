@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-import warnings
+from dataclasses import replace
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -13,24 +14,31 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from draftree.config import Budget, SamplingParams
-from draftree.draft.c2t import ClassifierTree, Score
+from draftree.draft.c2t import ClassifierTree, Score, provenance
 from draftree.draft.classifier import Classifier
+from draftree.draft.classifier_file import DEFAULT, DEFAULT_WIDTH, read_classifier
+from draftree.draft.drafter import TreeDrafter
 from draftree.draft.load import load_drafter, resolved
 from draftree.draft.methods import find_policy
 from draftree.draft.policy import Frontier
-from draftree.draft.static import Pair
 from draftree.engine import Engine
 from draftree.errors import ConfigError, DraftreeWarning
+from draftree.models.fingerprint import fingerprint
+from draftree.models.head_file import SHIPPED, load_head, read_head, save_head
+from draftree.models.hf import HFModel
 from draftree.names import load_engine
 from draftree.tree import ROOT, DraftTree
 
-from ..pairs import drafter, target
-from ..toy import Path, Script, ScriptedScorer, trees_of
+from ..heads import DRAFTED, random_head
+from ..pairs import drafter, source, target
+from ..tiny import tiny
+from ..toy import Path as Tokens
+from ..toy import Script, ScriptedScorer, trees_of
 
 WIDTH = 3
 
 
-def flat(row: int, path: Path) -> tuple[list[int], list[float], float]:
+def flat(row: int, path: Tokens) -> tuple[list[int], list[float], float]:
     """Three candidates anywhere, told apart by the path's length and tokens alone."""
     return [1, 2, 3], [math.log(x) for x in (0.5, 0.3, 0.2)], 1.0
 
@@ -41,7 +49,7 @@ class Scripted:
     def __init__(self, seed: int, scorer: ScriptedScorer) -> None:
         self.seed, self.scorer = seed, scorer
 
-    def of(self, row: int, path: Path) -> float:
+    def of(self, row: int, path: Tokens) -> float:
         return Random(f"{self.seed} {row} {path}").random()
 
     def __call__(self, frontier: Frontier) -> Tensor:
@@ -51,22 +59,22 @@ class Scripted:
         return torch.tensor([[self.of(b, (*p, t)) for t in own] for b, p, own in zip(rows, paths, tokens, strict=True)])
 
 
-def grown(seed: int, budgets: list[Budget], script: Script = flat, **settings: float) -> list[DraftTree]:
+def grown(seed: int, budgets: list[Budget], script: Script = flat, **settings: float | None) -> list[DraftTree]:
     scorer = ScriptedScorer(script)
     return trees_of(scorer, ClassifierTree(Scripted(seed, scorer), **settings), budgets)  # type: ignore[arg-type]
 
 
-def paths(tree: DraftTree) -> list[Path]:
-    out: list[Path] = []
+def paths(tree: DraftTree) -> list[Tokens]:
+    out: list[Tokens] = []
     for parent, token in zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True):
         out.append((*(out[parent] if parent != ROOT else ()), token))
     return out
 
 
-def every(seed: int, beta: float, depth: int, row: int = 0) -> dict[Path, float]:
-    """Path -> its least score, of all paths whose prefixes all score at least beta."""
-    scores, found = Scripted(seed, ScriptedScorer(flat)), dict[Path, float]()
-    layer: dict[Path, float] = {(): 1.0}
+def every(seed: int, beta: float, depth: int, row: int = 0) -> dict[Tokens, float]:
+    """Tokens -> its least score, of all paths whose prefixes all score at least beta."""
+    scores, found = Scripted(seed, ScriptedScorer(flat)), dict[Tokens, float]()
+    layer: dict[Tokens, float] = {(): 1.0}
     for _ in range(depth):
         below = {(*p, t): min(x, scores.of(row, (*p, t))) for p, x in layer.items() for t in (1, 2, 3)}
         layer = {p: x for p, x in below.items() if x >= beta}
@@ -76,13 +84,13 @@ def every(seed: int, beta: float, depth: int, row: int = 0) -> dict[Path, float]
 
 @given(seed=st.integers(0, 10_000), beta=st.sampled_from([0.0, 0.3, 0.6, 0.95]), depth=st.integers(1, 3))
 def test_all_that_scores_at_least_beta_below_what_does_is_verified(seed: int, beta: float, depth: int) -> None:
-    tree = grown(seed, [Budget(100)], beta=beta, width=WIDTH, top=0, depth=depth)[0]
+    tree = grown(seed, [Budget(100)], beta=beta, width=WIDTH, top=None, depth=depth)[0]
     assert set(paths(tree)) == set(every(seed, beta, depth))
 
 
 @given(seed=st.integers(0, 10_000), nodes=st.integers(1, 12))
 def test_a_budget_keeps_the_paths_with_the_highest_least_score(seed: int, nodes: int) -> None:
-    tree = grown(seed, [Budget(nodes)], beta=0.1, width=WIDTH, top=0, depth=3)[0]
+    tree = grown(seed, [Budget(nodes)], beta=0.1, width=WIDTH, top=None, depth=3)[0]
     law = every(seed, 0.1, 3)
     found = sorted((law[p] for p in paths(tree)), reverse=True)
     assert found == pytest.approx(sorted(law.values(), reverse=True)[:nodes])
@@ -92,33 +100,67 @@ def test_a_budget_keeps_the_paths_with_the_highest_least_score(seed: int, nodes:
 
 @given(seed=st.integers(0, 10_000), top=st.integers(1, 4))
 def test_each_layer_keeps_its_best_and_only_their_children_are_asked_about(seed: int, top: int) -> None:
+    """C2T's second top-K is by the node's own C; it was once by the least C on the path."""
     tree = grown(seed, [Budget(100)], beta=0.2, width=WIDTH, top=top, depth=3)[0]
     scores = Scripted(seed, ScriptedScorer(flat))
-    layer: dict[Path, float] = {(): 1.0}
-    want: set[Path] = set()
+    layer: list[Tokens] = [()]
+    want: set[Tokens] = set()
     for _ in range(3):
-        below = {(*p, t): min(x, scores.of(0, (*p, t))) for p, x in layer.items() for t in (1, 2, 3)}
-        best = sorted((p for p in below if below[p] >= 0.2), key=below.__getitem__, reverse=True)[:top]
-        layer = {p: below[p] for p in best}
-        want |= set(best)
+        own = {(*p, t): scores.of(0, (*p, t)) for p in layer for t in (1, 2, 3)}
+        layer = sorted((p for p in own if own[p] >= 0.2), key=own.__getitem__, reverse=True)[:top]
+        want |= set(layer)
     assert set(paths(tree)) == want
+
+
+RISING = {(1,): 0.3, (2,): 0.6, (1, 1): 0.9, (1, 2): 0.8, (2, 1): 0.5, (2, 2): 0.4}
+"""C of each node: below the less probable of two parents both children score higher than those of the other."""
+
+
+class Table(Scripted):
+    """Scores from a table; 0 elsewhere."""
+
+    def __init__(self, scorer: ScriptedScorer) -> None:
+        super().__init__(0, scorer)
+
+    def of(self, row: int, path: Tokens) -> float:
+        return RISING.get(path, 0.0)
+
+
+def of_table(nodes: int, top: int | None) -> list[Tokens]:
+    scorer = ScriptedScorer(flat)
+    return paths(trees_of(scorer, ClassifierTree(Table(scorer), 0.2, WIDTH, top, 2), [Budget(nodes)])[0])
+
+
+def test_a_layer_is_ranked_by_own_scores_and_a_budget_by_the_least_of_the_path() -> None:
+    """By the least C on the path, 0.3, the two best nodes of the second layer would have lost to 0.5 and 0.4."""
+    assert set(of_table(100, 2)) == {(1,), (2,), (1, 1), (1, 2)}
+    assert set(of_table(100, None)) == set(RISING)
+    assert set(of_table(3, None)) == {(2,), (2, 1), (2, 2)}
+
+
+@pytest.mark.parametrize(("value", "top"), [("none", None), ("20", 20), (20, 20)])
+def test_the_second_top_k_is_set_or_switched_off_by_name(value: str | int, top: int | None) -> None:
+    policy = find_policy("c2t", {"top": value})
+    assert isinstance(policy, ClassifierTree)
+    assert policy.top == top
+    assert policy.pool(30) == policy.depth * min(30, top or 30)
 
 
 @given(seed=st.integers(0, 10_000), nodes=st.integers(1, 12))
 def test_scores_given_their_parents_are_multiplied_along_a_path(seed: int, nodes: int) -> None:
     scores = Scripted(seed, ScriptedScorer(flat))
-    law: dict[Path, float] = {(): 1.0}
+    law: dict[Tokens, float] = {(): 1.0}
     for depth in range(3):
         law |= {(*p, t): x * scores.of(0, (*p, t)) for p, x in law.items() if len(p) == depth for t in (1, 2, 3)}
     best = sorted((x for p, x in law.items() if p and x >= 0.05), reverse=True)[:nodes]
-    tree = grown(seed, [Budget(nodes)], beta=0.05, width=WIDTH, top=0, depth=3, given_parent=True)[0]
+    tree = grown(seed, [Budget(nodes)], beta=0.05, width=WIDTH, top=None, depth=3, given_parent=True)[0]
     assert sorted((law[p] for p in paths(tree)), reverse=True) == pytest.approx(best)
 
 
 def test_what_cannot_be_in_the_tree_is_not_asked_about() -> None:
     scorer = ScriptedScorer(flat)
     score: Score = lambda frontier: frontier.scores.exp()  # noqa: E731
-    tree = trees_of(scorer, ClassifierTree(score, 0.0, WIDTH, 0, 10), [Budget(2)])[0]
+    tree = trees_of(scorer, ClassifierTree(score, 0.0, WIDTH, None, 10), [Budget(2)])[0]
     assert paths(tree) == [(1,), (2,)]  # 0.5 and 0.3: both children of (1,) have 0.25 and less
     assert [len(call) for call in scorer.calls] == [1, 2]
 
@@ -172,28 +214,58 @@ def test_schemes_that_draw_children_refuse_a_policy_that_ranks_them(scheme: str,
         load_engine("./never-loaded", method="c2t", settings={"width": width}, verification=scheme)
 
 
-def test_another_drafter_is_warned_about() -> None:
-    policy = ClassifierTree(NET, made_for=Pair("elsewhere/big", "somewhere/small"))
-    policy.check("big", "small")
-    with pytest.warns(DraftreeWarning, match="for target elsewhere/big and drafter somewhere/small, not big and"):
-        policy.check("big", "lookup")
-    with pytest.warns(DraftreeWarning, match="drafts may be worse; train one with 'draftree train classifier'"):
-        policy.check("other", "small")
+def saved_head(folder: Path, model: HFModel, seed: int) -> str:
+    save_head(folder, random_head(model, seed=seed).network, DRAFTED, model)
+    return str(folder)
 
 
-def test_the_shipped_head_has_one_target_by_whatever_name() -> None:
-    policy = find_policy("c2t")
-    assert policy.partner == "head"
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        policy.check("HuggingFaceTB/SmolLM2-135M-Instruct", "head")
+def test_a_classifier_of_another_head_warns(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A head was trained anew under its old name, and the classifiers of the old one were shipped for weeks: only
+    names were compared, so nobody was warned."""
+    model, folders = target(), [tmp_path_factory.mktemp("one") / "head", tmp_path_factory.mktemp("other") / "head"]
+    old, new = (saved_head(folder, model, seed) for seed, folder in enumerate(folders))
+    learned = load_drafter(old, model, ClassifierTree(NET))
+    assert isinstance(learned, TreeDrafter)
+    policy = ClassifierTree(NET, made_for=provenance(model, learned.source.parts))
+    Engine(model, load_drafter(old, model, policy))
+    with pytest.warns(DraftreeWarning, match="the classifier learned from target .* and drafter head head") as warned:
+        Engine(model, load_drafter(new, model, policy))
+    weights = [load_head(Path(folder), model).capabilities.fingerprint for folder in (old, new)]
+    assert all(each in str(warned[0].message) for each in weights)
+
+
+def test_a_classifier_of_another_target_or_drafter_warns() -> None:
+    model = target()
+    policy = ClassifierTree(NET, made_for=provenance(model, [source("relative", model)]))
+    Engine(model, drafter("relative", model, policy))
+    with pytest.warns(DraftreeWarning, match="not from target .* and drafter lookup .lookup.: drafts may be worse"):
+        Engine(model, drafter("lookup", model, policy))
+    other = HFModel(tiny(seed=5), self_test=False)
+    with pytest.warns(DraftreeWarning):
+        Engine(other, drafter("relative", other, policy))
+
+
+def test_names_do_not_matter_where_weights_are_the_same() -> None:
+    model = HFModel(tiny(), name="elsewhere/tiny", self_test=False)
+    policy = ClassifierTree(NET, made_for=replace(provenance(model, [source("self", model)]), target="tiny"))
+    Engine(model, drafter("self", model, policy))
+
+
+@pytest.mark.parametrize("name", [DEFAULT, DEFAULT_WIDTH])
+def test_the_shipped_classifiers_belong_to_the_shipped_head(name: str) -> None:
+    """They once were of the head before it."""
+    made_for = read_classifier(name).made_for
+    assert made_for.drafter_weights == fingerprint(read_head(SHIPPED / "smollm2")[1].parameters())
+    assert (made_for.target, made_for.drafter) == ("smollm2", "head")
+    assert find_policy("c2t").partner == "head"
 
 
 def test_a_target_without_a_head_gets_lookup_and_a_warning() -> None:
     model = target()
     assert resolved("auto", model, find_policy("c2t")) == "lookup"
-    with pytest.warns(DraftreeWarning, match="drafter head, not .* and lookup"):
-        made = load_drafter("auto", model, find_policy("c2t"))
+    made = load_drafter("auto", model, find_policy("c2t"))
+    with pytest.warns(DraftreeWarning, match="and drafter head .* not from target .* and drafter lookup"):
+        Engine(model, made)
     assert made.name == "lookup"
 
 
@@ -216,11 +288,13 @@ def test_nothing_is_drafted_where_there_are_no_candidates() -> None:
         ({"beta": math.nan}, "beta is nan"),
         ({"width": 0}, "width is 0: use a whole number from 1 to 64"),
         ({"width": 65}, "width is 65"),
-        ({"top": -1}, "top is -1: use a whole number from 0"),
+        ({"top": -1}, "top is -1: use a whole number from 1, or none"),
+        ({"top": 0}, "top is 0: use a whole number from 1, or none"),
+        ({"top": "all"}, "top is 'all': use a whole number from 1, or 'none'"),
         ({"depth": 0}, "depth is 0"),
     ],
 )
-def test_a_value_out_of_range_is_named(settings: dict[str, float], named: str) -> None:
+def test_a_value_out_of_range_is_named(settings: dict[str, float | str], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         find_policy("c2t", settings)
 

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from draftree.draft.classifier import Classifier
+from draftree.draft.classifier import Classifier, Provenance
 from draftree.draft.classifier_file import DEFAULT, ClassifierFile, read_classifier
-from draftree.draft.static import Pair
 from draftree.errors import ConfigError, RunError, UnknownNameError
 
 NET = Classifier(
@@ -25,6 +24,9 @@ NET = Classifier(
 )
 
 
+MADE_FOR = Provenance(target="big", target_weights="0123", drafter="small", drafter_weights="4567")
+
+
 def random_net(seed: int) -> Classifier:
     rng = torch.Generator().manual_seed(seed)
     hidden = torch.randn((48, 3), generator=rng).tolist()
@@ -34,7 +36,7 @@ def random_net(seed: int) -> Classifier:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    made = ClassifierFile(NET, Pair("big", "small"), {"samples": 3}, {"loss": 0.5})
+    made = ClassifierFile(NET, MADE_FOR, {"samples": 3}, {"loss": 0.5})
     made.save(tmp_path / "net.json")
     return tmp_path / "net.json"
 
@@ -58,7 +60,7 @@ def test_scores_have_the_shape_of_their_candidates() -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_a_saved_classifier_scores_the_same(seed: int, tmp_path: Path) -> None:
     net, given = random_net(seed), torch.rand(100, 3)
-    ClassifierFile(net, Pair("big", "small"), {}, {}).save(tmp_path / "net.json")
+    ClassifierFile(net, MADE_FOR, {}, {}).save(tmp_path / "net.json")
     again = read_classifier(str(tmp_path / "net.json"))
     assert torch.equal(again.classifier.scores(given), net.scores(given))
     assert again.classifier == net
@@ -68,12 +70,11 @@ def test_a_saved_classifier_scores_the_same(seed: int, tmp_path: Path) -> None:
 
 def test_what_it_was_trained_on_comes_back(path: Path) -> None:
     found = read_classifier(str(path))
-    assert (found.made_for, found.trained_on, found.held_out) == (Pair("big", "small"), {"samples": 3}, {"loss": 0.5})
+    assert (found.made_for, found.trained_on, found.held_out) == (MADE_FOR, {"samples": 3}, {"loss": 0.5})
 
 
 def test_the_one_that_ships_is_small_and_says_what_it_learned_from() -> None:
     found = read_classifier(DEFAULT)
-    assert found.made_for == Pair("smollm2", "head")
     assert found.classifier.parameters < 1000
     assert found.trained_on["prompts"] and found.held_out["prompts"] > 0
     assert 0 < float(found.classifier.scores(torch.zeros(len(found.classifier.features)))) < 1
@@ -108,7 +109,7 @@ def test_what_is_no_classifier_file_is_said_to_be_none(content: bytes, named: st
 
 
 CHANGES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
-    "another version": (lambda c: c.update(version=2), "has version 2, not 1"),
+    "no weights of the drafter": (lambda c: c.pop("drafter_weights"), "has no 'drafter_weights'"),
     "no weights": (lambda c: c.pop("hidden"), "has no 'hidden'"),
     "no history": (lambda c: c.pop("trained_on"), "has no 'trained_on'"),
     "history that is none": (lambda c: c.update(held_out=3), "corrupt: 3 is no description"),
@@ -139,6 +140,14 @@ def test_a_corrupt_file_is_refused_by_what_is_wrong_in_it(case: str, path: Path)
     with pytest.raises(ConfigError, match=named) as error:
         read_classifier(str(path))
     assert str(error.value).endswith("give a file that 'draftree train classifier' wrote")
+
+
+def test_a_file_of_an_older_version_is_refused_with_a_way_out(path: Path) -> None:
+    """Version 1 named its models but had no fingerprints of them."""
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content | {"version": 1}))
+    with pytest.raises(ConfigError, match="has version 1, not 2: make it again with 'draftree train classifier'"):
+        read_classifier(str(path))
 
 
 def test_a_truncated_file_is_refused_at_every_length(path: Path, tmp_path: Path) -> None:

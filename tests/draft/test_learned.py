@@ -13,19 +13,20 @@ import torch
 from draftree.cli import run
 from draftree.config import Budget, SamplingParams
 from draftree.draft.auto import AutoTree
+from draftree.draft.c2t import provenance
 from draftree.draft.classifier import Classifier
 from draftree.draft.classifier_file import ClassifierFile
 from draftree.draft.entropy import EntropyTree
 from draftree.draft.grow import grow
 from draftree.draft.learned import LearnedTree, LearnedWidth, ScoredAuto
+from draftree.draft.lookup import LookupSource
 from draftree.draft.methods import find_policy
-from draftree.draft.static import Pair
 from draftree.engine import Engine
 from draftree.errors import ConfigError, DraftreeWarning
 from draftree.sequence import Sequence, Stats
 from draftree.tree import DraftTree
 
-from ..pairs import costs, drafter, target
+from ..pairs import costs, drafter, source, target
 from ..tiny import save_tiny
 from ..toy import Script, ScriptedScorer, trees_of
 
@@ -33,6 +34,7 @@ MACHINE, CHEAP = costs(1.0), costs(0.01)
 PATHS = Classifier(("probability", "entropy", "depth"), ((4.0, -0.2, 0.0),), (0.1,), (1.5,), -1.0)
 WIDTHS = Classifier(("rank", "entropy"), ((-1.0, 1.0), (1.0, -1.0)), (0.0, 0.0), (1.0, -1.0), 0.0, given_parent=True)
 """C = sigmoid(H - rank): at least one half for ranks up to H."""
+MADE_FOR = provenance(target(), [LookupSource()])
 
 
 def test_a_learned_width_is_the_number_of_ranks_that_are_worth_it() -> None:
@@ -58,18 +60,18 @@ def test_what_is_no_width_function_is_refused(net: Classifier, beta: float, name
 
 
 def saved(net: Classifier, path: Path) -> str:
-    ClassifierFile(net, Pair("tiny", "lookup"), {}, {}).save(path)
+    ClassifierFile(net, MADE_FOR, {}, {}).save(path)
     return str(path)
 
 
 def test_a_width_is_learned_from_a_file_and_warned_about_elsewhere(tmp_path: Path) -> None:
     file = saved(WIDTHS, tmp_path / "net.json")
     policy = find_policy("learned-width", {"classifier": file, "beta": "0.5", "depth": "3"})
-    assert policy == LearnedTree(LearnedWidth(WIDTHS, 0.5), None, 7, 3, Pair("tiny", "lookup"))
+    assert policy == LearnedTree(LearnedWidth(WIDTHS, 0.5), None, 7, 3, MADE_FOR)
     assert policy.partner == "lookup"
-    policy.check("tiny", "lookup")
-    with pytest.warns(DraftreeWarning, match="for target tiny and drafter lookup, not tiny and self"):
-        policy.check("tiny", "self")
+    policy.prepare(target(), [LookupSource()])
+    with pytest.warns(DraftreeWarning, match="and drafter lookup .lookup., not from"):
+        policy.prepare(target(), [source("self", target())])
     stopped = find_policy("learned-width+dynamic-window", {"classifier": file})
     assert stopped.width_for(20) == 7
 
@@ -91,11 +93,11 @@ def test_the_command_line_drafts_by_a_classifier_and_says_what_plain_decoding_sa
     plain = json.loads(capsys.readouterr().out)
     net = {"learned-width": WIDTHS, "auto": STEPS}[method]
     file = tmp_path / "net.json"
-    ClassifierFile(net, Pair(model, "lookup"), {}, {}).save(file)
+    ClassifierFile(net, MADE_FOR, {}, {}).save(file)
     assert run([*asked, "--method", method, "--set", f"classifier={file}"]) == 0
     printed = capsys.readouterr()
     assert json.loads(printed.out)["token_ids"] == plain["token_ids"]
-    assert "trained for" not in printed.err
+    assert "learned from" not in printed.err
 
 
 @pytest.mark.parametrize("method", ["learned-width", "auto"])

@@ -118,7 +118,9 @@ def test_thinning_keeps_all_that_was_accepted_and_a_share_of_the_rest() -> None:
 def recipe(**changes: object) -> SampleRecipe:
     settings: dict[str, object] = {
         "target": "tiny",
+        "target_weights": "0123",
         "drafter": "it",
+        "drafter_weights": "4567",
         "prompts": "x",
         "max_tokens": 20,
         "negatives": 0.5,

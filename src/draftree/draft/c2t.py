@@ -1,4 +1,4 @@
-"""Trees of the candidates that a classifier finds worth verifying (Huo et al., *C2T*, 2025)."""
+"""Trees of the candidates that a classifier predicts to be accepted (Huo et al., *C2T*, 2025)."""
 
 from __future__ import annotations
 
@@ -6,42 +6,50 @@ import warnings
 from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ..config import Budget
 from ..errors import ConfigError, DraftreeWarning
+from ..models.base import LanguageModel
 from ..tree import DraftTree
-from .classifier import Classifier
+from .classifier import Classifier, Provenance
 from .entropy import MAX_WIDTH
 from .policy import Frontier, Growth, GrowthPolicy, best_per_row
-from .static import Pair, short_name
+
+if TYPE_CHECKING:
+    from .source import Source
 
 Score = Callable[[Frontier], Tensor]
 """[F, K] candidates of a frontier -> how probable each is to be accepted, 0 where there is none."""
 
 BETA = 0.05
+TOP = 15
 DEPTH = 10
 
 
 @dataclass(frozen=True, slots=True)
 class ClassifierTree(GrowthPolicy):
-    """Layer by layer: score each node's ``width`` most probable tokens, drop those below ``beta``, keep the ``top``.
+    """Layer by layer: score each node's ``width`` most probable tokens, drop C < ``beta``, keep the ``top`` highest C.
 
-    What is dropped is not expanded, so the rest is a tree whatever the scores are (C2T, Algorithm 1). A path is worth
-    the least score on it, or the product of scores that are of nodes given their parents. Where the budget has no room
-    for all, the most valuable paths stay; what cannot be among them is not drafted.
-    With ``width`` 1 it is a chain that ends where the score falls below ``beta`` (chain mode).
+    C is a node's own score, whatever the scores above it are (C2T, Algorithm 1). What is dropped is not expanded, so
+    the rest is a tree though C may rise along a path. Scores given the parent are multiplied along the path first: then
+    C is the probability that the whole path is accepted, as the paper's is.
+
+    The node budget is not the paper's. Where it is smaller than the tree, the nodes whose least C on the path is
+    highest stay, and what cannot be among them is not drafted.
+    With ``width`` 1 it is a chain that ends where C falls below ``beta`` (chain mode).
 
     Attributes:
         score: a ``Classifier``, or any other function.
-        beta: least worth of a path that is verified.
+        beta: least C of a node that is verified.
         width: children of a node that are scored.
-        top: most nodes of a layer; 0: as many as the budget has.
+        top: most nodes of a layer, K of the paper's second top-K; None: no limit.
         depth: deepest level.
         given_parent: scores are of nodes given their parents.
-        made_for: the models that ``score`` was trained for; others are warned about.
+        made_for: the models that ``score`` learned from; others are warned about.
 
     Raises:
         ConfigError: a value is out of range.
@@ -52,18 +60,21 @@ class ClassifierTree(GrowthPolicy):
     score: Score
     beta: float = BETA
     width: int = 15
-    top: int = 15
+    top: int | None = TOP
     depth: int = DEPTH
     given_parent: bool = False
-    made_for: Pair | None = None
+    made_for: Provenance | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.beta <= 1:
             raise ConfigError(f"beta is {self.beta}: use a probability of acceptance from 0 to 1")
-        for name, least, most in (("width", 1, MAX_WIDTH), ("top", 0, None), ("depth", 1, None)):
+        for name, most in (("width", MAX_WIDTH), ("top", None), ("depth", None)):
             value = getattr(self, name)
-            if not isinstance(value, int) or value < least or (most is not None and value > most):
-                raise ConfigError(f"{name} is {value}: use a whole number from {least}{f' to {most}' if most else ''}")
+            if name == "top" and value is None:
+                continue
+            if not isinstance(value, int) or value < 1 or (most is not None and value > most):
+                none = ", or none" if name == "top" else ""
+                raise ConfigError(f"{name} is {value}: use a whole number from 1{f' to {most}' if most else ''}{none}")
         if self.width == 1 and isinstance(self.score, Classifier) and "margin" in self.score.features:
             raise ConfigError("width is 1, and the classifier sees the margin to a second candidate: use at least 2")
 
@@ -72,9 +83,9 @@ class ClassifierTree(GrowthPolicy):
         """The drafter of ``made_for``."""
         return None if self.made_for is None else self.made_for.drafter
 
-    def check(self, target: str, drafter: str) -> None:
-        """Warn where the classifier was trained for other models; the shipped head has one target only."""
-        warn_of_others(self.made_for, target, drafter)
+    def prepare(self, target: LanguageModel, sources: Many[Source]) -> None:
+        """Warn where the classifier learned from other models."""
+        warn_of_others(self.made_for, target, sources)
 
     def width_for(self, nodes: int) -> int:
         """``width``, whatever the budget: how many children are scored, not how many stay."""
@@ -82,44 +93,55 @@ class ClassifierTree(GrowthPolicy):
 
     def pool(self, nodes: int) -> int:
         """At most a budget, or ``top``, a layer."""
-        return self.depth * min(nodes, self.top or nodes)
+        return self.depth * (nodes if self.top is None else min(nodes, self.top))
 
     def grow(self, frontier: Frontier) -> Growth:
-        """The layer's best candidates that are worth ``beta`` and that the budget has room for."""
-        worth = self.score(frontier)
+        """The layer's nodes with C >= ``beta``, of these the ``top`` highest, of these what the budget can take."""
+        own, pool = self.score(frontier), frontier.pool
+        least = own
         if frontier.depth:
             above = frontier.tags[:, None]
-            worth = worth * above if self.given_parent else torch.minimum(worth, above)
-        keep = (worth >= self.beta) & (frontier.candidates.logprobs > float("-inf"))
-        rows = frontier.rows[:, None].expand_as(keep)[keep]
-        budgets, own, pool = frontier.budgets, worth[keep], frontier.pool
-        layer = budgets.clamp(max=self.top) if self.top else budgets
-        stay = best_per_row(own, rows, layer)
-        if len(pool.rows):
-            every = best_per_row(torch.cat([pool.tags, own]), torch.cat([pool.rows, rows]), budgets)
-            stay &= every[len(pool.rows) :]
+            own = own * above if self.given_parent else own
+            least = torch.minimum(own, above)
+        keep = (own >= self.beta) & (frontier.candidates.logprobs > float("-inf"))
+        rows = frontier.rows[:, None].expand_as(keep)
+        if self.top is not None:
+            limits = torch.full_like(frontier.budgets, self.top)
+            keep = keep.masked_scatter(keep, best_per_row(own[keep], rows[keep], limits))
+        scores, owners = torch.cat([pool.tags, least[keep]]), torch.cat([pool.rows, rows[keep]])
+        stay = best_per_row(scores, owners, frontier.budgets)[len(pool.rows) :]
         keep = keep.masked_scatter(keep, stay)
-        return Growth(keep, torch.full_like(keep, frontier.depth + 1 < self.depth), worth)
+        return Growth(keep, torch.full_like(keep, frontier.depth + 1 < self.depth), least)
 
     def prune(self, pools: Many[DraftTree], tags: Many[Tensor], budgets: Many[Budget]) -> list[Tensor | None]:
-        """The budget's best nodes: none is worth more than its parent, so parents stay."""
+        """The budget's best nodes by least C on the path: none exceeds its parent, so parents stay."""
         kept: list[Tensor | None] = []
-        for worth, budget in zip(tags, budgets, strict=True):
-            keep = torch.zeros(len(worth), dtype=torch.bool)
-            keep[worth.argsort(descending=True, stable=True)[: budget.nodes]] = True
+        for least, budget in zip(tags, budgets, strict=True):
+            keep = torch.zeros(len(least), dtype=torch.bool)
+            keep[least.argsort(descending=True, stable=True)[: budget.nodes]] = True
             kept.append(keep)
         return kept
 
 
-def warn_of_others(made_for: Pair | None, target: str, drafter: str) -> None:
-    """Warn where a classifier was trained for other models; the shipped head has one target only."""
+def warn_of_others(made_for: Provenance | None, target: LanguageModel, sources: Many[Source]) -> None:
+    """Warn where a classifier learned from a target or a drafter of other weights."""
     if made_for is None:
         return
-    same = short_name(made_for.drafter) == short_name(drafter)
-    if not (same and (drafter == "head" or short_name(made_for.target) == short_name(target))):
+    used = provenance(target, sources)
+    if (used.target_weights, used.drafter_weights) != (made_for.target_weights, made_for.drafter_weights):
         warnings.warn(
-            f"the classifier was trained for target {made_for.target} and drafter {made_for.drafter}, "
-            f"not {target} and {drafter}: drafts may be worse; train one with 'draftree train classifier'",
+            f"the classifier learned from {made_for}, not from {used}: drafts may be worse; train one for these with "
+            "'draftree train classifier'",
             DraftreeWarning,
             stacklevel=3,
         )
+
+
+def provenance(target: LanguageModel, sources: Many[Source]) -> Provenance:
+    """What a classifier of these sources' drafts for this target learns from."""
+    return Provenance(
+        target=target.capabilities.name,
+        target_weights=target.capabilities.fingerprint,
+        drafter="+".join(source.name for source in sources),
+        drafter_weights="+".join(source.fingerprint for source in sources),
+    )

@@ -23,6 +23,24 @@ Row = tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
+class Provenance:
+    """The models whose drafts a classifier learned from.
+
+    Attributes:
+        target, drafter: names.
+        target_weights, drafter_weights: fingerprints; of a drafter ``Source.fingerprint``.
+    """
+
+    target: str
+    target_weights: str
+    drafter: str
+    drafter_weights: str
+
+    def __str__(self) -> str:
+        return f"target {self.target} [{self.target_weights}] and drafter {self.drafter} [{self.drafter_weights}]"
+
+
+@dataclass(frozen=True, slots=True)
 class Classifier:
     """Two layers over n features: C = sigmoid(output . relu(hidden x + bias) + threshold).
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, UnknownNameError
 from ..files import write_whole
-from .classifier import Classifier
-from .static import Pair
+from .classifier import Classifier, Provenance
 
 FORMAT = "draftree classifier"
-VERSION = 1
+VERSION = 2
 SHIPPED = Path(__file__).parent.parent / "classifiers"
 """Folder of the classifiers that come with the package."""
 DEFAULT = "smollm2-head"
@@ -30,13 +29,13 @@ class ClassifierFile:
 
     Attributes:
         classifier: the net.
-        made_for: the models whose trees it learned from.
+        made_for: the models whose drafts it learned from.
         trained_on: data and recipe, for people.
         held_out: figures on prompts kept apart, for people.
     """
 
     classifier: Classifier
-    made_for: Pair
+    made_for: Provenance
     trained_on: dict[str, Any]
     held_out: dict[str, Any]
 
@@ -51,8 +50,7 @@ class ClassifierFile:
         fields = {
             "format": json.dumps(FORMAT),
             "version": json.dumps(VERSION),
-            "target": json.dumps(self.made_for.target),
-            "drafter": json.dumps(self.made_for.drafter),
+            **{key: json.dumps(value) for key, value in asdict(self.made_for).items()},
             "features": json.dumps(net.features),
             "given_parent": json.dumps(net.given_parent),
             "hidden": f"[\n{units}\n  ]",
@@ -92,7 +90,10 @@ def read_classifier(name: str) -> ClassifierFile:
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ConfigError(f"{name} is JSON but no classifier file: {_WAY_OUT}")
     if content.get("version") != VERSION:
-        raise ConfigError(f"classifier file {name} has version {content.get('version')}, not {VERSION}: {_WAY_OUT}")
+        raise ConfigError(
+            f"classifier file {name} has version {content.get('version')}, not {VERSION}: make it again with "
+            "'draftree train classifier'"
+        )
     try:
         return ClassifierFile(
             classifier=Classifier(
@@ -103,7 +104,7 @@ def read_classifier(name: str) -> ClassifierFile:
                 threshold=_numbers([content["threshold"]])[0],
                 given_parent=_truth(content["given_parent"]),
             ),
-            made_for=Pair(_text(content["target"]), _text(content["drafter"])),
+            made_for=Provenance(**{column.name: _text(content[column.name]) for column in fields(Provenance)}),
             trained_on=_mapping(content["trained_on"]),
             held_out=_mapping(content["held_out"]),
         )

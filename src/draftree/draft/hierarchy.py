@@ -66,6 +66,11 @@ class HierarchySource(Source):
         return ">".join(self.levels)
 
     @property
+    def fingerprint(self) -> str:
+        """All fingerprints, joined by ">"."""
+        return f"{self.lower.fingerprint}>{self.upper.fingerprint}"
+
+    @property
     def levels(self) -> tuple[str, ...]:
         """Names of the sources, the lowest first."""
         lower, upper = self.called

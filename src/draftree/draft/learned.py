@@ -5,18 +5,23 @@ Both classifiers score nodes given their parents ('draftree train classifier --g
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Many
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ..errors import ConfigError
+from ..models.base import LanguageModel
 from .auto import AutoTree
 from .c2t import warn_of_others
-from .classifier import Classifier
+from .classifier import Classifier, Provenance
 from .entropy import MAX_WIDTH, EntropyTree
 from .policy import Frontier, Growth
-from .static import Pair
+
+if TYPE_CHECKING:
+    from .source import Source
 
 LEARNED_BETA = 0.1
 
@@ -66,16 +71,16 @@ class LearnedTree(EntropyTree):
         made_for: the models that the width was learned from; others are warned about.
     """
 
-    made_for: Pair | None = None
+    made_for: Provenance | None = None
 
     @property
     def partner(self) -> str | None:
         """The drafter of ``made_for``."""
         return None if self.made_for is None else self.made_for.drafter
 
-    def check(self, target: str, drafter: str) -> None:
+    def prepare(self, target: LanguageModel, sources: Many[Source]) -> None:
         """Warn where the width was learned from other models."""
-        warn_of_others(self.made_for, target, drafter)
+        warn_of_others(self.made_for, target, sources)
 
 
 @dataclass(slots=True)
@@ -91,7 +96,7 @@ class ScoredAuto(AutoTree):
     """
 
     classifier: Classifier = field(kw_only=True)
-    made_for: Pair | None = field(default=None, kw_only=True)
+    made_for: Provenance | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         AutoTree.__post_init__(self)
@@ -106,9 +111,10 @@ class ScoredAuto(AutoTree):
         """The drafter of ``made_for``."""
         return None if self.made_for is None else self.made_for.drafter
 
-    def check(self, target: str, drafter: str) -> None:
-        """Warn where the classifier was trained for other models."""
-        warn_of_others(self.made_for, target, drafter)
+    def prepare(self, target: LanguageModel, sources: Many[Source]) -> None:
+        """See ``AutoTree``; warn where the classifier learned from other models."""
+        AutoTree.prepare(self, target, sources)
+        warn_of_others(self.made_for, target, sources)
 
     def grow(self, frontier: Frontier) -> Growth:
         """See ``AutoTree``; no candidate is likelier than one of a lower rank, whatever the classifier says."""

@@ -12,7 +12,7 @@ from ..config import MAX_NODES
 from ..errors import ConfigError, UnknownNameError
 from .auto import AutoTree
 from .best import Eagle2Tree, OptTree
-from .c2t import BETA, ClassifierTree
+from .c2t import BETA, DEPTH, TOP, ClassifierTree
 from .classifier_file import DEFAULT, DEFAULT_WIDTH, read_classifier
 from .entropy import BranchingSteps, EntropyStop, EntropyTree, StaticTree
 from .learned import LEARNED_BETA, LearnedTree, LearnedWidth, ScoredAuto
@@ -107,11 +107,21 @@ def eagle2(width: int = 10, depth: int = 6) -> GrowthPolicy:
     return Eagle2Tree(width, depth)
 
 
-def c2t(classifier: str = DEFAULT, beta: float = BETA, width: int = 15, top: int = 15, depth: int = 10) -> GrowthPolicy:
-    """paths to which CLASSIFIER ('draftree train classifier') gives BETA and more; WIDTH children each, TOP a layer"""
+NO_TOP = "none"
+"""``c2t`` keeps all nodes of a layer that score ``beta``."""
+
+
+def c2t(
+    classifier: str = DEFAULT, beta: float = BETA, width: int = 15, top: int | str = str(TOP), depth: int = DEPTH
+) -> GrowthPolicy:
+    """nodes that CLASSIFIER ('draftree train classifier') scores BETA or more; WIDTH children, TOP a layer (or none)"""
+    try:
+        limit = None if top == NO_TOP else int(top)
+    except ValueError:
+        raise ConfigError(f"top is {top!r}: use a whole number from 1, or {NO_TOP!r}") from None
     found = read_classifier(classifier)
     net = found.classifier
-    return ClassifierTree(net, beta, width, top, depth, net.given_parent, found.made_for)
+    return ClassifierTree(net, beta, width, limit, depth, net.given_parent, found.made_for)
 
 
 def auto(width: int = 8, depth: int = 16, classifier: str = NO_CLASSIFIER) -> GrowthPolicy:

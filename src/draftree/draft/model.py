@@ -68,6 +68,11 @@ class ModelSource(Source):
         return self.model.capabilities.name
 
     @property
+    def fingerprint(self) -> str:
+        """The model's."""
+        return self.model.capabilities.fingerprint
+
+    @property
     def passes(self) -> int:
         """See ``Source``."""
         return self._passes

@@ -128,6 +128,11 @@ class Source(ABC):
         """What people call it."""
 
     @property
+    def fingerprint(self) -> str:
+        """What it drafts with: the fingerprint of its model's weights, or its name where it has no model."""
+        return self.name
+
+    @property
     def parts(self) -> tuple[Source, ...]:
         """The sources that it joins: itself, unless it is a union."""
         return (self,)

@@ -72,6 +72,11 @@ class UnionSource(Source):
         return "+".join(part.name for part in self.parts)
 
     @property
+    def fingerprint(self) -> str:
+        """All fingerprints, joined by "+"."""
+        return "+".join(part.fingerprint for part in self.parts)
+
+    @property
     def passes(self) -> int:
         """See ``Source``."""
         return sum(part.passes for part in self.parts)

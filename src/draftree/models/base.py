@@ -32,6 +32,7 @@ class Capabilities:
         dtype, device: of its weights.
         attention: attention implementation in use.
         numerics: of its linear layers (``draftree.models.numerics``); "stock": as they were loaded.
+        fingerprint: of its weights (``draftree.models.fingerprint``); "": they cannot be read.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Capabilities:
     device: torch.device
     attention: str
     numerics: str = "stock"
+    fingerprint: str = ""
 
 
 @dataclass(slots=True, eq=False)

@@ -22,6 +22,7 @@ from ..tree import ancestors
 from .attention import attend_as_one
 from .base import Capabilities, Nodes, Row
 from .cache import TreeCache
+from .fingerprint import fingerprint
 from .head import HeadNetwork, embeddings, output_layer
 from .hf import HFModel
 from .numerics import AUTO, STOCK, convert
@@ -80,7 +81,7 @@ class HeadModel:
                 output.bias.copy_(layer.bias[self.vocabulary])
         self.layers = nn.ModuleDict({"network": network.to(can.device, can.dtype), "output": output})
         self.layers.eval().requires_grad_(False)
-        parameters = sum(p.numel() for p in network.parameters())
+        parameters, weights = sum(p.numel() for p in network.parameters()), fingerprint(network.parameters())
         numerics = STOCK if can.numerics == STOCK else convert(self.layers, AUTO)
         self._known = torch.zeros(can.vocab_size, dtype=torch.bool)
         self._known[vocabulary] = True
@@ -99,6 +100,7 @@ class HeadModel:
             device=can.device,
             attention="sdpa",
             numerics=numerics,
+            fingerprint=weights,
         )
 
     @property

@@ -116,7 +116,8 @@ class HFModel:
         check(numerics, can.device, can.dtype, drafting=True)
         other.model = apart(self.model)
         merge_layers(other.model)
-        other.capabilities = replace(can, numerics=convert(other.model, numerics))
+        made = convert(other.model, numerics)
+        other.capabilities = replace(can, numerics=made, fingerprint=f"{can.fingerprint}:{numerics}")
         other._decoder = direct(other.model) if self._decoder is None else Decoder(other.model)
         other._hidden = None
         return other
@@ -156,7 +157,8 @@ class HFModel:
         tied = self.model.config.get_text_config(decoder=True).tie_word_embeddings
         of_layers = can.parameters - can.vocab_size * width * (1 if tied else 2)
         left = can.parameters - of_layers * (self.layers - len(kept)) // self.layers
-        other.capabilities = replace(can, name=name, parameters=left)
+        layers = f"{can.fingerprint}:layers={'.'.join(map(str, kept))}"
+        other.capabilities = replace(can, name=name, parameters=left, fingerprint=layers)
         other._decoder = None if self._decoder is None else Decoder(other.model)
         other._hidden = None
         return other

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from ..errors import UnsupportedModelError
 from . import attention
 from .base import Capabilities, LanguageModel, Nodes
+from .fingerprint import fingerprint
 
 _MASKED = ("sdpa", "eager", attention.NAME)
 _KNOWN_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
@@ -41,6 +42,7 @@ def capabilities(model: PreTrainedModel, name: str) -> Capabilities:
         dtype=model.dtype,
         device=model.device,
         attention=config._attn_implementation,
+        fingerprint=fingerprint(model.parameters()),
     )
 
 

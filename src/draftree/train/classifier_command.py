@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from ..draft.c2t import provenance
 from ..draft.classifier import DEFAULT_FEATURES, Classifier
 from ..draft.classifier_file import ClassifierFile, read_classifier
+from ..draft.drafter import TreeDrafter
 from ..draft.load import load_drafter
 from ..draft.names import DEFAULT_DRAFTER
-from ..draft.static import Pair
 from ..errors import ConfigError, RunError
 from ..models.load import DEFAULT_MODEL, load
 from ..options import Device, Drafter, Dtype, Target, number, whole
@@ -71,7 +72,9 @@ def classifier(
         str | None, typer.Option("--fine-tune", metavar="FROM", help="Start from this classifier, not afresh.")
     ] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Take prompts as they are, without the chat template.")] = False,
-    apart: Annotated[int, whole("N", "One prompt in N is kept apart for the figures.")] = APART,
+    apart: Annotated[
+        int, whole("N", "One prompt in N is kept apart, to choose among epochs and for the figures.")
+    ] = APART,
     seed: Annotated[int, whole("S", "Of responses, order and weights.")] = 0,
     data: Annotated[
         str | None, typer.Option(metavar="DIR", help="Folder of the samples, for several fits; else FILE.samples.")
@@ -114,12 +117,12 @@ def classifier(
     drafts = load_drafter(drafter, model, full_trees(), learning=False)
     asked = encoded(model, shuffled(files, seed), raw=raw)
     check_split(len(asked), apart)
-    made_for = Pair(model.capabilities.name, drafts.name)
+    assert isinstance(drafts, TreeDrafter)  # noqa: S101 - drafter none is refused above
+    made_for = replace(provenance(model, drafts.source.parts), drafter=drafts.name)
     store = SampleStore.open(
         folder,
         SampleRecipe(
-            target=made_for.target,
-            drafter=made_for.drafter,
+            **asdict(made_for),
             prompts=digest(asked),
             max_tokens=max_tokens,
             negatives=negatives,
@@ -140,7 +143,7 @@ def classifier(
             collect(store, model, drafts, asked, most=samples, rows=rows, tell=tell)
         learned, kept_apart = store.samples().split(apart)
         with told(err, "fitting, epochs", epochs) as tell:
-            found = fit(learned, recipe, negatives, init, tell)
+            found = fit(learned, recipe, negatives, init, tell, kept_apart)
     except KeyboardInterrupt:
         raise RunError(
             f"interrupted with {store.count} of {samples} samples: the same command goes on from there"

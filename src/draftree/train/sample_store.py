@@ -34,6 +34,7 @@ class SampleRecipe:
 
     Attributes:
         target, drafter: names.
+        target_weights, drafter_weights: their fingerprints.
         prompts: digest of all prompts in order.
         max_tokens: most tokens of a response.
         negatives: share of the nodes that were not accepted to keep.
@@ -45,7 +46,9 @@ class SampleRecipe:
     """
 
     target: str
+    target_weights: str
     drafter: str
+    drafter_weights: str
     prompts: str
     max_tokens: int
     negatives: float

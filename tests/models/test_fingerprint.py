@@ -1,0 +1,58 @@
+"""Fingerprints of weights: the same in every dtype and numerics, another for other weights."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from draftree.draft.source import Source
+from draftree.models.fingerprint import fingerprint
+from draftree.models.hf import HFModel
+
+from ..pairs import relative, source, target
+from ..tiny import tiny
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_rounding_to_another_dtype_keeps_it(dtype: torch.dtype) -> None:
+    weights = [*tiny().parameters(), torch.tensor([1e-30, -1e-30])]  # the last are 0 and -0 in half precision
+    assert fingerprint(w.to(dtype) for w in weights) == fingerprint(weights)
+
+
+def test_numerics_of_a_loaded_model_keep_it() -> None:
+    """Linear layers are replaced and their weights freed, after the fingerprint has been taken."""
+    assert HFModel(tiny(), numerics="int8").capabilities.fingerprint == target().capabilities.fingerprint
+
+
+def test_other_weights_have_another_one_however_near_they_are() -> None:
+    own = target().capabilities.fingerprint
+    assert fingerprint(relative(noise=0.001).parameters()) != own
+    assert fingerprint(tiny(seed=5).parameters()) != own
+    assert fingerprint(tiny().parameters()) == own
+
+
+def test_shapes_count() -> None:
+    ones = torch.ones(4, 6)
+    assert len({fingerprint([w]) for w in (ones, ones.reshape(6, 4), ones.flatten())} | {fingerprint([])}) == 4
+
+
+def test_an_entry_beyond_the_sample_of_a_large_tensor_is_reached() -> None:
+    """Entries are spaced over the whole tensor, not taken from its beginning."""
+    one = torch.ones(100_000)
+    other = one.clone()
+    other[50_000:] = -1
+    assert fingerprint([one]) != fingerprint([other])
+
+
+def test_the_target_drafting_in_another_way_is_told_apart() -> None:
+    model = target()
+    found = [m.capabilities.fingerprint for m in (model.twin(), model.in_numerics("int8"), model.in_numerics("int4"))]
+    found += [model.with_layers(kept, "fewer").capabilities.fingerprint for kept in ([0], [1])]
+    assert found[0] == model.capabilities.fingerprint
+    assert len(set(found)) == len(found)
+
+
+def test_sources_without_a_model_go_by_their_names_and_joined_ones_by_their_parts() -> None:
+    model = target()
+    joined: Source = source("lookup+relative", model)
+    assert joined.fingerprint == f"lookup+{fingerprint(relative().parameters())}"
