@@ -10,10 +10,13 @@ import pytest
 import torch
 
 from draftree.bench import c2t_features
-from draftree.bench.c2t import WIDTH_BETAS, held_against, main, widths
+from draftree.bench.c2t import TOP_NODES, WIDTH_BETAS, Point, equal_mal, held_against, joint, main, top_ks, widths
+from draftree.bench.c2t_clock import Contestant, Timed, decoded, of_mal, print_clock
 from draftree.bench.c2t_features import SOURCES, compared, held_out, tried
 from draftree.bench.c2t_plots import calibration, check_plot, plot_calibration, plot_curves, print_calibration
 from draftree.bench.recorded import KnownText, record
+from draftree.draft.best import Eagle2Tree
+from draftree.draft.c2t import ClassifierTree
 from draftree.draft.classifier import DEFAULT_FEATURES, Classifier
 from draftree.draft.entropy import EntropyTree
 from draftree.draft.features import FEATURES
@@ -81,6 +84,81 @@ def test_widths_are_held_against_the_published_function_over_the_budget() -> Non
         assert isinstance(policy, EntropyTree) and policy.depth == 4
         point, _ = held_against((label, policy, budget), known)
         assert (int(point.nodes) == 4 + 1) == (name != "published B(H)")  # 7 tokens: a chain of 4, then of 1
+
+
+LIKELY = Classifier(("step",), ((1.0,),), (0.0,), (9.0,), -1.0)
+
+
+def test_each_second_top_k_has_a_curve_of_its_own() -> None:
+    curves = top_ks({"one": LIKELY}, [1, 15, None])
+    assert list(curves) == ["eagle2, N", "one, K=1", "one, K=15", "one, K=none"]
+    for top, key in ((1, "one, K=1"), (15, "one, K=15"), (None, "one, K=none")):
+        label, policy, nodes = curves[key][-1]
+        assert isinstance(policy, ClassifierTree)
+        assert (label, policy.top, nodes) == ("beta=0.005", top, TOP_NODES)
+    known = texts()
+    found = [int(held_against(curves[key][0], known)[0].nodes) for key in ("one, K=1", "one, K=none")]
+    assert found[0] < found[1]
+
+
+@pytest.mark.parametrize("text", ["15,most", "0", ""])
+def test_a_second_top_k_that_is_none_is_refused_before_any_model(
+    text: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["c2t", "--target", "./never-loaded", "--tops", text])
+    with pytest.raises(SystemExit):
+        main()
+    assert "--tops" in capsys.readouterr().err
+
+
+def tree(beta: float, nodes: int) -> Contestant:
+    return f"beta={beta:g}", ClassifierTree(joint, beta), nodes
+
+
+def test_a_setting_of_equal_mal_lies_between_two_points_of_a_curve() -> None:
+    betas = [tree(0.4, 64), tree(0.1, 64), tree(0.025, 64)]
+    _, policy, nodes = of_mal(2.5, betas, [1.0, 2.0, 3.0])
+    assert isinstance(policy, ClassifierTree)
+    assert policy.beta == pytest.approx(0.05)
+    assert nodes == 64
+    sizes: list[Contestant] = [(f"N={n}", Eagle2Tree(10, 10), n) for n in (4, 8)]
+    assert of_mal(1.5, sizes, [1.0, 2.0]) == ("N=6", Eagle2Tree(10, 10), 6)
+    assert of_mal(0.5, betas, [1.0, 2.0, 3.0]) == betas[0]
+    assert of_mal(9.0, betas, [1.0, 2.0, 3.0]) == betas[-1]
+
+
+def test_the_bases_points_are_paired_with_settings_of_the_same_mal() -> None:
+    def point(mal: float) -> Point:
+        return Point("", *(torch.tensor([x, x]).double() for x in (5.0, 1.0, mal)))
+
+    sizes: list[Contestant] = [(f"N={n}", Eagle2Tree(10, 10), n) for n in (4, 8)]
+    contestants = {"eagle2, N": sizes, "joint, beta": [tree(0.4, 64), tree(0.1, 64)]}
+    curves = {
+        "eagle2, N": [point(1.0)._replace(label="N=4"), point(2.5)._replace(label="N=8")],
+        "joint, beta": [point(2.0), point(3.0)],
+    }
+    points, pairs = equal_mal(contestants, curves, "eagle2, N", ["N=8"])
+    assert pairs == [("eagle2, N: N=8", "joint, beta: beta=0.2 N=64")]
+    assert [nodes for _, _, nodes in points.values()] == [8, 64]
+
+
+def test_contestants_decode_every_prompt_in_turns_and_times_are_compared_by_prompt(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    model, prompts = target(), [PROMPT, PROMPT[::-1]]
+    chosen: dict[str, Contestant] = {"eagle2": ("N=4", Eagle2Tree(2, 3), 4), "tree": tree(0.01, 3)}
+    found = decoded(model, "self", chosen, prompts, 12, repeats=2)
+    for name, own in found.items():
+        assert [t.tokens for t in own] == [2 * 11] * 2  # of two decodes, all but the token of the prefill
+        assert all(t.seconds > 0 and t.steps < t.tokens for t in own), name
+    assert max(t.nodes / t.steps for t in found["tree"]) <= 3
+    slow = [Timed(2.0, 10, 5, 20), Timed(4.0, 10, 5, 20)]
+    capsys.readouterr()
+    print_clock({"fast": [Timed(1.0, 10, 4, 12), Timed(2.0, 10, 4, 12)], "slow": slow}, [("fast", "slow")])
+    fast, other, over = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
+    assert fast == ["fast", "2.500", "1.20", "150.00"]
+    assert other == ["slow", "2.000", "2.00", "300.00"]
+    assert over[-3:] == ["2.000", "[2.000,", "2.000]"]
 
 
 def synthetic(count: int = 20_000) -> Samples:

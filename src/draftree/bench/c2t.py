@@ -1,16 +1,21 @@
 """How many nodes does a classifier save at equal acceptance length, beside EAGLE-2 and OPT-Tree?
 
     python -m draftree.bench.c2t [--suites spec-bench,gsm8k,humaneval] [--limit 13] [--max-tokens 64]
-                                 [--classifiers smollm2-head,FILE,...] [--beta-only] [--cache DIR] [--plot FILE.svg]
+                                 [--classifiers smollm2-head,FILE,...] [--beta-only] [--tops 15,20,25,30,none]
+                                 [--clock [--repeats 3]] [--cache DIR] [--plot FILE.svg]
                                  [--chains | --widths | --calibration]
 
 The target answers each prompt plainly, and what the drafter says from every token of the answers is recorded once
 (``recorded.py``). Then each policy grows its trees of those laws, and match verification accepts what the text follows:
 MAL (bonus token included) and verified nodes are those of decoding. "joint" is the classifiers' policy with the path's
 own draft probability as the score. ``--widths`` holds learned widths against B(H) as published, over the budget.
+``--tops`` holds second top-K's of a layer against one another (the paper's Figure 5) within 256 nodes.
 
 Curves: tau is MAL, gamma the nodes verified for each generated token. "At equal MAL" reads each curve at the MAL of
 EAGLE-2 with 8, 16 and 32 nodes, between its points by straight lines; ratios have 95% bootstrap intervals over prompts.
+``--clock`` then decodes the prompts for real, taking turns: EAGLE-2 at these points, and each curve with the setting,
+between its points, that has the same MAL. It prints time a token over EAGLE-2's (geometric mean of ratios by prompt,
+prefill left out): run it on a machine that does nothing else.
 """
 
 from __future__ import annotations
@@ -26,7 +31,7 @@ from torch import Tensor
 
 from ..config import SamplingParams
 from ..draft.best import Eagle2Tree, OptTree
-from ..draft.c2t import ClassifierTree, Score
+from ..draft.c2t import TOP, ClassifierTree, Score, warn_of_others
 from ..draft.classifier import Classifier
 from ..draft.classifier_file import DEFAULT, DEFAULT_WIDTH, read_classifier
 from ..draft.drafter import TreeDrafter
@@ -37,6 +42,7 @@ from ..draft.policy import Frontier, GrowthPolicy
 from ..models.load import DEFAULT_MODEL, load
 from ..text import encode, user
 from ..train.replay import Replay
+from .c2t_clock import Contestant, decoded, of_mal, print_clock
 from .c2t_plots import calibration, check_plot, plot_calibration, plot_curves, print_calibration
 from .recorded import BEAM, DEPTH, KnownText, RecordedSource, record
 from .suites import choose, load_suite
@@ -49,6 +55,8 @@ CHAIN_AT = (2, 3, 4)
 WIDTH_BETAS = (0.1, 0.05, 0.02)
 WIDTH_SIZES = (1, 2, 4, 6, 8, 12, 16)
 WIDTH_AT = (2, 4, 8)
+TOP_NODES = 256
+"""Budget where top-K's are compared: few trees reach it, so that K decides."""
 _DRAWS = 1000
 _NOTED = 0.01
 
@@ -63,8 +71,6 @@ class Point(NamedTuple):
 
 
 Curve = list[Point]
-Contestant = tuple[str, GrowthPolicy, int]
-"""Label, policy and node budget."""
 
 
 def joint(frontier: Frontier) -> Tensor:
@@ -74,15 +80,24 @@ def joint(frontier: Frontier) -> Tensor:
 
 def trees(scores: dict[str, Score], *, sizes: bool) -> dict[str, list[Contestant]]:
     """Curves of trees: over the budget for rivals, over beta for scores, and with ``sizes`` over the budget too."""
-    most = SIZES[-1]
     curves: dict[str, list[Contestant]] = {
         "eagle2, N": [(f"N={n}", Eagle2Tree(10, DEPTH), n) for n in SIZES],
         "opt-tree, N": [(f"N={n}", OptTree(0.001, DEPTH), n) for n in SIZES],
     }
     for name, score in scores.items():
-        curves[f"{name}, beta"] = [(f"beta={b:g}", _tree(score, b), most) for b in BETAS]
+        curves[f"{name}, beta"] = [(f"beta={b:g}", _tree(score, b), SIZES[-1]) for b in BETAS]
         if sizes:
             curves[f"{name}, N"] = [(f"N={n}", _tree(score, 0.002), n) for n in SIZES]
+    return curves
+
+
+def top_ks(classifiers: dict[str, Classifier], tops: Many[int | None]) -> dict[str, list[Contestant]]:
+    """Curves over beta with each second top-K; None: without one."""
+    curves: dict[str, list[Contestant]] = {"eagle2, N": [(f"N={n}", Eagle2Tree(10, DEPTH), n) for n in SIZES]}
+    for name, net in classifiers.items():
+        for top in tops:
+            key = f"{name}, K={'none' if top is None else top}"
+            curves[key] = [(f"beta={b:g}", _tree(net, b, top=top), TOP_NODES) for b in BETAS]
     return curves
 
 
@@ -103,9 +118,9 @@ def widths(classifiers: dict[str, Classifier]) -> dict[str, list[Contestant]]:
     return {name: [(f"N={n}", EntropyTree(function), n) for n in WIDTH_SIZES] for name, function in functions.items()}
 
 
-def _tree(score: Score, beta: float, width: int = 15) -> GrowthPolicy:
+def _tree(score: Score, beta: float, width: int = 15, top: int | None = TOP) -> GrowthPolicy:
     given = isinstance(score, Classifier) and score.given_parent
-    return ClassifierTree(score, beta, width, depth=DEPTH, given_parent=given)
+    return ClassifierTree(score, beta, width, top, DEPTH, given)
 
 
 def held_against(contestant: Contestant, texts: Many[KnownText]) -> tuple[Point, float]:
@@ -190,6 +205,37 @@ def report(curves: dict[str, Curve], base: str, at: Many[str]) -> None:
         print(f"  {name:44}" + "".join(f"{cell:>24}" for cell in cells), flush=True)
 
 
+def equal_mal(
+    contestants: dict[str, list[Contestant]], curves: dict[str, Curve], base: str, at: Many[str]
+) -> tuple[dict[str, Contestant], list[tuple[str, str]]]:
+    """The base's points ``at``, and of every other curve the settings that have their MAL.
+
+    Returns:
+        contestants by name, and which of them have equal MAL: (base, other).
+    """
+    whole = torch.ones(1, len(curves[base][0].nodes)).double()
+    mals = {name: _weighted(curve, whole)[0][0].tolist() for name, curve in curves.items()}
+    points: dict[str, Contestant] = {}
+    pairs = []
+    for mal, one in zip(mals[base], contestants[base], strict=True):
+        if one[0] not in at:
+            continue
+        points[own := f"{base}: {one[0]}"] = one
+        for name in curves:
+            if name != base:
+                other = of_mal(mal, contestants[name], mals[name])
+                points[label := f"{name}: {other[0]}"] = other
+                pairs.append((own, label))
+    return points, pairs
+
+
+def _tops(text: str) -> list[int | None]:
+    found = [None if part == "none" else int(part) for part in text.split(",")]
+    if any(top is not None and top < 1 for top in found):
+        raise ValueError
+    return found
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="python -m draftree.bench.c2t", description=__doc__)
@@ -200,37 +246,50 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--classifiers", help=f"names or files, with commas ({DEFAULT}; {DEFAULT_WIDTH} for --widths)")
     parser.add_argument("--beta-only", action="store_true", help="leave out scores' curves over the budget")
+    parser.add_argument("--beam", type=int, default=BEAM, help="nodes of each layer whose laws are recorded")
+    parser.add_argument("--clock", action="store_true", help="decode at equal MAL and compare time a token")
+    parser.add_argument("--repeats", type=int, default=3, help="decodes of each prompt by the clock")
     kinds = parser.add_mutually_exclusive_group()
     kinds.add_argument("--chains", action="store_true", help="chains instead of trees")
+    kinds.add_argument("--tops", type=_tops, help="second top-K's to compare, with commas, none among them")
     kinds.add_argument("--widths", action="store_true", help="learned widths instead of trees")
     kinds.add_argument("--calibration", action="store_true", help="the draft's probabilities instead of policies")
     parser.add_argument("--plot", type=Path, help="draw the curves, or the calibration, of all prompts (.svg)")
     parser.add_argument("--cache", type=Path, help="folder for recorded laws, for several runs")
     args = parser.parse_args()
+    if args.repeats < 1 or args.beam < 1 or (args.clock and args.calibration):
+        parser.error("use --repeats and --beam of at least 1, and --clock without --calibration")
     names = (args.classifiers or (DEFAULT_WIDTH if args.widths else DEFAULT)).split(",")
-    nets = {Path(name).stem: read_classifier(name).classifier for name in names}
+    files = {Path(name).stem: read_classifier(name) for name in names}
+    nets = {name: file.classifier for name, file in files.items()}
     scores: dict[str, Score] = {"joint": joint, **nets}
     if args.plot and (wrong := check_plot(args.plot)):
         parser.error(wrong)
-    if args.widths:
+    base, at, over = "eagle2, N", AT, "N"
+    if args.tops:
+        contestants = top_ks(nets, args.tops)
+    elif args.widths:
         contestants, base, at, over = widths(nets), "published B(H)", WIDTH_AT, "N"
     elif args.chains:
         contestants, base, at, over = chains(scores), "fixed length", CHAIN_AT, "length"
     else:
-        contestants, base, at, over = trees(scores, sizes=not args.beta_only), "eagle2, N", AT, "N"
+        contestants = trees(scores, sizes=not args.beta_only)
     labels = [f"{over}={n}" for n in at]
     target = load(args.target)
-    drafter = load_drafter(args.drafter, target, Eagle2Tree(BEAM, DEPTH))
+    drafter = load_drafter(args.drafter, target, Eagle2Tree(args.beam, DEPTH))
     if not isinstance(drafter, TreeDrafter) or drafter.learns:
         parser.error(f"--drafter {args.drafter} learns as it drafts, or drafts nothing: use a head, a model or lookup")
+    for file in files.values():
+        warn_of_others(file.made_for, target, drafter.source.parts)
     every: list[KnownText] = []
     found: list[dict[str, Curve]] = []
     suites = args.suites.split(",")
     for suite in suites:
         items = choose(load_suite(suite), limit=args.limit)
         prompts = [encode(target.tokenizer, user(item.prompt)) for item in items]
-        file = args.cache and args.cache / f"{args.drafter}-{suite}-{args.limit}-{args.max_tokens}.safetensors"
-        laws = record(target, drafter.source, prompts, args.max_tokens, file)
+        size = f"{args.limit}-{args.max_tokens}-{args.beam}x{DEPTH}"
+        kept = args.cache and args.cache / f"{args.drafter}-{suite}-{size}.safetensors"
+        laws = record(target, drafter.source, prompts, args.max_tokens, kept, (args.beam, DEPTH))
         texts = list(track(laws, f"recording {suite}", len(prompts), transient=True))
         every += texts
         print(f"{suite}: {len(texts)} prompts, up to {args.max_tokens} tokens, drafter {args.drafter}")
@@ -245,6 +304,10 @@ def main() -> None:
             print_calibration(calibration(every))
         else:
             report(joined(found), base, labels)
+    if args.clock:
+        points, pairs = equal_mal(contestants, joined(found), base, labels)
+        prompts = [known.prompt for known in every]
+        print_clock(decoded(target, args.drafter, points, prompts, args.max_tokens, args.repeats), pairs)
     if args.plot and args.calibration:
         plot_calibration(calibration(every), args.plot)
     elif args.plot:
