@@ -54,7 +54,7 @@ def methods() -> None:
     for method in METHODS.values():
         settings = " ".join(f"{key}={'FILE' if value == '' else value}" for key, value in method.settings.items())
         out.print(f"{method.name:20} {method.summary}{f' [{settings}]' if settings else ''}", markup=False)
-    out.print(f"{'METHOD+dynamic-window':20} any of these, its trees ended by the rule of dynamic-window")
+    out.print(f"{'METHOD+dynamic-window':20} any of these, its trees ended by the rule of hsddw")
     out.print("\nverification:")
     for scheme in SCHEMES.values():
         out.print(f"{scheme.name:23} {scheme.summary}")
@@ -65,9 +65,8 @@ def methods() -> None:
     out.print(f"{'MODEL':20} any model with the target's vocabulary")
     out.print(f"{'A+B':20} the union of drafters A and B: one tree out of what both say")
     out.print(f"{'A>B':20} a hierarchy: A proposes to B, B verifies and corrects, and asks A again before the target")
-    out.print(
-        f"{'':20} A:method=M:... shapes proposals; B:loop={'|'.join(RULES)}:tau=H:pending=N says when", markup=False
-    )
+    loop = f"loop={'|'.join(RULES)}:tau=H:memory=N:pending=N"
+    out.print(f"{'':20} A:method=M:... shapes proposals; B:{loop} says when", markup=False)
 
 
 app.command()(bench)

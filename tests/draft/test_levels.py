@@ -101,7 +101,7 @@ def test_levels_nest_to_any_depth_and_are_of_any_kind(model: HFModel) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("method", ["auto", "dynamic-window", "opt-tree+dynamic-window"])
+@pytest.mark.parametrize("method", ["auto", "hsddw", "dynamic-window", "opt-tree+dynamic-window"])
 def test_an_engine_of_names_gives_the_targets_text(folder: Path, method: str, temperature: float) -> None:
     params = SamplingParams(max_tokens=TOKENS, temperature=temperature, seed=3)
     plain = load_engine(str(folder), drafter="none").generate(["the rain is in"], params)[0].token_ids
@@ -141,14 +141,18 @@ def test_hierarchies_learn_and_are_no_models() -> None:
         ("lookup>", "'lookup>' has a level without a name: write it as lookup>layers=20"),
         (">layers=1", "has a level without a name"),
         ("lookup:loop=never>layers=1", "its lowest level has no setting 'loop': it has method and its settings"),
-        ("lookup>layers=1:cap=3", "its highest level has no setting 'cap': it has loop, tau, pending"),
+        ("lookup>layers=1:cap=3", "its highest level has no setting 'cap': it has loop, tau, pending, memory"),
         ("lookup:cap=2:floor=3>layers=1", "cap is 2 and floor 3"),
-        ("lookup:start=-1>layers=1", "start is -1.0: use an entropy in nats"),
+        ("lookup:method=hsddw:start=-1>layers=1", "start is -1.0: use an entropy in nats"),
         ("lookup:method=chian>layers=1", "no method 'chian': did you mean chain"),
         ("lookup:depth=x:method=chain>layers=1", "depth is 'x': method chain needs a whole number there"),
         ("lookup>layers=1:loop=often", "loop is 'often': choose from entropy, gain, always, never"),
         ("lookup>layers=1:tau=-2", "tau is -2.0: use an entropy in nats"),
         ("lookup>layers=1:tau=high", "tau is 'high': use an entropy"),
+        ("lookup>layers=1:memory=0.5", "memory is 0.5: use a number of tokens, 1 or more, or inf"),
+        ("lookup>layers=1:memory=long", "memory is 'long': use a number of tokens"),
+        ("lookup:memory=9>layers=1", "method dynamic-window has no setting 'memory'"),
+        ("lookup:method=hsddw:memory=0>layers=1", "memory is 0.0: use a number of tokens"),
         ("lookup>layers=1:pending=0", "pending is 0: use at least 1 token"),
         ("lookup>layers=1:pending=few", "pending is 'few': use a whole number"),
         ("none>layers=1", "none is no level of a hierarchy"),

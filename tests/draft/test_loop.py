@@ -35,17 +35,17 @@ def place(entropy: float, depth: int = 1, p: float = 0.8) -> Place:
 def test_looping_back_ends_where_the_entropy_exceeds_tau_and_tau_learns_from_the_target() -> None:
     decider, one = Decider(LoopBack("entropy", 1.0, memory=math.inf)), request()
     assert [decider.goes_on(one, place(h)) for h in (0.3, 1.0, 1.01, 9.0)] == [True, True, False, False]
-    decider.observe(outcome(one, 1, [0.2, 0.5, 0.9]), 0.2, math.inf, [])
+    decider.observe(outcome(one, 1, [0.2, 0.5, 0.9]), math.inf, [])
     assert decider.threshold(one).value == pytest.approx(0.5)
-    decider.observe(outcome(one, 2, [0.2, 0.5, 0.9]), 0.2, math.inf, [])
+    decider.observe(outcome(one, 2, [0.2, 0.5, 0.9]), math.inf, [])
     assert decider.threshold(one).value == pytest.approx(0.7)
     assert [decider.goes_on(one, place(h)) for h in (0.69, 0.71)] == [True, False]
     assert decider.goes_on(request(), place(1.0))
 
 
 def test_a_tau_too_low_rises_where_all_that_it_let_through_was_right() -> None:
-    decider, one = Decider(LoopBack("entropy", 0.1)), request()
-    decider.observe(outcome(one, 2, [0.05, 0.08]), 0.05, 0.4, [])
+    decider, one = Decider(LoopBack("entropy", 0.1, memory=20)), request()
+    decider.observe(outcome(one, 2, [0.05, 0.08]), 0.4, [])
     assert decider.threshold(one).value == pytest.approx(0.4)
 
 
@@ -79,7 +79,7 @@ def test_the_gain_of_a_round_is_what_rounds_have_given() -> None:
     decider.took(1.0)
     before = decider.worth(place(0.0, 1, 0.9), 5)
     for _ in range(60):
-        decider.observe(outcome(one, 2, [0.1] * 3, 2.0), 0.1, math.inf, [0])
+        decider.observe(outcome(one, 2, [0.1] * 3, 2.0), math.inf, [0])
     assert decider.worth(place(0.0, 1, 0.9), 5) < 0 < before
 
 

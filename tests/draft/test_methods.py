@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from draftree.config import Budget
 from draftree.draft.entropy import BranchingSteps, EntropyStop, EntropyTree, StaticTree
 from draftree.draft.methods import DEFAULT_METHOD, DEFAULT_NODES, METHODS, find_method, find_policy
 from draftree.draft.policy import GrowthPolicy
+from draftree.draft.window import DynamicWindow, Window
 from draftree.errors import ConfigError, UnknownNameError
 
 from ..toy import ScriptedScorer, trees_of
 
 NUMBERS = [
-    (m.name, key, value)
-    for m in METHODS.values()
-    for key, value in m.settings.items()
-    if not isinstance(value, str) and key != "memory"  # of a tau, which needs a share beside it
+    (m.name, key, value) for m in METHODS.values() for key, value in m.settings.items() if not isinstance(value, str)
 ]
 
 
@@ -36,6 +36,7 @@ def test_every_method_drafts_with_its_defaults(name: str) -> None:
         ("early-stop", EntropyStop(stop=1.0, width=1)),
         ("naive-width", EntropyStop(stop=1.0, width=4)),
         ("static", StaticTree(width=2, depth=4)),
+        ("hsddw", DynamicWindow(Window(start=None, share=1.0, keep=True, floor=1, cap=10, memory=math.inf))),
         ("dynamic-width", EntropyTree(BranchingSteps(0.02, 1.0, 4.0, 7), None, width=7, depth=4)),
         ("dynamic-width-depth", EntropyTree(BranchingSteps(0.02, 1.0, 4.0, 7, 1.75), None, width=7, depth=8)),
     ],
@@ -51,6 +52,8 @@ def test_every_method_says_in_one_line_what_it_does(name: str) -> None:
 
 def another(default: float) -> float:
     """A value that a setting can take as well."""
+    if default == math.inf:
+        return 7.0
     return default + 1 if isinstance(default, int) else default / 2
 
 

@@ -77,16 +77,21 @@ class Script:
 
 
 def test_tau_is_the_mean_entropy_of_rejected_tokens() -> None:
-    script = Script(DynamicWindow(Window(start=5.0, share=1.0, memory=math.inf)), 0.1, 0.4, 0.9, 1.6, 2.5)
-    assert script.tau == 5.0
-    taus = []
-    for accepted in (2, 0, 3):  # the token at depth 3, 1 and, past tau, at depth 4
-        script.step(accepted)
+    """``dynamic-window`` was one name for two algorithms, and by default gave the one by costs.
+
+    The first draft goes to the cap; later ones end with the first token above tau, which is kept.
+    """
+    policy = find_policy("hsddw")
+    assert isinstance(policy, DynamicWindow)
+    script, lengths, taus = Script(policy, 0.1, 0.4, 0.9, 1.6, 2.5), [], []
+    for accepted in (2, 0, 3):  # rejected: the token of entropy 0.9, that of 0.1, none
+        lengths.append(script.step(accepted))
         taus.append(script.tau)
-    assert taus == pytest.approx([0.9, (0.9 + 0.1) / 2, (0.9 + 0.1) / 2])
     script.laws(0.1, 0.2, 0.3, 2.0)
-    script.step(3)
-    assert script.tau == pytest.approx((0.9 + 0.1 + 2.0) / 3)
+    lengths.append(script.step(3))  # rejected: 2.0
+    taus.append(script.tau)
+    assert lengths == [10, 4, 3, 4]
+    assert taus == pytest.approx([0.9, (0.9 + 0.1) / 2, (0.9 + 0.1) / 2, (0.9 + 0.1 + 2.0) / 3])
 
 
 def test_recent_rejections_count_for_more() -> None:
@@ -107,7 +112,7 @@ def test_tau_starts_at_the_least_entropy_of_the_first_draft() -> None:
 
 
 def test_a_rejection_in_the_first_draft_sets_tau() -> None:
-    script = Script(DynamicWindow(Window(None, share=1.0)), 0.7, 0.3, 0.9)
+    script = Script(DynamicWindow(), 0.7, 0.3, 0.9)
     script.step(2)
     assert script.tau == pytest.approx(0.9)
 
@@ -120,7 +125,7 @@ def test_tau_may_be_a_share_of_the_mean() -> None:
 
 
 def test_each_sequence_has_its_own_tau() -> None:
-    script = Script(DynamicWindow(Window(start=1.0, share=1.0)), 0.5)
+    script = Script(DynamicWindow(Window(start=1.0)), 0.5)
     script.step(0)
     other = request(4)
     assert (script.tau, script.policy.threshold(other).value) == (0.5, 1.0)
@@ -132,12 +137,15 @@ def test_a_sequence_that_ended_within_the_draft_says_nothing() -> None:
     assert script.tau == 2.0
 
 
-def test_tau_cannot_freeze_where_all_that_is_drafted_is_right() -> None:
-    """Tau far too low: one token a draft, all right, so that nothing is ever rejected and a mean never moves."""
-    script = Script(DynamicWindow(Window(start=0.01, share=1.0, memory=10)), 0.3)
+def test_with_a_finite_memory_tau_cannot_freeze_where_all_that_is_drafted_is_right() -> None:
+    """Tau far too low: one token a draft, all right, so that nothing is ever rejected and a mean never moves.
+
+    That is as published; a finite memory counts what crossed, too.
+    """
+    script = Script(DynamicWindow(Window(start=0.01, memory=10)), 0.3)
     lengths = [script.step(accepted) for accepted in [1] * 8]
     assert lengths == [1] + [10] * 7
-    frozen = Script(DynamicWindow(Window(start=0.01, share=1.0, memory=math.inf)), 0.3)
+    frozen = Script(DynamicWindow(Window(start=0.01)), 0.3)
     assert [frozen.step(1) for _ in range(8)] == [1] * 8
 
 
@@ -181,15 +189,17 @@ def test_a_tree_without_what_crossed_ends_one_layer_earlier() -> None:
     assert drafter.propose([request()], [Budget(30)])[0].parents.tolist() == [-1, -1, 0, 0, 2, 2, 3, 3]
 
 
-@pytest.mark.parametrize("method", [m.name for m in METHODS.values() if m.complete and m.name != "dynamic-window"])
+@pytest.mark.parametrize(
+    "method", [m.name for m in METHODS.values() if m.complete and m.name not in ("hsddw", "dynamic-window")]
+)
 def test_every_method_takes_the_stop_rule_with_its_own_settings(method: str) -> None:
     made = find_method(f"{method}+dynamic-window")
-    assert set(made.settings) == {*METHODS[method].settings, *METHODS["dynamic-window"].settings}
+    assert set(made.settings) == {*METHODS[method].settings, *METHODS["hsddw"].settings}
     policy = made.policy({"cap": "7"})
     assert isinstance(policy, DynamicWindow)
     assert policy.tree == METHODS[method].policy()
     assert policy.by_value == policy.tree.by_value
-    assert policy.window.cap == 7
+    assert policy.window == Window(1.0, 0.6, cap=7, memory=20)
 
 
 def test_a_tree_that_fixes_its_drafter_still_does() -> None:
@@ -206,26 +216,31 @@ def test_a_tree_that_fixes_its_drafter_still_does() -> None:
     [
         ({"cap": "2", "floor": "3"}, "cap is 2 and floor 3: use a cap from the floor to"),
         ({"cap": "100000"}, "cap is 100000 and floor 1"),
-        ({"floor": "0"}, "floor is 0: use at least 1 token, or tau never learns"),
+        ({"floor": "0"}, "floor is 0: use at least 1 token"),
         ({"start": "-0.5"}, "start is -0.5: use an entropy in nats, 0 or more, or 'first'"),
         ({"start": "nan"}, "start is nan: use an entropy"),
         ({"start": "low"}, "start is 'low': use an entropy"),
         ({"share": "0"}, "share is 0.0: use a positive number; 1 is the paper's"),
         ({"memory": "0.5"}, "memory is 0.5: use a number of tokens, 1 or more, or inf"),
         ({"memory": "nan"}, "memory is nan"),
-        ({"share": "most"}, "share is 'most': use a positive number, or 'auto'"),
-        ({"start": "2"}, "start is 2 but share is auto, which has no tau: set share too, as 0.6"),
-        ({"memory": "7"}, "memory is 7.0 but share is auto"),
-        ({"crossing": "drop"}, "crossing is drop but share is auto"),
+        ({"share": "most"}, "share is 'most': method hsddw needs a number there"),
+        ({"memory": "long"}, "memory is 'long': method hsddw needs a number there"),
         ({"crossing": "maybe"}, "crossing is 'maybe': the token that crosses the threshold is to 'keep' or to 'drop'"),
     ],
 )
 def test_nonsense_is_named_with_a_way_out(settings: dict[str, str], said: str) -> None:
     with pytest.raises(ConfigError, match=said) as refusal:
-        find_policy("dynamic-window", settings)
+        find_policy("hsddw", settings)
     assert "\n" not in str(refusal.value)
 
 
-def test_the_stop_rule_twice_is_refused() -> None:
-    with pytest.raises(ConfigError, match="has the stop rule twice: use dynamic-window alone"):
-        find_policy("dynamic-window+dynamic-window")
+@pytest.mark.parametrize("settings", [{"cap": "2", "floor": "3"}, {"floor": "0"}, {"cap": "100000"}, {"share": "0.6"}])
+def test_the_chain_by_costs_has_lengths_alone(settings: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(settings))):
+        find_policy("dynamic-window", settings)
+
+
+@pytest.mark.parametrize("name", ["hsddw", "dynamic-window", "static+dynamic-window"])
+def test_two_stop_rules_are_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="has two stop rules"):
+        find_policy(f"{name}+dynamic-window")

@@ -5,8 +5,9 @@
 
 Every contestant answers every prompt, taking turns; speeds are ratios paired by prompt (geometric mean, 95% bootstrap
 interval), prefill left out. "two" are the lower and the upper drafter alone, with ``dynamic-window``; "three" is the
-hierarchy of both under each rule of looping back, its pending run a chain; "auto" is the method of that name over the
-hierarchy, which may leave it out. Target passes are those after the prefill, tokens those after the first.
+hierarchy of both under each rule of looping back, its pending run a chain; "hsddw" and "auto" are the methods of these
+names over the hierarchy: the published one, and one that may leave it out. Target passes are those after the prefill,
+tokens those after the first.
 """
 
 from __future__ import annotations
@@ -79,6 +80,7 @@ def main() -> None:
     }
     rules = args.rules.split(",")
     chosen |= {f"three: {rule}": (f"{whole}:loop={rule}", "chain", {"depth": str(args.nodes)}) for rule in rules}
+    chosen["hsddw over three"] = (whole, "hsddw", {})
     chosen["auto over three"] = (f"{whole}:loop=always", "auto", {})
     engines = {PLAIN: Engine(target, NoDrafter())}
     for label, (drafter, method, settings) in chosen.items():

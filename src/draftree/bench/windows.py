@@ -1,16 +1,16 @@
-"""How long should a drafted chain be, and does ``dynamic-window`` find it out?
+"""How long should a drafted chain be, and do ``hsddw`` and ``dynamic-window`` find it out?
 
-    python -m draftree.bench.windows [--drafter head] [--windows 2,...,20] [--dynamic cap=20 ...] [--limit 26]
-                                     [--max-tokens 64]
+    python -m draftree.bench.windows [--drafter head] [--windows 2,...,20] [--dynamic hsddw dynamic-window:cap=20 ...]
+                                     [--limit 26] [--max-tokens 64]
 
 The target answers prompts greedily. Then the drafter drafts a chain of the largest window from every position of these
-answers, once: what any chain would have drafted is part of it. So every window, and the dynamic one with its own code,
-is replayed along the answers exactly, with no further passes (Syu & Lee, *HSDDW*, the sweep over the window size);
+answers, once: what any chain would have drafted is part of it. So every window, and the dynamic ones with their own
+code, is replayed along the answers exactly, with no further passes (Syu & Lee, *HSDDW*: the sweep over the window);
 what it learns from one answer it takes to the next.
 
 Tokens a second are by the measured costs of passes on this machine (``draftree profile``), of target and drafter: what
 counts is one window against another, and these figures do not depend on what else the machine does. MAL counts the
-bonus token. ``dynamic`` is beside the best window of its category, which it is not told.
+bonus token. A dynamic window is beside the best fixed one of each category.
 """
 
 from __future__ import annotations
@@ -48,7 +48,6 @@ from ..train.replay import Replay
 from ..tree import DraftTree
 from .suites import spec_bench
 
-DYNAMIC = "dynamic-window"
 Link = tuple[int, float, float]
 """A token of a chain, its log-probability, and the entropy of its law."""
 
@@ -175,7 +174,8 @@ def main() -> None:
     parser.add_argument("--numerics", default=DEFAULT_NUMERICS)
     parser.add_argument("--drafter", default="head", help="head, lookup, layers=N or a model")
     parser.add_argument("--windows", default=",".join(map(str, range(2, 21))))
-    parser.add_argument("--dynamic", nargs="*", default=["cap=20"], help="settings of dynamic-window: KEY=VALUE,...")
+    dynamic = ["hsddw:cap=20", "dynamic-window:cap=20"]
+    parser.add_argument("--dynamic", nargs="*", default=dynamic, help="other methods: METHOD[:KEY=VALUE]...")
     parser.add_argument("--limit", type=int, default=26, help="prompts, from the categories in turn")
     parser.add_argument("--max-tokens", type=int, default=64)
     args = parser.parse_args()
@@ -190,7 +190,7 @@ def main() -> None:
     costs = Costs(kept_or_measured(target), None if model is None else kept_or_measured(model))
     recorded = [record(target, drafter, t, max(windows)) for t in track(texts, "drafting from every position")]
     policies = {str(w): ("chain", {"depth": str(w)}) for w in windows}
-    policies |= {f"{DYNAMIC} {s}".strip(): (DYNAMIC, _settings(s)) for s in args.dynamic}
+    policies |= {text: _method(text) for text in args.dynamic}
     found: dict[str, dict[str, list[Outcome]]] = defaultdict(lambda: defaultdict(list))
     for label, (method, settings) in policies.items():
         policy = find_policy(method, settings)
@@ -211,8 +211,9 @@ def _texts(limit: int, max_tokens: int, target: LanguageModel) -> list[Text]:
     return texts
 
 
-def _settings(text: str) -> dict[str, str]:
-    return dict(pair.split("=", 1) for pair in text.split(",") if pair)
+def _method(text: str) -> tuple[str, dict[str, str]]:
+    name, *pairs = text.split(":")
+    return name, dict(pair.split("=", 1) for pair in pairs)
 
 
 def _speed(outcomes: Many[Outcome]) -> float:

@@ -191,7 +191,7 @@ class HierarchySource(Source):
         accepted = [nodes[n] for n in outcome.path[: outcome.taken]]
         begins = [i for i, node in enumerate(accepted) if node in known.rounds]
         below = [after - at for at, after in pairwise([*begins, len(accepted) - 1])]
-        self._decider.observe(outcome, known.least, known.refused, below)
+        self._decider.observe(outcome, known.refused, below)
 
     def settle(self, sequences: Many[Sequence], grown: Many[Grown]) -> None:
         """Tell both which of the nodes they know stay."""

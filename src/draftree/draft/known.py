@@ -62,7 +62,6 @@ class Known:
         level: node -> the level that was the first to say it.
         base: where the pending run begins: the root, or what the level above has said last.
         rounds: the tokens of the run below which further rounds were drafted.
-        least: least entropy of a law of the run.
         refused: least entropy of a law whose token was not drafted further, since it was too unsure.
     """
 
@@ -72,7 +71,6 @@ class Known:
     level: dict[int, int] = field(default_factory=dict)
     base: int = ROOT
     rounds: list[int] = field(default_factory=list)
-    least: float = math.inf
     refused: float = math.inf
     _children: dict[tuple[int, int], int] = field(default_factory=dict)
     _places: dict[int, tuple[int, int, int]] = field(default_factory=dict)
@@ -80,7 +78,7 @@ class Known:
 
     def restart(self, base: int) -> None:
         """A new run begins below this node."""
-        self.base, self.rounds, self.least, self.refused = base, [], math.inf, math.inf
+        self.base, self.rounds, self.refused = base, [], math.inf
 
     def child(self, parent: int, token: int) -> int:
         """The child of a node by its token; new if there was none."""
@@ -127,11 +125,6 @@ class Known:
         for parent, token in zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True):
             found.append(self.find(below if parent == ROOT else found[parent], token))
         return found
-
-    def learn(self, node: int, law: Law) -> None:
-        """What follows a node."""
-        self.laws[node] = law
-        self.least = min(self.least, law.entropy)
 
 
 def answer(laws: Many[Law]) -> Candidates:

@@ -1,6 +1,6 @@
 """How a hierarchy of drafters is written: ``A>B>C``, the lowest first; each level may have settings.
 
-lookup>layers=20    lookup>int8:loop=never    head:method=static:width=2>layers=24:tau=0.5:pending=16>int8
+lookup>layers=20    lookup>int8:loop=never    head:method=hsddw:memory=20>layers=24:tau=0.5:memory=20>int8
 
 Loads nothing.
 """
@@ -13,13 +13,14 @@ from pathlib import Path
 
 from ..errors import ConfigError
 from .loop import NEVER, LoopBack
-from .methods import find_policy
+from .methods import find_method
 from .policy import GrowthPolicy
-from .window import read_start
+from .window import DynamicWindow, Window, read_memory, read_start
 
 METHOD = "dynamic-window"
 """What shapes a level's proposals by default."""
-_OWN = ("loop", "tau", "pending")
+_LOOP = ("loop", "tau", "pending", "memory")
+"""Settings of looping back; "memory" may be one of a method too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,36 +30,46 @@ class LevelName:
     Attributes:
         name: of its source.
         settings: what follows it.
+        verifies: there is a level below it.
     """
 
     name: str
     settings: Mapping[str, str] = field(default_factory=dict)
+    verifies: bool = field(default=False, compare=False)
 
     def __str__(self) -> str:
         """As it is written."""
         return ":".join([self.name, *(f"{key}={value}" for key, value in self.settings.items())])
 
-    def policy(self) -> GrowthPolicy:
+    def policy(self, window: Window | None = None) -> GrowthPolicy:
         """What shapes its proposals to the level above: "method" and that method's own settings.
+
+        Args:
+            window: of ``hsddw``, in place of ``METHOD`` where it has no such settings.
 
         Raises:
             InputError: there is no such method or setting.
         """
-        given = {key: value for key, value in self.settings.items() if key not in _OWN}
-        return find_policy(given.pop("method", METHOD), given)
+        method = find_method(self.settings.get("method", METHOD))
+        loop = [key for key in _LOOP if self.verifies and key not in method.settings]
+        given = {key: value for key, value in self.settings.items() if key not in loop}
+        if window is not None and not given:
+            return DynamicWindow(window)
+        given.pop("method", None)
+        return method.policy(given)
 
     def loop_back(self) -> LoopBack:
-        """When it asks the level below again: "loop", "tau" and "pending".
+        """When it asks the level below again: ``_LOOP``.
 
         Raises:
             ConfigError: a value is out of range.
         """
         default = LoopBack()
-        pending = self.settings.get("pending", str(default.pending))
+        pending, memory = (self.settings.get(key, str(getattr(default, key))) for key in ("pending", "memory"))
         if not pending.isdecimal():
             raise ConfigError(f"pending is {pending!r}: use a whole number of tokens, at least 1")
         tau = read_start("tau", self.settings.get("tau", "first"))
-        return LoopBack(self.settings.get("loop", default.rule), tau, int(pending), default.memory)
+        return LoopBack(self.settings.get("loop", default.rule), tau, int(pending), read_memory(memory))
 
 
 def levels_of(name: str) -> tuple[LevelName, ...]:
@@ -69,16 +80,18 @@ def levels_of(name: str) -> tuple[LevelName, ...]:
     """
     if Path(name).exists() or ">" not in name:
         return (LevelName(name),)
-    levels = tuple(_level(part.strip(), name) for part in name.split(">"))
+    levels = tuple(_level(part.strip(), name, verifies=i > 0) for i, part in enumerate(name.split(">")))
+    for where, level, wrong in (
+        ("lowest", levels[0], [key for key in levels[0].settings if key in ("loop", "tau", "pending")]),
+        ("highest", levels[-1], [key for key in levels[-1].settings if key not in _LOOP]),
+    ):
+        if wrong:
+            has = "method and its settings" if level is levels[0] else ", ".join(_LOOP)
+            raise ConfigError(f"drafter {name!r}: its {where} level has no setting {wrong[0]!r}: it has {has}")
     for lower in levels[:-1]:
         lower.policy()
     for upper in levels[1:]:
         upper.loop_back()
-    for where, level, keys in (("lowest", levels[0], _OWN), ("highest", levels[-1], None)):
-        wrong = [key for key in level.settings if (key in keys if keys else key not in _OWN)]
-        if wrong:
-            has = "method and its settings" if keys else ", ".join(_OWN)
-            raise ConfigError(f"drafter {name!r}: its {where} level has no setting {wrong[0]!r}: it has {has}")
     for level in levels:
         if level.name in ("none", "auto"):
             raise ConfigError(f"drafter {name!r}: {level.name} is no level of a hierarchy: name what it should ask")
@@ -115,9 +128,9 @@ def without_loop_back(name: str) -> str:
     return ">".join(map(str, [lowest, *(LevelName(x.name, {**x.settings, "loop": NEVER}) for x in above)]))
 
 
-def _level(text: str, whole: str) -> LevelName:
+def _level(text: str, whole: str, *, verifies: bool) -> LevelName:
     if text and Path(text).exists():
-        return LevelName(text)
+        return LevelName(text, verifies=verifies)
     head, *rest = text.split(":")
     settings: dict[str, str] = {}
     while rest:
@@ -129,4 +142,4 @@ def _level(text: str, whole: str) -> LevelName:
     name = ":".join([head, *rest]).strip()
     if not name:
         raise ConfigError(f"drafter {whole!r} has a level without a name: write it as lookup>layers=20")
-    return LevelName(name, settings)
+    return LevelName(name, settings, verifies)

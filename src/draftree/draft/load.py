@@ -31,6 +31,7 @@ from .policy import GrowthPolicy
 from .recycle import RecycleSource
 from .source import Source
 from .union import UnionSource
+from .window import CHAIN, DynamicWindow, Window
 
 _OWN: WeakKeyDictionary[PreTrainedModel, dict[str, HFModel]] = WeakKeyDictionary()
 """Targets once more, by their numerics."""
@@ -49,11 +50,13 @@ class _Making:
         target: whom it drafts for.
         recycle_file: where "recycle" keeps what it has learned.
         alone: the target itself is one of the sources, and no other is: it drafts on its own rows.
+        window: shapes the proposals of levels that have no method of their own; None: their default does.
     """
 
     target: HFModel
     recycle_file: Path | None
     alone: bool
+    window: Window | None = None
 
     def hierarchy(self, levels: Many[LevelName], count: int = 0, judge: Source | None = None) -> Source:
         """The source of the lowest levels of ``count``, below ``judge``; of one level a union, or a single source."""
@@ -69,7 +72,8 @@ class _Making:
         if source.model is not None:
             _warn_if_slow(len(levels), source.model, self.target)
         lower = self.hierarchy(below, count, source)
-        return HierarchySource(lower, source, below[-1].policy(), top.loop_back(), (below[-1].name, top.name))
+        policy = below[-1].policy(self.window)
+        return HierarchySource(lower, source, policy, top.loop_back(), (below[-1].name, top.name))
 
     def _union(self, name: str, judge: Source | None) -> Source:
         sources = tuple(self._source(part, judge) for part in parts_of(name))
@@ -104,7 +108,8 @@ def load_drafter(
             any name that ``draftree.load`` takes, "layers=N", "int8", a loaded model, several names joined by "+" (the
             union of what they say) or by ">" (a hierarchy, the lowest level first).
         target: the model that it drafts for.
-        policy: shapes its trees.
+        policy: shapes its trees. A ``DynamicWindow`` of chains over a hierarchy is HSDDW: it shapes the proposals of
+            levels without a method of their own, and the run that the target verifies is a chain.
         recycle_file: where "recycle" keeps what it has learned from one run to the next.
         learning: "auto" may be what learns from all sequences; not so where children are drawn (``Scheme.draws``).
 
@@ -125,7 +130,10 @@ def load_drafter(
     levels = levels_of(name)
     own = [part for level in levels for part in parts_of(level.name) if is_own(part)]
     file = None if recycle_file is None else Path(recycle_file).expanduser()
-    making = _Making(target, file, alone=len(own) == 1)
+    window = None
+    if len(levels) > 1 and isinstance(policy, DynamicWindow) and policy.tree == CHAIN:
+        policy, window = CHAIN, policy.window  # HSDDW: the threshold of the run is the upper level's (``LoopBack``)
+    making = _Making(target, file, alone=len(own) == 1, window=window)
     return TreeDrafter(policy, making.hierarchy(levels), called)
 
 

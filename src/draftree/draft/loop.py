@@ -1,6 +1,6 @@
 """When a hierarchy loops back: another round of two drafters, or the pending run to the target as it is.
 
-By entropy, as in Syu & Lee, *HSDDW*: while the upper drafter's entropy is at most tau, the mean entropy of its tokens
+By entropy, as in Syu & Lee, *HSDDW*: while the upper drafter's entropy is at most tau2, the mean entropy of its tokens
 that the target has rejected. By gain: while a round's expected tokens are worth its seconds. Always: for as long as the
 method that shapes the target's trees asks for more. Or never (the ablation).
 """
@@ -20,7 +20,7 @@ from ..sequence import Sequence
 from ..tree import ROOT
 from .base import Outcome
 from .calibration import Calibration, Tried
-from .window import MEMORY, Threshold, check_threshold, learn
+from .window import Threshold, check_threshold, learn
 
 NEVER = "never"
 RULES = ("entropy", "gain", "always", NEVER)
@@ -34,7 +34,7 @@ _HOPE = 2.0
 
 @dataclass(frozen=True, slots=True)
 class LoopBack:
-    """How a hierarchy decides.
+    """How a hierarchy decides; by default as published.
 
     Attributes:
         rule: one of ``RULES``.
@@ -49,7 +49,7 @@ class LoopBack:
     rule: str = "entropy"
     tau: float | None = None
     pending: int = PENDING
-    memory: float = MEMORY
+    memory: float = math.inf
 
     def __post_init__(self) -> None:
         if self.rule not in RULES:
@@ -135,18 +135,15 @@ class Decider:
         """A round took so many seconds."""
         self._round += (1 - _NEAR if self._round else 1.0) * (seconds - self._round)
 
-    def observe(self, outcome: Outcome, least: float, refused: float, below: Many[int]) -> None:
+    def observe(self, outcome: Outcome, refused: float, below: Many[int]) -> None:
         """Learn what became of a pending run.
 
         Args:
             outcome: of it.
-            least: least entropy of the laws that it was drafted from.
             refused: least entropy at which it was sent to the target; infinite: for another reason.
             below: for each round but the first whose token was accepted, the accepted tokens that the round gave.
         """
-        threshold = self.threshold(outcome.sequence)
-        threshold.drafted(least)
-        learn(threshold, outcome, refused)
+        learn(self.threshold(outcome.sequence), outcome, refused)
         for gained in below:
             self._gain += (1 - _NEAR) * (gained - self._gain)
         self._tokens = _NEAR * self._tokens + outcome.taken

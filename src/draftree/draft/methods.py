@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +21,7 @@ from .policy import GrowthPolicy
 from .static import EAGLE, RankTree
 from .stopping import PayingChain
 from .tree_file import read_tree
-from .window import MEMORY, SHARE, DynamicWindow, Window, read_start
+from .window import DynamicWindow, Window, read_start
 
 NO_CLASSIFIER = "none"
 """``auto`` goes by the draft's own probabilities."""
@@ -132,39 +133,28 @@ def auto(width: int = 8, depth: int = 16, classifier: str = NO_CLASSIFIER) -> Gr
     return ScoredAuto(width, depth, classifier=found.classifier, made_for=found.made_for)
 
 
-AUTO_SHARE = "auto"
-"""In place of a share of tau: costs decide."""
-_START = "1.0"
-
-
-def dynamic_window(
-    start: float | str = _START,
-    share: float | str = AUTO_SHARE,
+def hsddw(
+    start: float | str = "first",
+    share: float = 1.0,
     crossing: str = "keep",
     floor: int = 1,
     cap: int = 10,
-    memory: float = MEMORY,
-) -> GrowthPolicy:
-    """chain of FLOOR to CAP tokens, ended where costs say so, or where the entropy exceeds SHARE of tau (HSDDW)"""
+    memory: float = math.inf,
+) -> DynamicWindow:
+    """chain of FLOOR to CAP tokens, ended where entropy exceeds tau, SHARE of the mean entropy of rejected tokens"""
     if crossing not in ("keep", "drop"):
         raise ConfigError(f"crossing is {crossing!r}: the token that crosses the threshold is to 'keep' or to 'drop'")
-    try:
-        part = SHARE if share == AUTO_SHARE else float(share)
-    except ValueError:
-        raise ConfigError(f"share is {share!r}: use a positive number, or {AUTO_SHARE!r}") from None
-    window = Window(read_start("start", start), part, crossing == "keep", floor, cap, memory)
-    if share != AUTO_SHARE:
-        return DynamicWindow(window)
-    for key, value, default in (("start", start, _START), ("crossing", crossing, "keep"), ("memory", memory, MEMORY)):
-        if value != default:
-            raise ConfigError(
-                f"{key} is {value} but share is {AUTO_SHARE}, which has no tau: set share too, as {SHARE}"
-            )
+    return DynamicWindow(Window(read_start("start", start), share, crossing == "keep", floor, cap, memory))
+
+
+def dynamic_window(floor: int = 1, cap: int = 10) -> GrowthPolicy:
+    """chain of FLOOR to CAP tokens, ended where the next ones cost more than they are expected to gain"""
     return PayingChain(floor, cap)
 
 
 STOP = "+dynamic-window"
-"""After a method's name: its trees with the stop rule of ``dynamic-window``."""
+"""After a method's name: its trees with the stop rule of ``hsddw``, and ``STOP_SETTINGS``."""
+STOP_SETTINGS: dict[str, int | float | str] = {"start": "1.0", "share": 0.6, "memory": 20.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +217,7 @@ class Method:
 
 @dataclass(frozen=True, slots=True)
 class StoppedMethod(Method):
-    """A method whose trees end by the stop rule of ``dynamic-window``; it has the settings of both.
+    """A method whose trees end by the stop rule of ``hsddw``; it has the settings of both.
 
     Attributes:
         tree: the method that shapes them.
@@ -238,13 +228,13 @@ class StoppedMethod(Method):
     @property
     def settings(self) -> dict[str, int | float | str]:
         """See ``Method``."""
-        return self.tree.settings | METHODS["dynamic-window"].settings | {"share": SHARE}
+        return self.tree.settings | METHODS["hsddw"].settings | STOP_SETTINGS
 
     def policy(self, settings: Mapping[str, float | str] | None = None) -> GrowthPolicy:
         """See ``Method``."""
         values = self.values(settings)
-        own = {key: values.pop(key) for key in METHODS["dynamic-window"].settings if key in values}
-        return DynamicWindow(self.make(**{"share": SHARE, **own}).window, self.tree.make(**values))
+        own = {key: values.pop(key) for key in METHODS["hsddw"].settings if key in values}
+        return DynamicWindow(self.make(**STOP_SETTINGS | own).window, self.tree.make(**values))
 
 
 METHODS = {
@@ -263,6 +253,7 @@ METHODS = {
         Method("learned-width", learned_width),
         Method("opt-tree", opt_tree),
         Method("eagle2", eagle2),
+        Method("hsddw", hsddw),
         Method("dynamic-window", dynamic_window),
         Method("c2t", c2t),
     )
@@ -297,9 +288,9 @@ def find_method(name: str) -> Method:
     """
     if name.endswith(STOP):
         tree = find_method(name.removesuffix(STOP))
-        if tree.make is dynamic_window:
-            raise ConfigError(f"method {name!r} has the stop rule twice: use dynamic-window alone")
-        return StoppedMethod(name, dynamic_window, tree)
+        if tree.make in (hsddw, dynamic_window) or isinstance(tree, StoppedMethod):
+            raise ConfigError(f"method {name!r} has two stop rules: use {tree.name} alone")
+        return StoppedMethod(name, hsddw, tree)
     if name not in METHODS:
         close = difflib.get_close_matches(name, METHODS, n=1)
         hint = f"did you mean {close[0]}? " if close else ""

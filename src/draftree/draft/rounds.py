@@ -153,7 +153,7 @@ class HierarchyScorer:
         ]
         laws = laws_of(ask(source.upper, self._upper, asked, width))
         for (b, node, _, _), law in zip(asked, laws, strict=True):
-            self.known[b].learn(node, law)
+            self.known[b].laws[node] = law
         clock.append(time.perf_counter())
         draft, verify = clock[1] - clock[0], clock[2] - clock[1]
         cost = StepCost(len(proposals), draft, verify, 0.0, source.lower.passes - passes[0])

@@ -1,4 +1,4 @@
-"""A chain that ends where another token no longer pays: ``dynamic-window`` without a share that somebody chose.
+"""``dynamic-window``: a chain that ends where another token no longer pays, by measured costs.
 
 How often tokens are accepted is counted by the entropy of the draft law that they were taken from; what drafting and
 verifying them takes is measured. The least a draft has is one token, whatever its entropy: so counts of all entropies
@@ -26,6 +26,7 @@ from .base import Outcome
 from .calibration import Record, with_odds
 from .policy import Frontier, Growth, GrowthPolicy
 from .source import Source
+from .window import check_lengths
 
 _EDGES = (0.3, 1.0, 2.0)
 """Bounds of the bins of entropy, in nats."""
@@ -56,6 +57,9 @@ class PayingChain(GrowthPolicy):
         floor, cap: least and most tokens of a draft.
         target: the costs of who verifies; ``prepare`` finds them.
         drafter: seconds of a draft pass; ``prepare`` finds them. Where no profile tells, it is what steps took.
+
+    Raises:
+        ConfigError: the floor or the cap is out of range.
     """
 
     floor: int = 1
@@ -74,6 +78,9 @@ class PayingChain(GrowthPolicy):
     _odds: list[float] = field(default_factory=list, repr=False, compare=False)
     _records: WeakKeyDictionary[Sequence, Record] = field(default_factory=WeakKeyDictionary, repr=False, compare=False)
     _verify: list[list[float]] = field(default_factory=list, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        check_lengths(self.floor, self.cap)
 
     def width_for(self, nodes: int) -> int:
         """One: it is a chain."""
@@ -104,7 +111,7 @@ class PayingChain(GrowthPolicy):
         """Seconds of passes over 1, 2, ... tokens."""
         if self.target is None:
             raise ConfigError(
-                "dynamic-window has no measured costs: give its drafter to an Engine, which measures them, or set share"
+                "dynamic-window has no measured costs: give its drafter to an Engine, which measures them, or use hsddw"
             )
         key = context // _GRAIN, batch
         if key not in self._curves:

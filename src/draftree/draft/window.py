@@ -1,4 +1,4 @@
-"""Drafting that knows when to stop: a threshold on entropy that is learned as the text goes on ("self-verify").
+"""``hsddw``: a chain that ends at a threshold on entropy, learned from the tokens rejected so far ("self-verify").
 
 Source: Syu & Lee, *Hierarchical Speculative Decoding with Dynamic Window* (HSDDW; Findings of NAACL 2025). Entropies
 are in nats, of the draft law at the node whose children are chosen. ``docs/algorithms.md`` says where we differ.
@@ -26,27 +26,25 @@ from .source import Source
 
 FIRST = "first"
 """In place of an initial threshold: the least entropy of the sequence's first draft."""
-MEMORY = 20.0
-"""Tokens that a threshold remembers by default."""
-SHARE = 0.6
-"""Share of the mean entropy of rejected tokens that a window goes on at by default."""
+CHAIN = StaticTree(1, MAX_NODES)
+"""A chain as long as its budget."""
+_MEMORIES = "use a number of tokens, 1 or more, or inf to forget nothing"
 
 
 @dataclass(slots=True)
 class Threshold:
-    """The threshold tau of one sequence: from the mean entropy of its rejected tokens, the last ``memory`` or so.
+    """The threshold tau of one request: the mean entropy of its rejected tokens.
 
     Attributes:
         start: tau while nothing has been rejected; None: the least entropy of the first draft.
-        memory: each new token leaves 1 - 1 / memory of the weight of those before; infinite: all count alike.
+        memory: each new token leaves 1 - 1 / memory of the weight of those before; infinite: a plain mean (the paper).
         share: tau is this share of the mean.
     """
 
     start: float | None = None
-    memory: float = MEMORY
+    memory: float = math.inf
     share: float = 1.0
     _least: float = field(default=math.inf, repr=False)
-    _begun: bool = field(default=False, repr=False)
     _sum: float = field(default=0.0, repr=False)
     _weight: float = field(default=0.0, repr=False)
 
@@ -55,14 +53,12 @@ class Threshold:
         """Tau in nats; infinite during a first draft whose entropies are to set it."""
         if self._weight:
             return self.share * self._sum / self._weight
-        if self.start is not None:
-            return self.start
-        return self._least if self._begun else math.inf
+        return self._least if self.start is None else self.start
 
     def drafted(self, least: float) -> None:
         """A draft has ended, in which ``least`` was the smallest entropy: it counts if it was the first."""
-        if not self._begun and least < math.inf:
-            self._begun, self._least = True, least
+        if self._least == math.inf:
+            self._least = least
 
     def rejected(self, entropy: float) -> None:
         """A token was rejected, and this was the entropy of its law."""
@@ -83,13 +79,15 @@ class Threshold:
 
 
 def learn(threshold: Threshold, outcome: Outcome, crossed: float) -> None:
-    """What an outcome says of the threshold that shaped its tree; nothing where the sequence ended within it.
+    """Update tau by an outcome; the token behind which a request ended within its tree was not rejected.
 
     Args:
-        threshold: of the sequence.
+        threshold: of the request.
         outcome: of the tree.
         crossed: least entropy that ended something in it; infinite: none did.
     """
+    if len(outcome.tree):
+        threshold.drafted(float(outcome.tree.entropies.min()))
     if outcome.taken < len(outcome.tokens):
         return
     if (entropy := outcome.rejected_entropy) is not None:
@@ -100,13 +98,13 @@ def learn(threshold: Threshold, outcome: Outcome, crossed: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """How far a draft goes.
+    """How far a draft goes; by default as published.
 
     Attributes:
-        start: tau before any rejection in nats; None: the least entropy of the sequence's first draft.
+        start: tau before any rejection in nats; None: the least entropy of the request's first draft.
         share: of the mean entropy of rejected tokens that tau is; 1 in the paper.
-        keep: the token whose law crossed tau is still drafted, as in the authors' code; if not, it is left out.
-        floor: least tokens of a draft, whatever tau is; with 0 tau might never learn.
+        keep: the token whose distribution crossed tau is still drafted, as in the authors' code; else it is left out.
+        floor: least tokens of a draft, whatever tau is: with 0 nothing might ever be rejected, and tau would be frozen.
         cap: most tokens of a draft.
         memory: see ``Threshold``.
 
@@ -114,23 +112,30 @@ class Window:
         ConfigError: a value is out of range, or the cap lies below the floor.
     """
 
-    start: float | None = 1.0
-    share: float = SHARE
+    start: float | None = None
+    share: float = 1.0
     keep: bool = True
     floor: int = 1
     cap: int = 10
-    memory: float = MEMORY
+    memory: float = math.inf
 
     def __post_init__(self) -> None:
         check_threshold("start", self.start, self.memory)
         if not 0 < self.share < math.inf:
             raise ConfigError(f"share is {self.share}: use a positive number; 1 is the paper's")
-        if self.floor < 1:
-            raise ConfigError(f"floor is {self.floor}: use at least 1 token, or tau never learns")
-        if not self.floor <= self.cap <= MAX_NODES:
-            raise ConfigError(
-                f"cap is {self.cap} and floor {self.floor}: use a cap from the floor to {MAX_NODES}, or a lower floor"
-            )
+        check_lengths(self.floor, self.cap)
+
+
+def check_lengths(floor: int, cap: int) -> None:
+    """Make sure that drafts can have these lengths.
+
+    Raises:
+        ConfigError: one is out of range, or the cap lies below the floor.
+    """
+    if floor < 1:
+        raise ConfigError(f"floor is {floor}: use at least 1 token, or nothing is learned from rejections")
+    if not floor <= cap <= MAX_NODES:
+        raise ConfigError(f"cap is {cap} and floor {floor}: use a cap from the floor to {MAX_NODES}, or a lower floor")
 
 
 def check_threshold(what: str, start: float | None, memory: float) -> None:
@@ -142,7 +147,7 @@ def check_threshold(what: str, start: float | None, memory: float) -> None:
     if start is not None and not start >= 0:
         raise ConfigError(f"{what} is {start}: use an entropy in nats, 0 or more, or {FIRST!r}")
     if not memory >= 1:
-        raise ConfigError(f"memory is {memory}: use a number of tokens, 1 or more, or inf to forget nothing")
+        raise ConfigError(f"memory is {memory}: {_MEMORIES}")
 
 
 def read_start(what: str, text: float | str) -> float | None:
@@ -159,24 +164,34 @@ def read_start(what: str, text: float | str) -> float | None:
         raise ConfigError(f"{what} is {text!r}: use an entropy in nats, 0 or more, or {FIRST!r}") from None
 
 
+def read_memory(text: str) -> float:
+    """A number of tokens as it is written, perhaps "inf".
+
+    Raises:
+        ConfigError: it is no number.
+    """
+    try:
+        return float(text)
+    except ValueError:
+        raise ConfigError(f"memory is {text!r}: {_MEMORIES}") from None
+
+
 @dataclass(slots=True)
 class _Round:
     """One proposal.
 
     Attributes:
         thresholds: of its sequences.
-        least: [B] least entropy that was seen.
         crossed: [B] least entropy that ended something; infinite: none did.
     """
 
     thresholds: Many[Threshold]
-    least: list[float]
     crossed: list[float]
 
 
 @dataclass(slots=True)
 class DynamicWindow(GrowthPolicy):
-    """Ends drafting below every node whose entropy exceeds what tokens were rejected at so far in the sequence.
+    """Ends drafting below every node whose entropy exceeds tau, the mean entropy of the request's rejected tokens.
 
     Attributes:
         window: how far.
@@ -185,7 +200,7 @@ class DynamicWindow(GrowthPolicy):
     """
 
     window: Window = Window()
-    tree: GrowthPolicy = StaticTree(1, MAX_NODES)
+    tree: GrowthPolicy = CHAIN
     by_value: bool = field(init=False, repr=False, compare=False)
     _thresholds: WeakKeyDictionary[Sequence, Threshold] = field(
         default_factory=WeakKeyDictionary, repr=False, compare=False
@@ -217,8 +232,7 @@ class DynamicWindow(GrowthPolicy):
 
     def plan(self, sequences: Many[Sequence], budgets: Many[Budget]) -> Many[Budget]:
         """Look up the thresholds."""
-        b = len(sequences)
-        self._round = _Round([self.threshold(s) for s in sequences], [math.inf] * b, [math.inf] * b)
+        self._round = _Round([self.threshold(s) for s in sequences], [math.inf] * len(sequences))
         return self.tree.plan(sequences, budgets)
 
     def grow(self, frontier: Frontier) -> Growth:
@@ -229,7 +243,6 @@ class DynamicWindow(GrowthPolicy):
         crossed = entropies > torch.tensor(taus)
         if at is not None:
             for b, h, over in zip(rows, entropies.tolist(), crossed.tolist(), strict=True):
-                at.least[b] = min(at.least[b], h)
                 if over and depth + 1 >= self.window.floor:
                     at.crossed[b] = min(at.crossed[b], h)
         keep, extend, tags = growth
@@ -257,7 +270,6 @@ class DynamicWindow(GrowthPolicy):
         """Learn tau: from each rejected token, and from drafts that tau ended though all of them was accepted."""
         at, self._round = self._round, None
         if at is not None:
-            for outcome, tau, least, crossed in zip(outcomes, at.thresholds, at.least, at.crossed, strict=True):
-                tau.drafted(least)
+            for outcome, tau, crossed in zip(outcomes, at.thresholds, at.crossed, strict=True):
                 learn(tau, outcome, crossed)
         self.tree.observe(outcomes)
