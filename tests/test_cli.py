@@ -38,7 +38,7 @@ def _json(capsys: Captured, *arguments: str) -> dict[str, object]:
 
 def test_json_is_one_object_with_text_ids_and_figures(model: str, capsys: Captured) -> None:
     report = _json(capsys, "generate", "the cat in the hat", "--target", model, "--max-tokens", "12")
-    assert set(report) == {"text", "token_ids", "finish_reason", "seed", "verification", "lossy", "stats"}
+    assert set(report) == {"text", "token_ids", "finish_reason", "seed", "verification", "candidates", "lossy", "stats"}
     assert (report["verification"], report["lossy"]) == ("match", False)
     stats = report["stats"]
     assert isinstance(stats, dict)

@@ -14,6 +14,7 @@ from .errors import InputError
 from .models.load import DEFAULT_MODEL
 from .models.numerics import DEFAULT_NUMERICS
 from .options import (
+    Candidates,
     Device,
     Drafter,
     Dtype,
@@ -52,6 +53,7 @@ def chat(
     recycle_file: RecycleFile = None,
     nodes: Nodes = DEFAULT_NODES,
     verify: Verify = DEFAULT_SCHEME,
+    candidates: Candidates = None,
     max_tokens: MaxTokens = None,
     temperature: Temperature = 0.0,
     top_k: TopK = 0,
@@ -69,7 +71,7 @@ def chat(
     params = sampling_params(max_tokens, temperature, top_k, top_p, min_p, seed, None)
     observers = trace_to(context, trace, force, method)
     given, place = with_tree(settings, tree), Place(dtype, device, numerics)
-    engine = engine_for(target, drafter, method, given, nodes, verify, place, observers, recycle_file)
+    engine = engine_for(target, drafter, method, given, nodes, verify, place, observers, recycle_file, candidates)
     messages: list[dict[str, str]] = []
     err.print("/reset forgets the conversation, /exit ends it", style="dim")
     while True:

@@ -42,6 +42,7 @@ def generate_with(
     settings: Mapping[str, float | str] | None = None,
     nodes: int = DEFAULT_NODES,
     verification: str | Scheme = DEFAULT_SCHEME,
+    candidates: str | None = None,
     seed: int | None = None,
     **model_inputs: Any,
 ) -> Tensor:
@@ -50,7 +51,7 @@ def generate_with(
     Args:
         model, input_ids, logits_processor, stopping_criteria, generation_config: from ``generate``.
         drafter: as in ``load_drafter``; a model's name loads it at every call, so better give a loaded one.
-        method, settings, nodes, verification: as in ``load_engine``.
+        method, settings, nodes, verification, candidates: as in ``load_engine``.
         seed: of sampled generation, plus the row's number; None draws a fresh one for each row. torch's global seed
             plays no part.
         model_inputs: from ``generate``: of these only ``attention_mask`` is read, to tell padding; the engine makes
@@ -73,7 +74,7 @@ def generate_with(
     attention, training = model.config._attn_implementation, model.training
     try:
         target = HFModel(model)
-        scheme = find_scheme(verification)
+        scheme = find_scheme(verification, candidates)
         made = load_drafter(drafter, target, find_policy(method, settings), learning=not scheme.draws)
         engine = Engine(target, made, nodes=nodes, verification=scheme)
         prompts = [row[seen.bool()].tolist() for row, seen in zip(input_ids, mask, strict=True)]
@@ -102,6 +103,7 @@ def custom_generate(
     settings: Mapping[str, float | str] | None = None,
     nodes: int = DEFAULT_NODES,
     verification: str | Scheme = DEFAULT_SCHEME,
+    candidates: str | None = None,
     seed: int | None = None,
 ) -> Callable[..., Tensor]:
     """``generate_with`` with these choices made (its arguments of the same names); a drafting model is loaded now.
@@ -109,7 +111,7 @@ def custom_generate(
     Raises:
         InputError: no such drafter, method, setting or verification, or they do not go together.
     """
-    policy, scheme = find_policy(method, settings), find_scheme(verification)
+    policy, scheme = find_policy(method, settings), find_scheme(verification, candidates)
     if drafter != "none":
         scheme.check(policy, nodes, learns(drafter))
     if isinstance(drafter, str) and names_model(drafter):
@@ -121,6 +123,7 @@ def custom_generate(
         settings=settings,
         nodes=nodes,
         verification=verification,
+        candidates=candidates,
         seed=seed,
     )
 

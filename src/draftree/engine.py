@@ -64,6 +64,7 @@ class Engine:
         nodes: node budget of one sequence's tree at one step.
         tokenizer: for text prompts and text output; None for bare token ids.
         verification: how the target judges trees; a name of ``SCHEMES`` or a scheme.
+        candidates: of verification match, one of ``CANDIDATES``; None: as the scheme has them (coupled).
         observers: are told what it does, in this order.
 
     Raises:
@@ -79,6 +80,7 @@ class Engine:
         nodes: int = DEFAULT_NODES,
         tokenizer: PreTrainedTokenizerBase | None = None,
         verification: str | Scheme = DEFAULT_SCHEME,
+        candidates: str | None = None,
         observers: Many[Observer] = (),
     ) -> None:
         if nodes < 1:
@@ -87,14 +89,15 @@ class Engine:
         self.drafter = drafter or NoDrafter()
         self.nodes = Budget(nodes).nodes
         self.tokenizer = tokenizer or getattr(target, "tokenizer", None)
-        self.verification = find_scheme(verification)
+        self.verification = find_scheme(verification, candidates)
         if self.drafter.policy is not None:
             self.verification.check(self.drafter.policy, nodes, self.drafter.learns)
         self.drafter.prepare(target)
         self.observers = tuple(observers)
         self._learned = 0.0
         for observer in self.observers:
-            observer.begin(Setup(target, self.drafter, self.nodes, self.verification.name, self.tokenizer))
+            scheme = self.verification
+            observer.begin(Setup(target, self.drafter, self.nodes, scheme.name, scheme.candidates, self.tokenizer))
 
     def generate(
         self, prompts: Many[Prompt], params: SamplingParams | Many[SamplingParams] | None = None

@@ -22,6 +22,7 @@ from .errors import ConfigError, RunError
 from .models.load import DEFAULT_MODEL
 from .models.numerics import DEFAULT_NUMERICS
 from .options import (
+    Candidates,
     Device,
     Drafter,
     Dtype,
@@ -63,6 +64,7 @@ def generate(
     recycle_file: RecycleFile = None,
     nodes: Nodes = DEFAULT_NODES,
     verify: Verify = DEFAULT_SCHEME,
+    candidates: Candidates = None,
     max_tokens: MaxTokens = None,
     temperature: Temperature = 0.0,
     top_k: TopK = 0,
@@ -121,6 +123,7 @@ def generate(
                 f"--recycle-file {recycle_file}": recycle_file is not None,
                 f"--nodes {nodes}": nodes != DEFAULT_NODES,
                 f"--verify {verify}": verify != DEFAULT_SCHEME,
+                f"--candidates {candidates}": candidates is not None,
                 "--show-trees": show_trees,
                 "--explain": explain,
                 "--compare": compare,
@@ -137,7 +140,7 @@ def generate(
     if show_trees:
         observers.append(show.Trees(out))
     given, place = with_tree(settings, tree), Place(dtype, device, numerics)
-    engine = engine_for(target, drafter, method, given, nodes, verify, place, observers, recycle_file)
+    engine = engine_for(target, drafter, method, given, nodes, verify, place, observers, recycle_file, candidates)
     asked: Prompt = text if raw else user(text)
     sequence = engine.open(asked, params)
     interrupted = run(engine, sequence, silent=as_json, stream=not show_trees)
@@ -147,6 +150,7 @@ def generate(
         "finish_reason": sequence.finish_reason or "interrupted",
         "seed": sequence.seed,
         "verification": verify,
+        "candidates": engine.verification.candidates,
         "lossy": engine.verification.lossy,
         "stats": show.as_json(sequence.stats),
     }

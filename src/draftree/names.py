@@ -26,6 +26,7 @@ def load_engine(
     settings: Mapping[str, float | str] | None = None,
     nodes: int = DEFAULT_NODES,
     verification: str | Scheme = DEFAULT_SCHEME,
+    candidates: str | None = None,
     dtype: str | None = None,
     device: str | None = None,
     numerics: str = DEFAULT_NUMERICS,
@@ -33,7 +34,7 @@ def load_engine(
     recycle_file: str | Path | None = None,
 ) -> Engine:
     """An engine from names alone: ``load``, ``load_drafter`` and ``Engine`` for the arguments."""
-    policy, scheme = find_policy(method, settings), find_scheme(verification)
+    policy, scheme = find_policy(method, settings), find_scheme(verification, candidates)
     check_recycle_file(drafter, recycle_file)
     if drafter != "none":
         scheme.check(policy, nodes, learns(drafter))  # before a model is loaded

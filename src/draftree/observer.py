@@ -24,6 +24,7 @@ class Setup:
         drafter: what proposes trees.
         nodes: node budget of one sequence's tree at one step.
         verification: how target logits turn into accepted tokens.
+        candidates: how tokens come out of the draft distribution (``Scheme.candidates``).
         tokenizer: None for bare token ids.
     """
 
@@ -31,6 +32,7 @@ class Setup:
     drafter: Drafter
     nodes: int
     verification: str
+    candidates: str
     tokenizer: PreTrainedTokenizerBase | None
 
 

@@ -57,6 +57,14 @@ TreeFile = Annotated[
 ]
 Nodes = Annotated[int, whole("N", "Most drafted tokens in one step's tree.")]
 Verify = Annotated[str, typer.Option(help="How trees are verified; 'draftree methods' lists the schemes.")]
+Candidates = Annotated[
+    str | None,
+    typer.Option(
+        metavar="KIND",
+        help="At a temperature, under match: coupled ranks drafts knowing the target's noise (the default), plain by "
+        "the draft distribution alone, as the papers do; the text is the same.",
+    ),
+]
 MaxTokens = Annotated[
     int | None,
     whole("N", "Most tokens to generate; until the context is full by default."),

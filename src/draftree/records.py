@@ -39,6 +39,7 @@ class RunRecord:
         drafter: its class and settings, among them its policy's class and settings.
         nodes: node budget of one sequence's tree at one step.
         verification: how target logits turned into accepted tokens.
+        candidates: how tokens came out of the draft distribution: "coupled", "plain" or "drawn"; None: not recorded.
         labels: the drafter's name, and what the caller calls things, such as the method.
     """
 
@@ -52,6 +53,7 @@ class RunRecord:
     drafter: Mapping[str, Any]
     nodes: int
     verification: str
+    candidates: str | None = None
     labels: Mapping[str, str]
 
 

@@ -90,6 +90,7 @@ def engine_for(
     place: Place,
     observers: Many[Observer] = (),
     recycle_file: Path | None = None,
+    candidates: str | None = None,
 ) -> Engine:
     """Check everything that needs no model before loading one."""
     pairs = {}
@@ -108,6 +109,7 @@ def engine_for(
         method=policy,
         nodes=nodes,
         verification=verify,
+        candidates=candidates,
         dtype=place.dtype,
         device=place.device,
         numerics=place.numerics,

@@ -112,6 +112,7 @@ class Trace(Observer):
             drafter=_describe(setup.drafter),
             nodes=setup.nodes,
             verification=setup.verification,
+            candidates=setup.candidates,
             labels={"drafter": setup.drafter.name} | self._labels,
         )
 

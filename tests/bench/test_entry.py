@@ -21,6 +21,16 @@ def test_a_method_has_settings_nodes_and_verification() -> None:
     assert not entry.draws_as_plain
 
 
+def test_candidates_are_of_all_that_match_or_of_one_contestant() -> None:
+    methods = ["chain", "chain:candidates=coupled", "chain:verify=block", "chain:verify=relaxed"]
+    plain, *given = entries(methods, ["lookup"], [1.0], 8, "plain")
+    assert [e.candidates for e in given] == ["plain", "coupled", None, None]
+    assert [e.candidates for e in entries(["chain", "chain:candidates=plain"], ["lookup"], [1.0], 8)[1:]] == [
+        None,
+        "plain",
+    ]
+
+
 def test_several_drafters_name_the_contestants() -> None:
     labels = [e.label for e in entries(["auto", "chain"], ["lookup", "lookup+recycle"], [0.0], 8)]
     assert labels == ["plain", "auto@lookup", "auto@lookup+recycle", "chain@lookup", "chain@lookup+recycle"]
@@ -41,6 +51,8 @@ def test_a_peer_takes_the_first_drafting_model() -> None:
         ("opt-tree:nodes=x", "lookup", "nodes are 'x'"),
         ("opt-tree:speed=1", "lookup", "no setting 'speed'"),
         ("chain:verify=wrong", "lookup", "wrong"),
+        ("chain:candidates=odd", "lookup", "candidates are 'odd': choose from coupled, plain"),
+        ("chain:verify=block:candidates=plain", "lookup", "verification block are always drawn"),
         ("auto", "none", "leave it out"),
         ("auto,auto", "lookup", "twice"),
         ("auto", "", "has no drafter"),

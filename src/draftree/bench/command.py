@@ -25,7 +25,7 @@ from ..draft.methods import DEFAULT_METHOD, DEFAULT_NODES
 from ..errors import ConfigError, RunError
 from ..models.load import DEFAULT_MODEL
 from ..models.numerics import DEFAULT_NUMERICS
-from ..options import Device, Dtype, Nodes, NoLoopBack, Numerics, Target, whole
+from ..options import Candidates, Device, Dtype, Nodes, NoLoopBack, Numerics, Target, whole
 from ..show import complain, err, out
 from ..told import told
 from .contestants import Models
@@ -54,7 +54,8 @@ def bench(
     limit: Annotated[int | None, whole("N", "Most prompts, taken from the categories in turn.")] = None,
     turns: Annotated[int | None, whole("N", "Most turns of a conversation; all by default.")] = None,
     methods: Annotated[
-        str, typer.Option(help="With commas: METHOD, METHOD:KEY=VALUE (nodes, verify, settings), or peer:NAME.")
+        str,
+        typer.Option(help="With commas: METHOD, METHOD:KEY=VALUE (nodes, verify, candidates, settings), or peer:NAME."),
     ] = DEFAULT_METHOD,
     drafters: Annotated[str, typer.Option(help="With commas; each method runs with each.")] = DEFAULT_DRAFTER,
     no_loop_back: NoLoopBack = False,
@@ -63,6 +64,7 @@ def bench(
     repeats: Annotated[int, whole("N", "Answers of each contestant to each prompt.")] = 1,
     seed: Annotated[int, whole("S", "Of the first repeat.")] = 11,
     nodes: Nodes = DEFAULT_NODES,
+    candidates: Candidates = None,
     data: Annotated[str | None, typer.Option(metavar="DIR", help="Folder of prompt sets; else DRAFTREE_DATA.")] = None,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out lines and prompts that do not do.")] = False,
     quality: Annotated[
@@ -84,7 +86,7 @@ def bench(
     if repeats < 1 or (turns is not None and turns < 1):
         raise ConfigError(f"repeats are {repeats} and turns {turns}: use at least 1")
     named = [without_loop_back(name) if no_loop_back else name for name in _names(drafters)]
-    took_part = entries(_names(methods), named, temperatures, nodes)
+    took_part = entries(_names(methods), named, temperatures, nodes, candidates)
     score = _scorer(suite, data) if quality else None
     chosen = choose(load_suite(suite, data=data, skip_bad=skip_bad), categories=_names(categories or ""), limit=limit)
     items = [_shortened(item, turns) for item in chosen]

@@ -55,7 +55,7 @@ class EngineContestant:
     """
 
     def __init__(self, entry: Entry, target: HFModel, drafter: str | HFModel | None) -> None:
-        scheme = find_scheme(entry.verify)
+        scheme = find_scheme(entry.verify, entry.candidates)
         made: Drafter = NoDrafter()
         if drafter is not None:
             made = load_drafter(drafter, target, entry.policy(), learning=not scheme.draws)

@@ -1,6 +1,6 @@
 """What takes part in a benchmark, by name: ``METHOD[:KEY=VALUE]...`` and ``peer:NAME``. Loads nothing.
 
-opt-tree    opt-tree:nodes=16:delta=0.2    static:verify=relaxed    plain    peer:hf-generate
+opt-tree    opt-tree:nodes=16:candidates=plain    static:verify=relaxed    plain    peer:hf-generate
 beams:width=4:drafter=head    peer:hf-beam-search:width=4
 """
 
@@ -39,6 +39,7 @@ class Entry:
         settings: of the method.
         nodes: node budget.
         verify: verification scheme.
+        candidates: of verification match (``CANDIDATES``); None: the scheme's own.
     """
 
     label: str
@@ -48,6 +49,7 @@ class Entry:
     settings: Mapping[str, str] = field(default_factory=dict)
     nodes: int = 1
     verify: str = DEFAULT_SCHEME
+    candidates: str | None = None
 
     @property
     def is_peer(self) -> bool:
@@ -80,8 +82,18 @@ class Entry:
         return find_method(self.method).policy(self.settings)
 
 
-def entries(methods: Sequence[str], drafters: Sequence[str], temperatures: Sequence[float], nodes: int) -> list[Entry]:
+def entries(
+    methods: Sequence[str],
+    drafters: Sequence[str],
+    temperatures: Sequence[float],
+    nodes: int,
+    candidates: str | None = None,
+) -> list[Entry]:
     """Plain decoding, every method with every drafter, and the peers, at every temperature.
+
+    Args:
+        methods, drafters, temperatures: names and numbers, as written.
+        nodes, candidates: of methods that set none; ``candidates`` of those that verify by match.
 
     Raises:
         ConfigError: a name is there twice, a setting or a drafter does not fit, or a peer lacks what it needs.
@@ -101,14 +113,14 @@ def entries(methods: Sequence[str], drafters: Sequence[str], temperatures: Seque
                     raise ConfigError(f"method {text!r} has no drafter: name one in --drafters")
                 for drafter in drafters:
                     own = text if len(drafters) == 1 else f"{text}@{drafter}"
-                    found.append(_method(text, own + suffix, drafter, temperature, nodes))
+                    found.append(_method(text, own + suffix, drafter, temperature, nodes, candidates))
     labels = [entry.label for entry in found]
     if double := next((label for label in labels if labels.count(label) > 1), None):
         raise ConfigError(f"{double!r} is there twice: name each method, drafter and temperature once")
     return found
 
 
-def _method(text: str, label: str, drafter: str, temperature: float, nodes: int) -> Entry:
+def _method(text: str, label: str, drafter: str, temperature: float, nodes: int, candidates: str | None) -> Entry:
     name, *pairs = text.split(":")
     settings = _settings(text, pairs)
     budget, verify = settings.pop("nodes", str(nodes)), settings.pop("verify", DEFAULT_SCHEME)
@@ -116,8 +128,12 @@ def _method(text: str, label: str, drafter: str, temperature: float, nodes: int)
         raise ConfigError(f"method {text!r}: its nodes are {budget!r}: use a whole number from 1")
     if drafter == "none" or parts_of(drafter) == ("none",):
         raise ConfigError("drafter 'none' is plain decoding, which takes part anyway: leave it out")
-    entry = Entry(label, name, drafter, temperature, settings, Budget(int(budget)).nodes, verify)
-    find_scheme(verify).check(entry.policy(), entry.nodes, learns(drafter))
+    if "candidates" in settings or isinstance(find_scheme(verify), Match):
+        candidates = settings.pop("candidates", candidates)
+    else:
+        candidates = None
+    entry = Entry(label, name, drafter, temperature, settings, Budget(int(budget)).nodes, verify, candidates)
+    find_scheme(verify, candidates).check(entry.policy(), entry.nodes, learns(drafter))
     return entry
 
 

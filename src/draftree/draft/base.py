@@ -109,7 +109,7 @@ class Drafter(Protocol):
         """A sequence begins: its prompt is in ``sequence.ids``."""
 
     def propose(
-        self, sequences: Many[Sequence], budgets: Many[Budget], drawing: Drawing = Drawing.PICKS
+        self, sequences: Many[Sequence], budgets: Many[Budget], drawing: Drawing = Drawing.COUPLED
     ) -> list[DraftTree]:
         """One tree for each sequence, rooted at its last token and within its budget.
 
@@ -138,7 +138,7 @@ class NoDrafter:
     def open(self, sequence: Sequence) -> None: ...
 
     def propose(
-        self, sequences: Many[Sequence], budgets: Many[Budget], drawing: Drawing = Drawing.PICKS
+        self, sequences: Many[Sequence], budgets: Many[Budget], drawing: Drawing = Drawing.COUPLED
     ) -> list[DraftTree]:
         """Empty trees."""
         return [DraftTree.empty() for _ in sequences]

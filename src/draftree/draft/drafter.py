@@ -64,7 +64,7 @@ class TreeDrafter:
         self.source.open(sequence)
 
     def propose(
-        self, sequences: Many[Sequence], budgets: Many[Budget], drawing: Drawing = Drawing.PICKS
+        self, sequences: Many[Sequence], budgets: Many[Budget], drawing: Drawing = Drawing.COUPLED
     ) -> list[DraftTree]:
         """Plan, grow, and let the source know what stays.
 

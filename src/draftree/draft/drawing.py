@@ -20,7 +20,7 @@ from ..tree import DraftLaw
 class Drawing(Enum):
     """Which k children a node gets from its draft law q."""
 
-    PICKS = "the k that the target will most probably pick, given its noise"
+    COUPLED = "the k that the target will most probably draw, given the noise that it shares"
     TOP = "the k most probable"
     WITHOUT_REPLACEMENT = "k draws without replacement"
     WITH_REPLACEMENT = "k draws with replacement"
@@ -29,7 +29,7 @@ class Drawing(Enum):
     @property
     def random(self) -> bool:
         """Children are drawn."""
-        return self not in (Drawing.PICKS, Drawing.TOP)
+        return self not in (Drawing.COUPLED, Drawing.TOP)
 
 
 class Drawn(NamedTuple):

@@ -41,7 +41,7 @@ class _Layer(NamedTuple):
 
 
 def grow(
-    scorer: Scorer, policy: GrowthPolicy, budgets: Sequence[Budget], drawing: Drawing = Drawing.PICKS
+    scorer: Scorer, policy: GrowthPolicy, budgets: Sequence[Budget], drawing: Drawing = Drawing.COUPLED
 ) -> list[Grown]:
     """Grow one tree a sequence, each within its budget.
 

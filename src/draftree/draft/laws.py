@@ -1,10 +1,10 @@
 """A model's logits as draft laws: candidates and entropies for the growth loop, and children drawn at random.
 
-The draft law is the model's, warped as the target's. Under match verification it says which token the target will pick,
-and the target's noise is known: at position t it picks argmax(warped logits + g(seed, t)). So the law of its pick is
-softmax(T x (the model's warped logits + g)), which at temperature T = 0 is the model's own law. Two models that share
-their noise often pick the same token where neither is sure (Daliri, Musco and Suresh, *Coupling without Communication
-and Drafter-Invariant Speculative Decoding*, 2024).
+The draft distribution q is the model's, warped as the target's: plain candidates are its most probable tokens. Under
+match verification candidates may be coupled: the target draws argmax(warped logits + g(seed, t)) at position t, and its
+noise g is known. So the distribution of its draw is softmax(T x (the model's warped logits + g)), which at temperature
+T = 0 is q. Two models that share their noise often draw the same token where neither is sure (Daliri, Musco and Suresh,
+*Coupling without Communication and Drafter-Invariant Speculative Decoding*, 2024).
 """
 
 from __future__ import annotations
@@ -67,12 +67,12 @@ class Laws:
             batch, column = torch.stack([batch, column]).to(logits.device, non_blocking=True)
         names = [pad(t, (0, logits.shape[-1] - t.shape[0])) for t in tokens] if tokens else []
         named = names[0] if whole and names else torch.stack(names) if names else None
-        picks = self._drawing is Drawing.PICKS and any(p.temperature for p in params)
-        noise, heard = self._noise(asked, depths, logits, batch, named) if picks else (logits, [])
+        coupled = self._drawing is Drawing.COUPLED and any(p.temperature for p in params)
+        noise, heard = self._noise(asked, depths, logits, batch, named) if coupled else (logits, [])
         for at in range(0, batch.shape[0], _CHUNK):
             chunk = slice(at, at + _CHUNK)
             law = warp_rows((logits[0, chunk] if whole else logits[batch[chunk], column[chunk]]).float(), params[chunk])
-            if picks:
+            if coupled:
                 random = [f for f, p in enumerate(params[chunk]) if p.temperature]
                 scale = torch.tensor([params[at + f].temperature for f in random])[:, None].to(law.device)
                 own = [heard[at + f] for f in random]

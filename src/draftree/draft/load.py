@@ -132,7 +132,7 @@ def load_drafter(
     file = None if recycle_file is None else Path(recycle_file).expanduser()
     window = None
     if len(levels) > 1 and isinstance(policy, DynamicWindow) and policy.tree == CHAIN:
-        policy, window = CHAIN, policy.window  # HSDDW: the threshold of the run is the upper level's (``LoopBack``)
+        window, policy = policy.window, CHAIN  # HSDDW: the threshold of the run is the upper level's (``LoopBack``)
     making = _Making(target, file, alone=len(own) == 1, window=window)
     return TreeDrafter(policy, making.hierarchy(levels), called)
 

@@ -26,6 +26,11 @@ from .block import block
 from .match import Verdict, greedy, match
 from .walk import Coins, Law, multi_round, relaxed, top_and_one, walk
 
+COUPLED = "coupled"
+CANDIDATES = {COUPLED: Drawing.COUPLED, "plain": Drawing.TOP}
+"""Which tokens are candidates under match: the likeliest draws of the target given the noise that it shares, or the
+most probable ones of the draft distribution alone (the papers' setting). Without a temperature both are the same."""
+
 
 class Scheme(ABC):
     """Turns the target's logits over draft trees into accepted tokens.
@@ -39,8 +44,13 @@ class Scheme(ABC):
 
     name: ClassVar[str]
     summary: ClassVar[str]
-    drawing: ClassVar[Drawing] = Drawing.TOP
+    drawing: Drawing = Drawing.TOP
     lossy: ClassVar[bool] = False
+
+    @property
+    def candidates(self) -> str:
+        """What its children are: "coupled", "plain" (``CANDIDATES``), or "drawn" at random."""
+        return next((name for name, drawing in CANDIDATES.items() if drawing is self.drawing), "drawn")
 
     @property
     def draws(self) -> bool:
@@ -85,11 +95,22 @@ class Scheme(ABC):
 
 
 class Match(Scheme):
-    """See ``verify.match``."""
+    """See ``verify.match``.
+
+    Args:
+        candidates: one of ``CANDIDATES``; the text is the same.
+
+    Raises:
+        ConfigError: there are no such candidates.
+    """
 
     name = "match"
     summary = "the target's own draw is followed for as long as it was drafted: the same text as plain decoding"
-    drawing = Drawing.PICKS
+
+    def __init__(self, candidates: str = COUPLED) -> None:
+        if candidates not in CANDIDATES:
+            raise ConfigError(f"candidates are {candidates!r}: choose from {', '.join(CANDIDATES)}")
+        self.drawing = CANDIDATES[candidates]
 
     def verify(
         self, logits: Tensor, trees: Sequence[DraftTree], draws: Draws, beside: Tensor | None = None
@@ -215,12 +236,24 @@ SCHEMES: dict[str, Scheme] = {
 DEFAULT_SCHEME = Match.name
 
 
-def find_scheme(scheme: str | Scheme) -> Scheme:
+def find_scheme(scheme: str | Scheme, candidates: str | None = None) -> Scheme:
     """A scheme by its name, or the scheme itself.
+
+    Args:
+        scheme: its name, or the scheme.
+        candidates: of match, one of ``CANDIDATES``; None: as the scheme has them.
 
     Raises:
         UnknownNameError: there is no such scheme.
+        ConfigError: there are no such candidates, or the scheme has one kind alone.
     """
+    if candidates is not None:
+        if not isinstance(found := find_scheme(scheme), Match):
+            raise ConfigError(
+                f"candidates are {candidates!r} but those of verification {found.name} are always {found.candidates}: "
+                "leave candidates out, or use verification match"
+            )
+        return Match(candidates)
     if isinstance(scheme, Scheme):
         return scheme
     if scheme not in SCHEMES:
