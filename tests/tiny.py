@@ -6,10 +6,12 @@ position that is off by one, moves them by tenths and not by rounding.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import gguf
 import torch
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
@@ -176,3 +178,38 @@ def save_tiny(folder: Path, kind: str = "llama", vocab_shift: bool = False, seed
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+def save_gguf(path: Path, lacking: Sequence[str] = (), seed: int = 0) -> Path:
+    """Save a tiny Llama model and its tokenizer as a GGUF file, without the tensors ``lacking`` (GGUF names)."""
+    model, tokenizer = tiny(seed=seed), tiny_tokenizer()
+    config, names = model.config, gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, model.config.num_hidden_layers)
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_rope_dimension_count(config.head_dim)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_vocab_size(VOCAB)
+    writer.add_tokenizer_model("gpt2")
+    tokens = sorted(tokenizer.get_vocab(), key=tokenizer.get_vocab().__getitem__)
+    merges = json.loads(tokenizer.backend_tokenizer.to_str())["model"]["merges"]
+    writer.add_token_list(tokens)
+    writer.add_token_types([gguf.TokenType.CONTROL] * len(_SPECIAL) + [gguf.TokenType.NORMAL] * (VOCAB - len(_SPECIAL)))
+    writer.add_token_merges([" ".join(merge) for merge in merges])
+    writer.add_eos_token_id(tokenizer.eos_token_id)
+    for weight, value in model.state_dict().items():
+        tensor = names.get_name(weight, try_suffixes=(".weight",))
+        if "q_proj" in weight or "k_proj" in weight:  # GGUF has the two halves that rotary embeddings turn interleaved
+            halves = value.unflatten(0, (-1, 2, config.head_dim // 2))
+            value = halves.transpose(1, 2).flatten(0, 2).contiguous()
+        if tensor not in lacking:
+            writer.add_tensor(str(tensor), value.numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path

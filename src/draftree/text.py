@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, cast
 
+from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from .errors import InputError, PromptError
@@ -16,6 +17,8 @@ _WINDOW = 16
 """Tokens that are decoded together at most, once their text is complete."""
 
 _INCOMPLETE = "\ufffd"
+_TEMPLATE_FAILS = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError)
+"""What a damaged template may raise beside jinja2's own errors, which it runs as code."""
 
 
 class TextStream(Protocol):
@@ -139,7 +142,13 @@ def encode(tokenizer: PreTrainedTokenizerBase | None, prompt: Prompt) -> list[in
         raise PromptError("the prompt is empty: give it at least one character")
     if not tokenizer.chat_template:
         raise PromptError("the model has no chat template: give the prompt as raw text (--raw on the command line)")
-    encoded: Any = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
+    try:
+        encoded: Any = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
+    except (TemplateError, *_TEMPLATE_FAILS) as error:
+        raise PromptError(
+            f"the model's chat template does not take this conversation ({type(error).__name__}: {error}): "
+            "give the prompt as raw text (--raw on the command line)"
+        ) from None
     return cast(list[int], encoded["input_ids"])
 
 

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import replace
+from functools import wraps
+from threading import RLock
+from typing import Concatenate, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -37,8 +40,41 @@ _CONVERTED: WeakKeyDictionary[PreTrainedModel, tuple[Capabilities, Decoder | Non
 """Models whose layers were replaced: what was probed before, and their numerics; and their direct pass."""
 
 
+_LOCKS: WeakKeyDictionary[PreTrainedModel, RLock] = WeakKeyDictionary()
+"""Held by the thread that is inside a method of any ``HFModel`` on these weights."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _alone(method: Callable[Concatenate[HFModel, P], T]) -> Callable[Concatenate[HFModel, P], T]:
+    """A method without autograd that no two threads run at once.
+
+    A pass writes where the cache's one placement says, and its hidden states and rotary factors are read back from the
+    model: a second thread between the two would change them, and both would get wrong tokens. Between calls, rows of
+    several engines may take turns in any order.
+    """
+
+    @wraps(method)
+    def run(self: HFModel, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        if not self._lock.acquire(blocking=False):
+            raise CacheError(
+                f"{self.capabilities.name} is in use by another thread: give each thread a model of its own, or let "
+                "one thread run all requests"
+            )
+        try:
+            with torch.inference_mode():
+                return method(self, *args, **kwargs)
+        finally:
+            self._lock.release()
+
+    return run
+
+
 class HFModel:
     """A Hugging Face causal model as a ``LanguageModel``.
+
+    One thread at a time can be inside it, or inside another on the same weights.
 
     Attributes:
         capabilities: what was probed at load.
@@ -77,10 +113,13 @@ class HFModel:
         self._layers: int = model.config.get_text_config(decoder=True).num_hidden_layers
         self._keep_last = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._hidden: HiddenStates | None = None
+        self._lock = _LOCKS.setdefault(model, RLock())
         self._start()
         if self_test and _PASSED.get(model) != self.capabilities.attention:
             try:
                 probe.self_test(self)
+            except CacheError:
+                raise
             except (RuntimeError, TypeError, IndexError, AttributeError) as error:
                 raise UnsupportedModelError(
                     f"{name} ({type(model).__name__}) fails the tree self-test with {type(error).__name__}: {error}: "
@@ -168,6 +207,7 @@ class HFModel:
         """How many decoder layers it has."""
         return len(decoder_layers(self.model, self.capabilities.name))
 
+    @_alone
     def track_features(self) -> None:
         """Keep the hidden states after the final norm of all tokens from now on, for ``Row.waiting_features``.
 
@@ -192,6 +232,7 @@ class HFModel:
         """H of its hidden states."""
         return self.model.get_input_embeddings().weight.shape[1]  # type: ignore[no-any-return]
 
+    @_alone
     def reserve(self, rows: int, tokens: int) -> None:
         """Make room for ``rows`` rows of ``tokens`` tokens at once; exactly that while no row is open."""
         at = self.cache.placement
@@ -199,7 +240,7 @@ class HFModel:
             self.cache.clear()
         self.cache.reserve(rows, tokens)
 
-    @torch.inference_mode()
+    @_alone
     def open(self, prompt_ids: Sequence[int]) -> Row:
         """Prefill a new row (``LanguageModel.open``).
 
@@ -231,7 +272,7 @@ class HFModel:
             bad = next(i for i in prompt_ids if not 0 <= i < can.vocab_size)
             raise PromptError(f"prompt token {bad} is outside {can.name}'s vocabulary of {can.vocab_size}")
 
-    @torch.inference_mode()
+    @_alone
     def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Tensor:
         """Append uncommitted nodes to each row in one pass (``LanguageModel.extend``).
 
@@ -266,7 +307,7 @@ class HFModel:
         order = [r.slot - first for r in rows]
         return logits if order == list(range(len(covered))) else logits[order]
 
-    @torch.inference_mode()
+    @_alone
     def feed(self, tokens: Tensor, positions: Tensor, end: int) -> tuple[Tensor, Tensor]:
         """One more token in each of B rows that only the caller knows, without asking the host: no other row is open.
 
@@ -321,7 +362,7 @@ class HFModel:
         )
         return out.logits  # type: ignore[no-any-return]
 
-    @torch.inference_mode()
+    @_alone
     def commit(self, row: Row, path: Sequence[int]) -> None:
         """Keep the uncommitted nodes of ``path`` and drop the others (``LanguageModel.commit``).
 
@@ -331,7 +372,7 @@ class HFModel:
         self._rows.commit(self._rows.own(row), path)
         row.keep_features(path)
 
-    @torch.inference_mode()
+    @_alone
     def prune(self, row: Row, keep: Sequence[int], trunk: int) -> None:
         """Keep some uncommitted nodes and commit the first of them (``ForestModel.prune``).
 
@@ -350,7 +391,7 @@ class HFModel:
         width = getattr(config, "head_dim", None) or config.hidden_size // heads
         return 2 * self._layers * int(shared * width) * self.capabilities.dtype.itemsize
 
-    @torch.inference_mode()
+    @_alone
     def fork(self, row: Row) -> Row:
         """A new row with the same committed tokens (``LanguageModel.fork``)."""
         other = replace(row, parents=NO_NODES, features=list(row.features), pending=[])
@@ -359,8 +400,9 @@ class HFModel:
 
     @torch.inference_mode()
     def close(self, row: Row) -> None:
-        """Forget a row (``LanguageModel.close``)."""
-        self._rows.close(self._rows.own(row))
+        """Forget a row (``LanguageModel.close``); another thread's pass is waited for, so that no row stays open."""
+        with self._lock:
+            self._rows.close(self._rows.own(row))
 
 
 def _converted(model: PreTrainedModel, name: str, numerics: str | None) -> tuple[Capabilities, Decoder | None]:

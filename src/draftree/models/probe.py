@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -76,21 +77,34 @@ def _eos_ids(model: PreTrainedModel) -> frozenset[int]:
     given = getattr(model.generation_config, "eos_token_id", None)
     if given is None:
         given = model.config.get_text_config(decoder=True).eos_token_id
-    return frozenset([] if given is None else [given] if isinstance(given, int) else given)
+    ids = [] if given is None else given if isinstance(given, Sequence) else [given]
+    if not all(isinstance(token, int) for token in ids):
+        raise UnsupportedModelError(
+            f"eos_token_id is {given!r} in the model's config: it has to be a token id, or a list of them"
+        )
+    return frozenset(ids)
 
 
 def _max_length(config: object) -> tuple[int, str]:
     """Most tokens of a sequence. Inside a sliding window or chunk every mask is the full causal one, beyond it not."""
-    limits = [(int(getattr(config, "max_position_embeddings", 0) or 2**31 - 1), "its context")]
+    limits = [(_whole(config, "max_position_embeddings") or 2**31 - 1, "its context")]
     layers = getattr(config, "layer_types", None)
     for field, kind in (
         ("sliding_window", "sliding_attention"),
         ("attention_chunk_size", "chunked_attention"),
     ):
-        window = getattr(config, field, None)
+        window = _whole(config, field)
         if window and (layers is None or kind in layers):
-            limits.append((int(window), f"its {field}, inside which trees are exact"))
+            limits.append((window, f"its {field}, inside which trees are exact"))
     return min(limits)
+
+
+def _whole(config: object, field: str) -> int:
+    """A number of tokens in a config, 0 where it has none."""
+    value = getattr(config, field, None) or 0
+    if not isinstance(value, int) or value < 0:
+        raise UnsupportedModelError(f"{field} is {value!r} in the model's config: it has to be a number of tokens")
+    return value
 
 
 @torch.inference_mode()
