@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -19,11 +20,20 @@ def user_path(name: str | Path) -> Path:
     """
     try:
         path = Path(name).expanduser()
-        path.exists()
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            path.lstat()
     except (OSError, ValueError, RuntimeError) as error:
         why = getattr(error, "strerror", None) or str(error).rstrip(".")
         raise ConfigError(f"{str(name)[:_SHOWN]!r} cannot be a path ({why}): give another one") from None
     return path
+
+
+def is_path(name: str) -> bool:
+    """Something is at the path that a text names, if it names one."""
+    try:
+        return user_path(name).exists()
+    except ConfigError:
+        return False
 
 
 _SHOWN = 200

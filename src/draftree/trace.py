@@ -20,6 +20,7 @@ import torch
 
 from .draft.base import Outcome
 from .errors import ConfigError, DraftreeWarning, TraceError
+from .files import user_path
 from .observer import Observer, Setup
 from .records import (
     FORMAT,
@@ -62,7 +63,7 @@ class Trace(Observer):
         labels: Mapping[str, str] | None = None,
         warn: Callable[[str], None] | None = None,
     ) -> None:
-        self.path = Path(path)
+        self.path = user_path(path)
         self._force = force
         self._labels = dict(labels or {})
         self._warn = warn or _warn
@@ -173,7 +174,7 @@ def read_trace(path: str | Path) -> Iterator[Record]:
     Raises:
         TraceError: at the first record: no such file, no trace, or one of a newer version; later: a corrupt line.
     """
-    path = Path(path)
+    path = user_path(path)
     lengths: dict[int, int] = {}
     try:
         file = path.open("rb")

@@ -158,7 +158,7 @@ def test_hierarchies_learn_and_are_no_models() -> None:
         ("none>layers=1", "none is no level of a hierarchy"),
         ("auto>layers=1", "auto is no level of a hierarchy"),
         ("lookup>layers=9", "drafter 'layers=9': the target has 2 layers: keep 1 to 2 of them"),
-        ("lookup>layers=0-9", "which has 2: give numbers from 0 to 1"),
+        ("lookup>layers=0-9", "has 2 layers: give numbers from 0 to 1"),
         ("lookup>layers=two", "write how many layers are kept, as layers=20, or which, as layers=0-9.12.15-29"),
         ("lookup>layers=", "write how many layers are kept"),
         ("lookup>no-such-folder/x/y", "no drafter 'no-such-folder/x/y'"),

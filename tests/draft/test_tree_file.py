@@ -77,11 +77,12 @@ def test_a_folder_is_no_tree_file(tmp_path: Path) -> None:
         (b"[" * 100_000, "is not JSON"),
         (b"[]", "no tree file"),
         (b'{"format": "something else"}', "no tree file"),
+        (b'{"format": "draftree static tree", "version": NaN}', "NaN is no finite number"),
     ],
 )
 def test_what_is_no_tree_file_is_said_to_be_none(content: bytes, named: str, tmp_path: Path) -> None:
     (tmp_path / "bad.json").write_bytes(content)
-    with pytest.raises(ConfigError, match=f"{named}: give a file that 'draftree calibrate' wrote"):
+    with pytest.raises(ConfigError, match=f"{named}.*: give a file that 'draftree calibrate' wrote"):
         read_tree(str(tmp_path / "bad.json"))
 
 
@@ -91,6 +92,9 @@ CHANGES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "no tree": (lambda c: c.pop("tree"), "has no 'tree'"),
     "no table": (lambda c: c.pop("accepted"), "has no 'accepted'"),
     "a name that is none": (lambda c: c.update(drafter=3), "corrupt: 3 is no name"),
+    "text for a number": (lambda c: c.update(temperature="inf"), "corrupt: 'inf' is no number"),
+    "part of a prompt": (lambda c: c.update(prompts=1.5), "corrupt"),
+    "more than is counted": (lambda c: c.update(tree=[[10**20]]), "corrupt"),
     "no nodes": (lambda c: c.update(tree=[]), "corrupt: the tree has 0 nodes"),
     "nodes that are none": (lambda c: c.update(tree=[1]), "corrupt"),
     "an orphan": (lambda c: c.update(tree=[[0], [1, 0]]), r"corrupt: the tree has node \[1, 0\] but not \[1\]"),
@@ -111,6 +115,19 @@ def test_a_corrupt_file_is_refused_by_what_is_wrong_in_it(case: str, path: Path)
     with pytest.raises(ConfigError, match=named) as error:
         read_tree(str(path))
     assert str(error.value).endswith("give a file that 'draftree calibrate' wrote")
+
+
+@pytest.mark.parametrize("number", ["Infinity", "-Infinity", "NaN", "1e999"])
+@pytest.mark.parametrize(
+    "field", ["temperature", "prompts", "expected_acceptance_length", "trials", "accepted", "tree"]
+)
+def test_infinite_numbers_are_refused(field: str, number: str, path: Path) -> None:
+    """Infinitely many prompts ended in a traceback; an infinite temperature was taken."""
+    content = json.loads(path.read_text())
+    content[field] = "NUMBER"
+    path.write_text(json.dumps(content).replace('"NUMBER"', number))
+    with pytest.raises(ConfigError, match="no finite number"):
+        read_tree(str(path))
 
 
 def test_a_file_that_cannot_be_written_leaves_nothing(path: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from draftree.draft.names import layers_of
 from draftree.errors import ConfigError
 from draftree.models.base import Nodes
 from draftree.models.hf import HFModel
@@ -83,6 +84,27 @@ def test_its_passes_do_not_change_the_hidden_states_of_the_whole_model() -> None
     some.open([7, 8, 9])
     assert not some.tracks_features
     assert torch.equal(row.waiting_features(), before)
+
+
+@pytest.mark.parametrize(
+    ("name", "kept"), [("1", (0,)), ("6", tuple(range(6))), ("0-2.4", (0, 1, 2, 4)), ("3.5", (3, 5)), ("2-1", ())]
+)
+def test_layers_are_kept_by_number(name: str, kept: tuple[int, ...]) -> None:
+    assert layers_of(f"layers={name}", 6) == kept
+
+
+NO_LAYERS = (
+    *("0", "7", "-1", "", "a", "1-", "-", ".", "0-6", "6-6", "0--1", "1.5.", " 1", "+1", "1_0", "0,1", "²"),
+    "0-" + "9" * 18,
+    "9" * 5000,
+)
+
+
+@pytest.mark.parametrize("name", NO_LAYERS, ids=lambda name: name[:9])
+def test_layers_that_no_model_has_are_refused(name: str) -> None:
+    """layers=0-999999999999999999 took all memory, and layers=1- was taken for layers=1-1."""
+    with pytest.raises(ConfigError):
+        layers_of(f"layers={name}", 6)
 
 
 @pytest.mark.parametrize("kept", [[], [2], [1, 0], [0, 0], [-1]])

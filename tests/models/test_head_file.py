@@ -163,6 +163,27 @@ def _drop(folder: Path, name: str) -> None:
     save_file(tensors, folder / "head.safetensors")
 
 
+def _put(folder: Path, name: str, change: Callable[[Tensor], Tensor]) -> None:
+    tensors = load_file(folder / "head.safetensors")
+    save_file(tensors | {name: change(tensors[name]).contiguous()}, folder / "head.safetensors")
+
+
+def swap(folder: Path, file: str, content: bytes | None) -> None:
+    """Put something else into a file's place; None: a folder."""
+    (folder / file).unlink()
+    if content is None:
+        (folder / file).mkdir()
+    else:
+        (folder / file).write_bytes(content)
+
+
+def infinite(folder: Path, field: str) -> None:
+    """A number that is finite only as text."""
+    edit(folder, **{field: "NUMBER"})
+    path = folder / "config.json"
+    path.write_text(path.read_text().replace('"NUMBER"', "1e999"))
+
+
 def _list(folder: Path, tokens: list[int]) -> None:
     tensors = load_file(folder / "head.safetensors") | {"vocabulary": torch.tensor(tokens, dtype=torch.int32)}
     save_file(tensors, folder / "head.safetensors")
@@ -177,8 +198,20 @@ BAD: dict[str, Callable[[Path], object]] = {
     "no size": lambda f: edit(f, heads=0),
     "text for a size": lambda f: edit(f, heads="4"),
     "infinite": lambda f: edit(f, rope_theta=float("inf")),
+    "infinite by its exponent": lambda f: infinite(f, "norm_eps"),
+    "huge": lambda f: edit(f, rope_theta=10**400),
     "other field": lambda f: edit(f, layers=2),
     "other shape": lambda f: edit(f, intermediate_size=5),
+    "no object": lambda f: swap(f, "config.json", b'"draftree-head"'),
+    "nested too deep": lambda f: swap(f, "config.json", b"[" * 10**5),
+    "weights swapped": lambda f: swap(f, "head.safetensors", b"{}"),
+    "weights a folder": lambda f: swap(f, "head.safetensors", None),
+    "no finite weight": lambda f: _put(f, "down.weight", lambda x: x * float("nan")),
+    "whole numbers for weights": lambda f: _put(f, "down.weight", lambda x: x.int()),
+    "complex sample": lambda f: _put(f, "target_sample", lambda x: x.to(torch.complex64)),
+    "no sample": lambda f: _drop(f, "target_sample"),
+    "truth values for tokens": lambda f: _put(f, "vocabulary", lambda x: x.bool()),
+    "table for a vocabulary": lambda f: _put(f, "vocabulary", lambda x: x[:, None]),
     "no matrix": lambda f: _drop(f, "down.weight"),
     "no vocabulary": lambda f: _drop(f, "vocabulary"),
     "empty vocabulary": lambda f: _list(f, []),

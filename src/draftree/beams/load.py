@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import cast
 
 from ..draft.levels import levels_of
 from ..draft.load import drafting_model, fast_in_int4
 from ..draft.names import AUTO, DEFAULT_DRAFTER, is_own, parts_of
 from ..errors import ConfigError
+from ..files import is_path
 from ..models.head_file import shipped_for
 from ..models.head_model import HeadModel
 from ..models.hf import HFModel
@@ -57,7 +57,7 @@ def check_beam_drafter(name: str | HFModel, sampled: bool) -> None:
     Raises:
         InputError: it cannot, or is not written as a drafter is.
     """
-    if not isinstance(name, str) or Path(name).expanduser().exists():
+    if not isinstance(name, str) or is_path(name):
         return
     *below, top = levels_of(name)
     for level in (*below, top):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, RunError
+from ..files import user_path
 
 Found = list[tuple[list[int], float]]
 """Sequences and scores, best first."""
@@ -61,7 +62,7 @@ class Lines:
     """
 
     def __init__(self, file: str | Path | None, settings: Mapping[str, Any]) -> None:
-        self._path = None if file is None else Path(file).expanduser()
+        self._path = None if file is None else user_path(file)
         self._lines: dict[tuple[int, str, int], Line] = {}
         if self._path is None:
             return

@@ -23,6 +23,7 @@ from ..config import SamplingParams
 from ..draft.levels import without_loop_back
 from ..draft.methods import DEFAULT_METHOD, DEFAULT_NODES
 from ..errors import ConfigError, RunError
+from ..files import user_path
 from ..models.load import DEFAULT_MODEL
 from ..models.numerics import DEFAULT_NUMERICS
 from ..options import Candidates, Device, Dtype, Nodes, NoLoopBack, Numerics, Target, whole
@@ -195,7 +196,7 @@ def _files(names: Iterable[str]) -> dict[str, str]:
     """Digests of the files that are among the names or parts of them: what a file holds, what a folder's files are."""
     found = {}
     for name in sorted({part for named in names for part in (named, *re.split(r"[+>]", named))}):
-        path = Path(name)
+        path = user_path(name)
         if path.is_file():
             content = path.read_bytes() if path.stat().st_size < _HASHED else _stamp(path)
         elif path.is_dir():

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import IO, Any
 
 from ..errors import ConfigError, DraftreeWarning, RunError
-from ..files import write_whole
+from ..files import user_path, write_whole
 from .record import Record, decode, encode
 
 CONFIG, RESULTS, SUMMARY = "config.json", "results.jsonl", "summary.json"
@@ -42,7 +42,7 @@ class RunFolder:
     """
 
     def __init__(self, path: str | Path, config: Mapping[str, Any]) -> None:
-        self.path = Path(path).expanduser()
+        self.path = user_path(path)
         self._config = {"format": FORMAT, "version": VERSION, **json.loads(json.dumps(config))}
         self._file: IO[bytes] | None = None
         self.records: list[Record] = []

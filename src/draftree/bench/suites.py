@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DraftreeWarning, PromptError, UnknownNameError
+from ..files import user_path
 from . import formats
 from .formats import Item, Row
 
@@ -89,7 +90,7 @@ SUITES = {
 
 def data_folder(given: str | None = None) -> Path:
     """Where prompt sets lie: ``given``, else ``DRAFTREE_DATA``, else ``../shared/data``."""
-    return Path(given or os.environ.get(DATA, "../shared/data")).expanduser()
+    return user_path(given or os.environ.get(DATA, "../shared/data"))
 
 
 def load_suite(name: str, *, data: str | None = None, skip_bad: bool = False) -> list[Item]:
@@ -105,7 +106,7 @@ def load_suite(name: str, *, data: str | None = None, skip_bad: bool = False) ->
         PromptError: a line cannot be read; the message has its number.
     """
     if name not in SUITES:
-        path = Path(name).expanduser()
+        path = user_path(name)
         if not path.is_file():
             raise UnknownNameError(f"no suite {name!r}: choose from {', '.join(SUITES)}, or name a file of JSON lines")
         return _unique(_parsed(_rows(path), formats.own, str(path), skip_bad), name)

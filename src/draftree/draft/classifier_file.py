@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, UnknownNameError
-from ..files import write_whole
+from ..files import user_path, write_whole
 from .classifier import Classifier, Provenance
 
 FORMAT = "draftree classifier"
@@ -71,7 +71,7 @@ def read_classifier(name: str) -> ClassifierFile:
         ConfigError: it cannot be read, or is no classifier file of this version.
     """
     shipped = {path.stem: path for path in SHIPPED.glob("*.json")}
-    path = shipped.get(name) or Path(name).expanduser()
+    path = shipped.get(name) or user_path(name)
     try:
         if path.stat().st_size > _LARGEST:
             raise ConfigError(f"classifier file {name} is larger than {_LARGEST} bytes: {_WAY_OUT}")

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from ..errors import ConfigError
+from ..files import is_path
 from .loop import NEVER, LoopBack
 from .methods import find_method
 from .policy import GrowthPolicy
@@ -78,7 +78,7 @@ def levels_of(name: str) -> tuple[LevelName, ...]:
     Raises:
         InputError: a level has no name, or settings that it cannot have.
     """
-    if Path(name).exists() or ">" not in name:
+    if is_path(name) or ">" not in name:
         return (LevelName(name),)
     levels = tuple(_level(part.strip(), name, verifies=i > 0) for i, part in enumerate(name.split(">")))
     for where, level, wrong in (
@@ -129,7 +129,7 @@ def without_loop_back(name: str) -> str:
 
 
 def _level(text: str, whole: str, *, verifies: bool) -> LevelName:
-    if text and Path(text).exists():
+    if text and is_path(text):
         return LevelName(text, verifies=verifies)
     head, *rest = text.split(":")
     settings: dict[str, str] = {}

@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 from transformers import PreTrainedModel
 
 from ..errors import DraftreeWarning, UnknownNameError, VocabularyError
+from ..files import user_path
 from ..models.base import LanguageModel
 from ..models.head_file import fits, is_head, load_head, shipped_for, shipped_head
 from ..models.head_model import HeadModel
@@ -86,7 +87,7 @@ class _Making:
         if name == "recycle":
             return RecycleSource(file=self.recycle_file)
         if isinstance(judge, ModelSource) and isinstance(judge.model, HFModel):
-            folder = shipped_for(target) if name == "head" else Path(name).expanduser()
+            folder = shipped_for(target) if name == "head" else user_path(name)
             if folder and is_head(folder) and fits(folder, target) and fits(folder, judge.model):
                 target.track_features()  # committed tokens come with the target's hidden states
                 return HeadSource(load_head(folder, judge.model), target.capabilities.vocab_size, judge=judge)
@@ -129,7 +130,7 @@ def load_drafter(
         return TreeDrafter(policy, _model_source(name, target), called)
     levels = levels_of(name)
     own = [part for level in levels for part in parts_of(level.name) if is_own(part)]
-    file = None if recycle_file is None else Path(recycle_file).expanduser()
+    file = None if recycle_file is None else user_path(recycle_file)
     window = None
     if len(levels) > 1 and isinstance(policy, DynamicWindow) and policy.tree == CHAIN:
         window, policy = policy.window, CHAIN  # HSDDW: the threshold of the run is the upper level's (``LoopBack``)
@@ -205,7 +206,7 @@ def drafting_model(name: str | HFModel, target: HFModel) -> HFModel | HeadModel:
             return _own(name, target)
         if name == "head":
             return shipped_head(target)
-        if is_head(folder := Path(name).expanduser()):
+        if is_head(folder := user_path(name)):
             return load_head(folder, target)
         try:
             name = load(name, device=str(target.capabilities.device), numerics=_numerics(target))

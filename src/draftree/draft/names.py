@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from ..errors import ConfigError
+from ..files import is_path, user_path
 from ..models.head_file import is_head
 from ..models.hf import HFModel
 from .levels import is_hierarchy, levels_of
@@ -26,6 +28,8 @@ hierarchy in which A proposes and B verifies (``levels.py``)."""
 CHEAPER = ("int4", "int8", "fp16w")
 """Numerics in which the target drafts for itself."""
 LAYERS = "layers="
+_KEPT = re.compile(r"\d{1,6}(-\d{1,6})?(\.\d{1,6}(-\d{1,6})?)*", re.ASCII)
+"""What follows: a number of layers, or those that are kept."""
 
 
 def parts_of(name: str) -> tuple[str, ...]:
@@ -34,7 +38,7 @@ def parts_of(name: str) -> tuple[str, ...]:
     Raises:
         ConfigError: a part is missing, there twice, or one of "none" and "auto".
     """
-    parts = (name,) if Path(name).exists() else tuple(part.strip() for part in name.split("+"))
+    parts = (name,) if is_path(name) else tuple(part.strip() for part in name.split("+"))
     if len(parts) == 1:
         return (name,)
     if not all(parts):
@@ -56,7 +60,7 @@ def names_model(name: str) -> bool:
         ConfigError: as ``parts_of``.
     """
     own = name in DRAFTERS or name in CHEAPER or name.startswith(LAYERS) or is_hierarchy(name)
-    return not own and len(parts_of(name)) == 1 and not is_head(Path(name).expanduser())
+    return not own and len(parts_of(name)) == 1 and not is_head(user_path(name))
 
 
 def learns(name: str | HFModel) -> bool:
@@ -92,22 +96,21 @@ def layers_of(name: str, count: int) -> tuple[int, ...]:
         ConfigError: it is written otherwise, or there are not so many.
     """
     text = name.removeprefix(LAYERS)
-    try:
-        if text.isdecimal():
-            if not 1 <= int(text) <= count:
-                raise ConfigError(f"drafter {name!r}: the target has {count} layers: keep 1 to {count} of them")
-            return tuple(range(int(text)))
-        found: list[int] = []
-        for part in text.split("."):
-            first, _, last = part.partition("-")
-            found += range(int(first), int(last or first) + 1)
-        return tuple(found)
-    except ConfigError:
-        raise
-    except ValueError:
+    if not _KEPT.fullmatch(text):
         raise ConfigError(
             f"drafter {name!r}: write how many layers are kept, as layers=20, or which, as layers=0-9.12.15-29"
-        ) from None
+        )
+    if text.isdecimal():
+        if not 1 <= int(text) <= count:
+            raise ConfigError(f"drafter {name!r}: the target has {count} layers: keep 1 to {count} of them")
+        return tuple(range(int(text)))
+    found: list[int] = []
+    for part in text.split("."):
+        first, _, last = part.partition("-")
+        if int(last or first) >= count:
+            raise ConfigError(f"drafter {name!r}: the target has {count} layers: give numbers from 0 to {count - 1}")
+        found += range(int(first), int(last or first) + 1)
+    return tuple(found)
 
 
 def is_own(name: str) -> bool:

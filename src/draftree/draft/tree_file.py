@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError, UnknownNameError
-from ..files import write_whole
+from ..files import parse_json, user_path, write_whole
 from .static import Pair, Ranks, RankTree
 
 FORMAT = "draftree static tree"
@@ -106,15 +107,15 @@ def read_tree(name: str) -> TreeFile:
         UnknownNameError: there is no such file.
         ConfigError: it cannot be read, or is no tree file of this version.
     """
-    path = Path(name).expanduser()
+    path = user_path(name)
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json(path.read_bytes())
     except FileNotFoundError:
         raise UnknownNameError(f"no tree file {name!r}: make one with 'draftree calibrate'") from None
     except OSError as error:
         raise ConfigError(f"cannot read tree file {name}: {error.strerror}: {_WAY_OUT}") from None
-    except (ValueError, RecursionError):
-        raise ConfigError(f"tree file {name} is not JSON: {_WAY_OUT}") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"tree file {name} is not JSON ({error}): {_WAY_OUT}") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ConfigError(f"{name} is JSON but no tree file: {_WAY_OUT}")
     if content.get("version") != VERSION:
@@ -122,16 +123,16 @@ def read_tree(name: str) -> TreeFile:
     try:
         found = TreeFile(
             made_for=Pair(_text(content["target"]), _text(content["drafter"])),
-            temperature=float(content["temperature"]),
-            prompts=int(content["prompts"]),
+            temperature=float(_number(content["temperature"])),
+            prompts=operator.index(content["prompts"]),
             counts=Counts.parse(content["trials"], content["accepted"]),
-            expected_acceptance_length=float(content["expected_acceptance_length"]),
+            expected_acceptance_length=float(_number(content["expected_acceptance_length"])),
             tree=_paths(content["tree"]),
         )
         _ = found.policy  # raises where the nodes make no tree
     except KeyError as error:
         raise ConfigError(f"tree file {name} has no {error}: {_WAY_OUT}") from None
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise ConfigError(f"tree file {name} is corrupt: {error}: {_WAY_OUT}") from None
     return found
 
@@ -143,6 +144,12 @@ def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{value!r} is no name")
     return value
+
+
+def _number(value: Any) -> int | float:
+    if type(value) not in (int, float):
+        raise TypeError(f"{value!r} is no number")
+    return value  # type: ignore[no-any-return]
 
 
 def _paths(value: Sequence[Sequence[int]]) -> tuple[Ranks, ...]:

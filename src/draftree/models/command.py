@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..errors import ConfigError
+from ..files import user_path
 from ..openmp import WAITING
 from ..options import Device, Dtype, Numerics
 from .load import load
@@ -115,7 +115,7 @@ def _check_plot(file: str) -> None:
     Raises:
         ConfigError: the plot cannot be drawn or written.
     """
-    path = Path(file)
+    path = user_path(file)
     if path.suffix not in (".png", ".svg", ".pdf"):
         raise ConfigError(f"--plot is {file!r}: give a file that ends in .png, .svg or .pdf")
     if not path.parent.is_dir():

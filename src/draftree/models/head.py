@@ -8,7 +8,7 @@ Knows nothing of caches, trees or training.
 
 from __future__ import annotations
 
-import math
+import sys
 from dataclasses import asdict, dataclass, fields
 from typing import NamedTuple
 
@@ -51,7 +51,7 @@ class HeadConfig:
             value, whole = getattr(self, field.name), field.type == "int"
             if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
                 raise ConfigError(f"{field.name} is {value!r}: use a {'whole ' if whole else ''}number")
-            if not 0 < value < math.inf:
+            if not 0 < value <= sys.float_info.max:
                 raise ConfigError(f"{field.name} is {value}: use a positive number")
         if self.heads % self.kv_heads or self.head_dim % 2:
             raise ConfigError(

@@ -16,10 +16,11 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from ..errors import ConfigError, ModelFileError, RunError, UnknownNameError
-from ..files import write_whole
+from ..files import parse_json, write_whole
 from .head import HeadConfig, HeadNetwork, embeddings
 from .head_model import HeadModel
 from .hf import HFModel
+from .pretrained import first_line
 
 FORMAT, VERSION = "draftree-head", 1
 CONFIG, WEIGHTS = "config.json", "head.safetensors"
@@ -36,7 +37,7 @@ def is_head(folder: Path) -> bool:
     """Is there a head in this folder, whole or not?"""
     try:
         return bool(json.loads((folder / CONFIG).read_text(encoding="utf-8"))["format"] == FORMAT)
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return (folder / WEIGHTS).is_file()
 
 
@@ -82,8 +83,11 @@ def read_head(folder: Path) -> tuple[str, HeadNetwork, Tensor, Tensor]:
         with torch.device("meta"):  # no random weights, which would take longer than reading these
             network = HeadNetwork(config)
         tensors = load_file(folder / WEIGHTS)
-        vocabulary, known = tensors.pop("vocabulary").long(), tensors.pop("target_sample")
-        network.load_state_dict({name: value.float() for name, value in tensors.items()}, assign=True)
+        vocabulary, known = tensors.pop("vocabulary"), _numbers(tensors.pop("target_sample"), "target_sample")
+        if vocabulary.dtype not in (torch.int32, torch.int64) or vocabulary.dim() != 1:
+            raise ValueError("its draft vocabulary is not a list of tokens")
+        vocabulary = vocabulary.long()
+        network.load_state_dict({name: _numbers(value, name) for name, value in tensors.items()}, assign=True)
         if not len(vocabulary) or bool((vocabulary.diff() <= 0).any()) or not 0 <= int(vocabulary[0]):
             raise ValueError("its draft vocabulary is not a list of different tokens")
         if int(vocabulary[-1]) >= network.config.vocab_size:
@@ -93,19 +97,31 @@ def read_head(folder: Path) -> tuple[str, HeadNetwork, Tensor, Tensor]:
 
 def _read_config(folder: Path) -> tuple[str, HeadConfig]:
     """The name of the target, and the sizes."""
-    document: dict[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    if (document.pop("format"), document.pop("version")) != (FORMAT, VERSION):
+    document: Any = parse_json((folder / CONFIG).read_bytes())
+    if not isinstance(document, dict) or (document.pop("format"), document.pop("version")) != (FORMAT, VERSION):
         raise ValueError("another format")
     return str(document.pop("target")), HeadConfig(**document)
+
+
+def _numbers(weight: Tensor, name: str) -> Tensor:
+    """A weight as float32.
+
+    Raises:
+        ValueError: it is of whole numbers, or some are not finite.
+    """
+    if not weight.is_floating_point() or not bool((numbers := weight.float()).isfinite().all()):
+        raise ValueError(f"its {name} is not all finite numbers")
+    return numbers
 
 
 @contextmanager
 def _reading(folder: Path) -> Iterator[None]:
     try:
         yield
-    except (OSError, ValueError, TypeError, KeyError, RuntimeError, ConfigError, SafetensorError) as error:
-        why = str(error).strip().splitlines()[0].rstrip(".:") if str(error).strip() else type(error).__name__
-        raise ModelFileError(f"cannot read the draft head {folder}: {why}: copy it again, or train another") from None
+    except (OSError, ValueError, TypeError, KeyError, OverflowError, RuntimeError, SafetensorError) as error:
+        raise ModelFileError(
+            f"cannot read the draft head {folder}: {first_line(error)}: copy it again, or train another"
+        ) from None
 
 
 def load_head(folder: Path, target: HFModel) -> HeadModel:
@@ -169,7 +185,7 @@ def fits(folder: Path, target: HFModel) -> bool:
         if any(own != size for _, own, size in _sizes(_read_config(folder)[1], given)):
             return False
         with safe_open(folder / WEIGHTS, framework="pt") as file:
-            known = file.get_tensor("target_sample")
+            known = _numbers(file.get_tensor("target_sample"), "target_sample")
     return _same(known, sample(target))
 
 

@@ -1,7 +1,7 @@
 """Folders and hub ids of transformers models, and GGUF files, read without trust.
 
-No code of a model is run, no pickle is read, and a weight that the checkpoint lacks is an error: transformers would ask
-on standard input whether to run the code, and draw the weight at random. Knows no names and no caches.
+No code of a model is run, no pickle is read, and a weight that the checkpoint lacks is an error: transformers would
+prompt on standard input for consent to run the code, and draw the weight at random. Knows no names and no caches.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def _pickled(name: str, file: str) -> ModelFileError:
 
 
 def _check_weights(report: dict[str, Any], name: str) -> None:
-    """Every weight comes from the checkpoint; what the checkpoint has beside them is told.
+    """Every weight comes from the checkpoint; what the checkpoint has beside them costs a warning.
 
     Raises:
         ModelFileError: weights are missing, or have other shapes.

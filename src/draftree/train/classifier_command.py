@@ -16,6 +16,7 @@ from ..draft.drafter import TreeDrafter
 from ..draft.load import load_drafter
 from ..draft.names import DEFAULT_DRAFTER
 from ..errors import ConfigError, RunError
+from ..files import user_path
 from ..models.load import DEFAULT_MODEL, load
 from ..options import Device, Drafter, Dtype, Target, number, whole
 from ..told import told
@@ -111,7 +112,7 @@ def classifier(
     licences = stated(licence, len(prompts))
     files = [read_prompts(name) for name in prompts]
     check_split(len(shuffled(files, seed)), apart)
-    folder = Path(data).expanduser() if data else path.with_name(f"{path.name}.samples")
+    folder = user_path(data) if data else path.with_name(f"{path.name}.samples")
     check_room(folder, samples)
     model = load(target, dtype=dtype, device=device)
     drafts = load_drafter(drafter, model, full_trees(), learning=False)

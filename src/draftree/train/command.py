@@ -18,6 +18,7 @@ from ..draft.names import DEFAULT_DRAFTER, learns
 from ..draft.static import Pair
 from ..draft.tree_file import TreeFile
 from ..errors import ConfigError, PromptError, RunError
+from ..files import user_path
 from ..models.hf import HFModel
 from ..models.load import DEFAULT_MODEL, load
 from ..models.measure import kept_or_measured
@@ -118,7 +119,7 @@ def check_place(name: str, force: bool) -> Path:
     Raises:
         ConfigError: there is something already, or no folder that can be written.
     """
-    path = Path(name).expanduser()
+    path = user_path(name)
     if path.is_dir():
         raise ConfigError(f"{name} is a folder: give --out a file")
     if path.exists() and not force:

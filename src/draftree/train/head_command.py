@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 
 from ..errors import ConfigError, RunError
+from ..files import user_path
 from ..models.head_file import is_head
 from ..models.load import DEFAULT_MODEL, load
 from ..options import Device, Dtype, Target, number, whole
@@ -89,7 +90,7 @@ def head(
     recipe = FitRecipe(batch=batch, learning_rate=learning_rate, unroll=unroll, bf16=bool(bf16), seed=seed)
     licences = stated(licence, len(prompts))
     folder = _check_place(out)
-    start = None if init is None else Path(init).expanduser()
+    start = None if init is None else user_path(init)
     if start is not None and not is_head(start):
         raise ConfigError(f"no draft head in {init}: give --init a folder that this command wrote")
     files = [read_prompts(name) for name in prompts]
@@ -142,7 +143,7 @@ def stated(licences: list[str] | None, files: int) -> list[str | None]:
 
 def sha256(name: str) -> str:
     """Of a file's bytes."""
-    return hashlib.sha256(Path(name).expanduser().read_bytes()).hexdigest()
+    return hashlib.sha256(user_path(name).read_bytes()).hexdigest()
 
 
 def _check_place(name: str) -> Path:
@@ -151,7 +152,7 @@ def _check_place(name: str) -> Path:
     Raises:
         ConfigError: it is a file, or no folder that can be written.
     """
-    folder = Path(name).expanduser()
+    folder = user_path(name)
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{name} is a file: give --out a folder")
     place = folder if folder.exists() else folder.parent

@@ -6,9 +6,9 @@ import csv
 import io
 import json
 from collections.abc import Iterator
-from pathlib import Path
 
 from ..errors import PromptError, UnknownNameError
+from ..files import user_path
 
 KEYS = ("prompt", "text", "question", "instruction")
 """Where a JSON object has its prompt; the first that it has counts."""
@@ -29,7 +29,7 @@ def read_prompts(name: str) -> list[str]:
         UnknownNameError: there is no such file.
         PromptError: it cannot be read, or holds no prompts; the message says which line.
     """
-    path = Path(name).expanduser()
+    path = user_path(name)
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:

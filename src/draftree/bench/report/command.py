@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ...errors import ConfigError, RunError
-from ...files import write_whole
+from ...files import user_path, write_whole
 from ...show import out
 from . import agreement, dsbd, gunjur, headlines, opt_tree, overview, sweeps
 from .page import FIGURES, Section, to_html, to_markdown, write_figures
@@ -35,8 +34,8 @@ def report(
 ) -> None:
     """Draw the tables and figures of the papers from runs: DIR/report.md and DIR/report.html."""
     check_plots()
-    place = Path(folder).expanduser()
-    text = place / "report.md" if markdown is None else Path(markdown).expanduser()
+    place = user_path(folder)
+    text = place / "report.md" if markdown is None else user_path(markdown)
     if not place.is_dir():
         raise ConfigError(f"no folder {folder}: name one that 'draftree bench --out' wrote, or one that holds some")
     if not text.parent.is_dir():

@@ -1,0 +1,129 @@
+"""Paths that users name, JSON whose numbers are finite."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from draftree.cli import run
+from draftree.draft.load import load_drafter
+from draftree.draft.methods import find_policy
+from draftree.errors import ConfigError, InputError
+from draftree.files import is_path, parse_json, user_path
+from draftree.models.hf import HFModel
+from draftree.models.load import load
+from draftree.trace import read_trace
+
+from .tiny import save_tiny, tiny
+
+NO_PATHS = {
+    "NUL": "a\0b",
+    "NUL in a folder": "/a\0/b",
+    "too long": "x" * 5000,
+    "no such user": "~nobody-of-this-name/x",
+    "no UTF-8": "a\ud800b",
+}
+
+
+@pytest.mark.parametrize("case", NO_PATHS)
+def test_what_cannot_be_a_path_is_refused(case: str) -> None:
+    """NUL bytes and unknown users ended in tracebacks of pathlib."""
+    with pytest.raises(ConfigError) as caught:
+        user_path(NO_PATHS[case])
+    assert "\n" not in str(caught.value)
+    assert not is_path(NO_PATHS[case])
+
+
+def test_a_path_need_not_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "file").touch()
+    assert user_path("~/file") == tmp_path / "file"
+    assert user_path(tmp_path / "file" / "below") == tmp_path / "file" / "below"
+    assert (is_path("~/file"), is_path("~/other")) == (True, False)
+
+
+def test_a_path_that_goes_in_circles_is_refused(tmp_path: Path) -> None:
+    os.symlink(tmp_path / "circle", tmp_path / "circle")
+    with pytest.raises(ConfigError):
+        user_path(tmp_path / "circle" / "file")
+
+
+COMMANDS = (
+    "generate a --target BAD",
+    "generate a --target MODEL --drafter BAD",
+    "generate a --target MODEL --drafter lookup+BAD",
+    "generate a --target MODEL --drafter lookup>BAD",
+    "generate a --target MODEL --beams 2 --drafter BAD",
+    "generate a --target MODEL --drafter lookup --method sequoia --tree BAD",
+    "generate a --target MODEL --drafter lookup --method c2t --set classifier=BAD",
+    "generate a --target MODEL --drafter lookup --trace BAD",
+    "generate a --target MODEL --drafter recycle --recycle-file BAD",
+    "chat --target BAD",
+    "info BAD",
+    "profile BAD",
+    "profile MODEL --plot BAD.png",
+    "calibrate --target MODEL --drafter lookup --prompts BAD --out OUT",
+    "calibrate --target MODEL --drafter lookup --prompts PROMPTS --out BAD",
+    "train head --target MODEL --prompts BAD --out OUT",
+    "train head --target MODEL --prompts PROMPTS --out BAD",
+    "train head --target MODEL --prompts PROMPTS --out OUT --init BAD",
+    "train classifier --target MODEL --drafter lookup --prompts BAD --out OUT",
+    "train classifier --target MODEL --drafter lookup --prompts PROMPTS --out BAD",
+    "train classifier --target MODEL --drafter lookup --prompts PROMPTS --out OUT --data BAD",
+    "train classifier --target MODEL --drafter lookup --prompts PROMPTS --out OUT --fine-tune BAD",
+    "bench --target MODEL --suite BAD --out OUT",
+    "bench --target MODEL --suite SUITE --out BAD",
+    "bench --target MODEL --suite mt-bench --data BAD --out OUT",
+    "bench --target BAD --suite SUITE --out OUT",
+    "bench --target MODEL --suite SUITE --out OUT --drafters BAD",
+    "report BAD",
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_tiny(tmp_path_factory.mktemp("models") / "tiny"))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_nul_byte_in_any_path_is_one_line(
+    command: str, model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    places = {"MODEL": model, "OUT": str(tmp_path / "out")}
+    for place, content in (("PROMPTS", "".join(f"a {i}\n" for i in range(40))), ("SUITE", json.dumps({"prompt": "a"}))):
+        (tmp_path / place).write_text(content)
+        places[place] = str(tmp_path / place)
+    words = [places.get(word, word.replace("BAD", "a\0b")) for word in command.split()]
+    capsys.readouterr()
+    assert run(words) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert len(printed.err.strip().splitlines()) == 1, printed.err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["PROMPTS", "SUITE"]
+
+
+@pytest.mark.parametrize("path", NO_PATHS.values(), ids=NO_PATHS)
+def test_the_library_refuses_them_too(path: str) -> None:
+    target = HFModel(tiny(), self_test=False)
+    policy = find_policy("chain")
+    with pytest.raises(InputError):
+        load(path)
+    with pytest.raises(InputError):
+        load_drafter(path, target, policy)
+    with pytest.raises(InputError):
+        load_drafter("recycle", target, policy, recycle_file=path)
+    with pytest.raises(InputError):
+        list(read_trace(path))
+
+
+@pytest.mark.parametrize("text", ["NaN", "[-Infinity]", '{"a": 1e999}', "-1e999", "{", ""])
+def test_json_with_numbers_that_are_none_is_refused(text: str) -> None:
+    with pytest.raises(ValueError):
+        parse_json(text)
+
+
+def test_json_is_what_it_says() -> None:
+    assert parse_json(b'{"a": [1, 2.5, 1e30, null]}') == {"a": [1, 2.5, 1e30, None]}
