@@ -1,5 +1,7 @@
 """What answers are worth, and the sandbox that code runs in."""
 
+# ruff: noqa: S608 - hostile queries are what is tested
+
 from __future__ import annotations
 
 import os
@@ -11,7 +13,7 @@ import pytest
 from draftree.bench.formats import Item, gsm8k, humaneval
 from draftree.bench.quality.sandbox import Limits, run_python
 from draftree.bench.quality.scores import program, scorer
-from draftree.bench.quality.sql import same_rows
+from draftree.bench.quality.sql import read_rows, same_rows
 from draftree.bench.run import answer_entropy
 from draftree.errors import RunError
 from draftree.models.hf import HFModel
@@ -191,22 +193,62 @@ def test_order_counts_where_the_gold_query_orders(pets: Path) -> None:
     assert not same_rows(pets, "-- I do not know", "SELECT name FROM pet WHERE name = 'nobody'")
 
 
+ENDLESS = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) "
+LONG = "SELECT replace(hex(zeroblob(15000)), '0', 'a') y, replace(hex(zeroblob(7500)), '0', 'a') || 'b' z"
+DOUBLED = ", ".join(f"a{i + 1} AS (SELECT p.x FROM a{i} p, a{i} q)" for i in range(24))
+
+
 @pytest.mark.parametrize(
     "query",
     [
         "DELETE FROM pet",
         "CREATE TABLE x (y)",
+        "CREATE TEMP TABLE x (y)",
         "ATTACH '{other}' AS other",
+        "VACUUM INTO '{other}'",
         "PRAGMA journal_mode = WAL",
-        "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT x FROM n",
+        "PRAGMA writable_schema = 1",
+        "SELECT * FROM pragma_database_list",
+        "SELECT load_extension('{other}')",
+        f"{ENDLESS} SELECT count(x) FROM n",
+        f"{ENDLESS} SELECT x FROM n",
     ],
 )
 def test_a_query_only_reads_and_ends(query: str, pets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("draftree.bench.quality.sql.SECONDS", 0.3)
+    monkeypatch.setattr("draftree.bench.quality.sql.RESULT", 1 << 20)
     before = pets.read_bytes()
     assert not same_rows(pets, query.format(other=tmp_path / "other.sqlite"), "SELECT name FROM pet")
     assert pets.read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == ["pets.sqlite"]
+
+
+@pytest.mark.parametrize(
+    ("query", "error"),
+    [
+        ("SELECT length(randomblob(1000000000))", sqlite3.DataError),
+        ("SELECT length(hex(zeroblob(400000000)))", sqlite3.DataError),
+        (f"{ENDLESS} SELECT zeroblob(40000) FROM n", sqlite3.OperationalError),
+        (f"{ENDLESS} SELECT zeroblob(40000) || x y FROM n ORDER BY y", MemoryError),
+        (f"WITH a0 AS (SELECT 1 x), {DOUBLED} SELECT count(*) FROM a24", MemoryError),
+    ],
+)
+def test_a_query_takes_no_more_memory_than_it_may(
+    query: str, error: type[Exception], pets: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One value had up to 10^9 bytes, a result 100 000 rows of any size, and 24 nested views took all of the memory
+    while they were compiled, when no clock is read."""
+    monkeypatch.setattr("draftree.bench.quality.sql.SECONDS", 600.0)
+    with pytest.raises(error):
+        read_rows(pets, query)
+    assert read_rows(pets, "SELECT count(*) FROM pet") == [(3,)]
+
+
+def test_a_query_of_slow_functions_ends(pets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock was read every 10 000 steps, each of which may search one long text for another: here, never."""
+    monkeypatch.setattr("draftree.bench.quality.sql.SECONDS", 0.1)
+    with pytest.raises(sqlite3.OperationalError):
+        read_rows(pets, f"{ENDLESS} SELECT count(instr(y, z)) FROM ({LONG}), (SELECT x FROM n LIMIT 500)")
 
 
 def test_a_broken_gold_query_is_an_error(pets: Path) -> None:
