@@ -18,6 +18,7 @@ from draftree.bench import contestants, folder
 from draftree.bench.entry import entries
 from draftree.bench.folder import read_results
 from draftree.bench.formats import Item
+from draftree.bench.quality import sandbox
 from draftree.bench.record import Record, Turn
 from draftree.bench.run import Plan
 from draftree.cli import run
@@ -305,3 +306,20 @@ def test_quality_scores_answers_and_measures_plain_decodings_entropy(
     assert _summary(tmp_path / "out")["methods"]["plain"]["all"]["score"] == {"exact": 0.0, "f1": 0.0}
     assert run([*_asked(model, "mt-bench", tmp_path / "other"), "--quality"]) == 2
     assert "have no right and wrong" in capsys.readouterr().err
+
+
+def test_code_is_not_run_without_a_sandbox_unless_that_is_asked_for(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    """Answers that are code ran in the user's own system, wherever draftree was."""
+    row = {"task_id": "x/1", "prompt": "def one():\n", "entry_point": "one", "test": "def check(f):\n    f()\n"}
+    (tmp_path / "humaneval").mkdir()
+    (tmp_path / "humaneval" / "HumanEval.jsonl").write_text(json.dumps(row) + "\n")
+    asked = _asked(model, "humaneval", tmp_path / "out", "--data", str(tmp_path), methods="chain")
+    monkeypatch.setattr(sandbox, "lack", lambda: "there is no bwrap")
+    assert run([*asked, "--quality"]) == 2
+    complaint = capsys.readouterr().err
+    assert complaint.count("\n") == 1 and "bubblewrap" in complaint and "--unsafe-quality" in complaint
+    assert not (tmp_path / "out").exists()
+    assert run([*asked, "--unsafe-quality"]) == 0
+    assert all(set(r.score or {}) == {"pass@1"} for r in read_results(tmp_path / "out"))

@@ -1,17 +1,15 @@
-"""What answers are worth, and the sandbox that code runs in."""
+"""What answers are worth: numbers, phrases, code and queries."""
 
 # ruff: noqa: S608 - hostile queries are what is tested
 
 from __future__ import annotations
 
-import os
 import sqlite3
 from pathlib import Path
 
 import pytest
 
 from draftree.bench.formats import Item, gsm8k, humaneval
-from draftree.bench.quality.sandbox import Limits, run_python
 from draftree.bench.quality.scores import program, scorer
 from draftree.bench.quality.sql import read_rows, same_rows
 from draftree.bench.run import answer_entropy
@@ -19,92 +17,6 @@ from draftree.errors import RunError
 from draftree.models.hf import HFModel
 
 from ..tiny import causal_logits, tiny
-
-
-def test_a_program_passes_when_it_ends_and_fails_when_it_raises() -> None:
-    assert run_python("x = 1\nassert x == 1").passed
-    failed = run_python("assert 1 == 2, 'not equal'")
-    assert (failed.passed, failed.why) == (False, "AssertionError: not equal")
-    assert not run_python("def f(:").passed
-    assert not run_python("raise SystemExit(0)").passed
-    assert not run_python("import os\nos._exit(0)").passed
-    assert run_python("import math, re, json, collections, typing, heapq, random").passed
-
-
-def test_an_endless_loop_is_killed() -> None:
-    verdict = run_python("while True: pass", Limits(seconds=1, clock=600))
-    assert not verdict.passed
-    assert "processor time" in verdict.why
-
-
-def test_a_program_that_sleeps_is_killed_by_the_clock() -> None:
-    verdict = run_python("import time\ntime.sleep(10000)", Limits(clock=1))
-    assert "by the clock" in verdict.why
-
-
-def test_a_memory_hog_is_killed() -> None:
-    verdict = run_python("x = []\nwhile True: x.append(bytearray(1 << 24))", Limits(memory=1 << 28))
-    assert (verdict.passed, verdict.why) == (False, "MemoryError:")
-
-
-def test_endless_printing_fills_nothing() -> None:
-    assert not run_python("while True: print('x' * 1000)").passed
-
-
-@pytest.mark.parametrize(
-    "attempt",
-    [
-        "open({path!r}, 'w').write('x')",
-        "open({path!r}, 'ab')",
-        "import os; os.open({path!r}, os.O_CREAT | os.O_WRONLY)",
-        "import os; os.mkdir({path!r})",
-        "import os; open('own', 'w'); os.rename('own', {path!r})",
-        "import os; os.symlink({path!r}, 'link'); open('link', 'w')",
-        "import os; os.mkfifo({path!r})",
-        "import os; at = os.open(os.path.dirname({path!r}), 0); os.open('outside', os.O_CREAT, dir_fd=at)",
-        "import os; os.chdir(os.path.dirname({path!r})); open('outside', 'w')",
-        "import sqlite3; sqlite3.connect({path!r}).execute('create table x (y)')",
-        "import pathlib; pathlib.Path({path!r}).write_text('x')",
-        "import shutil; open('own', 'w'); shutil.move('own', {path!r})",
-        "import subprocess; subprocess.run(['/bin/sh', '-c', 'echo x > ' + {path!r}])",
-        "import os; os.system('echo x > ' + {path!r})",
-        "import os; os.fork() or open({path!r}, 'w')",
-        "import ctypes; ctypes.CDLL(None).creat({path!r}.encode(), 511)",
-        "import os, sys; os.path.realpath = lambda p: '/'; open({path!r}, 'w')",
-    ],
-)
-def test_nothing_is_written_outside_its_folder(attempt: str, tmp_path: Path) -> None:
-    path = tmp_path / "outside"
-    assert not run_python(attempt.format(path=str(path))).passed
-    assert not path.exists()
-
-
-def test_a_file_outside_cannot_be_removed_or_changed(tmp_path: Path) -> None:
-    path = tmp_path / "kept"
-    path.write_text("kept")
-    for attempt in (
-        "import pathlib; os.remove(pathlib.Path({!r}))",
-        "os.remove({!r})",
-        "os.truncate({!r}, 0)",
-        "os.chmod({!r}, 0)",
-        "os.replace({!r}, 'own')",
-    ):
-        assert not run_python("import os\n" + attempt.format(str(path))).passed
-    assert path.read_text() == "kept"
-    assert os.access(path, os.R_OK)
-
-
-def test_its_own_folder_may_be_written_and_is_removed() -> None:
-    verdict = run_python("import os\nopen('a', 'w').write('x')\nraise OSError(os.getcwd() + open('a').read())")
-    folder = verdict.why.removeprefix("OSError: ")
-    assert "draftree-" in folder and folder.endswith("x") and not Path(folder[:-1]).exists()
-
-
-def test_no_network_and_no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SECRET", "x")
-    assert "refused" in run_python("import socket; socket.create_connection(('localhost', 9))").why
-    assert run_python("import os\nassert 'SECRET' not in os.environ").passed
-
 
 ONE = {
     "task_id": "x/1",
@@ -126,7 +38,7 @@ ONE = {
     ],
 )
 def test_humaneval_runs_the_code_of_the_answer(answer: str, worth: float) -> None:
-    score = scorer("humaneval", Path())
+    score = scorer("humaneval", Path(), unsafe=True)
     assert score is not None
     assert score(humaneval(ONE, 1), [answer]) == {"pass@1": worth}, program(humaneval(ONE, 1), answer)
 
@@ -264,13 +176,3 @@ def test_the_entropy_of_an_answer_is_that_of_the_targets_laws() -> None:
     assert answer_entropy(HFModel(model), prompt, answer) == pytest.approx(want, rel=1e-4)
     one = float(-(laws[0].exp() * laws[0]).sum())
     assert answer_entropy(HFModel(model), prompt, answer[:1]) == pytest.approx(one, rel=1e-4)
-
-
-def test_a_program_that_clears_its_folder_does_not_end_the_run() -> None:
-    assert run_python("import os\nfor f in os.listdir('.'): os.remove(f)").passed
-    assert not run_python("import shutil, os\nshutil.rmtree(os.getcwd())\nraise ValueError").passed
-
-
-def test_a_programs_main_block_is_not_run() -> None:
-    """It would read input that is not there; the tests of the suites call functions."""
-    assert run_python("def f(): return 1\nif __name__ == '__main__': print(f() + int(input()))\nassert f() == 1").passed

@@ -71,6 +71,9 @@ def bench(
     quality: Annotated[
         bool, typer.Option("--quality", help="Score answers; code that models write is run, in a sandbox.")
     ] = False,
+    unsafe_quality: Annotated[
+        bool, typer.Option("--unsafe-quality", help="--quality, but code runs with limits alone, as you, unguarded.")
+    ] = False,
     target: Target = DEFAULT_MODEL,
     dtype: Dtype = None,
     device: Device = None,
@@ -88,7 +91,8 @@ def bench(
         raise ConfigError(f"repeats are {repeats} and turns {turns}: use at least 1")
     named = [without_loop_back(name) if no_loop_back else name for name in _names(drafters)]
     took_part = entries(_names(methods), named, temperatures, nodes, candidates)
-    score = _scorer(suite, data) if quality else None
+    quality = quality or unsafe_quality
+    score = _scorer(suite, data, unsafe_quality) if quality else None
     chosen = choose(load_suite(suite, data=data, skip_bad=skip_bad), categories=_names(categories or ""), limit=limit)
     items = [_shortened(item, turns) for item in chosen]
     config = {
@@ -162,13 +166,13 @@ def _run(plan: Plan, folder: RunFolder, place: dict[str, str | None], *, skip_ba
     return table
 
 
-def _scorer(suite: str, data: str | None) -> Score:
+def _scorer(suite: str, data: str | None, unsafe: bool) -> Score:
     """How answers are scored.
 
     Raises:
-        ConfigError: nothing can score this suite's.
+        ConfigError: nothing can score this suite's, or there is no sandbox to score them in.
     """
-    score = scorer(suite, spider_databases(data))
+    score = scorer(suite, spider_databases(data), unsafe=unsafe)
     if score is None:
         raise ConfigError(f"--quality: answers to {suite} have no right and wrong: leave it out, or take another suite")
     return score

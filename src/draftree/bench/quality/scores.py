@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from ..formats import Item
-from .sandbox import run_python
+from .sandbox import require_sandbox, run_python
 from .sql import same_rows
 
 Score = Callable[[Item, Sequence[str]], dict[str, float]]
@@ -21,18 +21,26 @@ _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
-def scorer(suite: str, databases: Path) -> Score | None:
+def scorer(suite: str, databases: Path, *, unsafe: bool = False) -> Score | None:
     """How a suite's answers are scored; None where nothing can score them (Spec-Bench, MT-Bench).
 
     Args:
         suite: its name; that of a file means the user's own prompts.
         databases: folder of Spider's SQLite files.
+        unsafe: run code that models write without the sandbox.
+
+    Raises:
+        ConfigError: the answers are code, and there is no sandbox.
     """
     if suite in ("spec-bench", "mt-bench"):
         return None
     if suite == "spider":
         return partial(_spider, databases)
-    return {"gsm8k": _gsm8k, "humaneval": _code, "mbpp": _code}.get(suite, _phrase)
+    if suite in ("humaneval", "mbpp"):
+        if not unsafe:
+            require_sandbox()
+        return partial(_code, unsafe)
+    return _gsm8k if suite == "gsm8k" else _phrase
 
 
 def _gsm8k(item: Item, answers: Sequence[str]) -> dict[str, float]:
@@ -43,13 +51,14 @@ def _gsm8k(item: Item, answers: Sequence[str]) -> dict[str, float]:
     return {"exact": float(bool(found) and float(found) == float(item.reference))}
 
 
-def _code(item: Item, answers: Sequence[str]) -> dict[str, float]:
-    """Pass@1: the code of the answer passes the item's test, in a sandbox."""
-    return {"pass@1": float(run_python(program(item, answers[-1])).passed)}
+def _code(unsafe: bool, item: Item, answers: Sequence[str]) -> dict[str, float]:
+    """Pass@1: the code of the answer passes the item's test."""
+    verdict = run_python(program(item, answers[-1]), item.reference["test"], unsafe=unsafe)
+    return {"pass@1": float(verdict.passed)}
 
 
 def program(item: Item, answer: str) -> str:
-    """The answer's code with the test behind it.
+    """The answer's code, which the test comes after.
 
     A code block counts if there is one, else all of the answer. Code that does not define the asked function continues
     the prompt. Imports and helpers of the prompt come first in any case.
@@ -61,7 +70,7 @@ def program(item: Item, answer: str) -> str:
         code = prefix + code
     elif asked:
         code = prefix[: prefix.rfind(f"def {asked[-1]}")] + "\n" + code
-    return f"{code}\n\n{item.reference['test']}\n"
+    return code
 
 
 def _phrase(item: Item, answers: Sequence[str]) -> dict[str, float]:
