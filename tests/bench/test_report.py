@@ -121,11 +121,14 @@ def test_figures_are_those_of_the_records(stored: Path) -> None:
     assert chain.speedup_decode == pytest.approx((2, 2, 2))
     assert chain.mal == pytest.approx(12 / 5)
     assert chain.nodes_per_token == pytest.approx(5 * 8 / 13)
+    assert chain.nodes_per_step == 8
+    assert chain.depth_per_step == pytest.approx((2 + 2 + 2 + 3 + 2) / 5)
+    assert (plain.nodes_per_step, plain.depth_per_step) == (0, 0)
     assert chain.acceptance_by_depth == [0.7, 0.0]
     assert chain.share == pytest.approx({"draft": 2 / 9, "verify": 6 / 9, "other": 1 / 9})
     assert (chain.ids_equal, chain.verdicts) == (1.0, {"equal": 4})
     peer = loaded.table["peer:hf-generate T=0"]["all"]
-    assert peer.mal == 1.0
+    assert (peer.mal, peer.nodes_per_step, peer.depth_per_step) == (1.0, None, None)
     assert peer.speedup == pytest.approx((0.5, 0.5, 0.5))
 
 

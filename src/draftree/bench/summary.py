@@ -41,6 +41,8 @@ class Figures:
         speedup_decode: the same with the prefill left out; None where it is not told apart.
         mal: mean acceptance length, tokens gained per target pass, bonus included; None where passes are not known.
         nodes_per_token: nodes verified per generated token; None for peers.
+        nodes_per_step, depth_per_step: mean nodes and mean depth of the trees verified, empty ones included; None for
+            peers, and where there was no step.
         acceptance_by_depth: [d] accepted over drafted nodes at depth d + 1; None for peers.
         seconds: prefill, draft, verify, other and total.
         share: of draft, verify and other in the time after the prefill; None for peers.
@@ -60,6 +62,8 @@ class Figures:
     speedup_decode: Interval | None
     mal: float | None
     nodes_per_token: float | None
+    nodes_per_step: float | None
+    depth_per_step: float | None
     acceptance_by_depth: list[float] | None
     seconds: dict[str, float | None]
     share: dict[str, float] | None
@@ -95,6 +99,8 @@ def figures(own: Sequence[Record], plain: Sequence[Record], verdicts: Verdicts) 
         speedup_decode=paired(own, plain, lambda r: r.decode_rate),
         mal=(gained / counted if counted else 1.0) if known else None,
         nodes_per_token=sum(sum(s.nodes) for s in steps) / tokens if ours else None,
+        nodes_per_step=_mean(s.nodes for s in steps) if ours else None,
+        depth_per_step=_mean(s.depth for s in steps) if ours else None,
         acceptance_by_depth=_acceptance(own) if ours else None,
         seconds=parts,
         share=None if alone is None else {k: (parts[k] or 0.0) / alone for k in ("draft", "verify", "other")},
@@ -127,6 +133,11 @@ def _parts(own: Sequence[Record]) -> dict[str, float | None]:
         values = [getattr(t.seconds, name) for r in own for t in r.turns]
         sums[name] = None if None in values else sum(values)
     return sums
+
+
+def _mean(columns: Iterable[Sequence[int]]) -> float | None:
+    values = [value for column in columns for value in column]
+    return statistics.fmean(values) if values else None
 
 
 def _acceptance(own: Iterable[Record]) -> list[float]:
