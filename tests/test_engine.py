@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM, RepetitionPenaltyLogitsProcessor
 
-from draftree.config import Processor, SamplingParams
+from draftree.config import DEFAULT_NODES, MAX_NODES, Processor, SamplingParams
 from draftree.draft.drafter import TreeDrafter
 from draftree.draft.entropy import EntropyTree, StaticTree
 from draftree.draft.lookup import LookupSource
@@ -295,7 +295,7 @@ def test_a_prompt_that_does_not_fit_is_refused_and_the_message_names_it(
         Engine(target()).generate([prompt], params)
 
 
-@pytest.mark.parametrize("nodes", [0, -3, 1025])
+@pytest.mark.parametrize("nodes", [0, -3, MAX_NODES + 1])
 def test_a_node_budget_out_of_range_is_refused(nodes: int) -> None:
     with pytest.raises(ConfigError, match=str(nodes)):
         Engine(target(), nodes=nodes)
@@ -389,3 +389,25 @@ def test_the_cache_of_a_batch_is_reserved_exactly() -> None:
     engine.generate([[1] * 40] * 3, SamplingParams(max_tokens=10))
     engine.generate([[1] * 50] * 4, SamplingParams(max_tokens=20))
     assert (model.cache.placement.rows, model.cache.placement.slots) == (4, 128)  # 75 slots, to the grain of 64
+
+
+def test_an_unbounded_tree_reserves_little_and_ends_with_the_context() -> None:
+    """B(H) has no node budget of its own: the cache grows for large trees, and none goes beyond the model's context."""
+    model, kept = target(), len(PROMPTS[0])
+    prompt = (PROMPTS[0] * 20)[: MAX_LENGTH - 8]
+    plain = Engine(target()).generate([prompt], SamplingParams(ignore_eos=True))[0].token_ids
+    engine = Engine(model, drafter("relative", model, policy("dynamic-width")))
+    assert engine.nodes == MAX_NODES
+    sequence = engine.open(PROMPTS[0], SamplingParams(max_tokens=10))
+    assert model.cache.placement.slots < 400 + kept
+    engine.close(sequence)
+    found = engine.generate([prompt], SamplingParams(ignore_eos=True))[0]
+    assert (found.token_ids, found.finish_reason) == (plain, "length")
+    assert model.cache.placement.slots > 1000, "no tree was as large as B(H) asks for"
+
+
+def test_a_node_budget_that_is_given_goes_before_the_methods_own() -> None:
+    model = target()
+    for nodes, want in ((None, MAX_NODES), (9, 9)):
+        assert Engine(model, drafter("relative", model, EntropyTree()), nodes=nodes).nodes == want
+    assert Engine(model, drafter("relative", model, StaticTree())).nodes == DEFAULT_NODES

@@ -14,6 +14,7 @@ def test_the_public_names_are_these() -> None:
         "BeamGeneration",
         "BeamParams",
         "BranchingSteps",
+        "BudgetTree",
         "Budget",
         "Chunk",
         "ClassifierTree",

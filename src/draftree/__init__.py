@@ -15,7 +15,7 @@ from .draft.auto import AutoTree
 from .draft.best import Eagle2Tree, OptTree
 from .draft.c2t import ClassifierTree
 from .draft.classifier_file import read_classifier
-from .draft.entropy import BranchingSteps, EntropyStop, EntropyTree, StaticTree
+from .draft.entropy import BranchingSteps, BudgetTree, EntropyStop, EntropyTree, StaticTree
 from .draft.learned import LearnedWidth
 from .draft.load import load_drafter
 from .draft.methods import METHODS
@@ -43,6 +43,7 @@ __all__ = [
     "BeamGeneration",
     "BeamParams",
     "BranchingSteps",
+    "BudgetTree",
     "Budget",
     "Chunk",
     "ClassifierTree",

@@ -8,7 +8,7 @@ import typer
 
 from . import show
 from .draft.levels import without_loop_back
-from .draft.methods import DEFAULT_METHOD, DEFAULT_NODES
+from .draft.methods import DEFAULT_METHOD
 from .draft.names import DEFAULT_DRAFTER
 from .errors import InputError
 from .models.load import DEFAULT_MODEL
@@ -51,7 +51,7 @@ def chat(
     settings: Settings = None,
     tree: TreeFile = None,
     recycle_file: RecycleFile = None,
-    nodes: Nodes = DEFAULT_NODES,
+    nodes: Nodes = None,
     verify: Verify = DEFAULT_SCHEME,
     candidates: Candidates = None,
     max_tokens: MaxTokens = None,

@@ -16,6 +16,7 @@ import typer
 from .bench.command import bench
 from .bench.report.command import report
 from .chat import chat
+from .config import DEFAULT_NODES
 from .draft.loop import RULES
 from .draft.methods import METHODS
 from .draft.names import DRAFTERS
@@ -51,13 +52,19 @@ app.command()(info)
 @app.command()
 def methods() -> None:
     """List the ways to shape draft trees, the verification schemes, and the drafters."""
+    out.print(f"methods [settings]; --nodes is {DEFAULT_NODES} by default where nothing else is said:", markup=False)
     for method in METHODS.values():
         settings = " ".join(f"{key}={'FILE' if value == '' else value}" for key, value in method.settings.items())
-        out.print(f"{method.name:20} {method.summary}{f' [{settings}]' if settings else ''}", markup=False)
+        nodes = "" if method.nodes == DEFAULT_NODES else f" --nodes {method.nodes}"
+        out.print(f"{method.name:20} {method.summary}{f' [{settings}]' if settings else ''}{nodes}", markup=False)
+    out.print(
+        f"{'':20} width_of, depth_of: steps of the entropy H, such as 0.02:1,1:2,inf:7: 1 below 0.02 nats, 2 below 1"
+    )
     out.print(f"{'METHOD+dynamic-window':20} any of these, its trees ended by the rule of hsddw")
     out.print("\nverification:")
     for scheme in SCHEMES.values():
-        out.print(f"{scheme.name:23} {scheme.summary}")
+        settings = "".join(f":{key}={value}" for key, value in scheme.settings.items())
+        out.print(f"{scheme.name:23} {scheme.summary}{f' [{settings}]' if settings else ''}", markup=False)
     out.print("\ndrafters:")
     for name, summary in DRAFTERS.items():
         out.print(f"{name:20} {summary}")

@@ -6,6 +6,7 @@ Knows nothing of models: limits that depend on one (its context, its vocabulary)
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -22,8 +23,11 @@ Criterion = Callable[..., object]
 MIN_TEMPERATURE = 1e-4
 """Below this float32 logits overflow; the law is greedy long before."""
 
-MAX_NODES = 1024
-"""Largest node budget that is accepted: no published tree is larger, and verifying one costs as much as a prefill."""
+MAX_NODES = 4096
+"""Largest node budget: above the 2800 nodes of the largest published tree, B(H) = 7 on four levels (Gunjur & Waitz)."""
+
+DEFAULT_NODES = 31
+"""Node budget of methods that have none of their own: with the root 32 tokens a pass. ``auto`` verifies what pays."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,3 +111,21 @@ class Budget:
             )
         if self.depth is not None and self.depth < 0:
             raise ConfigError(f"tree depth is {self.depth}: use 0 or more")
+
+
+_SETTING = re.compile(r":(?=\s*\w+\s*=)")
+
+
+def named_settings(text: str) -> tuple[str, dict[str, str]]:
+    """Read a name with its settings, written NAME:KEY=VALUE:KEY=VALUE.
+
+    A value ends where the next KEY= begins, so it may hold colons and commas, as steps of entropy do.
+
+    Raises:
+        ConfigError: something between the colons is not KEY=VALUE.
+    """
+    name, *pairs = _SETTING.split(text)
+    if ":" in name:
+        raise ConfigError(f"{text!r} has a setting without a name: write it as NAME:KEY=VALUE")
+    settings = (pair.partition("=") for pair in pairs)
+    return name.strip(), {key.strip(): value.strip() for key, _, value in settings}

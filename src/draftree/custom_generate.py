@@ -20,9 +20,9 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel,
 
 from .config import Criterion, Processor, SamplingParams
 from .draft.load import load_drafter
-from .draft.methods import DEFAULT_METHOD, DEFAULT_NODES, find_policy
+from .draft.methods import DEFAULT_METHOD, find_policy
 from .draft.names import DEFAULT_DRAFTER, learns, names_model
-from .draft.policy import GrowthPolicy
+from .draft.policy import GrowthPolicy, node_budget
 from .engine import Engine
 from .errors import ConfigError
 from .models.hf import HFModel
@@ -40,7 +40,7 @@ def generate_with(
     drafter: str | HFModel = DEFAULT_DRAFTER,
     method: str | GrowthPolicy = DEFAULT_METHOD,
     settings: Mapping[str, float | str] | None = None,
-    nodes: int = DEFAULT_NODES,
+    nodes: int | None = None,
     verification: str | Scheme = DEFAULT_SCHEME,
     candidates: str | None = None,
     seed: int | None = None,
@@ -101,7 +101,7 @@ def custom_generate(
     drafter: str | HFModel = DEFAULT_DRAFTER,
     method: str | GrowthPolicy = DEFAULT_METHOD,
     settings: Mapping[str, float | str] | None = None,
-    nodes: int = DEFAULT_NODES,
+    nodes: int | None = None,
     verification: str | Scheme = DEFAULT_SCHEME,
     candidates: str | None = None,
     seed: int | None = None,
@@ -112,8 +112,9 @@ def custom_generate(
         InputError: no such drafter, method, setting or verification, or they do not go together.
     """
     policy, scheme = find_policy(method, settings), find_scheme(verification, candidates)
+    budget = node_budget(policy, nodes)
     if drafter != "none":
-        scheme.check(policy, nodes, learns(drafter))
+        scheme.check(policy, budget, learns(drafter))
     if isinstance(drafter, str) and names_model(drafter):
         drafter = load(drafter)
     return partial(

@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 
 from .config import Budget, SamplingParams
 from .draft.base import Drafter, NoDrafter, Outcome, StepCost
-from .draft.methods import DEFAULT_NODES
+from .draft.policy import node_budget
 from .draft.successors import Successors, successors
 from .errors import ConfigError, PromptError, RunError
 from .models.base import LanguageModel, Nodes, Row
@@ -30,6 +30,9 @@ from .text import Prompt, encode, text_stream
 from .tree import DraftTree
 from .verify.match import Verdict
 from .verify.schemes import DEFAULT_SCHEME, Scheme, find_scheme
+
+_RESERVED = 256
+"""Most slots that are reserved for the drafted nodes of a sequence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +64,7 @@ class Engine:
     Attributes:
         target: the model whose output is given.
         drafter: what proposes trees; ``NoDrafter`` decodes plainly.
-        nodes: node budget of one sequence's tree at one step.
+        nodes: node budget of one sequence's tree at one step; the policy's own where none is given.
         tokenizer: for text prompts and text output; None for bare token ids.
         verification: how the target judges trees; a name of ``SCHEMES`` or a scheme.
         candidates: of verification match, one of ``CANDIDATES``; None: as the scheme has them (coupled).
@@ -77,21 +80,19 @@ class Engine:
         target: LanguageModel,
         drafter: Drafter | None = None,
         *,
-        nodes: int = DEFAULT_NODES,
+        nodes: int | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
         verification: str | Scheme = DEFAULT_SCHEME,
         candidates: str | None = None,
         observers: Many[Observer] = (),
     ) -> None:
-        if nodes < 1:
-            raise ConfigError(f"node budget is {nodes}: use at least 1, or drafter 'none' for plain decoding")
         self.target = target
         self.drafter = drafter or NoDrafter()
-        self.nodes = Budget(nodes).nodes
+        self.nodes = node_budget(self.drafter.policy, nodes)
         self.tokenizer = tokenizer or getattr(target, "tokenizer", None)
         self.verification = find_scheme(verification, candidates)
         if self.drafter.policy is not None:
-            self.verification.check(self.drafter.policy, nodes, self.drafter.learns)
+            self.verification.check(self.drafter.policy, self.nodes, self.drafter.learns)
         self.drafter.prepare(target)
         self.observers = tuple(observers)
         self._learned = 0.0
@@ -253,7 +254,9 @@ class Engine:
         return Budget(self.nodes, depth=sequence.room - 1)
 
     def _slots(self, ids: Many[int], params: SamplingParams) -> int:
-        """Cache slots that a sequence is known to need; a drafter on its row needs some for all that it may ask about.
+        """Cache slots to reserve for a sequence; a drafter on its row needs some for all that it may ask about.
+
+        Of a large node budget only a part: most trees stay far below it, and the cache grows for one that does not.
 
         Raises:
             PromptError: the prompt is empty or does not fit the context.
@@ -262,7 +265,7 @@ class Engine:
         room_for(self.target, ids, params)
         policy = self.drafter.policy if self.drafter.host is not None else None
         drafted = 0 if policy is None else policy.pool(self.nodes)
-        return len(ids) + (params.max_tokens or 0) + 1 + max(self.nodes, drafted)
+        return len(ids) + (params.max_tokens or 0) + 1 + min(max(self.nodes, drafted), _RESERVED)
 
 
 def room_for(target: LanguageModel, ids: Many[int], params: SamplingParams) -> int:

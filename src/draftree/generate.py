@@ -15,7 +15,7 @@ from .bench.exact import first_difference
 from .draft.auto import AutoTree
 from .draft.base import NoDrafter
 from .draft.levels import without_loop_back
-from .draft.methods import DEFAULT_METHOD, DEFAULT_NODES
+from .draft.methods import DEFAULT_METHOD
 from .draft.names import DEFAULT_DRAFTER
 from .engine import Engine
 from .errors import ConfigError, RunError
@@ -62,7 +62,7 @@ def generate(
     settings: Settings = None,
     tree: TreeFile = None,
     recycle_file: RecycleFile = None,
-    nodes: Nodes = DEFAULT_NODES,
+    nodes: Nodes = None,
     verify: Verify = DEFAULT_SCHEME,
     candidates: Candidates = None,
     max_tokens: MaxTokens = None,
@@ -121,7 +121,7 @@ def generate(
                 "--set": bool(settings),
                 f"--tree {tree}": tree is not None,
                 f"--recycle-file {recycle_file}": recycle_file is not None,
-                f"--nodes {nodes}": nodes != DEFAULT_NODES,
+                f"--nodes {nodes}": nodes is not None,
                 f"--verify {verify}": verify != DEFAULT_SCHEME,
                 f"--candidates {candidates}": candidates is not None,
                 "--show-trees": show_trees,

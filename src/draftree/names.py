@@ -7,9 +7,9 @@ from collections.abc import Sequence as Many
 from pathlib import Path
 
 from .draft.load import load_drafter
-from .draft.methods import DEFAULT_METHOD, DEFAULT_NODES, find_policy
+from .draft.methods import DEFAULT_METHOD, find_policy
 from .draft.names import DEFAULT_DRAFTER, check_recycle_file, learns
-from .draft.policy import GrowthPolicy
+from .draft.policy import GrowthPolicy, node_budget
 from .engine import Engine
 from .models.hf import HFModel
 from .models.load import DEFAULT_MODEL, load
@@ -24,7 +24,7 @@ def load_engine(
     drafter: str | HFModel = DEFAULT_DRAFTER,
     method: str | GrowthPolicy = DEFAULT_METHOD,
     settings: Mapping[str, float | str] | None = None,
-    nodes: int = DEFAULT_NODES,
+    nodes: int | None = None,
     verification: str | Scheme = DEFAULT_SCHEME,
     candidates: str | None = None,
     dtype: str | None = None,
@@ -36,8 +36,9 @@ def load_engine(
     """An engine from names alone: ``load``, ``load_drafter`` and ``Engine`` for the arguments."""
     policy, scheme = find_policy(method, settings), find_scheme(verification, candidates)
     check_recycle_file(drafter, recycle_file)
+    budget = node_budget(policy, nodes)
     if drafter != "none":
-        scheme.check(policy, nodes, learns(drafter))  # before a model is loaded
+        scheme.check(policy, budget, learns(drafter))  # before a model is loaded
     model = load(target, dtype=dtype, device=device, numerics=numerics)
     made = load_drafter(drafter, model, policy, recycle_file=recycle_file, learning=not scheme.draws)
     return Engine(model, made, nodes=nodes, verification=scheme, observers=observers)

@@ -55,8 +55,12 @@ Settings = Annotated[
 TreeFile = Annotated[
     str | None, typer.Option("--tree", metavar="FILE", help="A tree that 'draftree calibrate' wrote, for sequoia.")
 ]
-Nodes = Annotated[int, whole("N", "Most drafted tokens in one step's tree.")]
-Verify = Annotated[str, typer.Option(help="How trees are verified; 'draftree methods' lists the schemes.")]
+Nodes = Annotated[
+    int | None, whole("N", "Most drafted tokens in one step's tree; the method's own bound by default, mostly 31.")
+]
+Verify = Annotated[
+    str, typer.Option(help="How trees are verified, NAME:KEY=VALUE...; 'draftree methods' lists the schemes.")
+]
 Candidates = Annotated[
     str | None,
     typer.Option(

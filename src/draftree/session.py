@@ -10,7 +10,7 @@ from typing import NamedTuple
 import typer
 
 from . import show
-from .config import Budget, SamplingParams
+from .config import SamplingParams
 from .draft.methods import find_method
 from .engine import Engine
 from .errors import ConfigError, PromptError
@@ -85,7 +85,7 @@ def engine_for(
     drafter: str,
     method: str,
     settings: list[str] | None,
-    nodes: int,
+    nodes: int | None,
     verify: str,
     place: Place,
     observers: Many[Observer] = (),
@@ -100,9 +100,6 @@ def engine_for(
             raise ConfigError(f"--set {item}: write it as KEY=VALUE, such as --set depth=6")
         pairs[key.strip()] = value.strip()
     policy = find_method(method).policy(pairs)
-    if nodes < 1:
-        raise ConfigError(f"node budget is {nodes}: use at least 1, or --drafter none for plain decoding")
-    Budget(nodes)
     return load_engine(
         target,
         drafter=drafter,

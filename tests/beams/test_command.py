@@ -102,7 +102,7 @@ def test_a_drafter_changes_no_searched_beam(model: str, capsys: Captured) -> Non
         (["--beams", "4", "--length-penalty", "1000"], "length penalty is 1000.0: use a number from -20 to 20"),
         (["--beams", "4", "--length-penalty", "nan"], "length penalty is nan"),
         (["--beams", "4", "--early-stopping", "soon"], "--early-stopping soon: use one of yes, no, never"),
-        (["--beams", "4", "--depth", "600"], "8 draft beams in 600 layers are 4800 nodes: use at most 1024"),
+        (["--beams", "4", "--depth", "600"], "8 draft beams in 600 layers are 4800 nodes: use at most 4096"),
         (["--beams", "4", "--drafter", "lookup", "--temperature", "1"], "drafter lookup gives no probabilities"),
         (["--beams", "4", "--drafter", "lookup+recycle"], "recycle drafts one sequence, not beams"),
         (

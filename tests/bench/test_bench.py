@@ -79,6 +79,23 @@ def test_a_run_has_a_line_for_each_prompt_and_method(model: str, suite: str, tmp
     assert rows["peer:hf-generate"]["all"]["share"] is None
 
 
+def test_steps_of_entropy_take_part_and_depth_and_nodes_are_reported(
+    model: str, suite: str, tmp_path: Path, capsys: Captured
+) -> None:
+    steps = "dynamic-width:width_of=0.02:1,inf:2:depth_of=inf:3"
+    loose = "chain:verify=relaxed:allowed=1:0,inf:3:when=both"
+    assert run(_asked(model, suite, tmp_path / "out", "--limit", "1", methods=f"{steps},{loose}")) == 0
+    rows = _summary(tmp_path / "out")["methods"]
+    assert set(rows) == {"plain", steps, loose}
+    trees = [t.steps for r in read_results(tmp_path / "out") if r.method == steps for t in r.turns if t.steps]
+    for key, column in (("nodes_per_step", "nodes"), ("depth_per_step", "depth")):
+        values = [value for tree in trees for value in getattr(tree, column)]
+        assert rows[steps]["all"][key] == pytest.approx(sum(values) / len(values)), column
+    assert rows[steps]["all"]["ids_equal"] == 1.0
+    assert 1 < rows[steps]["all"]["depth_per_step"] <= 3
+    assert "nodes/step" in capsys.readouterr().out
+
+
 def test_columns_of_steps_add_up(model: str, suite: str, tmp_path: Path) -> None:
     assert run(_asked(model, suite, tmp_path / "out", methods="static:nodes=6")) == 0
     for record in read_results(tmp_path / "out"):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from draftree.bench.entry import entries
+from draftree.bench.entry import entries, split_names
+from draftree.config import MAX_NODES
 from draftree.draft.best import OptTree
+from draftree.draft.methods import find_policy
 from draftree.errors import ConfigError, DraftreeError
 
 
@@ -53,6 +55,10 @@ def test_a_peer_takes_the_first_drafting_model() -> None:
         ("chain:verify=wrong", "lookup", "wrong"),
         ("chain:candidates=odd", "lookup", "candidates are 'odd': choose from coupled, plain"),
         ("chain:verify=block:candidates=plain", "lookup", "verification block are always drawn"),
+        ("chain:verify=match:when=both", "lookup", "no setting 'when'"),
+        ("chain:verify=relaxed:allowed=2:1,1:2", "lookup", "'1:2'"),
+        ("dynamic-width:width_of=1:2,1:3", "lookup", "'1:3'"),
+        ("peer:hf-beam-search:4", "lookup", "KEY=VALUE"),
         ("auto", "none", "leave it out"),
         ("auto,auto", "lookup", "twice"),
         ("auto", "", "has no drafter"),
@@ -64,7 +70,7 @@ def test_a_peer_takes_the_first_drafting_model() -> None:
 def test_bad_names_are_one_line(method: str, drafter: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("draftree.bench.peers.importlib.util.find_spec", lambda name: None)
     with pytest.raises(DraftreeError) as error:
-        entries(method.split(","), [drafter] if drafter else [], [0.0], 8)
+        entries(split_names(method), [drafter] if drafter else [], [0.0], 8)
     assert why in str(error.value)
 
 
@@ -77,3 +83,21 @@ def test_other_draws_are_expected_where_the_law_alone_is_kept() -> None:
 def test_a_name_of_nothing_is_an_error() -> None:
     with pytest.raises(ConfigError):
         entries(["auto"], ["lookup+"], [0.0], 8)
+
+
+def test_steps_of_entropy_are_written_as_for_generate() -> None:
+    """Colons and commas separate settings and contestants; those of steps do not."""
+    steps = {"width_of": "0.02:1,1:2,1.25:5,inf:7", "depth_of": "1:6,INF:2"}
+    text = ":".join(["dynamic-width", *(f"{key}={value}" for key, value in steps.items()), "nodes=40"])
+    names = split_names(f"auto, {text},chain:depth=3,static:verify=relaxed:allowed=1:0,inf:3:when=both")
+    assert names[1] == text and len(names) == 4
+    _, _, dynamic, chain, loose = entries(names, ["lookup"], [0.0], 8)
+    assert (dynamic.policy(), dynamic.nodes) == (find_policy("dynamic-width", steps), 40)
+    assert (chain.settings, chain.nodes) == ({"depth": "3"}, 8)
+    assert (loose.verify, loose.settings) == ("relaxed:allowed=1:0,inf:3:when=both", {})
+    assert not loose.draws_as_plain
+
+
+def test_without_a_node_budget_each_method_has_its_own() -> None:
+    made = entries(["dynamic-width", "dynamic-width-budget", "dynamic-width:nodes=31"], ["lookup"], [0.0])
+    assert [entry.nodes for entry in made[1:]] == [MAX_NODES, 31, 31]

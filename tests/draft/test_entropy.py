@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
+from random import Random
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
-from draftree.config import Budget
-from draftree.draft.entropy import MAX_WIDTH, BranchingSteps, EntropyStop, EntropyTree, StaticTree
-from draftree.draft.methods import METHODS
+from draftree.config import MAX_NODES, Budget
+from draftree.draft.entropy import MAX_WIDTH, BranchingSteps, EntropyStop, EntropyTree, StaticTree, Steps, fit
+from draftree.draft.methods import METHODS, find_policy
 from draftree.draft.policy import GrowthPolicy
 from draftree.errors import ConfigError
 from draftree.tree import ROOT, DraftTree
@@ -44,6 +48,21 @@ def drafted(policy: GrowthPolicy | str, entropies: Callable[[Path], float], node
     logprobs = [math.log(0.5**rank) for rank in range(1, MAX_WIDTH + 1)]
     scorer = ScriptedScorer(lambda row, path: (range(MAX_WIDTH), logprobs, entropies(path)))
     return trees_of(scorer, policy, [Budget(nodes)])[0]
+
+
+def scattered(seed: int, most: float = 2.5) -> Callable[[Path], float]:
+    """Entropies between 0 and ``most`` that hang on the whole path; a third of them close to 0."""
+
+    def entropy(path: Path) -> float:
+        rng = Random(f"{seed} {path}")
+        return 0.01 if rng.random() < 1 / 3 else rng.random() * most
+
+    return entropy
+
+
+def levels(tree: DraftTree) -> list[int]:
+    """Nodes on each level."""
+    return torch.bincount(tree.depths, minlength=1)[1:].tolist()
 
 
 def by_depth(*entropies: float) -> Callable[[Path], float]:
@@ -215,3 +234,195 @@ def test_a_function_that_gives_no_numbers_is_refused() -> None:
     policy = EntropyTree(lambda entropies: None)  # type: ignore[arg-type, return-value]
     with pytest.raises(ConfigError, match="width function gave None"):
         trees_of(ScriptedScorer(lambda b, path: ([1], [-0.5], 0.5)), policy, [Budget(3)])
+
+
+def published(entropies: Callable[[Path], float], depth: int = 4) -> set[Path]:
+    """The paper's tree, node by node from its text: B(H) children each, four levels, as many nodes as that takes."""
+    found, level = set[Path](), [()]
+    for _ in range(depth):
+        below = list[Path]()
+        for path in level:
+            h = entropies(path)
+            branching = 1 if h < 0.02 else 2 if h < 1 else min(math.ceil(4 * h), 7)
+            below += [(*path, token) for token in range(branching)]
+        found |= set(below)
+        level = below  # type: ignore[assignment]
+    return found
+
+
+def paths(tree: DraftTree) -> set[Path]:
+    """Its nodes by their tokens from the root."""
+    found: list[Path] = []
+    for parent, token in zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True):
+        found.append((*(found[parent] if parent >= 0 else ()), token))
+    return set(found)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_dynamic_width_is_the_published_tree_without_a_node_budget(seed: int) -> None:
+    """A default budget of 31 filled two levels: the tree of every published figure was not the paper's."""
+    tree = drafted("dynamic-width", scattered(seed), nodes=METHODS["dynamic-width"].nodes)
+    assert paths(tree) == published(scattered(seed))
+    assert (tree.depth, levels(drafted("dynamic-width", always(5.0), nodes=31))) == (4, [7, 24])
+
+
+def test_the_largest_published_tree_has_2800_nodes_and_is_not_cut() -> None:
+    assert levels(drafted("dynamic-width", always(5.0), nodes=MAX_NODES)) == [7, 49, 343, 2401]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "share", "given"),
+    [
+        ([7], 28, [7]),
+        ([2, 2, 2, 2], 8, [2, 2, 2, 2]),
+        ([7, 7, 7, 7], 22, [7, 7, 7, 0]),
+        ([7, 7, 1, 2], 9, [7, 0, 1, 0]),
+        ([7, 2], 3, [0, 2]),
+        ([7, 7], 2, [2, 0]),
+        ([0, 7, 7], 2, [0, 2, 0]),
+        ([0, 0], 5, [0, 0]),
+    ],
+)
+def test_a_node_gets_all_its_children_or_none_but_for_the_last_resort(
+    wanted: list[int], share: int, given: list[int]
+) -> None:
+    assert fit(wanted, share) == given
+
+
+@pytest.mark.parametrize(
+    ("entropy", "nodes", "level"),
+    [
+        (5.0, 31, [7, 21, 2, 1]),
+        (5.0, 60, [7, 49, 3, 1]),
+        (5.0, 8, [5, 1, 1, 1]),
+        (5.0, 3, [1, 1, 1]),
+        (0.5, 31, [2, 4, 8, 16]),
+        (0.5, 29, [2, 4, 8, 14]),
+        (0.0, 31, [1, 1, 1, 1]),
+    ],
+)
+def test_the_width_shrinks_so_that_the_budget_lasts_to_the_last_level(
+    entropy: float, nodes: int, level: list[int]
+) -> None:
+    assert levels(drafted("dynamic-width-budget", always(entropy), nodes)) == level
+
+
+def test_the_likeliest_nodes_get_their_children_first() -> None:
+    tree = drafted("dynamic-width-budget", always(5.0), 31)
+    assert children(tree)[:8] == [7, 7, 7, 7, 0, 0, 0, 0]  # nodes 0, 1, ... in order of probability
+    third = (tree.depths == 3).nonzero()[:, 0]
+    assert tree.parents[third].tolist() == [7, 7]  # the first child of the first node
+
+
+@given(seed=st.integers(0, 10**6), nodes=st.integers(1, 120), depth=st.integers(1, 6))
+def test_a_budget_is_kept_and_the_depth_reached_and_a_tree_that_fits_is_the_published_one(
+    seed: int, nodes: int, depth: int
+) -> None:
+    policy = find_policy("dynamic-width-budget", {"depth": depth})
+    tree, whole = drafted(policy, scattered(seed), nodes), published(scattered(seed), depth)
+    assert len(tree) <= nodes
+    assert tree.depth == min(depth, nodes)
+    assert paths(tree) <= whole
+    assert (paths(tree) == whole) == (len(whole) <= nodes)
+
+
+def test_no_node_is_kept_for_levels_that_the_sequence_has_no_tokens_left_for() -> None:
+    policy = METHODS["dynamic-width-budget"].policy()
+    scorer = ScriptedScorer(lambda row, path: (range(8), [-1.0 - r for r in range(8)], 5.0))
+    tree = trees_of(scorer, policy, [Budget(28, depth=2)])[0]
+    assert levels(tree) == [7, 21]
+
+
+def test_a_node_without_candidates_leaves_its_share_to_the_next() -> None:
+    def script(row: int, path: Path) -> tuple[list[int], list[float], float]:
+        none = [-math.inf, -math.inf] if path == (0,) else [-0.5, -1.0]
+        return [0, 1], none, 5.0
+
+    tree = trees_of(ScriptedScorer(script), find_policy("dynamic-width-budget", {"depth": 3}), [Budget(4)])[0]
+    assert paths(tree) == {(0,), (1,), (1, 0), (1, 0, 0)}
+
+
+def test_each_sequence_of_a_batch_has_its_own_budget() -> None:
+    policy = METHODS["dynamic-width-budget"].policy()
+    budgets = [Budget(31), Budget(5), Budget(9, depth=2)]
+
+    def script(row: int, path: Path) -> tuple[range, list[float], float]:
+        return range(8), [-1.0 - rank for rank in range(8)], scattered(row)(path)
+
+    together = trees_of(ScriptedScorer(script), policy, budgets)
+    for b, budget in enumerate(budgets):
+        alone = trees_of(ScriptedScorer(lambda _, path, b=b: script(b, path)), policy, [budget])[0]  # type: ignore[misc]
+        assert paths(together[b]) == paths(alone)
+
+
+def test_steps_hold_from_the_edge_before_to_below_their_own() -> None:
+    steps = Steps.parse("width_of", "0.02:1, 1:2,1.75:7")
+    at = [0.0, 0.0199, 0.02, 0.999, 1.0, 1.7499, 1.75, 9.0, math.inf]
+    assert steps(torch.tensor(at)).tolist() == [1, 1, 2, 2, 7, 7, 0, 0, 0]
+    assert [steps.at(h) for h in at] == [1, 1, 2, 2, 7, 7, 0, 0, 0]
+    assert Steps.parse("width_of", "1:2,inf:7").at(50.0) == 7
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("", "step ''"),
+        ("0.02:1,", "step ''"),
+        ("2", "step '2'"),
+        ("0.02:1,soon:2", "'soon'"),
+        ("nan:1", "'nan:1'"),
+        ("0:1", "'0:1'"),
+        ("-1:1", "'-1:1'"),
+        ("1:2,1:3", "'1:3'"),
+        ("1:2,0.5:3", "'0.5:3'"),
+        ("inf:2,inf:3", "'inf:3'"),
+        ("1:", "value ''"),
+        ("1:2.5", "value '2.5'"),
+        ("1:-2", "value '-2'"),
+        ("1:65", "value '65'"),
+        ("1:" + "9" * 5000, "value '999"),
+        ("1:2:3", "value '2:3'"),
+    ],
+)
+def test_a_malformed_step_is_refused_by_name(text: str, named: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(named)):
+        find_policy("dynamic-width", {"width_of": text})
+
+
+FUNCTIONS = ("dynamic-width", "dynamic-width-depth", "dynamic-width-budget")
+
+
+@pytest.mark.parametrize("method", FUNCTIONS)
+def test_the_width_is_a_function_of_entropy_from_text(method: str) -> None:
+    policy = find_policy(method, {"width_of": "0.02:1,1:2,1.25:5,inf:12", "depth": "2"})
+    root = [children(drafted(policy, always(h)))[0] for h in (0.0, 0.5, 1.1, 1.25, 3.0)]
+    assert root == [1, 2, 5, 12, 12]
+
+
+@pytest.mark.parametrize("method", FUNCTIONS)
+def test_the_depth_is_a_function_of_entropy_from_text(method: str) -> None:
+    policy = find_policy(method, {"depth_of": "1:9,1.5:2"})
+    assert [drafted(policy, always(h)).depth for h in (0.01, 1.2, 1.6)] == [9, 2, 0]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"width_of": "inf:3", "width": 5},
+        {"width_of": "inf:3", "sure": 0.5},
+        {"width_of": "inf:3", "slope": 2.0},
+        {"depth_of": "inf:3", "depth": 6},
+        {"depth_of": "inf:0"},
+        {"width_of": "inf:0"},
+    ],
+)
+def test_steps_beside_what_they_replace_or_without_any_node_are_refused(settings: dict[str, float | str]) -> None:
+    with pytest.raises(ConfigError):
+        find_policy("dynamic-width", settings)
+
+
+def test_methods_have_node_budgets_of_their_own() -> None:
+    unbounded = {"dynamic-width", "dynamic-width-depth"}
+    assert {m.name for m in METHODS.values() if m.nodes == MAX_NODES} == unbounded
+    assert {m.nodes for m in METHODS.values() if m.name not in unbounded} == {31}
+    assert find_policy("dynamic-width+dynamic-window").default_nodes == MAX_NODES

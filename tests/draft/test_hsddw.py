@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from draftree.cli import app
-from draftree.config import Budget, SamplingParams
+from draftree.config import MAX_NODES, Budget, SamplingParams
 from draftree.draft.base import Outcome, StepCost
 from draftree.draft.drafter import TreeDrafter
 from draftree.draft.drawing import Drawing
@@ -193,7 +193,7 @@ def loaded(name: str, method: str, model: HFModel) -> tuple[TreeDrafter, Hierarc
 def test_the_method_hsddw_over_a_hierarchy_is_the_published_one(folder: Path) -> None:
     """One method name sets all: M1's window, and a run that tau2 and its cap alone end."""
     made, source = loaded("lookup>layers=1", "hsddw", load(str(folder)))
-    assert made.policy == StaticTree(1, 1024)
+    assert made.policy == StaticTree(1, MAX_NODES)
     assert source.policy == DynamicWindow(Window(None, 1.0, True, 1, 10, math.inf))
     assert source.settings == LoopBack("entropy", None, 50, math.inf)
 

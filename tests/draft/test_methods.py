@@ -6,9 +6,9 @@ import math
 
 import pytest
 
-from draftree.config import Budget
+from draftree.config import DEFAULT_NODES, Budget
 from draftree.draft.entropy import BranchingSteps, EntropyStop, EntropyTree, StaticTree
-from draftree.draft.methods import DEFAULT_METHOD, DEFAULT_NODES, METHODS, find_method, find_policy
+from draftree.draft.methods import DEFAULT_METHOD, METHODS, find_method, find_policy
 from draftree.draft.policy import GrowthPolicy
 from draftree.draft.window import DynamicWindow, Window
 from draftree.errors import ConfigError, UnknownNameError

@@ -127,8 +127,8 @@ def test_the_best_size_follows_the_costs() -> None:
         (torch.zeros(2, 65), 4, r"shape \[2, 65\]: give one row a depth, 1 to 64 ranks"),
         (torch.tensor([[1.5]]), 4, "outside 0 to 1"),
         (torch.tensor([[math.nan]]), 4, "outside 0 to 1"),
-        (torch.tensor([[0.5]]), 0, "node budget is 0: use 1 to 1024"),
-        (torch.tensor([[0.5]]), 1025, "node budget is 1025"),
+        (torch.tensor([[0.5]]), 0, "node budget is 0: use 1 to 4096"),
+        (torch.tensor([[0.5]]), 4097, "node budget is 4097"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(table: Tensor, nodes: int, named: str) -> None:

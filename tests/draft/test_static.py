@@ -110,8 +110,8 @@ def test_the_last_level_of_binary_takes_the_most_probable_paths() -> None:
 @pytest.mark.parametrize(
     ("given", "named"),
     [
-        ((), "the tree has 0 nodes: use 1 to 1024"),
-        (tuple((r,) for r in range(MAX_NODES + 1)), "the tree has 1025 nodes"),
+        ((), "the tree has 0 nodes: use 1 to 4096"),
+        (tuple((r,) for r in range(MAX_NODES + 1)), "the tree has 4097 nodes"),
         (((0,), ()), r"a node \(\): give a path of ranks from 0 to 63"),
         (((0,), (-1,)), r"a node \(-1,\)"),
         (((64,),), r"a node \(64,\)"),

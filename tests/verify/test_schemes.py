@@ -13,9 +13,10 @@ from torch import Tensor
 from draftree.draft.drawing import Drawing
 from draftree.draft.entropy import EntropyStop, EntropyTree, StaticTree
 from draftree.draft.policy import GrowthPolicy
+from draftree.errors import ConfigError, UnknownNameError
 from draftree.tree import ROOT, DraftLaw, DraftTree
 from draftree.verify.match import Verdict
-from draftree.verify.schemes import SCHEMES, Block, MultiRound, Relaxed, _OneByOne
+from draftree.verify.schemes import SCHEMES, Block, MultiRound, Relaxed, _OneByOne, find_scheme
 from draftree.verify.walk import Coins, Law, Place, multi_round, relaxed, residual, walk
 
 from ..toy import ToyModel
@@ -229,8 +230,8 @@ def test_no_more_children_are_drawn_than_the_law_can_give() -> None:
             assert sorted(tree.tokens.tolist()) == [1, 3]
 
 
-def place(p: list[float], children: list[int]) -> Place:
-    return Place(torch.tensor(p, dtype=torch.float64).log(), children, None, 0)
+def place(p: list[float], children: list[int], entropy: float = 0.0) -> Place:
+    return Place(torch.tensor(p, dtype=torch.float64).log(), children, None, 0, entropy)
 
 
 def relaxed_law(p: list[float], children: list[int], allowed: Callable[[float], int]) -> list[float]:
@@ -286,3 +287,57 @@ def test_a_walk_reads_only_the_laws_of_the_nodes_that_it_visits() -> None:
 
     verdict = walk(tree, law, partial(multi_round, replacement=False), Chance([]))
     assert asked == [ROOT, *verdict.path]
+
+
+def unsure(h: float) -> int:
+    return 2 if h > 1 else 0
+
+
+@pytest.mark.parametrize(("draft", "loose"), [(0.3, False), (1.0, False), (1.1, True), (5.0, True)])
+def test_the_draft_must_be_unsure_too_where_both_are_asked_for(draft: float, loose: bool) -> None:
+    p = [0.4, 0.3, 0.2, 0.1]
+    found = [0.0] * 4
+    for token, chance in outcomes(lambda c: relaxed(place(p, [3, 1], draft), c, allowed=unsure, both=True)):
+        found[token] += chance
+    assert found == pytest.approx([0.0, 0.9, 0.0, 0.1] if loose else p)
+    for token, chance in outcomes(lambda c: relaxed(place(p, [3, 1], draft), c, allowed=unsure)):
+        found[token] -= chance
+    assert found == pytest.approx([0.0] * 4 if loose else [0.4, -0.6, 0.2, 0.0])
+
+
+def test_the_draft_entropy_is_that_of_the_node_whose_children_are_judged() -> None:
+    tree = DraftTree(
+        torch.tensor([0, 1]), torch.tensor([ROOT, 0]), torch.tensor([1, 2]), torch.zeros(2), torch.tensor([0.1, 0.9])
+    )
+    seen = []
+
+    def decide(at: Place, coins: Coins) -> int:
+        seen.append(at.entropy)
+        return at.children[0]
+
+    walk(tree, lambda node, drawn: torch.zeros(3), decide, Chance([0] * 9))
+    assert seen == pytest.approx([0.1, 0.9])
+
+
+def test_relaxed_is_set_in_text() -> None:
+    made = find_scheme("relaxed:allowed=1:0,2:2,inf:5:when=both")
+    assert isinstance(made, Relaxed)
+    assert ([made.allowed(h) for h in (0.5, 1.0, 2.0)], made.when) == ([0, 2, 5], "both")
+    assert find_scheme("relaxed") == Relaxed() and Relaxed().when == "target"
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("relaxd", UnknownNameError),
+        ("relaxed:both", ConfigError),
+        ("relaxed:when=never", ConfigError),
+        ("relaxed:allowed=1", ConfigError),
+        ("relaxed:allowed=2:1,1:2", ConfigError),
+        ("relaxed:width=3", ConfigError),
+        ("match:when=both", ConfigError),
+    ],
+)
+def test_a_scheme_or_setting_that_is_not_there_is_refused(text: str, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        find_scheme(text)

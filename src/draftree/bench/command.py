@@ -21,7 +21,7 @@ import typer
 
 from ..config import SamplingParams
 from ..draft.levels import without_loop_back
-from ..draft.methods import DEFAULT_METHOD, DEFAULT_NODES
+from ..draft.methods import DEFAULT_METHOD
 from ..errors import ConfigError, RunError
 from ..files import user_path
 from ..models.load import DEFAULT_MODEL
@@ -30,7 +30,7 @@ from ..options import Candidates, Device, Dtype, Nodes, NoLoopBack, Numerics, Ta
 from ..show import complain, err, out
 from ..told import told
 from .contestants import Models
-from .entry import entries
+from .entry import entries, split_names
 from .folder import RunFolder, read_summary
 from .formats import Item
 from .interrupts import Interrupts
@@ -64,7 +64,7 @@ def bench(
     max_tokens: Annotated[int, whole("N", "Most tokens of an answer.")] = 128,
     repeats: Annotated[int, whole("N", "Answers of each contestant to each prompt.")] = 1,
     seed: Annotated[int, whole("S", "Of the first repeat.")] = 11,
-    nodes: Nodes = DEFAULT_NODES,
+    nodes: Nodes = None,
     candidates: Candidates = None,
     data: Annotated[str | None, typer.Option(metavar="DIR", help="Folder of prompt sets; else DRAFTREE_DATA.")] = None,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out lines and prompts that do not do.")] = False,
@@ -90,7 +90,7 @@ def bench(
     if repeats < 1 or (turns is not None and turns < 1):
         raise ConfigError(f"repeats are {repeats} and turns {turns}: use at least 1")
     named = [without_loop_back(name) if no_loop_back else name for name in _names(drafters)]
-    took_part = entries(_names(methods), named, temperatures, nodes, candidates)
+    took_part = entries(split_names(methods), named, temperatures, nodes, candidates)
     quality = quality or unsafe_quality
     score = _scorer(suite, data, unsafe_quality) if quality else None
     chosen = choose(load_suite(suite, data=data, skip_bad=skip_bad), categories=_names(categories or ""), limit=limit)

@@ -1,20 +1,22 @@
 """What takes part in a benchmark, by name: ``METHOD[:KEY=VALUE]...`` and ``peer:NAME``. Loads nothing.
 
-opt-tree    opt-tree:nodes=16:candidates=plain    static:verify=relaxed    plain    peer:hf-generate
+opt-tree    opt-tree:nodes=16:candidates=plain    static:verify=relaxed:when=both    plain    peer:hf-generate
+dynamic-width:width_of=0.02:1,1:2,inf:7:depth=3
 beams:width=4:drafter=head    peer:hf-beam-search:width=4
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..beams.load import check_beam_drafter
 from ..beams.params import BeamParams
-from ..config import Budget, SamplingParams
+from ..config import SamplingParams, named_settings
 from ..draft.methods import find_method
 from ..draft.names import AUTO, learns, names_model, parts_of
-from ..draft.policy import GrowthPolicy
+from ..draft.policy import GrowthPolicy, node_budget
 from ..errors import ConfigError
 from ..verify.schemes import DEFAULT_SCHEME, Match, find_scheme
 from .peers import PEERS, check_peer
@@ -25,6 +27,8 @@ PEER = "peer:"
 BEAMS = "beams"
 PEER_BEAMS = ("width", "penalty", "early")
 """Settings of beams that a peer takes."""
+_BETWEEN_NAMES = re.compile(r",(?!\s*(?:inf|[\d.]+(?:e[+-]?\d+)?)\s*:)", re.IGNORECASE)
+"""A comma that no step of entropy (EDGE:VALUE) follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,18 +86,24 @@ class Entry:
         return find_method(self.method).policy(self.settings)
 
 
+def split_names(text: str) -> list[str]:
+    """Names of contestants that are written with commas between them; commas within steps of entropy do not count."""
+    return [name.strip() for name in _BETWEEN_NAMES.split(text) if name.strip()]
+
+
 def entries(
     methods: Sequence[str],
     drafters: Sequence[str],
     temperatures: Sequence[float],
-    nodes: int,
+    nodes: int | None = None,
     candidates: str | None = None,
 ) -> list[Entry]:
     """Plain decoding, every method with every drafter, and the peers, at every temperature.
 
     Args:
         methods, drafters, temperatures: names and numbers, as written.
-        nodes, candidates: of methods that set none; ``candidates`` of those that verify by match.
+        nodes: node budget of methods that name none; without it each has its own.
+        candidates: of methods that name none and verify by match.
 
     Raises:
         ConfigError: a name is there twice, a setting or a drafter does not fit, or a peer lacks what it needs.
@@ -120,35 +130,31 @@ def entries(
     return found
 
 
-def _method(text: str, label: str, drafter: str, temperature: float, nodes: int, candidates: str | None) -> Entry:
-    name, *pairs = text.split(":")
-    settings = _settings(text, pairs)
-    budget, verify = settings.pop("nodes", str(nodes)), settings.pop("verify", DEFAULT_SCHEME)
-    if not budget.isdecimal() or int(budget) < 1:
-        raise ConfigError(f"method {text!r}: its nodes are {budget!r}: use a whole number from 1")
+def _method(
+    text: str, label: str, drafter: str, temperature: float, nodes: int | None, candidates: str | None
+) -> Entry:
+    name, settings = named_settings(text)
+    if (own := settings.pop("nodes", None)) is not None:
+        if not own.isdecimal() or int(own) < 1:
+            raise ConfigError(f"method {text!r}: its nodes are {own!r}: use a whole number from 1")
+        nodes = int(own)
+    verify = settings.pop("verify", DEFAULT_SCHEME)
+    for key in [key for key in find_scheme(verify).settings if key in settings]:
+        verify += f":{key}={settings.pop(key)}"
     if drafter == "none" or parts_of(drafter) == ("none",):
         raise ConfigError("drafter 'none' is plain decoding, which takes part anyway: leave it out")
     if "candidates" in settings or isinstance(find_scheme(verify), Match):
         candidates = settings.pop("candidates", candidates)
     else:
         candidates = None
-    entry = Entry(label, name, drafter, temperature, settings, Budget(int(budget)).nodes, verify, candidates)
-    find_scheme(verify, candidates).check(entry.policy(), entry.nodes, learns(drafter))
+    policy = find_method(name).policy(settings)
+    entry = Entry(label, name, drafter, temperature, settings, node_budget(policy, nodes), verify, candidates)
+    find_scheme(verify, candidates).check(policy, entry.nodes, learns(drafter))
     return entry
 
 
-def _settings(text: str, pairs: Sequence[str]) -> dict[str, str]:
-    settings: dict[str, str] = {}
-    for pair in pairs:
-        key, sign, value = pair.partition("=")
-        if not sign:
-            raise ConfigError(f"method {text!r}: write its settings as KEY=VALUE, such as opt-tree:nodes=16")
-        settings[key.strip()] = value.strip()
-    return settings
-
-
 def _beams(text: str, label: str, temperature: float) -> Entry:
-    settings = _settings(text, text.split(":")[1:])
+    _, settings = named_settings(text)
     drafter = settings.pop("drafter", AUTO)
     beam_params(text, settings).check(SamplingParams(temperature=temperature))
     check_beam_drafter(drafter, temperature > 0)
@@ -157,9 +163,8 @@ def _beams(text: str, label: str, temperature: float) -> Entry:
 
 def _peer(text: str, label: str, drafters: Sequence[str], temperature: float) -> Entry:
     """A peer, with the model that drafts for it or the beams that it has."""
-    name, *pairs = text.removeprefix(PEER).split(":")
+    name, settings = named_settings(text.removeprefix(PEER))
     check_peer(name)
-    settings = _settings(text, pairs)
     if PEERS[name].has_beams:
         if wrong := next((key for key in settings if key not in PEER_BEAMS), None):
             raise ConfigError(f"{PEER}{name} has no setting {wrong!r}: choose from {', '.join(PEER_BEAMS)}")

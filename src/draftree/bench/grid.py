@@ -23,13 +23,12 @@ from typing import NamedTuple
 
 from rich.progress import track
 
-from ..config import SamplingParams
+from ..config import DEFAULT_NODES, SamplingParams
 from ..draft.auto import AutoTree
 from ..draft.base import StepCost
 from ..draft.drafter import TreeDrafter
 from ..draft.drawing import Drawing
 from ..draft.load import load_drafter
-from ..draft.methods import DEFAULT_NODES
 from ..draft.policy import GrowthPolicy
 from ..draft.source import Scorer, Source
 from ..errors import ConfigError, InputError
@@ -42,7 +41,7 @@ from ..sequence import Sequence
 from ..text import encode, user
 from ..train.replay import Replay
 from ..tree import ROOT
-from .entry import PLAIN, entries
+from .entry import PLAIN, entries, split_names
 from .recorded import BEAM, DEPTH, KnownText, RecordedSource, record
 from .stats import ratio
 from .suites import choose, load_suite
@@ -234,9 +233,7 @@ def main() -> None:
     add_options(parser)
     args = parser.parse_args()
     try:
-        contestants = [
-            e for e in entries(args.methods.split(","), [args.drafter], [0.0], DEFAULT_NODES) if e.method != PLAIN
-        ]
+        contestants = [e for e in entries(split_names(args.methods), [args.drafter], [0.0]) if e.method != PLAIN]
         target, source, costs, texts = recorded(args)
     except InputError as error:
         parser.error(str(error))

@@ -19,11 +19,11 @@ from typing import NamedTuple
 
 from rich.progress import track
 
-from ..config import SamplingParams
+from ..config import DEFAULT_NODES, SamplingParams
 from ..draft.auto import AutoTree
 from ..draft.base import NoDrafter
 from ..draft.load import load_drafter
-from ..draft.methods import DEFAULT_NODES, find_policy
+from ..draft.methods import find_policy
 from ..engine import Engine
 from ..models.load import DEFAULT_MODEL, load
 from ..models.numerics import DEFAULT_NUMERICS

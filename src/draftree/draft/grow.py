@@ -67,6 +67,7 @@ def grow(
         tags=torch.zeros_like(roots),
         candidates=scorer.score_roots(active, width),
         budgets=torch.tensor(nodes),
+        limits=limits,
         pool=Pool(roots[:0], none[:0], none[:0]),
     )
     layers: list[_Layer] = []
@@ -96,6 +97,7 @@ def grow(
             tags=tags,
             candidates=scorer.score(rows, numbers, parents, tokens, width),
             budgets=frontier.budgets,
+            limits=limits,
             pool=frontier.pool.plus(layer.rows, layer.path_logprobs, layer.tags),
             above=(frontier, layer.chosen.take(more) // frontier.candidates.tokens.shape[1]),
         )

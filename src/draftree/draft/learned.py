@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ..config import DEFAULT_NODES
 from ..errors import ConfigError
 from ..models.base import LanguageModel
 from .auto import AutoTree
@@ -72,6 +73,11 @@ class LearnedTree(EntropyTree):
     """
 
     made_for: Provenance | None = None
+
+    @property
+    def default_nodes(self) -> int:
+        """As most methods."""
+        return DEFAULT_NODES
 
     @property
     def partner(self) -> str | None:

@@ -7,15 +7,24 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from ..config import MAX_NODES
+from ..config import DEFAULT_NODES, MAX_NODES
 from ..errors import ConfigError, UnknownNameError
 from .auto import AutoTree
 from .best import Eagle2Tree, OptTree
 from .c2t import BETA, DEPTH, TOP, ClassifierTree
 from .classifier_file import DEFAULT, DEFAULT_WIDTH, read_classifier
-from .entropy import BranchingSteps, EntropyStop, EntropyTree, StaticTree
+from .entropy import (
+    MAX_WIDTH,
+    BranchingSteps,
+    BudgetTree,
+    EntropyFunction,
+    EntropyStop,
+    EntropyTree,
+    StaticTree,
+    Steps,
+)
 from .learned import LEARNED_BETA, LearnedTree, LearnedWidth, ScoredAuto
 from .policy import GrowthPolicy
 from .static import EAGLE, RankTree
@@ -66,11 +75,76 @@ def sequoia(tree: str = "") -> GrowthPolicy:
     return read_tree(tree).policy
 
 
+PAPER, NO_STEPS = "paper", "none"
+"""In place of the steps of ``width_of`` and ``depth_of``: B(H) as published; ``depth``, whatever the entropy."""
+
+
+class _Shape(NamedTuple):
+    """Arguments of ``EntropyTree``."""
+
+    width_of: EntropyFunction
+    depth_of: EntropyFunction | None
+    width: int
+    depth: int
+
+    @classmethod
+    def read(
+        cls, published: BranchingSteps, branching: BranchingSteps, levels: int, depth: int, width_of: str, depth_of: str
+    ) -> _Shape:
+        """Functions of entropy by the settings of a method.
+
+        Args:
+            published: B(H) by the defaults.
+            branching: B(H) as it is set.
+            levels: the default depth.
+            depth: the depth as it is set.
+            width_of: steps in place of B(H), or ``PAPER``.
+            depth_of: steps of the deepest level, or ``NO_STEPS``.
+
+        Raises:
+            ConfigError: steps are malformed, or stand beside settings that they replace.
+        """
+        width: EntropyFunction = branching
+        most, deepest = branching.most, None
+        if width_of != PAPER:
+            if branching != published:
+                raise ConfigError(f"width_of={width_of} replaces B(H) and its settings: leave them out, or width_of")
+            width = steps = Steps.parse("width_of", width_of, MAX_WIDTH)
+            most = max(steps.values)
+        if depth_of != NO_STEPS:
+            if depth != levels:
+                raise ConfigError(f"depth_of={depth_of} replaces depth={depth}: leave one of them out")
+            deepest = Steps.parse("depth_of", depth_of)
+            depth = max(deepest.values)
+        return cls(width, deepest, most, depth)
+
+
 def dynamic_width(
-    sure: float = 0.02, unsure: float = 1.0, slope: float = 4.0, width: int = 7, depth: int = 4
+    sure: float = 0.02,
+    unsure: float = 1.0,
+    slope: float = 4.0,
+    width: int = 7,
+    depth: int = 4,
+    width_of: str = PAPER,
+    depth_of: str = NO_STEPS,
 ) -> GrowthPolicy:
     """B(H) children at entropy H: 1 below SURE, 2 below UNSURE, else ceil(SLOPE x H) up to WIDTH; DEPTH levels"""
-    return EntropyTree(BranchingSteps(sure, unsure, slope, width), None, width, depth)
+    branching = BranchingSteps(sure, unsure, slope, width)
+    return EntropyTree(*_Shape.read(BranchingSteps(), branching, 4, depth, width_of, depth_of))
+
+
+def dynamic_width_budget(
+    sure: float = 0.02,
+    unsure: float = 1.0,
+    slope: float = 4.0,
+    width: int = 7,
+    depth: int = 4,
+    width_of: str = PAPER,
+    depth_of: str = NO_STEPS,
+) -> GrowthPolicy:
+    """dynamic-width, shrunk so that the node budget lasts to the last level: no children where B(H) exceeds the rest"""
+    branching = BranchingSteps(sure, unsure, slope, width)
+    return BudgetTree(*_Shape.read(BranchingSteps(), branching, 4, depth, width_of, depth_of))
 
 
 def dynamic_width_depth(
@@ -80,9 +154,12 @@ def dynamic_width_depth(
     width: int = 7,
     depth: int = 8,
     stop: float = 1.75,
+    width_of: str = PAPER,
+    depth_of: str = NO_STEPS,
 ) -> GrowthPolicy:
     """dynamic-width, and no children at all where the entropy exceeds STOP nats"""
-    return EntropyTree(BranchingSteps(sure, unsure, slope, width, stop), None, width, depth)
+    branching = BranchingSteps(sure, unsure, slope, width, stop)
+    return EntropyTree(*_Shape.read(BranchingSteps(stop=1.75), branching, 8, depth, width_of, depth_of))
 
 
 def learned_width(
@@ -183,6 +260,11 @@ class Method:
         """Works with its defaults."""
         return "" not in self.settings.values()
 
+    @property
+    def nodes(self) -> int:
+        """Node budget where none is given."""
+        return self.policy().default_nodes if self.complete else DEFAULT_NODES
+
     def policy(self, settings: Mapping[str, float | str] | None = None) -> GrowthPolicy:
         """Build the policy; values may be text, as from a command line.
 
@@ -249,6 +331,7 @@ METHODS = {
         Method("eagle", eagle),
         Method("sequoia", sequoia),
         Method("dynamic-width", dynamic_width),
+        Method("dynamic-width-budget", dynamic_width_budget),
         Method("dynamic-width-depth", dynamic_width_depth),
         Method("learned-width", learned_width),
         Method("opt-tree", opt_tree),
@@ -261,8 +344,6 @@ METHODS = {
 
 
 DEFAULT_METHOD = "auto"
-DEFAULT_NODES = 31
-"""A bound; with the root 32 tokens a pass. ``auto`` verifies as many as pay."""
 
 
 def find_policy(method: str | GrowthPolicy, settings: Mapping[str, float | str] | None = None) -> GrowthPolicy:

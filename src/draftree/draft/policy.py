@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from ..config import Budget
+from ..config import DEFAULT_NODES, Budget
+from ..errors import ConfigError
 from ..models.base import LanguageModel
 from ..sequence import Sequence
 from ..tree import DraftTree
@@ -71,6 +72,7 @@ class Frontier:
         tags: [F] what the policy said of them when it kept them (``Growth.tags``); 0 for roots.
         candidates: what may follow.
         budgets: [B] int64, nodes of each sequence's finished tree, whatever has been drafted so far.
+        limits: [B] int64, deepest level that each sequence's tree may have.
         pool: what has been drafted so far, these nodes included.
         above: the frontier that these nodes came from, and [F] int64, which of its nodes each one's parent is; None for
             roots.
@@ -83,6 +85,7 @@ class Frontier:
     tags: Tensor
     candidates: Candidates
     budgets: Tensor
+    limits: Tensor
     pool: Pool
     above: tuple[Frontier, Tensor] | None = None
 
@@ -117,6 +120,11 @@ class GrowthPolicy(ABC):
     """
 
     by_value: bool = False
+
+    @property
+    def default_nodes(self) -> int:
+        """Node budget where none is given."""
+        return DEFAULT_NODES
 
     @property
     def partner(self) -> str | None:
@@ -159,6 +167,19 @@ class GrowthPolicy(ABC):
 
     def observe(self, outcomes: Many[Outcome]) -> None:  # noqa: B027
         """What became of the trees of the last proposal, and what they cost."""
+
+
+def node_budget(policy: GrowthPolicy | None, nodes: int | None) -> int:
+    """The node budget that is given, or the policy's own; without a policy nothing is drafted.
+
+    Raises:
+        ConfigError: it is out of range.
+    """
+    if nodes is None:
+        return DEFAULT_NODES if policy is None else policy.default_nodes
+    if Budget(nodes).nodes < 1:
+        raise ConfigError(f"node budget is {nodes}: use at least 1, or drafter 'none' for plain decoding")
+    return nodes
 
 
 def best_per_row(scores: Tensor, rows: Tensor, limits: Tensor) -> Tensor:

@@ -211,6 +211,11 @@ class DynamicWindow(GrowthPolicy):
         self.by_value = self.tree.by_value
 
     @property
+    def default_nodes(self) -> int:
+        """The tree's."""
+        return self.tree.default_nodes
+
+    @property
     def partner(self) -> str | None:
         """The tree's."""
         return self.tree.partner

@@ -23,7 +23,7 @@ from ..models.hf import HFModel
 from ..models.load import DEFAULT_MODEL, load
 from ..models.measure import kept_or_measured
 from ..models.numerics import DEFAULT_NUMERICS
-from ..options import DecodedTokens, Depth, Device, Drafter, Dtype, Nodes, Numerics, Seed, Stride, Target, Temperature
+from ..options import DecodedTokens, Depth, Device, Drafter, Dtype, Numerics, Seed, Stride, Target, Temperature, whole
 from ..text import Prompt, encode, user
 from .calibrate import Calibration, Costs, Tally, TruePath, check_ranges, conclude, measure
 from .prompts import read_prompts
@@ -38,7 +38,7 @@ def calibrate(
     out: Annotated[str, typer.Option(metavar="FILE", help="Where to write the tree.")],
     target: Target = DEFAULT_MODEL,
     drafter: Drafter = DEFAULT_DRAFTER,
-    nodes: Nodes = 64,
+    nodes: Annotated[int, whole("N", "Most nodes of the tree.")] = 64,
     depth: Depth = 8,
     stride: Stride = 4,
     max_tokens: DecodedTokens = 128,

@@ -10,14 +10,16 @@ from __future__ import annotations
 import difflib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
 
 from torch import Tensor
 
+from ..config import named_settings
 from ..draft.drawing import Drawing
+from ..draft.entropy import Steps
 from ..draft.policy import GrowthPolicy
 from ..errors import ConfigError, UnknownNameError
 from ..sampling import Draws, KeyedCoins
@@ -40,12 +42,25 @@ class Scheme(ABC):
         summary: one line.
         drawing: how the children that it judges must come out of the draft law.
         lossy: its output does not follow the target's law.
+        settings: names of what can be set in text, and what may stand there.
     """
 
     name: ClassVar[str]
     summary: ClassVar[str]
     drawing: Drawing = Drawing.TOP
     lossy: ClassVar[bool] = False
+    settings: ClassVar[Mapping[str, str]] = {}
+
+    def configured(self, settings: Mapping[str, str]) -> Scheme:
+        """The scheme with these settings.
+
+        Raises:
+            ConfigError: it has no such setting, or a value is malformed.
+        """
+        if wrong := next((key for key in settings if key not in self.settings), None):
+            has = ", ".join(self.settings) or "none"
+            raise ConfigError(f"verification {self.name} has no setting {wrong!r}: it has {has}")
+        return self
 
     @property
     def candidates(self) -> str:
@@ -211,23 +226,44 @@ def allowed_by_entropy(entropy: float) -> int:
     return math.ceil(entropy) if entropy >= 1 else 0
 
 
+UNSURE = ("target", "both")
+"""Whose entropy counts for ``Relaxed``: the target's, or the lesser of target's and draft's (the paper's idea)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Relaxed(_OneByOne):
     """See ``walk.relaxed``; lossy. At temperature 0 the entropy and ranks are those of the law at temperature 1.
 
     Attributes:
-        allowed: entropy of the target's law in nats -> how many of its most probable tokens will do.
+        allowed: entropy in nats -> how many of the target's most probable tokens will do.
+        when: one of ``UNSURE``.
+
+    Raises:
+        ConfigError: ``when`` is none of them.
     """
 
     allowed: Callable[[float], int] = allowed_by_entropy
+    when: str = UNSURE[0]
 
     name: ClassVar[str] = "relaxed"
     summary: ClassVar[str] = "lossy: match, but where the target's entropy is high one of its best tokens will do"
     lossy: ClassVar[bool] = True
+    settings: ClassVar[Mapping[str, str]] = {"allowed": "STEPS", "when": "|".join(UNSURE)}
+
+    def __post_init__(self) -> None:
+        if self.when not in UNSURE:
+            raise ConfigError(f"when is {self.when!r}: relax where the {' or '.join(map(repr, UNSURE))} is unsure")
+
+    def configured(self, settings: Mapping[str, str]) -> Scheme:
+        """With ``allowed`` as steps of entropy, and ``when``."""
+        Scheme.configured(self, settings)
+        steps = settings.get("allowed")
+        allowed = self.allowed if steps is None else Steps.parse("allowed", steps).at
+        return Relaxed(allowed, settings.get("when", self.when))
 
     def judge(self, tree: DraftTree, law: Law, coins: Coins) -> Verdict:
         """See ``walk.relaxed``."""
-        return walk(tree, law, partial(relaxed, allowed=self.allowed), coins)
+        return walk(tree, law, partial(relaxed, allowed=self.allowed, both=self.when == "both"), coins)
 
 
 SCHEMES: dict[str, Scheme] = {
@@ -237,7 +273,7 @@ DEFAULT_SCHEME = Match.name
 
 
 def find_scheme(scheme: str | Scheme, candidates: str | None = None) -> Scheme:
-    """A scheme by its name, or the scheme itself.
+    """A scheme by its name and settings (NAME:KEY=VALUE...), or the scheme itself.
 
     Args:
         scheme: its name, or the scheme.
@@ -245,7 +281,8 @@ def find_scheme(scheme: str | Scheme, candidates: str | None = None) -> Scheme:
 
     Raises:
         UnknownNameError: there is no such scheme.
-        ConfigError: there are no such candidates, or the scheme has one kind alone.
+        ConfigError: it has no such setting, a value is malformed, there are no such candidates, or the scheme has one
+            kind alone.
     """
     if candidates is not None:
         if not isinstance(found := find_scheme(scheme), Match):
@@ -256,8 +293,9 @@ def find_scheme(scheme: str | Scheme, candidates: str | None = None) -> Scheme:
         return Match(candidates)
     if isinstance(scheme, Scheme):
         return scheme
-    if scheme not in SCHEMES:
-        close = difflib.get_close_matches(scheme, SCHEMES, n=1)
+    name, settings = named_settings(scheme)
+    if name not in SCHEMES:
+        close = difflib.get_close_matches(name, SCHEMES, n=1)
         hint = f"did you mean {close[0]}? " if close else ""
-        raise UnknownNameError(f"no verification {scheme!r}: {hint}choose from {', '.join(SCHEMES)}")
-    return SCHEMES[scheme]
+        raise UnknownNameError(f"no verification {name!r}: {hint}choose from {', '.join(SCHEMES)}")
+    return SCHEMES[name].configured(settings)

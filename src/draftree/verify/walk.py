@@ -43,12 +43,14 @@ class Place(NamedTuple):
         children: drafted tokens in draw order, at least one.
         law: what they were drawn from; None where they were chosen.
         depth: of the node, 0 for the root.
+        entropy: nats, of the draft distribution that the children were taken from.
     """
 
     logits: Tensor
     children: list[int]
     law: DraftLaw | None
     depth: int
+    entropy: float
 
     @property
     def p(self) -> Tensor:
@@ -76,7 +78,8 @@ def walk(tree: DraftTree, law: Law, decide: Decision, coins: Coins) -> Verdict:
         logits, children = law(node, tokens), tree.children(node)
         drafted = tree.tokens[children].tolist()
         if drafted:
-            tokens.append(decide(Place(logits, drafted, tree.laws.get(node), len(tokens)), coins))
+            entropy = float(tree.entropies[children[0]])
+            tokens.append(decide(Place(logits, drafted, tree.laws.get(node), len(tokens), entropy), coins))
         else:
             tokens.append(coins.draw(logits, len(tokens)))
         if tokens[-1] not in drafted:
@@ -124,16 +127,19 @@ def top_and_one(place: Place, coins: Coins) -> int:
     return coins.draw(residual(p, rest).log(), place.depth)
 
 
-def relaxed(place: Place, coins: Coins, *, allowed: Callable[[float], int]) -> int:
-    """*match*, but where the target is unsure one of its best tokens will do (lossy).
+def relaxed(place: Place, coins: Coins, *, allowed: Callable[[float], int], both: bool = False) -> int:
+    """*match*, but where the target is unsure one of its best tokens will do (lossy; Gunjur & Waitz, Section 6.1).
 
     The target draws y ~ p; when y is no child, the child that p ranks highest is taken if it is among the target's
-    ``allowed(H)`` most probable tokens, where H is the entropy of p in nats.
+    ``allowed(H)`` most probable tokens. H is the entropy of p in nats; with ``both``, the lesser of that and the
+    entropy of the draft distribution, so that the draft must be unsure too.
     """
     token = coins.draw(place.logits, place.depth)
     if token in place.children:
         return token
     entropy = float(torch.special.entr(place.p).sum())
+    if both:
+        entropy = min(entropy, place.entropy)
     count = allowed(entropy)
     if not isinstance(count, int) or count < 0:
         raise ConfigError(f"relaxed: the function of entropy gave {count!r} for {entropy:.3g} nats: return 0 or more")

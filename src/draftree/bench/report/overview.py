@@ -56,7 +56,7 @@ def _described(run: LoadedRun) -> list[str]:
     return [
         f"{c['prompts']} prompts of {run.suite}, {answers} answers of each contestant of up to {c['max_tokens']} "
         f"tokens; target {c['target']} in {c['numerics']}, drafters {', '.join(c['drafters'])}, node budget "
-        f"{c['nodes']} where nothing else is said. {machine['processor']}, {machine['cores']} cores, "
+        f"{c['nodes'] or 'the default'} where nothing else is said. {machine['processor']}, {machine['cores']} cores, "
         f"{machine['threads']} threads{', ' + machine['accelerator'] if machine['accelerator'] else ''}; {versions}; "
         f"{c['date'][:10]}.",
     ]
