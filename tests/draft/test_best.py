@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import math
 from random import Random
@@ -157,11 +158,11 @@ def outcome(depth: int, taken: int, draft: float, verify: float) -> Outcome:
 
 def test_the_automatic_threshold_is_the_rate_times_the_time_of_a_pass() -> None:
     policy = OptTree()
-    assert policy.threshold == 0
+    assert policy.threshold == 0.5
     first = outcome(depth=4, taken=3, draft=9.0, verify=0.8)
     first.sequence.stats.steps = 0
     policy.observe([first])  # a drafting model has read the prompt
-    assert policy.threshold == 0
+    assert policy.threshold == 0.5
     policy.observe([outcome(depth=4, taken=3, draft=0.2, verify=0.8)])
     assert policy.threshold == pytest.approx(3 / 1.0 * 0.2 / 4)
     for _ in range(200):
@@ -180,3 +181,42 @@ def test_best_paths_are_closed_under_parents_when_scores_tie() -> None:
     tree = trees_of(ScriptedScorer(sure), OptTree(TINY, 10), [Budget(4)])[0]
     assert tree.parents.tolist() == [-1, 0, 1, 2]
     assert torch.equal(DraftTree.chain([5, 6, 7]).best(2), torch.tensor([True, True, False]))
+
+
+def best_first(script: Script, nodes: int) -> set[Path]:
+    """The ``nodes`` most probable of all paths, whatever their depth: a search from the likeliest on."""
+    found, queue = set[Path](), [(-1.0, Path())]
+    while len(found) <= nodes:
+        p, path = heapq.heappop(queue)
+        found.add(path)
+        tokens, logprobs, _ = script(0, path)
+        for token, logprob in zip(tokens, logprobs, strict=True):
+            heapq.heappush(queue, (p * math.exp(logprob), (*path, token)))
+    return found - {()}
+
+
+@pytest.mark.parametrize("nodes", [200, 1024, 1500])
+def test_the_depth_is_bounded_by_the_nodes_alone(nodes: int) -> None:
+    """A depth of at most 10 cut what Algorithm 1 leaves to the node budget (D(T) < n), and with it large trees."""
+
+    sure = [math.log(0.96), math.log(0.03), math.log(0.009)]
+
+    def script(row: int, path: Path) -> tuple[list[int], list[float], float]:
+        tokens, logprobs, _ = markov(1)(row, path)
+        return list(tokens), sure if len(path) % 3 else list(logprobs), 1.0
+
+    tree = trees_of(ScriptedScorer(script), OptTree(TINY), [Budget(nodes)])[0]
+    assert paths(tree) == best_first(script, nodes)
+    assert tree.depth > 10
+
+
+def test_a_chain_of_certain_tokens_is_as_deep_as_the_budget() -> None:
+    sure: Script = lambda row, path: ([1], [-1e-4], 0.0)  # noqa: E731
+    assert trees_of(ScriptedScorer(sure), OptTree(TINY), [Budget(40)])[0].depth == 40
+
+
+def test_before_anything_is_measured_drafting_stops_at_the_published_threshold() -> None:
+    """With no threshold and no bound on the depth, first steps drafted until no layer gained anything."""
+    scorer = ScriptedScorer(lambda row, path: ([1], [math.log(0.8)], 1.0))
+    tree = trees_of(scorer, OptTree(), [Budget(1024)])[0]
+    assert (tree.depth, len(scorer.calls)) == (4, 4)  # gains 0.8, 0.64, 0.51, 0.41

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ..config import Budget
+from ..config import MAX_NODES, Budget
 from ..errors import ConfigError
 from ..tree import DraftTree
 from .base import Outcome
@@ -16,6 +16,8 @@ from .policy import Frontier, Growth, GrowthPolicy, Pool, best_per_row
 
 _MEMORY = 0.9
 """Share of the old average that each new step leaves, in what the automatic threshold is made of."""
+_UNMEASURED = 0.5
+"""The automatic threshold before any step has been measured: that of the authors' code."""
 
 
 class BestPaths(GrowthPolicy):
@@ -42,11 +44,11 @@ class OptTree(BestPaths):
     Attributes:
         delta: least gain in E(A) that is worth one more draft pass; None sets it to rate x draft-pass time (tokens a
             second so far times the seconds of a pass), which is what the pass's time would have yielded otherwise.
-        depth: deepest level.
+        depth: deepest level; by default the node budget alone bounds it, as in the paper (D(T) < n).
     """
 
     delta: float | None = None
-    depth: int = 10
+    depth: int = MAX_NODES
     _seconds: float = field(default=0.0, repr=False, compare=False)
     _tokens: float = field(default=0.0, repr=False, compare=False)
     _draft_seconds: float = field(default=0.0, repr=False, compare=False)
@@ -64,12 +66,13 @@ class OptTree(BestPaths):
         if self.delta is not None:
             return self.delta
         if not self._layers or not self._seconds:
-            return 0.0
+            return _UNMEASURED
         return min(1.0, self._tokens / self._seconds * self._draft_seconds / self._layers)
 
     def pool(self, nodes: int) -> int:
-        """At most n nodes a layer."""
-        return nodes * min(self.depth, nodes)
+        """At most n nodes a layer, less the d - 1 above layer d that stay among the best n with them."""
+        depth = min(self.depth, nodes)
+        return nodes * depth - depth * (depth - 1) // 2
 
     def grow(self, frontier: Frontier) -> Growth:
         """What enters the best n so far; go on where that has gained more than the threshold."""

@@ -170,7 +170,7 @@ def learned_width(
     return LearnedTree(LearnedWidth(found.classifier, beta), None, width, depth, found.made_for)
 
 
-def opt_tree(delta: float | str = "auto", depth: int = 10) -> GrowthPolicy:
+def opt_tree(delta: float | str = "auto", depth: int = MAX_NODES) -> GrowthPolicy:
     """the most probable paths: layer by layer while E(A) gains more than DELTA (auto: what a draft pass costs)"""
     if delta == "auto":
         return OptTree(None, depth)
