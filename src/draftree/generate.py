@@ -90,6 +90,7 @@ def generate(
     length_penalty: beam_command.LengthPenalty = None,
     early_stopping: beam_command.Early = None,
     single_cache: beam_command.SingleCache = False,
+    beam_warp: beam_command.Warp = None,
     dtype: Dtype = None,
     device: Device = None,
     numerics: Numerics = DEFAULT_NUMERICS,
@@ -105,6 +106,7 @@ def generate(
         length_penalty,
         early_stopping,
         single_cache,
+        beam_warp,
     )
     if as_json and show_trees:
         raise ConfigError("--json and --show-trees exclude each other: choose one")

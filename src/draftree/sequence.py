@@ -65,6 +65,7 @@ class Stats:
         tokens: generated tokens, end-of-sequence included.
         steps: target passes after the prefill.
         drafted, accepted: [d] nodes at depth d + 1 that were drafted and accepted.
+        drafted_layers: of beams: layers that were drafted, over all steps.
         expected: sum over steps of the tree's expected acceptance length E(A), root counted as 1.
         draft_passes: drafter model passes of the steps that this sequence took part in.
         accepted_entropies, rejected_entropies: nats, of the draft law of every accepted node, and of every law whose
@@ -77,6 +78,7 @@ class Stats:
     steps: int = 0
     drafted: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
+    drafted_layers: int = 0
     expected: float = 0.0
     draft_passes: int = 0
     accepted_entropies: list[float] = field(default_factory=list)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
-import torch
 from torch import Tensor
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from draftree.beams.drafters import GuestBeams, HeadBeams, LookupBeams, ModelBeams
 from draftree.beams.engine import BeamEngine
 from draftree.beams.load import load_beam_source
-from draftree.beams.params import BeamParams
+from draftree.beams.params import BeamParams, BeamWarp
 from draftree.beams.sources import Frontier
 from draftree.config import SamplingParams
 from draftree.errors import ConfigError, PromptError, RunError, VocabularyError
@@ -258,10 +258,11 @@ def test_a_drafters_output_layer_may_be_padded() -> None:
         assert len(ids(engine, [1, 2, 3], params, width=2, returned=2)) == 2
 
 
-def test_laws_of_the_engine_are_finite() -> None:
-    """Where warping leaves one token, all draws are that token."""
+@pytest.mark.parametrize("warp", ["joint", "token"])
+def test_laws_of_the_engine_are_finite(warp: BeamWarp) -> None:
+    """Where warping leaves one token, all draws are that token: its warped probability is 1, its own is not."""
     engine = BeamEngine(ToyModel(5), ModelBeams(ToyModel(5, 1), 5))
     params = SamplingParams(max_tokens=8, temperature=1.0, top_k=1, seed=1)
-    found = engine.generate([[1, 2]], params, BeamParams(width=3, returned=3))[0].hypotheses
+    found = engine.generate([[1, 2]], params, BeamParams(width=3, returned=3, warp=warp))[0].hypotheses
     assert len({tuple(h.token_ids) for h in found}) == 1
-    assert torch.tensor([h.score for h in found]).abs().max() < 1e-6
+    assert all((abs(h.score) < 1e-6) is (warp == "token") and math.isfinite(h.score) for h in found)

@@ -6,14 +6,16 @@ from collections.abc import Sequence
 
 import pytest
 
+from draftree.beams import plan as plans
 from draftree.beams.drafters import ModelBeams
 from draftree.beams.engine import BeamEngine
-from draftree.beams.params import DEEPEST, BeamParams
+from draftree.beams.params import DEEPEST, DEFAULT_DEPTH, BeamParams
 from draftree.beams.plan import Plan
 from draftree.beams.request import Odds, Request
 from draftree.beams.rules import Forest
 from draftree.beams.sources import BeamSource
 from draftree.config import SamplingParams
+from draftree.errors import CacheError, DraftreeWarning
 
 from ..pairs import target
 from ..toy import ToyModel
@@ -103,6 +105,37 @@ def test_a_drafter_that_is_not_to_read_the_prompt_makes_no_pass(monkeypatch: pyt
 def test_room_bounds_the_depth() -> None:
     request = Request([1], SamplingParams(temperature=1.0), BeamParams(width=2), 3, frozenset())
     assert Plan(ToyModel(5), Priced(0.0), Flat()).depth(request) == 2  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_three_layers_are_drafted_where_passes_cannot_be_measured(
+    temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A measurement that failed ended the request. It is tried once, with a warning, and the paper's depth drafted."""
+    tries = []
+
+    def fails(model: object) -> None:
+        tries.append(model)
+        raise CacheError("no room to measure")
+
+    monkeypatch.setattr(plans, "kept_or_measured", fails)
+    engine = BeamEngine(ToyModel(5), ModelBeams(ToyModel(5), 5))
+    params = SamplingParams(max_tokens=9, temperature=temperature, seed=1)
+    with pytest.warns(DraftreeWarning):
+        made = engine.generate([[1, 2], [3]], params, BeamParams(width=2))
+    assert len(tries) == 1
+    for one in made:
+        assert len(one.stats.drafted) == DEFAULT_DEPTH == 3
+        assert one.stats.drafted_layers == 6  # nine layers: the prefill's, two steps of 3 + 1
+
+
+def test_layers_are_counted_where_something_was_drafted() -> None:
+    """Layers in which lookup found nothing are none, and neither are those of a step that drafted nothing."""
+    model, params = target(), SamplingParams(max_tokens=12)
+    for name, beams in (("lookup", BeamParams(width=2, depth=2)), ("none", BeamParams(width=2))):
+        stats = BeamEngine(model, source(name, model)).generate([[5, 6]], params, beams)[0].stats
+        assert (stats.drafted_layers > 0) is (sum(stats.drafted) > 0)
+        assert stats.drafted_layers <= sum(stats.drafted)
 
 
 def test_the_memory_of_drafts_fades() -> None:

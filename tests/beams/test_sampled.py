@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 from torch import Tensor
 
+from draftree.beams import engine as engines
 from draftree.beams.drafters import ModelBeams
 from draftree.beams.engine import BeamEngine
-from draftree.beams.laws import target_laws
-from draftree.beams.params import BeamParams
+from draftree.beams.nodes import Node
+from draftree.beams.params import BeamParams, BeamWarp
+from draftree.beams.request import Request
+from draftree.beams.rules import sample
 from draftree.config import SamplingParams
 from draftree.engine import Engine
 from draftree.models.hf import HFModel
+from draftree.sampling import warp
 
 from ..pairs import target
 from ..toy import ToyModel
 from .parts import PROMPTS, source
 
 TOKENS = 12
+BOTH: tuple[BeamWarp, BeamWarp] = ("joint", "token")
 
 
 @pytest.fixture(scope="module")
@@ -42,11 +49,13 @@ def sampled(
     return [[h.token_ids for h in one.hypotheses] for one in made]
 
 
+@pytest.mark.parametrize("beam_warp", BOTH)
 @pytest.mark.parametrize("seed", range(4))
-def test_one_plain_beam_draws_the_tokens_of_plain_decoding(seed: int, model: HFModel) -> None:
+def test_one_plain_beam_draws_the_tokens_of_plain_decoding(seed: int, beam_warp: BeamWarp, model: HFModel) -> None:
+    """A single beam has one row of cells, where both warps are that of single sequences."""
     params = SamplingParams(max_tokens=TOKENS, temperature=0.8, top_k=20, top_p=0.95, seed=seed)
     want = [[g.token_ids] for g in Engine(model).generate(PROMPTS, params)]
-    assert sampled(model, "none", PROMPTS, seed, 0.8, width=1) == want
+    assert sampled(model, "none", PROMPTS, seed, 0.8, width=1, warp=beam_warp) == want
 
 
 @pytest.mark.parametrize("drafter", ["none", "self", "relative", "stranger", "head", "guest"])
@@ -73,21 +82,24 @@ def test_finished_beams_keep_their_place_and_are_never_extended(model: HFModel) 
     assert ended
 
 
-def test_scores_are_cumulative_log_probabilities_of_the_warped_law(model: HFModel) -> None:
+@pytest.mark.parametrize("beam_warp", BOTH)
+def test_scores_are_cumulative_log_probabilities(beam_warp: BeamWarp, model: HFModel) -> None:
+    """Of the warped next-token distributions with the token warp, of the target's own with the joint one (Eq. 1)."""
     params = SamplingParams(max_tokens=TOKENS, temperature=0.7, top_k=10, seed=2)
-    beams = BeamParams(width=3, returned=3, length_penalty=0.5)
+    beams = BeamParams(width=3, returned=3, length_penalty=0.5, warp=beam_warp)
     for found in BeamEngine(model, source("relative", model)).generate([PROMPTS[2]], params, beams)[0].hypotheses:
         total = 0.0
         for i, token in enumerate(found.token_ids):
             row = model.open([*PROMPTS[2], *found.token_ids[:i]])
-            total += float(rules_law(row.logits, params)[token])
+            total += float(rules_law(row.logits, params, beam_warp)[token])
             model.close(row)
         assert found.logprob == pytest.approx(total, abs=1e-3)
         assert found.score == pytest.approx(found.logprob / len(found.token_ids) ** 0.5, abs=1e-6)
 
 
-def rules_law(logits: Tensor, params: SamplingParams) -> Tensor:
-    return target_laws(logits[None], params, list)[0]
+def rules_law(logits: Tensor, params: SamplingParams, beam_warp: BeamWarp) -> Tensor:
+    """[V] log-probabilities by the definition."""
+    return (warp(logits[None], params)[0] if beam_warp == "token" else logits).log_softmax(-1)
 
 
 def test_beams_that_coincide_are_all_returned() -> None:
@@ -120,6 +132,35 @@ def test_a_single_cache_goes_on_with_the_most_probable_beam(drafter: str) -> Non
     assert found.peak_slots <= len(prompt) + 40 + drafts
     wide = BeamEngine(made).generate([prompt], params, BeamParams(width=4))[0]
     assert found.peak_slots - drafts < wide.peak_slots
+
+
+def test_a_single_cache_keeps_the_beam_of_lowest_unwarped_perplexity(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the joint warp. Below several drafted layers warped distributions would keep another one now and then."""
+    toy, params, beams = ToyModel(5), SamplingParams(temperature=2.0), BeamParams(width=4, depth=3, single_cache=True)
+    differ = 0
+    layers: list[list[Node]] = []
+
+    def seen(request: Request, *rest: Any) -> None:
+        sample(request, *rest)
+        layers.append(request.ends)
+
+    def by(node: Node, beam_warp: BeamWarp) -> float:
+        tokens = [1, 0, *node.tokens]
+        laws = [rules_law(toy.after(tokens[:i]), params, beam_warp) for i in range(2, len(tokens))]
+        return sum(float(law[token]) for law, token in zip(laws, tokens[2:], strict=True))
+
+    monkeypatch.setattr(engines, "sample", seen)
+    for seed in range(40):
+        engine = BeamEngine(toy, ModelBeams(ToyModel(5), 5))
+        request = Request([1, 0], replace(params, seed=seed), beams, 20, frozenset())
+        engine.open(request)
+        for _ in range(3):
+            engine.step([request])
+            best = {warp: max(layers[-1], key=partial(by, beam_warp=warp)) for warp in BOTH}
+            assert request.ends == [best["joint"]]
+            differ += best["joint"] is not best["token"]
+        engine.close(request)
+    assert differ
 
 
 def test_shared_tokens_take_one_slot() -> None:

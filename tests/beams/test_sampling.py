@@ -16,8 +16,8 @@ from draftree.beams.chance import Cell
 from draftree.beams.drafters import ModelBeams
 from draftree.beams.engine import BeamEngine
 from draftree.beams.laws import target_laws
-from draftree.beams.layer import Residuals, joint
-from draftree.beams.params import BeamParams
+from draftree.beams.layer import Residuals
+from draftree.beams.params import BeamParams, BeamWarp
 from draftree.beams.request import Request
 from draftree.config import SamplingParams
 from draftree.models.hf import HFModel
@@ -29,6 +29,7 @@ from .parts import PROMPTS, source
 from .test_layer import Twice, Upside
 
 PROMPT = [1, 0]
+PLAIN = SamplingParams(temperature=1.0)
 Tokens = tuple[int, ...]
 State = tuple[Tokens, ...]
 """Beams with their multiplicities, sorted: running and finished ones alike (finished ones end with an end token)."""
@@ -37,12 +38,50 @@ After = Callable[[Tokens], Tensor]
 """Generated tokens -> [V] float64 probabilities of the next."""
 
 
-class BeamLaw:
-    """Beam sampling by its definition: of W places, those of running beams are drawn anew, each from the joint law of
-    (running beam, next token), which counts a beam as often as it is there."""
+def warped(weights: Sequence[float], params: SamplingParams) -> list[float]:
+    """T by its definition, on outcomes with probabilities proportional to ``weights``; outcomes that tie stay together.
 
-    def __init__(self, after: After, width: int, limit: int, eos: frozenset[int] = frozenset()) -> None:
-        self._after, self._width, self._limit, self._eos = cache(after), width, limit, eos
+    Of what temperature gives, the k most probable; of these the fewest whose probability reaches top_p; of these those
+    with at least min_p times the greatest probability.
+    """
+    powers = [w ** (1 / params.temperature) for w in weights]
+    kept = sorted(powers, reverse=True)[: params.top_k or None]
+    mass, total = 0.0, sum(kept)
+    nucleus = 0
+    while nucleus < len(kept) and mass < params.top_p * total - 1e-12:
+        mass += kept[nucleus]
+        nucleus += 1
+    edge = max(kept[nucleus - 1], params.min_p * kept[0])
+    left = [w if w >= edge else 0.0 for w in powers]
+    return [w / sum(left) for w in left]
+
+
+class BeamLaw:
+    """Beam sampling by its definition: of W places, those of running beams are drawn anew, each from the joint
+    distribution over (running beam, next token), in which a beam is as often as it was drawn.
+
+    Args:
+        after: before any warp.
+        width, limit, eos: W, most tokens, and tokens that end a beam.
+        params: the warp.
+        beam_warp: "token" warps what follows each beam, "joint" what follows all of them.
+    """
+
+    def __init__(
+        self,
+        after: After,
+        width: int,
+        limit: int,
+        eos: frozenset[int] = frozenset(),
+        params: SamplingParams = PLAIN,
+        beam_warp: BeamWarp = "token",
+    ) -> None:
+        def rows(beam: Tokens) -> Tensor:
+            law = after(beam)
+            return torch.tensor(warped(law.tolist(), params), dtype=torch.float64) if beam_warp == "token" else law
+
+        self.after, self._width, self._limit, self._eos = cache(rows), width, limit, eos
+        self._params = params if beam_warp == "joint" else PLAIN
 
     def ended(self, beam: Tokens) -> bool:
         return len(beam) == self._limit or (bool(beam) and beam[-1] in self._eos)
@@ -50,18 +89,19 @@ class BeamLaw:
     def probability(self, beam: Tokens) -> float:
         total = 1.0
         for i, token in enumerate(beam):
-            total *= float(self._after(beam[:i])[token])
+            total *= float(self.after(beam[:i])[token])
         return total
 
-    def cells(self, running: Sequence[Tokens]) -> dict[Tokens, float]:
-        """p_beam (Eq. 1)."""
-        weights: dict[Tokens, float] = defaultdict(float)
-        for beam in running:
-            for token, p in enumerate(self._after(beam).tolist()):
-                if p:
-                    weights[(*beam, token)] += self.probability(beam) * p
-        total = sum(weights.values())
-        return {beam: weight / total for beam, weight in weights.items()}
+    def cells(self, running: Sequence[Tokens], after: After | None = None) -> dict[Tokens, float]:
+        """p_beam (Eq. 1); q_beam with what a drafter says of the next token."""
+        after = after or self.after
+        beams = [(*beam, token) for beam in running for token in range(len(after(beam)))]
+        weights = [self.probability(beam[:-1]) * float(after(beam[:-1])[beam[-1]]) for beam in beams]
+        found: dict[Tokens, float] = defaultdict(float)
+        for beam, p in zip(beams, warped(weights, self._params), strict=True):
+            if p:
+                found[beam] += p
+        return found
 
     def layer(self, state: State, width: int | None = None) -> Law:
         """The law of the beams one layer on."""
@@ -97,17 +137,16 @@ class Scripted:
     def accepts(self, chance: float) -> bool:
         return self._chance.accepts(chance)
 
-    def drafts(self, weights: Tensor, laws: Tensor, count: int, depth: int) -> list[Cell]:
-        law, found = joint(weights, laws), list[Cell]()
+    def drafts(self, cells: Tensor, count: int, depth: int) -> list[Cell]:
+        law, found = cells.clone(), list[Cell]()
         for _ in range(min(count, int((law > 0).sum())) if not self.replacement else count):
             found += self._cells(law)
             if not self.replacement:
                 law[found[-1]] = 0
         return found
 
-    def draws(self, weights: Tensor, laws: Tensor, numbers: Sequence[int], position: int) -> list[Cell]:
-        law = joint(weights / weights.sum(), laws.log_softmax(-1)).nan_to_num(0.0)  # a row with nothing left
-        return [cell for _ in numbers for cell in self._cells(law)]
+    def draws(self, cells: Tensor, numbers: Sequence[int], position: int) -> list[Cell]:
+        return [cell for _ in numbers for cell in self._cells(cells)]
 
     def _cells(self, law: Tensor) -> list[Cell]:
         flat = (law / law.sum()).flatten().tolist()
@@ -124,17 +163,19 @@ class Scriptable(BeamEngine):
         return self.script
 
 
-def toys(vocab: int, eos: frozenset[int] = frozenset()) -> tuple[ToyModel, ToyModel]:
+def toys(vocab: int, eos: frozenset[int] = frozenset(), seed: int = 3) -> tuple[ToyModel, ToyModel]:
     """A target and a drafter that knows little of it."""
     options = {"spread": 1.2, "dtype": torch.float64, "eos_ids": eos}
-    return ToyModel(vocab, 3, **options), ToyModel(vocab, 11, **options)  # type: ignore[arg-type]
+    return ToyModel(vocab, seed, **options), ToyModel(vocab, 11, **options)  # type: ignore[arg-type]
 
 
-def law_of(model: ToyModel, width: int, limit: int) -> BeamLaw:
+def law_of(
+    model: ToyModel, width: int, limit: int, params: SamplingParams = PLAIN, beam_warp: BeamWarp = "token"
+) -> BeamLaw:
     def after(beam: Tokens) -> Tensor:
         return model.after([*PROMPT, *beam]).float().double().softmax(-1)
 
-    return BeamLaw(after, width, limit, model.capabilities.eos_ids)
+    return BeamLaw(after, width, limit, model.capabilities.eos_ids, params, beam_warp)
 
 
 def states(request: Request) -> State:
@@ -142,21 +183,32 @@ def states(request: Request) -> State:
     return tuple(sorted([*beams, *(tuple(b.node.tokens) for b in request.running for _ in range(b.count))]))
 
 
-def one_step(models: tuple[ToyModel, ToyModel], beams: BeamParams, limit: int, script: type[Scripted]) -> Law:
+def one_step(
+    models: tuple[ToyModel, ToyModel],
+    beams: BeamParams,
+    limit: int,
+    script: type[Scripted] = Scripted,
+    params: SamplingParams = PLAIN,
+) -> Law:
     """The exact law of the beams after the prefill and one step."""
     drafting = ModelBeams(models[1], models[1].capabilities.vocab_size)
-    return law_after(1, lambda: Scriptable(models[0], drafting), beams, limit, script)
+    return law_after(1, lambda: Scriptable(models[0], drafting), beams, limit, script, params)
 
 
 def law_after(
-    steps: int, made: Callable[[], Scriptable], beams: BeamParams, limit: int, script: type[Scripted] = Scripted
+    steps: int,
+    made: Callable[[], Scriptable],
+    beams: BeamParams,
+    limit: int,
+    script: type[Scripted] = Scripted,
+    params: SamplingParams = PLAIN,
 ) -> Law:
     """The exact law of the beams after the prefill and so many steps of an engine."""
 
     def program(chance: Chance) -> State:
         engine = made()
         engine.script = script(chance)
-        request = Request(PROMPT, SamplingParams(temperature=1.0), beams, limit, engine.target.capabilities.eos_ids)
+        request = Request(PROMPT, params, beams, limit, engine.target.capabilities.eos_ids)
         try:
             engine.open(request)
             for _ in range(steps):
@@ -172,6 +224,15 @@ def law_after(
     return found
 
 
+def completed(law: Law, want: BeamLaw) -> Law:
+    """The exact law of the finished beams where those that still run go on by the definition."""
+    found: dict[State, float] = defaultdict(float)
+    for state, chance in law.items():
+        for end, rest in want.final(state).items():
+            found[end] += chance * rest
+    return found
+
+
 def variation(
     vocab: int,
     width: int,
@@ -179,16 +240,15 @@ def variation(
     depth: int,
     eos: frozenset[int] = frozenset(),
     script: type[Scripted] = Scripted,
+    params: SamplingParams = PLAIN,
+    beam_warp: BeamWarp = "joint",
 ) -> float:
     """Total variation between one speculative step's beams, completed by the definition, and the definition's."""
     models, limit = toys(vocab, eos), depth + 2
-    beams, want = BeamParams(width=width, draft_width=drafted, depth=depth), law_of(models[0], width, limit)
-    got: dict[State, float] = defaultdict(float)
-    for state, chance in one_step(models, beams, limit, script).items():
-        for end, rest in want.final(state).items():
-            got[end] += chance * rest
-    exact = want.final(((),))
-    return distance(got, exact)
+    beams = BeamParams(width=width, draft_width=drafted, depth=depth, warp=beam_warp)
+    want = law_of(models[0], width, limit, params, beam_warp)
+    got = completed(one_step(models, beams, limit, script, params), want)
+    return distance(got, want.final(((),)))
 
 
 def distance(one: Law, other: Law) -> float:
@@ -230,38 +290,38 @@ def test_beams_that_coincide_count_twice() -> None:
     assert mixed != pytest.approx(want.cells([(0,), (1,)]))
 
 
+SHARP = SamplingParams(temperature=0.5)
+
+
+@pytest.mark.parametrize(("params", "beam_warp"), [(PLAIN, "token"), (SHARP, "token"), (SHARP, "joint")])
 @pytest.mark.parametrize("threshold", [0.2, 0.9])
-def test_a_layer_of_dynamic_width_has_that_many_draws_of_its_law(threshold: float) -> None:
+def test_a_layer_of_dynamic_width_has_that_many_draws_of_its_law(
+    threshold: float, params: SamplingParams, beam_warp: BeamWarp
+) -> None:
     """The width follows from the two models' laws alone, so given the first layer it is a number; the layer behind the
     drafted one has all W beams."""
     models, width, drafted = toys(2), 2, 3
-    want = law_of(models[0], width, 3)
-    beams = BeamParams(width=width, draft_width=drafted, depth=1, threshold=threshold)
+    want, drafter = law_of(models[0], width, 3, params, beam_warp), law_of(models[1], width, 3, params, beam_warp)
+    beams = BeamParams(width=width, draft_width=drafted, depth=1, threshold=threshold, warp=beam_warp)
     exact, got = defaultdict[State, float](float), defaultdict[State, float](float)
     for first, chance in want.layer(((),)).items():
-        for second, then in want.layer(first, expected_width(models, want, first, drafted, threshold)).items():
+        for second, then in want.layer(first, expected_width(drafter, want, first, drafted, threshold)).items():
             for end, rest in want.layer(second, width).items():
                 exact[end] += chance * then * rest
-    for state, chance in one_step(models, beams, 3, Scripted).items():
+    for state, chance in one_step(models, beams, 3, params=params).items():
         ends = {state: 1.0} if len(state[0]) == 3 else want.layer(state, width)
         for end, rest in ends.items():
             got[end] += chance * rest
     assert distance(got, exact) < 1e-12
 
 
-def expected_width(
-    models: tuple[ToyModel, ToyModel], want: BeamLaw, state: State, drafted: int, threshold: float
-) -> int:
+def expected_width(drafter: BeamLaw, want: BeamLaw, state: State, drafted: int, threshold: float) -> int:
     """Eq. 4 to 7 by their definitions."""
-    drafter = law_of(models[1], 1, 3)
-    p, q = want.cells(state), defaultdict[Tokens, float](float)
-    for beam in state:
-        for token, chance in enumerate(drafter._after(beam).tolist()):
-            q[(*beam, token)] += want.probability(beam) * chance
-    total, left, alphas = sum(q.values()), dict(p), []
+    p, q = want.cells(state), want.cells(state, drafter.after)
+    left, alphas = dict(p), []
     for _ in range(drafted):
-        alphas.append(sum(min(left[x], q[x] / total) for x in p))
-        left = {x: max(left[x] - q[x] / total, 0.0) for x in p}
+        alphas.append(sum(min(left[x], q[x]) for x in p))
+        left = {x: max(left[x] - q[x], 0.0) for x in p}
         left = {x: mass / sum(left.values()) for x, mass in left.items()}
     law = [0.0] * (drafted + 1)
     for made in product((True, False), repeat=drafted):
@@ -277,19 +337,19 @@ def expected_width(
 def test_the_dynamic_width_differs_from_beam_to_beam() -> None:
     """Else the test above would be one of a fixed width."""
     models = toys(2)
-    want = law_of(models[0], 2, 3)
-    widths = {expected_width(models, want, s, 3, t) for s in want.layer(((),)) for t in (0.2, 0.5, 0.9)}
+    want, drafter = law_of(models[0], 2, 3), law_of(models[1], 2, 3)
+    widths = {expected_width(drafter, want, s, 3, t) for s in want.layer(((),)) for t in (0.2, 0.5, 0.9)}
     assert widths == {1, 2}
 
 
-def final_law(model: HFModel, prompt: list[int], params: SamplingParams, limit: int) -> BeamLaw:
+def final_law(model: HFModel, prompt: list[int], params: SamplingParams, limit: int, beam_warp: BeamWarp) -> BeamLaw:
     def after(beam: Tokens) -> Tensor:
         row = model.open([*prompt, *beam])
-        law = target_laws(row.logits[None], params, list)[0].exp()
+        law = target_laws(row.logits[None], PLAIN, beam_warp, list)[0].exp()
         model.close(row)
         return law
 
-    return BeamLaw(after, 2, limit)
+    return BeamLaw(after, 2, limit, params=params, beam_warp=beam_warp)
 
 
 class Eager(Residuals):
@@ -299,18 +359,22 @@ class Eager(Residuals):
         return min(1.0, 1.3 * super().chance(cell, refused))
 
 
-@pytest.mark.parametrize(("wrong", "drafter"), [(None, "relative"), (Eager, "relative"), (None, "guest")])
+@pytest.mark.parametrize(
+    ("wrong", "drafter", "beam_warp"),
+    [(None, "relative", "joint"), (None, "relative", "token"), (Eager, "relative", "joint"), (None, "guest", "joint")],
+)
 def test_sampled_beams_of_a_real_model_pass_a_chi_square_test(
-    wrong: type[Residuals] | None, drafter: str, monkeypatch: pytest.MonkeyPatch
+    wrong: type[Residuals] | None, drafter: str, beam_warp: BeamWarp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if wrong:
         monkeypatch.setattr(rules, "Residuals", wrong)
     made, count, batch = target(), 2000, 500
-    law = final_law(made, PROMPTS[1], SamplingParams(temperature=1.0, top_k=2), 3).final(((),))
+    law = final_law(made, PROMPTS[1], SamplingParams(temperature=1.0, top_k=2), 3, beam_warp).final(((),))
     engine, seen = BeamEngine(made, source(drafter, made)), Counter[State]()
+    beams = BeamParams(width=2, returned=2, draft_width=3, depth=2, warp=beam_warp)
     for start in range(0, count, batch):
         each = [SamplingParams(max_tokens=3, temperature=1.0, top_k=2, seed=start + i) for i in range(batch)]
-        for one in engine.generate([PROMPTS[1]] * batch, each, BeamParams(width=2, returned=2, draft_width=3, depth=2)):
+        for one in engine.generate([PROMPTS[1]] * batch, each, beams):
             seen[tuple(sorted(tuple(h.token_ids) for h in one.hypotheses))] += 1
     assert set(seen) <= set(law)
     p = chi_square(torch.tensor([seen[s] for s in law]), torch.tensor(list(law.values())))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from draftree.bench.entry import entries
+from draftree.bench.entry import Entry, entries
 from draftree.bench.record import Parts, Turn
 from draftree.bench.report.dsbd import Point, kind, one_cache, pareto, sections
 from draftree.bench.report.page import Section
@@ -21,7 +21,14 @@ METHODS = (
 )
 
 
-def reported(folder: Path, suite: str, joules: float | None) -> list[Section]:
+def answer(entry: Entry, seconds: float, layers: int = 10, drafted: int | None = 6) -> Turn:
+    """Ten tokens in nine passes; those that have a drafter drafted so many layers."""
+    parts = Parts(seconds, 0.0, 0.0, seconds, 0.0)
+    wide = None if entry.beams is None else layers
+    return Turn(5, list(range(10)), "x", "eos", parts, 9, layers=wide, drafted_layers=drafted if entry.drafter else 0)
+
+
+def reported(folder: Path, suite: str, joules: float | None, drafted: int = 6) -> list[Section]:
     """The sections of a run whose contestants are each a little faster and better than those before."""
     made = entries(METHODS.split(","), ["lookup"], [1.0], 8)
     measure = "execution" if suite == "spider" else "exact"
@@ -29,7 +36,7 @@ def reported(folder: Path, suite: str, joules: float | None) -> list[Section]:
         record(
             entry,
             prompt,
-            Turn(5, list(range(10)), "x", "eos", Parts(10 / (number + 1)), 9),
+            answer(entry, 10 / (number + 1), drafted=drafted),
             score={measure: number / 10},
             joules=None if joules is None else joules * 10,
         )
@@ -45,7 +52,7 @@ def titles(found: Sequence[Section]) -> list[str]:
 
 def test_contestants_have_the_papers_names() -> None:
     made = entries([*METHODS.split(","), "peer:hf-beam-search"], ["lookup"], [1.0], 8)
-    assert [kind(e) for e in made] == [
+    assert [kind(e, [record(e, 0, answer(e, 1.0))]) for e in made] == [
         "multinomial",
         "speculative",
         "SpecInfer",
@@ -54,7 +61,24 @@ def test_contestants_have_the_papers_names() -> None:
         None,
     ]
     assert [one_cache(e) for e in made[:-1]] == [True, True, True, False, False, False, False, True]
-    assert kind(entries(["beams"], ["lookup"], [0.0], 8)[1]) is None
+    assert kind(entries(["beams"], ["lookup"], [0.0], 8)[1], []) is None
+
+
+@pytest.mark.parametrize(
+    ("layers", "drafted", "name"),
+    [(10, 0, "beam sampling"), (10, 2, "DSBD"), (10, None, "beam sampling"), (14, None, "DSBD")],
+)
+def test_beams_that_drafted_no_layer_are_beam_sampling(layers: int, drafted: int | None, name: str) -> None:
+    """Costs had chosen to draft nothing, MAL was 1.00, and the points were drawn as DSBD's. Runs from before drafted
+    layers were recorded show them where passes gave more than one layer each."""
+    (_, entry) = entries(["beams:drafter=self"], ["lookup"], [1.0], 8)
+    assert kind(entry, [record(entry, 0, answer(entry, 1.0, layers, drafted))]) == name
+
+
+def test_without_drafted_layers_there_is_no_figure_of_dsbd(tmp_path: Path) -> None:
+    """Neither points, nor rows of the tables."""
+    assert reported(tmp_path, "squad", joules=1.0, drafted=0) == []
+    assert reported(tmp_path, "mt-bench", joules=1.0, drafted=0) == []
 
 
 def test_a_front_has_no_point_that_another_beats() -> None:

@@ -13,7 +13,7 @@ from draftree.bench import run as bench_run
 from draftree.bench.contestants import Models
 from draftree.bench.entry import entries
 from draftree.bench.folder import read_results
-from draftree.bench.record import Record
+from draftree.bench.record import Record, decode, encode
 from draftree.cli import run
 from draftree.config import SamplingParams
 from draftree.errors import DraftreeError
@@ -29,11 +29,19 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_beams_have_settings_and_a_drafter_of_their_own() -> None:
-    text = "beams:width=3:draft=5:depth=2:threshold=0.7:least=2:penalty=0.5:single=yes:drafter=self"
+    text = "beams:width=3:draft=5:depth=2:threshold=0.7:least=2:penalty=0.5:single=yes:warp=token:drafter=self"
     _, entry, plain = entries([text, "beams:drafter=none"], ["lookup+recycle"], [1.0], 8)
     assert entry.beams == BeamParams(
-        width=3, draft_width=5, depth=2, threshold=0.7, min_width=2, length_penalty=0.5, single_cache=True
+        width=3,
+        draft_width=5,
+        depth=2,
+        threshold=0.7,
+        min_width=2,
+        length_penalty=0.5,
+        single_cache=True,
+        warp="token",
     )
+    assert plain.beams is not None and plain.beams.warp == "joint"
     assert (entry.label, entry.drafter, plain.drafter) == (text, "self", None)
     assert not entry.draws_as_plain
 
@@ -46,6 +54,8 @@ def test_beams_have_settings_and_a_drafter_of_their_own() -> None:
         ("beams:width", 0.0, "KEY=VALUE"),
         ("beams:width=4:draft=2", 0.0, "2 draft beams are fewer than the 4 beams"),
         ("beams:threshold=0.9", 0.0, "is for sampled beams"),
+        ("beams:warp=token", 0.0, "is for sampled beams"),
+        ("beams:warp=beams", 1.0, "beam warp is 'beams': use joint or token"),
         ("beams:drafter=lookup", 1.0, "gives no probabilities"),
         ("beams:drafter=lookup+recycle", 0.0, "drafts one sequence, not beams"),
         ("peer:hf-beam-search:speed=1", 0.0, "no setting 'speed'"),
@@ -106,3 +116,13 @@ def test_passes_are_counted_against_layers_of_beams(drafter: str, model: str) ->
     short = Record("p", "c", "m", None, 0.0, 0, 1, [replace(turn, ids=turn.ids[:3])])
     assert turn.layers is not None and turn.passes
     assert short.gained / turn.passes == (turn.layers - 1) / turn.passes >= 1.0
+
+
+@pytest.mark.parametrize("drafter", ["none", "self"])
+def test_drafted_layers_are_recorded(drafter: str, model: str) -> None:
+    """What a report calls DSBD depends on them."""
+    (_, entry) = entries([f"beams:width=2:depth=2:drafter={drafter}"], ["lookup"], [1.0], 8)
+    turn = Models(model).contestant(entry).decode(PROMPT, SamplingParams(max_tokens=12, temperature=1.0, seed=1))
+    found = decode(json.loads(encode(Record("p", "c", "m", None, 1.0, 0, 1, [turn]))))
+    assert found.drafted_layers == turn.drafted_layers
+    assert (found.drafted_layers >= 2) is (drafter == "self")

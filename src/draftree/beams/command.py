@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 
@@ -17,13 +17,14 @@ from ..options import number, whole
 from ..show import err, out
 from ..text import Prompt
 from .engine import BeamEngine, BeamGeneration
-from .params import BeamParams, EarlyStopping
+from .params import BeamParams, BeamWarp, EarlyStopping
 
 Beams = Annotated[int | None, whole("W", "Decode with this many beams: searched at temperature 0, sampled above it.")]
 Best = Annotated[int | None, whole("N", "Best sequences of --beams to print; 1 by default.", "-n")]
 DraftBeams = Annotated[int | None, whole("W", "Drafted beams of a layer; at most twice --beams by default.")]
 DraftDepth = Annotated[
-    int | None, whole("D", "Drafted layers of --beams; by default as many as are likely to be fastest.")
+    int | None,
+    whole("D", "Drafted layers of --beams; by default as many as are likely to be fastest, 3 if costs are not known."),
 ]
 WidthThreshold = Annotated[
     float | None, number("T", "Sampled beams: as many as are accepted with this probability, up to --beams.")
@@ -38,6 +39,15 @@ Early = Annotated[
 SingleCache = Annotated[
     bool, typer.Option("--single-cache", help="Sampled beams: only the best goes on after each target pass.")
 ]
+Warp = Annotated[
+    str | None,
+    typer.Option(
+        "--beam-warp",
+        metavar="joint|token",
+        help="Sampled beams: temperature, top-k, top-p and min-p act on the joint distribution of beam and next token "
+        "(joint, the default) or on each beam's next tokens (token).",
+    ),
+]
 _EARLY: Mapping[str, EarlyStopping] = {"yes": True, "no": False, "never": "never"}
 
 
@@ -51,6 +61,7 @@ def beam_params(
     length_penalty: float | None,
     early_stopping: str | None,
     single_cache: bool,
+    beam_warp: str | None,
 ) -> BeamParams | None:
     """The options as one value; None: no beams were asked for.
 
@@ -66,6 +77,7 @@ def beam_params(
         "--length-penalty": length_penalty,
         "--early-stopping": early_stopping,
         "--single-cache": single_cache or None,
+        "--beam-warp": beam_warp,
     }
     if beams is None:
         for name, value in given.items():
@@ -84,6 +96,7 @@ def beam_params(
         length_penalty=1.0 if length_penalty is None else length_penalty,
         early_stopping=_EARLY[early_stopping or "no"],
         single_cache=single_cache,
+        warp=cast(BeamWarp, beam_warp or "joint"),  # BeamParams checks it
     )
 
 
@@ -119,8 +132,9 @@ def print_beams(engine: BeamEngine, prompt: Prompt, params: SamplingParams, beam
     err.print(
         f"{name}: {beams.width} beams {kind}, {s.tokens} layers in {seconds:.2f} s ({s.tokens / seconds:.1f} tokens/s "
         f"of one beam) · {s.steps} target passes · {s.mal:.2f} layers a pass (bonus included) · {sum(s.drafted)} "
-        f"nodes drafted, {sum(s.accepted)} went on · prefill {t.prefill:.2f} s, draft {t.draft:.2f} s, "
-        f"verify {t.verify:.2f} s, other {t.other:.2f} s · at most {made.peak_slots} tokens in the cache",
+        f"nodes drafted in {s.drafted_layers} layers, {sum(s.accepted)} went on · prefill {t.prefill:.2f} s, "
+        f"draft {t.draft:.2f} s, verify {t.verify:.2f} s, other {t.other:.2f} s · "
+        f"at most {made.peak_slots} tokens in the cache",
         markup=False,
     )
 
@@ -134,5 +148,5 @@ def _report(made: BeamGeneration) -> dict[str, object]:
         "seed": made.seed,
         "beams": [asdict(found) for found in made.hypotheses],
         "peak_slots": made.peak_slots,
-        "stats": show.as_json(made.stats),
+        "stats": show.as_json(made.stats) | {"drafted_layers": made.stats.drafted_layers},
     }

@@ -1,9 +1,9 @@
 """Draft forests: layer by layer, a source says what may follow the drafted beams, and W_S of them go on.
 
 Searched beams: the W_S most probable paths. Sampled beams: W_S independent draws, with replacement, from the drafter's
-own joint law of (beam, next token); what was drawn twice is one node and counts twice (Qin et al., Section 3.1, whose
-code draws without replacement, which is not lossless). Both rank beams by the target's score up to the running beams
-and the drafter's from there. Drafted end tokens get no children.
+own q_beam over (beam, next token), warped as the target's p_beam is; what was drawn twice is one node and counts twice
+(Qin et al., Section 3.1, whose code draws without replacement, which is not lossless). Both rank beams by the target's
+score up to the running beams and the drafter's from there. Drafted end tokens get no children.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from .chance import Chance
-from .laws import draft_laws
-from .layer import row_weights
+from .laws import beam_distribution, draft_laws
 from .nodes import Node
 from .request import Request
 from .rules import Forest, Layer
@@ -62,7 +61,7 @@ def likely(source: BeamSource, below: Sequence[Frontier]) -> list[list[Node]]:
 def _grow(source: BeamSource, growing: Sequence[_Growing]) -> None:
     while asked := [g for g in growing if g.at.left >= 0 and g.at.nodes]:
         for g, rows in zip(asked, source.logits([g.at for g in asked]), strict=True):
-            at, laws = g.at, draft_laws(rows, g.at.request.params)
+            at, laws = g.at, draft_laws(rows, g.at.request.params, g.at.request.beams.warp)
             found = _chosen(g, laws) if at.chance is None else _drawn(g, at.chance, laws)
             nodes, counts = list(found), list(found.values())
             g.at = replace(at, nodes=nodes, counts=counts, depth=at.depth + 1, left=at.left - 1)
@@ -70,13 +69,13 @@ def _grow(source: BeamSource, growing: Sequence[_Growing]) -> None:
 
 def _drawn(g: _Growing, chance: Chance, laws: Tensor) -> Mapping[Node, int]:
     """W_S independent draws from q_beam; those that go on, and how often each was drawn."""
-    at, parents = g.at, g.at.nodes
-    weights = row_weights([node.score for node in parents], at.counts, laws.device)
+    at, parents, request = g.at, g.at.nodes, g.at.request
+    cells = beam_distribution([node.score for node in parents], at.counts, laws, request.params, request.beams.warp)
     drafts = []
-    for row, token in chance.drafts(weights, laws, at.request.drafted, at.depth):
+    for row, token in chance.drafts(cells, request.drafted, at.depth):
         drafts.append(_node(g, parents[row], token, float(laws[row, token])))
-    g.layers.append(Layer(parents, weights, laws, drafts))
-    return Counter(node for node in drafts if at.request.ended(node) is None)
+    g.layers.append(Layer(parents, cells, drafts))
+    return Counter(node for node in drafts if request.ended(node) is None)
 
 
 def _chosen(g: _Growing, laws: Tensor) -> Mapping[Node, int]:
@@ -92,7 +91,7 @@ def _chosen(g: _Growing, laws: Tensor) -> Mapping[Node, int]:
         if score > -math.inf:
             row, token = divmod(int(index), laws.shape[-1])
             drafts.append(_node(g, parents[row], token, score - parents[row].score))
-    g.layers.append(Layer(parents, laws[:0, 0], laws[:0], drafts))
+    g.layers.append(Layer(parents, laws[:0], drafts))
     return dict.fromkeys(drafts, 1)
 
 

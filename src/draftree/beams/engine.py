@@ -43,8 +43,8 @@ class Hypothesis:
         text: generated text.
         token_ids: generated tokens, end-of-sequence included.
         score: ``logprob`` over len(token_ids) ** length_penalty.
-        logprob: cumulative log-probability (nats) of the tokens, under the law that they were drawn from; of searched
-            beams under the target's law at temperature 1, processors included.
+        logprob: cumulative log-probability (nats) of the tokens under the target's distribution, processors included:
+            with beam warp "token" the warped one, else at temperature 1 and unwarped.
         finish_reason: "eos" or "length".
     """
 
@@ -228,10 +228,12 @@ class BeamEngine:
         tree, params, stats, depth = _tree(request), request.params, request.stats, 0
         for node in forest.drafted.values():
             _count(stats.drafted, node.length - request.length - 1)
+        stats.drafted_layers += sum(bool(layer.drafts) for layer in forest.layers)
         while True:
             laws = target_laws(
                 torch.stack([tree.logits[node] for node in request.ends]),
                 params,
+                request.beams.warp,
                 lambda: [request.history(node) for node in request.ends],
             )
             if params.temperature:

@@ -1,7 +1,9 @@
-"""The laws of a token after a node, the target's and a drafter's, for beams that are sampled or searched.
+"""The distributions that beams are sampled from or searched by, the target's and a drafter's: pure functions of logits.
 
-Pure functions of logits. Sampled beams: processors (target only), then warping, then a softmax, once: what plain
-sampling draws from. Searched beams: a softmax, then processors, as in transformers' beam search.
+Sampled beams: processors (target only), then a softmax give a beam's next-token distribution; with beam warp "token"
+temperature, top-k, top-p and min-p come between the two, as where a single sequence is sampled. ``beam_distribution``
+joins the beams; with beam warp "joint" it warps the joint distribution. Searched beams: a softmax, then processors, as
+in transformers' beam search.
 """
 
 from __future__ import annotations
@@ -13,29 +15,59 @@ from torch import Tensor
 
 from ..config import SamplingParams
 from ..sampling import warp
+from .params import BeamWarp
 
 Histories = Callable[[], Sequence[Sequence[int]]]
 """Token ids before each row's token, prompt included; asked for only where processors read them."""
 
 
-def target_laws(logits: Tensor, params: SamplingParams, histories: Histories) -> Tensor:
-    """[R, V] log-probabilities (nats) of the next token: float64 sampled, float32 searched.
+def target_laws(logits: Tensor, params: SamplingParams, beam_warp: BeamWarp, histories: Histories) -> Tensor:
+    """[R, V] log-probabilities (nats) of the next token, whose sums score beams: float64 sampled, float32 searched.
 
     Args:
         logits: [R, V].
         params: how the request is decoded.
+        beam_warp: where beams are sampled: "token" warps these rows, "joint" leaves that to ``beam_distribution``.
         histories: [R].
     """
     if params.temperature:
-        rows = _processed(logits.float(), params, histories)
-        return warp(rows, params).double().log_softmax(-1)
+        return _sampled(_processed(logits.float(), params, histories), params, beam_warp)
     return _processed(logits.float().log_softmax(-1), params, histories)
 
 
-def draft_laws(logits: Tensor, params: SamplingParams) -> Tensor:
+def draft_laws(logits: Tensor, params: SamplingParams, beam_warp: BeamWarp) -> Tensor:
     """[R, V] log-probabilities (nats) of a drafter's next token, warped as the target's but not processed."""
     rows = logits.float()
-    return warp(rows, params).double().log_softmax(-1) if params.temperature else rows.log_softmax(-1)
+    return _sampled(rows, params, beam_warp) if params.temperature else rows.log_softmax(-1)
+
+
+def _sampled(rows: Tensor, params: SamplingParams, beam_warp: BeamWarp) -> Tensor:
+    return (warp(rows, params) if beam_warp == "token" else rows).double().log_softmax(-1)
+
+
+def beam_distribution(
+    scores: Sequence[float], counts: Sequence[int], laws: Tensor, params: SamplingParams, beam_warp: BeamWarp
+) -> Tensor:
+    """[R, V] float64 p_beam, or q_beam of a drafter: the probability of each cell (beam, token); sums to 1 (Eq. 1).
+
+    "token": p(beam) p(token | beam), normalised; the warp is in ``laws``, and so in the scores. "joint": T o p_beam,
+    where temperature, top-k, top-p and min-p act on the cells log p(beam) + log p(token | beam) of all beams together.
+    A beam that was drawn c times has c copies of its cells.
+
+    Args:
+        scores: [R] log-probabilities (nats) of the beams.
+        counts: [R] how often each of them was drawn.
+        laws: [R, V] log-probabilities of the next token (``target_laws``, ``draft_laws``).
+        params: temperature, top_k, top_p, min_p.
+        beam_warp: what they act on.
+    """
+    copies = torch.tensor(counts).to(laws.device)
+    cells = torch.tensor(scores, dtype=torch.float64).to(laws.device)[:, None] + laws
+    if beam_warp == "joint":
+        every = cells.repeat_interleave(copies, 0)
+        cells = warp(every.reshape(1, -1), params).view_as(every)[copies.cumsum(0) - copies]
+    cells = cells + copies.double().log()[:, None]
+    return cells.flatten().softmax(0).view_as(cells)
 
 
 def _processed(rows: Tensor, params: SamplingParams, histories: Histories) -> Tensor:

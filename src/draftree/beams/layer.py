@@ -1,9 +1,9 @@
 """One layer of speculative beam sampling: how wide it is, and which drafted beams are accepted. Pure mathematics.
 
-p is p_beam of the layer (Eq. 1): the joint law of (beam, next token) over the beams that were accepted in the layer
-above, each counted as often as it is there. q is the joint law that the drafts were drawn from, independently and
-with replacement, restricted to the same beams: drafts of a beam that was not accepted are refused like any draft with
-p = 0, so q may sum to less than 1.
+p is p_beam of the layer (Eq. 1): the joint distribution over (beam, next token) of the beams that were accepted in the
+layer above, each counted as often as it is there. q is the joint distribution that the drafts were drawn from,
+independently and with replacement, restricted to the same beams: drafts of a beam that was not accepted are rejected
+like any draft with p = 0, so q may sum to less than 1. Both come warped (``laws.beam_distribution``).
 
 Differences from the paper, which its own Theorem 3.1 needs: a draft x is accepted with probability min(1, p'(x) / q(x))
 (Algorithm 1 prints the ratio upside down), q is subtracted once, and drafts are drawn with replacement.
@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 Cell = tuple[int, int]
@@ -136,12 +135,9 @@ def verify(
     return Verdict(cells, accepted)
 
 
-def joint(weights: Tensor, laws: Tensor) -> Tensor:
-    """[R, V] float64: probabilities of (row, token), for row probabilities [R] and log-laws [R, V] within rows."""
-    return weights.double()[:, None] * laws.double().exp()
+def expected_layers(acceptance: float, depth: int) -> float:
+    """1 + a + ... + a^d: expected layers of a step that drafts d of them, each accepted with probability a.
 
-
-def row_weights(scores: Sequence[float], counts: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
-    """[R] float64: probabilities of beams with these log-probabilities that are there so often."""
-    logs = torch.tensor(scores, dtype=torch.float64) + torch.tensor(counts, dtype=torch.float64).log()
-    return logs.softmax(0).to(device)
+    Theorem 3.2 with a = min(t, beta). Exact where a is the same for all layers, whatever became of those above.
+    """
+    return sum(acceptance**layer for layer in range(depth + 1))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from ..config import MAX_NODES, SamplingParams
 from ..errors import ConfigError
@@ -14,7 +14,13 @@ MAX_PENALTY = 20
 DEEPEST = 5
 """Most layers that are drafted where nobody has said how many."""
 
+DEFAULT_DEPTH = 3
+"""Drafted layers where the caller sets none and no pass times can be measured: the paper's gamma."""
+
 EarlyStopping = bool | Literal["never"]
+
+BeamWarp = Literal["joint", "token"]
+"""What temperature, top-k, top-p and min-p act on where beams are sampled (``laws.beam_distribution``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,11 +38,14 @@ class BeamParams:
         early_stopping: of beam search, transformers' own: True ends with the W-th finished beam; False and "never" also
             ask whether a running one could still win, "never" by the greatest length that it may reach.
         draft_width: drafted beams W_S of a layer; None: as many as the drafter is best asked for, at most twice W.
-        depth: drafted layers gamma; None: as many as are likely to be fastest, none included.
+        depth: drafted layers gamma; None: as many as are likely to be fastest by measured pass times, none included; 3
+            where these cannot be measured.
         threshold: t of the dynamic width (Eq. 7); None: W beams in every layer.
         min_width: least beams W_min of a layer with a dynamic width (Eq. 6).
         single_cache: after each target pass only the beam of lowest perplexity goes on (Section 3.4), so that the cache
             holds one sequence.
+        warp: of sampled beams: "joint" warps the joint distribution over (beam, token), as the paper does, "token" each
+            beam's next-token distribution, as single sequences are sampled.
 
     Raises:
         ConfigError: a value is out of range, or two do not go together.
@@ -51,6 +60,7 @@ class BeamParams:
     threshold: float | None = None
     min_width: int = 1
     single_cache: bool = False
+    warp: BeamWarp = "joint"
 
     def __post_init__(self) -> None:
         for name in ("width", "returned", "draft_width", "depth", "min_width"):
@@ -81,6 +91,8 @@ class BeamParams:
             )
         if self.early_stopping not in (True, False, "never"):
             raise ConfigError(f"early_stopping is {self.early_stopping!r}: use True, False or 'never'")
+        if self.warp not in get_args(BeamWarp):
+            raise ConfigError(f"beam warp is {self.warp!r}: use {' or '.join(get_args(BeamWarp))}")
         if self.nodes > MAX_NODES:
             raise ConfigError(
                 f"{self.drafted} draft beams in {self.nodes // self.drafted} layers are {self.nodes} nodes: use at "
@@ -109,6 +121,8 @@ class BeamParams:
                 raise ConfigError(f"width threshold {self.threshold} is for sampled beams, the temperature is 0: {way}")
             if self.single_cache:
                 raise ConfigError(f"a single cache is for sampled beams, the temperature is 0: {way}")
+            if self.warp != "joint":
+                raise ConfigError(f"beam warp {self.warp} is for sampled beams, the temperature is 0: {way}")
         elif self.early_stopping is not False:
             raise ConfigError(
                 f"early_stopping {self.early_stopping!r} is for beam search, the temperature is {params.temperature}: "

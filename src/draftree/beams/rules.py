@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from .chance import Cell, Chance
-from .layer import Residuals, joint, row_weights, verify, width_for
+from .laws import beam_distribution
+from .layer import Residuals, verify, width_for
 from .nodes import Node
 from .request import Beam, Request
 
@@ -25,14 +26,13 @@ class Layer:
 
     Attributes:
         parents: [R] the nodes that its drafts follow.
-        weights: [R] float64, probability with which each of them was drawn from; empty where drafts were chosen.
-        laws: [R, V] log-laws within them; empty where drafts were chosen.
+        cells: [R, V] float64, the probability with which each (parent, token) was drawn; empty where drafts were
+            chosen. With a joint warp it depends on all parents, accepted or not.
         drafts: in draw order, as often as they were drawn.
     """
 
     parents: Sequence[Node]
-    weights: Tensor
-    laws: Tensor
+    cells: Tensor
     drafts: Sequence[Node]
 
 
@@ -102,24 +102,24 @@ def _improvable(request: Request) -> bool:
 
 
 def sample(request: Request, laws: Tensor, forest: Forest, depth: int, chance: Chance) -> None:
-    """One layer of beam sampling (Eq. 1): independent draws from the joint law of (running beam, next token).
+    """One layer of beam sampling (Eq. 1): independent draws from p_beam over (running beam, next token).
 
     A finished beam keeps its place: of W places those of running beams are drawn anew.
 
     Args:
         request: its running beams are replaced.
-        laws: [R, V] float64 log-laws after the running beams.
+        laws: [R, V] float64 log-probabilities after the running beams (``laws.target_laws``).
         forest: what was drafted.
         depth: number of the layer below the step's root, from 0; beyond the drafts' last it is drawn plainly.
         chance: decides.
     """
     parents, counts = request.ends, [beam.count for beam in request.running]
-    weights = row_weights([n.score for n in parents], counts, laws.device)
+    p = beam_distribution([n.score for n in parents], counts, laws, request.params, request.beams.warp)
     position = len(request.ids) + request.length
     if depth < len(forest.layers):
-        cells = _verified(request, laws, weights, forest.layers[depth], position, chance)
+        cells = _verified(request, p, forest.layers[depth], position, chance)
     else:
-        cells = chance.draws(weights, laws, range(request.slots), position)
+        cells = chance.draws(p, range(request.slots), position)
     logs = laws[tuple(torch.tensor(cells).T.to(laws.device))].tolist()
     drawn: Counter[Node] = Counter()
     made: dict[Cell, Node] = {}
@@ -133,23 +133,20 @@ def sample(request: Request, laws: Tensor, forest: Forest, depth: int, chance: C
     request.done = not request.running or not request.slots
 
 
-def _verified(
-    request: Request, laws: Tensor, weights: Tensor, layer: Layer, position: int, chance: Chance
-) -> list[Cell]:
-    """The beams of a drafted layer."""
+def _verified(request: Request, p: Tensor, layer: Layer, position: int, chance: Chance) -> list[Cell]:
+    """The beams of a drafted layer; p: [R, V] p_beam over the running beams."""
     beams, parents = request.beams, request.ends
     places = {parent: r for r, parent in enumerate(layer.parents)}
     rows = {parent: r for r, parent in enumerate(parents)}
-    here = torch.tensor([places[p] for p in parents]).to(laws.device)
-    drawn_from = joint(layer.weights[here], layer.laws[here])
-    residuals = Residuals(joint(weights, laws), drawn_from)
+    here = torch.tensor([places[parent] for parent in parents]).to(p.device)
+    residuals = Residuals(p, layer.cells[here])
     width = request.slots
     if beams.threshold is not None:
         alphas = residuals.acceptance(len(layer.drafts))
         width = width_for(alphas, beams.threshold, min(beams.min_width, width), width)
     drafts = [(rows[n.parent] if n.parent in rows else -1, n.token) for n in layer.drafts]
 
-    def draw(law: Tensor, numbers: Sequence[int]) -> list[Cell]:
-        return chance.draws(law.sum(-1), law.log(), numbers, position)
+    def draw(cells: Tensor, numbers: Sequence[int]) -> list[Cell]:
+        return chance.draws(cells, numbers, position)
 
     return verify(residuals, drafts, width, chance.accepts, draw).cells

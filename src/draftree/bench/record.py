@@ -85,6 +85,7 @@ class Turn:
         entropy: mean entropy (nats) of the target's law at the answer's tokens, where it was asked for.
         first: tokens that were there when the prefill ended: more than one where the first draft is in it.
         layers: of beams, which the passes gave; None: they gave the answer's tokens.
+        drafted_layers: of beams, which were drafted in all steps together; None: no beams, or not recorded.
     """
 
     prompt_tokens: int
@@ -99,6 +100,7 @@ class Turn:
     entropy: float | None = None
     first: int = 1
     layers: int | None = None
+    drafted_layers: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +172,11 @@ class Record:
     def gained(self) -> int:
         """Tokens, or layers of beams, that these passes gave: our prefill gives one more."""
         return sum((t.layers or len(t.ids)) - (t.seconds.draft is not None) for t in self.turns)
+
+    @property
+    def drafted_layers(self) -> int:
+        """Layers of beams that were drafted, as far as it is recorded."""
+        return sum(t.drafted_layers or 0 for t in self.turns)
 
     @property
     def ids(self) -> list[list[int]]:

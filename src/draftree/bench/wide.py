@@ -24,6 +24,7 @@ _READ: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "penalty": ("length_penalty", float),
     "early": ("early_stopping", _EARLY.__getitem__),
     "single": ("single_cache", {"yes": True, "no": False}.__getitem__),
+    "warp": ("warp", str),
 }
 """Setting -> field of ``BeamParams``, and how its text is read."""
 
@@ -73,4 +74,5 @@ class BeamContestant:
             seconds=parts,
             passes=answer.stats.steps,
             layers=answer.stats.tokens,
+            drafted_layers=answer.stats.drafted_layers,
         )

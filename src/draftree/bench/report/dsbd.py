@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from ..entry import PLAIN, Entry
+from ..record import Record
 from ..summary import ALL, Figures
 from ..table import NO_METER
 from .page import Grid, Section
@@ -40,15 +41,23 @@ class Point(NamedTuple):
     quality: float
 
 
-def kind(entry: Entry) -> str | None:
-    """What the paper calls a sampling contestant; None: it has no name for it."""
+def kind(entry: Entry, records: Sequence[Record]) -> str | None:
+    """What the paper calls a sampling contestant, given its answers; None: it has no name for it.
+
+    Beams that drafted no layer are beam sampling, whatever drafter they had: costs may choose not to draft.
+    """
     if entry.temperature == 0 or entry.is_peer:
         return None
     if entry.beams is not None:
-        return "DSBD" if entry.drafter else "beam sampling"
+        return "DSBD" if entry.drafter and any(drafted(r) for r in records) else "beam sampling"
     if entry.method == PLAIN:
         return "multinomial"
     return "SpecInfer" if entry.verify == SPECINFER else "speculative"
+
+
+def drafted(record: Record) -> bool:
+    """Its beams were drafted: some layers are recorded, or the passes gave more than one layer each."""
+    return record.drafted_layers > 0 or (record.passes is not None and record.gained > record.passes)
 
 
 def one_cache(entry: Entry) -> bool:
@@ -81,7 +90,7 @@ def _sampled(run: LoadedRun, wanted: Callable[[Entry], bool] = lambda entry: Tru
     """Kind -> contestants that have answers."""
     found: dict[str, list[Entry]] = {}
     for name in KINDS:
-        if own := run.of(lambda e: kind(e) == name and wanted(e)):  # noqa: B023
+        if own := run.of(lambda e: kind(e, run.by_method[e.label]) == name and wanted(e)):  # noqa: B023
             found[name] = own
     return found
 
@@ -124,7 +133,8 @@ def _pareto(runs: Sequence[LoadedRun], suite: str, title: str) -> Section | None
         if metered:
             panels[1].set(xlabel="joules per token")
     text = (
-        "Points are contestants, lines the Pareto fronts of those of one kind. The paper: the front of DSBD lies above "
+        "Points are contestants, lines the Pareto fronts of those of one kind; beams that drafted no layer are beam "
+        "sampling, whatever drafter they had. The paper: the front of DSBD lies above "
         "beam sampling's; at equal quality it is 1.5 to 1.9 times faster and takes 1.8 to 2.5 times less energy."
     )
     if not any(_score(run.table[e.label][ALL], suite) for own in kinds.values() for e in own):

@@ -1,0 +1,214 @@
+"""The two warps of sampled beams: each one's distribution by exact enumeration, how they differ, and transformers'."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import GenerationMixin
+
+from draftree.beams import rules
+from draftree.beams.laws import beam_distribution, target_laws
+from draftree.beams.layer import Residuals
+from draftree.beams.params import BeamParams, BeamWarp
+from draftree.config import SamplingParams
+from draftree.errors import ConfigError
+
+from ..pairs import target
+from .parts import PROMPTS
+from .test_sampling import PLAIN, Law, Scripted, completed, distance, law_of, one_step, toys, variation
+
+SHARP = SamplingParams(temperature=0.5)
+WARPS = [
+    SHARP,
+    SamplingParams(temperature=2.0),
+    SamplingParams(temperature=1.0, top_k=2),
+    SamplingParams(temperature=1.0, top_p=0.7),
+    SamplingParams(temperature=2.0, top_k=3, top_p=0.9, min_p=0.2),
+]
+BOTH: tuple[BeamWarp, BeamWarp] = ("joint", "token")
+SEED = 4
+"""Of a target whose beams differ in how sure they are."""
+WIDE = (2, 2, 2, 1)
+
+
+@cache
+def stepped(shape: tuple[int, int, int, int], params: SamplingParams, beam_warp: BeamWarp) -> Law:
+    """The exact law of the beams after a step; shape: V, W, W_S and depth."""
+    vocab, width, drafted, depth = shape
+    beams = BeamParams(width=width, draft_width=drafted, depth=depth, warp=beam_warp)
+    return one_step(toys(vocab, seed=SEED), beams, depth + 2, params=params)
+
+
+def from_definition(
+    shape: tuple[int, int, int, int], params: SamplingParams, beam_warp: BeamWarp, definition: BeamWarp
+) -> float:
+    """Total variation between a step's beams, completed by a definition, and the definition's."""
+    vocab, width, _, depth = shape
+    want = law_of(toys(vocab, seed=SEED)[0], width, depth + 2, params, definition)
+    return distance(completed(stepped(shape, params, beam_warp), want), want.final(((),)))
+
+
+@pytest.mark.parametrize("beam_warp", BOTH)
+@pytest.mark.parametrize("params", WARPS)
+@pytest.mark.parametrize("shape", [(3, 1, 2, 1), (2, 1, 2, 2), WIDE])
+def test_drafted_beams_follow_the_distribution_of_their_warp(
+    shape: tuple[int, int, int, int], params: SamplingParams, beam_warp: BeamWarp
+) -> None:
+    """Layer above layer, to the end of the beams: Theorem 3.1 with T."""
+    assert from_definition(shape, params, beam_warp, beam_warp) < 1e-12
+
+
+@pytest.mark.parametrize(("beam_warp", "other"), [BOTH, BOTH[::-1]])
+@pytest.mark.parametrize("params", WARPS)
+def test_the_other_warp_is_caught(params: SamplingParams, beam_warp: BeamWarp, other: BeamWarp) -> None:
+    """The joint warp is the paper's. Beams had the token warp alone, and so had the definition of the exact tests."""
+    assert from_definition(WIDE, params, beam_warp, other) > 1e-2
+
+
+def test_both_warps_are_one_where_nothing_is_warped() -> None:
+    assert from_definition(WIDE, PLAIN, "joint", "token") < 1e-12
+
+
+@pytest.mark.parametrize("beam_warp", BOTH)
+@pytest.mark.parametrize("params", [SHARP, SamplingParams(temperature=1.0, top_k=2)])
+def test_they_do_where_beams_finish(params: SamplingParams, beam_warp: BeamWarp) -> None:
+    """A finished beam keeps its place and has no cells."""
+    assert variation(2, 2, 2, 1, frozenset({0}), params=params, beam_warp=beam_warp) < 1e-12
+
+
+def test_renormalising_q_over_accepted_beams_but_counting_dead_drafts_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The joint warp of the drafts was over all drafted beams; what is recorded must be what was drawn from."""
+
+    class Renormalised(Residuals):
+        def __init__(self, p: Tensor, q: Tensor) -> None:
+            super().__init__(p, q / q.sum())
+
+    monkeypatch.setattr(rules, "Residuals", Renormalised)
+    assert variation(2, 1, 2, 2, params=SHARP) > 1e-3
+
+
+def test_drawing_without_replacement_is_caught() -> None:
+    class Distinct(Scripted):
+        replacement = False
+
+    assert variation(3, 1, 2, 1, script=Distinct, params=SHARP) > 1e-3
+
+
+ROWS = torch.tensor([[0.6, 0.3, 0.1], [0.4, 0.35, 0.25]], dtype=torch.float64)
+"""Next-token distributions of two beams."""
+WEIGHTS = (0.7, 0.3)
+"""Their probabilities."""
+
+
+def cells(params: SamplingParams, beam_warp: BeamWarp, counts: tuple[int, int] = (1, 1)) -> Tensor:
+    """[2, 3] p_beam, the beams' scores being those of their warp's own distribution."""
+    logits = ROWS.log().float()
+    laws = target_laws(logits, params, beam_warp, list)
+    return beam_distribution([torch.tensor(w).log().item() for w in WEIGHTS], counts, laws, params, beam_warp)
+
+
+def test_the_warps_differ_at_temperature_one_half() -> None:
+    """Two beams, V = 3: the joint warp sharpens the choice of the beam too."""
+    joint, token = cells(SHARP, "joint"), cells(SHARP, "token")
+    assert 0.5 * float((joint - token).abs().sum()) > 0.17
+    assert 0.5 * float((cells(PLAIN, "joint") - cells(PLAIN, "token")).abs().sum()) < 1e-12
+
+
+def test_top_k_keeps_k_cells_of_all_beams_or_k_tokens_of_each() -> None:
+    params = SamplingParams(temperature=1.0, top_k=2)
+    assert int((cells(params, "joint") > 0).sum()) == 2
+    assert (cells(params, "token") > 0).sum(-1).tolist() == [2, 2]
+
+
+def test_top_p_and_min_p_are_of_the_joint_distribution() -> None:
+    """p_beam is [.42, .21, .07; .12, .105, .075]."""
+    top_p, min_p = SamplingParams(temperature=1.0, top_p=0.7), SamplingParams(temperature=1.0, min_p=0.27)
+    assert (cells(top_p, "joint") > 0).tolist() == [[True, True, False], [True, False, False]]
+    assert (cells(min_p, "joint") > 0).tolist() == [[True, True, False], [True, False, False]]
+    assert (cells(min_p, "token") > 0).tolist() == [[True, True, False], [True, True, True]]
+
+
+@pytest.mark.parametrize("params", WARPS)
+def test_a_beam_that_was_drawn_twice_has_two_copies_of_its_cells(params: SamplingParams) -> None:
+    """W x V cells whatever coincides; of copies all are kept or none."""
+    laws = target_laws(ROWS.log().float(), params, "joint", list)
+    scores = [torch.tensor(w).log().item() for w in WEIGHTS]
+    thrice = beam_distribution(
+        [scores[0], scores[0], scores[1]], [1, 1, 1], laws[torch.tensor([0, 0, 1])], params, "joint"
+    )
+    torch.testing.assert_close(
+        cells(params, "joint", (2, 1)), torch.stack([thrice[0] + thrice[1], thrice[2]]), rtol=0, atol=1e-12
+    )
+
+
+def test_the_definition_counts_copies_too() -> None:
+    want = law_of(toys(2)[0], 2, 3, SHARP, "joint")
+    assert want.cells([(0,), (0,), (1,)]) != pytest.approx(want.cells([(0,), (1,)]))
+
+
+TEMPERED = SamplingParams(temperature=0.7)
+
+
+@pytest.mark.parametrize("params", [TEMPERED, SamplingParams(temperature=0.7, top_k=9)])
+def test_rows_of_the_token_warp_are_transformers(params: SamplingParams, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What transformers' beam sampling adds to a beam's score is its warped row, up to a constant of the row: it does
+    not normalise after warping. With a temperature alone these sums are the cells of the joint warp."""
+    model, prompt, steps = target(), PROMPTS[0], list[tuple[Tensor, list[list[int]]]]()
+    original = GenerationMixin._get_top_k_continuations
+
+    def spy(self: GenerationMixin, accumulated_log_probs: Tensor, running_sequences: Tensor, **rest: Any) -> Any:
+        running = running_sequences[0, :, : rest["cur_len"]].tolist()
+        steps.append((accumulated_log_probs.view(len(running), -1).clone(), running))
+        return original(self, accumulated_log_probs=accumulated_log_probs, running_sequences=running_sequences, **rest)
+
+    monkeypatch.setattr(GenerationMixin, "_get_top_k_continuations", spy)
+    torch.manual_seed(3)
+    cast(Any, model.model).generate(
+        torch.tensor([prompt]),
+        attention_mask=torch.ones((1, len(prompt)), dtype=torch.int64),
+        do_sample=True,
+        num_beams=3,
+        max_new_tokens=4,
+        temperature=params.temperature,
+        top_k=params.top_k,
+        pad_token_id=0,
+    )
+    for accumulated, running in steps[1:]:  # at first all beams but one are masked
+        logits = torch.stack([after(model, ids) for ids in running])
+        rows = target_laws(logits, params, "token", list)
+        torch.testing.assert_close(accumulated.double().softmax(-1), rows.exp(), rtol=1e-3, atol=1e-5)
+        if params is TEMPERED:
+            scores = [score(model, ids, len(prompt)) for ids in running]
+            laws = target_laws(logits, params, "joint", list)
+            joint = beam_distribution(scores, [1] * len(running), laws, params, "joint")
+            torch.testing.assert_close(
+                accumulated.double().flatten().softmax(-1), joint.flatten(), rtol=1e-3, atol=1e-5
+            )
+    assert len(steps) == 4
+
+
+def after(model: Any, ids: list[int]) -> Tensor:
+    row = model.open(ids)
+    logits: Tensor = row.logits.clone()
+    model.close(row)
+    return logits
+
+
+def score(model: Any, ids: list[int], start: int) -> float:
+    """Log-probability of what follows the prompt, unwarped."""
+    return sum(float(after(model, ids[:i]).double().log_softmax(-1)[ids[i]]) for i in range(start, len(ids)))
+
+
+def test_warps_have_names() -> None:
+    assert BeamParams().warp == "joint"
+    with pytest.raises(ConfigError):
+        BeamParams(warp=cast(BeamWarp, "beam"))
+    with pytest.raises(ConfigError):
+        BeamParams(warp="token").check(SamplingParams(temperature=0.0))
+    BeamParams(warp="token").check(SHARP)
