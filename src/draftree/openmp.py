@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import sys
 
-SPIN_COUNT = 1000
-"""Iterations of spinning, some microseconds: longer than the gap between two loops of a pass, shorter than a time
-slice of the scheduler. ``docs/measurements.md``, "Busy machines", has the figures."""
+SPIN_COUNT = 3000
+"""Iterations of spinning, microseconds: nearly always longer than the gap between two loops of a pass, far shorter than
+a time slice of the scheduler. ``docs/measurements.md``, "Busy machines", has the figures."""
 _VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 
 
