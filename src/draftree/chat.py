@@ -7,6 +7,7 @@ import sys
 import typer
 
 from . import show
+from .console import complain, err
 from .draft.levels import without_loop_back
 from .draft.methods import DEFAULT_METHOD
 from .draft.names import DEFAULT_DRAFTER
@@ -37,7 +38,6 @@ from .options import (
     Verify,
 )
 from .session import Place, engine_for, run, sampling_params, trace_to, with_tree
-from .show import complain, err
 from .text import user
 from .verify.schemes import DEFAULT_SCHEME
 
@@ -77,10 +77,11 @@ def chat(
     while True:
         try:
             line = input("> " if sys.stdin.isatty() else "")
+            line.encode()
         except (EOFError, KeyboardInterrupt):
             err.print()
             return
-        except UnicodeDecodeError:
+        except UnicodeError:
             complain("the line is not valid UTF-8: convert it, for example with iconv")
             continue
         if line.strip() == "/exit":

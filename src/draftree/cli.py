@@ -7,6 +7,7 @@ while running, or Ctrl-C, is one line and exit code 1.
 from __future__ import annotations
 
 import io
+import os
 import sys
 import warnings
 
@@ -17,13 +18,13 @@ from .bench.command import bench
 from .bench.report.command import report
 from .chat import chat
 from .config import DEFAULT_NODES
+from .console import complain, out
 from .draft.loop import RULES
 from .draft.methods import METHODS
 from .draft.names import DRAFTERS
 from .errors import DraftreeWarning, InputError, RunError
 from .generate import generate
 from .models.command import info, profile
-from .show import complain, out
 from .train.classifier_command import classifier
 from .train.command import calibrate
 from .train.head_command import app as train
@@ -128,7 +129,15 @@ def _run_command(arguments: list[str] | None) -> int:
 
 
 def main() -> None:
-    """Entry point of the ``draftree`` command."""
+    """Entry point of the ``draftree`` command; standard input or error that the caller closed are empty."""
+    for name, mode in (("stdin", "r"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))
+    if getattr(sys, "stdout", None) is None:
+        complain("standard output is closed: send it to a file, or to /dev/null")
+        sys.exit(1)
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")  # what is not text costs its line, not those read with it
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # what a terminal's encoding lacks is no reason to stop
     sys.exit(run())

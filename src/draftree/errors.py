@@ -15,9 +15,17 @@ DraftreeError
 
 from __future__ import annotations
 
+import re
+
+_LONGEST_WORD, _LONGEST_MESSAGE = 300, 1200
+"""Characters of an echoed path or name, and of a message, that a terminal shows without burying the way out."""
+
 
 class DraftreeError(Exception):
-    """Base of all errors that draftree raises on purpose."""
+    """Base of all errors that draftree raises on purpose; long values in the message are ``shortened``."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(shortened(message))
 
 
 class InputError(DraftreeError, ValueError):
@@ -62,3 +70,13 @@ class CacheError(RunError):
 
 class DraftreeWarning(UserWarning):
     """Something went on in another way than asked for; the message says how and why."""
+
+
+def shortened(message: str) -> str:
+    """A message whose long words, and then whose middle, are replaced by an ellipsis: its two ends say what to do."""
+    message = re.sub(rf"\S{{{_LONGEST_WORD},}}", lambda word: _ends(word[0], _LONGEST_WORD), message)
+    return _ends(message, _LONGEST_MESSAGE)
+
+
+def _ends(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most // 2]}…{text[-(most // 2) :]}"

@@ -12,6 +12,7 @@ from . import show
 from .beams import command as beam_command
 from .beams.load import load_beam_engine
 from .bench.exact import first_difference
+from .console import err, out
 from .draft.auto import AutoTree
 from .draft.base import NoDrafter
 from .draft.levels import without_loop_back
@@ -47,7 +48,6 @@ from .options import (
 )
 from .sequence import Sequence
 from .session import Place, engine_for, read_prompt, run, sampling_params, trace_to, with_tree
-from .show import err, out
 from .text import Prompt, user
 from .verify.schemes import DEFAULT_SCHEME, Match
 

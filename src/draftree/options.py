@@ -7,6 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
+_LARGEST = 2**63
+"""What an int64 tensor and a seed no longer hold."""
+
 
 def _to_number(text: str) -> float:
     try:
@@ -17,9 +20,12 @@ def _to_number(text: str) -> float:
 
 def _to_whole(text: str) -> int:
     try:
-        return int(text)
+        value = int(text)
     except ValueError:
         raise typer.BadParameter(f"{text!r} is not a whole number") from None
+    if not -_LARGEST <= value < _LARGEST:
+        raise typer.BadParameter(f"{text} is out of range: use a whole number below 2^63")
+    return value
 
 
 def number(metavar: str, help_text: str) -> Any:

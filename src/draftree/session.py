@@ -11,13 +11,13 @@ import typer
 
 from . import show
 from .config import SamplingParams
+from .console import complain, out
 from .draft.methods import find_method
 from .engine import Engine
 from .errors import ConfigError, PromptError
 from .names import load_engine
 from .observer import Observer
 from .sequence import Chunk, Sequence
-from .show import complain, out
 from .trace import Trace
 
 

@@ -16,14 +16,8 @@ from .observer import Observer, Setup
 from .sequence import Chunk, Stats
 from .tree import ROOT
 
-out, err = Console(highlight=False, soft_wrap=True), Console(stderr=True, highlight=False, soft_wrap=True)
 DRAFTED, OWN = "green", "yellow"
 LEGEND = Text.assemble(("drafted and accepted", DRAFTED), "  ", ("drawn by the target", OWN))
-
-
-def complain(message: str) -> None:
-    """One line on standard error."""
-    err.print(f"draftree: {' '.join(message.split())}", style="red", markup=False)
 
 
 def token(chunk: Chunk) -> Text:

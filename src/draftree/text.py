@@ -17,7 +17,7 @@ _WINDOW = 16
 """Tokens that are decoded together at most, once their text is complete."""
 
 _INCOMPLETE = "\ufffd"
-_TEMPLATE_FAILS = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError)
+_TEMPLATE_FAILS = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RecursionError)
 """What a damaged template may raise beside jinja2's own errors, which it runs as code."""
 
 
@@ -124,7 +124,7 @@ def encode(tokenizer: PreTrainedTokenizerBase | None, prompt: Prompt) -> list[in
     """Token ids of a prompt: text as it is, a conversation through the model's chat template, ids unchanged.
 
     Raises:
-        PromptError: the prompt is empty, or it is not ids and there is no tokenizer or no chat template.
+        PromptError: the prompt is empty, no text, or not ids and there is no tokenizer or no chat template.
     """
     if not prompt:
         raise PromptError("the prompt is empty: give it at least one token")

@@ -12,9 +12,9 @@ import typer
 
 from .. import show
 from ..config import SamplingParams
+from ..console import err, out
 from ..errors import ConfigError
 from ..options import number, whole
-from ..show import err, out
 from ..text import Prompt
 from .engine import BeamEngine, BeamGeneration
 from .params import BeamParams, BeamWarp, EarlyStopping

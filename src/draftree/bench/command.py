@@ -20,6 +20,7 @@ import torch
 import typer
 
 from ..config import SamplingParams
+from ..console import complain, err, out
 from ..draft.levels import without_loop_back
 from ..draft.methods import DEFAULT_METHOD
 from ..errors import ConfigError, RunError
@@ -27,7 +28,6 @@ from ..files import user_path
 from ..models.load import DEFAULT_MODEL
 from ..models.numerics import DEFAULT_NUMERICS
 from ..options import Candidates, Device, Dtype, Nodes, NoLoopBack, Numerics, Target, whole
-from ..show import complain, err, out
 from ..told import told
 from .contestants import Models
 from .entry import entries, split_names
@@ -44,6 +44,8 @@ from .summary import as_json as table_as_json
 from .table import HEADER, markdown, overview
 
 DEFAULT_DRAFTER = "lookup+recycle+head"
+_MOST_REPEATS = 10_000
+"""Each has a seed, and a line for each contestant and prompt: beyond them no plan fits the memory."""
 _HASHED = 64 << 20
 """Bytes: of larger files not the content is compared but size and time."""
 
@@ -87,8 +89,11 @@ def bench(
     temperatures = _numbers(temperature)
     for t in temperatures:
         SamplingParams(max_tokens=max_tokens, temperature=t, seed=seed)
-    if repeats < 1 or (turns is not None and turns < 1):
-        raise ConfigError(f"repeats are {repeats} and turns {turns}: use at least 1")
+    if not 1 <= repeats <= _MOST_REPEATS:
+        raise ConfigError(f"repeats are {repeats}: use 1 to {_MOST_REPEATS}")
+    if turns is not None and turns < 1:
+        raise ConfigError(f"turns are {turns}: use at least 1")
+    SamplingParams(seed=seed + repeats - 1)
     named = [without_loop_back(name) if no_loop_back else name for name in _names(drafters)]
     took_part = entries(split_names(methods), named, temperatures, nodes, candidates)
     quality = quality or unsafe_quality

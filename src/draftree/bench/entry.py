@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from ..beams.load import check_beam_drafter
 from ..beams.params import BeamParams
-from ..config import SamplingParams, named_settings
+from ..config import MAX_NODES, SamplingParams, named_settings
 from ..draft.methods import find_method
 from ..draft.names import AUTO, learns, names_model, parts_of
 from ..draft.policy import GrowthPolicy, node_budget
@@ -135,9 +135,12 @@ def _method(
 ) -> Entry:
     name, settings = named_settings(text)
     if (own := settings.pop("nodes", None)) is not None:
-        if not own.isdecimal() or int(own) < 1:
-            raise ConfigError(f"method {text!r}: its nodes are {own!r}: use a whole number from 1")
-        nodes = int(own)
+        try:
+            nodes = int(own)
+        except ValueError:
+            nodes = 0
+        if not 1 <= nodes <= MAX_NODES:
+            raise ConfigError(f"method {text!r}: its nodes are {own!r}: use a whole number from 1 to {MAX_NODES}")
     verify = settings.pop("verify", DEFAULT_SCHEME)
     for key in [key for key in find_scheme(verify).settings if key in settings]:
         verify += f":{key}={settings.pop(key)}"

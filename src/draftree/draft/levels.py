@@ -66,10 +66,12 @@ class LevelName:
         """
         default = LoopBack()
         pending, memory = (self.settings.get(key, str(getattr(default, key))) for key in ("pending", "memory"))
-        if not pending.isdecimal():
-            raise ConfigError(f"pending is {pending!r}: use a whole number of tokens, at least 1")
+        try:
+            most = int(pending)
+        except ValueError:
+            raise ConfigError(f"pending is {pending!r}: use a whole number of tokens, at least 1") from None
         tau = read_start("tau", self.settings.get("tau", "first"))
-        return LoopBack(self.settings.get("loop", default.rule), tau, int(pending), read_memory(memory))
+        return LoopBack(self.settings.get("loop", default.rule), tau, most, read_memory(memory))
 
 
 def levels_of(name: str) -> tuple[LevelName, ...]:

@@ -6,13 +6,13 @@ import time
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from ..console import out
 from ..errors import ConfigError
 from ..files import user_path
 from ..openmp import WAITING
-from ..options import Device, Dtype, Numerics
+from ..options import Device, Dtype, Numerics, whole
 from .load import load
 from .measure import FULL, Grid, measure_and_keep
 from .numerics import DEFAULT_NUMERICS, summary
@@ -26,7 +26,7 @@ def profile(
     sizes: Annotated[str, typer.Option(metavar="N,N,...", help="Tokens a pass, from 1 on.")] = "",
     contexts: Annotated[str, typer.Option(metavar="N,N,...", help="Tokens before them.")] = "",
     batches: Annotated[str, typer.Option(metavar="N,N,...", help="Sequences a pass.")] = "",
-    repeats: Annotated[int, typer.Option(help="Passes of each kind; their median counts.")] = FULL.repeats,
+    repeats: Annotated[int, whole("N", "Passes of each kind; their median counts.")] = FULL.repeats,
     plot: Annotated[str, typer.Option(metavar="FILE", help="Draw the curves: .png, .svg or .pdf.")] = "",
     dtype: Dtype = None,
     device: Device = None,
@@ -45,9 +45,8 @@ def profile(
         _check_plot(plot)
     loaded = load(model, dtype=dtype, device=device, numerics=numerics)
     measured = measure_and_keep(loaded, grid if sizes else grid.fitting(loaded.capabilities.max_length))
-    out = Console(highlight=False)
-    out.print(_table(measured))
-    out.print(f"kept as {profile_folder() / measured.identity.file_name}", soft_wrap=True, markup=False)
+    out.print(_table(measured), soft_wrap=False)
+    out.print(f"kept as {profile_folder() / measured.identity.file_name}", markup=False)
     if plot:
         _draw(measured, plot)
 
@@ -59,7 +58,6 @@ def info(
     numerics: Numerics = DEFAULT_NUMERICS,
 ) -> None:
     """Load a model, test that it can verify draft trees, and say what was found."""
-    out = Console(highlight=False, soft_wrap=True)
     began = time.perf_counter()
     loaded = load(model, dtype=dtype, device=device, numerics=numerics)
     seconds, can = time.perf_counter() - began, loaded.capabilities

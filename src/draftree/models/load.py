@@ -22,9 +22,9 @@ from pathlib import Path
 
 import platformdirs
 import torch
-from rich.console import Console
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..console import err
 from ..errors import ConfigError, DraftreeWarning, ModelFileError, RunError, UnknownNameError
 from ..files import user_path
 from .hf import HFModel
@@ -208,8 +208,7 @@ def convert(gguf: Path) -> Path:
 
 def _convert_into(gguf: Path, folder: Path) -> None:
     shown = sys.stderr.isatty()
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
-    console.print(f"Converting {gguf.name} to safetensors under {folder.parent}; later starts read those", markup=False)
+    err.print(f"Converting {gguf.name} to safetensors under {folder.parent}; later starts read those", markup=False)
     with contextlib.nullcontext() if shown else contextlib.redirect_stderr(io.StringIO()):
         model, tokenizer = read_gguf(gguf, bars=shown)
     # The weights are plain float32 now; the leftover quantiser would refuse to save them.

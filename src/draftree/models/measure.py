@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from random import Random
 
 import torch
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from ..config import MAX_NODES
+from ..console import err
 from ..errors import ConfigError, RunError
 from ..tree import ROOT
 from .base import LanguageModel, Nodes, Row
@@ -22,6 +23,9 @@ _BUSY = 1.3
 quiet machines it was up to 1.1."""
 _LONGER = 3
 """So many times as often passes are repeated there, and of each size the fastest counts."""
+
+_MOST_REPEATS, _MOST_ROWS = 1000, 1024
+"""Beyond them a profile takes days, or more memory than any model's cache has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +55,14 @@ class Grid:
                 raise ConfigError(f"{name} are {values}: give ascending whole numbers from 1 on")
         if self.sizes[0] != 1:
             raise ConfigError(f"sizes are {self.sizes}: start at 1, the pass of plain decoding")
-        if self.repeats < 1:
-            raise ConfigError(f"repeats is {self.repeats}: use at least 1")
+        if not 1 <= self.repeats <= _MOST_REPEATS:
+            raise ConfigError(f"repeats is {self.repeats}: use 1 to {_MOST_REPEATS}")
+        if self.sizes[-1] > MAX_NODES + 1:
+            raise ConfigError(
+                f"sizes end with {self.sizes[-1]}: use at most {MAX_NODES + 1}, the largest tree and its root"
+            )
+        if self.batches[-1] > _MOST_ROWS:
+            raise ConfigError(f"batches end with {self.batches[-1]}: use at most {_MOST_ROWS} rows a pass")
 
     def fitting(self, longest: int) -> Grid:
         """Without sizes above half of the longest sequence."""
@@ -159,8 +169,7 @@ def kept_or_measured(model: LanguageModel, grid: Grid | None = None) -> Profile:
 def measure_and_keep(model: LanguageModel, grid: Grid) -> Profile:
     """A new profile, shown as it is measured and kept for later starts."""
     grid = _shortened(grid, model)
-    console = Console(stderr=True)
-    with Progress(TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), console=console) as bar:
+    with Progress(TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), console=err) as bar:
         task = bar.add_task(f"measuring passes of {model.capabilities.name}", total=grid.passes)
         profile = measure(model, grid, lambda done: bar.update(task, completed=done))
     try:

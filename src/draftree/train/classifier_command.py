@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from ..console import err
+from ..console import out as output
 from ..draft.c2t import provenance
 from ..draft.classifier import DEFAULT_FEATURES, Classifier
 from ..draft.classifier_file import ClassifierFile, read_classifier
@@ -33,6 +34,7 @@ from .classifier_fit import (
     fit,
 )
 from .command import check_place
+from .draw import MAX_ROWS
 from .head_card import PromptFile
 from .head_command import sha256, stated
 from .head_data import LONGEST_PROMPT, digest, encoded, shuffled
@@ -103,9 +105,10 @@ def classifier(
         seed=seed,
     )
     check_recipe(max_tokens, negatives, seed)
-    for name, value in (("samples", samples), ("rows", rows)):
-        if value < 1:
-            raise ConfigError(f"{name} is {value}: use at least 1")
+    if samples < 1:
+        raise ConfigError(f"samples is {samples}: use at least 1")
+    if not 1 <= rows <= MAX_ROWS:
+        raise ConfigError(f"rows is {rows}: use 1 to {MAX_ROWS}")
     init = None if fine_tune is None else _start(fine_tune, recipe)
     if drafter == "none":
         raise ConfigError("drafter none drafts nothing: train for lookup, a head, a model or a union")
@@ -136,7 +139,6 @@ def classifier(
         PromptFile(Path(n).name, len(found), sha256(n), said)
         for n, found, said in zip(prompts, files, licences, strict=True)
     ]
-    err = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
         with told(err, "collecting samples", samples, store.count) as tell:
             drafts.prepare(model)
@@ -190,17 +192,16 @@ def _start(name: str, recipe: ClassifierRecipe) -> Classifier:
 
 
 def _report(found: Classifier, figures: Figures, path: Path, folder: Path) -> None:
-    out = Console(highlight=False, soft_wrap=True)
     if figures.prompts:
-        out.print(f"{figures.prompts} prompts kept apart, {figures.nodes} nodes, {figures.accepted} accepted")
-        out.print("beta  precision  recall  positive rate")
+        output.print(f"{figures.prompts} prompts kept apart, {figures.nodes} nodes, {figures.accepted} accepted")
+        output.print("beta  precision  recall  positive rate")
         for beta, (precision, recall, rate) in figures.betas.items():
-            out.print(f"{beta:5} {precision:9.3f} {recall:7.3f} {rate:13.3%}")
-        out.print(f"calibration error {figures.calibration_error:.3f}, loss {figures.loss:.3f} for an accepted node")
+            output.print(f"{beta:5} {precision:9.3f} {recall:7.3f} {rate:13.3%}")
+        output.print(f"calibration error {figures.calibration_error:.3f}, loss {figures.loss:.3f} for an accepted node")
     else:
-        out.print("no prompt kept apart was drafted for: no figures; use larger --samples")
+        output.print("no prompt kept apart was drafted for: no figures; use larger --samples")
     method = "learned-width" if found.given_parent and set(found.features) == {"entropy", "rank"} else "c2t"
-    out.print(
+    output.print(
         f"{path}: {found.parameters} parameters; draft with it by --method {method} --set classifier={path}; "
         f"{folder} may be deleted",
         markup=False,

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.progress import Progress
 
 from ..config import Budget, SamplingParams
+from ..console import err
+from ..console import out as output
 from ..draft.base import Drafter as Drafts
 from ..draft.drafter import TreeDrafter
 from ..draft.load import load_drafter
@@ -85,7 +86,6 @@ def calibrate(
         numerics=model.capabilities.numerics,
     )
     tally = Tally.load(path.with_name(f"{path.name}.part"), calibration, force=force)
-    err = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
         with Progress(console=err, disable=not err.is_terminal) as bar:
             task = bar.add_task("calibrating", total=len(texts), completed=tally.done)
@@ -147,12 +147,11 @@ def _encode(model: HFModel, text: str, raw: bool, what: str) -> tuple[int, ...]:
 
 
 def _report(found: TreeFile, path: Path) -> None:
-    out = Console(highlight=False, soft_wrap=True)
     shown = range(min(_SHOWN_RANKS, len(found.counts.accepted[0])))
-    out.print(f"{'depth':>5} {'trials':>7}  accepted at rank " + " ".join(f"{r:>5}" for r in shown))
+    output.print(f"{'depth':>5} {'trials':>7}  accepted at rank " + " ".join(f"{r:>5}" for r in shown))
     for d, (trials, rates) in enumerate(zip(found.counts.trials, found.counts.acceptance.tolist(), strict=True), 1):
-        out.print(f"{d:>5} {trials:>7}  {'':16} " + " ".join(f"{rates[r]:5.3f}" for r in shown))
-    out.print(
+        output.print(f"{d:>5} {trials:>7}  {'':16} " + " ".join(f"{rates[r]:5.3f}" for r in shown))
+    output.print(
         f"{path}: {len(found.tree)} nodes on {max(map(len, found.tree))} levels, "
         f"expected acceptance length {found.expected_acceptance_length:.2f} (bonus included)",
         markup=False,

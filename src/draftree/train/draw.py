@@ -14,6 +14,9 @@ from ..sequence import Sequence
 from .lockstep import respond_in_step
 from .responses import Response, seed_of, temperature_of
 
+MAX_ROWS = 1 << 16
+"""Responses that may be decoded together: far beyond what pays on any device."""
+
 
 def respond(
     target: HFModel, prompts: Many[Many[int]], numbers: Iterable[int], *, rows: int, max_tokens: int, seed: int

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import os
 import time
 from collections.abc import Sequence as Many
 from copy import deepcopy
@@ -24,6 +26,7 @@ from ..models.head import HeadConfig, HeadNetwork, embeddings, output_layer
 from ..models.head_file import load_head, read_head, save_head
 from ..models.hf import HFModel
 from ..told import told
+from .draw import MAX_ROWS
 from .fit import Fit, FitRecipe, Frozen, regress
 from .head_card import PromptFile, card
 from .head_data import LONGEST_PROMPT, HeadData
@@ -42,6 +45,10 @@ _EVERY = 120.0
 """Seconds between checkpoints."""
 _SCALED_BY = 64
 """Responses whose hidden states say how much embeddings are to be scaled."""
+
+
+_MOST = {"responses": 1024, "rows": MAX_ROWS, "workers": 4 * (os.cpu_count() or 1)}
+"""Beyond them a machine does nothing but hand out memory and processes: each worker loads the target anew."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,8 +84,9 @@ class Limits:
         if not 0 < self.hours < float("inf"):
             raise ConfigError(f"hours is {self.hours}: use a positive number")
         for name in ("tokens", "steps", "vocabulary", "responses", "rows", "workers"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise ConfigError(f"{name} is {value}: use at least 1")
+            value, most = getattr(self, name), _MOST.get(name, math.inf)
+            if value is not None and not 1 <= value <= most:
+                raise ConfigError(f"{name} is {value}: use {f'1 to {most}' if name in _MOST else 'at least 1'}")
         if self.held_out < 0:
             raise ConfigError(f"held_out is {self.held_out}: use 0 or more")
 

@@ -10,8 +10,9 @@ from typing import Annotated
 
 import torch
 import typer
-from rich.console import Console
 
+from ..console import err
+from ..console import out as output
 from ..errors import ConfigError, RunError
 from ..files import user_path
 from ..models.head_file import is_head
@@ -117,7 +118,6 @@ def head(
         out=folder,
         init=start,
     )
-    err = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
         greedy, sampled = training.run(err, force=force)
     except KeyboardInterrupt:
@@ -164,10 +164,9 @@ def _check_place(name: str) -> Path:
 
 
 def _report(folder: Path, greedy: Figures | None, sampled: Figures | None) -> None:
-    out = Console(highlight=False, soft_wrap=True)
     for name, figures in (("greedy", greedy), ("sampled", sampled)):
         if figures:
             rates = " ".join(f"{row[0]:.3f}" for row in figures.acceptance)
             lengths = ", ".join(f"{tree} {mal:.2f}" for tree, mal in figures.mal.items())
-            out.print(f"{name}: acceptance at depth 1 to {len(figures.acceptance)}: {rates}; MAL: {lengths}")
-    out.print(f"{folder}: draft with it by --drafter {folder}", markup=False)
+            output.print(f"{name}: acceptance at depth 1 to {len(figures.acceptance)}: {rates}; MAL: {lengths}")
+    output.print(f"{folder}: draft with it by --drafter {folder}", markup=False)

@@ -1,0 +1,121 @@
+"""What the command line does with the terminal and the standard streams that it is started with."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from draftree.cli import main, run
+from draftree.console import console
+from draftree.errors import ConfigError, shortened
+
+from .tiny import save_tiny
+
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_tiny(tmp_path_factory.mktemp("models") / "tiny"))
+
+
+def _main(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["draftree", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
+
+
+@pytest.mark.parametrize("columns", ["0", "-1", "²", "many", ""])
+@pytest.mark.parametrize("name", ["COLUMNS", "LINES"])
+def test_a_terminal_size_that_is_none_hides_nothing(
+    name: str, columns: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With ``COLUMNS=0``, which some schedulers set, every command printed nothing and ended with exit code 0."""
+    monkeypatch.setenv(name, columns)
+    console().print("the cat")
+    assert capsys.readouterr().out == "the cat\n"
+
+
+def test_the_module_is_the_command(model: str) -> None:
+    """``python -m draftree`` said that the package cannot be run."""
+    asked = [sys.executable, "-m", "draftree", "info", model]
+    env = {**os.environ, "COLUMNS": "0"}
+    done = subprocess.run(asked, env=env, capture_output=True, text=True, check=True)  # noqa: S603 - our own command
+    assert "architecture" in done.stdout
+
+
+def test_closed_standard_input_is_empty(model: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under ``<&-``, as of a daemon, reading the prompt or a line of a chat was a traceback."""
+    for arguments, code in ((["generate", "-"], 2), (["chat"], 0)):
+        monkeypatch.setattr(sys, "stdin", None)
+        assert _main(monkeypatch, *arguments, "--target", model) == code
+        sys.stdin.close()
+    assert capsys.readouterr().out == ""
+
+
+def test_closed_standard_output_is_refused(model: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under ``>&-`` the model was loaded and the first token was a traceback."""
+    monkeypatch.setattr(sys, "stdout", None)
+    assert _main(monkeypatch, "generate", "the cat", "--target", model) == 1
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_closed_standard_error_costs_no_text(model: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = ["generate", "the cat", "--target", model, "--max-tokens", "5", "--drafter", "lookup"]
+    assert run(asked) == 0
+    want = capsys.readouterr().out
+    monkeypatch.setattr(sys, "stderr", None)
+    assert _main(monkeypatch, *asked) == 0
+    sys.stderr.close()
+    assert capsys.readouterr().out == want
+
+
+def test_a_line_of_a_chat_that_is_no_text_costs_only_itself(
+    model: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An invalid byte lost all lines that had been read with it; where the locale lets bytes through, the chat template
+    was blamed for it."""
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"the cat\n\xff\xfe\nthe hat\n"), "utf-8"))
+    assert _main(monkeypatch, "chat", "--target", model, "--max-tokens", "3", "--drafter", "none") == 0
+    said = capsys.readouterr().err
+    assert said.count("3 tokens in") == 2
+    assert [line for line in said.splitlines() if line.startswith("draftree:")] == [
+        "draftree: the line is not valid UTF-8: convert it, for example with iconv"
+    ]
+
+
+def test_a_long_name_is_not_repeated_in_full() -> None:
+    """A pasted text in place of a path came back as screens of text, with the way out beyond them."""
+    for name in ("x" * 100_000, "x " * 50_000):
+        message = str(ConfigError(f"no such folder {name!r}: give another one"))
+        assert len(message) <= 1300
+        assert message.startswith("no such folder 'x")
+        assert message.endswith(": give another one")
+    assert shortened(f"short {'y' * 200} names stay") == f"short {'y' * 200} names stay"
+
+
+def test_more_work_than_can_be_done_is_refused(model: str, tmp_path: Path, capsys: Captured) -> None:
+    """``--workers 100000`` started processes until the machine gave in, and ``--repeats`` of 10^9 listed all seeds
+    before the first prompt; both looked like a hang."""
+    prompts = tmp_path / "prompts"
+    prompts.write_text("the cat\n")
+    head = ["train", "head", "--prompts", str(prompts), "--target", model, "--out", str(tmp_path / "head")]
+    bench = ["bench", "--suite", str(prompts), "--target", model, "--out", str(tmp_path / "run")]
+    for arguments in (
+        [*head, "--workers", "100000"],
+        [*head, "--rows", "1000000000"],
+        [*bench, "--repeats", "1000000000"],
+        ["profile", model, "--repeats", "1000000000"],
+        ["profile", model, "--batches", "1,1000000000"],
+    ):
+        assert run(arguments) == 2
+        assert "1000" in capsys.readouterr().err
+    assert not (tmp_path / "head").exists()
+    assert not (tmp_path / "run").exists()
