@@ -17,6 +17,8 @@ from draftree.draft.model import ModelSource
 from draftree.engine import Engine, Generation
 from draftree.errors import ConfigError, PromptError
 from draftree.models.hf import HFModel
+from draftree.observer import Observer
+from draftree.sequence import Sequence
 
 from .pairs import DRAFTERS, drafter, generated, policy, relative, target
 from .tiny import MAX_LENGTH, VOCAB, tiny
@@ -381,6 +383,42 @@ def test_a_finished_sequence_is_not_stepped_again() -> None:
 def test_a_single_prompt_in_place_of_a_list_is_refused(prompts: list[list[int]]) -> None:
     with pytest.raises(ConfigError, match="list of prompts"):
         Engine(target()).generate(prompts)
+
+
+class _Leaving(Observer):
+    """Fails when it is told that a sequence has ended."""
+
+    def __init__(self) -> None:
+        self.told: list[Sequence] = []
+
+    def closed(self, sequence: Sequence) -> None:
+        self.told.append(sequence)
+        raise _Failing
+
+
+def test_an_observer_that_fails_leaves_no_row_open() -> None:
+    """Where an observer failed in ``closed``, the other sequences of the batch were never closed: their rows rode along
+    in every later pass, and observers behind it never heard of the end."""
+    model, observers = target(), [_Leaving(), _Leaving()]
+    drafting = model.twin()
+    engine = Engine(model, TreeDrafter(StaticTree(), ModelSource(drafting, VOCAB)), observers=observers)
+    with pytest.raises(_Failing):
+        engine.generate(PROMPTS, [SamplingParams(max_tokens=n) for n in (3, 20, 20)])
+    assert model.open(PROMPTS[0]).slot == drafting.open(PROMPTS[0]).slot == 0
+    assert [len(o.told) for o in observers] == [3, 3]
+
+
+def test_a_step_of_nothing_does_nothing_and_of_a_sequence_twice_is_refused() -> None:
+    """``step([])`` was a ValueError of ``min()``, and a sequence there twice had its drafts committed twice."""
+    engine = Engine(target(), TreeDrafter(StaticTree(), LookupSource()))
+    assert engine.step([]) == []
+    sequence = engine.open(PROMPTS[0], SamplingParams(max_tokens=TOKENS))
+    with pytest.raises(ConfigError):
+        engine.step([sequence, sequence])
+    while sequence.finish_reason is None:
+        engine.step([sequence])
+    assert sequence.output_ids == generated(tiny(), PROMPTS[0], TOKENS)
+    engine.close(sequence)
 
 
 def test_the_cache_of_a_batch_is_reserved_exactly() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Many
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -121,17 +122,15 @@ class Engine:
         needs = [self._slots(i, p) for i, p in zip(ids, each, strict=True)]
         self.target.reserve(len(prompts), max(needs, default=0))
         sequences: list[Sequence] = []
-        try:
+        with ExitStack() as closing:  # what fails to close, keeps no other from it
             for i, p in zip(ids, each, strict=True):
                 sequences.append(self.open(i, p))
+                closing.callback(self.close, sequences[-1])
             while running := [s for s in sequences if s.finish_reason is None]:
                 self.step(sorted(running, key=lambda s: _row(s).slot))  # storage order: no logits are copied
                 for s in running:
                     if s.finish_reason is not None:
                         self.close(s)  # a finished row would ride along in every pass
-        finally:
-            for s in reversed(sequences):
-                self.close(s)
         lossy = self.verification.lossy
         return [
             Generation(s.text, s.output_ids, s.finish_reason or "", s.seed, s.chunks, s.stats, lossy) for s in sequences
@@ -196,8 +195,16 @@ class Engine:
 
     @torch.inference_mode()
     def step(self, sequences: Many[Sequence]) -> list[Outcome]:
-        """Draft, verify and commit once for each of these open sequences, together."""
+        """Draft, verify and commit once for each of these open sequences, together.
+
+        Raises:
+            ConfigError: one is closed or finished, or there twice.
+        """
+        if not sequences:
+            return []
         rows = [_row(s) for s in sequences]
+        if len(set(rows)) < len(rows):
+            raise ConfigError("a sequence is in this step twice: step each once")
         for sequence, row in zip(sequences, rows, strict=True):
             if row.length != len(sequence.ids) - 1:
                 raise RunError("a step of this sequence failed half-way: open its prompt again")
@@ -235,13 +242,17 @@ class Engine:
         return outcomes
 
     def close(self, sequence: Sequence) -> None:
-        """Free what a sequence holds in the models; its tokens and figures stay readable. Twice is harmless."""
-        if sequence.row is not None:
-            self.target.close(sequence.row)
-            self.drafter.close(sequence)
-            sequence.row = None
-            for observer in self.observers:
-                observer.closed(sequence)
+        """Free what a sequence holds in the models; its tokens and figures stay readable. Twice is harmless.
+
+        All observers are told, even where one of them fails.
+        """
+        row, sequence.row = sequence.row, None
+        if row is not None:
+            with ExitStack() as closing:  # from the last to the first
+                for observer in reversed(self.observers):
+                    closing.callback(observer.closed, sequence)
+                closing.callback(self.drafter.close, sequence)
+                self.target.close(row)
 
     def _verify(
         self, logits: Tensor, trees: Many[DraftTree], sequences: Many[Sequence], beside: Tensor | None = None

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from collections.abc import Sequence as Many
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -131,17 +132,15 @@ class BeamEngine:
         check_room(self.target, requests)
         if self._plan is not None and beams.depth is None:
             self._plan.prepare()
-        try:
+        with ExitStack() as closing:  # what fails to close, keeps no other from it
             for request in requests:
+                closing.callback(self.close, request)
                 self.open(request)
             while running := [r for r in requests if not r.done]:
                 self.step(running)
                 for request in running:
                     if request.done:
                         self.close(request)
-        finally:
-            for request in reversed(requests):
-                self.close(request)
         return [self._generation(request) for request in requests]
 
     def _check(self, params: SamplingParams, beams: BeamParams) -> None:
@@ -177,6 +176,8 @@ class BeamEngine:
     @torch.inference_mode()
     def step(self, requests: Many[Request]) -> None:
         """Draft, verify and go on once with each of these open requests, together."""
+        if not requests:
+            return
         clock = [time.perf_counter()]
         passes = self.source.passes if self.source else 0
         chances = [self._chance(request) for request in requests]
@@ -209,11 +210,11 @@ class BeamEngine:
 
     def close(self, request: Request) -> None:
         """Free what a request holds in the models. Twice is harmless."""
-        if request.tree is not None:
-            self.target.close(request.tree.row)
+        tree, request.tree = request.tree, None
+        if tree is not None:
+            self.target.close(tree.row)
             if self.source is not None and request.drafting:
                 self.source.close(request)
-            request.tree = None
 
     def _depth(self, request: Request) -> int:
         if request.beams.depth is not None or self._plan is None:
