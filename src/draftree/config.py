@@ -9,11 +9,11 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from numbers import Real
 
 from torch import Tensor
 
 from .errors import ConfigError
+from .typed import check_fields
 
 Processor = Callable[[Tensor, Tensor], Tensor]
 """A transformers ``LogitsProcessor``: (ids [1, length], logits [1, V]) -> logits [1, V]."""
@@ -29,22 +29,6 @@ MAX_NODES = 4096
 
 DEFAULT_NODES = 31
 """Node budget of methods that have none of their own: with the root 32 tokens a pass. ``auto`` verifies what pays."""
-
-
-def is_whole(value: object) -> bool:
-    """The value is an int; True and False are not numbers."""
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def is_number(value: object) -> bool:
-    """The value is a real number that a float can hold; infinities and NaN are."""
-    if not isinstance(value, Real) or isinstance(value, bool):
-        return False
-    try:
-        float(value)
-    except OverflowError:
-        return False
-    return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,13 +65,9 @@ class SamplingParams:
     criteria: tuple[Criterion, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("max_tokens", "top_k", "seed"):
-            value = getattr(self, name)
-            if not is_whole(value) and (value is not None or name == "top_k"):
-                raise ConfigError(f"{name} is {value!r}: use a whole number")
+        check_fields(self)
         for name in ("temperature", "top_p", "min_p"):
-            if not is_number(value := getattr(self, name)):
-                raise ConfigError(f"{name} is {value!r}: use a number")
+            object.__setattr__(self, name, float(getattr(self, name)))  # a tensor takes no large int
         if self.max_tokens is not None and self.max_tokens < 1:
             raise ConfigError(f"max_tokens is {self.max_tokens}: ask for at least 1")
         if not (self.temperature == 0 or MIN_TEMPERATURE <= self.temperature < math.inf):
@@ -100,14 +80,8 @@ class SamplingParams:
             raise ConfigError(f"min_p is {self.min_p}: use a number from 0 (off) to 1")
         if self.seed is not None and not 0 <= self.seed < 2**63:
             raise ConfigError(f"seed is {self.seed}: use a whole number from 0 to 2^63 - 1")
-        if not isinstance(self.stop, (tuple, list)) or not all(isinstance(s, str) and s for s in self.stop):
-            raise ConfigError(f"stop is {self.stop!r}: give a tuple of strings of at least one character")
-        if not isinstance(self.ignore_eos, bool):
-            raise ConfigError(f"ignore_eos is {self.ignore_eos!r}: use True or False")
-        for name in ("processors", "criteria"):
-            value = getattr(self, name)
-            if not isinstance(value, (tuple, list)) or not all(map(callable, value)):
-                raise ConfigError(f"{name} is {value!r}: give a tuple of functions")
+        if not all(self.stop):
+            raise ConfigError(f"stop is {self.stop!r}: give strings of at least one character")
 
     @property
     def law(self) -> tuple[float, int, float, float]:
@@ -131,11 +105,11 @@ class Budget:
     depth: int | None = None
 
     def __post_init__(self) -> None:
-        if not is_whole(self.nodes) or not 0 <= self.nodes <= MAX_NODES:
+        if not isinstance(self.nodes, int) or not 0 <= self.nodes <= MAX_NODES:
             raise ConfigError(
                 f"node budget is {self.nodes!r}: use 1 to {MAX_NODES}, or drafter 'none' for plain decoding"
             )
-        if self.depth is not None and (not is_whole(self.depth) or self.depth < 0):
+        if self.depth is not None and (not isinstance(self.depth, int) or self.depth < 0):
             raise ConfigError(f"tree depth is {self.depth!r}: use a whole number, 0 or more")
 
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence as Many
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -29,6 +30,7 @@ from .sampling import Draws
 from .sequence import Chunk, Sequence, Stats
 from .text import Prompt, encode, text_stream
 from .tree import DraftTree
+from .typed import typed
 from .verify.match import Verdict
 from .verify.schemes import DEFAULT_SCHEME, Scheme, find_scheme
 
@@ -76,6 +78,7 @@ class Engine:
         UnknownNameError: there is no such verification.
     """
 
+    @typed
     def __init__(
         self,
         target: LanguageModel,
@@ -113,11 +116,7 @@ class Engine:
         Raises:
             InputError: a prompt or its settings do not fit the model; found before anything is decoded.
         """
-        if isinstance(prompts, str) or any(isinstance(p, (int, Mapping)) for p in prompts):
-            raise ConfigError("generate takes a list of prompts: put this one into a list, or use stream")
-        each = [params or SamplingParams()] * len(prompts) if not isinstance(params, Many) else list(params)
-        if len(each) != len(prompts):
-            raise ConfigError(f"{len(each)} sampling params for {len(prompts)} prompts: give one for all, or one each")
+        each = each_params(prompts, params)
         ids = [encode(self.tokenizer, p) for p in prompts]
         needs = [self._slots(i, p) for i, p in zip(ids, each, strict=True)]
         self.target.reserve(len(prompts), max(needs, default=0))
@@ -142,7 +141,7 @@ class Engine:
         Raises:
             InputError: at once, as ``generate``; the prefill waits until the first token is asked for.
         """
-        params = params or SamplingParams()
+        params = SamplingParams() if params is None else params
         ids = encode(self.tokenizer, prompt)
         self._slots(ids, params)
         return self._stream(ids, params)
@@ -171,7 +170,7 @@ class Engine:
             InputError: the prompt or its settings do not fit the model.
         """
         began = time.perf_counter()
-        params = params or SamplingParams()
+        params = SamplingParams() if params is None else params
         ids = encode(self.tokenizer, prompt)
         slots = self._slots(ids, params)
         can = self.target.capabilities
@@ -198,8 +197,10 @@ class Engine:
         """Draft, verify and commit once for each of these open sequences, together.
 
         Raises:
-            ConfigError: one is closed or finished, or there twice.
+            ConfigError: one is closed or finished, or there twice; or they are no list.
         """
+        if not isinstance(sequences, (list, tuple)):
+            raise ConfigError(f"step takes a list of sequences: {sequences!r} is none")
         if not sequences:
             return []
         rows = [_row(s) for s in sequences]
@@ -279,17 +280,36 @@ class Engine:
         return len(ids) + (params.max_tokens or 0) + 1 + min(max(self.nodes, drafted), _RESERVED)
 
 
+def each_params(prompts: Many[Prompt], params: SamplingParams | Many[SamplingParams] | None) -> list[SamplingParams]:
+    """The sampling params of each prompt of a batch.
+
+    Raises:
+        ConfigError: the prompts are no list, or there are not as many params.
+    """
+    if not isinstance(prompts, (list, tuple)) or any(isinstance(p, (int, Mapping)) for p in prompts):
+        raise ConfigError("generate takes a list of prompts: put this one into a list, or use stream")
+    if not isinstance(params, (list, tuple)):
+        return [SamplingParams() if params is None else cast(SamplingParams, params)] * len(prompts)
+    if len(params) != len(prompts):
+        raise ConfigError(f"{len(params)} sampling params for {len(prompts)} prompts: give one for all, or one each")
+    return list(params)
+
+
 def room_for(target: LanguageModel, ids: Many[int], params: SamplingParams) -> int:
     """Most tokens that may be generated behind a prompt.
 
     Raises:
-        PromptError: the prompt is empty or does not fit the context.
-        ConfigError: ``max_tokens`` does not fit behind it.
+        PromptError: the prompt is empty, has other tokens than the model, or does not fit the context.
+        ConfigError: ``max_tokens`` does not fit behind it, or ``params`` are something else.
     """
+    if not isinstance(params, SamplingParams):
+        raise ConfigError(f"sampling params are {params!r}: give SamplingParams")
     can = target.capabilities
     room = can.max_length - len(ids)
     if not ids:
         raise PromptError("the prompt is empty: give at least one token")
+    if wrong := next((i for i in (min(ids), max(ids)) if not 0 <= i < can.vocab_size), None):
+        raise PromptError(f"the prompt has token id {wrong} but those of {can.name} are 0 to {can.vocab_size - 1}")
     if room < 1:
         raise PromptError(
             f"the prompt has {len(ids)} tokens but {can.name} takes {can.max_length} ({can.max_length_reason}), "
@@ -304,6 +324,8 @@ def room_for(target: LanguageModel, ids: Many[int], params: SamplingParams) -> i
 
 
 def _row(sequence: Sequence) -> Row:
+    if not isinstance(sequence, Sequence):
+        raise ConfigError(f"{sequence!r} is no sequence: give what open returned")
     if sequence.row is None or sequence.finish_reason is not None:
         raise ConfigError("a closed or finished sequence cannot go on: open its prompt again")
     return sequence.row

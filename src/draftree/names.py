@@ -15,9 +15,11 @@ from .models.hf import HFModel
 from .models.load import DEFAULT_MODEL, load
 from .models.numerics import DEFAULT_NUMERICS
 from .observer import Observer
+from .typed import typed
 from .verify.schemes import DEFAULT_SCHEME, Scheme, find_scheme
 
 
+@typed
 def load_engine(
     target: str = DEFAULT_MODEL,
     *,

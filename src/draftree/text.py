@@ -126,18 +126,24 @@ def encode(tokenizer: PreTrainedTokenizerBase | None, prompt: Prompt) -> list[in
     Raises:
         PromptError: the prompt is empty, no text, or not ids and there is no tokenizer or no chat template.
     """
+    if not isinstance(prompt, Sequence) or isinstance(prompt, bytes):
+        raise PromptError(f"the prompt is {prompt!r}: give text, token ids or a conversation")
     if not prompt:
         raise PromptError("the prompt is empty: give it at least one token")
-    if not isinstance(prompt, str) and isinstance(prompt[0], int):
+    if set(map(type, prompt)) == {int}:
         return list(cast(Sequence[int], prompt))
+    if not isinstance(prompt, str) and not all(isinstance(m, Mapping) for m in prompt):
+        raise PromptError(f"the prompt is {prompt!r}: its token ids must be ints, the messages of a conversation dicts")
     if tokenizer is None:
         raise PromptError("the prompt is text but the model has no tokenizer: give token ids, or load one with it")
     if isinstance(prompt, str):
+        _check_text(prompt)
         return cast(list[int], tokenizer(prompt)["input_ids"])
     messages = [dict(cast(Mapping[str, str], m)) for m in prompt]
     for message in messages:
         if not all(isinstance(message.get(key), str) for key in ("role", "content")):
             raise PromptError(f"message {message} of the conversation: give it a text 'role' and a text 'content'")
+        _check_text(message["role"] + message["content"])
     if not messages[-1]["content"].strip():
         raise PromptError("the prompt is empty: give it at least one character")
     if not tokenizer.chat_template:
@@ -150,6 +156,13 @@ def encode(tokenizer: PreTrainedTokenizerBase | None, prompt: Prompt) -> list[in
             "give the prompt as raw text (--raw on the command line)"
         ) from None
     return cast(list[int], encoded["input_ids"])
+
+
+def _check_text(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise PromptError("the prompt is not valid UTF-8: convert it, for example with iconv") from None
 
 
 def user(prompt: str) -> list[dict[str, str]]:

@@ -37,6 +37,7 @@ from .records import (
     plain,
 )
 from .sequence import Sequence
+from .typed import typed
 
 
 class Trace(Observer):
@@ -55,6 +56,7 @@ class Trace(Observer):
         TraceError: the file exists, or cannot be written; found at once.
     """
 
+    @typed
     def __init__(
         self,
         path: str | Path,
@@ -162,6 +164,7 @@ class Trace(Observer):
             self._warn(f"cannot write trace '{self.path}' any further ({error.strerror or error}): decoding goes on")
 
 
+@typed
 def read_trace(path: str | Path) -> Iterator[Record]:
     """Read a trace, line by line.
 

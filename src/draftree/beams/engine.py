@@ -9,7 +9,6 @@ for the others are fed with the next pass. Without a drafter every pass gives on
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from collections.abc import Sequence as Many
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -19,11 +18,12 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from ..config import SamplingParams
-from ..engine import room_for
+from ..engine import each_params, room_for
 from ..errors import ConfigError
 from ..models.base import ForestModel
 from ..sequence import Stats
 from ..text import Prompt, encode
+from ..typed import typed
 from .chance import KeyedChance
 from .drafting import grow
 from .laws import target_laws
@@ -88,6 +88,7 @@ class BeamEngine:
         ConfigError: the target's rows cannot go on with more than one path.
     """
 
+    @typed
     def __init__(
         self,
         target: ForestModel,
@@ -120,12 +121,8 @@ class BeamEngine:
         Raises:
             InputError: a prompt or a setting does not fit; found before anything is decoded.
         """
-        if isinstance(prompts, str) or any(isinstance(p, (int, Mapping)) for p in prompts):
-            raise ConfigError("generate takes a list of prompts: put this one into a list")
-        each = [params or SamplingParams()] * len(prompts) if not isinstance(params, Many) else list(params)
-        if len(each) != len(prompts):
-            raise ConfigError(f"{len(each)} sampling params for {len(prompts)} prompts: give one for all, or one each")
-        beams = beams or BeamParams()
+        each = each_params(prompts, params)
+        beams = BeamParams() if beams is None else beams
         for one in each:
             self._check(one, beams)
         requests = [self._request(encode(self.tokenizer, p), one, beams) for p, one in zip(prompts, each, strict=True)]
@@ -144,6 +141,8 @@ class BeamEngine:
         return [self._generation(request) for request in requests]
 
     def _check(self, params: SamplingParams, beams: BeamParams) -> None:
+        if not isinstance(beams, BeamParams):
+            raise ConfigError(f"beams are {beams!r}: give BeamParams")
         beams.check(params)
         if self.source is not None and params.temperature and not self.source.gives_laws:
             raise ConfigError(

@@ -14,6 +14,7 @@ from ..models.head_model import HeadModel
 from ..models.hf import HFModel
 from ..models.load import DEFAULT_MODEL, load
 from ..models.numerics import DEFAULT_NUMERICS, DRAFTING
+from ..typed import typed
 from .drafters import GuestBeams, HeadBeams, LookupBeams, ModelBeams
 from .engine import BeamEngine
 from .levels import HierarchyBeams, UnionBeams
@@ -27,6 +28,7 @@ _NEAR = ("int4", "int8", "fp16w", "self")
 """The target's weights."""
 
 
+@typed
 def load_beam_engine(
     target: str = DEFAULT_MODEL,
     *,
@@ -80,6 +82,7 @@ def check_beam_drafter(name: str | HFModel, sampled: bool) -> None:
         raise ConfigError(f"drafter {name} {why} to draw beams from, and the temperature is above 0: {_CAN}")
 
 
+@typed
 def load_beam_source(name: str | HFModel, target: HFModel, *, sampled: bool = False) -> BeamSource | None:
     """Make what drafts beams, by name; None drafts nothing.
 

@@ -7,6 +7,7 @@ from typing import Literal, get_args
 
 from ..config import MAX_NODES, SamplingParams
 from ..errors import ConfigError
+from ..typed import check_fields
 
 MAX_PENALTY = 20
 """Beyond it powers of a length leave the range of floating-point numbers, and no ranking is left."""
@@ -63,9 +64,10 @@ class BeamParams:
     warp: BeamWarp = "joint"
 
     def __post_init__(self) -> None:
+        check_fields(self)
         for name in ("width", "returned", "draft_width", "depth", "min_width"):
             value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < 1):
+            if value is not None and value < 1:
                 raise ConfigError(f"{_SAID[name]} {value!r}: use a whole number from 1")
         if self.returned > self.width:
             raise ConfigError(f"{self.returned} best sequences of {self.width} beams: ask for at most {self.width}")

@@ -23,6 +23,7 @@ from ..models.measure import kept_or_measured
 from ..models.profile import Profile
 from ..sequence import Sequence
 from ..tree import ROOT, DraftTree
+from ..typed import check_fields
 from .base import Outcome
 from .calibration import Calibration, Record, Tried, first_or_not, with_odds
 from .costs import Curves
@@ -78,6 +79,7 @@ class AutoTree(GrowthPolicy):
     _curves: Curves | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        check_fields(self)
         for name in ("width", "depth"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}: use at least 1")

@@ -11,6 +11,7 @@ from torch import Tensor
 from ..config import MAX_NODES, Budget
 from ..errors import ConfigError
 from ..tree import DraftTree
+from ..typed import check_fields
 from .base import Outcome
 from .policy import Frontier, Growth, GrowthPolicy, Pool, best_per_row
 
@@ -55,6 +56,7 @@ class OptTree(BestPaths):
     _layers: float = field(default=0.0, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.delta is not None and not 0 < self.delta < 1:
             raise ConfigError(f"delta is {self.delta}: use a gain between 0 and 1, both excluded, or 'auto'")
         if self.depth < 1:
@@ -136,6 +138,7 @@ class Eagle2Tree(BestPaths):
     depth: int = 6
 
     def __post_init__(self) -> None:
+        check_fields(self)
         for name in ("width", "depth"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}: use at least 1")

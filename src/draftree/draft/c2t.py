@@ -15,6 +15,7 @@ from ..config import Budget
 from ..errors import ConfigError, DraftreeWarning
 from ..models.base import LanguageModel
 from ..tree import DraftTree
+from ..typed import check_fields
 from .classifier import Classifier, Provenance
 from .entropy import MAX_WIDTH
 from .policy import Frontier, Growth, GrowthPolicy, best_per_row
@@ -66,6 +67,7 @@ class ClassifierTree(GrowthPolicy):
     made_for: Provenance | None = None
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not 0 <= self.beta <= 1:
             raise ConfigError(f"beta is {self.beta}: use a probability of acceptance from 0 to 1")
         for name, most in (("width", MAX_WIDTH), ("top", None), ("depth", None)):

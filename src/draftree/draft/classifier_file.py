@@ -9,6 +9,7 @@ from typing import Any
 
 from ..errors import ConfigError, UnknownNameError
 from ..files import user_path, write_whole
+from ..typed import typed
 from .classifier import Classifier, Provenance
 
 FORMAT = "draftree classifier"
@@ -63,6 +64,7 @@ class ClassifierFile:
         write_whole(path, "{\n" + ",\n".join(f'  "{key}": {value}' for key, value in fields.items()) + "\n}\n")
 
 
+@typed
 def read_classifier(name: str) -> ClassifierFile:
     """Read a classifier file, or one that comes with the package, by its name.
 

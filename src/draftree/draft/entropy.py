@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..config import DEFAULT_NODES, MAX_NODES
 from ..errors import ConfigError
+from ..typed import check_fields
 from .policy import Frontier, Growth, GrowthPolicy
 
 EntropyFunction = Callable[[Tensor], Tensor]
@@ -49,6 +50,7 @@ class StaticTree(GrowthPolicy):
     depth: int = 4
 
     def __post_init__(self) -> None:
+        check_fields(self)
         _positive("width", self.width, MAX_WIDTH)
         _positive("depth", self.depth)
 
@@ -74,6 +76,7 @@ class EntropyStop(GrowthPolicy):
     width: int = 1
 
     def __post_init__(self) -> None:
+        check_fields(self)
         _entropy("stop", self.stop)
         _positive("width", self.width, MAX_WIDTH)
 
@@ -102,6 +105,7 @@ class BranchingSteps:
     stop: float = math.inf
 
     def __post_init__(self) -> None:
+        check_fields(self)
         for name in ("sure", "unsure", "slope", "stop"):
             _entropy(name, getattr(self, name))
         _positive("width", self.most, MAX_WIDTH)
@@ -184,6 +188,7 @@ class EntropyTree(GrowthPolicy):
     depth: int = 4
 
     def __post_init__(self) -> None:
+        check_fields(self)
         _positive("width", self.width, MAX_WIDTH)
         _positive("depth", self.depth)
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from ..config import DEFAULT_NODES
 from ..errors import ConfigError
 from ..models.base import LanguageModel
+from ..typed import check_fields
 from .auto import AutoTree
 from .c2t import warn_of_others
 from .classifier import Classifier, Provenance
@@ -46,6 +47,7 @@ class LearnedWidth:
     beta: float = LEARNED_BETA
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if set(self.classifier.features) != {"entropy", "rank"} or not self.classifier.given_parent:
             raise ConfigError(
                 f"the classifier sees {','.join(self.classifier.features)}: for a width train one with "

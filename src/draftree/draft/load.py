@@ -19,6 +19,7 @@ from ..models.hf import HFModel
 from ..models.load import load
 from ..models.measure import kept_or_measured
 from ..models.numerics import DEFAULT_NUMERICS, DRAFTING, NUMERICS, price
+from ..typed import typed
 from .base import Drafter, NoDrafter
 from .drafter import TreeDrafter
 from .guest import GuestSource
@@ -94,6 +95,7 @@ class _Making:
         return _model_source(name, target, guest=self.alone and is_own(name))
 
 
+@typed
 def load_drafter(
     name: str | HFModel,
     target: HFModel,

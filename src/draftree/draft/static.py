@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..config import MAX_NODES
 from ..errors import ConfigError
+from ..typed import check_fields
 from .entropy import MAX_WIDTH
 from .policy import Frontier, Growth, GrowthPolicy
 
@@ -61,6 +62,7 @@ class RankTree(GrowthPolicy):
     """[nodes + 1, width] int64: number of the child of each rank; 0 is the root, node i of ``paths`` is i + 1."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         check_paths(self.paths)
         numbers: dict[Ranks, int] = {(): 0} | {path: i for i, path in enumerate(self.paths, start=1)}
         children = torch.full((len(numbers), 1 + max(path[-1] for path in self.paths)), _NONE)

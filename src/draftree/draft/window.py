@@ -19,6 +19,7 @@ from ..errors import ConfigError
 from ..models.base import LanguageModel
 from ..sequence import Sequence
 from ..tree import DraftTree
+from ..typed import check_fields
 from .base import Outcome
 from .entropy import StaticTree
 from .policy import Frontier, Growth, GrowthPolicy
@@ -120,6 +121,7 @@ class Window:
     memory: float = math.inf
 
     def __post_init__(self) -> None:
+        check_fields(self)
         check_threshold("start", self.start, self.memory)
         if not 0 < self.share < math.inf:
             raise ConfigError(f"share is {self.share}: use a positive number; 1 is the paper's")
@@ -208,6 +210,7 @@ class DynamicWindow(GrowthPolicy):
     _round: _Round | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        check_fields(self)
         self.by_value = self.tree.by_value
 
     @property

@@ -22,6 +22,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import CacheError, ConfigError, PromptError, UnsupportedModelError
 from ..tree import ancestors
+from ..typed import typed
 from . import probe
 from .attention import share_key_heads
 from .base import Capabilities, Nodes, Row
@@ -95,6 +96,7 @@ class HFModel:
         ConfigError: no such numerics, or the model has others already.
     """
 
+    @typed
     def __init__(
         self,
         model: PreTrainedModel,

@@ -27,6 +27,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..console import err
 from ..errors import ConfigError, DraftreeWarning, ModelFileError, RunError, UnknownNameError
 from ..files import user_path
+from ..typed import typed
 from .hf import HFModel
 from .numerics import DEFAULT_NUMERICS, check
 from .pretrained import first_line, quiet, read_gguf, read_pretrained
@@ -43,6 +44,7 @@ _OWNED = f".{platform.node()}-"
 """Begins the name of a folder in which a process of this machine, its number next, makes a conversion."""
 
 
+@typed
 def load(
     name: str = DEFAULT_MODEL,
     *,

@@ -24,6 +24,7 @@ from ..draft.policy import GrowthPolicy
 from ..errors import ConfigError, UnknownNameError
 from ..sampling import Draws, KeyedCoins
 from ..tree import DraftTree, TreeBatch
+from ..typed import check_fields
 from .block import block
 from .match import Verdict, greedy, match
 from .walk import Coins, Law, multi_round, relaxed, top_and_one, walk
@@ -260,6 +261,9 @@ class Relaxed(_OneByOne):
         steps = settings.get("allowed")
         allowed = self.allowed if steps is None else Steps.parse("allowed", steps).at
         return Relaxed(allowed, settings.get("when", self.when))
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     def judge(self, tree: DraftTree, law: Law, coins: Coins) -> Verdict:
         """See ``walk.relaxed``."""
