@@ -183,7 +183,7 @@ def test_the_loaders_refuse_arguments_of_wrong_types(model: str) -> None:
             (d.BeamEngine(loaded).generate, ([[1]], None, value)),
         ):
             with pytest.raises(InputError):
-                call(*arguments)  # type: ignore[operator]
+                call(*arguments)
         for name in ("drafter", "method", "settings", "nodes", "verification", "dtype", "device", "observers"):
             with pytest.raises(InputError):
                 d.load_engine(model, **{name: value})

@@ -14,7 +14,8 @@ from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
 
 from .errors import ConfigError
 
-P, R = ParamSpec("P"), TypeVar("R")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def typed(function: Callable[P, R]) -> Callable[P, R]:
@@ -38,7 +39,8 @@ def check_fields(value: Any) -> None:
     Raises:
         ConfigError: the first such field.
     """
-    kinds = _kinds(type(value))
+    made: Any = type(value)
+    kinds = _kinds(made)
     for field in fields(value):
         if field.init and not fits(found := getattr(value, field.name), kinds[field.name]):
             raise _wrong(field.name, found, field.type)
@@ -82,7 +84,8 @@ def fits(value: object, kind: Any) -> bool:
     if inner and isinstance(value, Sequence):
         return all(fits(v, inner[0]) for v in value)
     if is_dataclass(kind):
-        kinds = _kinds(kind)
+        made: Any = kind
+        kinds = _kinds(made)
         return all(fits(getattr(value, f.name), kinds[f.name]) for f in fields(kind) if f.init)
     return True
 

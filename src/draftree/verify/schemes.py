@@ -252,6 +252,7 @@ class Relaxed(_OneByOne):
     settings: ClassVar[Mapping[str, str]] = {"allowed": "STEPS", "when": "|".join(UNSURE)}
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.when not in UNSURE:
             raise ConfigError(f"when is {self.when!r}: relax where the {' or '.join(map(repr, UNSURE))} is unsure")
 
@@ -261,9 +262,6 @@ class Relaxed(_OneByOne):
         steps = settings.get("allowed")
         allowed = self.allowed if steps is None else Steps.parse("allowed", steps).at
         return Relaxed(allowed, settings.get("when", self.when))
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def judge(self, tree: DraftTree, law: Law, coins: Coins) -> Verdict:
         """See ``walk.relaxed``."""
