@@ -27,7 +27,7 @@ def typed(function: Callable[P, R]) -> Callable[P, R]:
         kinds = _kinds(function)
         for name, value in signature.bind(*args, **kwargs).arguments.items():
             if not fits(value, kinds.get(name, Any)):
-                raise _wrong(name, value, signature.parameters[name].annotation)
+                raise _wrong(name, value, kinds[name], signature.parameters[name].annotation)
         return function(*args, **kwargs)
 
     return checked
@@ -43,11 +43,13 @@ def check_fields(value: Any) -> None:
     kinds = _kinds(made)
     for field in fields(value):
         if field.init and not fits(found := getattr(value, field.name), kinds[field.name]):
-            raise _wrong(field.name, found, field.type)
+            raise _wrong(field.name, found, kinds[field.name], field.type)
 
 
-def _wrong(name: str, value: object, kind: object) -> ConfigError:
-    return ConfigError(f"{name} is {value!r}: use a value of type {kind}")
+def _wrong(name: str, value: object, kind: Any, annotation: object) -> ConfigError:
+    if get_origin(kind) is Literal:
+        return ConfigError(f"{name} is {value!r}: use {' or '.join(map(str, get_args(kind)))}")
+    return ConfigError(f"{name} is {value!r}: use a value of type {annotation}")
 
 
 def fits(value: object, kind: Any) -> bool:
@@ -71,7 +73,7 @@ def fits(value: object, kind: Any) -> bool:
         return _is_number(value)
     if getattr(kind, "_is_protocol", False):
         return all(hasattr(value, name) for name in _members(kind))
-    if kind is Any or not isinstance(origin or kind, type):
+    if kind in (Any, _Unknown) or not isinstance(origin or kind, type):
         return True
     if origin is tuple and len(inner) == 2 and inner[1] is ...:
         return isinstance(value, (tuple, list)) and all(fits(v, inner[0]) for v in value)
@@ -118,4 +120,13 @@ class _Names(dict[str, Any]):
         super().__init__({**vars(builtins), **vars(sys.modules[module])})
 
     def __missing__(self, name: str) -> Any:
-        return Any
+        if name.startswith("__"):  # debuggers and pytest look for such names in every frame
+            raise KeyError(name)
+        return _Unknown
+
+
+class _Unknown:
+    """What an annotation names and nothing imports at run time; with arguments or without."""
+
+    def __class_getitem__(cls, arguments: object) -> type[_Unknown]:
+        return cls

@@ -103,7 +103,7 @@ def test_the_joint_warp_is_the_default_and_the_token_warp_another(model: str, ca
         (["--beams", "4", "--min-beams", "2"], "say nothing of a fixed width: give a width threshold"),
         (["--beams", "4", "--width-threshold", "1.5"], "width threshold is 1.5: use a probability from 0 to 1"),
         (["--beams", "4", "--width-threshold", "0.9"], "is for sampled beams, the temperature is 0"),
-        (["--beams", "4", "--beam-warp", "beam"], "beam warp is 'beam': use joint or token"),
+        (["--beams", "4", "--beam-warp", "beam"], "warp is 'beam': use joint or token"),
         (["--beams", "4", "--beam-warp", "token"], "beam warp token is for sampled beams, the temperature is 0"),
         (["--beam-warp", "joint"], "--beam-warp joint is of beams: say how many with --beams W"),
         (["--beams", "4", "--single-cache"], "a single cache is for sampled beams, the temperature is 0"),
