@@ -17,7 +17,7 @@ from draftree.cli import run
 from draftree.config import MAX_NODES
 from draftree.draft.methods import METHODS
 from draftree.draft.names import DRAFTERS
-from draftree.sequence import Chunk
+from draftree.request import Chunk
 from draftree.verify.schemes import SCHEMES
 
 from .pairs import save_tree

@@ -18,7 +18,7 @@ from draftree.engine import Engine, Generation
 from draftree.errors import ConfigError, PromptError
 from draftree.models.hf import HFModel
 from draftree.observer import Observer
-from draftree.sequence import Sequence
+from draftree.request import Request
 
 from .pairs import DRAFTERS, drafter, generated, policy, relative, target
 from .tiny import MAX_LENGTH, VOCAB, tiny
@@ -389,9 +389,9 @@ class _Leaving(Observer):
     """Fails when it is told that a sequence has ended."""
 
     def __init__(self) -> None:
-        self.told: list[Sequence] = []
+        self.told: list[Request] = []
 
-    def closed(self, sequence: Sequence) -> None:
+    def closed(self, sequence: Request) -> None:
         self.told.append(sequence)
         raise _Failing
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from draftree.engine import Engine
 from draftree.errors import ConfigError, DraftreeWarning, TraceError
 from draftree.observer import Observer
 from draftree.records import KINDS, EndRecord, RunRecord, SequenceRecord, StepRecord, encode
-from draftree.sequence import Sequence, Stats
+from draftree.request import Request, Stats
 from draftree.trace import Trace, read_trace
 from draftree.tree import DraftTree
 
@@ -39,17 +39,17 @@ class Witness(Observer):
     """Keeps all that an observer is told."""
 
     def __init__(self) -> None:
-        self.sequences: list[Sequence] = []
+        self.sequences: list[Request] = []
         self.outcomes: list[tuple[Outcome, int, float]] = []
-        self.ended: list[Sequence] = []
+        self.ended: list[Request] = []
 
-    def opened(self, sequence: Sequence) -> None:
+    def opened(self, sequence: Request) -> None:
         self.sequences.append(sequence)
 
-    def stepped(self, outcomes: Many[Outcome], learned: float) -> None:
+    def stepped(self, outcomes: Sequence[Outcome], learned: float) -> None:
         self.outcomes += [(o, len(o.sequence.ids) - o.taken, learned) for o in outcomes]
 
-    def closed(self, sequence: Sequence) -> None:
+    def closed(self, sequence: Request) -> None:
         self.ended.append(sequence)
 
 

@@ -29,7 +29,7 @@ from .models.load import load
 from .names import load_engine
 from .observer import Observer
 from .records import EndRecord, RunRecord, SequenceRecord, StepRecord
-from .sequence import Chunk, Level, Seconds, Stats
+from .request import Chunk, Level, Seconds, Stats
 from .text import user
 from .trace import Trace, read_trace
 from .tree import DraftTree

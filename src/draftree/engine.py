@@ -8,8 +8,7 @@ Joins drafting and verification, which know nothing of each other.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import pairwise
@@ -26,8 +25,8 @@ from .draft.successors import Successors, successors
 from .errors import ConfigError, PromptError, RunError
 from .models.base import LanguageModel, Nodes, Row
 from .observer import Observer, Setup
+from .request import Chunk, Request, Stats
 from .sampling import Draws
-from .sequence import Chunk, Sequence, Stats
 from .text import Prompt, encode, text_stream
 from .tree import DraftTree
 from .typed import typed
@@ -88,7 +87,7 @@ class Engine:
         tokenizer: PreTrainedTokenizerBase | None = None,
         verification: str | Scheme = DEFAULT_SCHEME,
         candidates: str | None = None,
-        observers: Many[Observer] = (),
+        observers: Sequence[Observer] = (),
     ) -> None:
         self.target = target
         self.drafter = drafter or NoDrafter()
@@ -105,7 +104,7 @@ class Engine:
             observer.begin(Setup(target, self.drafter, self.nodes, scheme.name, scheme.candidates, self.tokenizer))
 
     def generate(
-        self, prompts: Many[Prompt], params: SamplingParams | Many[SamplingParams] | None = None
+        self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
     ) -> list[Generation]:
         """Decode a batch to its end: one target pass a step for all sequences that still run.
 
@@ -120,7 +119,7 @@ class Engine:
         ids = [encode(self.tokenizer, p) for p in prompts]
         needs = [self._slots(i, p) for i, p in zip(ids, each, strict=True)]
         self.target.reserve(len(prompts), max(needs, default=0))
-        sequences: list[Sequence] = []
+        sequences: list[Request] = []
         with ExitStack() as closing:  # what fails to close, keeps no other from it
             for i, p in zip(ids, each, strict=True):
                 sequences.append(self.open(i, p))
@@ -149,7 +148,7 @@ class Engine:
     def _stream(self, ids: list[int], params: SamplingParams) -> Iterator[Chunk]:
         yield from self.follow(self.open(ids, params))
 
-    def follow(self, sequence: Sequence) -> Iterator[Chunk]:
+    def follow(self, sequence: Request) -> Iterator[Chunk]:
         """Run an open sequence to its end, giving out its tokens as they come; leaving early closes it."""
         given = 0
         try:
@@ -163,7 +162,7 @@ class Engine:
             self.close(sequence)
 
     @torch.inference_mode()
-    def open(self, prompt: Prompt, params: SamplingParams | None = None) -> Sequence:
+    def open(self, prompt: Prompt, params: SamplingParams | None = None) -> Request:
         """Prefill a sequence and draw its first token.
 
         Raises:
@@ -174,7 +173,7 @@ class Engine:
         ids = encode(self.tokenizer, prompt)
         slots = self._slots(ids, params)
         can = self.target.capabilities
-        sequence = Sequence(
+        sequence = Request(
             ids, params, room_for(self.target, ids, params), can.eos_ids, text_stream(self.tokenizer, params.stop, ids)
         )
         self.target.reserve(1, slots)
@@ -193,7 +192,7 @@ class Engine:
         return sequence
 
     @torch.inference_mode()
-    def step(self, sequences: Many[Sequence]) -> list[Outcome]:
+    def step(self, sequences: Sequence[Request]) -> list[Outcome]:
         """Draft, verify and commit once for each of these open sequences, together.
 
         Raises:
@@ -242,7 +241,7 @@ class Engine:
             observer.stepped(outcomes, self._learned)
         return outcomes
 
-    def close(self, sequence: Sequence) -> None:
+    def close(self, sequence: Request) -> None:
         """Free what a sequence holds in the models; its tokens and figures stay readable. Twice is harmless.
 
         All observers are told, even where one of them fails.
@@ -256,16 +255,16 @@ class Engine:
                 self.target.close(row)
 
     def _verify(
-        self, logits: Tensor, trees: Many[DraftTree], sequences: Many[Sequence], beside: Tensor | None = None
+        self, logits: Tensor, trees: Sequence[DraftTree], sequences: Sequence[Request], beside: Tensor | None = None
     ) -> list[Verdict]:
         draws = Draws([s.params for s in sequences], [s.seed for s in sequences], [s.ids for s in sequences])
         return self.verification.verify(logits, trees, draws, beside)
 
-    def _budget(self, sequence: Sequence) -> Budget:
+    def _budget(self, sequence: Request) -> Budget:
         """A path of depth d gains d + 1 tokens: no node deeper than the room left, less the bonus token."""
         return Budget(self.nodes, depth=sequence.room - 1)
 
-    def _slots(self, ids: Many[int], params: SamplingParams) -> int:
+    def _slots(self, ids: Sequence[int], params: SamplingParams) -> int:
         """Cache slots to reserve for a sequence; a drafter on its row needs some for all that it may ask about.
 
         Of a large node budget only a part: most trees stay far below it, and the cache grows for one that does not.
@@ -280,7 +279,9 @@ class Engine:
         return len(ids) + (params.max_tokens or 0) + 1 + min(max(self.nodes, drafted), _RESERVED)
 
 
-def each_params(prompts: Many[Prompt], params: SamplingParams | Many[SamplingParams] | None) -> list[SamplingParams]:
+def each_params(
+    prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
+) -> list[SamplingParams]:
     """The sampling params of each prompt of a batch.
 
     Raises:
@@ -295,7 +296,7 @@ def each_params(prompts: Many[Prompt], params: SamplingParams | Many[SamplingPar
     return list(params)
 
 
-def room_for(target: LanguageModel, ids: Many[int], params: SamplingParams) -> int:
+def room_for(target: LanguageModel, ids: Sequence[int], params: SamplingParams) -> int:
     """Most tokens that may be generated behind a prompt.
 
     Raises:
@@ -323,8 +324,8 @@ def room_for(target: LanguageModel, ids: Many[int], params: SamplingParams) -> i
     return params.max_tokens or room
 
 
-def _row(sequence: Sequence) -> Row:
-    if not isinstance(sequence, Sequence):
+def _row(sequence: Request) -> Row:
+    if not isinstance(sequence, Request):
         raise ConfigError(f"{sequence!r} is no sequence: give what open returned")
     if sequence.row is None or sequence.finish_reason is not None:
         raise ConfigError("a closed or finished sequence cannot go on: open its prompt again")

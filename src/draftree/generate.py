@@ -46,7 +46,7 @@ from .options import (
     TreeFile,
     Verify,
 )
-from .sequence import Sequence
+from .request import Request
 from .session import Place, engine_for, read_prompt, run, sampling_params, trace_to, with_tree
 from .text import Prompt, user
 from .verify.schemes import DEFAULT_SCHEME, Match
@@ -178,7 +178,7 @@ def generate(
         raise RunError(f"interrupted after {len(sequence.output_ids)} tokens")
 
 
-def _compare(engine: Engine, sequence: Sequence, report: dict[str, object], *, quiet: bool) -> bool:
+def _compare(engine: Engine, sequence: Request, report: dict[str, object], *, quiet: bool) -> bool:
     """Decode the same prompt plainly and report on both; true when Ctrl-C ended it."""
     plain = Engine(engine.target, NoDrafter(), tokenizer=engine.tokenizer)
     prompt = sequence.ids[: sequence.prompt_length]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from .draft.load import load_drafter
@@ -32,7 +31,7 @@ def load_engine(
     dtype: str | None = None,
     device: str | None = None,
     numerics: str = DEFAULT_NUMERICS,
-    observers: Many[Observer] = (),
+    observers: Sequence[Observer] = (),
     recycle_file: str | Path | None = None,
 ) -> Engine:
     """An engine from names alone: ``load``, ``load_drafter`` and ``Engine`` for the arguments."""

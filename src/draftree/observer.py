@@ -5,14 +5,14 @@ An observer sees everything and changes nothing. What it takes of the time is in
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
 from .draft.base import Drafter, Outcome
 from .models.base import LanguageModel
-from .sequence import Sequence
+from .request import Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +42,10 @@ class Observer:
     def begin(self, setup: Setup) -> None:
         """An engine has been built with this observer."""
 
-    def opened(self, sequence: Sequence) -> None:
+    def opened(self, sequence: Request) -> None:
         """A sequence has been prefilled and has its first token."""
 
-    def stepped(self, outcomes: Many[Outcome], learned: float) -> None:
+    def stepped(self, outcomes: Sequence[Outcome], learned: float) -> None:
         """A step is over; each ``sequence.ids`` already ends with the tokens taken.
 
         Args:
@@ -53,5 +53,5 @@ class Observer:
             learned: seconds that the drafter took to learn of them, beyond ``Outcome.step``.
         """
 
-    def closed(self, sequence: Sequence) -> None:
+    def closed(self, sequence: Request) -> None:
         """A sequence is freed, even if its prefill failed; ``finish_reason`` is None when it was left early."""

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .sequence import Level, Seconds, Stats
+from .request import Level, Seconds, Stats
 from .tree import ROOT, DraftTree
 
 FORMAT = "draftree-trace"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ from .engine import Engine
 from .errors import ConfigError, PromptError
 from .names import load_engine
 from .observer import Observer
-from .sequence import Chunk, Sequence
+from .request import Chunk, Request
 from .trace import Trace
 
 
@@ -88,7 +88,7 @@ def engine_for(
     nodes: int | None,
     verify: str,
     place: Place,
-    observers: Many[Observer] = (),
+    observers: Sequence[Observer] = (),
     recycle_file: Path | None = None,
     candidates: str | None = None,
 ) -> Engine:
@@ -115,7 +115,7 @@ def engine_for(
     )
 
 
-def run(engine: Engine, sequence: Sequence, *, silent: bool = False, stream: bool = True) -> bool:
+def run(engine: Engine, sequence: Request, *, silent: bool = False, stream: bool = True) -> bool:
     """Run a sequence to its end, showing its text as it comes or at the end; true when Ctrl-C ended it."""
     try:
         for chunk in engine.follow(sequence):

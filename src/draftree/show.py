@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence as Many
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
 from rich.console import Console
@@ -13,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from .draft.base import Outcome
 from .observer import Observer, Setup
-from .sequence import Chunk, Stats
+from .request import Chunk, Stats
 from .tree import ROOT
 
 DRAFTED, OWN = "green", "yellow"
@@ -83,7 +82,7 @@ class Trees(Observer):
         """Learn how tokens are spelt."""
         self._tokenizer = setup.tokenizer
 
-    def stepped(self, outcomes: Many[Outcome], learned: float) -> None:
+    def stepped(self, outcomes: Sequence[Outcome], learned: float) -> None:
         """Print one tree for each sequence."""
         for outcome in outcomes:
             self._console.print(tree(outcome, outcome.sequence.stats.steps, self._text_of))

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -36,7 +35,7 @@ from .records import (
     name_of,
     plain,
 )
-from .sequence import Sequence
+from .request import Request
 from .typed import typed
 
 
@@ -71,7 +70,7 @@ class Trace(Observer):
         self._warn = warn or _warn
         self._file: IO[bytes] | None = None
         self._run: RunRecord | None = None
-        self._numbers: dict[Sequence, int] = {}
+        self._numbers: dict[Request, int] = {}
         self._opened = 0
         self._stopped = False
         _check_writable(self.path, force)
@@ -119,7 +118,7 @@ class Trace(Observer):
             labels={"drafter": setup.drafter.name} | self._labels,
         )
 
-    def opened(self, sequence: Sequence) -> None:
+    def opened(self, sequence: Request) -> None:
         """Write where a sequence begins."""
         if self._stopped:
             return
@@ -128,13 +127,13 @@ class Trace(Observer):
         run = [self._run] if number == 0 and self._run is not None else []
         self._write([*run, _begun(sequence, number)])
 
-    def stepped(self, outcomes: Many[Outcome], learned: float) -> None:
+    def stepped(self, outcomes: Sequence[Outcome], learned: float) -> None:
         """Write one line for each sequence."""
         if not self._stopped:
             ours = [o for o in outcomes if o.sequence in self._numbers]
             self._write(_step(outcome, self._numbers[outcome.sequence], learned) for outcome in ours)
 
-    def closed(self, sequence: Sequence) -> None:
+    def closed(self, sequence: Request) -> None:
         """Write how a sequence ended."""
         number = self._numbers.pop(sequence, None)
         if number is not None and not self._stopped:
@@ -263,7 +262,7 @@ def _check_writable(path: Path, force: bool) -> None:
         raise TraceError(f"cannot write trace '{path}': {why}: name a file in a folder that you may write to") from None
 
 
-def _begun(sequence: Sequence, number: int) -> SequenceRecord:
+def _begun(sequence: Request, number: int) -> SequenceRecord:
     return SequenceRecord(
         sequence=number,
         prompt_length=sequence.prompt_length,

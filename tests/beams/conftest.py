@@ -3,12 +3,12 @@
 import pytest
 
 from draftree.beams.plan import Plan
-from draftree.beams.request import Request
+from draftree.beams.request import BeamRequest
 
 
 @pytest.fixture(autouse=True)
 def three_layers_deep(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    def three(plan: Plan, own: Request) -> int:
+    def three(plan: Plan, own: BeamRequest) -> int:
         return 3
 
     if request.node.path.name != "test_plan.py":

@@ -11,7 +11,7 @@ from draftree.beams.drafters import ModelBeams
 from draftree.beams.engine import BeamEngine
 from draftree.beams.params import DEEPEST, DEFAULT_DEPTH, BeamParams
 from draftree.beams.plan import Plan
-from draftree.beams.request import Odds, Request
+from draftree.beams.request import BeamRequest, Odds
 from draftree.beams.rules import Forest
 from draftree.beams.sources import BeamSource
 from draftree.config import SamplingParams
@@ -51,7 +51,7 @@ class Flat:
 
 def chosen(price: float, goes_on: bool) -> list[int]:
     """Depths of many steps whose drafts go on always or never."""
-    request = Request([1], SamplingParams(temperature=1.0), BeamParams(width=2), 1000, frozenset())
+    request = BeamRequest([1], SamplingParams(temperature=1.0), BeamParams(width=2), 1000, frozenset())
     plan, depths = Plan(ToyModel(5), Priced(price), Flat()), []  # type: ignore[arg-type]
     for _ in range(STEPS):
         depths.append(plan.depth(request))
@@ -81,12 +81,12 @@ def test_a_gain_within_the_margin_is_none() -> None:
 
 @pytest.mark.parametrize(("prompt", "limit", "opens"), [(10, 100, True), (1000, 100, False), (1000, 1000, True)])
 def test_a_prompt_is_read_where_the_answer_may_pay_for_it(prompt: int, limit: int, opens: bool) -> None:
-    request = Request([1] * prompt, SamplingParams(temperature=1.0), BeamParams(width=2), limit, frozenset())
+    request = BeamRequest([1] * prompt, SamplingParams(temperature=1.0), BeamParams(width=2), limit, frozenset())
     assert Plan(ToyModel(5), Priced(0.2, prompt=0.1), Flat()).opens(request) is opens  # type: ignore[arg-type]
 
 
 def test_what_has_not_read_the_prompt_drafts_nothing() -> None:
-    request = Request([1], SamplingParams(temperature=1.0), BeamParams(width=2), 100, frozenset())
+    request = BeamRequest([1], SamplingParams(temperature=1.0), BeamParams(width=2), 100, frozenset())
     request.drafting = False
     assert Plan(ToyModel(5), Priced(0.0), Flat()).depth(request) == 0  # type: ignore[arg-type]
 
@@ -103,7 +103,7 @@ def test_a_drafter_that_is_not_to_read_the_prompt_makes_no_pass(monkeypatch: pyt
 
 
 def test_room_bounds_the_depth() -> None:
-    request = Request([1], SamplingParams(temperature=1.0), BeamParams(width=2), 3, frozenset())
+    request = BeamRequest([1], SamplingParams(temperature=1.0), BeamParams(width=2), 3, frozenset())
     assert Plan(ToyModel(5), Priced(0.0), Flat()).depth(request) == 2  # type: ignore[arg-type]
 
 
@@ -170,7 +170,7 @@ def test_a_seed_repeats_its_beams_alone_in_a_batch_and_later(drafter: str) -> No
 class Learning(Scriptable):
     """Drafts two layers where the last drafts went on, else one and none in turn."""
 
-    def _depth(self, request: Request) -> int:
+    def _depth(self, request: BeamRequest) -> int:
         if request.odds.reached == request.odds.went_on:
             return 2
         return request.stats.steps % 2
@@ -179,11 +179,11 @@ class Learning(Scriptable):
 class Peeking(Scriptable):
     """Leaves its drafts unused where it does not like the first of them."""
 
-    def _advance(self, request: Request, forest: Forest, chance: object) -> None:
+    def _advance(self, request: BeamRequest, forest: Forest, chance: object) -> None:
         disliked = forest.layers and forest.layers[0].drafts[0].token == 0
         super()._advance(request, Forest() if disliked else forest, chance)  # type: ignore[arg-type]
 
-    def _depth(self, request: Request) -> int:
+    def _depth(self, request: BeamRequest) -> int:
         return 1
 
 

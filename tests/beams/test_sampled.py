@@ -15,7 +15,7 @@ from draftree.beams.drafters import ModelBeams
 from draftree.beams.engine import BeamEngine
 from draftree.beams.nodes import Node
 from draftree.beams.params import BeamParams, BeamWarp
-from draftree.beams.request import Request
+from draftree.beams.request import BeamRequest
 from draftree.beams.rules import sample
 from draftree.config import SamplingParams
 from draftree.engine import Engine
@@ -140,7 +140,7 @@ def test_a_single_cache_keeps_the_beam_of_lowest_unwarped_perplexity(monkeypatch
     differ = 0
     layers: list[list[Node]] = []
 
-    def seen(request: Request, *rest: Any) -> None:
+    def seen(request: BeamRequest, *rest: Any) -> None:
         sample(request, *rest)
         layers.append(request.ends)
 
@@ -152,7 +152,7 @@ def test_a_single_cache_keeps_the_beam_of_lowest_unwarped_perplexity(monkeypatch
     monkeypatch.setattr(engines, "sample", seen)
     for seed in range(40):
         engine = BeamEngine(toy, ModelBeams(ToyModel(5), 5))
-        request = Request([1, 0], replace(params, seed=seed), beams, 20, frozenset())
+        request = BeamRequest([1, 0], replace(params, seed=seed), beams, 20, frozenset())
         engine.open(request)
         for _ in range(3):
             engine.step([request])

@@ -18,7 +18,7 @@ from draftree.beams.engine import BeamEngine
 from draftree.beams.laws import target_laws
 from draftree.beams.layer import Residuals
 from draftree.beams.params import BeamParams, BeamWarp
-from draftree.beams.request import Request
+from draftree.beams.request import BeamRequest
 from draftree.config import SamplingParams
 from draftree.models.hf import HFModel
 
@@ -159,7 +159,7 @@ class Scriptable(BeamEngine):
 
     script: Scripted
 
-    def _chance(self, request: Request) -> Scripted:  # type: ignore[override]
+    def _chance(self, request: BeamRequest) -> Scripted:  # type: ignore[override]
         return self.script
 
 
@@ -178,7 +178,7 @@ def law_of(
     return BeamLaw(after, width, limit, model.capabilities.eos_ids, params, beam_warp)
 
 
-def states(request: Request) -> State:
+def states(request: BeamRequest) -> State:
     beams = [tuple(f.node.tokens) for f in request.finished]
     return tuple(sorted([*beams, *(tuple(b.node.tokens) for b in request.running for _ in range(b.count))]))
 
@@ -208,7 +208,7 @@ def law_after(
     def program(chance: Chance) -> State:
         engine = made()
         engine.script = script(chance)
-        request = Request(PROMPT, params, beams, limit, engine.target.capabilities.eos_ids)
+        request = BeamRequest(PROMPT, params, beams, limit, engine.target.capabilities.eos_ids)
         try:
             engine.open(request)
             for _ in range(steps):

@@ -14,7 +14,7 @@ from draftree.beams.chance import Cell
 from draftree.beams.drafters import ModelBeams
 from draftree.beams.layer import Residuals, Verdict, accepted_law, expected_layers, verify
 from draftree.beams.params import BeamParams
-from draftree.beams.request import Request
+from draftree.beams.request import BeamRequest
 
 from ..toy import ToyModel
 from ..verify.chances import Chance, outcomes
@@ -62,7 +62,7 @@ def steps(models: Models, beams: BeamParams, monkeypatch: pytest.MonkeyPatch) ->
     def program(chance: Chance) -> tuple[list[Judged], int]:
         engine = Scriptable(models[0], ModelBeams(models[1], models[1].capabilities.vocab_size))
         engine.script = Scripted(chance)
-        request = Request(PROMPT, PLAIN, beams, 3 + (beams.depth or 0), frozenset())
+        request = BeamRequest(PROMPT, PLAIN, beams, 3 + (beams.depth or 0), frozenset())
         try:
             engine.open(request)
             seen.clear()

@@ -18,7 +18,7 @@ from draftree.draft.model import ModelSource
 from draftree.engine import Engine
 from draftree.errors import ConfigError
 from draftree.models.profile import Identity, Point, Profile
-from draftree.sequence import Sequence, Stats
+from draftree.request import Request, Stats
 
 from ..toy import Path, ScriptedScorer, ToyModel
 
@@ -31,7 +31,7 @@ def costs(seconds: Callable[[int], float]) -> Profile:
     return Profile(ME, (Point(1, 64, sizes, tuple(seconds(n) for n in sizes)),))
 
 
-class Fake(Sequence):
+class Fake(Request):
     """A sequence with nothing but its tokens."""
 
     def __init__(self) -> None:

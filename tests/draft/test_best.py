@@ -17,7 +17,7 @@ from draftree.draft.base import Outcome, StepCost
 from draftree.draft.best import Eagle2Tree, OptTree
 from draftree.draft.policy import GrowthPolicy
 from draftree.errors import ConfigError
-from draftree.sequence import Sequence, Stats
+from draftree.request import Request, Stats
 from draftree.tree import DraftTree
 
 from ..toy import Path, Script, ScriptedScorer, trees_of
@@ -151,7 +151,7 @@ def test_batched_trees_are_what_each_is_alone(policy: GrowthPolicy) -> None:
 
 def outcome(depth: int, taken: int, draft: float, verify: float) -> Outcome:
     tree = DraftTree.chain([1] * depth)
-    sequence = Sequence.__new__(Sequence)
+    sequence = Request.__new__(Request)
     sequence.stats = Stats(steps=1)
     return Outcome(sequence, tree, [], [1] * taken, taken, StepCost(1, draft, verify, 0.0, depth))
 

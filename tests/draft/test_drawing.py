@@ -16,8 +16,8 @@ from draftree.draft.lookup import LookupSource, NgramIndex
 from draftree.draft.model import ModelSource
 from draftree.draft.policy import Frontier, Growth, GrowthPolicy
 from draftree.errors import ConfigError
+from draftree.request import Request
 from draftree.sampling import warp
-from draftree.sequence import Sequence
 from draftree.text import text_stream
 from draftree.tree import ROOT, DraftTree
 
@@ -70,8 +70,8 @@ def test_children_do_not_depend_on_who_else_is_drawn(drawing: Drawing) -> None:
             assert torch.equal(draw(logits[f : f + 1], [count], [keys[f]], drawing)[0], together[f, :count])
 
 
-def sequence(params: SamplingParams, ids: list[int]) -> Sequence:
-    return Sequence(ids, params, 50, frozenset(), text_stream(None, (), ids))
+def sequence(params: SamplingParams, ids: list[int]) -> Request:
+    return Request(ids, params, 50, frozenset(), text_stream(None, (), ids))
 
 
 def model_tree(params: SamplingParams, drawing: Drawing, policy: GrowthPolicy, nodes: int = 12) -> DraftTree:

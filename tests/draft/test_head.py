@@ -17,7 +17,7 @@ from draftree.engine import Engine
 from draftree.errors import CacheError
 from draftree.models.head_model import HeadModel
 from draftree.models.hf import HFModel
-from draftree.sequence import Sequence
+from draftree.request import Request
 from draftree.text import NoText
 from draftree.verify.schemes import SCHEMES
 
@@ -145,7 +145,7 @@ def test_a_sequence_without_a_row_is_refused(target: HFModel) -> None:
     source = HeadSource(random_head(target), VOCAB)
     drafter = TreeDrafter(policy("chain"), source)
     made = Engine(target, drafter)
-    sequence = Sequence([1, 2, 3], SamplingParams(), 9, frozenset(), NoText())
+    sequence = Request([1, 2, 3], SamplingParams(), 9, frozenset(), NoText())
     with pytest.raises(CacheError, match="open row"):
         made.drafter.propose([sequence], [made._budget(sequence)])
 

@@ -29,7 +29,7 @@ from draftree.models.load import load
 from draftree.models.profile import Profile
 from draftree.names import load_engine
 from draftree.records import RunRecord
-from draftree.sequence import Sequence as Request
+from draftree.request import Request
 from draftree.trace import read_trace
 
 from ..pairs import costs

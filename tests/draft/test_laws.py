@@ -9,8 +9,8 @@ from torch import Tensor
 from draftree.config import SamplingParams
 from draftree.draft.drawing import Drawing
 from draftree.draft.laws import Laws
+from draftree.request import Request
 from draftree.sampling import gumbel_noise, warp
-from draftree.sequence import Sequence
 from draftree.text import NoText
 
 VOCAB, WIDTH = 40, 6
@@ -18,8 +18,8 @@ LARGE = 8192
 HISTORY = [3, 1, 2]
 
 
-def sequence(params: SamplingParams, ids: list[int] = HISTORY) -> Sequence:
-    return Sequence(ids, params, 9, frozenset(), NoText())
+def sequence(params: SamplingParams, ids: list[int] = HISTORY) -> Request:
+    return Request(ids, params, 9, frozenset(), NoText())
 
 
 def logits(*shape: int, seed: int = 0) -> Tensor:

@@ -23,7 +23,7 @@ from draftree.draft.lookup import LookupSource
 from draftree.draft.methods import find_policy
 from draftree.engine import Engine
 from draftree.errors import ConfigError, DraftreeWarning
-from draftree.sequence import Sequence, Stats
+from draftree.request import Request, Stats
 from draftree.tree import DraftTree
 
 from ..pairs import costs, drafter, source, target
@@ -107,7 +107,7 @@ def test_a_classifier_of_whole_paths_is_refused(method: str, tmp_path: Path) -> 
         find_policy(method, {"classifier": file})
 
 
-class Fake(Sequence):
+class Fake(Request):
     """A sequence with nothing but its tokens."""
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ from draftree.draft.drafter import TreeDrafter
 from draftree.draft.entropy import StaticTree
 from draftree.draft.lookup import LookupSource, NgramIndex
 from draftree.errors import ConfigError
-from draftree.sequence import Sequence as Request
+from draftree.request import Request
 from draftree.text import NoText
 from draftree.tree import DraftTree
 

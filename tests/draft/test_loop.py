@@ -13,14 +13,14 @@ from draftree.draft.drafter import TreeDrafter
 from draftree.draft.entropy import StaticTree
 from draftree.draft.hierarchy import HierarchySource
 from draftree.draft.loop import Decider, LoopBack, Place
-from draftree.sequence import Sequence
+from draftree.request import Request
 from draftree.tree import DraftTree
 
 from ..pairs import costs
 from .test_union import Says, request
 
 
-def outcome(of: Sequence, accepted: int, entropies: list[float], seconds: float = 1.0) -> Outcome:
+def outcome(of: Request, accepted: int, entropies: list[float], seconds: float = 1.0) -> Outcome:
     """A chain with these entropies, of which the first tokens were right."""
     chain = DraftTree.chain([1] * len(entropies), [math.log(0.8)] * len(entropies))
     tree = DraftTree(chain.tokens, chain.parents, chain.depths, chain.path_logprobs, torch.tensor(entropies))
@@ -89,7 +89,7 @@ def test_decisions_are_made_where_something_new_would_be_asked(rule: str) -> Non
     asked: list[int] = []
 
     class Spy(Decider):
-        def goes_on(self, sequence: Sequence, at: Place) -> bool:
+        def goes_on(self, sequence: Request, at: Place) -> bool:
             asked.append(at.depth)
             return True
 

@@ -21,7 +21,7 @@ from draftree.draft.successors import Successors
 from draftree.engine import Engine
 from draftree.errors import ConfigError, DraftreeWarning
 from draftree.observer import Observer
-from draftree.sequence import Sequence as Request
+from draftree.request import Request
 from draftree.text import NoText
 from draftree.tree import DraftTree
 

@@ -17,7 +17,7 @@ from draftree.draft.stopping import PayingChain
 from draftree.engine import Engine
 from draftree.errors import ConfigError
 from draftree.models.profile import Point, Profile
-from draftree.sequence import Sequence
+from draftree.request import Request
 
 from ..heads import trained
 from ..pairs import costs, target
@@ -45,7 +45,7 @@ class Texts:
         self.drafter = TreeDrafter(policy, self.source)
         self.tokens = self.seconds = 0.0
 
-    def step(self, sequence: Sequence, verify: Profile, each: float) -> int:
+    def step(self, sequence: Request, verify: Profile, each: float) -> int:
         """One draft; how long it was."""
         self.entropies = [self.random.choice(list(self.right)) for _ in range(32)]
         tree = self.drafter.propose([sequence], [Budget(24)])[0]

@@ -29,7 +29,7 @@ from draftree.draft.union import UnionSource
 from draftree.engine import Engine
 from draftree.errors import ConfigError, UnknownNameError
 from draftree.names import load_engine
-from draftree.sequence import Sequence as Request
+from draftree.request import Request
 from draftree.text import NoText
 from draftree.tree import ROOT, DraftTree
 

@@ -16,7 +16,7 @@ from draftree.draft.source import Scorer, Source
 from draftree.draft.static import RankTree
 from draftree.draft.window import DynamicWindow, Threshold, Window
 from draftree.errors import ConfigError
-from draftree.sequence import Sequence as Request
+from draftree.request import Request
 from draftree.tree import DraftTree
 
 from ..toy import Path, ScriptedScorer

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 
 import pytest
 
@@ -31,7 +31,7 @@ class Steps(Observer):
     def __init__(self) -> None:
         self.seen: list[Step] = []
 
-    def stepped(self, outcomes: Many[Outcome], learned: float) -> None:
+    def stepped(self, outcomes: Sequence[Outcome], learned: float) -> None:
         self.seen += [Step(o.tree.expected_acceptance_length, o.taken) for o in outcomes]
 
 

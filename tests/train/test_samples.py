@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -19,7 +19,7 @@ from draftree.draft.source import Scorer, Source
 from draftree.engine import Engine
 from draftree.errors import ConfigError, ModelFileError, RunError
 from draftree.records import SequenceRecord, StepRecord
-from draftree.sequence import Sequence
+from draftree.request import Request
 from draftree.trace import Trace, read_trace
 from draftree.train import sample_store as module
 from draftree.train.draw import respond
@@ -44,10 +44,10 @@ class Coin(Source):
     def name(self) -> str:
         return "coin"
 
-    def begin(self, sequences: Many[Sequence], drawing: Drawing) -> Scorer:
+    def begin(self, sequences: Sequence[Request], drawing: Drawing) -> Scorer:
         return ScriptedScorer(lambda row, path: ([1, 2], [math.log(0.7), math.log(0.3)], 0.61))
 
-    def close(self, sequence: Sequence) -> None: ...
+    def close(self, sequence: Request) -> None: ...
 
 
 def response(tokens: list[int], number: int = 0) -> Response:

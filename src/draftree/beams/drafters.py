@@ -13,7 +13,7 @@ from ..models.base import ForestModel, Nodes, Row
 from ..models.head_model import HeadModel
 from .laws import fitted
 from .nodes import Node, TreeRow
-from .request import Request
+from .request import BeamRequest
 from .sources import BeamSource, Frontier, PassBeams
 
 _NEAR, _MODEL = 0.97, 0.9
@@ -40,13 +40,13 @@ class ModelBeams(PassBeams):
         """More than the beams where its laws are not the target's: of each layer all of these must be drafted."""
         return beams if self._near else 2 * beams
 
-    def open(self, request: Request) -> None:
+    def open(self, request: BeamRequest) -> None:
         """Read the prompt, if it fits."""
         if len(request.ids) < self.model.capabilities.max_length:
             self.model.reserve(1, len(request.ids) + (request.params.max_tokens or 0))
             self._trees[request] = TreeRow(self.model.open(request.ids), request.root)
 
-    def room(self, request: Request) -> int:
+    def room(self, request: BeamRequest) -> int:
         """As its context allows."""
         left = self.model.capabilities.max_length - len(request.ids) - request.length
         return max(0, left) if request in self._trees else 0
@@ -62,7 +62,7 @@ class ModelBeams(PassBeams):
     def _extend(self, rows: Sequence[Row], new: Sequence[Nodes], nodes: Sequence[Sequence[Node]]) -> Tensor:
         return self.model.extend(rows, new)
 
-    def settle(self, request: Request) -> None:
+    def settle(self, request: BeamRequest) -> None:
         """Drop what no running beam goes through."""
         if request in self._trees:
             tree = self._trees[request]
@@ -80,14 +80,14 @@ class GuestBeams(ModelBeams):
         """None."""
         return 0.0
 
-    def open(self, request: Request) -> None:
+    def open(self, request: BeamRequest) -> None:
         """The target has read the prompt."""
 
-    def room(self, request: Request) -> int:
+    def room(self, request: BeamRequest) -> int:
         """As its context allows."""
         return max(0, self.model.capabilities.max_length - len(request.ids) - request.length)
 
-    def tree(self, request: Request) -> TreeRow:
+    def tree(self, request: BeamRequest) -> TreeRow:
         """The target's, with what has been drafted in this step."""
         if request.tree is None:
             raise CacheError("the request is closed: open its prompt again")
@@ -95,17 +95,17 @@ class GuestBeams(ModelBeams):
             self._trees[request] = request.tree.beside()
         return self._trees[request]
 
-    def leave(self, requests: Sequence[Request]) -> None:
+    def leave(self, requests: Sequence[BeamRequest]) -> None:
         """Drop what was drafted."""
         for request in requests:
             drafted = self._trees.pop(request, None)
             if request.tree is not None and drafted is not None:
                 self.model.prune(request.tree.row, range(len(request.tree.numbers)), 0)
 
-    def settle(self, request: Request) -> None:
+    def settle(self, request: BeamRequest) -> None:
         """Nothing is left to drop."""
 
-    def close(self, request: Request) -> None:
+    def close(self, request: BeamRequest) -> None:
         """The row is the target's."""
 
 
@@ -125,7 +125,7 @@ class HeadBeams(PassBeams):
         self.model: HeadModel = model
         self._guessed: set[Node] = set()  # fed after a token that the target had not seen
 
-    def open(self, request: Request) -> None:
+    def open(self, request: BeamRequest) -> None:
         """Feed the prompt; its first token has no hidden state before it."""
         if request.tree is None:
             raise CacheError("a draft head reads the target's hidden states: open the target's row first")
@@ -161,7 +161,7 @@ class HeadBeams(PassBeams):
             dense[i, tokens[: len(own)]] = own
         return dense
 
-    def settle(self, request: Request) -> None:
+    def settle(self, request: BeamRequest) -> None:
         """Forget guesses, and what no running beam goes through."""
         tree = self._trees[request]
         guessed = self._guessed & tree.numbers.keys()
@@ -171,7 +171,7 @@ class HeadBeams(PassBeams):
         self._guessed -= guessed
         tree.keep(self.model, request.ends)
 
-    def close(self, request: Request) -> None:
+    def close(self, request: BeamRequest) -> None:
         """Forget its row."""
         if request in self._trees:
             self._guessed -= self._trees[request].numbers.keys()
@@ -187,9 +187,9 @@ class LookupBeams(BeamSource):
     def __init__(self, name: str = "lookup", shortest: int = 2, longest: int = 6) -> None:
         super().__init__(name)
         self._lengths = shortest, longest
-        self._texts: dict[Request, tuple[NgramIndex, Node]] = {}
+        self._texts: dict[BeamRequest, tuple[NgramIndex, Node]] = {}
 
-    def open(self, request: Request) -> None:
+    def open(self, request: BeamRequest) -> None:
         """Index the prompt."""
         index = NgramIndex(*self._lengths)
         index.extend(request.ids)
@@ -210,13 +210,13 @@ class LookupBeams(BeamSource):
             found.append(laws)
         return found
 
-    def settle(self, request: Request) -> None:
+    def settle(self, request: BeamRequest) -> None:
         """Index what all beams share now."""
         if request.tree is not None:
             index, last = self._texts[request]
             index.extend([node.token for node in request.tree.base.path(last)])
             self._texts[request] = index, request.tree.base
 
-    def close(self, request: Request) -> None:
+    def close(self, request: BeamRequest) -> None:
         """Forget its index."""
         self._texts.pop(request, None)

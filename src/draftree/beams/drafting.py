@@ -19,7 +19,7 @@ from torch import Tensor
 from .chance import Chance
 from .laws import beam_distribution, draft_laws
 from .nodes import Node
-from .request import Request
+from .request import BeamRequest
 from .rules import Forest, Layer
 from .sources import BeamSource, Frontier
 
@@ -33,7 +33,7 @@ class _Growing:
 
 
 def grow(
-    source: BeamSource, requests: Sequence[Request], chances: Sequence[Chance], depths: Sequence[int]
+    source: BeamSource, requests: Sequence[BeamRequest], chances: Sequence[Chance], depths: Sequence[int]
 ) -> list[Forest]:
     """One forest for each request, of ``depths`` ([B]) layers where its room and its source allow."""
     growing = []

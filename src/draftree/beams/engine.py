@@ -9,7 +9,7 @@ for the others are fed with the next pass. Without a drafter every pass gives on
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import pairwise
@@ -21,7 +21,7 @@ from ..config import SamplingParams
 from ..engine import each_params, room_for
 from ..errors import ConfigError
 from ..models.base import ForestModel
-from ..sequence import Stats
+from ..request import Stats
 from ..text import Prompt, encode
 from ..typed import typed
 from .chance import KeyedChance
@@ -30,7 +30,7 @@ from .laws import target_laws
 from .nodes import TreeRow, feed
 from .params import BeamParams
 from .plan import Plan
-from .request import Beam, Odds, Request
+from .request import Beam, BeamRequest, Odds
 from .room import check_room
 from .rules import Forest, sample, search
 from .sources import BeamSource
@@ -106,8 +106,8 @@ class BeamEngine:
 
     def generate(
         self,
-        prompts: Many[Prompt],
-        params: SamplingParams | Many[SamplingParams] | None = None,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
         beams: BeamParams | None = None,
     ) -> list[BeamGeneration]:
         """Decode a batch to its end: one target pass a step for all prompts whose beams still run.
@@ -150,15 +150,15 @@ class BeamEngine:
                 "or none, or temperature 0 for beam search"
             )
 
-    def _request(self, ids: list[int], params: SamplingParams, beams: BeamParams) -> Request:
+    def _request(self, ids: list[int], params: SamplingParams, beams: BeamParams) -> BeamRequest:
         limit = room_for(self.target, ids, params)
         drafted = beams.draft_width or (self.source.width(beams.width) if self.source else None)
         # searched beams are the same whatever was drafted: what was learned of drafts serves all of them
         odds = None if params.temperature else self.odds.setdefault(beams, Odds())
-        return Request(ids, params, beams, limit, self.target.capabilities.eos_ids, odds, drafted)
+        return BeamRequest(ids, params, beams, limit, self.target.capabilities.eos_ids, odds, drafted)
 
     @torch.inference_mode()
-    def open(self, request: Request) -> None:
+    def open(self, request: BeamRequest) -> None:
         """Prefill a prompt and find its first layer of beams."""
         began = time.perf_counter()
         beams = request.beams
@@ -173,7 +173,7 @@ class BeamEngine:
         request.stats.seconds.prefill = time.perf_counter() - began
 
     @torch.inference_mode()
-    def step(self, requests: Many[Request]) -> None:
+    def step(self, requests: Sequence[BeamRequest]) -> None:
         """Draft, verify and go on once with each of these open requests, together."""
         if not requests:
             return
@@ -207,7 +207,7 @@ class BeamEngine:
             stats.seconds.verify += verify
             stats.seconds.other += other
 
-    def close(self, request: Request) -> None:
+    def close(self, request: BeamRequest) -> None:
         """Free what a request holds in the models. Twice is harmless."""
         tree, request.tree = request.tree, None
         if tree is not None:
@@ -215,15 +215,15 @@ class BeamEngine:
             if self.source is not None and request.drafting:
                 self.source.close(request)
 
-    def _depth(self, request: Request) -> int:
+    def _depth(self, request: BeamRequest) -> int:
         if request.beams.depth is not None or self._plan is None:
             return request.beams.depth or 0
         return self._plan.depth(request)
 
-    def _chance(self, request: Request) -> KeyedChance:
+    def _chance(self, request: BeamRequest) -> KeyedChance:
         return KeyedChance(request.seed, len(request.ids) + request.length - 1)
 
-    def _advance(self, request: Request, forest: Forest, chance: KeyedChance) -> None:
+    def _advance(self, request: BeamRequest, forest: Forest, chance: KeyedChance) -> None:
         """As many layers as the target has seen the beams of, and one more; then only the beams that go on are kept."""
         tree, params, stats, depth = _tree(request), request.params, request.stats, 0
         for node in forest.drafted.values():
@@ -257,7 +257,7 @@ class BeamEngine:
         if self.source is not None and request.drafting:
             self.source.settle(request)
 
-    def _generation(self, request: Request) -> BeamGeneration:
+    def _generation(self, request: BeamRequest) -> BeamGeneration:
         best = request.finished[: request.beams.returned]
         ids = [found.node.tokens for found in best]
         return BeamGeneration(
@@ -274,7 +274,7 @@ class BeamEngine:
         return "" if self.tokenizer is None else str(self.tokenizer.decode(tokens, skip_special_tokens=True))
 
 
-def _tree(request: Request) -> TreeRow:
+def _tree(request: BeamRequest) -> TreeRow:
     if request.tree is None:
         raise ConfigError("a closed or finished request cannot go on: open its prompt again")
     return request.tree

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from .drafting import likely
 from .nodes import Node
-from .request import Request
+from .request import BeamRequest
 from .sources import BeamSource, Frontier, PassBeams
 
 
@@ -35,7 +35,7 @@ class HierarchyBeams(BeamSource):
         super().__init__(name)
         self.lower, self.upper = lower, upper
         self.hope = upper.hope
-        self._named: dict[Request, dict[tuple[Node, int], Node]] = {}
+        self._named: dict[BeamRequest, dict[tuple[Node, int], Node]] = {}
 
     @property
     def passes(self) -> int:
@@ -58,13 +58,13 @@ class HierarchyBeams(BeamSource):
         """Of both."""
         return self.lower.reading(tokens) + self.upper.reading(tokens)
 
-    def open(self, request: Request) -> None:
+    def open(self, request: BeamRequest) -> None:
         """Tell both."""
         self.upper.open(request)
         self.lower.open(request)
         self._named[request] = {}
 
-    def room(self, request: Request) -> int:
+    def room(self, request: BeamRequest) -> int:
         """What both have."""
         return min(self.lower.room(request), self.upper.room(request))
 
@@ -79,22 +79,22 @@ class HierarchyBeams(BeamSource):
             self.upper.read(requests, [[*at.nodes, *ahead.get(at.request, ())] for at in asked])
         return self.upper.logits(asked)
 
-    def node(self, request: Request, parent: Node, token: int) -> Node:
+    def node(self, request: BeamRequest, parent: Node, token: int) -> Node:
         """What the lower source has named, or knows."""
         return self._named[request].get((parent, token)) or self.lower.node(request, parent, token)
 
-    def leave(self, requests: Sequence[Request]) -> None:
+    def leave(self, requests: Sequence[BeamRequest]) -> None:
         """Tell both."""
         self.upper.leave(requests)
         self.lower.leave(requests)
 
-    def settle(self, request: Request) -> None:
+    def settle(self, request: BeamRequest) -> None:
         """Tell both; what was named is forgotten."""
         self._named[request].clear()
         self.upper.settle(request)
         self.lower.settle(request)
 
-    def close(self, request: Request) -> None:
+    def close(self, request: BeamRequest) -> None:
         """Tell both."""
         self._named.pop(request, None)
         self.lower.close(request)
@@ -134,12 +134,12 @@ class UnionBeams(BeamSource):
         """Of all."""
         return sum(part.reading(tokens) for part in self.parts)
 
-    def open(self, request: Request) -> None:
+    def open(self, request: BeamRequest) -> None:
         """Tell all."""
         for part in self.parts:
             part.open(request)
 
-    def room(self, request: Request) -> int:
+    def room(self, request: BeamRequest) -> int:
         """What all have."""
         return min(part.room(request) for part in self.parts)
 
@@ -148,17 +148,17 @@ class UnionBeams(BeamSource):
         said = [part.logits(asked) for part in self.parts]
         return [_greatest(own) for own in zip(*said, strict=True)]
 
-    def leave(self, requests: Sequence[Request]) -> None:
+    def leave(self, requests: Sequence[BeamRequest]) -> None:
         """Tell all."""
         for part in self.parts:
             part.leave(requests)
 
-    def settle(self, request: Request) -> None:
+    def settle(self, request: BeamRequest) -> None:
         """Tell all."""
         for part in self.parts:
             part.settle(request)
 
-    def close(self, request: Request) -> None:
+    def close(self, request: BeamRequest) -> None:
         """Tell all."""
         for part in self.parts:
             part.close(request)

@@ -17,7 +17,7 @@ from ..models.measure import kept_or_measured
 from ..models.profile import Profile
 from .layer import expected_layers
 from .params import DEEPEST, DEFAULT_DEPTH
-from .request import Request
+from .request import BeamRequest
 from .sources import BeamSource
 
 _PRIOR = 2.0
@@ -52,7 +52,7 @@ class Plan:
             message = f"passes cannot be measured ({error}): beams are drafted {DEFAULT_DEPTH} layers deep"
             warnings.warn(message, DraftreeWarning, stacklevel=2)
 
-    def opens(self, request: Request) -> bool:
+    def opens(self, request: BeamRequest) -> bool:
         """Whether all that drafts may save of a new request is worth having the source read its prompt."""
         self.prepare()
         if self._verify is None:
@@ -60,7 +60,7 @@ class Plan:
         depth, rate, undrafted = self._best(self._verify, request, request.beams.width, len(request.ids))
         return depth > 0 and request.limit * (1 / undrafted - 1 / rate) > self.source.reading(len(request.ids))
 
-    def depth(self, request: Request) -> int:
+    def depth(self, request: BeamRequest) -> int:
         """Layers to draft in the next step, from 0 to ``DEEPEST``, at most as many as there is room for.
 
         A step that drafts d layers gains ``expected_layers`` of the probability a that a drafted layer goes on.
@@ -73,7 +73,7 @@ class Plan:
             best, _, _ = self._best(self._verify, request, len(request.running), len(request.ids) + request.length)
         return min(best, self.source.room(request), request.limit - request.length - 1)
 
-    def _best(self, verify: Profile, request: Request, beams: int, context: int) -> tuple[int, float, float]:
+    def _best(self, verify: Profile, request: BeamRequest, beams: int, context: int) -> tuple[int, float, float]:
         """The depth that is likely to be fastest, and the layers a second of it and of none."""
         odds = request.odds
         a = (odds.went_on + _PRIOR * self.source.hope**beams) / (odds.reached + _PRIOR)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..config import SamplingParams
-from ..sequence import Stats
+from ..request import Stats
 from .nodes import Node, TreeRow
 from .params import BeamParams
 
@@ -72,7 +72,7 @@ class Odds:
         self.nodes = _MEMORY * self.nodes + nodes
 
 
-class Request:
+class BeamRequest:
     """A prompt and its beams.
 
     Attributes:

@@ -10,7 +10,7 @@ import torch
 
 from ..errors import ConfigError
 from ..models.base import ForestModel
-from .request import Request
+from .request import BeamRequest
 
 
 def free_bytes(device: torch.device) -> int | None:
@@ -24,7 +24,7 @@ def free_bytes(device: torch.device) -> int | None:
     return None
 
 
-def check_room(target: ForestModel, requests: Sequence[Request]) -> None:
+def check_room(target: ForestModel, requests: Sequence[BeamRequest]) -> None:
     """Make sure that a cache for these requests fits, should their beams share nothing but the prompt.
 
     Raises:

@@ -17,7 +17,7 @@ from .chance import Cell, Chance
 from .laws import beam_distribution
 from .layer import Residuals, verify, width_for
 from .nodes import Node
-from .request import Beam, Request
+from .request import Beam, BeamRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Forest:
         return node
 
 
-def search(request: Request, laws: Tensor, forest: Forest) -> None:
+def search(request: BeamRequest, laws: Tensor, forest: Forest) -> None:
     """One layer of beam search, by transformers' rule (``GenerationMixin._beam_search``).
 
     Of the (1 + number of end tokens, at least 2) W most probable continuations those that end and are among the first W
@@ -90,7 +90,7 @@ def search(request: Request, laws: Tensor, forest: Forest) -> None:
     request.done = not request.running or not request.improvable or full
 
 
-def _improvable(request: Request) -> bool:
+def _improvable(request: BeamRequest) -> bool:
     """The best running beam, at its length or at the greatest it may reach, scores above the worst finished one."""
     beams = request.beams
     if len(request.finished) < beams.width or not request.running:
@@ -101,7 +101,7 @@ def _improvable(request: Request) -> bool:
     return best > request.finished[-1].score
 
 
-def sample(request: Request, laws: Tensor, forest: Forest, depth: int, chance: Chance) -> None:
+def sample(request: BeamRequest, laws: Tensor, forest: Forest, depth: int, chance: Chance) -> None:
     """One layer of beam sampling (Eq. 1): independent draws from p_beam over (running beam, next token).
 
     A finished beam keeps its place: of W places those of running beams are drawn anew.
@@ -133,7 +133,7 @@ def sample(request: Request, laws: Tensor, forest: Forest, depth: int, chance: C
     request.done = not request.running or not request.slots
 
 
-def _verified(request: Request, p: Tensor, layer: Layer, position: int, chance: Chance) -> list[Cell]:
+def _verified(request: BeamRequest, p: Tensor, layer: Layer, position: int, chance: Chance) -> list[Cell]:
     """The beams of a drafted layer; p: [R, V] p_beam over the running beams."""
     beams, parents = request.beams, request.ends
     places = {parent: r for r, parent in enumerate(layer.parents)}

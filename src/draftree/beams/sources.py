@@ -18,7 +18,7 @@ from ..models.measure import kept_or_measured
 from ..models.profile import Profile
 from .chance import Chance
 from .nodes import Node, TreeRow, feed
-from .request import Request
+from .request import BeamRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Frontier:
         chance: draws what follows them; None: the most probable is chosen.
     """
 
-    request: Request
+    request: BeamRequest
     nodes: Sequence[Node]
     counts: Sequence[int]
     depth: int
@@ -78,10 +78,10 @@ class BeamSource(ABC):
         return 0.0
 
     @abstractmethod
-    def open(self, request: Request) -> None:
+    def open(self, request: BeamRequest) -> None:
         """A request begins; the target has read its prompt."""
 
-    def room(self, request: Request) -> int:
+    def room(self, request: BeamRequest) -> int:
         """Most layers that it can draft below the running beams."""
         return request.limit
 
@@ -89,18 +89,18 @@ class BeamSource(ABC):
     def logits(self, asked: Sequence[Frontier]) -> list[Tensor]:
         """For each request [n, V] logits of the tokens after its n nodes."""
 
-    def node(self, request: Request, parent: Node, token: int) -> Node:
+    def node(self, request: BeamRequest, parent: Node, token: int) -> Node:
         """The node below ``parent``; one that it knows already, if it does."""
         return Node(token, parent, parent.length + 1)
 
-    def leave(self, requests: Sequence[Request]) -> None:  # noqa: B027
+    def leave(self, requests: Sequence[BeamRequest]) -> None:  # noqa: B027
         """The step's drafts are made, or could not be: the target goes on."""
 
-    def settle(self, request: Request) -> None:  # noqa: B027
+    def settle(self, request: BeamRequest) -> None:  # noqa: B027
         """A step is over: ``request.running`` go on."""
 
     @abstractmethod
-    def close(self, request: Request) -> None:
+    def close(self, request: BeamRequest) -> None:
         """A request has ended; twice is harmless."""
 
 
@@ -115,7 +115,7 @@ class PassBeams(BeamSource):
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
-        self._trees: dict[Request, TreeRow] = {}
+        self._trees: dict[BeamRequest, TreeRow] = {}
         self._passes = 0
         self._profile: Profile | None = None
 
@@ -136,15 +136,15 @@ class PassBeams(BeamSource):
         """See ``BeamSource``."""
         return self.seconds(tokens, tokens)
 
-    def tree(self, request: Request) -> TreeRow:
+    def tree(self, request: BeamRequest) -> TreeRow:
         """What its model has read of a request."""
         return self._trees[request]
 
-    def lacks(self, request: Request, nodes: Sequence[Node]) -> bool:
+    def lacks(self, request: BeamRequest, nodes: Sequence[Node]) -> bool:
         """It has not read all of these nodes."""
         return bool(self.tree(request).unfed(nodes))
 
-    def read(self, requests: Sequence[Request], nodes: Sequence[Sequence[Node]]) -> None:
+    def read(self, requests: Sequence[BeamRequest], nodes: Sequence[Sequence[Node]]) -> None:
         """One pass over what it has not read of these nodes and those above them, if there is anything."""
         trees = [self.tree(request) for request in requests]
         fresh = [tree.unfed(own) for tree, own in zip(trees, nodes, strict=True)]
@@ -154,7 +154,7 @@ class PassBeams(BeamSource):
     def _extend(self, rows: Sequence[Row], new: Sequence[Nodes], nodes: Sequence[Sequence[Node]]) -> Tensor:
         """[B, n, V] logits after new nodes of rows."""
 
-    def close(self, request: Request) -> None:
+    def close(self, request: BeamRequest) -> None:
         """Forget its row."""
         if request in self._trees:
             self.model.close(self._trees.pop(request).row)

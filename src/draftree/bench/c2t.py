@@ -21,7 +21,7 @@ prefill left out): run it on a machine that does nothing else.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -91,7 +91,7 @@ def trees(scores: dict[str, Score], *, sizes: bool) -> dict[str, list[Contestant
     return curves
 
 
-def top_ks(classifiers: dict[str, Classifier], tops: Many[int | None]) -> dict[str, list[Contestant]]:
+def top_ks(classifiers: dict[str, Classifier], tops: Sequence[int | None]) -> dict[str, list[Contestant]]:
     """Curves over beta with each second top-K; None: without one."""
     curves: dict[str, list[Contestant]] = {"eagle2, N": [(f"N={n}", Eagle2Tree(10, DEPTH), n) for n in SIZES]}
     for name, net in classifiers.items():
@@ -123,7 +123,7 @@ def _tree(score: Score, beta: float, width: int = 15, top: int | None = TOP) -> 
     return ClassifierTree(score, beta, width, top, DEPTH, given)
 
 
-def held_against(contestant: Contestant, texts: Many[KnownText]) -> tuple[Point, float]:
+def held_against(contestant: Contestant, texts: Sequence[KnownText]) -> tuple[Point, float]:
     """One policy along all texts, and the share of nodes asked about that nothing was recorded for."""
     label, policy, budget = contestant
     rows, asked, missing = [], 0, 0
@@ -138,7 +138,7 @@ def held_against(contestant: Contestant, texts: Many[KnownText]) -> tuple[Point,
     return Point(label, *torch.tensor(rows, dtype=torch.float64).T), missing / max(1, asked)
 
 
-def measured(contestants: dict[str, list[Contestant]], texts: Many[KnownText]) -> dict[str, Curve]:
+def measured(contestants: dict[str, list[Contestant]], texts: Sequence[KnownText]) -> dict[str, Curve]:
     """All curves."""
     curves = {}
     for name, own in contestants.items():
@@ -149,7 +149,7 @@ def measured(contestants: dict[str, list[Contestant]], texts: Many[KnownText]) -
     return curves
 
 
-def joined(parts: Many[dict[str, Curve]]) -> dict[str, Curve]:
+def joined(parts: Sequence[dict[str, Curve]]) -> dict[str, Curve]:
     """The same curves along all texts."""
     return {
         name: [
@@ -178,7 +178,7 @@ def _nodes_at(mal: Tensor, curve: Curve, weights: Tensor) -> Tensor:
     return found
 
 
-def report(curves: dict[str, Curve], base: str, at: Many[str]) -> None:
+def report(curves: dict[str, Curve], base: str, at: Sequence[str]) -> None:
     """Print the points of the curves, and nodes at equal MAL over those of ``base``."""
     prompts = len(curves[base][0].nodes)
     generator = torch.Generator().manual_seed(0)
@@ -206,7 +206,7 @@ def report(curves: dict[str, Curve], base: str, at: Many[str]) -> None:
 
 
 def equal_mal(
-    contestants: dict[str, list[Contestant]], curves: dict[str, Curve], base: str, at: Many[str]
+    contestants: dict[str, list[Contestant]], curves: dict[str, Curve], base: str, at: Sequence[str]
 ) -> tuple[dict[str, Contestant], list[tuple[str, str]]]:
     """The base's points ``at``, and of every other curve the settings that have their MAL.
 

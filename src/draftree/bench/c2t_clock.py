@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -32,7 +31,7 @@ class Timed(NamedTuple):
     nodes: int
 
 
-def of_mal(mal: float, points: Many[Contestant], mals: Many[float]) -> Contestant:
+def of_mal(mal: float, points: Sequence[Contestant], mals: Sequence[float]) -> Contestant:
     """The setting of a curve at which its MAL is ``mal``, between its first two points around it; else an end.
 
     Args:
@@ -59,7 +58,7 @@ def decoded(
     target: HFModel,
     drafter: str,
     contestants: Mapping[str, Contestant],
-    prompts: Many[list[int]],
+    prompts: Sequence[list[int]],
     max_tokens: int,
     repeats: int,
 ) -> dict[str, list[Timed]]:
@@ -89,7 +88,7 @@ def decoded(
     return found
 
 
-def print_clock(found: Mapping[str, list[Timed]], pairs: Many[tuple[str, str]]) -> None:
+def print_clock(found: Mapping[str, list[Timed]], pairs: Sequence[tuple[str, str]]) -> None:
     """MAL, nodes and milliseconds a token; of each pair (base, other) the time of the other over that of the base."""
     print(f"  {'by the clock':44}{'MAL':>8}{'gamma':>8}{'ms a token':>12}")
     for name, times in found.items():

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,7 +34,7 @@ class Calibration(NamedTuple):
     accepted: Tensor
 
 
-def calibration(texts: Many[KnownText]) -> Calibration:
+def calibration(texts: Sequence[KnownText]) -> Calibration:
     """Every recorded law on the path that a text takes, once."""
     bins = len(ENTROPIES) + 1
     p, hits, trials = torch.zeros(bins, RANKS), torch.zeros(bins, RANKS), torch.zeros(bins)
@@ -93,7 +92,7 @@ def plot_calibration(found: Calibration, file: Path) -> None:
     write_whole(file, made.svg + "\n")
 
 
-def plot_curves(curves: Mapping[str, tuple[Many[float], Many[float]]], file: Path) -> None:
+def plot_curves(curves: Mapping[str, tuple[Sequence[float], Sequence[float]]], file: Path) -> None:
     """Verified nodes for each generated token (gamma) against MAL (tau).
 
     Args:

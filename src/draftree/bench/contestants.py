@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -41,7 +41,7 @@ class _Collector(Observer):
     def __init__(self) -> None:
         self.outcomes: list[Outcome] = []
 
-    def stepped(self, outcomes: Many[Outcome], learned: float) -> None:
+    def stepped(self, outcomes: Sequence[Outcome], learned: float) -> None:
         self.outcomes += outcomes
 
 

@@ -16,7 +16,7 @@ of the fixed methods. Choosing among them prompt by prompt can gain no more.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -37,7 +37,7 @@ from ..models.hf import HFModel
 from ..models.load import DEFAULT_MODEL, load
 from ..models.measure import kept_or_measured
 from ..models.profile import Profile
-from ..sequence import Sequence
+from ..request import Request
 from ..text import encode, user
 from ..train.replay import Replay
 from ..tree import ROOT
@@ -99,15 +99,15 @@ class ReadSource(Source):
         """The source's."""
         return self.source.model
 
-    def unread(self, sequence: Sequence) -> list[tuple[LanguageModel, int]]:
+    def unread(self, sequence: Request) -> list[tuple[LanguageModel, int]]:
         """Nothing."""
         return []
 
-    def begin(self, sequences: Many[Sequence], drawing: Drawing) -> Scorer:
+    def begin(self, sequences: Sequence[Request], drawing: Drawing) -> Scorer:
         """See ``Source``."""
         return self.source.begin(sequences, drawing)
 
-    def close(self, sequence: Sequence) -> None:
+    def close(self, sequence: Request) -> None:
         """See ``Source``."""
 
 
@@ -120,7 +120,7 @@ class Recorded(NamedTuple):
     texts: list[KnownText]
 
 
-def along(texts: Many[KnownText], costs: Costs, policy: GrowthPolicy, nodes: int = DEFAULT_NODES) -> list[Speed]:
+def along(texts: Sequence[KnownText], costs: Costs, policy: GrowthPolicy, nodes: int = DEFAULT_NODES) -> list[Speed]:
     """One policy through all texts in turn: what it learns from one it takes to the next."""
     found = []
     for known in texts:
@@ -139,7 +139,7 @@ def along(texts: Many[KnownText], costs: Costs, policy: GrowthPolicy, nodes: int
     return found
 
 
-def foresight(texts: Many[KnownText], costs: Costs, width: int, nodes: int = DEFAULT_NODES) -> list[Speed]:
+def foresight(texts: Sequence[KnownText], costs: Costs, width: int, nodes: int = DEFAULT_NODES) -> list[Speed]:
     """The least seconds that each text can take, if each step's draft is what the target will say.
 
     A pass over more tokens may cost less: it is then taken to verify as many.
@@ -166,7 +166,7 @@ def foresight(texts: Many[KnownText], costs: Costs, width: int, nodes: int = DEF
     return found
 
 
-def hindsight(speeds: Many[Many[Speed]]) -> list[Speed]:
+def hindsight(speeds: Sequence[Sequence[Speed]]) -> list[Speed]:
     """For each text the fastest of several methods.
 
     Args:

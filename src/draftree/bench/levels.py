@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import argparse
 from collections import defaultdict
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from rich.progress import track
@@ -27,7 +27,7 @@ from ..draft.methods import find_policy
 from ..engine import Engine
 from ..models.load import DEFAULT_MODEL, load
 from ..models.numerics import DEFAULT_NUMERICS
-from ..sequence import Stats
+from ..request import Stats
 from ..text import encode, user
 from .stats import ratio
 from .suites import spec_bench
@@ -48,12 +48,12 @@ class Answer(NamedTuple):
         return self.stats.seconds.total - self.stats.seconds.prefill
 
 
-def passes_a_token(answers: Many[Answer]) -> float:
+def passes_a_token(answers: Sequence[Answer]) -> float:
     """Target passes for each token after the first."""
     return sum(a.stats.steps for a in answers) / max(1, sum(a.stats.tokens - 1 for a in answers))
 
 
-def upper_passes_a_token(answers: Many[Answer]) -> float:
+def upper_passes_a_token(answers: Sequence[Answer]) -> float:
     """The upper drafter's passes for each token after the first; of a drafter alone, all of its passes."""
     passes = sum(a.stats.levels[-1].passes if a.stats.levels else a.stats.draft_passes for a in answers)
     return passes / max(1, sum(a.stats.tokens - 1 for a in answers))
@@ -100,7 +100,7 @@ def main() -> None:
         print(policy.report.text())
 
 
-def _show(found: dict[str, list[Answer]], labels: Many[str]) -> None:
+def _show(found: dict[str, list[Answer]], labels: Sequence[str]) -> None:
     plain = found[PLAIN]
     tokens = sum(a.stats.tokens for a in plain)
     print(

@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -36,7 +36,7 @@ from ..models.base import LanguageModel, Nodes
 from ..models.head_file import shipped_for
 from ..models.hf import HFModel
 from ..models.load import DEFAULT_MODEL, load
-from ..sequence import Stats
+from ..request import Stats
 from ..text import encode
 from .suites import spec_bench
 
@@ -92,7 +92,7 @@ class _RandomScorer:
         top = logits.log_softmax(-1).topk(width)
         self._found = Candidates(top.indices, top.values, torch.distributions.Categorical(logits=logits).entropy())
 
-    def score_roots(self, rows: Many[int], width: int) -> Candidates:
+    def score_roots(self, rows: Sequence[int], width: int) -> Candidates:
         return self._first(len(rows))
 
     def score(self, rows: Tensor, nodes: Tensor, parents: Tensor, tokens: Tensor, width: int) -> Candidates:

@@ -6,8 +6,7 @@ kept, in memory and, for the next run, in a file. ``RecordedSource`` says it aga
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from collections.abc import Sequence as Many
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,7 +27,7 @@ from ..errors import ConfigError
 from ..files import write_whole
 from ..models.base import LanguageModel
 from ..models.hf import HFModel
-from ..sequence import Sequence
+from ..request import Request
 from ..train.calibrate import said
 from ..train.replay import Replay
 from ..tree import ROOT
@@ -84,7 +83,7 @@ class _Recorder:
         self.last: list[int] = []
         self.said: list[Candidates] = []
 
-    def score_roots(self, rows: Many[int], width: int) -> Candidates:
+    def score_roots(self, rows: Sequence[int], width: int) -> Candidates:
         """See ``Scorer``."""
         return self._keep([(ROOT, ROOT, 0)], self._scorer.score_roots(rows, width))
 
@@ -123,28 +122,28 @@ class _Recording(Source):
         """The source's."""
         return self._source.host
 
-    def open(self, sequence: Sequence) -> None:
+    def open(self, sequence: Request) -> None:
         """See ``Source``."""
         self._source.open(sequence)
 
-    def fit(self, sequence: Sequence, budget: Budget) -> Budget:
+    def fit(self, sequence: Request, budget: Budget) -> Budget:
         """See ``Source``."""
         return self._source.fit(sequence, budget)
 
-    def begin(self, sequences: Many[Sequence], drawing: Drawing) -> Scorer:
+    def begin(self, sequences: Sequence[Request], drawing: Drawing) -> Scorer:
         """See ``Source``."""
         self.recorder = _Recorder(self._source.begin(sequences, drawing))
         return self.recorder
 
-    def settle(self, sequences: Many[Sequence], grown: Many[Grown]) -> None:
+    def settle(self, sequences: Sequence[Request], grown: Sequence[Grown]) -> None:
         """See ``Source``."""
         self._source.settle(sequences, grown)
 
-    def observe(self, outcomes: Many[Outcome]) -> None:
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
         """See ``Source``."""
         self._source.observe(outcomes)
 
-    def close(self, sequence: Sequence) -> None:
+    def close(self, sequence: Request) -> None:
         """See ``Source``."""
         self._source.close(sequence)
 
@@ -152,7 +151,7 @@ class _Recording(Source):
 def record(
     target: HFModel,
     source: Source,
-    prompts: Many[list[int]],
+    prompts: Sequence[list[int]],
     max_tokens: int,
     file: Path | None = None,
     size: tuple[int, int] = (BEAM, DEPTH),
@@ -248,12 +247,12 @@ class RecordedSource(Source):
         """What it is."""
         return "recorded"
 
-    def begin(self, sequences: Many[Sequence], drawing: Drawing) -> Scorer:
+    def begin(self, sequences: Sequence[Request], drawing: Drawing) -> Scorer:
         """One sequence at a time."""
         (sequence,) = sequences
         return _Said(self, len(sequence.ids) - len(self.known.prompt) - 1)
 
-    def close(self, sequence: Sequence) -> None:
+    def close(self, sequence: Request) -> None:
         """Nothing is kept."""
 
 
@@ -264,7 +263,7 @@ class _Said:
         self._source, self._position = source, position
         self._paths: dict[int, Tokens] = {ROOT: ()}
 
-    def score_roots(self, rows: Many[int], width: int) -> Candidates:
+    def score_roots(self, rows: Sequence[int], width: int) -> Candidates:
         """See ``Scorer``."""
         return self._said([()], width)
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections import defaultdict
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -42,7 +42,7 @@ from ..models.load import DEFAULT_MODEL, load
 from ..models.measure import kept_or_measured
 from ..models.numerics import DEFAULT_NUMERICS
 from ..models.profile import Profile
-from ..sequence import Sequence
+from ..request import Request
 from ..text import encode, user
 from ..train.replay import Replay
 from ..tree import DraftTree
@@ -67,11 +67,11 @@ class Chains(Source):
         """See ``Source``."""
         return "chains"
 
-    def begin(self, sequences: Many[Sequence], drawing: Drawing) -> Scorer:
+    def begin(self, sequences: Sequence[Request], drawing: Drawing) -> Scorer:
         """See ``Source``; for one sequence."""
         return _ChainScorer(self.chains.get(len(sequences[0].ids), []))
 
-    def close(self, sequence: Sequence) -> None:
+    def close(self, sequence: Request) -> None:
         """See ``Source``."""
 
 
@@ -82,7 +82,7 @@ class _ChainScorer:
         self._chain = chain
         self._depth = 0
 
-    def score_roots(self, rows: Many[int], width: int) -> Candidates:
+    def score_roots(self, rows: Sequence[int], width: int) -> Candidates:
         """See ``Scorer``."""
         none = (0, -float("inf"), 0.0)
         token, logprob, entropy = self._chain[self._depth] if self._depth < len(self._chain) else none
@@ -216,11 +216,11 @@ def _method(text: str) -> tuple[str, dict[str, str]]:
     return name, dict(pair.split("=", 1) for pair in pairs)
 
 
-def _speed(outcomes: Many[Outcome]) -> float:
+def _speed(outcomes: Sequence[Outcome]) -> float:
     return sum(o.tokens for o in outcomes) / sum(o.seconds for o in outcomes)
 
 
-def _show(found: dict[str, dict[str, list[Outcome]]], windows: Many[str], dynamic: Many[str]) -> None:
+def _show(found: dict[str, dict[str, list[Outcome]]], windows: Sequence[str], dynamic: Sequence[str]) -> None:
     whole: dict[str, list[Outcome]] = defaultdict(list)
     for by_label in found.values():
         for label, outcomes in by_label.items():

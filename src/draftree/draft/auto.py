@@ -8,7 +8,7 @@ the rate that decoding has reached so far and never less than plain decoding's. 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
@@ -21,7 +21,7 @@ from ..errors import ConfigError
 from ..models.base import Capabilities, LanguageModel
 from ..models.measure import kept_or_measured
 from ..models.profile import Profile
-from ..sequence import Sequence
+from ..request import Request
 from ..tree import ROOT, DraftTree
 from ..typed import check_fields
 from .base import Outcome
@@ -68,7 +68,7 @@ class AutoTree(GrowthPolicy):
     drafter: Profile | None = None
     calibration: Calibration = field(default_factory=lambda: Calibration(2), repr=False, compare=False)
     report: Report = field(default_factory=Report, repr=False, compare=False)
-    _records: WeakKeyDictionary[Sequence, Record] = field(default_factory=WeakKeyDictionary, repr=False, compare=False)
+    _records: WeakKeyDictionary[Request, Record] = field(default_factory=WeakKeyDictionary, repr=False, compare=False)
     _plan: Proposal | None = field(default=None, repr=False, compare=False)
     _ledger: Ledger = field(default_factory=Ledger, repr=False, compare=False)
     _near: bool = field(default=False, repr=False, compare=False)
@@ -84,7 +84,7 @@ class AutoTree(GrowthPolicy):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}: use at least 1")
 
-    def prepare(self, target: LanguageModel, sources: Many[Source]) -> None:
+    def prepare(self, target: LanguageModel, sources: Sequence[Source]) -> None:
         """Find the costs, unless they were given: kept from an earlier start, or measured now (seconds, once)."""
         drafting = [source.model for source in sources if source.model]
         models = [model.capabilities for model in (target, *drafting)]
@@ -130,7 +130,7 @@ class AutoTree(GrowthPolicy):
         """Several times what is verified: unlikely paths are drafted too, for their outcome teaches."""
         return 4 * nodes + self.width
 
-    def plan(self, sequences: Many[Sequence], budgets: Many[Budget]) -> Many[Budget]:
+    def plan(self, sequences: Sequence[Request], budgets: Sequence[Budget]) -> Sequence[Budget]:
         """Look up the costs; no nodes where drafting cannot win."""
         if self.target is None:
             raise ConfigError("auto has no measured costs: give its drafter to an Engine, which measures them")
@@ -184,7 +184,9 @@ class AutoTree(GrowthPolicy):
                 among = [want and have for want, have in zip(wanted, free, strict=True)]
         return Growth(*_marked(keep, kept, among), torch.tensor(paths, dtype=torch.float64))
 
-    def _paths(self, plan: Proposal, laws: list[list[float]], rows: Many[int], above: Many[float]) -> list[list[float]]:
+    def _paths(
+        self, plan: Proposal, laws: list[list[float]], rows: Sequence[int], above: Sequence[float]
+    ) -> list[list[float]]:
         """[F, K] probabilities that candidates are accepted, with all above them."""
         found, kinds = [], first_or_not(len(laws[0]))
         for law, row, path in zip(laws, rows, above, strict=True):
@@ -193,7 +195,9 @@ class AutoTree(GrowthPolicy):
         return found
 
     @staticmethod
-    def _kept(plan: Proposal, paths: list[list[float]], rows: Many[int], budgets: Many[int]) -> list[tuple[int, int]]:
+    def _kept(
+        plan: Proposal, paths: list[list[float]], rows: Sequence[int], budgets: Sequence[int]
+    ) -> list[tuple[int, int]]:
         """Which candidates may pay as nodes: of each sequence the best ones, no more than its budget."""
         least = max(_LEAST, _SHARE * plan.rate / len(plan.sequences) * plan.curve.slope)
         kept = [(f, k) for f, own in enumerate(paths) for k, path in enumerate(own) if path > least]
@@ -206,7 +210,7 @@ class AutoTree(GrowthPolicy):
                 best.append((f, k))
         return sorted(best)
 
-    def _extension(self, plan: Proposal, layer: Many[tuple[int, float]]) -> tuple[list[bool], float, float]:
+    def _extension(self, plan: Proposal, layer: Sequence[tuple[int, float]]) -> tuple[list[bool], float, float]:
         """Of a new layer: the nodes to ask about, [F]; the expected tokens of one more layer, if it gains as this one
         did; and those of as many layers as the sources answer for when they are asked about one.
 
@@ -230,7 +234,9 @@ class AutoTree(GrowthPolicy):
         ahead, once = onwards * gained, self._ledger.layers
         return wanted, ahead, ahead * sum(decay**k * min(1.0, once - k) for k in range(math.ceil(once)))
 
-    def prune(self, pools: Many[DraftTree], tags: Many[Tensor], budgets: Many[Budget]) -> list[Tensor | None]:
+    def prune(
+        self, pools: Sequence[DraftTree], tags: Sequence[Tensor], budgets: Sequence[Budget]
+    ) -> list[Tensor | None]:
         """The number of nodes that is worth most, the same for all sequences: they share the pass."""
         plan = self._planned()
         most = len(plan.curve.now) - 1
@@ -253,7 +259,7 @@ class AutoTree(GrowthPolicy):
             keeps.append(torch.from_numpy(keep))
         return keeps
 
-    def observe(self, outcomes: Many[Outcome]) -> None:
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Learn from every candidate that was put to the test, drafted to be verified or not."""
         plan, self._plan = self._plan, None
         if plan is None:
@@ -274,7 +280,7 @@ class AutoTree(GrowthPolicy):
             self._expected += (predicted - len(outcomes)) / trust
         self.report.add(plan.chosen, predicted / len(outcomes), taken / len(outcomes), cost)
 
-    def _learn(self, plan: Proposal, row: int, tokens: Many[int]) -> None:
+    def _learn(self, plan: Proposal, row: int, tokens: Sequence[int]) -> None:
         """Walk down what was proposed along what the target said.
 
         All candidates count, whether they became nodes or not.
@@ -299,7 +305,7 @@ class AutoTree(GrowthPolicy):
         self.calibration.learn(tried, record)
 
 
-def _marked(keep: Tensor, kept: Many[tuple[int, int]], among: Many[bool]) -> tuple[Tensor, Tensor]:
+def _marked(keep: Tensor, kept: Sequence[tuple[int, int]], among: Sequence[bool]) -> tuple[Tensor, Tensor]:
     """[F, K] bool: where nodes are kept, and where those are that may get children."""
     extend, width = keep.clone(), keep.shape[1]
     flat = [f * width + k for f, k in kept]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from ..config import Budget
 from ..models.base import LanguageModel
-from ..sequence import Sequence
+from ..request import Request
 from ..tree import ROOT, DraftTree
 from .drawing import Drawing
 from .successors import Successors
@@ -55,7 +55,7 @@ class Outcome:
             for; None where it asked for none.
     """
 
-    sequence: Sequence
+    sequence: Request
     tree: DraftTree
     path: list[int]
     tokens: list[int]
@@ -105,21 +105,21 @@ class Drafter(Protocol):
     def prepare(self, target: LanguageModel) -> None:
         """It will draft for ``target``: called once, before anything else."""
 
-    def open(self, sequence: Sequence) -> None:
+    def open(self, sequence: Request) -> None:
         """A sequence begins: its prompt is in ``sequence.ids``."""
 
     def propose(
-        self, sequences: Many[Sequence], budgets: Many[Budget], drawing: Drawing = Drawing.COUPLED
+        self, sequences: Sequence[Request], budgets: Sequence[Budget], drawing: Drawing = Drawing.COUPLED
     ) -> list[DraftTree]:
         """One tree for each sequence, rooted at its last token and within its budget.
 
         ``drawing`` says how children come out of the draft law; a sequence at temperature 0 gets the most probable.
         """
 
-    def observe(self, outcomes: Many[Outcome]) -> None:
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
         """What became of the proposed trees; ``sequence.ids`` already ends with the tokens gained."""
 
-    def close(self, sequence: Sequence) -> None:
+    def close(self, sequence: Request) -> None:
         """A sequence has ended."""
 
 
@@ -135,14 +135,14 @@ class NoDrafter:
 
     def prepare(self, target: LanguageModel) -> None: ...
 
-    def open(self, sequence: Sequence) -> None: ...
+    def open(self, sequence: Request) -> None: ...
 
     def propose(
-        self, sequences: Many[Sequence], budgets: Many[Budget], drawing: Drawing = Drawing.COUPLED
+        self, sequences: Sequence[Request], budgets: Sequence[Budget], drawing: Drawing = Drawing.COUPLED
     ) -> list[DraftTree]:
         """Empty trees."""
         return [DraftTree.empty() for _ in sequences]
 
-    def observe(self, outcomes: Many[Outcome]) -> None: ...
+    def observe(self, outcomes: Sequence[Outcome]) -> None: ...
 
-    def close(self, sequence: Sequence) -> None: ...
+    def close(self, sequence: Request) -> None: ...

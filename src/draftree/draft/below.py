@@ -7,7 +7,7 @@ hidden states of the level above (``Source.rereads``): then it is told of all th
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -25,7 +25,7 @@ from .source import Asked, Scorer, Source, ask
 class Restarts(Protocol):
     """A scorer that wants to know where the level above has said a token itself: a hierarchy's."""
 
-    def restart(self, row: int, line: Many[int]) -> None:
+    def restart(self, row: int, line: Sequence[int]) -> None:
         """``line``: the nodes from the root, left out, down to that token's."""
 
 
@@ -38,11 +38,11 @@ class BelowScorer:
         anchors: for each tree the row of its sequence, what is known of that, and the node that the tree is below.
     """
 
-    def __init__(self, source: Source, scorer: Scorer, anchors: Many[tuple[int, Known, int]]) -> None:
+    def __init__(self, source: Source, scorer: Scorer, anchors: Sequence[tuple[int, Known, int]]) -> None:
         self._source, self._scorer, self._anchors = source, scorer, anchors
         self._names: dict[tuple[int, int], int] = {}  # tree and its node -> number in the whole proposal
 
-    def score_roots(self, rows: Many[int], width: int) -> Candidates:
+    def score_roots(self, rows: Sequence[int], width: int) -> Candidates:
         """Tell it of the tokens on the way to the anchors that it has not been asked about."""
         asked, ends = [], []
         for tree in rows:
@@ -69,7 +69,7 @@ class BelowScorer:
             ends.append((known, own))
         return self._said(asked, ends, width)
 
-    def _said(self, asked: Many[tuple[Known, Asked]], ends: Many[tuple[Known, int]], width: int) -> Candidates:
+    def _said(self, asked: Sequence[tuple[Known, Asked]], ends: Sequence[tuple[Known, int]], width: int) -> Candidates:
         """Ask what has not been asked; what follows the ends."""
         if asked:
             laws = laws_of(ask(self._source, self._scorer, [node for _, node in asked], width))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -26,7 +26,9 @@ class BestPaths(GrowthPolicy):
 
     by_value = True
 
-    def prune(self, pools: Many[DraftTree], tags: Many[Tensor], budgets: Many[Budget]) -> list[Tensor | None]:
+    def prune(
+        self, pools: Sequence[DraftTree], tags: Sequence[Tensor], budgets: Sequence[Budget]
+    ) -> list[Tensor | None]:
         """The budget's most probable nodes of each pool."""
         return [
             None if len(pool) <= budget.nodes else pool.best(budget.nodes)
@@ -93,7 +95,7 @@ class OptTree(BestPaths):
         gain = _mass(every, after, frontier.budgets) - _mass(pool, before, frontier.budgets)
         return Growth(keep, keep & (gain > self.threshold).take(frontier.rows)[:, None])
 
-    def observe(self, outcomes: Many[Outcome]) -> None:
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Learn the rate and the price of a layer for the automatic threshold.
 
         The first step of a sequence is left out: a drafting model reads the prompt in it.

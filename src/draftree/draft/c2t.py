@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from collections.abc import Sequence as Many
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -85,7 +84,7 @@ class ClassifierTree(GrowthPolicy):
         """The drafter of ``made_for``."""
         return None if self.made_for is None else self.made_for.drafter
 
-    def prepare(self, target: LanguageModel, sources: Many[Source]) -> None:
+    def prepare(self, target: LanguageModel, sources: Sequence[Source]) -> None:
         """Warn where the classifier learned from other models."""
         warn_of_others(self.made_for, target, sources)
 
@@ -115,7 +114,9 @@ class ClassifierTree(GrowthPolicy):
         keep = keep.masked_scatter(keep, stay)
         return Growth(keep, torch.full_like(keep, frontier.depth + 1 < self.depth), least)
 
-    def prune(self, pools: Many[DraftTree], tags: Many[Tensor], budgets: Many[Budget]) -> list[Tensor | None]:
+    def prune(
+        self, pools: Sequence[DraftTree], tags: Sequence[Tensor], budgets: Sequence[Budget]
+    ) -> list[Tensor | None]:
         """The budget's best nodes by least C on the path: none exceeds its parent, so parents stay."""
         kept: list[Tensor | None] = []
         for least, budget in zip(tags, budgets, strict=True):
@@ -125,7 +126,7 @@ class ClassifierTree(GrowthPolicy):
         return kept
 
 
-def warn_of_others(made_for: Provenance | None, target: LanguageModel, sources: Many[Source]) -> None:
+def warn_of_others(made_for: Provenance | None, target: LanguageModel, sources: Sequence[Source]) -> None:
     """Warn where a classifier learned from a target or a drafter of other weights."""
     if made_for is None:
         return
@@ -139,7 +140,7 @@ def warn_of_others(made_for: Provenance | None, target: LanguageModel, sources: 
         )
 
 
-def provenance(target: LanguageModel, sources: Many[Source]) -> Provenance:
+def provenance(target: LanguageModel, sources: Sequence[Source]) -> Provenance:
     """What a classifier of these sources' drafts for this target learns from."""
     return Provenance(
         target=target.capabilities.name,

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable
-from collections.abc import Sequence as Many
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple, TypeAlias
@@ -94,7 +93,7 @@ class Calibration:
         self._information = [_INFORMATION] * kinds
         self._line: tuple[list[float], list[float], list[float]] | None = None
 
-    def begin(self, near: Many[bool]) -> None:
+    def begin(self, near: Sequence[bool]) -> None:
         """Before anything is learned: of kinds in pairs, a source's first candidates and its others, which are near.
 
         Args:
@@ -143,7 +142,7 @@ class Calibration:
             found.append(min(1.0, accepted))  # rounded up, a child would be likelier than its parent
         return found
 
-    def learn(self, tried: Many[Tried], record: Record | None = None) -> None:
+    def learn(self, tried: Sequence[Tried], record: Record | None = None) -> None:
         """Candidates of accepted nodes, of one source or of several, have been put to the test.
 
         Args:
@@ -161,7 +160,7 @@ class Calibration:
         self._shifted(tried)
         self._line = None
 
-    def _shifted(self, tried: Many[Tried]) -> None:
+    def _shifted(self, tried: Sequence[Tried]) -> None:
         """One step of Newton's method for the likeliest shift of the log-odds of each kind."""
         missed, odds = [0.0] * len(self._shift), [math.exp(shift) for shift in self._shift]
         for _, p, hit, kind in tried:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..config import Budget
 from ..models.base import LanguageModel
-from ..sequence import Sequence
+from ..request import Request
 from ..tree import DraftTree
 from .base import Outcome
 from .drawing import Drawing
@@ -59,12 +59,12 @@ class TreeDrafter:
         self.source.prepare(target)
         self.policy.prepare(target, self.source.parts)
 
-    def open(self, sequence: Sequence) -> None:
+    def open(self, sequence: Request) -> None:
         """Tell the source."""
         self.source.open(sequence)
 
     def propose(
-        self, sequences: Many[Sequence], budgets: Many[Budget], drawing: Drawing = Drawing.COUPLED
+        self, sequences: Sequence[Request], budgets: Sequence[Budget], drawing: Drawing = Drawing.COUPLED
     ) -> list[DraftTree]:
         """Plan, grow, and let the source know what stays.
 
@@ -79,11 +79,11 @@ class TreeDrafter:
             self.source.spent += time.perf_counter() - began
         return [g.tree for g in grown]
 
-    def observe(self, outcomes: Many[Outcome]) -> None:
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Tell source and policy, which asks what the source has spent."""
         self.source.observe(outcomes)
         self.policy.observe(outcomes)
 
-    def close(self, sequence: Sequence) -> None:
+    def close(self, sequence: Request) -> None:
         """Tell the source."""
         self.source.close(sequence)

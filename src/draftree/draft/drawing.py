@@ -6,7 +6,7 @@ index) under a label of their own, so they are independent of the target's noise
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from enum import Enum
 from typing import NamedTuple
 
@@ -43,7 +43,7 @@ class Drawn(NamedTuple):
 
     tokens: Tensor
     logprobs: Tensor
-    laws: Many[DraftLaw | None]
+    laws: Sequence[DraftLaw | None]
 
 
 class Key(NamedTuple):
@@ -60,7 +60,7 @@ class Key(NamedTuple):
     node: int
 
 
-def draw(logits: Tensor, counts: Many[int], keys: Many[Key], drawing: Drawing) -> Tensor:
+def draw(logits: Tensor, counts: Sequence[int], keys: Sequence[Key], drawing: Drawing) -> Tensor:
     """Draw children by the Gumbel-max trick.
 
     The k largest of logits + Gumbel noise, in order, are k draws without replacement (Yellott 1977; Kool et al., ICML
@@ -95,7 +95,7 @@ def draw(logits: Tensor, counts: Many[int], keys: Many[Key], drawing: Drawing) -
     return columns
 
 
-def _noise(keys: Many[Key], draws: Many[int], logits: Tensor) -> Tensor:
+def _noise(keys: Sequence[Key], draws: Sequence[int], logits: Tensor) -> Tensor:
     """[R, V] for each key and draw index."""
     seeds = [derive_seed(key.seed, DRAFT_NOISE, key.node, i) for key, i in zip(keys, draws, strict=True)]
     return gumbel_noise(seeds, [key.position for key in keys], logits.shape[-1], logits.device)

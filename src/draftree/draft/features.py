@@ -5,8 +5,7 @@ Each feature is one function of the columns that a ``Frontier`` and a ``DraftTre
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence as Many
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -58,7 +57,7 @@ FEATURES: dict[str, Callable[[Columns], Tensor]] = {
 """The first three are C2T's P, H and d (its depth counts the first layer as 0); the last, a union's first parts."""
 
 
-def features(columns: Columns, names: Many[str]) -> Tensor:
+def features(columns: Columns, names: Sequence[str]) -> Tensor:
     """[..., n] float32: the features of these names."""
     return torch.stack([FEATURES[name](columns).float() for name in names], dim=-1)
 

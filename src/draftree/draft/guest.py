@@ -7,13 +7,13 @@ layers left out this is Zhang et al., *Draft & Verify* (ACL 2024), Section 3.1.
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..errors import ConfigError, RunError
 from ..models.base import LanguageModel
 from ..models.hf import HFModel
-from ..sequence import Sequence
+from ..request import Request
 from .base import Outcome
 from .model import ModelSource, State
 from .source import Grown
@@ -47,23 +47,23 @@ class GuestSource(ModelSource):
                 f"drafter {self.model.capabilities.name} was loaded for another target: load it for the one in use"
             )
 
-    def unread(self, sequence: Sequence) -> list[tuple[LanguageModel, int]]:
+    def unread(self, sequence: Request) -> list[tuple[LanguageModel, int]]:
         """Nothing, ever."""
         return [] if len(sequence.ids) >= self.model.capabilities.max_length else [(self.model, 0)]
 
-    def opened(self, sequence: Sequence) -> State:
+    def opened(self, sequence: Request) -> State:
         """On the target's row."""
         if sequence.row is None:
             raise RunError("the sequence is closed: open its prompt again")
         return self._states.setdefault(sequence, State(sequence.row))
 
-    def settle(self, sequences: Many[Sequence], grown: Many[Grown]) -> None:
+    def settle(self, sequences: Sequence[Request], grown: Sequence[Grown]) -> None:
         """The target goes on: drop all nodes."""
         self._drop(sequences)
 
-    def observe(self, outcomes: Many[Outcome]) -> None:
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
         """The target has committed what was accepted."""
 
-    def close(self, sequence: Sequence) -> None:
+    def close(self, sequence: Request) -> None:
         """The row is the target's."""
         self._states.pop(sequence, None)

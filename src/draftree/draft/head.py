@@ -7,7 +7,7 @@ run: these tokens are fed once, with the judge's hidden states, and stay where t
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 
@@ -17,7 +17,7 @@ from torch import Tensor
 from ..errors import CacheError
 from ..models.base import LanguageModel, Nodes, Row
 from ..models.head_model import HeadModel, HeadRow
-from ..sequence import Sequence
+from ..request import Request
 from ..tree import ROOT
 from .base import Outcome
 from .drawing import Drawing
@@ -38,30 +38,30 @@ class HeadSource(ModelSource):
 
     model: HeadModel = field()
     judge: ModelSource | None = None
-    _given: dict[Sequence, set[int]] = field(default_factory=dict, repr=False)
+    _given: dict[Request, set[int]] = field(default_factory=dict, repr=False)
     """Of the proposal's nodes, by their numbers among the row's, those that were fed with the judge's hidden states."""
 
     def __post_init__(self) -> None:
         self.rereads = self.judge is not None
 
-    def unread(self, sequence: Sequence) -> list[tuple[LanguageModel, int]]:
+    def unread(self, sequence: Request) -> list[tuple[LanguageModel, int]]:
         """Nothing that counts: of a prompt it needs keys and values alone, of one layer."""
         return []
 
-    def begin(self, sequences: Many[Sequence], drawing: Drawing) -> Scorer:
+    def begin(self, sequences: Sequence[Request], drawing: Drawing) -> Scorer:
         """A sequence's new tokens are fed when its root is asked for."""
         return _HeadScorer(self, sequences, drawing)
 
-    def tokens(self, rows: Many[Row]) -> Many[Tensor]:
+    def tokens(self, rows: Sequence[Row]) -> Sequence[Tensor]:
         """The rows' draft vocabularies."""
         return [self.model.own(row).tokens for row in rows]
 
-    def settle(self, sequences: Many[Sequence], grown: Many[Grown]) -> None:
+    def settle(self, sequences: Sequence[Request], grown: Sequence[Grown]) -> None:
         """Of what was drafted nothing is kept but what the judge has read."""
         if self.judge:
             super(HeadSource, self).settle(sequences, grown)
 
-    def observe(self, outcomes: Many[Outcome]) -> None:
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Commit what was accepted and fed with the judge's hidden states; the rest comes with the target's."""
         for sequence, outcome in ((o.sequence, o) for o in outcomes if o.sequence in self._given):
             given, state = self._given.pop(sequence), self._states[sequence]
@@ -69,7 +69,7 @@ class HeadSource(ModelSource):
             self.model.commit(state.row, list(takewhile(given.__contains__, path)))
             state.numbers = {}
 
-    def close(self, sequence: Sequence) -> None:
+    def close(self, sequence: Request) -> None:
         """Forget a sequence's row."""
         self._given.pop(sequence, None)
         super(HeadSource, self).close(sequence)
@@ -80,7 +80,7 @@ class _HeadScorer(ModelScorer):
 
     _source: HeadSource
 
-    def score_roots(self, rows: Many[int], width: int) -> Candidates:
+    def score_roots(self, rows: Sequence[int], width: int) -> Candidates:
         """Feed each sequence's new tokens with the target's hidden states; the last of them is the root."""
         source = self._source
         fed: list[HeadRow] = []
@@ -110,7 +110,7 @@ class _HeadScorer(ModelScorer):
         column, none = torch.zeros_like(batch), [0] * len(rows)
         return self._laws.candidates(self._asked, logits, batch, column, width, source.tokens(fed), depths=none)
 
-    def score_all(self, asked: Many[Asked], width: int) -> Candidates:
+    def score_all(self, asked: Sequence[Asked], width: int) -> Candidates:
         """Feed nodes in as few passes as it takes: one that follows a guess comes after the guess."""
         waves: dict[tuple[int, int], int] = {}
         for b, node, parent, _ in asked:
@@ -130,7 +130,7 @@ class _HeadScorer(ModelScorer):
         judge = self._source.judge
         return judge is not None and judge.has_read(self._sequences[b], node)
 
-    def _pass(self, rows: Many[Row], nodes: Many[Nodes], asked: Many[Asked]) -> Tensor:
+    def _pass(self, rows: Sequence[Row], nodes: Sequence[Nodes], asked: Sequence[Asked]) -> Tensor:
         """A node's input is the hidden state at its parent: the judge's, or else what was predicted there."""
         source, judge = self._source, self._source.judge
         if judge is None or not any(self._is_read(b, parent) for b, _, parent, _ in asked):

@@ -8,7 +8,7 @@ adds what else it finds probable. Either may be a hierarchy itself.
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import ClassVar
@@ -18,7 +18,7 @@ import torch
 from ..config import Budget
 from ..errors import ConfigError
 from ..models.base import LanguageModel
-from ..sequence import Level, Sequence
+from ..request import Level, Request
 from .auto import AutoTree
 from .base import Outcome
 from .drawing import Drawing
@@ -51,7 +51,7 @@ class HierarchySource(Source):
     called: tuple[str, str] = ("", "")
     inner: bool = field(default=False, repr=False)
     _decider: Decider = field(init=False, repr=False)
-    _room: dict[Sequence, tuple[Budget, Budget]] = field(default_factory=dict, repr=False)
+    _room: dict[Request, tuple[Budget, Budget]] = field(default_factory=dict, repr=False)
     """What is left for the trees of the proposal, and for the lower source."""
     _scorer: HierarchyScorer | None = field(default=None, repr=False)
 
@@ -97,7 +97,7 @@ class HierarchySource(Source):
         """Of either."""
         return self.upper.host or self.lower.host
 
-    def unread(self, sequence: Sequence) -> list[tuple[LanguageModel, int]]:
+    def unread(self, sequence: Request) -> list[tuple[LanguageModel, int]]:
         """Of both."""
         return [*self.lower.unread(sequence), *self.upper.unread(sequence)]
 
@@ -133,30 +133,30 @@ class HierarchySource(Source):
             )
         self._decider.prepare(target if judge is None or not self.inner else judge)
 
-    def open(self, sequence: Sequence) -> None:
+    def open(self, sequence: Request) -> None:
         """Tell both."""
         if not self.inner:
             sequence.stats.levels = [Level(name) for name in self.levels]
         self.upper.open(sequence)
         self.lower.open(sequence)
 
-    def fit(self, sequence: Sequence, budget: Budget) -> Budget:
+    def fit(self, sequence: Request, budget: Budget) -> Budget:
         """What the upper source can draft within."""
         room = self.upper.fit(sequence, budget)
         self._room[sequence] = room, self.lower.fit(sequence, budget)
         return room
 
-    def room(self, sequence: Sequence) -> tuple[Budget, Budget]:
+    def room(self, sequence: Request) -> tuple[Budget, Budget]:
         """What ``fit`` found for the upper source, and for the lower one."""
         return self._room[sequence]
 
-    def begin(self, sequences: Many[Sequence], drawing: Drawing) -> Scorer:
+    def begin(self, sequences: Sequence[Request], drawing: Drawing) -> Scorer:
         """Nothing is asked yet."""
         fresh = any(sequence.stats.steps == 0 for sequence in sequences)
         self._scorer = HierarchyScorer(self, sequences, drawing, fresh)
         return self._scorer
 
-    def judged(self, proposals: Many[Proposal], outcomes: Many[Outcome], passes: int, seconds: float) -> None:
+    def judged(self, proposals: Sequence[Proposal], outcomes: Sequence[Outcome], passes: int, seconds: float) -> None:
         """The upper source has answered for the lower one's proposals: policy and lower source learn from it.
 
         Args:
@@ -193,7 +193,7 @@ class HierarchySource(Source):
         below = [after - at for at, after in pairwise([*begins, len(accepted) - 1])]
         self._decider.observe(outcome, known.refused, below)
 
-    def settle(self, sequences: Many[Sequence], grown: Many[Grown]) -> None:
+    def settle(self, sequences: Sequence[Request], grown: Sequence[Grown]) -> None:
         """Tell both which of the nodes they know stay."""
         ours = [
             Grown(tree, torch.tensor(self._known(row).numbers(tree), dtype=torch.int64))
@@ -208,7 +208,7 @@ class HierarchySource(Source):
             raise ConfigError("a hierarchy was told of trees that it has not begun: call begin first")
         return self._scorer.known[row]
 
-    def observe(self, outcomes: Many[Outcome]) -> None:
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
         """The target has judged: learn from it, book whose tokens came out, and tell both."""
         if self._scorer is not None and not self.inner:
             for row, outcome in enumerate(outcomes):
@@ -227,7 +227,7 @@ class HierarchySource(Source):
         for n in accepted:
             levels[known.level.get(nodes[n], top)].emitted += 1
 
-    def close(self, sequence: Sequence) -> None:
+    def close(self, sequence: Request) -> None:
         """Tell both."""
         self._room.pop(sequence, None)
         self.upper.close(sequence)

@@ -6,7 +6,7 @@ Nodes are known by numbers of their own, ROOT for the root. Knows no sources.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -127,7 +127,7 @@ class Known:
         return found
 
 
-def answer(laws: Many[Law]) -> Candidates:
+def answer(laws: Sequence[Law]) -> Candidates:
     """[F] laws as candidates."""
     width = max(len(law.tokens) for law in laws)
     told = [law.origins for law in laws if law.origins is not None]

@@ -9,14 +9,14 @@ T = 0 is q. Two models that share their noise often draw the same token where ne
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ..request import Request
 from ..sampling import gumbel_noise, gumbel_noise_of, warp_rows
-from ..sequence import Sequence
 from ..tree import DraftLaw
 from .drawing import Drawing, Drawn, Key, draw
 from .policy import Candidates
@@ -32,21 +32,21 @@ class Laws:
 
     def __init__(self, drawing: Drawing) -> None:
         self._drawing = drawing
-        self._asked: list[tuple[Sequence, int]] = []
+        self._asked: list[tuple[Request, int]] = []
         self._laws = torch.zeros(0)
         self._tokens: list[Tensor] = []  # for each node asked about, the ids of its law's entries
 
     @torch.inference_mode()
     def candidates(
         self,
-        asked: list[tuple[Sequence, int]],
+        asked: list[tuple[Request, int]],
         logits: Tensor,
         batch: Tensor,
         column: Tensor,
         width: int,
-        tokens: Many[Tensor] | None = None,
+        tokens: Sequence[Tensor] | None = None,
         *,
-        depths: Many[int],
+        depths: Sequence[int],
     ) -> Candidates:
         """The most probable tokens after F nodes, in one transfer to the host.
 
@@ -101,8 +101,8 @@ class Laws:
 
     def _noise(
         self,
-        asked: list[tuple[Sequence, int]],
-        depths: Many[int],
+        asked: list[tuple[Request, int]],
+        depths: Sequence[int],
         logits: Tensor,
         batch: Tensor,
         named: Tensor | None,

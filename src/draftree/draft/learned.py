@@ -5,7 +5,7 @@ Both classifiers score nodes given their parents ('draftree train classifier --g
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -86,7 +86,7 @@ class LearnedTree(EntropyTree):
         """The drafter of ``made_for``."""
         return None if self.made_for is None else self.made_for.drafter
 
-    def prepare(self, target: LanguageModel, sources: Many[Source]) -> None:
+    def prepare(self, target: LanguageModel, sources: Sequence[Source]) -> None:
         """Warn where the width was learned from other models."""
         warn_of_others(self.made_for, target, sources)
 
@@ -119,7 +119,7 @@ class ScoredAuto(AutoTree):
         """The drafter of ``made_for``."""
         return None if self.made_for is None else self.made_for.drafter
 
-    def prepare(self, target: LanguageModel, sources: Many[Source]) -> None:
+    def prepare(self, target: LanguageModel, sources: Sequence[Source]) -> None:
         """See ``AutoTree``; warn where the classifier learned from other models."""
         AutoTree.prepare(self, target, sources)
         warn_of_others(self.made_for, target, sources)

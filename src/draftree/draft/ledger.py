@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ..sequence import Sequence
+from ..request import Request
 from .base import Outcome
 from .costs import Curve
 from .proposal import Price, Proposal
@@ -44,7 +44,7 @@ class Ledger:
     _learning: float = _LITTLE
     _drafted: bool = False
 
-    def begin(self, sequences: Many[Sequence], curve: Curve, context: int, depth: int, left: float) -> Price:
+    def begin(self, sequences: Sequence[Request], curve: Curve, context: int, depth: int, left: float) -> Price:
         """Settle which sources are asked in a proposal (``Stake.begin``), and what that costs.
 
         Args:
@@ -74,7 +74,7 @@ class Ledger:
         """Seconds of all that was drafted, as expected."""
         return plan.asked * plan.price.layer + plan.layers * self.growing + self._learning
 
-    def settle(self, plan: Proposal, outcomes: Many[Outcome]) -> None:
+    def settle(self, plan: Proposal, outcomes: Sequence[Outcome]) -> None:
         """Enter what a proposal took, at the speed of the profile, and what it brought."""
         cost, verified = outcomes[0].step, float(plan.curve.now[plan.chosen])
         if self._drafted and not plan.fresh:
@@ -90,7 +90,7 @@ class Ledger:
         passes = seconds / plan.curve.plain
         self.pace.add(sum(o.taken for o in outcomes) / len(outcomes), passes, _MEMORY**passes)
 
-    def _judge(self, plan: Proposal, outcomes: Many[Outcome], spending: Spending) -> None:
+    def _judge(self, plan: Proposal, outcomes: Sequence[Outcome], spending: Spending) -> None:
         """What each source was worth; the time of drafting that none of them took is the growth loop's own."""
         asked = [(stake, layer) for stake, layer in zip(self.stakes, plan.price.each, strict=True) if stake.asked]
         paid = [stake for stake, _ in asked if stake.pays]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from weakref import WeakKeyDictionary
@@ -60,7 +60,7 @@ class _Making:
     alone: bool
     window: Window | None = None
 
-    def hierarchy(self, levels: Many[LevelName], count: int = 0, judge: Source | None = None) -> Source:
+    def hierarchy(self, levels: Sequence[LevelName], count: int = 0, judge: Source | None = None) -> Source:
         """The source of the lowest levels of ``count``, below ``judge``; of one level a union, or a single source."""
         *below, top = levels
         count = count or len(levels)

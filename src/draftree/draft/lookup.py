@@ -9,14 +9,14 @@ they mean for a model: every growth policy works unchanged. What the shortest co
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from ..errors import ConfigError
-from ..sequence import Sequence
+from ..request import Request
 from ..tree import ROOT, DraftLaw
 from .drawing import Drawing, Drawn, Key, draw
 from .policy import Candidates
@@ -33,7 +33,7 @@ class NgramIndex:
         self._successors: dict[Tail, dict[int, int]] = {}
         self._text: list[int] = []
 
-    def extend(self, tokens: Many[int]) -> None:
+    def extend(self, tokens: Sequence[int]) -> None:
         """Append tokens to the text."""
         for token in tokens:
             for n in self._lengths:
@@ -82,7 +82,7 @@ class LookupSource(Source):
 
     shortest: int = 2
     longest: int = 6
-    _indexes: dict[Sequence, NgramIndex] = field(default_factory=dict, repr=False)
+    _indexes: dict[Request, NgramIndex] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         if not 1 <= self.shortest <= self.longest:
@@ -95,19 +95,19 @@ class LookupSource(Source):
         """See ``Source``."""
         return "lookup"
 
-    def open(self, sequence: Sequence) -> None:
+    def open(self, sequence: Request) -> None:
         """Index the prompt."""
         self._indexes[sequence] = index = NgramIndex(self.shortest, self.longest)
         index.extend(sequence.ids)
 
-    def begin(self, sequences: Many[Sequence], drawing: Drawing) -> Scorer:
+    def begin(self, sequences: Sequence[Request], drawing: Drawing) -> Scorer:
         """Index the new tokens."""
         indexes = [self._indexes[r] for r in sequences]
         for index, sequence in zip(indexes, sequences, strict=True):
             index.extend(sequence.ids[len(index) :])
         return _LookupScorer(indexes, sequences, drawing)
 
-    def close(self, sequence: Sequence) -> None:
+    def close(self, sequence: Request) -> None:
         """Forget a sequence's index."""
         self._indexes.pop(sequence, None)
 
@@ -115,14 +115,14 @@ class LookupSource(Source):
 class _LookupScorer:
     """Scores nodes of the trees under construction by the last tokens on their paths."""
 
-    def __init__(self, indexes: Many[NgramIndex], sequences: Many[Sequence], drawing: Drawing) -> None:
+    def __init__(self, indexes: Sequence[NgramIndex], sequences: Sequence[Request], drawing: Drawing) -> None:
         self._indexes = indexes
         self._sequences = sequences
         self._drawing = drawing
         self._tails: dict[tuple[int, int], Tail] = {}
         self._asked: list[tuple[int, int, Tail]] = []
 
-    def score_roots(self, rows: Many[int], width: int) -> Candidates:
+    def score_roots(self, rows: Sequence[int], width: int) -> Candidates:
         """See ``Scorer``."""
         return self._predict([(b, ROOT, self._indexes[b].tail) for b in rows], width)
 

@@ -8,7 +8,7 @@ method that shapes the target's trees asks for more. Or never (the ablation).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
@@ -16,7 +16,7 @@ from ..errors import ConfigError
 from ..models.base import LanguageModel
 from ..models.measure import kept_or_measured
 from ..models.profile import Profile
-from ..sequence import Sequence
+from ..request import Request
 from ..tree import ROOT
 from .base import Outcome
 from .calibration import Calibration, Tried
@@ -71,7 +71,7 @@ class Place:
 
     depth: int
     entropy: float
-    path: Many[float]
+    path: Sequence[float]
 
 
 @dataclass(slots=True)
@@ -85,7 +85,7 @@ class Decider:
 
     settings: LoopBack
     profile: Profile | None = None
-    _thresholds: WeakKeyDictionary[Sequence, Threshold] = field(default_factory=WeakKeyDictionary, repr=False)
+    _thresholds: WeakKeyDictionary[Request, Threshold] = field(default_factory=WeakKeyDictionary, repr=False)
     _calibration: Calibration = field(default_factory=Calibration, repr=False)
     _gain: float = field(default=_HOPE, repr=False)
     _round: float = field(default=0.0, repr=False)
@@ -97,11 +97,11 @@ class Decider:
         if self.settings.rule == "gain":
             self.profile = self.profile or kept_or_measured(target)
 
-    def threshold(self, sequence: Sequence) -> Threshold:
+    def threshold(self, sequence: Request) -> Threshold:
         """A sequence's tau."""
         return self._thresholds.setdefault(sequence, Threshold(self.settings.tau, self.settings.memory))
 
-    def goes_on(self, sequence: Sequence, place: Place) -> bool:
+    def goes_on(self, sequence: Request, place: Place) -> bool:
         """Another round below this token?"""
         rule = self.settings.rule
         if rule == NEVER or place.depth >= self.settings.pending:
@@ -135,7 +135,7 @@ class Decider:
         """A round took so many seconds."""
         self._round += (1 - _NEAR if self._round else 1.0) * (seconds - self._round)
 
-    def observe(self, outcome: Outcome, refused: float, below: Many[int]) -> None:
+    def observe(self, outcome: Outcome, refused: float, below: Sequence[int]) -> None:
         """Learn what became of a pending run.
 
         Args:

@@ -6,8 +6,7 @@ that ended a fully accepted path, and the target's bonus token) is fed as a shor
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from collections.abc import Sequence as Many
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from ..config import Budget
 from ..models.base import LanguageModel, Nodes, Row
-from ..sequence import Sequence
+from ..request import Request
 from ..tree import ROOT
 from .base import Outcome
 from .drawing import Drawing, Drawn
@@ -60,7 +59,7 @@ class ModelSource(Source):
     vocab_size: int
     near: bool = field(default=False, kw_only=True)
     _passes: int = field(default=0, repr=False)
-    _states: dict[Sequence, State] = field(default_factory=dict, repr=False)
+    _states: dict[Request, State] = field(default_factory=dict, repr=False)
 
     @property
     def name(self) -> str:
@@ -77,50 +76,50 @@ class ModelSource(Source):
         """See ``Source``."""
         return self._passes
 
-    def fit(self, sequence: Sequence, budget: Budget) -> Budget:
+    def fit(self, sequence: Request, budget: Budget) -> Budget:
         """The part that lies within the model's context."""
         room = max(0, self.model.capabilities.max_length - len(sequence.ids))
         return Budget(budget.nodes, room if budget.depth is None else min(room, budget.depth))
 
-    def unread(self, sequence: Sequence) -> list[tuple[LanguageModel, int]]:
+    def unread(self, sequence: Request) -> list[tuple[LanguageModel, int]]:
         """All but what it has committed, and the last token, which it is asked about."""
         state = self._states.get(sequence)
         if len(sequence.ids) >= self.model.capabilities.max_length:
             return []  # it is not going to
         return [(self.model, len(sequence.ids) - 1 - (state.row.length if state else 0))]
 
-    def opened(self, sequence: Sequence) -> State:
+    def opened(self, sequence: Request) -> State:
         """The state of a sequence that may be new: then its prompt is read."""
         if sequence not in self._states:
             self.model.reserve(1, sequence.prompt_length + (sequence.params.max_tokens or 0))
             self._states[sequence] = State(self.model.open(sequence.ids[:-1]))
         return self._states[sequence]
 
-    def begin(self, sequences: Many[Sequence], drawing: Drawing) -> Scorer:
+    def begin(self, sequences: Sequence[Request], drawing: Drawing) -> Scorer:
         """Drop what a failed step may have left behind; a new sequence's prompt is fed when its root is asked for."""
         self._drop(sequences)
         return ModelScorer(self, sequences, drawing)
 
-    def _drop(self, sequences: Iterable[Sequence]) -> None:
+    def _drop(self, sequences: Iterable[Request]) -> None:
         """Whatever is not committed."""
         for known in filter(None, map(self._states.get, sequences)):
             self.model.commit(known.row, [])
             known.numbers.clear()
 
-    def tokens(self, rows: Many[Row]) -> Many[Tensor] | None:
+    def tokens(self, rows: Sequence[Row]) -> Sequence[Tensor] | None:
         """For each row [K] int64, the ids of its logits' entries; None: entry i is token i."""
         return None
 
-    def has_read(self, sequence: Sequence, node: int) -> bool:
+    def has_read(self, sequence: Request, node: int) -> bool:
         """Its model has been asked about this node of the proposal."""
         return sequence in self._states and node in self._states[sequence].numbers
 
-    def hidden(self, sequence: Sequence, node: int) -> Tensor:
+    def hidden(self, sequence: Request, node: int) -> Tensor:
         """[H] its model's hidden state at a node that it has read; the model tracks them."""
         state = self._states[sequence]
         return state.row.pending_feature(state.numbers[node])
 
-    def settle(self, sequences: Many[Sequence], grown: Many[Grown]) -> None:
+    def settle(self, sequences: Sequence[Request], grown: Sequence[Grown]) -> None:
         """Follow the trees' pruning."""
         if self.resting:  # it has said nothing of these trees; what a failed step left behind is of others
             self._drop(sequences)
@@ -128,7 +127,7 @@ class ModelSource(Source):
             if state := self._states.get(sequence):
                 state.rename(numbers)
 
-    def observe(self, outcomes: Many[Outcome]) -> None:
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Commit what was fed and accepted: tokens that were waiting, then nodes until one that was never fed."""
         for outcome in outcomes:
             state = self._states.get(outcome.sequence)
@@ -140,7 +139,7 @@ class ModelSource(Source):
             state.row.drop_features()  # of committed tokens nobody asks for them
             state.numbers.clear()
 
-    def close(self, sequence: Sequence) -> None:
+    def close(self, sequence: Request) -> None:
         """Forget a sequence's row."""
         if sequence in self._states:
             self.model.close(self._states.pop(sequence).row)
@@ -149,17 +148,17 @@ class ModelSource(Source):
 class ModelScorer:
     """Scores nodes of the trees under construction by model passes over them."""
 
-    def __init__(self, source: ModelSource, sequences: Many[Sequence], drawing: Drawing) -> None:
+    def __init__(self, source: ModelSource, sequences: Sequence[Request], drawing: Drawing) -> None:
         self._source = source
         self._sequences = sequences
         self._laws = Laws(drawing)
-        self._asked: list[tuple[Sequence, int]] = []  # which nodes of which sequences are asked about
+        self._asked: list[tuple[Request, int]] = []  # which nodes of which sequences are asked about
         self._depths: dict[tuple[int, int], int] = {}
 
     def _state(self, row: int) -> State:
         return self._source._states[self._sequences[row]]
 
-    def score_roots(self, rows: Many[int], width: int) -> Candidates:
+    def score_roots(self, rows: Sequence[int], width: int) -> Candidates:
         """Feed each sequence's waiting tokens; the last of them is the root."""
         return self.score_all([Asked(b, ROOT, ROOT, 0) for b in rows], width)
 
@@ -168,7 +167,7 @@ class ModelScorer:
         columns = torch.stack([rows, nodes, parents, tokens], 1)
         return self.score_all([Asked(*node) for node in columns.tolist()], width)
 
-    def score_all(self, asked: Many[Asked], width: int) -> Candidates:
+    def score_all(self, asked: Sequence[Asked], width: int) -> Candidates:
         """Feed nodes, and the waiting tokens of sequences whose roots are among them, in one pass."""
         fed: dict[int, tuple[list[int], list[int]]] = {}
         column = []
@@ -196,7 +195,7 @@ class ModelScorer:
         named = self._source.tokens(own)
         return self._laws.candidates(self._asked, logits, batch, torch.tensor(column), width, named, depths=depths)
 
-    def _pass(self, rows: Many[Row], nodes: Many[Nodes], asked: Many[Asked]) -> Tensor:
+    def _pass(self, rows: Sequence[Row], nodes: Sequence[Nodes], asked: Sequence[Asked]) -> Tensor:
         """[B, n, V] logits after the nodes that are ``asked`` about, and after what waits before them."""
         return self._source.model.extend(rows, nodes)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from ..config import DEFAULT_NODES, Budget
 from ..errors import ConfigError
 from ..models.base import LanguageModel
-from ..sequence import Sequence
+from ..request import Request
 from ..tree import DraftTree
 from .base import Outcome
 
@@ -139,7 +139,7 @@ class GrowthPolicy(ABC):
         """Most children of a node in a tree of ``nodes`` nodes: the K that scorers are asked for."""
         return nodes
 
-    def plan(self, sequences: Many[Sequence], budgets: Many[Budget]) -> Many[Budget]:
+    def plan(self, sequences: Sequence[Request], budgets: Sequence[Budget]) -> Sequence[Budget]:
         """Before a proposal: the budgets to draft within; no nodes: nothing is asked of the drafter."""
         return budgets
 
@@ -147,7 +147,9 @@ class GrowthPolicy(ABC):
         """Most nodes to draft for a finished tree of ``nodes``."""
         return nodes
 
-    def prune(self, pools: Many[DraftTree], tags: Many[Tensor], budgets: Many[Budget]) -> Many[Tensor | None]:
+    def prune(
+        self, pools: Sequence[DraftTree], tags: Sequence[Tensor], budgets: Sequence[Budget]
+    ) -> Sequence[Tensor | None]:
         """Which nodes of each drafted pool, with these tags, are verified.
 
         Returns:
@@ -162,10 +164,10 @@ class GrowthPolicy(ABC):
             ConfigError: it was made for others.
         """
 
-    def prepare(self, target: LanguageModel, sources: Many[Source]) -> None:  # noqa: B027
+    def prepare(self, target: LanguageModel, sources: Sequence[Source]) -> None:  # noqa: B027
         """Before any drafting: whom the trees are for, and whose candidates they will be made of."""
 
-    def observe(self, outcomes: Many[Outcome]) -> None:  # noqa: B027
+    def observe(self, outcomes: Sequence[Outcome]) -> None:  # noqa: B027
         """What became of the trees of the last proposal, and what they cost."""
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, zip_longest
 from operator import neg
 from typing import NamedTuple
 
-from ..sequence import Sequence
+from ..request import Request
 from ..tree import DraftTree
 from .costs import Curve
 from .policy import Frontier
@@ -24,7 +24,7 @@ class Price(NamedTuple):
         node: of each node that a layer has beyond the first, in all sequences.
     """
 
-    each: Many[float]
+    each: Sequence[float]
     layer: float
     node: float
 
@@ -52,22 +52,22 @@ class Proposal:
         asked: layers that the sources were asked about: not those that were known already.
     """
 
-    sequences: Many[Sequence]
+    sequences: Sequence[Request]
     curve: Curve
     price: Price
     rate: float
-    odds: Many[float]
+    odds: Sequence[float]
     fresh: bool
     frontiers: list[Frontier] = field(default_factory=list)
     laws: list[list[list[float]]] = field(default_factory=list)
     best: list[list[float]] = field(init=False)
     seconds: list[float] = field(init=False)
     mass: float = 0.0
-    totals: Many[float] = (0.0,)
+    totals: Sequence[float] = (0.0,)
     gained: float = 0.0
-    pools: Many[DraftTree] = ()
+    pools: Sequence[DraftTree] = ()
     chosen: int = 0
-    gain: Many[float] = ()
+    gain: Sequence[float] = ()
     asked: int = 1
 
     def __post_init__(self) -> None:
@@ -79,7 +79,7 @@ class Proposal:
         """How deep it was drafted."""
         return len(self.frontiers)
 
-    def add(self, layer: Many[tuple[int, float]]) -> float:
+    def add(self, layer: Sequence[tuple[int, float]]) -> float:
         """Nodes have been drafted, of these sequences and probabilities; the tokens that are expected of them."""
         mass = 0.0
         for row, path in layer:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections import OrderedDict
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ..errors import ConfigError, DraftreeWarning, RunError
 from ..models.base import LanguageModel
-from ..sequence import Sequence
+from ..request import Request
 from ..tree import ROOT
 from .base import Outcome
 from .drawing import Drawing, Drawn
@@ -55,7 +55,7 @@ class SuccessorTable:
         self._probabilities = np.zeros((capacity, width), dtype=np.float32)
         self._rows: OrderedDict[Context, int] = OrderedDict()  # a dict would search its front for what it has lost
 
-    def put(self, contexts: Many[Context], found: Successors) -> None:
+    def put(self, contexts: Sequence[Context], found: Successors) -> None:
         """Successors found after ``contexts`` ([R]); of one that is there twice, the last ones stay."""
         last = {context: i for i, context in enumerate(contexts)}
         at, rows = [self._row(context) for context in last], list(last.values())
@@ -73,7 +73,7 @@ class SuccessorTable:
         self._rows[context] = row
         return row
 
-    def after(self, contexts: Many[Context], width: int) -> Candidates:
+    def after(self, contexts: Sequence[Context], width: int) -> Candidates:
         """The law after [F] contexts, blended of the last two tokens' and the last one's; the rest is one outcome."""
         width = min(width, 2 * self._tokens.shape[1])
         tokens, logprobs, entropies = [], [], []
@@ -132,7 +132,7 @@ class RecycleSource(Source):
     file: Path | None = None
     _table: SuccessorTable = field(init=False, repr=False)
     _vocabulary: str = field(default="", repr=False)
-    _open: set[Sequence] = field(default_factory=set, repr=False)
+    _open: set[Request] = field(default_factory=set, repr=False)
 
     def __post_init__(self) -> None:
         if self.width < 1:
@@ -160,15 +160,15 @@ class RecycleSource(Source):
             if (entries := read_entries(self.file, target.capabilities.vocab_size, self._vocabulary)) is not None:
                 self._table.fill(entries)
 
-    def open(self, sequence: Sequence) -> None:
+    def open(self, sequence: Request) -> None:
         """Count it."""
         self._open.add(sequence)
 
-    def begin(self, sequences: Many[Sequence], drawing: Drawing) -> Scorer:
+    def begin(self, sequences: Sequence[Request], drawing: Drawing) -> Scorer:
         """Read the table."""
         return _RecycleScorer(self._table, sequences)
 
-    def observe(self, outcomes: Many[Outcome]) -> None:
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Keep the successors of every verified node; where a context was there twice, those on the accepted path."""
         self.spent += outcomes[0].step.beside
         for outcome in outcomes:
@@ -182,7 +182,7 @@ class RecycleSource(Source):
                 self._table.put([(ANY, token) for _, token in contexts], found)
                 self._table.put(contexts, found)
 
-    def close(self, sequence: Sequence) -> None:
+    def close(self, sequence: Request) -> None:
         """Write the file when no sequence is left; where that fails, warn and go on."""
         if sequence not in self._open:
             return
@@ -197,12 +197,12 @@ class RecycleSource(Source):
 class _RecycleScorer:
     """Scores nodes by the last two tokens on their paths."""
 
-    def __init__(self, table: SuccessorTable, sequences: Many[Sequence]) -> None:
+    def __init__(self, table: SuccessorTable, sequences: Sequence[Request]) -> None:
         self._table = table
         self._sequences = sequences
         self._tokens: dict[tuple[int, int], int] = {}
 
-    def score_roots(self, rows: Many[int], width: int) -> Candidates:
+    def score_roots(self, rows: Sequence[int], width: int) -> Candidates:
         """See ``Scorer``."""
         ends = [self._sequences[b].ids[-2:] for b in rows]
         self._tokens |= {(b, ROOT): end[-1] for b, end in zip(rows, ends, strict=True)}

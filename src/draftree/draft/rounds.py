@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..config import Budget
 from ..errors import ConfigError
-from ..sequence import Sequence
+from ..request import Request
 from ..tree import ROOT, DraftTree
 from .base import Outcome, StepCost
 from .below import BelowScorer
@@ -56,7 +56,7 @@ class HierarchyScorer:
         known: of each sequence, what has been said.
     """
 
-    def __init__(self, source: HierarchySource, sequences: Many[Sequence], drawing: Drawing, fresh: bool) -> None:
+    def __init__(self, source: HierarchySource, sequences: Sequence[Request], drawing: Drawing, fresh: bool) -> None:
         """
         Args:
             source: the hierarchy.
@@ -72,7 +72,7 @@ class HierarchyScorer:
         self._ways: list[set[int]] = [set() for _ in sequences]
         """The asker's numbers of the nodes above the begin of the run: the level above has said them, and more."""
 
-    def score_roots(self, rows: Many[int], width: int) -> Candidates:
+    def score_roots(self, rows: Sequence[int], width: int) -> Candidates:
         """See ``Scorer``."""
         return self.score_all([Asked(b, ROOT, ROOT, 0) for b in rows], width)
 
@@ -81,7 +81,7 @@ class HierarchyScorer:
         columns = zip(*(x.tolist() for x in (rows, nodes, parents, tokens)), strict=True)
         return self.score_all([Asked(*column) for column in columns], width)
 
-    def score_all(self, asked: Many[Asked], width: int) -> Candidates:
+    def score_all(self, asked: Sequence[Asked], width: int) -> Candidates:
         """See ``TreeScorer``."""
         places = []
         leading = set[tuple[int, int]]()
@@ -114,7 +114,7 @@ class HierarchyScorer:
         """Never asked for: schemes that need it refuse what ``learns``."""
         raise ConfigError("a hierarchy does not draw children: use verification match")
 
-    def restart(self, row: int, line: Many[int]) -> None:
+    def restart(self, row: int, line: Sequence[int]) -> None:
         """The level above has said a token: a new run begins below it (see ``Restarts``; the numbers are its own)."""
         if line[-1] in self._names[row]:
             self.known[row].restart(self._names[row][line[-1]])
@@ -126,7 +126,7 @@ class HierarchyScorer:
         known, top = self.known[row], len(self._source.levels) - 1
         return known.level.get(known.find(self._names[row][parent], token), top)
 
-    def _goes_on(self, b: int, node: int, wanted: Many[int]) -> bool:
+    def _goes_on(self, b: int, node: int, wanted: Sequence[int]) -> bool:
         """Whether the run is drafted further below a node."""
         known, decider = self.known[b], self._source.decider
         if known.parent(node) in wanted:
@@ -162,7 +162,7 @@ class HierarchyScorer:
         if not self._fresh:
             source.decider.took(draft + verify)
 
-    def _best(self, b: int, wanted: Many[int]) -> int:
+    def _best(self, b: int, wanted: Sequence[int]) -> int:
         """Of the wanted nodes that no other wanted one lies below, the likeliest."""
         known = self.known[b]
         above = {known.parent(node) for node in wanted if node != ROOT}

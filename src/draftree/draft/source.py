@@ -6,7 +6,7 @@ A source shapes nothing: the growth loop and its policy choose among what it say
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from typing import ClassVar, NamedTuple, Protocol, cast
 
 import torch
@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 
 from ..config import Budget
 from ..models.base import LanguageModel
-from ..sequence import Sequence
+from ..request import Request
 from ..tree import ROOT, DraftTree
 from .base import Outcome
 from .drawing import Drawing, Drawn
@@ -25,7 +25,7 @@ from .policy import Candidates
 class Scorer(Protocol):
     """Says what may follow the nodes of the trees under construction."""
 
-    def score_roots(self, rows: Many[int], width: int) -> Candidates:
+    def score_roots(self, rows: Sequence[int], width: int) -> Candidates:
         """Candidates after the last token of these sequences (positions in the batch that is being drafted)."""
 
     def score(self, rows: Tensor, nodes: Tensor, parents: Tensor, tokens: Tensor, width: int) -> Candidates:
@@ -38,11 +38,11 @@ class Scorer(Protocol):
 class TreeScorer(Scorer, Protocol):
     """Says all at once what may follow the nodes of whole trees."""
 
-    def score_all(self, asked: Many[Asked], width: int) -> Candidates:
+    def score_all(self, asked: Sequence[Asked], width: int) -> Candidates:
         """Candidates after nodes in the order of their rows, each after its parent; a root among them comes first."""
 
 
-def ask(source: Source, scorer: Scorer, asked: Many[Asked], width: int) -> Candidates:
+def ask(source: Source, scorer: Scorer, asked: Sequence[Asked], width: int) -> Candidates:
     """What a source's scorer says of nodes in order of their rows, each after its parent; in as few calls as it can."""
     if source.at_once:
         return cast(TreeScorer, scorer).score_all(asked, width)
@@ -62,7 +62,7 @@ def ask(source: Source, scorer: Scorer, asked: Many[Asked], width: int) -> Candi
     return joined(list(parts.values()), order)
 
 
-def joined(parts: Many[Candidates], order: Many[int]) -> Candidates:
+def joined(parts: Sequence[Candidates], order: Sequence[int]) -> Candidates:
     """Candidates of several calls as those of one; ``order`` is where each of them belongs, flat over the parts."""
     width, back = max(p.tokens.shape[1] for p in parts), torch.tensor(order).argsort()
     tokens, logprobs = (
@@ -153,7 +153,7 @@ class Source(ABC):
         """The target whose rows it drafts on; None: it keeps what it needs itself."""
         return next((part.host for part in self.parts if part is not self and part.host is not None), None)
 
-    def unread(self, sequence: Sequence) -> list[tuple[LanguageModel, int]]:
+    def unread(self, sequence: Request) -> list[tuple[LanguageModel, int]]:
         """Its models, each with how many tokens it must read before it can say what follows a sequence."""
         return [pair for part in self.parts if part is not self for pair in part.unread(sequence)]
 
@@ -178,23 +178,23 @@ class Source(ABC):
     def prepare(self, target: LanguageModel) -> None:  # noqa: B027
         """It will draft for ``target``: called once, before anything else."""
 
-    def open(self, sequence: Sequence) -> None:  # noqa: B027
+    def open(self, sequence: Request) -> None:  # noqa: B027
         """A sequence begins: its prompt is in ``sequence.ids``."""
 
-    def fit(self, sequence: Sequence, budget: Budget) -> Budget:
+    def fit(self, sequence: Request, budget: Budget) -> Budget:
         """The part of a budget that it can draft within; no nodes or no depth: it is not asked about this sequence."""
         return budget
 
     @abstractmethod
-    def begin(self, sequences: Many[Sequence], drawing: Drawing) -> Scorer:
+    def begin(self, sequences: Sequence[Request], drawing: Drawing) -> Scorer:
         """What scores the nodes of one proposal's trees, whose roots are the last tokens of ``sequence.ids``."""
 
-    def settle(self, sequences: Many[Sequence], grown: Many[Grown]) -> None:  # noqa: B027
+    def settle(self, sequences: Sequence[Request], grown: Sequence[Grown]) -> None:  # noqa: B027
         """The proposal's trees are finished: these are verified."""
 
-    def observe(self, outcomes: Many[Outcome]) -> None:  # noqa: B027
+    def observe(self, outcomes: Sequence[Outcome]) -> None:  # noqa: B027
         """What became of them; ``sequence.ids`` already ends with the tokens gained."""
 
     @abstractmethod
-    def close(self, sequence: Sequence) -> None:
+    def close(self, sequence: Request) -> None:
         """A sequence has ended."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from weakref import WeakKeyDictionary
@@ -21,7 +21,7 @@ from ..errors import ConfigError
 from ..models.base import LanguageModel
 from ..models.measure import kept_or_measured
 from ..models.profile import Profile
-from ..sequence import Sequence
+from ..request import Request
 from .base import Outcome
 from .calibration import Record, with_odds
 from .policy import Frontier, Growth, GrowthPolicy
@@ -70,13 +70,13 @@ class PayingChain(GrowthPolicy):
     _hits: list[float] = field(default_factory=lambda: [0.0] * (len(_EDGES) + 1), repr=False, compare=False)
     _tokens: float = field(default=0.0, repr=False, compare=False)
     _seconds: float = field(default=0.0, repr=False, compare=False)
-    _profiles: Many[Profile] = field(default=(), repr=False, compare=False)
+    _profiles: Sequence[Profile] = field(default=(), repr=False, compare=False)
     _pass: float = field(default=0.0, repr=False, compare=False)
     _untold: bool = field(default=False, repr=False, compare=False)
     _curves: dict[tuple[int, int], list[float]] = field(default_factory=dict, repr=False, compare=False)
     _paths: list[float] = field(default_factory=list, repr=False, compare=False)
     _odds: list[float] = field(default_factory=list, repr=False, compare=False)
-    _records: WeakKeyDictionary[Sequence, Record] = field(default_factory=WeakKeyDictionary, repr=False, compare=False)
+    _records: WeakKeyDictionary[Request, Record] = field(default_factory=WeakKeyDictionary, repr=False, compare=False)
     _verify: list[list[float]] = field(default_factory=list, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -86,7 +86,7 @@ class PayingChain(GrowthPolicy):
         """One: it is a chain."""
         return 1
 
-    def prepare(self, target: LanguageModel, sources: Many[Source]) -> None:
+    def prepare(self, target: LanguageModel, sources: Sequence[Source]) -> None:
         """Find the costs, unless they were given: kept from an earlier start, or measured now (seconds, once)."""
         self.target = self.target or kept_or_measured(target)
         self._untold = any(source.costly and source.model is None for source in sources)
@@ -100,7 +100,7 @@ class PayingChain(GrowthPolicy):
             return self.drafter or 0.0
         return sum(profile.seconds(1, profile.points[0].context, batch) for profile in self._profiles)
 
-    def plan(self, sequences: Many[Sequence], budgets: Many[Budget]) -> Many[Budget]:
+    def plan(self, sequences: Sequence[Request], budgets: Sequence[Budget]) -> Sequence[Budget]:
         """Look up what verifying costs behind these sequences."""
         self._paths, self._odds = [1.0] * len(sequences), [self.record(sequence).odds for sequence in sequences]
         self._verify = [self._curve(len(sequence.ids), len(sequences)) for sequence in sequences]
@@ -118,7 +118,7 @@ class PayingChain(GrowthPolicy):
             self._curves[key] = self.target.curve(self.cap + _AHEAD, key[0] * _GRAIN, batch)
         return self._curves[key]
 
-    def record(self, sequence: Sequence) -> Record:
+    def record(self, sequence: Request) -> Record:
         """A sequence's own luck."""
         return self._records.setdefault(sequence, Record())
 
@@ -127,7 +127,7 @@ class PayingChain(GrowthPolicy):
         at = bisect(_EDGES, entropy)
         return (self._hits[at] + _PRIOR * math.exp(-entropy)) / (self._trials[at] + _PRIOR)
 
-    def pays(self, path: float, depth: int, odds: float, verify: Many[float]) -> bool:
+    def pays(self, path: float, depth: int, odds: float, verify: Sequence[float]) -> bool:
         """Whether to go on after ``depth`` tokens, which are accepted with probability ``path``.
 
         Args:
@@ -152,7 +152,7 @@ class PayingChain(GrowthPolicy):
             on.append(more and depth < self.cap)
         return Growth(keep, torch.tensor(on)[:, None].expand_as(keep))
 
-    def observe(self, outcomes: Many[Outcome]) -> None:
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Count what was accepted, by entropy; nothing of what lay behind a sequence's end."""
         self._trials, self._hits = ([_MEMORY * n for n in counts] for counts in (self._trials, self._hits))
         for outcome in outcomes:
@@ -168,7 +168,7 @@ class PayingChain(GrowthPolicy):
                 self._hits[at] += i < right
         self._learn_rate(outcomes)
 
-    def _learn_rate(self, outcomes: Many[Outcome]) -> None:
+    def _learn_rate(self, outcomes: Sequence[Outcome]) -> None:
         """Tokens of each sequence, and seconds of the step, which is all sequences' at once."""
         deepest = max((len(o.tree) for o in outcomes), default=0)
         fresh = any(o.sequence.stats.steps == 0 for o in outcomes)  # models read their prompts

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import ClassVar
@@ -21,7 +20,7 @@ from torch import Tensor
 from ..config import Budget
 from ..errors import ConfigError
 from ..models.base import LanguageModel
-from ..sequence import Sequence
+from ..request import Request
 from ..tree import ROOT
 from .base import Outcome
 from .calibration import Calibration, Tried, first_or_not
@@ -52,7 +51,7 @@ class UnionSource(Source):
 
     parts: tuple[Source, ...] = field()
     _calibration: Calibration = field(init=False, repr=False)
-    _limits: dict[Sequence, list[float]] = field(default_factory=dict, repr=False)
+    _limits: dict[Request, list[float]] = field(default_factory=dict, repr=False)
     """How deep each part drafts for the sequences of the proposal."""
     _scorer: _UnionScorer | None = field(default=None, repr=False)
 
@@ -91,12 +90,12 @@ class UnionSource(Source):
         for part in self.parts:
             part.prepare(target)
 
-    def open(self, sequence: Sequence) -> None:
+    def open(self, sequence: Request) -> None:
         """Tell all parts."""
         for part in self.parts:
             part.open(sequence)
 
-    def fit(self, sequence: Sequence, budget: Budget) -> Budget:
+    def fit(self, sequence: Request, budget: Budget) -> Budget:
         """What the part with the most room can draft within."""
         fits = [Budget(0) if part.resting else part.fit(sequence, budget) for part in self.parts]
         depths = [0 if not f.nodes else math.inf if f.depth is None else f.depth for f in fits]
@@ -104,18 +103,18 @@ class UnionSource(Source):
         deepest = max(depths)
         return Budget(budget.nodes, budget.depth if deepest == math.inf else int(deepest))
 
-    def begin(self, sequences: Many[Sequence], drawing: Drawing) -> Scorer:
+    def begin(self, sequences: Sequence[Request], drawing: Drawing) -> Scorer:
         """Ask the parts that do not rest."""
         scorers = [None if part.resting else part.begin(sequences, drawing) for part in self.parts]
         self._scorer = _UnionScorer(self.parts, scorers, self._calibration, [self._limits[s] for s in sequences])
         return self._scorer
 
-    def settle(self, sequences: Many[Sequence], grown: Many[Grown]) -> None:
+    def settle(self, sequences: Sequence[Request], grown: Sequence[Grown]) -> None:
         """Tell all parts."""
         for part in self.parts:
             part.settle(sequences, grown)
 
-    def observe(self, outcomes: Many[Outcome]) -> None:
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Learn what each part's candidates are worth, and tell all parts."""
         scorer, self._scorer = self._scorer, None
         if scorer is not None and scorer.said:
@@ -125,7 +124,7 @@ class UnionSource(Source):
         for part in self.parts:
             part.observe(outcomes)
 
-    def _learn(self, known: Mapping[_Place, tuple[int, Many[_Said]]], row: int, tokens: Many[int]) -> None:
+    def _learn(self, known: Mapping[_Place, tuple[int, Sequence[_Said]]], row: int, tokens: Sequence[int]) -> None:
         """Walk down along what the target said: every candidate on the way was put to the test."""
         place: _Place = (row, ROOT, ROOT)
         tried = list[Tried]()
@@ -137,7 +136,7 @@ class UnionSource(Source):
             place = (row, node, token)
         self._calibration.learn(tried)
 
-    def close(self, sequence: Sequence) -> None:
+    def close(self, sequence: Request) -> None:
         """Tell all parts."""
         self._limits.pop(sequence, None)
         for part in self.parts:
@@ -160,10 +159,10 @@ class _UnionScorer:
 
     def __init__(
         self,
-        parts: Many[Source],
-        scorers: Many[Scorer | None],
+        parts: Sequence[Source],
+        scorers: Sequence[Scorer | None],
         calibration: Calibration,
-        limits: Many[Many[float]],
+        limits: Sequence[Sequence[float]],
     ) -> None:
         self._parts = list(zip(parts, scorers, strict=True))
         self._calibration = calibration
@@ -171,7 +170,7 @@ class _UnionScorer:
         self.said: dict[_Place, tuple[int, list[_Said]]] = {}
         self._depths: dict[tuple[int, int], int] = {}
 
-    def score_roots(self, rows: Many[int], width: int) -> Candidates:
+    def score_roots(self, rows: Sequence[int], width: int) -> Candidates:
         """See ``Scorer``."""
         places = [((b, ROOT, ROOT), ROOT) for b in rows]
 
@@ -198,7 +197,7 @@ class _UnionScorer:
         raise ConfigError("a union does not draw children: use verification match")
 
     def _join(
-        self, places: Many[tuple[_Place, int]], score: Callable[[Scorer, list[int]], Candidates], width: int
+        self, places: Sequence[tuple[_Place, int]], score: Callable[[Scorer, list[int]], Candidates], width: int
     ) -> Candidates:
         """One law out of all; what none of them says counts as one outcome of its entropy."""
         depths = []
@@ -218,14 +217,14 @@ class _UnionScorer:
             self.said[place] = node, parts
         return self._law(said, depths, width)
 
-    def _accepted(self, said: Many[Many[_Said]], depth: int) -> Iterator[float]:
+    def _accepted(self, said: Sequence[Sequence[_Said]], depth: int) -> Iterator[float]:
         """How probable all candidates below nodes of one depth are, one after another."""
         flat = [_flat(parts) for parts in said]
         probabilities = chain.from_iterable(given for _, given, _ in flat)
         kinds = chain.from_iterable(own for _, _, own in flat)
         return iter(self._calibration.acceptance(probabilities, depth + 1, kinds))
 
-    def _law(self, said: Many[Many[_Said]], depths: Many[int], width: int) -> Candidates:
+    def _law(self, said: Sequence[Sequence[_Said]], depths: Sequence[int], width: int) -> Candidates:
         """Of few numbers, so that lists are faster than tensors."""
         by_depth = {
             depth: self._accepted([parts for parts, d in zip(said, depths, strict=True) if d == depth], depth)
@@ -250,7 +249,7 @@ def _wide(width: int) -> int:
     return max(width, _WIDTH)
 
 
-def _flat(parts: Many[_Said]) -> tuple[list[int], list[float], list[int]]:
+def _flat(parts: Sequence[_Said]) -> tuple[list[int], list[float], list[int]]:
     """Tokens, probabilities and kinds of all parts' candidates: each part's first is counted apart from its others."""
     tokens, probabilities, kinds = list[int](), list[float](), list[int]()
     for part, (said, given) in enumerate(parts):
@@ -267,7 +266,7 @@ def _likely(found: Candidates) -> list[_Said]:
     return [(tokens[:n], p[:n]) for tokens, p, n in zip(found.tokens.tolist(), law.tolist(), counts, strict=True)]
 
 
-def merge(parts: Many[_Said]) -> list[tuple[int, float, int]]:
+def merge(parts: Sequence[_Said]) -> list[tuple[int, float, int]]:
     """One law out of several: equal tokens become one candidate.
 
     Args:
@@ -290,7 +289,7 @@ def merge(parts: Many[_Said]) -> list[tuple[int, float, int]]:
     return [(token, best[token] / total, origins[token]) for token in sorted(best, key=best.__getitem__, reverse=True)]
 
 
-def _entropy(law: Many[float]) -> float:
+def _entropy(law: Sequence[float]) -> float:
     """In nats; what is missing from 1 is one outcome."""
     rest = 1 - sum(law)
     return -sum(p * math.log(p) for p in law) - (rest * math.log(rest) if rest > 0 else 0.0)

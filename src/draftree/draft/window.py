@@ -7,7 +7,7 @@ are in nats, of the draft law at the node whose children are chosen. ``docs/algo
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
@@ -17,7 +17,7 @@ from torch import Tensor
 from ..config import MAX_NODES, Budget
 from ..errors import ConfigError
 from ..models.base import LanguageModel
-from ..sequence import Sequence
+from ..request import Request
 from ..tree import DraftTree
 from ..typed import check_fields
 from .base import Outcome
@@ -187,7 +187,7 @@ class _Round:
         crossed: [B] least entropy that ended something; infinite: none did.
     """
 
-    thresholds: Many[Threshold]
+    thresholds: Sequence[Threshold]
     crossed: list[float]
 
 
@@ -204,7 +204,7 @@ class DynamicWindow(GrowthPolicy):
     window: Window = Window()
     tree: GrowthPolicy = CHAIN
     by_value: bool = field(init=False, repr=False, compare=False)
-    _thresholds: WeakKeyDictionary[Sequence, Threshold] = field(
+    _thresholds: WeakKeyDictionary[Request, Threshold] = field(
         default_factory=WeakKeyDictionary, repr=False, compare=False
     )
     _round: _Round | None = field(default=None, repr=False, compare=False)
@@ -223,7 +223,7 @@ class DynamicWindow(GrowthPolicy):
         """The tree's."""
         return self.tree.partner
 
-    def threshold(self, sequence: Sequence) -> Threshold:
+    def threshold(self, sequence: Request) -> Threshold:
         """A sequence's tau."""
         return self._thresholds.setdefault(sequence, self._new())
 
@@ -238,7 +238,7 @@ class DynamicWindow(GrowthPolicy):
         """The tree's."""
         return self.tree.pool(nodes)
 
-    def plan(self, sequences: Many[Sequence], budgets: Many[Budget]) -> Many[Budget]:
+    def plan(self, sequences: Sequence[Request], budgets: Sequence[Budget]) -> Sequence[Budget]:
         """Look up the thresholds."""
         self._round = _Round([self.threshold(s) for s in sequences], [math.inf] * len(sequences))
         return self.tree.plan(sequences, budgets)
@@ -262,7 +262,9 @@ class DynamicWindow(GrowthPolicy):
             extend = torch.zeros_like(extend)
         return Growth(keep, extend, tags)
 
-    def prune(self, pools: Many[DraftTree], tags: Many[Tensor], budgets: Many[Budget]) -> Many[Tensor | None]:
+    def prune(
+        self, pools: Sequence[DraftTree], tags: Sequence[Tensor], budgets: Sequence[Budget]
+    ) -> Sequence[Tensor | None]:
         """The tree's."""
         return self.tree.prune(pools, tags, budgets)
 
@@ -270,11 +272,11 @@ class DynamicWindow(GrowthPolicy):
         """The tree's."""
         self.tree.check(target, drafter)
 
-    def prepare(self, target: LanguageModel, sources: Many[Source]) -> None:
+    def prepare(self, target: LanguageModel, sources: Sequence[Source]) -> None:
         """Tell the tree."""
         self.tree.prepare(target, sources)
 
-    def observe(self, outcomes: Many[Outcome]) -> None:
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Learn tau: from each rejected token, and from drafts that tau ended though all of them was accepted."""
         at, self._round = self._round, None
         if at is not None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..models.profile import Profile
-from ..sequence import Sequence
+from ..request import Request
 from .base import Outcome
 from .costs import Curve
 from .source import Source
@@ -150,7 +149,7 @@ class Stake:
         wide, narrow = (self.profile.seconds(nodes, context, batch) for nodes in (_WIDE, 1))
         return max(0.0, wide - narrow) / (_WIDE - 1)
 
-    def reading(self, sequences: Many[Sequence]) -> float:
+    def reading(self, sequences: Sequence[Request]) -> float:
         """Seconds of reading what its models must read of these sequences before they can say anything."""
         if self.source is None or not self.profiles:
             return 0.0
@@ -192,7 +191,7 @@ class Stake:
         if self.asked and self.worth < _HOPE:
             self._with.tokens = _HOPE * self._without.value * self._with.passes
 
-    def judge(self, outcomes: Many[Outcome], layer: float, spending: Spending, asked: int) -> None:
+    def judge(self, outcomes: Sequence[Outcome], layer: float, spending: Spending, asked: int) -> None:
         """Speed of this step over what it would have been without the source, which is one of ``asked``.
 
         Without it the accepted path would have ended before the first node that no other source offered, its own nodes'
@@ -258,7 +257,7 @@ def may_pay(curve: Curve, layer: float, depth: int) -> bool:
     return False
 
 
-def part_with_one(stakes: Many[Stake], paid: Many[Stake]) -> None:
+def part_with_one(stakes: Sequence[Stake], paid: Sequence[Stake]) -> None:
     """Of those that ``paid`` until now and do so no more only the worst leaves; then all others are judged afresh.
 
     Two sources that say the same earn nothing beside each other, yet one of them may be worth a lot.

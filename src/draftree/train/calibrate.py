@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
-from collections.abc import Sequence as Many
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -64,8 +63,8 @@ class TruePath(GrowthPolicy):
 def ranks_along(
     drafter: Drafter,
     policy: TruePath,
-    prompt: Many[int],
-    output: Many[int],
+    prompt: Sequence[int],
+    output: Sequence[int],
     params: SamplingParams,
     *,
     depth: int,
@@ -186,7 +185,7 @@ class Tally:
             )
         return fresh
 
-    def add(self, ranks: Many[int | None]) -> None:
+    def add(self, ranks: Sequence[int | None]) -> None:
         """Count one draft."""
         for d, rank in enumerate(ranks):
             self.trials[d] += 1
@@ -230,7 +229,7 @@ def measure(
         yield tally.done
 
 
-def said(plain: Engine, prompt: Many[int], params: SamplingParams) -> tuple[list[int], Tensor | None]:
+def said(plain: Engine, prompt: Sequence[int], params: SamplingParams) -> tuple[list[int], Tensor | None]:
     """What the target says, and its hidden states where it tracks them."""
     sequence = plain.open(list(prompt), params)
     try:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from collections.abc import Sequence as Many
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 import torch
@@ -119,7 +118,7 @@ def fit(
     return nets[best_of([_at(BETA, *_scored(each, validation, negatives))[1:] for each in nets])]
 
 
-def best_of(found: Many[tuple[float, float]]) -> int:
+def best_of(found: Sequence[tuple[float, float]]) -> int:
     """The net with the best recall; of those within ``RECALL_TIE`` of it the lowest positive rate, then the latest.
 
     Args:

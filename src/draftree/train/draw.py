@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
-from collections.abc import Sequence as Many
+from collections.abc import Generator, Iterable, Sequence
 
 import torch
 
 from ..config import SamplingParams
 from ..engine import Engine
 from ..models.hf import HFModel
-from ..sequence import Sequence
+from ..request import Request
 from .lockstep import respond_in_step
 from .responses import Response, seed_of, temperature_of
 
@@ -19,7 +18,7 @@ MAX_ROWS = 1 << 16
 
 
 def respond(
-    target: HFModel, prompts: Many[Many[int]], numbers: Iterable[int], *, rows: int, max_tokens: int, seed: int
+    target: HFModel, prompts: Sequence[Sequence[int]], numbers: Iterable[int], *, rows: int, max_tokens: int, seed: int
 ) -> Generator[Response]:
     """Responses to the prompts of these numbers, in the order in which they end.
 
@@ -38,12 +37,12 @@ def respond(
 
 
 def _respond(
-    target: HFModel, prompts: Many[Many[int]], numbers: Iterable[int], *, rows: int, max_tokens: int, seed: int
+    target: HFModel, prompts: Sequence[Sequence[int]], numbers: Iterable[int], *, rows: int, max_tokens: int, seed: int
 ) -> Generator[Response]:
     target.reserve(rows, max(map(len, prompts)) + max_tokens)
     engine = Engine(target, nodes=1)
     waiting = iter(numbers)
-    running: dict[int, Sequence] = {}
+    running: dict[int, Request] = {}
     try:
         while True:
             while len(running) < rows and (number := next(waiting, None)) is not None:
@@ -63,7 +62,7 @@ def _respond(
             engine.close(sequence)
 
 
-def _finished(engine: Engine, number: int, sequence: Sequence) -> Response:
+def _finished(engine: Engine, number: int, sequence: Request) -> Response:
     assert sequence.row is not None  # noqa: S101 - an open sequence has a row
     before = len(sequence.ids) - 1
     tracked = sequence.row.waiting_features()[:before] if sequence.row.features else torch.zeros(before, 0)

@@ -8,8 +8,7 @@ from __future__ import annotations
 import math
 import os
 import pickle
-from collections.abc import Iterator
-from collections.abc import Sequence as Many
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,7 +91,13 @@ class Fit:
     """
 
     def __init__(
-        self, recipe: FitRecipe, network: HeadNetwork, frozen: Frozen, responses: Many[Response], steps: int, key: str
+        self,
+        recipe: FitRecipe,
+        network: HeadNetwork,
+        frozen: Frozen,
+        responses: Sequence[Response],
+        steps: int,
+        key: str,
     ) -> None:
         """
         Args:
@@ -213,7 +218,7 @@ class Fit:
 
 
 @torch.no_grad()
-def regress(network: HeadNetwork, frozen: Frozen, responses: Many[Response]) -> None:
+def regress(network: HeadNetwork, frozen: Frozen, responses: Sequence[Response]) -> None:
     """Set the input projection to the ridge regression of the next hidden state on its inputs; closed form.
 
     With the layer's own contribution at zero, the network then predicts as well as a linear map can.

@@ -11,7 +11,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -117,7 +117,7 @@ class HeadTraining:
 
     target: HFModel
     data: HeadData
-    sources: Many[PromptFile]
+    sources: Sequence[PromptFile]
     recipe: FitRecipe
     limits: Limits
     out: Path
@@ -283,14 +283,14 @@ class HeadTraining:
         }
 
 
-def draft_vocabulary(responses: Many[Response], vocab_size: int, size: int) -> Tensor:
+def draft_vocabulary(responses: Sequence[Response], vocab_size: int, size: int) -> Tensor:
     """[size] int64 ascending: the most frequent tokens of the responses; of equally frequent ones the lowest ids."""
     said = torch.cat([response.tokens[response.prompt_length :] for response in responses])
     counts = torch.bincount(said, minlength=vocab_size)
     return counts.argsort(descending=True, stable=True)[:size].sort().values
 
 
-def _spread(responses: Many[Response]) -> float:
+def _spread(responses: Sequence[Response]) -> float:
     """Root mean square of hidden states."""
     some = [r.features.float().square().mean() for r in responses[:_SCALED_BY]]
     return float(torch.stack(some).mean().sqrt())

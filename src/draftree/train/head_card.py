@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from .head_eval import DEPTH, RANKS, STRIDE, Figures
@@ -29,7 +28,7 @@ class PromptFile:
 def card(
     *,
     target: str,
-    sources: Many[PromptFile],
+    sources: Sequence[PromptFile],
     recipe: Mapping[str, object],
     greedy: Figures | None,
     sampled: Figures | None,

@@ -7,8 +7,7 @@ import json
 import random
 import shutil
 import time
-from collections.abc import Callable, Iterator
-from collections.abc import Sequence as Many
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -50,14 +49,14 @@ class DataRecipe:
     dtype: str
 
 
-def shuffled(files: Many[Many[str]], seed: int) -> list[str]:
+def shuffled(files: Sequence[Sequence[str]], seed: int) -> list[str]:
     """All prompts of some files once each, in an order that the seed gives."""
     prompts = list(dict.fromkeys(prompt for file in files for prompt in file))
     random.Random(seed).shuffle(prompts)  # noqa: S311 - an order, not a secret
     return prompts
 
 
-def encoded(target: HFModel, prompts: Many[str], *, raw: bool) -> list[list[int]]:
+def encoded(target: HFModel, prompts: Sequence[str], *, raw: bool) -> list[list[int]]:
     """Token ids of the prompts that are short enough, through the target's chat template unless they are taken raw.
 
     Raises:
@@ -70,12 +69,12 @@ def encoded(target: HFModel, prompts: Many[str], *, raw: bool) -> list[list[int]
     return short
 
 
-def digest(prompts: Many[Many[int]]) -> str:
+def digest(prompts: Sequence[Sequence[int]]) -> str:
     """Tells lists of prompts apart."""
     return hashlib.sha256(json.dumps([list(p) for p in prompts]).encode()).hexdigest()[:16]
 
 
-def by_length(lengths: Many[int], some: int) -> list[int]:
+def by_length(lengths: Sequence[int], some: int) -> list[int]:
     """Numbers of all prompts, ``some`` of them at a time, from short to long and from long to short in turn."""
     order: list[int] = []
     for start in range(0, len(lengths), some):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence as Many
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 import torch
@@ -60,7 +59,7 @@ class Figures:
 
 
 @torch.inference_mode()
-def evaluate(head: HeadModel, responses: Many[Response], seed: int, tell: Callable[[int], None]) -> Figures:
+def evaluate(head: HeadModel, responses: Sequence[Response], seed: int, tell: Callable[[int], None]) -> Figures:
     """Draft along responses: with the true token alone kept, for acceptance, and as decoding would, for its length.
 
     Args:

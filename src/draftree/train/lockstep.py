@@ -6,8 +6,7 @@ costs it what a step of one row does, where decoding by the engine costs it more
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator
-from collections.abc import Sequence as Many
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,7 +22,7 @@ _GRAIN = 64
 
 
 def respond_in_step(
-    target: HFModel, prompts: Many[Many[int]], numbers: Iterable[int], *, rows: int, max_tokens: int, seed: int
+    target: HFModel, prompts: Sequence[Sequence[int]], numbers: Iterable[int], *, rows: int, max_tokens: int, seed: int
 ) -> Generator[Response]:
     """``draw.respond`` in step; the same responses (near-ties aside). No row of the target may be open meanwhile."""
     try:
@@ -34,7 +33,7 @@ def respond_in_step(
 
 
 def _drawn(
-    target: HFModel, prompts: Many[Many[int]], waiting: Iterator[int], *, rows: int, max_tokens: int, seed: int
+    target: HFModel, prompts: Sequence[Sequence[int]], waiting: Iterator[int], *, rows: int, max_tokens: int, seed: int
 ) -> Generator[Response]:
     lanes = _Lanes(target, rows, max(map(len, prompts)) + max_tokens)
     while True:
@@ -81,7 +80,9 @@ class _Lanes:
         self._arrange()
 
     @torch.inference_mode()
-    def fill(self, fresh: Many[tuple[int, int, float, int]], prompts: Many[Many[int]], max_tokens: int) -> None:
+    def fill(
+        self, fresh: Sequence[tuple[int, int, float, int]], prompts: Sequence[Sequence[int]], max_tokens: int
+    ) -> None:
         """Put prompts into free lanes: for each its lane, its number, temperature and seed."""
         if not fresh:
             return

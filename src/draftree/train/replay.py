@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from ..config import Budget, SamplingParams
 from ..draft.base import Drafter, Outcome, StepCost
 from ..draft.successors import Successors, successors
 from ..models.base import LanguageModel, Nodes, Row
-from ..sequence import Sequence
+from ..request import Request
 from ..text import NoText
 from ..tree import ROOT, DraftTree
 
@@ -28,8 +28,8 @@ class Replay:
     def __init__(
         self,
         drafter: Drafter,
-        prompt: Many[int],
-        output: Many[int],
+        prompt: Sequence[int],
+        output: Sequence[int],
         params: SamplingParams,
         features: Tensor | None = None,
         target: LanguageModel | None = None,
@@ -45,7 +45,7 @@ class Replay:
         self.left = list(output[1:])
         self._drafter, self._features, self._target = drafter, features, target or drafter.host
         target = self._target
-        self._sequence = Sequence(prompt, params, len(output), frozenset(), NoText())
+        self._sequence = Request(prompt, params, len(output), frozenset(), NoText())
         none = torch.zeros(0)
         own = Row(slot=-1, length=0, logits=none, parents=none.long())
         self._row = self._sequence.row = own if target is None else target.open(prompt)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
-from collections.abc import Sequence as Many
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -196,7 +195,7 @@ def collect(
     store: SampleStore,
     target: HFModel,
     drafter: Drafter,
-    prompts: Many[Many[int]],
+    prompts: Sequence[Sequence[int]],
     *,
     most: int,
     rows: int,

@@ -7,7 +7,7 @@ are what a trace of such decoding says (``StepRecord.accepted``), and no target 
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -56,7 +56,7 @@ class Samples(NamedTuple):
         return Samples(*(column[which] for column in self))
 
     @classmethod
-    def joined(cls, parts: Many[Samples]) -> Samples:
+    def joined(cls, parts: Sequence[Samples]) -> Samples:
         """One after the other."""
         none = torch.zeros(0).bool()
         empty = cls(torch.zeros(0, len(FEATURES)), none, none, torch.zeros(0).long())
@@ -68,7 +68,7 @@ class Samples(NamedTuple):
         return self.take(~apart), self.take(apart)
 
 
-def samples_of(tree: DraftTree, path: Many[int], number: int) -> Samples:
+def samples_of(tree: DraftTree, path: Sequence[int], number: int) -> Samples:
     """All nodes of a full tree of which the target accepted ``path``."""
     accepted = torch.zeros(len(tree) + 1, dtype=torch.bool)
     accepted[[*path, ROOT]] = True  # the root is the last

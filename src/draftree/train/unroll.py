@@ -6,7 +6,7 @@ depth j - 1 do (training-time test: Li et al., *EAGLE-3*, Section 3.2; inputs an
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -42,7 +42,7 @@ class Batch:
     valid: Tensor
 
     @classmethod
-    def of(cls, responses: Many[Response], device: torch.device) -> Batch:
+    def of(cls, responses: Sequence[Response], device: torch.device) -> Batch:
         """Pad responses to one shape."""
         firsts = torch.tensor([max(r.prompt_length - 2, 0) for r in responses])
         counts = torch.tensor([len(r.features) - 1 for r in responses]) - firsts
@@ -60,7 +60,7 @@ def _rounded(size: int) -> int:
     return -(-size // _GRAIN) * _GRAIN
 
 
-def _padded(parts: Many[Tensor], length: int) -> Tensor:
+def _padded(parts: Sequence[Tensor], length: int) -> Tensor:
     """[B, length, ...] the parts, with zeros behind them."""
     whole = parts[0].new_zeros((len(parts), length, *parts[0].shape[1:]))
     for row, part in zip(whole, parts, strict=True):
@@ -102,7 +102,13 @@ def unrolled(network: HeadNetwork, embeddings: Tensor, batch: Batch, steps: int)
 
 
 def loss(
-    predicted: Many[Tensor], batch: Batch, weight: Tensor, bias: Tensor | None, *, decay: float, feature_weight: float
+    predicted: Sequence[Tensor],
+    batch: Batch,
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    decay: float,
+    feature_weight: float,
 ) -> Tensor:
     """Cross-entropy with the target's law over the draft vocabulary, plus smooth L1 between hidden states.
 

@@ -10,8 +10,7 @@ import multiprocessing
 import os
 import signal
 import warnings
-from collections.abc import Generator, Iterable, Iterator
-from collections.abc import Sequence as Many
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -36,7 +35,7 @@ class _Job:
     dtype: str
     numerics: str
     core: int | None
-    prompts: Many[Many[int]]
+    prompts: Sequence[Sequence[int]]
     rows: int
     max_tokens: int
     seed: int
@@ -56,7 +55,7 @@ def affordable(target: HFModel, *, rows: int, tokens: int) -> int:
 def respond_in(
     workers: int,
     target: HFModel,
-    prompts: Many[Many[int]],
+    prompts: Sequence[Sequence[int]],
     numbers: Iterable[int],
     *,
     rows: int,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -119,7 +119,7 @@ class Chunk:
     depth: int
 
 
-class Sequence:
+class Request:
     """A prompt and what has been generated after it.
 
     Attributes:
@@ -136,7 +136,7 @@ class Sequence:
 
     def __init__(
         self,
-        prompt_ids: Many[int],
+        prompt_ids: Sequence[int],
         params: SamplingParams,
         limit: int,
         eos_ids: frozenset[int],
@@ -169,7 +169,7 @@ class Sequence:
         """Tokens that may still be generated."""
         return self.limit - (len(self.ids) - self.prompt_length)
 
-    def append(self, tokens: Many[int], accepted: int) -> int:
+    def append(self, tokens: Sequence[int], accepted: int) -> int:
         """Take one step's tokens, of which the first ``accepted`` were drafted, up to whatever ends the sequence.
 
         Returns:
