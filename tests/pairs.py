@@ -36,7 +36,7 @@ DRAFTERS = ("lookup", "self", "relative", "stranger")
 
 
 def target(kind: str = "llama", eos: int | None = None) -> HFModel:
-    """A tiny target; ``eos`` ends its sequences."""
+    """A tiny target; ``eos`` ends its requests."""
     model = tiny(kind)
     if eos is not None and model.generation_config is not None:
         model.generation_config.eos_token_id = eos

@@ -210,13 +210,13 @@ def test_the_statistics_add_up(method: str) -> None:
 def test_a_tree_is_never_larger_than_its_budget() -> None:
     model = target()
     engine = Engine(model, drafter("relative", model, StaticTree(width=5, depth=6)), nodes=9)
-    sequence = engine.open(PROMPTS[0], SamplingParams(max_tokens=TOKENS))
-    while sequence.finish_reason is None:
-        room = sequence.room
-        tree = engine.step([sequence])[0].tree
+    request = engine.open(PROMPTS[0], SamplingParams(max_tokens=TOKENS))
+    while request.finish_reason is None:
+        room = request.room
+        tree = engine.step([request])[0].tree
         assert len(tree) <= 9
         assert tree.depth <= room - 1
-    engine.close(sequence)
+    engine.close(request)
 
 
 def test_users_shape_trees_with_functions_of_entropy() -> None:
@@ -236,12 +236,12 @@ def test_users_shape_trees_with_functions_of_entropy() -> None:
 def test_the_cache_takes_at_most_twice_what_the_tokens_need() -> None:
     model = target()
     engine = Engine(model, TreeDrafter(StaticTree(), LookupSource()), nodes=8)
-    sequence = engine.open(PROMPTS[0] * 9, SamplingParams())  # max_tokens unknown: the cache grows by doubling
+    request = engine.open(PROMPTS[0] * 9, SamplingParams())  # max_tokens unknown: the cache grows by doubling
     token = 2 * 2 * 2 * 8 * 4  # keys and values, layers, key heads, head size, bytes
-    while sequence.finish_reason is None:
-        engine.step([sequence])
-        assert model.cache.nbytes <= 2 * token * (len(sequence.ids) + 8)
-    engine.close(sequence)
+    while request.finish_reason is None:
+        engine.step([request])
+        assert model.cache.nbytes <= 2 * token * (len(request.ids) + 8)
+    engine.close(request)
 
 
 class _Largest(TorchDispatchMode):
@@ -270,12 +270,12 @@ def test_a_step_allocates_one_tensor_of_tree_times_vocabulary(temperature: float
         model = HFModel(LlamaForCausalLM(LlamaConfig(**{**tiny().config.to_dict(), "vocab_size": vocab})))
     engine = Engine(model, TreeDrafter(StaticTree(width=2, depth=4), LookupSource(shortest=1)), nodes=16)
     prompt = [1, 2, 1, 3, 1, 2, 2, 3, 2, 1, 3, 3, 2, 1] * 3
-    sequence = engine.open(prompt, SamplingParams(max_tokens=20, temperature=temperature, top_k=40, top_p=0.9, seed=1))
-    sequence.ids[-1] = 1
+    request = engine.open(prompt, SamplingParams(max_tokens=20, temperature=temperature, top_k=40, top_p=0.9, seed=1))
+    request.ids[-1] = 1
     with _Largest(9 * vocab) as seen:
-        outcome = engine.step([sequence])[0]
+        outcome = engine.step([request])[0]
     assert len(outcome.tree) > 10
-    engine.close(sequence)
+    engine.close(request)
     weights = {p.untyped_storage().data_ptr() for p in model.model.parameters()}
     assert len(seen.storages - weights) == 1
 
@@ -374,9 +374,9 @@ def test_a_stream_that_is_never_read_opens_no_row() -> None:
 
 def test_a_finished_sequence_is_not_stepped_again() -> None:
     engine = Engine(target())
-    sequence = engine.open(PROMPTS[0], SamplingParams(max_tokens=1))
+    request = engine.open(PROMPTS[0], SamplingParams(max_tokens=1))
     with pytest.raises(ConfigError, match="finished"):
-        engine.step([sequence])
+        engine.step([request])
 
 
 @pytest.mark.parametrize("prompts", ["Hello", [1, 2, 3], [{"role": "user", "content": "x"}]])
@@ -386,18 +386,18 @@ def test_a_single_prompt_in_place_of_a_list_is_refused(prompts: list[list[int]])
 
 
 class _Leaving(Observer):
-    """Fails when it is told that a sequence has ended."""
+    """Fails when it is told that a request has ended."""
 
     def __init__(self) -> None:
         self.told: list[Request] = []
 
-    def closed(self, sequence: Request) -> None:
-        self.told.append(sequence)
+    def closed(self, request: Request) -> None:
+        self.told.append(request)
         raise _Failing
 
 
 def test_an_observer_that_fails_leaves_no_row_open() -> None:
-    """Where an observer failed in ``closed``, the other sequences of the batch were never closed: their rows rode along
+    """Where an observer failed in ``closed``, the other requests of the batch were never closed: their rows rode along
     in every later pass, and observers behind it never heard of the end."""
     model, observers = target(), [_Leaving(), _Leaving()]
     drafting = model.twin()
@@ -409,16 +409,16 @@ def test_an_observer_that_fails_leaves_no_row_open() -> None:
 
 
 def test_a_step_of_nothing_does_nothing_and_of_a_sequence_twice_is_refused() -> None:
-    """``step([])`` was a ValueError of ``min()``, and a sequence there twice had its drafts committed twice."""
+    """``step([])`` was a ValueError of ``min()``, and a request there twice had its drafts committed twice."""
     engine = Engine(target(), TreeDrafter(StaticTree(), LookupSource()))
     assert engine.step([]) == []
-    sequence = engine.open(PROMPTS[0], SamplingParams(max_tokens=TOKENS))
+    request = engine.open(PROMPTS[0], SamplingParams(max_tokens=TOKENS))
     with pytest.raises(ConfigError):
-        engine.step([sequence, sequence])
-    while sequence.finish_reason is None:
-        engine.step([sequence])
-    assert sequence.output_ids == generated(tiny(), PROMPTS[0], TOKENS)
-    engine.close(sequence)
+        engine.step([request, request])
+    while request.finish_reason is None:
+        engine.step([request])
+    assert request.output_ids == generated(tiny(), PROMPTS[0], TOKENS)
+    engine.close(request)
 
 
 def test_the_cache_of_a_batch_is_reserved_exactly() -> None:
@@ -436,9 +436,9 @@ def test_an_unbounded_tree_reserves_little_and_ends_with_the_context() -> None:
     plain = Engine(target()).generate([prompt], SamplingParams(ignore_eos=True))[0].token_ids
     engine = Engine(model, drafter("relative", model, policy("dynamic-width")))
     assert engine.nodes == MAX_NODES
-    sequence = engine.open(PROMPTS[0], SamplingParams(max_tokens=10))
+    request = engine.open(PROMPTS[0], SamplingParams(max_tokens=10))
     assert model.cache.placement.slots < 400 + kept
-    engine.close(sequence)
+    engine.close(request)
     found = engine.generate([prompt], SamplingParams(ignore_eos=True))[0]
     assert (found.token_ids, found.finish_reason) == (plain, "length")
     assert model.cache.placement.slots > 1000, "no tree was as large as B(H) asks for"

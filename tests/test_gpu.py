@@ -114,10 +114,10 @@ class _Transfers(TorchDispatchMode):
 def test_a_step_makes_one_transfer_for_each_model_pass(name: str) -> None:
     drafter = _drafter(name)
     engine = Engine(_on_gpu(tiny()), drafter)
-    sequence = engine.open(PROMPTS[0], SamplingParams(max_tokens=40))
-    engine.step([sequence])
+    request = engine.open(PROMPTS[0], SamplingParams(max_tokens=40))
+    engine.step([request])
     passes = drafter.passes
     with _Transfers() as seen:
-        engine.step([sequence])
+        engine.step([request])
     assert seen.count == 1 + drafter.passes - passes
-    engine.close(sequence)
+    engine.close(request)

@@ -21,13 +21,13 @@ from .toy import ToyModel, chi_square, law
 VOCAB, LENGTH, PROMPT, BATCH = 4, 3, [1, 2], 4000
 
 
-def _counts(policy: GrowthPolicy, sequences: int) -> torch.Tensor:
+def _counts(policy: GrowthPolicy, requests: int) -> torch.Tensor:
     """[V] * LENGTH counts of sampled continuations, each under a seed of its own."""
     target = ToyModel(VOCAB, spread=1.0)
     drafter = TreeDrafter(policy, ModelSource(ToyModel(VOCAB, seed=8, spread=1.0), VOCAB))
     decode = Engine(target, drafter, nodes=5)
     counts = torch.zeros((VOCAB,) * LENGTH)
-    for start in range(0, sequences, BATCH):
+    for start in range(0, requests, BATCH):
         each = [SamplingParams(max_tokens=LENGTH, temperature=1.0, seed=start + i) for i in range(BATCH)]
         ids = torch.tensor([g.token_ids for g in decode.generate([PROMPT] * BATCH, each)])
         counts.index_put_(tuple(ids.T), torch.ones(BATCH), accumulate=True)

@@ -42,7 +42,7 @@ def test_the_public_names_are_these() -> None:
         "RunRecord",
         "SamplingParams",
         "Seconds",
-        "SequenceRecord",
+        "RequestRecord",
         "StaticTree",
         "Stats",
         "StepRecord",

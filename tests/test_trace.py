@@ -21,7 +21,7 @@ from draftree.draft.methods import METHODS
 from draftree.engine import Engine
 from draftree.errors import ConfigError, DraftreeWarning, TraceError
 from draftree.observer import Observer
-from draftree.records import KINDS, EndRecord, RunRecord, SequenceRecord, StepRecord, encode
+from draftree.records import KINDS, EndRecord, RequestRecord, RunRecord, StepRecord, encode
 from draftree.request import Request, Stats
 from draftree.trace import Trace, read_trace
 from draftree.tree import DraftTree
@@ -39,18 +39,18 @@ class Witness(Observer):
     """Keeps all that an observer is told."""
 
     def __init__(self) -> None:
-        self.sequences: list[Request] = []
+        self.requests: list[Request] = []
         self.outcomes: list[tuple[Outcome, int, float]] = []
         self.ended: list[Request] = []
 
-    def opened(self, sequence: Request) -> None:
-        self.sequences.append(sequence)
+    def opened(self, request: Request) -> None:
+        self.requests.append(request)
 
     def stepped(self, outcomes: Sequence[Outcome], learned: float) -> None:
-        self.outcomes += [(o, len(o.sequence.ids) - o.taken, learned) for o in outcomes]
+        self.outcomes += [(o, len(o.request.ids) - o.taken, learned) for o in outcomes]
 
-    def closed(self, sequence: Request) -> None:
-        self.ended.append(sequence)
+    def closed(self, request: Request) -> None:
+        self.ended.append(request)
 
 
 def _engine(*observers: Observer, name: str = "relative", method: str = "dynamic-width") -> Engine:
@@ -82,9 +82,9 @@ def test_the_reader_gives_every_step_as_the_engine_took_it(count: int, tmp_path:
     steps = [r for r in read_trace(tmp_path / "t.jsonl") if isinstance(r, StepRecord)]
     assert len(steps) == len(did.outcomes)
     for record, (outcome, length, learned) in zip(steps, did.outcomes, strict=True):
-        sequence, cost = outcome.sequence, outcome.step
-        assert did.sequences[record.sequence] is sequence
-        assert (record.length, record.root) == (length, sequence.ids[length - 1])
+        request, cost = outcome.request, outcome.step
+        assert did.requests[record.request] is request
+        assert (record.length, record.root) == (length, request.ids[length - 1])
         for column in (f for f in fields(DraftTree) if f.repr):
             ours, theirs = getattr(record.tree, column.name), getattr(outcome.tree, column.name)
             if ours is None or theirs is None:
@@ -115,25 +115,25 @@ def test_the_reader_gives_sequences_and_their_ends(count: int, tmp_path: Path) -
     assert records[0].drafter["policy"]["width_of"] == pytest.approx(
         {"class": "BranchingSteps", "sure": 0.02, "unsure": 1.0, "slope": 4.0, "most": 7, "stop": "Infinity"}
     )
-    begun = [r for r in records if isinstance(r, SequenceRecord)]
-    ended = {r.sequence: r for r in records if isinstance(r, EndRecord)}
-    assert [r.sequence for r in begun] == sorted(ended) == list(range(count))
-    for r, sequence in zip(begun, did.sequences, strict=True):
-        assert list(r.prompt) == PROMPTS[r.sequence] == sequence.ids[: r.prompt_length]
-        assert (r.seed, r.limit) == (sequence.seed, sequence.limit)
-        assert r.params["temperature"] == sequence.params.temperature
-        assert len(r.params["processors"]) == len(sequence.params.processors)
-        steps = [s for s in records if isinstance(s, StepRecord) and s.sequence == r.sequence]
+    begun = [r for r in records if isinstance(r, RequestRecord)]
+    ended = {r.request: r for r in records if isinstance(r, EndRecord)}
+    assert [r.request for r in begun] == sorted(ended) == list(range(count))
+    for r, request in zip(begun, did.requests, strict=True):
+        assert list(r.prompt) == PROMPTS[r.request] == request.ids[: r.prompt_length]
+        assert (r.seed, r.limit) == (request.seed, request.limit)
+        assert r.params["temperature"] == request.params.temperature
+        assert len(r.params["processors"]) == len(request.params.processors)
+        steps = [s for s in records if isinstance(s, StepRecord) and s.request == r.request]
         gained = [t for s in steps for t in s.tokens[: s.taken]]
-        assert [r.first, *gained] == sequence.output_ids
+        assert [r.first, *gained] == request.output_ids
         assert [s.step for s in steps] == list(range(1, len(steps) + 1))
-        stats = ended[r.sequence].stats
-        assert ended[r.sequence].finish_reason == sequence.finish_reason == "length"
-        assert _integers(stats) == _integers(sequence.stats)
-        assert torch.tensor(stats.accepted_entropies).tolist() == sequence.stats.accepted_entropies
-        assert stats.seconds.prefill == pytest.approx(r.prefill) == pytest.approx(sequence.stats.seconds.prefill)
+        stats = ended[r.request].stats
+        assert ended[r.request].finish_reason == request.finish_reason == "length"
+        assert _integers(stats) == _integers(request.stats)
+        assert torch.tensor(stats.accepted_entropies).tolist() == request.stats.accepted_entropies
+        assert stats.seconds.prefill == pytest.approx(r.prefill) == pytest.approx(request.stats.seconds.prefill)
         assert stats.seconds.draft == pytest.approx(sum(s.seconds.draft + s.seconds.learn for s in steps))
-        assert stats.seconds.total == pytest.approx(sequence.stats.seconds.total)
+        assert stats.seconds.total == pytest.approx(request.stats.seconds.total)
 
 
 def _integers(stats: Stats) -> tuple[object, ...]:
@@ -318,7 +318,7 @@ CORRUPT: dict[str, dict[str, object]] = {
     "more taken than given": {"taken": 50},
     "a parent after its child": {"tree": {"tokens": [1], "parents": [3], "depths": [1]}},
     "an unknown kind": {"kind": "stride"},
-    "an unknown sequence": {"sequence": 7},
+    "an unknown request": {"request": 7},
     "a length that does not follow": {"length": 3},
     "a second run": {"kind": "run"},
     "text for numbers": {"tokens": "abc"},

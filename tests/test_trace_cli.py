@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from draftree.cli import run
-from draftree.records import EndRecord, RunRecord, SequenceRecord, StepRecord
+from draftree.records import EndRecord, RequestRecord, RunRecord, StepRecord
 from draftree.trace import read_trace
 
 from .tiny import save_tiny
@@ -32,7 +32,7 @@ def test_generate_traces_what_it_prints(model: str, tmp_path: Path, capsys: Capt
     assert _generate(model, tmp_path / "t.jsonl", "--json", "--compare", "--method", "chain", "--drafter", "self") == 0
     report = json.loads(capsys.readouterr().out)
     records = list(read_trace(tmp_path / "t.jsonl"))
-    begun = [r for r in records if isinstance(r, SequenceRecord)]
+    begun = [r for r in records if isinstance(r, RequestRecord)]
     assert len(begun) == 1, "plain decoding is not what --trace was asked for"
     gained = [t for r in records if isinstance(r, StepRecord) for t in r.tokens[: r.taken]]
     assert [begun[0].first, *gained] == report["token_ids"]

@@ -113,7 +113,7 @@ FAMILIES = ("llama", "llama_mha", "qwen2", "gpt2", "opt", "gpt_neox", "mistral",
 
 
 def tiny(kind: str = "llama", seed: int = 0, attention: str | None = None) -> PreTrainedModel:
-    """A tiny random model of a family, without end-of-sequence token; the global random state is left alone."""
+    """A tiny random model of a family, without end-of-request token; the global random state is left alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = _BUILDERS[kind]()
@@ -166,7 +166,7 @@ def tiny_tokenizer(shift: bool = False) -> PreTrainedTokenizerFast:
 
 
 def save_tiny(folder: Path, kind: str = "llama", vocab_shift: bool = False, seed: int = 0) -> Path:
-    """Save a tiny model and its tokenizer, whose </s> ends sequences, into ``folder`` as ``draftree.load`` takes them.
+    """Save a tiny model and its tokenizer, whose </s> ends requests, into ``folder`` as ``draftree.load`` takes them.
 
     Args:
         vocab_shift: one token of the tokenizer differs (``tiny_tokenizer``).

@@ -32,8 +32,8 @@ class ToyModel:
         vocab: V.
         seed: of its tables; the global random state is left alone.
         spread: standard deviation of the logits, roughly: the larger, the surer it is.
-        max_length: most tokens of one sequence.
-        eos_ids: tokens that end a sequence.
+        max_length: most tokens of one request.
+        eos_ids: tokens that end a request.
         dtype: of the logits; float64 for exact enumeration.
     """
 

@@ -28,7 +28,7 @@ from .models.hf import HFModel
 from .models.load import load
 from .names import load_engine
 from .observer import Observer
-from .records import EndRecord, RunRecord, SequenceRecord, StepRecord
+from .records import EndRecord, RequestRecord, RunRecord, StepRecord
 from .request import Chunk, Level, Seconds, Stats
 from .text import user
 from .trace import Trace, read_trace
@@ -71,7 +71,7 @@ __all__ = [
     "RunRecord",
     "SamplingParams",
     "Seconds",
-    "SequenceRecord",
+    "RequestRecord",
     "StaticTree",
     "Stats",
     "StepRecord",

@@ -92,13 +92,13 @@ def chat(
         if not line.strip():
             continue
         try:
-            sequence = engine.open([*messages, *user(line)], params)
+            request = engine.open([*messages, *user(line)], params)
         except KeyboardInterrupt:
             err.print()
             continue
         except InputError as error:
             complain(f"{error}, or forget the conversation with /reset" if messages else str(error))
             continue
-        run(engine, sequence)
-        err.print(show.figures(sequence.stats, engine.verification.lossy), style="dim")
-        messages += [*user(line), {"role": "assistant", "content": sequence.text}]
+        run(engine, request)
+        err.print(show.figures(request.stats, engine.verification.lossy), style="dim")
+        messages += [*user(line), {"role": "assistant", "content": request.text}]

@@ -45,7 +45,7 @@ class SamplingParams:
         min_p: drop tokens less probable than min_p times the most probable one; 0 keeps all.
         seed: keys the noise of every draw together with the token's absolute position; None draws a fresh seed.
         stop: strings that end the text; the text ends before them.
-        ignore_eos: go on after the end-of-sequence token.
+        ignore_eos: go on after the end-of-request token.
         processors: transformers logits processors; each tree node is processed with its own path as history.
         criteria: transformers stopping criteria, run after every token.
 
@@ -91,7 +91,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How large one sequence's draft tree may be at this step.
+    """How large one request's draft tree may be at this step.
 
     Attributes:
         nodes: most drafted nodes (the root is not counted).

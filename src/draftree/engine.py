@@ -34,16 +34,16 @@ from .verify.match import Verdict
 from .verify.schemes import DEFAULT_SCHEME, Scheme, find_scheme
 
 _RESERVED = 256
-"""Most slots that are reserved for the drafted nodes of a sequence."""
+"""Most slots that are reserved for the drafted nodes of a request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """A finished sequence.
+    """A finished request.
 
     Attributes:
         text: generated text, without the stop string that ended it.
-        token_ids: generated tokens, end-of-sequence included.
+        token_ids: generated tokens, end-of-request included.
         finish_reason: "eos", "stop", "length" or "criteria".
         seed: the seed that reproduces it.
         chunks: the tokens as they streamed.
@@ -61,12 +61,12 @@ class Generation:
 
 
 class Engine:
-    """Decodes sequences with draft trees; the output is the target's own, token for token, unless asked otherwise.
+    """Decodes requests with draft trees; the output is the target's own, token for token, unless asked otherwise.
 
     Attributes:
         target: the model whose output is given.
         drafter: what proposes trees; ``NoDrafter`` decodes plainly.
-        nodes: node budget of one sequence's tree at one step; the policy's own where none is given.
+        nodes: node budget of one request's tree at one step; the policy's own where none is given.
         tokenizer: for text prompts and text output; None for bare token ids.
         verification: how the target judges trees; a name of ``SCHEMES`` or a scheme.
         candidates: of verification match, one of ``CANDIDATES``; None: as the scheme has them (coupled).
@@ -106,7 +106,7 @@ class Engine:
     def generate(
         self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
     ) -> list[Generation]:
-        """Decode a batch to its end: one target pass a step for all sequences that still run.
+        """Decode a batch to its end: one target pass a step for all requests that still run.
 
         Args:
             prompts: texts (taken as they are), conversations or token ids.
@@ -119,19 +119,19 @@ class Engine:
         ids = [encode(self.tokenizer, p) for p in prompts]
         needs = [self._slots(i, p) for i, p in zip(ids, each, strict=True)]
         self.target.reserve(len(prompts), max(needs, default=0))
-        sequences: list[Request] = []
+        requests: list[Request] = []
         with ExitStack() as closing:  # what fails to close, keeps no other from it
             for i, p in zip(ids, each, strict=True):
-                sequences.append(self.open(i, p))
-                closing.callback(self.close, sequences[-1])
-            while running := [s for s in sequences if s.finish_reason is None]:
+                requests.append(self.open(i, p))
+                closing.callback(self.close, requests[-1])
+            while running := [s for s in requests if s.finish_reason is None]:
                 self.step(sorted(running, key=lambda s: _row(s).slot))  # storage order: no logits are copied
                 for s in running:
                     if s.finish_reason is not None:
                         self.close(s)  # a finished row would ride along in every pass
         lossy = self.verification.lossy
         return [
-            Generation(s.text, s.output_ids, s.finish_reason or "", s.seed, s.chunks, s.stats, lossy) for s in sequences
+            Generation(s.text, s.output_ids, s.finish_reason or "", s.seed, s.chunks, s.stats, lossy) for s in requests
         ]
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Chunk]:
@@ -148,22 +148,22 @@ class Engine:
     def _stream(self, ids: list[int], params: SamplingParams) -> Iterator[Chunk]:
         yield from self.follow(self.open(ids, params))
 
-    def follow(self, sequence: Request) -> Iterator[Chunk]:
-        """Run an open sequence to its end, giving out its tokens as they come; leaving early closes it."""
+    def follow(self, request: Request) -> Iterator[Chunk]:
+        """Run an open request to its end, giving out its tokens as they come; leaving early closes it."""
         given = 0
         try:
             while True:
-                yield from sequence.chunks[given:]
-                given = len(sequence.chunks)
-                if sequence.finish_reason is not None:
+                yield from request.chunks[given:]
+                given = len(request.chunks)
+                if request.finish_reason is not None:
                     return
-                self.step([sequence])
+                self.step([request])
         finally:
-            self.close(sequence)
+            self.close(request)
 
     @torch.inference_mode()
     def open(self, prompt: Prompt, params: SamplingParams | None = None) -> Request:
-        """Prefill a sequence and draw its first token.
+        """Prefill a request and draw its first token.
 
         Raises:
             InputError: the prompt or its settings do not fit the model.
@@ -173,99 +173,99 @@ class Engine:
         ids = encode(self.tokenizer, prompt)
         slots = self._slots(ids, params)
         can = self.target.capabilities
-        sequence = Request(
+        request = Request(
             ids, params, room_for(self.target, ids, params), can.eos_ids, text_stream(self.tokenizer, params.stop, ids)
         )
         self.target.reserve(1, slots)
-        sequence.row = self.target.open(ids)
+        request.row = self.target.open(ids)
         try:
-            self.drafter.open(sequence)
-            first = self._verify(sequence.row.logits[None, None], [DraftTree.empty()], [sequence])[0]
-            sequence.append(first.tokens, accepted=0)
-            sequence.stats.tokens = 1
-            sequence.stats.seconds.prefill = time.perf_counter() - began
+            self.drafter.open(request)
+            first = self._verify(request.row.logits[None, None], [DraftTree.empty()], [request])[0]
+            request.append(first.tokens, accepted=0)
+            request.stats.tokens = 1
+            request.stats.seconds.prefill = time.perf_counter() - began
             for observer in self.observers:
-                observer.opened(sequence)
+                observer.opened(request)
         except BaseException:
-            self.close(sequence)
+            self.close(request)
             raise
-        return sequence
+        return request
 
     @torch.inference_mode()
-    def step(self, sequences: Sequence[Request]) -> list[Outcome]:
-        """Draft, verify and commit once for each of these open sequences, together.
+    def step(self, requests: Sequence[Request]) -> list[Outcome]:
+        """Draft, verify and commit once for each of these open requests, together.
 
         Raises:
             ConfigError: one is closed or finished, or there twice; or they are no list.
         """
-        if not isinstance(sequences, (list, tuple)):
-            raise ConfigError(f"step takes a list of sequences: {sequences!r} is none")
-        if not sequences:
+        if not isinstance(requests, (list, tuple)):
+            raise ConfigError(f"step takes a list of requests: {requests!r} is none")
+        if not requests:
             return []
-        rows = [_row(s) for s in sequences]
+        rows = [_row(s) for s in requests]
         if len(set(rows)) < len(rows):
-            raise ConfigError("a sequence is in this step twice: step each once")
-        for sequence, row in zip(sequences, rows, strict=True):
-            if row.length != len(sequence.ids) - 1:
-                raise RunError("a step of this sequence failed half-way: open its prompt again")
+            raise ConfigError("a request is in this step twice: step each once")
+        for request, row in zip(requests, rows, strict=True):
+            if row.length != len(request.ids) - 1:
+                raise RunError("a step of this request failed half-way: open its prompt again")
             if len(row.parents):
                 self.target.commit(row, [])  # what a failed step has left behind
         clock = [time.perf_counter()]
         passes = self.drafter.passes
-        budgets = [self._budget(s) for s in sequences]
-        trees = self.drafter.propose(sequences, budgets, self.verification.drawing)
+        budgets = [self._budget(s) for s in requests]
+        trees = self.drafter.propose(requests, budgets, self.verification.drawing)
         clock.append(time.perf_counter())
-        logits = self.target.extend(rows, [Nodes.below(s.ids[-1], t) for s, t in zip(sequences, trees, strict=True)])
+        logits = self.target.extend(rows, [Nodes.below(s.ids[-1], t) for s, t in zip(requests, trees, strict=True)])
         began, wanted = time.perf_counter(), self.drafter.successors
         beside = successors(logits, wanted) if wanted else None
         found = time.perf_counter() - began
-        verdicts = self._verify(logits, trees, sequences, beside)
+        verdicts = self._verify(logits, trees, requests, beside)
         clock.append(time.perf_counter())
         taken = []
-        for sequence, row, verdict in zip(sequences, rows, verdicts, strict=True):
+        for request, row, verdict in zip(requests, rows, verdicts, strict=True):
             self.target.commit(row, [0, *(n + 1 for n in verdict.path)])
-            taken.append(sequence.append(verdict.tokens, len(verdict.path)))
+            taken.append(request.append(verdict.tokens, len(verdict.path)))
         clock.append(time.perf_counter())
         draft, verify, other = (b - a for a, b in pairwise(clock))
-        cost = StepCost(len(sequences), draft, verify, other, self.drafter.passes - passes, found, self._learned)
+        cost = StepCost(len(requests), draft, verify, other, self.drafter.passes - passes, found, self._learned)
         outcomes = [
-            Outcome(sequence, tree, verdict.path, verdict.tokens, count, cost, _successors(verdict, tree))
-            for sequence, tree, verdict, count in zip(sequences, trees, verdicts, taken, strict=True)
+            Outcome(request, tree, verdict.path, verdict.tokens, count, cost, _successors(verdict, tree))
+            for request, tree, verdict, count in zip(requests, trees, verdicts, taken, strict=True)
         ]
         self.drafter.observe(outcomes)
         self._learned = time.perf_counter() - clock[-1]
         for outcome in outcomes:
             _count(outcome)
-            outcome.sequence.stats.seconds.draft += self._learned
+            outcome.request.stats.seconds.draft += self._learned
         for observer in self.observers:
             observer.stepped(outcomes, self._learned)
         return outcomes
 
-    def close(self, sequence: Request) -> None:
-        """Free what a sequence holds in the models; its tokens and figures stay readable. Twice is harmless.
+    def close(self, request: Request) -> None:
+        """Free what a request holds in the models; its tokens and figures stay readable. Twice is harmless.
 
         All observers are told, even where one of them fails.
         """
-        row, sequence.row = sequence.row, None
+        row, request.row = request.row, None
         if row is not None:
             with ExitStack() as closing:  # from the last to the first
                 for observer in reversed(self.observers):
-                    closing.callback(observer.closed, sequence)
-                closing.callback(self.drafter.close, sequence)
+                    closing.callback(observer.closed, request)
+                closing.callback(self.drafter.close, request)
                 self.target.close(row)
 
     def _verify(
-        self, logits: Tensor, trees: Sequence[DraftTree], sequences: Sequence[Request], beside: Tensor | None = None
+        self, logits: Tensor, trees: Sequence[DraftTree], requests: Sequence[Request], beside: Tensor | None = None
     ) -> list[Verdict]:
-        draws = Draws([s.params for s in sequences], [s.seed for s in sequences], [s.ids for s in sequences])
+        draws = Draws([s.params for s in requests], [s.seed for s in requests], [s.ids for s in requests])
         return self.verification.verify(logits, trees, draws, beside)
 
-    def _budget(self, sequence: Request) -> Budget:
+    def _budget(self, request: Request) -> Budget:
         """A path of depth d gains d + 1 tokens: no node deeper than the room left, less the bonus token."""
-        return Budget(self.nodes, depth=sequence.room - 1)
+        return Budget(self.nodes, depth=request.room - 1)
 
     def _slots(self, ids: Sequence[int], params: SamplingParams) -> int:
-        """Cache slots to reserve for a sequence; a drafter on its row needs some for all that it may ask about.
+        """Cache slots to reserve for a request; a drafter on its row needs some for all that it may ask about.
 
         Of a large node budget only a part: most trees stay far below it, and the cache grows for one that does not.
 
@@ -324,12 +324,12 @@ def room_for(target: LanguageModel, ids: Sequence[int], params: SamplingParams) 
     return params.max_tokens or room
 
 
-def _row(sequence: Request) -> Row:
-    if not isinstance(sequence, Request):
-        raise ConfigError(f"{sequence!r} is no sequence: give what open returned")
-    if sequence.row is None or sequence.finish_reason is not None:
-        raise ConfigError("a closed or finished sequence cannot go on: open its prompt again")
-    return sequence.row
+def _row(request: Request) -> Row:
+    if not isinstance(request, Request):
+        raise ConfigError(f"{request!r} is no request: give what open returned")
+    if request.row is None or request.finish_reason is not None:
+        raise ConfigError("a closed or finished request cannot go on: open its prompt again")
+    return request.row
 
 
 def _successors(verdict: Verdict, tree: DraftTree) -> Successors | None:
@@ -339,7 +339,7 @@ def _successors(verdict: Verdict, tree: DraftTree) -> Successors | None:
 
 def _count(outcome: Outcome) -> None:
     """Book one step's outcome."""
-    stats, tree, cost = outcome.sequence.stats, outcome.tree, outcome.step
+    stats, tree, cost = outcome.request.stats, outcome.tree, outcome.step
     stats.steps += 1
     stats.tokens += outcome.taken
     stats.expected += tree.expected_acceptance_length if len(tree) else 1.0

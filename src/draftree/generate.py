@@ -144,17 +144,17 @@ def generate(
     given, place = with_tree(settings, tree), Place(dtype, device, numerics)
     engine = engine_for(target, drafter, method, given, nodes, verify, place, observers, recycle_file, candidates)
     asked: Prompt = text if raw else user(text)
-    sequence = engine.open(asked, params)
-    interrupted = run(engine, sequence, silent=as_json, stream=not show_trees)
+    request = engine.open(asked, params)
+    interrupted = run(engine, request, silent=as_json, stream=not show_trees)
     report: dict[str, object] = {
-        "text": sequence.text,
-        "token_ids": sequence.output_ids,
-        "finish_reason": sequence.finish_reason or "interrupted",
-        "seed": sequence.seed,
+        "text": request.text,
+        "token_ids": request.output_ids,
+        "finish_reason": request.finish_reason or "interrupted",
+        "seed": request.seed,
         "verification": verify,
         "candidates": engine.verification.candidates,
         "lossy": engine.verification.lossy,
-        "stats": show.as_json(sequence.stats),
+        "stats": show.as_json(request.stats),
     }
     policy = engine.drafter.policy
     if explain and isinstance(policy, AutoTree):
@@ -162,32 +162,32 @@ def generate(
     if not as_json:
         err.print(show.LEGEND)
         names = f"{engine.drafter.name}, {method}, {verify}"
-        err.print(f"{names}: {show.figures(sequence.stats, engine.verification.lossy)}", markup=False)
-        if sequence.stats.levels:
-            err.print(show.levels(sequence.stats), markup=False)
+        err.print(f"{names}: {show.figures(request.stats, engine.verification.lossy)}", markup=False)
+        if request.stats.levels:
+            err.print(show.levels(request.stats), markup=False)
         if explain:
             err.print(report["explanation"], markup=False)
     if compare and not interrupted:
         try:
-            interrupted = _compare(engine, sequence, report, quiet=as_json)
+            interrupted = _compare(engine, request, report, quiet=as_json)
         except KeyboardInterrupt:
             interrupted = True
     if as_json:
         out.out(json.dumps(report, ensure_ascii=False))
     if interrupted:
-        raise RunError(f"interrupted after {len(sequence.output_ids)} tokens")
+        raise RunError(f"interrupted after {len(request.output_ids)} tokens")
 
 
-def _compare(engine: Engine, sequence: Request, report: dict[str, object], *, quiet: bool) -> bool:
+def _compare(engine: Engine, request: Request, report: dict[str, object], *, quiet: bool) -> bool:
     """Decode the same prompt plainly and report on both; true when Ctrl-C ended it."""
     plain = Engine(engine.target, NoDrafter(), tokenizer=engine.tokenizer)
-    prompt = sequence.ids[: sequence.prompt_length]
-    other = plain.open(prompt, replace(sequence.params, seed=sequence.seed))
+    prompt = request.ids[: request.prompt_length]
+    other = plain.open(prompt, replace(request.params, seed=request.seed))
     if run(plain, other, silent=True):
         return True
-    one, two = sequence.output_ids, other.output_ids
-    difference = first_difference(engine.target, prompt, one, two, sequence.params, sequence.seed)
-    ratio = sequence.stats.tokens_per_second / other.stats.tokens_per_second
+    one, two = request.output_ids, other.output_ids
+    difference = first_difference(engine.target, prompt, one, two, request.params, request.seed)
+    ratio = request.stats.tokens_per_second / other.stats.tokens_per_second
     same = difference is None
     report["plain"] = {"same_tokens": same, "speedup": ratio, "stats": show.as_json(other.stats)}
     if not quiet:
@@ -197,7 +197,7 @@ def _compare(engine: Engine, sequence: Request, report: dict[str, object], *, qu
             verdict += f" (a near-tie: the two logits are {difference.gap:.1g} apart)"
         elif difference and engine.verification.lossy:
             verdict += f" ({engine.verification.name} is lossy)"
-        elif difference and sequence.params.temperature and not isinstance(engine.verification, Match):
+        elif difference and request.params.temperature and not isinstance(engine.verification, Match):
             verdict += f" ({engine.verification.name}: another draw from the same law)"
         err.print(f"draft trees decode {ratio:.2f}x as fast as plain decoding (tokens per second), {verdict}")
     return False

@@ -1,6 +1,6 @@
 """The seam between the engine and whatever watches it: traces, trees in a terminal, an inspector.
 
-An observer sees everything and changes nothing. What it takes of the time is in no sequence's figures.
+An observer sees everything and changes nothing. What it takes of the time is in no request's figures.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Setup:
     Attributes:
         target: the model whose output is given.
         drafter: what proposes trees.
-        nodes: node budget of one sequence's tree at one step.
+        nodes: node budget of one request's tree at one step.
         verification: how target logits turn into accepted tokens.
         candidates: how tokens come out of the draft distribution (``Scheme.candidates``).
         tokenizer: None for bare token ids.
@@ -42,16 +42,16 @@ class Observer:
     def begin(self, setup: Setup) -> None:
         """An engine has been built with this observer."""
 
-    def opened(self, sequence: Request) -> None:
-        """A sequence has been prefilled and has its first token."""
+    def opened(self, request: Request) -> None:
+        """A request has been prefilled and has its first token."""
 
     def stepped(self, outcomes: Sequence[Outcome], learned: float) -> None:
-        """A step is over; each ``sequence.ids`` already ends with the tokens taken.
+        """A step is over; each ``request.ids`` already ends with the tokens taken.
 
         Args:
-            outcomes: one for each sequence of the step.
+            outcomes: one for each request of the step.
             learned: seconds that the drafter took to learn of them, beyond ``Outcome.step``.
         """
 
-    def closed(self, sequence: Request) -> None:
-        """A sequence is freed, even if its prefill failed; ``finish_reason`` is None when it was left early."""
+    def closed(self, request: Request) -> None:
+        """A request is freed, even if its prefill failed; ``finish_reason`` is None when it was left early."""

@@ -37,7 +37,7 @@ class RunRecord:
         target: the target's name, architecture, parameters, dtype, numerics, device, attention, max_length, vocab_size,
             eos_ids.
         drafter: its class and settings, among them its policy's class and settings.
-        nodes: node budget of one sequence's tree at one step.
+        nodes: node budget of one request's tree at one step.
         verification: how target logits turned into accepted tokens.
         candidates: how tokens came out of the draft distribution: "coupled", "plain" or "drawn"; None: not recorded.
         labels: the drafter's name, and what the caller calls things, such as the method.
@@ -58,11 +58,11 @@ class RunRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SequenceRecord:
-    """A sequence begins.
+class RequestRecord:
+    """A request begins.
 
     Attributes:
-        sequence: its number, from 0 in order of opening.
+        request: its number, from 0 in order of opening.
         prompt_length: tokens of the prompt.
         prompt: their ids.
         seed: the seed in use.
@@ -72,7 +72,7 @@ class SequenceRecord:
         prefill: seconds of the prefill, drafter included.
     """
 
-    sequence: int
+    request: int
     prompt_length: int
     prompt: tuple[int, ...]
     seed: int
@@ -84,7 +84,7 @@ class SequenceRecord:
 
 @dataclass(frozen=True, slots=True)
 class StepSeconds:
-    """Wall-clock seconds of one step, shared by its sequences.
+    """Wall-clock seconds of one step, shared by its requests.
 
     Attributes:
         draft: proposing trees.
@@ -101,27 +101,27 @@ class StepSeconds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
-    """One step of one sequence.
+    """One step of one request.
 
     Attributes:
-        sequence: its number.
-        step: the step's number within the sequence, from 1.
+        request: its number.
+        step: the step's number within the request, from 1.
         length: tokens before the step, prompt included: the root's position is ``length - 1``.
         root: token id of the root.
         tree: the tree that was verified.
         expected: its expected acceptance length, root counted as 1.
         path: accepted nodes in order, by number.
         tokens: what the verification gave: the accepted tokens and the target's own.
-        taken: how many of them the sequence took before it ended.
-        batch: sequences in the step.
-        draft_passes: drafter model passes of the step, for all its sequences.
-        seconds: of the step, for all its sequences.
+        taken: how many of them the request took before it ended.
+        batch: requests in the step.
+        draft_passes: drafter model passes of the step, for all its requests.
+        seconds: of the step, for all its requests.
 
     Raises:
         ValueError: the path is not one of the tree, or the counts do not fit it.
     """
 
-    sequence: int
+    request: int
     step: int
     length: int
     root: int
@@ -157,23 +157,23 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndRecord:
-    """A sequence ends.
+    """A request ends.
 
     Attributes:
-        sequence: its number.
+        request: its number.
         finish_reason: "eos", "stop", "length" or "criteria"; None: it was left early.
         stats: what was measured.
     """
 
-    sequence: int
+    request: int
     finish_reason: str | None
     stats: Stats
 
 
-Record = RunRecord | SequenceRecord | StepRecord | EndRecord
+Record = RunRecord | RequestRecord | StepRecord | EndRecord
 KINDS: dict[str, type[Record]] = {
     "run": RunRecord,
-    "sequence": SequenceRecord,
+    "request": RequestRecord,
     "step": StepRecord,
     "end": EndRecord,
 }

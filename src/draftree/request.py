@@ -1,4 +1,4 @@
-"""One sequence on its way: its tokens, its text, why it ended, and what was measured. Knows no model and no tree."""
+"""One request on its way: its tokens, its text, why it ended, and what was measured. Knows no model and no tree."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .text import TextStream
 
 @dataclass(slots=True)
 class Seconds:
-    """Wall-clock seconds of one sequence. Sequences that share a step each count all of it.
+    """Wall-clock seconds of one request. Sequences that share a step each count all of it.
 
     Attributes:
         prefill: prompt through the target.
@@ -36,11 +36,11 @@ class Seconds:
 
 @dataclass(slots=True)
 class Level:
-    """What one level of a hierarchy of drafters did for one sequence.
+    """What one level of a hierarchy of drafters did for one request.
 
     Attributes:
         name: of its source.
-        rounds: times that it was asked, the batch's other sequences included.
+        rounds: times that it was asked, the batch's other requests included.
         passes: its model passes in them.
         proposed: tokens that it put before the level above, the target in the end.
         accepted: of these, that were found right there.
@@ -59,15 +59,15 @@ class Level:
 
 @dataclass(slots=True)
 class Stats:
-    """What one sequence's decoding did.
+    """What one request's decoding did.
 
     Attributes:
-        tokens: generated tokens, end-of-sequence included.
+        tokens: generated tokens, end-of-request included.
         steps: target passes after the prefill.
         drafted, accepted: [d] nodes at depth d + 1 that were drafted and accepted.
         drafted_layers: of beams: layers that were drafted, over all steps.
         expected: sum over steps of the tree's expected acceptance length E(A), root counted as 1.
-        draft_passes: drafter model passes of the steps that this sequence took part in.
+        draft_passes: drafter model passes of the steps that this request took part in.
         accepted_entropies, rejected_entropies: nats, of the draft law of every accepted node, and of every law whose
             tokens were all rejected ("Dynamic Tree Speculative Decoding", Figure 1).
         seconds: see ``Seconds``.
@@ -170,7 +170,7 @@ class Request:
         return self.limit - (len(self.ids) - self.prompt_length)
 
     def append(self, tokens: Sequence[int], accepted: int) -> int:
-        """Take one step's tokens, of which the first ``accepted`` were drafted, up to whatever ends the sequence.
+        """Take one step's tokens, of which the first ``accepted`` were drafted, up to whatever ends the request.
 
         Returns:
             how many were taken.

@@ -4,7 +4,7 @@ Pure functions on tensors, except ``Draws``, which remembers whose logits it is 
 
 The draw at absolute position t under seed s is argmax(warped logits + Gumbel noise(s, t)): a fixed function of the law
 and of (s, t). That is what makes speculative output equal plain output token for token: whichever tree was drafted,
-whichever batch the sequence is in, position t sees the same noise.
+whichever batch the request is in, position t sees the same noise.
 """
 
 from __future__ import annotations
@@ -176,14 +176,14 @@ def _gumbel(keys: Tensor, counters: Tensor) -> Tensor:
 
 @dataclass(slots=True)
 class KeyedCoins:
-    """One sequence's chances in one step of a scheme that throws coins (``verify.walk.Coins``).
+    """One request's chances in one step of a scheme that throws coins (``verify.walk.Coins``).
 
     Coins are keyed by (seed, position of the step's root, number of the throw), and by a label that no other noise
     has: a step never sees a coin, a draft's noise or a draw of another step, so nothing that an earlier step looked at
     and gave up can come back. Tokens take the target's own position-keyed noise, as in ``Draws``.
 
     Attributes:
-        params: how the sequence is sampled.
+        params: how the request is sampled.
         seed: its seed.
         history: its committed token ids; the first draw is at position ``len(history)``.
     """
@@ -216,12 +216,12 @@ class KeyedCoins:
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """The target's own draws for a batch of sequences: logits of their next positions in, one token each out.
+    """The target's own draws for a batch of requests: logits of their next positions in, one token each out.
 
     Attributes:
-        params: [B] how each sequence is sampled; ``processors`` see the sequence's history.
-        seeds: [B] each sequence's seed.
-        histories: [B] committed token ids of each sequence; the first draw is at position ``len(history)``.
+        params: [B] how each request is sampled; ``processors`` see the request's history.
+        seeds: [B] each request's seed.
+        histories: [B] committed token ids of each request; the first draw is at position ``len(history)``.
     """
 
     params: Sequence[SamplingParams]
@@ -230,11 +230,11 @@ class Draws:
     _tensors: dict[int, Tensor] = field(default_factory=dict, repr=False)
 
     def of(self, rows: Sequence[int]) -> Draws:
-        """The draws of some of the sequences."""
+        """The draws of some of the requests."""
         return Draws([self.params[b] for b in rows], [self.seeds[b] for b in rows], [self.histories[b] for b in rows])
 
     def coins(self, b: int) -> KeyedCoins:
-        """The coins of sequence ``b``."""
+        """The coins of request ``b``."""
         return KeyedCoins(self.params[b], self.seeds[b], self.histories[b])
 
     @property
@@ -243,11 +243,11 @@ class Draws:
         return all(p.temperature == 0 and not p.processors for p in self.params)
 
     def __call__(self, logits: Tensor, drawn: Tensor) -> Tensor:
-        """Draw each sequence's next token.
+        """Draw each request's next token.
 
         Args:
             logits: [B, V], the target's logits after the tokens in ``drawn``.
-            drawn: [B, d] int64, tokens of this step that each sequence has passed so far; a last token of -1 says
+            drawn: [B, d] int64, tokens of this step that each request has passed so far; a last token of -1 says
                 that it goes no further: its draw is not used and its processors are not run.
 
         Returns:
@@ -265,7 +265,7 @@ class Draws:
         return out
 
     def process(self, logits: Tensor, drawn: Tensor) -> Tensor:
-        """Run each sequence's processors on its own history (arguments as in ``__call__``); [B, V]."""
+        """Run each request's processors on its own history (arguments as in ``__call__``); [B, V]."""
         if not any(p.processors for p in self.params):
             return logits
         logits = logits.clone()

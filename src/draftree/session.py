@@ -1,4 +1,4 @@
-"""What ``draftree generate`` and ``draftree chat`` share: from options to an engine, and a sequence to its end."""
+"""What ``draftree generate`` and ``draftree chat`` share: from options to an engine, and a request to its end."""
 
 from __future__ import annotations
 
@@ -115,18 +115,18 @@ def engine_for(
     )
 
 
-def run(engine: Engine, sequence: Request, *, silent: bool = False, stream: bool = True) -> bool:
-    """Run a sequence to its end, showing its text as it comes or at the end; true when Ctrl-C ended it."""
+def run(engine: Engine, request: Request, *, silent: bool = False, stream: bool = True) -> bool:
+    """Run a request to its end, showing its text as it comes or at the end; true when Ctrl-C ended it."""
     try:
-        for chunk in engine.follow(sequence):
+        for chunk in engine.follow(request):
             if stream and not silent:
                 _print(chunk)
     except KeyboardInterrupt:
         return True
     finally:
-        engine.close(sequence)
+        engine.close(request)
         if not silent:
-            out.out("" if stream else sequence.text, highlight=False)
+            out.out("" if stream else request.text, highlight=False)
     return False
 
 

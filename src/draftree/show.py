@@ -83,9 +83,9 @@ class Trees(Observer):
         self._tokenizer = setup.tokenizer
 
     def stepped(self, outcomes: Sequence[Outcome], learned: float) -> None:
-        """Print one tree for each sequence."""
+        """Print one tree for each request."""
         for outcome in outcomes:
-            self._console.print(tree(outcome, outcome.sequence.stats.steps, self._text_of))
+            self._console.print(tree(outcome, outcome.request.stats.steps, self._text_of))
 
     def _text_of(self, token: int) -> str:
         return str(self._tokenizer.decode([token])) if self._tokenizer else str(token)

@@ -108,7 +108,7 @@ def _overlap(text: str, stop: str) -> int:
 def text_stream(
     tokenizer: PreTrainedTokenizerBase | None, stop: Sequence[str], context: Sequence[int] = ()
 ) -> TextStream:
-    """The stream for one sequence.
+    """The stream for one request.
 
     Raises:
         InputError: stop strings without a tokenizer.

@@ -1,4 +1,4 @@
-"""Traces: a file with one line for every step of every sequence (``docs/traces.md``), its writer and its reader.
+"""Traces: a file with one line for every step of every request (``docs/traces.md``), its writer and its reader.
 
 The writer is an observer and never disturbs decoding: what it cannot write costs one warning and the rest of the trace.
 """
@@ -26,8 +26,8 @@ from .records import (
     VERSION,
     EndRecord,
     Record,
+    RequestRecord,
     RunRecord,
-    SequenceRecord,
     StepRecord,
     StepSeconds,
     decode,
@@ -42,7 +42,7 @@ from .typed import typed
 class Trace(Observer):
     """Writes what an engine does to a file: ``Engine(..., observers=[trace])``.
 
-    The file is made when the first sequence has been opened, and every step is flushed, so that an interrupted run
+    The file is made when the first request has been opened, and every step is flushed, so that an interrupted run
     leaves whole lines. When writing fails (a full disk), tracing stops with one warning and decoding goes on.
 
     Args:
@@ -118,26 +118,26 @@ class Trace(Observer):
             labels={"drafter": setup.drafter.name} | self._labels,
         )
 
-    def opened(self, sequence: Request) -> None:
-        """Write where a sequence begins."""
+    def opened(self, request: Request) -> None:
+        """Write where a request begins."""
         if self._stopped:
             return
-        number = self._numbers[sequence] = self._opened
+        number = self._numbers[request] = self._opened
         self._opened += 1
         run = [self._run] if number == 0 and self._run is not None else []
-        self._write([*run, _begun(sequence, number)])
+        self._write([*run, _begun(request, number)])
 
     def stepped(self, outcomes: Sequence[Outcome], learned: float) -> None:
-        """Write one line for each sequence."""
+        """Write one line for each request."""
         if not self._stopped:
-            ours = [o for o in outcomes if o.sequence in self._numbers]
-            self._write(_step(outcome, self._numbers[outcome.sequence], learned) for outcome in ours)
+            ours = [o for o in outcomes if o.request in self._numbers]
+            self._write(_step(outcome, self._numbers[outcome.request], learned) for outcome in ours)
 
-    def closed(self, sequence: Request) -> None:
-        """Write how a sequence ended."""
-        number = self._numbers.pop(sequence, None)
+    def closed(self, request: Request) -> None:
+        """Write how a request ended."""
+        number = self._numbers.pop(request, None)
         if number is not None and not self._stopped:
-            self._write([EndRecord(sequence=number, finish_reason=sequence.finish_reason, stats=sequence.stats)])
+            self._write([EndRecord(request=number, finish_reason=request.finish_reason, stats=request.stats)])
 
     def _write(self, records: Iterable[Record]) -> None:
         lines = b"".join(map(encode, records))
@@ -170,8 +170,8 @@ def read_trace(path: str | Path) -> Iterator[Record]:
     The last line may be torn, where the writer was interrupted: it is left out with one warning.
 
     Yields:
-        first a RunRecord; then, for each sequence, a SequenceRecord, its StepRecords and, unless it was interrupted, an
-        EndRecord. The lines of sequences that ran together alternate.
+        first a RunRecord; then, for each request, a RequestRecord, its StepRecords and, unless it was interrupted, an
+        EndRecord. The lines of requests that ran together alternate.
 
     Raises:
         TraceError: at the first record: no such file, no trace, or one of a newer version; later: a corrupt line.
@@ -222,20 +222,20 @@ def _read_run(path: Path, line: bytes) -> Record:
 
 
 def _follow(record: Record, lengths: dict[int, int]) -> None:
-    """Check that a record follows those before it; ``lengths`` has the tokens of every sequence that runs."""
+    """Check that a record follows those before it; ``lengths`` has the tokens of every request that runs."""
     if isinstance(record, RunRecord):
         raise ValueError("a second run: a trace has one")
-    if isinstance(record, SequenceRecord):
-        lengths[record.sequence] = record.prompt_length + 1
+    if isinstance(record, RequestRecord):
+        lengths[record.request] = record.prompt_length + 1
         return
-    if record.sequence not in lengths:
-        raise ValueError(f"sequence {record.sequence} is not running")
+    if record.request not in lengths:
+        raise ValueError(f"request {record.request} is not running")
     if isinstance(record, EndRecord):
-        del lengths[record.sequence]
+        del lengths[record.request]
         return
-    if record.length != lengths[record.sequence]:
-        raise ValueError(f"length {record.length} after {lengths[record.sequence]} tokens")
-    lengths[record.sequence] += record.taken
+    if record.length != lengths[record.request]:
+        raise ValueError(f"length {record.length} after {lengths[record.request]} tokens")
+    lengths[record.request] += record.taken
 
 
 def _corrupt(path: Path, number: int, why: str) -> TraceError:
@@ -262,27 +262,27 @@ def _check_writable(path: Path, force: bool) -> None:
         raise TraceError(f"cannot write trace '{path}': {why}: name a file in a folder that you may write to") from None
 
 
-def _begun(sequence: Request, number: int) -> SequenceRecord:
-    return SequenceRecord(
-        sequence=number,
-        prompt_length=sequence.prompt_length,
-        prompt=tuple(sequence.ids[: sequence.prompt_length]),
-        seed=sequence.seed,
-        limit=sequence.limit,
-        params=plain(sequence.params),
-        first=sequence.ids[sequence.prompt_length],
-        prefill=sequence.stats.seconds.prefill,
+def _begun(request: Request, number: int) -> RequestRecord:
+    return RequestRecord(
+        request=number,
+        prompt_length=request.prompt_length,
+        prompt=tuple(request.ids[: request.prompt_length]),
+        seed=request.seed,
+        limit=request.limit,
+        params=plain(request.params),
+        first=request.ids[request.prompt_length],
+        prefill=request.stats.seconds.prefill,
     )
 
 
 def _step(outcome: Outcome, number: int, learned: float) -> StepRecord:
-    sequence, cost = outcome.sequence, outcome.step
-    length = len(sequence.ids) - outcome.taken
+    request, cost = outcome.request, outcome.step
+    length = len(request.ids) - outcome.taken
     return StepRecord(
-        sequence=number,
-        step=sequence.stats.steps,
+        request=number,
+        step=request.stats.steps,
         length=length,
-        root=sequence.ids[length - 1],
+        root=request.ids[length - 1],
         tree=outcome.tree,
         expected=outcome.tree.expected_acceptance_length,
         path=tuple(outcome.path),

@@ -148,7 +148,7 @@ class DraftTree:
 
 @dataclass(frozen=True, slots=True)
 class TreeBatch:
-    """The trees of B sequences, padded to one shape for verification.
+    """The trees of B requests, padded to one shape for verification.
 
     Attributes:
         tokens: [B, N] int64; padding is -1, which no draw equals.

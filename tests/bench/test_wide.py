@@ -57,7 +57,7 @@ def test_beams_have_settings_and_a_drafter_of_their_own() -> None:
         ("beams:warp=token", 0.0, "is for sampled beams"),
         ("beams:warp=beams", 1.0, "beam warp is 'beams': use joint or token"),
         ("beams:drafter=lookup", 1.0, "gives no probabilities"),
-        ("beams:drafter=lookup+recycle", 0.0, "drafts one sequence, not beams"),
+        ("beams:drafter=lookup+recycle", 0.0, "drafts one request, not beams"),
         ("peer:hf-beam-search:speed=1", 0.0, "no setting 'speed'"),
         ("peer:hf-beam-search:single=yes", 1.0, "no setting 'single': choose from width, penalty, early"),
         ("peer:hf-beam-search:early=yes", 1.0, "is for beam search"),
@@ -110,7 +110,7 @@ def test_a_run_with_beams_tells_their_energy_or_that_there_is_no_meter(
 
 @pytest.mark.parametrize("drafter", ["none", "self"])
 def test_passes_are_counted_against_layers_of_beams(drafter: str, model: str) -> None:
-    """The best sequence may have ended long before the search: its own length would give less than one for a pass."""
+    """The best request may have ended long before the search: its own length would give less than one for a pass."""
     (_, entry) = entries([f"beams:width=3:drafter={drafter}"], ["lookup"], [0.0], 8)
     turn = Models(model).contestant(entry).decode(PROMPT, SamplingParams(max_tokens=12, seed=1))
     short = Record("p", "c", "m", None, 0.0, 0, 1, [replace(turn, ids=turn.ids[:3])])

@@ -32,7 +32,7 @@ def costs(seconds: Callable[[int], float]) -> Profile:
 
 
 class Fake(Request):
-    """A sequence with nothing but its tokens."""
+    """A request with nothing but its tokens."""
 
     def __init__(self) -> None:
         self.ids = [0] * 64
@@ -57,23 +57,23 @@ def decode(
     """
     profile = real or policy.target
     assert profile is not None
-    rng, sequences = Random(seed), [Fake() for _ in range(batch)]
+    rng, requests = Random(seed), [Fake() for _ in range(batch)]
     chosen = []
     script = lambda row, path: ([len(path) + 1], [math.log(says)], 1.0)  # noqa: E731
     for _ in range(steps):
-        budgets = policy.plan(sequences, [Budget(NODES)] * batch)
+        budgets = policy.plan(requests, [Budget(NODES)] * batch)
         trees = [g.tree for g in grow(ScriptedScorer(script), policy, budgets)]
         outcomes = []
         draft = 1e-6 + layer * max(map(len, trees))
         cost = StepCost(batch, draft, profile.seconds(1 + max(map(len, trees)), 64, batch), 0.0, 0)
-        for sequence, tree in zip(sequences, trees, strict=True):
+        for request, tree in zip(requests, trees, strict=True):
             luck = 0
             while rng.random() < true:
                 luck += 1
             path = list(range(min(luck, len(tree))))
             # behind a chain that is right throughout, the target may say what the drafter would have said next
             tokens = [n + 1 for n in path] + [len(path) + 1 if luck > len(tree) else -1]
-            outcomes.append(Outcome(sequence, tree, path, tokens, len(tokens), cost))
+            outcomes.append(Outcome(request, tree, path, tokens, len(tokens), cost))
         policy.observe(outcomes)
         chosen.append(max(map(len, trees)))
     return chosen
@@ -226,12 +226,12 @@ class TestWithADraftingModel:
     def test_one_that_is_mostly_wrong_is_asked_less_and_less(self) -> None:
         policy, asked = self.policy(0.3), 0
         for step in range(300):
-            sequence = Fake()
-            budgets = policy.plan([sequence], [Budget(NODES)])
+            request = Fake()
+            budgets = policy.plan([request], [Budget(NODES)])
             asked += bool(budgets[0].nodes) and step >= 100
             script = lambda row, path: ([7], [math.log(0.9)], 1.0)  # noqa: E731
             tree = grow(ScriptedScorer(script), policy, budgets)[0].tree
-            policy.observe([Outcome(sequence, tree, [], [1], 1, StepCost(1, 0.3, 1.0, 0.0, 1))])
+            policy.observe([Outcome(request, tree, [], [1], 1, StepCost(1, 0.3, 1.0, 0.0, 1))])
         assert 0 < asked <= 30
 
     def test_it_is_asked_about_few_nodes_and_layers_where_many_candidates_share_the_law(self) -> None:
@@ -255,9 +255,9 @@ class TestWithADraftingModel:
         policy = AutoTree(target=costs(lambda n: 1.0), drafter=costs(lambda n: 0.05 * n))
         drafter = TreeDrafter(policy, ModelSource(model, 5))
         engine = Engine(target, drafter, nodes=4)
-        sequence = engine.open([1, 2, 3] * 40, SamplingParams(max_tokens=left, ignore_eos=True))
-        engine.step([sequence])
-        engine.close(sequence)
+        request = engine.open([1, 2, 3] * 40, SamplingParams(max_tokens=left, ignore_eos=True))
+        engine.step([request])
+        engine.close(request)
         assert (drafter.passes > 0) == fed
 
     def test_the_prompt_is_not_even_fed_to_one_that_cannot_pay(self) -> None:
@@ -299,19 +299,19 @@ def test_choosing_never_breaks_a_tree() -> None:
 
     policy = AutoTree(target=costs(CURVES["affine"]))
     for seed in range(30):
-        sequences = [Fake(), Fake()]
-        budgets = policy.plan(sequences, [Budget(9), Budget(5, 2)])
+        requests = [Fake(), Fake()]
+        budgets = policy.plan(requests, [Budget(9), Budget(5, 2)])
         trees = [g.tree for g in grow(ScriptedScorer(script), policy, budgets)]
         assert len(trees[0]) <= 9 and len(trees[1]) <= 5 and trees[1].depth <= 2
         outcomes = [
-            Outcome(s, t, [], [seed], 1, StepCost(2, 0.0, 1.0, 0.0, 0)) for s, t in zip(sequences, trees, strict=True)
+            Outcome(s, t, [], [seed], 1, StepCost(2, 0.0, 1.0, 0.0, 0)) for s, t in zip(requests, trees, strict=True)
         ]
         policy.observe(outcomes)
 
 
 @pytest.mark.parametrize("batch", [1, 4])
 def test_the_best_path_of_every_sequence_is_drafted_on(batch: int) -> None:
-    """A node's price is for one in each sequence: against one sequence's path it counted for all of them."""
+    """A node's price is for one in each request: against one request's path it counted for all of them."""
     passes = tuple(0.02 * n for n in range(1, NODES + 2))
     wide = Profile(
         ME, tuple(Point(b, 64, tuple(range(1, NODES + 2)), tuple(b * s for s in passes)) for b in (1, batch))
@@ -329,9 +329,9 @@ def test_no_plain_pass_is_made_where_prompts_are_to_be_read() -> None:
     """Then the drafter would read them in a step whose seconds count, and be judged by that."""
     policy = AutoTree(target=costs(lambda n: 1.0))
     decode(policy, 40, 0.05, 0.05)  # long without a plain pass, or nearly so
-    sequence = Fake()
-    sequence.stats = Stats(steps=0)
+    request = Fake()
+    request.stats = Stats(steps=0)
     policy._curves._steps = policy._curves._plain_at + 10**6  # type: ignore[union-attr]
-    assert policy.plan([sequence], [Budget(NODES)])[0].nodes == NODES
-    sequence.stats = Stats(steps=1)
-    assert policy.plan([sequence], [Budget(NODES)])[0].nodes == 0
+    assert policy.plan([request], [Budget(NODES)])[0].nodes == NODES
+    request.stats = Stats(steps=1)
+    assert policy.plan([request], [Budget(NODES)])[0].nodes == 0

@@ -151,16 +151,16 @@ def test_batched_trees_are_what_each_is_alone(policy: GrowthPolicy) -> None:
 
 def outcome(depth: int, taken: int, draft: float, verify: float) -> Outcome:
     tree = DraftTree.chain([1] * depth)
-    sequence = Request.__new__(Request)
-    sequence.stats = Stats(steps=1)
-    return Outcome(sequence, tree, [], [1] * taken, taken, StepCost(1, draft, verify, 0.0, depth))
+    request = Request.__new__(Request)
+    request.stats = Stats(steps=1)
+    return Outcome(request, tree, [], [1] * taken, taken, StepCost(1, draft, verify, 0.0, depth))
 
 
 def test_the_automatic_threshold_is_the_rate_times_the_time_of_a_pass() -> None:
     policy = OptTree()
     assert policy.threshold == 0.5
     first = outcome(depth=4, taken=3, draft=9.0, verify=0.8)
-    first.sequence.stats.steps = 0
+    first.request.stats.steps = 0
     policy.observe([first])  # a drafting model has read the prompt
     assert policy.threshold == 0.5
     policy.observe([outcome(depth=4, taken=3, draft=0.2, verify=0.8)])

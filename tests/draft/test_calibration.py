@@ -1,4 +1,4 @@
-"""Calibration: draft probabilities become acceptance, by counts, and each sequence has luck of its own."""
+"""Calibration: draft probabilities become acceptance, by counts, and each request has luck of its own."""
 
 from __future__ import annotations
 

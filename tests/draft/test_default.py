@@ -111,7 +111,7 @@ def test_the_drafter_is_called_by_what_it_is(shipped: Path) -> None:
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("with_head", [False, True])
 def test_every_scheme_decodes_with_it(scheme: str, with_head: bool, model: str, request: pytest.FixtureRequest) -> None:
-    """Schemes that draw children refuse what learns from all sequences: the default must never be refused."""
+    """Schemes that draw children refuse what learns from all requests: the default must never be refused."""
     if with_head:
         request.getfixturevalue("shipped")
     engine = draftree.load_engine(model, method="chain", verification=scheme)

@@ -70,13 +70,13 @@ def test_children_do_not_depend_on_who_else_is_drawn(drawing: Drawing) -> None:
             assert torch.equal(draw(logits[f : f + 1], [count], [keys[f]], drawing)[0], together[f, :count])
 
 
-def sequence(params: SamplingParams, ids: list[int]) -> Request:
+def request(params: SamplingParams, ids: list[int]) -> Request:
     return Request(ids, params, 50, frozenset(), text_stream(None, (), ids))
 
 
 def model_tree(params: SamplingParams, drawing: Drawing, policy: GrowthPolicy, nodes: int = 12) -> DraftTree:
     drafter = TreeDrafter(policy, ModelSource(ToyModel(6, seed=2), 6))
-    made = sequence(params, [1, 2])
+    made = request(params, [1, 2])
     drafter.open(made)
     made.ids.append(3)  # the root: the last token, which no model has seen
     return drafter.propose([made], [Budget(nodes)], drawing)[0]
@@ -133,7 +133,7 @@ def test_lookup_draws_from_its_blend_normalised_over_what_it_knows(drawing: Draw
     text = [1, 2, 3, 1, 2, 3, 1, 2, 4, 5, 2, 6, 1, 2]
     counts = torch.zeros(7)
     for seed in range(800):
-        made = sequence(SamplingParams(temperature=1.0, seed=seed), text)
+        made = request(SamplingParams(temperature=1.0, seed=seed), text)
         drafter.open(made)
         tree = drafter.propose([made], [Budget(1)], drawing)[0]
         counts[tree.tokens[0]] += 1
@@ -146,7 +146,7 @@ def test_lookup_draws_from_its_blend_normalised_over_what_it_knows(drawing: Draw
 
 def test_lookup_draws_no_more_children_than_it_knows_tokens() -> None:
     drafter = TreeDrafter(StaticTree(width=5, depth=1), LookupSource(shortest=1, longest=2))
-    made = sequence(SamplingParams(temperature=1.0, seed=0), [1, 2, 3, 1, 2, 4, 1, 2])
+    made = request(SamplingParams(temperature=1.0, seed=0), [1, 2, 3, 1, 2, 4, 1, 2])
     drafter.open(made)
     tree = drafter.propose([made], [Budget(5)], Drawing.WITHOUT_REPLACEMENT)[0]
     assert sorted(tree.tokens.tolist()) == [3, 4]

@@ -65,7 +65,7 @@ Node = tuple[int, int, int, float, float]
 
 
 def slowly(script: Script, row: int, budget: Budget) -> tuple[list[Node], list[Path]]:
-    """What ``Picky`` grows for one sequence, node by node, and the paths that are scored."""
+    """What ``Picky`` grows for one request, node by node, and the paths that are scored."""
     nodes: list[Node] = []
     frontier: list[tuple[int, Path, float]] = [(ROOT, (), 0.0)]
     scored: list[Path] = []

@@ -82,32 +82,32 @@ def test_trees_are_those_of_the_same_model_with_a_cache_of_its_own(name: str) ->
     model = HFModel(tiny(), numerics="fp32", self_test=False)
     for prompt in PROMPTS:
         engine = Engine(model)
-        sequence = engine.open(prompt, PARAMS[0])
+        request = engine.open(prompt, PARAMS[0])
         trees = []
         for source in (guest(model), ModelSource(model.twin(), VOCAB)):
             drafter = TreeDrafter(METHODS["opt-tree"].policy(), source)
-            trees.append(drafter.propose([sequence], [Budget(9)])[0])
-            drafter.close(sequence)
+            trees.append(drafter.propose([request], [Budget(9)])[0])
+            drafter.close(request)
         assert torch.equal(trees[0].tokens, trees[1].tokens)
         assert torch.equal(trees[0].parents, trees[1].parents)
         torch.testing.assert_close(trees[0].path_logprobs, trees[1].path_logprobs, atol=1e-4, rtol=0)
         other = load_drafter(name, model, StaticTree(1, 2))
-        assert len(other.propose([sequence], [Budget(2)])[0]) == 2
-        assert len(sequence.row.parents) == 0 if sequence.row else False
-        engine.close(sequence)
+        assert len(other.propose([request], [Budget(2)])[0]) == 2
+        assert len(request.row.parents) == 0 if request.row else False
+        engine.close(request)
 
 
 def test_it_reads_no_prompt_and_makes_one_pass_a_layer(model: HFModel) -> None:
     source = guest(model)
     engine = Engine(model, TreeDrafter(StaticTree(1, 3), source), nodes=3)
-    sequence = engine.open(PROMPTS[0], PARAMS[0])
-    assert source.unread(sequence) == [(source.model, 0)]
+    request = engine.open(PROMPTS[0], PARAMS[0])
+    assert source.unread(request) == [(source.model, 0)]
     seen = []
     extend = source.model.extend
     source.model.extend = lambda rows, nodes: seen.append([len(n.tokens) for n in nodes]) or extend(rows, nodes)  # type: ignore[method-assign, func-returns-value]
-    engine.step([sequence])
-    engine.step([sequence])
-    engine.close(sequence)
+    engine.step([request])
+    engine.step([request])
+    engine.close(request)
     assert seen == [[1]] * 6
     assert source.passes == 6
 
@@ -115,7 +115,7 @@ def test_it_reads_no_prompt_and_makes_one_pass_a_layer(model: HFModel) -> None:
 def test_a_step_that_failed_in_between_leaves_nothing_that_counts(model: HFModel, plain: list[list[int]]) -> None:
     source = guest(model)
     engine = Engine(model, TreeDrafter(StaticTree(2, 3), source), nodes=6)
-    sequence = engine.open(PROMPTS[0], PARAMS[0])
+    request = engine.open(PROMPTS[0], PARAMS[0])
     extend, count = source.model.extend, [0]
 
     def failing(rows: object, nodes: object) -> object:
@@ -126,11 +126,11 @@ def test_a_step_that_failed_in_between_leaves_nothing_that_counts(model: HFModel
 
     source.model.extend = failing  # type: ignore[method-assign, assignment]
     with pytest.raises(RunError):
-        engine.step([sequence])
-    while sequence.finish_reason is None:
-        engine.step([sequence])
-    assert sequence.output_ids == plain[0]
-    engine.close(sequence)
+        engine.step([request])
+    while request.finish_reason is None:
+        engine.step([request])
+    assert request.output_ids == plain[0]
+    engine.close(request)
 
 
 def test_sequences_come_and_go(model: HFModel, plain: list[list[int]]) -> None:
@@ -156,7 +156,7 @@ def test_storage_that_is_allotted_anew_is_the_drafters_too(model: HFModel, plain
 def test_the_cache_need_not_grow_for_what_is_drafted_and_not_verified() -> None:
     model = HFModel(tiny(), numerics="fp32", self_test=False)
     engine = Engine(model, load_drafter("layers=1", model, METHODS["eagle2"].policy()), nodes=6)
-    sequence = engine.open([(7 * i) % VOCAB for i in range(50)], SamplingParams(max_tokens=6, ignore_eos=True))
+    request = engine.open([(7 * i) % VOCAB for i in range(50)], SamplingParams(max_tokens=6, ignore_eos=True))
     before, most = model.cache.placement.slots, 0
     extend = model.cache.place
 
@@ -166,9 +166,9 @@ def test_the_cache_need_not_grow_for_what_is_drafted_and_not_verified() -> None:
         extend(first, starts, width, device)
 
     model.cache.place = placed  # type: ignore[method-assign, assignment]
-    while sequence.finish_reason is None:
-        engine.step([sequence])
-    engine.close(sequence)
+    while request.finish_reason is None:
+        engine.step([request])
+    engine.close(request)
     assert most > 64, "more than the answer and one tree take"
     assert model.cache.placement.slots == before
 

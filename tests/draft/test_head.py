@@ -61,15 +61,15 @@ def test_a_head_that_has_rested_catches_up(target: HFModel) -> None:
     params = SamplingParams(max_tokens=40)
     union = UnionSource((LookupSource(shortest=6, longest=6), HeadSource(trained(target), VOCAB)))
     made = Engine(target, TreeDrafter(policy("chain"), union), nodes=4)
-    sequence = made.open(PROMPTS[0], params)
+    request = made.open(PROMPTS[0], params)
     accepted = []
     for step in range(8):
         union.parts[1].resting = 2 <= step < 5
-        accepted.append(len(made.step([sequence])[0].path))
-    made.close(sequence)
+        accepted.append(len(made.step([request])[0].path))
+    made.close(request)
     assert min(accepted[:2] + accepted[5:]) > 2
     assert accepted[2:5] == [0] * 3
-    assert sequence.output_ids == Engine(target).generate(PROMPTS[:1], params)[0].token_ids[: len(sequence.output_ids)]
+    assert request.output_ids == Engine(target).generate(PROMPTS[:1], params)[0].token_ids[: len(request.output_ids)]
 
 
 def test_a_head_that_knows_the_text_is_accepted(target: HFModel) -> None:
@@ -79,14 +79,14 @@ def test_a_head_that_knows_the_text_is_accepted(target: HFModel) -> None:
 
 def test_only_the_draft_vocabulary_and_the_text_are_drafted(target: HFModel) -> None:
     made = engine(target, random_head(target), "static", nodes=30)
-    sequence = made.open([2, 5, 4], SamplingParams(max_tokens=40))
+    request = made.open([2, 5, 4], SamplingParams(max_tokens=40))
     seen: set[int] = set()
-    while sequence.finish_reason is None:
-        allowed = {*DRAFTED.tolist(), *sequence.ids[1:]}
-        drafted = set(made.step([sequence])[0].tree.tokens.tolist())
+    while request.finish_reason is None:
+        allowed = {*DRAFTED.tolist(), *request.ids[1:]}
+        drafted = set(made.step([request])[0].tree.tokens.tolist())
         assert drafted <= allowed
         seen |= drafted
-    made.close(sequence)
+    made.close(request)
     assert any(token % 2 for token in seen)  # the text's own tokens, which are not in the vocabulary
 
 
@@ -102,11 +102,11 @@ def test_drawn_children_are_the_same_alone_and_batched(scheme: str, target: HFMo
 def test_entropies_are_of_the_law_over_the_draft_vocabulary(target: HFModel) -> None:
     head = random_head(target)
     made = engine(target, head, "chain")
-    sequence = made.open(PROMPTS[0], SamplingParams(max_tokens=8))
-    tree = made.step([sequence])[0].tree
-    made.close(sequence)
+    request = made.open(PROMPTS[0], SamplingParams(max_tokens=8))
+    tree = made.step([request])[0].tree
+    made.close(request)
     row = head.start()
-    ids = torch.tensor([*PROMPTS[0], sequence.output_ids[0]])
+    ids = torch.tensor([*PROMPTS[0], request.output_ids[0]])
     opened = target.open(PROMPTS[0])
     law = head.advance([row], [ids[1:]], [opened.waiting_features()])[0].softmax(-1)
     assert float(tree.entropies[0]) == pytest.approx(float(torch.special.entr(law).sum()), abs=1e-4)
@@ -115,17 +115,17 @@ def test_entropies_are_of_the_law_over_the_draft_vocabulary(target: HFModel) -> 
 
 def test_one_pass_for_each_layer(target: HFModel) -> None:
     made = engine(target, random_head(target), "chain")
-    sequence = made.open(PROMPTS[0], SamplingParams(max_tokens=20))
-    assert made.step([sequence])[0].step.draft_passes == 4
-    made.close(sequence)
+    request = made.open(PROMPTS[0], SamplingParams(max_tokens=20))
+    assert made.step([request])[0].step.draft_passes == 4
+    made.close(request)
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_step_that_fails_loses_no_hidden_states(when: str, target: HFModel, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = Engine(target).generate(PROMPTS[:1], SamplingParams(max_tokens=20))[0].token_ids
     made = engine(target, trained(target), "chain")
-    sequence = made.open(PROMPTS[0], SamplingParams(max_tokens=20))
-    while sequence.room > 5:
+    request = made.open(PROMPTS[0], SamplingParams(max_tokens=20))
+    while request.room > 5:
 
         def fail(*given: object) -> None:
             raise RuntimeError("out of memory")
@@ -135,19 +135,19 @@ def test_a_step_that_fails_loses_no_hidden_states(when: str, target: HFModel, mo
                 patch.setattr(HeadModel, "_finish", fail)  # the head's own pass
             else:
                 patch.setattr(target, "_forward", fail)  # the target's, when the head has drafted
-            made.step([sequence])
-        assert made.step([sequence])[0].path
-    made.close(sequence)
-    assert sequence.output_ids == plain[: len(sequence.output_ids)]
+            made.step([request])
+        assert made.step([request])[0].path
+    made.close(request)
+    assert request.output_ids == plain[: len(request.output_ids)]
 
 
 def test_a_sequence_without_a_row_is_refused(target: HFModel) -> None:
     source = HeadSource(random_head(target), VOCAB)
     drafter = TreeDrafter(policy("chain"), source)
     made = Engine(target, drafter)
-    sequence = Request([1, 2, 3], SamplingParams(), 9, frozenset(), NoText())
+    request = Request([1, 2, 3], SamplingParams(), 9, frozenset(), NoText())
     with pytest.raises(CacheError, match="open row"):
-        made.drafter.propose([sequence], [made._budget(sequence)])
+        made.drafter.propose([request], [made._budget(request)])
 
 
 def test_auto_measures_what_a_head_costs(target: HFModel) -> None:

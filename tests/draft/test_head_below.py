@@ -93,11 +93,11 @@ def test_what_is_fed_are_the_middle_models_states(
     paths: dict[int, list[int]] = {}
     extend, advance = HeadModel.extend, HeadModel.advance
     drive = engine(target, made)
-    sequence = drive.open(PROMPTS[1], SamplingParams(max_tokens=30))
+    request = drive.open(PROMPTS[1], SamplingParams(max_tokens=30))
 
     def restarted(model: HeadModel, rows: list[HeadRow], tokens: list[Tensor], features: list[Tensor]) -> Tensor:
         paths.clear()
-        paths[-1] = list(sequence.ids)
+        paths[-1] = list(request.ids)
         return advance(model, rows, tokens, features)
 
     def checked(model: HeadModel, rows: list[Row], nodes: list[Nodes], features: list[Tensor] | None = None) -> Tensor:
@@ -112,9 +112,9 @@ def test_what_is_fed_are_the_middle_models_states(
 
     monkeypatch.setattr(HeadModel, "advance", restarted)
     monkeypatch.setattr(HeadModel, "extend", checked)
-    while sequence.finish_reason is None:
-        drive.step([sequence])
-    drive.close(sequence)
+    while request.finish_reason is None:
+        drive.step([request])
+    drive.close(request)
     assert seen > 15
 
 
@@ -133,10 +133,10 @@ def test_a_head_that_knows_the_text_is_believed_beyond_the_first_round(target: H
 
 @pytest.mark.parametrize(("name", "least"), [("target", 20), ("middle", 3)])
 def test_what_the_target_accepts_stays_and_no_more(
-    name: str, least: int, request: pytest.FixtureRequest, target: HFModel, monkeypatch: pytest.MonkeyPatch
+    name: str, least: int, fixtures: pytest.FixtureRequest, target: HFModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The head's cache follows the target: accepted tokens that it has read are not fed again, others do not stay."""
-    above = request.getfixturevalue(name)
+    above = fixtures.getfixturevalue(name)
     made = below(random_head(above), above, StaticTree(1, 2))
     again, committed, advance = [0], [0], HeadModel.advance
 
@@ -146,38 +146,38 @@ def test_what_the_target_accepts_stays_and_no_more(
 
     monkeypatch.setattr(HeadModel, "advance", counting)
     drive = engine(target, made)
-    sequence = drive.open(PROMPTS[1], SamplingParams(max_tokens=30))
+    request = drive.open(PROMPTS[1], SamplingParams(max_tokens=30))
     lower = made.lower
     assert isinstance(lower, HeadSource)
-    while sequence.finish_reason is None and sequence.room > 2:  # before the last tokens the lower level is not asked
-        before = len(sequence.ids)
-        drive.step([sequence])
-        row = lower._states[sequence].row
-        assert before - 1 <= row.length <= len(sequence.ids) - 1
+    while request.finish_reason is None and request.room > 2:  # before the last tokens the lower level is not asked
+        before = len(request.ids)
+        drive.step([request])
+        row = lower._states[request].row
+        assert before - 1 <= row.length <= len(request.ids) - 1
         assert not len(row.parents)
         committed.append(row.length - before + 1)
-    drive.close(sequence)
+    drive.close(request)
     assert sum(committed) > least
-    assert sum(again) + sum(committed) <= len(sequence.ids)
+    assert sum(again) + sum(committed) <= len(request.ids)
 
 
 def test_its_cache_holds_what_a_pass_over_the_text_would_leave(target: HFModel) -> None:
     head = random_head(target)
     made = below(head, target, StaticTree(1, 2))
     drive = engine(target, made)
-    sequence = drive.open(PROMPTS[2], SamplingParams(max_tokens=40))
+    request = drive.open(PROMPTS[2], SamplingParams(max_tokens=40))
     for _ in range(4):
-        drive.step([sequence])
+        drive.step([request])
     lower = made.lower
     assert isinstance(lower, HeadSource)
-    own = head.own(lower._states[sequence].row)
-    assert own.length > sequence.prompt_length
-    ids = sequence.ids[: own.length + 1]
+    own = head.own(lower._states[request].row)
+    assert own.length > request.prompt_length
+    ids = request.ids[: own.length + 1]
     fresh = head.start()
     head.advance([fresh], [torch.tensor(ids[1:])], [truth(target, ids[:-1])])
     torch.testing.assert_close(own.predicted, fresh.predicted, rtol=1e-3, atol=1e-3)
     head.close(fresh)
-    drive.close(sequence)
+    drive.close(request)
 
 
 def test_a_state_of_a_node_that_was_not_fed_is_refused(middle: HFModel) -> None:

@@ -38,7 +38,7 @@ from ..heads import random_head
 from ..pairs import costs, source, target
 from ..pairs import policy as policy_of
 from ..tiny import MAX_LENGTH, VOCAB
-from .test_union import Says, request
+from .test_union import Says, request_of
 
 PROMPTS = [[3, 14, 15, 9, 2, 6, 14, 15], [27, 1, 8], [31, 41, 5, 9, 26, 53, 58, 9, 7, 9, 3, 2, 3, 8]]
 TOKENS = 16
@@ -318,7 +318,7 @@ def test_auto_leaves_a_hierarchy_out_where_it_loses_and_keeps_it_where_it_wins(
     monkeypatch.setattr("draftree.draft.drafter.time", clock)
     upper = Slow({1: 0.7, 2: 0.2}, clock, seconds)
     made = HierarchySource(Says("lower", {1: 0.6}), upper, StaticTree(1, 3), LoopBack("always"))
-    chosen, one, rng = AutoTree(depth=4, target=costs(1.0)), request(), Random(3)
+    chosen, one, rng = AutoTree(depth=4, target=costs(1.0)), request_of(), Random(3)
     drafter = TreeDrafter(chosen, made)
     chosen.prepare(target(), made.parts)
     drafter.open(one)
@@ -367,8 +367,8 @@ def test_a_middle_level_that_is_no_model_is_led_to_where_the_next_run_begins(nam
 
 def test_what_a_model_will_never_read_keeps_nobody_from_drafting() -> None:
     part = ModelSource(target().twin(), VOCAB)
-    assert part.unread(request(*[1] * 5))[0][1] == 4
-    assert part.unread(request(*[1] * MAX_LENGTH)) == []
+    assert part.unread(request_of(*[1] * 5))[0][1] == 4
+    assert part.unread(request_of(*[1] * MAX_LENGTH)) == []
 
 
 def test_auto_below_weighs_reading_against_what_is_left_of_the_answer() -> None:
@@ -377,14 +377,14 @@ def test_auto_below_weighs_reading_against_what_is_left_of_the_answer() -> None:
     policy = AutoTree(target=costs(1.0), drafter=costs(0.2))
     lower = source("self", model)
     policy.prepare(model, [lower])
-    sequence = request(*[5] * 40)
-    assert policy.plan([sequence], [Budget(8, 3)])[0].nodes == 8
+    request = request_of(*[5] * 40)
+    assert policy.plan([request], [Budget(8, 3)])[0].nodes == 8
 
 
 def test_candidates_that_pass_through_a_hierarchy_keep_their_origins() -> None:
     union = UnionSource((Says("one", {1: 0.6, 2: 0.2}), Says("other", {3: 0.5})))
-    union.fit(sequence := request(), Budget(20))
-    found = union.begin([sequence], Drawing.TOP).score_roots([0], 4)
+    union.fit(request := request_of(), Budget(20))
+    found = union.begin([request], Drawing.TOP).score_roots([0], 4)
     assert found.origins is not None
     back = answer(laws_of(found))
     assert back.origins is not None

@@ -36,7 +36,7 @@ from ..pairs import costs
 from ..tiny import save_tiny
 from ..toy import Path as Nodes
 from ..toy import ScriptedScorer
-from .test_union import request
+from .test_union import request_of
 
 STEP = StepCost(batch=1, draft=1.0, verify=1.0, other=0.0, draft_passes=0)
 Rule = Callable[[Nodes], tuple[int, float]]
@@ -53,14 +53,14 @@ class Scripted(Source):
     def name(self) -> str:
         return "scripted"
 
-    def begin(self, sequences: Sequence[Request], drawing: Drawing) -> Scorer:
+    def begin(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
         def script(row: int, path: Nodes) -> tuple[list[int], list[float], float]:
             token, entropy = self.rule(path)
             return [token], [math.log(0.9)], entropy
 
         return ScriptedScorer(script)
 
-    def close(self, sequence: Request) -> None: ...
+    def close(self, request: Request) -> None: ...
 
 
 class Levels:
@@ -70,7 +70,7 @@ class Levels:
         below, above = levels_of(name)
         window = below.policy()
         assert isinstance(window, DynamicWindow)
-        self.request, self.window = request(1, 2), window
+        self.request, self.window = request_of(1, 2), window
         self.lower, self.upper = Scripted(lower), Scripted(upper)
         self.source = HierarchySource(self.lower, self.upper, window, above.loop_back())
         self.drafter = TreeDrafter(CHAIN, self.source)

@@ -18,7 +18,7 @@ LARGE = 8192
 HISTORY = [3, 1, 2]
 
 
-def sequence(params: SamplingParams, ids: list[int] = HISTORY) -> Request:
+def request(params: SamplingParams, ids: list[int] = HISTORY) -> Request:
     return Request(ids, params, 9, frozenset(), NoText())
 
 
@@ -46,7 +46,7 @@ LAWS = [
 @pytest.mark.parametrize("reduced", [False, True])
 def test_layers_foresee_the_noise_of_their_own_positions(params: SamplingParams, reduced: bool) -> None:
     known = torch.arange(VOCAB - 1, -1, -1) if reduced else None  # entry i is token V - 1 - i
-    laws, made, none = Laws(Drawing.COUPLED), sequence(params), torch.zeros(1, dtype=torch.int64)
+    laws, made, none = Laws(Drawing.COUPLED), request(params), torch.zeros(1, dtype=torch.int64)
     for depth in range(3):
         row = logits(VOCAB, seed=depth)
         shown = row.flip(0) if reduced else row
@@ -60,8 +60,8 @@ def test_layers_foresee_the_noise_of_their_own_positions(params: SamplingParams,
 
 
 def test_nodes_of_many_sequences_and_depths_have_the_noise_of_their_own() -> None:
-    sequences = [sequence(params, [*HISTORY, *range(i)]) for i, params in enumerate(LAWS)]
-    asked = [(sequences[b], b) for b in (2, 0, 1, 3, 1, 2)]
+    requests = [request(params, [*HISTORY, *range(i)]) for i, params in enumerate(LAWS)]
+    asked = [(requests[b], b) for b in (2, 0, 1, 3, 1, 2)]
     depths = [0, 1, 0, 2, 1, 2]
     rows = logits(len(asked), VOCAB)
     batch = torch.arange(len(asked))
@@ -82,7 +82,7 @@ def test_a_model_that_is_nearly_right_is_believed_as_often_as_it_says() -> None:
         guess = logits(VOCAB, seed=seed)
         error = -torch.empty(VOCAB).exponential_(generator=torch.Generator().manual_seed(seed + count)).log()
         said = int((guess + error + gumbel_noise([seed], [len(HISTORY)], VOCAB)[0]).argmax())
-        found = Laws(Drawing.COUPLED).candidates([(sequence(params), -1)], guess[None, None], none, none, 1, depths=[0])
+        found = Laws(Drawing.COUPLED).candidates([(request(params), -1)], guess[None, None], none, none, 1, depths=[0])
         hits += int(found.tokens) == said
         claimed += float(found.logprobs.exp())
         blind += int(guess.argmax()) == said
@@ -96,7 +96,7 @@ def test_only_match_verification_sees_the_noise(drawing: Drawing) -> None:
     row = logits(VOCAB)
     found = [
         Laws(drawing).candidates([(made, -1)], row[None, None], none, none, WIDTH, depths=[0]).tokens.tolist()
-        for made in (sequence(SamplingParams(temperature=1.0, seed=seed)) for seed in range(5))
+        for made in (request(SamplingParams(temperature=1.0, seed=seed)) for seed in range(5))
     ]
     assert found == [[row.topk(WIDTH).indices.tolist()]] * 5
 
@@ -106,7 +106,7 @@ def test_only_match_verification_sees_the_noise(drawing: Drawing) -> None:
 def test_candidates_are_those_of_log_softmax(temperature: float, spread: float) -> None:
     logits = torch.randn((1, 3, LARGE), generator=torch.Generator().manual_seed(0)) * spread
     logits[..., -192:] = float("-inf")
-    nodes = [(sequence(SamplingParams(temperature=temperature)), n) for n in range(3)]
+    nodes = [(request(SamplingParams(temperature=temperature)), n) for n in range(3)]
     drawing = Drawing.WITHOUT_REPLACEMENT if temperature else Drawing.COUPLED  # no noise is known
     found = Laws(drawing).candidates(
         nodes, logits, torch.zeros(3, dtype=torch.int64), torch.arange(3), 5, depths=[0] * 3
@@ -123,7 +123,7 @@ def test_some_columns_of_several_rows_can_be_asked_for() -> None:
     names = [torch.arange(LARGE) + 7, torch.arange(LARGE - 64) + 9]
     logits[1, :, -64:] = float("-inf")
     found = Laws(Drawing.COUPLED).candidates(
-        [(sequence(SamplingParams()), n) for n in range(3)], logits, batch, column, 4, names, depths=[0] * 3
+        [(request(SamplingParams()), n) for n in range(3)], logits, batch, column, 4, names, depths=[0] * 3
     )
     want = logits[batch, column].topk(4).indices + torch.tensor([[7], [9], [9]])
     assert torch.equal(found.tokens, want)

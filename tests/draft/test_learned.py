@@ -108,7 +108,7 @@ def test_a_classifier_of_whole_paths_is_refused(method: str, tmp_path: Path) -> 
 
 
 class Fake(Request):
-    """A sequence with nothing but its tokens."""
+    """A request with nothing but its tokens."""
 
     def __init__(self) -> None:
         self.ids = [0] * 64

@@ -113,7 +113,7 @@ def test_an_index_that_grew_in_parts_equals_one_built_at_once(text: list[int], c
         assert grown.predict(tail, ALL) == whole.predict(tail, ALL)
 
 
-def request(ids: Sequence[int]) -> Request:
+def request_of(ids: Sequence[int]) -> Request:
     return Request(ids, SamplingParams(), 100, frozenset(), NoText())
 
 
@@ -122,7 +122,7 @@ def propose(drafter: TreeDrafter, *requests: Request, nodes: int = 20) -> list[D
 
 
 def opened(drafter: TreeDrafter, ids: Sequence[int]) -> Request:
-    made = request(ids)
+    made = request_of(ids)
     drafter.open(made)
     return made
 

@@ -88,7 +88,7 @@ class TestTable:
         assert again.after([(0, 5)], 1).tokens.tolist() == [[6]]
 
 
-def request(*ids: int) -> Request:
+def request_of(*ids: int) -> Request:
     return Request(ids, SamplingParams(), 99, frozenset(), NoText())
 
 
@@ -106,17 +106,17 @@ def prepared(width: int = 2, file: Path | None = None) -> RecycleSource:
 
 def taught(source: RecycleSource) -> Request:
     """After token 1 comes 2 or 3, after 2 comes 4, after 3 comes 1, as one verified tree has shown."""
-    sequence = request(0, 1)
-    source.open(sequence)
+    request = request_of(0, 1)
+    source.open(request)
     tree = pair(2, 3)
-    sequence.ids += [2, 4]
+    request.ids += [2, 4]
     laws = found([(2, 0.6), (3, 0.3)], [(4, 0.8), (5, 0.1)], [(1, 0.7), (5, 0.1)])
-    source.observe([Outcome(sequence, tree, [0], [2, 4], 2, StepCost(1, 0.0, 0.0, 0.0, 0), laws)])
-    return sequence
+    source.observe([Outcome(request, tree, [0], [2, 4], 2, StepCost(1, 0.0, 0.0, 0.0, 0), laws)])
+    return request
 
 
-def drafted(source: RecycleSource, sequence: Request, nodes: int = 20) -> DraftTree:
-    return TreeDrafter(StaticTree(width=2, depth=3), source).propose([sequence], [Budget(nodes)])[0]
+def drafted(source: RecycleSource, request: Request, nodes: int = 20) -> DraftTree:
+    return TreeDrafter(StaticTree(width=2, depth=3), source).propose([request], [Budget(nodes)])[0]
 
 
 def test_nothing_is_looked_for_while_it_rests_and_what_looking_took_is_its_own() -> None:
@@ -125,14 +125,14 @@ def test_nothing_is_looked_for_while_it_rests_and_what_looking_took_is_its_own()
     source.resting = True
     assert source.successors == 0
     none = DraftTree.empty()
-    source.observe([Outcome(request(1, 2), none, [], [2], 1, StepCost(1, 0.0, 0.0, 0.0, 0, beside=0.25))])
+    source.observe([Outcome(request_of(1, 2), none, [], [2], 1, StepCost(1, 0.0, 0.0, 0.0, 0, beside=0.25))])
     assert source.spent == 0.25
 
 
 def test_trees_follow_the_successors_of_each_token() -> None:
     source = prepared()
     taught(source)
-    tree = drafted(source, request(9, 1))
+    tree = drafted(source, request_of(9, 1))
     assert tree.tokens.tolist() == [2, 3, 4, 5, 1, 5, 2, 3]
     assert tree.parents.tolist() == [-1, -1, 0, 0, 1, 1, 4, 4]
     blend = 0.75 + 0.25 * 0.55  # tokens 1, 2 and 1, 3 have been seen, 9, 1 and 3, 1 have not
@@ -145,16 +145,16 @@ def test_trees_follow_the_successors_of_each_token() -> None:
 def test_nothing_is_drafted_after_a_token_that_was_never_verified() -> None:
     source = prepared()
     taught(source)
-    assert len(drafted(source, request(1, 9))) == 0
+    assert len(drafted(source, request_of(1, 9))) == 0
 
 
 def test_the_accepted_path_counts_more_than_a_rejected_node_with_the_same_token() -> None:
-    source, sequence = prepared(), request(0, 1)
+    source, request = prepared(), request_of(0, 1)
     tree = pair(1, 2)
-    sequence.ids += [2, 4]
+    request.ids += [2, 4]
     laws = found([(2, 0.6), (3, 0.3)], [(8, 0.8), (9, 0.1)], [(4, 0.7), (5, 0.1)])
-    source.observe([Outcome(sequence, tree, [1], [2, 4], 2, StepCost(1, 0.0, 0.0, 0.0, 0), laws)])
-    assert drafted(source, request(1), nodes=2).tokens.tolist() == [2, 3]
+    source.observe([Outcome(request, tree, [1], [2, 4], 2, StepCost(1, 0.0, 0.0, 0.0, 0), laws)])
+    assert drafted(source, request_of(1), nodes=2).tokens.tolist() == [2, 3]
 
 
 def test_sequences_share_what_was_seen() -> None:
@@ -186,7 +186,7 @@ class Laws(Observer):
     def stepped(self, outcomes: Sequence[Outcome], learned: float) -> None:
         for outcome in outcomes:
             assert outcome.successors is not None
-            before, paths = outcome.sequence.ids[: -outcome.taken], [list[int]()]
+            before, paths = outcome.request.ids[: -outcome.taken], [list[int]()]
             for parent, token in zip(outcome.tree.parents.tolist(), outcome.tree.tokens.tolist(), strict=True):
                 paths.append([*paths[parent + 1], token])
             assert len(outcome.successors.tokens) == len(paths)
@@ -208,7 +208,7 @@ def test_a_drafter_is_told_what_the_target_says_after_every_node(verification: s
 
 
 def test_drawn_children_are_refused() -> None:
-    with pytest.raises(ConfigError, match="learn from all sequences.*use verification match"):
+    with pytest.raises(ConfigError, match="learn from all requests.*use verification match"):
         Engine(target(), TreeDrafter(StaticTree(), RecycleSource()), verification="multi-round")
 
 
@@ -221,14 +221,14 @@ class TestFile:
     def test_what_was_learned_is_there_in_the_next_run(self, tmp_path: Path) -> None:
         source = prepared(file=tmp_path / "seen")
         source.close(taught(source))
-        want = drafted(source, request(9, 1))
-        got = drafted(prepared(file=tmp_path / "seen"), request(9, 1))
+        want = drafted(source, request_of(9, 1))
+        got = drafted(prepared(file=tmp_path / "seen"), request_of(9, 1))
         assert torch.equal(got.tokens, want.tokens)
         assert torch.equal(got.path_logprobs, want.path_logprobs)
 
     def test_it_is_written_when_the_last_sequence_ends(self, tmp_path: Path) -> None:
         source = prepared(file=tmp_path / "seen")
-        one, two = taught(source), request(5)
+        one, two = taught(source), request_of(5)
         source.open(two)
         source.close(one)
         assert not (tmp_path / "seen").exists()
@@ -240,15 +240,15 @@ class TestFile:
     def test_another_width_takes_what_fits(self, width: int, tmp_path: Path) -> None:
         source = prepared(file=tmp_path / "seen")
         source.close(taught(source))
-        tree = drafted(prepared(width, tmp_path / "seen"), request(9, 1), nodes=2)
+        tree = drafted(prepared(width, tmp_path / "seen"), request_of(9, 1), nodes=2)
         assert tree.tokens.tolist() == ([2, 4] if width == 1 else [2, 3])
 
     def test_a_file_that_cannot_be_written_costs_a_warning(self, tmp_path: Path) -> None:
         source = prepared(file=tmp_path / "seen")
-        sequence = taught(source)
+        request = taught(source)
         (tmp_path / "seen").mkdir()
         with pytest.warns(DraftreeWarning, match="cannot write"):
-            source.close(sequence)
+            source.close(request)
 
     def test_another_vocabulary_is_refused(self, tmp_path: Path) -> None:
         source = prepared(file=tmp_path / "seen")

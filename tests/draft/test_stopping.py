@@ -22,7 +22,7 @@ from draftree.request import Request
 from ..heads import trained
 from ..pairs import costs, target
 from ..tiny import VOCAB
-from .test_union import request
+from .test_union import request_of
 from .test_window import Unsure
 
 STEP = StepCost(batch=1, draft=1.0, verify=1.0, other=0.0, draft_passes=0)
@@ -45,25 +45,25 @@ class Texts:
         self.drafter = TreeDrafter(policy, self.source)
         self.tokens = self.seconds = 0.0
 
-    def step(self, sequence: Request, verify: Profile, each: float) -> int:
+    def step(self, request: Request, verify: Profile, each: float) -> int:
         """One draft; how long it was."""
         self.entropies = [self.random.choice(list(self.right)) for _ in range(32)]
-        tree = self.drafter.propose([sequence], [Budget(24)])[0]
+        tree = self.drafter.propose([request], [Budget(24)])[0]
         count = 0
         while count < len(tree) and self.random.random() < self.right[self.entropies[count]]:
             count += 1
-        sequence.stats.steps += 1
-        self.drafter.observe([Outcome(sequence, tree, list(range(count)), [0] * count + [7], count + 1, STEP)])
+        request.stats.steps += 1
+        self.drafter.observe([Outcome(request, tree, list(range(count)), [0] * count + [7], count + 1, STEP)])
         self.tokens += count + 1
-        self.seconds += len(tree) * each + verify.seconds(len(tree) + 1, len(sequence.ids))
+        self.seconds += len(tree) * each + verify.seconds(len(tree) + 1, len(request.ids))
         return len(tree)
 
 
 def rate(policy: GrowthPolicy, right: dict[float, float], verify: Profile, each: float, steps: int = 120) -> float:
     """Tokens a second by these costs."""
-    texts, sequence = Texts(policy, right), request(1, 2, 3)
+    texts, request = Texts(policy, right), request_of(1, 2, 3)
     for _ in range(steps):
-        texts.step(sequence, verify, each)
+        texts.step(request, verify, each)
     return texts.tokens / texts.seconds
 
 
@@ -94,33 +94,33 @@ def test_it_is_as_fast_as_the_best_fixed_length_without_being_told(
 def test_dear_tokens_make_short_drafts_and_free_ones_long_drafts() -> None:
     right, lengths = {0.1: 0.9}, []
     for verify, each in ((curve(1.0), 0.0), (curve(*range(1, 25)), 1.0)):
-        texts, sequence = Texts(PayingChain(1, 20, verify, each), right), request(1, 2)
-        lengths.append([texts.step(sequence, verify, each) for _ in range(60)][-1])
+        texts, request = Texts(PayingChain(1, 20, verify, each), right), request_of(1, 2)
+        lengths.append([texts.step(request, verify, each) for _ in range(60)][-1])
     assert lengths == [20, 1]
 
 
 def test_counts_are_of_judged_tokens_alone() -> None:
-    """Two right, one wrong, the rest unseen; and nothing of what lies behind a sequence's end."""
+    """Two right, one wrong, the rest unseen; and nothing of what lies behind a request's end."""
     policy = PayingChain(4, 4, costs(1.0), 0.0)
-    texts, sequence = Texts(policy, {0.1: 1.0}), request(1, 2)
+    texts, request = Texts(policy, {0.1: 1.0}), request_of(1, 2)
     before = policy.acceptance(0.1)
     assert before == pytest.approx(math.exp(-0.1))
     texts.entropies = [0.1, 0.1, 0.1, 0.1]
-    tree = texts.drafter.propose([sequence], [Budget(9)])[0]
-    texts.drafter.observe([Outcome(sequence, tree, [0, 1], [0, 0, 7], 3, STEP)])
+    tree = texts.drafter.propose([request], [Budget(9)])[0]
+    texts.drafter.observe([Outcome(request, tree, [0, 1], [0, 0, 7], 3, STEP)])
     assert policy.acceptance(0.1) == pytest.approx((2 + 4 * before) / (3 + 4), rel=1e-3)
     assert policy.acceptance(1.5) == pytest.approx(math.exp(-1.5))
-    record = policy.record(sequence)
+    record = policy.record(request)
     assert (record.hits, 2 < record.expected < 3) == (2, True)
-    tree = texts.drafter.propose([sequence], [Budget(9)])[0]
-    texts.drafter.observe([Outcome(sequence, tree, [0, 1], [0, 0, 7], 1, STEP)])
-    assert policy.record(sequence).hits == pytest.approx(2 * 0.95 + 1)
+    tree = texts.drafter.propose([request], [Budget(9)])[0]
+    texts.drafter.observe([Outcome(request, tree, [0, 1], [0, 0, 7], 1, STEP)])
+    assert policy.record(request).hits == pytest.approx(2 * 0.95 + 1)
 
 
 def test_a_sequence_of_which_all_was_right_drafts_further_than_another() -> None:
     verify, each = curve(1.0), 0.12
     texts = Texts(PayingChain(1, 20, verify, each), {1.2: 0.5})
-    lucky, other = request(1, 2), request(3)
+    lucky, other = request_of(1, 2), request_of(3)
     for _ in range(80):
         texts.step(other, verify, each)
     texts.right = {1.2: 1.0}
@@ -134,12 +134,12 @@ def test_a_sequence_of_which_all_was_right_drafts_further_than_another() -> None
 def test_it_keeps_to_floor_and_cap(floor: int, cap: int) -> None:
     for each, want in ((0.0, cap), (9.0, floor)):
         texts = Texts(PayingChain(floor, cap, costs(1.0), each), {0.1: 0.9})
-        assert texts.step(request(1, 2), costs(1.0), each) == want
+        assert texts.step(request_of(1, 2), costs(1.0), each) == want
 
 
 def test_costs_that_nobody_measured_are_asked_for() -> None:
     with pytest.raises(ConfigError, match="no measured costs: give its drafter to an Engine"):
-        Texts(PayingChain(), {0.1: 0.9}).step(request(1), costs(1.0), 0.0)
+        Texts(PayingChain(), {0.1: 0.9}).step(request_of(1), costs(1.0), 0.0)
 
 
 def test_an_engine_finds_the_costs_of_target_and_head() -> None:
@@ -157,7 +157,7 @@ def test_an_engine_finds_the_costs_of_target_and_head() -> None:
 
 
 def test_a_sequence_in_a_batch_drafts_as_far_as_alone() -> None:
-    """A pass's seconds are all sequences'; one sequence's tokens were held against all sequences' speed."""
+    """A pass's seconds are all requests'; one request's tokens were held against all requests' speed."""
 
     def lengths(batch: int) -> int:
         sizes = Profile(
@@ -165,13 +165,13 @@ def test_a_sequence_in_a_batch_drafts_as_far_as_alone() -> None:
         )
         policy = PayingChain(cap=6, target=sizes, drafter=0.01)
         drafter = TreeDrafter(policy, Unsure(lambda path: 0.1))
-        sequences = [request(*range(64)) for _ in range(batch)]
+        requests = [request_of(*range(64)) for _ in range(batch)]
         for _ in range(30):
-            trees = drafter.propose(sequences, [Budget(24)] * batch)
+            trees = drafter.propose(requests, [Budget(24)] * batch)
             drafter.observe(
                 [
                     Outcome(s, tree, list(range(len(tree))), [0] * (len(tree) + 1), len(tree) + 1, STEP)
-                    for s, tree in zip(sequences, trees, strict=True)
+                    for s, tree in zip(requests, trees, strict=True)
                 ]
             )
         return min(map(len, trees))

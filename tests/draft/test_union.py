@@ -62,10 +62,10 @@ class Says(Source):
     def name(self) -> str:
         return self._name
 
-    def fit(self, sequence: Request, budget: Budget) -> Budget:
+    def fit(self, request: Request, budget: Budget) -> Budget:
         return budget if self._depth is None else Budget(budget.nodes, self._depth)
 
-    def begin(self, sequences: Sequence[Request], drawing: Drawing) -> Scorer:
+    def begin(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
         return ScriptedScorer(self._script)
 
     def _script(self, row: int, path: Nodes) -> tuple[list[int], list[float], float]:
@@ -73,15 +73,15 @@ class Says(Source):
         self.spent += self._seconds
         return [t for t, _ in self._law], [math.log(p) for _, p in self._law], 1.0
 
-    def close(self, sequence: Request) -> None: ...
+    def close(self, request: Request) -> None: ...
 
 
-def request(*ids: int) -> Request:
+def request_of(*ids: int) -> Request:
     return Request(ids or (0,), SamplingParams(), 10**6, frozenset(), NoText())
 
 
 def drafted(union: UnionSource, nodes: int = 20, width: int = 4, depth: int = 1) -> DraftTree:
-    return TreeDrafter(StaticTree(width, depth), union).propose([request()], [Budget(nodes)])[0]
+    return TreeDrafter(StaticTree(width, depth), union).propose([request_of()], [Budget(nodes)])[0]
 
 
 def law_of(tree: DraftTree) -> Law:
@@ -134,7 +134,7 @@ def test_a_resting_source_is_not_asked() -> None:
 
 def test_subtrees_keep_the_origins_of_their_nodes() -> None:
     union = UnionSource((Says("a", {1: 0.5, 3: 0.05}), Says("b", {2: 0.4, 3: 0.05})))
-    tree = TreeDrafter(OptTree(0.001), union).propose([request()], [Budget(3)])[0]
+    tree = TreeDrafter(OptTree(0.001), union).propose([request_of()], [Budget(3)])[0]
     assert tree.tokens.tolist() == [1, 2, 1]
     assert tree.origins is not None
     assert tree.origins.tolist() == [1, 2, 1]
@@ -150,10 +150,10 @@ def decode(
 
     Drafting takes ``seconds`` beside what the parts have spent.
     """
-    made, sequence, rng = TreeDrafter(policy or StaticTree(4, 1), union), request(), Random(3)
+    made, request, rng = TreeDrafter(policy or StaticTree(4, 1), union), request_of(), Random(3)
     for _ in range(steps):
         before = sum(part.spent for part in union.parts)
-        tree = made.propose([sequence], [Budget(8)])[0]
+        tree = made.propose([request], [Budget(8)])[0]
         draft = seconds + sum(part.spent for part in union.parts) - before
         path, tokens = list[int](), list[int]()
         node: int | None = ROOT
@@ -161,9 +161,9 @@ def decode(
             tokens.append(rng.choices(list(truth), list(truth.values()))[0])
             node = next((c for c in tree.children(node) if int(tree.tokens[c]) == tokens[-1]), None)
             path += [] if node is None else [node]
-        sequence.ids += tokens
-        made.observe([Outcome(sequence, tree, path, tokens, len(tokens), StepCost(1, draft, 1.0, 0.0, 0))])
-        sequence.stats.steps += 1
+        request.ids += tokens
+        made.observe([Outcome(request, tree, path, tokens, len(tokens), StepCost(1, draft, 1.0, 0.0, 0))])
+        request.stats.steps += 1
 
 
 def test_an_overconfident_source_is_found_out_and_a_modest_one_too() -> None:
@@ -271,14 +271,14 @@ def test_a_model_that_has_rested_catches_up() -> None:
     model, params = target(), SamplingParams(max_tokens=50)
     union = UnionSource((Says("quiet", {0: 0.006}), source("self", model)))
     engine = Engine(model, TreeDrafter(StaticTree(1, 3), union), nodes=3)
-    sequence = engine.open(PROMPTS[0], params)
+    request = engine.open(PROMPTS[0], params)
     accepted = []
     for step in range(9):
         union.parts[1].resting = 2 <= step < 5
-        accepted.append(len(engine.step([sequence])[0].path))
-    engine.close(sequence)
+        accepted.append(len(engine.step([request])[0].path))
+    engine.close(request)
     assert accepted[:2] + accepted[5:] == [3] * 6
-    assert sequence.output_ids == Engine(model).generate(PROMPTS[:1], params)[0].token_ids[: len(sequence.output_ids)]
+    assert request.output_ids == Engine(model).generate(PROMPTS[:1], params)[0].token_ids[: len(request.output_ids)]
 
 
 def test_closing_frees_the_models_rows() -> None:
@@ -348,9 +348,9 @@ def test_what_is_said_in_several_rounds_has_the_depth_of_its_node() -> None:
     """In a hierarchy a union is asked in rounds; each round counted as one level deeper, until parts fell silent."""
     short = Says("short", {1: 0.6}, depth=2)
     union = UnionSource((short, Says("long", {2: 0.3})))
-    sequence = request()
-    union.fit(sequence, Budget(20))
-    scorer = union.begin([sequence], Drawing.TOP)
+    request = request_of()
+    union.fit(request, Budget(20))
+    scorer = union.begin([request], Drawing.TOP)
     scorer.score_roots([0], 4)
     node = torch.tensor([0])
     for number in range(4):  # four siblings, one after another: all of depth 1
@@ -365,12 +365,12 @@ def test_a_part_that_rests_commits_nothing_that_a_failed_step_left_behind() -> N
     model = target()
     part = ModelSource(model.twin(), VOCAB)
     union = UnionSource((part, Says("sure", {5: 0.9})))
-    sequence = request(3, 14, 15, 9)
-    TreeDrafter(StaticTree(1, 3), union).propose([sequence], [Budget(3)])  # and its verification fails
+    request = request_of(3, 14, 15, 9)
+    TreeDrafter(StaticTree(1, 3), union).propose([request], [Budget(3)])  # and its verification fails
     part.resting = True
     drafter = TreeDrafter(StaticTree(1, 3), union)
-    tree = drafter.propose([sequence], [Budget(3)])[0]
+    tree = drafter.propose([request], [Budget(3)])[0]
     assert tree.tokens.tolist() == [5, 5, 5]
-    sequence.ids += [5, 5, 7]
-    drafter.observe([Outcome(sequence, tree, [0, 1], [5, 5, 7], 3, StepCost(1, 1.0, 1.0, 0.0, 0))])
-    assert part.unread(sequence)[0][1] >= 3
+    request.ids += [5, 5, 7]
+    drafter.observe([Outcome(request, tree, [0, 1], [5, 5, 7], 3, StepCost(1, 1.0, 1.0, 0.0, 0))])
+    assert part.unread(request)[0][1] >= 3

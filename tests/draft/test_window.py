@@ -20,7 +20,7 @@ from draftree.request import Request
 from draftree.tree import DraftTree
 
 from ..toy import Path, ScriptedScorer
-from .test_union import request
+from .test_union import request_of
 
 STEP = StepCost(batch=1, draft=1.0, verify=1.0, other=0.0, draft_passes=0)
 
@@ -35,18 +35,18 @@ class Unsure(Source):
     def name(self) -> str:
         return "unsure"
 
-    def begin(self, sequences: Sequence[Request], drawing: Drawing) -> Scorer:
+    def begin(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
         logprobs = [math.log(0.5**rank) for rank in range(1, 9)]
         return ScriptedScorer(lambda row, path: (range(8), logprobs, self.entropy(path)))
 
-    def close(self, sequence: Request) -> None: ...
+    def close(self, request: Request) -> None: ...
 
 
 class Script:
-    """Drafts for one sequence and says what became of it."""
+    """Drafts for one request and says what became of it."""
 
     def __init__(self, policy: DynamicWindow, *entropies: float) -> None:
-        self.policy, self.request = policy, request(1, 2)
+        self.policy, self.request = policy, request_of(1, 2)
         self.source = Unsure(lambda path: 0.0)
         self.drafter = TreeDrafter(policy, self.source)
         if entropies:
@@ -127,7 +127,7 @@ def test_tau_may_be_a_share_of_the_mean() -> None:
 def test_each_sequence_has_its_own_tau() -> None:
     script = Script(DynamicWindow(Window(start=1.0)), 0.5)
     script.step(0)
-    other = request(4)
+    other = request_of(4)
     assert (script.tau, script.policy.threshold(other).value) == (0.5, 1.0)
 
 
@@ -178,7 +178,7 @@ def test_the_node_budget_bounds_the_draft_too() -> None:
 def test_a_tree_ends_below_unsure_nodes_and_goes_on_below_others() -> None:
     policy = find_policy("static+dynamic-window", {"width": 2, "depth": 3, "start": 1.0})
     drafter = TreeDrafter(policy, Unsure(lambda path: 2.0 if path[:1] == (1,) else 0.5))
-    tree = drafter.propose([request()], [Budget(30)])[0]
+    tree = drafter.propose([request_of()], [Budget(30)])[0]
     assert tree.tokens.tolist() == [0, 1, 0, 1, 0, 1, 0, 1, 0, 1]
     assert tree.parents.tolist() == [-1, -1, 0, 0, 1, 1, 2, 2, 3, 3]
 
@@ -186,7 +186,7 @@ def test_a_tree_ends_below_unsure_nodes_and_goes_on_below_others() -> None:
 def test_a_tree_without_what_crossed_ends_one_layer_earlier() -> None:
     policy = find_policy("static+dynamic-window", {"width": 2, "depth": 3, "start": 1.0, "crossing": "drop"})
     drafter = TreeDrafter(policy, Unsure(lambda path: 2.0 if path[:1] == (1,) else 0.5))
-    assert drafter.propose([request()], [Budget(30)])[0].parents.tolist() == [-1, -1, 0, 0, 2, 2, 3, 3]
+    assert drafter.propose([request_of()], [Budget(30)])[0].parents.tolist() == [-1, -1, 0, 0, 2, 2, 3, 3]
 
 
 @pytest.mark.parametrize(

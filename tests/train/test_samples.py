@@ -18,7 +18,7 @@ from draftree.draft.head import HeadSource
 from draftree.draft.source import Scorer, Source
 from draftree.engine import Engine
 from draftree.errors import ConfigError, ModelFileError, RunError
-from draftree.records import SequenceRecord, StepRecord
+from draftree.records import RequestRecord, StepRecord
 from draftree.request import Request
 from draftree.trace import Trace, read_trace
 from draftree.train import sample_store as module
@@ -44,10 +44,10 @@ class Coin(Source):
     def name(self) -> str:
         return "coin"
 
-    def begin(self, sequences: Sequence[Request], drawing: Drawing) -> Scorer:
+    def begin(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
         return ScriptedScorer(lambda row, path: ([1, 2], [math.log(0.7), math.log(0.3)], 0.61))
 
-    def close(self, sequence: Request) -> None: ...
+    def close(self, request: Request) -> None: ...
 
 
 def response(tokens: list[int], number: int = 0) -> Response:
@@ -83,7 +83,7 @@ def test_samples_are_those_of_a_trace_of_decoding_with_full_trees(name: str, num
         engine = Engine(model, drafter(name, model, full_trees()), nodes=NODES, observers=[trace])
         engine.generate([PROMPTS[number]], params)
     records = list(read_trace(tmp_path / "run.jsonl"))
-    assert [r.prompt_length for r in records if isinstance(r, SequenceRecord)] == [len(PROMPTS[number])]
+    assert [r.prompt_length for r in records if isinstance(r, RequestRecord)] == [len(PROMPTS[number])]
     steps = [r for r in records if isinstance(r, StepRecord) and len(r.tree)]
     want = Samples.joined([samples_of(r.tree, r.path, number) for r in steps])
     assert torch.equal(want.accepted, torch.cat([r.accepted for r in steps]))

@@ -105,9 +105,9 @@ def test_policies_see_the_warped_draft_distribution_or_the_coupled_one(
     if cascade:
         source = HierarchySource(LookupSource(), source, StaticTree(1, 2), LoopBack("always"))
     engine = Engine(ToyModel(SIZE), TreeDrafter(spy, source), nodes=4, candidates=kind)
-    sequence = engine.open([1, 2, 3], params)
-    ids = list(sequence.ids)
-    tree = engine.step([sequence])[0].tree
+    request = engine.open([1, 2, 3], params)
+    ids = list(request.ids)
+    tree = engine.step([request])[0].tree
     assert len(spy.seen) == len(tree) == 4
     other = KINDS[1 - KINDS.index(kind)]
     apart = 0.0

@@ -36,11 +36,11 @@ def policy_for(scheme: str) -> GrowthPolicy:
     return StaticTree(width=1 if scheme == "block" else 2, depth=2)
 
 
-def counts_of(scheme: str | Scheme, made: Drafter, params: dict[str, float], sequences: int) -> Tensor:
+def counts_of(scheme: str | Scheme, made: Drafter, params: dict[str, float], requests: int) -> Tensor:
     """[V ** LENGTH] counts of sampled continuations, each under a seed of its own."""
     engine = Engine(ToyModel(VOCAB, spread=1.0), made, nodes=6, verification=scheme)
     counts = torch.zeros((VOCAB,) * LENGTH)
-    for start in range(0, sequences, BATCH):
+    for start in range(0, requests, BATCH):
         each = [SamplingParams(max_tokens=LENGTH, seed=start + i, **params) for i in range(BATCH)]  # type: ignore[arg-type]
         ids = torch.tensor([g.token_ids for g in engine.generate([PROMPT] * BATCH, each)])
         counts.index_put_(tuple(ids.T), torch.ones(BATCH), accumulate=True)

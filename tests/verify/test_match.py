@@ -207,7 +207,7 @@ def ragged(vocab: int = 3) -> tuple[list[DraftTree], list[Tensor]]:
 
 
 def seeded(count: int, offset: int = 0) -> Draws:
-    """Each sequence's own draws, at temperature 1."""
+    """Each request's own draws, at temperature 1."""
     prompts = [[(b + offset) % 3, *PROMPT] for b in range(count)]
     return Draws([SamplingParams(temperature=1.0)] * count, range(offset, offset + count), prompts)
 
@@ -292,7 +292,7 @@ def test_each_draw_is_told_what_was_drawn_before_it() -> None:
 
 
 def test_processors_of_a_sequence_whose_walk_is_over_are_not_run() -> None:
-    """They saw histories that never happen while another sequence of the batch walked on; a grammar could raise."""
+    """They saw histories that never happen while another request of the batch walked on; a grammar could raise."""
     seen: list[list[int]] = []
 
     def note(ids: Tensor, logits: Tensor) -> Tensor:
@@ -301,7 +301,7 @@ def test_processors_of_a_sequence_whose_walk_is_over_are_not_run() -> None:
 
     drafted = DraftTree.chain([1, 2, 3])
     logits = torch.zeros(2, 4, 5)
-    logits[0, :, 4] = 9.0  # the first sequence draws 4 at once
+    logits[0, :, 4] = 9.0  # the first request draws 4 at once
     logits[1, range(4), [1, 2, 3, 4]] = 9.0  # the second accepts everything
     draws = Draws([SamplingParams(processors=(note,)), SamplingParams()], [0, 0], [[0], [0]])
     assert [v.tokens for v in match(logits, TreeBatch.pad([drafted, drafted]), draws)] == [[4], [1, 2, 3, 4]]

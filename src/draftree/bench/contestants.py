@@ -36,7 +36,7 @@ class Contestant(Protocol):
 
 
 class _Collector(Observer):
-    """Keeps the outcomes of one sequence's steps; what they say is read when the clock has stopped."""
+    """Keeps the outcomes of one request's steps; what they say is read when the clock has stopped."""
 
     def __init__(self) -> None:
         self.outcomes: list[Outcome] = []

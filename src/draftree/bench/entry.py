@@ -67,7 +67,7 @@ class Entry:
 
     @property
     def beams(self) -> BeamParams | None:
-        """Its beams, ours or a peer's; None: it decodes one sequence."""
+        """Its beams, ours or a peer's; None: it decodes one request."""
         if self.method == BEAMS or (self.is_peer and PEERS[self.peer].has_beams):
             return beam_params(self.label, self.settings)
         return None

@@ -99,15 +99,15 @@ class ReadSource(Source):
         """The source's."""
         return self.source.model
 
-    def unread(self, sequence: Request) -> list[tuple[LanguageModel, int]]:
+    def unread(self, request: Request) -> list[tuple[LanguageModel, int]]:
         """Nothing."""
         return []
 
-    def begin(self, sequences: Sequence[Request], drawing: Drawing) -> Scorer:
+    def begin(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
         """See ``Source``."""
-        return self.source.begin(sequences, drawing)
+        return self.source.begin(requests, drawing)
 
-    def close(self, sequence: Request) -> None:
+    def close(self, request: Request) -> None:
         """See ``Source``."""
 
 

@@ -140,13 +140,13 @@ def _score(target: HFModel, prompt: list[int], nodes: int, count: int) -> None:
     assert isinstance(policy, ClassifierTree)  # noqa: S101 - it is what c2t makes
     timed = _Timed(policy.score)
     engine = Engine(target, load_drafter("head", target, replace(policy, score=timed)), nodes=nodes)
-    sequence = engine.open(prompt, SamplingParams(ignore_eos=True))
-    engine.step([sequence])
+    request = engine.open(prompt, SamplingParams(ignore_eos=True))
+    engine.step([request])
     timed.seconds, began = 0.0, time.perf_counter()
     for _ in range(count):
-        engine.step([sequence])
+        engine.step([request])
     total = time.perf_counter() - began
-    engine.close(sequence)
+    engine.close(request)
     print(f"\nscoring takes {timed.seconds / total:.2%} of a step with the head and c2t, {nodes} nodes")
 
 
@@ -155,14 +155,14 @@ def _steps(
 ) -> tuple[list[float], list[float], Stats]:
     """Seconds of ``count`` steps, and of them outside model passes; one more step warms up and is left out."""
     steps, outside = [], []
-    sequence = engine.open(prompt, params)
+    request = engine.open(prompt, params)
     for _ in range(count + 1):
         began, before = time.perf_counter(), _inside(models)
-        engine.step([sequence])
+        engine.step([request])
         steps.append(time.perf_counter() - began)
         outside.append(steps[-1] - (_inside(models) - before))
-    engine.close(sequence)
-    return steps[1:], outside[1:], sequence.stats
+    engine.close(request)
+    return steps[1:], outside[1:], request.stats
 
 
 def _inside(models: list[LanguageModel]) -> float:

@@ -73,7 +73,7 @@ class Turn:
 
     Attributes:
         prompt_tokens: tokens before it.
-        ids: its tokens, end-of-sequence included.
+        ids: its tokens, end-of-request included.
         text: its text.
         finish: why it ended; None where a peer does not tell.
         seconds: what it took.

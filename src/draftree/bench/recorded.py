@@ -122,30 +122,30 @@ class _Recording(Source):
         """The source's."""
         return self._source.host
 
-    def open(self, sequence: Request) -> None:
+    def open(self, request: Request) -> None:
         """See ``Source``."""
-        self._source.open(sequence)
+        self._source.open(request)
 
-    def fit(self, sequence: Request, budget: Budget) -> Budget:
+    def fit(self, request: Request, budget: Budget) -> Budget:
         """See ``Source``."""
-        return self._source.fit(sequence, budget)
+        return self._source.fit(request, budget)
 
-    def begin(self, sequences: Sequence[Request], drawing: Drawing) -> Scorer:
+    def begin(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
         """See ``Source``."""
-        self.recorder = _Recorder(self._source.begin(sequences, drawing))
+        self.recorder = _Recorder(self._source.begin(requests, drawing))
         return self.recorder
 
-    def settle(self, sequences: Sequence[Request], grown: Sequence[Grown]) -> None:
+    def settle(self, requests: Sequence[Request], grown: Sequence[Grown]) -> None:
         """See ``Source``."""
-        self._source.settle(sequences, grown)
+        self._source.settle(requests, grown)
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         """See ``Source``."""
         self._source.observe(outcomes)
 
-    def close(self, sequence: Request) -> None:
+    def close(self, request: Request) -> None:
         """See ``Source``."""
-        self._source.close(sequence)
+        self._source.close(request)
 
 
 def record(
@@ -247,12 +247,12 @@ class RecordedSource(Source):
         """What it is."""
         return "recorded"
 
-    def begin(self, sequences: Sequence[Request], drawing: Drawing) -> Scorer:
-        """One sequence at a time."""
-        (sequence,) = sequences
-        return _Said(self, len(sequence.ids) - len(self.known.prompt) - 1)
+    def begin(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
+        """One request at a time."""
+        (request,) = requests
+        return _Said(self, len(request.ids) - len(self.known.prompt) - 1)
 
-    def close(self, sequence: Request) -> None:
+    def close(self, request: Request) -> None:
         """Nothing is kept."""
 
 

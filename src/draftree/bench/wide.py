@@ -1,4 +1,4 @@
-"""Beams as contestants: ``beams:width=4:drafter=head:...``, an answer being the best sequence."""
+"""Beams as contestants: ``beams:width=4:drafter=head:...``, an answer being the best request."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class BeamContestant:
         self._engine, self._beams = BeamEngine(target, source), beams
 
     def decode(self, prompt: list[int], params: SamplingParams) -> Turn:
-        """See ``Contestant``; the answer is the best sequence."""
+        """See ``Contestant``; the answer is the best request."""
         began = time.perf_counter()
         answer = self._engine.generate([prompt], params, self._beams)[0]
         total = time.perf_counter() - began

@@ -67,11 +67,11 @@ class Chains(Source):
         """See ``Source``."""
         return "chains"
 
-    def begin(self, sequences: Sequence[Request], drawing: Drawing) -> Scorer:
-        """See ``Source``; for one sequence."""
-        return _ChainScorer(self.chains.get(len(sequences[0].ids), []))
+    def begin(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
+        """See ``Source``; for one request."""
+        return _ChainScorer(self.chains.get(len(requests[0].ids), []))
 
-    def close(self, sequence: Request) -> None:
+    def close(self, request: Request) -> None:
         """See ``Source``."""
 
 

@@ -130,24 +130,24 @@ class AutoTree(GrowthPolicy):
         """Several times what is verified: unlikely paths are drafted too, for their outcome teaches."""
         return 4 * nodes + self.width
 
-    def plan(self, sequences: Sequence[Request], budgets: Sequence[Budget]) -> Sequence[Budget]:
+    def plan(self, requests: Sequence[Request], budgets: Sequence[Budget]) -> Sequence[Budget]:
         """Look up the costs; no nodes where drafting cannot win."""
         if self.target is None:
             raise ConfigError("auto has no measured costs: give its drafter to an Engine, which measures them")
-        batch, most = len(sequences), max(b.nodes for b in budgets)
-        context = max(len(s.ids) for s in sequences)
+        batch, most = len(requests), max(b.nodes for b in budgets)
+        context = max(len(s.ids) for s in requests)
         self._curves = self._curves or Curves(self.target)
         curve = self._curves.at(most, context, batch)
         books = self._ledger
         books.stakes = books.stakes or [Stake(profile=self.drafter, steady=self.drafter is None)]
-        fresh = any(s.stats.steps == 0 for s in sequences)  # models read prompts while none of their time counts
+        fresh = any(s.stats.steps == 0 for s in requests)  # models read prompts while none of their time counts
         room = any(b.depth != 0 for b in budgets)  # no try is spent where there is none
         room = room and (fresh or not self._curves.want_plain(books.pace.value))
-        left = max(s.room for s in sequences)
-        price = books.begin(sequences, curve, context, self.depth if room else 0, left)
-        odds = [self._records.setdefault(s, Record()).odds for s in sequences]
+        left = max(s.room for s in requests)
+        price = books.begin(requests, curve, context, self.depth if room else 0, left)
+        odds = [self._records.setdefault(s, Record()).odds for s in requests]
         rate = batch / curve.plain * max(1.0, books.pace.value)
-        self._plan = Proposal(sequences, curve, price, rate, odds, fresh or books.reads, gained=float(batch))
+        self._plan = Proposal(requests, curve, price, rate, odds, fresh or books.reads, gained=float(batch))
         return budgets if books.asks else [Budget(0, b.depth) for b in budgets]
 
     def _planned(self) -> Proposal:
@@ -198,8 +198,8 @@ class AutoTree(GrowthPolicy):
     def _kept(
         plan: Proposal, paths: list[list[float]], rows: Sequence[int], budgets: Sequence[int]
     ) -> list[tuple[int, int]]:
-        """Which candidates may pay as nodes: of each sequence the best ones, no more than its budget."""
-        least = max(_LEAST, _SHARE * plan.rate / len(plan.sequences) * plan.curve.slope)
+        """Which candidates may pay as nodes: of each request the best ones, no more than its budget."""
+        least = max(_LEAST, _SHARE * plan.rate / len(plan.requests) * plan.curve.slope)
         kept = [(f, k) for f, own in enumerate(paths) for k, path in enumerate(own) if path > least]
         if len(kept) <= min(budgets):
             return kept
@@ -237,7 +237,7 @@ class AutoTree(GrowthPolicy):
     def prune(
         self, pools: Sequence[DraftTree], tags: Sequence[Tensor], budgets: Sequence[Budget]
     ) -> list[Tensor | None]:
-        """The number of nodes that is worth most, the same for all sequences: they share the pass."""
+        """The number of nodes that is worth most, the same for all requests: they share the pass."""
         plan = self._planned()
         most = len(plan.curve.now) - 1
         orders = [np.argsort(-t.numpy(), kind="stable")[: b.nodes] for t, b in zip(tags, budgets, strict=True)]
@@ -287,7 +287,7 @@ class AutoTree(GrowthPolicy):
         """
         if not plan.frontiers:
             return
-        record = self._records[plan.sequences[row]]
+        record = self._records[plan.requests[row]]
         self.calibration.fade(record)
         pool = plan.pools[row] if plan.pools else DraftTree.empty()
         edges = zip(pool.parents.tolist(), pool.tokens.tolist(), strict=True)

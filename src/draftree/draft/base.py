@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """Wall-clock seconds of one step, shared by its sequences.
+    """Wall-clock seconds of one step, shared by its requests.
 
     Attributes:
-        batch: sequences in it.
+        batch: requests in it.
         draft: proposing trees.
         verify: the target's pass, the draws and their transfer to the host.
         other: commits, text, bookkeeping.
@@ -42,20 +42,20 @@ class StepCost:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one sequence's draft tree.
+    """What became of one request's draft tree.
 
     Attributes:
-        sequence: the sequence.
+        request: the request.
         tree: the tree that was verified.
         path: accepted nodes in order, by number.
         tokens: what the verification gave: the accepted tokens and the target's own.
-        taken: how many of them the sequence took before it ended.
+        taken: how many of them the request took before it ended.
         step: what the whole step cost.
         successors: of the root and then of each node, what the target found most probable, as many as the drafter asked
             for; None where it asked for none.
     """
 
-    sequence: Request
+    request: Request
     tree: DraftTree
     path: list[int]
     tokens: list[int]
@@ -72,7 +72,7 @@ class Outcome:
 
 
 class Drafter(Protocol):
-    """Proposes a draft tree for each sequence and keeps whatever state that takes.
+    """Proposes a draft tree for each request and keeps whatever state that takes.
 
     Attributes:
         name: what people call it: the name that ``load_drafter`` made it by.
@@ -80,7 +80,7 @@ class Drafter(Protocol):
             children in another.
         policy: what shapes its trees; None: it drafts nothing.
         successors: how many of the target's most probable tokens after each verified node it wants to be told; 0: none.
-        learns: what it says depends on other sequences, so that drawn children would not repeat under the same seed.
+        learns: what it says depends on other requests, so that drawn children would not repeat under the same seed.
         host: the target whose rows it drafts on; None: it needs none.
     """
 
@@ -105,22 +105,22 @@ class Drafter(Protocol):
     def prepare(self, target: LanguageModel) -> None:
         """It will draft for ``target``: called once, before anything else."""
 
-    def open(self, sequence: Request) -> None:
-        """A sequence begins: its prompt is in ``sequence.ids``."""
+    def open(self, request: Request) -> None:
+        """A request begins: its prompt is in ``request.ids``."""
 
     def propose(
-        self, sequences: Sequence[Request], budgets: Sequence[Budget], drawing: Drawing = Drawing.COUPLED
+        self, requests: Sequence[Request], budgets: Sequence[Budget], drawing: Drawing = Drawing.COUPLED
     ) -> list[DraftTree]:
-        """One tree for each sequence, rooted at its last token and within its budget.
+        """One tree for each request, rooted at its last token and within its budget.
 
-        ``drawing`` says how children come out of the draft law; a sequence at temperature 0 gets the most probable.
+        ``drawing`` says how children come out of the draft law; a request at temperature 0 gets the most probable.
         """
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """What became of the proposed trees; ``sequence.ids`` already ends with the tokens gained."""
+        """What became of the proposed trees; ``request.ids`` already ends with the tokens gained."""
 
-    def close(self, sequence: Request) -> None:
-        """A sequence has ended."""
+    def close(self, request: Request) -> None:
+        """A request has ended."""
 
 
 class NoDrafter:
@@ -135,14 +135,14 @@ class NoDrafter:
 
     def prepare(self, target: LanguageModel) -> None: ...
 
-    def open(self, sequence: Request) -> None: ...
+    def open(self, request: Request) -> None: ...
 
     def propose(
-        self, sequences: Sequence[Request], budgets: Sequence[Budget], drawing: Drawing = Drawing.COUPLED
+        self, requests: Sequence[Request], budgets: Sequence[Budget], drawing: Drawing = Drawing.COUPLED
     ) -> list[DraftTree]:
         """Empty trees."""
-        return [DraftTree.empty() for _ in sequences]
+        return [DraftTree.empty() for _ in requests]
 
     def observe(self, outcomes: Sequence[Outcome]) -> None: ...
 
-    def close(self, sequence: Request) -> None: ...
+    def close(self, request: Request) -> None: ...

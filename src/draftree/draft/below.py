@@ -35,7 +35,7 @@ class BelowScorer:
     Args:
         source: the lower source.
         scorer: its scorer of the whole proposal.
-        anchors: for each tree the row of its sequence, what is known of that, and the node that the tree is below.
+        anchors: for each tree the row of its request, what is known of that, and the node that the tree is below.
     """
 
     def __init__(self, source: Source, scorer: Scorer, anchors: Sequence[tuple[int, Known, int]]) -> None:

@@ -98,9 +98,9 @@ class OptTree(BestPaths):
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Learn the rate and the price of a layer for the automatic threshold.
 
-        The first step of a sequence is left out: a drafting model reads the prompt in it.
+        The first step of a request is left out: a drafting model reads the prompt in it.
         """
-        if any(o.sequence.stats.steps == 0 for o in outcomes):
+        if any(o.request.stats.steps == 0 for o in outcomes):
             return
         layers = max((o.tree.depth for o in outcomes), default=0)
         cost = outcomes[0].step

@@ -31,16 +31,16 @@ _INFORMATION, _MOST_SHIFT = 2.0, 4.0
 _NEAR_SHIFT = 3.0
 """Of log-odds: a drafter that is nearly the target says first what the target says, however sure it is of it."""
 _CALM = 4.0
-"""Hits as expected that each sequence's own record begins with."""
+"""Hits as expected that each request's own record begins with."""
 _MEMORY = 0.998
 """Share of the counts that each new proposal leaves: old texts fade."""
 _NEAR = 0.95
-"""The same for one sequence's own record."""
+"""The same for one request's own record."""
 
 
 @dataclass(slots=True, eq=False)
 class Record:
-    """One sequence's own luck beside the common counts.
+    """One request's own luck beside the common counts.
 
     Attributes:
         hits: candidates that came true, lately.
@@ -52,7 +52,7 @@ class Record:
 
     @property
     def odds(self) -> float:
-        """Factor on the odds of each candidate of this sequence."""
+        """Factor on the odds of each candidate of this request."""
         return min(4.0, max(0.1, (self.hits + _CALM) / (self.expected + _CALM)))
 
 
@@ -147,7 +147,7 @@ class Calibration:
 
         Args:
             tried: all of them.
-            record: of the sequence, where one is kept.
+            record: of the request, where one is kept.
         """
         if record is not None:
             record.expected += sum(self._accepted((p, depth, kind) for depth, p, _, kind in tried))

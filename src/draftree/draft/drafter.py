@@ -19,7 +19,7 @@ from .source import Source
 
 @dataclass(slots=True)
 class TreeDrafter:
-    """Grows a tree for each sequence out of what a source says.
+    """Grows a tree for each request out of what a source says.
 
     Attributes:
         policy: shapes the trees.
@@ -59,23 +59,23 @@ class TreeDrafter:
         self.source.prepare(target)
         self.policy.prepare(target, self.source.parts)
 
-    def open(self, sequence: Request) -> None:
+    def open(self, request: Request) -> None:
         """Tell the source."""
-        self.source.open(sequence)
+        self.source.open(request)
 
     def propose(
-        self, sequences: Sequence[Request], budgets: Sequence[Budget], drawing: Drawing = Drawing.COUPLED
+        self, requests: Sequence[Request], budgets: Sequence[Budget], drawing: Drawing = Drawing.COUPLED
     ) -> list[DraftTree]:
         """Plan, grow, and let the source know what stays.
 
-        What a source takes that no profile tells is counted here, but for sequences whose prompts may be read.
+        What a source takes that no profile tells is counted here, but for requests whose prompts may be read.
         """
         began = time.perf_counter()
-        planned = self.policy.plan(sequences, budgets)
-        fitting = [self.source.fit(s, b) for s, b in zip(sequences, planned, strict=True)]
-        grown = grow(self.source.begin(sequences, drawing), self.policy, fitting, drawing)
-        self.source.settle(sequences, grown)
-        if self.source.costly and self.source.model is None and all(s.stats.steps for s in sequences):
+        planned = self.policy.plan(requests, budgets)
+        fitting = [self.source.fit(s, b) for s, b in zip(requests, planned, strict=True)]
+        grown = grow(self.source.begin(requests, drawing), self.policy, fitting, drawing)
+        self.source.settle(requests, grown)
+        if self.source.costly and self.source.model is None and all(s.stats.steps for s in requests):
             self.source.spent += time.perf_counter() - began
         return [g.tree for g in grown]
 
@@ -84,6 +84,6 @@ class TreeDrafter:
         self.source.observe(outcomes)
         self.policy.observe(outcomes)
 
-    def close(self, sequence: Request) -> None:
+    def close(self, request: Request) -> None:
         """Tell the source."""
-        self.source.close(sequence)
+        self.source.close(request)

@@ -50,7 +50,7 @@ class Key(NamedTuple):
     """What the noise of a node's children depends on.
 
     Attributes:
-        seed: the sequence's.
+        seed: the request's.
         position: of the step's root: no two steps share it.
         node: number in the step's tree while it grows, ROOT for the root.
     """

@@ -253,7 +253,7 @@ class BudgetTree(EntropyTree):
         return DEFAULT_NODES
 
     def children(self, frontier: Frontier) -> Tensor:
-        """[F] numbers of children, within each sequence's share of this level."""
+        """[F] numbers of children, within each request's share of this level."""
         rows, scores = frontier.rows, frontier.candidates.logprobs
         there = (scores > float("-inf")).sum(1)
         wanted = EntropyTree.children(self, frontier).clamp(0, self.width).minimum(there).long()

@@ -1,6 +1,6 @@
 """The one growth loop: layer by layer, a scorer says what may follow and a policy says what does, within a budget.
 
-Everything is flat over all sequences (no padding) and on the host; the scorer alone touches a model. The last layer is
+Everything is flat over all requests (no padding) and on the host; the scorer alone touches a model. The last layer is
 never scored: a leaf costs no draft pass.
 
 Where children are drawn at random (``Drawing``), the policy and the budget first settle how many each node of the
@@ -43,7 +43,7 @@ class _Layer(NamedTuple):
 def grow(
     scorer: Scorer, policy: GrowthPolicy, budgets: Sequence[Budget], drawing: Drawing = Drawing.COUPLED
 ) -> list[Grown]:
-    """Grow one tree a sequence, each within its budget.
+    """Grow one tree a request, each within its budget.
 
     Raises:
         ConfigError: the policy kept more than the budget, or children to be drawn other than by their number.
@@ -104,7 +104,7 @@ def grow(
 
 
 def _next_layer(frontier: Frontier, growth: Growth, room: Tensor, size: Tensor) -> _Layer:
-    """Turn a policy's choice into nodes, numbered on from ``size`` in each sequence."""
+    """Turn a policy's choice into nodes, numbered on from ``size`` in each request."""
     found = frontier.candidates
     scores = frontier.scores
     chosen = (growth.keep & (scores > float("-inf"))).flatten().nonzero()[:, 0]  # flat over parents and ranks

@@ -47,23 +47,23 @@ class GuestSource(ModelSource):
                 f"drafter {self.model.capabilities.name} was loaded for another target: load it for the one in use"
             )
 
-    def unread(self, sequence: Request) -> list[tuple[LanguageModel, int]]:
+    def unread(self, request: Request) -> list[tuple[LanguageModel, int]]:
         """Nothing, ever."""
-        return [] if len(sequence.ids) >= self.model.capabilities.max_length else [(self.model, 0)]
+        return [] if len(request.ids) >= self.model.capabilities.max_length else [(self.model, 0)]
 
-    def opened(self, sequence: Request) -> State:
+    def opened(self, request: Request) -> State:
         """On the target's row."""
-        if sequence.row is None:
-            raise RunError("the sequence is closed: open its prompt again")
-        return self._states.setdefault(sequence, State(sequence.row))
+        if request.row is None:
+            raise RunError("the request is closed: open its prompt again")
+        return self._states.setdefault(request, State(request.row))
 
-    def settle(self, sequences: Sequence[Request], grown: Sequence[Grown]) -> None:
+    def settle(self, requests: Sequence[Request], grown: Sequence[Grown]) -> None:
         """The target goes on: drop all nodes."""
-        self._drop(sequences)
+        self._drop(requests)
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         """The target has committed what was accepted."""
 
-    def close(self, sequence: Request) -> None:
+    def close(self, request: Request) -> None:
         """The row is the target's."""
-        self._states.pop(sequence, None)
+        self._states.pop(request, None)

@@ -28,7 +28,7 @@ from .source import Asked, Grown, Scorer, joined
 
 @dataclass(slots=True)
 class HeadSource(ModelSource):
-    """Asks a draft head. Its rows hold a sequence's tokens but the first, which has no hidden state before it.
+    """Asks a draft head. Its rows hold a request's tokens but the first, which has no hidden state before it.
 
     Attributes:
         model: the head; the target tracks hidden states.
@@ -44,35 +44,35 @@ class HeadSource(ModelSource):
     def __post_init__(self) -> None:
         self.rereads = self.judge is not None
 
-    def unread(self, sequence: Request) -> list[tuple[LanguageModel, int]]:
+    def unread(self, request: Request) -> list[tuple[LanguageModel, int]]:
         """Nothing that counts: of a prompt it needs keys and values alone, of one layer."""
         return []
 
-    def begin(self, sequences: Sequence[Request], drawing: Drawing) -> Scorer:
-        """A sequence's new tokens are fed when its root is asked for."""
-        return _HeadScorer(self, sequences, drawing)
+    def begin(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
+        """A request's new tokens are fed when its root is asked for."""
+        return _HeadScorer(self, requests, drawing)
 
     def tokens(self, rows: Sequence[Row]) -> Sequence[Tensor]:
         """The rows' draft vocabularies."""
         return [self.model.own(row).tokens for row in rows]
 
-    def settle(self, sequences: Sequence[Request], grown: Sequence[Grown]) -> None:
+    def settle(self, requests: Sequence[Request], grown: Sequence[Grown]) -> None:
         """Of what was drafted nothing is kept but what the judge has read."""
         if self.judge:
-            super(HeadSource, self).settle(sequences, grown)
+            super(HeadSource, self).settle(requests, grown)
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Commit what was accepted and fed with the judge's hidden states; the rest comes with the target's."""
-        for sequence, outcome in ((o.sequence, o) for o in outcomes if o.sequence in self._given):
-            given, state = self._given.pop(sequence), self._states[sequence]
+        for request, outcome in ((o.request, o) for o in outcomes if o.request in self._given):
+            given, state = self._given.pop(request), self._states[request]
             path = [state.numbers.get(node, ROOT) for node in outcome.path]
             self.model.commit(state.row, list(takewhile(given.__contains__, path)))
             state.numbers = {}
 
-    def close(self, sequence: Request) -> None:
-        """Forget a sequence's row."""
-        self._given.pop(sequence, None)
-        super(HeadSource, self).close(sequence)
+    def close(self, request: Request) -> None:
+        """Forget a request's row."""
+        self._given.pop(request, None)
+        super(HeadSource, self).close(request)
 
 
 class _HeadScorer(ModelScorer):
@@ -81,31 +81,31 @@ class _HeadScorer(ModelScorer):
     _source: HeadSource
 
     def score_roots(self, rows: Sequence[int], width: int) -> Candidates:
-        """Feed each sequence's new tokens with the target's hidden states; the last of them is the root."""
+        """Feed each request's new tokens with the target's hidden states; the last of them is the root."""
         source = self._source
         fed: list[HeadRow] = []
         tokens, features = [], []
         for b in rows:
-            sequence = self._sequences[b]
-            if sequence.row is None:
-                raise CacheError("a draft head reads the target's hidden states: give it a sequence with an open row")
-            if sequence not in source._states:
-                source.model.reserve(1, sequence.prompt_length + (sequence.params.max_tokens or 0))
-                source._states[sequence] = State(source.model.start())
-            state = source._states[sequence]
+            request = self._requests[b]
+            if request.row is None:
+                raise CacheError("a draft head reads the target's hidden states: give it a request with an open row")
+            if request not in source._states:
+                source.model.reserve(1, request.prompt_length + (request.params.max_tokens or 0))
+                source._states[request] = State(source.model.start())
+            state = source._states[request]
             state.numbers = {ROOT: ROOT}
-            source._given.pop(sequence, None)
+            source._given.pop(request, None)
             fed.append(source.model.own(state.row))
-            tokens.append(torch.tensor(sequence.ids[state.row.length + 1 :]))
+            tokens.append(torch.tensor(request.ids[state.row.length + 1 :]))
             new = len(tokens[-1])
-            features.append(sequence.row.waiting_features()[-new:] if new else source.model.nothing)
-        self._asked = [(self._sequences[b], ROOT) for b in rows]
+            features.append(request.row.waiting_features()[-new:] if new else source.model.nothing)
+        self._asked = [(self._requests[b], ROOT) for b in rows]
         self._depths |= {(b, ROOT): 0 for b in rows}
         logits = source.model.advance(fed, tokens, features)[:, None]
         source._passes += 1
-        for sequence, _ in self._asked:
-            if sequence.row is not None:
-                sequence.row.drop_features()
+        for request, _ in self._asked:
+            if request.row is not None:
+                request.row.drop_features()
         batch = torch.arange(len(rows))
         column, none = torch.zeros_like(batch), [0] * len(rows)
         return self._laws.candidates(self._asked, logits, batch, column, width, source.tokens(fed), depths=none)
@@ -128,7 +128,7 @@ class _HeadScorer(ModelScorer):
     def _is_read(self, b: int, node: int) -> bool:
         """The judge has read it."""
         judge = self._source.judge
-        return judge is not None and judge.has_read(self._sequences[b], node)
+        return judge is not None and judge.has_read(self._requests[b], node)
 
     def _pass(self, rows: Sequence[Row], nodes: Sequence[Nodes], asked: Sequence[Asked]) -> Tensor:
         """A node's input is the hidden state at its parent: the judge's, or else what was predicted there."""
@@ -137,10 +137,10 @@ class _HeadScorer(ModelScorer):
             return source.model.extend(rows, nodes)
         features: dict[int, list[Tensor]] = {}
         for b, node, parent, _ in asked:
-            sequence, state = self._sequences[b], self._state(b)
+            request, state = self._requests[b], self._state(b)
             if self._is_read(b, parent):
-                source._given.setdefault(sequence, set()).add(state.numbers[node])
-                state_there = judge.hidden(sequence, parent)
+                source._given.setdefault(request, set()).add(state.numbers[node])
+                state_there = judge.hidden(request, parent)
             else:
                 state_there = source.model.own(state.row).predicted[state.numbers[parent] + 1]
             features.setdefault(b, []).append(state_there)

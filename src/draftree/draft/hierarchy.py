@@ -97,9 +97,9 @@ class HierarchySource(Source):
         """Of either."""
         return self.upper.host or self.lower.host
 
-    def unread(self, sequence: Request) -> list[tuple[LanguageModel, int]]:
+    def unread(self, request: Request) -> list[tuple[LanguageModel, int]]:
         """Of both."""
-        return [*self.lower.unread(sequence), *self.upper.unread(sequence)]
+        return [*self.lower.unread(request), *self.upper.unread(request)]
 
     @property
     def passes(self) -> int:
@@ -133,27 +133,27 @@ class HierarchySource(Source):
             )
         self._decider.prepare(target if judge is None or not self.inner else judge)
 
-    def open(self, sequence: Request) -> None:
+    def open(self, request: Request) -> None:
         """Tell both."""
         if not self.inner:
-            sequence.stats.levels = [Level(name) for name in self.levels]
-        self.upper.open(sequence)
-        self.lower.open(sequence)
+            request.stats.levels = [Level(name) for name in self.levels]
+        self.upper.open(request)
+        self.lower.open(request)
 
-    def fit(self, sequence: Request, budget: Budget) -> Budget:
+    def fit(self, request: Request, budget: Budget) -> Budget:
         """What the upper source can draft within."""
-        room = self.upper.fit(sequence, budget)
-        self._room[sequence] = room, self.lower.fit(sequence, budget)
+        room = self.upper.fit(request, budget)
+        self._room[request] = room, self.lower.fit(request, budget)
         return room
 
-    def room(self, sequence: Request) -> tuple[Budget, Budget]:
+    def room(self, request: Request) -> tuple[Budget, Budget]:
         """What ``fit`` found for the upper source, and for the lower one."""
-        return self._room[sequence]
+        return self._room[request]
 
-    def begin(self, sequences: Sequence[Request], drawing: Drawing) -> Scorer:
+    def begin(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
         """Nothing is asked yet."""
-        fresh = any(sequence.stats.steps == 0 for sequence in sequences)
-        self._scorer = HierarchyScorer(self, sequences, drawing, fresh)
+        fresh = any(request.stats.steps == 0 for request in requests)
+        self._scorer = HierarchyScorer(self, requests, drawing, fresh)
         return self._scorer
 
     def judged(self, proposals: Sequence[Proposal], outcomes: Sequence[Outcome], passes: int, seconds: float) -> None:
@@ -167,7 +167,7 @@ class HierarchySource(Source):
         self.policy.observe(outcomes)
         top = len(self.levels) - 1
         for proposal, outcome in zip(proposals, outcomes, strict=True):
-            levels = outcome.sequence.stats.levels
+            levels = outcome.request.stats.levels
             above, below = levels[top], levels[top - 1]
             above.rounds, above.passes, above.seconds = above.rounds + 1, above.passes + passes, above.seconds + seconds
             below.proposed += len(outcome.tree)
@@ -184,7 +184,7 @@ class HierarchySource(Source):
 
         Args:
             outcome: of it.
-            row: of its sequence in the proposal.
+            row: of its request in the proposal.
         """
         known = self._known(row)
         nodes = known.numbers(outcome.tree, known.base)
@@ -193,17 +193,17 @@ class HierarchySource(Source):
         below = [after - at for at, after in pairwise([*begins, len(accepted) - 1])]
         self._decider.observe(outcome, known.refused, below)
 
-    def settle(self, sequences: Sequence[Request], grown: Sequence[Grown]) -> None:
+    def settle(self, requests: Sequence[Request], grown: Sequence[Grown]) -> None:
         """Tell both which of the nodes they know stay."""
         ours = [
             Grown(tree, torch.tensor(self._known(row).numbers(tree), dtype=torch.int64))
             for row, (tree, _) in enumerate(grown)
         ]
-        self.upper.settle(sequences, ours)
-        self.lower.settle(sequences, ours)
+        self.upper.settle(requests, ours)
+        self.lower.settle(requests, ours)
 
     def _known(self, row: int) -> Known:
-        """Of a sequence of the proposal under way."""
+        """Of a request of the proposal under way."""
         if self._scorer is None:
             raise ConfigError("a hierarchy was told of trees that it has not begun: call begin first")
         return self._scorer.known[row]
@@ -220,15 +220,15 @@ class HierarchySource(Source):
 
     @staticmethod
     def _book(outcome: Outcome, known: Known) -> None:
-        levels, top = outcome.sequence.stats.levels, len(outcome.sequence.stats.levels) - 1
+        levels, top = outcome.request.stats.levels, len(outcome.request.stats.levels) - 1
         nodes, accepted = known.numbers(outcome.tree), outcome.path[: outcome.taken]
         levels[top].proposed += len(outcome.tree)
         levels[top].accepted += len(accepted)
         for n in accepted:
             levels[known.level.get(nodes[n], top)].emitted += 1
 
-    def close(self, sequence: Request) -> None:
+    def close(self, request: Request) -> None:
         """Tell both."""
-        self._room.pop(sequence, None)
-        self.upper.close(sequence)
-        self.lower.close(sequence)
+        self._room.pop(request, None)
+        self.upper.close(request)
+        self.lower.close(request)

@@ -1,4 +1,4 @@
-"""What a hierarchy has learned about one sequence during one proposal: nodes, who said them, and the law after each.
+"""What a hierarchy has learned about one request during one proposal: nodes, who said them, and the law after each.
 
 Nodes are known by numbers of their own, ROOT for the root. Knows no sources.
 """
@@ -53,7 +53,7 @@ NO_LAW = Law(torch.zeros(1, dtype=torch.int64), torch.full((1,), -math.inf), 0.0
 
 @dataclass(slots=True)
 class Known:
-    """One sequence's nodes.
+    """One request's nodes.
 
     Attributes:
         laws: node -> what follows it, by the upper drafter.

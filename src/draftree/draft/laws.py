@@ -51,7 +51,7 @@ class Laws:
         """The most probable tokens after F nodes, in one transfer to the host.
 
         Args:
-            asked: [F] the nodes, by sequence and number.
+            asked: [F] the nodes, by request and number.
             logits: [B, n, K] on the model's device.
             batch, column: [F] where each node's are.
             width: most candidates of a node.
@@ -61,8 +61,8 @@ class Laws:
         self._asked, parts, laws = asked, [], []
         rows = batch.tolist() if tokens and self._drawing.random else []
         self._tokens = [tokens[b] for b in rows] if tokens else []
-        params = [sequence.params for sequence, _ in asked]
-        whole = logits.shape[0] == 1 and logits.shape[1] == len(asked)  # a pass of one sequence: nothing to pick out
+        params = [request.params for request, _ in asked]
+        whole = logits.shape[0] == 1 and logits.shape[1] == len(asked)  # a pass of one request: nothing to pick out
         if not whole:
             batch, column = torch.stack([batch, column]).to(logits.device, non_blocking=True)
         names = [pad(t, (0, logits.shape[-1] - t.shape[0])) for t in tokens] if tokens else []
@@ -112,7 +112,7 @@ class Laws:
         Args:
             named: [B, K] or [K] int64 ids of the entries; None: entry i is token i.
         """
-        heard = [(sequence, depth) for (sequence, _), depth in zip(asked, depths, strict=True)]
+        heard = [(request, depth) for (request, _), depth in zip(asked, depths, strict=True)]
         first = {place: f for f, place in reversed(list(enumerate(heard)))}
         seeds, positions = [s.seed for s, _ in first], [len(s.ids) + depth for s, depth in first]
         if named is None:
@@ -129,8 +129,8 @@ class Laws:
         asked = counts.tolist()
         columns = torch.zeros((len(asked), max(asked)), dtype=torch.int64, device=self._laws.device)
         laws: list[DraftLaw | None] = [None] * len(asked)
-        random = [f for f, (sequence, _) in enumerate(self._asked) if sequence.params.temperature and asked[f]]
-        greedy = [f for f, (sequence, _) in enumerate(self._asked) if not sequence.params.temperature and asked[f]]
+        random = [f for f, (request, _) in enumerate(self._asked) if request.params.temperature and asked[f]]
+        greedy = [f for f, (request, _) in enumerate(self._asked) if not request.params.temperature and asked[f]]
         for group, drawing in ((random, self._drawing), (greedy, Drawing.TOP)):
             if group:
                 keys = [Key(s.seed, len(s.ids), node) for s, node in (self._asked[f] for f in group)]

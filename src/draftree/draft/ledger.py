@@ -44,22 +44,22 @@ class Ledger:
     _learning: float = _LITTLE
     _drafted: bool = False
 
-    def begin(self, sequences: Sequence[Request], curve: Curve, context: int, depth: int, left: float) -> Price:
+    def begin(self, requests: Sequence[Request], curve: Curve, context: int, depth: int, left: float) -> Price:
         """Settle which sources are asked in a proposal (``Stake.begin``), and what that costs.
 
         Args:
-            sequences: whom it is for.
+            requests: whom it is for.
             curve: what verifying costs.
             context: the longest one's tokens.
             depth: of its deepest level, at most.
             left: most tokens that one of them may still get.
         """
-        batch = len(sequences)
-        fresh = sum(s.stats.steps == 0 for s in sequences) / batch
+        batch = len(requests)
+        fresh = sum(s.stats.steps == 0 for s in requests) / batch
         each = [stake.layer(context, batch) for stake in self.stakes]
         self.reads = False
         for stake, seconds in zip(self.stakes, each, strict=True):
-            reading = stake.reading(sequences)
+            reading = stake.reading(requests)
             stake.begin(curve, seconds, depth, fresh, reading / (left * curve.plain))
             self.reads |= stake.asked and reading > 0
         layer = sum(seconds for stake, seconds in zip(self.stakes, each, strict=True) if stake.asked)

@@ -114,7 +114,7 @@ def load_drafter(
         policy: shapes its trees. A ``DynamicWindow`` of chains over a hierarchy is HSDDW: it shapes the proposals of
             levels without a method of their own, and the run that the target verifies is a chain.
         recycle_file: where "recycle" keeps what it has learned from one run to the next.
-        learning: "auto" may be what learns from all sequences; not so where children are drawn (``Scheme.draws``).
+        learning: "auto" may be what learns from all requests; not so where children are drawn (``Scheme.draws``).
 
     Raises:
         UnknownNameError: no such drafter.

@@ -71,7 +71,7 @@ class NgramIndex:
 
 @dataclass(slots=True)
 class LookupSource(Source):
-    """Says what followed the n-gram matches in each sequence's own prompt and output.
+    """Says what followed the n-gram matches in each request's own prompt and output.
 
     Attributes:
         shortest, longest: match lengths in tokens.
@@ -95,29 +95,29 @@ class LookupSource(Source):
         """See ``Source``."""
         return "lookup"
 
-    def open(self, sequence: Request) -> None:
+    def open(self, request: Request) -> None:
         """Index the prompt."""
-        self._indexes[sequence] = index = NgramIndex(self.shortest, self.longest)
-        index.extend(sequence.ids)
+        self._indexes[request] = index = NgramIndex(self.shortest, self.longest)
+        index.extend(request.ids)
 
-    def begin(self, sequences: Sequence[Request], drawing: Drawing) -> Scorer:
+    def begin(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
         """Index the new tokens."""
-        indexes = [self._indexes[r] for r in sequences]
-        for index, sequence in zip(indexes, sequences, strict=True):
-            index.extend(sequence.ids[len(index) :])
-        return _LookupScorer(indexes, sequences, drawing)
+        indexes = [self._indexes[r] for r in requests]
+        for index, request in zip(indexes, requests, strict=True):
+            index.extend(request.ids[len(index) :])
+        return _LookupScorer(indexes, requests, drawing)
 
-    def close(self, sequence: Request) -> None:
-        """Forget a sequence's index."""
-        self._indexes.pop(sequence, None)
+    def close(self, request: Request) -> None:
+        """Forget a request's index."""
+        self._indexes.pop(request, None)
 
 
 class _LookupScorer:
     """Scores nodes of the trees under construction by the last tokens on their paths."""
 
-    def __init__(self, indexes: Sequence[NgramIndex], sequences: Sequence[Request], drawing: Drawing) -> None:
+    def __init__(self, indexes: Sequence[NgramIndex], requests: Sequence[Request], drawing: Drawing) -> None:
         self._indexes = indexes
-        self._sequences = sequences
+        self._requests = requests
         self._drawing = drawing
         self._tails: dict[tuple[int, int], Tail] = {}
         self._asked: list[tuple[int, int, Tail]] = []
@@ -141,13 +141,13 @@ class _LookupScorer:
         tokens, logprobs = torch.zeros((len(counts), width), dtype=torch.int64), torch.zeros((len(counts), width))
         laws: list[DraftLaw | None] = []
         for f, (count, (b, node, tail)) in enumerate(zip(counts.tolist(), self._asked, strict=True)):
-            sequence = self._sequences[b]
-            drawing = self._drawing if sequence.params.temperature else Drawing.TOP
+            request = self._requests[b]
+            drawing = self._drawing if request.params.temperature else Drawing.TOP
             laws.append(None)
             if count:
                 known, law, _ = self._indexes[b].predict(tail, len(self._indexes[b]))
                 blend = DraftLaw(torch.tensor(law).log(), torch.tensor(known))
-                key = Key(sequence.seed, len(sequence.ids), node)
+                key = Key(request.seed, len(request.ids), node)
                 columns = draw(blend.logits[None], [count], [key], drawing)[0]
                 tokens[f, :count], logprobs[f, :count] = torch.tensor(known)[columns], blend.logits[columns]
                 laws[f] = blend if drawing.random else None

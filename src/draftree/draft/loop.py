@@ -38,7 +38,7 @@ class LoopBack:
 
     Attributes:
         rule: one of ``RULES``.
-        tau: threshold before any rejection in nats; None: the least entropy of the sequence's first draft.
+        tau: threshold before any rejection in nats; None: the least entropy of the request's first draft.
         pending: from this many tokens on a run is not drafted any further.
         memory: see ``Threshold``.
 
@@ -97,11 +97,11 @@ class Decider:
         if self.settings.rule == "gain":
             self.profile = self.profile or kept_or_measured(target)
 
-    def threshold(self, sequence: Request) -> Threshold:
-        """A sequence's tau."""
-        return self._thresholds.setdefault(sequence, Threshold(self.settings.tau, self.settings.memory))
+    def threshold(self, request: Request) -> Threshold:
+        """A request's tau."""
+        return self._thresholds.setdefault(request, Threshold(self.settings.tau, self.settings.memory))
 
-    def goes_on(self, sequence: Request, place: Place) -> bool:
+    def goes_on(self, request: Request, place: Place) -> bool:
         """Another round below this token?"""
         rule = self.settings.rule
         if rule == NEVER or place.depth >= self.settings.pending:
@@ -109,8 +109,8 @@ class Decider:
         if rule == "always":
             return True
         if rule == "entropy":
-            return place.entropy <= self.threshold(sequence).value
-        return self.worth(place, len(sequence.ids)) > 0
+            return place.entropy <= self.threshold(request).value
+        return self.worth(place, len(request.ids)) > 0
 
     def unsure(self, place: Place) -> bool:
         """A round was refused because of the entropy."""
@@ -143,7 +143,7 @@ class Decider:
             refused: least entropy at which it was sent to the target; infinite: for another reason.
             below: for each round but the first whose token was accepted, the accepted tokens that the round gave.
         """
-        learn(self.threshold(outcome.sequence), outcome, refused)
+        learn(self.threshold(outcome.request), outcome, refused)
         for gained in below:
             self._gain += (1 - _NEAR) * (gained - self._gain)
         self._tokens = _NEAR * self._tokens + outcome.taken

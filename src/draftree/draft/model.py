@@ -25,10 +25,10 @@ from .source import Asked, Grown, Scorer, Source
 
 @dataclass(slots=True)
 class State:
-    """One sequence inside the drafting model.
+    """One request inside the drafting model.
 
     Attributes:
-        row: its row in the model; ``row.length`` tokens of the sequence are committed there.
+        row: its row in the model; ``row.length`` tokens of the request are committed there.
         numbers: tree node -> number among the row's uncommitted nodes.
     """
 
@@ -48,7 +48,7 @@ class ModelSource(Source):
     """Asks a language model.
 
     Attributes:
-        model: the drafting model; it says nothing of a sequence that has outgrown its context.
+        model: the drafting model; it says nothing of a request that has outgrown its context.
         near: see ``Source``: it is the target in other numerics.
         vocab_size: the target's; logits beyond it (padding of the output layer) are cut off.
     """
@@ -76,33 +76,33 @@ class ModelSource(Source):
         """See ``Source``."""
         return self._passes
 
-    def fit(self, sequence: Request, budget: Budget) -> Budget:
+    def fit(self, request: Request, budget: Budget) -> Budget:
         """The part that lies within the model's context."""
-        room = max(0, self.model.capabilities.max_length - len(sequence.ids))
+        room = max(0, self.model.capabilities.max_length - len(request.ids))
         return Budget(budget.nodes, room if budget.depth is None else min(room, budget.depth))
 
-    def unread(self, sequence: Request) -> list[tuple[LanguageModel, int]]:
+    def unread(self, request: Request) -> list[tuple[LanguageModel, int]]:
         """All but what it has committed, and the last token, which it is asked about."""
-        state = self._states.get(sequence)
-        if len(sequence.ids) >= self.model.capabilities.max_length:
+        state = self._states.get(request)
+        if len(request.ids) >= self.model.capabilities.max_length:
             return []  # it is not going to
-        return [(self.model, len(sequence.ids) - 1 - (state.row.length if state else 0))]
+        return [(self.model, len(request.ids) - 1 - (state.row.length if state else 0))]
 
-    def opened(self, sequence: Request) -> State:
-        """The state of a sequence that may be new: then its prompt is read."""
-        if sequence not in self._states:
-            self.model.reserve(1, sequence.prompt_length + (sequence.params.max_tokens or 0))
-            self._states[sequence] = State(self.model.open(sequence.ids[:-1]))
-        return self._states[sequence]
+    def opened(self, request: Request) -> State:
+        """The state of a request that may be new: then its prompt is read."""
+        if request not in self._states:
+            self.model.reserve(1, request.prompt_length + (request.params.max_tokens or 0))
+            self._states[request] = State(self.model.open(request.ids[:-1]))
+        return self._states[request]
 
-    def begin(self, sequences: Sequence[Request], drawing: Drawing) -> Scorer:
-        """Drop what a failed step may have left behind; a new sequence's prompt is fed when its root is asked for."""
-        self._drop(sequences)
-        return ModelScorer(self, sequences, drawing)
+    def begin(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
+        """Drop what a failed step may have left behind; a new request's prompt is fed when its root is asked for."""
+        self._drop(requests)
+        return ModelScorer(self, requests, drawing)
 
-    def _drop(self, sequences: Iterable[Request]) -> None:
+    def _drop(self, requests: Iterable[Request]) -> None:
         """Whatever is not committed."""
-        for known in filter(None, map(self._states.get, sequences)):
+        for known in filter(None, map(self._states.get, requests)):
             self.model.commit(known.row, [])
             known.numbers.clear()
 
@@ -110,27 +110,27 @@ class ModelSource(Source):
         """For each row [K] int64, the ids of its logits' entries; None: entry i is token i."""
         return None
 
-    def has_read(self, sequence: Request, node: int) -> bool:
+    def has_read(self, request: Request, node: int) -> bool:
         """Its model has been asked about this node of the proposal."""
-        return sequence in self._states and node in self._states[sequence].numbers
+        return request in self._states and node in self._states[request].numbers
 
-    def hidden(self, sequence: Request, node: int) -> Tensor:
+    def hidden(self, request: Request, node: int) -> Tensor:
         """[H] its model's hidden state at a node that it has read; the model tracks them."""
-        state = self._states[sequence]
+        state = self._states[request]
         return state.row.pending_feature(state.numbers[node])
 
-    def settle(self, sequences: Sequence[Request], grown: Sequence[Grown]) -> None:
+    def settle(self, requests: Sequence[Request], grown: Sequence[Grown]) -> None:
         """Follow the trees' pruning."""
         if self.resting:  # it has said nothing of these trees; what a failed step left behind is of others
-            self._drop(sequences)
-        for sequence, (_, numbers) in zip(sequences, grown, strict=True):
-            if state := self._states.get(sequence):
+            self._drop(requests)
+        for request, (_, numbers) in zip(requests, grown, strict=True):
+            if state := self._states.get(request):
                 state.rename(numbers)
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Commit what was fed and accepted: tokens that were waiting, then nodes until one that was never fed."""
         for outcome in outcomes:
-            state = self._states.get(outcome.sequence)
+            state = self._states.get(outcome.request)
             if state is None:
                 continue
             waiting = state.numbers.get(ROOT, -1) + 1
@@ -139,27 +139,27 @@ class ModelSource(Source):
             state.row.drop_features()  # of committed tokens nobody asks for them
             state.numbers.clear()
 
-    def close(self, sequence: Request) -> None:
-        """Forget a sequence's row."""
-        if sequence in self._states:
-            self.model.close(self._states.pop(sequence).row)
+    def close(self, request: Request) -> None:
+        """Forget a request's row."""
+        if request in self._states:
+            self.model.close(self._states.pop(request).row)
 
 
 class ModelScorer:
     """Scores nodes of the trees under construction by model passes over them."""
 
-    def __init__(self, source: ModelSource, sequences: Sequence[Request], drawing: Drawing) -> None:
+    def __init__(self, source: ModelSource, requests: Sequence[Request], drawing: Drawing) -> None:
         self._source = source
-        self._sequences = sequences
+        self._requests = requests
         self._laws = Laws(drawing)
-        self._asked: list[tuple[Request, int]] = []  # which nodes of which sequences are asked about
+        self._asked: list[tuple[Request, int]] = []  # which nodes of which requests are asked about
         self._depths: dict[tuple[int, int], int] = {}
 
     def _state(self, row: int) -> State:
-        return self._source._states[self._sequences[row]]
+        return self._source._states[self._requests[row]]
 
     def score_roots(self, rows: Sequence[int], width: int) -> Candidates:
-        """Feed each sequence's waiting tokens; the last of them is the root."""
+        """Feed each request's waiting tokens; the last of them is the root."""
         return self.score_all([Asked(b, ROOT, ROOT, 0) for b in rows], width)
 
     def score(self, rows: Tensor, nodes: Tensor, parents: Tensor, tokens: Tensor, width: int) -> Candidates:
@@ -168,15 +168,15 @@ class ModelScorer:
         return self.score_all([Asked(*node) for node in columns.tolist()], width)
 
     def score_all(self, asked: Sequence[Asked], width: int) -> Candidates:
-        """Feed nodes, and the waiting tokens of sequences whose roots are among them, in one pass."""
+        """Feed nodes, and the waiting tokens of requests whose roots are among them, in one pass."""
         fed: dict[int, tuple[list[int], list[int]]] = {}
         column = []
         for b, node, parent, token in asked:
-            state = self._source.opened(self._sequences[b]) if node == ROOT else self._state(b)
+            state = self._source.opened(self._requests[b]) if node == ROOT else self._state(b)
             tokens, parents = fed.setdefault(b, ([], []))
             start = state.row.parents.shape[0]
             if node == ROOT:
-                tokens += self._sequences[b].ids[state.row.length :]
+                tokens += self._requests[b].ids[state.row.length :]
                 parents += range(ROOT, len(tokens) - 1)
             else:
                 tokens.append(token)
@@ -186,7 +186,7 @@ class ModelScorer:
             column.append(len(tokens) - 1)
         rows = {b: i for i, b in enumerate(fed)}
         nodes = [Nodes(torch.tensor(tokens), torch.tensor(parents)) for tokens, parents in fed.values()]
-        self._asked = [(self._sequences[b], node) for b, node, _, _ in asked]
+        self._asked = [(self._requests[b], node) for b, node, _, _ in asked]
         depths = [self._depths[b, node] for b, node, _, _ in asked]
         batch = torch.tensor([rows[b] for b, *_ in asked])
         own = [self._state(b).row for b in rows]

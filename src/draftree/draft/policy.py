@@ -42,10 +42,10 @@ class Candidates:
 
 
 class Pool(NamedTuple):
-    """Every node that has been drafted so far, over all sequences, layer by layer.
+    """Every node that has been drafted so far, over all requests, layer by layer.
 
     Attributes:
-        rows: [P] int64, which sequence.
+        rows: [P] int64, which request.
         path_logprobs: [P] float32.
         tags: [P] what the policy said of them (``Growth.tags``).
     """
@@ -62,17 +62,17 @@ class Pool(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Frontier:
-    """Nodes of one depth that may get children, over all sequences, in order of sequence and number.
+    """Nodes of one depth that may get children, over all requests, in order of request and number.
 
     Attributes:
         depth: of these nodes; 0 for the roots.
-        rows: [F] int64, which sequence.
-        nodes: [F] int64, number in the sequence's tree, ROOT (-1) for roots.
+        rows: [F] int64, which request.
+        nodes: [F] int64, number in the request's tree, ROOT (-1) for roots.
         path_logprobs: [F] float32, 0 for roots.
         tags: [F] what the policy said of them when it kept them (``Growth.tags``); 0 for roots.
         candidates: what may follow.
-        budgets: [B] int64, nodes of each sequence's finished tree, whatever has been drafted so far.
-        limits: [B] int64, deepest level that each sequence's tree may have.
+        budgets: [B] int64, nodes of each request's finished tree, whatever has been drafted so far.
+        limits: [B] int64, deepest level that each request's tree may have.
         pool: what has been drafted so far, these nodes included.
         above: the frontier that these nodes came from, and [F] int64, which of its nodes each one's parent is; None for
             roots.
@@ -139,7 +139,7 @@ class GrowthPolicy(ABC):
         """Most children of a node in a tree of ``nodes`` nodes: the K that scorers are asked for."""
         return nodes
 
-    def plan(self, sequences: Sequence[Request], budgets: Sequence[Budget]) -> Sequence[Budget]:
+    def plan(self, requests: Sequence[Request], budgets: Sequence[Budget]) -> Sequence[Budget]:
         """Before a proposal: the budgets to draft within; no nodes: nothing is asked of the drafter."""
         return budgets
 

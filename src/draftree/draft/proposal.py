@@ -21,7 +21,7 @@ class Price(NamedTuple):
     Attributes:
         each: of each source, about a layer.
         layer: of all that are asked, about a layer.
-        node: of each node that a layer has beyond the first, in all sequences.
+        node: of each node that a layer has beyond the first, in all requests.
     """
 
     each: Sequence[float]
@@ -34,17 +34,17 @@ class Proposal:
     """From the budgets to the outcome.
 
     Attributes:
-        sequences: whom it is for.
+        requests: whom it is for.
         curve: what verifying costs.
         price: of asking the sources.
-        rate: tokens a second that a step must be worth, of all sequences together.
-        odds: [B] each sequence's record.
+        rate: tokens a second that a step must be worth, of all requests together.
+        odds: [B] each request's record.
         frontiers: what was proposed, layer by layer.
         laws: of each of them, [F, K] probabilities of its candidates.
-        best: of each sequence, the probabilities that drafted nodes are accepted, in descending order.
+        best: of each request, the probabilities that drafted nodes are accepted, in descending order.
         seconds: [N + 1] of verifying 0, 1, ... nodes.
         mass: expected tokens of all drafted nodes.
-        totals: [N] expected tokens of the best 1, 2, ... nodes of each sequence, summed over sequences.
+        totals: [N] expected tokens of the best 1, 2, ... nodes of each request, summed over requests.
         gained: expected tokens that the last layer has brought.
         pools, chosen: what was drafted, and how many nodes are verified.
         gain: [B] expected tokens of what is verified, the root's bonus included.
@@ -52,7 +52,7 @@ class Proposal:
         asked: layers that the sources were asked about: not those that were known already.
     """
 
-    sequences: Sequence[Request]
+    requests: Sequence[Request]
     curve: Curve
     price: Price
     rate: float
@@ -71,7 +71,7 @@ class Proposal:
     asked: int = 1
 
     def __post_init__(self) -> None:
-        self.best = [[] for _ in self.sequences]
+        self.best = [[] for _ in self.requests]
         self.seconds = self.curve.now.tolist()
 
     @property
@@ -80,7 +80,7 @@ class Proposal:
         return len(self.frontiers)
 
     def add(self, layer: Sequence[tuple[int, float]]) -> float:
-        """Nodes have been drafted, of these sequences and probabilities; the tokens that are expected of them."""
+        """Nodes have been drafted, of these requests and probabilities; the tokens that are expected of them."""
         mass = 0.0
         for row, path in layer:
             insort(self.best[row], path, key=neg)
@@ -89,7 +89,7 @@ class Proposal:
         return mass
 
     def best_totals(self) -> list[float]:
-        """[N] expected tokens of the best 1, 2, ... nodes of each sequence, summed over sequences."""
+        """[N] expected tokens of the best 1, 2, ... nodes of each request, summed over requests."""
         most = len(self.seconds) - 1
         columns = zip_longest(*(best[:most] for best in self.best), fillvalue=0.0)
         found = list(accumulate(map(sum, columns)))

@@ -116,11 +116,11 @@ class SuccessorTable:
 
 @dataclass(slots=True)
 class RecycleSource(Source):
-    """Says what the target found probable when it last saw the same one or two tokens; all sequences share the table.
+    """Says what the target found probable when it last saw the same one or two tokens; all requests share the table.
 
     Attributes:
         width: successors that are kept of each context.
-        file: read when it is there, and written whenever the last open sequence has ended; None: nothing is kept.
+        file: read when it is there, and written whenever the last open request has ended; None: nothing is kept.
 
     Raises:
         ConfigError: a width below 1.
@@ -160,20 +160,20 @@ class RecycleSource(Source):
             if (entries := read_entries(self.file, target.capabilities.vocab_size, self._vocabulary)) is not None:
                 self._table.fill(entries)
 
-    def open(self, sequence: Request) -> None:
+    def open(self, request: Request) -> None:
         """Count it."""
-        self._open.add(sequence)
+        self._open.add(request)
 
-    def begin(self, sequences: Sequence[Request], drawing: Drawing) -> Scorer:
+    def begin(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
         """Read the table."""
-        return _RecycleScorer(self._table, sequences)
+        return _RecycleScorer(self._table, requests)
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Keep the successors of every verified node; where a context was there twice, those on the accepted path."""
         self.spent += outcomes[0].step.beside
         for outcome in outcomes:
             if outcome.successors is not None:
-                tree, ids = outcome.tree, outcome.sequence.ids[: -outcome.taken]
+                tree, ids = outcome.tree, outcome.request.ids[: -outcome.taken]
                 tokens = [*tree.tokens.tolist(), ids[-1]]  # ROOT reads the last
                 before = [ids[-2] if len(ids) > 1 else ANY, *(tokens[parent] for parent in tree.parents.tolist())]
                 rows = [*range(1, len(tree) + 1), 0, *(n + 1 for n in outcome.path)]
@@ -182,11 +182,11 @@ class RecycleSource(Source):
                 self._table.put([(ANY, token) for _, token in contexts], found)
                 self._table.put(contexts, found)
 
-    def close(self, sequence: Request) -> None:
-        """Write the file when no sequence is left; where that fails, warn and go on."""
-        if sequence not in self._open:
+    def close(self, request: Request) -> None:
+        """Write the file when no request is left; where that fails, warn and go on."""
+        if request not in self._open:
             return
-        self._open.remove(sequence)
+        self._open.remove(request)
         if self.file is not None and not self._open:
             try:
                 write_entries(self.file, self._table.entries, self._vocabulary)
@@ -197,14 +197,14 @@ class RecycleSource(Source):
 class _RecycleScorer:
     """Scores nodes by the last two tokens on their paths."""
 
-    def __init__(self, table: SuccessorTable, sequences: Sequence[Request]) -> None:
+    def __init__(self, table: SuccessorTable, requests: Sequence[Request]) -> None:
         self._table = table
-        self._sequences = sequences
+        self._requests = requests
         self._tokens: dict[tuple[int, int], int] = {}
 
     def score_roots(self, rows: Sequence[int], width: int) -> Candidates:
         """See ``Scorer``."""
-        ends = [self._sequences[b].ids[-2:] for b in rows]
+        ends = [self._requests[b].ids[-2:] for b in rows]
         self._tokens |= {(b, ROOT): end[-1] for b, end in zip(rows, ends, strict=True)}
         return self._table.after([(end[0] if len(end) > 1 else ANY, end[-1]) for end in ends], width)
 

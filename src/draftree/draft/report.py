@@ -21,7 +21,7 @@ class Report:
 
     Attributes:
         steps: of the policy.
-        predicted, gained: tokens a sequence, as predicted and as they came.
+        predicted, gained: tokens a request, as predicted and as they came.
         chosen: how often each number of nodes was verified.
         worth, seconds: [N + 1] predicted tokens and seconds if each step had verified 0, 1, ... N nodes.
         draft, verify, other: measured seconds.
@@ -40,7 +40,7 @@ class Report:
     stakes: list[Stake] = field(default_factory=list)
 
     def add(self, chosen: int, predicted: float, gained: float, cost: StepCost) -> None:
-        """One step: nodes verified, tokens a sequence predicted and gained, and what it cost."""
+        """One step: nodes verified, tokens a request predicted and gained, and what it cost."""
         self.steps += 1
         self.chosen[chosen] += 1
         self.predicted += predicted
@@ -78,7 +78,7 @@ class Report:
             best = int(rates.argmax())
             sizes = sorted({k for k in (*_SHOWN, best) if k < len(rates)})
             lines.append(
-                "predicted tokens/s of a sequence if every step that drafted had verified: "
+                "predicted tokens/s of a request if every step that drafted had verified: "
                 + ", ".join(f"{k} nodes {float(rates[k]):.1f}" + (" (best)" if k == best else "") for k in sizes)
                 + "; 0 nodes is plain decoding"
             )

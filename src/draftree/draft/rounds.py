@@ -37,7 +37,7 @@ class Proposal(NamedTuple):
     """What the lower source proposed below one node.
 
     Attributes:
-        row: of the sequence.
+        row: of the request.
         anchor: the node.
         tree: the proposal.
         nodes: numbers of the tree's nodes.
@@ -53,23 +53,23 @@ class HierarchyScorer:
     """Scores nodes by rounds of two sources.
 
     Attributes:
-        known: of each sequence, what has been said.
+        known: of each request, what has been said.
     """
 
-    def __init__(self, source: HierarchySource, sequences: Sequence[Request], drawing: Drawing, fresh: bool) -> None:
+    def __init__(self, source: HierarchySource, requests: Sequence[Request], drawing: Drawing, fresh: bool) -> None:
         """
         Args:
             source: the hierarchy.
-            sequences: of the proposal.
+            requests: of the proposal.
             drawing: how children come out of the laws.
-            fresh: some of the sequences are new: models read their prompts, so that seconds say nothing.
+            fresh: some of the requests are new: models read their prompts, so that seconds say nothing.
         """
-        self._source, self._sequences, self._drawing, self._fresh = source, sequences, drawing, fresh
-        self._lower, self._upper = (part.begin(sequences, drawing) for part in (source.lower, source.upper))
-        self.known = [Known() for _ in sequences]
-        self._names: list[dict[int, int]] = [{ROOT: ROOT} for _ in sequences]  # asker's number -> ours
+        self._source, self._requests, self._drawing, self._fresh = source, requests, drawing, fresh
+        self._lower, self._upper = (part.begin(requests, drawing) for part in (source.lower, source.upper))
+        self.known = [Known() for _ in requests]
+        self._names: list[dict[int, int]] = [{ROOT: ROOT} for _ in requests]  # asker's number -> ours
         self._bases: set[tuple[int, int]] = set()
-        self._ways: list[set[int]] = [set() for _ in sequences]
+        self._ways: list[set[int]] = [set() for _ in requests]
         """The asker's numbers of the nodes above the begin of the run: the level above has said them, and more."""
 
     def score_roots(self, rows: Sequence[int], width: int) -> Candidates:
@@ -135,7 +135,7 @@ class HierarchyScorer:
         if law is NO_LAW:
             return False
         place = Place(known.depth(node) - known.depth(known.base), law.entropy, known.edges(node))
-        if decider.goes_on(self._sequences[b], place):
+        if decider.goes_on(self._requests[b], place):
             known.rounds.append(node)
             return True
         if decider.unsure(place):
@@ -143,7 +143,7 @@ class HierarchyScorer:
         return False
 
     def _round(self, wanted: dict[int, list[int]], width: int) -> None:
-        """Propose below the likeliest wanted node of each sequence, and ask the upper source about all of it."""
+        """Propose below the likeliest wanted node of each request, and ask the upper source about all of it."""
         source, clock = self._source, [time.perf_counter()]
         passes = source.lower.passes, source.upper.passes
         proposals = self._propose({b: self._best(b, nodes) for b, nodes in wanted.items()})
@@ -170,10 +170,10 @@ class HierarchyScorer:
         return ends[0] if len(ends) == 1 else max(ends, key=lambda node: math.prod(known.edges(node)))
 
     def _propose(self, anchors: dict[int, int]) -> list[Proposal]:
-        """What the lower source proposes below a node of each sequence."""
+        """What the lower source proposes below a node of each request."""
         source, rows = self._source, list(anchors)
-        sequences = [self._sequences[b] for b in rows]
-        budgets = source.policy.plan(sequences, [self._budget(b, node) for b, node in anchors.items()])
+        requests = [self._requests[b] for b in rows]
+        budgets = source.policy.plan(requests, [self._budget(b, node) for b, node in anchors.items()])
         scorer = BelowScorer(source.lower, self._lower, [(b, self.known[b], node) for b, node in anchors.items()])
         trees = [grown.tree for grown in grow(scorer, source.policy, budgets, self._drawing)]
         proposals = []
@@ -191,7 +191,7 @@ class HierarchyScorer:
 
     def _budget(self, b: int, anchor: int) -> Budget:
         """What the upper source can be asked about below a node: nothing below the deepest level, and no leaf of it."""
-        room, lower = self._source.room(self._sequences[b])
+        room, lower = self._source.room(self._requests[b])
         depth, most = self.known[b].depth(anchor), room.nodes if room.depth is None else min(room.nodes, room.depth)
         if lower.depth is not None:
             most = min(most, lower.depth + 1)
@@ -207,7 +207,7 @@ class HierarchyScorer:
             tokens.append(known.laws[node].best)
             below = [child for child in tree.children(at) if int(tree.tokens[child]) == tokens[-1]]
             if not below:
-                return Outcome(self._sequences[b], tree, path, tokens, len(tokens), cost)
+                return Outcome(self._requests[b], tree, path, tokens, len(tokens), cost)
             at = below[0]
             node = nodes[at]
             path.append(at)

@@ -26,10 +26,10 @@ class Scorer(Protocol):
     """Says what may follow the nodes of the trees under construction."""
 
     def score_roots(self, rows: Sequence[int], width: int) -> Candidates:
-        """Candidates after the last token of these sequences (positions in the batch that is being drafted)."""
+        """Candidates after the last token of these requests (positions in the batch that is being drafted)."""
 
     def score(self, rows: Tensor, nodes: Tensor, parents: Tensor, tokens: Tensor, width: int) -> Candidates:
-        """Candidates after new nodes, flat over sequences: their row, number, parent's number and token, [F] each."""
+        """Candidates after new nodes, flat over requests: their row, number, parent's number and token, [F] each."""
 
     def draw(self, counts: Tensor) -> Drawn:
         """Draw ``counts`` ([F]) children for the nodes that were asked about last, in that order."""
@@ -78,8 +78,8 @@ class Asked(NamedTuple):
     """A node that a scorer is asked about.
 
     Attributes:
-        row: which sequence of the proposal.
-        node: its number; ROOT for the sequence's root.
+        row: which request of the proposal.
+        node: its number; ROOT for the request's root.
         parent: number of its parent, which is asked about before it.
         token: its token; of a root nothing is said.
     """
@@ -103,10 +103,10 @@ class Grown(NamedTuple):
 
 
 class Source(ABC):
-    """Says what may follow, and keeps whatever state that takes for each sequence.
+    """Says what may follow, and keeps whatever state that takes for each request.
 
     Attributes:
-        learns: what it says depends on other sequences, so that drawn children would not repeat under the same seed.
+        learns: what it says depends on other requests, so that drawn children would not repeat under the same seed.
         at_once: its scorers have ``score_all`` and may be asked about nodes of several levels in one call.
         rereads: what it says of a node gets better once the level above has read the node's parent, so that it wants to
             be asked again.
@@ -153,9 +153,9 @@ class Source(ABC):
         """The target whose rows it drafts on; None: it keeps what it needs itself."""
         return next((part.host for part in self.parts if part is not self and part.host is not None), None)
 
-    def unread(self, sequence: Request) -> list[tuple[LanguageModel, int]]:
-        """Its models, each with how many tokens it must read before it can say what follows a sequence."""
-        return [pair for part in self.parts if part is not self for pair in part.unread(sequence)]
+    def unread(self, request: Request) -> list[tuple[LanguageModel, int]]:
+        """Its models, each with how many tokens it must read before it can say what follows a request."""
+        return [pair for part in self.parts if part is not self for pair in part.unread(request)]
 
     @property
     def costly(self) -> bool:
@@ -178,23 +178,23 @@ class Source(ABC):
     def prepare(self, target: LanguageModel) -> None:  # noqa: B027
         """It will draft for ``target``: called once, before anything else."""
 
-    def open(self, sequence: Request) -> None:  # noqa: B027
-        """A sequence begins: its prompt is in ``sequence.ids``."""
+    def open(self, request: Request) -> None:  # noqa: B027
+        """A request begins: its prompt is in ``request.ids``."""
 
-    def fit(self, sequence: Request, budget: Budget) -> Budget:
-        """The part of a budget that it can draft within; no nodes or no depth: it is not asked about this sequence."""
+    def fit(self, request: Request, budget: Budget) -> Budget:
+        """The part of a budget that it can draft within; no nodes or no depth: it is not asked about this request."""
         return budget
 
     @abstractmethod
-    def begin(self, sequences: Sequence[Request], drawing: Drawing) -> Scorer:
-        """What scores the nodes of one proposal's trees, whose roots are the last tokens of ``sequence.ids``."""
+    def begin(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
+        """What scores the nodes of one proposal's trees, whose roots are the last tokens of ``request.ids``."""
 
-    def settle(self, sequences: Sequence[Request], grown: Sequence[Grown]) -> None:  # noqa: B027
+    def settle(self, requests: Sequence[Request], grown: Sequence[Grown]) -> None:  # noqa: B027
         """The proposal's trees are finished: these are verified."""
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:  # noqa: B027
-        """What became of them; ``sequence.ids`` already ends with the tokens gained."""
+        """What became of them; ``request.ids`` already ends with the tokens gained."""
 
     @abstractmethod
-    def close(self, sequence: Request) -> None:
-        """A sequence has ended."""
+    def close(self, request: Request) -> None:
+        """A request has ended."""

@@ -37,7 +37,7 @@ _MEMORY = 0.998
 _NEAR = 0.98
 """Share of the tokens and seconds of the steps before that each new step leaves."""
 _LATELY = 0.95
-"""Share of a sequence's own record that each new step of it leaves."""
+"""Share of a request's own record that each new step of it leaves."""
 _AHEAD = 4
 """Tokens that are looked ahead: on a CPU a pass over one more may cost more than over two more."""
 _GRAIN = 64
@@ -50,8 +50,8 @@ class PayingChain(GrowthPolicy):
 
     After d tokens the next j pay if P (a + ... + a^j) > rate x (j x t + v(d + 1 + j) - v(d + 1)): P is the product of
     the acceptances by the entropies of the d tokens, a the mean acceptance, t a draft pass, v(n) a pass of the target
-    over n tokens, and rate one sequence's tokens a second lately, but no fewer than plain decoding gives. Acceptances
-    are those of all sequences; each sequence has a factor of its own on their odds.
+    over n tokens, and rate one request's tokens a second lately, but no fewer than plain decoding gives. Acceptances
+    are those of all requests; each request has a factor of its own on their odds.
 
     Attributes:
         floor, cap: least and most tokens of a draft.
@@ -95,16 +95,16 @@ class PayingChain(GrowthPolicy):
             self.drafter = self._each(1)
 
     def _each(self, batch: int) -> float:
-        """Seconds of a draft pass for so many sequences."""
+        """Seconds of a draft pass for so many requests."""
         if not self._profiles:
             return self.drafter or 0.0
         return sum(profile.seconds(1, profile.points[0].context, batch) for profile in self._profiles)
 
-    def plan(self, sequences: Sequence[Request], budgets: Sequence[Budget]) -> Sequence[Budget]:
-        """Look up what verifying costs behind these sequences."""
-        self._paths, self._odds = [1.0] * len(sequences), [self.record(sequence).odds for sequence in sequences]
-        self._verify = [self._curve(len(sequence.ids), len(sequences)) for sequence in sequences]
-        self._pass = self._each(len(sequences))
+    def plan(self, requests: Sequence[Request], budgets: Sequence[Budget]) -> Sequence[Budget]:
+        """Look up what verifying costs behind these requests."""
+        self._paths, self._odds = [1.0] * len(requests), [self.record(request).odds for request in requests]
+        self._verify = [self._curve(len(request.ids), len(requests)) for request in requests]
+        self._pass = self._each(len(requests))
         return budgets
 
     def _curve(self, context: int, batch: int) -> list[float]:
@@ -118,9 +118,9 @@ class PayingChain(GrowthPolicy):
             self._curves[key] = self.target.curve(self.cap + _AHEAD, key[0] * _GRAIN, batch)
         return self._curves[key]
 
-    def record(self, sequence: Request) -> Record:
-        """A sequence's own luck."""
-        return self._records.setdefault(sequence, Record())
+    def record(self, request: Request) -> Record:
+        """A request's own luck."""
+        return self._records.setdefault(request, Record())
 
     def acceptance(self, entropy: float) -> float:
         """How often a token is accepted that was taken from a law of this entropy, given that those before it were."""
@@ -132,7 +132,7 @@ class PayingChain(GrowthPolicy):
 
         Args:
             path, depth: of the draft so far.
-            odds: factor on the odds of each token of the sequence.
+            odds: factor on the odds of each token of the request.
             verify: seconds of passes over 1, 2, ... tokens.
         """
         mean = with_odds((sum(self._hits) + 1) / (sum(self._trials) + 2), odds)
@@ -153,12 +153,12 @@ class PayingChain(GrowthPolicy):
         return Growth(keep, torch.tensor(on)[:, None].expand_as(keep))
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Count what was accepted, by entropy; nothing of what lay behind a sequence's end."""
+        """Count what was accepted, by entropy; nothing of what lay behind a request's end."""
         self._trials, self._hits = ([_MEMORY * n for n in counts] for counts in (self._trials, self._hits))
         for outcome in outcomes:
             right = min(len(outcome.path), outcome.taken)
             judged = right + (outcome.taken == len(outcome.tokens))
-            record = self.record(outcome.sequence)
+            record = self.record(outcome.request)
             record.hits, record.expected = _LATELY * record.hits, _LATELY * record.expected
             for i, entropy in enumerate(outcome.tree.entropies[:judged].tolist()):
                 at = bisect(_EDGES, entropy)
@@ -169,9 +169,9 @@ class PayingChain(GrowthPolicy):
         self._learn_rate(outcomes)
 
     def _learn_rate(self, outcomes: Sequence[Outcome]) -> None:
-        """Tokens of each sequence, and seconds of the step, which is all sequences' at once."""
+        """Tokens of each request, and seconds of the step, which is all requests' at once."""
         deepest = max((len(o.tree) for o in outcomes), default=0)
-        fresh = any(o.sequence.stats.steps == 0 for o in outcomes)  # models read their prompts
+        fresh = any(o.request.stats.steps == 0 for o in outcomes)  # models read their prompts
         if self._untold and deepest and not fresh:
             took = outcomes[0].step.draft / deepest
             self.drafter = _NEAR * self.drafter + (1 - _NEAR) * took if self.drafter else took

@@ -52,7 +52,7 @@ class UnionSource(Source):
     parts: tuple[Source, ...] = field()
     _calibration: Calibration = field(init=False, repr=False)
     _limits: dict[Request, list[float]] = field(default_factory=dict, repr=False)
-    """How deep each part drafts for the sequences of the proposal."""
+    """How deep each part drafts for the requests of the proposal."""
     _scorer: _UnionScorer | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -90,29 +90,29 @@ class UnionSource(Source):
         for part in self.parts:
             part.prepare(target)
 
-    def open(self, sequence: Request) -> None:
+    def open(self, request: Request) -> None:
         """Tell all parts."""
         for part in self.parts:
-            part.open(sequence)
+            part.open(request)
 
-    def fit(self, sequence: Request, budget: Budget) -> Budget:
+    def fit(self, request: Request, budget: Budget) -> Budget:
         """What the part with the most room can draft within."""
-        fits = [Budget(0) if part.resting else part.fit(sequence, budget) for part in self.parts]
+        fits = [Budget(0) if part.resting else part.fit(request, budget) for part in self.parts]
         depths = [0 if not f.nodes else math.inf if f.depth is None else f.depth for f in fits]
-        self._limits[sequence] = depths
+        self._limits[request] = depths
         deepest = max(depths)
         return Budget(budget.nodes, budget.depth if deepest == math.inf else int(deepest))
 
-    def begin(self, sequences: Sequence[Request], drawing: Drawing) -> Scorer:
+    def begin(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
         """Ask the parts that do not rest."""
-        scorers = [None if part.resting else part.begin(sequences, drawing) for part in self.parts]
-        self._scorer = _UnionScorer(self.parts, scorers, self._calibration, [self._limits[s] for s in sequences])
+        scorers = [None if part.resting else part.begin(requests, drawing) for part in self.parts]
+        self._scorer = _UnionScorer(self.parts, scorers, self._calibration, [self._limits[s] for s in requests])
         return self._scorer
 
-    def settle(self, sequences: Sequence[Request], grown: Sequence[Grown]) -> None:
+    def settle(self, requests: Sequence[Request], grown: Sequence[Grown]) -> None:
         """Tell all parts."""
         for part in self.parts:
-            part.settle(sequences, grown)
+            part.settle(requests, grown)
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Learn what each part's candidates are worth, and tell all parts."""
@@ -136,11 +136,11 @@ class UnionSource(Source):
             place = (row, node, token)
         self._calibration.learn(tried)
 
-    def close(self, sequence: Request) -> None:
+    def close(self, request: Request) -> None:
         """Tell all parts."""
-        self._limits.pop(sequence, None)
+        self._limits.pop(request, None)
         for part in self.parts:
-            part.close(sequence)
+            part.close(request)
 
 
 _Place = tuple[int, int, int]

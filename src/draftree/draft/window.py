@@ -26,7 +26,7 @@ from .policy import Frontier, Growth, GrowthPolicy
 from .source import Source
 
 FIRST = "first"
-"""In place of an initial threshold: the least entropy of the sequence's first draft."""
+"""In place of an initial threshold: the least entropy of the request's first draft."""
 CHAIN = StaticTree(1, MAX_NODES)
 """A chain as long as its budget."""
 _MEMORIES = "use a number of tokens, 1 or more, or inf to forget nothing"
@@ -183,7 +183,7 @@ class _Round:
     """One proposal.
 
     Attributes:
-        thresholds: of its sequences.
+        thresholds: of its requests.
         crossed: [B] least entropy that ended something; infinite: none did.
     """
 
@@ -223,9 +223,9 @@ class DynamicWindow(GrowthPolicy):
         """The tree's."""
         return self.tree.partner
 
-    def threshold(self, sequence: Request) -> Threshold:
-        """A sequence's tau."""
-        return self._thresholds.setdefault(sequence, self._new())
+    def threshold(self, request: Request) -> Threshold:
+        """A request's tau."""
+        return self._thresholds.setdefault(request, self._new())
 
     def _new(self) -> Threshold:
         return Threshold(self.window.start, self.window.memory, self.window.share)
@@ -238,10 +238,10 @@ class DynamicWindow(GrowthPolicy):
         """The tree's."""
         return self.tree.pool(nodes)
 
-    def plan(self, sequences: Sequence[Request], budgets: Sequence[Budget]) -> Sequence[Budget]:
+    def plan(self, requests: Sequence[Request], budgets: Sequence[Budget]) -> Sequence[Budget]:
         """Look up the thresholds."""
-        self._round = _Round([self.threshold(s) for s in sequences], [math.inf] * len(sequences))
-        return self.tree.plan(sequences, budgets)
+        self._round = _Round([self.threshold(s) for s in requests], [math.inf] * len(requests))
+        return self.tree.plan(requests, budgets)
 
     def grow(self, frontier: Frontier) -> Growth:
         """The tree's choice, ended where tau is crossed, but for the floor."""

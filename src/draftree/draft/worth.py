@@ -15,9 +15,9 @@ _HOPE, _FIRST, _FIRST_NEAR = 1.5, 5.0, 20.0
 """Speed over decoding without it: where a source starts, and for how many plain passes that counts. Of one that is
 nearly the target a step drafts far: it takes ten of them where it is refused early, which says little."""
 _RECENT, _LONG = 0.95, 0.995
-"""Share that each step leaves of the record of a sequence, and of that of all."""
+"""Share that each step leaves of the record of a request, and of that of all."""
 _ANEW = 20.0
-"""Steps that the record of all counts for when a sequence begins."""
+"""Steps that the record of all counts for when a request begins."""
 _OPTIMIST = 0.98
 """Acceptance of each further layer that a drafting model is granted before it has shown any."""
 _DOUBT, _MOST_DOUBT = 0.2, 0.04
@@ -149,18 +149,18 @@ class Stake:
         wide, narrow = (self.profile.seconds(nodes, context, batch) for nodes in (_WIDE, 1))
         return max(0.0, wide - narrow) / (_WIDE - 1)
 
-    def reading(self, sequences: Sequence[Request]) -> float:
-        """Seconds of reading what its models must read of these sequences before they can say anything."""
+    def reading(self, requests: Sequence[Request]) -> float:
+        """Seconds of reading what its models must read of these requests before they can say anything."""
         if self.source is None or not self.profiles:
             return 0.0
-        waiting = [(model, n) for s in sequences for model, n in self.source.unread(s) if n > _LITTLE_READ]
+        waiting = [(model, n) for s in requests for model, n in self.source.unread(s) if n > _LITTLE_READ]
         return sum(self.profiles[id(model)].seconds(n, n) for model, n in waiting)
 
     def begin(self, curve: Curve, layer: float, depth: int, fresh: float = 0.0, reading: float = 0.0) -> None:
         """Settle whether it is asked in this proposal, to ``depth`` levels at most.
 
         What has not paid rests, and gets a try after a number of steps, twice as many, ...: as many as make up for what
-        a try costs. Where a share of the sequences is
+        a try costs. Where a share of the requests is
         ``fresh``, that share of its record begins anew, with what it was worth in the long run. It is not asked where
         ``reading``, in times what the rest of the answers takes plainly, is more than it is likely to save of that.
         """

@@ -33,7 +33,7 @@ from .replay import Replay
 
 @dataclass(slots=True)
 class TruePath(GrowthPolicy):
-    """Keeps the true next token alone, for one sequence at a time.
+    """Keeps the true next token alone, for one request at a time.
 
     Attributes:
         truth: the tokens that the target says next.
@@ -231,14 +231,14 @@ def measure(
 
 def said(plain: Engine, prompt: Sequence[int], params: SamplingParams) -> tuple[list[int], Tensor | None]:
     """What the target says, and its hidden states where it tracks them."""
-    sequence = plain.open(list(prompt), params)
+    request = plain.open(list(prompt), params)
     try:
-        while sequence.finish_reason is None:
-            plain.step([sequence])
-        tracked = sequence.row is not None and sequence.row.features
-        return sequence.output_ids, sequence.row.waiting_features() if sequence.row and tracked else None
+        while request.finish_reason is None:
+            plain.step([request])
+        tracked = request.row is not None and request.row.features
+        return request.output_ids, request.row.waiting_features() if request.row and tracked else None
     finally:
-        plain.close(sequence)
+        plain.close(request)
 
 
 class Costs(NamedTuple):

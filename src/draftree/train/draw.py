@@ -58,14 +58,14 @@ def _respond(
             for number in [n for n, s in running.items() if s.finish_reason is not None]:
                 yield _finished(engine, number, running.pop(number))
     finally:
-        for sequence in running.values():
-            engine.close(sequence)
+        for request in running.values():
+            engine.close(request)
 
 
-def _finished(engine: Engine, number: int, sequence: Request) -> Response:
-    assert sequence.row is not None  # noqa: S101 - an open sequence has a row
-    before = len(sequence.ids) - 1
-    tracked = sequence.row.waiting_features()[:before] if sequence.row.features else torch.zeros(before, 0)
+def _finished(engine: Engine, number: int, request: Request) -> Response:
+    assert request.row is not None  # noqa: S101 - an open request has a row
+    before = len(request.ids) - 1
+    tracked = request.row.waiting_features()[:before] if request.row.features else torch.zeros(before, 0)
     features = tracked.to("cpu", torch.float16)
-    engine.close(sequence)
-    return Response(number, sequence.params.temperature, sequence.prompt_length, torch.tensor(sequence.ids), features)
+    engine.close(request)
+    return Response(number, request.params.temperature, request.prompt_length, torch.tensor(request.ids), features)

@@ -19,7 +19,7 @@ UNMEASURED = StepCost(batch=1, draft=0.0, verify=0.0, other=0.0, draft_passes=0)
 
 
 class Replay:
-    """A sequence that is decoded again with a drafter, without its target if need be; a context that closes it.
+    """A request that is decoded again with a drafter, without its target if need be; a context that closes it.
 
     Attributes:
         left: the output that is still to come; its last token is never drafted from.
@@ -45,39 +45,39 @@ class Replay:
         self.left = list(output[1:])
         self._drafter, self._features, self._target = drafter, features, target or drafter.host
         target = self._target
-        self._sequence = Request(prompt, params, len(output), frozenset(), NoText())
+        self._request = Request(prompt, params, len(output), frozenset(), NoText())
         none = torch.zeros(0)
         own = Row(slot=-1, length=0, logits=none, parents=none.long())
-        self._row = self._sequence.row = own if target is None else target.open(prompt)
-        drafter.open(self._sequence)
+        self._row = self._request.row = own if target is None else target.open(prompt)
+        drafter.open(self._request)
         self._gain(list(output[:1]))
 
     def __enter__(self) -> Replay:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._drafter.close(self._sequence)
+        self._drafter.close(self._request)
         if self._target is not None:
             self._target.close(self._row)
 
     def _gain(self, tokens: list[int]) -> None:
-        self._sequence.ids += tokens
+        self._request.ids += tokens
         if self._target is None:
-            start, self._row.length = self._row.length, len(self._sequence.ids) - 1
+            start, self._row.length = self._row.length, len(self._request.ids) - 1
             if self._features is not None:
                 self._row.features.append(self._features[start : self._row.length])
 
     def propose(self, nodes: int, depth: int) -> DraftTree:
         """What it drafts here."""
-        return self._drafter.propose([self._sequence], [Budget(nodes, depth)])[0]
+        return self._drafter.propose([self._request], [Budget(nodes, depth)])[0]
 
     def advance(self, tree: DraftTree, path: list[int], tokens: int, cost: StepCost = UNMEASURED) -> None:
         """Take the next ``tokens`` of the output, ``path`` of them drafted, in a step of this cost."""
         found = None if self._target is None else self._verified(self._target, tree, path)
         gained, self.left = self.left[:tokens], self.left[tokens:]
         self._gain(gained)
-        self._drafter.observe([Outcome(self._sequence, tree, path, gained, len(gained), cost, found)])
-        self._sequence.stats.steps += 1
+        self._drafter.observe([Outcome(self._request, tree, path, gained, len(gained), cost, found)])
+        self._request.stats.steps += 1
 
     def step(self, nodes: int) -> tuple[DraftTree, int]:
         """Draft and advance as decoding with match verification does; the tree, and how many tokens were gained."""
@@ -89,7 +89,7 @@ class Replay:
     @torch.inference_mode()
     def _verified(self, target: LanguageModel, tree: DraftTree, path: list[int]) -> Successors | None:
         """The target's pass over a tree; what it finds most probable after the root and each node, if asked for."""
-        logits = target.extend([self._row], [Nodes.below(self._sequence.ids[-1], tree)])
+        logits = target.extend([self._row], [Nodes.below(self._request.ids[-1], tree)])
         target.commit(self._row, [0, *(n + 1 for n in path)])
         count = self._drafter.successors
         return Successors.unpack(successors(logits, count)[0].cpu()) if count else None

@@ -20,7 +20,7 @@ from ..tree import ROOT, DraftTree, TreeBatch
 Draw = Callable[[Tensor, Tensor], Tensor]
 """(logits [B, V], tokens drawn so far in this step [B, d]) -> next tokens [B]; see ``sampling.Draws``.
 
-``drawn`` is ENDED (-1) where a sequence's walk is over; what is drawn for it then is not used.
+``drawn`` is ENDED (-1) where a request's walk is over; what is drawn for it then is not used.
 """
 
 ENDED = -1
@@ -28,7 +28,7 @@ ENDED = -1
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What one sequence gains from one target pass.
+    """What one request gains from one target pass.
 
     Attributes:
         path: accepted nodes in order, by number; may be empty.
@@ -81,11 +81,11 @@ def match(logits: Tensor, trees: TreeBatch, draw: Draw, beside: Tensor | None = 
     Args:
         logits: [B, 1 + N, V]: column 0 follows the root, column 1 + i follows node i.
         trees: the B trees that the target has seen.
-        draw: the target's draw at one node of every sequence.
+        draw: the target's draw at one node of every request.
         beside: [B, 1 + N, W] what else the host should have.
     """
     batch = torch.arange(logits.shape[0], device=logits.device)
-    current = torch.zeros_like(batch)  # column of the node that each sequence stands on
+    current = torch.zeros_like(batch)  # column of the node that each request stands on
     alive = torch.ones_like(batch, dtype=torch.bool)
     drawn = torch.empty((logits.shape[0], trees.depth + 1), dtype=torch.int64, device=logits.device)
     path: list[Tensor] = []

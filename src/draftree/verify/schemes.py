@@ -70,7 +70,7 @@ class Scheme(ABC):
 
     @property
     def draws(self) -> bool:
-        """It judges children that are drawn at random: from laws that must not depend on other sequences."""
+        """It judges children that are drawn at random: from laws that must not depend on other requests."""
         return self.drawing.random
 
     @abstractmethod
@@ -82,7 +82,7 @@ class Scheme(ABC):
         Args:
             logits: [B, 1 + N, V]: column 0 follows the root, column 1 + i follows node i; N is the largest tree's size.
             trees: the B trees that the target has seen.
-            draws: the sequences' laws and noise.
+            draws: the requests' laws and noise.
             beside: [B, 1 + N, W] what else the host should have: comes with the verdicts.
         """
 
@@ -92,7 +92,7 @@ class Scheme(ABC):
         Args:
             policy: shapes them.
             nodes: of the largest.
-            learns: what the drafter says depends on other sequences (``Source.learns``).
+            learns: what the drafter says depends on other requests (``Source.learns``).
 
         Raises:
             ConfigError: they cannot.
@@ -100,7 +100,7 @@ class Scheme(ABC):
         if self.draws and learns:
             raise ConfigError(
                 f"verification {self.name} draws children: a hierarchy draws none, and recycle and unions "
-                "learn from all sequences, so that a seed would not give the same text again: use verification match, "
+                "learn from all requests, so that a seed would not give the same text again: use verification match, "
                 "or drafter auto"
             )
         if self.draws and policy.by_value:
@@ -138,7 +138,7 @@ class Match(Scheme):
 
 
 class _OneByOne(Scheme):
-    """A scheme that judges one sequence after the other, reading the laws of the nodes that it visits."""
+    """A scheme that judges one request after the other, reading the laws of the nodes that it visits."""
 
     @abstractmethod
     def judge(self, tree: DraftTree, law: Law, coins: Coins) -> Verdict:
@@ -147,7 +147,7 @@ class _OneByOne(Scheme):
     def verify(
         self, logits: Tensor, trees: Sequence[DraftTree], draws: Draws, beside: Tensor | None = None
     ) -> list[Verdict]:
-        """Trees whose children were chosen because their sequence decodes greedily are matched."""
+        """Trees whose children were chosen because their request decodes greedily are matched."""
         chosen = [b for b, p in enumerate(draws.params) if p.temperature == 0 and not self.lossy]
         verdicts: dict[int, Verdict] = {}
         if chosen:

@@ -1,4 +1,4 @@
-"""Schemes that look at one node at a time, on the way down from the root of one sequence's tree.
+"""Schemes that look at one node at a time, on the way down from the root of one request's tree.
 
 Pure functions of laws and coins, in float64. At each node a decision gives the token that is emitted there; when it
 is a child's the walk goes down to that child, else it ends. Which tokens were drawn is known in draw order (that of
@@ -22,7 +22,7 @@ from .match import Verdict
 
 
 class Coins(Protocol):
-    """What chance decides in one step of one sequence."""
+    """What chance decides in one step of one request."""
 
     def accepts(self, chance: float) -> bool:
         """A coin, thrown anew at each call; ``chance`` of 1 and more always accepts, 0 never."""
