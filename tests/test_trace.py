@@ -14,10 +14,10 @@ import torch
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from draftree.config import SamplingParams
-from draftree.draft.base import Outcome
 from draftree.draft.drafter import TreeDrafter
 from draftree.draft.lookup import LookupSource
 from draftree.draft.methods import METHODS
+from draftree.draft.outcome import Outcome
 from draftree.engine import Engine
 from draftree.errors import ConfigError, DraftreeWarning, TraceError
 from draftree.observer import Observer

@@ -19,7 +19,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from .config import Budget, SamplingParams
-from .draft.base import Drafter, NoDrafter, Outcome, StepCost
+from .draft.base import Drafter, NoDrafter
+from .draft.outcome import Outcome, StepCost
 from .draft.policy import node_budget
 from .draft.successors import Successors, successors
 from .errors import ConfigError, PromptError, RunError

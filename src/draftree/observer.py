@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
-from .draft.base import Drafter, Outcome
+from .draft.base import Drafter
+from .draft.outcome import Outcome
 from .models.base import LanguageModel
 from .request import Request
 

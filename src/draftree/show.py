@@ -10,7 +10,7 @@ from rich.text import Text
 from rich.tree import Tree
 from transformers import PreTrainedTokenizerBase
 
-from .draft.base import Outcome
+from .draft.outcome import Outcome
 from .observer import Observer, Setup
 from .request import Chunk, Stats
 from .tree import ROOT

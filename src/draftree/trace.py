@@ -17,7 +17,7 @@ from typing import IO, Any
 
 import torch
 
-from .draft.base import Outcome
+from .draft.outcome import Outcome
 from .errors import ConfigError, DraftreeWarning, TraceError
 from .files import user_path
 from .observer import Observer, Setup

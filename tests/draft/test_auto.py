@@ -11,10 +11,10 @@ import pytest
 
 from draftree.config import Budget, SamplingParams
 from draftree.draft.auto import AutoTree
-from draftree.draft.base import Outcome, StepCost
 from draftree.draft.drafter import TreeDrafter
 from draftree.draft.grow import grow
 from draftree.draft.model import ModelSource
+from draftree.draft.outcome import Outcome, StepCost
 from draftree.engine import Engine
 from draftree.errors import ConfigError
 from draftree.models.profile import Identity, Point, Profile

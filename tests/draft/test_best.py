@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftree.config import Budget
-from draftree.draft.base import Outcome, StepCost
 from draftree.draft.best import Eagle2Tree, OptTree
+from draftree.draft.outcome import Outcome, StepCost
 from draftree.draft.policy import GrowthPolicy
 from draftree.errors import ConfigError
 from draftree.request import Request, Stats

@@ -12,7 +12,6 @@ import torch
 
 from draftree.config import Budget, SamplingParams
 from draftree.draft.auto import AutoTree
-from draftree.draft.base import Outcome, StepCost
 from draftree.draft.drafter import TreeDrafter
 from draftree.draft.drawing import Drawing
 from draftree.draft.entropy import EntropyStop, StaticTree
@@ -22,6 +21,7 @@ from draftree.draft.known import Law, answer, laws_of
 from draftree.draft.loop import LoopBack
 from draftree.draft.methods import METHODS
 from draftree.draft.model import ModelSource
+from draftree.draft.outcome import Outcome, StepCost
 from draftree.draft.policy import GrowthPolicy
 from draftree.draft.source import Source, joined
 from draftree.draft.union import UnionSource

@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 
 from draftree.cli import app
 from draftree.config import MAX_NODES, Budget, SamplingParams
-from draftree.draft.base import Outcome, StepCost
 from draftree.draft.drafter import TreeDrafter
 from draftree.draft.drawing import Drawing
 from draftree.draft.entropy import StaticTree
@@ -21,6 +20,7 @@ from draftree.draft.levels import levels_of
 from draftree.draft.load import load_drafter
 from draftree.draft.loop import LoopBack
 from draftree.draft.methods import find_policy
+from draftree.draft.outcome import Outcome, StepCost
 from draftree.draft.source import Scorer, Source
 from draftree.draft.window import CHAIN, DynamicWindow, Window
 from draftree.models.base import LanguageModel

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from draftree.config import Budget
-from draftree.draft.base import Outcome, StepCost
 from draftree.draft.drafter import TreeDrafter
 from draftree.draft.entropy import StaticTree
 from draftree.draft.hierarchy import HierarchySource
 from draftree.draft.loop import Decider, LoopBack, Place
+from draftree.draft.outcome import Outcome, StepCost
 from draftree.request import Request
 from draftree.tree import DraftTree
 

@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from draftree.config import Budget, SamplingParams
-from draftree.draft.base import Outcome, StepCost
 from draftree.draft.drafter import TreeDrafter
 from draftree.draft.entropy import StaticTree
 from draftree.draft.methods import METHODS
+from draftree.draft.outcome import Outcome, StepCost
 from draftree.draft.recycle import ANY, RecycleSource, SuccessorTable
 from draftree.draft.recycle_file import read_entries, vocabulary_of
 from draftree.draft.successors import Successors

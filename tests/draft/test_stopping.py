@@ -8,10 +8,10 @@ from random import Random
 import pytest
 
 from draftree.config import Budget, SamplingParams
-from draftree.draft.base import Outcome, StepCost
 from draftree.draft.drafter import TreeDrafter
 from draftree.draft.head import HeadSource
 from draftree.draft.methods import find_policy
+from draftree.draft.outcome import Outcome, StepCost
 from draftree.draft.policy import GrowthPolicy
 from draftree.draft.stopping import PayingChain
 from draftree.engine import Engine

@@ -12,7 +12,6 @@ import torch
 
 from draftree.config import Budget, SamplingParams
 from draftree.draft.auto import AutoTree
-from draftree.draft.base import Outcome, StepCost
 from draftree.draft.best import OptTree
 from draftree.draft.drafter import TreeDrafter
 from draftree.draft.drawing import Drawing
@@ -22,6 +21,7 @@ from draftree.draft.lookup import LookupSource
 from draftree.draft.methods import METHODS
 from draftree.draft.model import ModelSource
 from draftree.draft.names import parts_of
+from draftree.draft.outcome import Outcome, StepCost
 from draftree.draft.policy import GrowthPolicy
 from draftree.draft.recycle import RecycleSource
 from draftree.draft.source import Scorer, Source

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from draftree.draft.base import Outcome, StepCost
 from draftree.draft.costs import Curve
+from draftree.draft.outcome import Outcome, StepCost
 from draftree.draft.worth import Spending, Stake
 from draftree.models.profile import Point, Profile
 from draftree.tree import DraftTree

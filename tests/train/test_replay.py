@@ -8,10 +8,10 @@ import pytest
 
 from draftree.bench.trees import Step, replay
 from draftree.config import SamplingParams
-from draftree.draft.base import Outcome
 from draftree.draft.best import OptTree
 from draftree.draft.drafter import TreeDrafter
 from draftree.draft.head import HeadSource
+from draftree.draft.outcome import Outcome
 from draftree.draft.source import Source
 from draftree.draft.union import UnionSource
 from draftree.engine import Engine

@@ -11,10 +11,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..beams.load import load_beam_source
 from ..config import SamplingParams
-from ..draft.base import Drafter, NoDrafter, Outcome
+from ..draft.base import Drafter, NoDrafter
 from ..draft.drafter import TreeDrafter
 from ..draft.load import load_drafter
 from ..draft.names import names_model
+from ..draft.outcome import Outcome
 from ..engine import Engine, Generation
 from ..models.head_model import HeadModel
 from ..models.hf import HFModel

@@ -25,10 +25,10 @@ from rich.progress import track
 
 from ..config import DEFAULT_NODES, SamplingParams
 from ..draft.auto import AutoTree
-from ..draft.base import StepCost
 from ..draft.drafter import TreeDrafter
 from ..draft.drawing import Drawing
 from ..draft.load import load_drafter
+from ..draft.outcome import StepCost
 from ..draft.policy import GrowthPolicy
 from ..draft.source import Scorer, Source
 from ..errors import ConfigError, InputError

@@ -16,10 +16,11 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..config import MAX_NODES, Budget, SamplingParams
-from ..draft.base import NoDrafter, Outcome
+from ..draft.base import NoDrafter
 from ..draft.best import Eagle2Tree
 from ..draft.drafter import TreeDrafter
 from ..draft.drawing import Drawing, Drawn
+from ..draft.outcome import Outcome
 from ..draft.policy import Candidates
 from ..draft.source import Grown, Scorer, Source
 from ..engine import Engine

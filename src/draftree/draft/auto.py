@@ -24,10 +24,10 @@ from ..models.profile import Profile
 from ..request import Request
 from ..tree import ROOT, DraftTree
 from ..typed import check_fields
-from .base import Outcome
 from .calibration import Calibration, Record, Tried, first_or_not, with_odds
 from .costs import Curves
 from .ledger import Ledger
+from .outcome import Outcome
 from .policy import Frontier, Growth, GrowthPolicy
 from .proposal import Proposal
 from .report import Report

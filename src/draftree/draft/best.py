@@ -12,7 +12,7 @@ from ..config import MAX_NODES, Budget
 from ..errors import ConfigError
 from ..tree import DraftTree
 from ..typed import check_fields
-from .base import Outcome
+from .outcome import Outcome
 from .policy import Frontier, Growth, GrowthPolicy, Pool, best_per_row
 
 _MEMORY = 0.9

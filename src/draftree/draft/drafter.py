@@ -10,9 +10,9 @@ from ..config import Budget
 from ..models.base import LanguageModel
 from ..request import Request
 from ..tree import DraftTree
-from .base import Outcome
 from .drawing import Drawing
 from .grow import grow
+from .outcome import Outcome
 from .policy import GrowthPolicy
 from .source import Source
 

@@ -14,8 +14,8 @@ from ..errors import ConfigError, RunError
 from ..models.base import LanguageModel
 from ..models.hf import HFModel
 from ..request import Request
-from .base import Outcome
 from .model import ModelSource, State
+from .outcome import Outcome
 from .source import Grown
 
 

@@ -19,9 +19,9 @@ from ..models.base import LanguageModel, Nodes, Row
 from ..models.head_model import HeadModel, HeadRow
 from ..request import Request
 from ..tree import ROOT
-from .base import Outcome
 from .drawing import Drawing
 from .model import ModelScorer, ModelSource, State
+from .outcome import Outcome
 from .policy import Candidates
 from .source import Asked, Grown, Scorer, joined
 

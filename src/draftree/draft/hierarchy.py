@@ -20,10 +20,10 @@ from ..errors import ConfigError
 from ..models.base import LanguageModel
 from ..request import Level, Request
 from .auto import AutoTree
-from .base import Outcome
 from .drawing import Drawing
 from .known import Known
 from .loop import Decider, LoopBack
+from .outcome import Outcome
 from .policy import GrowthPolicy
 from .rounds import HierarchyScorer, Proposal
 from .source import Grown, Scorer, Source

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..request import Request
-from .base import Outcome
 from .costs import Curve
+from .outcome import Outcome
 from .proposal import Price, Proposal
 from .worth import Rate, Spending, Stake, part_with_one
 

@@ -18,8 +18,8 @@ from ..models.measure import kept_or_measured
 from ..models.profile import Profile
 from ..request import Request
 from ..tree import ROOT
-from .base import Outcome
 from .calibration import Calibration, Tried
+from .outcome import Outcome
 from .window import Threshold, check_threshold, learn
 
 NEVER = "never"

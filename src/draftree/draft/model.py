@@ -16,9 +16,9 @@ from ..config import Budget
 from ..models.base import LanguageModel, Nodes, Row
 from ..request import Request
 from ..tree import ROOT
-from .base import Outcome
 from .drawing import Drawing, Drawn
 from .laws import Laws
+from .outcome import Outcome
 from .policy import Candidates
 from .source import Asked, Grown, Scorer, Source
 

@@ -15,7 +15,7 @@ from ..errors import ConfigError
 from ..models.base import LanguageModel
 from ..request import Request
 from ..tree import DraftTree
-from .base import Outcome
+from .outcome import Outcome
 
 if TYPE_CHECKING:
     from .source import Source

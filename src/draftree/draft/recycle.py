@@ -23,8 +23,8 @@ from ..errors import ConfigError, DraftreeWarning, RunError
 from ..models.base import LanguageModel
 from ..request import Request
 from ..tree import ROOT
-from .base import Outcome
 from .drawing import Drawing, Drawn
+from .outcome import Outcome
 from .policy import Candidates
 from .recycle_file import Entries, read_entries, vocabulary_of, write_entries
 from .source import Scorer, Source

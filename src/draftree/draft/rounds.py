@@ -20,12 +20,12 @@ from ..config import Budget
 from ..errors import ConfigError
 from ..request import Request
 from ..tree import ROOT, DraftTree
-from .base import Outcome, StepCost
 from .below import BelowScorer
 from .drawing import Drawing, Drawn
 from .grow import grow
 from .known import NO_LAW, Known, answer, laws_of
 from .loop import Place
+from .outcome import Outcome, StepCost
 from .policy import Candidates
 from .source import Asked, ask
 

@@ -17,8 +17,8 @@ from ..config import Budget
 from ..models.base import LanguageModel
 from ..request import Request
 from ..tree import ROOT, DraftTree
-from .base import Outcome
 from .drawing import Drawing, Drawn
+from .outcome import Outcome
 from .policy import Candidates
 
 

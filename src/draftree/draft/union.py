@@ -22,9 +22,9 @@ from ..errors import ConfigError
 from ..models.base import LanguageModel
 from ..request import Request
 from ..tree import ROOT
-from .base import Outcome
 from .calibration import Calibration, Tried, first_or_not
 from .drawing import Drawing, Drawn
+from .outcome import Outcome
 from .policy import Candidates
 from .source import Grown, Scorer, Source
 

@@ -20,8 +20,8 @@ from ..models.base import LanguageModel
 from ..request import Request
 from ..tree import DraftTree
 from ..typed import check_fields
-from .base import Outcome
 from .entropy import StaticTree
+from .outcome import Outcome
 from .policy import Frontier, Growth, GrowthPolicy
 from .source import Source
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from ..models.profile import Profile
 from ..request import Request
-from .base import Outcome
 from .costs import Curve
+from .outcome import Outcome
 from .source import Source
 
 _HOPE, _FIRST, _FIRST_NEAR = 1.5, 5.0, 20.0

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from ..config import Budget, SamplingParams
-from ..draft.base import Drafter, Outcome, StepCost
+from ..draft.base import Drafter
+from ..draft.outcome import Outcome, StepCost
 from ..draft.successors import Successors, successors
 from ..models.base import LanguageModel, Nodes, Row
 from ..request import Request
