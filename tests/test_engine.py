@@ -17,8 +17,8 @@ from draftree.draft.model import ModelSource
 from draftree.engine import Engine, Generation
 from draftree.errors import ConfigError, PromptError
 from draftree.models.hf import HFModel
-from draftree.observer import Observer
 from draftree.request import Request
+from draftree.trace import Observer
 
 from .pairs import DRAFTERS, drafter, generated, policy, relative, target
 from .tiny import MAX_LENGTH, VOCAB, tiny

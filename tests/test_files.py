@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from draftree.artifacts import is_path, parse_json, user_path
 from draftree.cli import run
 from draftree.draft.load import load_drafter
 from draftree.draft.methods import find_policy
 from draftree.errors import ConfigError, InputError
-from draftree.files import is_path, parse_json, user_path
 from draftree.models.hf import HFModel
 from draftree.models.load import load
 from draftree.trace import read_trace

@@ -17,13 +17,12 @@ from draftree.config import SamplingParams
 from draftree.draft.drafter import TreeDrafter
 from draftree.draft.lookup import LookupSource
 from draftree.draft.methods import METHODS
-from draftree.draft.outcome import Outcome
 from draftree.engine import Engine
 from draftree.errors import ConfigError, DraftreeWarning, TraceError
-from draftree.observer import Observer
+from draftree.outcome import Outcome
 from draftree.records import KINDS, EndRecord, RequestRecord, RunRecord, StepRecord, encode
 from draftree.request import Request, Stats
-from draftree.trace import Trace, read_trace
+from draftree.trace import Observer, Trace, read_trace
 from draftree.tree import DraftTree
 
 from .conftest import Full

@@ -7,10 +7,8 @@ for chunk in engine.stream(draftree.user("Why is the sky blue?")):
 
 from . import openmp as openmp  # first: sets how threads wait, before torch loads
 from .beams.engine import BeamEngine, BeamGeneration, Hypothesis
-from .beams.load import load_beam_engine, load_beam_source
 from .beams.params import BeamParams
 from .config import Budget, SamplingParams
-from .custom_generate import custom_generate, generate_with
 from .draft.auto import AutoTree
 from .draft.best import Eagle2Tree, OptTree
 from .draft.c2t import ClassifierTree
@@ -24,14 +22,14 @@ from .draft.static import RankTree
 from .draft.window import DynamicWindow, Window
 from .engine import Engine, Generation
 from .errors import DraftreeError, DraftreeWarning, InputError, RunError
+from .hf_generate import custom_generate, generate_with
+from .load import load_beam_engine, load_beam_source, load_engine
 from .models.hf import HFModel
 from .models.load import load
-from .names import load_engine
-from .observer import Observer
 from .records import EndRecord, RequestRecord, RunRecord, StepRecord
 from .request import Chunk, Level, Seconds, Stats
 from .text import user
-from .trace import Trace, read_trace
+from .trace import Observer, Trace, read_trace
 from .tree import DraftTree
 from .verify.schemes import SCHEMES, Relaxed
 

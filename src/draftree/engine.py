@@ -20,15 +20,14 @@ from transformers import PreTrainedTokenizerBase
 
 from .config import Budget, SamplingParams
 from .draft.base import Drafter, NoDrafter
-from .draft.outcome import Outcome, StepCost
 from .draft.policy import node_budget
-from .draft.successors import Successors, successors
 from .errors import ConfigError, PromptError, RunError
 from .models.base import LanguageModel, Nodes, Row
-from .observer import Observer, Setup
+from .outcome import Outcome, StepCost, Successors, successors
 from .request import Chunk, Request, Stats
 from .sampling import Draws
 from .text import Prompt, encode, text_stream
+from .trace import Observer, Setup
 from .tree import DraftTree
 from .typed import typed
 from .verify.match import Verdict

@@ -10,7 +10,6 @@ import typer
 
 from . import show
 from .beams import command as beam_command
-from .beams.load import load_beam_engine
 from .bench.exact import first_difference
 from .console import err, out
 from .draft.auto import AutoTree
@@ -20,6 +19,7 @@ from .draft.methods import DEFAULT_METHOD
 from .draft.names import DEFAULT_DRAFTER
 from .engine import Engine
 from .errors import ConfigError, RunError
+from .load import load_beam_engine
 from .models.load import DEFAULT_MODEL
 from .models.numerics import DEFAULT_NUMERICS
 from .options import (

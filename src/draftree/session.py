@@ -15,10 +15,9 @@ from .console import complain, out
 from .draft.methods import find_method
 from .engine import Engine
 from .errors import ConfigError, PromptError
-from .names import load_engine
-from .observer import Observer
+from .load import load_engine
 from .request import Chunk, Request
-from .trace import Trace
+from .trace import Observer, Trace
 
 
 def sampling_params(

@@ -10,9 +10,9 @@ from rich.text import Text
 from rich.tree import Tree
 from transformers import PreTrainedTokenizerBase
 
-from .draft.outcome import Outcome
-from .observer import Observer, Setup
+from .outcome import Outcome
 from .request import Chunk, Stats
+from .trace import Observer, Setup
 from .tree import ROOT
 
 DRAFTED, OWN = "green", "yellow"

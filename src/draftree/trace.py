@@ -1,14 +1,11 @@
-"""Traces: a file with one line for every step of every request (``docs/traces.md``), its writer and its reader.
-
-The writer is an observer and never disturbs decoding: what it cannot write costs one warning and the rest of the trace.
-"""
+"""Observers of a step, and one that writes a line for every step."""
 
 from __future__ import annotations
 
 import json
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -16,11 +13,13 @@ from types import TracebackType
 from typing import IO, Any
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
-from .draft.outcome import Outcome
+from .artifacts import user_path
+from .draft.base import Drafter
 from .errors import ConfigError, DraftreeWarning, TraceError
-from .files import user_path
-from .observer import Observer, Setup
+from .models.base import LanguageModel
+from .outcome import Outcome
 from .records import (
     FORMAT,
     VERSION,
@@ -37,6 +36,48 @@ from .records import (
 )
 from .request import Request
 from .typed import typed
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What an engine was built of.
+
+    Attributes:
+        target: the model whose output is given.
+        drafter: what proposes trees.
+        nodes: node budget of one request's tree at one step.
+        verification: how target logits turn into accepted tokens.
+        candidates: how tokens come out of the draft distribution (``Scheme.candidates``).
+        tokenizer: None for bare token ids.
+    """
+
+    target: LanguageModel
+    drafter: Drafter
+    nodes: int
+    verification: str
+    candidates: str
+    tokenizer: PreTrainedTokenizerBase | None
+
+
+class Observer:
+    """Is told what an engine does; overrides what it wants to hear of."""
+
+    def begin(self, setup: Setup) -> None:
+        """An engine has been built with this observer."""
+
+    def opened(self, request: Request) -> None:
+        """A request has been prefilled and has its first token."""
+
+    def stepped(self, outcomes: Sequence[Outcome], learned: float) -> None:
+        """A step is over; each ``request.ids`` already ends with the tokens taken.
+
+        Args:
+            outcomes: one for each request of the step.
+            learned: seconds that the drafter took to learn of them, beyond ``Outcome.step``.
+        """
+
+    def closed(self, request: Request) -> None:
+        """A request is freed, even if its prefill failed; ``finish_reason`` is None when it was left early."""
 
 
 class Trace(Observer):

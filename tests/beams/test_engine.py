@@ -13,11 +13,11 @@ from transformers import RepetitionPenaltyLogitsProcessor
 
 from draftree.beams.drafters import GuestBeams, HeadBeams, LookupBeams, ModelBeams
 from draftree.beams.engine import BeamEngine
-from draftree.beams.load import load_beam_source
 from draftree.beams.params import BeamParams, BeamWarp
 from draftree.beams.sources import Frontier
 from draftree.config import SamplingParams
 from draftree.errors import ConfigError, PromptError, RunError, VocabularyError
+from draftree.load import load_beam_source
 from draftree.models.hf import HFModel
 from draftree.models.load import load
 

@@ -7,10 +7,10 @@ import pytest
 from draftree.beams.drafters import ModelBeams
 from draftree.beams.engine import BeamEngine, BeamGeneration
 from draftree.beams.levels import HierarchyBeams, UnionBeams
-from draftree.beams.load import load_beam_source
 from draftree.beams.params import BeamParams
 from draftree.config import SamplingParams
 from draftree.errors import ConfigError
+from draftree.load import load_beam_source
 from draftree.models.hf import HFModel
 
 from ..pairs import target

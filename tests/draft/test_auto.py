@@ -14,10 +14,10 @@ from draftree.draft.auto import AutoTree
 from draftree.draft.drafter import TreeDrafter
 from draftree.draft.grow import grow
 from draftree.draft.model import ModelSource
-from draftree.draft.outcome import Outcome, StepCost
 from draftree.engine import Engine
 from draftree.errors import ConfigError
 from draftree.models.profile import Identity, Point, Profile
+from draftree.outcome import Outcome, StepCost
 from draftree.request import Request, Stats
 
 from ..toy import Path, ScriptedScorer, ToyModel

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from draftree.config import Budget
 from draftree.draft.best import Eagle2Tree, OptTree
-from draftree.draft.outcome import Outcome, StepCost
 from draftree.draft.policy import GrowthPolicy
 from draftree.errors import ConfigError
+from draftree.outcome import Outcome, StepCost
 from draftree.request import Request, Stats
 from draftree.tree import DraftTree
 

@@ -23,10 +23,10 @@ from draftree.draft.methods import find_policy
 from draftree.draft.policy import Frontier
 from draftree.engine import Engine
 from draftree.errors import ConfigError, DraftreeWarning
+from draftree.load import load_engine
 from draftree.models.fingerprint import fingerprint
 from draftree.models.head_file import SHIPPED, load_head, read_head, save_head
 from draftree.models.hf import HFModel
-from draftree.names import load_engine
 from draftree.tree import ROOT, DraftTree
 
 from ..heads import DRAFTED, random_head

@@ -21,7 +21,6 @@ from draftree.draft.known import Law, answer, laws_of
 from draftree.draft.loop import LoopBack
 from draftree.draft.methods import METHODS
 from draftree.draft.model import ModelSource
-from draftree.draft.outcome import Outcome, StepCost
 from draftree.draft.policy import GrowthPolicy
 from draftree.draft.source import Source, joined
 from draftree.draft.union import UnionSource
@@ -30,6 +29,7 @@ from draftree.engine import Engine, Generation
 from draftree.errors import ConfigError
 from draftree.models.base import Nodes, Row
 from draftree.models.hf import HFModel
+from draftree.outcome import Outcome, StepCost
 from draftree.records import EndRecord, RunRecord
 from draftree.trace import Trace, read_trace
 from draftree.tree import ROOT

@@ -20,14 +20,14 @@ from draftree.draft.levels import levels_of
 from draftree.draft.load import load_drafter
 from draftree.draft.loop import LoopBack
 from draftree.draft.methods import find_policy
-from draftree.draft.outcome import Outcome, StepCost
 from draftree.draft.source import Scorer, Source
 from draftree.draft.window import CHAIN, DynamicWindow, Window
+from draftree.load import load_engine
 from draftree.models.base import LanguageModel
 from draftree.models.hf import HFModel
 from draftree.models.load import load
 from draftree.models.profile import Profile
-from draftree.names import load_engine
+from draftree.outcome import Outcome, StepCost
 from draftree.records import RunRecord
 from draftree.request import Request
 from draftree.trace import read_trace

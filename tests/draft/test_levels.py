@@ -23,11 +23,11 @@ from draftree.draft.stopping import PayingChain
 from draftree.draft.union import UnionSource
 from draftree.engine import Engine
 from draftree.errors import ConfigError, DraftreeWarning, InputError, UnknownNameError, VocabularyError
+from draftree.load import load_engine
 from draftree.models.base import LanguageModel
 from draftree.models.hf import HFModel
 from draftree.models.load import load
 from draftree.models.profile import Profile
-from draftree.names import load_engine
 
 from ..pairs import costs
 from ..tiny import save_tiny

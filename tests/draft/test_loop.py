@@ -12,7 +12,7 @@ from draftree.draft.drafter import TreeDrafter
 from draftree.draft.entropy import StaticTree
 from draftree.draft.hierarchy import HierarchySource
 from draftree.draft.loop import Decider, LoopBack, Place
-from draftree.draft.outcome import Outcome, StepCost
+from draftree.outcome import Outcome, StepCost
 from draftree.request import Request
 from draftree.tree import DraftTree
 

@@ -14,15 +14,14 @@ from draftree.config import Budget, SamplingParams
 from draftree.draft.drafter import TreeDrafter
 from draftree.draft.entropy import StaticTree
 from draftree.draft.methods import METHODS
-from draftree.draft.outcome import Outcome, StepCost
 from draftree.draft.recycle import ANY, RecycleSource, SuccessorTable
 from draftree.draft.recycle_file import read_entries, vocabulary_of
-from draftree.draft.successors import Successors
 from draftree.engine import Engine
 from draftree.errors import ConfigError, DraftreeWarning
-from draftree.observer import Observer
+from draftree.outcome import Outcome, StepCost, Successors
 from draftree.request import Request
 from draftree.text import NoText
+from draftree.trace import Observer
 from draftree.tree import DraftTree
 
 from ..pairs import policy, target

@@ -16,7 +16,7 @@ from draftree.draft.static import Pair, RankTree
 from draftree.draft.tree_file import read_tree
 from draftree.engine import Engine
 from draftree.errors import ConfigError, RunError, UnknownNameError
-from draftree.names import load_engine
+from draftree.load import load_engine
 
 from ..pairs import TREE, save_tree, target
 from ..tiny import save_tiny

@@ -21,14 +21,14 @@ from draftree.draft.lookup import LookupSource
 from draftree.draft.methods import METHODS
 from draftree.draft.model import ModelSource
 from draftree.draft.names import parts_of
-from draftree.draft.outcome import Outcome, StepCost
 from draftree.draft.policy import GrowthPolicy
 from draftree.draft.recycle import RecycleSource
 from draftree.draft.source import Scorer, Source
 from draftree.draft.union import UnionSource
 from draftree.engine import Engine
 from draftree.errors import ConfigError, UnknownNameError
-from draftree.names import load_engine
+from draftree.load import load_engine
+from draftree.outcome import Outcome, StepCost
 from draftree.request import Request
 from draftree.text import NoText
 from draftree.tree import ROOT, DraftTree

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from draftree.draft.costs import Curve
-from draftree.draft.outcome import Outcome, StepCost
 from draftree.draft.worth import Spending, Stake
 from draftree.models.profile import Point, Profile
+from draftree.outcome import Outcome, StepCost
 from draftree.tree import DraftTree
 
 from .test_auto import ME, Fake

@@ -11,12 +11,12 @@ from draftree.config import SamplingParams
 from draftree.draft.best import OptTree
 from draftree.draft.drafter import TreeDrafter
 from draftree.draft.head import HeadSource
-from draftree.draft.outcome import Outcome
 from draftree.draft.source import Source
 from draftree.draft.union import UnionSource
 from draftree.engine import Engine
 from draftree.models.hf import HFModel
-from draftree.observer import Observer
+from draftree.outcome import Outcome
+from draftree.trace import Observer
 
 from ..heads import trained
 from ..pairs import source, target

@@ -14,7 +14,6 @@ from draftree.bench.contestants import EngineContestant
 from draftree.bench.entry import entries
 from draftree.cli import app
 from draftree.config import SamplingParams
-from draftree.custom_generate import custom_generate
 from draftree.draft.drafter import TreeDrafter
 from draftree.draft.entropy import StaticTree
 from draftree.draft.head import HeadSource
@@ -26,7 +25,8 @@ from draftree.draft.policy import Frontier, Growth, GrowthPolicy
 from draftree.draft.source import Source
 from draftree.engine import Engine
 from draftree.errors import ConfigError
-from draftree.names import load_engine
+from draftree.hf_generate import custom_generate
+from draftree.load import load_engine
 from draftree.records import RunRecord
 from draftree.sampling import gumbel_noise, warp
 from draftree.trace import read_trace

@@ -17,7 +17,7 @@ from draftree.draft.model import ModelSource
 from draftree.draft.policy import GrowthPolicy
 from draftree.engine import Engine, Generation
 from draftree.errors import ConfigError, UnknownNameError
-from draftree.names import load_engine
+from draftree.load import load_engine
 from draftree.sampling import warp
 from draftree.verify.schemes import SCHEMES, Relaxed, Scheme
 

@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ..artifacts import user_path
 from ..errors import ConfigError, RunError
-from ..files import user_path
 
 Found = list[tuple[list[int], float]]
 """Sequences and scores, best first."""

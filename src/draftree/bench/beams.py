@@ -23,10 +23,10 @@ from rich.progress import track
 from transformers import PreTrainedModel
 
 from ..beams.engine import BeamEngine
-from ..beams.load import load_beam_source
 from ..beams.params import BeamParams
 from ..config import SamplingParams
 from ..errors import InputError
+from ..load import load_beam_source
 from ..models.load import DEFAULT_MODEL, load, load_stock
 from ..models.numerics import DEFAULT_NUMERICS
 from ..text import encode, user

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..files import write_whole
+from ..artifacts import write_whole
 from .recorded import DEPTH, KnownText
 from .report.plots import check_plots, line_style, plot
 

@@ -19,12 +19,12 @@ from typing import Annotated, Any
 import torch
 import typer
 
+from ..artifacts import user_path
 from ..config import SamplingParams
 from ..console import complain, err, out
 from ..draft.levels import without_loop_back
 from ..draft.methods import DEFAULT_METHOD
 from ..errors import ConfigError, RunError
-from ..files import user_path
 from ..models.load import DEFAULT_MODEL
 from ..models.numerics import DEFAULT_NUMERICS
 from ..options import Candidates, Device, Dtype, Nodes, NoLoopBack, Numerics, Target, whole

@@ -9,18 +9,18 @@ from typing import Any, Protocol
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..beams.load import load_beam_source
 from ..config import SamplingParams
 from ..draft.base import Drafter, NoDrafter
 from ..draft.drafter import TreeDrafter
 from ..draft.load import load_drafter
 from ..draft.names import names_model
-from ..draft.outcome import Outcome
 from ..engine import Engine, Generation
+from ..load import load_beam_source
 from ..models.head_model import HeadModel
 from ..models.hf import HFModel
 from ..models.load import load, load_stock
-from ..observer import Observer
+from ..outcome import Outcome
+from ..trace import Observer
 from ..tree import ROOT
 from ..verify.schemes import find_scheme
 from .entry import BEAMS, PLAIN, Entry

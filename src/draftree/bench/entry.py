@@ -11,13 +11,13 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..beams.load import check_beam_drafter
 from ..beams.params import BeamParams
 from ..config import MAX_NODES, SamplingParams, named_settings
 from ..draft.methods import find_method
 from ..draft.names import AUTO, learns, names_model, parts_of
 from ..draft.policy import GrowthPolicy, node_budget
 from ..errors import ConfigError
+from ..load import check_beam_drafter
 from ..verify.schemes import DEFAULT_SCHEME, Match, find_scheme
 from .peers import PEERS, check_peer
 from .wide import beam_params

@@ -14,8 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
+from ..artifacts import user_path, write_whole
 from ..errors import ConfigError, DraftreeWarning, RunError
-from ..files import user_path, write_whole
 from .record import Record, decode, encode
 
 CONFIG, RESULTS, SUMMARY = "config.json", "results.jsonl", "summary.json"

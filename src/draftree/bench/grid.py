@@ -28,7 +28,6 @@ from ..draft.auto import AutoTree
 from ..draft.drafter import TreeDrafter
 from ..draft.drawing import Drawing
 from ..draft.load import load_drafter
-from ..draft.outcome import StepCost
 from ..draft.policy import GrowthPolicy
 from ..draft.source import Scorer, Source
 from ..errors import ConfigError, InputError
@@ -37,6 +36,7 @@ from ..models.hf import HFModel
 from ..models.load import DEFAULT_MODEL, load
 from ..models.measure import kept_or_measured
 from ..models.profile import Profile
+from ..outcome import StepCost
 from ..request import Request
 from ..text import encode, user
 from ..train.replay import Replay

@@ -20,8 +20,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ..artifacts import user_path
 from ..errors import DraftreeWarning, PromptError, UnknownNameError
-from ..files import user_path
 from . import formats
 from .formats import Item, Row
 

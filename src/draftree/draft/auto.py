@@ -21,13 +21,13 @@ from ..errors import ConfigError
 from ..models.base import Capabilities, LanguageModel
 from ..models.measure import kept_or_measured
 from ..models.profile import Profile
+from ..outcome import Outcome
 from ..request import Request
 from ..tree import ROOT, DraftTree
 from ..typed import check_fields
 from .calibration import Calibration, Record, Tried, first_or_not, with_odds
 from .costs import Curves
 from .ledger import Ledger
-from .outcome import Outcome
 from .policy import Frontier, Growth, GrowthPolicy
 from .proposal import Proposal
 from .report import Report

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Protocol
 
 from ..config import Budget
 from ..models.base import LanguageModel
+from ..outcome import Outcome
 from ..request import Request
 from ..tree import DraftTree
 from .drawing import Drawing
-from .outcome import Outcome
 
 if TYPE_CHECKING:
     from .policy import GrowthPolicy

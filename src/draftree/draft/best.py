@@ -10,9 +10,9 @@ from torch import Tensor
 
 from ..config import MAX_NODES, Budget
 from ..errors import ConfigError
+from ..outcome import Outcome
 from ..tree import DraftTree
 from ..typed import check_fields
-from .outcome import Outcome
 from .policy import Frontier, Growth, GrowthPolicy, Pool, best_per_row
 
 _MEMORY = 0.9

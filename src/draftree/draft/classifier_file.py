@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from ..artifacts import user_path, write_whole
 from ..errors import ConfigError, UnknownNameError
-from ..files import user_path, write_whole
 from ..typed import typed
 from .classifier import Classifier, Provenance
 

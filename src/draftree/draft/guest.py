@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from ..errors import ConfigError, RunError
 from ..models.base import LanguageModel
 from ..models.hf import HFModel
+from ..outcome import Outcome
 from ..request import Request
 from .model import ModelSource, State
-from .outcome import Outcome
 from .source import Grown
 
 

@@ -17,11 +17,11 @@ from torch import Tensor
 from ..errors import CacheError
 from ..models.base import LanguageModel, Nodes, Row
 from ..models.head_model import HeadModel, HeadRow
+from ..outcome import Outcome
 from ..request import Request
 from ..tree import ROOT
 from .drawing import Drawing
 from .model import ModelScorer, ModelSource, State
-from .outcome import Outcome
 from .policy import Candidates
 from .source import Asked, Grown, Scorer, joined
 

@@ -18,12 +18,12 @@ import torch
 from ..config import Budget
 from ..errors import ConfigError
 from ..models.base import LanguageModel
+from ..outcome import Outcome
 from ..request import Level, Request
 from .auto import AutoTree
 from .drawing import Drawing
 from .known import Known
 from .loop import Decider, LoopBack
-from .outcome import Outcome
 from .policy import GrowthPolicy
 from .rounds import HierarchyScorer, Proposal
 from .source import Grown, Scorer, Source

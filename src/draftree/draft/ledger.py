@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from ..outcome import Outcome
 from ..request import Request
 from .costs import Curve
-from .outcome import Outcome
 from .proposal import Price, Proposal
 from .worth import Rate, Spending, Stake, part_with_one
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ..artifacts import is_path
 from ..errors import ConfigError
-from ..files import is_path
 from .loop import NEVER, LoopBack
 from .methods import find_method
 from .policy import GrowthPolicy

@@ -10,8 +10,8 @@ from weakref import WeakKeyDictionary
 
 from transformers import PreTrainedModel
 
+from ..artifacts import user_path
 from ..errors import DraftreeWarning, UnknownNameError, VocabularyError
-from ..files import user_path
 from ..models.base import LanguageModel
 from ..models.head_file import fits, is_head, load_head, shipped_for, shipped_head
 from ..models.head_model import HeadModel

@@ -16,10 +16,10 @@ from ..errors import ConfigError
 from ..models.base import LanguageModel
 from ..models.measure import kept_or_measured
 from ..models.profile import Profile
+from ..outcome import Outcome
 from ..request import Request
 from ..tree import ROOT
 from .calibration import Calibration, Tried
-from .outcome import Outcome
 from .window import Threshold, check_threshold, learn
 
 NEVER = "never"

@@ -15,16 +15,7 @@ from .auto import AutoTree
 from .best import Eagle2Tree, OptTree
 from .c2t import BETA, DEPTH, TOP, ClassifierTree
 from .classifier_file import DEFAULT, DEFAULT_WIDTH, read_classifier
-from .entropy import (
-    MAX_WIDTH,
-    BranchingSteps,
-    BudgetTree,
-    EntropyFunction,
-    EntropyStop,
-    EntropyTree,
-    StaticTree,
-    Steps,
-)
+from .entropy import MAX_WIDTH, BranchingSteps, BudgetTree, EntropyFunction, EntropyStop, EntropyTree, StaticTree, Steps
 from .learned import LEARNED_BETA, LearnedTree, LearnedWidth, ScoredAuto
 from .policy import GrowthPolicy
 from .static import EAGLE, RankTree

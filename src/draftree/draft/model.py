@@ -14,11 +14,11 @@ from torch import Tensor
 
 from ..config import Budget
 from ..models.base import LanguageModel, Nodes, Row
+from ..outcome import Outcome
 from ..request import Request
 from ..tree import ROOT
 from .drawing import Drawing, Drawn
 from .laws import Laws
-from .outcome import Outcome
 from .policy import Candidates
 from .source import Asked, Grown, Scorer, Source
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from ..artifacts import is_path, user_path
 from ..errors import ConfigError
-from ..files import is_path, user_path
 from ..models.head_file import is_head
 from ..models.hf import HFModel
 from .levels import is_hierarchy, levels_of

@@ -13,9 +13,9 @@ from torch import Tensor
 from ..config import DEFAULT_NODES, Budget
 from ..errors import ConfigError
 from ..models.base import LanguageModel
+from ..outcome import Outcome
 from ..request import Request
 from ..tree import DraftTree
-from .outcome import Outcome
 
 if TYPE_CHECKING:
     from .source import Source

@@ -21,14 +21,13 @@ from torch import Tensor
 
 from ..errors import ConfigError, DraftreeWarning, RunError
 from ..models.base import LanguageModel
+from ..outcome import Outcome, Successors
 from ..request import Request
 from ..tree import ROOT
 from .drawing import Drawing, Drawn
-from .outcome import Outcome
 from .policy import Candidates
 from .recycle_file import Entries, read_entries, vocabulary_of, write_entries
 from .source import Scorer, Source
-from .successors import Successors
 
 WIDTH = 8
 """Successors of a context that are kept, as many as in the paper."""

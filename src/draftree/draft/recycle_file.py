@@ -12,8 +12,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from ..artifacts import write_whole
 from ..errors import ConfigError
-from ..files import write_whole
 from ..models.base import LanguageModel
 
 FORMAT = "draftree recycled successors"

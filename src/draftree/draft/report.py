@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ..outcome import StepCost
 from .calibration import Floats
-from .outcome import StepCost
 from .worth import Stake
 
 _SHOWN = (0, 1, 2, 3, 5, 7, 11, 15, 23, 31, 47, 63)

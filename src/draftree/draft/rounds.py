@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ..config import Budget
 from ..errors import ConfigError
+from ..outcome import Outcome, StepCost
 from ..request import Request
 from ..tree import ROOT, DraftTree
 from .below import BelowScorer
@@ -25,7 +26,6 @@ from .drawing import Drawing, Drawn
 from .grow import grow
 from .known import NO_LAW, Known, answer, laws_of
 from .loop import Place
-from .outcome import Outcome, StepCost
 from .policy import Candidates
 from .source import Asked, ask
 

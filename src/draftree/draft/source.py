@@ -15,10 +15,10 @@ from torch.nn.functional import pad
 
 from ..config import Budget
 from ..models.base import LanguageModel
+from ..outcome import Outcome
 from ..request import Request
 from ..tree import ROOT, DraftTree
 from .drawing import Drawing, Drawn
-from .outcome import Outcome
 from .policy import Candidates
 
 

@@ -21,9 +21,9 @@ from ..errors import ConfigError
 from ..models.base import LanguageModel
 from ..models.measure import kept_or_measured
 from ..models.profile import Profile
+from ..outcome import Outcome
 from ..request import Request
 from .calibration import Record, with_odds
-from .outcome import Outcome
 from .policy import Frontier, Growth, GrowthPolicy
 from .source import Source
 from .window import check_lengths

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..artifacts import parse_json, user_path, write_whole
 from ..errors import ConfigError, UnknownNameError
-from ..files import parse_json, user_path, write_whole
 from .static import Pair, Ranks, RankTree
 
 FORMAT = "draftree static tree"

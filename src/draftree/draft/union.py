@@ -20,11 +20,11 @@ from torch import Tensor
 from ..config import Budget
 from ..errors import ConfigError
 from ..models.base import LanguageModel
+from ..outcome import Outcome
 from ..request import Request
 from ..tree import ROOT
 from .calibration import Calibration, Tried, first_or_not
 from .drawing import Drawing, Drawn
-from .outcome import Outcome
 from .policy import Candidates
 from .source import Grown, Scorer, Source
 

@@ -17,11 +17,11 @@ from torch import Tensor
 from ..config import MAX_NODES, Budget
 from ..errors import ConfigError
 from ..models.base import LanguageModel
+from ..outcome import Outcome
 from ..request import Request
 from ..tree import DraftTree
 from ..typed import check_fields
 from .entropy import StaticTree
-from .outcome import Outcome
 from .policy import Frontier, Growth, GrowthPolicy
 from .source import Source
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..models.profile import Profile
+from ..outcome import Outcome
 from ..request import Request
 from .costs import Curve
-from .outcome import Outcome
 from .source import Source
 
 _HOPE, _FIRST, _FIRST_NEAR = 1.5, 5.0, 20.0

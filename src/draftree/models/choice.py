@@ -20,8 +20,8 @@ import platformdirs
 import torch
 from torch import Tensor
 
+from ..artifacts import write_whole
 from ..errors import DraftreeWarning, RunError
-from ..files import write_whole
 from .kernel import Kernel
 from .profile import processor
 

@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from ..artifacts import user_path
 from ..console import out
 from ..errors import ConfigError
-from ..files import user_path
 from ..openmp import WAITING
 from ..options import Device, Dtype, Numerics, whole
 from .load import load

@@ -15,8 +15,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 from torch import Tensor
 
+from ..artifacts import parse_json, write_whole
 from ..errors import ConfigError, ModelFileError, RunError, UnknownNameError
-from ..files import parse_json, write_whole
 from .head import HeadConfig, HeadNetwork, embeddings
 from .head_model import HeadModel
 from .hf import HFModel

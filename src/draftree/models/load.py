@@ -24,9 +24,9 @@ import platformdirs
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..artifacts import user_path
 from ..console import err
 from ..errors import ConfigError, DraftreeWarning, ModelFileError, RunError, UnknownNameError
-from ..files import user_path
 from ..typed import typed
 from .hf import HFModel
 from .numerics import DEFAULT_NUMERICS, check

@@ -21,8 +21,8 @@ import platformdirs
 import torch
 import transformers
 
+from ..artifacts import write_whole
 from ..errors import DraftreeWarning, RunError
-from ..files import write_whole
 from .base import LanguageModel
 
 FORMAT, VERSION = "draftree-profile", 3

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..artifacts import write_whole
 from ..config import SamplingParams
 from ..draft.base import Drafter, NoDrafter
 from ..draft.entropy import MAX_WIDTH
@@ -26,7 +27,6 @@ from ..draft.static import Pair
 from ..draft.tree_file import Counts, TreeFile
 from ..engine import Engine
 from ..errors import ConfigError, RunError
-from ..files import write_whole
 from ..models.base import LanguageModel
 from .replay import Replay
 

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from ..artifacts import user_path
 from ..console import err
 from ..console import out as output
 from ..draft.c2t import provenance
@@ -17,7 +18,6 @@ from ..draft.drafter import TreeDrafter
 from ..draft.load import load_drafter
 from ..draft.names import DEFAULT_DRAFTER
 from ..errors import ConfigError, RunError
-from ..files import user_path
 from ..models.load import DEFAULT_MODEL, load
 from ..options import Device, Drafter, Dtype, Target, number, whole
 from ..told import told

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.progress import Progress
 
+from ..artifacts import user_path
 from ..config import Budget, SamplingParams
 from ..console import err
 from ..console import out as output
@@ -19,7 +20,6 @@ from ..draft.names import DEFAULT_DRAFTER, learns
 from ..draft.static import Pair
 from ..draft.tree_file import TreeFile
 from ..errors import ConfigError, PromptError, RunError
-from ..files import user_path
 from ..models.hf import HFModel
 from ..models.load import DEFAULT_MODEL, load
 from ..models.measure import kept_or_measured

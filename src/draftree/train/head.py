@@ -20,8 +20,8 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
+from ..artifacts import write_whole
 from ..errors import ConfigError, RunError
-from ..files import write_whole
 from ..models.head import HeadConfig, HeadNetwork, embeddings, output_layer
 from ..models.head_file import load_head, read_head, save_head
 from ..models.hf import HFModel

@@ -11,10 +11,10 @@ from typing import Annotated
 import torch
 import typer
 
+from ..artifacts import user_path
 from ..console import err
 from ..console import out as output
 from ..errors import ConfigError, RunError
-from ..files import user_path
 from ..models.head_file import is_head
 from ..models.load import DEFAULT_MODEL, load
 from ..options import Device, Dtype, Target, number, whole

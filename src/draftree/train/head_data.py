@@ -16,8 +16,8 @@ from pathlib import Path
 
 import torch
 
+from ..artifacts import write_whole
 from ..errors import ConfigError, PromptError, RunError
-from ..files import write_whole
 from ..models.hf import HFModel
 from ..text import encode, user
 from .draw import respond

@@ -7,8 +7,8 @@ import io
 import json
 from collections.abc import Iterator
 
+from ..artifacts import user_path
 from ..errors import PromptError, UnknownNameError
-from ..files import user_path
 
 KEYS = ("prompt", "text", "question", "instruction")
 """Where a JSON object has its prompt; the first that it has counts."""

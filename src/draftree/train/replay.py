@@ -9,9 +9,8 @@ from torch import Tensor
 
 from ..config import Budget, SamplingParams
 from ..draft.base import Drafter
-from ..draft.outcome import Outcome, StepCost
-from ..draft.successors import Successors, successors
 from ..models.base import LanguageModel, Nodes, Row
+from ..outcome import Outcome, StepCost, Successors, successors
 from ..request import Request
 from ..text import NoText
 from ..tree import ROOT, DraftTree

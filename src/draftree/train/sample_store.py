@@ -14,10 +14,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
+from ..artifacts import write_whole
 from ..draft.base import Drafter
 from ..draft.features import FEATURES
 from ..errors import ConfigError, ModelFileError, RunError
-from ..files import write_whole
 from ..models.hf import HFModel
 from .draw import respond
 from .samples import Samples, check_finite, samples_along

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
+from ...artifacts import user_path, write_whole
 from ...console import out
 from ...errors import ConfigError, RunError
-from ...files import user_path, write_whole
 from . import agreement, dsbd, gunjur, headlines, opt_tree, overview, sweeps
 from .page import FIGURES, Section, to_html, to_markdown, write_figures
 from .plots import check_plots

@@ -1,24 +1,59 @@
-"""Names to an engine for beams, checked against the target."""
+"""Names to engines, of requests and of beams."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import cast
 
-from ..draft.levels import levels_of
-from ..draft.load import drafting_model, fast_in_int4
-from ..draft.names import AUTO, DEFAULT_DRAFTER, is_own, parts_of
-from ..errors import ConfigError
-from ..files import is_path
-from ..models.head_file import shipped_for
-from ..models.head_model import HeadModel
-from ..models.hf import HFModel
-from ..models.load import DEFAULT_MODEL, load
-from ..models.numerics import DEFAULT_NUMERICS, DRAFTING
-from ..typed import typed
-from .drafters import GuestBeams, HeadBeams, LookupBeams, ModelBeams
-from .engine import BeamEngine
-from .levels import HierarchyBeams, UnionBeams
-from .sources import BeamSource, PassBeams
+from .artifacts import is_path
+from .beams.drafters import GuestBeams, HeadBeams, LookupBeams, ModelBeams
+from .beams.engine import BeamEngine
+from .beams.levels import HierarchyBeams, UnionBeams
+from .beams.sources import BeamSource, PassBeams
+from .draft.levels import levels_of
+from .draft.load import drafting_model, fast_in_int4, load_drafter
+from .draft.methods import DEFAULT_METHOD, find_policy
+from .draft.names import AUTO, DEFAULT_DRAFTER, check_recycle_file, is_own, learns, parts_of
+from .draft.policy import GrowthPolicy, node_budget
+from .engine import Engine
+from .errors import ConfigError
+from .models.head_file import shipped_for
+from .models.head_model import HeadModel
+from .models.hf import HFModel
+from .models.load import DEFAULT_MODEL, load
+from .models.numerics import DEFAULT_NUMERICS, DRAFTING
+from .trace import Observer
+from .typed import typed
+from .verify.schemes import DEFAULT_SCHEME, Scheme, find_scheme
+
+
+@typed
+def load_engine(
+    target: str = DEFAULT_MODEL,
+    *,
+    drafter: str | HFModel = DEFAULT_DRAFTER,
+    method: str | GrowthPolicy = DEFAULT_METHOD,
+    settings: Mapping[str, float | str] | None = None,
+    nodes: int | None = None,
+    verification: str | Scheme = DEFAULT_SCHEME,
+    candidates: str | None = None,
+    dtype: str | None = None,
+    device: str | None = None,
+    numerics: str = DEFAULT_NUMERICS,
+    observers: Sequence[Observer] = (),
+    recycle_file: str | Path | None = None,
+) -> Engine:
+    """An engine from names alone: ``load``, ``load_drafter`` and ``Engine`` for the arguments."""
+    policy, scheme = find_policy(method, settings), find_scheme(verification, candidates)
+    check_recycle_file(drafter, recycle_file)
+    budget = node_budget(policy, nodes)
+    if drafter != "none":
+        scheme.check(policy, budget, learns(drafter))  # before a model is loaded
+    model = load(target, dtype=dtype, device=device, numerics=numerics)
+    made = load_drafter(drafter, model, policy, recycle_file=recycle_file, learning=not scheme.draws)
+    return Engine(model, made, nodes=nodes, verification=scheme, observers=observers)
+
 
 _CAN = (
     "beams are drafted by a drafting model, head, int4, int8, fp16w, layers=N, self, none, a hierarchy of these such "

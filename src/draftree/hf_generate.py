@@ -1,6 +1,6 @@
 """The engine as transformers' ``custom_generate`` callable: a drop-in for ``model.generate``.
 
-    model.generate(**inputs, max_new_tokens=200, custom_generate=draftree.custom_generate())
+    model.generate(**inputs, max_new_tokens=200, custom_generate=draftree.hf_generate())
 
 ``generate`` prepares processors (temperature and the like among them) and stopping criteria; this module gives them to
 the engine, row by row without its padding, and pads the answers again. transformers gives neither ``streamer`` nor

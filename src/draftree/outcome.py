@@ -1,12 +1,16 @@
-"""What the target found most probable after the nodes of one pass. Pure functions of its logits; knows no drafter."""
+"""What a step did and cost: what drafters, policies and observers learn from."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from .request import Request
+from .tree import ROOT, DraftTree
 
 _CHUNK = 256
 """Most tokens whose largest logit is found at once."""
@@ -59,3 +63,57 @@ def largest(logits: Tensor, count: int) -> Tensor:
     where = chunks.amax(-1).topk(count).indices
     at = chunks.gather(1, where[..., None].expand(-1, -1, chunk)).flatten(1).topk(count).indices
     return where.gather(-1, at // chunk) * chunk + at % chunk
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """Wall-clock seconds of one step, shared by its requests.
+
+    Attributes:
+        batch: requests in it.
+        draft: proposing trees.
+        verify: the target's pass, the draws and their transfer to the host.
+        other: commits, text, bookkeeping.
+        draft_passes: drafter model passes.
+        beside: of verifying, what it took to find the successors that the drafter asked for.
+        learned: what the drafter took to learn from the step before.
+    """
+
+    batch: int
+    draft: float
+    verify: float
+    other: float
+    draft_passes: int
+    beside: float = 0.0
+    learned: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one request's draft tree.
+
+    Attributes:
+        request: the request.
+        tree: the tree that was verified.
+        path: accepted nodes in order, by number.
+        tokens: what the verification gave: the accepted tokens and the target's own.
+        taken: how many of them the request took before it ended.
+        step: what the whole step cost.
+        successors: of the root and then of each node, what the target found most probable, as many as the drafter asked
+            for; None where it asked for none.
+    """
+
+    request: Request
+    tree: DraftTree
+    path: list[int]
+    tokens: list[int]
+    taken: int
+    step: StepCost
+    successors: Successors | None = None
+
+    @property
+    def rejected_entropy(self) -> float | None:
+        """Entropy (nats) of the draft law whose tokens were all rejected; None when nothing was rejected."""
+        end = self.path[-1] if self.path else ROOT
+        children = self.tree.children(end)
+        return float(self.tree.entropies[children[0]]) if children else None
