@@ -166,21 +166,21 @@ def test_inside_generate_the_head_comes_by_the_models_weights(shipped: Path) -> 
     weights = tiny()
     want = generated(weights, PROMPT, 24, eos_token_id=None)
     for _ in range(2):
-        got = generated(weights, PROMPT, 24, eos_token_id=None, custom_generate=draftree.hf_generate())
+        got = generated(weights, PROMPT, 24, eos_token_id=None, custom_generate=draftree.custom_generate())
         assert got == want
 
 
 def test_torchs_own_random_numbers_are_left_alone(shipped: Path) -> None:
     """Loading a head once drew random weights before it read its own: ``generate`` moved the user's global seed."""
     before = torch.get_rng_state()
-    generated(tiny(), PROMPT, 5, custom_generate=draftree.hf_generate())
+    generated(tiny(), PROMPT, 5, custom_generate=draftree.custom_generate())
     assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_a_model_that_was_drafted_for_can_be_trained_and_keeps_no_graph(shipped: Path) -> None:
     """The hook that reads hidden states once kept those of a training pass with the whole graph behind them."""
     weights = tiny()
-    generated(weights, PROMPT, 5, custom_generate=draftree.hf_generate())
+    generated(weights, PROMPT, 5, custom_generate=draftree.custom_generate())
     loss = cast(Any, weights)(input_ids=torch.tensor([PROMPT]), labels=torch.tensor([PROMPT])).loss
     loss.backward()
     assert all(p.grad is not None for p in weights.parameters())
