@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from draftree.cli import run
+from draftree.cli.main import run
 
 from .bench import runs
 from .tiny import save_tiny

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from draftree import session
-from draftree.cli import run
+from draftree.cli import session
+from draftree.cli.main import run
 from draftree.config import MAX_NODES
 from draftree.draft.methods import METHODS
 from draftree.draft.names import DRAFTERS

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from draftree.cli import main, run
-from draftree.console import console
+from draftree.cli.console import console
+from draftree.cli.main import main, run
 from draftree.errors import ConfigError, shortened
 
 from .tiny import save_tiny

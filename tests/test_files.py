@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from draftree.artifacts import is_path, parse_json, user_path
-from draftree.cli import run
+from draftree.cli.main import run
 from draftree.draft.load import load_drafter
 from draftree.draft.methods import find_policy
 from draftree.errors import ConfigError, InputError

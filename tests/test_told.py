@@ -7,8 +7,8 @@ import io
 import pytest
 from rich.console import Console
 
-from draftree import told as module
-from draftree.told import told
+from draftree.cli import console as module
+from draftree.cli.console import told
 
 
 @pytest.mark.parametrize("terminal", [False, True])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from draftree.cli import run
+from draftree.cli.main import run
 from draftree.records import EndRecord, RequestRecord, RunRecord, StepRecord
 from draftree.trace import read_trace
 

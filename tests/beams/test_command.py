@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from draftree.beams import room
-from draftree.cli import run
+from draftree.cli.main import run
 
 from ..tiny import save_tiny
 

@@ -21,7 +21,7 @@ from draftree.bench.formats import Item
 from draftree.bench.quality import sandbox
 from draftree.bench.record import Record, Turn
 from draftree.bench.run import Plan
-from draftree.cli import run
+from draftree.cli.main import run
 from draftree.config import SamplingParams
 
 from ..conftest import Full
@@ -140,7 +140,7 @@ def test_a_finished_run_decodes_nothing_again(
 def test_a_killed_run_loses_nothing_and_repeats_nothing(model: str, suite: str, tmp_path: Path) -> None:
     """Killed without warning in mid-run, its last line torn on top of it."""
     asked, results = _asked(model, suite, tmp_path / "out", "--repeats", "3"), tmp_path / "out" / "results.jsonl"
-    program = [sys.executable, "-c", "from draftree.cli import main; main()", *asked]
+    program = [sys.executable, "-c", "from draftree.cli.main import main; main()", *asked]
     same = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}  # a run goes on with as many threads alone
     process = subprocess.Popen(program, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=same)  # noqa: S603
     while not results.exists() or results.read_bytes().count(b"\n") < 7:

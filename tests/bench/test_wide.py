@@ -14,7 +14,7 @@ from draftree.bench.contestants import Models
 from draftree.bench.entry import entries
 from draftree.bench.folder import read_results
 from draftree.bench.record import Record, decode, encode
-from draftree.cli import run
+from draftree.cli.main import run
 from draftree.config import SamplingParams
 from draftree.errors import DraftreeError
 

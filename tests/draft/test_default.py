@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import draftree
-from draftree.cli import run
+from draftree.cli.main import run
 from draftree.config import SamplingParams
 from draftree.draft.load import load_drafter, resolved
 from draftree.draft.names import AUTO

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from draftree.cli import run
+from draftree.cli.main import run
 from draftree.config import Budget, SamplingParams
 from draftree.draft.auto import AutoTree
 from draftree.draft.c2t import provenance

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from draftree.cli import app
+from draftree.cli.main import app
 from draftree.config import SamplingParams
 from draftree.draft.drafter import TreeDrafter
 from draftree.draft.entropy import StaticTree

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from draftree.cli import run
+from draftree.cli.main import run
 from draftree.models import profile
 from draftree.models.measure import Grid
 
@@ -27,7 +27,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Profiles of each test go to a folder of its own; short ones are shorter still."""
     place = tmp_path / "profiles"
     monkeypatch.setattr(profile, "profile_folder", lambda: place)
-    monkeypatch.setattr("draftree.models.command.profile_folder", lambda: place)
+    monkeypatch.setattr("draftree.cli.info.profile_folder", lambda: place)
     monkeypatch.setattr("draftree.models.measure.SHORT", Grid((1, 2, 4), (8,), (1,), 1))
     return place
 

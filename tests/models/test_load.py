@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from draftree.cli import run
+from draftree.cli.main import run
 from draftree.errors import ConfigError, DraftreeWarning, ModelFileError, PromptError, RunError, UnsupportedModelError
 from draftree.models import load as loading
 from draftree.models.base import Nodes

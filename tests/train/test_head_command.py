@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from draftree.cli import run
+from draftree.cli.main import run
 from draftree.train import draw, fit, head_data
 from draftree.train.prompts import read_prompts
 

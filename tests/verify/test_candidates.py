@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from draftree.bench.contestants import EngineContestant
 from draftree.bench.entry import entries
-from draftree.cli import app
+from draftree.cli.main import app
 from draftree.config import SamplingParams
 from draftree.draft.drafter import TreeDrafter
 from draftree.draft.entropy import StaticTree

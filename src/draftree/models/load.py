@@ -25,7 +25,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..artifacts import user_path
-from ..console import err
+from ..cli.console import err
 from ..errors import ConfigError, DraftreeWarning, ModelFileError, RunError, UnknownNameError
 from ..typed import typed
 from .hf import HFModel

@@ -11,8 +11,8 @@ from random import Random
 import torch
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from ..cli.console import err
 from ..config import MAX_NODES
-from ..console import err
 from ..errors import ConfigError, RunError
 from ..tree import ROOT
 from .base import LanguageModel, Nodes, Row

@@ -21,11 +21,11 @@ from rich.console import Console
 from torch import Tensor
 
 from ..artifacts import write_whole
+from ..cli.console import told
 from ..errors import ConfigError, RunError
 from ..models.head import HeadConfig, HeadNetwork, embeddings, output_layer
 from ..models.head_file import load_head, read_head, save_head
 from ..models.hf import HFModel
-from ..told import told
 from .draw import MAX_ROWS
 from .fit import Fit, FitRecipe, Frozen, regress
 from .head_card import PromptFile, card

@@ -20,28 +20,27 @@ import torch
 import typer
 
 from ..artifacts import user_path
+from ..bench.contestants import Models
+from ..bench.entry import entries, split_names
+from ..bench.folder import RunFolder, read_summary
+from ..bench.formats import Item
+from ..bench.interrupts import Interrupts
+from ..bench.judge import as_json as partings_as_json
+from ..bench.judge import compare, partings_of, plain_labels
+from ..bench.quality.scores import Score, scorer
+from ..bench.run import Plan, Run, check_lengths
+from ..bench.suites import SUITES, choose, load_suite, spider_databases
+from ..bench.summary import Table, tabulate
+from ..bench.summary import as_json as table_as_json
+from ..bench.table import HEADER, markdown, overview
 from ..config import SamplingParams
-from ..console import complain, err, out
 from ..draft.levels import without_loop_back
 from ..draft.methods import DEFAULT_METHOD
 from ..errors import ConfigError, RunError
 from ..models.load import DEFAULT_MODEL
 from ..models.numerics import DEFAULT_NUMERICS
-from ..options import Candidates, Device, Dtype, Nodes, NoLoopBack, Numerics, Target, whole
-from ..told import told
-from .contestants import Models
-from .entry import entries, split_names
-from .folder import RunFolder, read_summary
-from .formats import Item
-from .interrupts import Interrupts
-from .judge import as_json as partings_as_json
-from .judge import compare, partings_of, plain_labels
-from .quality.scores import Score, scorer
-from .run import Plan, Run, check_lengths
-from .suites import SUITES, choose, load_suite, spider_databases
-from .summary import Table, tabulate
-from .summary import as_json as table_as_json
-from .table import HEADER, markdown, overview
+from .console import complain, err, out, told
+from .options import Candidates, Device, Dtype, Nodes, NoLoopBack, Numerics, Target, whole
 
 DEFAULT_DRAFTER = "lookup+recycle+head"
 _MOST_REPEATS = 10_000

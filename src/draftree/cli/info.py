@@ -9,14 +9,14 @@ import typer
 from rich.table import Table
 
 from ..artifacts import user_path
-from ..console import out
 from ..errors import ConfigError
+from ..models.load import load
+from ..models.measure import FULL, Grid, measure_and_keep
+from ..models.numerics import DEFAULT_NUMERICS, summary
+from ..models.profile import Profile, profile_folder
 from ..openmp import WAITING
-from ..options import Device, Dtype, Numerics, whole
-from .load import load
-from .measure import FULL, Grid, measure_and_keep
-from .numerics import DEFAULT_NUMERICS, summary
-from .profile import Profile, profile_folder
+from .console import out
+from .options import Device, Dtype, Numerics, whole
 
 _BAR = 40
 

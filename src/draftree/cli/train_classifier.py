@@ -9,8 +9,6 @@ from typing import Annotated
 import typer
 
 from ..artifacts import user_path
-from ..console import err
-from ..console import out as output
 from ..draft.c2t import provenance
 from ..draft.classifier import DEFAULT_FEATURES, Classifier
 from ..draft.classifier_file import ClassifierFile, read_classifier
@@ -19,9 +17,7 @@ from ..draft.load import load_drafter
 from ..draft.names import DEFAULT_DRAFTER
 from ..errors import ConfigError, RunError
 from ..models.load import DEFAULT_MODEL, load
-from ..options import Device, Drafter, Dtype, Target, number, whole
-from ..told import told
-from .classifier_fit import (
+from ..train.classifier_fit import (
     BATCH,
     EPOCHS,
     FINE_RATE,
@@ -33,15 +29,18 @@ from .classifier_fit import (
     evaluate,
     fit,
 )
-from .command import check_place
-from .draw import MAX_ROWS
-from .head_card import PromptFile
-from .head_command import sha256, stated
-from .head_data import LONGEST_PROMPT, digest, encoded, shuffled
-from .prompts import read_prompts
-from .responses import TEMPERATURES
-from .sample_store import SampleRecipe, SampleStore, check_recipe, check_room, collect
-from .samples import APART, full_trees
+from ..train.draw import MAX_ROWS
+from ..train.head_card import PromptFile
+from ..train.head_data import LONGEST_PROMPT, digest, encoded, shuffled
+from ..train.prompts import read_prompts
+from ..train.responses import TEMPERATURES
+from ..train.sample_store import SampleRecipe, SampleStore, check_recipe, check_room, collect
+from ..train.samples import APART, full_trees
+from .calibrate import check_place
+from .console import err, told
+from .console import out as output
+from .options import Device, Drafter, Dtype, Target, number, whole
+from .train_head import sha256, stated
 
 
 def classifier(

@@ -12,18 +12,18 @@ import torch
 import typer
 
 from ..artifacts import user_path
-from ..console import err
-from ..console import out as output
 from ..errors import ConfigError, RunError
 from ..models.head_file import is_head
 from ..models.load import DEFAULT_MODEL, load
-from ..options import Device, Dtype, Target, number, whole
-from .fit import FitRecipe
-from .head import HeadTraining, Limits
-from .head_card import PromptFile
-from .head_data import DataRecipe, HeadData, digest, encoded, shuffled
-from .head_eval import Figures
-from .prompts import read_prompts
+from ..train.fit import FitRecipe
+from ..train.head import HeadTraining, Limits
+from ..train.head_card import PromptFile
+from ..train.head_data import DataRecipe, HeadData, digest, encoded, shuffled
+from ..train.head_eval import Figures
+from ..train.prompts import read_prompts
+from .console import err
+from .console import out as output
+from .options import Device, Dtype, Target, number, whole
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 

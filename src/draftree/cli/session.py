@@ -9,15 +9,15 @@ from typing import NamedTuple
 
 import typer
 
-from . import show
-from .config import SamplingParams
+from ..config import SamplingParams
+from ..draft.methods import find_method
+from ..engine import Engine
+from ..errors import ConfigError, PromptError
+from ..load import load_engine
+from ..request import Chunk, Request
+from ..trace import Observer, Trace
+from . import console as show
 from .console import complain, out
-from .draft.methods import find_method
-from .engine import Engine
-from .errors import ConfigError, PromptError
-from .load import load_engine
-from .request import Chunk, Request
-from .trace import Observer, Trace
 
 
 def sampling_params(

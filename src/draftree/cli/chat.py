@@ -6,14 +6,16 @@ import sys
 
 import typer
 
-from . import show
+from ..draft.levels import without_loop_back
+from ..draft.methods import DEFAULT_METHOD
+from ..draft.names import DEFAULT_DRAFTER
+from ..errors import InputError
+from ..models.load import DEFAULT_MODEL
+from ..models.numerics import DEFAULT_NUMERICS
+from ..text import user
+from ..verify.schemes import DEFAULT_SCHEME
+from . import console as show
 from .console import complain, err
-from .draft.levels import without_loop_back
-from .draft.methods import DEFAULT_METHOD
-from .draft.names import DEFAULT_DRAFTER
-from .errors import InputError
-from .models.load import DEFAULT_MODEL
-from .models.numerics import DEFAULT_NUMERICS
 from .options import (
     Candidates,
     Device,
@@ -38,8 +40,6 @@ from .options import (
     Verify,
 )
 from .session import Place, engine_for, run, sampling_params, trace_to, with_tree
-from .text import user
-from .verify.schemes import DEFAULT_SCHEME
 
 
 def chat(

@@ -11,8 +11,6 @@ from rich.progress import Progress
 
 from ..artifacts import user_path
 from ..config import Budget, SamplingParams
-from ..console import err
-from ..console import out as output
 from ..draft.base import Drafter as Drafts
 from ..draft.drafter import TreeDrafter
 from ..draft.load import load_drafter
@@ -24,10 +22,12 @@ from ..models.hf import HFModel
 from ..models.load import DEFAULT_MODEL, load
 from ..models.measure import kept_or_measured
 from ..models.numerics import DEFAULT_NUMERICS
-from ..options import DecodedTokens, Depth, Device, Drafter, Dtype, Numerics, Seed, Stride, Target, Temperature, whole
 from ..text import Prompt, encode, user
-from .calibrate import Calibration, Costs, Tally, TruePath, check_ranges, conclude, measure
-from .prompts import read_prompts
+from ..train.calibrate import Calibration, Costs, Tally, TruePath, check_ranges, conclude, measure
+from ..train.prompts import read_prompts
+from .console import err
+from .console import out as output
+from .options import DecodedTokens, Depth, Device, Drafter, Dtype, Numerics, Seed, Stride, Target, Temperature, whole
 
 _SHOWN_RANKS = 6
 _CONTEXT = 512

@@ -10,14 +10,14 @@ from typing import Annotated, cast
 
 import typer
 
-from .. import show
+from ..beams.engine import BeamEngine, BeamGeneration
+from ..beams.params import BeamParams, BeamWarp, EarlyStopping
 from ..config import SamplingParams
-from ..console import err, out
 from ..errors import ConfigError
-from ..options import number, whole
 from ..text import Prompt
-from .engine import BeamEngine, BeamGeneration
-from .params import BeamParams, BeamWarp, EarlyStopping
+from . import console as show
+from .console import err, out
+from .options import number, whole
 
 Beams = Annotated[int | None, whole("W", "Decode with this many beams: searched at temperature 0, sampled above it.")]
 Best = Annotated[int | None, whole("N", "Best sequences of --beams to print; 1 by default.", "-n")]

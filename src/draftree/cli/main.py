@@ -14,21 +14,21 @@ import warnings
 import torch
 import typer
 
-from .bench.command import bench
-from .bench.report.command import report
+from ..config import DEFAULT_NODES
+from ..draft.loop import RULES
+from ..draft.methods import METHODS
+from ..draft.names import DRAFTERS
+from ..errors import DraftreeWarning, InputError, RunError
+from ..verify.schemes import SCHEMES
+from .bench import bench
+from .calibrate import calibrate
 from .chat import chat
-from .config import DEFAULT_NODES
 from .console import complain, out
-from .draft.loop import RULES
-from .draft.methods import METHODS
-from .draft.names import DRAFTERS
-from .errors import DraftreeWarning, InputError, RunError
 from .generate import generate
-from .models.command import info, profile
-from .train.classifier_command import classifier
-from .train.command import calibrate
-from .train.head_command import app as train
-from .verify.schemes import SCHEMES
+from .info import info, profile
+from .report import report
+from .train_classifier import classifier
+from .train_head import app as train
 
 app = typer.Typer(
     name="draftree",

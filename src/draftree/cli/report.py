@@ -7,13 +7,13 @@ from typing import Annotated
 
 import typer
 
-from ...artifacts import user_path, write_whole
-from ...console import out
-from ...errors import ConfigError, RunError
-from . import agreement, dsbd, gunjur, headlines, opt_tree, overview, sweeps
-from .page import FIGURES, Section, to_html, to_markdown, write_figures
-from .plots import check_plots
-from .source import LoadedRun, load_runs
+from ..artifacts import user_path, write_whole
+from ..bench.report import agreement, dsbd, gunjur, headlines, opt_tree, overview, sweeps
+from ..bench.report.page import FIGURES, Section, to_html, to_markdown, write_figures
+from ..bench.report.plots import check_plots
+from ..bench.report.source import LoadedRun, load_runs
+from ..errors import ConfigError, RunError
+from .console import out
 
 CHAPTERS: dict[str, Sequence[Callable[[Sequence[LoadedRun]], list[Section]]]] = {
     "Headlines": (headlines.sections,),

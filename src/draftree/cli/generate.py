@@ -8,20 +8,23 @@ from typing import Annotated
 
 import typer
 
-from . import show
-from .beams import command as beam_command
-from .bench.exact import first_difference
+from ..bench.exact import first_difference
+from ..draft.auto import AutoTree
+from ..draft.base import NoDrafter
+from ..draft.levels import without_loop_back
+from ..draft.methods import DEFAULT_METHOD
+from ..draft.names import DEFAULT_DRAFTER
+from ..engine import Engine
+from ..errors import ConfigError, RunError
+from ..load import load_beam_engine
+from ..models.load import DEFAULT_MODEL
+from ..models.numerics import DEFAULT_NUMERICS
+from ..request import Request
+from ..text import Prompt, user
+from ..verify.schemes import DEFAULT_SCHEME, Match
+from . import beams as beam_command
+from . import console as show
 from .console import err, out
-from .draft.auto import AutoTree
-from .draft.base import NoDrafter
-from .draft.levels import without_loop_back
-from .draft.methods import DEFAULT_METHOD
-from .draft.names import DEFAULT_DRAFTER
-from .engine import Engine
-from .errors import ConfigError, RunError
-from .load import load_beam_engine
-from .models.load import DEFAULT_MODEL
-from .models.numerics import DEFAULT_NUMERICS
 from .options import (
     Candidates,
     Device,
@@ -46,10 +49,7 @@ from .options import (
     TreeFile,
     Verify,
 )
-from .request import Request
 from .session import Place, engine_for, read_prompt, run, sampling_params, trace_to, with_tree
-from .text import Prompt, user
-from .verify.schemes import DEFAULT_SCHEME, Match
 
 
 def generate(
