@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from draftree.models import choice, profile
+from draftree.models import cost_profile as profile
+from draftree.models.cpu import quantization as choice
 
 
 @pytest.fixture(scope="session", autouse=True)

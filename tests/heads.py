@@ -6,9 +6,9 @@ from functools import cache
 
 import torch
 
-from draftree.models.head import HeadConfig, HeadNetwork, embeddings, output_layer
-from draftree.models.head_model import HeadModel
-from draftree.models.hf import HFModel
+from draftree.models.eagle_head import HeadConfig, HeadNetwork, embeddings, output_layer
+from draftree.models.eagle_model import HeadModel
+from draftree.models.huggingface import HFModel
 from draftree.train.draw import respond
 from draftree.train.fit import Fit, FitRecipe, Frozen, regress
 from draftree.train.head import draft_vocabulary

@@ -9,25 +9,23 @@ from typing import Any, cast
 import torch
 from transformers import PreTrainedModel
 
-from draftree.draft.auto import AutoTree
 from draftree.draft.base import Drafter, NoDrafter
-from draftree.draft.c2t import ClassifierTree
-from draftree.draft.classifier_file import DEFAULT, DEFAULT_WIDTH, read_classifier
 from draftree.draft.drafter import TreeDrafter
-from draftree.draft.learned import LearnedTree, LearnedWidth
 from draftree.draft.lookup import LookupSource
-from draftree.draft.methods import METHODS
 from draftree.draft.model import ModelSource
-from draftree.draft.policy import GrowthPolicy
 from draftree.draft.recycle import RecycleSource
-from draftree.draft.sequoia import expected_acceptance_length
 from draftree.draft.source import Source
-from draftree.draft.static import Pair, RankTree
-from draftree.draft.stopping import PayingChain
-from draftree.draft.tree_file import Counts, TreeFile
 from draftree.draft.union import UnionSource
-from draftree.models.hf import HFModel
-from draftree.models.profile import Identity, Point, Profile
+from draftree.models.cost_profile import Identity, Point, Profile
+from draftree.models.huggingface import HFModel
+from draftree.policies.auto.policy import AutoTree
+from draftree.policies.base import GrowthPolicy
+from draftree.policies.c2t import ClassifierTree
+from draftree.policies.classifier import DEFAULT, DEFAULT_WIDTH, read_classifier
+from draftree.policies.fixed import Counts, Pair, RankTree, TreeFile, expected_acceptance_length
+from draftree.policies.learned import LearnedTree, LearnedWidth
+from draftree.policies.methods import METHODS
+from draftree.policies.stopping import PayingChain
 
 from .tiny import VOCAB, tiny
 

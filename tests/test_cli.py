@@ -15,8 +15,8 @@ import pytest
 from draftree.cli import session
 from draftree.cli.main import run
 from draftree.config import MAX_NODES
-from draftree.draft.methods import METHODS
 from draftree.draft.names import DRAFTERS
+from draftree.policies.methods import METHODS
 from draftree.request import Chunk
 from draftree.verify.schemes import SCHEMES
 

@@ -11,8 +11,8 @@ from transformers import PreTrainedModel
 
 import draftree
 from draftree.errors import ConfigError
-from draftree.models.head_file import save_head
-from draftree.models.hf import HFModel
+from draftree.models.eagle_head import save_head
+from draftree.models.huggingface import HFModel
 
 from .heads import DRAFTED, random_head
 from .tiny import save_tiny, tiny

@@ -10,13 +10,13 @@ from transformers import LlamaConfig, LlamaForCausalLM, RepetitionPenaltyLogitsP
 
 from draftree.config import DEFAULT_NODES, MAX_NODES, Processor, SamplingParams
 from draftree.draft.drafter import TreeDrafter
-from draftree.draft.entropy import EntropyTree, StaticTree
 from draftree.draft.lookup import LookupSource
-from draftree.draft.methods import METHODS
 from draftree.draft.model import ModelSource
 from draftree.engine import Engine, Generation
 from draftree.errors import ConfigError, PromptError
-from draftree.models.hf import HFModel
+from draftree.models.huggingface import HFModel
+from draftree.policies.entropy import EntropyTree, StaticTree
+from draftree.policies.methods import METHODS
 from draftree.request import Request
 from draftree.trace import Observer
 

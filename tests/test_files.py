@@ -11,10 +11,10 @@ import pytest
 from draftree.artifacts import is_path, parse_json, user_path
 from draftree.cli.main import run
 from draftree.draft.load import load_drafter
-from draftree.draft.methods import find_policy
 from draftree.errors import ConfigError, InputError
-from draftree.models.hf import HFModel
+from draftree.models.huggingface import HFModel
 from draftree.models.load import load
+from draftree.policies.methods import find_policy
 from draftree.trace import read_trace
 
 from .tiny import save_tiny, tiny

@@ -14,12 +14,12 @@ from draftree.beams.params import BeamParams
 from draftree.config import SamplingParams
 from draftree.draft.base import Drafter
 from draftree.draft.drafter import TreeDrafter
-from draftree.draft.entropy import EntropyTree
 from draftree.draft.lookup import LookupSource
 from draftree.draft.model import ModelSource
 from draftree.draft.recycle import RecycleSource
 from draftree.engine import Engine
-from draftree.models.hf import HFModel
+from draftree.models.huggingface import HFModel
+from draftree.policies.entropy import EntropyTree
 from draftree.train.draw import respond
 from draftree.train.responses import seed_of
 

@@ -7,10 +7,10 @@ import torch
 
 from draftree.config import SamplingParams
 from draftree.draft.drafter import TreeDrafter
-from draftree.draft.entropy import EntropyTree, StaticTree
 from draftree.draft.model import ModelSource
-from draftree.draft.policy import GrowthPolicy
 from draftree.engine import Engine
+from draftree.policies.base import GrowthPolicy
+from draftree.policies.entropy import EntropyTree, StaticTree
 from draftree.sampling import Draws
 from draftree.tree import TreeBatch
 from draftree.verify import schemes

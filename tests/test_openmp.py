@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from draftree.openmp import SPIN_COUNT, limit_spinning
+from draftree.models.cpu.openmp import SPIN_COUNT, limit_spinning
 
 
 @pytest.fixture(autouse=True)

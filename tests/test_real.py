@@ -20,10 +20,10 @@ from draftree.bench.equality import generate_greedily
 from draftree.bench.exact import first_difference
 from draftree.config import SamplingParams
 from draftree.draft.load import load_drafter
-from draftree.draft.methods import METHODS
 from draftree.engine import Engine
-from draftree.models.hf import HFModel
+from draftree.models.huggingface import HFModel
 from draftree.models.load import load_stock
+from draftree.policies.methods import METHODS
 from draftree.text import encode
 
 from .pairs import policy

@@ -16,10 +16,10 @@ from transformers import RepetitionPenaltyLogitsProcessor
 from draftree.config import SamplingParams
 from draftree.draft.drafter import TreeDrafter
 from draftree.draft.lookup import LookupSource
-from draftree.draft.methods import METHODS
 from draftree.engine import Engine
 from draftree.errors import ConfigError, DraftreeWarning, TraceError
 from draftree.outcome import Outcome
+from draftree.policies.methods import METHODS
 from draftree.records import KINDS, EndRecord, RequestRecord, RunRecord, StepRecord, encode
 from draftree.request import Request, Stats
 from draftree.trace import Observer, Trace, read_trace

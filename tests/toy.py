@@ -10,10 +10,10 @@ from torch import Tensor
 from draftree.config import Budget
 from draftree.draft.drawing import Drawn
 from draftree.draft.grow import grow
-from draftree.draft.policy import Candidates, GrowthPolicy
 from draftree.draft.source import Scorer
 from draftree.errors import CacheError, PromptError
 from draftree.models.base import Capabilities, Nodes, Row
+from draftree.policies.base import Candidates, GrowthPolicy
 from draftree.tree import ROOT, DraftTree
 
 torch.set_num_threads(1)

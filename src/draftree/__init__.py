@@ -5,27 +5,29 @@ for chunk in engine.stream(draftree.user("Why is the sky blue?")):
     print(chunk.text, end="", flush=True)
 """
 
-from . import openmp as openmp  # first: sets how threads wait, before torch loads
+from .models.cpu import openmp as openmp  # first: sets how threads wait, before torch loads
+
+# isort: split
 from .beams.engine import BeamEngine, BeamGeneration, Hypothesis
 from .beams.params import BeamParams
 from .config import Budget, SamplingParams
-from .draft.auto import AutoTree
-from .draft.best import Eagle2Tree, OptTree
-from .draft.c2t import ClassifierTree
-from .draft.classifier_file import read_classifier
-from .draft.entropy import BranchingSteps, BudgetTree, EntropyStop, EntropyTree, StaticTree
-from .draft.learned import LearnedWidth
 from .draft.load import load_drafter
-from .draft.methods import METHODS
-from .draft.policy import GrowthPolicy
-from .draft.static import RankTree
-from .draft.window import DynamicWindow, Window
 from .engine import Engine, Generation
 from .errors import DraftreeError, DraftreeWarning, InputError, RunError
 from .hf_generate import custom_generate, generate_with
 from .load import load_beam_engine, load_beam_source, load_engine
-from .models.hf import HFModel
+from .models.huggingface import HFModel
 from .models.load import load
+from .policies.auto.policy import AutoTree
+from .policies.base import GrowthPolicy
+from .policies.best_paths import Eagle2Tree, OptTree
+from .policies.c2t import ClassifierTree
+from .policies.chains import DynamicWindow, Window
+from .policies.classifier import read_classifier
+from .policies.entropy import BranchingSteps, BudgetTree, EntropyStop, EntropyTree, StaticTree
+from .policies.fixed import RankTree
+from .policies.learned import LearnedWidth
+from .policies.methods import METHODS
 from .records import EndRecord, RequestRecord, RunRecord, StepRecord
 from .request import Chunk, Level, Seconds, Stats
 from .text import user

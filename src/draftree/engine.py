@@ -20,10 +20,10 @@ from transformers import PreTrainedTokenizerBase
 
 from .config import Budget, SamplingParams
 from .draft.base import Drafter, NoDrafter
-from .draft.policy import node_budget
 from .errors import ConfigError, PromptError, RunError
 from .models.base import LanguageModel, Nodes, Row
 from .outcome import Outcome, StepCost, Successors, successors
+from .policies.base import node_budget
 from .request import Chunk, Request, Stats
 from .sampling import Draws
 from .text import Prompt, encode, text_stream

@@ -20,13 +20,13 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel,
 
 from .config import Criterion, Processor, SamplingParams
 from .draft.load import load_drafter
-from .draft.methods import DEFAULT_METHOD, find_policy
 from .draft.names import DEFAULT_DRAFTER, learns, names_model
-from .draft.policy import GrowthPolicy, node_budget
 from .engine import Engine
 from .errors import ConfigError
-from .models.hf import HFModel
+from .models.huggingface import HFModel
 from .models.load import load
+from .policies.base import GrowthPolicy, node_budget
+from .policies.methods import DEFAULT_METHOD, find_policy
 from .verify.schemes import DEFAULT_SCHEME, Scheme, find_scheme
 
 

@@ -13,16 +13,16 @@ from .beams.levels import HierarchyBeams, UnionBeams
 from .beams.sources import BeamSource, PassBeams
 from .draft.levels import levels_of
 from .draft.load import drafting_model, fast_in_int4, load_drafter
-from .draft.methods import DEFAULT_METHOD, find_policy
 from .draft.names import AUTO, DEFAULT_DRAFTER, check_recycle_file, is_own, learns, parts_of
-from .draft.policy import GrowthPolicy, node_budget
 from .engine import Engine
 from .errors import ConfigError
-from .models.head_file import shipped_for
-from .models.head_model import HeadModel
-from .models.hf import HFModel
+from .models.cpu.quantization import DEFAULT_NUMERICS, DRAFTING
+from .models.eagle_head import shipped_for
+from .models.eagle_model import HeadModel
+from .models.huggingface import HFModel
 from .models.load import DEFAULT_MODEL, load
-from .models.numerics import DEFAULT_NUMERICS, DRAFTING
+from .policies.base import GrowthPolicy, node_budget
+from .policies.methods import DEFAULT_METHOD, find_policy
 from .trace import Observer
 from .typed import typed
 from .verify.schemes import DEFAULT_SCHEME, Scheme, find_scheme

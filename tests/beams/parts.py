@@ -9,7 +9,7 @@ import torch
 
 from draftree.beams.drafters import GuestBeams, HeadBeams, LookupBeams, ModelBeams
 from draftree.beams.sources import BeamSource
-from draftree.models.hf import HFModel
+from draftree.models.huggingface import HFModel
 
 from ..heads import random_head
 from ..pairs import relative

@@ -18,7 +18,7 @@ from draftree.beams.sources import Frontier
 from draftree.config import SamplingParams
 from draftree.errors import ConfigError, PromptError, RunError, VocabularyError
 from draftree.load import load_beam_source
-from draftree.models.hf import HFModel
+from draftree.models.huggingface import HFModel
 from draftree.models.load import load
 
 from ..pairs import target

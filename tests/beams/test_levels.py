@@ -11,7 +11,7 @@ from draftree.beams.params import BeamParams
 from draftree.config import SamplingParams
 from draftree.errors import ConfigError
 from draftree.load import load_beam_source
-from draftree.models.hf import HFModel
+from draftree.models.huggingface import HFModel
 
 from ..pairs import target
 from ..toy import ToyModel

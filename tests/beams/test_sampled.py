@@ -19,7 +19,7 @@ from draftree.beams.request import BeamRequest
 from draftree.beams.rules import sample
 from draftree.config import SamplingParams
 from draftree.engine import Engine
-from draftree.models.hf import HFModel
+from draftree.models.huggingface import HFModel
 from draftree.sampling import warp
 
 from ..pairs import target

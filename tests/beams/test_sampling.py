@@ -20,7 +20,7 @@ from draftree.beams.layer import Residuals
 from draftree.beams.params import BeamParams, BeamWarp
 from draftree.beams.request import BeamRequest
 from draftree.config import SamplingParams
-from draftree.models.hf import HFModel
+from draftree.models.huggingface import HFModel
 
 from ..pairs import target
 from ..toy import ToyModel, chi_square

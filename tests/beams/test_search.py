@@ -11,7 +11,7 @@ from draftree.beams.params import BeamParams
 from draftree.config import SamplingParams
 from draftree.engine import Engine
 from draftree.models.base import Nodes
-from draftree.models.hf import HFModel
+from draftree.models.huggingface import HFModel
 
 from ..pairs import target
 from ..tiny import FAMILIES

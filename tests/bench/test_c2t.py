@@ -15,11 +15,10 @@ from draftree.bench.c2t_clock import Contestant, Timed, decoded, of_mal, print_c
 from draftree.bench.c2t_features import SOURCES, compared, held_out, tried
 from draftree.bench.c2t_plots import calibration, check_plot, plot_calibration, plot_curves, print_calibration
 from draftree.bench.recorded import KnownText, record
-from draftree.draft.best import Eagle2Tree
-from draftree.draft.c2t import ClassifierTree
-from draftree.draft.classifier import DEFAULT_FEATURES, Classifier
-from draftree.draft.entropy import EntropyTree
-from draftree.draft.features import FEATURES
+from draftree.policies.best_paths import Eagle2Tree
+from draftree.policies.c2t import FEATURES, ClassifierTree
+from draftree.policies.classifier import DEFAULT_FEATURES, Classifier
+from draftree.policies.entropy import EntropyTree
 from draftree.train.classifier_fit import ClassifierRecipe
 from draftree.train.sample_store import SampleRecipe, SampleStore
 from draftree.train.samples import Samples

@@ -6,9 +6,9 @@ import pytest
 
 from draftree.bench.entry import entries, split_names
 from draftree.config import MAX_NODES
-from draftree.draft.best import OptTree
-from draftree.draft.methods import find_policy
 from draftree.errors import ConfigError, DraftreeError
+from draftree.policies.best_paths import OptTree
+from draftree.policies.methods import find_policy
 
 
 def test_plain_decoding_takes_part_at_every_temperature() -> None:

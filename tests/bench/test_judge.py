@@ -14,7 +14,7 @@ from draftree.bench.formats import Item
 from draftree.bench.judge import as_json, compare, partings_of
 from draftree.bench.record import Record, Turn, decode, encode
 from draftree.bench.run import encode_turns
-from draftree.models.hf import HFModel
+from draftree.models.huggingface import HFModel
 
 from ..tiny import tiny, tiny_tokenizer
 from .runs import record, turn

@@ -14,7 +14,7 @@ from draftree.bench.quality.scores import program, scorer
 from draftree.bench.quality.sql import read_rows, same_rows
 from draftree.bench.run import answer_entropy
 from draftree.errors import RunError
-from draftree.models.hf import HFModel
+from draftree.models.huggingface import HFModel
 
 from ..tiny import causal_logits, tiny
 

@@ -12,18 +12,18 @@ from draftree.bench.c2t import Point, _nodes_at, held_against, joined, joint, re
 from draftree.bench.grid import Costs, ReadSource, Speed, along, foresight, hindsight
 from draftree.bench.recorded import KnownText, Laws, RecordedSource, record
 from draftree.config import SamplingParams
-from draftree.draft.auto import AutoTree
-from draftree.draft.best import Eagle2Tree, OptTree
-from draftree.draft.c2t import ClassifierTree
-from draftree.draft.classifier import Classifier
 from draftree.draft.drafter import TreeDrafter
 from draftree.draft.head import HeadSource
-from draftree.draft.learned import ScoredAuto
-from draftree.draft.methods import find_policy
 from draftree.draft.source import Source
-from draftree.models.hf import HFModel
-from draftree.models.profile import Point as Size
-from draftree.models.profile import Profile
+from draftree.models.cost_profile import Point as Size
+from draftree.models.cost_profile import Profile
+from draftree.models.huggingface import HFModel
+from draftree.policies.auto.policy import AutoTree
+from draftree.policies.best_paths import Eagle2Tree, OptTree
+from draftree.policies.c2t import ClassifierTree
+from draftree.policies.classifier import Classifier
+from draftree.policies.learned import ScoredAuto
+from draftree.policies.methods import find_policy
 from draftree.train.replay import Replay
 
 from ..heads import trained

@@ -8,13 +8,13 @@ from draftree.bench.layers import agreement, leave_out, name_of
 from draftree.bench.windows import Costs, Text, record, replay
 from draftree.config import SamplingParams
 from draftree.draft.drafter import TreeDrafter
-from draftree.draft.entropy import StaticTree
 from draftree.draft.lookup import LookupSource
-from draftree.draft.methods import find_policy
 from draftree.draft.model import ModelSource
 from draftree.draft.names import layers_of
 from draftree.engine import Engine
-from draftree.models.hf import HFModel
+from draftree.models.huggingface import HFModel
+from draftree.policies.entropy import StaticTree
+from draftree.policies.methods import find_policy
 from draftree.train.replay import Replay
 
 from ..pairs import costs, relative, target

@@ -10,14 +10,14 @@ from random import Random
 import pytest
 
 from draftree.config import Budget, SamplingParams
-from draftree.draft.auto import AutoTree
 from draftree.draft.drafter import TreeDrafter
 from draftree.draft.grow import grow
 from draftree.draft.model import ModelSource
 from draftree.engine import Engine
 from draftree.errors import ConfigError
-from draftree.models.profile import Identity, Point, Profile
+from draftree.models.cost_profile import Identity, Point, Profile
 from draftree.outcome import Outcome, StepCost
+from draftree.policies.auto.policy import AutoTree
 from draftree.request import Request, Stats
 
 from ..toy import Path, ScriptedScorer, ToyModel

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftree.config import Budget
-from draftree.draft.best import Eagle2Tree, OptTree
-from draftree.draft.policy import GrowthPolicy
 from draftree.errors import ConfigError
 from draftree.outcome import Outcome, StepCost
+from draftree.policies.base import GrowthPolicy
+from draftree.policies.best_paths import Eagle2Tree, OptTree
 from draftree.request import Request, Stats
 from draftree.tree import DraftTree
 

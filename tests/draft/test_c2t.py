@@ -14,19 +14,18 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from draftree.config import Budget, SamplingParams
-from draftree.draft.c2t import ClassifierTree, Score, provenance
-from draftree.draft.classifier import Classifier
-from draftree.draft.classifier_file import DEFAULT, DEFAULT_WIDTH, read_classifier
 from draftree.draft.drafter import TreeDrafter
 from draftree.draft.load import load_drafter, resolved
-from draftree.draft.methods import find_policy
-from draftree.draft.policy import Frontier
 from draftree.engine import Engine
 from draftree.errors import ConfigError, DraftreeWarning
 from draftree.load import load_engine
-from draftree.models.fingerprint import fingerprint
-from draftree.models.head_file import SHIPPED, load_head, read_head, save_head
-from draftree.models.hf import HFModel
+from draftree.models.eagle_head import SHIPPED, load_head, read_head, save_head
+from draftree.models.huggingface import HFModel
+from draftree.models.probe import fingerprint
+from draftree.policies.base import Frontier
+from draftree.policies.c2t import ClassifierTree, Score, provenance
+from draftree.policies.classifier import DEFAULT, DEFAULT_WIDTH, Classifier, read_classifier
+from draftree.policies.methods import find_policy
 from draftree.tree import ROOT, DraftTree
 
 from ..heads import DRAFTED, random_head

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from draftree.draft.calibration import Calibration, Record, Tried, first_or_not, with_odds
+from draftree.policies.auto.calibration import Calibration, Record, Tried, first_or_not, with_odds
 
 
 def accepted(calibration: Calibration, probability: float, depth: int, kind: int = 0) -> float:

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from draftree.draft.classifier import Classifier, Provenance
-from draftree.draft.classifier_file import DEFAULT, ClassifierFile, read_classifier
 from draftree.errors import ConfigError, RunError, UnknownNameError
+from draftree.policies.classifier import DEFAULT, Classifier, ClassifierFile, Provenance, read_classifier
 
 NET = Classifier(
     features=("probability", "rank"),

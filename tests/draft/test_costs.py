@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from draftree.draft.costs import CostDrift
+from draftree.policies.auto.cost_model import CostDrift
 
 
 def test_sizes_that_have_become_dearer_are_found_out() -> None:

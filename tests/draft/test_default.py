@@ -14,11 +14,11 @@ from draftree.cli.main import run
 from draftree.config import SamplingParams
 from draftree.draft.load import load_drafter, resolved
 from draftree.draft.names import AUTO
-from draftree.draft.tree_file import read_tree
 from draftree.errors import ConfigError, ModelFileError
-from draftree.models import head_file
-from draftree.models.head_file import save_head
-from draftree.models.hf import HFModel
+from draftree.models import eagle_head as head_file
+from draftree.models.eagle_head import save_head
+from draftree.models.huggingface import HFModel
+from draftree.policies.fixed import read_tree
 from draftree.records import RunRecord
 from draftree.trace import read_trace
 from draftree.verify.schemes import SCHEMES

@@ -11,11 +11,11 @@ from torch import Tensor
 from draftree.config import Budget, SamplingParams
 from draftree.draft.drafter import TreeDrafter
 from draftree.draft.drawing import Drawing, Key, draw
-from draftree.draft.entropy import StaticTree
 from draftree.draft.lookup import LookupSource, NgramIndex
 from draftree.draft.model import ModelSource
-from draftree.draft.policy import Frontier, Growth, GrowthPolicy
 from draftree.errors import ConfigError
+from draftree.policies.base import Frontier, Growth, GrowthPolicy
+from draftree.policies.entropy import StaticTree
 from draftree.request import Request
 from draftree.sampling import warp
 from draftree.text import text_stream

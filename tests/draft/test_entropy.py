@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from draftree.config import MAX_NODES, Budget
-from draftree.draft.entropy import MAX_WIDTH, BranchingSteps, EntropyStop, EntropyTree, StaticTree, Steps, fit
-from draftree.draft.methods import METHODS, find_policy
-from draftree.draft.policy import GrowthPolicy
 from draftree.errors import ConfigError
+from draftree.policies.base import GrowthPolicy
+from draftree.policies.entropy import MAX_WIDTH, BranchingSteps, EntropyStop, EntropyTree, StaticTree, Steps, fit
+from draftree.policies.methods import METHODS, find_policy
 from draftree.tree import ROOT, DraftTree
 
 from ..toy import Path, ScriptedScorer, trees_of

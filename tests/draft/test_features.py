@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from draftree.config import Budget
-from draftree.draft.best import Eagle2Tree
-from draftree.draft.features import FEATURES, Columns, features, of_frontier, of_tree
 from draftree.draft.grow import grow
-from draftree.draft.policy import Frontier, Growth
+from draftree.policies.base import Frontier, Growth
+from draftree.policies.best_paths import Eagle2Tree
+from draftree.policies.c2t import FEATURES, Columns, features, of_frontier, of_tree
 from draftree.tree import DraftTree
 
 from ..toy import Path, ScriptedScorer

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftree.config import Budget
-from draftree.draft.entropy import StaticTree
-from draftree.draft.policy import Frontier, Growth, GrowthPolicy, best_per_row
+from draftree.policies.base import Frontier, Growth, GrowthPolicy, best_per_row
+from draftree.policies.entropy import StaticTree
 from draftree.tree import ROOT, DraftTree
 
 from ..toy import Path, Script, ScriptedScorer, trees_of

@@ -7,14 +7,14 @@ import torch
 
 from draftree.config import Budget, SamplingParams
 from draftree.draft.drafter import TreeDrafter
-from draftree.draft.entropy import StaticTree
 from draftree.draft.guest import GuestSource
 from draftree.draft.load import load_drafter
-from draftree.draft.methods import METHODS
 from draftree.draft.model import ModelSource
 from draftree.engine import Engine
 from draftree.errors import ConfigError, RunError
-from draftree.models.hf import HFModel
+from draftree.models.huggingface import HFModel
+from draftree.policies.entropy import StaticTree
+from draftree.policies.methods import METHODS
 from draftree.train.replay import Replay
 
 from ..pairs import costs, policy, target

@@ -6,17 +6,17 @@ import pytest
 import torch
 
 from draftree.config import SamplingParams
-from draftree.draft.auto import AutoTree
 from draftree.draft.drafter import TreeDrafter
 from draftree.draft.head import HeadSource
 from draftree.draft.lookup import LookupSource
-from draftree.draft.methods import METHODS
 from draftree.draft.recycle import RecycleSource
 from draftree.draft.union import UnionSource
 from draftree.engine import Engine
 from draftree.errors import CacheError
-from draftree.models.head_model import HeadModel
-from draftree.models.hf import HFModel
+from draftree.models.eagle_model import HeadModel
+from draftree.models.huggingface import HFModel
+from draftree.policies.auto.policy import AutoTree
+from draftree.policies.methods import METHODS
 from draftree.request import Request
 from draftree.text import NoText
 from draftree.verify.schemes import SCHEMES

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from draftree.config import SamplingParams
 from draftree.draft.drafter import TreeDrafter
-from draftree.draft.entropy import StaticTree
 from draftree.draft.head import HeadSource
 from draftree.draft.hierarchy import HierarchySource
 from draftree.draft.lookup import LookupSource
@@ -19,8 +18,9 @@ from draftree.draft.union import UnionSource
 from draftree.engine import Engine
 from draftree.errors import CacheError
 from draftree.models.base import Nodes, Row
-from draftree.models.head_model import HeadModel, HeadRow
-from draftree.models.hf import HFModel
+from draftree.models.eagle_model import HeadModel, HeadRow
+from draftree.models.huggingface import HFModel
+from draftree.policies.entropy import StaticTree
 
 from ..heads import PROMPTS, random_head, trained
 from ..pairs import relative

@@ -11,25 +11,25 @@ import pytest
 import torch
 
 from draftree.config import Budget, SamplingParams
-from draftree.draft.auto import AutoTree
 from draftree.draft.drafter import TreeDrafter
 from draftree.draft.drawing import Drawing
-from draftree.draft.entropy import EntropyStop, StaticTree
 from draftree.draft.head import HeadSource
 from draftree.draft.hierarchy import HierarchySource
 from draftree.draft.known import Law, answer, laws_of
 from draftree.draft.loop import LoopBack
-from draftree.draft.methods import METHODS
 from draftree.draft.model import ModelSource
-from draftree.draft.policy import GrowthPolicy
 from draftree.draft.source import Source, joined
 from draftree.draft.union import UnionSource
-from draftree.draft.window import DynamicWindow, Window
 from draftree.engine import Engine, Generation
 from draftree.errors import ConfigError
 from draftree.models.base import Nodes, Row
-from draftree.models.hf import HFModel
+from draftree.models.huggingface import HFModel
 from draftree.outcome import Outcome, StepCost
+from draftree.policies.auto.policy import AutoTree
+from draftree.policies.base import GrowthPolicy
+from draftree.policies.chains import DynamicWindow, Window
+from draftree.policies.entropy import EntropyStop, StaticTree
+from draftree.policies.methods import METHODS
 from draftree.records import EndRecord, RunRecord
 from draftree.trace import Trace, read_trace
 from draftree.tree import ROOT

@@ -14,20 +14,20 @@ from draftree.cli.main import app
 from draftree.config import MAX_NODES, Budget, SamplingParams
 from draftree.draft.drafter import TreeDrafter
 from draftree.draft.drawing import Drawing
-from draftree.draft.entropy import StaticTree
 from draftree.draft.hierarchy import HierarchySource
 from draftree.draft.levels import levels_of
 from draftree.draft.load import load_drafter
 from draftree.draft.loop import LoopBack
-from draftree.draft.methods import find_policy
 from draftree.draft.source import Scorer, Source
-from draftree.draft.window import CHAIN, DynamicWindow, Window
 from draftree.load import load_engine
 from draftree.models.base import LanguageModel
-from draftree.models.hf import HFModel
+from draftree.models.cost_profile import Profile
+from draftree.models.huggingface import HFModel
 from draftree.models.load import load
-from draftree.models.profile import Profile
 from draftree.outcome import Outcome, StepCost
+from draftree.policies.chains import CHAIN, DynamicWindow, Window
+from draftree.policies.entropy import StaticTree
+from draftree.policies.methods import find_policy
 from draftree.records import RunRecord
 from draftree.request import Request
 from draftree.trace import read_trace
@@ -180,7 +180,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> None:
         return costs(1e-9 * model.capabilities.parameters)
 
     monkeypatch.setattr("draftree.draft.load.kept_or_measured", found)
-    monkeypatch.setattr("draftree.draft.stopping.kept_or_measured", found)
+    monkeypatch.setattr("draftree.policies.stopping.kept_or_measured", found)
 
 
 def loaded(name: str, method: str, model: HFModel) -> tuple[TreeDrafter, HierarchySource]:

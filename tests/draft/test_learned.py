@@ -12,17 +12,16 @@ import torch
 
 from draftree.cli.main import run
 from draftree.config import Budget, SamplingParams
-from draftree.draft.auto import AutoTree
-from draftree.draft.c2t import provenance
-from draftree.draft.classifier import Classifier
-from draftree.draft.classifier_file import ClassifierFile
-from draftree.draft.entropy import EntropyTree
 from draftree.draft.grow import grow
-from draftree.draft.learned import LearnedTree, LearnedWidth, ScoredAuto
 from draftree.draft.lookup import LookupSource
-from draftree.draft.methods import find_policy
 from draftree.engine import Engine
 from draftree.errors import ConfigError, DraftreeWarning
+from draftree.policies.auto.policy import AutoTree
+from draftree.policies.c2t import provenance
+from draftree.policies.classifier import Classifier, ClassifierFile
+from draftree.policies.entropy import EntropyTree
+from draftree.policies.learned import LearnedTree, LearnedWidth, ScoredAuto
+from draftree.policies.methods import find_policy
 from draftree.request import Request, Stats
 from draftree.tree import DraftTree
 

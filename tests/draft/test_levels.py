@@ -12,22 +12,22 @@ from typer.testing import CliRunner
 from draftree.cli.main import app
 from draftree.config import SamplingParams
 from draftree.draft.drafter import TreeDrafter
-from draftree.draft.entropy import StaticTree
 from draftree.draft.hierarchy import HierarchySource
 from draftree.draft.levels import LevelName, levels_of, without_loop_back
 from draftree.draft.load import load_drafter
 from draftree.draft.loop import LoopBack
 from draftree.draft.model import ModelSource
 from draftree.draft.names import layers_of, learns, names_model
-from draftree.draft.stopping import PayingChain
 from draftree.draft.union import UnionSource
 from draftree.engine import Engine
 from draftree.errors import ConfigError, DraftreeWarning, InputError, UnknownNameError, VocabularyError
 from draftree.load import load_engine
 from draftree.models.base import LanguageModel
-from draftree.models.hf import HFModel
+from draftree.models.cost_profile import Profile
+from draftree.models.huggingface import HFModel
 from draftree.models.load import load
-from draftree.models.profile import Profile
+from draftree.policies.entropy import StaticTree
+from draftree.policies.stopping import PayingChain
 
 from ..pairs import costs
 from ..tiny import save_tiny
@@ -53,7 +53,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> None:
         return costs(1e-9 * model.capabilities.parameters)
 
     monkeypatch.setattr("draftree.draft.load.kept_or_measured", found)
-    monkeypatch.setattr("draftree.draft.stopping.kept_or_measured", found)
+    monkeypatch.setattr("draftree.policies.stopping.kept_or_measured", found)
 
 
 def source(name: str, model: HFModel) -> HierarchySource:

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from draftree.config import Budget, SamplingParams
 from draftree.draft.drafter import TreeDrafter
-from draftree.draft.entropy import StaticTree
 from draftree.draft.lookup import LookupSource, NgramIndex
 from draftree.errors import ConfigError
+from draftree.policies.entropy import StaticTree
 from draftree.request import Request
 from draftree.text import NoText
 from draftree.tree import DraftTree

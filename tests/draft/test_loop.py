@@ -9,10 +9,10 @@ import torch
 
 from draftree.config import Budget
 from draftree.draft.drafter import TreeDrafter
-from draftree.draft.entropy import StaticTree
 from draftree.draft.hierarchy import HierarchySource
 from draftree.draft.loop import Decider, LoopBack, Place
 from draftree.outcome import Outcome, StepCost
+from draftree.policies.entropy import StaticTree
 from draftree.request import Request
 from draftree.tree import DraftTree
 

@@ -7,11 +7,11 @@ import math
 import pytest
 
 from draftree.config import DEFAULT_NODES, Budget
-from draftree.draft.entropy import BranchingSteps, EntropyStop, EntropyTree, StaticTree
-from draftree.draft.methods import DEFAULT_METHOD, METHODS, find_method, find_policy
-from draftree.draft.policy import GrowthPolicy
-from draftree.draft.window import DynamicWindow, Window
 from draftree.errors import ConfigError, UnknownNameError
+from draftree.policies.base import GrowthPolicy
+from draftree.policies.chains import DynamicWindow, Window
+from draftree.policies.entropy import BranchingSteps, EntropyStop, EntropyTree, StaticTree
+from draftree.policies.methods import DEFAULT_METHOD, METHODS, find_method, find_policy
 
 from ..toy import ScriptedScorer, trees_of
 

@@ -12,13 +12,13 @@ from safetensors.torch import load_file, save_file
 
 from draftree.config import Budget, SamplingParams
 from draftree.draft.drafter import TreeDrafter
-from draftree.draft.entropy import StaticTree
-from draftree.draft.methods import METHODS
 from draftree.draft.recycle import ANY, RecycleSource, SuccessorTable
 from draftree.draft.recycle_file import read_entries, vocabulary_of
 from draftree.engine import Engine
 from draftree.errors import ConfigError, DraftreeWarning
 from draftree.outcome import Outcome, StepCost, Successors
+from draftree.policies.entropy import StaticTree
+from draftree.policies.methods import METHODS
 from draftree.request import Request
 from draftree.text import NoText
 from draftree.trace import Observer

@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from draftree.draft.sequoia import best_size, best_tree, expected_acceptance_length
-from draftree.draft.static import Ranks, check_paths
 from draftree.errors import ConfigError
+from draftree.policies.fixed import Ranks, best_size, best_tree, check_paths, expected_acceptance_length
 
 Tree = frozenset[Ranks]
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from draftree.config import MAX_NODES, Budget
-from draftree.draft.methods import find_policy
-from draftree.draft.policy import GrowthPolicy
-from draftree.draft.static import EAGLE, Pair, Ranks, RankTree, short_name
 from draftree.errors import ConfigError
+from draftree.policies.base import GrowthPolicy
+from draftree.policies.fixed import EAGLE, Pair, Ranks, RankTree, short_name
+from draftree.policies.methods import find_policy
 from draftree.tree import ROOT, DraftTree
 
 from ..toy import Path, Script, ScriptedScorer, trees_of

@@ -10,13 +10,13 @@ import pytest
 from draftree.config import Budget, SamplingParams
 from draftree.draft.drafter import TreeDrafter
 from draftree.draft.head import HeadSource
-from draftree.draft.methods import find_policy
-from draftree.draft.policy import GrowthPolicy
-from draftree.draft.stopping import PayingChain
 from draftree.engine import Engine
 from draftree.errors import ConfigError
-from draftree.models.profile import Point, Profile
+from draftree.models.cost_profile import Point, Profile
 from draftree.outcome import Outcome, StepCost
+from draftree.policies.base import GrowthPolicy
+from draftree.policies.methods import find_policy
+from draftree.policies.stopping import PayingChain
 from draftree.request import Request
 
 from ..heads import trained

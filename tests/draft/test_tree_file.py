@@ -11,12 +11,11 @@ import pytest
 
 from draftree.config import SamplingParams
 from draftree.draft.load import load_drafter
-from draftree.draft.methods import find_policy
-from draftree.draft.static import Pair, RankTree
-from draftree.draft.tree_file import read_tree
 from draftree.engine import Engine
 from draftree.errors import ConfigError, RunError, UnknownNameError
 from draftree.load import load_engine
+from draftree.policies.fixed import Pair, RankTree, read_tree
+from draftree.policies.methods import find_policy
 
 from ..pairs import TREE, save_tree, target
 from ..tiny import save_tiny

@@ -11,17 +11,12 @@ import pytest
 import torch
 
 from draftree.config import Budget, SamplingParams
-from draftree.draft.auto import AutoTree
-from draftree.draft.best import OptTree
 from draftree.draft.drafter import TreeDrafter
 from draftree.draft.drawing import Drawing
-from draftree.draft.entropy import StaticTree
 from draftree.draft.load import load_drafter
 from draftree.draft.lookup import LookupSource
-from draftree.draft.methods import METHODS
 from draftree.draft.model import ModelSource
 from draftree.draft.names import parts_of
-from draftree.draft.policy import GrowthPolicy
 from draftree.draft.recycle import RecycleSource
 from draftree.draft.source import Scorer, Source
 from draftree.draft.union import UnionSource
@@ -29,6 +24,11 @@ from draftree.engine import Engine
 from draftree.errors import ConfigError, UnknownNameError
 from draftree.load import load_engine
 from draftree.outcome import Outcome, StepCost
+from draftree.policies.auto.policy import AutoTree
+from draftree.policies.base import GrowthPolicy
+from draftree.policies.best_paths import OptTree
+from draftree.policies.entropy import StaticTree
+from draftree.policies.methods import METHODS
 from draftree.request import Request
 from draftree.text import NoText
 from draftree.tree import ROOT, DraftTree

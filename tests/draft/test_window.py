@@ -10,12 +10,12 @@ import pytest
 from draftree.config import Budget
 from draftree.draft.drafter import TreeDrafter
 from draftree.draft.drawing import Drawing
-from draftree.draft.methods import METHODS, find_method, find_policy
 from draftree.draft.source import Scorer, Source
-from draftree.draft.static import RankTree
-from draftree.draft.window import DynamicWindow, Threshold, Window
 from draftree.errors import ConfigError
 from draftree.outcome import Outcome, StepCost
+from draftree.policies.chains import DynamicWindow, Threshold, Window
+from draftree.policies.fixed import RankTree
+from draftree.policies.methods import METHODS, find_method, find_policy
 from draftree.request import Request
 from draftree.tree import DraftTree
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from draftree.draft.costs import Curve
-from draftree.draft.worth import Spending, Stake
-from draftree.models.profile import Point, Profile
+from draftree.models.cost_profile import Point, Profile
 from draftree.outcome import Outcome, StepCost
+from draftree.policies.auto.cost_model import Curve
+from draftree.policies.auto.drafter_selection import Spending, Stake
 from draftree.tree import DraftTree
 
 from .test_auto import ME, Fake

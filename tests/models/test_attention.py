@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from draftree.models.attention import NAME, attend, attend_as_one, grouped_sdpa, share_key_heads
-from draftree.models.hf import HFModel
+from draftree.models.huggingface import HFModel
 
 from ..tiny import FAMILIES, causal_logits, tiny
 

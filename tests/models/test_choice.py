@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from draftree.errors import DraftreeWarning
-from draftree.models import choice
-from draftree.models.choice import SIZES, Times, choose, measure, padded
-from draftree.models.kernels import Stock
+from draftree.models.cpu import quantization as choice
+from draftree.models.cpu.kernels import Stock
+from draftree.models.cpu.quantization import SIZES, Times, choose, measure, padded
 
 
 def times(**of: float) -> tuple[float, ...]:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from draftree.cli.main import run
-from draftree.models import profile
-from draftree.models.measure import Grid
+from draftree.models import cost_profile as profile
+from draftree.models.cost_profile import Grid
 
 from ..tiny import save_tiny
 
@@ -28,7 +28,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     place = tmp_path / "profiles"
     monkeypatch.setattr(profile, "profile_folder", lambda: place)
     monkeypatch.setattr("draftree.cli.info.profile_folder", lambda: place)
-    monkeypatch.setattr("draftree.models.measure.SHORT", Grid((1, 2, 4), (8,), (1,), 1))
+    monkeypatch.setattr("draftree.models.cost_profile.SHORT", Grid((1, 2, 4), (8,), (1,), 1))
     return place
 
 

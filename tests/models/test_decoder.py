@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from draftree.models.base import Nodes
-from draftree.models.decoder import direct
-from draftree.models.hf import HFModel
-from draftree.models.layers import Norm, merge_layers
+from draftree.models.cpu.fused_layers import Norm, merge_layers
+from draftree.models.cpu.fused_model import direct
+from draftree.models.huggingface import HFModel
 
 from ..tiny import FAMILIES, tiny
 from .test_layers import LLAMA_KIND

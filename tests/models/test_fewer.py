@@ -8,7 +8,7 @@ import torch
 from draftree.draft.names import layers_of
 from draftree.errors import ConfigError
 from draftree.models.base import Nodes
-from draftree.models.hf import HFModel
+from draftree.models.huggingface import HFModel
 
 from ..tiny import FAMILIES, VOCAB, causal_logits, tiny
 

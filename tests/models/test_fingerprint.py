@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from draftree.draft.source import Source
-from draftree.models.fingerprint import fingerprint
-from draftree.models.hf import HFModel
+from draftree.models.huggingface import HFModel
+from draftree.models.probe import fingerprint
 
 from ..pairs import relative, source, target
 from ..tiny import tiny

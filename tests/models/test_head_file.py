@@ -12,14 +12,23 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from draftree.draft.load import load_drafter
-from draftree.draft.methods import find_policy
 from draftree.errors import ConfigError, ModelFileError, RunError, UnknownNameError
-from draftree.models import head_model
+from draftree.models import eagle_model as head_model
 from draftree.models.base import Nodes
-from draftree.models.head import HeadConfig, HeadNetwork, output_layer
-from draftree.models.head_file import SHIPPED, is_head, load_head, read_head, save_head, shipped_head
-from draftree.models.hf import HFModel
-from draftree.models.kernels import working
+from draftree.models.cpu.kernels import working
+from draftree.models.eagle_head import (
+    SHIPPED,
+    HeadConfig,
+    HeadNetwork,
+    is_head,
+    load_head,
+    output_layer,
+    read_head,
+    save_head,
+    shipped_head,
+)
+from draftree.models.huggingface import HFModel
+from draftree.policies.methods import find_policy
 
 from ..heads import DRAFTED, random_head
 from ..tiny import VOCAB, tiny
@@ -133,7 +142,7 @@ def test_a_head_computes_in_what_is_fastest_whatever_its_target_does(
 def test_where_there_are_no_other_kernels_a_head_computes_in_float32(
     folder: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
 ) -> None:
-    monkeypatch.setattr("draftree.models.numerics.working", lambda kind: kind == "fp32" and working(kind))
+    monkeypatch.setattr("draftree.models.cpu.quantization.working", lambda kind: kind == "fp32" and working(kind))
     head = load_head(folder, HFModel(tiny(), self_test=False, numerics="fp32"))
     assert head.capabilities.numerics == "fp32"
     assert not recwarn.list

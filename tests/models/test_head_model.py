@@ -8,8 +8,8 @@ from torch import Tensor
 
 from draftree.errors import CacheError
 from draftree.models.base import Nodes
-from draftree.models.head_model import HeadModel, HeadRow
-from draftree.models.hf import HFModel
+from draftree.models.eagle_model import HeadModel, HeadRow
+from draftree.models.huggingface import HFModel
 from draftree.tree import ROOT
 
 from ..heads import DRAFTED, random_head

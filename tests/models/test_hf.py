@@ -15,7 +15,7 @@ from torch import Tensor
 from draftree.errors import CacheError, PromptError, UnsupportedModelError
 from draftree.models import probe
 from draftree.models.base import Nodes
-from draftree.models.hf import HFModel
+from draftree.models.huggingface import HFModel
 
 from ..tiny import FAMILIES, MAX_LENGTH, VOCAB, causal_logits, tiny
 from .trees import (

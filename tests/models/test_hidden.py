@@ -8,7 +8,7 @@ from torch import nn
 
 from draftree.errors import CacheError, UnsupportedModelError
 from draftree.models.base import Nodes
-from draftree.models.hf import HFModel
+from draftree.models.huggingface import HFModel
 
 from ..tiny import FAMILIES, tiny
 

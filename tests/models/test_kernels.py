@@ -10,10 +10,9 @@ from torch import Tensor
 from torch.nn.functional import linear
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from draftree.models import kernels, whole
-from draftree.models.kernel import Kernel, works
-from draftree.models.kernels import KERNELS, working
-from draftree.models.whole import Int4, Int8, Int8OneDNN, _digits
+from draftree.models.cpu import kernels
+from draftree.models.cpu import kernels as whole
+from draftree.models.cpu.kernels import KERNELS, Int4, Int8, Int8OneDNN, Kernel, _digits, working, works
 
 HERE = [kernel for numerics in KERNELS for kernel in working(numerics)]
 """What this processor has; ``load`` falls back on these where one is missing."""

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from draftree.models import layers
-from draftree.models.hf import HFModel
-from draftree.models.layers import merge_layers
+from draftree.models.cpu import fused_layers as layers
+from draftree.models.cpu.fused_layers import merge_layers
+from draftree.models.huggingface import HFModel
 
 from ..tiny import FAMILIES, causal_logits, tiny
 

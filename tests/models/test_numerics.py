@@ -17,17 +17,16 @@ from transformers import PreTrainedModel
 import draftree
 from draftree.bench.exact import first_difference
 from draftree.config import SamplingParams
-from draftree.draft.methods import METHODS
 from draftree.engine import Engine
 from draftree.errors import ConfigError, DraftreeWarning
-from draftree.models import numerics as module
 from draftree.models.base import Nodes
-from draftree.models.choice import Choice, Times
-from draftree.models.hf import HFModel
-from draftree.models.kernels import KERNELS, Stock, working
+from draftree.models.cost_profile import Identity
+from draftree.models.cpu import quantization as module
+from draftree.models.cpu.kernels import KERNELS, Stock, working
+from draftree.models.cpu.quantization import NUMERICS, Choice, KernelLinear, Times, check, convert, summary
+from draftree.models.huggingface import HFModel
 from draftree.models.load import load, load_stock
-from draftree.models.numerics import NUMERICS, KernelLinear, check, convert, summary
-from draftree.models.profile import Identity
+from draftree.policies.methods import METHODS
 
 from ..pairs import drafter, generated
 from ..tiny import FAMILIES, causal_logits, save_tiny, tiny

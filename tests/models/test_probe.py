@@ -7,7 +7,7 @@ import torch
 
 from draftree.errors import PromptError, UnsupportedModelError
 from draftree.models import probe
-from draftree.models.hf import HFModel
+from draftree.models.huggingface import HFModel
 
 from ..tiny import FAMILIES, MAX_LENGTH, VOCAB, WINDOW, tiny
 

@@ -12,8 +12,7 @@ import torch
 
 from draftree.errors import ConfigError, DraftreeWarning
 from draftree.models.base import Nodes
-from draftree.models.measure import Grid, kept_or_measured, measure
-from draftree.models.profile import Identity, Point, Profile, load_profile
+from draftree.models.cost_profile import Grid, Identity, Point, Profile, kept_or_measured, load_profile, measure
 
 from ..toy import ToyModel
 
@@ -24,9 +23,9 @@ ME = Identity("toy", "ToyModel", 1, "float32", "none", "cpu", 1, "t", "t")
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Profiles of these tests go to a folder of their own; how busy the machine is has no say."""
-    monkeypatch.setattr("draftree.models.measure._BUSY", math.inf)
+    monkeypatch.setattr("draftree.models.cost_profile._BUSY", math.inf)
     folder = tmp_path / "draftree" / "profiles"
-    monkeypatch.setattr("draftree.models.profile.profile_folder", lambda: folder)
+    monkeypatch.setattr("draftree.models.cost_profile.profile_folder", lambda: folder)
     return folder
 
 
@@ -59,7 +58,7 @@ def test_the_median_of_the_passes_counts_and_the_first_is_not_among_them(monkeyp
 
 def test_on_a_busy_machine_passes_are_repeated_and_the_fastest_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, model = [0.0], ToyModel()
-    monkeypatch.setattr("draftree.models.measure._BUSY", 1.3)
+    monkeypatch.setattr("draftree.models.cost_profile._BUSY", 1.3)
     prices = {1: iter([9.0, 4.0, 2.0, 6.0, 5.0, 1.0, 7.0, 8.0, 3.0, 2.0]), 2: iter([9.0, 5.0, 3.0, 7.0, *[6.0] * 6])}
     extend = model.extend
 

@@ -9,7 +9,7 @@ import torch
 
 from draftree.errors import CacheError
 from draftree.models.base import Nodes
-from draftree.models.hf import HFModel
+from draftree.models.huggingface import HFModel
 from draftree.tree import ROOT
 
 from ..heads import random_head

@@ -9,11 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from draftree.models.hf import HFModel
-from draftree.models.kernels import KERNELS, working
-from draftree.models.layers import Forward
-from draftree.models.script import one_plan, scripted
-from draftree.models.stack import stacked
+from draftree.models.cpu.fused_layers import Forward
+from draftree.models.cpu.fused_model import one_plan, scripted, stacked
+from draftree.models.cpu.kernels import KERNELS, working
+from draftree.models.huggingface import HFModel
 
 from ..tiny import tiny
 from .test_decoder import passes

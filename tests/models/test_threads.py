@@ -15,7 +15,7 @@ from draftree.draft.load import load_drafter
 from draftree.engine import Engine
 from draftree.errors import CacheError
 from draftree.models.base import Nodes
-from draftree.models.hf import HFModel
+from draftree.models.huggingface import HFModel
 
 from ..pairs import policy
 from ..tiny import causal_logits, tiny

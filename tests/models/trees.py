@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from draftree.models.base import Nodes, Row
-from draftree.models.hf import HFModel
+from draftree.models.huggingface import HFModel
 
 from ..tiny import MAX_LENGTH, VOCAB, causal_logits, tiny
 

@@ -14,11 +14,10 @@ from draftree.draft.base import Drafter
 from draftree.draft.drafter import TreeDrafter
 from draftree.draft.lookup import LookupSource, NgramIndex
 from draftree.draft.model import ModelSource
-from draftree.draft.static import Pair
-from draftree.draft.tree_file import Counts
 from draftree.engine import Engine
 from draftree.errors import ConfigError, RunError
-from draftree.models.hf import HFModel
+from draftree.models.huggingface import HFModel
+from draftree.policies.fixed import Counts, Pair
 from draftree.sampling import gumbel_noise
 from draftree.train.calibrate import Calibration, Tally, TruePath, conclude, measure, ranks_along
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from draftree.cli.main import run
-from draftree.draft.classifier_file import read_classifier
+from draftree.policies.classifier import read_classifier
 from draftree.train import sample_store
 from draftree.train.draw import respond
 

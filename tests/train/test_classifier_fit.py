@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from draftree.draft.classifier import Classifier
-from draftree.draft.features import FEATURES
 from draftree.errors import ConfigError, RunError
+from draftree.policies.c2t import FEATURES
+from draftree.policies.classifier import Classifier
 from draftree.train.classifier_fit import ClassifierRecipe, best_of, check_labels, check_split, evaluate, fit
 from draftree.train.samples import Samples
 

@@ -10,8 +10,8 @@ import pytest
 
 from draftree.cli import calibrate as command
 from draftree.cli.main import run
-from draftree.draft.tree_file import read_tree
-from draftree.models.profile import Identity, Point, Profile
+from draftree.models.cost_profile import Identity, Point, Profile
+from draftree.policies.fixed import read_tree
 from draftree.train.calibrate import measure
 from draftree.train.prompts import read_prompts
 

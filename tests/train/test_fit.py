@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from draftree.errors import ConfigError, RunError
-from draftree.models.head import HeadConfig, HeadNetwork
-from draftree.models.hf import HFModel
+from draftree.models.eagle_head import HeadConfig, HeadNetwork
+from draftree.models.huggingface import HFModel
 from draftree.train.fit import Fit, FitRecipe, regress
 from draftree.train.head import draft_vocabulary
 from draftree.train.head_eval import evaluate

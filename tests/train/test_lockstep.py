@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from draftree.errors import CacheError
-from draftree.models.hf import HFModel
+from draftree.models.huggingface import HFModel
 from draftree.train.draw import respond
 from draftree.train.lockstep import respond_in_step
 

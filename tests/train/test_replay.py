@@ -8,14 +8,14 @@ import pytest
 
 from draftree.bench.trees import Step, replay
 from draftree.config import SamplingParams
-from draftree.draft.best import OptTree
 from draftree.draft.drafter import TreeDrafter
 from draftree.draft.head import HeadSource
 from draftree.draft.source import Source
 from draftree.draft.union import UnionSource
 from draftree.engine import Engine
-from draftree.models.hf import HFModel
+from draftree.models.huggingface import HFModel
 from draftree.outcome import Outcome
+from draftree.policies.best_paths import OptTree
 from draftree.trace import Observer
 
 from ..heads import trained

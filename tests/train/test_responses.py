@@ -12,7 +12,7 @@ import torch
 from draftree.config import SamplingParams
 from draftree.engine import Engine
 from draftree.errors import ConfigError, ModelFileError, PromptError, RunError
-from draftree.models.hf import HFModel
+from draftree.models.huggingface import HFModel
 from draftree.train import head_data, responses
 from draftree.train.draw import respond
 from draftree.train.head_data import DataRecipe, HeadData, by_length, digest, encoded, shuffled

@@ -13,11 +13,11 @@ from draftree.config import SamplingParams
 from draftree.draft.base import Drafter
 from draftree.draft.drafter import TreeDrafter
 from draftree.draft.drawing import Drawing
-from draftree.draft.features import FEATURES, of_tree
 from draftree.draft.head import HeadSource
 from draftree.draft.source import Scorer, Source
 from draftree.engine import Engine
 from draftree.errors import ConfigError, ModelFileError, RunError
+from draftree.policies.c2t import FEATURES, of_tree
 from draftree.records import RequestRecord, StepRecord
 from draftree.request import Request
 from draftree.trace import Trace, read_trace

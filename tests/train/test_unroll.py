@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from draftree.models.base import Nodes
-from draftree.models.head import embeddings
-from draftree.models.hf import HFModel
+from draftree.models.eagle_head import embeddings
+from draftree.models.huggingface import HFModel
 from draftree.train.responses import Response
 from draftree.train.unroll import Batch, loss, unrolled
 

@@ -12,7 +12,7 @@ import torch
 
 import draftree
 from draftree.errors import ConfigError, RunError
-from draftree.models.hf import HFModel
+from draftree.models.huggingface import HFModel
 from draftree.train.draw import respond
 from draftree.train.head import Limits
 from draftree.train.head_data import DataRecipe, HeadData

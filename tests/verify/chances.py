@@ -11,7 +11,7 @@ from torch import Tensor
 from draftree.config import Budget
 from draftree.draft.drawing import Drawing, Drawn
 from draftree.draft.grow import grow
-from draftree.draft.policy import Candidates, GrowthPolicy
+from draftree.policies.base import Candidates, GrowthPolicy
 from draftree.tree import ROOT, DraftLaw, DraftTree
 from draftree.verify.match import Verdict
 from draftree.verify.walk import Coins, Law

@@ -15,18 +15,18 @@ from draftree.bench.entry import entries
 from draftree.cli.main import app
 from draftree.config import SamplingParams
 from draftree.draft.drafter import TreeDrafter
-from draftree.draft.entropy import StaticTree
 from draftree.draft.head import HeadSource
 from draftree.draft.hierarchy import HierarchySource
 from draftree.draft.lookup import LookupSource
 from draftree.draft.loop import LoopBack
 from draftree.draft.model import ModelSource
-from draftree.draft.policy import Frontier, Growth, GrowthPolicy
 from draftree.draft.source import Source
 from draftree.engine import Engine
 from draftree.errors import ConfigError
 from draftree.hf_generate import custom_generate
 from draftree.load import load_engine
+from draftree.policies.base import Frontier, Growth, GrowthPolicy
+from draftree.policies.entropy import StaticTree
 from draftree.records import RunRecord
 from draftree.sampling import gumbel_noise, warp
 from draftree.trace import read_trace

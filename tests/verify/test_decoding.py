@@ -10,14 +10,14 @@ from transformers import RepetitionPenaltyLogitsProcessor
 from draftree.config import SamplingParams
 from draftree.draft.base import Drafter
 from draftree.draft.drafter import TreeDrafter
-from draftree.draft.entropy import EntropyStop, EntropyTree, StaticTree
 from draftree.draft.lookup import LookupSource
-from draftree.draft.methods import METHODS
 from draftree.draft.model import ModelSource
-from draftree.draft.policy import GrowthPolicy
 from draftree.engine import Engine, Generation
 from draftree.errors import ConfigError, UnknownNameError
 from draftree.load import load_engine
+from draftree.policies.base import GrowthPolicy
+from draftree.policies.entropy import EntropyStop, EntropyTree, StaticTree
+from draftree.policies.methods import METHODS
 from draftree.sampling import warp
 from draftree.verify.schemes import SCHEMES, Relaxed, Scheme
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from draftree.draft.drawing import Drawing
-from draftree.draft.entropy import EntropyStop, EntropyTree, StaticTree
-from draftree.draft.policy import GrowthPolicy
 from draftree.errors import ConfigError, UnknownNameError
+from draftree.policies.base import GrowthPolicy
+from draftree.policies.entropy import EntropyStop, EntropyTree, StaticTree
 from draftree.tree import ROOT, DraftLaw, DraftTree
 from draftree.verify.match import Verdict
 from draftree.verify.schemes import SCHEMES, Block, MultiRound, Relaxed, _OneByOne, find_scheme

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..draft.lookup import NgramIndex
 from ..errors import CacheError
 from ..models.base import ForestModel, Nodes, Row
-from ..models.head_model import HeadModel
+from ..models.eagle_model import HeadModel
 from .laws import fitted
 from .nodes import Node, TreeRow
 from .request import BeamRequest

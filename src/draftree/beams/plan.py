@@ -1,6 +1,6 @@
 """How deep to draft beams where the caller sets no depth: as deep as is likely to be fastest, or not at all.
 
-By what passes cost, which was measured once and is kept (``models/profile.py``), and by how often drafted layers have
+By what passes cost, measured once and kept (``models/cost_profile.py``), and by how often drafted layers have
 gone on. Sampled beams ask their own request alone, and never the clock, so that a seed repeats them; and since only
 steps that are over count, the law of the next one is the same at any depth. Where the passes of a model cannot be
 measured, ``DEFAULT_DEPTH`` layers are drafted.
@@ -13,8 +13,7 @@ from dataclasses import dataclass
 
 from ..errors import DraftreeError, DraftreeWarning
 from ..models.base import LanguageModel
-from ..models.measure import kept_or_measured
-from ..models.profile import Profile
+from ..models.cost_profile import Profile, kept_or_measured
 from .layer import expected_layers
 from .params import DEEPEST, DEFAULT_DEPTH
 from .request import BeamRequest

@@ -14,8 +14,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from ..models.base import ForestModel, Nodes, Row
-from ..models.measure import kept_or_measured
-from ..models.profile import Profile
+from ..models.cost_profile import Profile, kept_or_measured
 from .chance import Chance
 from .nodes import Node, TreeRow, feed
 from .request import BeamRequest

@@ -27,8 +27,8 @@ from ..beams.params import BeamParams
 from ..config import SamplingParams
 from ..errors import InputError
 from ..load import load_beam_source
+from ..models.cpu.quantization import DEFAULT_NUMERICS
 from ..models.load import DEFAULT_MODEL, load, load_stock
-from ..models.numerics import DEFAULT_NUMERICS
 from ..text import encode, user
 from .beam_lines import Found, Line, Lines
 from .peers import bare

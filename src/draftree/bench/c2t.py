@@ -30,16 +30,15 @@ from rich.progress import track
 from torch import Tensor
 
 from ..config import SamplingParams
-from ..draft.best import Eagle2Tree, OptTree
-from ..draft.c2t import TOP, ClassifierTree, Score, warn_of_others
-from ..draft.classifier import Classifier
-from ..draft.classifier_file import DEFAULT, DEFAULT_WIDTH, read_classifier
 from ..draft.drafter import TreeDrafter
-from ..draft.entropy import BranchingSteps, EntropyFunction, EntropyTree, StaticTree
-from ..draft.learned import LearnedWidth
 from ..draft.load import load_drafter
-from ..draft.policy import Frontier, GrowthPolicy
 from ..models.load import DEFAULT_MODEL, load
+from ..policies.base import Frontier, GrowthPolicy
+from ..policies.best_paths import Eagle2Tree, OptTree
+from ..policies.c2t import TOP, ClassifierTree, Score, warn_of_others
+from ..policies.classifier import DEFAULT, DEFAULT_WIDTH, Classifier, read_classifier
+from ..policies.entropy import BranchingSteps, EntropyFunction, EntropyTree, StaticTree
+from ..policies.learned import LearnedWidth
 from ..text import encode, user
 from ..train.replay import Replay
 from .c2t_clock import Contestant, decoded, of_mal, print_clock

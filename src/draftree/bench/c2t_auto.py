@@ -15,11 +15,11 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable
 
-from ..draft.auto import AutoTree
-from ..draft.calibration import PRIOR, Calibration, bin_of
-from ..draft.classifier_file import read_classifier
-from ..draft.learned import ScoredAuto
 from ..errors import InputError
+from ..policies.auto.calibration import PRIOR, Calibration, bin_of
+from ..policies.auto.policy import AutoTree
+from ..policies.classifier import read_classifier
+from ..policies.learned import ScoredAuto
 from .grid import add_options, along, recorded
 from .stats import ratio
 

@@ -9,11 +9,11 @@ from typing import NamedTuple
 from rich.progress import track
 
 from ..config import SamplingParams
-from ..draft.c2t import ClassifierTree
 from ..draft.load import load_drafter
-from ..draft.policy import GrowthPolicy
 from ..engine import Engine
-from ..models.hf import HFModel
+from ..models.huggingface import HFModel
+from ..policies.base import GrowthPolicy
+from ..policies.c2t import ClassifierTree
 from .stats import ratio
 
 Contestant = tuple[str, GrowthPolicy, int]

@@ -19,8 +19,8 @@ import torch
 from rich.progress import track
 from torch import Tensor
 
-from ..draft.classifier import DEFAULT_FEATURES
-from ..draft.features import FEATURES
+from ..policies.c2t import FEATURES
+from ..policies.classifier import DEFAULT_FEATURES
 from ..train.classifier_fit import BATCH, EPOCHS, RATE, ClassifierRecipe, fit, losses
 from ..train.sample_store import SampleRecipe, SampleStore
 from ..train.samples import Samples

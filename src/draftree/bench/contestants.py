@@ -16,8 +16,8 @@ from ..draft.load import load_drafter
 from ..draft.names import names_model
 from ..engine import Engine, Generation
 from ..load import load_beam_source
-from ..models.head_model import HeadModel
-from ..models.hf import HFModel
+from ..models.eagle_model import HeadModel
+from ..models.huggingface import HFModel
 from ..models.load import load, load_stock
 from ..outcome import Outcome
 from ..trace import Observer

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 
 from ..beams.params import BeamParams
 from ..config import MAX_NODES, SamplingParams, named_settings
-from ..draft.methods import find_method
 from ..draft.names import AUTO, learns, names_model, parts_of
-from ..draft.policy import GrowthPolicy, node_budget
 from ..errors import ConfigError
 from ..load import check_beam_drafter
+from ..policies.base import GrowthPolicy, node_budget
+from ..policies.methods import find_method
 from ..verify.schemes import DEFAULT_SCHEME, Match, find_scheme
 from .peers import PEERS, check_peer
 from .wide import beam_params

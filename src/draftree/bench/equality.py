@@ -20,9 +20,9 @@ from transformers import PreTrainedModel
 from ..config import SamplingParams
 from ..draft.base import Drafter, NoDrafter
 from ..draft.load import load_drafter
-from ..draft.methods import METHODS
 from ..engine import Engine
 from ..models.load import DEFAULT_MODEL, load, load_stock
+from ..policies.methods import METHODS
 from ..text import encode, user
 from .exact import first_difference
 from .peers import bare

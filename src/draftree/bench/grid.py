@@ -24,19 +24,18 @@ from typing import NamedTuple
 from rich.progress import track
 
 from ..config import DEFAULT_NODES, SamplingParams
-from ..draft.auto import AutoTree
 from ..draft.drafter import TreeDrafter
 from ..draft.drawing import Drawing
 from ..draft.load import load_drafter
-from ..draft.policy import GrowthPolicy
 from ..draft.source import Scorer, Source
 from ..errors import ConfigError, InputError
 from ..models.base import LanguageModel
-from ..models.hf import HFModel
+from ..models.cost_profile import Profile, kept_or_measured
+from ..models.huggingface import HFModel
 from ..models.load import DEFAULT_MODEL, load
-from ..models.measure import kept_or_measured
-from ..models.profile import Profile
 from ..outcome import StepCost
+from ..policies.auto.policy import AutoTree
+from ..policies.base import GrowthPolicy
 from ..request import Request
 from ..text import encode, user
 from ..train.replay import Replay

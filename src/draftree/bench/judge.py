@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..config import SamplingParams
-from ..models.hf import HFModel
-from ..models.numerics import DEFAULT_NUMERICS, STOCK
+from ..models.cpu.quantization import DEFAULT_NUMERICS, STOCK
+from ..models.huggingface import HFModel
 from ..verify.schemes import find_scheme
 from .entry import PLAIN, Entry
 from .exact import first_difference

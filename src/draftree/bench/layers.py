@@ -17,9 +17,9 @@ from collections.abc import Iterable, Sequence
 from ..config import SamplingParams
 from ..engine import Engine
 from ..models.base import Nodes
-from ..models.hf import HFModel
+from ..models.cpu.quantization import DEFAULT_NUMERICS
+from ..models.huggingface import HFModel
 from ..models.load import DEFAULT_MODEL, load
-from ..models.numerics import DEFAULT_NUMERICS
 from ..text import encode, user
 from ..train.prompts import read_prompts
 

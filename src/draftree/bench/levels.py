@@ -20,13 +20,13 @@ from typing import NamedTuple
 from rich.progress import track
 
 from ..config import DEFAULT_NODES, SamplingParams
-from ..draft.auto import AutoTree
 from ..draft.base import NoDrafter
 from ..draft.load import load_drafter
-from ..draft.methods import find_policy
 from ..engine import Engine
+from ..models.cpu.quantization import DEFAULT_NUMERICS
 from ..models.load import DEFAULT_MODEL, load
-from ..models.numerics import DEFAULT_NUMERICS
+from ..policies.auto.policy import AutoTree
+from ..policies.methods import find_policy
 from ..request import Stats
 from ..text import encode, user
 from .stats import ratio

@@ -21,11 +21,11 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ..models.base import LanguageModel, Nodes
-from ..models.head_file import shipped_for, shipped_head
-from ..models.head_model import HeadModel
-from ..models.hf import HFModel
+from ..models.cpu.quantization import AUTO, DEFAULT_NUMERICS, DRAFTING, NUMERICS, STOCK, summary
+from ..models.eagle_head import shipped_for, shipped_head
+from ..models.eagle_model import HeadModel
+from ..models.huggingface import HFModel
 from ..models.load import DEFAULT_MODEL, load, load_stock
-from ..models.numerics import AUTO, DEFAULT_NUMERICS, DRAFTING, NUMERICS, STOCK, summary
 from ..text import encode
 from ..tree import ROOT
 

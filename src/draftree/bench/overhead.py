@@ -22,20 +22,20 @@ from torch import Tensor
 
 from ..config import Budget, SamplingParams
 from ..draft.base import NoDrafter
-from ..draft.c2t import ClassifierTree, Score
 from ..draft.drafter import TreeDrafter
 from ..draft.drawing import Drawn
 from ..draft.grow import grow
 from ..draft.load import load_drafter
-from ..draft.methods import METHODS, find_policy
-from ..draft.policy import Candidates, Frontier
 from ..engine import Engine
 from ..errors import RunError
 from ..models import attention
 from ..models.base import LanguageModel, Nodes
-from ..models.head_file import shipped_for
-from ..models.hf import HFModel
+from ..models.eagle_head import shipped_for
+from ..models.huggingface import HFModel
 from ..models.load import DEFAULT_MODEL, load
+from ..policies.base import Candidates, Frontier
+from ..policies.c2t import ClassifierTree, Score
+from ..policies.methods import METHODS, find_policy
 from ..request import Stats
 from ..text import encode
 from .suites import spec_bench

@@ -18,16 +18,16 @@ from torch.nn.functional import pad
 from ..artifacts import write_whole
 from ..config import MAX_NODES, Budget, SamplingParams
 from ..draft.base import NoDrafter
-from ..draft.best import Eagle2Tree
 from ..draft.drafter import TreeDrafter
 from ..draft.drawing import Drawing, Drawn
-from ..draft.policy import Candidates
 from ..draft.source import Grown, Scorer, Source
 from ..engine import Engine
 from ..errors import ConfigError
 from ..models.base import LanguageModel
-from ..models.hf import HFModel
+from ..models.huggingface import HFModel
 from ..outcome import Outcome
+from ..policies.base import Candidates
+from ..policies.best_paths import Eagle2Tree
 from ..request import Request
 from ..train.calibrate import said
 from ..train.replay import Replay

@@ -16,7 +16,7 @@ import torch
 from ..config import SamplingParams
 from ..errors import PromptError
 from ..models.base import Nodes
-from ..models.hf import HFModel
+from ..models.huggingface import HFModel
 from ..text import Prompt, encode
 from .contestants import Contestant, Models
 from .energy import find_meter

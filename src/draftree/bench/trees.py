@@ -22,10 +22,10 @@ from rich.progress import track
 from ..config import SamplingParams
 from ..draft.base import Drafter, NoDrafter
 from ..draft.load import load_drafter
-from ..draft.methods import find_policy
 from ..engine import Engine
-from ..models.hf import HFModel
+from ..models.huggingface import HFModel
 from ..models.load import DEFAULT_MODEL, load
+from ..policies.methods import find_policy
 from ..text import encode, user
 from ..train.replay import Replay
 from .stats import interval

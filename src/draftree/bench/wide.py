@@ -11,7 +11,7 @@ from ..beams.params import BeamParams, EarlyStopping
 from ..beams.sources import BeamSource
 from ..config import SamplingParams
 from ..errors import ConfigError
-from ..models.hf import HFModel
+from ..models.huggingface import HFModel
 from .record import Parts, Turn
 
 _EARLY: Mapping[str, EarlyStopping] = {"yes": True, "no": False, "never": "never"}

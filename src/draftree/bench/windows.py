@@ -30,18 +30,17 @@ from ..config import SamplingParams
 from ..draft.base import NoDrafter
 from ..draft.drafter import TreeDrafter
 from ..draft.drawing import Drawing, Drawn
-from ..draft.entropy import StaticTree
 from ..draft.load import load_drafter
-from ..draft.methods import find_policy
-from ..draft.policy import Candidates, GrowthPolicy
 from ..draft.source import Scorer, Source
 from ..engine import Engine
 from ..errors import ConfigError
 from ..models.base import LanguageModel
+from ..models.cost_profile import Profile, kept_or_measured
+from ..models.cpu.quantization import DEFAULT_NUMERICS
 from ..models.load import DEFAULT_MODEL, load
-from ..models.measure import kept_or_measured
-from ..models.numerics import DEFAULT_NUMERICS
-from ..models.profile import Profile
+from ..policies.base import Candidates, GrowthPolicy
+from ..policies.entropy import StaticTree
+from ..policies.methods import find_policy
 from ..request import Request
 from ..text import encode, user
 from ..train.replay import Replay

@@ -35,10 +35,10 @@ from ..bench.summary import as_json as table_as_json
 from ..bench.table import HEADER, markdown, overview
 from ..config import SamplingParams
 from ..draft.levels import without_loop_back
-from ..draft.methods import DEFAULT_METHOD
 from ..errors import ConfigError, RunError
+from ..models.cpu.quantization import DEFAULT_NUMERICS
 from ..models.load import DEFAULT_MODEL
-from ..models.numerics import DEFAULT_NUMERICS
+from ..policies.methods import DEFAULT_METHOD
 from .console import complain, err, out, told
 from .options import Candidates, Device, Dtype, Nodes, NoLoopBack, Numerics, Target, whole
 

@@ -15,13 +15,12 @@ from ..draft.base import Drafter as Drafts
 from ..draft.drafter import TreeDrafter
 from ..draft.load import load_drafter
 from ..draft.names import DEFAULT_DRAFTER, learns
-from ..draft.static import Pair
-from ..draft.tree_file import TreeFile
 from ..errors import ConfigError, PromptError, RunError
-from ..models.hf import HFModel
+from ..models.cost_profile import kept_or_measured
+from ..models.cpu.quantization import DEFAULT_NUMERICS
+from ..models.huggingface import HFModel
 from ..models.load import DEFAULT_MODEL, load
-from ..models.measure import kept_or_measured
-from ..models.numerics import DEFAULT_NUMERICS
+from ..policies.fixed import Pair, TreeFile
 from ..text import Prompt, encode, user
 from ..train.calibrate import Calibration, Costs, Tally, TruePath, check_ranges, conclude, measure
 from ..train.prompts import read_prompts

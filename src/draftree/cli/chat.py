@@ -7,11 +7,11 @@ import sys
 import typer
 
 from ..draft.levels import without_loop_back
-from ..draft.methods import DEFAULT_METHOD
 from ..draft.names import DEFAULT_DRAFTER
 from ..errors import InputError
+from ..models.cpu.quantization import DEFAULT_NUMERICS
 from ..models.load import DEFAULT_MODEL
-from ..models.numerics import DEFAULT_NUMERICS
+from ..policies.methods import DEFAULT_METHOD
 from ..text import user
 from ..verify.schemes import DEFAULT_SCHEME
 from . import console as show

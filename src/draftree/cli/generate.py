@@ -9,16 +9,16 @@ from typing import Annotated
 import typer
 
 from ..bench.exact import first_difference
-from ..draft.auto import AutoTree
 from ..draft.base import NoDrafter
 from ..draft.levels import without_loop_back
-from ..draft.methods import DEFAULT_METHOD
 from ..draft.names import DEFAULT_DRAFTER
 from ..engine import Engine
 from ..errors import ConfigError, RunError
 from ..load import load_beam_engine
+from ..models.cpu.quantization import DEFAULT_NUMERICS
 from ..models.load import DEFAULT_MODEL
-from ..models.numerics import DEFAULT_NUMERICS
+from ..policies.auto.policy import AutoTree
+from ..policies.methods import DEFAULT_METHOD
 from ..request import Request
 from ..text import Prompt, user
 from ..verify.schemes import DEFAULT_SCHEME, Match

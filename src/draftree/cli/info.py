@@ -10,11 +10,10 @@ from rich.table import Table
 
 from ..artifacts import user_path
 from ..errors import ConfigError
+from ..models.cost_profile import FULL, Grid, Profile, measure_and_keep, profile_folder
+from ..models.cpu.openmp import WAITING
+from ..models.cpu.quantization import DEFAULT_NUMERICS, summary
 from ..models.load import load
-from ..models.measure import FULL, Grid, measure_and_keep
-from ..models.numerics import DEFAULT_NUMERICS, summary
-from ..models.profile import Profile, profile_folder
-from ..openmp import WAITING
 from .console import out
 from .options import Device, Dtype, Numerics, whole
 

@@ -16,9 +16,9 @@ import typer
 
 from ..config import DEFAULT_NODES
 from ..draft.loop import RULES
-from ..draft.methods import METHODS
 from ..draft.names import DRAFTERS
 from ..errors import DraftreeWarning, InputError, RunError
+from ..policies.methods import METHODS
 from ..verify.schemes import SCHEMES
 from .bench import bench
 from .calibrate import calibrate

@@ -10,10 +10,10 @@ from typing import NamedTuple
 import typer
 
 from ..config import SamplingParams
-from ..draft.methods import find_method
 from ..engine import Engine
 from ..errors import ConfigError, PromptError
 from ..load import load_engine
+from ..policies.methods import find_method
 from ..request import Chunk, Request
 from ..trace import Observer, Trace
 from . import console as show

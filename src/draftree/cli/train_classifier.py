@@ -9,14 +9,13 @@ from typing import Annotated
 import typer
 
 from ..artifacts import user_path
-from ..draft.c2t import provenance
-from ..draft.classifier import DEFAULT_FEATURES, Classifier
-from ..draft.classifier_file import ClassifierFile, read_classifier
 from ..draft.drafter import TreeDrafter
 from ..draft.load import load_drafter
 from ..draft.names import DEFAULT_DRAFTER
 from ..errors import ConfigError, RunError
 from ..models.load import DEFAULT_MODEL, load
+from ..policies.c2t import provenance
+from ..policies.classifier import DEFAULT_FEATURES, Classifier, ClassifierFile, read_classifier
 from ..train.classifier_fit import (
     BATCH,
     EPOCHS,

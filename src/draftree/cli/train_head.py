@@ -13,7 +13,7 @@ import typer
 
 from ..artifacts import user_path
 from ..errors import ConfigError, RunError
-from ..models.head_file import is_head
+from ..models.eagle_head import is_head
 from ..models.load import DEFAULT_MODEL, load
 from ..train.fit import FitRecipe
 from ..train.head import HeadTraining, Limits

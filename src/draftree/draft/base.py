@@ -13,7 +13,7 @@ from ..tree import DraftTree
 from .drawing import Drawing
 
 if TYPE_CHECKING:
-    from .policy import GrowthPolicy
+    from ..policies.base import GrowthPolicy
 
 
 class Drafter(Protocol):

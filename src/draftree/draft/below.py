@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError
+from ..policies.base import Candidates
 from ..tree import ROOT
 from .drawing import Drawn
 from .known import Known, answer, laws_of
-from .policy import Candidates
 from .source import Asked, Scorer, Source, ask
 
 

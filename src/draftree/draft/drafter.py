@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from ..config import Budget
 from ..models.base import LanguageModel
 from ..outcome import Outcome
+from ..policies.base import GrowthPolicy
 from ..request import Request
 from ..tree import DraftTree
 from .drawing import Drawing
 from .grow import grow
-from .policy import GrowthPolicy
 from .source import Source
 
 

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from ..config import Budget
 from ..errors import ConfigError
+from ..policies.base import Frontier, Growth, GrowthPolicy, Pool, best_per_row, count_within
 from ..tree import ROOT, DraftLaw, DraftTree
 from .drawing import Drawing
-from .policy import Frontier, Growth, GrowthPolicy, Pool, best_per_row, count_within
 from .source import Grown, Scorer
 
 _NOTHING = Grown(DraftTree.empty(), torch.zeros(0, dtype=torch.int64))

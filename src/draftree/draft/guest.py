@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from ..errors import ConfigError, RunError
 from ..models.base import LanguageModel
-from ..models.hf import HFModel
+from ..models.huggingface import HFModel
 from ..outcome import Outcome
 from ..request import Request
 from .model import ModelSource, State

@@ -16,13 +16,13 @@ from torch import Tensor
 
 from ..errors import CacheError
 from ..models.base import LanguageModel, Nodes, Row
-from ..models.head_model import HeadModel, HeadRow
+from ..models.eagle_model import HeadModel, HeadRow
 from ..outcome import Outcome
+from ..policies.base import Candidates
 from ..request import Request
 from ..tree import ROOT
 from .drawing import Drawing
 from .model import ModelScorer, ModelSource, State
-from .policy import Candidates
 from .source import Asked, Grown, Scorer, joined
 
 

@@ -19,12 +19,12 @@ from ..config import Budget
 from ..errors import ConfigError
 from ..models.base import LanguageModel
 from ..outcome import Outcome
+from ..policies.auto.policy import AutoTree
+from ..policies.base import GrowthPolicy
 from ..request import Level, Request
-from .auto import AutoTree
 from .drawing import Drawing
 from .known import Known
 from .loop import Decider, LoopBack
-from .policy import GrowthPolicy
 from .rounds import HierarchyScorer, Proposal
 from .source import Grown, Scorer, Source
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ..policies.base import Candidates
 from ..tree import ROOT, DraftTree
-from .policy import Candidates
 from .source import Asked
 
 NOWHERE = -2

@@ -16,11 +16,11 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..outcome import largest
+from ..policies.base import Candidates
 from ..request import Request
 from ..sampling import gumbel_noise, gumbel_noise_of, warp_rows
 from ..tree import DraftLaw
 from .drawing import Drawing, Drawn, Key, draw
-from .policy import Candidates
 
 _FLOOR = torch.finfo(torch.float32).min
 _CHUNK = 8

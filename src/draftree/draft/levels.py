@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 
 from ..artifacts import is_path
 from ..errors import ConfigError
+from ..policies.base import GrowthPolicy
+from ..policies.chains import DynamicWindow, Window, read_memory, read_start
+from ..policies.methods import find_method
 from .loop import NEVER, LoopBack
-from .methods import find_method
-from .policy import GrowthPolicy
-from .window import DynamicWindow, Window, read_memory, read_start
 
 METHOD = "dynamic-window"
 """What shapes a level's proposals by default."""

@@ -13,12 +13,14 @@ from transformers import PreTrainedModel
 from ..artifacts import user_path
 from ..errors import DraftreeWarning, UnknownNameError, VocabularyError
 from ..models.base import LanguageModel
-from ..models.head_file import fits, is_head, load_head, shipped_for, shipped_head
-from ..models.head_model import HeadModel
-from ..models.hf import HFModel
+from ..models.cost_profile import kept_or_measured
+from ..models.cpu.quantization import DEFAULT_NUMERICS, DRAFTING, NUMERICS, price
+from ..models.eagle_head import fits, is_head, load_head, shipped_for, shipped_head
+from ..models.eagle_model import HeadModel
+from ..models.huggingface import HFModel
 from ..models.load import load
-from ..models.measure import kept_or_measured
-from ..models.numerics import DEFAULT_NUMERICS, DRAFTING, NUMERICS, price
+from ..policies.base import GrowthPolicy
+from ..policies.chains import CHAIN, DynamicWindow, Window
 from ..typed import typed
 from .base import Drafter, NoDrafter
 from .drafter import TreeDrafter
@@ -29,11 +31,9 @@ from .levels import LevelName, levels_of
 from .lookup import LookupSource
 from .model import ModelSource
 from .names import AUTO, CHEAPER, DRAFTERS, LAYERS, check_recycle_file, is_own, layers_of, parts_of
-from .policy import GrowthPolicy
 from .recycle import RecycleSource
 from .source import Source
 from .union import UnionSource
-from .window import CHAIN, DynamicWindow, Window
 
 _OWN: WeakKeyDictionary[PreTrainedModel, dict[str, HFModel]] = WeakKeyDictionary()
 """Targets once more, by their numerics."""

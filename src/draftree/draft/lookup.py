@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError
+from ..policies.base import Candidates
 from ..request import Request
 from ..tree import ROOT, DraftLaw
 from .drawing import Drawing, Drawn, Key, draw
-from .policy import Candidates
 from .source import Scorer, Source
 
 Tail = tuple[int, ...]

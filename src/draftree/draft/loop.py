@@ -14,13 +14,12 @@ from weakref import WeakKeyDictionary
 
 from ..errors import ConfigError
 from ..models.base import LanguageModel
-from ..models.measure import kept_or_measured
-from ..models.profile import Profile
+from ..models.cost_profile import Profile, kept_or_measured
 from ..outcome import Outcome
+from ..policies.auto.calibration import Calibration, Tried
+from ..policies.chains import Threshold, check_threshold, learn
 from ..request import Request
 from ..tree import ROOT
-from .calibration import Calibration, Tried
-from .window import Threshold, check_threshold, learn
 
 NEVER = "never"
 RULES = ("entropy", "gain", "always", NEVER)

@@ -15,11 +15,11 @@ from torch import Tensor
 from ..config import Budget
 from ..models.base import LanguageModel, Nodes, Row
 from ..outcome import Outcome
+from ..policies.base import Candidates
 from ..request import Request
 from ..tree import ROOT
 from .drawing import Drawing, Drawn
 from .laws import Laws
-from .policy import Candidates
 from .source import Asked, Grown, Scorer, Source
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from ..artifacts import is_path, user_path
 from ..errors import ConfigError
-from ..models.head_file import is_head
-from ..models.hf import HFModel
+from ..models.eagle_head import is_head
+from ..models.huggingface import HFModel
 from .levels import is_hierarchy, levels_of
 
 AUTO = DEFAULT_DRAFTER = "auto"

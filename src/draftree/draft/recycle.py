@@ -22,10 +22,10 @@ from torch import Tensor
 from ..errors import ConfigError, DraftreeWarning, RunError
 from ..models.base import LanguageModel
 from ..outcome import Outcome, Successors
+from ..policies.base import Candidates
 from ..request import Request
 from ..tree import ROOT
 from .drawing import Drawing, Drawn
-from .policy import Candidates
 from .recycle_file import Entries, read_entries, vocabulary_of, write_entries
 from .source import Scorer, Source
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from ..config import Budget
 from ..errors import ConfigError
 from ..outcome import Outcome, StepCost
+from ..policies.base import Candidates
 from ..request import Request
 from ..tree import ROOT, DraftTree
 from .below import BelowScorer
@@ -26,7 +27,6 @@ from .drawing import Drawing, Drawn
 from .grow import grow
 from .known import NO_LAW, Known, answer, laws_of
 from .loop import Place
-from .policy import Candidates
 from .source import Asked, ask
 
 if TYPE_CHECKING:

@@ -16,10 +16,10 @@ from torch.nn.functional import pad
 from ..config import Budget
 from ..models.base import LanguageModel
 from ..outcome import Outcome
+from ..policies.base import Candidates
 from ..request import Request
 from ..tree import ROOT, DraftTree
 from .drawing import Drawing, Drawn
-from .policy import Candidates
 
 
 class Scorer(Protocol):

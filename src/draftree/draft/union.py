@@ -21,11 +21,11 @@ from ..config import Budget
 from ..errors import ConfigError
 from ..models.base import LanguageModel
 from ..outcome import Outcome
+from ..policies.auto.calibration import Calibration, Tried, first_or_not
+from ..policies.base import Candidates
 from ..request import Request
 from ..tree import ROOT
-from .calibration import Calibration, Tried, first_or_not
 from .drawing import Drawing, Drawn
-from .policy import Candidates
 from .source import Grown, Scorer, Source
 
 _LEAST = 0.005

@@ -31,8 +31,8 @@ class Capabilities:
         eos_ids: tokens that end a sequence.
         dtype, device: of its weights.
         attention: attention implementation in use.
-        numerics: of its linear layers (``draftree.models.numerics``); "stock": as they were loaded.
-        fingerprint: of its weights (``draftree.models.fingerprint``); "": they cannot be read.
+        numerics: of its linear layers (``draftree.models.cpu.quantization``); "stock": as they were loaded.
+        fingerprint: of its weights (``draftree.models.probe``); "": they cannot be read.
     """
 
     name: str

@@ -28,8 +28,8 @@ from ..artifacts import user_path
 from ..cli.console import err
 from ..errors import ConfigError, DraftreeWarning, ModelFileError, RunError, UnknownNameError
 from ..typed import typed
-from .hf import HFModel
-from .numerics import DEFAULT_NUMERICS, check
+from .cpu.quantization import DEFAULT_NUMERICS, check
+from .huggingface import HFModel
 from .pretrained import first_line, quiet, read_gguf, read_pretrained
 
 DEFAULT_MODEL = "smollm2"
@@ -61,7 +61,7 @@ def load(
         device: "cpu", "cuda", ...; by default CUDA where there is one.
         attention: transformers' attention implementation, "sdpa" or "eager"; by default what it prefers for the model.
         numerics: what linear layers compute in where weights are float32 on a CPU: "fp32", "fp16w", "int8", or "auto",
-            the fastest of these (``draftree.models.numerics``). Their original weights are freed.
+            the fastest of these (``draftree.models.cpu.quantization``). Their original weights are freed.
 
     Raises:
         UnknownNameError: nothing of that name was found.

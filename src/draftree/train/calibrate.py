@@ -20,14 +20,12 @@ from torch import Tensor
 from ..artifacts import write_whole
 from ..config import SamplingParams
 from ..draft.base import Drafter, NoDrafter
-from ..draft.entropy import MAX_WIDTH
-from ..draft.policy import Frontier, Growth, GrowthPolicy
-from ..draft.sequoia import best_size, best_tree, expected_acceptance_length
-from ..draft.static import Pair
-from ..draft.tree_file import Counts, TreeFile
 from ..engine import Engine
 from ..errors import ConfigError, RunError
 from ..models.base import LanguageModel
+from ..policies.base import Frontier, Growth, GrowthPolicy
+from ..policies.entropy import MAX_WIDTH
+from ..policies.fixed import Counts, Pair, TreeFile, best_size, best_tree, expected_acceptance_length
 from .replay import Replay
 
 

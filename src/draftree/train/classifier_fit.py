@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from ..draft.c2t import BETA
-from ..draft.classifier import DEFAULT_FEATURES, MAX_HIDDEN, Classifier, check_features
-from ..draft.features import FEATURES
 from ..errors import ConfigError, RunError
+from ..policies.c2t import BETA, FEATURES
+from ..policies.classifier import DEFAULT_FEATURES, MAX_HIDDEN, Classifier, check_features
 from .samples import APART, Samples
 
 EPOCHS, BATCH = 10, 1024

@@ -8,7 +8,7 @@ import torch
 
 from ..config import SamplingParams
 from ..engine import Engine
-from ..models.hf import HFModel
+from ..models.huggingface import HFModel
 from ..request import Request
 from .lockstep import respond_in_step
 from .responses import Response, seed_of, temperature_of

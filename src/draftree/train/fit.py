@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError, RunError
-from ..models.head import HeadNetwork
+from ..models.eagle_head import HeadNetwork
 from .responses import Response
 from .unroll import Batch, loss, unrolled
 

@@ -23,9 +23,8 @@ from torch import Tensor
 from ..artifacts import write_whole
 from ..cli.console import told
 from ..errors import ConfigError, RunError
-from ..models.head import HeadConfig, HeadNetwork, embeddings, output_layer
-from ..models.head_file import load_head, read_head, save_head
-from ..models.hf import HFModel
+from ..models.eagle_head import HeadConfig, HeadNetwork, embeddings, load_head, output_layer, read_head, save_head
+from ..models.huggingface import HFModel
 from .draw import MAX_ROWS
 from .fit import Fit, FitRecipe, Frozen, regress
 from .head_card import PromptFile, card

@@ -18,7 +18,7 @@ import torch
 
 from ..artifacts import write_whole
 from ..errors import ConfigError, PromptError, RunError
-from ..models.hf import HFModel
+from ..models.huggingface import HFModel
 from ..text import encode, user
 from .draw import respond
 from .responses import Response, ResponseStore

@@ -8,12 +8,12 @@ from dataclasses import asdict, dataclass
 import torch
 
 from ..config import SamplingParams
-from ..draft.best import OptTree
 from ..draft.drafter import TreeDrafter
-from ..draft.entropy import StaticTree
 from ..draft.head import HeadSource
-from ..draft.policy import GrowthPolicy
-from ..models.head_model import HeadModel
+from ..models.eagle_model import HeadModel
+from ..policies.base import GrowthPolicy
+from ..policies.best_paths import OptTree
+from ..policies.entropy import StaticTree
 from .calibrate import TruePath, ranks_along
 from .replay import Replay
 from .responses import Response, seed_of

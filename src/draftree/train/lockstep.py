@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..models.hf import HFModel
+from ..models.huggingface import HFModel
 from ..sampling import gumbel_noise_at, stream_start
 from .responses import Response, seed_of, temperature_of
 

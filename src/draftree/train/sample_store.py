@@ -16,9 +16,9 @@ from torch import Tensor
 
 from ..artifacts import write_whole
 from ..draft.base import Drafter
-from ..draft.features import FEATURES
 from ..errors import ConfigError, ModelFileError, RunError
-from ..models.hf import HFModel
+from ..models.huggingface import HFModel
+from ..policies.c2t import FEATURES
 from .draw import respond
 from .samples import Samples, check_finite, samples_along
 

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from ..config import SamplingParams
 from ..draft.base import Drafter
-from ..draft.best import Eagle2Tree
-from ..draft.features import FEATURES, features, of_tree
-from ..draft.policy import GrowthPolicy
 from ..errors import RunError
-from ..models.hf import HFModel
+from ..models.huggingface import HFModel
+from ..policies.base import GrowthPolicy
+from ..policies.best_paths import Eagle2Tree
+from ..policies.c2t import FEATURES, features, of_tree
 from ..tree import ROOT, DraftTree
 from .replay import Replay
 from .responses import Response, seed_of

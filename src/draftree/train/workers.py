@@ -19,7 +19,7 @@ from multiprocessing.process import BaseProcess
 import torch
 
 from ..errors import DraftreeError, RunError
-from ..models.hf import HFModel
+from ..models.huggingface import HFModel
 from ..models.load import load
 from .draw import respond
 from .responses import Response

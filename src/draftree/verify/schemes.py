@@ -19,9 +19,9 @@ from torch import Tensor
 
 from ..config import named_settings
 from ..draft.drawing import Drawing
-from ..draft.entropy import Steps
-from ..draft.policy import GrowthPolicy
 from ..errors import ConfigError, UnknownNameError
+from ..policies.base import GrowthPolicy
+from ..policies.entropy import Steps
 from ..sampling import Draws, KeyedCoins
 from ..tree import DraftTree, TreeBatch
 from ..typed import check_fields

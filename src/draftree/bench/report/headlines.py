@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...draft.methods import DEFAULT_METHOD, METHODS
+from ...policies.methods import DEFAULT_METHOD, METHODS
 from ..entry import Entry
 from ..record import Record
 from ..summary import ALL, paired

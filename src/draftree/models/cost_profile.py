@@ -1,0 +1,360 @@
+"""Seconds of forward passes on this machine: measured, kept in a file, and looked up."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import platform
+import re
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import platformdirs
+import torch
+import transformers
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from ..artifacts import write_whole
+from ..cli.console import err
+from ..config import MAX_NODES
+from ..errors import ConfigError, DraftreeWarning, RunError
+from ..tree import ROOT
+from .base import LanguageModel, Nodes, Row
+
+FORMAT, VERSION = "draftree-profile", 3
+"""A new version of our own passes has new times."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What a profile depends on: with any other it would be another profile."""
+
+    model: str
+    architecture: str
+    parameters: int
+    dtype: str
+    attention: str
+    device: str
+    threads: int
+    torch: str
+    transformers: str
+    numerics: str = "stock"
+
+    @classmethod
+    def of(cls, model: LanguageModel) -> Identity:
+        """The model's on this machine."""
+        can = model.capabilities
+        return cls(
+            model=can.name,
+            architecture=can.architecture,
+            parameters=can.parameters,
+            dtype=str(can.dtype).removeprefix("torch."),
+            attention=can.attention,
+            device=torch.cuda.get_device_name(can.device) if can.device.type == "cuda" else processor(),
+            threads=torch.get_num_threads(),
+            torch=torch.__version__,
+            transformers=transformers.__version__,
+            numerics=can.numerics,
+        )
+
+    @property
+    def file_name(self) -> str:
+        """The same for other versions of libraries: theirs is the profile that goes stale."""
+        fixed = [str(v) for k, v in asdict(self).items() if k not in ("torch", "transformers")]
+        digest = hashlib.sha256("\n".join(fixed).encode()).hexdigest()[:10]
+        return f"{re.sub(r'[^A-Za-z0-9.-]+', '-', self.model)[-60:]}-{digest}.json"
+
+
+@lru_cache(maxsize=1)
+def processor() -> str:
+    try:
+        found = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+    except OSError:
+        found = None
+    return found[1].strip() if found else platform.processor() or platform.machine()
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One measured curve: ``seconds[i]`` is the median of passes over ``sizes[i]`` nodes in each of ``batch`` rows."""
+
+    batch: int
+    context: int
+    sizes: tuple[int, ...]
+    seconds: tuple[float, ...]
+
+    def at(self, tokens: float) -> float:
+        """Seconds over ``tokens`` nodes: linear between the measured sizes, and beyond them as from 1 to the last."""
+        above = next((i for i, size in enumerate(self.sizes) if size >= tokens), None)
+        if above == 0:
+            return self.seconds[0]
+        if above is None:
+            if len(self.sizes) == 1:
+                return self.seconds[0]
+            slope = (self.seconds[-1] - self.seconds[0]) / (self.sizes[-1] - self.sizes[0])
+            return self.seconds[-1] + max(0.0, slope) * (tokens - self.sizes[-1])
+        (low, high), (first, last) = self.sizes[above - 1 : above + 1], self.seconds[above - 1 : above + 1]
+        return first + (last - first) * (tokens - low) / (high - low)
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Measured pass times of one model on one machine.
+
+    Attributes:
+        identity: whose they are.
+        points: curves over the number of nodes, one for each batch size and context.
+    """
+
+    identity: Identity
+    points: tuple[Point, ...]
+
+    def seconds(self, nodes: float, context: int, batch: int = 1) -> float:
+        """Seconds of a pass over ``nodes`` nodes in each of ``batch`` rows behind ``context`` tokens.
+
+        Linear in the context between the measured ones; rows of a batch size that was not measured count as more nodes
+        of the next smaller one.
+        """
+        size = max((p.batch for p in self.points if p.batch <= batch), default=min(p.batch for p in self.points))
+        tokens = nodes * batch / size
+        curves = sorted((p for p in self.points if p.batch == size), key=lambda p: p.context)
+        above = next((i for i, p in enumerate(curves) if p.context >= context), len(curves) - 1)
+        last = curves[above].at(tokens)
+        if above == 0 or curves[above].context <= context:
+            return last
+        low = curves[above - 1]
+        share = (context - low.context) / (curves[above].context - low.context)
+        return low.at(tokens) + share * (last - low.at(tokens))
+
+    def curve(self, nodes: int, context: int, batch: int = 1) -> list[float]:
+        """[nodes + 1] seconds of passes over 1, 2, ... nodes + 1 tokens: the root, and so many drafted nodes."""
+        return [self.seconds(n, context, batch) for n in range(1, nodes + 2)]
+
+    def save(self) -> Path:
+        """Write it to the cache directory, in one piece; where it is.
+
+        Raises:
+            RunError: it cannot be written.
+        """
+        path = profile_folder() / self.identity.file_name
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(f"cannot make the folder {path.parent}: {error.strerror}: set XDG_CACHE_HOME") from None
+        document = {"format": FORMAT, "version": VERSION, "identity": asdict(self.identity)}
+        write_whole(path, json.dumps(document | {"points": [asdict(p) for p in self.points]}, indent=1))
+        return path
+
+
+def profile_folder() -> Path:
+    """Where measured profiles are kept."""
+    return platformdirs.user_cache_path("draftree") / "profiles"
+
+
+def load_profile(model: LanguageModel) -> Profile | None:
+    """The kept profile of a model; None, with a warning that says why, when there is none that can be used."""
+    identity = Identity.of(model)
+    path = profile_folder() / identity.file_name
+    try:
+        profile = _parse(json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        warn(f"the profile {path} cannot be read ({type(error).__name__}): measuring again")
+        return None
+    for name, value in asdict(identity).items():
+        if (old := getattr(profile.identity, name)) != value:
+            warn(f"the profile of {identity.model} was measured with {name} {old}, now {value}: measuring again")
+            return None
+    return profile
+
+
+def _parse(document: Any) -> Profile:
+    if (document["format"], document["version"]) != (FORMAT, VERSION):
+        raise ValueError("another format")
+    points = []
+    for p in document["points"]:
+        sizes, seconds = [int(n) for n in p["sizes"]], [float(s) for s in p["seconds"]]
+        if len(sizes) != len(seconds) or sizes[:1] != [1] or sizes != sorted(set(sizes)):
+            raise ValueError("sizes do not fit")
+        if not all(0 < s < math.inf for s in seconds) or int(p["batch"]) < 1 or int(p["context"]) < 1:
+            raise ValueError("seconds out of range")
+        points.append(Point(int(p["batch"]), int(p["context"]), tuple(sizes), tuple(seconds)))
+    if not points:
+        raise ValueError("no points")
+    return Profile(Identity(**document["identity"]), tuple(points))
+
+
+def warn(message: str) -> None:
+    """Of a profile that is not used or not kept."""
+    warnings.warn(message, DraftreeWarning, stacklevel=3)
+
+
+_BUSY = 1.3
+"""Where passes usually take so many times as long as the fastest of their size, other work takes the processor away; on
+quiet machines it was up to 1.1."""
+_LONGER = 3
+"""So many times as often passes are repeated there, and of each size the fastest counts."""
+
+_MOST_REPEATS, _MOST_ROWS = 1000, 1024
+"""Beyond them a profile takes days, or more memory than any model's cache has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """What to measure.
+
+    Attributes:
+        sizes: nodes a row and pass, the root included; ascends from 1.
+        contexts: tokens before them; longer than the model allows: shortened.
+        batches: rows a pass.
+        repeats: passes of each kind, after one to warm up; the median counts, on a busy machine the fastest of
+            ``_LONGER`` times as many.
+
+    Raises:
+        ConfigError: a number is below 1, or the sizes do not start at 1.
+    """
+
+    sizes: tuple[int, ...]
+    contexts: tuple[int, ...]
+    batches: tuple[int, ...]
+    repeats: int
+
+    def __post_init__(self) -> None:
+        for name in ("sizes", "contexts", "batches"):
+            values = getattr(self, name)
+            if not values or min(values) < 1 or list(values) != sorted(set(values)):
+                raise ConfigError(f"{name} are {values}: give ascending whole numbers from 1 on")
+        if self.sizes[0] != 1:
+            raise ConfigError(f"sizes are {self.sizes}: start at 1, the pass of plain decoding")
+        if not 1 <= self.repeats <= _MOST_REPEATS:
+            raise ConfigError(f"repeats is {self.repeats}: use 1 to {_MOST_REPEATS}")
+        if self.sizes[-1] > MAX_NODES + 1:
+            raise ConfigError(
+                f"sizes end with {self.sizes[-1]}: use at most {MAX_NODES + 1}, the largest tree and its root"
+            )
+        if self.batches[-1] > _MOST_ROWS:
+            raise ConfigError(f"batches end with {self.batches[-1]}: use at most {_MOST_ROWS} rows a pass")
+
+    def fitting(self, longest: int) -> Grid:
+        """Without sizes above half of the longest sequence."""
+        return replace(self, sizes=tuple(n for n in self.sizes if n == 1 or n <= longest // 2))
+
+    @property
+    def passes(self) -> int:
+        """How many passes that takes on a quiet machine, those to warm up included."""
+        return len(self.contexts) * len(self.batches) * len(self.sizes) * (self.repeats + 1)
+
+
+SHORT = Grid((1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 17, 24, 32), (64, 512), (1,), 5)
+"""What ``auto`` measures when it first meets a model."""
+FULL = Grid((*range(1, 18), 20, 24, 28, 32, 33, 40, 48, 64), (64, 512, 1536), (1, 4), 9)
+"""What ``draftree profile`` measures."""
+
+
+def measure(model: LanguageModel, grid: Grid, progress: Callable[[int], None] = lambda done: None) -> Profile:
+    """Measure a model's passes. It must have no open rows.
+
+    Passes of all sizes take turns, so that a slow moment of the machine falls on all of them, each time in another
+    order: what a pass leaves in the processor's caches is no size's own cost.
+
+    Args:
+        model: the model.
+        grid: what to measure.
+        progress: called after each pass with how many have been made.
+
+    Raises:
+        ConfigError: the passes do not fit the model's longest sequence.
+    """
+    can, done, shuffled = model.capabilities, 0, Random(0)  # noqa: S311 - an order, not a secret
+    points = []
+    grid = _shortened(grid, model)
+    for batch in grid.batches:
+        model.reserve(batch, grid.contexts[-1] + grid.sizes[-1])
+        for context in grid.contexts:
+            rows: list[Row] = []
+            times: dict[int, list[float]] = {size: [] for size in grid.sizes}
+            try:
+                for b in range(batch):
+                    rows.append(model.open([(7 * i + b) % can.vocab_size for i in range(context)]))
+                busy = False
+                for turn in range(_LONGER * grid.repeats + 1):
+                    if turn == grid.repeats + 1 and not (busy := _spread(times) > _BUSY):
+                        break
+                    for size in shuffled.sample(grid.sizes, len(grid.sizes)):
+                        nodes = [_fan([(5 * i + 3) % can.vocab_size for i in range(size)])] * batch
+                        _finish(can.device)
+                        began = time.perf_counter()
+                        model.extend(rows, nodes)
+                        _finish(can.device)
+                        times[size].append(time.perf_counter() - began)
+                        for row in rows:
+                            model.commit(row, [])
+                        done += 1
+                        progress(done)
+            finally:
+                for row in reversed(rows):
+                    model.close(row)
+            seconds = tuple((min if busy else statistics.median)(times[size][1:]) for size in grid.sizes)
+            points.append(Point(batch, context, grid.sizes, seconds))
+    return Profile(Identity.of(model), tuple(points))
+
+
+def _spread(times: dict[int, list[float]]) -> float:
+    """How much longer than the fastest a pass usually took, the first ones not counted: the middle of all sizes."""
+    return statistics.median(statistics.median(each[1:]) / min(each[1:]) for each in times.values())
+
+
+def _fan(tokens: list[int]) -> Nodes:
+    """Children of the last committed token: what any model may be asked about in one pass, a draft head too."""
+    return Nodes(torch.tensor(tokens), torch.full((len(tokens),), ROOT))
+
+
+def _shortened(grid: Grid, model: LanguageModel) -> Grid:
+    """With contexts that leave room for the largest pass."""
+    can = model.capabilities
+    room = can.max_length - grid.sizes[-1]
+    if room < 1:
+        raise ConfigError(f"passes over {grid.sizes[-1]} tokens do not fit {can.name}'s {can.max_length}: use fewer")
+    return replace(grid, contexts=tuple(sorted({min(c, room) for c in grid.contexts})))
+
+
+def _finish(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+_UNKEPT: dict[Identity, Profile] = {}
+"""Profiles of this process that could not be written."""
+
+
+def kept_or_measured(model: LanguageModel, grid: Grid | None = None) -> Profile:
+    """The kept profile of a model or, when there is none, a new one of ``grid`` (``SHORT``), kept from then on.
+
+    Measuring shows a progress bar in a terminal.
+    """
+    if (identity := Identity.of(model)) in _UNKEPT:
+        return _UNKEPT[identity]
+    return load_profile(model) or measure_and_keep(model, grid or SHORT.fitting(model.capabilities.max_length))
+
+
+def measure_and_keep(model: LanguageModel, grid: Grid) -> Profile:
+    """A new profile, shown as it is measured and kept for later starts."""
+    grid = _shortened(grid, model)
+    with Progress(TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), console=err) as bar:
+        task = bar.add_task(f"measuring passes of {model.capabilities.name}", total=grid.passes)
+        profile = measure(model, grid, lambda done: bar.update(task, completed=done))
+    try:
+        profile.save()
+    except RunError as error:
+        _UNKEPT[profile.identity] = profile
+        warn(f"the profile is not kept: {error}")
+    return profile

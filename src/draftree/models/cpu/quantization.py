@@ -1,0 +1,383 @@
+"""Weight formats of linear layers: which kernel each layer gets, by measurement."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import time
+import warnings
+from collections import Counter, OrderedDict, deque
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import platformdirs
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+from transformers import PreTrainedModel
+
+from ...artifacts import write_whole
+from ...errors import ConfigError, DraftreeWarning, RunError
+from ..cost_profile import processor
+from .fused_layers import Concatenated
+from .kernels import KERNELS, Kernel, Stock, candidates, working
+
+FORMAT, VERSION = "draftree-kernels", 3
+"""A new version of the kernels, or of measuring them, has new times."""
+SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)
+"""Rows a pass that count."""
+
+_CALLS = 12
+"""At least, of each size: on a busy machine most of them wait for a processor, and the least time counts."""
+_COPIED = 192 << 20
+"""Bytes of weights, as float32, that are gone through in turn: a model's are not in the processor's caches either."""
+_GAIN, _PADDING = 0.9, 5e-6
+"""Run for more rows where that takes at most this share of the time, seconds of filling them up included."""
+
+
+class Linear(Protocol):
+    """What ``nn.Linear`` has."""
+
+    in_features: int
+    out_features: int
+
+    @property
+    def weight(self) -> Tensor: ...
+
+    @property
+    def bias(self) -> Tensor | None: ...
+
+
+Seconds = tuple[float, ...]
+"""Of one call, for each of ``SIZES`` rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a layer runs with.
+
+    Attributes:
+        kernel: name of the fastest kernel.
+        rows: [n] rows to run for n rows, for n = 0, 1, ...; as many as there are beyond its end.
+        seconds: geometric mean over ``SIZES``.
+    """
+
+    kernel: str
+    rows: tuple[int, ...]
+    seconds: float
+
+
+def choose(times: Mapping[str, Seconds]) -> Choice:
+    """The kernel with the least geometric mean over ``SIZES``."""
+    choices = [Choice(name, padded(seconds), _mean(seconds)) for name, seconds in times.items()]
+    return min(choices, key=lambda c: c.seconds)
+
+
+def padded(seconds: Seconds) -> tuple[int, ...]:
+    """[max(SIZES) + 1] rows to run for 0, 1, 2, ... rows: the cheapest measured number from there on, if it pays."""
+    measured = dict(zip(SIZES, seconds, strict=True))
+    rows = list(range(SIZES[-1] + 1))
+    for n, taken in measured.items():
+        best = min((m for m in SIZES if m >= n), key=measured.__getitem__)
+        if measured[best] + _PADDING <= _GAIN * taken:
+            rows[n] = best
+    return tuple(rows)
+
+
+def _mean(seconds: Seconds) -> float:
+    return math.exp(sum(map(math.log, seconds)) / len(seconds))
+
+
+@torch.inference_mode()
+def measure(kernel: type[Kernel], layers: Sequence[Linear]) -> Seconds:
+    """Least seconds of a call for ``SIZES`` rows, going through these layers of one shape in turn."""
+    packed = [kernel(layer.weight, None) for layer in layers]
+    inputs = [torch.ones(n, layers[0].in_features) for n in SIZES]
+    seconds = [math.inf] * len(SIZES)
+    for _ in range(1 + max(2, _CALLS // len(packed))):
+        for i, x in enumerate(inputs):
+            for call in packed:
+                began = time.perf_counter()
+                call(x)
+                seconds[i] = min(seconds[i], time.perf_counter() - began)
+    return tuple(seconds)
+
+
+class Times:
+    """The measured times of this machine: read when made, written by ``keep``."""
+
+    def __init__(self) -> None:
+        self._machine = {"device": processor(), "threads": torch.get_num_threads(), "torch": torch.__version__}
+        digest = hashlib.sha256(json.dumps([VERSION, self._machine]).encode()).hexdigest()[:10]
+        self._path = kernels_folder() / f"{digest}.json"
+        self._known = self._read()
+        self._added = False
+
+    def of(self, kernels: Sequence[type[Kernel]], layers: Sequence[Linear]) -> dict[str, Seconds]:
+        """Kept or measured times, by kernel, of layers of one shape."""
+        inputs, outputs = layers[0].in_features, layers[0].out_features
+        known = self._known.setdefault(f"{inputs}x{outputs}", {})
+        for kernel in kernels:
+            if kernel.name not in known:
+                known[kernel.name] = measure(kernel, layers[: max(1, _COPIED // (4 * inputs * outputs))])
+                self._added = True
+        return {kernel.name: known[kernel.name] for kernel in kernels}
+
+    def keep(self) -> None:
+        """Write what was added; where that cannot be, the next start measures again, and this one says so."""
+        if not self._added:
+            return
+        document = {"format": FORMAT, "version": VERSION, "machine": self._machine, "sizes": SIZES}
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(self._path, json.dumps(document | {"shapes": self._known}, indent=1))
+        except (OSError, RunError) as error:
+            _warn(f"times of linear layers are not kept: {error}: set XDG_CACHE_HOME")
+
+    def _read(self) -> dict[str, dict[str, Seconds]]:
+        try:
+            return _parse(json.loads(self._path.read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            _warn(f"times of linear layers, {self._path}, cannot be read ({type(error).__name__}): measuring again")
+            return {}
+
+
+def _parse(document: Any) -> dict[str, dict[str, Seconds]]:
+    if (document["format"], document["version"], document["sizes"]) != (FORMAT, VERSION, list(SIZES)):
+        raise ValueError("another format")
+    shapes = {
+        shape: {kernel: tuple(map(float, seconds)) for kernel, seconds in times.items()}
+        for shape, times in document["shapes"].items()
+    }
+    for seconds in (s for times in shapes.values() for s in times.values()):
+        if len(seconds) != len(SIZES) or not all(0 < s < math.inf for s in seconds):
+            raise ValueError("seconds out of range")
+    return shapes
+
+
+def kernels_folder() -> Path:
+    """Where measured times of linear layers are kept."""
+    return platformdirs.user_cache_path("draftree") / "kernels"
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, DraftreeWarning, stacklevel=3)
+
+
+AUTO, STOCK = "auto", "stock"
+DEFAULT_NUMERICS = "fp32"
+DRAFTING = "int4"
+"""Numerics that a target cannot have: what it says of a token would depend on how many it is asked about."""
+NUMERICS = (AUTO, *(kind for kind in KERNELS if kind != DRAFTING))
+"""What a user may ask for. A model whose layers are left as they came has numerics "stock"."""
+
+_Key = tuple[int, int, bool, bool]
+_SHARED = 0.25
+"""Largest part of a model that may be kept twice: an output layer packed beside the embedding that it shares."""
+_SMALL = 1 << 20
+"""Bytes of norms and biases, which are copied: they would keep the files of their neighbours mapped."""
+
+
+class KernelLinear(nn.Module):
+    """A linear layer that runs with a kernel; TorchScript can take it as a part.
+
+    Attributes:
+        in_features, out_features: as of ``nn.Linear``.
+        kernel: its packed weights.
+    """
+
+    def __init__(self, kernel: Kernel, rows: Sequence[int], in_features: int, out_features: int) -> None:
+        super().__init__()
+        self.kernel, self.product, self._rows = kernel, kernel.product, list(rows) or [0]
+        self.in_features, self.out_features = in_features, out_features
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., in] -> [..., out]; not differentiable."""
+        n = x.numel() // self.in_features
+        run = self._rows[n] if n < len(self._rows) else n
+        filled = x if run == n else pad(x.reshape(n, self.in_features), (0, 0, 0, run - n))
+        out: Tensor = self.product.forward(filled)
+        return out if run == n else out[:n].view(list(x.shape[:-1]) + [self.out_features])
+
+    def extra_repr(self) -> str:
+        return f"{self.in_features}, {self.out_features}, {self.kernel.name}"
+
+
+def check(numerics: str, device: torch.device, dtype: torch.dtype | None, drafting: bool = False) -> None:
+    """Refuse what cannot be had, before any model is loaded.
+
+    Args:
+        numerics: what is wanted.
+        device, dtype: of the weights.
+        drafting: it is for a drafter.
+
+    Raises:
+        ConfigError: no such numerics, or they need a CPU and float32 weights.
+    """
+    if numerics not in NUMERICS and not (drafting and numerics == DRAFTING):
+        raise ConfigError(f"numerics is {numerics!r}: choose from {', '.join(NUMERICS)}")
+    if numerics in (AUTO, DEFAULT_NUMERICS):
+        return
+    for what, value, needed in (("device", device.type, "cpu"), ("dtype", dtype, torch.float32)):
+        if value != needed:
+            raise ConfigError(f"numerics {numerics} needs {what} {needed}, not {value}: leave one of the two out")
+
+
+def convert(module: nn.Module, numerics: str = DEFAULT_NUMERICS) -> str:
+    """Give every float32 linear layer on a CPU in ``module`` a kernel, and free its weights; the numerics in use.
+
+    "stock" where there is no such layer. Times of shapes not met before are measured, which takes a second or two.
+
+    Raises:
+        ConfigError: no such numerics.
+
+    Warns:
+        DraftreeWarning: this processor or this PyTorch has no kernel for them; fp32 is used.
+    """
+    if numerics not in (AUTO, *KERNELS):
+        raise ConfigError(f"numerics is {numerics!r}: choose from {', '.join(NUMERICS)}")
+    places = deque(_places(module))
+    if not places:
+        return STOCK
+    kinds = [kind for kind in (NUMERICS[1:] if numerics == AUTO else (numerics,)) if working(kind)]
+    if not kinds:
+        warnings.warn(f"this CPU has no {numerics} kernel that works: using fp32", DraftreeWarning, stacklevel=2)
+        kinds = [DEFAULT_NUMERICS]
+    times = Times()
+    plans = {kind: _plan(places, kind, times) for kind in kinds}
+    times.keep()
+    used = min(kinds, key=lambda kind: sum(plans[kind][place.key].seconds for place in places))
+    available: list[type[Kernel]] = [Stock, *(kernel for kind in KERNELS for kernel in candidates(kind))]
+    kernels = {kernel.name: kernel for kernel in available}
+    for parameter in module.parameters():
+        if parameter.nbytes <= _SMALL:
+            parameter.data = parameter.data.clone()
+    while places:  # in the model's order and one by one, so that files are unmapped as the last of their weights goes
+        place = places.popleft()
+        place.replace(kernels[plans[used][place.key].kernel], plans[used][place.key].rows)
+    return used
+
+
+def price(model: PreTrainedModel, numerics: str) -> float:
+    """Seconds of the linear layers of a converted model for one token, were they in ``numerics``, over what they are.
+
+    Infinite where this processor has no kernel for them.
+    """
+    if not working(numerics):
+        return math.inf
+    groups: dict[_Key, list[_Place]] = {}
+    for place in _places(model):
+        groups.setdefault(place.key, []).append(place)
+    times, seconds = Times(), [0.0, 0.0]
+    for places in groups.values():
+        linears = [place.linear for place in places]
+        now = {type(linear.kernel) for linear in linears if isinstance(linear, _Unpacked)}
+        for i, kernels in enumerate((_kernels(places[0], numerics), tuple(now) or (Stock,))):
+            seconds[i] += len(places) * min(each[0] for each in times.of(kernels, linears).values())
+    times.keep()
+    return seconds[0] / seconds[1] if seconds[1] else math.inf
+
+
+def apart(model: PreTrainedModel) -> PreTrainedModel:
+    """A copy of a model that can be given other linear layers; it shares all weights and other layers with it."""
+    parts = [*model.parameters(), *model.buffers(), *(m for m in model.modules() if isinstance(m, KernelLinear))]
+    copy = deepcopy(model, {id(part): part for part in (*parts, model.config)})
+    for module in copy.modules():
+        if not isinstance(module, KernelLinear):
+            module._forward_hooks = OrderedDict()
+    return copy
+
+
+def summary(module: nn.Module) -> str:
+    """How many linear layers run with which kernel."""
+    linears = [m for m in module.modules() if isinstance(m, (KernelLinear, nn.Linear))]
+    names = Counter(m.kernel.name if isinstance(m, KernelLinear) else STOCK for m in linears)
+    return f"{len(linears)} layers, {', '.join(f'{count} {name}' for name, count in names.most_common())}"
+
+
+class _Unpacked:
+    """A layer with a kernel as the linear layer that it was; TorchScript would work out the properties of a module."""
+
+    def __init__(self, layer: KernelLinear) -> None:
+        self.in_features, self.out_features = layer.in_features, layer.out_features
+        self.kernel = layer.kernel
+
+    @property
+    def weight(self) -> Tensor:
+        return self.kernel.weight
+
+    @property
+    def bias(self) -> Tensor | None:
+        return self.kernel.bias
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A linear layer and where it is.
+
+    Attributes:
+        shared: its weight stays anyway, as an embedding's.
+        large: and is too large to be kept twice.
+        output: it is the model's output layer.
+    """
+
+    parent: nn.Module
+    name: str
+    linear: Linear
+    shared: bool
+    large: bool
+    output: bool
+
+    @property
+    def key(self) -> _Key:
+        """Equal for layers that run with the same kernel."""
+        return self.linear.in_features, self.linear.out_features, self.shared and self.large, self.output
+
+    @torch.no_grad()
+    def replace(self, kernel: type[Kernel], rows: Sequence[int]) -> None:
+        linear = self.linear
+        weight, bias = linear.weight.detach(), None if linear.bias is None else linear.bias.detach()
+        packed = kernel(weight.clone() if kernel is Stock and not self.shared else weight, bias)
+        setattr(self.parent, self.name, KernelLinear(packed, rows, linear.in_features, linear.out_features))
+
+
+def _places(module: nn.Module) -> Iterator[_Place]:
+    """The linear layers whose weights are float32 on a CPU, in the module's order."""
+    shared = {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding)}
+    whole = sum(p.nbytes for p in module.parameters())
+    output = module.get_output_embeddings() if isinstance(module, PreTrainedModel) else None
+    for parent in [m for m in module.modules() if not isinstance(m, (Concatenated, KernelLinear))]:
+        for name, linear in parent.named_children():
+            if isinstance(linear, KernelLinear):
+                yield _Place(parent, name, _Unpacked(linear), False, False, linear is output)
+            elif type(linear) in (nn.Linear, Concatenated) and all(
+                p.dtype == torch.float32 and p.device.type == "cpu" for p in linear.parameters()
+            ):
+                weight = next(linear.parameters())
+                large = weight.nbytes > _SHARED * whole
+                yield _Place(parent, name, cast(Linear, linear), id(weight) in shared, large, linear is output)
+
+
+def _plan(places: Sequence[_Place], kind: str, times: Times) -> dict[_Key, Choice]:
+    """What layers would run with in these numerics, by their keys."""
+    groups: dict[_Key, list[Linear]] = {}
+    kernels = {place.key: _kernels(place, kind) for place in places}
+    for place in places:
+        groups.setdefault(place.key, []).append(place.linear)
+    plan = {}
+    for key, linears in groups.items():
+        plan[key] = choose(times.of(kernels[key], linears))
+    return plan
+
+
+def _kernels(place: _Place, kind: str) -> tuple[type[Kernel], ...]:
+    """What a layer may run with in these numerics."""
+    if place.shared and place.large and kind == DEFAULT_NUMERICS:
+        return (Stock,)
+    return candidates("int8" if place.output and kind == DRAFTING and working("int8") else kind)

@@ -1,0 +1,330 @@
+"""HeadModel: a draft head behind the ``LanguageModel`` seam, with rows, tree masks and a cache of its own.
+
+Tokens that the target has committed come with the target's hidden states (``advance``); drafted nodes take what was
+predicted for their parent. Logits are over a row's draft vocabulary: the head's own, and what other tokens the row has
+seen, for a text repeats itself.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import embedding, linear, pad
+from torch.nn.utils import skip_init
+
+from ..errors import CacheError
+from ..tree import ancestors
+from .attention import attend_as_one
+from .base import Capabilities, Nodes, Row
+from .cache import NO_NODES, Rows, TreeCache
+from .cpu.quantization import AUTO, STOCK, convert
+from .eagle_head import HeadNetwork, embeddings, output_layer
+from .huggingface import HFModel
+from .probe import fingerprint
+
+_GRAIN = 64
+"""Logits come in multiples of this, filled up with -inf: their largest are found faster, chunk by chunk."""
+
+
+@dataclass(slots=True, eq=False)
+class HeadRow(Row):
+    """A sequence inside a head.
+
+    Attributes:
+        predicted: [1 + u, H] predicted hidden states: of the last committed token, then of the uncommitted nodes.
+        tokens: [K] int64 ids of its draft vocabulary.
+        extra: [K - D, H] output weights of those that are not in the head's own.
+        known: [V] bool, which ids are in ``tokens``.
+    """
+
+    predicted: Tensor = field(default_factory=lambda: torch.zeros(0))
+    tokens: Tensor = field(default_factory=lambda: torch.zeros(0))
+    extra: Tensor = field(default_factory=lambda: torch.zeros(0))
+    known: Tensor = field(default_factory=lambda: torch.zeros(0))
+
+
+class HeadModel:
+    """A head that drafts for one target, as a ``LanguageModel``.
+
+    Where the target has numerics it computes in the fastest ones here, whichever the target's are: what it drafts need
+    not be the target's to the last bit.
+
+    The network is the model's own from then on: its layers may be given other kernels.
+
+    Attributes:
+        vocabulary: [D] int64 ascending ids that it always drafts from.
+        layers: "network", the trained part, and "output", the target's output layer for the vocabulary.
+        capabilities: as the target's, whose tokens it takes.
+        pass_seconds: wall-clock seconds inside its passes so far (on an accelerator, of launching them).
+
+    Raises:
+        UnsupportedModelError: the target's hidden states cannot be read.
+    """
+
+    def __init__(self, network: HeadNetwork, vocabulary: Tensor, target: HFModel, name: str) -> None:
+        target.track_features()
+        can, layer = target.capabilities, output_layer(target.model)
+        self.vocabulary = vocabulary.to(can.device)
+        self._embeddings = embeddings(target.model)
+        self._all = layer
+        sizes, place = (layer.weight.shape[1], len(vocabulary)), {"device": can.device, "dtype": can.dtype}
+        output = skip_init(nn.Linear, *sizes, layer.bias is not None, **place)
+        with torch.no_grad():
+            output.weight.copy_(layer.weight[self.vocabulary])
+            if layer.bias is not None:
+                output.bias.copy_(layer.bias[self.vocabulary])
+        self.layers = nn.ModuleDict({"network": network.to(can.device, can.dtype), "output": output})
+        self.layers.eval().requires_grad_(False)
+        parameters, weights = sum(p.numel() for p in network.parameters()), fingerprint(network.parameters())
+        numerics = STOCK if can.numerics == STOCK else convert(self.layers, AUTO)
+        self._known = torch.zeros(can.vocab_size, dtype=torch.bool)
+        self._known[vocabulary] = True
+        self._turns = self.network.turns(torch.arange(0, device=can.device))
+        self._rows: Rows[HeadRow] = Rows(1)
+        self.pass_seconds = 0.0
+        self.capabilities = Capabilities(
+            name=name,
+            architecture=type(self).__name__,
+            parameters=parameters,
+            max_length=can.max_length,
+            max_length_reason=can.max_length_reason,
+            vocab_size=can.vocab_size,
+            eos_ids=can.eos_ids,
+            dtype=can.dtype,
+            device=can.device,
+            attention="sdpa",
+            numerics=numerics,
+            fingerprint=weights,
+        )
+
+    @property
+    def network(self) -> HeadNetwork:
+        """The trained part."""
+        return cast(HeadNetwork, self.layers["network"])
+
+    @property
+    def cache(self) -> TreeCache:
+        """Keys and values of all open rows."""
+        return self._rows.cache
+
+    def own(self, row: Row) -> HeadRow:
+        """An open row of this model.
+
+        Raises:
+            CacheError: it is not.
+        """
+        return self._rows.own(row)
+
+    def reserve(self, rows: int, tokens: int) -> None:
+        """Make room for ``rows`` rows of ``tokens`` tokens at once."""
+        self.cache.reserve(rows, tokens)
+
+    def start(self) -> HeadRow:
+        """A new row without tokens."""
+        row = HeadRow(
+            slot=len(self._rows),
+            length=0,
+            logits=self._zeros(0),
+            parents=NO_NODES,
+            predicted=self._zeros(1, self.network.config.hidden_size),
+            tokens=self.vocabulary,
+            extra=self.nothing,
+            known=self._known.clone(),
+        )
+        self._rows.add(row)
+        return row
+
+    @property
+    def nothing(self) -> Tensor:
+        """[0, H] no hidden states."""
+        return self._zeros(0, self.network.config.hidden_size)
+
+    def _zeros(self, *shape: int) -> Tensor:
+        return torch.zeros(shape, dtype=self.capabilities.dtype, device=self.capabilities.device)
+
+    def open(self, prompt_ids: Sequence[int]) -> HeadRow:
+        """A new row whose tokens come without hidden states (``LanguageModel.open``): to measure passes."""
+        row = self.start()
+        features = self._zeros(len(prompt_ids), self.network.config.hidden_size)
+        row.logits = self.advance([row], [torch.tensor(list(prompt_ids))], [features])[0]
+        return row
+
+    @torch.inference_mode()
+    def advance(self, rows: Sequence[HeadRow], tokens: Sequence[Tensor], features: Sequence[Tensor]) -> Tensor:
+        """Commit tokens of the target, in one pass; uncommitted nodes are dropped.
+
+        Args:
+            rows: open rows.
+            tokens: for each row [n] int64; none for a row whose last token is asked about again.
+            features: for each row [n, H], the target's hidden states at the tokens before each of them.
+
+        Returns:
+            [B, K] logits after each row's last token, over its draft vocabulary; -inf beyond its tokens.
+        """
+        began = time.perf_counter()
+        for row in rows:
+            self.commit(row, [])
+        fresh = [b for b, new in enumerate(tokens) if len(new)]
+        if fresh:
+            self._feed([rows[b] for b in fresh], [tokens[b] for b in fresh], [features[b] for b in fresh])
+        logits = self._logits(rows, [row.predicted for row in rows])[:, 0]
+        self.pass_seconds += time.perf_counter() - began
+        return logits
+
+    def _feed(self, rows: Sequence[HeadRow], tokens: Sequence[Tensor], features: Sequence[Tensor]) -> None:
+        """Append tokens to each row, with the hidden states before them, in one pass."""
+        device = self.capabilities.device
+        first, covered, starts, width = self._rows.place(rows, [len(t) for t in tokens], device)
+        ids = torch.zeros((len(covered), width), dtype=torch.int64)
+        lasts = torch.zeros(len(covered), dtype=torch.int64)
+        given = self._zeros(len(covered), width, self.network.config.hidden_size)
+        for row, new, known in zip(rows, tokens, features, strict=True):
+            b = row.slot - first
+            ids[b, : len(new)] = new
+            given[b, : len(new)] = known
+            lasts[b] = len(new) - 1
+        offsets = torch.tensor(starts)[:, None] + torch.arange(width)
+        ids, offsets = torch.stack([ids, offsets]).to(device, non_blocking=True)
+        inputs = self.network.read(embedding(ids, self._embeddings), given)
+        queries, keys, values = self.network.attend_with(inputs, self._turns_at(offsets))
+        keys, values = self._store(keys, values)
+        # Only the last token of each row is asked what follows: no others need their queries.
+        lasts = lasts.to(device, non_blocking=True)
+        batch = torch.arange(len(covered), device=device)
+        ends = (lasts + offsets[:, 0])[:, None, None, None]
+        mask = torch.arange(keys.shape[2], device=device) <= ends if len(covered) > 1 else None
+        predicted = self._finish(inputs[batch, lasts][:, None], queries[batch, lasts][:, None], keys, values, mask)
+        for row, new in zip(rows, tokens, strict=True):
+            row.predicted = predicted[row.slot - first]
+            row.length += len(new)
+            self._learn(row, new)
+
+    @torch.inference_mode()
+    def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes], features: Sequence[Tensor] | None = None) -> Tensor:
+        """Append uncommitted nodes to each row in one pass (``LanguageModel.extend``); [B, n, K] logits.
+
+        Args:
+            rows: open rows.
+            nodes: for each row.
+            features: for each row [n, H], the target's hidden states at the tokens before the nodes; None: what was
+                predicted for these tokens.
+        """
+        began = time.perf_counter()
+        own = [self.own(row) for row in rows]
+        for row, new in zip(own, nodes, strict=True):
+            if features is None and bool((new.parents >= row.parents.shape[0]).any()):
+                raise CacheError("the parent of a node comes with it: its hidden state is not predicted yet")
+        counts, device = [n.tokens.shape[0] for n in nodes], self.capabilities.device
+        first, covered, starts, width = self._rows.place(own, counts, device)
+        inputs, masks, given = (cast(list[Tensor | None], [None] * len(covered)) for _ in range(3))
+        for at, (row, new) in enumerate(zip(own, nodes, strict=True)):
+            b, start = row.slot - first, row.parents.shape[0]
+            if features is None:
+                given[b] = row.predicted.index_select(0, (new.parents + 1).to(device, non_blocking=True))
+            else:
+                given[b] = features[at]
+            row.parents = torch.cat([row.parents, new.parents])
+            seen, depths = ancestors(row.parents, start)
+            inputs[b] = torch.stack([new.tokens, depths.add_(row.length - 1)])
+            masks[b] = pad(seen, (row.length, 0), value=True)
+        mask = _side_by_side(masks, width, max(starts) + width)[:, None]
+        mask[..., 0] = True  # padding attends to something
+        tokens, positions = _side_by_side(inputs, 2, width).to(device, non_blocking=True).unbind(1)
+        states = self.network.read(
+            embedding(tokens, self._embeddings), _side_by_side(given, width, self._embeddings.shape[1])
+        )
+        queries, keys, values = self.network.attend_with(states, self._turns_at(positions))
+        keys, values = self._store(keys, values)
+        predicted = self._finish(states, queries, keys, values, mask.to(device, non_blocking=True))
+        fresh = [predicted[row.slot - first, :n] for row, n in zip(own, counts, strict=True)]
+        for row, part in zip(own, fresh, strict=True):
+            row.predicted = torch.cat([row.predicted, part])
+        if features is not None:  # they are text, not guesses
+            for row, new in zip(own, nodes, strict=True):
+                self._learn(row, new.tokens)
+        logits = self._logits(own, fresh)
+        self.pass_seconds += time.perf_counter() - began
+        return logits
+
+    def _store(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        stored, also = self.cache.update(keys.transpose(1, 2), values.transpose(1, 2), 0)
+        return stored, also
+
+    def _turns_at(self, positions: Tensor) -> Tensor:
+        """Rotations [B, n, 1, D / 2], from a table that grows with the rows."""
+        if self._turns.shape[0] < self.cache.placement.slots:
+            self._turns = self.network.turns(torch.arange(self.cache.placement.slots, device=positions.device))
+        return self._turns[positions]
+
+    def _finish(self, inputs: Tensor, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+        """[B, n, H] predictions; query heads that share a key head are asked as more queries of it (faster)."""
+        found = attend_as_one(queries.transpose(1, 2), keys, values, mask, None)
+        return self.network.finish(inputs, found.flatten(2))
+
+    def _logits(self, rows: Sequence[HeadRow], predicted: Sequence[Tensor]) -> Tensor:
+        """[B, n, K] logits of [n, H] predictions, each over its row's draft vocabulary; -inf beyond it."""
+        height, width = max(p.shape[0] for p in predicted), max(row.tokens.shape[0] for row in rows)
+        own, width, output = self.vocabulary.shape[0], -(-width // _GRAIN) * _GRAIN, self.layers["output"].forward
+        parts = []
+        for row, states in zip(rows, predicted, strict=True):
+            logits = output(states)
+            if row.extra.shape[0]:
+                logits = torch.cat([logits, linear(states, row.extra, self._bias(row.tokens[own:]))], dim=-1)
+            parts.append(pad(logits, (0, width - logits.shape[1], 0, height - logits.shape[0]), value=float("-inf")))
+        return parts[0][None] if len(parts) == 1 else torch.stack(parts)
+
+    def _bias(self, tokens: Tensor) -> Tensor | None:
+        return None if self._all.bias is None else self._all.bias[tokens]
+
+    def _learn(self, row: HeadRow, tokens: Tensor) -> None:
+        """Add a text's tokens to its row's draft vocabulary."""
+        new = tokens[~row.known[tokens]].unique()
+        if len(new):
+            row.known[new] = True
+            ids = new.to(self.capabilities.device)
+            row.tokens = torch.cat([row.tokens, ids])
+            row.extra = torch.cat([row.extra, self._all.weight[ids].to(row.extra)])
+
+    @torch.inference_mode()
+    def commit(self, row: Row, path: Sequence[int]) -> None:
+        """Keep uncommitted nodes as they were drafted (``LanguageModel.commit``)."""
+        own = self.own(row)
+        last = self._rows.commit(own, path)
+        own.predicted = own.predicted[last + 1 : last + 2]
+
+    @torch.inference_mode()
+    def prune(self, row: Row, keep: Sequence[int], trunk: int) -> None:
+        """Keep some uncommitted nodes as they were fed and commit the first of them (``ForestModel.prune``)."""
+        own = self.own(row)
+        self._rows.prune(own, keep, trunk)
+        own.predicted = own.predicted[[0, *(n + 1 for n in keep)]][trunk:]
+
+    @torch.inference_mode()
+    def fork(self, row: Row) -> HeadRow:
+        """A new row with the same committed tokens (``LanguageModel.fork``)."""
+        own = self.own(row)
+        other = replace(own, parents=NO_NODES, predicted=own.predicted[:1], known=own.known.clone())
+        self._rows.fork(own, other)
+        return other
+
+    @torch.inference_mode()
+    def close(self, row: Row) -> None:
+        """Forget a row (``LanguageModel.close``)."""
+        self._rows.close(self.own(row))
+
+
+def _side_by_side(parts: Sequence[Tensor | None], height: int, width: int) -> Tensor:
+    """[B, height, width] of [h, w] parts, each filled up with zeros; a part that is None is nothing but them."""
+    there = [part for part in parts if part is not None]
+    if len(parts) == 1:
+        return there[0][None]
+    out = there[0].new_zeros((len(parts), height, width))
+    for b, part in enumerate(parts):
+        if part is not None:
+            out[b, : part.shape[0], : part.shape[1]] = part
+    return out

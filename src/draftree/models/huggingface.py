@@ -1,0 +1,423 @@
+"""HFModel: a stock Hugging Face causal model behind the ``LanguageModel`` seam.
+
+No modeling code is forked: a tree pass is the model's own forward with a 4-D mask (each node sees its ancestors), depth
+positions and a ``TreeCache``. Knows nothing of drafts, sampling or text (the tokenizer is only carried along).
+"""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import replace
+from functools import wraps
+from threading import RLock
+from typing import Concatenate, ParamSpec, TypeVar
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ..errors import CacheError, ConfigError, PromptError, UnsupportedModelError
+from ..tree import ancestors
+from ..typed import typed
+from . import probe
+from .attention import share_key_heads
+from .base import Capabilities, Nodes, Row
+from .cache import NO_NODES, Rows, TreeCache
+from .cpu.fused_layers import merge_layers
+from .cpu.fused_model import Decoder, direct
+from .cpu.quantization import apart, check, convert
+from .hidden_states import HiddenStates, hidden_states
+from .layer_skip import decoder_layers, fewer_layers
+
+_PASSED: WeakKeyDictionary[PreTrainedModel, str] = WeakKeyDictionary()
+"""Models that have passed the self-test, and with which attention."""
+
+_CONVERTED: WeakKeyDictionary[PreTrainedModel, tuple[Capabilities, Decoder | None]] = WeakKeyDictionary()
+"""Models whose layers were replaced: what was probed before, and their numerics; and their direct pass."""
+
+
+_LOCKS: WeakKeyDictionary[PreTrainedModel, RLock] = WeakKeyDictionary()
+"""Held by the thread that is inside a method of any ``HFModel`` on these weights."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _alone(method: Callable[Concatenate[HFModel, P], T]) -> Callable[Concatenate[HFModel, P], T]:
+    """A method without autograd that no two threads run at once.
+
+    A pass writes where the cache's one placement says, and its hidden states and rotary factors are read back from the
+    model: a second thread between the two would change them, and both would get wrong tokens. Between calls, rows of
+    several engines may take turns in any order.
+    """
+
+    @wraps(method)
+    def run(self: HFModel, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        if not self._lock.acquire(blocking=False):
+            raise CacheError(
+                f"{self.capabilities.name} is in use by another thread: give each thread a model of its own, or let "
+                "one thread run all requests"
+            )
+        try:
+            with torch.inference_mode():
+                return method(self, *args, **kwargs)
+        finally:
+            self._lock.release()
+
+    return run
+
+
+class HFModel:
+    """A Hugging Face causal model as a ``LanguageModel``.
+
+    One thread at a time can be inside it, or inside another on the same weights.
+
+    Attributes:
+        capabilities: what was probed at load.
+        tokenizer: the model's tokenizer, or None for a model of bare token ids.
+        model: the Hugging Face model.
+        passes: forward passes so far, prefills not counted.
+        pass_seconds: wall-clock seconds inside them (on an accelerator, of launching them).
+
+    Args:
+        model, tokenizer: of transformers.
+        name: what to call it.
+        numerics: weight format of its linear layers on a CPU (``draftree.models.cpu.quantization``): the weights are
+            replaced in ``model``; None leaves it as it is.
+        self_test: compare tree logits with sequential ones.
+
+    Raises:
+        UnsupportedModelError: the model cannot be given draft trees; the message says why and what to do.
+        ConfigError: no such numerics, or the model has others already.
+    """
+
+    @typed
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        *,
+        name: str | None = None,
+        numerics: str | None = None,
+        self_test: bool = True,
+    ) -> None:
+        name = name or model.config.name_or_path or "model"
+        probe.refuse(model, name)
+        share_key_heads(model)
+        self.model = model.eval()
+        self.tokenizer = tokenizer
+        self.capabilities, self._decoder = _converted(model, name, numerics)
+        self._layers: int = model.config.get_text_config(decoder=True).num_hidden_layers
+        self._keep_last = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self._hidden: HiddenStates | None = None
+        self._lock = _LOCKS.setdefault(model, RLock())
+        self._start()
+        if self_test and _PASSED.get(model) != self.capabilities.attention:
+            try:
+                probe.self_test(self)
+            except CacheError:
+                raise
+            except (RuntimeError, TypeError, IndexError, AttributeError) as error:
+                raise UnsupportedModelError(
+                    f"{name} ({type(model).__name__}) fails the tree self-test with {type(error).__name__}: {error}: "
+                    "use transformers' own generate for it"
+                ) from error
+            _PASSED[model] = self.capabilities.attention
+            self._start()
+
+    def _start(self) -> None:
+        self._rows: Rows[Row] = Rows(self._layers)
+        self.passes, self.pass_seconds = 0, 0.0
+
+    def twin(self) -> HFModel:
+        """A second model on the same weights with rows and a cache of its own."""
+        other = copy(self)
+        other._start()
+        return other
+
+    @property
+    def cache(self) -> TreeCache:
+        """Keys and values of all open rows."""
+        return self._rows.cache
+
+    def in_numerics(self, numerics: str) -> HFModel:
+        """The same model once more in other numerics, or in "int4", with rows and a cache of its own.
+
+        Its embedding and norms are this one's.
+
+        Raises:
+            ConfigError: this model has not float32 weights on a CPU.
+        """
+        can, other = self.capabilities, self.twin()
+        check(numerics, can.device, can.dtype, drafting=True)
+        other.model = apart(self.model)
+        merge_layers(other.model)
+        made = convert(other.model, numerics)
+        other.capabilities = replace(can, numerics=made, fingerprint=f"{can.fingerprint}:{numerics}")
+        other._decoder = direct(other.model) if self._decoder is None else Decoder(other.model)
+        other._hidden = None
+        return other
+
+    def on_rows_of(self, host: HFModel) -> HFModel:
+        """A second model on the same weights that goes on from what another has read, and keeps no cache of its own.
+
+        Its passes append uncommitted nodes to that one's rows, as that one's own do: whoever lets it draft drops them
+        before the other goes on.
+
+        Args:
+            host: the other, with layers of the same shapes: such as the same model in other numerics.
+
+        Raises:
+            ConfigError: their keys and values do not go together.
+        """
+        if (self.slot_bytes, self.capabilities.dtype) != (host.slot_bytes, host.capabilities.dtype):
+            raise ConfigError(f"{self.capabilities.name} cannot read the cache of {host.capabilities.name}")
+        other = self.twin()
+        other._rows = host._rows
+        return other
+
+    def with_layers(self, kept: Sequence[int], name: str) -> HFModel:
+        """The same model without some of its layers: on the same weights, with rows and a cache of its own.
+
+        Args:
+            kept: numbers of the layers that are left, from 0, ascending.
+            name: what to call it.
+
+        Raises:
+            ConfigError: there are no such layers.
+            UnsupportedModelError: its layers cannot be told apart.
+        """
+        other = self.twin()
+        other.model = fewer_layers(self.model, kept, self.capabilities.name)
+        can, width = self.capabilities, self.model.get_input_embeddings().weight.shape[1]
+        tied = self.model.config.get_text_config(decoder=True).tie_word_embeddings
+        of_layers = can.parameters - can.vocab_size * width * (1 if tied else 2)
+        left = can.parameters - of_layers * (self.layers - len(kept)) // self.layers
+        layers = f"{can.fingerprint}:layers={'.'.join(map(str, kept))}"
+        other.capabilities = replace(can, name=name, parameters=left, fingerprint=layers)
+        other._decoder = None if self._decoder is None else Decoder(other.model)
+        other._hidden = None
+        return other
+
+    @property
+    def layers(self) -> int:
+        """How many decoder layers it has."""
+        return len(decoder_layers(self.model, self.capabilities.name))
+
+    @_alone
+    def track_features(self) -> None:
+        """Keep the hidden states after the final norm of all tokens from now on, for ``Row.waiting_features``.
+
+        Raises:
+            UnsupportedModelError: they cannot be read, or its logits are not its output layer's of them.
+        """
+        if self._hidden is None:
+            self._hidden = hidden_states(self.model, self.capabilities.name)
+
+    @property
+    def tracks_features(self) -> bool:
+        """Hidden states are kept."""
+        return self._hidden is not None
+
+    @property
+    def rows(self) -> int:
+        """How many rows are open."""
+        return len(self._rows)
+
+    @property
+    def hidden_size(self) -> int:
+        """H of its hidden states."""
+        return self.model.get_input_embeddings().weight.shape[1]  # type: ignore[no-any-return]
+
+    @_alone
+    def reserve(self, rows: int, tokens: int) -> None:
+        """Make room for ``rows`` rows of ``tokens`` tokens at once; exactly that while no row is open."""
+        at = self.cache.placement
+        if not self._rows and (rows > at.rows or tokens > at.slots):
+            self.cache.clear()
+        self.cache.reserve(rows, tokens)
+
+    @_alone
+    def open(self, prompt_ids: Sequence[int]) -> Row:
+        """Prefill a new row (``LanguageModel.open``).
+
+        Raises:
+            PromptError: the prompt is empty, too long, or holds an id outside the vocabulary.
+        """
+        self._check_prompt(prompt_ids)
+        slot, device = len(self._rows), self.capabilities.device
+        self.cache.place(slot, [0], len(prompt_ids), device)
+        tokens = torch.tensor([list(prompt_ids)], device=device)
+        positions = torch.arange(len(prompt_ids), device=device)[None]
+        logits = self._forward(tokens, positions, None, last_only=True)[0, -1].clone()
+        row = Row(slot=slot, length=len(prompt_ids), logits=logits, parents=NO_NODES)
+        if self._hidden:
+            row.features.append(self._hidden.last[0].clone())
+        self._rows.add(row)
+        return row
+
+    def _check_prompt(self, prompt_ids: Sequence[int]) -> None:
+        can = self.capabilities
+        if not prompt_ids:
+            raise PromptError("the prompt is empty: give at least one token")
+        if len(prompt_ids) > can.max_length:
+            raise PromptError(
+                f"the prompt has {len(prompt_ids)} tokens but {can.name} takes {can.max_length} "
+                f"({can.max_length_reason}): shorten the prompt"
+            )
+        if not 0 <= min(prompt_ids) <= max(prompt_ids) < can.vocab_size:
+            bad = next(i for i in prompt_ids if not 0 <= i < can.vocab_size)
+            raise PromptError(f"prompt token {bad} is outside {can.name}'s vocabulary of {can.vocab_size}")
+
+    @_alone
+    def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Tensor:
+        """Append uncommitted nodes to each row in one pass (``LanguageModel.extend``).
+
+        Raises:
+            CacheError: a node would lie beyond the model's longest sequence, or a row is closed; nothing has changed.
+        """
+        own = [self._rows.own(row) for row in rows]
+        grown = [self._grown(row, new) for row, new in zip(own, nodes, strict=True)]
+        device = self.capabilities.device
+        first, covered, starts, width = self._rows.place(own, [n.tokens.shape[0] for n in nodes], device)
+
+        # A padding query repeats the last committed position and attends to the first slot: finite, and never read.
+        inputs = torch.zeros((2, len(covered), width), dtype=torch.int64)
+        inputs[1] = torch.tensor([r.length - 1 for r in covered])[:, None]
+        mask = torch.zeros((len(covered), 1, width, max(starts) + width), dtype=torch.bool)
+        mask[..., 0] = True
+        for row, new, (parents, seen, depths) in zip(rows, nodes, grown, strict=True):
+            b, n = row.slot - first, new.tokens.shape[0]
+            inputs[0, b, :n] = new.tokens
+            inputs[1, b, :n] += depths
+            mask[b, 0, :n, : row.length] = True
+            mask[b, 0, :n, row.length : row.length + parents.shape[0]] = seen
+        tokens, positions = inputs.to(device, non_blocking=True)
+        began = time.perf_counter()
+        logits = self._forward(tokens, positions, self._additive(mask.to(device, non_blocking=True)))
+        self.passes += 1
+        self.pass_seconds += time.perf_counter() - began
+        for row, new, (parents, _, _) in zip(rows, nodes, grown, strict=True):
+            row.parents = parents
+            if self._hidden:
+                row.pending.append(self._hidden.last[row.slot - first, : new.tokens.shape[0]])
+        order = [r.slot - first for r in rows]
+        return logits if order == list(range(len(covered))) else logits[order]
+
+    @_alone
+    def feed(self, tokens: Tensor, positions: Tensor, end: int) -> tuple[Tensor, Tensor]:
+        """One more token in each of B rows that only the caller knows, without asking the host: no other row is open.
+
+        Args:
+            tokens, positions: [B] int64 on the model's device; what was at a position before is replaced.
+            end: attention looks at so many positions, more than any of these; there must be room for them.
+
+        Returns:
+            [B, V] logits; [B, H] hidden states, H = 0 where they are not tracked.
+        """
+        at = self.cache.placement
+        if self._rows or len(tokens) > at.rows or end > at.slots:
+            raise CacheError(f"cannot feed {len(tokens)} rows of {end}: close the open rows, and reserve room")
+        self.cache.place_at(positions[:, None], end)
+        seen = torch.arange(end, device=positions.device) <= positions[:, None]
+        logits = self._forward(tokens[:, None], positions[:, None], self._additive(seen[:, None, None]))[:, 0]
+        return logits, self._hidden.last[:, 0] if self._hidden else logits[:, :0]
+
+    def _grown(self, row: Row, new: Nodes) -> tuple[Tensor, Tensor, Tensor]:
+        """A row's uncommitted parents with the new ones, and these nodes' ``ancestors`` and depths; changes nothing."""
+        can, start = self.capabilities, row.parents.shape[0]
+        parents = torch.cat([row.parents, new.parents])
+        if bool((parents >= torch.arange(parents.shape[0])).any()):
+            raise CacheError(f"parents {parents.tolist()} are not in order: a parent comes before its child")
+        seen, depths = ancestors(parents, start)
+        deepest = row.length + (int(depths.max()) if len(depths) else 0)
+        if deepest > can.max_length:
+            raise CacheError(
+                f"a node at position {deepest - 1} is beyond the {can.max_length} tokens of {can.name}: draft less deep"
+            )
+        return parents, seen, depths
+
+    def _additive(self, mask: Tensor) -> Tensor:
+        """Eager attention adds its mask; SDPA takes either kind."""
+        dtype = self.capabilities.dtype
+        return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, torch.finfo(dtype).min)
+
+    def _forward(self, tokens: Tensor, positions: Tensor, mask: Tensor | None, last_only: bool = False) -> Tensor:
+        if self._decoder is not None:
+            states, logits = self._decoder(tokens, positions, mask, self.cache, last_only)
+            if self._hidden:
+                self._hidden.last = states
+            return logits
+        options = {"logits_to_keep": 1} if last_only and self._keep_last else {}
+        out = self.model(
+            input_ids=tokens,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=self.cache,
+            use_cache=True,
+            **options,
+        )
+        return out.logits  # type: ignore[no-any-return]
+
+    @_alone
+    def commit(self, row: Row, path: Sequence[int]) -> None:
+        """Keep the uncommitted nodes of ``path`` and drop the others (``LanguageModel.commit``).
+
+        Raises:
+            CacheError: ``path`` is not a path from the last committed token down.
+        """
+        self._rows.commit(self._rows.own(row), path)
+        row.keep_features(path)
+
+    @_alone
+    def prune(self, row: Row, keep: Sequence[int], trunk: int) -> None:
+        """Keep some uncommitted nodes and commit the first of them (``ForestModel.prune``).
+
+        Raises:
+            CacheError: they are not closed under parents, or the trunk is no path that all others descend from.
+        """
+        self._rows.prune(self._rows.own(row), keep, trunk)
+        row.prune_features(keep, trunk)
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes that one token takes in the cache."""
+        config = self.model.config.get_text_config(decoder=True)
+        heads = config.num_attention_heads
+        shared = getattr(config, "num_key_value_heads", None) or heads
+        width = getattr(config, "head_dim", None) or config.hidden_size // heads
+        return 2 * self._layers * int(shared * width) * self.capabilities.dtype.itemsize
+
+    @_alone
+    def fork(self, row: Row) -> Row:
+        """A new row with the same committed tokens (``LanguageModel.fork``)."""
+        other = replace(row, parents=NO_NODES, features=list(row.features), pending=[])
+        self._rows.fork(self._rows.own(row), other)
+        return other
+
+    @torch.inference_mode()
+    def close(self, row: Row) -> None:
+        """Forget a row (``LanguageModel.close``); another thread's pass is waited for, so that no row stays open."""
+        with self._lock:
+            self._rows.close(self._rows.own(row))
+
+
+def _converted(model: PreTrainedModel, name: str, numerics: str | None) -> tuple[Capabilities, Decoder | None]:
+    """What a model can do, with its layers in ``numerics`` from now on unless that is None; and its direct pass."""
+    known = _CONVERTED.get(model)
+    if known is None:
+        can = probe.capabilities(model, name)
+        if numerics is None:
+            return can, None
+        merge_layers(model)
+        can = replace(can, numerics=convert(model, numerics))
+        _CONVERTED[model] = can, direct(model)
+        return _CONVERTED[model]
+    can, decoder = known
+    if numerics not in (None, can.numerics):
+        raise ConfigError(f"{name} has numerics {can.numerics} and its own weights no more: load it again")
+    return replace(can, name=name, attention=model.config._attn_implementation), decoder

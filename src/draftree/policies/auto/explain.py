@@ -1,0 +1,96 @@
+"""Why ``auto`` chose what it chose: predicted and measured, chosen and rejected."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ...outcome import StepCost
+from .calibration import Floats
+from .drafter_selection import Stake
+
+_SHOWN = (0, 1, 2, 3, 5, 7, 11, 15, 23, 31, 47, 63)
+"""Tree sizes that the table of alternatives has."""
+
+
+@dataclass(slots=True)
+class Report:
+    """Sums over steps.
+
+    Attributes:
+        steps: of the policy.
+        predicted, gained: tokens a request, as predicted and as they came.
+        chosen: how often each number of nodes was verified.
+        worth, seconds: [N + 1] predicted tokens and seconds if each step had verified 0, 1, ... N nodes.
+        draft, verify, other: measured seconds.
+        stakes: the sources' records.
+    """
+
+    steps: int = 0
+    predicted: float = 0.0
+    gained: float = 0.0
+    chosen: Counter[int] = field(default_factory=Counter)
+    worth: Floats = field(default_factory=lambda: np.zeros(0))
+    seconds: Floats = field(default_factory=lambda: np.zeros(0))
+    draft: float = 0.0
+    verify: float = 0.0
+    other: float = 0.0
+    stakes: list[Stake] = field(default_factory=list)
+
+    def add(self, chosen: int, predicted: float, gained: float, cost: StepCost) -> None:
+        """One step: nodes verified, tokens a request predicted and gained, and what it cost."""
+        self.steps += 1
+        self.chosen[chosen] += 1
+        self.predicted += predicted
+        self.gained += gained
+        self.draft += cost.draft
+        self.verify += cost.verify
+        self.other += cost.other
+
+    def compare(self, worth: Floats, seconds: Floats) -> None:
+        """What one step would have given and cost with each number of nodes ([N + 1] both)."""
+        if new := max(0, len(worth) - len(self.worth)):
+            self.worth, self.seconds = np.pad(self.worth, (0, new)), np.pad(self.seconds, (0, new))
+        self.worth[: len(worth)] += worth
+        self.seconds[: len(seconds)] += seconds
+
+    @property
+    def drift(self) -> float:
+        """Predicted over measured acceptance length, less 1."""
+        return self.predicted / self.gained - 1 if self.gained else 0.0
+
+    def text(self) -> str:
+        """Some lines for people."""
+        if not self.steps:
+            return "auto has not decoded anything yet"
+        n = self.steps
+        lines = [
+            f"auto, {n} steps: MAL predicted {self.predicted / n:.2f}, measured {self.gained / n:.2f} "
+            f"(drift {self.drift:+.1%})",
+            f"a step: drafting {1e3 * self.draft / n:.1f} ms, verifying {1e3 * self.verify / n:.1f} ms, "
+            f"other {1e3 * self.other / n:.1f} ms",
+            "verified: " + ", ".join(f"{k} nodes {self.chosen[k] / n:.0%}" for k in sorted(self.chosen)),
+        ]
+        if len(self.worth):
+            rates = self.worth / self.seconds
+            best = int(rates.argmax())
+            sizes = sorted({k for k in (*_SHOWN, best) if k < len(rates)})
+            lines.append(
+                "predicted tokens/s of a request if every step that drafted had verified: "
+                + ", ".join(f"{k} nodes {float(rates[k]):.1f}" + (" (best)" if k == best else "") for k in sizes)
+                + "; 0 nodes is plain decoding"
+            )
+        if not all(stake.steady for stake in self.stakes):
+            lines += [self._source(stake) for stake in self.stakes]
+        return "\n".join(lines)
+
+    def _source(self, stake: Stake) -> str:
+        """Whether a source was asked, and why."""
+        n = max(1, stake.steps)
+        return (
+            f"source {stake.name}: asked in {stake.steps / self.steps:.0%} of the steps, where {stake.tokens / n:.2f} "
+            f"accepted tokens were its alone and it took {1e3 * stake.seconds / n:.2f} ms: "
+            + ("in use" if stake.pays else "left out, but for a try now and then")
+        )

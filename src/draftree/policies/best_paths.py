@@ -1,0 +1,164 @@
+"""Trees of the most probable paths: OPT-Tree and EAGLE-2. Both draft more than they verify and keep the best of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ..config import MAX_NODES, Budget
+from ..errors import ConfigError
+from ..outcome import Outcome
+from ..tree import DraftTree
+from ..typed import check_fields
+from .base import Frontier, Growth, GrowthPolicy, Pool, best_per_row
+
+_MEMORY = 0.9
+"""Share of the old average that each new step leaves, in what the automatic threshold is made of."""
+_UNMEASURED = 0.5
+"""The automatic threshold before any step has been measured: that of the authors' code."""
+
+
+class BestPaths(GrowthPolicy):
+    """A policy that verifies the ``nodes`` most probable of the paths that it has drafted (OPT-Tree, Theorem 3.1)."""
+
+    by_value = True
+
+    def prune(
+        self, pools: Sequence[DraftTree], tags: Sequence[Tensor], budgets: Sequence[Budget]
+    ) -> list[Tensor | None]:
+        """The budget's most probable nodes of each pool."""
+        return [
+            None if len(pool) <= budget.nodes else pool.best(budget.nodes)
+            for pool, budget in zip(pools, budgets, strict=True)
+        ]
+
+
+@dataclass(slots=True)
+class OptTree(BestPaths):
+    """The tree of n nodes with the largest expected acceptance length E(A) (Wang et al., "OPT-Tree", Algorithm 1).
+
+    Each layer takes the n most probable candidates; drafting goes on while the best n-node subtree gains more than
+    ``delta`` by a layer. A candidate outside the best n of all that has been drafted cannot come back in, so it is
+    neither kept nor asked about: the tree is the same and less is drafted.
+
+    Attributes:
+        delta: least gain in E(A) that is worth one more draft pass; None sets it to rate x draft-pass time (tokens a
+            second so far times the seconds of a pass), which is what the pass's time would have yielded otherwise.
+        depth: deepest level; by default the node budget alone bounds it, as in the paper (D(T) < n).
+    """
+
+    delta: float | None = None
+    depth: int = MAX_NODES
+    _seconds: float = field(default=0.0, repr=False, compare=False)
+    _tokens: float = field(default=0.0, repr=False, compare=False)
+    _draft_seconds: float = field(default=0.0, repr=False, compare=False)
+    _layers: float = field(default=0.0, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.delta is not None and not 0 < self.delta < 1:
+            raise ConfigError(f"delta is {self.delta}: use a gain between 0 and 1, both excluded, or 'auto'")
+        if self.depth < 1:
+            raise ConfigError(f"depth is {self.depth}: use at least 1")
+
+    @property
+    def threshold(self) -> float:
+        """The delta in use."""
+        if self.delta is not None:
+            return self.delta
+        if not self._layers or not self._seconds:
+            return _UNMEASURED
+        return min(1.0, self._tokens / self._seconds * self._draft_seconds / self._layers)
+
+    def pool(self, nodes: int) -> int:
+        """At most n nodes a layer, less the d - 1 above layer d that stay among the best n with them."""
+        depth = min(self.depth, nodes)
+        return nodes * depth - depth * (depth - 1) // 2
+
+    def grow(self, frontier: Frontier) -> Growth:
+        """What enters the best n so far; go on where that has gained more than the threshold."""
+        pool, scores = frontier.pool, frontier.scores
+        before = best_per_row(pool.path_logprobs, pool.rows, frontier.budgets)
+        flat, rows = scores.flatten(), frontier.rows.repeat_interleave(scores.shape[1])
+        rising = (flat > _least_of_the_best(frontier, before).take(rows)).nonzero()[:, 0]
+        risen = flat.take(rising)
+        every = pool.plus(rows.take(rising), risen, torch.zeros_like(risen))
+        after = best_per_row(every.path_logprobs, every.rows, frontier.budgets)
+        keep = torch.zeros_like(flat, dtype=torch.bool)
+        keep[rising] = after[pool.rows.shape[0] :]
+        keep = keep.view(scores.shape)
+        if frontier.depth + 1 >= self.depth:
+            return Growth(keep, torch.zeros_like(keep))
+        gain = _mass(every, after, frontier.budgets) - _mass(pool, before, frontier.budgets)
+        return Growth(keep, keep & (gain > self.threshold).take(frontier.rows)[:, None])
+
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
+        """Learn the rate and the price of a layer for the automatic threshold.
+
+        The first step of a request is left out: a drafting model reads the prompt in it.
+        """
+        if any(o.request.stats.steps == 0 for o in outcomes):
+            return
+        layers = max((o.tree.depth for o in outcomes), default=0)
+        cost = outcomes[0].step
+        gained = sum(o.taken for o in outcomes) / len(outcomes)
+        for name, new in (
+            ("_seconds", cost.draft + cost.verify + cost.other),
+            ("_tokens", gained),
+            ("_draft_seconds", cost.draft),
+            ("_layers", layers),
+        ):
+            setattr(self, name, _MEMORY * getattr(self, name) + new)
+
+
+def _mass(pool: Pool, keep: Tensor, budgets: Tensor) -> Tensor:
+    """[B] sum of the path probabilities of the entries to keep."""
+    kept = pool.path_logprobs.exp().masked_fill(~keep, 0.0)
+    return torch.zeros(budgets.shape[0]).index_add_(0, pool.rows, kept)
+
+
+def _least_of_the_best(frontier: Frontier, best: Tensor) -> Tensor:
+    """[B] path log-prob that a newcomer must exceed: of the least of a row's ``best``, -inf while there is room."""
+    rows, scores = frontier.pool.rows[best], frontier.pool.path_logprobs[best]
+    full = torch.bincount(rows, minlength=frontier.budgets.shape[0]) >= frontier.budgets
+    least = torch.full(frontier.budgets.shape, float("inf")).scatter_reduce_(0, rows, scores, "amin")
+    return torch.where(full, least, float("-inf"))
+
+
+@dataclass(frozen=True, slots=True)
+class Eagle2Tree(BestPaths):
+    """EAGLE-2's tree (Li et al., 2024, Section 4): a beam of ``width`` nodes a layer, the best of all their children.
+
+    Each layer's ``width`` most probable nodes get their ``width`` most probable children; all of these are drafted and
+    the budget's most probable nodes of the pool are verified. Published with width 10, depth 6 and 60 nodes.
+    """
+
+    width: int = 10
+    depth: int = 6
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for name in ("width", "depth"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}: use at least 1")
+
+    def width_for(self, nodes: int) -> int:
+        """``width``, whatever the budget."""
+        return self.width
+
+    def pool(self, nodes: int) -> int:
+        """All children of every beam."""
+        return self.width + (self.depth - 1) * self.width**2
+
+    def grow(self, frontier: Frontier) -> Growth:
+        """All candidates; the layer's best ``width`` go on."""
+        scores = frontier.scores
+        keep = torch.ones_like(scores, dtype=torch.bool)
+        if frontier.depth + 1 >= self.depth:
+            return Growth(keep, ~keep)
+        rows = frontier.rows.repeat_interleave(scores.shape[1])
+        beam = best_per_row(scores.flatten(), rows, torch.full_like(frontier.budgets, self.width))
+        return Growth(keep, beam.view(scores.shape))

@@ -1,0 +1,259 @@
+"""The classifier of C2T and its files."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..artifacts import user_path, write_whole
+from ..errors import ConfigError, UnknownNameError
+from ..typed import typed
+from .base import Frontier
+from .c2t import FEATURES, features, of_frontier
+
+DEFAULT_FEATURES = ("probability", "entropy", "depth", "log-probability")
+"""C2T's P, H and d, and ln P, which helps where P spans orders of magnitude."""
+MAX_HIDDEN = 1024
+_LARGEST = torch.finfo(torch.float32).max
+
+Row = tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """The models whose drafts a classifier learned from.
+
+    Attributes:
+        target, drafter: names.
+        target_weights, drafter_weights: fingerprints; of a drafter ``Source.fingerprint``.
+    """
+
+    target: str
+    target_weights: str
+    drafter: str
+    drafter_weights: str
+
+    def __str__(self) -> str:
+        return f"target {self.target} [{self.target_weights}] and drafter {self.drafter} [{self.drafter_weights}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Classifier:
+    """Two layers over n features: C = sigmoid(output . relu(hidden x + bias) + threshold).
+
+    C is the probability that the target accepts a node with all above it, as in C2T, or the node alone where it has
+    accepted the one above. Negatives that were left out of training are made up for in the last number.
+
+    Attributes:
+        features: their names, entries of ``FEATURES``.
+        hidden: [h][n] weights of the first layer, on features as they are.
+        bias: [h] of the first layer.
+        output: [h] weights of the second layer.
+        threshold: its bias.
+        given_parent: C is the node's own, given its parent's acceptance.
+
+    Raises:
+        ConfigError: there is no such feature, or the numbers do not make such a net.
+    """
+
+    features: tuple[str, ...]
+    hidden: tuple[Row, ...]
+    bias: Row
+    output: Row
+    threshold: float
+    given_parent: bool = False
+    _first: Tensor = field(init=False, repr=False, compare=False)
+    _last: Tensor = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        check_features(self.features)
+        size = len(self.hidden)
+        if not 1 <= size <= MAX_HIDDEN:
+            raise ConfigError(f"the classifier has {size} hidden units: use 1 to {MAX_HIDDEN}")
+        if any(len(row) != len(self.features) for row in self.hidden) or {len(self.bias), len(self.output)} != {size}:
+            raise ConfigError(f"the classifier's weights do not fit {len(self.features)} features and {size} units")
+        numbers = [x for row in (*self.hidden, self.bias, self.output, (self.threshold,)) for x in row]
+        if not all(abs(x) <= _LARGEST for x in numbers):  # nor is nan
+            raise ConfigError("the classifier has weights that are no finite numbers")
+        first = torch.tensor([[*row, b] for row, b in zip(self.hidden, self.bias, strict=True)])
+        object.__setattr__(self, "_first", first.T.contiguous())
+        object.__setattr__(self, "_last", torch.tensor([*self.output, self.threshold]))
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers it has: 241 as published."""
+        return self._first.numel() + self._last.numel()
+
+    def __call__(self, frontier: Frontier) -> Tensor:
+        """[F, K] C of the candidates of a frontier; 0 where there is none.
+
+        Raises:
+            ConfigError: a feature is not a number.
+        """
+        given = features(of_frontier(frontier), self.features)
+        return self.scores(given).masked_fill(frontier.candidates.logprobs == float("-inf"), 0.0)
+
+    @torch.inference_mode()
+    def scores(self, given: Tensor) -> Tensor:
+        """[...] probabilities for features [..., n].
+
+        Raises:
+            ConfigError: one is not a number.
+        """
+        first, last, rows = self._first, self._last, given.reshape(-1, given.shape[-1])
+        units = torch.addmm(first[-1], rows, first[:-1]).relu_()
+        found = torch.addmv(last[-1:].expand(units.shape[0]), units, last[:-1]).sigmoid_()
+        if bool(found.isnan().any()):
+            bad = rows.isnan().any(0).nonzero().flatten().tolist()
+            names = ", ".join(self.features[i] for i in bad) or "every feature"
+            raise ConfigError(f"the drafter's law has {names} nan: its logits are no numbers, use another drafter")
+        return found.view(given.shape[:-1])
+
+
+def check_features(names: tuple[str, ...]) -> None:
+    """Make sure that there are such features, each named once.
+
+    Raises:
+        ConfigError: there are not.
+    """
+    for name in names:
+        if name not in FEATURES:
+            raise ConfigError(f"no feature {name!r}: choose from {', '.join(FEATURES)}")
+    if not names or len(set(names)) < len(names):
+        raise ConfigError(f"features are {','.join(names)!r}: name at least one, and each once")
+
+
+FORMAT = "draftree classifier"
+VERSION = 2
+SHIPPED = Path(__file__).parent.parent / "classifiers"
+"""Folder of the classifiers that come with the package."""
+DEFAULT = "smollm2-head"
+"""The one for SmolLM2-135M-Instruct and its head."""
+DEFAULT_WIDTH = "smollm2-head-width"
+"""Of entropy and rank, for the same pair."""
+_LARGEST_FILE = 1 << 20
+"""Bytes: a file of ours has some thousand."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClassifierFile:
+    """What a classifier file says.
+
+    Attributes:
+        classifier: the net.
+        made_for: the models whose drafts it learned from.
+        trained_on: data and recipe, for people.
+        held_out: figures on prompts kept apart, for people.
+    """
+
+    classifier: Classifier
+    made_for: Provenance
+    trained_on: dict[str, Any]
+    held_out: dict[str, Any]
+
+    def save(self, path: Path) -> None:
+        """Write the file, one line a field and one line a hidden unit.
+
+        Raises:
+            RunError: it cannot be written.
+        """
+        net = self.classifier
+        units = ",\n".join(f"    {json.dumps(row)}" for row in net.hidden)
+        fields = {
+            "format": json.dumps(FORMAT),
+            "version": json.dumps(VERSION),
+            **{key: json.dumps(value) for key, value in asdict(self.made_for).items()},
+            "features": json.dumps(net.features),
+            "given_parent": json.dumps(net.given_parent),
+            "hidden": f"[\n{units}\n  ]",
+            "bias": json.dumps(net.bias),
+            "output": json.dumps(net.output),
+            "threshold": json.dumps(net.threshold),
+            "trained_on": json.dumps(self.trained_on),
+            "held_out": json.dumps(self.held_out),
+        }
+        write_whole(path, "{\n" + ",\n".join(f'  "{key}": {value}' for key, value in fields.items()) + "\n}\n")
+
+
+@typed
+def read_classifier(name: str) -> ClassifierFile:
+    """Read a classifier file, or one that comes with the package, by its name.
+
+    Raises:
+        UnknownNameError: there is no such file.
+        ConfigError: it cannot be read, or is no classifier file of this version.
+    """
+    shipped = {path.stem: path for path in SHIPPED.glob("*.json")}
+    path = shipped.get(name) or user_path(name)
+    try:
+        if path.stat().st_size > _LARGEST_FILE:
+            raise ConfigError(f"classifier file {name} is larger than {_LARGEST_FILE} bytes: {_WAY_OUT}")
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        names = ", ".join(sorted(shipped))
+        raise UnknownNameError(
+            f"no classifier {name!r}: make one with 'draftree train classifier', or choose from {names}"
+        ) from None
+    except OSError as error:
+        raise ConfigError(f"cannot read classifier file {name}: {error.strerror}: {_WAY_OUT}") from None
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"classifier file {name} is not JSON: {_WAY_OUT}") from None
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise ConfigError(f"{name} is JSON but no classifier file: {_WAY_OUT}")
+    if content.get("version") != VERSION:
+        raise ConfigError(
+            f"classifier file {name} has version {content.get('version')}, not {VERSION}: make it again with "
+            "'draftree train classifier'"
+        )
+    try:
+        return ClassifierFile(
+            classifier=Classifier(
+                features=tuple(map(_text, content["features"])),
+                hidden=tuple(map(_numbers, content["hidden"])),
+                bias=_numbers(content["bias"]),
+                output=_numbers(content["output"]),
+                threshold=_numbers([content["threshold"]])[0],
+                given_parent=_truth(content["given_parent"]),
+            ),
+            made_for=Provenance(**{column.name: _text(content[column.name]) for column in fields(Provenance)}),
+            trained_on=_mapping(content["trained_on"]),
+            held_out=_mapping(content["held_out"]),
+        )
+    except KeyError as error:
+        raise ConfigError(f"classifier file {name} has no {error}: {_WAY_OUT}") from None
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ConfigError(f"classifier file {name} is corrupt: {error}: {_WAY_OUT}") from None
+
+
+_WAY_OUT = "give a file that 'draftree train classifier' wrote"
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no name")
+    return value
+
+
+def _numbers(values: Any) -> tuple[float, ...]:
+    if not isinstance(values, list) or not all(type(x) in (int, float) for x in values):
+        raise TypeError("its weights are no numbers")
+    return tuple(map(float, values))
+
+
+def _truth(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"{value!r} is neither true nor false")
+    return value
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise TypeError(f"{value!r} is no description")
+    return value

@@ -1,0 +1,283 @@
+"""Chains, static trees and trees shaped by entropy (Gunjur & Waitz, "Dynamic Tree Speculative Decoding").
+
+All entropies are in nats, of the draft law at the node whose children are chosen. The paper's thresholds are the
+defaults; ``docs/algorithms.md`` says where we read it and where we differ.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..config import DEFAULT_NODES, MAX_NODES
+from ..errors import ConfigError
+from ..typed import check_fields
+from .base import Frontier, Growth, GrowthPolicy
+
+EntropyFunction = Callable[[Tensor], Tensor]
+"""[F] entropies in nats -> [F] numbers: of children (a width) or levels (a depth)."""
+
+MAX_WIDTH = 64
+"""Most children of a node that any policy may ask for."""
+
+
+def _ranks(frontier: Frontier) -> Tensor:
+    return torch.arange(frontier.candidates.tokens.shape[1])
+
+
+def _positive(what: str, value: int, most: int | None = None) -> None:
+    if not isinstance(value, int) or value < 1 or (most is not None and value > most):
+        raise ConfigError(f"{what} is {value}: use {'at least 1' if most is None else f'1 to {most}'}")
+
+
+def _entropy(what: str, value: float) -> None:
+    if math.isnan(value) or value < 0:
+        raise ConfigError(f"{what} is {value}: use an entropy in nats, 0 or more")
+
+
+@dataclass(frozen=True, slots=True)
+class StaticTree(GrowthPolicy):
+    """Every node gets its ``width`` most probable children, down to ``depth``; width 1 is a chain.
+
+    The paper's baseline is the chain of 4, its static tree has width 2 and depth 4 (Section 4).
+    """
+
+    width: int = 2
+    depth: int = 4
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        _positive("width", self.width, MAX_WIDTH)
+        _positive("depth", self.depth)
+
+    def width_for(self, nodes: int) -> int:
+        """``width``, within the tree."""
+        return min(self.width, nodes)
+
+    def grow(self, frontier: Frontier) -> Growth:
+        """All candidates, until ``depth``."""
+        keep = torch.ones_like(frontier.candidates.tokens, dtype=torch.bool)
+        return Growth(keep, keep & (frontier.depth + 1 < self.depth))
+
+
+@dataclass(frozen=True, slots=True)
+class EntropyStop(GrowthPolicy):
+    """A chain that ends with the first token whose law has entropy above ``stop`` ("early stopping", Section 3.1).
+
+    That last position gets ``width`` alternatives instead of one when ``width`` > 1 ("naive width"). Depth is bounded
+    by the node budget alone, as in the paper.
+    """
+
+    stop: float = 1.0
+    width: int = 1
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        _entropy("stop", self.stop)
+        _positive("width", self.width, MAX_WIDTH)
+
+    def width_for(self, nodes: int) -> int:
+        """``width``, within the tree."""
+        return min(self.width, nodes)
+
+    def grow(self, frontier: Frontier) -> Growth:
+        """One child below ``stop``; ``width`` leaves above."""
+        sure = (frontier.candidates.entropies <= self.stop)[:, None]
+        ranks = _ranks(frontier)
+        return Growth((ranks == 0) | ~sure, sure.expand(-1, ranks.shape[0]))
+
+
+@dataclass(frozen=True, slots=True)
+class BranchingSteps:
+    """The paper's branching function B(H) with its thresholds as settings (Section 4).
+
+    B(H) = 1 if H < ``sure``; 2 if H < ``unsure``; else min(ceil(``slope`` H), ``most``); 0 if H > ``stop``.
+    """
+
+    sure: float = 0.02
+    unsure: float = 1.0
+    slope: float = 4.0
+    most: int = 7
+    stop: float = math.inf
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for name in ("sure", "unsure", "slope", "stop"):
+            _entropy(name, getattr(self, name))
+        _positive("width", self.most, MAX_WIDTH)
+
+    def __call__(self, entropies: Tensor) -> Tensor:
+        """[F] entropies -> [F] numbers of children."""
+        wide = (self.slope * entropies).ceil().clamp(max=self.most)
+        children = torch.where(entropies < self.sure, 1.0, torch.where(entropies < self.unsure, 2.0, wide))
+        return torch.where(entropies > self.stop, 0.0, children)
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """A step function of entropy: ``values[i]`` where ``edges[i - 1]`` <= H < ``edges[i]``, 0 from the last edge on.
+
+    Attributes:
+        edges: nats, positive and ascending; the last may be infinite.
+        values: whole numbers, 0 or more, one for each edge.
+    """
+
+    edges: tuple[float, ...]
+    values: tuple[int, ...]
+
+    @classmethod
+    def parse(cls, name: str, text: str, most: int = MAX_NODES) -> Steps:
+        """Read steps that are written as "0.02:1,1:2,inf:7": 1 below 0.02 nats, 2 below 1, 7 from there on.
+
+        Args:
+            name: of the setting.
+            text: the steps, each as EDGE:VALUE.
+            most: largest value.
+
+        Raises:
+            ConfigError: a step is malformed or out of order, or its value is out of range.
+        """
+        edges, values = list[float](), list[int]()
+        for step in text.split(","):
+            edge, sign, value = (part.strip() for part in step.partition(":"))
+            where = f"{name} is {text!r}: step {step.strip()!r}"
+            if not sign:
+                raise ConfigError(f"{where} is not EDGE:VALUE: write steps as 0.02:1,1:2,inf:7")
+            try:
+                edges.append(float(edge))
+            except ValueError:
+                raise ConfigError(f"{where} ends at {edge!r}: use an entropy in nats, or inf") from None
+            if not edges[-1] > max([0.0, *edges[:-1]]):
+                raise ConfigError(f"{where} ends at {edge}: use edges above 0 nats in ascending order")
+            if not (value.isascii() and value.isdecimal() and len(value) < 10 and int(value) <= most):
+                raise ConfigError(f"{where} has the value {value!r}: use a whole number from 0 to {most}")
+            values.append(int(value))
+        return cls(tuple(edges), tuple(values))
+
+    def __call__(self, entropies: Tensor) -> Tensor:
+        """[F] entropies -> [F] values."""
+        at = torch.bucketize(entropies, torch.tensor(self.edges, dtype=entropies.dtype), right=True)
+        return torch.tensor([*self.values, 0])[at].float()
+
+    def at(self, entropy: float) -> int:
+        """The value at one entropy."""
+        return int(self(torch.tensor([entropy], dtype=torch.float64)))
+
+
+@dataclass(frozen=True, slots=True)
+class EntropyTree(GrowthPolicy):
+    """Each node gets as many children as a function of its entropy says, as deep as another one allows.
+
+    The paper bounds width and depth and leaves the number of nodes open (Section 5): without a node budget the tree
+    grows to ``MAX_NODES``.
+
+    Attributes:
+        width_of: entropies -> numbers of children; the paper's B(H) by default. Fractions are cut off.
+        depth_of: entropies -> deepest level at which a node with this entropy may place children; None: ``depth``.
+        width: most children of a node, whatever ``width_of`` says.
+        depth: deepest level, whatever ``depth_of`` says.
+    """
+
+    width_of: EntropyFunction = BranchingSteps()
+    depth_of: EntropyFunction | None = None
+    width: int = 7
+    depth: int = 4
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        _positive("width", self.width, MAX_WIDTH)
+        _positive("depth", self.depth)
+
+    def width_for(self, nodes: int) -> int:
+        """``width``, within the tree."""
+        return min(self.width, nodes)
+
+    @property
+    def default_nodes(self) -> int:
+        """No bound but the largest."""
+        return MAX_NODES
+
+    def grow(self, frontier: Frontier) -> Growth:
+        """The most probable children of each node, as many as ``children`` says."""
+        keep = _ranks(frontier) < self.children(frontier)[:, None]
+        return Growth(keep, torch.full_like(keep, frontier.depth + 1 < self.depth))
+
+    def children(self, frontier: Frontier) -> Tensor:
+        """[F] numbers of children: ``width_of(H)``, none below level ``depth_of(H)``."""
+        entropies = frontier.candidates.entropies
+        children = self._ask(self.width_of, "width", entropies)
+        if self.depth_of is not None:
+            deepest = self._ask(self.depth_of, "depth", entropies)
+            children = torch.where(deepest > frontier.depth, children, 0)
+        return children
+
+    @staticmethod
+    def _ask(function: EntropyFunction, what: str, entropies: Tensor) -> Tensor:
+        """Run a user's function and check what it says.
+
+        Raises:
+            ConfigError: it does not give one finite number for each entropy.
+        """
+        answer = function(entropies)
+        try:
+            given = torch.as_tensor(answer, dtype=torch.float32)
+        except (TypeError, ValueError, RuntimeError):
+            raise ConfigError(
+                f"the {what} function gave {answer!r}: return one finite number for each entropy"
+            ) from None
+        if given.shape != entropies.shape or not bool(given.isfinite().all()):
+            raise ConfigError(
+                f"the {what} function gave {given.tolist()} for entropies {entropies.tolist()}: "
+                "return one finite number for each entropy"
+            )
+        return given.floor()
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetTree(EntropyTree):
+    """``EntropyTree`` whose width shrinks so that the node budget lasts to the last level.
+
+    Gunjur & Waitz, Section 5: no children "when the desired branching factor exceeds our speculation budget". A level
+    may use what is left of the budget less one node for every level below it. ``fit`` divides that among its parents.
+    Where width functions give each node a child or more, the tree reaches ``depth`` (or uses one node a level, where
+    the budget is smaller), and is the tree without a budget if that fits.
+    """
+
+    @property
+    def default_nodes(self) -> int:
+        """As most methods."""
+        return DEFAULT_NODES
+
+    def children(self, frontier: Frontier) -> Tensor:
+        """[F] numbers of children, within each request's share of this level."""
+        rows, scores = frontier.rows, frontier.candidates.logprobs
+        there = (scores > float("-inf")).sum(1)
+        wanted = EntropyTree.children(self, frontier).clamp(0, self.width).minimum(there).long()
+        left = frontier.budgets - torch.bincount(frontier.pool.rows, minlength=len(frontier.budgets))
+        below = frontier.limits.clamp(max=self.depth) - (frontier.depth + 1)
+        shares = (left - below.clamp(min=0)).clamp(min=1).minimum(left)
+        given = torch.zeros_like(wanted)
+        for row in rows.unique().tolist():
+            own = (rows == row).nonzero()[:, 0]
+            order = own[frontier.path_logprobs[own].argsort(descending=True, stable=True)]
+            given[order] = torch.tensor(fit(wanted[order].tolist(), int(shares[row])))
+        return given
+
+
+def fit(wanted: Sequence[int], share: int) -> list[int]:
+    """Numbers of children of nodes in order of path probability, with a sum of at most ``share``.
+
+    A node gets all the children that it wants, or none where they exceed what the nodes before it have left. Where no
+    node would get any, the first that wants children gets ``share``.
+    """
+    given, left = list[int](), share
+    for children in wanted:
+        given.append(children if children <= left else 0)
+        left -= given[-1]
+    if not any(given) and (first := next((i for i, n in enumerate(wanted) if n), None)) is not None:
+        given[first] = share
+    return given

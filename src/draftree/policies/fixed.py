@@ -1,0 +1,409 @@
+"""Trees of a fixed shape: by rank, by Sequoia from measured acceptance, and the files that hold them."""
+
+from __future__ import annotations
+
+import heapq
+import json
+import math
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..artifacts import parse_json, user_path, write_whole
+from ..config import MAX_NODES
+from ..errors import ConfigError, UnknownNameError
+from ..typed import check_fields
+from .base import Frontier, Growth, GrowthPolicy
+from .entropy import MAX_WIDTH
+
+Ranks = tuple[int, ...]
+"""A node of a fixed tree: the ranks on its path from the root, 0 for the most probable child."""
+
+_NONE = MAX_NODES + 1
+"""In place of a node's number: more than any budget."""
+
+
+EAGLE: tuple[Ranks, ...] = tuple(
+    tuple(map(int, digits))
+    for digits in (
+        "0 1 2 3  00 01 02 10 11 20 21 30  000 001 002 010 011 020 021 100  0000 0001 0002  00000 00001"
+    ).split()
+)
+"""The 25 nodes of EAGLE's fixed tree, one digit a rank (``mc_sim_7b_63`` in eagle/model/choices.py of its code)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Names of a target and a drafter."""
+
+    target: str
+    drafter: str
+
+
+@dataclass(frozen=True, slots=True)
+class RankTree(GrowthPolicy):
+    """A fixed tree of ranks.
+
+    A budget smaller than the tree keeps the first nodes of ``paths``; where the drafter has no candidate of a wanted
+    rank, that node and all below it are missing.
+
+    Attributes:
+        paths: the nodes, each after its parent and after its siblings of lower rank.
+        made_for: the only models that it may draft for; None: any.
+
+    Raises:
+        ConfigError: the paths are not such a tree.
+    """
+
+    paths: tuple[Ranks, ...]
+    made_for: Pair | None = None
+    _children: Tensor = field(init=False, repr=False, compare=False)
+    """[nodes + 1, width] int64: number of the child of each rank; 0 is the root, node i of ``paths`` is i + 1."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_paths(self.paths)
+        numbers: dict[Ranks, int] = {(): 0} | {path: i for i, path in enumerate(self.paths, start=1)}
+        children = torch.full((len(numbers), 1 + max(path[-1] for path in self.paths)), _NONE)
+        for path in self.paths:
+            children[numbers[path[:-1]], path[-1]] = numbers[path]
+        object.__setattr__(self, "_children", children)
+
+    @property
+    def partner(self) -> str | None:
+        """The drafter of ``made_for``."""
+        return None if self.made_for is None else self.made_for.drafter
+
+    def width_for(self, nodes: int) -> int:
+        """Most children of a node."""
+        return min(self._children.shape[1], nodes)
+
+    def grow(self, frontier: Frontier) -> Growth:
+        """The tree's children of each node, which is known by its tag."""
+        wanted = self._children[frontier.tags, : frontier.candidates.tokens.shape[1]]
+        budget = frontier.budgets[frontier.rows, None]
+        keep = wanted <= budget
+        tags = torch.where(keep, wanted, 0)
+        return Growth(keep, self._children[tags, 0] <= budget, tags)
+
+    def check(self, target: str, drafter: str) -> None:
+        """Only the models that it was made for; folders and hub ids count by their last part."""
+        if self.made_for is None:
+            return
+        for role, made_for, used in (
+            ("target", self.made_for.target, target),
+            ("drafter", self.made_for.drafter, drafter),
+        ):
+            if short_name(made_for) != short_name(used):
+                raise ConfigError(
+                    f"the tree was made for {role} {made_for!r}, not {used!r}: "
+                    "make one for these models with 'draftree calibrate'"
+                )
+
+
+def short_name(model: str) -> str:
+    """The last part of a folder or hub id: what stays the same on another machine."""
+    return model.replace("\\", "/").rstrip("/").rpartition("/")[2] or model
+
+
+def check_paths(paths: Sequence[Ranks]) -> None:
+    """Make sure that paths of ranks are the nodes of a tree, each after its parent and its siblings of lower rank.
+
+    Raises:
+        ConfigError: they are not; the message names the first path at fault.
+    """
+    if not 1 <= len(paths) <= MAX_NODES:
+        raise ConfigError(f"the tree has {len(paths)} nodes: use 1 to {MAX_NODES}")
+    seen: set[Ranks] = {()}
+    for path in paths:
+        if not path or not all(isinstance(rank, int) and 0 <= rank < MAX_WIDTH for rank in path):
+            raise ConfigError(f"the tree has a node {path!r}: give a path of ranks from 0 to {MAX_WIDTH - 1}")
+        if path in seen:
+            raise ConfigError(f"the tree has node {list(path)} twice: give each node once")
+        before = path[:-1] if path[-1] == 0 else (*path[:-1], path[-1] - 1)
+        if before not in seen:
+            raise ConfigError(f"the tree has node {list(path)} but not {list(before)} before it: add that one")
+        seen.add(path)
+
+
+def best_tree(acceptance: Tensor, nodes: int) -> tuple[Ranks, ...]:
+    """The tree of at most ``nodes`` nodes and D levels with the largest expected acceptance length.
+
+    Nodes that would gain nothing are left out. The most probable nodes come first, as far as parents and lower ranks
+    allow: where larger ranks are less often right, the first n nodes are the best tree of n nodes.
+
+    Raises:
+        ConfigError: no such table or budget.
+    """
+    check_table(acceptance)
+    if not 1 <= nodes <= MAX_NODES:
+        raise ConfigError(f"node budget is {nodes}: use 1 to {MAX_NODES}")
+    _, choices = _solve(acceptance.double(), nodes)
+    return _best_first(_unfold(choices, nodes), acceptance)
+
+
+def best_size(
+    acceptance: Tensor,
+    verify_seconds: Callable[[int], float],
+    draft_seconds_per_layer: float,
+    max_nodes: int,
+    max_depth: int | None = None,
+) -> tuple[Ranks, ...]:
+    """The tree that gains most tokens a second: max over b nodes, d levels of E(b, d) / (d t_draft + t_verify(b + 1)).
+
+    Args:
+        acceptance: [D, R].
+        verify_seconds: tokens of a target pass, the root among them -> its seconds.
+        draft_seconds_per_layer: of one drafter pass.
+        max_nodes: largest tree.
+        max_depth: deepest tree; D by default.
+
+    Returns:
+        its nodes; none where plain decoding, 1 / t_verify(1), is the fastest.
+
+    Raises:
+        ConfigError: no such table, budget or depth.
+    """
+    check_table(acceptance)
+    if not 1 <= max_nodes <= MAX_NODES:
+        raise ConfigError(f"node budget is {max_nodes}: use 1 to {MAX_NODES}")
+    if max_depth is not None and max_depth < 1:
+        raise ConfigError(f"tree depth is {max_depth}: use at least 1")
+    seconds = torch.tensor([verify_seconds(n + 1) for n in range(max_nodes + 1)], dtype=torch.float64)
+    best_rate = 1 / float(seconds[0])
+    best: list[Ranks] = []
+    for depth in range(1, min(max_depth or len(acceptance), len(acceptance)) + 1):
+        gains, choices = _solve(acceptance[:depth].double(), max_nodes)
+        rates = (1 + gains) / (depth * draft_seconds_per_layer + seconds)
+        rates[1:][gains.diff() <= 0] = 0  # the tree has fewer nodes: it was rated as a smaller one
+        rates[0] = 0
+        n = int(rates.argmax())
+        if rates[n] > best_rate:
+            best_rate, best = float(rates[n]), _unfold(choices, n)
+    return _best_first(best, acceptance)
+
+
+def expected_acceptance_length(acceptance: Tensor, paths: Sequence[Ranks]) -> float:
+    """1 + the sum over nodes of the product of ``acceptance`` along their paths."""
+    return 1 + math.fsum(_path_acceptance(acceptance.tolist(), path) for path in paths)
+
+
+def check_table(acceptance: Tensor) -> None:
+    """Make sure that this is an acceptance table.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if acceptance.dim() != 2 or not acceptance.shape[0] or not 1 <= acceptance.shape[1] <= MAX_WIDTH:
+        raise ConfigError(
+            f"the acceptance table has shape {list(acceptance.shape)}: "
+            f"give one row a depth, 1 to {MAX_WIDTH} ranks each"
+        )
+    if not bool(((acceptance >= 0) & (acceptance <= 1)).all()):
+        raise ConfigError("the acceptance table has numbers outside 0 to 1: give probabilities")
+
+
+def _solve(acceptance: Tensor, nodes: int) -> tuple[Tensor, Tensor]:
+    """The recursion for all sizes at once.
+
+    c(d, n, r) is what n nodes below an accepted node of depth d gain at most in children of rank r and more:
+    c(d, n, r) = max over 1 <= m <= n of a[d, r] (1 + c(d + 1, m - 1, 0)) + c(d, n - m, r + 1); 0: no more children.
+
+    Returns:
+        ([nodes + 1] gains c(0, n, 0); [D, R, nodes + 1] the m of each maximum, 0 for no more children).
+    """
+    depths, ranks = acceptance.shape
+    choices = torch.zeros((depths, ranks, nodes + 1), dtype=torch.int64)
+    below = torch.zeros(nodes + 1, dtype=torch.float64)
+    too_many = torch.full((nodes,), -math.inf, dtype=torch.float64)
+    for d in reversed(range(depths)):
+        siblings = torch.zeros_like(below)
+        for r in reversed(range(ranks)):
+            own = acceptance[d, r] * (1 + below[:-1].flip(0))  # of m = nodes, ..., 1
+            left = torch.cat([too_many, siblings]).unfold(0, nodes, 1)  # [n, m likewise] of the siblings' n - m
+            gains, at = (own + left[: nodes + 1]).max(1)
+            siblings = gains.clamp(min=0)
+            choices[d, r] = torch.where(gains > 0, nodes - at, 0)
+        below = siblings
+    return below, choices
+
+
+def _unfold(choices: Tensor, nodes: int) -> list[Ranks]:
+    """The tree behind a maximum."""
+    paths: list[Ranks] = []
+    open_nodes: list[tuple[Ranks, int]] = [((), nodes)]
+    while open_nodes:
+        parent, room = open_nodes.pop()
+        if len(parent) == choices.shape[0]:
+            continue
+        for rank, sizes in enumerate(choices[len(parent)]):
+            size = int(sizes[room])
+            if not size:
+                break
+            paths.append((*parent, rank))
+            open_nodes.append((paths[-1], size - 1))
+            room -= size
+    return paths
+
+
+def _best_first(paths: Sequence[Ranks], acceptance: Tensor) -> tuple[Ranks, ...]:
+    """By path acceptance, then depth, then ranks; each node after its parent and its sibling of the rank before."""
+    table, members = acceptance.tolist(), set(paths)
+    ready: list[tuple[float, int, Ranks]] = [(-_path_acceptance(table, (0,)), 1, (0,))] if members else []
+    ordered: list[Ranks] = []
+    while ready:
+        path = heapq.heappop(ready)[2]
+        ordered.append(path)
+        for after in ((*path, 0), (*path[:-1], path[-1] + 1)):
+            if after in members:
+                heapq.heappush(ready, (-_path_acceptance(table, after), len(after), after))
+    return tuple(ordered)
+
+
+def _path_acceptance(table: Sequence[Sequence[float]], path: Ranks) -> float:
+    return math.prod(table[d][rank] for d, rank in enumerate(path))
+
+
+FORMAT = "draftree static tree"
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """How often the target's next token was the drafter's candidate of each rank.
+
+    Attributes:
+        trials: [D] nodes at depth d, the root's depth 0 first, whose next token was looked for.
+        accepted: [D][R] how many of them had it at that rank.
+    """
+
+    trials: tuple[int, ...]
+    accepted: tuple[tuple[int, ...], ...]
+
+    @property
+    def acceptance(self) -> Tensor:
+        """[D, R] float64: share of the trials; 0 where there were none."""
+        trials = torch.tensor(self.trials, dtype=torch.float64).clamp(min=1)
+        return torch.tensor(self.accepted, dtype=torch.float64) / trials[:, None]
+
+    @classmethod
+    def parse(cls, trials: Any, accepted: Any) -> Counts:
+        """Counts as they come out of JSON.
+
+        Raises:
+            ValueError: they are none.
+        """
+        counts = cls(tuple(trials), tuple(tuple(row) for row in accepted))
+        whole = all(isinstance(n, int) and n >= 0 for row in (counts.trials, *counts.accepted) for n in row)
+        fit = all(sum(row) <= n for n, row in zip(counts.trials, counts.accepted, strict=True))
+        if not (whole and fit and len({len(row) for row in counts.accepted}) == 1):
+            raise ValueError("the counts do not fit each other")
+        return counts
+
+
+@dataclass(frozen=True, slots=True)
+class TreeFile:
+    """What a tree file says.
+
+    Attributes:
+        made_for: the models that were measured.
+        temperature: that the target decoded at.
+        prompts: how many it decoded.
+        counts: acceptance by depth and rank.
+        expected_acceptance_length: E(A) of the tree, root counted as 1.
+        tree: its nodes in the order in which smaller budgets take them.
+    """
+
+    made_for: Pair
+    temperature: float
+    prompts: int
+    counts: Counts
+    expected_acceptance_length: float
+    tree: tuple[Ranks, ...]
+
+    @property
+    def policy(self) -> RankTree:
+        """The tree as a growth policy for these models alone."""
+        return RankTree(self.tree, self.made_for)
+
+    def save(self, path: Path) -> None:
+        """Write the file, one line a field and one line a depth.
+
+        Raises:
+            RunError: it cannot be written.
+        """
+        depths = ",\n".join(f"    {json.dumps(row)}" for row in self.counts.accepted)
+        fields = {
+            "format": json.dumps(FORMAT),
+            "version": json.dumps(VERSION),
+            "target": json.dumps(self.made_for.target),
+            "drafter": json.dumps(self.made_for.drafter),
+            "temperature": json.dumps(self.temperature),
+            "prompts": json.dumps(self.prompts),
+            "trials": json.dumps(self.counts.trials),
+            "accepted": f"[\n{depths}\n  ]",
+            "expected_acceptance_length": json.dumps(self.expected_acceptance_length),
+            "tree": json.dumps(self.tree),
+        }
+        write_whole(path, "{\n" + ",\n".join(f'  "{key}": {value}' for key, value in fields.items()) + "\n}\n")
+
+
+def read_tree(name: str) -> TreeFile:
+    """Read a tree file.
+
+    Raises:
+        UnknownNameError: there is no such file.
+        ConfigError: it cannot be read, or is no tree file of this version.
+    """
+    path = user_path(name)
+    try:
+        content = parse_json(path.read_bytes())
+    except FileNotFoundError:
+        raise UnknownNameError(f"no tree file {name!r}: make one with 'draftree calibrate'") from None
+    except OSError as error:
+        raise ConfigError(f"cannot read tree file {name}: {error.strerror}: {_WAY_OUT}") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"tree file {name} is not JSON ({error}): {_WAY_OUT}") from None
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise ConfigError(f"{name} is JSON but no tree file: {_WAY_OUT}")
+    if content.get("version") != VERSION:
+        raise ConfigError(f"tree file {name} has version {content.get('version')}, not {VERSION}: {_WAY_OUT}")
+    try:
+        found = TreeFile(
+            made_for=Pair(_text(content["target"]), _text(content["drafter"])),
+            temperature=float(_number(content["temperature"])),
+            prompts=operator.index(content["prompts"]),
+            counts=Counts.parse(content["trials"], content["accepted"]),
+            expected_acceptance_length=float(_number(content["expected_acceptance_length"])),
+            tree=_paths(content["tree"]),
+        )
+        _ = found.policy  # raises where the nodes make no tree
+    except KeyError as error:
+        raise ConfigError(f"tree file {name} has no {error}: {_WAY_OUT}") from None
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        raise ConfigError(f"tree file {name} is corrupt: {error}: {_WAY_OUT}") from None
+    return found
+
+
+_WAY_OUT = "give a file that 'draftree calibrate' wrote"
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no name")
+    return value
+
+
+def _number(value: Any) -> int | float:
+    if type(value) not in (int, float):
+        raise TypeError(f"{value!r} is no number")
+    return value  # type: ignore[no-any-return]
+
+
+def _paths(value: Sequence[Sequence[int]]) -> tuple[Ranks, ...]:
+    return tuple(tuple(path) for path in value)
