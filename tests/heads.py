@@ -9,10 +9,9 @@ import torch
 from draftree.models.eagle_head import HeadConfig, HeadNetwork, embeddings, output_layer
 from draftree.models.eagle_model import HeadModel
 from draftree.models.huggingface import HFModel
-from draftree.train.draw import respond
-from draftree.train.fit import Fit, FitRecipe, Frozen, regress
-from draftree.train.head import draft_vocabulary
-from draftree.train.responses import Response
+from draftree.train.eagle_fit import Fit, FitRecipe, Frozen, regress
+from draftree.train.eagle_training import draft_vocabulary
+from draftree.train.responses import Response, respond
 
 from .tiny import VOCAB
 

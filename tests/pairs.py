@@ -9,13 +9,12 @@ from typing import Any, cast
 import torch
 from transformers import PreTrainedModel
 
-from draftree.draft.base import Drafter, NoDrafter
-from draftree.draft.drafter import TreeDrafter
-from draftree.draft.lookup import LookupSource
-from draftree.draft.model import ModelSource
-from draftree.draft.recycle import RecycleSource
-from draftree.draft.source import Source
-from draftree.draft.union import UnionSource
+from draftree.drafters.base import Drafter, NoDrafter, TreeDrafter
+from draftree.drafters.draft_model import ModelSource
+from draftree.drafters.ensemble import UnionSource
+from draftree.drafters.ngram import LookupSource
+from draftree.drafters.source import Source
+from draftree.drafters.token_recycling import RecycleSource
 from draftree.models.cost_profile import Identity, Point, Profile
 from draftree.models.huggingface import HFModel
 from draftree.policies.auto.policy import AutoTree

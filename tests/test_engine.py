@@ -9,9 +9,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM, RepetitionPenaltyLogitsProcessor
 
 from draftree.config import DEFAULT_NODES, MAX_NODES, Processor, SamplingParams
-from draftree.draft.drafter import TreeDrafter
-from draftree.draft.lookup import LookupSource
-from draftree.draft.model import ModelSource
+from draftree.drafters.base import TreeDrafter
+from draftree.drafters.draft_model import ModelSource
+from draftree.drafters.ngram import LookupSource
 from draftree.engine import Engine, Generation
 from draftree.errors import ConfigError, PromptError
 from draftree.models.huggingface import HFModel

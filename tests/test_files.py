@@ -10,7 +10,7 @@ import pytest
 
 from draftree.artifacts import is_path, parse_json, user_path
 from draftree.cli.main import run
-from draftree.draft.load import load_drafter
+from draftree.drafters.registry import load_drafter
 from draftree.errors import ConfigError, InputError
 from draftree.models.huggingface import HFModel
 from draftree.models.load import load

@@ -8,20 +8,18 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
-from draftree.beams.drafters import ModelBeams
-from draftree.beams.engine import BeamEngine
+from draftree.beams.beam_engine import BeamEngine
 from draftree.beams.params import BeamParams
+from draftree.beams.sources import ModelBeams
 from draftree.config import SamplingParams
-from draftree.draft.base import Drafter
-from draftree.draft.drafter import TreeDrafter
-from draftree.draft.lookup import LookupSource
-from draftree.draft.model import ModelSource
-from draftree.draft.recycle import RecycleSource
+from draftree.drafters.base import Drafter, TreeDrafter
+from draftree.drafters.draft_model import ModelSource
+from draftree.drafters.ngram import LookupSource
+from draftree.drafters.token_recycling import RecycleSource
 from draftree.engine import Engine
 from draftree.models.huggingface import HFModel
 from draftree.policies.entropy import EntropyTree
-from draftree.train.draw import respond
-from draftree.train.responses import seed_of
+from draftree.train.responses import respond, seed_of
 
 from .pairs import relative
 from .tiny import VOCAB, tiny

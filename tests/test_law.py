@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from draftree.config import SamplingParams
-from draftree.draft.drafter import TreeDrafter
-from draftree.draft.model import ModelSource
+from draftree.drafters.base import TreeDrafter
+from draftree.drafters.draft_model import ModelSource
 from draftree.engine import Engine
 from draftree.policies.base import GrowthPolicy
 from draftree.policies.entropy import EntropyTree, StaticTree

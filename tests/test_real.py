@@ -16,10 +16,10 @@ import torch
 
 import draftree
 from draftree.bench.beams import beam_search, verdict
+from draftree.bench.compare import first_difference
 from draftree.bench.equality import generate_greedily
-from draftree.bench.exact import first_difference
 from draftree.config import SamplingParams
-from draftree.draft.load import load_drafter
+from draftree.drafters.registry import load_drafter
 from draftree.engine import Engine
 from draftree.models.huggingface import HFModel
 from draftree.models.load import load_stock
@@ -88,7 +88,7 @@ def test_the_default_drafter_is_the_target_in_int4(
     model: HFModel, prompts: list[list[int]], greedy: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its layers come from 4 bits, so that next to nothing is lost."""
-    monkeypatch.setattr("draftree.draft.load.price", lambda model, numerics: 0.4)
+    monkeypatch.setattr("draftree.drafters.registry.price", lambda model, numerics: 0.4)
     made = draftree.load_drafter("auto", model, policy("chain"))
     assert made.name == "int4"
     before = sum(p.nbytes for p in model.model.parameters())
@@ -103,7 +103,7 @@ def test_the_default_drafter_is_the_target_in_int4(
 def test_where_int4_is_slow_the_default_drafter_takes_the_head_that_ships(
     model: HFModel, prompts: list[list[int]], greedy: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("draftree.draft.load.price", lambda model, numerics: 0.9)
+    monkeypatch.setattr("draftree.drafters.registry.price", lambda model, numerics: 0.9)
     made = draftree.load_drafter("auto", model, policy("opt-tree"))
     assert made.name == "lookup+recycle+head"
     got = Engine(model, made, nodes=16).generate(prompts[:1], SamplingParams(max_tokens=TOKENS))[0]

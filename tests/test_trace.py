@@ -14,8 +14,8 @@ import torch
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from draftree.config import SamplingParams
-from draftree.draft.drafter import TreeDrafter
-from draftree.draft.lookup import LookupSource
+from draftree.drafters.base import TreeDrafter
+from draftree.drafters.ngram import LookupSource
 from draftree.engine import Engine
 from draftree.errors import ConfigError, DraftreeWarning, TraceError
 from draftree.outcome import Outcome

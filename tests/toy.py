@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from draftree.config import Budget
-from draftree.draft.drawing import Drawn
-from draftree.draft.grow import grow
-from draftree.draft.source import Scorer
+from draftree.drafters.distributions import Drawn
+from draftree.drafters.grow import grow
+from draftree.drafters.source import Scorer
 from draftree.errors import CacheError, PromptError
 from draftree.models.base import Capabilities, Nodes, Row
 from draftree.policies.base import Candidates, GrowthPolicy

@@ -8,10 +8,10 @@ for chunk in engine.stream(draftree.user("Why is the sky blue?")):
 from .models.cpu import openmp as openmp  # first: sets how threads wait, before torch loads
 
 # isort: split
-from .beams.engine import BeamEngine, BeamGeneration, Hypothesis
+from .beams.beam_engine import BeamEngine, BeamGeneration, Hypothesis
 from .beams.params import BeamParams
 from .config import Budget, SamplingParams
-from .draft.load import load_drafter
+from .drafters.registry import load_drafter
 from .engine import Engine, Generation
 from .errors import DraftreeError, DraftreeWarning, InputError, RunError
 from .hf_generate import custom_generate, generate_with

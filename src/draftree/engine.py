@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from .config import Budget, SamplingParams
-from .draft.base import Drafter, NoDrafter
+from .drafters.base import Drafter, NoDrafter
 from .errors import ConfigError, PromptError, RunError
 from .models.base import LanguageModel, Nodes, Row
 from .outcome import Outcome, StepCost, Successors, successors

@@ -19,8 +19,8 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 
 from .config import Criterion, Processor, SamplingParams
-from .draft.load import load_drafter
-from .draft.names import DEFAULT_DRAFTER, learns, names_model
+from .drafters.registry import load_drafter
+from .drafters.spec import DEFAULT_DRAFTER, learns, names_model
 from .engine import Engine
 from .errors import ConfigError
 from .models.huggingface import HFModel

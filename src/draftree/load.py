@@ -7,13 +7,11 @@ from pathlib import Path
 from typing import cast
 
 from .artifacts import is_path
-from .beams.drafters import GuestBeams, HeadBeams, LookupBeams, ModelBeams
-from .beams.engine import BeamEngine
-from .beams.levels import HierarchyBeams, UnionBeams
-from .beams.sources import BeamSource, PassBeams
-from .draft.levels import levels_of
-from .draft.load import drafting_model, fast_in_int4, load_drafter
-from .draft.names import AUTO, DEFAULT_DRAFTER, check_recycle_file, is_own, learns, parts_of
+from .beams.beam_engine import BeamEngine
+from .beams.cascades import HierarchyBeams, UnionBeams
+from .beams.sources import BeamSource, GuestBeams, HeadBeams, LookupBeams, ModelBeams, PassBeams
+from .drafters.registry import drafting_model, fast_in_int4, load_drafter
+from .drafters.spec import AUTO, DEFAULT_DRAFTER, check_recycle_file, is_own, learns, levels_of, parts_of
 from .engine import Engine
 from .errors import ConfigError
 from .models.cpu.quantization import DEFAULT_NUMERICS, DRAFTING

@@ -16,7 +16,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from .artifacts import user_path
-from .draft.base import Drafter
+from .drafters.base import Drafter
 from .errors import ConfigError, DraftreeWarning, TraceError
 from .models.base import LanguageModel
 from .outcome import Outcome

@@ -2,8 +2,8 @@
 
 import pytest
 
-from draftree.beams.plan import Plan
-from draftree.beams.request import BeamRequest
+from draftree.beams.drafting import Plan
+from draftree.beams.forest import BeamRequest
 
 
 @pytest.fixture(autouse=True)

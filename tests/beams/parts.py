@@ -7,8 +7,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
-from draftree.beams.drafters import GuestBeams, HeadBeams, LookupBeams, ModelBeams
-from draftree.beams.sources import BeamSource
+from draftree.beams.sources import BeamSource, GuestBeams, HeadBeams, LookupBeams, ModelBeams
 from draftree.models.huggingface import HFModel
 
 from ..heads import random_head

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from draftree.beams import room
+from draftree.beams import beam_engine as room
 from draftree.cli.main import run
 
 from ..tiny import save_tiny

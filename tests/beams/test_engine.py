@@ -11,10 +11,9 @@ import pytest
 from torch import Tensor
 from transformers import RepetitionPenaltyLogitsProcessor
 
-from draftree.beams.drafters import GuestBeams, HeadBeams, LookupBeams, ModelBeams
-from draftree.beams.engine import BeamEngine
+from draftree.beams.beam_engine import BeamEngine
 from draftree.beams.params import BeamParams, BeamWarp
-from draftree.beams.sources import Frontier
+from draftree.beams.sources import Frontier, GuestBeams, HeadBeams, LookupBeams, ModelBeams
 from draftree.config import SamplingParams
 from draftree.errors import ConfigError, PromptError, RunError, VocabularyError
 from draftree.load import load_beam_source
@@ -189,7 +188,7 @@ def test_names_of_drafters() -> None:
 
 @pytest.mark.parametrize("share", [0.55, 0.65])
 def test_auto_is_int4_where_that_is_fast(share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draftree.draft.load.price", lambda model, numerics: share)
+    monkeypatch.setattr("draftree.drafters.registry.price", lambda model, numerics: share)
     folder = str(save_tiny(tmp_path / "model"))
     for sampled in (True, False):
         found = load_beam_source("auto", load(folder), sampled=sampled)

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from draftree.beams.layer import Cell, Residuals, accepted_law, verify, width_for
+from draftree.beams.beam_distributions import Cell
+from draftree.beams.speculative import Residuals, accepted_law, verify, width_for
 
 from ..verify.chances import Chance, outcomes
 

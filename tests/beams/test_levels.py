@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from draftree.beams.drafters import ModelBeams
-from draftree.beams.engine import BeamEngine, BeamGeneration
-from draftree.beams.levels import HierarchyBeams, UnionBeams
+from draftree.beams.beam_engine import BeamEngine, BeamGeneration
+from draftree.beams.cascades import HierarchyBeams, UnionBeams
 from draftree.beams.params import BeamParams
+from draftree.beams.sources import ModelBeams
 from draftree.config import SamplingParams
 from draftree.errors import ConfigError
 from draftree.load import load_beam_source

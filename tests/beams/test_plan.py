@@ -6,14 +6,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from draftree.beams import plan as plans
-from draftree.beams.drafters import ModelBeams
-from draftree.beams.engine import BeamEngine
+from draftree.beams import drafting as plans
+from draftree.beams.beam_engine import BeamEngine
+from draftree.beams.drafting import Plan
+from draftree.beams.forest import BeamRequest, Odds
 from draftree.beams.params import DEEPEST, DEFAULT_DEPTH, BeamParams
-from draftree.beams.plan import Plan
-from draftree.beams.request import BeamRequest, Odds
-from draftree.beams.rules import Forest
-from draftree.beams.sources import BeamSource
+from draftree.beams.sources import BeamSource, ModelBeams
+from draftree.beams.speculative import Forest
 from draftree.config import SamplingParams
 from draftree.errors import CacheError, DraftreeWarning
 

@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from draftree.beams import engine as engines
-from draftree.beams.drafters import ModelBeams
-from draftree.beams.engine import BeamEngine
-from draftree.beams.nodes import Node
+from draftree.beams import beam_engine as engines
+from draftree.beams.beam_engine import BeamEngine
+from draftree.beams.forest import BeamRequest, Node
 from draftree.beams.params import BeamParams, BeamWarp
-from draftree.beams.request import BeamRequest
-from draftree.beams.rules import sample
+from draftree.beams.sources import ModelBeams
+from draftree.beams.speculative import sample
 from draftree.config import SamplingParams
 from draftree.engine import Engine
 from draftree.models.huggingface import HFModel

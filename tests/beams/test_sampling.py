@@ -11,14 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from draftree.beams import rules
-from draftree.beams.chance import Cell
-from draftree.beams.drafters import ModelBeams
-from draftree.beams.engine import BeamEngine
-from draftree.beams.laws import target_laws
-from draftree.beams.layer import Residuals
+from draftree.beams import speculative as rules
+from draftree.beams.beam_distributions import Cell, target_laws
+from draftree.beams.beam_engine import BeamEngine
+from draftree.beams.forest import BeamRequest
 from draftree.beams.params import BeamParams, BeamWarp
-from draftree.beams.request import BeamRequest
+from draftree.beams.sources import ModelBeams
+from draftree.beams.speculative import Residuals
 from draftree.config import SamplingParams
 from draftree.models.huggingface import HFModel
 
@@ -127,7 +126,7 @@ class BeamLaw:
 
 
 class Scripted:
-    """``draftree.beams.chance.Chance`` that goes every way in turn."""
+    """``draftree.beams.beam_distributions.Chance`` that goes every way in turn."""
 
     replacement = True
 

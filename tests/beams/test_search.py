@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor
 
-from draftree.beams.engine import BeamEngine, BeamGeneration
+from draftree.beams.beam_engine import BeamEngine, BeamGeneration
 from draftree.beams.params import BeamParams
 from draftree.config import SamplingParams
 from draftree.engine import Engine

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from draftree.beams import rules
-from draftree.beams.chance import Cell
-from draftree.beams.drafters import ModelBeams
-from draftree.beams.layer import Residuals, Verdict, accepted_law, expected_layers, verify
+from draftree.beams import speculative as rules
+from draftree.beams.beam_distributions import Cell
+from draftree.beams.forest import BeamRequest
 from draftree.beams.params import BeamParams
-from draftree.beams.request import BeamRequest
+from draftree.beams.sources import ModelBeams
+from draftree.beams.speculative import Residuals, Verdict, accepted_law, expected_layers, verify
 
 from ..toy import ToyModel
 from ..verify.chances import Chance, outcomes

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from transformers import GenerationMixin
 
-from draftree.beams import rules
-from draftree.beams.laws import beam_distribution, target_laws
-from draftree.beams.layer import Residuals
+from draftree.beams import speculative as rules
+from draftree.beams.beam_distributions import beam_distribution, target_laws
 from draftree.beams.params import BeamParams, BeamWarp
+from draftree.beams.speculative import Residuals
 from draftree.config import SamplingParams
 from draftree.errors import ConfigError
 

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from draftree.bench.entry import PLAIN, Entry, entries
-from draftree.bench.folder import RunFolder
-from draftree.bench.record import BINS, Parts, Record, Steps, Turn
+from draftree.bench.contestants import PLAIN, Entry, entries
+from draftree.bench.results import BINS, Parts, Record, RunFolder, Steps, Turn
 
 MACHINE = {"processor": "abacus", "cores": 2, "threads": 2, "accelerator": None, "system": "Linux"}
 

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 import torch
 
-from draftree.bench import contestants, folder
-from draftree.bench.entry import entries
-from draftree.bench.folder import read_results
-from draftree.bench.formats import Item
+from draftree.bench import contestants
+from draftree.bench import results as folder
+from draftree.bench.contestants import entries
 from draftree.bench.quality import sandbox
-from draftree.bench.record import Record, Turn
+from draftree.bench.results import Record, Turn, read_results
 from draftree.bench.run import Plan
+from draftree.bench.suites import Item
 from draftree.cli.main import run
 from draftree.config import SamplingParams
 

@@ -19,9 +19,8 @@ from draftree.policies.best_paths import Eagle2Tree
 from draftree.policies.c2t import FEATURES, ClassifierTree
 from draftree.policies.classifier import DEFAULT_FEATURES, Classifier
 from draftree.policies.entropy import EntropyTree
-from draftree.train.classifier_fit import ClassifierRecipe
-from draftree.train.sample_store import SampleRecipe, SampleStore
-from draftree.train.samples import Samples
+from draftree.train.c2t_fit import ClassifierRecipe
+from draftree.train.c2t_samples import SampleRecipe, Samples, SampleStore
 
 from ..pairs import source, target
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from draftree.bench.entry import Entry, entries
-from draftree.bench.record import Parts, Turn
+from draftree.bench.contestants import Entry, entries
 from draftree.bench.report.dsbd import Point, kind, one_cache, pareto, sections
 from draftree.bench.report.page import Section
 from draftree.bench.report.source import load_runs
+from draftree.bench.results import Parts, Turn
 
 from .runs import record, save
 

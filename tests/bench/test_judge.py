@@ -9,11 +9,11 @@ from typing import NoReturn
 import pytest
 import torch
 
-from draftree.bench.entry import Entry, entries
-from draftree.bench.formats import Item
-from draftree.bench.judge import as_json, compare, partings_of
-from draftree.bench.record import Record, Turn, decode, encode
+from draftree.bench.compare import as_json, compare, partings_of
+from draftree.bench.contestants import Entry, entries
+from draftree.bench.results import Record, Turn, decode, encode
 from draftree.bench.run import encode_turns
+from draftree.bench.suites import Item
 from draftree.models.huggingface import HFModel
 
 from ..tiny import tiny, tiny_tokenizer

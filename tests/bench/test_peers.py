@@ -13,10 +13,9 @@ import pytest
 import torch
 
 from draftree.bench import contestants
-from draftree.bench.contestants import Models
-from draftree.bench.entry import Entry, entries
+from draftree.bench.contestants import Entry, Models, entries
 from draftree.bench.equality import generate_greedily
-from draftree.bench.record import Parts, Record
+from draftree.bench.results import Parts, Record
 from draftree.config import SamplingParams
 from draftree.models.load import load_stock
 

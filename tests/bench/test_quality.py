@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from draftree.bench.formats import Item, gsm8k, humaneval
 from draftree.bench.quality.scores import program, scorer
 from draftree.bench.quality.sql import read_rows, same_rows
 from draftree.bench.run import answer_entropy
+from draftree.bench.suites import Item, gsm8k, humaneval
 from draftree.errors import RunError
 from draftree.models.huggingface import HFModel
 

@@ -12,9 +12,9 @@ from draftree.bench.c2t import Point, _nodes_at, held_against, joined, joint, re
 from draftree.bench.grid import Costs, ReadSource, Speed, along, foresight, hindsight
 from draftree.bench.recorded import KnownText, Laws, RecordedSource, record
 from draftree.config import SamplingParams
-from draftree.draft.drafter import TreeDrafter
-from draftree.draft.head import HeadSource
-from draftree.draft.source import Source
+from draftree.drafters.base import TreeDrafter
+from draftree.drafters.eagle import HeadSource
+from draftree.drafters.source import Source
 from draftree.models.cost_profile import Point as Size
 from draftree.models.cost_profile import Profile
 from draftree.models.huggingface import HFModel

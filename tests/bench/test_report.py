@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from draftree.bench.entry import entries
+from draftree.bench.contestants import entries
 from draftree.bench.report import agreement
 from draftree.bench.report.gunjur import saving, wasted
 from draftree.bench.report.headlines import sections as sections_of
 from draftree.bench.report.page import Case, Grid, Section, to_html, to_markdown
 from draftree.bench.report.source import load_runs
-from draftree.bench.stats import Interval
+from draftree.bench.summary import Interval
 from draftree.cli.main import run
 from draftree.cli.report import build
 

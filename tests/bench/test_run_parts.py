@@ -9,8 +9,7 @@ import threading
 import pytest
 import torch
 
-from draftree.bench.interrupts import Interrupts
-from draftree.bench.memory import Peak
+from draftree.bench.run import Interrupts, Peak
 
 
 def test_the_peak_is_that_since_the_start() -> None:

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from draftree.bench.stats import interval, ratio
+from draftree.bench.summary import interval, ratio
 
 
 def test_equal_values_have_no_interval() -> None:

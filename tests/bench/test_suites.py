@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from draftree.bench import suites
-from draftree.bench.formats import Item
-from draftree.bench.suites import SUITES, choose, load_suite
+from draftree.bench.suites import SUITES, Item, choose, load_suite
 from draftree.errors import DraftreeWarning, PromptError, UnknownNameError
 
 QUESTION = {"question_id": 81, "category": "writing", "turns": ["Write a poem.", "Now shorter."]}

@@ -7,10 +7,10 @@ import pytest
 from draftree.bench.layers import agreement, leave_out, name_of
 from draftree.bench.windows import Costs, Text, record, replay
 from draftree.config import SamplingParams
-from draftree.draft.drafter import TreeDrafter
-from draftree.draft.lookup import LookupSource
-from draftree.draft.model import ModelSource
-from draftree.draft.names import layers_of
+from draftree.drafters.base import TreeDrafter
+from draftree.drafters.draft_model import ModelSource
+from draftree.drafters.ngram import LookupSource
+from draftree.drafters.spec import layers_of
 from draftree.engine import Engine
 from draftree.models.huggingface import HFModel
 from draftree.policies.entropy import StaticTree

@@ -10,10 +10,8 @@ import pytest
 
 from draftree.beams.params import BeamParams
 from draftree.bench import run as bench_run
-from draftree.bench.contestants import Models
-from draftree.bench.entry import entries
-from draftree.bench.folder import read_results
-from draftree.bench.record import Record, decode, encode
+from draftree.bench.contestants import Models, entries
+from draftree.bench.results import Record, decode, encode, read_results
 from draftree.cli.main import run
 from draftree.config import SamplingParams
 from draftree.errors import DraftreeError

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from draftree.config import Budget, SamplingParams
-from draftree.draft.drafter import TreeDrafter
-from draftree.draft.load import load_drafter, resolved
+from draftree.drafters.base import TreeDrafter
+from draftree.drafters.registry import load_drafter, resolved
 from draftree.engine import Engine
 from draftree.errors import ConfigError, DraftreeWarning
 from draftree.load import load_engine

@@ -12,8 +12,8 @@ import torch
 import draftree
 from draftree.cli.main import run
 from draftree.config import SamplingParams
-from draftree.draft.load import load_drafter, resolved
-from draftree.draft.names import AUTO
+from draftree.drafters.registry import load_drafter, resolved
+from draftree.drafters.spec import AUTO
 from draftree.errors import ConfigError, ModelFileError
 from draftree.models import eagle_head as head_file
 from draftree.models.eagle_head import save_head
@@ -60,7 +60,7 @@ def test_without_a_head_it_is_lookup() -> None:
 def test_a_float32_target_drafts_for_itself_in_int4_where_that_is_fast(
     shipped: Path, share: float, want: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("draftree.draft.load.price", lambda model, numerics: share)
+    monkeypatch.setattr("draftree.drafters.registry.price", lambda model, numerics: share)
     model = HFModel(tiny(), name="tiny", numerics="fp32", self_test=False)
     assert stands_for(model) == want
     assert load_drafter(AUTO, model, policy("auto")).name == want

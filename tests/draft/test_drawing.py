@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from draftree.config import Budget, SamplingParams
-from draftree.draft.drafter import TreeDrafter
-from draftree.draft.drawing import Drawing, Key, draw
-from draftree.draft.lookup import LookupSource, NgramIndex
-from draftree.draft.model import ModelSource
+from draftree.drafters.base import TreeDrafter
+from draftree.drafters.distributions import Drawing, Key, draw
+from draftree.drafters.draft_model import ModelSource
+from draftree.drafters.ngram import LookupSource, NgramIndex
 from draftree.errors import ConfigError
 from draftree.policies.base import Frontier, Growth, GrowthPolicy
 from draftree.policies.entropy import StaticTree

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from draftree.config import Budget
-from draftree.draft.grow import grow
+from draftree.drafters.grow import grow
 from draftree.policies.base import Frontier, Growth
 from draftree.policies.best_paths import Eagle2Tree
 from draftree.policies.c2t import FEATURES, Columns, features, of_frontier, of_tree

@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from draftree.config import Budget, SamplingParams
-from draftree.draft.drafter import TreeDrafter
-from draftree.draft.guest import GuestSource
-from draftree.draft.load import load_drafter
-from draftree.draft.model import ModelSource
+from draftree.drafters.base import TreeDrafter
+from draftree.drafters.draft_model import GuestSource, ModelSource
+from draftree.drafters.registry import load_drafter
 from draftree.engine import Engine
 from draftree.errors import ConfigError, RunError
 from draftree.models.huggingface import HFModel
@@ -38,7 +37,7 @@ def plain(model: HFModel) -> list[list[int]]:
 @pytest.fixture(autouse=True)
 def told_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Levels that a busy machine finds slower than the target are warned of."""
-    monkeypatch.setattr("draftree.draft.load.kept_or_measured", lambda model: costs(1.0))
+    monkeypatch.setattr("draftree.drafters.registry.kept_or_measured", lambda model: costs(1.0))
 
 
 def guest(model: HFModel, drafting: HFModel | None = None) -> GuestSource:

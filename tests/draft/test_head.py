@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from draftree.config import SamplingParams
-from draftree.draft.drafter import TreeDrafter
-from draftree.draft.head import HeadSource
-from draftree.draft.lookup import LookupSource
-from draftree.draft.recycle import RecycleSource
-from draftree.draft.union import UnionSource
+from draftree.drafters.base import TreeDrafter
+from draftree.drafters.eagle import HeadSource
+from draftree.drafters.ensemble import UnionSource
+from draftree.drafters.ngram import LookupSource
+from draftree.drafters.token_recycling import RecycleSource
 from draftree.engine import Engine
 from draftree.errors import CacheError
 from draftree.models.eagle_model import HeadModel

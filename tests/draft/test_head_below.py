@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 
 from draftree.config import SamplingParams
-from draftree.draft.drafter import TreeDrafter
-from draftree.draft.head import HeadSource
-from draftree.draft.hierarchy import HierarchySource
-from draftree.draft.lookup import LookupSource
-from draftree.draft.loop import LoopBack
-from draftree.draft.model import ModelSource
-from draftree.draft.source import Source
-from draftree.draft.union import UnionSource
+from draftree.drafters.base import TreeDrafter
+from draftree.drafters.cascade.stages import HierarchySource
+from draftree.drafters.cascade.stopping_rule import LoopBack
+from draftree.drafters.draft_model import ModelSource
+from draftree.drafters.eagle import HeadSource
+from draftree.drafters.ensemble import UnionSource
+from draftree.drafters.ngram import LookupSource
+from draftree.drafters.source import Source
 from draftree.engine import Engine
 from draftree.errors import CacheError
 from draftree.models.base import Nodes, Row

@@ -11,15 +11,15 @@ import pytest
 import torch
 
 from draftree.config import Budget, SamplingParams
-from draftree.draft.drafter import TreeDrafter
-from draftree.draft.drawing import Drawing
-from draftree.draft.head import HeadSource
-from draftree.draft.hierarchy import HierarchySource
-from draftree.draft.known import Law, answer, laws_of
-from draftree.draft.loop import LoopBack
-from draftree.draft.model import ModelSource
-from draftree.draft.source import Source, joined
-from draftree.draft.union import UnionSource
+from draftree.drafters.base import TreeDrafter
+from draftree.drafters.cascade.stages import HierarchySource
+from draftree.drafters.cascade.state import Law, answer, laws_of
+from draftree.drafters.cascade.stopping_rule import LoopBack
+from draftree.drafters.distributions import Drawing
+from draftree.drafters.draft_model import ModelSource
+from draftree.drafters.eagle import HeadSource
+from draftree.drafters.ensemble import UnionSource
+from draftree.drafters.source import Source, joined
 from draftree.engine import Engine, Generation
 from draftree.errors import ConfigError
 from draftree.models.base import Nodes, Row
@@ -315,7 +315,7 @@ def test_auto_leaves_a_hierarchy_out_where_it_loses_and_keeps_it_where_it_wins(
 ) -> None:
     """The target takes a second, and the upper level some part of that for every token that it looks at."""
     clock, truth = Clock(), {1: 0.7, 2: 0.3}
-    monkeypatch.setattr("draftree.draft.drafter.time", clock)
+    monkeypatch.setattr("draftree.drafters.base.time", clock)
     upper = Slow({1: 0.7, 2: 0.2}, clock, seconds)
     made = HierarchySource(Says("lower", {1: 0.6}), upper, StaticTree(1, 3), LoopBack("always"))
     chosen, one, rng = AutoTree(depth=4, target=costs(1.0)), request_of(), Random(3)

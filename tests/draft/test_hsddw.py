@@ -12,13 +12,13 @@ from typer.testing import CliRunner
 
 from draftree.cli.main import app
 from draftree.config import MAX_NODES, Budget, SamplingParams
-from draftree.draft.drafter import TreeDrafter
-from draftree.draft.drawing import Drawing
-from draftree.draft.hierarchy import HierarchySource
-from draftree.draft.levels import levels_of
-from draftree.draft.load import load_drafter
-from draftree.draft.loop import LoopBack
-from draftree.draft.source import Scorer, Source
+from draftree.drafters.base import TreeDrafter
+from draftree.drafters.cascade.stages import HierarchySource
+from draftree.drafters.cascade.stopping_rule import LoopBack
+from draftree.drafters.distributions import Drawing
+from draftree.drafters.registry import load_drafter
+from draftree.drafters.source import Scorer, Source
+from draftree.drafters.spec import levels_of
 from draftree.load import load_engine
 from draftree.models.base import LanguageModel
 from draftree.models.cost_profile import Profile
@@ -179,7 +179,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> None:
     def found(model: LanguageModel) -> Profile:
         return costs(1e-9 * model.capabilities.parameters)
 
-    monkeypatch.setattr("draftree.draft.load.kept_or_measured", found)
+    monkeypatch.setattr("draftree.drafters.registry.kept_or_measured", found)
     monkeypatch.setattr("draftree.policies.stopping.kept_or_measured", found)
 
 

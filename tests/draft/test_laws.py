@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from draftree.config import SamplingParams
-from draftree.draft.drawing import Drawing
-from draftree.draft.laws import Laws
+from draftree.drafters.distributions import Drawing, Laws
 from draftree.request import Request
 from draftree.sampling import gumbel_noise, warp
 from draftree.text import NoText

@@ -12,8 +12,8 @@ import torch
 
 from draftree.cli.main import run
 from draftree.config import Budget, SamplingParams
-from draftree.draft.grow import grow
-from draftree.draft.lookup import LookupSource
+from draftree.drafters.grow import grow
+from draftree.drafters.ngram import LookupSource
 from draftree.engine import Engine
 from draftree.errors import ConfigError, DraftreeWarning
 from draftree.policies.auto.policy import AutoTree

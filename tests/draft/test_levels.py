@@ -11,14 +11,13 @@ from typer.testing import CliRunner
 
 from draftree.cli.main import app
 from draftree.config import SamplingParams
-from draftree.draft.drafter import TreeDrafter
-from draftree.draft.hierarchy import HierarchySource
-from draftree.draft.levels import LevelName, levels_of, without_loop_back
-from draftree.draft.load import load_drafter
-from draftree.draft.loop import LoopBack
-from draftree.draft.model import ModelSource
-from draftree.draft.names import layers_of, learns, names_model
-from draftree.draft.union import UnionSource
+from draftree.drafters.base import TreeDrafter
+from draftree.drafters.cascade.stages import HierarchySource
+from draftree.drafters.cascade.stopping_rule import LoopBack
+from draftree.drafters.draft_model import ModelSource
+from draftree.drafters.ensemble import UnionSource
+from draftree.drafters.registry import load_drafter
+from draftree.drafters.spec import LevelName, layers_of, learns, levels_of, names_model, without_loop_back
 from draftree.engine import Engine
 from draftree.errors import ConfigError, DraftreeWarning, InputError, UnknownNameError, VocabularyError
 from draftree.load import load_engine
@@ -52,7 +51,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> None:
     def found(model: LanguageModel) -> Profile:
         return costs(1e-9 * model.capabilities.parameters)
 
-    monkeypatch.setattr("draftree.draft.load.kept_or_measured", found)
+    monkeypatch.setattr("draftree.drafters.registry.kept_or_measured", found)
     monkeypatch.setattr("draftree.policies.stopping.kept_or_measured", found)
 
 
@@ -185,7 +184,7 @@ def test_a_level_that_takes_longer_than_the_target_is_warned_of(
     def slow(of: LanguageModel) -> Profile:
         return costs(0.02 if of is model else 0.03)
 
-    monkeypatch.setattr("draftree.draft.load.kept_or_measured", slow)
+    monkeypatch.setattr("draftree.drafters.registry.kept_or_measured", slow)
     with pytest.warns(DraftreeWarning, match=r"level 2, .*layers=1: its pass takes 30.0 ms and the target's 20.0 ms"):
         load_drafter("lookup>layers=1", model, StaticTree())
     with warnings.catch_warnings():

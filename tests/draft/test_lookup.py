@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftree.config import Budget, SamplingParams
-from draftree.draft.drafter import TreeDrafter
-from draftree.draft.lookup import LookupSource, NgramIndex
+from draftree.drafters.base import TreeDrafter
+from draftree.drafters.ngram import LookupSource, NgramIndex
 from draftree.errors import ConfigError
 from draftree.policies.entropy import StaticTree
 from draftree.request import Request

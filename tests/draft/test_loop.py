@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from draftree.config import Budget
-from draftree.draft.drafter import TreeDrafter
-from draftree.draft.hierarchy import HierarchySource
-from draftree.draft.loop import Decider, LoopBack, Place
+from draftree.drafters.base import TreeDrafter
+from draftree.drafters.cascade.stages import HierarchySource
+from draftree.drafters.cascade.stopping_rule import Decider, LoopBack, Place
 from draftree.outcome import Outcome, StepCost
 from draftree.policies.entropy import StaticTree
 from draftree.request import Request

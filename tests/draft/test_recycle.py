@@ -11,9 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from draftree.config import Budget, SamplingParams
-from draftree.draft.drafter import TreeDrafter
-from draftree.draft.recycle import ANY, RecycleSource, SuccessorTable
-from draftree.draft.recycle_file import read_entries, vocabulary_of
+from draftree.drafters.base import TreeDrafter
+from draftree.drafters.token_recycling import ANY, RecycleSource, SuccessorTable, read_entries, vocabulary_of
 from draftree.engine import Engine
 from draftree.errors import ConfigError, DraftreeWarning
 from draftree.outcome import Outcome, StepCost, Successors

@@ -8,8 +8,8 @@ from random import Random
 import pytest
 
 from draftree.config import Budget, SamplingParams
-from draftree.draft.drafter import TreeDrafter
-from draftree.draft.head import HeadSource
+from draftree.drafters.base import TreeDrafter
+from draftree.drafters.eagle import HeadSource
 from draftree.engine import Engine
 from draftree.errors import ConfigError
 from draftree.models.cost_profile import Point, Profile

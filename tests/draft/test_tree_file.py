@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from draftree.config import SamplingParams
-from draftree.draft.load import load_drafter
+from draftree.drafters.registry import load_drafter
 from draftree.engine import Engine
 from draftree.errors import ConfigError, RunError, UnknownNameError
 from draftree.load import load_engine

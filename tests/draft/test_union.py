@@ -11,15 +11,15 @@ import pytest
 import torch
 
 from draftree.config import Budget, SamplingParams
-from draftree.draft.drafter import TreeDrafter
-from draftree.draft.drawing import Drawing
-from draftree.draft.load import load_drafter
-from draftree.draft.lookup import LookupSource
-from draftree.draft.model import ModelSource
-from draftree.draft.names import parts_of
-from draftree.draft.recycle import RecycleSource
-from draftree.draft.source import Scorer, Source
-from draftree.draft.union import UnionSource
+from draftree.drafters.base import TreeDrafter
+from draftree.drafters.distributions import Drawing
+from draftree.drafters.draft_model import ModelSource
+from draftree.drafters.ensemble import UnionSource
+from draftree.drafters.ngram import LookupSource
+from draftree.drafters.registry import load_drafter
+from draftree.drafters.source import Scorer, Source
+from draftree.drafters.spec import parts_of
+from draftree.drafters.token_recycling import RecycleSource
 from draftree.engine import Engine
 from draftree.errors import ConfigError, UnknownNameError
 from draftree.load import load_engine

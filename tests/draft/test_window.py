@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from draftree.config import Budget
-from draftree.draft.drafter import TreeDrafter
-from draftree.draft.drawing import Drawing
-from draftree.draft.source import Scorer, Source
+from draftree.drafters.base import TreeDrafter
+from draftree.drafters.distributions import Drawing
+from draftree.drafters.source import Scorer, Source
 from draftree.errors import ConfigError
 from draftree.outcome import Outcome, StepCost
 from draftree.policies.chains import DynamicWindow, Threshold, Window

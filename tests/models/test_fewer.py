@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from draftree.draft.names import layers_of
+from draftree.drafters.spec import layers_of
 from draftree.errors import ConfigError
 from draftree.models.base import Nodes
 from draftree.models.huggingface import HFModel

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from draftree.draft.source import Source
+from draftree.drafters.source import Source
 from draftree.models.huggingface import HFModel
 from draftree.models.probe import fingerprint
 

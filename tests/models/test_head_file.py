@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from draftree.draft.load import load_drafter
+from draftree.drafters.registry import load_drafter
 from draftree.errors import ConfigError, ModelFileError, RunError, UnknownNameError
 from draftree.models import eagle_model as head_model
 from draftree.models.base import Nodes

@@ -15,7 +15,7 @@ from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
 import draftree
-from draftree.bench.exact import first_difference
+from draftree.bench.compare import first_difference
 from draftree.config import SamplingParams
 from draftree.engine import Engine
 from draftree.errors import ConfigError, DraftreeWarning

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from draftree.config import SamplingParams
-from draftree.draft.load import load_drafter
+from draftree.drafters.registry import load_drafter
 from draftree.engine import Engine
 from draftree.errors import CacheError
 from draftree.models.base import Nodes

@@ -10,16 +10,15 @@ import pytest
 import torch
 
 from draftree.config import SamplingParams
-from draftree.draft.base import Drafter
-from draftree.draft.drafter import TreeDrafter
-from draftree.draft.lookup import LookupSource, NgramIndex
-from draftree.draft.model import ModelSource
+from draftree.drafters.base import Drafter, TreeDrafter
+from draftree.drafters.draft_model import ModelSource
+from draftree.drafters.ngram import LookupSource, NgramIndex
 from draftree.engine import Engine
 from draftree.errors import ConfigError, RunError
 from draftree.models.huggingface import HFModel
 from draftree.policies.fixed import Counts, Pair
 from draftree.sampling import gumbel_noise
-from draftree.train.calibrate import Calibration, Tally, TruePath, conclude, measure, ranks_along
+from draftree.train.rank_acceptance import Calibration, Tally, TruePath, conclude, measure, ranks_along
 
 from ..pairs import drafter, target
 from ..tiny import VOCAB, causal_logits, tiny

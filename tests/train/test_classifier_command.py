@@ -10,8 +10,8 @@ import pytest
 
 from draftree.cli.main import run
 from draftree.policies.classifier import read_classifier
-from draftree.train import sample_store
-from draftree.train.draw import respond
+from draftree.train import c2t_samples as sample_store
+from draftree.train.responses import respond
 
 from ..tiny import save_tiny
 

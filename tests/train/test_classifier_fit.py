@@ -10,8 +10,8 @@ import torch
 from draftree.errors import ConfigError, RunError
 from draftree.policies.c2t import FEATURES
 from draftree.policies.classifier import Classifier
-from draftree.train.classifier_fit import ClassifierRecipe, best_of, check_labels, check_split, evaluate, fit
-from draftree.train.samples import Samples
+from draftree.train.c2t_fit import ClassifierRecipe, best_of, check_labels, check_split, evaluate, fit
+from draftree.train.c2t_samples import Samples
 
 NAMES = list(FEATURES)
 P, H, D = (NAMES.index(name) for name in ("probability", "entropy", "depth"))

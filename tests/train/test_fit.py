@@ -11,9 +11,8 @@ import torch
 from draftree.errors import ConfigError, RunError
 from draftree.models.eagle_head import HeadConfig, HeadNetwork
 from draftree.models.huggingface import HFModel
-from draftree.train.fit import Fit, FitRecipe, regress
-from draftree.train.head import draft_vocabulary
-from draftree.train.head_eval import evaluate
+from draftree.train.eagle_fit import Fit, FitRecipe, evaluate, regress
+from draftree.train.eagle_training import draft_vocabulary
 from draftree.train.responses import Response
 
 from ..heads import frozen, responses, trained

@@ -8,10 +8,10 @@ import pytest
 
 from draftree.bench.trees import Step, replay
 from draftree.config import SamplingParams
-from draftree.draft.drafter import TreeDrafter
-from draftree.draft.head import HeadSource
-from draftree.draft.source import Source
-from draftree.draft.union import UnionSource
+from draftree.drafters.base import TreeDrafter
+from draftree.drafters.eagle import HeadSource
+from draftree.drafters.ensemble import UnionSource
+from draftree.drafters.source import Source
 from draftree.engine import Engine
 from draftree.models.huggingface import HFModel
 from draftree.outcome import Outcome

@@ -14,9 +14,8 @@ from draftree.engine import Engine
 from draftree.errors import ConfigError, ModelFileError, PromptError, RunError
 from draftree.models.huggingface import HFModel
 from draftree.train import head_data, responses
-from draftree.train.draw import respond
 from draftree.train.head_data import DataRecipe, HeadData, by_length, digest, encoded, shuffled
-from draftree.train.responses import TEMPERATURES, Response, ResponseStore
+from draftree.train.responses import TEMPERATURES, Response, ResponseStore, respond
 
 from ..heads import PROMPTS
 from ..tiny import tiny, tiny_tokenizer

@@ -10,22 +10,30 @@ import pytest
 import torch
 
 from draftree.config import SamplingParams
-from draftree.draft.base import Drafter
-from draftree.draft.drafter import TreeDrafter
-from draftree.draft.drawing import Drawing
-from draftree.draft.head import HeadSource
-from draftree.draft.source import Scorer, Source
+from draftree.drafters.base import Drafter, TreeDrafter
+from draftree.drafters.distributions import Drawing
+from draftree.drafters.eagle import HeadSource
+from draftree.drafters.source import Scorer, Source
 from draftree.engine import Engine
 from draftree.errors import ConfigError, ModelFileError, RunError
 from draftree.policies.c2t import FEATURES, of_tree
 from draftree.records import RequestRecord, StepRecord
 from draftree.request import Request
 from draftree.trace import Trace, read_trace
-from draftree.train import sample_store as module
-from draftree.train.draw import respond
-from draftree.train.responses import Response
-from draftree.train.sample_store import SampleRecipe, SampleStore, collect
-from draftree.train.samples import NODES, Samples, check_finite, full_trees, samples_along, samples_of, thinned
+from draftree.train import c2t_samples as module
+from draftree.train.c2t_samples import (
+    NODES,
+    SampleRecipe,
+    Samples,
+    SampleStore,
+    check_finite,
+    collect,
+    full_trees,
+    samples_along,
+    samples_of,
+    thinned,
+)
+from draftree.train.responses import Response, respond
 from draftree.tree import DraftTree
 
 from ..heads import trained

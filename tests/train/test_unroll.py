@@ -8,8 +8,8 @@ import torch
 from draftree.models.base import Nodes
 from draftree.models.eagle_head import embeddings
 from draftree.models.huggingface import HFModel
+from draftree.train.eagle_loss import Batch, loss, unrolled
 from draftree.train.responses import Response
-from draftree.train.unroll import Batch, loss, unrolled
 
 from ..heads import frozen, random_head
 from ..tiny import VOCAB, tiny

@@ -13,9 +13,9 @@ import torch
 import draftree
 from draftree.errors import ConfigError, RunError
 from draftree.models.huggingface import HFModel
-from draftree.train.draw import respond
-from draftree.train.head import Limits
+from draftree.train.eagle_training import Limits
 from draftree.train.head_data import DataRecipe, HeadData
+from draftree.train.responses import respond
 from draftree.train.workers import affordable, respond_in
 
 from ..heads import PROMPTS

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from draftree.config import Budget
-from draftree.draft.drawing import Drawing, Drawn
-from draftree.draft.grow import grow
+from draftree.drafters.distributions import Drawing, Drawn
+from draftree.drafters.grow import grow
 from draftree.policies.base import Candidates, GrowthPolicy
 from draftree.tree import ROOT, DraftLaw, DraftTree
 from draftree.verify.match import Verdict
-from draftree.verify.walk import Coins, Law
+from draftree.verify.rejection import Coins, Law
 
 from ..toy import Path, ToyModel, law
 

@@ -10,17 +10,16 @@ import torch
 from torch import Tensor
 from typer.testing import CliRunner
 
-from draftree.bench.contestants import EngineContestant
-from draftree.bench.entry import entries
+from draftree.bench.contestants import EngineContestant, entries
 from draftree.cli.main import app
 from draftree.config import SamplingParams
-from draftree.draft.drafter import TreeDrafter
-from draftree.draft.head import HeadSource
-from draftree.draft.hierarchy import HierarchySource
-from draftree.draft.lookup import LookupSource
-from draftree.draft.loop import LoopBack
-from draftree.draft.model import ModelSource
-from draftree.draft.source import Source
+from draftree.drafters.base import TreeDrafter
+from draftree.drafters.cascade.stages import HierarchySource
+from draftree.drafters.cascade.stopping_rule import LoopBack
+from draftree.drafters.draft_model import ModelSource
+from draftree.drafters.eagle import HeadSource
+from draftree.drafters.ngram import LookupSource
+from draftree.drafters.source import Source
 from draftree.engine import Engine
 from draftree.errors import ConfigError
 from draftree.hf_generate import custom_generate
@@ -51,7 +50,7 @@ def test_ids_are_the_targets_own_with_either_kind(folder: Path, drafter: str, mo
 
     Costs are given: a level that a busy machine finds slower than the target is warned of.
     """
-    monkeypatch.setattr("draftree.draft.load.kept_or_measured", lambda model: costs(1.0))
+    monkeypatch.setattr("draftree.drafters.registry.kept_or_measured", lambda model: costs(1.0))
     prompts = ["the rain is in", "a rose is a rose is a", "the cat"]
     params = [SamplingParams(max_tokens=16, temperature=t, seed=5) for t in (1.0, 0.6, 0.0)]
     want = [g.token_ids for g in load_engine(str(folder), drafter="none").generate(prompts, params)]

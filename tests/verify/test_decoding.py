@@ -8,10 +8,9 @@ from torch import Tensor
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from draftree.config import SamplingParams
-from draftree.draft.base import Drafter
-from draftree.draft.drafter import TreeDrafter
-from draftree.draft.lookup import LookupSource
-from draftree.draft.model import ModelSource
+from draftree.drafters.base import Drafter, TreeDrafter
+from draftree.drafters.draft_model import ModelSource
+from draftree.drafters.ngram import LookupSource
 from draftree.engine import Engine, Generation
 from draftree.errors import ConfigError, UnknownNameError
 from draftree.load import load_engine

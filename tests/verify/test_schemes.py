@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from draftree.draft.drawing import Drawing
+from draftree.drafters.distributions import Drawing
 from draftree.errors import ConfigError, UnknownNameError
 from draftree.policies.base import GrowthPolicy
 from draftree.policies.entropy import EntropyStop, EntropyTree, StaticTree
 from draftree.tree import ROOT, DraftLaw, DraftTree
 from draftree.verify.match import Verdict
+from draftree.verify.rejection import Coins, Law, Place, multi_round, relaxed, residual, walk
 from draftree.verify.schemes import SCHEMES, Block, MultiRound, Relaxed, _OneByOne, find_scheme
-from draftree.verify.walk import Coins, Law, Place, multi_round, relaxed, residual, walk
 
 from ..toy import ToyModel
 from .chances import PROMPT, Chance, Judge, drawn_trees, outcomes, variation, verdicts_of

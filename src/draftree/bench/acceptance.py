@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from ..config import SamplingParams
-from ..draft.drawing import Drawing, Key, draw
+from ..drafters.distributions import Drawing, Key, draw
 from ..sampling import Draws
 from ..tree import ROOT, DraftLaw, DraftTree
+from ..verify.rejection import residual
 from ..verify.schemes import SCHEMES, Scheme
-from ..verify.walk import residual
 
 SLOPE, NOISE = 2.0, 1.2
 CASES = [(t, k) for t in (0.6, 1.0) for k in (2, 4)]

@@ -22,7 +22,7 @@ import torch
 from rich.progress import track
 from transformers import PreTrainedModel
 
-from ..beams.engine import BeamEngine
+from ..beams.beam_engine import BeamEngine
 from ..beams.params import BeamParams
 from ..config import SamplingParams
 from ..errors import InputError
@@ -32,8 +32,8 @@ from ..models.load import DEFAULT_MODEL, load, load_stock
 from ..text import encode, user
 from .beam_lines import Found, Line, Lines
 from .peers import bare
-from .stats import ratio
 from .suites import spec_bench
+from .summary import ratio
 
 TRANSFORMERS = "transformers"
 SEED, NEAR = 7, 1e-3

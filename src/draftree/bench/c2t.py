@@ -30,8 +30,8 @@ from rich.progress import track
 from torch import Tensor
 
 from ..config import SamplingParams
-from ..draft.drafter import TreeDrafter
-from ..draft.load import load_drafter
+from ..drafters.base import TreeDrafter
+from ..drafters.registry import load_drafter
 from ..models.load import DEFAULT_MODEL, load
 from ..policies.base import Frontier, GrowthPolicy
 from ..policies.best_paths import Eagle2Tree, OptTree

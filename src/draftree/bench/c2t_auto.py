@@ -21,7 +21,7 @@ from ..policies.auto.policy import AutoTree
 from ..policies.classifier import read_classifier
 from ..policies.learned import ScoredAuto
 from .grid import add_options, along, recorded
-from .stats import ratio
+from .summary import ratio
 
 
 class Isotonic(Calibration):

@@ -9,12 +9,12 @@ from typing import NamedTuple
 from rich.progress import track
 
 from ..config import SamplingParams
-from ..draft.load import load_drafter
+from ..drafters.registry import load_drafter
 from ..engine import Engine
 from ..models.huggingface import HFModel
 from ..policies.base import GrowthPolicy
 from ..policies.c2t import ClassifierTree
-from .stats import ratio
+from .summary import ratio
 
 Contestant = tuple[str, GrowthPolicy, int]
 """Label, policy and node budget."""

@@ -21,9 +21,8 @@ from torch import Tensor
 
 from ..policies.c2t import FEATURES
 from ..policies.classifier import DEFAULT_FEATURES
-from ..train.classifier_fit import BATCH, EPOCHS, RATE, ClassifierRecipe, fit, losses
-from ..train.sample_store import SampleRecipe, SampleStore
-from ..train.samples import Samples
+from ..train.c2t_fit import BATCH, EPOCHS, RATE, ClassifierRecipe, fit, losses
+from ..train.c2t_samples import SampleRecipe, Samples, SampleStore
 
 SOURCES = tuple(name for name in FEATURES if name.startswith("source-"))
 _DRAWS = 2000

@@ -1,32 +1,199 @@
-"""Entries as things that decode: our engines and the peers, on models that are loaded once."""
+"""What takes part in a benchmark, by name: ``METHOD[:KEY=VALUE]...`` and ``peer:NAME``. Loads nothing.
+
+opt-tree    opt-tree:nodes=16:candidates=plain    static:verify=relaxed:when=both    plain    peer:hf-generate
+dynamic-width:width_of=0.02:1,1:2,inf:7:depth=3
+beams:width=4:drafter=head    peer:hf-beam-search:width=4
+"""
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..config import SamplingParams
-from ..draft.base import Drafter, NoDrafter
-from ..draft.drafter import TreeDrafter
-from ..draft.load import load_drafter
-from ..draft.names import names_model
+from ..beams.beam_engine import BeamEngine
+from ..beams.params import BeamParams, EarlyStopping
+from ..beams.sources import BeamSource
+from ..config import MAX_NODES, SamplingParams, named_settings
+from ..drafters.base import Drafter, NoDrafter, TreeDrafter
+from ..drafters.registry import load_drafter
+from ..drafters.spec import AUTO, learns, names_model, parts_of
 from ..engine import Engine, Generation
-from ..load import load_beam_source
+from ..errors import ConfigError
+from ..load import check_beam_drafter, load_beam_source
 from ..models.eagle_model import HeadModel
 from ..models.huggingface import HFModel
 from ..models.load import load, load_stock
 from ..outcome import Outcome
+from ..policies.base import GrowthPolicy, node_budget
+from ..policies.methods import find_method
 from ..trace import Observer
 from ..tree import ROOT
-from ..verify.schemes import find_scheme
-from .entry import BEAMS, PLAIN, Entry
-from .peers import LOOKUP_TOKENS, FlashspecPeer, TransformersPeer, bare
-from .record import BINS, Parts, Steps, Turn
-from .wide import BeamContestant
+from ..verify.schemes import DEFAULT_SCHEME, Match, find_scheme
+from .peers import LOOKUP_TOKENS, PEERS, FlashspecPeer, TransformersPeer, bare, check_peer
+from .results import BINS, Parts, Steps, Turn
+
+PLAIN = "plain"
+PEER = "peer:"
+BEAMS = "beams"
+PEER_BEAMS = ("width", "penalty", "early")
+"""Settings of beams that a peer takes."""
+_BETWEEN_NAMES = re.compile(r",(?!\s*(?:inf|[\d.]+(?:e[+-]?\d+)?)\s*:)", re.IGNORECASE)
+"""A comma that no step of entropy (EDGE:VALUE) follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One contestant at one temperature.
+
+    Attributes:
+        label: its name in results; no other has it.
+        method: a method's name, ``PLAIN``, ``BEAMS``, or "peer:" and a peer's name.
+        drafter: a drafter's name; None for plain decoding and peers without a model of their own.
+        temperature: of sampling.
+        settings: of the method.
+        nodes: node budget.
+        verify: verification scheme.
+        candidates: of verification match (``CANDIDATES``); None: the scheme's own.
+    """
+
+    label: str
+    method: str
+    drafter: str | None
+    temperature: float
+    settings: Mapping[str, str] = field(default_factory=dict)
+    nodes: int = 1
+    verify: str = DEFAULT_SCHEME
+    candidates: str | None = None
+
+    @property
+    def is_peer(self) -> bool:
+        """A rival system."""
+        return self.method.startswith(PEER)
+
+    @property
+    def peer(self) -> str:
+        """The rival's name."""
+        return self.method.removeprefix(PEER)
+
+    @property
+    def beams(self) -> BeamParams | None:
+        """Its beams, ours or a peer's; None: it decodes one request."""
+        if self.method == BEAMS or (self.is_peer and PEERS[self.peer].has_beams):
+            return beam_params(self.label, self.settings)
+        return None
+
+    @property
+    def draws_as_plain(self) -> bool:
+        """Its tokens are to be those of plain decoding under the same seed."""
+        if self.beams is not None:
+            return False
+        if self.temperature == 0:
+            return not find_scheme(self.verify).lossy
+        return not self.is_peer and isinstance(find_scheme(self.verify), Match)
+
+    def policy(self) -> GrowthPolicy:
+        """The growth policy of its method."""
+        return find_method(self.method).policy(self.settings)
+
+
+def split_names(text: str) -> list[str]:
+    """Names of contestants that are written with commas between them; commas within steps of entropy do not count."""
+    return [name.strip() for name in _BETWEEN_NAMES.split(text) if name.strip()]
+
+
+def entries(
+    methods: Sequence[str],
+    drafters: Sequence[str],
+    temperatures: Sequence[float],
+    nodes: int | None = None,
+    candidates: str | None = None,
+) -> list[Entry]:
+    """Plain decoding, every method with every drafter, and the peers, at every temperature.
+
+    Args:
+        methods, drafters, temperatures: names and numbers, as written.
+        nodes: node budget of methods that name none; without it each has its own.
+        candidates: of methods that name none and verify by match.
+
+    Raises:
+        ConfigError: a name is there twice, a setting or a drafter does not fit, or a peer lacks what it needs.
+        UnknownNameError: there is no such method, peer or verification.
+    """
+    found: list[Entry] = []
+    for temperature in temperatures:
+        suffix = f" T={temperature:g}" if len(temperatures) > 1 else ""
+        found.append(Entry(PLAIN + suffix, PLAIN, None, temperature))
+        for text in methods:
+            if text.startswith(PEER):
+                found.append(_peer(text, text + suffix, drafters, temperature))
+            elif text.partition(":")[0] == BEAMS:
+                found.append(_beams(text, text + suffix, temperature))
+            elif text != PLAIN:
+                if not drafters:
+                    raise ConfigError(f"method {text!r} has no drafter: name one in --drafters")
+                for drafter in drafters:
+                    own = text if len(drafters) == 1 else f"{text}@{drafter}"
+                    found.append(_method(text, own + suffix, drafter, temperature, nodes, candidates))
+    labels = [entry.label for entry in found]
+    if double := next((label for label in labels if labels.count(label) > 1), None):
+        raise ConfigError(f"{double!r} is there twice: name each method, drafter and temperature once")
+    return found
+
+
+def _method(
+    text: str, label: str, drafter: str, temperature: float, nodes: int | None, candidates: str | None
+) -> Entry:
+    name, settings = named_settings(text)
+    if (own := settings.pop("nodes", None)) is not None:
+        try:
+            nodes = int(own)
+        except ValueError:
+            nodes = 0
+        if not 1 <= nodes <= MAX_NODES:
+            raise ConfigError(f"method {text!r}: its nodes are {own!r}: use a whole number from 1 to {MAX_NODES}")
+    verify = settings.pop("verify", DEFAULT_SCHEME)
+    for key in [key for key in find_scheme(verify).settings if key in settings]:
+        verify += f":{key}={settings.pop(key)}"
+    if drafter == "none" or parts_of(drafter) == ("none",):
+        raise ConfigError("drafter 'none' is plain decoding, which takes part anyway: leave it out")
+    if "candidates" in settings or isinstance(find_scheme(verify), Match):
+        candidates = settings.pop("candidates", candidates)
+    else:
+        candidates = None
+    policy = find_method(name).policy(settings)
+    entry = Entry(label, name, drafter, temperature, settings, node_budget(policy, nodes), verify, candidates)
+    find_scheme(verify, candidates).check(policy, entry.nodes, learns(drafter))
+    return entry
+
+
+def _beams(text: str, label: str, temperature: float) -> Entry:
+    _, settings = named_settings(text)
+    drafter = settings.pop("drafter", AUTO)
+    beam_params(text, settings).check(SamplingParams(temperature=temperature))
+    check_beam_drafter(drafter, temperature > 0)
+    return Entry(label, BEAMS, None if drafter == "none" else drafter, temperature, settings)
+
+
+def _peer(text: str, label: str, drafters: Sequence[str], temperature: float) -> Entry:
+    """A peer, with the model that drafts for it or the beams that it has."""
+    name, settings = named_settings(text.removeprefix(PEER))
+    check_peer(name)
+    if PEERS[name].has_beams:
+        if wrong := next((key for key in settings if key not in PEER_BEAMS), None):
+            raise ConfigError(f"{PEER}{name} has no setting {wrong!r}: choose from {', '.join(PEER_BEAMS)}")
+        beam_params(text, settings).check(SamplingParams(temperature=temperature))
+    elif settings:
+        raise ConfigError(f"{PEER}{name} has no settings: leave out {', '.join(settings)}")
+    models = [d for d in drafters if names_model(d)] if PEERS[name].drafts_by_model else []
+    if PEERS[name].drafts_by_model and not models:
+        raise ConfigError(f"{text} needs a drafting model: name one in --drafters, or leave this peer out")
+    return Entry(label, PEER + name, models[0] if models else None, temperature, settings)
 
 
 class Contestant(Protocol):
@@ -186,3 +353,67 @@ class Models:
             model, tokenizer = load_stock(name, **place)
             self._stock[name] = bare(model), tokenizer
         return self._stock[name]
+
+
+_EARLY: Mapping[str, EarlyStopping] = {"yes": True, "no": False, "never": "never"}
+_READ: Mapping[str, tuple[str, Callable[[str], Any]]] = {
+    "width": ("width", int),
+    "draft": ("draft_width", int),
+    "depth": ("depth", int),
+    "threshold": ("threshold", float),
+    "least": ("min_width", int),
+    "penalty": ("length_penalty", float),
+    "early": ("early_stopping", _EARLY.__getitem__),
+    "single": ("single_cache", {"yes": True, "no": False}.__getitem__),
+    "warp": ("warp", str),
+}
+"""Setting -> field of ``BeamParams``, and how its text is read."""
+
+
+def beam_params(text: str, settings: Mapping[str, str]) -> BeamParams:
+    """The settings of a contestant ``text`` as one value.
+
+    Raises:
+        ConfigError: there is no such setting, or its value does not do.
+    """
+    values: dict[str, Any] = {}
+    for key, value in settings.items():
+        if key not in _READ:
+            raise ConfigError(f"method {text!r} has no setting {key!r}: choose from {', '.join((*_READ, 'drafter'))}")
+        name, read = _READ[key]
+        try:
+            values[name] = read(value)
+        except (ValueError, KeyError):
+            raise ConfigError(f"method {text!r}: {key} is {value!r}: see docs/bench.md for what it takes") from None
+    return BeamParams(**values)
+
+
+class BeamContestant:
+    """An engine for beams.
+
+    Args:
+        target: the target, loaded.
+        source: what drafts; None: nothing does.
+        beams: how many there are.
+    """
+
+    def __init__(self, target: HFModel, source: BeamSource | None, beams: BeamParams) -> None:
+        self._engine, self._beams = BeamEngine(target, source), beams
+
+    def decode(self, prompt: list[int], params: SamplingParams) -> Turn:
+        """See ``Contestant``; the answer is the best request."""
+        began = time.perf_counter()
+        answer = self._engine.generate([prompt], params, self._beams)[0]
+        total = time.perf_counter() - began
+        best, s = answer.hypotheses[0], answer.stats.seconds
+        parts = Parts(total, s.prefill, s.draft, s.verify, total - s.prefill - s.draft - s.verify)
+        return Turn(
+            prompt_tokens=len(prompt),
+            ids=best.token_ids,
+            text=best.text,
+            finish=best.finish_reason,
+            seconds=parts,
+            passes=answer.stats.steps,
+            layers=answer.stats.tokens,
+            drafted_layers=answer.stats.drafted_layers,
+        )

@@ -18,13 +18,13 @@ from rich.progress import track
 from transformers import PreTrainedModel
 
 from ..config import SamplingParams
-from ..draft.base import Drafter, NoDrafter
-from ..draft.load import load_drafter
+from ..drafters.base import Drafter, NoDrafter
+from ..drafters.registry import load_drafter
 from ..engine import Engine
 from ..models.load import DEFAULT_MODEL, load, load_stock
 from ..policies.methods import METHODS
 from ..text import encode, user
-from .exact import first_difference
+from .compare import first_difference
 from .peers import bare
 from .suites import spec_bench
 

@@ -24,10 +24,10 @@ from typing import NamedTuple
 from rich.progress import track
 
 from ..config import DEFAULT_NODES, SamplingParams
-from ..draft.drafter import TreeDrafter
-from ..draft.drawing import Drawing
-from ..draft.load import load_drafter
-from ..draft.source import Scorer, Source
+from ..drafters.base import TreeDrafter
+from ..drafters.distributions import Drawing
+from ..drafters.registry import load_drafter
+from ..drafters.source import Scorer, Source
 from ..errors import ConfigError, InputError
 from ..models.base import LanguageModel
 from ..models.cost_profile import Profile, kept_or_measured
@@ -40,10 +40,10 @@ from ..request import Request
 from ..text import encode, user
 from ..train.replay import Replay
 from ..tree import ROOT
-from .entry import PLAIN, entries, split_names
+from .contestants import PLAIN, entries, split_names
 from .recorded import BEAM, DEPTH, KnownText, RecordedSource, record
-from .stats import ratio
 from .suites import choose, load_suite
+from .summary import ratio
 
 AUTO, FORESIGHT, HINDSIGHT = "auto", "foresight", "hindsight"
 GRID = (

@@ -20,8 +20,8 @@ from typing import NamedTuple
 from rich.progress import track
 
 from ..config import DEFAULT_NODES, SamplingParams
-from ..draft.base import NoDrafter
-from ..draft.load import load_drafter
+from ..drafters.base import NoDrafter
+from ..drafters.registry import load_drafter
 from ..engine import Engine
 from ..models.cpu.quantization import DEFAULT_NUMERICS
 from ..models.load import DEFAULT_MODEL, load
@@ -29,8 +29,8 @@ from ..policies.auto.policy import AutoTree
 from ..policies.methods import find_policy
 from ..request import Stats
 from ..text import encode, user
-from .stats import ratio
 from .suites import spec_bench
+from .summary import ratio
 
 PLAIN = "plain"
 

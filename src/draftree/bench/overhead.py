@@ -21,11 +21,10 @@ import torch
 from torch import Tensor
 
 from ..config import Budget, SamplingParams
-from ..draft.base import NoDrafter
-from ..draft.drafter import TreeDrafter
-from ..draft.drawing import Drawn
-from ..draft.grow import grow
-from ..draft.load import load_drafter
+from ..drafters.base import NoDrafter, TreeDrafter
+from ..drafters.distributions import Drawn
+from ..drafters.grow import grow
+from ..drafters.registry import load_drafter
 from ..engine import Engine
 from ..errors import RunError
 from ..models import attention

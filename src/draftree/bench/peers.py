@@ -20,7 +20,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from ..config import SamplingParams
 from ..errors import ConfigError, UnknownNameError
-from .record import Parts, Turn
+from .results import Parts, Turn
 
 LOOKUP_TOKENS = 10
 """Tokens that transformers' prompt lookup proposes (the value of its documentation's example)."""

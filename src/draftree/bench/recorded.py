@@ -17,10 +17,9 @@ from torch.nn.functional import pad
 
 from ..artifacts import write_whole
 from ..config import MAX_NODES, Budget, SamplingParams
-from ..draft.base import NoDrafter
-from ..draft.drafter import TreeDrafter
-from ..draft.drawing import Drawing, Drawn
-from ..draft.source import Grown, Scorer, Source
+from ..drafters.base import NoDrafter, TreeDrafter
+from ..drafters.distributions import Drawing, Drawn
+from ..drafters.source import Grown, Scorer, Source
 from ..engine import Engine
 from ..errors import ConfigError
 from ..models.base import LanguageModel
@@ -29,7 +28,7 @@ from ..outcome import Outcome
 from ..policies.base import Candidates
 from ..policies.best_paths import Eagle2Tree
 from ..request import Request
-from ..train.calibrate import said
+from ..train.rank_acceptance import said
 from ..train.replay import Replay
 from ..tree import ROOT
 

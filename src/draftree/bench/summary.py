@@ -1,8 +1,4 @@
-"""What a run found: figures for each method and category. Pure functions of records.
-
-Speed-ups are over plain decoding at the same temperature, paired by prompt (repeats of a prompt are averaged first):
-geometric mean and 95% bootstrap interval over prompts.
-"""
+"""Figures with bootstrap intervals, and their table."""
 
 from __future__ import annotations
 
@@ -12,11 +8,55 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any
+from typing import Any, NamedTuple
 
-from .record import Record
-from .stats import Interval, ratio
+import torch
 
+from .results import Record
+
+DRAWS = 2000
+
+
+class Interval(NamedTuple):
+    """A mean and the ends of its 95% bootstrap interval."""
+
+    mean: float
+    low: float
+    high: float
+
+    def text(self, form: str = ".2f") -> str:
+        """The mean with its interval in brackets."""
+        return f"{self.mean:{form}} [{self.low:{form}}, {self.high:{form}}]"
+
+
+def interval(values: Sequence[float], draws: int = DRAWS) -> Interval:
+    """Arithmetic mean of ``values``, one for each prompt, and its percentile interval; the same for the same values.
+
+    Raises:
+        ValueError: there are no values.
+    """
+    if not values:
+        raise ValueError("no values: an interval needs at least one")
+    n = len(values)
+    sample = torch.tensor(values, dtype=torch.float64)
+    chosen = torch.randint(n, (draws, n), generator=torch.Generator().manual_seed(0))
+    means = sample[chosen].mean(1).sort().values
+    return Interval(sum(values) / n, float(means[draws // 40]), float(means[-draws // 40]))
+
+
+def ratio(own: Sequence[float], base: Sequence[float], draws: int = DRAWS) -> Interval:
+    """Geometric mean of the ratios own / base, paired by prompt, and its interval.
+
+    Raises:
+        ValueError: there are no values, or not as many of both.
+    """
+    logs = [math.log(a / b) for a, b in zip(own, base, strict=True)]
+    return Interval(*(math.exp(x) for x in interval(logs, draws)))
+
+
+NO_METER = "no meter"
+"""In place of energy where nothing measures it."""
+Rows = list[list[str]]
 ALL = "all"
 """The category of everything."""
 EQUAL, NEAR_TIE, OTHER_DRAW = "equal", "near-tie", "other-draw"
@@ -27,6 +67,79 @@ verification was a lossy one; the best of several beams; a peer computes in floa
 of these."""
 
 Verdicts = Mapping[tuple[str, int, str], str]
+
+HEADER = [
+    "method",
+    "tokens/s",
+    "over plain",
+    "prefill left out",
+    "MAL",
+    "nodes/token",
+    "nodes/step",
+    "depth",
+    "accepted at depth 1, 2, ...",
+    "draft/verify/other",
+    "peak MiB",
+    "J/token",
+    "ids equal plain's",
+]
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table whose columns line up as text too; the first column is flush left, the others right."""
+    cells = [[c.replace("|", "\\|") for c in row] for row in (header, *rows)]
+    widths = [max(3, *(len(row[i]) for row in cells)) for i in range(len(header))]
+    lines = [
+        "| "
+        + " | ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
+        + " |"
+        for row in cells
+    ]
+    rule = "|" + "|".join("-" * (w + 2) if i == 0 else "-" * (w + 1) + ":" for i, w in enumerate(widths)) + "|"
+    return "\n".join([lines[0], rule, *lines[1:]])
+
+
+def overview(table: Table, category: str = ALL) -> Rows:
+    """A row for each method, for ``HEADER``."""
+    return [_row(method, found[category]) for method, found in table.items() if category in found]
+
+
+def _row(method: str, f: Figures) -> list[str]:
+    shares = "" if f.share is None else "/".join(f"{100 * x:.0f}%" for x in f.share.values())
+    depths = "" if f.acceptance_by_depth is None else " ".join(f"{x:.2f}" for x in f.acceptance_by_depth[:4])
+    return [
+        method,
+        f"{f.tokens_per_second:.1f}",
+        ratio_text(f.speedup),
+        ratio_text(f.speedup_decode),
+        number(f.mal),
+        number(f.nodes_per_token),
+        number(f.nodes_per_step),
+        number(f.depth_per_step),
+        depths,
+        shares,
+        "" if f.peak_memory is None else f"{f.peak_memory / 2**20:.0f}",
+        NO_METER if f.joules_per_token is None else f"{f.joules_per_token:.3g}",
+        verdict_text(f.verdicts, f.ids_equal),
+    ]
+
+
+def ratio_text(found: Interval | None) -> str:
+    """A ratio with its interval; nothing where there is none."""
+    return "" if found is None else found.text()
+
+
+def number(value: float | None) -> str:
+    """Two decimals; nothing where there is none."""
+    return "" if value is None else f"{value:.2f}"
+
+
+def verdict_text(verdicts: Mapping[str, int], equal: float | None) -> str:
+    """The share of equal answers, and what the others are."""
+    if equal is None:
+        return ""
+    others = [f"{count} {verdict}" for verdict, count in verdicts.items() if verdict != EQUAL]
+    return ", ".join([f"{100 * equal:.0f}%", *others])
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,16 +20,16 @@ from typing import NamedTuple
 from rich.progress import track
 
 from ..config import SamplingParams
-from ..draft.base import Drafter, NoDrafter
-from ..draft.load import load_drafter
+from ..drafters.base import Drafter, NoDrafter
+from ..drafters.registry import load_drafter
 from ..engine import Engine
 from ..models.huggingface import HFModel
 from ..models.load import DEFAULT_MODEL, load
 from ..policies.methods import find_policy
 from ..text import encode, user
 from ..train.replay import Replay
-from .stats import interval
 from .suites import spec_bench
+from .summary import interval
 
 METHODS: dict[str, dict[str, float | str]] = {
     "opt-tree": {"delta": 0.001},

@@ -27,11 +27,10 @@ from rich.progress import track
 from torch import Tensor
 
 from ..config import SamplingParams
-from ..draft.base import NoDrafter
-from ..draft.drafter import TreeDrafter
-from ..draft.drawing import Drawing, Drawn
-from ..draft.load import load_drafter
-from ..draft.source import Scorer, Source
+from ..drafters.base import NoDrafter, TreeDrafter
+from ..drafters.distributions import Drawing, Drawn
+from ..drafters.registry import load_drafter
+from ..drafters.source import Scorer, Source
 from ..engine import Engine
 from ..errors import ConfigError
 from ..models.base import LanguageModel

@@ -10,7 +10,7 @@ from typing import Annotated, cast
 
 import typer
 
-from ..beams.engine import BeamEngine, BeamGeneration
+from ..beams.beam_engine import BeamEngine, BeamGeneration
 from ..beams.params import BeamParams, BeamWarp, EarlyStopping
 from ..config import SamplingParams
 from ..errors import ConfigError

@@ -20,21 +20,17 @@ import torch
 import typer
 
 from ..artifacts import user_path
-from ..bench.contestants import Models
-from ..bench.entry import entries, split_names
-from ..bench.folder import RunFolder, read_summary
-from ..bench.formats import Item
-from ..bench.interrupts import Interrupts
-from ..bench.judge import as_json as partings_as_json
-from ..bench.judge import compare, partings_of, plain_labels
+from ..bench.compare import as_json as partings_as_json
+from ..bench.compare import compare, partings_of, plain_labels
+from ..bench.contestants import Models, entries, split_names
 from ..bench.quality.scores import Score, scorer
-from ..bench.run import Plan, Run, check_lengths
-from ..bench.suites import SUITES, choose, load_suite, spider_databases
-from ..bench.summary import Table, tabulate
+from ..bench.results import RunFolder, read_summary
+from ..bench.run import Interrupts, Plan, Run, check_lengths
+from ..bench.suites import SUITES, Item, choose, load_suite, spider_databases
+from ..bench.summary import HEADER, Table, markdown, overview, tabulate
 from ..bench.summary import as_json as table_as_json
-from ..bench.table import HEADER, markdown, overview
 from ..config import SamplingParams
-from ..draft.levels import without_loop_back
+from ..drafters.spec import without_loop_back
 from ..errors import ConfigError, RunError
 from ..models.cpu.quantization import DEFAULT_NUMERICS
 from ..models.load import DEFAULT_MODEL

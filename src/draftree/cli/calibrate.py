@@ -11,10 +11,10 @@ from rich.progress import Progress
 
 from ..artifacts import user_path
 from ..config import Budget, SamplingParams
-from ..draft.base import Drafter as Drafts
-from ..draft.drafter import TreeDrafter
-from ..draft.load import load_drafter
-from ..draft.names import DEFAULT_DRAFTER, learns
+from ..drafters.base import Drafter as Drafts
+from ..drafters.base import TreeDrafter
+from ..drafters.registry import load_drafter
+from ..drafters.spec import DEFAULT_DRAFTER, learns
 from ..errors import ConfigError, PromptError, RunError
 from ..models.cost_profile import kept_or_measured
 from ..models.cpu.quantization import DEFAULT_NUMERICS
@@ -22,8 +22,8 @@ from ..models.huggingface import HFModel
 from ..models.load import DEFAULT_MODEL, load
 from ..policies.fixed import Pair, TreeFile
 from ..text import Prompt, encode, user
-from ..train.calibrate import Calibration, Costs, Tally, TruePath, check_ranges, conclude, measure
 from ..train.prompts import read_prompts
+from ..train.rank_acceptance import Calibration, Costs, Tally, TruePath, check_ranges, conclude, measure
 from .console import err
 from .console import out as output
 from .options import DecodedTokens, Depth, Device, Drafter, Dtype, Numerics, Seed, Stride, Target, Temperature, whole

@@ -6,8 +6,7 @@ import sys
 
 import typer
 
-from ..draft.levels import without_loop_back
-from ..draft.names import DEFAULT_DRAFTER
+from ..drafters.spec import DEFAULT_DRAFTER, without_loop_back
 from ..errors import InputError
 from ..models.cpu.quantization import DEFAULT_NUMERICS
 from ..models.load import DEFAULT_MODEL

@@ -8,10 +8,9 @@ from typing import Annotated
 
 import typer
 
-from ..bench.exact import first_difference
-from ..draft.base import NoDrafter
-from ..draft.levels import without_loop_back
-from ..draft.names import DEFAULT_DRAFTER
+from ..bench.compare import first_difference
+from ..drafters.base import NoDrafter
+from ..drafters.spec import DEFAULT_DRAFTER, without_loop_back
 from ..engine import Engine
 from ..errors import ConfigError, RunError
 from ..load import load_beam_engine

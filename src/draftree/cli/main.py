@@ -15,8 +15,8 @@ import torch
 import typer
 
 from ..config import DEFAULT_NODES
-from ..draft.loop import RULES
-from ..draft.names import DRAFTERS
+from ..drafters.cascade.stopping_rule import RULES
+from ..drafters.spec import DRAFTERS
 from ..errors import DraftreeWarning, InputError, RunError
 from ..policies.methods import METHODS
 from ..verify.schemes import SCHEMES

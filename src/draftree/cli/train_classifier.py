@@ -9,14 +9,14 @@ from typing import Annotated
 import typer
 
 from ..artifacts import user_path
-from ..draft.drafter import TreeDrafter
-from ..draft.load import load_drafter
-from ..draft.names import DEFAULT_DRAFTER
+from ..drafters.base import TreeDrafter
+from ..drafters.registry import load_drafter
+from ..drafters.spec import DEFAULT_DRAFTER
 from ..errors import ConfigError, RunError
 from ..models.load import DEFAULT_MODEL, load
 from ..policies.c2t import provenance
 from ..policies.classifier import DEFAULT_FEATURES, Classifier, ClassifierFile, read_classifier
-from ..train.classifier_fit import (
+from ..train.c2t_fit import (
     BATCH,
     EPOCHS,
     FINE_RATE,
@@ -28,13 +28,11 @@ from ..train.classifier_fit import (
     evaluate,
     fit,
 )
-from ..train.draw import MAX_ROWS
-from ..train.head_card import PromptFile
+from ..train.c2t_samples import APART, SampleRecipe, SampleStore, check_recipe, check_room, collect, full_trees
+from ..train.eagle_training import PromptFile
 from ..train.head_data import LONGEST_PROMPT, digest, encoded, shuffled
 from ..train.prompts import read_prompts
-from ..train.responses import TEMPERATURES
-from ..train.sample_store import SampleRecipe, SampleStore, check_recipe, check_room, collect
-from ..train.samples import APART, full_trees
+from ..train.responses import MAX_ROWS, TEMPERATURES
 from .calibrate import check_place
 from .console import err, told
 from .console import out as output

@@ -15,11 +15,9 @@ from ..artifacts import user_path
 from ..errors import ConfigError, RunError
 from ..models.eagle_head import is_head
 from ..models.load import DEFAULT_MODEL, load
-from ..train.fit import FitRecipe
-from ..train.head import HeadTraining, Limits
-from ..train.head_card import PromptFile
+from ..train.eagle_fit import Figures, FitRecipe
+from ..train.eagle_training import HeadTraining, Limits, PromptFile
 from ..train.head_data import DataRecipe, HeadData, digest, encoded, shuffled
-from ..train.head_eval import Figures
 from ..train.prompts import read_prompts
 from .console import err
 from .console import out as output

@@ -18,7 +18,7 @@ from ..request import Request
 from ..tree import DraftTree
 
 if TYPE_CHECKING:
-    from ..draft.source import Source
+    from ..drafters.source import Source
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from .classifier import Classifier, Provenance
 from .entropy import MAX_WIDTH
 
 if TYPE_CHECKING:
-    from ..draft.source import Source
+    from ..drafters.source import Source
 
 
 Column = Callable[[], Tensor]

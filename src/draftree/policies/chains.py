@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..config import MAX_NODES, Budget
-from ..draft.source import Source
+from ..drafters.source import Source
 from ..errors import ConfigError
 from ..models.base import LanguageModel
 from ..outcome import Outcome

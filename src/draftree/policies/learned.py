@@ -23,7 +23,7 @@ from .classifier import Classifier, Provenance
 from .entropy import MAX_WIDTH, EntropyTree
 
 if TYPE_CHECKING:
-    from ..draft.source import Source
+    from ..drafters.source import Source
 
 LEARNED_BETA = 0.1
 

@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from ..config import Budget
-from ..draft.source import Source
+from ..drafters.source import Source
 from ..errors import ConfigError
 from ..models.base import LanguageModel
 from ..models.cost_profile import Profile, kept_or_measured

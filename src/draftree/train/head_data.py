@@ -20,8 +20,7 @@ from ..artifacts import write_whole
 from ..errors import ConfigError, PromptError, RunError
 from ..models.huggingface import HFModel
 from ..text import encode, user
-from .draw import respond
-from .responses import Response, ResponseStore
+from .responses import Response, ResponseStore, respond
 from .workers import respond_in
 
 LONGEST_PROMPT = 512

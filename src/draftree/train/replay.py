@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..config import Budget, SamplingParams
-from ..draft.base import Drafter
+from ..drafters.base import Drafter
 from ..models.base import LanguageModel, Nodes, Row
 from ..outcome import Outcome, StepCost, Successors, successors
 from ..request import Request

@@ -21,8 +21,7 @@ import torch
 from ..errors import DraftreeError, RunError
 from ..models.huggingface import HFModel
 from ..models.load import load
-from .draw import respond
-from .responses import Response
+from .responses import Response, respond
 
 _WAY_OUT = "the same command goes on, with fewer --workers if memory was short"
 

@@ -11,7 +11,7 @@ import torch
 
 from ..tree import ROOT, DraftTree
 from .match import Verdict
-from .walk import Coins, Law, Place, residual
+from .rejection import Coins, Law, Place, residual
 
 
 def block(tree: DraftTree, law: Law, coins: Coins) -> Verdict:

@@ -18,7 +18,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from ..config import named_settings
-from ..draft.drawing import Drawing
+from ..drafters.distributions import Drawing
 from ..errors import ConfigError, UnknownNameError
 from ..policies.base import GrowthPolicy
 from ..policies.entropy import Steps
@@ -27,7 +27,7 @@ from ..tree import DraftTree, TreeBatch
 from ..typed import check_fields
 from .block import block
 from .match import Verdict, greedy, match
-from .walk import Coins, Law, multi_round, relaxed, top_and_one, walk
+from .rejection import Coins, Law, multi_round, relaxed, top_and_one, walk
 
 COUPLED = "coupled"
 CANDIDATES = {COUPLED: Drawing.COUPLED, "plain": Drawing.TOP}

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from ..formats import Item
+from ..suites import Item
 from .sandbox import require_sandbox, run_python
 from .sql import same_rows
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import combinations
 
-from ..entry import PLAIN
-from ..stats import Interval
-from ..summary import ALL
-from ..table import ratio_text
+from ..contestants import PLAIN
+from ..summary import ALL, Interval, ratio_text
 from .page import Grid, Section
 from .source import LoadedRun
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from ..entry import PLAIN, Entry
-from ..record import Record
-from ..summary import ALL, Figures
-from ..table import NO_METER
+from ..contestants import PLAIN, Entry
+from ..results import Record
+from ..summary import ALL, NO_METER, Figures
 from .page import Grid, Section
 from .plots import line_style, plot
 from .source import LoadedRun, first

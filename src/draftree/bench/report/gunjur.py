@@ -8,9 +8,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from ..entry import Entry
-from ..record import Record
-from ..stats import Interval, interval
+from ..contestants import Entry
+from ..results import Record
+from ..summary import Interval, interval
 from .page import Grid, Section
 from .plots import bar_style, line_style, plot
 from .source import LoadedRun, first

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...policies.methods import DEFAULT_METHOD, METHODS
-from ..entry import Entry
-from ..record import Record
-from ..summary import ALL, paired
-from ..table import ratio_text
+from ..contestants import Entry
+from ..results import Record
+from ..summary import ALL, paired, ratio_text
 from .gunjur import saving
 from .page import Grid, Section
 from .source import LoadedRun

@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import NamedTuple
 
-from ..entry import Entry
-from ..record import BINS, Steps
-from ..summary import ALL
-from ..table import number, ratio_text
+from ..contestants import Entry
+from ..results import BINS, Steps
+from ..summary import ALL, number, ratio_text
 from .page import Case, Grid, Section
 from .plots import bar_style, line_style, plot
 from .source import LoadedRun, first

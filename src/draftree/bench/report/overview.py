@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..folder import read_summary
-from ..summary import ALL
-from ..table import HEADER, number, overview, ratio_text
+from ..results import read_summary
+from ..summary import ALL, HEADER, number, overview, ratio_text
 from .page import Grid, Section
 from .source import LoadedRun
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..table import markdown
+from ..summary import markdown
 
 FIGURES = "figures"
 _STYLE = """

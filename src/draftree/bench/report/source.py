@@ -10,10 +10,9 @@ from typing import Any, NoReturn
 
 from ...errors import ConfigError
 from ...verify.schemes import DEFAULT_SCHEME
-from ..entry import PLAIN, Entry
-from ..folder import CONFIG, read_config, read_results, read_summary
-from ..judge import compare, partings_of, plain_labels
-from ..record import Record
+from ..compare import compare, partings_of, plain_labels
+from ..contestants import PLAIN, Entry
+from ..results import CONFIG, Record, read_config, read_results, read_summary
 from ..summary import Table, tabulate
 
 

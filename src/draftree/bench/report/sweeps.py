@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ..entry import Entry
+from ..contestants import Entry
 from ..summary import ALL
 from .page import Grid, Section
 from .plots import line_style, plot

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ...draft.source import Source
+from ...drafters.source import Source
 from ...models.cost_profile import Profile
 from ...outcome import Outcome
 from ...request import Request

@@ -1,0 +1,310 @@
+"""Will the beams of a batch fit into memory? Predicted before anything is decoded."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from ..config import SamplingParams
+from ..engine import each_params, room_for
+from ..errors import ConfigError
+from ..models.base import ForestModel
+from ..request import Stats
+from ..text import Prompt, encode
+from ..typed import typed
+from .beam_distributions import KeyedChance, target_laws
+from .drafting import Plan, grow
+from .forest import Beam, BeamRequest, Odds, TreeRow, feed
+from .params import BeamParams
+from .sources import BeamSource
+from .speculative import Forest, sample, search
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Memory of a device that nobody uses; None: the system does not tell."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    with contextlib.suppress(OSError):  # not a Linux
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return 1024 * int(line.split()[1])
+    return None
+
+
+def check_room(target: ForestModel, requests: Sequence[BeamRequest]) -> None:
+    """Make sure that a cache for these requests fits, should their beams share nothing but the prompt.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    slot = getattr(target, "slot_bytes", None)
+    free = free_bytes(target.capabilities.device)
+    if slot is None or free is None or not requests:
+        return
+    beams, most = requests[0].beams, max(requests, key=lambda r: len(r.ids) + r.beams.width * r.limit)
+    width = 1 if beams.single_cache else beams.width
+    tokens = len(most.ids) + width * most.limit + beams.nodes
+    need = len(requests) * tokens * slot
+    if need > free:
+        raise ConfigError(
+            f"{width} beams of up to {most.limit} tokens after a prompt of {len(most.ids)} may take {need} bytes of "
+            f"cache ({len(requests)} x {tokens} tokens of {slot} bytes) and {free} are free: use fewer beams or a "
+            "lower max_tokens"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Hypothesis:
+    """One of the best sequences.
+
+    Attributes:
+        text: generated text.
+        token_ids: generated tokens, end-of-sequence included.
+        score: ``logprob`` over len(token_ids) ** length_penalty.
+        logprob: cumulative log-probability (nats) of the tokens under the target's distribution, processors included:
+            with beam warp "token" the warped one, else at temperature 1 and unwarped.
+        finish_reason: "eos" or "length".
+    """
+
+    text: str
+    token_ids: list[int]
+    score: float
+    logprob: float
+    finish_reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class BeamGeneration:
+    """What became of one prompt.
+
+    Attributes:
+        hypotheses: the n best beams, best first; sampled ones may coincide, and a dynamic width may end with fewer.
+        seed: the seed that reproduces them.
+        stats: what was measured; ``tokens`` counts layers of beams, and ``mal`` those gained per target pass.
+        peak_slots: most tokens that the target's cache held of this prompt and its beams.
+    """
+
+    hypotheses: list[Hypothesis]
+    seed: int
+    stats: Stats
+    peak_slots: int
+
+
+class BeamEngine:
+    """Decodes prompts with beams, drafted or not.
+
+    Searched beams are those of plain beam search; sampled ones follow the law of plain beam sampling.
+
+    Attributes:
+        target: the model whose beams are given.
+        source: what drafts; None: nothing does.
+        tokenizer: for text prompts and text output; None for bare token ids.
+        odds: what became of the drafts of searched beams so far, by how these were asked for.
+
+    Raises:
+        ConfigError: the target's rows cannot go on with more than one path.
+    """
+
+    @typed
+    def __init__(
+        self,
+        target: ForestModel,
+        source: BeamSource | None = None,
+        *,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+    ) -> None:
+        if not hasattr(target, "prune"):
+            raise ConfigError(f"{target.capabilities.name} cannot keep beams in one cache: decode without --beams")
+        self.target = target
+        self.source = source
+        self.tokenizer = tokenizer or getattr(target, "tokenizer", None)
+        self.odds: dict[BeamParams, Odds] = {}
+        self._plan = None if source is None else Plan(target, source)
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        beams: BeamParams | None = None,
+    ) -> list[BeamGeneration]:
+        """Decode a batch to its end: one target pass a step for all prompts whose beams still run.
+
+        Args:
+            prompts: texts (taken as they are), conversations or token ids.
+            params: for all prompts, or one each: temperature 0 searches beams, any other samples them; searched to the
+                end of the context by default.
+            beams: how many there are, and how they are drafted.
+
+        Raises:
+            InputError: a prompt or a setting does not fit; found before anything is decoded.
+        """
+        each = each_params(prompts, params)
+        beams = BeamParams() if beams is None else beams
+        for one in each:
+            self._check(one, beams)
+        requests = [self._request(encode(self.tokenizer, p), one, beams) for p, one in zip(prompts, each, strict=True)]
+        check_room(self.target, requests)
+        if self._plan is not None and beams.depth is None:
+            self._plan.prepare()
+        with ExitStack() as closing:  # what fails to close, keeps no other from it
+            for request in requests:
+                closing.callback(self.close, request)
+                self.open(request)
+            while running := [r for r in requests if not r.done]:
+                self.step(running)
+                for request in running:
+                    if request.done:
+                        self.close(request)
+        return [self._generation(request) for request in requests]
+
+    def _check(self, params: SamplingParams, beams: BeamParams) -> None:
+        if not isinstance(beams, BeamParams):
+            raise ConfigError(f"beams are {beams!r}: give BeamParams")
+        beams.check(params)
+        if self.source is not None and params.temperature and not self.source.gives_laws:
+            raise ConfigError(
+                f"drafter {self.source.name} gives no probabilities to draw beams from: use a drafting model, a head "
+                "or none, or temperature 0 for beam search"
+            )
+
+    def _request(self, ids: list[int], params: SamplingParams, beams: BeamParams) -> BeamRequest:
+        limit = room_for(self.target, ids, params)
+        drafted = beams.draft_width or (self.source.width(beams.width) if self.source else None)
+        # searched beams are the same whatever was drafted: what was learned of drafts serves all of them
+        odds = None if params.temperature else self.odds.setdefault(beams, Odds())
+        return BeamRequest(ids, params, beams, limit, self.target.capabilities.eos_ids, odds, drafted)
+
+    @torch.inference_mode()
+    def open(self, request: BeamRequest) -> None:
+        """Prefill a prompt and find its first layer of beams."""
+        began = time.perf_counter()
+        beams = request.beams
+        drafts = beams.nodes if self.source else 0
+        self.target.reserve(1, len(request.ids) + (request.params.max_tokens or 0) + beams.width + drafts)
+        request.tree = TreeRow(self.target.open(request.ids), request.root)
+        request.drafting = self._plan is not None and (beams.depth is not None or self._plan.opens(request))
+        if self.source is not None and request.drafting:
+            self.source.open(request)
+        request.tree.row.drop_features()
+        self._advance(request, Forest(), self._chance(request))
+        request.stats.seconds.prefill = time.perf_counter() - began
+
+    @torch.inference_mode()
+    def step(self, requests: Sequence[BeamRequest]) -> None:
+        """Draft, verify and go on once with each of these open requests, together."""
+        if not requests:
+            return
+        clock = [time.perf_counter()]
+        passes = self.source.passes if self.source else 0
+        chances = [self._chance(request) for request in requests]
+        forests = [Forest() for _ in requests]
+        if self.source is not None:
+            try:
+                forests = grow(self.source, requests, chances, [self._depth(request) for request in requests])
+            finally:
+                self.source.leave(requests)
+        clock.append(time.perf_counter())
+        trees = [_tree(request) for request in requests]
+        fresh = [
+            tree.unfed([*request.ends, *forest.drafted.values()])
+            for tree, request, forest in zip(trees, requests, forests, strict=True)
+        ]
+        feed(trees, fresh, lambda rows, new, _: self.target.extend(rows, new))
+        clock.append(time.perf_counter())
+        for request, forest, chance in zip(requests, forests, chances, strict=True):
+            request.peak_slots = max(request.peak_slots, _tree(request).slots)
+            self._advance(request, forest, chance)
+        clock.append(time.perf_counter())
+        draft, verify, other = (b - a for a, b in pairwise(clock))
+        for request in requests:
+            stats = request.stats
+            stats.steps += 1
+            stats.draft_passes += (self.source.passes if self.source else 0) - passes
+            stats.seconds.draft += draft
+            stats.seconds.verify += verify
+            stats.seconds.other += other
+
+    def close(self, request: BeamRequest) -> None:
+        """Free what a request holds in the models. Twice is harmless."""
+        tree, request.tree = request.tree, None
+        if tree is not None:
+            self.target.close(tree.row)
+            if self.source is not None and request.drafting:
+                self.source.close(request)
+
+    def _depth(self, request: BeamRequest) -> int:
+        if request.beams.depth is not None or self._plan is None:
+            return request.beams.depth or 0
+        return self._plan.depth(request)
+
+    def _chance(self, request: BeamRequest) -> KeyedChance:
+        return KeyedChance(request.seed, len(request.ids) + request.length - 1)
+
+    def _advance(self, request: BeamRequest, forest: Forest, chance: KeyedChance) -> None:
+        """As many layers as the target has seen the beams of, and one more; then only the beams that go on are kept."""
+        tree, params, stats, depth = _tree(request), request.params, request.stats, 0
+        for node in forest.drafted.values():
+            _count(stats.drafted, node.length - request.length - 1)
+        stats.drafted_layers += sum(bool(layer.drafts) for layer in forest.layers)
+        while True:
+            laws = target_laws(
+                torch.stack([tree.logits[node] for node in request.ends]),
+                params,
+                request.beams.warp,
+                lambda: [request.history(node) for node in request.ends],
+            )
+            if params.temperature:
+                sample(request, laws, forest, depth, chance)
+            else:
+                search(request, laws, forest)
+            stats.tokens += 1
+            if request.done:
+                return
+            if not all(node in tree.logits for node in request.ends):
+                break
+            for _ in request.ends:
+                _count(stats.accepted, depth)
+            depth += 1
+        request.odds.learn(len(forest.layers), len(forest.drafted), depth)
+        if request.beams.single_cache:
+            # of one length, the beam of lowest perplexity is the most probable one
+            request.running = [Beam(max(request.ends, key=lambda node: node.score))]
+        tree.keep(self.target, request.ends)
+        tree.row.drop_features()
+        if self.source is not None and request.drafting:
+            self.source.settle(request)
+
+    def _generation(self, request: BeamRequest) -> BeamGeneration:
+        best = request.finished[: request.beams.returned]
+        ids = [found.node.tokens for found in best]
+        return BeamGeneration(
+            [
+                Hypothesis(self._text(tokens), tokens, found.score, found.node.score, found.reason)
+                for found, tokens in zip(best, ids, strict=True)
+            ],
+            request.seed,
+            request.stats,
+            request.peak_slots,
+        )
+
+    def _text(self, tokens: list[int]) -> str:
+        return "" if self.tokenizer is None else str(self.tokenizer.decode(tokens, skip_special_tokens=True))
+
+
+def _tree(request: BeamRequest) -> TreeRow:
+    if request.tree is None:
+        raise ConfigError("a closed or finished request cannot go on: open its prompt again")
+    return request.tree
+
+
+def _count(counts: list[int], depth: int) -> None:
+    counts.extend([0] * (depth + 1 - len(counts)))
+    counts[depth] += 1

@@ -1,0 +1,285 @@
+"""Beams as paths of one tree in a cache row, and the request that they belong to."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..config import SamplingParams
+from ..errors import CacheError
+from ..models.base import ForestModel, Nodes, Row
+from ..request import Stats
+from ..tree import ROOT
+from .params import BeamParams
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """One token of the tree; the root is the last token of the prompt.
+
+    Attributes:
+        token: its id.
+        parent: what it follows; None for the root.
+        length: generated tokens on its path, itself included; 0 for the root.
+        score: log-probability (nats) of these tokens: the target's once it has judged the node, before that the
+            drafter's from the last judged node on.
+        hidden: [H] the target's hidden state, where it tracks them and has seen the node.
+    """
+
+    token: int
+    parent: Node | None = None
+    length: int = 0
+    score: float = 0.0
+    hidden: Tensor | None = None
+
+    def path(self, above: Node | None = None) -> list[Node]:
+        """The nodes from just below ``above``, one of its ancestors, down to it; None: from below the root."""
+        nodes, node = list[Node](), self
+        while node is not above and node.parent is not None:
+            nodes.append(node)
+            node = node.parent
+        return nodes[::-1]
+
+    @property
+    def tokens(self) -> list[int]:
+        """Generated tokens on its path."""
+        return [node.token for node in self.path()]
+
+
+class TreeRow:
+    """One request's tree in one row of a model.
+
+    Attributes:
+        row: the model's.
+        base: the last committed node.
+        numbers: uncommitted nodes -> their numbers in the row, ascending.
+        logits: [V] after nodes that the model has been asked about; only running beams' ends outlive ``keep``.
+
+    Args:
+        row: holds the prompt.
+        root: the last token of it.
+    """
+
+    def __init__(self, row: Row, root: Node) -> None:
+        self.row = row
+        self.base = root
+        self.numbers: dict[Node, int] = {}
+        self.logits: dict[Node, Tensor] = {root: row.logits}
+
+    @property
+    def slots(self) -> int:
+        """Tokens that it holds in the cache."""
+        return self.row.length + len(self.numbers)
+
+    def beside(self) -> TreeRow:
+        """Another tree in the same row, that goes on from the same nodes and the logits after them."""
+        other = TreeRow(self.row, self.base)
+        other.numbers, other.logits = dict(self.numbers), dict(self.logits)
+        return other
+
+    def unfed(self, ends: Iterable[Node]) -> list[Node]:
+        """Nodes on the paths to ``ends`` that the row lacks, parents first."""
+        missing: dict[Node, None] = {}
+        for end in ends:
+            path, node = list[Node](), end
+            while node is not self.base and node not in self.numbers and node not in missing:
+                path.append(node)
+                node = _above(node)
+            missing |= dict.fromkeys(reversed(path))
+        return list(missing)
+
+    def asked(self, nodes: Sequence[Node]) -> Nodes:
+        """New nodes, parents first, as the model takes them; from now on they are in the row."""
+        start = len(self.numbers)
+        self.numbers |= {node: start + i for i, node in enumerate(nodes)}
+        parents = [self.numbers.get(_above(node), ROOT) for node in nodes]
+        tokens = [node.token for node in nodes]
+        return Nodes(torch.tensor(tokens, dtype=torch.int64), torch.tensor(parents, dtype=torch.int64))
+
+    def keep(self, model: ForestModel, ends: Sequence[Node]) -> None:
+        """Drop what is not on the paths to ``ends``, which are all of one length; commit what all of these share."""
+        paths = [end.path(self.base) for end in ends]
+        alive = {node for path in paths for node in path}
+        kept = [node for node in self.numbers if node in alive]
+        trunk = 0
+        for level in zip(*paths, strict=False):
+            if len(set(level)) > 1 or level[0] not in self.numbers:
+                break
+            trunk += 1
+        model.prune(self.row, [self.numbers[node] for node in kept], trunk)
+        if trunk:
+            self.base = kept[trunk - 1]
+        self.numbers = {node: i for i, node in enumerate(kept[trunk:])}
+        self.logits = {end: self.logits[end] for end in ends if end in self.logits}
+
+
+Pass = Callable[[Sequence[Row], Sequence[Nodes], Sequence[Sequence[Node]]], Tensor]
+"""(rows, their new nodes as the model takes them, the same nodes) -> [B, n, V] logits."""
+
+
+def feed(trees: Sequence[TreeRow], nodes: Sequence[Sequence[Node]], extend: Pass) -> int:
+    """One pass over new nodes, parents first; trees without any take no part.
+
+    Returns:
+        the number of passes that it took, 0 or 1.
+    """
+    asked = [(tree, new) for tree, new in zip(trees, nodes, strict=True) if new]
+    asked.sort(key=lambda pair: pair[0].row.slot)  # storage order: no logits are copied
+    if not asked:
+        return 0
+    known = [len(tree.row.pending) for tree, _ in asked]
+    found = extend([tree.row for tree, _ in asked], [tree.asked(new) for tree, new in asked], [new for _, new in asked])
+    for (tree, new), logits, before in zip(asked, found, known, strict=True):
+        tree.logits |= dict(zip(new, logits, strict=False))
+        if len(tree.row.pending) > before:  # this model tracks them
+            for node, hidden in zip(new, tree.row.pending[-1], strict=True):
+                node.hidden = hidden
+    return 1
+
+
+def _above(node: Node) -> Node:
+    if node.parent is None:
+        raise CacheError("the end of a beam is not below the last committed token of its row")
+    return node.parent
+
+
+@dataclass(frozen=True, slots=True)
+class Beam:
+    """A running beam.
+
+    Attributes:
+        node: its last token.
+        count: how often it is there: sampled beams may coincide, and each counts.
+    """
+
+    node: Node
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A beam that has ended.
+
+    Attributes:
+        node: its last token.
+        score: its log-probability over length ** length_penalty.
+        reason: "eos" or "length".
+    """
+
+    node: Node
+    score: float
+    reason: str
+
+
+_MEMORY = 0.95
+"""Share of the record of drafts that each step leaves."""
+
+
+@dataclass(slots=True)
+class Odds:
+    """What became of drafts so far, with a fading memory.
+
+    Attributes:
+        reached: drafted layers that the target judged.
+        went_on: those whose beams had all been drafted, so that the next layer followed in the same pass.
+        layers: layers drafted.
+        nodes: nodes in them.
+    """
+
+    reached: float = 0.0
+    went_on: float = 0.0
+    layers: float = 0.0
+    nodes: float = 0.0
+
+    def learn(self, drafted: int, nodes: int, went_on: int) -> None:
+        """A step drafted so many layers of so many nodes in all, and so many of them went on."""
+        reached = min(drafted, went_on + 1)
+        self.reached = _MEMORY * self.reached + reached
+        self.went_on = _MEMORY * self.went_on + went_on
+        self.layers = _MEMORY * self.layers + drafted
+        self.nodes = _MEMORY * self.nodes + nodes
+
+
+class BeamRequest:
+    """A prompt and its beams.
+
+    Attributes:
+        ids: the prompt's tokens.
+        params: how tokens are drawn.
+        beams: how many beams there are, and what becomes of finished ones.
+        seed: the seed in use.
+        limit: most tokens of a beam.
+        drafted: drafted beams W_S of a layer.
+        eos_ids: tokens that end a beam.
+        tree: its tree in the target's cache; None once it is closed.
+        running: beams that go on, all of one length.
+        finished: at most W, best first.
+        done: no beam goes on.
+        improvable: a running beam may still beat a finished one, by transformers' heuristic (beam search).
+        stats: what was measured; ``tokens`` are layers of beams.
+        peak_slots: most tokens that its tree has held in the target's cache.
+        odds: what became of drafts so far: its own where beams are sampled.
+        drafting: the source of drafts knows it.
+    """
+
+    def __init__(
+        self,
+        ids: Sequence[int],
+        params: SamplingParams,
+        beams: BeamParams,
+        limit: int,
+        eos_ids: frozenset[int],
+        odds: Odds | None = None,
+        drafted: int | None = None,
+    ) -> None:
+        self.ids = list(ids)
+        self.params = params
+        self.beams = beams
+        self.seed = secrets.randbits(63) if params.seed is None else params.seed
+        self.limit = limit
+        self.drafted = drafted or beams.drafted
+        self.eos_ids = frozenset() if params.ignore_eos else eos_ids
+        self.root = Node(self.ids[-1])
+        self.tree: TreeRow | None = None
+        self.running = [Beam(self.root)]
+        self.finished: list[Finished] = []
+        self.done = False
+        self.improvable = True
+        self.stats = Stats()
+        self.peak_slots = len(self.ids)
+        self.odds = odds or Odds()
+        self.drafting = True
+
+    @property
+    def length(self) -> int:
+        """Generated tokens of the running beams."""
+        return self.running[0].node.length
+
+    @property
+    def ends(self) -> list[Node]:
+        """Last tokens of the running beams."""
+        return [beam.node for beam in self.running]
+
+    @property
+    def slots(self) -> int:
+        """Beams that are not finished, of W."""
+        return self.beams.width - len(self.finished)
+
+    def history(self, node: Node) -> list[int]:
+        """Token ids up to a node, prompt included."""
+        return [*self.ids, *node.tokens]
+
+    def ended(self, node: Node) -> str | None:
+        """Why a beam ends with this node, if it does."""
+        return "eos" if node.token in self.eos_ids else "length" if node.length >= self.limit else None
+
+    def finish(self, nodes: Sequence[Node]) -> None:
+        """Beams have ended: the best W are kept, of equal ones those that were there before."""
+        power = self.beams.length_penalty
+        self.finished += [Finished(n, n.score / n.length**power, self.ended(n) or "length") for n in nodes]
+        self.finished.sort(key=lambda f: -f.score)
+        del self.finished[self.beams.width :]

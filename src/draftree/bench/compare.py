@@ -1,0 +1,183 @@
+"""Equal token ids and near-ties."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from ..config import SamplingParams
+from ..models.base import LanguageModel
+from ..models.cpu.quantization import DEFAULT_NUMERICS, STOCK
+from ..models.huggingface import HFModel
+from ..sampling import Draws, gumbel_noise, warp
+from ..verify.schemes import find_scheme
+from .contestants import PLAIN, Entry
+from .results import Record
+from .run import encode_turns
+from .suites import Item
+from .summary import BEAMS, DIFFERENT, EQUAL, LOSSY, NEAR_TIE, OTHER_DRAW, OTHER_NUMERICS
+
+Key = tuple[str, int, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Parting:
+    """Where an answer parts from plain decoding's.
+
+    Attributes:
+        prompt, repeat, method: whose answer.
+        turn: of the conversation.
+        index: of the first token that differs.
+        gap: by how much the target prefers one of the two there, in logits; None: one is a beginning of the other.
+        verdict: as in ``bench.summary``.
+    """
+
+    prompt: str
+    repeat: int
+    method: str
+    turn: int
+    index: int
+    gap: float | None
+    verdict: str
+
+    @property
+    def key(self) -> Key:
+        """Of the record."""
+        return self.prompt, self.repeat, self.method
+
+
+def compare(
+    records: Sequence[Record],
+    entries: Sequence[Entry],
+    items: Sequence[Item],
+    known: Sequence[Parting],
+    target: Callable[[], HFModel],
+) -> tuple[dict[Key, str], list[Parting]]:
+    """Verdicts of all records that have a plain one to compare with, and where answers part.
+
+    Args:
+        records: of a run.
+        entries: what took part.
+        items: its prompts.
+        known: found earlier; they are not asked about again.
+        target: gives the target; called only when it has to be asked.
+    """
+    by_label, by_id = {e.label: e for e in entries}, {i.id: i for i in items}
+    base = plain_labels(entries)
+    plain = {(r.prompt, r.repeat, r.temperature): r for r in records if r.method == base.get(r.temperature)}
+    before = {p.key: p for p in known}
+    verdicts: dict[Key, str] = {}
+    partings: list[Parting] = []
+    for record in records:
+        other = plain.get((record.prompt, record.repeat, record.temperature))
+        if other is None:
+            continue
+        turn = _first_turn(record, other)
+        if turn is not None:
+            found = before.get(record.key)
+            if found is None:
+                asked = target()
+                found = _part(record, other, turn, by_label[record.method], by_id[record.prompt], asked)
+            partings.append(found)
+            verdicts[record.key] = found.verdict
+        else:
+            verdicts[record.key] = EQUAL
+    return verdicts, partings
+
+
+def plain_labels(entries: Sequence[Entry]) -> dict[float, str]:
+    """Temperature -> label of plain decoding at it."""
+    return {e.temperature: e.label for e in entries if e.method == PLAIN}
+
+
+def partings_of(values: Sequence[Mapping[str, Any]]) -> list[Parting]:
+    """What ``as_json`` wrote."""
+    return [Parting(**value) for value in values]
+
+
+def as_json(partings: Sequence[Parting]) -> list[dict[str, Any]]:
+    """One object for each."""
+    return [asdict(p) for p in partings]
+
+
+def _first_turn(record: Record, other: Record) -> int | None:
+    pairs = zip(record.ids, other.ids, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), None)
+
+
+def _part(record: Record, other: Record, turn: int, entry: Entry, item: Item, target: HFModel) -> Parting:
+    said = [x for i in range(turn) for x in (item.turns[i], other.turns[i].text)]
+    prompt = encode_turns(target, [*said, item.turns[turn]])
+    params = SamplingParams(temperature=record.temperature, seed=record.seed)
+    one, two = other.turns[turn].ids, record.turns[turn].ids
+    found = first_difference(target, prompt, one, two, params, record.seed)
+    if found is None:
+        raise ValueError(f"turn {turn} of prompt {record.prompt} does not differ")
+    if entry.beams is not None:
+        verdict = BEAMS
+    elif find_scheme(entry.verify).lossy:
+        verdict = LOSSY
+    elif not entry.draws_as_plain:
+        verdict = OTHER_DRAW
+    elif found.near_tie:
+        verdict = NEAR_TIE
+    else:
+        cheaper = target.capabilities.numerics not in (STOCK, DEFAULT_NUMERICS)
+        verdict = OTHER_NUMERICS if entry.is_peer and cheaper else DIFFERENT
+    gap = found.gap if found.gap != float("inf") else None
+    return Parting(record.prompt, record.repeat, record.method, turn, found.index, gap, verdict)
+
+
+LARGEST_GAP = 1e-3
+"""Largest gap, in logits, that the rounding of differently shaped passes can explain in float32."""
+NEAR_TIES = {"int8": 0.05}
+"""The same for numerics where it is another: in int8 rounding moves the second digit of an activation now and then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Where two decodings part.
+
+    Attributes:
+        index: of the first generated token that differs.
+        gap: by how much the target prefers one of the two tokens there, in (warped, noisy) logits; infinite when
+            one decoding is a beginning of the other.
+        tie: largest gap that rounding explains.
+    """
+
+    index: int
+    gap: float
+    tie: float = LARGEST_GAP
+
+    @property
+    def near_tie(self) -> bool:
+        return self.gap <= self.tie
+
+
+@torch.inference_mode()
+def first_difference(
+    target: LanguageModel,
+    prompt_ids: Sequence[int],
+    one: Sequence[int],
+    other: Sequence[int],
+    params: SamplingParams,
+    seed: int = 0,
+) -> Difference | None:
+    """The first difference between two decodings of one prompt under one seed; None when they are equal."""
+    shared = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    if shared == len(one) == len(other):
+        return None
+    if shared in (len(one), len(other)):
+        return Difference(shared, float("inf"))
+    ids = [*prompt_ids, *one[:shared]]
+    row = target.open(ids)
+    draws = Draws([params], [seed], [ids])
+    logits = draws.process(row.logits[None].float(), torch.empty((1, 0), dtype=torch.int64, device=row.logits.device))
+    target.close(row)
+    if params.temperature > 0:
+        logits = warp(logits, params) + gumbel_noise([seed], [len(ids)], logits.shape[-1], logits.device)
+    gap = float((logits[0, one[shared]] - logits[0, other[shared]]).abs())
+    return Difference(shared, gap, NEAR_TIES.get(target.capabilities.numerics, LARGEST_GAP))

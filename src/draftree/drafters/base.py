@@ -1,0 +1,170 @@
+"""The seam between the engine and whatever proposes trees; drafters that grow trees from a token source."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from ..config import Budget
+from ..models.base import LanguageModel
+from ..outcome import Outcome
+from ..policies.base import GrowthPolicy
+from ..request import Request
+from ..tree import DraftTree
+from .distributions import Drawing
+from .grow import grow
+from .source import Source
+
+if TYPE_CHECKING:
+    from ..policies.base import GrowthPolicy
+
+
+class Drafter(Protocol):
+    """Proposes a draft tree for each request and keeps whatever state that takes.
+
+    Attributes:
+        name: what people call it: the name that ``load_drafter`` made it by.
+        passes: drafter model passes so far; each brings its candidates to the host in one transfer, and its drawn
+            children in another.
+        policy: what shapes its trees; None: it drafts nothing.
+        successors: how many of the target's most probable tokens after each verified node it wants to be told; 0: none.
+        learns: what it says depends on other requests, so that drawn children would not repeat under the same seed.
+        host: the target whose rows it drafts on; None: it needs none.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def passes(self) -> int: ...
+
+    @property
+    def policy(self) -> GrowthPolicy | None: ...
+
+    @property
+    def successors(self) -> int: ...
+
+    @property
+    def learns(self) -> bool: ...
+
+    @property
+    def host(self) -> LanguageModel | None: ...
+
+    def prepare(self, target: LanguageModel) -> None:
+        """It will draft for ``target``: called once, before anything else."""
+
+    def open(self, request: Request) -> None:
+        """A request begins: its prompt is in ``request.ids``."""
+
+    def propose(
+        self, requests: Sequence[Request], budgets: Sequence[Budget], drawing: Drawing = Drawing.COUPLED
+    ) -> list[DraftTree]:
+        """One tree for each request, rooted at its last token and within its budget.
+
+        ``drawing`` says how children come out of the draft law; a request at temperature 0 gets the most probable.
+        """
+
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
+        """What became of the proposed trees; ``request.ids`` already ends with the tokens gained."""
+
+    def close(self, request: Request) -> None:
+        """A request has ended."""
+
+
+class NoDrafter:
+    """Drafts nothing: the engine decodes plainly (AR)."""
+
+    name = "none"
+    passes = 0
+    successors = 0
+    learns = False
+    policy: GrowthPolicy | None = None
+    host: LanguageModel | None = None
+
+    def prepare(self, target: LanguageModel) -> None: ...
+
+    def open(self, request: Request) -> None: ...
+
+    def propose(
+        self, requests: Sequence[Request], budgets: Sequence[Budget], drawing: Drawing = Drawing.COUPLED
+    ) -> list[DraftTree]:
+        """Empty trees."""
+        return [DraftTree.empty() for _ in requests]
+
+    def observe(self, outcomes: Sequence[Outcome]) -> None: ...
+
+    def close(self, request: Request) -> None: ...
+
+
+@dataclass(slots=True)
+class TreeDrafter:
+    """Grows a tree for each request out of what a source says.
+
+    Attributes:
+        policy: shapes the trees.
+        source: says what may follow.
+        name: see ``Drafter``; by default the source's.
+    """
+
+    policy: GrowthPolicy
+    source: Source
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        self.name = self.name or self.source.name
+
+    @property
+    def passes(self) -> int:
+        """See ``Drafter``."""
+        return self.source.passes
+
+    @property
+    def successors(self) -> int:
+        """See ``Drafter``."""
+        return self.source.successors
+
+    @property
+    def learns(self) -> bool:
+        """See ``Drafter``."""
+        return self.source.learns
+
+    @property
+    def host(self) -> LanguageModel | None:
+        """See ``Drafter``."""
+        return self.source.host
+
+    def prepare(self, target: LanguageModel) -> None:
+        """Tell source and policy."""
+        self.source.prepare(target)
+        self.policy.prepare(target, self.source.parts)
+
+    def open(self, request: Request) -> None:
+        """Tell the source."""
+        self.source.open(request)
+
+    def propose(
+        self, requests: Sequence[Request], budgets: Sequence[Budget], drawing: Drawing = Drawing.COUPLED
+    ) -> list[DraftTree]:
+        """Plan, grow, and let the source know what stays.
+
+        What a source takes that no profile tells is counted here, but for requests whose prompts may be read.
+        """
+        began = time.perf_counter()
+        planned = self.policy.plan(requests, budgets)
+        fitting = [self.source.fit(s, b) for s, b in zip(requests, planned, strict=True)]
+        grown = grow(self.source.begin(requests, drawing), self.policy, fitting, drawing)
+        self.source.settle(requests, grown)
+        if self.source.costly and self.source.model is None and all(s.stats.steps for s in requests):
+            self.source.spent += time.perf_counter() - began
+        return [g.tree for g in grown]
+
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
+        """Tell source and policy, which asks what the source has spent."""
+        self.source.observe(outcomes)
+        self.policy.observe(outcomes)
+
+    def close(self, request: Request) -> None:
+        """Tell the source."""
+        self.source.close(request)

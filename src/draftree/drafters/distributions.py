@@ -1,0 +1,225 @@
+"""Draft distributions: logits to candidates, and how children are drawn from them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from ..outcome import largest
+from ..policies.base import Candidates
+from ..request import Request
+from ..sampling import DRAFT_NOISE, derive_seed, gumbel_noise, gumbel_noise_of, warp_rows
+from ..tree import DraftLaw
+
+
+class Drawing(Enum):
+    """Which k children a node gets from its draft law q."""
+
+    COUPLED = "the k that the target will most probably draw, given the noise that it shares"
+    TOP = "the k most probable"
+    WITHOUT_REPLACEMENT = "k draws without replacement"
+    WITH_REPLACEMENT = "k draws with replacement"
+    TOP_AND_ONE = "the k - 1 most probable, then one draw from the rest of q"
+
+    @property
+    def random(self) -> bool:
+        """Children are drawn."""
+        return self not in (Drawing.COUPLED, Drawing.TOP)
+
+
+class Drawn(NamedTuple):
+    """The children of F nodes.
+
+    Attributes:
+        tokens: [F, K] int64 in draw order; only as many as were asked for mean anything.
+        logprobs: [F, K] float32, what the drafter gives each of them (nats).
+        laws: [F] what they were drawn from; None where nothing was drawn.
+    """
+
+    tokens: Tensor
+    logprobs: Tensor
+    laws: Sequence[DraftLaw | None]
+
+
+class Key(NamedTuple):
+    """What the noise of a node's children depends on.
+
+    Attributes:
+        seed: the request's.
+        position: of the step's root: no two steps share it.
+        node: number in the step's tree while it grows, ROOT for the root.
+    """
+
+    seed: int
+    position: int
+    node: int
+
+
+def draw(logits: Tensor, counts: Sequence[int], keys: Sequence[Key], drawing: Drawing) -> Tensor:
+    """Draw children by the Gumbel-max trick.
+
+    The k largest of logits + Gumbel noise, in order, are k draws without replacement (Yellott 1977; Kool et al., ICML
+    2019, "Stochastic Beams and Where to Find Them"); with replacement every draw has noise of its own.
+
+    Args:
+        logits: [F, V] of the draft laws.
+        counts: [F] children of each node, at most as many as have positive probability.
+        keys: [F].
+        drawing: how.
+
+    Returns:
+        [F, max(counts)] int64 columns of ``logits`` in draw order; those beyond a node's count mean nothing.
+    """
+    width = max(counts)
+    if not drawing.random:
+        return logits.topk(width).indices
+    if drawing is Drawing.WITHOUT_REPLACEMENT:
+        return (logits + _noise(keys, [0] * len(keys), logits)).topk(width).indices
+    if drawing is Drawing.TOP_AND_ONE:
+        columns = logits.topk(width).indices
+        last = torch.tensor(counts).to(logits.device, non_blocking=True)[:, None] - 1
+        ranks = torch.arange(width, device=logits.device)
+        top = torch.zeros_like(logits, dtype=torch.bool).scatter_(1, columns, ranks < last)
+        one = (logits.masked_fill(top, float("-inf")) + _noise(keys, [0] * len(keys), logits)).argmax(-1, keepdim=True)
+        return torch.where(ranks < last, columns, one)
+    pairs = [(f, i) for f, count in enumerate(counts) for i in range(count)]
+    nodes, draws = torch.tensor(pairs).T.to(logits.device, non_blocking=True)
+    noise = _noise([keys[f] for f, _ in pairs], [i for _, i in pairs], logits)
+    columns = torch.zeros((len(counts), width), dtype=torch.int64, device=logits.device)
+    columns[nodes, draws] = (logits[nodes] + noise).argmax(-1)
+    return columns
+
+
+def _noise(keys: Sequence[Key], draws: Sequence[int], logits: Tensor) -> Tensor:
+    """[R, V] for each key and draw index."""
+    seeds = [derive_seed(key.seed, DRAFT_NOISE, key.node, i) for key, i in zip(keys, draws, strict=True)]
+    return gumbel_noise(seeds, [key.position for key in keys], logits.shape[-1], logits.device)
+
+
+_FLOOR = torch.finfo(torch.float32).min
+_CHUNK = 8
+"""Nodes whose laws are computed at once: bounds what is allocated beyond the logits."""
+
+
+class Laws:
+    """The laws of the nodes of one proposal; those asked about last can have children drawn."""
+
+    def __init__(self, drawing: Drawing) -> None:
+        self._drawing = drawing
+        self._asked: list[tuple[Request, int]] = []
+        self._laws = torch.zeros(0)
+        self._tokens: list[Tensor] = []  # for each node asked about, the ids of its law's entries
+
+    @torch.inference_mode()
+    def candidates(
+        self,
+        asked: list[tuple[Request, int]],
+        logits: Tensor,
+        batch: Tensor,
+        column: Tensor,
+        width: int,
+        tokens: Sequence[Tensor] | None = None,
+        *,
+        depths: Sequence[int],
+    ) -> Candidates:
+        """The most probable tokens after F nodes, in one transfer to the host.
+
+        Args:
+            asked: [F] the nodes, by request and number.
+            logits: [B, n, K] on the model's device.
+            batch, column: [F] where each node's are.
+            width: most candidates of a node.
+            depths: [F] of the nodes, 0 for a root.
+            tokens: for each of the B [K] or less, the ids of the entries; those beyond are -inf. None: 0 to K - 1.
+        """
+        self._asked, parts, laws = asked, [], []
+        rows = batch.tolist() if tokens and self._drawing.random else []
+        self._tokens = [tokens[b] for b in rows] if tokens else []
+        params = [request.params for request, _ in asked]
+        whole = logits.shape[0] == 1 and logits.shape[1] == len(asked)  # a pass of one request: nothing to pick out
+        if not whole:
+            batch, column = torch.stack([batch, column]).to(logits.device, non_blocking=True)
+        names = [pad(t, (0, logits.shape[-1] - t.shape[0])) for t in tokens] if tokens else []
+        named = names[0] if whole and names else torch.stack(names) if names else None
+        coupled = self._drawing is Drawing.COUPLED and any(p.temperature for p in params)
+        noise, heard = self._noise(asked, depths, logits, batch, named) if coupled else (logits, [])
+        for at in range(0, batch.shape[0], _CHUNK):
+            chunk = slice(at, at + _CHUNK)
+            law = warp_rows((logits[0, chunk] if whole else logits[batch[chunk], column[chunk]]).float(), params[chunk])
+            if coupled:
+                random = [f for f, p in enumerate(params[chunk]) if p.temperature]
+                scale = torch.tensor([params[at + f].temperature for f in random])[:, None].to(law.device)
+                own = [heard[at + f] for f in random]
+                some = noise if own == list(range(len(noise))) else noise[own]
+                if len(random) == len(law):
+                    law.add_(some).mul_(scale)
+                else:
+                    law[random] = (law[random] + some) * scale
+            elif self._drawing.random:
+                law = law.log_softmax(-1)
+                laws.append(law.clone())
+            where = largest(law, min(width, law.shape[-1]))
+            best, p = law.gather(1, where), law.softmax(-1)
+            # log sum exp x = x - log p of any x, the largest for precision; entropy = log sum exp x - sum p x
+            total = best[:, :1] - p.gather(1, where[:, :1]).log_()
+            entropy = total - torch.linalg.vecdot(p, law.clamp_(min=_FLOOR))[:, None]  # 0 log 0 = 0
+            if named is None:
+                ids = where
+            else:
+                ids = named[where] if whole else named[batch[chunk, None], where]
+            parts.append(torch.cat([ids.double(), (best - total).double(), entropy.double()], dim=1))
+        if laws:
+            self._laws = torch.cat(laws)
+        found, logprobs, entropies = torch.cat(parts).cpu().tensor_split([(parts[0].shape[1] - 1) // 2, -1], dim=1)
+        return Candidates(found.long(), logprobs.float(), entropies[:, 0].float())
+
+    def _noise(
+        self,
+        asked: list[tuple[Request, int]],
+        depths: Sequence[int],
+        logits: Tensor,
+        batch: Tensor,
+        named: Tensor | None,
+    ) -> tuple[Tensor, list[int]]:
+        """([S, K] the target's noise at each position that is asked about, [F] which of them a node hears).
+
+        Args:
+            named: [B, K] or [K] int64 ids of the entries; None: entry i is token i.
+        """
+        heard = [(request, depth) for (request, _), depth in zip(asked, depths, strict=True)]
+        first = {place: f for f, place in reversed(list(enumerate(heard)))}
+        seeds, positions = [s.seed for s, _ in first], [len(s.ids) + depth for s, depth in first]
+        if named is None:
+            noise = gumbel_noise(seeds, positions, logits.shape[-1], logits.device)
+        else:
+            ids = named[None] if named.ndim == 1 else named[batch[list(first.values())]]
+            noise = gumbel_noise_of(seeds, positions, ids)
+        number = {place: i for i, place in enumerate(first)}
+        return noise, [number[place] for place in heard]
+
+    @torch.inference_mode()
+    def draw(self, counts: Tensor) -> Drawn:
+        """Draw ``counts`` ([F]) children for the nodes that were asked about last; one transfer to the host."""
+        asked = counts.tolist()
+        columns = torch.zeros((len(asked), max(asked)), dtype=torch.int64, device=self._laws.device)
+        laws: list[DraftLaw | None] = [None] * len(asked)
+        random = [f for f, (request, _) in enumerate(self._asked) if request.params.temperature and asked[f]]
+        greedy = [f for f, (request, _) in enumerate(self._asked) if not request.params.temperature and asked[f]]
+        for group, drawing in ((random, self._drawing), (greedy, Drawing.TOP)):
+            if group:
+                keys = [Key(s.seed, len(s.ids), node) for s, node in (self._asked[f] for f in group)]
+                drawn = draw(self._laws[group], [asked[f] for f in group], keys, drawing)
+                columns[group, : drawn.shape[1]] = drawn
+        tokens = columns.clone()
+        for f, ids in enumerate(self._tokens):
+            tokens[f] = ids[columns[f].clamp(max=len(ids) - 1)]  # past a node's count a column may have no token
+        for f in random:
+            own = self._tokens[f] if self._tokens else None
+            laws[f] = DraftLaw(self._laws[f] if own is None else self._laws[f, : len(own)], own)
+        found = torch.stack([tokens.double(), self._laws.gather(1, columns).double()]).cpu()
+        return Drawn(found[0].long(), found[1].float(), laws)

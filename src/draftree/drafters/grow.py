@@ -1,0 +1,181 @@
+"""The one growth loop: layer by layer, a scorer says what may follow and a policy says what does, within a budget.
+
+Everything is flat over all requests (no padding) and on the host; the scorer alone touches a model. The last layer is
+never scored: a leaf costs no draft pass.
+
+Where children are drawn at random (``Drawing``), the policy and the budget first settle how many each node of the
+frontier gets, knowing the draft law's most probable tokens and what was drawn in the layers above; only then does the
+scorer draw them. So no choice depends on a drawn sibling, which is what the schemes that verify such trees stand on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..config import Budget
+from ..errors import ConfigError
+from ..policies.base import Frontier, Growth, GrowthPolicy, Pool, best_per_row, count_within
+from ..tree import ROOT, DraftLaw, DraftTree
+from .distributions import Drawing
+from .source import Grown, Scorer
+
+_NOTHING = Grown(DraftTree.empty(), torch.zeros(0, dtype=torch.int64))
+
+
+class _Layer(NamedTuple):
+    chosen: Tensor  # which candidates of the frontier, flat over parents and ranks
+    rows: Tensor
+    nodes: Tensor
+    tokens: Tensor
+    parents: Tensor
+    path_logprobs: Tensor
+    entropies: Tensor
+    extend: Tensor
+    tags: Tensor
+    origins: Tensor | None
+    counts: Tensor
+
+
+def grow(
+    scorer: Scorer, policy: GrowthPolicy, budgets: Sequence[Budget], drawing: Drawing = Drawing.COUPLED
+) -> list[Grown]:
+    """Grow one tree a request, each within its budget.
+
+    Raises:
+        ConfigError: the policy kept more than the budget, or children to be drawn other than by their number.
+    """
+    active = [b for b, budget in enumerate(budgets) if budget.nodes and budget.depth != 0]
+    if not active:
+        return [_NOTHING for _ in budgets]
+    nodes = [budget.nodes for budget in budgets]
+    limits = torch.tensor(
+        [n if budget.depth is None else budget.depth for n, budget in zip(nodes, budgets, strict=True)]
+    )
+    room = torch.tensor([policy.pool(n) for n in nodes])
+    width = policy.width_for(max(nodes))
+    size = torch.zeros(len(budgets), dtype=torch.int64)
+    roots, none = torch.tensor(active), torch.zeros(len(active))
+    frontier = Frontier(
+        depth=0,
+        rows=roots,
+        nodes=torch.full_like(roots, ROOT),
+        path_logprobs=none,
+        tags=torch.zeros_like(roots),
+        candidates=scorer.score_roots(active, width),
+        budgets=torch.tensor(nodes),
+        limits=limits,
+        pool=Pool(roots[:0], none[:0], none[:0]),
+    )
+    layers: list[_Layer] = []
+    laws: list[dict[int, DraftLaw]] = [{} for _ in budgets]
+    while True:
+        growth = policy.grow(frontier)
+        if not layers and not bool(growth.keep.any()):
+            return [_NOTHING for _ in budgets]
+        layer = _next_layer(frontier, growth, room - size, size)
+        if not layers and not len(layer.rows):
+            return [_NOTHING for _ in budgets]
+        if drawing.random:
+            layer = _drawn(layer, frontier, scorer, laws)
+        layers.append(layer)
+        size = size + layer.counts
+        depth = frontier.depth + 1
+        more = (layer.extend & ((limits > depth) & (room > size)).take(layer.rows)).nonzero()[:, 0]
+        if not len(more):
+            return _finish(layers, laws, policy, budgets)
+        columns = (layer.rows, layer.nodes, layer.parents, layer.tokens, layer.path_logprobs, layer.tags)
+        rows, numbers, parents, tokens, paths, tags = (x.take(more) for x in columns)
+        frontier = Frontier(
+            depth=depth,
+            rows=rows,
+            nodes=numbers,
+            path_logprobs=paths,
+            tags=tags,
+            candidates=scorer.score(rows, numbers, parents, tokens, width),
+            budgets=frontier.budgets,
+            limits=limits,
+            pool=frontier.pool.plus(layer.rows, layer.path_logprobs, layer.tags),
+            above=(frontier, layer.chosen.take(more) // frontier.candidates.tokens.shape[1]),
+        )
+
+
+def _next_layer(frontier: Frontier, growth: Growth, room: Tensor, size: Tensor) -> _Layer:
+    """Turn a policy's choice into nodes, numbered on from ``size`` in each request."""
+    found = frontier.candidates
+    scores = frontier.scores
+    chosen = (growth.keep & (scores > float("-inf"))).flatten().nonzero()[:, 0]  # flat over parents and ranks
+    path_logprobs = scores.take(chosen)
+    parent = chosen // scores.shape[1]
+    rows = frontier.rows.take(parent)
+    counts = torch.bincount(rows, minlength=room.shape[0])
+    if bool((counts > room).any()):
+        stay = best_per_row(path_logprobs, rows, room)
+        chosen, parent, path_logprobs, rows = chosen[stay], parent[stay], path_logprobs[stay], rows[stay]
+        counts = counts.minimum(room)
+    return _Layer(
+        chosen=chosen,
+        rows=rows,
+        nodes=size.take(rows) + count_within(rows, counts),
+        tokens=found.tokens.take(chosen),
+        parents=frontier.nodes.take(parent),
+        path_logprobs=path_logprobs,
+        entropies=found.entropies.take(parent),
+        extend=growth.extend.take(chosen),
+        tags=torch.zeros_like(rows) if growth.tags is None else growth.tags.take(chosen),
+        origins=None if found.origins is None else found.origins.take(chosen),
+        counts=counts,
+    )
+
+
+def _drawn(layer: _Layer, frontier: Frontier, scorer: Scorer, laws: list[dict[int, DraftLaw]]) -> _Layer:
+    """The layer with drawn children in place of the most probable ones: as many for each node; their laws are noted."""
+    if not len(layer.chosen):
+        return layer
+    width = frontier.candidates.tokens.shape[1]
+    parents, ranks = layer.chosen // width, layer.chosen % width
+    counts = torch.bincount(parents, minlength=len(frontier.rows))
+    if not torch.equal(ranks, count_within(parents, counts)):
+        raise ConfigError("the policy passes over probable candidates: where children are drawn, keep the first ones")
+    drawn = scorer.draw(counts)
+    for row, node, law in zip(frontier.rows.tolist(), frontier.nodes.tolist(), drawn.laws, strict=True):
+        if law is not None:
+            laws[row][node] = law
+    paths = frontier.path_logprobs.take(parents) + drawn.logprobs[parents, ranks]
+    return layer._replace(tokens=drawn.tokens[parents, ranks], path_logprobs=paths)
+
+
+def _finish(
+    layers: list[_Layer], laws: list[dict[int, DraftLaw]], policy: GrowthPolicy, budgets: Sequence[Budget]
+) -> list[Grown]:
+    rows, tokens, parents = (torch.cat([getattr(x, n) for x in layers]) for n in ("rows", "tokens", "parents"))
+    paths, entropies, tags = (
+        torch.cat([getattr(x, n) for x in layers]) for n in ("path_logprobs", "entropies", "tags")
+    )
+    parts = [x.origins for x in layers if x.origins is not None]
+    origins = torch.cat(parts) if parts else None
+    depths = torch.cat([torch.full_like(x.rows, d) for d, x in enumerate(layers, start=1)])
+    own: list[Tensor | slice] = [rows == b for b in range(len(budgets))] if len(budgets) > 1 else [slice(None)]
+    pools = [
+        DraftTree(tokens[m], parents[m], depths[m], paths[m], entropies[m], drawn_from, _at(origins, m))
+        for m, drawn_from in zip(own, laws, strict=True)
+    ]
+    grown = []
+    kept = policy.prune(pools, [tags[m] for m in own], budgets)
+    for pool, keep, budget in zip(pools, kept, budgets, strict=True):
+        if keep is None:
+            grown.append(Grown(pool, torch.arange(len(pool))))
+        elif not bool(keep.any()):
+            grown.append(_NOTHING)
+        else:
+            grown.append(Grown(pool.subset(keep), keep.nonzero()[:, 0]))
+        if len(grown[-1].tree) > budget.nodes:
+            raise ConfigError(f"the policy kept {len(grown[-1].tree)} nodes of {budget.nodes}: prune to the budget")
+    return grown
+
+
+def _at(column: Tensor | None, own: Tensor | slice) -> Tensor | None:
+    return None if column is None else column[own]

@@ -1,0 +1,165 @@
+"""Lookup: continuations of earlier occurrences in the prompt and the output; no model.
+
+An n-gram index predicts the next token by counts, blended over match lengths as in prediction by partial matching
+(escape method C: a context seen C times with U different successors gives each successor count / (C + U) and passes
+U / (C + U) on to the next shorter context). So a longer or more frequent match is a surer one, and entropies mean what
+they mean for a model: every growth policy works unchanged. What the shortest context passes on counts as one outcome.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ..errors import ConfigError
+from ..policies.base import Candidates
+from ..request import Request
+from ..tree import ROOT, DraftLaw
+from .distributions import Drawing, Drawn, Key, draw
+from .source import Scorer, Source
+
+Tail = tuple[int, ...]
+
+
+class NgramIndex:
+    """Which tokens have followed each n-gram, ``shortest <= n <= longest``, in a text that only grows."""
+
+    def __init__(self, shortest: int, longest: int) -> None:
+        self._lengths = range(longest, shortest - 1, -1)
+        self._successors: dict[Tail, dict[int, int]] = {}
+        self._text: list[int] = []
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Append tokens to the text."""
+        for token in tokens:
+            for n in self._lengths:
+                if n <= len(self._text):
+                    counts = self._successors.setdefault(tuple(self._text[-n:]), {})
+                    counts[token] = counts.pop(token, 0) + 1  # the latest successor comes last
+            self._text.append(token)
+
+    def __len__(self) -> int:
+        return len(self._text)
+
+    @property
+    def tail(self) -> Tail:
+        """The last ``longest`` tokens."""
+        return tuple(self._text[-self._lengths.start :])
+
+    def predict(self, tail: Tail, width: int) -> tuple[list[int], list[float], float]:
+        """The ``width`` most probable next tokens, their probabilities, and the entropy in nats of the blend.
+
+        Equal probabilities: the most recent successor first.
+        """
+        law: dict[int, float] = {}
+        left = 1.0
+        for n in self._lengths:
+            counts = self._successors.get(tail[-n:]) if n <= len(tail) else None
+            if counts:
+                total = sum(counts.values()) + len(counts)
+                for token in reversed(counts):
+                    law[token] = law.get(token, 0.0) + left * counts[token] / total
+                left *= len(counts) / total
+        entropy = -sum(p * math.log(p) for p in law.values()) - (left * math.log(left) if law else 0.0)
+        best = sorted(law, key=law.__getitem__, reverse=True)[:width]
+        return best, [law[t] for t in best], entropy
+
+
+@dataclass(slots=True)
+class LookupSource(Source):
+    """Says what followed the n-gram matches in each request's own prompt and output.
+
+    Attributes:
+        shortest, longest: match lengths in tokens.
+
+    Raises:
+        ConfigError: lengths out of range.
+    """
+
+    shortest: int = 2
+    longest: int = 6
+    _indexes: dict[Request, NgramIndex] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.shortest <= self.longest:
+            raise ConfigError(
+                f"lookup match lengths are {self.shortest} to {self.longest}: use 1 <= shortest <= longest"
+            )
+
+    @property
+    def name(self) -> str:
+        """See ``Source``."""
+        return "lookup"
+
+    def open(self, request: Request) -> None:
+        """Index the prompt."""
+        self._indexes[request] = index = NgramIndex(self.shortest, self.longest)
+        index.extend(request.ids)
+
+    def begin(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
+        """Index the new tokens."""
+        indexes = [self._indexes[r] for r in requests]
+        for index, request in zip(indexes, requests, strict=True):
+            index.extend(request.ids[len(index) :])
+        return _LookupScorer(indexes, requests, drawing)
+
+    def close(self, request: Request) -> None:
+        """Forget a request's index."""
+        self._indexes.pop(request, None)
+
+
+class _LookupScorer:
+    """Scores nodes of the trees under construction by the last tokens on their paths."""
+
+    def __init__(self, indexes: Sequence[NgramIndex], requests: Sequence[Request], drawing: Drawing) -> None:
+        self._indexes = indexes
+        self._requests = requests
+        self._drawing = drawing
+        self._tails: dict[tuple[int, int], Tail] = {}
+        self._asked: list[tuple[int, int, Tail]] = []
+
+    def score_roots(self, rows: Sequence[int], width: int) -> Candidates:
+        """See ``Scorer``."""
+        return self._predict([(b, ROOT, self._indexes[b].tail) for b in rows], width)
+
+    def score(self, rows: Tensor, nodes: Tensor, parents: Tensor, tokens: Tensor, width: int) -> Candidates:
+        """See ``Scorer``."""
+        asked = []
+        for b, node, parent, token in torch.stack([rows, nodes, parents, tokens], 1).tolist():
+            above = self._tails.get((b, parent)) or self._indexes[b].tail
+            self._tails[b, node] = (*above, token)
+            asked.append((b, node, self._tails[b, node]))
+        return self._predict(asked, width)
+
+    def draw(self, counts: Tensor) -> Drawn:
+        """Draw from the blend, normalised over the tokens that it knows; see ``Scorer``."""
+        width = int(counts.max())
+        tokens, logprobs = torch.zeros((len(counts), width), dtype=torch.int64), torch.zeros((len(counts), width))
+        laws: list[DraftLaw | None] = []
+        for f, (count, (b, node, tail)) in enumerate(zip(counts.tolist(), self._asked, strict=True)):
+            request = self._requests[b]
+            drawing = self._drawing if request.params.temperature else Drawing.TOP
+            laws.append(None)
+            if count:
+                known, law, _ = self._indexes[b].predict(tail, len(self._indexes[b]))
+                blend = DraftLaw(torch.tensor(law).log(), torch.tensor(known))
+                key = Key(request.seed, len(request.ids), node)
+                columns = draw(blend.logits[None], [count], [key], drawing)[0]
+                tokens[f, :count], logprobs[f, :count] = torch.tensor(known)[columns], blend.logits[columns]
+                laws[f] = blend if drawing.random else None
+        return Drawn(tokens, logprobs, laws)
+
+    def _predict(self, asked: list[tuple[int, int, Tail]], width: int) -> Candidates:
+        self._asked = asked
+        tokens, probabilities, entropies = [], [], []
+        for b, _, tail in asked:
+            best, law, entropy = self._indexes[b].predict(tail, width)
+            none = width - len(best)
+            tokens.append(best + [-1] * none)
+            probabilities.append(law + [0.0] * none)
+            entropies.append(entropy)
+        return Candidates(torch.tensor(tokens), torch.tensor(probabilities).log(), torch.tensor(entropies))

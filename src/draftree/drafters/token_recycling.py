@@ -1,0 +1,296 @@
+"""What ``recycle`` has learned as a file: safetensors, with the vocabulary that it is about."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import warnings
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from ..artifacts import write_whole
+from ..errors import ConfigError, DraftreeWarning, RunError
+from ..models.base import LanguageModel
+from ..outcome import Outcome, Successors
+from ..policies.base import Candidates
+from ..request import Request
+from ..tree import ROOT
+from .distributions import Drawing, Drawn
+from .source import Scorer, Source
+
+FORMAT = "draftree recycled successors"
+VERSION = "1"
+_WAY_OUT = "give a file that --recycle-file wrote with this target, or a new name"
+
+
+class Entries(NamedTuple):
+    """Contexts and their successors.
+
+    Attributes:
+        contexts: [R, 2] int64, the token before the last, -1 for whatever, and the last token.
+        successors: [R, k] int32.
+        probabilities: [R, k] float32, descending; 0 where there is none.
+    """
+
+    contexts: Tensor
+    successors: Tensor
+    probabilities: Tensor
+
+    def fit(self, vocab: int) -> bool:
+        """They can be of a vocabulary of this size."""
+        kinds = (self.contexts.dtype, self.successors.dtype, self.probabilities.dtype)
+        if kinds != (torch.int64, torch.int32, torch.float32) or self.contexts.dim() != 2:
+            return False
+        count, width = self.successors.shape if self.successors.dim() == 2 else (-1, 0)
+        if not width or self.contexts.shape != (count, 2) or self.probabilities.shape != (count, width):
+            return False
+        before, last = self.contexts.T
+        ids = torch.cat([before + (before == -1).long(), last, self.successors.flatten().long()])
+        inside = bool(((self.probabilities >= 0) & (self.probabilities <= 1.001)).all())
+        ranked = inside and bool((self.probabilities[:, 1:] <= self.probabilities[:, :-1]).all())
+        return ranked and bool(((ids >= 0) & (ids < vocab)).all())
+
+
+def vocabulary_of(target: LanguageModel) -> str:
+    """What tells vocabularies apart: a digest of all tokens, or their number where there is no tokenizer."""
+    tokenizer = getattr(target, "tokenizer", None)
+    if tokenizer is None:
+        return f"{target.capabilities.vocab_size} tokens"
+    pairs = sorted(tokenizer.get_vocab().items(), key=lambda pair: (pair[1], pair[0]))
+    return hashlib.sha256(json.dumps(pairs).encode()).hexdigest()
+
+
+def write_entries(path: Path, entries: Entries, vocabulary: str) -> None:
+    """Write the file, whole or not at all.
+
+    Raises:
+        RunError: it cannot be written.
+    """
+    about = {"format": FORMAT, "version": VERSION, "vocabulary": vocabulary}
+    write_whole(path, save({name: x.contiguous() for name, x in entries._asdict().items()}, metadata=about))
+
+
+def read_entries(path: Path, vocab: int, vocabulary: str) -> Entries | None:
+    """What the file has; None where there is no file but could be one.
+
+    Raises:
+        ConfigError: it cannot be read, is no such file, or is of another vocabulary; or its folder is not there.
+    """
+    if not path.exists() and path.parent.is_dir():
+        return None
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = file.metadata() or {}
+            if about.get("format") != FORMAT or about.get("version") != VERSION:
+                raise ConfigError(f"{path} is no file of recycled successors of version {VERSION}: {_WAY_OUT}")
+            if about.get("vocabulary") != vocabulary:
+                raise ConfigError(f"recycle file {path} is of a model with another vocabulary: {_WAY_OUT}")
+            entries = Entries(*(file.get_tensor(name) for name in Entries._fields))
+    except OSError as error:
+        raise ConfigError(f"cannot read recycle file {path}: {error.strerror or error}: {_WAY_OUT}") from None
+    except SafetensorError as error:
+        raise ConfigError(f"recycle file {path} is corrupt ({error}): {_WAY_OUT}") from None
+    if not entries.fit(vocab):
+        raise ConfigError(f"recycle file {path} is corrupt (its numbers make no table): {_WAY_OUT}")
+    return entries
+
+
+WIDTH = 8
+"""Successors of a context that are kept, as many as in the paper."""
+CAPACITY = 1 << 16
+"""Contexts that are kept, those that were seen last: 4.2 MB, and the index of their names."""
+_SURE, _FAIR = 0.75, 0.55
+"""How far the successors of the last two tokens are believed, and those of the last one where the two are not known."""
+
+Context = tuple[int, int]
+"""The token before the last, ANY for whatever, and the last token."""
+ANY = -1
+
+
+class SuccessorTable:
+    """The last successors seen of every context, in numpy; little is asked for at a time, which lists handle faster.
+
+    Args:
+        width: successors of each.
+        capacity: most contexts.
+    """
+
+    def __init__(self, width: int, capacity: int = CAPACITY) -> None:
+        self._tokens = np.zeros((capacity, width), dtype=np.int32)
+        self._probabilities = np.zeros((capacity, width), dtype=np.float32)
+        self._rows: OrderedDict[Context, int] = OrderedDict()  # a dict would search its front for what it has lost
+
+    def put(self, contexts: Sequence[Context], found: Successors) -> None:
+        """Successors found after ``contexts`` ([R]); of one that is there twice, the last ones stay."""
+        last = {context: i for i, context in enumerate(contexts)}
+        at, rows = [self._row(context) for context in last], list(last.values())
+        width = min(found.tokens.shape[1], self._tokens.shape[1])
+        self._tokens[at, :width] = found.tokens.numpy()[rows, :width]
+        self._probabilities[at, :width] = np.exp(found.logprobs.numpy()[rows, :width])
+
+    def _row(self, context: Context) -> int:
+        """A context's row, the oldest one's for a new context when all are taken."""
+        row = self._rows.pop(context, None)
+        if row is None:
+            row = len(self._rows)
+            if row == len(self._tokens):
+                _, row = self._rows.popitem(last=False)
+        self._rows[context] = row
+        return row
+
+    def after(self, contexts: Sequence[Context], width: int) -> Candidates:
+        """The law after [F] contexts, blended of the last two tokens' and the last one's; the rest is one outcome."""
+        width = min(width, 2 * self._tokens.shape[1])
+        tokens, logprobs, entropies = [], [], []
+        for context in contexts:
+            law = self._law(context)
+            best, none = sorted(law, key=law.__getitem__, reverse=True)[:width], max(0, width - len(law))
+            tokens.append(best + [0] * none)
+            logprobs.append([math.log(law[token]) for token in best] + [-math.inf] * none)
+            rest = 1 - sum(law.values())
+            left = rest * math.log(rest) if 0 < rest < 1 else 0.0
+            entropies.append(-sum(p * math.log(p) for p in law.values()) - left)
+        return Candidates(torch.tensor(tokens), torch.tensor(logprobs), torch.tensor(entropies))
+
+    def _law(self, context: Context) -> dict[int, float]:
+        """Probabilities of all that is known to follow, the surer source's first."""
+        before, token = context
+        pair, one = None if before == ANY else self._rows.get(context), self._rows.get((ANY, token))
+        law: dict[int, float] = {}
+        for row, weight in ((pair, _SURE), (one, _FAIR if pair is None else (1 - _SURE) * _FAIR)):
+            if row is not None:
+                for said, p in zip(self._tokens[row].tolist(), self._probabilities[row].tolist(), strict=True):
+                    if p:
+                        law[said] = law.get(said, 0.0) + weight * p
+        return law
+
+    @property
+    def entries(self) -> Entries:
+        """All that is known, the oldest first."""
+        at = np.array(list(self._rows.values()), dtype=np.int64)
+        contexts = torch.tensor(list(self._rows), dtype=torch.int64).view(-1, 2)
+        return Entries(contexts, torch.from_numpy(self._tokens[at]), torch.from_numpy(self._probabilities[at]))
+
+    def fill(self, entries: Entries) -> None:
+        """Take over what was known elsewhere, the latest of it where it is too much."""
+        contexts, tokens, probabilities = (x[-len(self._tokens) :] for x in entries)
+        if len(contexts):
+            found = Successors(tokens, probabilities.log())
+            self.put([(before, token) for before, token in contexts.tolist()], found)
+
+
+@dataclass(slots=True)
+class RecycleSource(Source):
+    """Says what the target found probable when it last saw the same one or two tokens; all requests share the table.
+
+    Attributes:
+        width: successors that are kept of each context.
+        file: read when it is there, and written whenever the last open request has ended; None: nothing is kept.
+
+    Raises:
+        ConfigError: a width below 1.
+    """
+
+    learns: ClassVar[bool] = True
+
+    width: int = WIDTH
+    file: Path | None = None
+    _table: SuccessorTable = field(init=False, repr=False)
+    _vocabulary: str = field(default="", repr=False)
+    _open: set[Request] = field(default_factory=set, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.width < 1:
+            raise ConfigError(f"recycle keeps {self.width} successors of a context: use at least 1")
+        self._table = SuccessorTable(self.width)
+
+    @property
+    def name(self) -> str:
+        """See ``Source``."""
+        return "recycle"
+
+    @property
+    def successors(self) -> int:
+        """As many as are kept; none while it rests."""
+        return 0 if self.resting else self.width
+
+    def prepare(self, target: LanguageModel) -> None:
+        """Read the file.
+
+        Raises:
+            ConfigError: the file cannot be read, is none, or is of another vocabulary; or its folder is not there.
+        """
+        if self.file is not None:
+            self._vocabulary = vocabulary_of(target)
+            if (entries := read_entries(self.file, target.capabilities.vocab_size, self._vocabulary)) is not None:
+                self._table.fill(entries)
+
+    def open(self, request: Request) -> None:
+        """Count it."""
+        self._open.add(request)
+
+    def begin(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
+        """Read the table."""
+        return _RecycleScorer(self._table, requests)
+
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
+        """Keep the successors of every verified node; where a context was there twice, those on the accepted path."""
+        self.spent += outcomes[0].step.beside
+        for outcome in outcomes:
+            if outcome.successors is not None:
+                tree, ids = outcome.tree, outcome.request.ids[: -outcome.taken]
+                tokens = [*tree.tokens.tolist(), ids[-1]]  # ROOT reads the last
+                before = [ids[-2] if len(ids) > 1 else ANY, *(tokens[parent] for parent in tree.parents.tolist())]
+                rows = [*range(1, len(tree) + 1), 0, *(n + 1 for n in outcome.path)]
+                contexts = [(before[r], tokens[r - 1]) for r in rows]
+                found = Successors(outcome.successors.tokens[rows], outcome.successors.logprobs[rows])
+                self._table.put([(ANY, token) for _, token in contexts], found)
+                self._table.put(contexts, found)
+
+    def close(self, request: Request) -> None:
+        """Write the file when no request is left; where that fails, warn and go on."""
+        if request not in self._open:
+            return
+        self._open.remove(request)
+        if self.file is not None and not self._open:
+            try:
+                write_entries(self.file, self._table.entries, self._vocabulary)
+            except RunError as error:
+                warnings.warn(str(error), DraftreeWarning, stacklevel=2)
+
+
+class _RecycleScorer:
+    """Scores nodes by the last two tokens on their paths."""
+
+    def __init__(self, table: SuccessorTable, requests: Sequence[Request]) -> None:
+        self._table = table
+        self._requests = requests
+        self._tokens: dict[tuple[int, int], int] = {}
+
+    def score_roots(self, rows: Sequence[int], width: int) -> Candidates:
+        """See ``Scorer``."""
+        ends = [self._requests[b].ids[-2:] for b in rows]
+        self._tokens |= {(b, ROOT): end[-1] for b, end in zip(rows, ends, strict=True)}
+        return self._table.after([(end[0] if len(end) > 1 else ANY, end[-1]) for end in ends], width)
+
+    def score(self, rows: Tensor, nodes: Tensor, parents: Tensor, tokens: Tensor, width: int) -> Candidates:
+        """See ``Scorer``."""
+        contexts = []
+        for b, node, parent, token in torch.stack([rows, nodes, parents, tokens], 1).tolist():
+            self._tokens[b, node] = token
+            contexts.append((self._tokens[b, parent], token))
+        return self._table.after(contexts, width)
+
+    def draw(self, counts: Tensor) -> Drawn:
+        """Never asked for: schemes that need it refuse what ``learns``."""
+        raise ConfigError("recycle does not draw children: use verification match")

@@ -1,0 +1,268 @@
+"""Fits a classifier to samples, and says how good it is on prompts kept apart (Huo et al., *C2T*, Section 4)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from ..errors import ConfigError, RunError
+from ..policies.c2t import BETA, FEATURES
+from ..policies.classifier import DEFAULT_FEATURES, MAX_HIDDEN, Classifier, check_features
+from .c2t_samples import APART, Samples
+
+EPOCHS, BATCH = 10, 1024
+RATE, FINE_RATE = 1e-3, 1e-4
+"""Learning rates as published: from the start, and from another classifier."""
+HIDDEN = 48
+BETAS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
+"""Thresholds that figures are given for."""
+RECALL_TIE = 0.01
+"""Recalls closer than this to the best one are equal: the standard error of a recall over 2,000 accepted nodes."""
+_BINS = 10
+_LEAST = 0.01
+"""Calibration is judged where a score is at least this: most nodes of a full tree are hopeless, and known to be."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassifierRecipe:
+    """How a classifier is fitted; the defaults are C2T's, but for a fourth feature.
+
+    Attributes:
+        features: what it sees of a candidate.
+        given_parent: learn the acceptance of nodes whose parents are accepted, from these alone.
+        hidden: units of its first layer.
+        epochs: rounds over the samples.
+        batch: samples of a step.
+        learning_rate: of Adam.
+        seed: of the first weights and of the order.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    features: tuple[str, ...] = DEFAULT_FEATURES
+    given_parent: bool = False
+    hidden: int = HIDDEN
+    epochs: int = EPOCHS
+    batch: int = BATCH
+    learning_rate: float = RATE
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_features(self.features)
+        for name, most in (("hidden", MAX_HIDDEN), ("epochs", None), ("batch", None)):
+            value = getattr(self, name)
+            if value < 1 or (most is not None and value > most):
+                raise ConfigError(f"{name} is {value}: use {f'1 to {most}' if most else 'at least 1'}")
+        if not 0 < self.learning_rate < 1:
+            raise ConfigError(f"learning rate is {self.learning_rate}: use a number between 0 and 1")
+
+
+def fit(
+    samples: Samples,
+    recipe: ClassifierRecipe,
+    negatives: float,
+    init: Classifier | None = None,
+    tell: Callable[[int], None] = lambda epochs: None,
+    validation: Samples | None = None,
+) -> Classifier:
+    """Minimise binary cross-entropy; the same samples and seed give the same classifier.
+
+    After each epoch the net is tried on ``validation`` at ``BETA``, and ``best_of`` chooses among the epochs, by
+    recall and then by low positive rate (C2T, Section 4). Scores given the parent are not the paper's: they are used
+    as probabilities, not held against a threshold, and the last epoch is taken.
+
+    Features are scaled to mean 0 and deviation 1, and the scales are then folded into the first layer. Training on
+    a share s of the negatives makes the odds of every score 1 / s too high: ln s is added to the last bias.
+
+    Args:
+        samples: to learn from.
+        negatives: the share s that they have of what was not accepted.
+        init: a classifier to start from, of the same features and units.
+        tell: called with how many epochs are done.
+        validation: prompts kept apart; where it is None, or has no accepted node, the last epoch is taken.
+
+    Raises:
+        RunError: there is nothing to tell apart: all labels are equal, or there are none.
+    """
+    if recipe.given_parent:
+        samples = samples.take(samples.reached)
+    check_labels(samples.accepted)
+    names = list(FEATURES)
+    given = samples.features[:, [names.index(name) for name in recipe.features]]
+    mean, scale = given.mean(0), given.std(0).clamp(min=1e-6)
+    x, y = (given - mean) / scale, samples.accepted.float()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.seed)
+        net = nn.Sequential(nn.Linear(x.shape[1], recipe.hidden), nn.ReLU(), nn.Linear(recipe.hidden, 1))
+    if init is not None:
+        _load(net, init, mean, scale, negatives)
+    optimizer = torch.optim.Adam(net.parameters(), lr=recipe.learning_rate)
+    generator = torch.Generator().manual_seed(recipe.seed)
+    nets: list[Classifier] = []
+    for epoch in range(1, recipe.epochs + 1):
+        for chosen in torch.randperm(len(y), generator=generator).split(recipe.batch):
+            optimizer.zero_grad(set_to_none=True)
+            binary_cross_entropy_with_logits(net(x[chosen])[:, 0], y[chosen]).backward()
+            optimizer.step()
+        nets.append(_folded(net, recipe, mean, scale, negatives))
+        tell(epoch)
+    if recipe.given_parent or validation is None or not bool(validation.accepted.any()):
+        return nets[-1]
+    return nets[best_of([_at(BETA, *_scored(each, validation, negatives))[1:] for each in nets])]
+
+
+def best_of(found: Sequence[tuple[float, float]]) -> int:
+    """The net with the best recall; of those within ``RECALL_TIE`` of it the lowest positive rate, then the latest.
+
+    Args:
+        found: recall and positive rate of each net, at one threshold.
+    """
+    best = max(recall for recall, _ in found)
+    tied = [i for i, (recall, _) in enumerate(found) if recall > best - RECALL_TIE]
+    return min(reversed(tied), key=lambda i: found[i][1])
+
+
+def check_labels(accepted: Tensor) -> None:
+    """Make sure that there is something to tell apart.
+
+    Raises:
+        RunError: there is not.
+    """
+    positive, count = int(accepted.sum()), len(accepted)
+    if positive in (0, count):
+        which = "none was accepted" if not positive else "all were accepted"
+        raise RunError(
+            f"there is nothing to learn from {count} drafted nodes, of which {which}: use more prompts, larger "
+            "--samples or --max-tokens, or another drafter"
+        )
+
+
+def _folded(net: nn.Sequential, recipe: ClassifierRecipe, mean: Tensor, scale: Tensor, negatives: float) -> Classifier:
+    """The net on features as they are."""
+    weight, bias, output, last = (p.detach().double() for p in net.parameters())
+    hidden = weight / scale.double()
+    return Classifier(
+        features=recipe.features,
+        hidden=tuple(map(tuple, hidden.float().tolist())),
+        bias=tuple((bias - hidden @ mean.double()).float().tolist()),
+        output=tuple(output[0].float().tolist()),
+        threshold=float((last[0] + math.log(negatives)).float()),
+        given_parent=recipe.given_parent,
+    )
+
+
+def _load(net: nn.Sequential, init: Classifier, mean: Tensor, scale: Tensor, negatives: float) -> None:
+    """The inverse of ``_folded``, with other samples' scales."""
+    hidden = torch.tensor(init.hidden, dtype=torch.float64)
+    values = (
+        hidden * scale,
+        torch.tensor(init.bias, dtype=torch.float64) + hidden @ mean.double(),
+        torch.tensor([init.output]),
+        torch.tensor([init.threshold - math.log(negatives)]),
+    )
+    with torch.no_grad():
+        for parameter, value in zip(net.parameters(), values, strict=True):
+            parameter.copy_(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """How good a classifier is on samples; thinned nodes are weighted up, so that figures are about whole trees.
+
+    Attributes:
+        prompts, nodes, accepted: that it was held against; of nodes given their parents, those with accepted parents.
+        loss: binary cross-entropy of all nodes, nats for each accepted one.
+        calibration_error: mean distance of a score from the share that was accepted, over ten bins of scores and the
+            nodes that score at least 0.01.
+        betas: beta -> precision, recall and positive rate of the nodes that score at least beta.
+    """
+
+    prompts: int
+    nodes: int
+    accepted: int
+    loss: float
+    calibration_error: float
+    betas: dict[str, tuple[float, float, float]]
+
+    def as_dict(self) -> dict[str, object]:
+        """For a file."""
+        return asdict(self)
+
+
+def evaluate(classifier: Classifier, samples: Samples, negatives: float) -> Figures:
+    """Hold a classifier against samples that it has not learned from.
+
+    Args:
+        negatives: share that the samples have of what was not accepted.
+    """
+    if classifier.given_parent:
+        samples = samples.take(samples.reached)
+    scores, y, weights = _scored(classifier, samples, negatives)
+    return Figures(
+        prompts=len(samples.numbers.unique()),
+        nodes=round(float(weights.sum())),
+        accepted=int(y.sum()),
+        loss=float(losses(classifier, samples, negatives).sum()) / max(1, int(y.sum())),
+        calibration_error=_calibration_error(scores, y, weights),
+        betas={f"{beta:g}": _at(beta, scores, y, weights) for beta in BETAS},
+    )
+
+
+def losses(classifier: Classifier, samples: Samples, negatives: float) -> Tensor:
+    """[M] float64 binary cross-entropy in nats; what is not accepted stands for the thinned-out nodes as well.
+
+    Args:
+        negatives: share that the samples have of what was not accepted.
+    """
+    scores = _scores(classifier, samples)
+    log = torch.where(samples.accepted, scores, 1 - scores).clamp(min=1e-12).log()
+    return -_weights(samples, negatives) * log
+
+
+def _scored(classifier: Classifier, samples: Samples, negatives: float) -> tuple[Tensor, Tensor, Tensor]:
+    """[M] scores, labels and weights; thinned nodes are weighted up."""
+    return _scores(classifier, samples), samples.accepted, _weights(samples, negatives)
+
+
+def _at(beta: float, scores: Tensor, accepted: Tensor, weights: Tensor) -> tuple[float, float, float]:
+    """Precision, recall and positive rate of the nodes that score at least ``beta``."""
+    above = scores >= beta
+    found, kept = float((above & accepted).sum()), float(weights[above].sum())
+    return found / kept if kept else 0.0, found / max(1, int(accepted.sum())), kept / max(float(weights.sum()), 1e-9)
+
+
+def _scores(classifier: Classifier, samples: Samples) -> Tensor:
+    names = list(FEATURES)
+    return classifier.scores(samples.features[:, [names.index(name) for name in classifier.features]]).double()
+
+
+def _weights(samples: Samples, negatives: float) -> Tensor:
+    return torch.where(samples.accepted, 1.0, 1 / negatives).double()
+
+
+def _calibration_error(scores: Tensor, accepted: Tensor, weights: Tensor) -> float:
+    counted = scores >= _LEAST
+    bins = (scores[counted] * _BINS).long().clamp(max=_BINS - 1)
+    sums = [
+        torch.zeros(_BINS, dtype=torch.float64).index_add_(0, bins, weights[counted] * value)
+        for value in (scores[counted], accepted[counted].double())
+    ]
+    return float((sums[0] - sums[1]).abs().sum()) / max(1e-9, float(weights[counted].sum()))
+
+
+def check_split(prompts: int, every: int = APART) -> None:
+    """Make sure that one prompt in ``every`` can be kept apart.
+
+    Raises:
+        ConfigError: there are too few, or none would be left to learn from.
+    """
+    if every < 2:
+        raise ConfigError(f"apart is {every}: keep one prompt in 2 or more apart, to learn from the others")
+    if prompts < every:
+        raise ConfigError(f"{prompts} prompts: give at least {every}, for one in {every} is kept apart for the figures")

@@ -1,0 +1,346 @@
+"""What a classifier learns from: nodes of full draft trees, each with whether the target accepted it.
+
+The target's own responses are drafted again with trees that nothing has pruned (C2T: depth 11, 10 children of each of
+a layer's 10 best nodes). With match verification the accepted path is the longest one that the text follows, so labels
+are what a trace of such decoding says (``StepRecord.accepted``), and no target pass goes into a thousand drafts.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from ..artifacts import write_whole
+from ..config import SamplingParams
+from ..drafters.base import Drafter
+from ..errors import ConfigError, ModelFileError, RunError
+from ..models.huggingface import HFModel
+from ..policies.base import GrowthPolicy
+from ..policies.best_paths import Eagle2Tree
+from ..policies.c2t import FEATURES, features, of_tree
+from ..tree import ROOT, DraftTree
+from .replay import Replay
+from .responses import Response, respond, seed_of
+
+WIDTH, LEVELS = 10, 11
+NODES = WIDTH + (LEVELS - 1) * WIDTH**2
+"""Of a full tree; with its root 1011, as published."""
+APART = 20
+"""One prompt in so many is kept apart by default: the published split of 0.95 and 0.05."""
+
+
+def full_trees() -> GrowthPolicy:
+    """The trees that samples come from: within a budget of ``NODES`` nothing is pruned."""
+    return Eagle2Tree(width=WIDTH, depth=LEVELS)
+
+
+class Samples(NamedTuple):
+    """M nodes.
+
+    Attributes:
+        features: [M, F] float32, all of ``FEATURES`` in their order.
+        accepted: [M] bool, the node was on the accepted path.
+        reached: [M] bool, its parent was accepted, or is the root: the target judged the node itself.
+        numbers: [M] int64, of the prompt.
+    """
+
+    features: Tensor
+    accepted: Tensor
+    reached: Tensor
+    numbers: Tensor
+
+    def take(self, which: Tensor) -> Samples:
+        """Some of them; ``which`` is [M] bool or numbers."""
+        return Samples(*(column[which] for column in self))
+
+    @classmethod
+    def joined(cls, parts: Sequence[Samples]) -> Samples:
+        """One after the other."""
+        none = torch.zeros(0).bool()
+        empty = cls(torch.zeros(0, len(FEATURES)), none, none, torch.zeros(0).long())
+        return cls(*(torch.cat(columns) for columns in zip(empty, *parts, strict=True)))
+
+    def split(self, every: int = APART) -> tuple[Samples, Samples]:
+        """Those to learn from, and those of one prompt in ``every``, which are kept apart."""
+        apart = self.numbers % every == every - 1
+        return self.take(~apart), self.take(apart)
+
+
+def samples_of(tree: DraftTree, path: Sequence[int], number: int) -> Samples:
+    """All nodes of a full tree of which the target accepted ``path``."""
+    accepted = torch.zeros(len(tree) + 1, dtype=torch.bool)
+    accepted[[*path, ROOT]] = True  # the root is the last
+    given, numbers = features(of_tree(tree), tuple(FEATURES)), torch.full((len(tree),), number)
+    return Samples(given, accepted[:-1], accepted[tree.parents], numbers)
+
+
+def thinned(samples: Samples, share: float, generator: torch.Generator) -> Samples:
+    """All accepted nodes, and each other one with probability ``share``."""
+    kept = torch.rand(len(samples.accepted), generator=generator) < share
+    return samples.take(samples.accepted | kept)
+
+
+@torch.inference_mode()
+def samples_along(
+    drafter: Drafter, response: Response, seed: int, share: float, verifier: HFModel | None = None
+) -> tuple[Samples, int]:
+    """Samples from decoding a response again with full trees, and how many trees there were.
+
+    Args:
+        drafter: grows ``full_trees``.
+        response: drawn with ``seed``; hidden states as the drafter reads them.
+        share: of nodes that were not accepted to keep.
+        verifier: makes its passes all the same, for a drafter that learns from what the target's laws say.
+    """
+    generator = torch.Generator().manual_seed(seed_of(response.number, seed))
+    ids, start = response.tokens.tolist(), response.prompt_length
+    params = SamplingParams(temperature=response.temperature, seed=seed_of(response.number, seed))
+    given = response.features if response.features.shape[1] and verifier is None else None
+    parts: list[Samples] = []
+    with Replay(drafter, ids[:start], ids[start:], params, given, verifier) as replay:
+        while replay.left:
+            tree = replay.propose(NODES, len(replay.left) - 1)
+            path = replay.accepted(tree)
+            replay.advance(tree, path, len(path) + 1)
+            if len(tree):
+                parts.append(thinned(samples_of(tree, path, response.number), share, generator))
+    return Samples.joined(parts), len(parts)
+
+
+def check_finite(samples: Samples) -> None:
+    """Make sure that all features are numbers.
+
+    Raises:
+        RunError: one is not; the message names it.
+    """
+    bad = ~samples.features.isfinite()
+    if bool(bad.any()):
+        row, column = bad.nonzero()[0].tolist()
+        raise RunError(
+            f"feature {list(FEATURES)[column]} of a draft for prompt {int(samples.numbers[row]) + 1} is "
+            f"{float(samples.features[row, column])}: the drafter's logits are no numbers, use another drafter or dtype"
+        )
+
+
+SHARD = 1 << 15
+"""Samples of a file."""
+_BYTES = 4 * len(FEATURES) + 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleRecipe:
+    """How samples are drawn; equal ones may be added to one another.
+
+    Attributes:
+        target, drafter: names.
+        target_weights, drafter_weights: their fingerprints.
+        prompts: digest of all prompts in order.
+        max_tokens: most tokens of a response.
+        negatives: share of the nodes that were not accepted to keep.
+        seed: of the order of the prompts, of the responses and of the share.
+        dtype: of the target.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    target: str
+    target_weights: str
+    drafter: str
+    drafter_weights: str
+    prompts: str
+    max_tokens: int
+    negatives: float
+    seed: int
+    dtype: str
+
+    def __post_init__(self) -> None:
+        check_recipe(self.max_tokens, self.negatives, self.seed)
+
+
+def check_recipe(max_tokens: int, negatives: float, seed: int) -> None:
+    """Make sure that samples can be drawn so.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+    if max_tokens < 2:
+        raise ConfigError(f"max_tokens is {max_tokens}: use at least 2, for one token to draft")
+    if not 0 < negatives <= 1:
+        raise ConfigError(f"negatives is {negatives}: keep a share of them above 0 and up to 1")
+    if not 0 <= seed < 2**62:
+        raise ConfigError(f"seed is {seed}: use a whole number from 0 to 2^62 - 1")
+
+
+@dataclass(slots=True)
+class SampleStore:
+    """Samples in a folder: shards, each in one piece or not at all, and ``recipe.json``.
+
+    Attributes:
+        folder: where they are.
+        recipe: how they are drawn.
+        done: prompts whose samples are there.
+        count: samples that are there.
+        trees: that they are of.
+    """
+
+    folder: Path
+    recipe: SampleRecipe
+    done: set[int] = field(default_factory=set)
+    count: int = 0
+    trees: int = 0
+    _shards: int = 0
+    _waiting: list[Samples] = field(default_factory=list)
+    _finished: list[tuple[int, int]] = field(default_factory=list)
+
+    @classmethod
+    def open(cls, folder: Path, recipe: SampleRecipe, *, force: bool = False) -> SampleStore:
+        """What is in a folder; with ``force`` what is of another recipe is dropped.
+
+        Raises:
+            ConfigError: it is of another recipe.
+            ModelFileError: a shard cannot be read.
+        """
+        store, path = cls(folder, recipe), folder / "recipe.json"
+        shards = sorted(folder.glob("samples-*.safetensors"))
+        try:
+            same = json.loads(path.read_text(encoding="utf-8")) == asdict(recipe)
+        except FileNotFoundError:
+            same = not shards
+        except (OSError, ValueError):
+            same = False
+        if not same and force:
+            for shard in shards:
+                shard.unlink()
+            path.unlink(missing_ok=True)
+            shards = []
+        elif not same:
+            raise ConfigError(
+                f"{folder} holds samples of other models, prompts or settings: repeat that command to go on with them, "
+                "or drop them with --force"
+            )
+        for shard in shards:
+            columns = _read(shard)
+            store.done.update(columns["prompts"].tolist())
+            store.count += len(columns["accepted"])
+            store.trees += int(columns["trees"].sum())
+        store._shards = len(shards)
+        return store
+
+    def add(self, number: int, samples: Samples, trees: int) -> None:
+        """Keep the samples of a prompt; they are on disk once their shard is full, or after ``flush``."""
+        self._waiting.append(samples)
+        self._finished.append((number, trees))
+        self.done.add(number)
+        self.count += len(samples.accepted)
+        self.trees += trees
+        if sum(len(s.accepted) for s in self._waiting) >= SHARD:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what is not on disk yet.
+
+        Raises:
+            RunError: the disk is full, or cannot be written.
+        """
+        if not self._finished:
+            return
+        samples, finished = Samples.joined(self._waiting), torch.tensor(self._finished)
+        self._waiting, self._finished = [], []
+        columns = samples._asdict() | {"prompts": finished[:, 0], "trees": finished[:, 1]}
+        path = self.folder / f"samples-{self._shards:05d}.safetensors"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(f"cannot make folder {self.folder}: {error.strerror}: choose another place") from None
+        if not self._shards:
+            write_whole(self.folder / "recipe.json", json.dumps(asdict(self.recipe), indent=1) + "\n")
+        write_whole(path, save({name: column.contiguous() for name, column in columns.items()}))
+        self._shards += 1
+
+    def samples(self) -> Samples:
+        """All that is on disk, in the order of their prompts."""
+        found = [_read(path) for path in sorted(self.folder.glob("samples-*.safetensors"))]
+        every = Samples.joined([Samples(*(c[name] for name in Samples._fields)) for c in found])
+        return every.take(every.numbers.argsort(stable=True))
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    try:
+        columns = load_file(path)
+        shapes = {name: tuple(columns[name].shape[1:]) for name in (*Samples._fields, "prompts", "trees")}
+        if shapes.pop("features") != (len(FEATURES),) or set(shapes.values()) != {()}:
+            raise ValueError("another format")
+    except (OSError, SafetensorError, KeyError, ValueError) as error:
+        raise ModelFileError(f"cannot read {path}: {error}: remove it; its samples will be drawn again") from None
+    return columns
+
+
+def check_room(folder: Path, samples: int) -> None:
+    """Make sure that the disk can hold so many samples.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    needed = samples * _BYTES
+    free = shutil.disk_usage(next(p for p in (folder, *folder.absolute().parents) if p.exists())).free
+    if needed > free:
+        raise ConfigError(
+            f"{samples} samples need {needed} bytes on disk and {folder.parent} has {free} free: "
+            "ask for fewer --samples, or choose another folder with --data"
+        )
+
+
+def collect(
+    store: SampleStore,
+    target: HFModel,
+    drafter: Drafter,
+    prompts: Sequence[Sequence[int]],
+    *,
+    most: int,
+    rows: int,
+    tell: Callable[[int], None],
+) -> None:
+    """Draw samples until there are ``most``, or all prompts are done; interrupted, keeps what is finished.
+
+    Args:
+        drafter: grows ``full_trees``, and has been prepared.
+        prompts: token ids of all prompts.
+        rows: responses that the target gives together.
+        tell: called with how many samples there are.
+
+    Raises:
+        RunError: a feature is not a number.
+    """
+    recipe, can, verifier = store.recipe, target.capabilities, target if drafter.successors else None
+
+    def wanted() -> Iterator[int]:
+        for number in range(len(prompts)):
+            if store.count >= most:
+                return
+            if number not in store.done:
+                yield number
+
+    drawn = respond(target, prompts, wanted(), rows=rows, max_tokens=recipe.max_tokens, seed=recipe.seed)
+    try:
+        with closing(drawn) as responses:
+            for response in responses:
+                if store.count >= most:
+                    return
+                read = replace(response, features=response.features.to(can.device, can.dtype))
+                samples, trees = samples_along(drafter, read, recipe.seed, recipe.negatives, verifier)
+                check_finite(samples)
+                store.add(response.number, samples, trees)
+                tell(min(store.count, most))
+    finally:
+        store.flush()

@@ -1,0 +1,331 @@
+"""How good a draft head is, on responses that it has not learned from; no target pass is made."""
+
+from __future__ import annotations
+
+import math
+import os
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..config import SamplingParams
+from ..drafters.base import TreeDrafter
+from ..drafters.eagle import HeadSource
+from ..errors import ConfigError, RunError
+from ..models.eagle_head import HeadNetwork
+from ..models.eagle_model import HeadModel
+from ..policies.base import GrowthPolicy
+from ..policies.best_paths import OptTree
+from ..policies.entropy import StaticTree
+from .eagle_loss import Batch, loss, unrolled
+from .rank_acceptance import TruePath, ranks_along
+from .replay import Replay
+from .responses import Response, seed_of
+
+DEPTH = 5
+RANKS = (1, 2, 4)
+STRIDE = 4
+"""Tokens from one draft to the next where acceptance is counted."""
+
+_DELTA = 0.05
+"""Least gain in E(A) for which another layer of the best tree is drafted: machines differ, these figures do not."""
+
+
+def shapes() -> dict[str, tuple[GrowthPolicy, int]]:
+    """The trees whose acceptance lengths are told: policy and nodes."""
+    return {
+        "chain of 4": (StaticTree(width=1, depth=4), 4),
+        "opt-tree, 8 nodes": (OptTree(_DELTA), 8),
+        "opt-tree, 16 nodes": (OptTree(_DELTA), 16),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What was found.
+
+    Attributes:
+        responses, tokens: that were drafted along.
+        trials: [DEPTH] drafts that came to each depth along the true path.
+        acceptance: [DEPTH][3] share of them whose true token was among the 1, 2 and 4 most probable.
+        mal: shape -> acceptance length, bonus token included.
+    """
+
+    responses: int
+    tokens: int
+    trials: list[int]
+    acceptance: list[list[float]]
+    mal: dict[str, float]
+
+    def as_dict(self) -> dict[str, object]:
+        """For a file."""
+        return asdict(self)
+
+
+@torch.inference_mode()
+def evaluate(head: HeadModel, responses: Sequence[Response], seed: int, tell: Callable[[int], None]) -> Figures:
+    """Draft along responses: with the true token alone kept, for acceptance, and as decoding would, for its length.
+
+    Args:
+        head: the head, with the target's own output layer.
+        responses: of which only those with at least two tokens count.
+        seed: with which they were drawn.
+        tell: called with how many of them are done.
+    """
+    vocabulary = head.capabilities.vocab_size
+    used = [r for r in responses if r.gained > 1]
+    trials, hits = [0] * DEPTH, [[0] * len(RANKS) for _ in range(DEPTH)]
+    policy = TruePath()
+    drafter = TreeDrafter(policy, HeadSource(head, vocabulary))
+    trees = {name: (TreeDrafter(p, HeadSource(head, vocabulary)), nodes) for name, (p, nodes) in shapes().items()}
+    gained, steps = 0, dict.fromkeys(trees, 0)
+    for done, response in enumerate(used, start=1):
+        prompt, output = response.tokens.tolist()[: response.prompt_length], response.tokens[response.prompt_length :]
+        features = response.features.to(head.capabilities.device, head.capabilities.dtype)
+        params = SamplingParams(temperature=response.temperature, seed=seed_of(response.number, seed))
+        known = output.tolist()
+        for ranks in ranks_along(drafter, policy, prompt, known, params, depth=DEPTH, stride=STRIDE, features=features):
+            for d, rank in enumerate(ranks):
+                trials[d] += 1
+                for i, limit in enumerate(RANKS):
+                    hits[d][i] += rank is not None and rank < limit
+        for name, (tree, nodes) in trees.items():
+            with Replay(tree, prompt, known, params, features) as replay:
+                while replay.left:
+                    replay.step(nodes)
+                    steps[name] += 1
+        gained += len(known) - 1
+        tell(done)
+    acceptance = [[h / max(1, n) for h in row] for n, row in zip(trials, hits, strict=True)]
+    mal = {name: gained / max(1, n) for name, n in steps.items()}
+    return Figures(len(used), gained, trials, acceptance, mal)
+
+
+_RIDGE_POSITIONS = 100_000
+"""Positions that the regression looks at, at most."""
+_RIDGE = 1e-3
+"""Its penalty, as a share of the inputs' mean square."""
+_WARM_UP = 0.03
+"""Share of the steps in which the learning rate rises."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitRecipe:
+    """How a head is fitted.
+
+    Attributes:
+        batch: responses of one step.
+        learning_rate: its highest; it rises linearly and then falls to 0 along a cosine.
+        weight_decay: of matrices.
+        clip: largest norm of a gradient.
+        unroll: drafting steps that are trained.
+        decay: weight of each further drafting step.
+        feature_weight: of the distance between hidden states beside the cross-entropy.
+        bf16: compute in bfloat16; the weights stay in float32.
+        seed: of the order of the data and of the weights that start at random.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    batch: int = 8
+    learning_rate: float = 1e-3
+    weight_decay: float = 0.01
+    clip: float = 1.0
+    unroll: int = 3
+    decay: float = 0.8
+    feature_weight: float = 0.1
+    bf16: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.batch < 1 or self.unroll < 1:
+            raise ConfigError(f"batch is {self.batch} and unroll {self.unroll}: use at least 1")
+        if not 0 < self.learning_rate < 1:
+            raise ConfigError(f"learning rate is {self.learning_rate}: use a number between 0 and 1")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Frozen:
+    """The target's parts that a head stands on: all on one device, in float32.
+
+    Attributes:
+        embeddings: [V, H] token embeddings.
+        weight, bias: [D, H] and [D], its output layer for the draft vocabulary.
+    """
+
+    embeddings: Tensor
+    weight: Tensor
+    bias: Tensor | None
+
+
+class Fit:
+    """A fit under way.
+
+    Attributes:
+        network: what is fitted.
+        frozen: what it stands on.
+        done: steps so far.
+        steps: of the whole fit.
+        losses: of all steps so far.
+    """
+
+    def __init__(
+        self,
+        recipe: FitRecipe,
+        network: HeadNetwork,
+        frozen: Frozen,
+        responses: Sequence[Response],
+        steps: int,
+        key: str,
+    ) -> None:
+        """
+        Args:
+            responses: to learn from; must not be empty.
+            key: tells fits apart; a checkpoint of another one is refused.
+        """
+        self.network = network
+        self.done, self.steps = 0, steps
+        self.losses: list[float] = []
+        self.frozen = frozen
+        self._recipe, self._responses, self._key = recipe, responses, key
+        matrices = [p for p in network.parameters() if p.ndim > 1]
+        others = [p for p in network.parameters() if p.ndim <= 1]
+        rate = recipe.learning_rate
+        self._optimizers: list[torch.optim.Optimizer] = [
+            torch.optim.Muon(matrices, rate, recipe.weight_decay, adjust_lr_fn="match_rms_adamw"),
+            torch.optim.AdamW(others, rate, betas=(0.9, 0.95), weight_decay=0.0),
+        ]
+
+    def _order(self, epoch: int) -> Tensor:
+        generator = torch.Generator().manual_seed(self._recipe.seed * 1_000_003 + epoch)
+        return torch.randperm(len(self._responses), generator=generator)
+
+    def _batch(self, step: int) -> Batch:
+        """The responses of a step: neighbours in a random order of all of them."""
+        size = min(self._recipe.batch, len(self._responses))
+        each = len(self._responses) // size
+        chosen = self._order(step // each)[step % each * size :][:size].tolist()
+        return Batch.of([self._responses[i] for i in chosen], self.frozen.weight.device)
+
+    def _batches(self) -> Iterator[Batch]:
+        """Of the steps that are left; each is put together while the one before it is learned from."""
+        with ThreadPoolExecutor(1) as reader:
+            coming = reader.submit(self._batch, self.done)
+            for step in range(self.done + 1, self.steps + 1):
+                batch = coming.result()
+                if step < self.steps:
+                    coming = reader.submit(self._batch, step)
+                yield batch
+
+    def _rate(self, step: int) -> float:
+        warm = max(1.0, _WARM_UP * self.steps)
+        return min(1.0, (step + 1) / warm) * 0.5 * (1 + math.cos(math.pi * step / self.steps))
+
+    def run(self) -> Iterator[int]:
+        """Do the steps that are left, one by one; gives out how many are done."""
+        recipe, frozen = self._recipe, self.frozen
+        kind = frozen.weight.device.type
+        self.network.train()
+        for batch in self._batches():
+            rate = recipe.learning_rate * self._rate(self.done)
+            for group in (group for optimizer in self._optimizers for group in optimizer.param_groups):
+                group["lr"] = rate
+            with torch.autocast(kind, torch.bfloat16, enabled=recipe.bf16):
+                predicted = unrolled(self.network, frozen.embeddings, batch, recipe.unroll)
+                total = loss(
+                    predicted,
+                    batch,
+                    frozen.weight,
+                    frozen.bias,
+                    decay=recipe.decay,
+                    feature_weight=recipe.feature_weight,
+                )
+            self.network.zero_grad(set_to_none=True)
+            total.backward()
+            torch.nn.utils.clip_grad_norm_(self.network.parameters(), recipe.clip)
+            for optimizer in self._optimizers:
+                optimizer.step()
+            self.losses.append(float(total.detach()))
+            self.done += 1
+            yield self.done
+
+    def save(self, path: Path) -> None:
+        """Write a checkpoint, in one piece.
+
+        Raises:
+            RunError: it cannot be written.
+        """
+        part = path.with_name(f".{path.name}.{os.getpid()}")
+        state = {
+            "key": self._key,
+            "done": self.done,
+            "steps": self.steps,
+            "losses": self.losses,
+            "network": self.network.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
+        }
+        try:
+            torch.save(state, part)
+            part.replace(path)
+        except (OSError, RuntimeError) as error:
+            part.unlink(missing_ok=True)
+            raise RunError(f"cannot write {path}: {error}: free some disk space; the same command goes on") from None
+
+    def resume(self, path: Path) -> bool:
+        """Go on from a checkpoint; false where there is none.
+
+        Raises:
+            ConfigError: it is of another fit, or cannot be read.
+        """
+        if not path.exists():
+            return False
+        try:
+            state = torch.load(path, map_location=self.frozen.weight.device, weights_only=True)
+            if same := state["key"] == self._key:
+                self.network.load_state_dict(state["network"])
+                for optimizer, kept in zip(self._optimizers, state["optimizers"], strict=True):
+                    optimizer.load_state_dict(kept)
+                self.done, self.steps, self.losses = state["done"], state["steps"], state["losses"]
+        except (OSError, RuntimeError, EOFError, KeyError, ValueError, pickle.UnpicklingError):
+            raise ConfigError(f"cannot read the checkpoint {path}: remove it to train from the start") from None
+        if not same:
+            raise ConfigError(
+                f"{path} is of a training with other responses or settings: repeat that one to finish it, or start "
+                "afresh with --force"
+            )
+        return True
+
+
+@torch.no_grad()
+def regress(network: HeadNetwork, frozen: Frozen, responses: Sequence[Response]) -> None:
+    """Set the input projection to the ridge regression of the next hidden state on its inputs; closed form.
+
+    With the layer's own contribution at zero, the network then predicts as well as a linear map can.
+    """
+    config, device = network.config, frozen.weight.device
+    size = 2 * config.hidden_size + 1
+    square = torch.zeros((size, size), dtype=torch.float64, device=device)
+    product = torch.zeros((size, config.hidden_size), dtype=torch.float64, device=device)
+    seen = 0
+    for at in range(0, len(responses), 16):
+        batch = Batch.of(responses[at : at + 16], device)
+        rows = torch.arange(len(batch.tokens), device=device)[:, None]
+        embedded = frozen.embeddings[batch.tokens[rows, batch.at]][batch.valid] * config.embedding_scale
+        features = batch.features[rows, batch.at][batch.valid]
+        inputs = torch.cat([embedded, features, torch.ones_like(features[:, :1])], dim=1)
+        square += (inputs.T @ inputs).double()
+        product += (inputs.T @ batch.truth[batch.valid]).double()
+        seen += len(inputs)
+        if seen >= _RIDGE_POSITIONS:
+            break
+    penalty = _RIDGE * square.diagonal()[:-1].mean()
+    square.diagonal()[:-1] += penalty
+    solution = torch.linalg.solve(square, product).float()
+    network.project.weight.copy_(solution[:-1].T)
+    network.project.bias.copy_(solution[-1])

@@ -1,0 +1,280 @@
+"""Measures how often a drafter is right, by rank and depth, along what the target really says.
+
+The target decodes each prompt plainly; that is the true path. From many positions of it the drafter then drafts with a
+policy that keeps the true next token alone, wherever it is ranked. So nothing is censored: the child of rank 9 counts
+although no tree had it, and no target pass is spent on drafts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..artifacts import write_whole
+from ..config import SamplingParams
+from ..drafters.base import Drafter, NoDrafter
+from ..engine import Engine
+from ..errors import ConfigError, RunError
+from ..models.base import LanguageModel
+from ..policies.base import Frontier, Growth, GrowthPolicy
+from ..policies.entropy import MAX_WIDTH
+from ..policies.fixed import Counts, Pair, TreeFile, best_size, best_tree, expected_acceptance_length
+from .replay import Replay
+
+
+@dataclass(slots=True)
+class TruePath(GrowthPolicy):
+    """Keeps the true next token alone, for one request at a time.
+
+    Attributes:
+        truth: the tokens that the target says next.
+        ranks: where the drafter ranked them, layer by layer; ends with None where it had no such candidate.
+    """
+
+    truth: list[int] = field(default_factory=list)
+    ranks: list[int | None] = field(default_factory=list)
+
+    def follow(self, truth: list[int]) -> None:
+        """Before a proposal: what comes next."""
+        self.truth, self.ranks = truth, []
+
+    def width_for(self, nodes: int) -> int:
+        """As many as any policy may ask for."""
+        return MAX_WIDTH
+
+    def grow(self, frontier: Frontier) -> Growth:
+        """The child that is the true token."""
+        keep = (frontier.candidates.tokens == self.truth[frontier.depth]) & (frontier.scores > float("-inf"))
+        found = keep[0].nonzero().flatten().tolist()
+        self.ranks.append(found[0] if found else None)
+        return Growth(keep, keep)
+
+
+@torch.inference_mode()
+def ranks_along(
+    drafter: Drafter,
+    policy: TruePath,
+    prompt: Sequence[int],
+    output: Sequence[int],
+    params: SamplingParams,
+    *,
+    depth: int,
+    stride: int,
+    features: Tensor | None = None,
+) -> Iterator[list[int | None]]:
+    """The ranks of the next ``depth`` tokens of ``output``, from every ``stride``-th position of it on.
+
+    Args:
+        drafter: with ``policy``.
+        prompt, output: what the target was asked and what it said.
+        params: how the target decodes; the draft law follows its temperature.
+        features: [n, H] the target's hidden states at all tokens but the last, for a drafter that reads them.
+    """
+    with Replay(drafter, prompt, output, params, features) as replay:
+        while replay.left:
+            policy.follow(replay.left[:depth])
+            tree = replay.propose(len(policy.truth), len(policy.truth))
+            yield policy.ranks
+            gained = min(stride, len(replay.left))
+            replay.advance(tree, list(range(min(len(tree), gained - 1))), gained)  # the last token is the next root
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """What is measured: equal ones count the same, so that one can go on where another was interrupted.
+
+    Attributes:
+        made_for: names of target and drafter.
+        prompts: token ids.
+        depth: deepest level to measure.
+        stride: tokens from one start of a draft to the next.
+        max_tokens: most tokens to decode after a prompt, within the context.
+        temperature: of the target.
+        seed: of the first prompt; each has its own.
+        dtype: of the target's weights.
+        numerics: of its linear layers.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    made_for: Pair
+    prompts: tuple[tuple[int, ...], ...]
+    depth: int
+    stride: int
+    max_tokens: int
+    temperature: float
+    seed: int
+    dtype: str
+    numerics: str = "stock"
+
+    def __post_init__(self) -> None:
+        check_ranges(self.depth, self.stride, self.max_tokens)
+
+    @property
+    def key(self) -> str:
+        """Tells calibrations apart."""
+        return hashlib.sha256(json.dumps(asdict(self)).encode()).hexdigest()
+
+
+def check_ranges(depth: int, stride: int, max_tokens: int) -> None:
+    """Make sure that something can be measured.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+    if not 1 <= depth <= 64:
+        raise ConfigError(f"tree depth is {depth}: use 1 to 64")
+    if stride < 1:
+        raise ConfigError(f"stride is {stride}: use at least 1")
+    if max_tokens < 2:
+        raise ConfigError(f"max_tokens is {max_tokens}: use at least 2, for one token to draft")
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts of the first prompts, in a file beside the result until all are done.
+
+    Attributes:
+        path: the file.
+        key: of the calibration.
+        done: prompts that are counted.
+        trials, accepted: as in ``Counts``, with ``MAX_WIDTH`` ranks.
+    """
+
+    path: Path
+    key: str
+    done: int
+    trials: list[int]
+    accepted: list[list[int]]
+
+    @classmethod
+    def load(cls, path: Path, calibration: Calibration, *, force: bool = False) -> Tally:
+        """What is in the file; a fresh start where there is none, or with ``force`` where it is of another calibration.
+
+        Raises:
+            ConfigError: the file is of another calibration.
+        """
+        fresh = cls(
+            path, calibration.key, 0, [0] * calibration.depth, [[0] * MAX_WIDTH for _ in range(calibration.depth)]
+        )
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            counts = Counts.parse(content["trials"], content["accepted"])
+            same = content["key"] == fresh.key
+            done = int(content["done"])
+        except FileNotFoundError:
+            return fresh
+        except (OSError, ValueError, TypeError, KeyError):
+            same = False
+        if same:
+            return cls(path, fresh.key, done, list(counts.trials), [list(row) for row in counts.accepted])
+        if not force:
+            raise ConfigError(
+                f"{path} is of a calibration with other models, prompts or settings: repeat that one to finish it, "
+                "or start afresh with --force"
+            )
+        return fresh
+
+    def add(self, ranks: Sequence[int | None]) -> None:
+        """Count one draft."""
+        for d, rank in enumerate(ranks):
+            self.trials[d] += 1
+            if rank is not None:
+                self.accepted[d][rank] += 1
+
+    def save(self) -> None:
+        """Write the file."""
+        fields = {"key": self.key, "done": self.done, "trials": self.trials, "accepted": self.accepted}
+        write_whole(self.path, json.dumps(fields) + "\n")
+
+    def discard(self) -> None:
+        """Remove the file."""
+        self.path.unlink(missing_ok=True)
+
+    @property
+    def counts(self) -> Counts:
+        """Without the ranks that were never right."""
+        used = max((r + 1 for row in self.accepted for r, n in enumerate(row) if n), default=1)
+        return Counts(tuple(self.trials), tuple(tuple(row[:used]) for row in self.accepted))
+
+
+def measure(
+    calibration: Calibration, target: LanguageModel, drafter: Drafter, policy: TruePath, tally: Tally
+) -> Iterator[int]:
+    """Count the prompts that are not done yet, one by one; gives out how many are done and saved."""
+    plain = Engine(target, NoDrafter())
+    for i, prompt in enumerate(calibration.prompts[tally.done :], start=tally.done):
+        room = target.capabilities.max_length - len(prompt)
+        params = SamplingParams(
+            max_tokens=min(calibration.max_tokens, room),
+            temperature=calibration.temperature,
+            seed=(calibration.seed + i) % 2**63,
+        )
+        output, features = said(plain, prompt, params)
+        limits = {"depth": calibration.depth, "stride": calibration.stride}
+        for ranks in list(ranks_along(drafter, policy, prompt, output, params, features=features, **limits)):
+            tally.add(ranks)
+        tally.done = i + 1
+        tally.save()
+        yield tally.done
+
+
+def said(plain: Engine, prompt: Sequence[int], params: SamplingParams) -> tuple[list[int], Tensor | None]:
+    """What the target says, and its hidden states where it tracks them."""
+    request = plain.open(list(prompt), params)
+    try:
+        while request.finish_reason is None:
+            plain.step([request])
+        tracked = request.row is not None and request.row.features
+        return request.output_ids, request.row.waiting_features() if request.row and tracked else None
+    finally:
+        plain.close(request)
+
+
+class Costs(NamedTuple):
+    """What this machine takes for a tree.
+
+    Attributes:
+        verify: tokens of a target pass, the root among them -> its seconds.
+        layer: seconds of drafting one layer.
+    """
+
+    verify: Callable[[int], float]
+    layer: float
+
+
+def conclude(calibration: Calibration, tally: Tally, nodes: int, costs: Costs | None = None) -> TreeFile:
+    """The best tree of at most ``nodes`` nodes for what was counted; with ``costs`` the one that gains most a second.
+
+    Raises:
+        RunError: the drafter was never right, or too seldom to pay.
+    """
+    counts = tally.counts
+    acceptance = counts.acceptance
+    tree = best_size(acceptance, costs.verify, costs.layer, nodes) if costs else best_tree(acceptance, nodes)
+    if not tree and costs and best_tree(acceptance, 1):
+        raise RunError(
+            f"by this machine's costs no tree of drafter {calibration.made_for.drafter} is faster than plain decoding: "
+            "use another drafter, or leave --by-cost out"
+        )
+    if not tree:
+        raise RunError(
+            f"drafter {calibration.made_for.drafter} was never right in {sum(counts.trials)} trials: "
+            "use more prompts, a larger --max-tokens, or another drafter"
+        )
+    return TreeFile(
+        made_for=calibration.made_for,
+        temperature=calibration.temperature,
+        prompts=tally.done,
+        counts=counts,
+        expected_acceptance_length=expected_acceptance_length(acceptance, tree),
+        tree=tree,
+    )
