@@ -25,7 +25,7 @@ from ..pairs import target
 from ..toy import ToyModel, chi_square
 from ..verify.chances import Chance, outcomes
 from .parts import PROMPTS, source
-from .test_layer import Twice, Upside
+from .test_speculative import Twice, Upside
 
 PROMPT = [1, 0]
 PLAIN = SamplingParams(temperature=1.0)

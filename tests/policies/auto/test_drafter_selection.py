@@ -11,8 +11,8 @@ from draftree.policies.auto.cost_model import Curve
 from draftree.policies.auto.drafter_selection import Spending, Stake
 from draftree.tree import DraftTree
 
-from .test_auto import ME, Fake
-from .test_union import Says
+from ...drafters.test_ensemble import Says
+from .test_policy import ME, Fake
 
 
 def test_a_models_layers_are_dearer_in_batches_whatever_was_measured_in_one() -> None:

@@ -19,11 +19,11 @@ from draftree.policies.methods import find_policy
 from draftree.policies.stopping import PayingChain
 from draftree.request import Request
 
+from ..drafters.test_ensemble import request_of
 from ..heads import trained
 from ..pairs import costs, target
 from ..tiny import VOCAB
-from .test_union import request_of
-from .test_window import Unsure
+from .test_chains import Unsure
 
 STEP = StepCost(batch=1, draft=1.0, verify=1.0, other=0.0, draft_passes=0)
 SIZES = tuple(range(1, 33))

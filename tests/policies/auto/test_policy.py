@@ -20,7 +20,7 @@ from draftree.outcome import Outcome, StepCost
 from draftree.policies.auto.policy import AutoTree
 from draftree.request import Request, Stats
 
-from ..toy import Path, ScriptedScorer, ToyModel
+from ...toy import Path, ScriptedScorer, ToyModel
 
 ME = Identity("toy", "ToyModel", 1, "float32", "none", "cpu", 1, "t", "t")
 NODES = 24

@@ -34,11 +34,11 @@ from draftree.records import EndRecord, RunRecord
 from draftree.trace import Trace, read_trace
 from draftree.tree import ROOT
 
-from ..heads import random_head
-from ..pairs import costs, source, target
-from ..pairs import policy as policy_of
-from ..tiny import MAX_LENGTH, VOCAB
-from .test_union import Says, request_of
+from ...heads import random_head
+from ...pairs import costs, source, target
+from ...pairs import policy as policy_of
+from ...tiny import MAX_LENGTH, VOCAB
+from ..test_ensemble import Says, request_of
 
 PROMPTS = [[3, 14, 15, 9, 2, 6, 14, 15], [27, 1, 8], [31, 41, 5, 9, 26, 53, 58, 9, 7, 9, 3, 2, 3, 8]]
 TOKENS = 16

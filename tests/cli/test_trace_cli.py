@@ -14,7 +14,7 @@ from draftree.cli.main import run
 from draftree.records import EndRecord, RequestRecord, RunRecord, StepRecord
 from draftree.trace import read_trace
 
-from .tiny import save_tiny
+from ..tiny import save_tiny
 
 Captured = pytest.CaptureFixture[str]
 

@@ -16,8 +16,8 @@ from draftree.policies.entropy import StaticTree
 from draftree.request import Request
 from draftree.tree import DraftTree
 
-from ..pairs import costs
-from .test_union import Says, request_of
+from ...pairs import costs
+from ..test_ensemble import Says, request_of
 
 
 def outcome(of: Request, accepted: int, entropies: list[float], seconds: float = 1.0) -> Outcome:

@@ -32,11 +32,11 @@ from draftree.records import RunRecord
 from draftree.request import Request
 from draftree.trace import read_trace
 
+from ..drafters.test_ensemble import request_of
 from ..pairs import costs
 from ..tiny import save_tiny
 from ..toy import Path as Nodes
 from ..toy import ScriptedScorer
-from .test_union import request_of
 
 STEP = StepCost(batch=1, draft=1.0, verify=1.0, other=0.0, draft_passes=0)
 Rule = Callable[[Nodes], tuple[int, float]]

@@ -14,9 +14,9 @@ from draftree.models.cpu.fused_model import one_plan, scripted, stacked
 from draftree.models.cpu.kernels import KERNELS, working
 from draftree.models.huggingface import HFModel
 
-from ..tiny import tiny
-from .test_decoder import passes
-from .test_layers import LLAMA_KIND
+from ...tiny import tiny
+from .test_fused_layers import LLAMA_KIND
+from .test_fused_model import passes
 
 HERE = [numerics for numerics in KERNELS if working(numerics)]
 

@@ -12,7 +12,7 @@ from draftree.models.cpu import fused_layers as layers
 from draftree.models.cpu.fused_layers import merge_layers
 from draftree.models.huggingface import HFModel
 
-from ..tiny import FAMILIES, causal_logits, tiny
+from ...tiny import FAMILIES, causal_logits, tiny
 
 LLAMA_KIND = {"llama", "llama_mha", "qwen2", "mistral"}
 

@@ -16,8 +16,8 @@ import pytest
 
 from draftree.cli.main import run
 
-from .bench import runs
-from .tiny import save_tiny
+from ..bench import runs
+from ..tiny import save_tiny
 
 Captured = pytest.CaptureFixture[str]
 

@@ -20,8 +20,8 @@ from draftree.policies.methods import METHODS
 from draftree.request import Chunk
 from draftree.verify.schemes import SCHEMES
 
-from .pairs import save_tree
-from .tiny import MAX_LENGTH, save_tiny
+from ..pairs import save_tree
+from ..tiny import MAX_LENGTH, save_tiny
 
 Captured = pytest.CaptureFixture[str]
 

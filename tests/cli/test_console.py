@@ -14,7 +14,7 @@ from draftree.cli.console import console
 from draftree.cli.main import main, run
 from draftree.errors import ConfigError, shortened
 
-from .tiny import save_tiny
+from ..tiny import save_tiny
 
 Captured = pytest.CaptureFixture[str]
 

@@ -19,8 +19,8 @@ from draftree.policies.methods import METHODS, find_method, find_policy
 from draftree.request import Request
 from draftree.tree import DraftTree
 
+from ..drafters.test_ensemble import request_of
 from ..toy import Path, ScriptedScorer
-from .test_union import request_of
 
 STEP = StepCost(batch=1, draft=1.0, verify=1.0, other=0.0, draft_passes=0)
 

@@ -15,8 +15,8 @@ from draftree.models.cpu.fused_layers import Norm, merge_layers
 from draftree.models.cpu.fused_model import direct
 from draftree.models.huggingface import HFModel
 
-from ..tiny import FAMILIES, tiny
-from .test_layers import LLAMA_KIND
+from ...tiny import FAMILIES, tiny
+from .test_fused_layers import LLAMA_KIND
 
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2]]
 TREES = [Nodes(torch.tensor([9, 2, 6, 5]), torch.tensor([-1, -1, 1, 2])), Nodes.chain([7])]

@@ -28,8 +28,8 @@ from draftree.models.huggingface import HFModel
 from draftree.models.load import load, load_stock
 from draftree.policies.methods import METHODS
 
-from ..pairs import drafter, generated
-from ..tiny import FAMILIES, causal_logits, save_tiny, tiny
+from ...pairs import drafter, generated
+from ...tiny import FAMILIES, causal_logits, save_tiny, tiny
 
 PROMPTS = [[3, 14, 15, 9, 2, 6, 14, 15], [27, 1, 8], [31, 41, 5, 9, 26, 53, 58, 9, 7, 9, 3, 2, 3, 8]]
 HERE = [numerics for numerics in NUMERICS[1:] if working(numerics)]
