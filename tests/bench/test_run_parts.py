@@ -30,7 +30,7 @@ assert most - peak.read() > size // 2
 
 def test_the_peak_is_that_since_the_start() -> None:
     """In a process of its own: what other tests hold and free would be part of the figures."""
-    subprocess.run([sys.executable, "-c", _PEAK], check=True)
+    subprocess.run([sys.executable, "-c", _PEAK], check=True)  # noqa: S603 (our own interpreter)
 
 
 def test_the_first_ctrl_c_tells_and_the_second_stops() -> None:
