@@ -291,7 +291,7 @@ def test_a_prompt_that_does_not_fit_is_named_and_skipped_only_if_asked(
     [
         (("--temperature", "x"), "use numbers with commas"),
         (("--temperature", "-1"), "temperature is -1"),
-        (("--repeats", "0"), "use at least 1"),
+        (("--repeats", "0"), "repeats are 0: use 1 to 10000"),
         (("--max-tokens", "0"), "max_tokens is 0"),
         (("--categories", "c"), "no category 'c'"),
     ],

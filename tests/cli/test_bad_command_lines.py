@@ -42,7 +42,7 @@ cat --nodes -1
 cat --nodes 1.5
 cat --nodes {huge}
 cat --nodes {digits}
-cat --nodes 1025
+cat --nodes 4097
 cat --nodes ten
 cat --nodes {empty}
 cat --nodes nan

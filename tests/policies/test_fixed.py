@@ -115,7 +115,7 @@ def test_the_last_level_of_binary_takes_the_most_probable_paths() -> None:
         (((0,), ()), r"a node \(\): give a path of ranks from 0 to 63"),
         (((0,), (-1,)), r"a node \(-1,\)"),
         (((64,),), r"a node \(64,\)"),
-        (((0,), ("a",)), r"a node \('a',\)"),
+        (((0,), ("a",)), r"paths is \(\(0,\), \('a',\)\)"),
         (((0,), (0,)), r"node \[0\] twice"),
         (((0,), (2,)), r"node \[2\] but not \[1\] before it: add that one"),
         (((0,), (1, 0)), r"node \[1, 0\] but not \[1\] before it"),

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from ..config import SamplingParams
 from ..engine import each_params, room_for
 from ..errors import ConfigError
-from ..models.base import ForestModel
+from ..models.base import ForestModel, LanguageModel
 from ..request import Stats
 from ..text import Prompt, encode
 from ..typed import typed
@@ -116,12 +116,12 @@ class BeamEngine:
     @typed
     def __init__(
         self,
-        target: ForestModel,
+        target: LanguageModel,
         source: BeamSource | None = None,
         *,
         tokenizer: PreTrainedTokenizerBase | None = None,
     ) -> None:
-        if not hasattr(target, "prune"):
+        if not isinstance(target, ForestModel):
             raise ConfigError(f"{target.capabilities.name} cannot keep beams in one cache: decode without --beams")
         self.target = target
         self.source = source

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -195,6 +195,7 @@ class LanguageModel(Protocol):
         """Forget a row."""
 
 
+@runtime_checkable
 class ForestModel(LanguageModel, Protocol):
     """A language model whose rows can go on with more than one path: what beams need."""
 

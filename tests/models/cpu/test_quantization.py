@@ -244,7 +244,9 @@ def test_a_model_can_be_had_in_other_numerics_beside_itself(host: str | None, nu
     first = HFModel(tiny(), numerics=host, self_test=False)
     before = causal_logits(first.model, range(20))
     second = first.in_numerics(numerics)
-    assert second.capabilities == replace(first.capabilities, numerics=numerics)
+    assert second.capabilities == replace(
+        first.capabilities, numerics=numerics, fingerprint=f"{first.capabilities.fingerprint}:{numerics}"
+    )
     assert torch.equal(causal_logits(first.model, range(20)), before), "the first has stayed as it was"
     names = {m.kernel.name for m in second.model.modules() if isinstance(m, KernelLinear)}
     assert names <= {kernel.name for kind in (numerics, "int8") for kernel in KERNELS[kind]}
