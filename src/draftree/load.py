@@ -15,7 +15,7 @@ from .drafters.spec import AUTO, DEFAULT_DRAFTER, check_recycle_file, is_own, le
 from .engine import Engine
 from .errors import ConfigError
 from .models.cpu.quantization import DEFAULT_NUMERICS, DRAFTING
-from .models.eagle_head import shipped_for
+from .models.eagle_file import shipped_for
 from .models.eagle_model import HeadModel
 from .models.huggingface import HFModel
 from .models.load import DEFAULT_MODEL, load

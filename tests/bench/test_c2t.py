@@ -16,8 +16,8 @@ from draftree.bench.c2t_features import SOURCES, compared, held_out, tried
 from draftree.bench.c2t_plots import calibration, check_plot, plot_calibration, plot_curves, print_calibration
 from draftree.bench.recorded import KnownText, record
 from draftree.policies.best_paths import Eagle2Tree
-from draftree.policies.c2t import FEATURES, ClassifierTree
-from draftree.policies.classifier import DEFAULT_FEATURES, Classifier
+from draftree.policies.c2t import ClassifierTree
+from draftree.policies.classifier import DEFAULT_FEATURES, FEATURES, Classifier
 from draftree.policies.entropy import EntropyTree
 from draftree.train.c2t_fit import ClassifierRecipe
 from draftree.train.c2t_samples import SampleRecipe, Samples, SampleStore

@@ -16,17 +16,8 @@ from draftree.errors import ConfigError, ModelFileError, RunError, UnknownNameEr
 from draftree.models import eagle_model as head_model
 from draftree.models.base import Nodes
 from draftree.models.cpu.kernels import working
-from draftree.models.eagle_head import (
-    SHIPPED,
-    HeadConfig,
-    HeadNetwork,
-    is_head,
-    load_head,
-    output_layer,
-    read_head,
-    save_head,
-    shipped_head,
-)
+from draftree.models.eagle_file import SHIPPED, is_head, load_head, read_head, save_head, shipped_head
+from draftree.models.eagle_head import HeadConfig, HeadNetwork, output_layer
 from draftree.models.huggingface import HFModel
 from draftree.policies.methods import find_policy
 

@@ -19,7 +19,7 @@ from draftree.drafters.registry import load_drafter, resolved
 from draftree.engine import Engine
 from draftree.errors import ConfigError, DraftreeWarning
 from draftree.load import load_engine
-from draftree.models.eagle_head import SHIPPED, load_head, read_head, save_head
+from draftree.models.eagle_file import SHIPPED, load_head, read_head, save_head
 from draftree.models.huggingface import HFModel
 from draftree.models.probe import fingerprint
 from draftree.policies.base import Frontier

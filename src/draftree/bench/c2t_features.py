@@ -19,8 +19,7 @@ import torch
 from rich.progress import track
 from torch import Tensor
 
-from ..policies.c2t import FEATURES
-from ..policies.classifier import DEFAULT_FEATURES
+from ..policies.classifier import DEFAULT_FEATURES, FEATURES
 from ..train.c2t_fit import BATCH, EPOCHS, RATE, ClassifierRecipe, fit, losses
 from ..train.c2t_samples import SampleRecipe, Samples, SampleStore
 

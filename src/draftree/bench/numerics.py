@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ..models.base import LanguageModel, Nodes
 from ..models.cpu.quantization import AUTO, DEFAULT_NUMERICS, DRAFTING, NUMERICS, STOCK, summary
-from ..models.eagle_head import shipped_for, shipped_head
+from ..models.eagle_file import shipped_for, shipped_head
 from ..models.eagle_model import HeadModel
 from ..models.huggingface import HFModel
 from ..models.load import DEFAULT_MODEL, load, load_stock

@@ -29,7 +29,7 @@ from ..engine import Engine
 from ..errors import RunError
 from ..models import attention
 from ..models.base import LanguageModel, Nodes
-from ..models.eagle_head import shipped_for
+from ..models.eagle_file import shipped_for
 from ..models.huggingface import HFModel
 from ..models.load import DEFAULT_MODEL, load
 from ..policies.base import Candidates, Frontier

@@ -13,7 +13,7 @@ import typer
 
 from ..artifacts import user_path
 from ..errors import ConfigError, RunError
-from ..models.eagle_head import is_head
+from ..models.eagle_file import is_head
 from ..models.load import DEFAULT_MODEL, load
 from ..train.eagle_fit import Figures, FitRecipe
 from ..train.eagle_training import HeadTraining, Limits, PromptFile

@@ -15,7 +15,7 @@ from ..errors import DraftreeWarning, UnknownNameError, VocabularyError
 from ..models.base import LanguageModel
 from ..models.cost_profile import kept_or_measured
 from ..models.cpu.quantization import DEFAULT_NUMERICS, DRAFTING, NUMERICS, price
-from ..models.eagle_head import fits, is_head, load_head, shipped_for, shipped_head
+from ..models.eagle_file import fits, is_head, load_head, shipped_for, shipped_head
 from ..models.eagle_model import HeadModel
 from ..models.huggingface import HFModel
 from ..models.load import load

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..artifacts import is_path, user_path
 from ..errors import ConfigError
-from ..models.eagle_head import is_head
+from ..models.eagle_file import is_head
 from ..models.huggingface import HFModel
 from ..policies.base import GrowthPolicy
 from ..policies.chains import DynamicWindow, Window, read_memory, read_start

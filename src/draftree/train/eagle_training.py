@@ -19,7 +19,8 @@ from torch import Tensor
 from ..artifacts import write_whole
 from ..cli.console import told
 from ..errors import ConfigError, RunError
-from ..models.eagle_head import HeadConfig, HeadNetwork, embeddings, load_head, output_layer, read_head, save_head
+from ..models.eagle_file import load_head, read_head, save_head
+from ..models.eagle_head import HeadConfig, HeadNetwork, embeddings, output_layer
 from ..models.huggingface import HFModel
 from .eagle_fit import DEPTH, RANKS, STRIDE, Figures, Fit, FitRecipe, Frozen, evaluate, regress
 from .head_data import LONGEST_PROMPT, HeadData

@@ -1,0 +1,205 @@
+"""Draft heads in folders: ``config.json`` (sizes, the target's name) and ``head.safetensors`` (weights, the draft
+vocabulary, and a sample of the target's embeddings that tells it from other models)."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from ..artifacts import parse_json, write_whole
+from ..errors import ConfigError, ModelFileError, RunError, UnknownNameError
+from .eagle_head import HeadConfig, HeadNetwork, embeddings
+from .eagle_model import HeadModel
+from .huggingface import HFModel
+from .pretrained import first_line
+
+FORMAT, VERSION = "draftree-head", 1
+CONFIG, WEIGHTS = "config.json", "head.safetensors"
+SHIPPED = Path(__file__).parent.parent / "heads"
+"""Folder of the heads that come with the package."""
+
+_SAMPLED = (64, 32)
+"""Rows and columns of the embeddings that are kept to know the target by."""
+_SAME = 0.9
+"""Correlation of two samples of one model: quantised and fine-tuned copies pass, other models have about 0."""
+
+
+def is_head(folder: Path) -> bool:
+    """Is there a head in this folder, whole or not?"""
+    try:
+        return bool(json.loads((folder / CONFIG).read_text(encoding="utf-8"))["format"] == FORMAT)
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return (folder / WEIGHTS).is_file()
+
+
+def sample(target: HFModel) -> Tensor:
+    """[64, 32] float32, or less of a smaller model: evenly spaced rows of the embeddings."""
+    weight = embeddings(target.model)
+    rows = torch.linspace(0, len(weight) - 1, min(_SAMPLED[0], len(weight)), device=weight.device).long()
+    return weight.detach()[rows, : _SAMPLED[1]].float().cpu()
+
+
+def save_head(folder: Path, network: HeadNetwork, vocabulary: Tensor, target: HFModel) -> None:
+    """Write a head in half precision; the config comes last, and without it there is no head.
+
+    Raises:
+        RunError: it cannot be written.
+    """
+    tensors = {name: value.detach().cpu().half().contiguous() for name, value in network.state_dict().items()}
+    tensors |= {"vocabulary": vocabulary.cpu().int(), "target_sample": sample(target)}
+    path = folder / WEIGHTS
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        part.write_bytes(save(tensors))
+        part.replace(path)
+    except (OSError, SafetensorError) as error:
+        part.unlink(missing_ok=True)
+        raise RunError(f"cannot write {path}: {error}: free some disk space") from None
+    document = {"format": FORMAT, "version": VERSION, "target": target.capabilities.name}
+    write_whole(folder / CONFIG, json.dumps(document | network.config.as_dict(), indent=1) + "\n")
+
+
+def read_head(folder: Path) -> tuple[str, HeadNetwork, Tensor, Tensor]:
+    """The name of the target, the network, the draft vocabulary [D] and the sample of the target.
+
+    Raises:
+        UnknownNameError: there is no head.
+        ModelFileError: it cannot be read, or is not whole.
+    """
+    if not (folder / CONFIG).is_file():
+        raise UnknownNameError(f"no draft head in {folder}: give a folder that 'draftree train head' wrote")
+    with _reading(folder):
+        target, config = _read_config(folder)
+        with torch.device("meta"):  # no random weights, which would take longer than reading these
+            network = HeadNetwork(config)
+        tensors = load_file(folder / WEIGHTS)
+        vocabulary, known = tensors.pop("vocabulary"), _numbers(tensors.pop("target_sample"), "target_sample")
+        if vocabulary.dtype not in (torch.int32, torch.int64) or vocabulary.dim() != 1:
+            raise ValueError("its draft vocabulary is not a list of tokens")
+        vocabulary = vocabulary.long()
+        network.load_state_dict({name: _numbers(value, name) for name, value in tensors.items()}, assign=True)
+        if not len(vocabulary) or bool((vocabulary.diff() <= 0).any()) or not 0 <= int(vocabulary[0]):
+            raise ValueError("its draft vocabulary is not a list of different tokens")
+        if int(vocabulary[-1]) >= network.config.vocab_size:
+            raise ValueError("its draft vocabulary goes beyond the target's")
+    return target, network, vocabulary, known
+
+
+def _read_config(folder: Path) -> tuple[str, HeadConfig]:
+    """The name of the target, and the sizes."""
+    document: Any = parse_json((folder / CONFIG).read_bytes())
+    if not isinstance(document, dict) or (document.pop("format"), document.pop("version")) != (FORMAT, VERSION):
+        raise ValueError("another format")
+    return str(document.pop("target")), HeadConfig(**document)
+
+
+def _numbers(weight: Tensor, name: str) -> Tensor:
+    """A weight as float32.
+
+    Raises:
+        ValueError: it is of whole numbers, or some are not finite.
+    """
+    if not weight.is_floating_point() or not bool((numbers := weight.float()).isfinite().all()):
+        raise ValueError(f"its {name} is not all finite numbers")
+    return numbers
+
+
+@contextmanager
+def _reading(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, TypeError, KeyError, OverflowError, RuntimeError, SafetensorError) as error:
+        raise ModelFileError(
+            f"cannot read the draft head {folder}: {first_line(error)}: copy it again, or train another"
+        ) from None
+
+
+def load_head(folder: Path, target: HFModel) -> HeadModel:
+    """The head in a folder, for a target.
+
+    Raises:
+        UnknownNameError, ModelFileError: there is none that can be read.
+        ConfigError: it was trained for another target.
+        UnsupportedModelError: the target's hidden states cannot be read.
+    """
+    made_for, network, vocabulary, known = read_head(folder)
+    name = target.capabilities.name
+    way_out = f"train one for it with 'draftree train head --target {name}', or use drafter 'auto'"
+    for what, own, size in _sizes(network.config, embeddings(target.model)):
+        if own != size:
+            raise ConfigError(
+                f"draft head {folder} was trained for {made_for}, {what} {own}, but {name} has {size}: {way_out}"
+            )
+    if not _same(known, sample(target)):
+        raise ConfigError(
+            f"draft head {folder} was trained for {made_for}, and {name}'s embeddings are others: {way_out}"
+        )
+    return HeadModel(network, vocabulary, target, f"head {folder.name}")
+
+
+def _sizes(config: HeadConfig, given: Tensor) -> tuple[tuple[str, int, int], ...]:
+    """What must agree: its name, the head's size, and that of the target's embeddings."""
+    return (
+        ("hidden size", config.hidden_size, given.shape[1]),
+        ("vocabulary size", config.vocab_size, given.shape[0]),
+    )
+
+
+def _same(known: Tensor, found: Tensor) -> bool:
+    """Are these samples of one model?"""
+    return found.shape == known.shape and bool(torch.corrcoef(torch.stack([found, known]).flatten(1))[0, 1] >= _SAME)
+
+
+def shipped_for(target: HFModel) -> Path | None:
+    """Folder of the head that comes with the package for a target, by whatever name it was loaded; None: there is none.
+
+    Reads no weights but the samples of those heads that have the target's sizes.
+
+    Raises:
+        ModelFileError: the package is not whole.
+    """
+    return next((folder for folder in sorted(SHIPPED.glob("*/")) if fits(folder, target)), None)
+
+
+def fits(folder: Path, target: HFModel) -> bool:
+    """Was the head in this folder trained for this model, or for another form of it? Reads no weights but the sample.
+
+    Raises:
+        ModelFileError: it cannot be read.
+    """
+    try:
+        given = embeddings(target.model)
+    except (AttributeError, NotImplementedError):  # a model with embeddings of its own kind
+        return False
+    with _reading(folder):
+        if any(own != size for _, own, size in _sizes(_read_config(folder)[1], given)):
+            return False
+        with safe_open(folder / WEIGHTS, framework="pt") as file:
+            known = _numbers(file.get_tensor("target_sample"), "target_sample")
+    return _same(known, sample(target))
+
+
+def shipped_head(target: HFModel) -> HeadModel:
+    """The head that comes with the package for a target, by whatever name it was loaded.
+
+    Raises:
+        UnknownNameError: there is none.
+        ModelFileError: the package is not whole.
+    """
+    if folder := shipped_for(target):
+        return load_head(folder, target)
+    name = target.capabilities.name
+    raise UnknownNameError(
+        f"no draft head comes with draftree for {name}: train one with 'draftree train head --target {name}' and give "
+        "its folder, or use drafter 'auto'"
+    )

@@ -1,0 +1,95 @@
+"""The house: rooms that hold little, names that say one thing, and imports that run down."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from pathlib import Path
+
+import draftree
+
+PACKAGE = Path(draftree.__file__).parent
+FLOORS = [
+    ["errors", "typed", "artifacts", "config", "sampling", "tree", "models.cpu.openmp"],
+    ["text"],
+    ["models"],
+    ["request", "outcome"],
+    ["policies"],
+    ["drafters"],
+    ["verify"],
+    ["records", "trace"],
+    ["engine"],
+    ["beams"],
+    ["load", "hf_generate"],
+    ["train"],
+    ["bench"],
+    ["cli"],
+]
+"""From the lowest: a room or a module of the root imports from its own floor and from those below."""
+ANYWHERE = {"base", "__init__", "__main__"}
+
+
+def _modules() -> dict[str, ast.Module]:
+    paths = {p: ".".join(p.relative_to(PACKAGE).with_suffix("").parts) for p in sorted(PACKAGE.rglob("*.py"))}
+    return {name: ast.parse(path.read_text()) for path, name in paths.items()}
+
+
+MODULES = _modules()
+
+
+def _imports(name: str) -> set[str]:
+    """Modules of the package that a module imports at run time, wherever in its text."""
+    found: set[str] = set()
+    package = name.split(".")[:-1]
+
+    def visit(node: ast.AST) -> None:
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            return
+        if isinstance(node, ast.ImportFrom) and node.level:
+            base = [*package[: len(package) - node.level + 1], *(node.module.split(".") if node.module else [])]
+            for alias in node.names:
+                inner = ".".join([*base, alias.name])
+                found.add(inner if inner in MODULES else ".".join(base))
+        for child in ast.iter_child_nodes(node):
+            visit(child)
+
+    visit(MODULES[name])
+    return found & MODULES.keys()
+
+
+def _floor(name: str) -> int:
+    of = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+    parts = name.split(".")
+    return next(of[room] for n in range(len(parts), 0, -1) if (room := ".".join(parts[:n])) in of)
+
+
+def test_a_room_has_at_most_thirteen_modules() -> None:
+    rooms = Counter(name.rpartition(".")[0] for name in MODULES if name.split(".")[-1] not in ANYWHERE - {"base"})
+    assert not {room: n for room, n in rooms.items() if n > 13}
+
+
+def test_a_module_has_at_most_450_lines() -> None:
+    assert not {p.name: n for p in PACKAGE.rglob("*.py") if (n := len(p.read_text().splitlines())) > 450}
+
+
+def test_no_file_name_stands_twice() -> None:
+    names = Counter(name.split(".")[-1] for name in MODULES)
+    assert not {n for n, times in names.items() if times > 1 and n not in ANYWHERE}
+
+
+def test_no_class_name_stands_twice() -> None:
+    classes = Counter(node.name for tree in MODULES.values() for node in tree.body if isinstance(node, ast.ClassDef))
+    assert not {n for n, times in classes.items() if times > 1}
+
+
+def test_imports_run_down() -> None:
+    inner = [name for name in MODULES if name not in ("__init__", "__main__")]
+    assert not [(n, found) for n in inner for found in _imports(n) if _floor(found) > _floor(n)]
+
+
+def test_imports_make_no_circle() -> None:
+    left = {name: _imports(name) - {name} for name in MODULES}
+    while free := [name for name, needs in left.items() if not needs & left.keys()]:
+        for name in free:
+            del left[name]
+    assert not left
