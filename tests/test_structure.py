@@ -10,7 +10,7 @@ import draftree
 
 PACKAGE = Path(draftree.__file__).parent
 FLOORS = [
-    ["errors", "typed", "artifacts", "config", "sampling", "tree", "models.cpu.openmp"],
+    ["errors", "progress", "typed", "artifacts", "config", "sampling", "tree", "models.cpu.openmp"],
     ["text"],
     ["models"],
     ["request", "outcome"],

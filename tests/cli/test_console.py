@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from draftree.cli.console import console
 from draftree.cli.main import main, run
 from draftree.errors import ConfigError, shortened
+from draftree.progress import console
 
 from ..tiny import save_tiny
 

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from draftree.cli import console as module
-from draftree.cli.console import told
+from draftree.progress import progress_reporter
 
 
 @pytest.mark.parametrize("terminal", [False, True])
@@ -17,7 +17,7 @@ def test_it_says_how_far_and_how_long(terminal: bool, monkeypatch: pytest.Monkey
     if not terminal:
         monkeypatch.setattr(module.time, "monotonic", lambda: float(next(now)))  # type: ignore[attr-defined]
     text = io.StringIO()
-    with told(Console(file=text, force_terminal=terminal, width=100), "steps", total=50, done=10) as tell:
+    with progress_reporter(Console(file=text, force_terminal=terminal, width=100), "steps", total=50, done=10) as tell:
         for done in (20, 30, 40):
             tell(done)
     if terminal:

@@ -10,8 +10,7 @@ import torch
 
 from draftree.errors import CacheError
 from draftree.models.huggingface import HFModel
-from draftree.train.lockstep import respond_in_step
-from draftree.train.responses import respond
+from draftree.train.responses import respond, respond_in_step
 
 from ..heads import PROMPTS
 from ..tiny import VOCAB, tiny

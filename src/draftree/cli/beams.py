@@ -14,9 +14,9 @@ from ..beams.beam_engine import BeamEngine, BeamGeneration
 from ..beams.params import BeamParams, BeamWarp, EarlyStopping
 from ..config import SamplingParams
 from ..errors import ConfigError
+from ..progress import err, out
 from ..text import Prompt
 from . import console as show
-from .console import err, out
 from .options import number, whole
 
 Beams = Annotated[int | None, whole("W", "Decode with this many beams: searched at temperature 0, sampled above it.")]

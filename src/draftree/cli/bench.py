@@ -35,7 +35,8 @@ from ..errors import ConfigError, RunError
 from ..models.cpu.quantization import DEFAULT_NUMERICS
 from ..models.load import DEFAULT_MODEL
 from ..policies.methods import DEFAULT_METHOD
-from .console import complain, err, out, told
+from ..progress import err, out, progress_reporter
+from .console import complain
 from .options import Candidates, Device, Dtype, Nodes, NoLoopBack, Numerics, Target, whole
 
 DEFAULT_DRAFTER = "lookup+recycle+head"
@@ -141,7 +142,7 @@ def _run(plan: Plan, folder: RunFolder, place: dict[str, str | None], *, skip_ba
             fit = check_lengths(models().target, plan.items, skip_bad)
             plan = Plan(fit, plan.entries, plan.max_tokens, plan.repeats, plan.seed)
             total = plan.repeats * len(fit) * len(plan.entries)
-            with told(err, "decoding", total, len(folder.records)) as tell:
+            with progress_reporter(err, "decoding", total, len(folder.records)) as tell:
                 run = Run(plan, models(), folder, score)
                 run.decode(lambda: pressed.asked, tell)
             if run.decoding:

@@ -21,11 +21,11 @@ from ..models.cpu.quantization import DEFAULT_NUMERICS
 from ..models.huggingface import HFModel
 from ..models.load import DEFAULT_MODEL, load
 from ..policies.fixed import Pair, TreeFile
+from ..progress import err
+from ..progress import out as output
 from ..text import Prompt, encode, user
 from ..train.prompts import read_prompts
 from ..train.rank_acceptance import Calibration, Costs, Tally, TruePath, check_ranges, conclude, measure
-from .console import err
-from .console import out as output
 from .options import DecodedTokens, Depth, Device, Drafter, Dtype, Numerics, Seed, Stride, Target, Temperature, whole
 
 _SHOWN_RANKS = 6

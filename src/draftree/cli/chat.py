@@ -11,10 +11,11 @@ from ..errors import InputError
 from ..models.cpu.quantization import DEFAULT_NUMERICS
 from ..models.load import DEFAULT_MODEL
 from ..policies.methods import DEFAULT_METHOD
+from ..progress import err
 from ..text import user
 from ..verify.schemes import DEFAULT_SCHEME
 from . import console as show
-from .console import complain, err
+from .console import complain
 from .options import (
     Candidates,
     Device,

@@ -18,12 +18,12 @@ from ..models.cpu.quantization import DEFAULT_NUMERICS
 from ..models.load import DEFAULT_MODEL
 from ..policies.auto.policy import AutoTree
 from ..policies.methods import DEFAULT_METHOD
+from ..progress import err, out
 from ..request import Request
 from ..text import Prompt, user
 from ..verify.schemes import DEFAULT_SCHEME, Match
 from . import beams as beam_command
 from . import console as show
-from .console import err, out
 from .options import (
     Candidates,
     Device,

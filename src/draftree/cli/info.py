@@ -14,7 +14,7 @@ from ..models.cost_profile import FULL, Grid, Profile, measure_and_keep, profile
 from ..models.cpu.openmp import WAITING
 from ..models.cpu.quantization import DEFAULT_NUMERICS, summary
 from ..models.load import load
-from .console import out
+from ..progress import out
 from .options import Device, Dtype, Numerics, whole
 
 _BAR = 40

@@ -19,11 +19,12 @@ from ..drafters.cascade.stopping_rule import RULES
 from ..drafters.spec import DRAFTERS
 from ..errors import DraftreeWarning, InputError, RunError
 from ..policies.methods import METHODS
+from ..progress import out
 from ..verify.schemes import SCHEMES
 from .bench import bench
 from .calibrate import calibrate
 from .chat import chat
-from .console import complain, out
+from .console import complain
 from .generate import generate
 from .info import info, profile
 from .report import report

@@ -13,7 +13,7 @@ from ..bench.report.page import FIGURES, Section, to_html, to_markdown, write_fi
 from ..bench.report.plots import check_plots
 from ..bench.report.source import LoadedRun, load_runs
 from ..errors import ConfigError, RunError
-from .console import out
+from ..progress import out
 
 CHAPTERS: dict[str, Sequence[Callable[[Sequence[LoadedRun]], list[Section]]]] = {
     "Headlines": (headlines.sections,),

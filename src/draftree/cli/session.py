@@ -14,10 +14,11 @@ from ..engine import Engine
 from ..errors import ConfigError, PromptError
 from ..load import load_engine
 from ..policies.methods import find_method
+from ..progress import out
 from ..request import Chunk, Request
 from ..trace import Observer, Trace
 from . import console as show
-from .console import complain, out
+from .console import complain
 
 
 def sampling_params(

@@ -16,6 +16,8 @@ from ..errors import ConfigError, RunError
 from ..models.load import DEFAULT_MODEL, load
 from ..policies.c2t import provenance
 from ..policies.classifier import DEFAULT_FEATURES, Classifier, ClassifierFile, read_classifier
+from ..progress import err, progress_reporter
+from ..progress import out as output
 from ..train.c2t_fit import (
     BATCH,
     EPOCHS,
@@ -34,8 +36,6 @@ from ..train.head_data import LONGEST_PROMPT, digest, encoded, shuffled
 from ..train.prompts import read_prompts
 from ..train.responses import MAX_ROWS, TEMPERATURES
 from .calibrate import check_place
-from .console import err, told
-from .console import out as output
 from .options import Device, Drafter, Dtype, Target, number, whole
 from .train_head import sha256, stated
 
@@ -136,12 +136,12 @@ def classifier(
         for n, found, said in zip(prompts, files, licences, strict=True)
     ]
     try:
-        with told(err, "collecting samples", samples, store.count) as tell:
+        with progress_reporter(err, "collecting samples", samples, store.count) as tell:
             drafts.prepare(model)
             model.reserve(rows + 1, LONGEST_PROMPT + max_tokens)
             collect(store, model, drafts, asked, most=samples, rows=rows, tell=tell)
         learned, kept_apart = store.samples().split(apart)
-        with told(err, "fitting, epochs", epochs) as tell:
+        with progress_reporter(err, "fitting, epochs", epochs) as tell:
             found = fit(learned, recipe, negatives, init, tell, kept_apart)
     except KeyboardInterrupt:
         raise RunError(

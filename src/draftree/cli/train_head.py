@@ -15,12 +15,12 @@ from ..artifacts import user_path
 from ..errors import ConfigError, RunError
 from ..models.eagle_file import is_head
 from ..models.load import DEFAULT_MODEL, load
+from ..progress import err
+from ..progress import out as output
 from ..train.eagle_fit import Figures, FitRecipe
 from ..train.eagle_training import HeadTraining, Limits, PromptFile
 from ..train.head_data import DataRecipe, HeadData, digest, encoded, shuffled
 from ..train.prompts import read_prompts
-from .console import err
-from .console import out as output
 from .options import Device, Dtype, Target, number, whole
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)

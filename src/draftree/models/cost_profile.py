@@ -23,9 +23,9 @@ import transformers
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ..artifacts import write_whole
-from ..cli.console import err
 from ..config import MAX_NODES
 from ..errors import ConfigError, DraftreeWarning, RunError
+from ..progress import err
 from ..tree import ROOT
 from .base import LanguageModel, Nodes, Row
 

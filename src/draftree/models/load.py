@@ -25,8 +25,8 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..artifacts import user_path
-from ..cli.console import err
 from ..errors import ConfigError, DraftreeWarning, ModelFileError, RunError, UnknownNameError
+from ..progress import err
 from ..typed import typed
 from .cpu.quantization import DEFAULT_NUMERICS, check
 from .huggingface import HFModel

@@ -17,11 +17,11 @@ from rich.console import Console
 from torch import Tensor
 
 from ..artifacts import write_whole
-from ..cli.console import told
 from ..errors import ConfigError, RunError
 from ..models.eagle_file import load_head, read_head, save_head
 from ..models.eagle_head import HeadConfig, HeadNetwork, embeddings, output_layer
 from ..models.huggingface import HFModel
+from ..progress import progress_reporter
 from .eagle_fit import DEPTH, RANKS, STRIDE, Figures, Fit, FitRecipe, Frozen, evaluate, regress
 from .head_data import LONGEST_PROMPT, HeadData
 from .responses import AGAIN, MAX_ROWS, TEMPERATURES, Response
@@ -219,7 +219,7 @@ class HeadTraining:
             share = 1.0 if limits.steps else RESPONSE_SHARE
             data.check_room(limits.tokens, self.target.hidden_size)
             rows = limits.rows or self._rows()
-            with told(console, "drawing response tokens", limits.tokens, data.store.tokens) as tell:
+            with progress_reporter(console, "drawing response tokens", limits.tokens, data.store.tokens) as tell:
                 data.collect(
                     self.target,
                     tokens=limits.tokens,
@@ -318,7 +318,7 @@ class HeadTraining:
         saved, kept = time.monotonic(), fit.done
         try:
             fit.save(checkpoint)
-            with told(console, "training steps", fit.steps, fit.done) as tell:
+            with progress_reporter(console, "training steps", fit.steps, fit.done) as tell:
                 for done in fit.run():
                     tell(done)
                     if time.monotonic() - saved >= _EVERY:
@@ -334,7 +334,7 @@ class HeadTraining:
         groups = [[r for r in apart if (r.temperature == 0) == greedy] for greedy in (True, False)]
         found: list[Figures | None] = []
         for name, group in zip(("greedy", "sampled"), groups, strict=True):
-            with told(console, f"evaluating {name} responses", len(group)) as tell:
+            with progress_reporter(console, f"evaluating {name} responses", len(group)) as tell:
                 found.append(evaluate(head, group, self.data.recipe.seed, tell) if group else None)
         figures = {name: f and f.as_dict() for name, f in zip(("greedy", "sampled"), found, strict=True)}
         write_whole(self.data.folder / "figures.json", json.dumps(figures, indent=1) + "\n")
