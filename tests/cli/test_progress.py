@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from draftree.cli import console as module
+from draftree import progress as module
 from draftree.progress import progress_reporter
 
 

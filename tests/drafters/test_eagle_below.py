@@ -133,10 +133,10 @@ def test_a_head_that_knows_the_text_is_believed_beyond_the_first_round(target: H
 
 @pytest.mark.parametrize(("name", "least"), [("target", 20), ("middle", 3)])
 def test_what_the_target_accepts_stays_and_no_more(
-    name: str, least: int, fixtures: pytest.FixtureRequest, target: HFModel, monkeypatch: pytest.MonkeyPatch
+    name: str, least: int, request: pytest.FixtureRequest, target: HFModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The head's cache follows the target: accepted tokens that it has read are not fed again, others do not stay."""
-    above = fixtures.getfixturevalue(name)
+    above = request.getfixturevalue(name)
     made = below(random_head(above), above, StaticTree(1, 2))
     again, committed, advance = [0], [0], HeadModel.advance
 
@@ -146,19 +146,19 @@ def test_what_the_target_accepts_stays_and_no_more(
 
     monkeypatch.setattr(HeadModel, "advance", counting)
     drive = engine(target, made)
-    request = drive.open(PROMPTS[1], SamplingParams(max_tokens=30))
+    decoded = drive.open(PROMPTS[1], SamplingParams(max_tokens=30))
     lower = made.lower
     assert isinstance(lower, HeadSource)
-    while request.finish_reason is None and request.room > 2:  # before the last tokens the lower level is not asked
-        before = len(request.ids)
-        drive.step([request])
-        row = lower._states[request].row
-        assert before - 1 <= row.length <= len(request.ids) - 1
+    while decoded.finish_reason is None and decoded.room > 2:  # before the last tokens the lower level is not asked
+        before = len(decoded.ids)
+        drive.step([decoded])
+        row = lower._states[decoded].row
+        assert before - 1 <= row.length <= len(decoded.ids) - 1
         assert not len(row.parents)
         committed.append(row.length - before + 1)
-    drive.close(request)
+    drive.close(decoded)
     assert sum(committed) > least
-    assert sum(again) + sum(committed) <= len(request.ids)
+    assert sum(again) + sum(committed) <= len(decoded.ids)
 
 
 def test_its_cache_holds_what_a_pass_over_the_text_would_leave(target: HFModel) -> None:

@@ -15,7 +15,7 @@ from draftree.config import SamplingParams
 from draftree.drafters.registry import load_drafter, resolved
 from draftree.drafters.spec import AUTO
 from draftree.errors import ConfigError, ModelFileError
-from draftree.models import eagle_head as head_file
+from draftree.models import eagle_file
 from draftree.models.eagle_file import save_head
 from draftree.models.huggingface import HFModel
 from draftree.policies.fixed import read_tree
@@ -44,7 +44,7 @@ def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A head for the tiny target comes with the package."""
     tiny_target = target()
     save_head(tmp_path / "heads" / "tiny", random_head(tiny_target).network, DRAFTED, tiny_target)
-    monkeypatch.setattr(head_file, "SHIPPED", tmp_path / "heads")
+    monkeypatch.setattr(eagle_file, "SHIPPED", tmp_path / "heads")
     return tmp_path / "heads" / "tiny"
 
 
