@@ -44,7 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny(tmp_path_factory.mktemp("target"))
 
 
-@pytest.mark.parametrize("drafter", ["self", "layers=1", "recycle", "lookup+recycle+layers=1", "lookup>layers=1"])
+@pytest.mark.parametrize("drafter", ["self", "int8", "recycle", "lookup+recycle+int8", "lookup>int8"])
 def test_ids_are_the_targets_own_with_either_kind(folder: Path, drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A twin, the target's own rows, n-grams and a table, a union, a cascade; greedy and sampled in one batch.
 

@@ -170,7 +170,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m draftree.bench.windows", description=__doc__)
     parser.add_argument("--target", default=DEFAULT_MODEL)
     parser.add_argument("--numerics", default=DEFAULT_NUMERICS)
-    parser.add_argument("--drafter", default="head", help="head, lookup, layers=N or a model")
+    parser.add_argument("--drafter", default="head", help="head, lookup or a model")
     parser.add_argument("--windows", default=",".join(map(str, range(2, 21))))
     dynamic = ["hsddw:cap=20", "dynamic-window:cap=20"]
     parser.add_argument("--dynamic", nargs="*", default=dynamic, help="other methods: METHOD[:KEY=VALUE]...")

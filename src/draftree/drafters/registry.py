@@ -29,7 +29,7 @@ from .eagle import HeadSource
 from .ensemble import UnionSource
 from .ngram import LookupSource
 from .source import Source
-from .spec import AUTO, CHEAPER, DRAFTERS, LAYERS, LevelName, check_recycle_file, is_own, layers_of, levels_of, parts_of
+from .spec import AUTO, CHEAPER, DRAFTERS, LevelName, check_recycle_file, is_own, levels_of, parts_of
 from .token_recycling import RecycleSource
 
 _OWN: WeakKeyDictionary[PreTrainedModel, dict[str, HFModel]] = WeakKeyDictionary()
@@ -105,7 +105,7 @@ def load_drafter(
 
     Args:
         name: "auto" (``resolved``), "lookup", "recycle", "head", "none", "self", the folder of a draft head, a model by
-            any name that ``draftree.load`` takes, "layers=N", "int8", a loaded model, several names joined by "+" (the
+            any name that ``draftree.load`` takes, "int8", a loaded model, several names joined by "+" (the
             union of what they say) or by ">" (a hierarchy, the lowest level first).
         target: the model that it drafts for.
         policy: shapes its trees. A ``DynamicWindow`` of chains over a hierarchy is HSDDW: it shapes the proposals of
@@ -188,7 +188,7 @@ def drafting_model(name: str | HFModel, target: HFModel) -> HFModel | HeadModel:
     """What drafts by passes of its own.
 
     Args:
-        name: "self", "head", "layers=...", "int8", "fp16w", the folder of a draft head, or a model, loaded or by a name
+        name: "self", "head", "int8", "fp16w", the folder of a draft head, or a model, loaded or by a name
             for ``draftree.load``.
         target: the model that it drafts for.
 
@@ -216,13 +216,11 @@ def drafting_model(name: str | HFModel, target: HFModel) -> HFModel | HeadModel:
 
 
 def _own(name: str, target: HFModel) -> HFModel:
-    """The target in other numerics or without some of its layers, with a cache of its own.
+    """The target in other numerics, with a cache of its own.
 
     Raises:
-        ConfigError: it cannot be had in these numerics, or has no such layers.
+        ConfigError: it cannot be had in these numerics.
     """
-    if name.startswith(LAYERS):
-        return target.with_layers(layers_of(name, target.layers), f"{target.capabilities.name}, {name}")
     known = _OWN.setdefault(target.model, {})
     if name not in known:
         known[name] = target.in_numerics(name)
