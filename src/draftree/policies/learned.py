@@ -1,12 +1,9 @@
-"""A classifier in other policies: how many children entropy calls for, and what ``auto`` takes drafts to be worth.
-
-Both classifiers score nodes given their parents ('draftree train classifier --given-parent').
-"""
+"""A learned branching function: how many children a node of this entropy gets (``train classifier --given-parent``)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,8 +13,6 @@ from ..config import DEFAULT_NODES
 from ..errors import ConfigError
 from ..models.base import LanguageModel
 from ..typed import check_fields
-from .auto.policy import AutoTree
-from .base import Frontier, Growth
 from .c2t import warn_of_others
 from .classifier import Classifier, Provenance
 from .entropy import MAX_WIDTH, EntropyTree
@@ -89,50 +84,3 @@ class LearnedTree(EntropyTree):
     def prepare(self, target: LanguageModel, sources: Sequence[Source]) -> None:
         """Warn where the width was learned from other models."""
         warn_of_others(self.made_for, target, sources)
-
-
-@dataclass(slots=True)
-class ScoredAuto(AutoTree):
-    """``auto`` by what lies halfway between draft probabilities and scores, in log-odds; it counts what comes true.
-
-    Attributes:
-        classifier: of nodes given their parents.
-        made_for: the models that it was trained for; others are warned about.
-
-    Raises:
-        ConfigError: the classifier scores whole paths.
-    """
-
-    classifier: Classifier = field(kw_only=True)
-    made_for: Provenance | None = field(default=None, kw_only=True)
-
-    def __post_init__(self) -> None:
-        AutoTree.__post_init__(self)
-        if not self.classifier.given_parent:
-            raise ConfigError(
-                "auto weighs nodes given their parents, and the classifier scores whole paths: train one with "
-                "'draftree train classifier --given-parent --features step,entropy,depth,rank'"
-            )
-
-    @property
-    def partner(self) -> str | None:
-        """The drafter of ``made_for``."""
-        return None if self.made_for is None else self.made_for.drafter
-
-    def prepare(self, target: LanguageModel, sources: Sequence[Source]) -> None:
-        """See ``AutoTree``; warn where the classifier learned from other models."""
-        AutoTree.prepare(self, target, sources)
-        warn_of_others(self.made_for, target, sources)
-
-    def grow(self, frontier: Frontier) -> Growth:
-        """See ``AutoTree``; no candidate is likelier than one of a lower rank, whatever the classifier says."""
-        said = frontier.candidates
-        scores = halfway(said.logprobs.exp(), self.classifier(frontier)).cummin(1).values
-        return AutoTree.grow(self, replace(frontier, candidates=replace(said, logprobs=scores.log())))
-
-
-def halfway(one: Tensor, other: Tensor) -> Tensor:
-    """Probabilities whose log-odds are the mean of both; 0 where one is 0."""
-    below = 1 - torch.finfo(torch.float32).eps
-    both = (one.clamp(max=below).logit() + other.clamp(max=below).logit()) / 2
-    return both.sigmoid()

@@ -19,11 +19,8 @@ from .chains import DynamicWindow, Window, read_start
 from .classifier import DEFAULT, DEFAULT_WIDTH, read_classifier
 from .entropy import MAX_WIDTH, BranchingSteps, BudgetTree, EntropyFunction, EntropyStop, EntropyTree, StaticTree, Steps
 from .fixed import EAGLE, RankTree, read_tree
-from .learned import LEARNED_BETA, LearnedTree, LearnedWidth, ScoredAuto
+from .learned import LEARNED_BETA, LearnedTree, LearnedWidth
 from .stopping import PayingChain
-
-NO_CLASSIFIER = "none"
-"""``auto`` goes by the draft's own probabilities."""
 
 
 def chain(depth: int = 4) -> GrowthPolicy:
@@ -192,12 +189,9 @@ def c2t(
     return ClassifierTree(net, beta, width, limit, depth, net.given_parent, found.made_for)
 
 
-def auto(width: int = 8, depth: int = 16, classifier: str = NO_CLASSIFIER) -> GrowthPolicy:
-    """what pays most by this machine's measured costs, or none; WIDTH, DEPTH: bounds; CLASSIFIER: judge drafts by it"""
-    if classifier == NO_CLASSIFIER:
-        return AutoTree(width, depth)
-    found = read_classifier(classifier)
-    return ScoredAuto(width, depth, classifier=found.classifier, made_for=found.made_for)
+def auto(width: int = 8, depth: int = 16) -> GrowthPolicy:
+    """what pays most by this machine's measured costs, or none; WIDTH, DEPTH: bounds"""
+    return AutoTree(width, depth)
 
 
 def hsddw(
