@@ -296,10 +296,3 @@ def test_nothing_is_drafted_where_there_are_no_candidates() -> None:
 def test_a_value_out_of_range_is_named(settings: dict[str, float | str], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         find_policy("c2t", settings)
-
-
-def test_a_chain_has_no_second_candidate_to_tell_a_margin_by() -> None:
-    net = Classifier(("margin",), ((1.0,),), (0.0,), (1.0,), 0.0)
-    assert ClassifierTree(net, width=2).width == 2
-    with pytest.raises(ConfigError, match="width is 1, and the classifier sees the margin .* use at least 2"):
-        ClassifierTree(net, width=1)

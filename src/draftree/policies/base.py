@@ -74,8 +74,6 @@ class Frontier:
         budgets: [B] int64, nodes of each request's finished tree, whatever has been drafted so far.
         limits: [B] int64, deepest level that each request's tree may have.
         pool: what has been drafted so far, these nodes included.
-        above: the frontier that these nodes came from, and [F] int64, which of its nodes each one's parent is; None for
-            roots.
     """
 
     depth: int
@@ -87,7 +85,6 @@ class Frontier:
     budgets: Tensor
     limits: Tensor
     pool: Pool
-    above: tuple[Frontier, Tensor] | None = None
 
     @property
     def scores(self) -> Tensor:

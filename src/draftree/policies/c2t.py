@@ -16,7 +16,7 @@ from ..models.base import LanguageModel
 from ..tree import DraftTree
 from ..typed import check_fields
 from .base import Frontier, Growth, GrowthPolicy, best_per_row
-from .classifier import Classifier, Provenance
+from .classifier import Provenance
 from .entropy import MAX_WIDTH
 
 if TYPE_CHECKING:
@@ -77,8 +77,6 @@ class ClassifierTree(GrowthPolicy):
             if not isinstance(value, int) or value < 1 or (most is not None and value > most):
                 none = ", or none" if name == "top" else ""
                 raise ConfigError(f"{name} is {value}: use a whole number from 1{f' to {most}' if most else ''}{none}")
-        if self.width == 1 and isinstance(self.score, Classifier) and "margin" in self.score.features:
-            raise ConfigError("width is 1, and the classifier sees the margin to a second candidate: use at least 2")
 
     @property
     def partner(self) -> str | None:
