@@ -24,7 +24,6 @@ from draftree.policies.classifier import DEFAULT, DEFAULT_WIDTH, read_classifier
 from draftree.policies.fixed import Counts, Pair, RankTree, TreeFile, expected_acceptance_length
 from draftree.policies.learned import LearnedTree, LearnedWidth
 from draftree.policies.methods import METHODS
-from draftree.policies.stopping import PayingChain
 
 from .tiny import VOCAB, tiny
 
@@ -86,8 +85,6 @@ def policy(method: str) -> GrowthPolicy:
     """
     if method == "auto":
         return AutoTree(target=costs(1.0), drafter=costs(0.01))
-    if method == "dynamic-window":
-        return PayingChain(target=costs(1.0), drafter=0.01)
     if method == "c2t":
         return ClassifierTree(read_classifier(DEFAULT).classifier)
     if method == "learned-width":

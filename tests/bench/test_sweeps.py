@@ -29,7 +29,7 @@ def drafter(name: str) -> TreeDrafter:
 @pytest.mark.parametrize("name", ["lookup", "relative"])
 @pytest.mark.parametrize(
     ("method", "settings"),
-    [("chain", {"depth": 1}), ("chain", {"depth": 5}), ("hsddw", {"cap": 8, "start": "0.5", "share": 0.6})],
+    [("chain", {"depth": 1}), ("chain", {"depth": 5}), ("hsddw", {"cap": 8, "start": "0.5"})],
 )
 def test_a_window_on_recorded_chains_gains_what_it_gains_with_its_drafter(
     name: str, method: str, settings: dict[str, float]

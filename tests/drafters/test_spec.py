@@ -25,8 +25,8 @@ from draftree.models.base import LanguageModel
 from draftree.models.cost_profile import Profile
 from draftree.models.huggingface import HFModel
 from draftree.models.load import load
+from draftree.policies.chains import DynamicWindow
 from draftree.policies.entropy import StaticTree
-from draftree.policies.stopping import PayingChain
 
 from ..pairs import costs
 from ..tiny import save_tiny
@@ -52,7 +52,6 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> None:
         return costs(1e-9 * model.capabilities.parameters)
 
     monkeypatch.setattr("draftree.drafters.registry.kept_or_measured", found)
-    monkeypatch.setattr("draftree.policies.stopping.kept_or_measured", found)
 
 
 def source(name: str, model: HFModel) -> HierarchySource:
@@ -83,7 +82,7 @@ def test_settings_reach_what_they_are_of(model: HFModel) -> None:
     assert made.policy == StaticTree(3, 2)
     assert made.settings == LoopBack("gain", 0.7, 5)
     default = source("lookup>int8", model)
-    assert default.policy == PayingChain()
+    assert default.policy == DynamicWindow()
     assert default.settings == LoopBack()
 
 
@@ -100,7 +99,7 @@ def test_levels_nest_to_any_depth_and_are_of_any_kind(model: HFModel) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("method", ["auto", "hsddw", "dynamic-window", "opt-tree+dynamic-window"])
+@pytest.mark.parametrize("method", ["auto", "hsddw", "dynamic-window"])
 def test_an_engine_of_names_gives_the_targets_text(folder: Path, method: str, temperature: float) -> None:
     params = SamplingParams(max_tokens=TOKENS, temperature=temperature, seed=3)
     plain = load_engine(str(folder), drafter="none").generate(["the rain is in"], params)[0].token_ids
@@ -142,7 +141,7 @@ def test_hierarchies_learn_and_are_no_models() -> None:
         ("lookup>int8:tau=high", "tau is 'high': use an entropy"),
         ("lookup>int8:memory=0.5", "memory is 0.5: use a number of tokens, 1 or more, or inf"),
         ("lookup>int8:memory=long", "memory is 'long': use a number of tokens"),
-        ("lookup:memory=9>int8", "method dynamic-window has no setting 'memory'"),
+        ("lookup:share=0.6>int8", "method dynamic-window has no setting 'share'"),
         ("lookup:method=hsddw:memory=0>int8", "memory is 0.0: use a number of tokens"),
         ("lookup>int8:pending=0", "pending is 0: use at least 1 token"),
         ("lookup>int8:pending=few", "pending is 'few': use a whole number"),

@@ -180,7 +180,6 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> None:
         return costs(1e-9 * model.capabilities.parameters)
 
     monkeypatch.setattr("draftree.drafters.registry.kept_or_measured", found)
-    monkeypatch.setattr("draftree.policies.stopping.kept_or_measured", found)
 
 
 def loaded(name: str, method: str, model: HFModel) -> tuple[TreeDrafter, HierarchySource]:
@@ -194,7 +193,7 @@ def test_the_method_hsddw_over_a_hierarchy_is_the_published_one(folder: Path) ->
     """One method name sets all: M1's window, and a run that tau2 and its cap alone end."""
     made, source = loaded("lookup>int8", "hsddw", load(str(folder)))
     assert made.policy == StaticTree(1, MAX_NODES)
-    assert source.policy == DynamicWindow(Window(None, 1.0, True, 1, 10, math.inf))
+    assert source.policy == DynamicWindow(Window(None, True, 1, 10, math.inf))
     assert source.settings == LoopBack("entropy", None, 50, math.inf)
 
 
@@ -203,8 +202,6 @@ def test_a_level_with_a_method_of_its_own_keeps_it(folder: Path) -> None:
     for below in ("lookup:method=static:depth=2", "lookup:cap=7"):
         _, source = loaded(f"{below}>int8", "hsddw", model)
         assert source.policy == levels_of(f"{below}>int8")[0].policy()
-    made, _ = loaded("lookup>int8", "static+dynamic-window", model)
-    assert isinstance(made.policy, DynamicWindow)
 
 
 def test_a_middle_level_has_settings_of_both_roles() -> None:

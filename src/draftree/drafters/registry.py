@@ -108,7 +108,7 @@ def load_drafter(
             any name that ``draftree.load`` takes, "int8", a loaded model, several names joined by "+" (the
             union of what they say) or by ">" (a hierarchy, the lowest level first).
         target: the model that it drafts for.
-        policy: shapes its trees. A ``DynamicWindow`` of chains over a hierarchy is HSDDW: it shapes the proposals of
+        policy: shapes its trees. A ``DynamicWindow`` over a hierarchy is HSDDW: it shapes the proposals of
             levels without a method of their own, and the run that the target verifies is a chain.
         recycle_file: where "recycle" keeps what it has learned from one run to the next.
         learning: "auto" may be what learns from all requests; not so where children are drawn (``Scheme.draws``).
@@ -131,7 +131,7 @@ def load_drafter(
     own = [part for level in levels for part in parts_of(level.name) if is_own(part)]
     file = None if recycle_file is None else user_path(recycle_file)
     window = None
-    if len(levels) > 1 and isinstance(policy, DynamicWindow) and policy.tree == CHAIN:
+    if len(levels) > 1 and isinstance(policy, DynamicWindow):
         window, policy = policy.window, CHAIN  # HSDDW: the threshold of the run is the upper level's (``LoopBack``)
     making = _Making(target, file, alone=len(own) == 1, window=window)
     return TreeDrafter(policy, making.hierarchy(levels), called)
