@@ -11,7 +11,7 @@ from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.ngram import LookupSource
 from draftree.engine import Engine
 from draftree.models.huggingface import HFModel
-from draftree.policies.entropy import StaticTree
+from draftree.policies.fixed import StaticTree
 from draftree.policies.methods import find_policy
 from draftree.train.replay import Replay
 

@@ -12,7 +12,7 @@ from draftree.drafters.registry import load_drafter
 from draftree.engine import Engine
 from draftree.errors import ConfigError, RunError
 from draftree.models.huggingface import HFModel
-from draftree.policies.entropy import StaticTree
+from draftree.policies.fixed import StaticTree
 from draftree.policies.methods import METHODS
 from draftree.train.replay import Replay
 

@@ -26,7 +26,7 @@ from draftree.models.cost_profile import Profile
 from draftree.models.huggingface import HFModel
 from draftree.models.load import load
 from draftree.policies.chains import DynamicWindow
-from draftree.policies.entropy import StaticTree
+from draftree.policies.fixed import StaticTree
 
 from ..pairs import costs
 from ..tiny import save_tiny

@@ -15,8 +15,10 @@ from torch import Tensor
 
 from draftree.config import MAX_NODES, Budget
 from draftree.errors import ConfigError
-from draftree.policies.base import GrowthPolicy
-from draftree.policies.entropy import MAX_WIDTH, BranchingSteps, EntropyStop, EntropyTree, StaticTree, Steps, fit
+from draftree.policies.base import MAX_WIDTH, GrowthPolicy
+from draftree.policies.chains import EntropyStop
+from draftree.policies.entropy import BranchingSteps, EntropyTree, Steps, fit
+from draftree.policies.fixed import StaticTree
 from draftree.policies.methods import METHODS, find_policy
 from draftree.tree import ROOT, DraftTree
 

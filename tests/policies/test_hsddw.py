@@ -26,7 +26,7 @@ from draftree.models.huggingface import HFModel
 from draftree.models.load import load
 from draftree.outcome import Outcome, StepCost
 from draftree.policies.chains import CHAIN, DynamicWindow, Window
-from draftree.policies.entropy import StaticTree
+from draftree.policies.fixed import StaticTree
 from draftree.policies.methods import find_policy
 from draftree.records import RunRecord
 from draftree.request import Request

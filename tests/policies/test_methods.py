@@ -9,8 +9,9 @@ import pytest
 from draftree.config import DEFAULT_NODES, Budget
 from draftree.errors import ConfigError, UnknownNameError
 from draftree.policies.base import GrowthPolicy
-from draftree.policies.chains import DynamicWindow, Window
-from draftree.policies.entropy import BranchingSteps, EntropyStop, EntropyTree, StaticTree
+from draftree.policies.chains import DynamicWindow, EntropyStop, Window
+from draftree.policies.entropy import BranchingSteps, EntropyTree
+from draftree.policies.fixed import StaticTree
 from draftree.policies.methods import DEFAULT_METHOD, METHODS, find_method, find_policy
 
 from ..drafters.test_ensemble import request_of

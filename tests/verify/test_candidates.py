@@ -25,7 +25,7 @@ from draftree.errors import ConfigError
 from draftree.hf_generate import custom_generate
 from draftree.load import load_engine
 from draftree.policies.base import Frontier, Growth, GrowthPolicy
-from draftree.policies.entropy import StaticTree
+from draftree.policies.fixed import StaticTree
 from draftree.records import RunRecord
 from draftree.sampling import gumbel_noise, warp
 from draftree.trace import read_trace

@@ -37,7 +37,8 @@ from ..policies.base import Frontier, GrowthPolicy
 from ..policies.best_paths import Eagle2Tree, OptTree
 from ..policies.c2t import TOP, ClassifierTree, Score, warn_of_others
 from ..policies.classifier import DEFAULT, DEFAULT_WIDTH, Classifier, read_classifier
-from ..policies.entropy import BranchingSteps, EntropyFunction, EntropyTree, StaticTree
+from ..policies.entropy import BranchingSteps, EntropyFunction, EntropyTree
+from ..policies.fixed import StaticTree
 from ..policies.learned import LearnedWidth
 from ..text import encode, user
 from ..train.replay import Replay

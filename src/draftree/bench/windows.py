@@ -38,7 +38,7 @@ from ..models.cost_profile import Profile, kept_or_measured
 from ..models.cpu.quantization import DEFAULT_NUMERICS
 from ..models.load import DEFAULT_MODEL, load
 from ..policies.base import Candidates, GrowthPolicy
-from ..policies.entropy import StaticTree
+from ..policies.fixed import StaticTree
 from ..policies.methods import find_policy
 from ..request import Request
 from ..text import encode, user

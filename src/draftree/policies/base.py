@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +20,10 @@ from ..tree import DraftTree
 
 if TYPE_CHECKING:
     from ..drafters.source import Source
+
+
+MAX_WIDTH = 64
+"""Most children of a node that any policy may have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +184,26 @@ def node_budget(policy: GrowthPolicy | None, nodes: int | None) -> int:
     if Budget(nodes).nodes < 1:
         raise ConfigError(f"node budget is {nodes}: use at least 1, or drafter 'none' for plain decoding")
     return nodes
+
+
+def check_count(what: str, value: int, most: int | None = None) -> None:
+    """Make sure that the setting ``what`` is a whole number from 1, up to ``most``.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if not isinstance(value, int) or value < 1 or (most is not None and value > most):
+        raise ConfigError(f"{what} is {value}: use {'at least 1' if most is None else f'1 to {most}'}")
+
+
+def check_entropy(what: str, value: float) -> None:
+    """Make sure that the setting ``what`` is an entropy.
+
+    Raises:
+        ConfigError: it is negative or nan.
+    """
+    if math.isnan(value) or value < 0:
+        raise ConfigError(f"{what} is {value}: use an entropy in nats, 0 or more")
 
 
 def best_per_row(scores: Tensor, rows: Tensor, limits: Tensor) -> Tensor:

@@ -15,9 +15,8 @@ from ..errors import ConfigError, DraftreeWarning
 from ..models.base import LanguageModel
 from ..tree import DraftTree
 from ..typed import check_fields
-from .base import Frontier, Growth, GrowthPolicy, best_per_row
+from .base import MAX_WIDTH, Frontier, Growth, GrowthPolicy, best_per_row
 from .classifier import Provenance
-from .entropy import MAX_WIDTH
 
 if TYPE_CHECKING:
     from ..drafters.source import Source

@@ -18,14 +18,41 @@ from ..errors import ConfigError
 from ..outcome import Outcome
 from ..request import Request
 from ..typed import check_fields
-from .base import Frontier, Growth, GrowthPolicy
-from .entropy import StaticTree
+from .base import MAX_WIDTH, Frontier, Growth, GrowthPolicy, check_count, check_entropy
+from .fixed import StaticTree
 
 FIRST = "first"
 """In place of an initial threshold: the least entropy of the request's first draft."""
 CHAIN = StaticTree(1, MAX_NODES)
 """A chain as long as its budget."""
 _MEMORIES = "use a number of tokens, 1 or more, or inf to forget nothing"
+
+
+@dataclass(frozen=True, slots=True)
+class EntropyStop(GrowthPolicy):
+    """A chain that ends with the first token whose law has entropy above ``stop`` ("early stopping", Section 3.1).
+
+    That last position gets ``width`` alternatives instead of one when ``width`` > 1 ("naive width"). Depth is bounded
+    by the node budget alone, as in the paper.
+    """
+
+    stop: float = 1.0
+    width: int = 1
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_entropy("stop", self.stop)
+        check_count("width", self.width, MAX_WIDTH)
+
+    def width_for(self, nodes: int) -> int:
+        """``width``, within the tree."""
+        return min(self.width, nodes)
+
+    def grow(self, frontier: Frontier) -> Growth:
+        """One child below ``stop``; ``width`` leaves above."""
+        sure = (frontier.candidates.entropies <= self.stop)[:, None]
+        ranks = torch.arange(frontier.candidates.tokens.shape[1])
+        return Growth((ranks == 0) | ~sure, sure.expand(-1, ranks.shape[0]))
 
 
 @dataclass(slots=True)

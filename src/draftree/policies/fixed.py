@@ -1,4 +1,4 @@
-"""Trees of a fixed shape: by rank, by Sequoia from measured acceptance, and the files that hold them."""
+"""Trees of a fixed shape: full, by rank, by Sequoia from measured acceptance, and the files that hold them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from ..artifacts import parse_json, user_path, write_whole
 from ..config import MAX_NODES
 from ..errors import ConfigError, UnknownNameError
 from ..typed import check_fields
-from .base import Frontier, Growth, GrowthPolicy
-from .entropy import MAX_WIDTH
+from .base import MAX_WIDTH, Frontier, Growth, GrowthPolicy, check_count
 
 Ranks = tuple[int, ...]
 """A node of a fixed tree: the ranks on its path from the root, 0 for the most probable child."""
@@ -35,6 +34,31 @@ EAGLE: tuple[Ranks, ...] = tuple(
     ).split()
 )
 """The 25 nodes of EAGLE's fixed tree, one digit a rank (``mc_sim_7b_63`` in eagle/model/choices.py of its code)."""
+
+
+@dataclass(frozen=True, slots=True)
+class StaticTree(GrowthPolicy):
+    """Every node gets its ``width`` most probable children, down to ``depth``; width 1 is a chain.
+
+    The paper's baseline is the chain of 4, its static tree has width 2 and depth 4 (Section 4).
+    """
+
+    width: int = 2
+    depth: int = 4
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_count("width", self.width, MAX_WIDTH)
+        check_count("depth", self.depth)
+
+    def width_for(self, nodes: int) -> int:
+        """``width``, within the tree."""
+        return min(self.width, nodes)
+
+    def grow(self, frontier: Frontier) -> Growth:
+        """All candidates, until ``depth``."""
+        keep = torch.ones_like(frontier.candidates.tokens, dtype=torch.bool)
+        return Growth(keep, keep & (frontier.depth + 1 < self.depth))
 
 
 @dataclass(frozen=True, slots=True)

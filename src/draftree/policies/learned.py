@@ -13,9 +13,10 @@ from ..config import DEFAULT_NODES
 from ..errors import ConfigError
 from ..models.base import LanguageModel
 from ..typed import check_fields
+from .base import MAX_WIDTH
 from .c2t import warn_of_others
 from .classifier import Classifier, Provenance
-from .entropy import MAX_WIDTH, EntropyTree
+from .entropy import EntropyTree
 
 if TYPE_CHECKING:
     from ..drafters.source import Source

@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 from ..config import DEFAULT_NODES, MAX_NODES
 from ..errors import ConfigError, UnknownNameError
 from .auto.policy import AutoTree
-from .base import GrowthPolicy
+from .base import MAX_WIDTH, GrowthPolicy
 from .best_paths import Eagle2Tree, OptTree
 from .c2t import BETA, DEPTH, TOP, ClassifierTree
-from .chains import DynamicWindow, Window, read_start
+from .chains import DynamicWindow, EntropyStop, Window, read_start
 from .classifier import DEFAULT, DEFAULT_WIDTH, read_classifier
-from .entropy import MAX_WIDTH, BranchingSteps, BudgetTree, EntropyFunction, EntropyStop, EntropyTree, StaticTree, Steps
-from .fixed import EAGLE, RankTree, read_tree
+from .entropy import BranchingSteps, BudgetTree, EntropyFunction, EntropyTree, Steps
+from .fixed import EAGLE, RankTree, StaticTree, read_tree
 from .learned import LEARNED_BETA, LearnedTree, LearnedWidth
 
 

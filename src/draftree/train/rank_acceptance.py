@@ -23,8 +23,7 @@ from ..drafters.base import Drafter, NoDrafter
 from ..engine import Engine
 from ..errors import ConfigError, RunError
 from ..models.base import LanguageModel
-from ..policies.base import Frontier, Growth, GrowthPolicy
-from ..policies.entropy import MAX_WIDTH
+from ..policies.base import MAX_WIDTH, Frontier, Growth, GrowthPolicy
 from ..policies.fixed import Counts, Pair, TreeFile, best_size, best_tree, expected_acceptance_length
 from .replay import Replay
 

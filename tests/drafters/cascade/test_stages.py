@@ -28,8 +28,8 @@ from draftree.models.huggingface import HFModel
 from draftree.outcome import Outcome, StepCost
 from draftree.policies.auto.policy import AutoTree
 from draftree.policies.base import GrowthPolicy
-from draftree.policies.chains import DynamicWindow, Window
-from draftree.policies.entropy import EntropyStop, StaticTree
+from draftree.policies.chains import DynamicWindow, EntropyStop, Window
+from draftree.policies.fixed import StaticTree
 from draftree.policies.methods import METHODS
 from draftree.records import EndRecord, RunRecord
 from draftree.trace import Trace, read_trace
