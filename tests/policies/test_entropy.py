@@ -427,4 +427,3 @@ def test_methods_have_node_budgets_of_their_own() -> None:
     unbounded = {"dynamic-width", "dynamic-width-depth"}
     assert {m.name for m in METHODS.values() if m.nodes == MAX_NODES} == unbounded
     assert {m.nodes for m in METHODS.values() if m.name not in unbounded} == {31}
-    assert find_policy("dynamic-width+dynamic-window").default_nodes == MAX_NODES
