@@ -12,21 +12,21 @@ import torch
 from draftree.cli.main import run
 from draftree.config import Budget
 from draftree.drafters.ngram import LookupSource
-from draftree.errors import ConfigError, DraftreeWarning
-from draftree.policies.c2t import provenance
+from draftree.drafters.registry import provenance
+from draftree.errors import ConfigError
+from draftree.policies.c2t import LearnedTree, LearnedWidth
 from draftree.policies.classifier import Classifier, ClassifierFile
 from draftree.policies.entropy import EntropyTree
-from draftree.policies.learned import LearnedTree, LearnedWidth
 from draftree.policies.methods import find_policy
 
-from ..pairs import source, target
+from ..pairs import target
 from ..tiny import save_tiny
 from ..toy import Script, ScriptedScorer, trees_of
 
 PATHS = Classifier(("probability", "entropy", "depth"), ((4.0, -0.2, 0.0),), (0.1,), (1.5,), -1.0)
 WIDTHS = Classifier(("rank", "entropy"), ((-1.0, 1.0), (1.0, -1.0)), (0.0, 0.0), (1.0, -1.0), 0.0, given_parent=True)
 """C = sigmoid(H - rank): at least one half for ranks up to H."""
-MADE_FOR = provenance(target(), [LookupSource()])
+MADE_FOR = provenance(target(), LookupSource(), "lookup")
 
 
 def test_a_learned_width_is_the_number_of_ranks_that_are_worth_it() -> None:
@@ -56,14 +56,11 @@ def saved(net: Classifier, path: Path) -> str:
     return str(path)
 
 
-def test_a_width_is_learned_from_a_file_and_warned_about_elsewhere(tmp_path: Path) -> None:
+def test_a_width_is_learned_from_a_file(tmp_path: Path) -> None:
     file = saved(WIDTHS, tmp_path / "net.json")
     policy = find_policy("learned-width", {"classifier": file, "beta": "0.5", "depth": "3"})
     assert policy == LearnedTree(LearnedWidth(WIDTHS, 0.5), None, 7, 3, MADE_FOR)
-    assert policy.partner == "lookup"
-    policy.prepare(target(), [LookupSource()])
-    with pytest.warns(DraftreeWarning, match="and drafter lookup .lookup., not from"):
-        policy.prepare(target(), [source("self", target())])
+    assert policy.made_for == MADE_FOR
 
 
 @pytest.fixture(scope="module")

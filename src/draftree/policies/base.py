@@ -111,6 +111,24 @@ class Growth(NamedTuple):
     tags: Tensor | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """A pair of models: those that a tree was calibrated for, or a classifier trained for.
+
+    Attributes:
+        target, drafter: names.
+        target_weights, drafter_weights: fingerprints of the weights; empty where names alone are recorded.
+    """
+
+    target: str
+    drafter: str
+    target_weights: str = ""
+    drafter_weights: str = ""
+
+    def __str__(self) -> str:
+        return f"target {self.target} [{self.target_weights}] and drafter {self.drafter} [{self.drafter_weights}]"
+
+
 class GrowthPolicy(ABC):
     """Shapes trees: ``grow`` is all that a policy must have.
 
@@ -129,8 +147,8 @@ class GrowthPolicy(ABC):
         return DEFAULT_NODES
 
     @property
-    def partner(self) -> str | None:
-        """Name of the only drafter that it was made for; None: any will do."""
+    def made_for(self) -> Provenance | None:
+        """The models that it was made for, by calibration or training; None: any."""
         return None
 
     @abstractmethod
@@ -158,13 +176,6 @@ class GrowthPolicy(ABC):
             for each pool [N] bool, closed under parents, or None: all of them.
         """
         return [None for _ in pools]
-
-    def check(self, target: str, drafter: str) -> None:  # noqa: B027
-        """Make sure that it can draft for these models, given by name.
-
-        Raises:
-            ConfigError: it was made for others.
-        """
 
     def prepare(self, target: LanguageModel, sources: Sequence[Source]) -> None:  # noqa: B027
         """Before any drafting: whom the trees are for, and whose candidates they will be made of."""

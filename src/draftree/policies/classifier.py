@@ -15,7 +15,7 @@ from ..artifacts import user_path, write_whole
 from ..errors import ConfigError, UnknownNameError
 from ..tree import DraftTree
 from ..typed import typed
-from .base import Frontier, count_within
+from .base import Frontier, Provenance, count_within
 
 
 class Columns(NamedTuple):
@@ -73,24 +73,6 @@ MAX_HIDDEN = 1024
 _LARGEST = torch.finfo(torch.float32).max
 
 Row = tuple[float, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Provenance:
-    """The models whose drafts a classifier learned from.
-
-    Attributes:
-        target, drafter: names.
-        target_weights, drafter_weights: fingerprints; of a drafter ``Source.fingerprint``.
-    """
-
-    target: str
-    target_weights: str
-    drafter: str
-    drafter_weights: str
-
-    def __str__(self) -> str:
-        return f"target {self.target} [{self.target_weights}] and drafter {self.drafter} [{self.drafter_weights}]"
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,12 +14,11 @@ from ..errors import ConfigError, UnknownNameError
 from .auto.policy import AutoTree
 from .base import MAX_WIDTH, GrowthPolicy
 from .best_paths import Eagle2Tree, OptTree
-from .c2t import BETA, DEPTH, TOP, ClassifierTree
+from .c2t import BETA, DEPTH, LEARNED_BETA, TOP, ClassifierTree, LearnedTree, LearnedWidth
 from .chains import DynamicWindow, EntropyStop, Window, read_start
 from .classifier import DEFAULT, DEFAULT_WIDTH, read_classifier
 from .entropy import BranchingSteps, BudgetTree, EntropyFunction, EntropyTree, Steps
 from .fixed import EAGLE, RankTree, StaticTree, read_tree
-from .learned import LEARNED_BETA, LearnedTree, LearnedWidth
 
 
 def chain(depth: int = 4) -> GrowthPolicy:
