@@ -15,7 +15,8 @@ from draftree.drafters.ngram import LookupSource
 from draftree.engine import Engine, Generation
 from draftree.errors import ConfigError, PromptError
 from draftree.models.huggingface import HFModel
-from draftree.policies.entropy import EntropyTree, StaticTree
+from draftree.policies.entropy import EntropyTree
+from draftree.policies.fixed import StaticTree
 from draftree.policies.methods import METHODS
 from draftree.request import Request
 from draftree.trace import Observer

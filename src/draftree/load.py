@@ -54,7 +54,7 @@ def load_engine(
 
 
 _CAN = (
-    "beams are drafted by a drafting model, head, int4, int8, fp16w, layers=N, self, none, a hierarchy of these such "
+    "beams are drafted by a drafting model, head, int4, int8, fp16w, self, none, a hierarchy of these such "
     "as lookup>int8 or, for beam search, by lookup and unions"
 )
 _NEAR = ("int4", "int8", "fp16w", "self")

@@ -21,8 +21,6 @@ from draftree.models.huggingface import HFModel
 from draftree.policies.auto.policy import AutoTree
 from draftree.policies.best_paths import Eagle2Tree, OptTree
 from draftree.policies.c2t import ClassifierTree
-from draftree.policies.classifier import Classifier
-from draftree.policies.learned import ScoredAuto
 from draftree.policies.methods import find_policy
 from draftree.train.replay import Replay
 
@@ -170,18 +168,6 @@ def test_a_model_whose_laws_are_recorded_has_nothing_to_read() -> None:
         steps.append(along(texts, machine, policy)[0].steps)
     assert steps[0] <= steps[1] / 2
     assert steps[1] == 15
-
-
-def test_auto_decodes_by_a_classifier_too() -> None:
-    """One that finds nothing likely drafts less of what is always right."""
-    model = target()
-    texts = list(record(model, source("self", model), PROMPTS, 16))
-    never = Classifier(("step",), ((0.0,),), (1.0,), (-9.0,), 0.0, given_parent=True)
-    machine = Costs(costs(1.0), costs(0.01))
-    whole = along(texts, machine, AutoTree(**machine._asdict()))
-    less = along(texts, machine, ScoredAuto(**machine._asdict(), classifier=never))
-    assert [s.tokens for s in less] == [s.tokens for s in whole]
-    assert sum(s.steps for s in less) > sum(s.steps for s in whole)
 
 
 def test_a_fixed_method_replays_within_its_nodes() -> None:

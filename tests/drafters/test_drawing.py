@@ -15,7 +15,7 @@ from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.ngram import LookupSource, NgramIndex
 from draftree.errors import ConfigError
 from draftree.policies.base import Frontier, Growth, GrowthPolicy
-from draftree.policies.entropy import StaticTree
+from draftree.policies.fixed import StaticTree
 from draftree.request import Request
 from draftree.sampling import warp
 from draftree.text import text_stream

@@ -20,7 +20,7 @@ from draftree.errors import CacheError
 from draftree.models.base import Nodes, Row
 from draftree.models.eagle_model import HeadModel, HeadRow
 from draftree.models.huggingface import HFModel
-from draftree.policies.entropy import StaticTree
+from draftree.policies.fixed import StaticTree
 
 from ..heads import PROMPTS, random_head, trained
 from ..pairs import relative

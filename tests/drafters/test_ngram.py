@@ -14,7 +14,7 @@ from draftree.config import Budget, SamplingParams
 from draftree.drafters.base import TreeDrafter
 from draftree.drafters.ngram import LookupSource, NgramIndex
 from draftree.errors import ConfigError
-from draftree.policies.entropy import StaticTree
+from draftree.policies.fixed import StaticTree
 from draftree.request import Request
 from draftree.text import NoText
 from draftree.tree import DraftTree

@@ -16,7 +16,7 @@ from draftree.drafters.token_recycling import ANY, RecycleSource, SuccessorTable
 from draftree.engine import Engine
 from draftree.errors import ConfigError, DraftreeWarning
 from draftree.outcome import Outcome, StepCost, Successors
-from draftree.policies.entropy import StaticTree
+from draftree.policies.fixed import StaticTree
 from draftree.policies.methods import METHODS
 from draftree.request import Request
 from draftree.text import NoText

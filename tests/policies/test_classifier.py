@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from draftree.errors import ConfigError, RunError, UnknownNameError
-from draftree.policies.classifier import DEFAULT, Classifier, ClassifierFile, Provenance, read_classifier
+from draftree.policies.base import Provenance
+from draftree.policies.classifier import DEFAULT, Classifier, ClassifierFile, read_classifier
 
 NET = Classifier(
     features=("probability", "rank"),

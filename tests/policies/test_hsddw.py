@@ -26,7 +26,7 @@ from draftree.models.huggingface import HFModel
 from draftree.models.load import load
 from draftree.outcome import Outcome, StepCost
 from draftree.policies.chains import CHAIN, DynamicWindow, Window
-from draftree.policies.entropy import StaticTree
+from draftree.policies.fixed import StaticTree
 from draftree.policies.methods import find_policy
 from draftree.records import RunRecord
 from draftree.request import Request
@@ -180,7 +180,6 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> None:
         return costs(1e-9 * model.capabilities.parameters)
 
     monkeypatch.setattr("draftree.drafters.registry.kept_or_measured", found)
-    monkeypatch.setattr("draftree.policies.stopping.kept_or_measured", found)
 
 
 def loaded(name: str, method: str, model: HFModel) -> tuple[TreeDrafter, HierarchySource]:
@@ -192,26 +191,24 @@ def loaded(name: str, method: str, model: HFModel) -> tuple[TreeDrafter, Hierarc
 
 def test_the_method_hsddw_over_a_hierarchy_is_the_published_one(folder: Path) -> None:
     """One method name sets all: M1's window, and a run that tau2 and its cap alone end."""
-    made, source = loaded("lookup>layers=1", "hsddw", load(str(folder)))
+    made, source = loaded("lookup>int8", "hsddw", load(str(folder)))
     assert made.policy == StaticTree(1, MAX_NODES)
-    assert source.policy == DynamicWindow(Window(None, 1.0, True, 1, 10, math.inf))
+    assert source.policy == DynamicWindow(Window(None, True, 1, 10, math.inf))
     assert source.settings == LoopBack("entropy", None, 50, math.inf)
 
 
 def test_a_level_with_a_method_of_its_own_keeps_it(folder: Path) -> None:
     model = load(str(folder))
     for below in ("lookup:method=static:depth=2", "lookup:cap=7"):
-        _, source = loaded(f"{below}>layers=1", "hsddw", model)
-        assert source.policy == levels_of(f"{below}>layers=1")[0].policy()
-    made, _ = loaded("lookup>layers=1", "static+dynamic-window", model)
-    assert isinstance(made.policy, DynamicWindow)
+        _, source = loaded(f"{below}>int8", "hsddw", model)
+        assert source.policy == levels_of(f"{below}>int8")[0].policy()
 
 
 def test_a_middle_level_has_settings_of_both_roles() -> None:
-    _, middle, _ = levels_of("lookup>layers=1:method=hsddw:cap=4:memory=9:tau=0.5>int8")
+    _, middle, _ = levels_of("lookup>fp16w:method=hsddw:cap=4:memory=9:tau=0.5>int8")
     assert middle.policy() == DynamicWindow(Window(cap=4, memory=9.0))
     assert middle.loop_back() == LoopBack(tau=0.5, memory=9.0)
-    _, other, _ = levels_of("lookup>layers=1:method=chain:memory=9>int8")
+    _, other, _ = levels_of("lookup>fp16w:method=chain:memory=9>int8")
     assert other.policy() == StaticTree(1, 4)
     assert other.loop_back().memory == 9.0
 
@@ -219,8 +216,8 @@ def test_a_middle_level_has_settings_of_both_roles() -> None:
 @pytest.mark.parametrize(
     ("drafter", "method", "memories"),
     [
-        ("lookup>layers=1", "hsddw", ("Infinity", "Infinity")),
-        ("lookup:method=hsddw:memory=30>layers=1:loop=entropy:tau=first:memory=40", "chain", (30.0, 40.0)),
+        ("lookup>int8", "hsddw", ("Infinity", "Infinity")),
+        ("lookup:method=hsddw:memory=30>int8:loop=entropy:tau=first:memory=40", "chain", (30.0, 40.0)),
     ],
 )
 def test_memories_reach_both_levels_from_the_command_line(
@@ -238,7 +235,7 @@ def test_memories_reach_both_levels_from_the_command_line(
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
-@pytest.mark.parametrize("drafter", ["lookup", "layers=1", "lookup>layers=1", "lookup:method=hsddw:crossing=drop>self"])
+@pytest.mark.parametrize("drafter", ["lookup", "int8", "lookup>int8", "lookup:method=hsddw:crossing=drop>self"])
 def test_ids_are_those_of_autoregressive_decoding(folder: Path, drafter: str, temperature: float) -> None:
     params = SamplingParams(max_tokens=40, temperature=temperature, seed=5)
     prompts = ["the rain is in", "a rose is a rose is a"]

@@ -16,7 +16,8 @@ from draftree.drafters.ngram import LookupSource, NgramIndex
 from draftree.engine import Engine
 from draftree.errors import ConfigError, RunError
 from draftree.models.huggingface import HFModel
-from draftree.policies.fixed import Counts, Pair
+from draftree.policies.base import Provenance
+from draftree.policies.fixed import Counts
 from draftree.sampling import gumbel_noise
 from draftree.train.rank_acceptance import Calibration, Tally, TruePath, conclude, measure, ranks_along
 
@@ -29,7 +30,7 @@ TOKENS = 24
 
 def calibration(**changes: object) -> Calibration:
     settings: dict[str, object] = {
-        "made_for": Pair("tiny", "it"),
+        "made_for": Provenance("tiny", "it"),
         "prompts": PROMPTS,
         "depth": 4,
         "stride": 3,
@@ -136,7 +137,7 @@ def test_prompts_that_are_done_are_not_decoded_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"made_for": Pair("tiny", "another")},
+        {"made_for": Provenance("tiny", "another")},
         {"prompts": PROMPTS[:2]},
         {"depth": 5},
         {"stride": 2},

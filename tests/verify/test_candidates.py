@@ -25,7 +25,7 @@ from draftree.errors import ConfigError
 from draftree.hf_generate import custom_generate
 from draftree.load import load_engine
 from draftree.policies.base import Frontier, Growth, GrowthPolicy
-from draftree.policies.entropy import StaticTree
+from draftree.policies.fixed import StaticTree
 from draftree.records import RunRecord
 from draftree.sampling import gumbel_noise, warp
 from draftree.trace import read_trace
@@ -44,7 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny(tmp_path_factory.mktemp("target"))
 
 
-@pytest.mark.parametrize("drafter", ["self", "layers=1", "recycle", "lookup+recycle+layers=1", "lookup>layers=1"])
+@pytest.mark.parametrize("drafter", ["self", "int8", "recycle", "lookup+recycle+int8", "lookup>int8"])
 def test_ids_are_the_targets_own_with_either_kind(folder: Path, drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A twin, the target's own rows, n-grams and a table, a union, a cascade; greedy and sampled in one batch.
 

@@ -15,7 +15,9 @@ from draftree.engine import Engine, Generation
 from draftree.errors import ConfigError, UnknownNameError
 from draftree.load import load_engine
 from draftree.policies.base import GrowthPolicy
-from draftree.policies.entropy import EntropyStop, EntropyTree, StaticTree
+from draftree.policies.chains import EntropyStop
+from draftree.policies.entropy import EntropyTree
+from draftree.policies.fixed import StaticTree
 from draftree.policies.methods import METHODS
 from draftree.sampling import warp
 from draftree.verify.schemes import SCHEMES, Relaxed, Scheme

@@ -31,14 +31,14 @@ from torch import Tensor
 
 from ..config import SamplingParams
 from ..drafters.base import TreeDrafter
-from ..drafters.registry import load_drafter
+from ..drafters.registry import check_made_for, load_drafter, provenance
 from ..models.load import DEFAULT_MODEL, load
 from ..policies.base import Frontier, GrowthPolicy
 from ..policies.best_paths import Eagle2Tree, OptTree
-from ..policies.c2t import TOP, ClassifierTree, Score, warn_of_others
+from ..policies.c2t import TOP, ClassifierTree, LearnedWidth, Score
 from ..policies.classifier import DEFAULT, DEFAULT_WIDTH, Classifier, read_classifier
-from ..policies.entropy import BranchingSteps, EntropyFunction, EntropyTree, StaticTree
-from ..policies.learned import LearnedWidth
+from ..policies.entropy import BranchingSteps, EntropyFunction, EntropyTree
+from ..policies.fixed import StaticTree
 from ..text import encode, user
 from ..train.replay import Replay
 from .c2t_clock import Contestant, decoded, of_mal, print_clock
@@ -279,7 +279,7 @@ def main() -> None:
     if not isinstance(drafter, TreeDrafter) or drafter.learns:
         parser.error(f"--drafter {args.drafter} learns as it drafts, or drafts nothing: use a head, a model or lookup")
     for file in files.values():
-        warn_of_others(file.made_for, target, drafter.source.parts)
+        check_made_for(file.made_for, provenance(target, drafter.source, drafter.name))
     every: list[KnownText] = []
     found: list[dict[str, Curve]] = []
     suites = args.suites.split(",")

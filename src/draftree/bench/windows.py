@@ -1,6 +1,6 @@
-"""How long should a drafted chain be, and do ``hsddw`` and ``dynamic-window`` find it out?
+"""How long should a drafted chain be, and do ``dynamic-window`` and ``auto`` find it out?
 
-    python -m draftree.bench.windows [--drafter head] [--windows 2,...,20] [--dynamic hsddw dynamic-window:cap=20 ...]
+    python -m draftree.bench.windows [--drafter head] [--windows 2,...,20] [--dynamic dynamic-window:cap=20 ...]
                                      [--limit 26] [--max-tokens 64]
 
 The target answers prompts greedily. Then the drafter drafts a chain of the largest window from every position of these
@@ -38,7 +38,7 @@ from ..models.cost_profile import Profile, kept_or_measured
 from ..models.cpu.quantization import DEFAULT_NUMERICS
 from ..models.load import DEFAULT_MODEL, load
 from ..policies.base import Candidates, GrowthPolicy
-from ..policies.entropy import StaticTree
+from ..policies.fixed import StaticTree
 from ..policies.methods import find_policy
 from ..request import Request
 from ..text import encode, user
@@ -170,9 +170,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m draftree.bench.windows", description=__doc__)
     parser.add_argument("--target", default=DEFAULT_MODEL)
     parser.add_argument("--numerics", default=DEFAULT_NUMERICS)
-    parser.add_argument("--drafter", default="head", help="head, lookup, layers=N or a model")
+    parser.add_argument("--drafter", default="head", help="head, lookup or a model")
     parser.add_argument("--windows", default=",".join(map(str, range(2, 21))))
-    dynamic = ["hsddw:cap=20", "dynamic-window:cap=20"]
+    dynamic = ["dynamic-window:cap=20"]
     parser.add_argument("--dynamic", nargs="*", default=dynamic, help="other methods: METHOD[:KEY=VALUE]...")
     parser.add_argument("--limit", type=int, default=26, help="prompts, from the categories in turn")
     parser.add_argument("--max-tokens", type=int, default=64)

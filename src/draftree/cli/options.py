@@ -43,7 +43,7 @@ Drafter = Annotated[
     str,
     typer.Option(
         help="What drafts: auto (the best that is there for the target), lookup, recycle, head, a draft head's folder, "
-        "a model with the target's vocabulary, layers=N, int4, int8, fp16w, none, self, or several: A+B joins, A>B "
+        "a model with the target's vocabulary, int4, int8, fp16w, none, self, or several: A+B joins, A>B "
         "lets B verify A."
     ),
 ]

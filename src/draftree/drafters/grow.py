@@ -99,7 +99,6 @@ def grow(
             budgets=frontier.budgets,
             limits=limits,
             pool=frontier.pool.plus(layer.rows, layer.path_logprobs, layer.tags),
-            above=(frontier, layer.chosen.take(more) // frontier.candidates.tokens.shape[1]),
         )
 
 

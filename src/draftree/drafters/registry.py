@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 from transformers import PreTrainedModel
 
 from ..artifacts import user_path
-from ..errors import DraftreeWarning, UnknownNameError, VocabularyError
+from ..errors import ConfigError, DraftreeWarning, UnknownNameError, VocabularyError
 from ..models.base import LanguageModel
 from ..models.cost_profile import kept_or_measured
 from ..models.cpu.quantization import DEFAULT_NUMERICS, DRAFTING, NUMERICS, price
@@ -19,7 +19,7 @@ from ..models.eagle_file import fits, is_head, load_head, shipped_for, shipped_h
 from ..models.eagle_model import HeadModel
 from ..models.huggingface import HFModel
 from ..models.load import load
-from ..policies.base import GrowthPolicy
+from ..policies.base import GrowthPolicy, Provenance
 from ..policies.chains import CHAIN, DynamicWindow, Window
 from ..typed import typed
 from .base import Drafter, NoDrafter, TreeDrafter
@@ -29,7 +29,7 @@ from .eagle import HeadSource
 from .ensemble import UnionSource
 from .ngram import LookupSource
 from .source import Source
-from .spec import AUTO, CHEAPER, DRAFTERS, LAYERS, LevelName, check_recycle_file, is_own, layers_of, levels_of, parts_of
+from .spec import AUTO, CHEAPER, DRAFTERS, LevelName, check_recycle_file, is_own, levels_of, parts_of
 from .token_recycling import RecycleSource
 
 _OWN: WeakKeyDictionary[PreTrainedModel, dict[str, HFModel]] = WeakKeyDictionary()
@@ -105,10 +105,10 @@ def load_drafter(
 
     Args:
         name: "auto" (``resolved``), "lookup", "recycle", "head", "none", "self", the folder of a draft head, a model by
-            any name that ``draftree.load`` takes, "layers=N", "int8", a loaded model, several names joined by "+" (the
+            any name that ``draftree.load`` takes, "int8", a loaded model, several names joined by "+" (the
             union of what they say) or by ">" (a hierarchy, the lowest level first).
         target: the model that it drafts for.
-        policy: shapes its trees. A ``DynamicWindow`` of chains over a hierarchy is HSDDW: it shapes the proposals of
+        policy: shapes its trees. A ``DynamicWindow`` over a hierarchy is HSDDW: it shapes the proposals of
             levels without a method of their own, and the run that the target verifies is a chain.
         recycle_file: where "recycle" keeps what it has learned from one run to the next.
         learning: "auto" may be what learns from all requests; not so where children are drawn (``Scheme.draws``).
@@ -124,17 +124,58 @@ def load_drafter(
     if name == "none":
         return NoDrafter()
     called = name.capabilities.name if isinstance(name, HFModel) else name
-    policy.check(target.capabilities.name, called)
     if isinstance(name, HFModel):
-        return TreeDrafter(policy, _model_source(name, target), called)
+        source: Source = _model_source(name, target)
+        check_made_for(policy.made_for, provenance(target, source, called))
+        return TreeDrafter(policy, source, called)
     levels = levels_of(name)
     own = [part for level in levels for part in parts_of(level.name) if is_own(part)]
     file = None if recycle_file is None else user_path(recycle_file)
     window = None
-    if len(levels) > 1 and isinstance(policy, DynamicWindow) and policy.tree == CHAIN:
+    if len(levels) > 1 and isinstance(policy, DynamicWindow):
         window, policy = policy.window, CHAIN  # HSDDW: the threshold of the run is the upper level's (``LoopBack``)
-    making = _Making(target, file, alone=len(own) == 1, window=window)
-    return TreeDrafter(policy, making.hierarchy(levels), called)
+    source = _Making(target, file, alone=len(own) == 1, window=window).hierarchy(levels)
+    check_made_for(policy.made_for, provenance(target, source, called))
+    return TreeDrafter(policy, source, called)
+
+
+def provenance(target: LanguageModel, source: Source, drafter: str) -> Provenance:
+    """The models behind drafts of this source, which people call ``drafter``."""
+    weights = "+".join(part.fingerprint for part in source.parts)
+    return Provenance(target.capabilities.name, drafter, target.capabilities.fingerprint, weights)
+
+
+def check_made_for(made_for: Provenance | None, used: Provenance) -> None:
+    """Compare the models that a policy was made for with those in use.
+
+    Weights that are recorded are compared, and others are warned of; else names must agree, of which folders and hub
+    ids count by their last part.
+
+    Raises:
+        ConfigError: the names differ.
+    """
+    if made_for is None:
+        return
+    if not made_for.target_weights:
+        for role in ("target", "drafter"):
+            wanted, given = getattr(made_for, role), getattr(used, role)
+            if short_name(wanted) != short_name(given):
+                raise ConfigError(
+                    f"the tree was made for {role} {wanted!r}, not {given!r}: "
+                    "make one for these models with 'draftree calibrate'"
+                )
+    elif (used.target_weights, used.drafter_weights) != (made_for.target_weights, made_for.drafter_weights):
+        warnings.warn(
+            f"the classifier learned from {made_for}, not from {used}: drafts may be worse; train one for these with "
+            "'draftree train classifier'",
+            DraftreeWarning,
+            stacklevel=3,
+        )
+
+
+def short_name(model: str) -> str:
+    """The last part of a folder or hub id: what stays the same on another machine."""
+    return model.replace("\\", "/").rstrip("/").rpartition("/")[2] or model
 
 
 def _warn_if_slow(level: int, model: LanguageModel, target: HFModel) -> None:
@@ -161,8 +202,8 @@ def resolved(name: str | HFModel, target: HFModel, policy: GrowthPolicy, *, lear
     if name != AUTO:
         return name
     shipped = shipped_for(target) is not None
-    if policy.partner is not None and (shipped or policy.partner != "head"):
-        return policy.partner
+    if policy.made_for is not None and (shipped or policy.made_for.drafter != "head"):
+        return policy.made_for.drafter
     if fast_in_int4(target):
         return DRAFTING
     if not shipped:
@@ -188,7 +229,7 @@ def drafting_model(name: str | HFModel, target: HFModel) -> HFModel | HeadModel:
     """What drafts by passes of its own.
 
     Args:
-        name: "self", "head", "layers=...", "int8", "fp16w", the folder of a draft head, or a model, loaded or by a name
+        name: "self", "head", "int8", "fp16w", the folder of a draft head, or a model, loaded or by a name
             for ``draftree.load``.
         target: the model that it drafts for.
 
@@ -216,13 +257,11 @@ def drafting_model(name: str | HFModel, target: HFModel) -> HFModel | HeadModel:
 
 
 def _own(name: str, target: HFModel) -> HFModel:
-    """The target in other numerics or without some of its layers, with a cache of its own.
+    """The target in other numerics, with a cache of its own.
 
     Raises:
-        ConfigError: it cannot be had in these numerics, or has no such layers.
+        ConfigError: it cannot be had in these numerics.
     """
-    if name.startswith(LAYERS):
-        return target.with_layers(layers_of(name, target.layers), f"{target.capabilities.name}, {name}")
     known = _OWN.setdefault(target.model, {})
     if name not in known:
         known[name] = target.in_numerics(name)

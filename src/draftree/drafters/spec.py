@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +22,6 @@ DRAFTERS = {
     "lookup": "continuations of earlier occurrences in prompt and output; no model",
     "recycle": "what the target found probable when it last saw the same token; no model",
     "head": "a layer trained on the target's hidden states; comes with smollm2",
-    "layers=N": "the target's first N layers; layers=0-9.12.15-29 names those that are kept",
     "int4, int8, fp16w": "the target itself in these numerics, on its own cache: mostly right, cheaper than float32",
     "none": "no drafting: plain decoding",
     "self": "the target drafts for itself: every draft is accepted; for tests",
@@ -32,9 +30,6 @@ DRAFTERS = {
 hierarchy in which A proposes and B verifies (``levels.py``)."""
 CHEAPER = ("int4", "int8", "fp16w")
 """Numerics in which the target drafts for itself."""
-LAYERS = "layers="
-_KEPT = re.compile(r"\d{1,6}(-\d{1,6})?(\.\d{1,6}(-\d{1,6})?)*", re.ASCII)
-"""What follows: a number of layers, or those that are kept."""
 
 
 def parts_of(name: str) -> tuple[str, ...]:
@@ -64,7 +59,7 @@ def names_model(name: str) -> bool:
     Raises:
         ConfigError: as ``parts_of``.
     """
-    own = name in DRAFTERS or name in CHEAPER or name.startswith(LAYERS) or is_hierarchy(name)
+    own = name in DRAFTERS or name in CHEAPER or is_hierarchy(name)
     return not own and len(parts_of(name)) == 1 and not is_head(user_path(name))
 
 
@@ -94,33 +89,9 @@ def check_recycle_file(name: str | HFModel, file: str | Path | None) -> None:
         )
 
 
-def layers_of(name: str, count: int) -> tuple[int, ...]:
-    """The layers that "layers=N" or "layers=0-9.12" keeps of ``count``.
-
-    Raises:
-        ConfigError: it is written otherwise, or there are not so many.
-    """
-    text = name.removeprefix(LAYERS)
-    if not _KEPT.fullmatch(text):
-        raise ConfigError(
-            f"drafter {name!r}: write how many layers are kept, as layers=20, or which, as layers=0-9.12.15-29"
-        )
-    if text.isdecimal():
-        if not 1 <= int(text) <= count:
-            raise ConfigError(f"drafter {name!r}: the target has {count} layers: keep 1 to {count} of them")
-        return tuple(range(int(text)))
-    found: list[int] = []
-    for part in text.split("."):
-        first, _, last = part.partition("-")
-        if int(last or first) >= count:
-            raise ConfigError(f"drafter {name!r}: the target has {count} layers: give numbers from 0 to {count - 1}")
-        found += range(int(first), int(last or first) + 1)
-    return tuple(found)
-
-
 def is_own(name: str) -> bool:
-    """It is the target itself, in other numerics or without some of its layers: it can draft on the target's rows."""
-    return name in CHEAPER or name.startswith(LAYERS)
+    """The target itself in other numerics: it can draft on the target's rows."""
+    return name in CHEAPER
 
 
 METHOD = "dynamic-window"
@@ -249,5 +220,5 @@ def _level(text: str, whole: str, *, verifies: bool) -> LevelName:
         rest.pop()
     name = ":".join([head, *rest]).strip()
     if not name:
-        raise ConfigError(f"drafter {whole!r} has a level without a name: write it as lookup>layers=20")
+        raise ConfigError(f"drafter {whole!r} has a level without a name: write it as lookup>int8")
     return LevelName(name, settings, verifies)

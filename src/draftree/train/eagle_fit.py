@@ -21,7 +21,7 @@ from ..models.eagle_head import HeadNetwork
 from ..models.eagle_model import HeadModel
 from ..policies.base import GrowthPolicy
 from ..policies.best_paths import OptTree
-from ..policies.entropy import StaticTree
+from ..policies.fixed import StaticTree
 from .eagle_loss import Batch, loss, unrolled
 from .rank_acceptance import TruePath, ranks_along
 from .replay import Replay

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -27,8 +28,8 @@ from draftree.models.huggingface import HFModel
 from draftree.outcome import Outcome, StepCost
 from draftree.policies.auto.policy import AutoTree
 from draftree.policies.base import GrowthPolicy
-from draftree.policies.chains import DynamicWindow, Window
-from draftree.policies.entropy import EntropyStop, StaticTree
+from draftree.policies.chains import DynamicWindow, EntropyStop, Window
+from draftree.policies.fixed import StaticTree
 from draftree.policies.methods import METHODS
 from draftree.records import EndRecord, RunRecord
 from draftree.trace import Trace, read_trace
@@ -61,7 +62,7 @@ def hierarchy(name: str, model: HFModel, policy: GrowthPolicy | None = None, loo
     if not lower:
         return source(upper, model)
     below = hierarchy(lower, model, policy, loop)
-    return HierarchySource(below, source(upper, model), policy or DynamicWindow(), loop or LoopBack())
+    return HierarchySource(below, source(upper, model), deepcopy(policy) or DynamicWindow(), loop or LoopBack())
 
 
 def decode(
@@ -118,9 +119,7 @@ def test_any_thresholds_end_and_give_the_same_text() -> None:
         params = SamplingParams(max_tokens=10, temperature=random.choice([0.0, 1.0]), seed=trial)
         floor = random.randint(1, 4)
         low, high = (random.choice([None, 0.0, random.expovariate(1.0), 1e9]) for _ in range(2))
-        window = Window(
-            low, 1.0, random.random() < 0.5, floor, floor + random.randint(0, 5), 1 + random.expovariate(0.1)
-        )
+        window = Window(low, random.random() < 0.5, floor, floor + random.randint(0, 5), 1 + random.expovariate(0.1))
         loop = LoopBack("entropy", high, random.randint(1, 20), random.choice([1.0, 7.0, math.inf]))
         name = random.choice(["stranger>relative", "lookup>stranger>relative", "relative>lookup"])
         method = random.choice([StaticTree(1, 20), StaticTree(2, 4), DynamicWindow(window)])

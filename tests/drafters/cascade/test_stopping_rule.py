@@ -12,7 +12,7 @@ from draftree.drafters.base import TreeDrafter
 from draftree.drafters.cascade.stages import HierarchySource
 from draftree.drafters.cascade.stopping_rule import Decider, LoopBack, Place
 from draftree.outcome import Outcome, StepCost
-from draftree.policies.entropy import StaticTree
+from draftree.policies.fixed import StaticTree
 from draftree.request import Request
 from draftree.tree import DraftTree
 
