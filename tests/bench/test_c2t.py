@@ -1,31 +1,25 @@
-"""C2T's figures: calibration counted once a law, plots that are written, widths, and features that help or do not."""
+"""C2T's figures: calibration counted once a law, plots that are written."""
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from draftree.bench import c2t_features
 from draftree.bench.c2t import TOP_NODES, WIDTH_BETAS, Point, equal_mal, held_against, joint, main, top_ks, widths
 from draftree.bench.c2t_clock import Contestant, Timed, decoded, of_mal, print_clock
-from draftree.bench.c2t_features import SOURCES, compared, held_out, tried
 from draftree.bench.c2t_plots import calibration, check_plot, plot_calibration, plot_curves, print_calibration
 from draftree.bench.recorded import KnownText, record
 from draftree.policies.best_paths import Eagle2Tree
 from draftree.policies.c2t import ClassifierTree
-from draftree.policies.classifier import DEFAULT_FEATURES, FEATURES, Classifier
+from draftree.policies.classifier import Classifier
 from draftree.policies.entropy import EntropyTree
-from draftree.train.c2t_fit import ClassifierRecipe
-from draftree.train.c2t_samples import SampleRecipe, Samples, SampleStore
 
 from ..pairs import source, target
 
 PROMPT = [3, 14, 15, 9, 2, 6, 14, 15]
-NAMES = list(FEATURES)
 
 
 def texts() -> list[KnownText]:
@@ -157,63 +151,3 @@ def test_contestants_decode_every_prompt_in_turns_and_times_are_compared_by_prom
     assert fast == ["fast", "2.500", "1.20", "150.00"]
     assert other == ["slow", "2.000", "2.00", "300.00"]
     assert over[-3:] == ["2.000", "[2.000,", "2.000]"]
-
-
-def synthetic(count: int = 20_000) -> Samples:
-    """Acceptance is 0.9 of what the margin says; nothing else matters."""
-    rng = torch.Generator().manual_seed(0)
-    given = torch.rand(count, len(NAMES), generator=rng)
-    given[:, [NAMES.index(name) for name in SOURCES]] = 0.0
-    accepted = torch.rand(count, generator=rng) < 0.9 * given[:, NAMES.index("margin")]
-    return Samples(given, accepted, torch.ones_like(accepted), torch.arange(count) % 20)
-
-
-def test_a_feature_that_says_more_lowers_the_loss_and_noise_does_not() -> None:
-    samples = synthetic()
-    loss = {
-        name: held_out(samples, ClassifierRecipe(features=features, batch=128, epochs=3), 1.0, 4)
-        for name, features in tried(samples).items()
-        if name in ("default", "+ margin", "+ rank")
-    }
-    assert all(len(each) == 20 for each in loss.values())
-    ratio, low, high = compared(loss["+ margin"], loss["default"])
-    assert low < ratio < high < 0.95
-    assert compared(loss["+ rank"], loss["default"])[0] > 0.98
-    assert compared(loss["default"], loss["default"]) == (1.0, 1.0, 1.0)
-
-
-def test_sources_are_tried_where_samples_are_of_a_union() -> None:
-    samples = synthetic(100)
-    assert not any("source" in name for name in tried(samples))
-    samples.features[:, NAMES.index("source-2")] = 1.0
-    assert tried(samples)["+ source-2"] == (*DEFAULT_FEATURES, "source-2")
-
-
-def test_the_features_of_a_folder_of_samples_are_held_against_one_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    recipe = SampleRecipe(
-        target="t",
-        target_weights="0123",
-        drafter="d",
-        drafter_weights="4567",
-        prompts="p",
-        max_tokens=9,
-        negatives=1.0,
-        seed=0,
-        dtype="torch.float32",
-    )
-    store, samples = SampleStore.open(tmp_path / "data", recipe), synthetic(2000)
-    for number in range(20):
-        store.add(number, samples.take(samples.numbers == number), 1)
-    store.flush()
-    monkeypatch.setattr(sys, "argv", ["c2t_features", "--data", str(tmp_path / "data"), "--folds", "2"])
-    c2t_features.main()
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("drafter d: 20 prompts, 2000 samples")
-    names = [line.split(" loss")[0].strip() for line in lines[1:] if line.strip()]
-    assert names == ["default", *(f"+ {n}" for n in ("step", "rank", "margin", "entropy-variance"))]
-    (tmp_path / "data" / "recipe.json").write_text(json.dumps({"target": 1}))
-    with pytest.raises(SystemExit):
-        c2t_features.main()
-    assert "holds no samples: collect some with" in capsys.readouterr().err

@@ -14,11 +14,11 @@ import torch
 
 from draftree.bench import contestants
 from draftree.bench.contestants import Entry, Models, entries
-from draftree.bench.equality import generate_greedily
 from draftree.bench.results import Parts, Record
 from draftree.config import SamplingParams
 from draftree.models.load import load_stock
 
+from ..references import generate_greedily
 from ..tiny import save_tiny
 
 PROMPT = [7, 8, 9, 7, 8, 9, 7, 8]

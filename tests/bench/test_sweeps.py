@@ -1,16 +1,14 @@
-"""Sweeps over windows and sets of layers: what is recorded once gives what drafting again would have given."""
+"""Sweeps over windows: what is recorded once gives what drafting again would have given."""
 
 from __future__ import annotations
 
 import pytest
 
-from draftree.bench.layers import agreement, leave_out, name_of
 from draftree.bench.windows import Costs, Text, record, replay
 from draftree.config import SamplingParams
 from draftree.drafters.base import TreeDrafter
 from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.ngram import LookupSource
-from draftree.drafters.spec import layers_of
 from draftree.engine import Engine
 from draftree.models.huggingface import HFModel
 from draftree.policies.entropy import StaticTree
@@ -60,21 +58,3 @@ def test_seconds_are_those_of_the_profiles() -> None:
     undrafted = 1 if found.tokens % 2 and found.passes * 2 > found.tokens else 0
     assert found.passes <= found.seconds <= found.passes * 1.25
     assert found.seconds >= found.passes + 0.25 * (found.passes - 1 - undrafted)
-
-
-@pytest.mark.parametrize(
-    ("kept", "name"), [((0, 1, 2), "layers=0-2"), ((0, 2, 3, 7), "layers=0.2-3.7"), ((5,), "layers=5-5")]
-)
-def test_sets_of_layers_have_names_that_are_read_back(kept: tuple[int, ...], name: str) -> None:
-    assert name_of(kept) == name
-    assert layers_of(name, 9) == kept
-
-
-def test_all_layers_agree_and_the_first_to_go_costs_least() -> None:
-    model = target()
-    answers = [(PROMPT, Engine(model).generate([PROMPT], SamplingParams(max_tokens=30))[0].token_ids)]
-    assert agreement(model, range(2), answers) == 1.0
-    worst, kept, right = next(iter(leave_out(model, answers, 1, 2)))
-    alone = {layer: agreement(model, [1 - layer], answers) for layer in (0, 1)}
-    assert right == max(alone.values()) == alone[worst]
-    assert kept == [1 - worst]
