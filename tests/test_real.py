@@ -16,9 +16,7 @@ import torch
 from transformers import PreTrainedModel
 
 import draftree
-from draftree.bench.beams import beam_search, verdict
 from draftree.bench.compare import first_difference
-from draftree.bench.equality import generate_greedily
 from draftree.config import SamplingParams
 from draftree.drafters.registry import load_drafter
 from draftree.engine import Engine
@@ -28,6 +26,7 @@ from draftree.policies.methods import METHODS
 from draftree.text import encode
 
 from .pairs import policy
+from .references import beam_search, generate_greedily, same_beams
 
 pytestmark = pytest.mark.real
 
@@ -75,7 +74,7 @@ def test_beam_search_finds_the_sequences_of_transformers(
     engine = draftree.BeamEngine(model, draftree.load_beam_source(drafter, model))
     want = beam_search(stock, prompts[2], 3, 12)
     made = engine.generate([prompts[2]], SamplingParams(max_tokens=12), draftree.BeamParams(width=3, returned=3))[0]
-    assert verdict([(h.token_ids, h.score) for h in made.hypotheses], want) in ("equal", "near-tie")
+    assert same_beams([(h.token_ids, h.score) for h in made.hypotheses], want)
 
 
 @pytest.mark.parametrize("method", METHODS)

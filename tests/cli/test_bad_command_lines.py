@@ -322,10 +322,9 @@ report {text}
 report {folder}
 report {nul}
 report {empty_folder}
-report {run} --markdown {missing}/r.md
-report {run} --markdown {folder}
-report {run} --markdown {text}/r.md
-report {run} --markdown {nul}
+report {run} {missing}
+report {run} {empty_folder}
+report {run} --markdown {out}/r.md
 report {run} extra
 calibrate
 calibrate --prompts {text}
@@ -419,7 +418,6 @@ BENCH = """
 --drafters lookup>
 --drafters self --no-loop-back
 --drafters ./nobody
---quality
 --target ./nowhere
 --dtype x
 --out {text}
