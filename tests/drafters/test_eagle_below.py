@@ -8,7 +8,7 @@ from torch import Tensor
 
 from draftree.config import SamplingParams
 from draftree.drafters.base import TreeDrafter
-from draftree.drafters.cascade.stages import HierarchySource
+from draftree.drafters.cascade.stages import CascadeSource
 from draftree.drafters.cascade.stopping_rule import LoopBack
 from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.eagle import HeadSource
@@ -42,10 +42,10 @@ def middle() -> HFModel:
     return HFModel(relative(), self_test=False)
 
 
-def below(head: HeadModel, middle: HFModel, shape: StaticTree, loop: LoopBack = ENDLESS) -> HierarchySource:
+def below(head: HeadModel, middle: HFModel, shape: StaticTree, loop: LoopBack = ENDLESS) -> CascadeSource:
     upper = ModelSource(middle.twin(), VOCAB)
     upper.model.track_features()  # type: ignore[attr-defined]
-    return HierarchySource(HeadSource(head, VOCAB, judge=upper), upper, shape, loop)
+    return CascadeSource(HeadSource(head, VOCAB, judge=upper), upper, shape, loop)
 
 
 def engine(target: HFModel, source: Source, depth: int = 8, nodes: int = 12) -> Engine:
@@ -70,8 +70,7 @@ def test_ids_are_those_of_plain_decoding_in_a_union(target: HFModel, middle: HFM
     upper = ModelSource(middle.twin(), VOCAB)
     upper.model.track_features()  # type: ignore[attr-defined]
     union = UnionSource((LookupSource(shortest=1), HeadSource(random_head(middle), VOCAB, judge=upper)))
-    assert union.rereads
-    made = engine(target, HierarchySource(union, upper, StaticTree(2, 2), ENDLESS))
+    made = engine(target, CascadeSource(union, upper, StaticTree(2, 2), ENDLESS))
     want = [g.token_ids for g in Engine(target).generate(PROMPTS, params)]
     assert [g.token_ids for g in made.generate(PROMPTS, params)] == want
 
@@ -124,7 +123,7 @@ def test_a_head_that_knows_the_text_is_believed_beyond_the_first_round(target: H
     for reads in (True, False):
         made = below(trained(target), target, StaticTree(1, 2))
         if not reads:
-            made.lower = HeadSource(trained(target), VOCAB)
+            made = CascadeSource(HeadSource(trained(target), VOCAB), made.upper, StaticTree(1, 2), ENDLESS)
         levels = [g.stats.levels[0] for g in engine(target, made, 10).generate(PROMPTS[:2], params)]
         shares.append(sum(x.accepted for x in levels) / sum(x.proposed for x in levels))
     assert shares[0] > 0.9
@@ -133,10 +132,10 @@ def test_a_head_that_knows_the_text_is_believed_beyond_the_first_round(target: H
 
 @pytest.mark.parametrize(("name", "least"), [("target", 20), ("middle", 3)])
 def test_what_the_target_accepts_stays_and_no_more(
-    name: str, least: int, request: pytest.FixtureRequest, target: HFModel, monkeypatch: pytest.MonkeyPatch
+    name: str, least: int, target: HFModel, middle: HFModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The head's cache follows the target: accepted tokens that it has read are not fed again, others do not stay."""
-    above = request.getfixturevalue(name)
+    above = {"target": target, "middle": middle}[name]
     made = below(random_head(above), above, StaticTree(1, 2))
     again, committed, advance = [0], [0], HeadModel.advance
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from draftree.cli.main import app
 from draftree.config import SamplingParams
 from draftree.drafters.base import TreeDrafter
-from draftree.drafters.cascade.stages import HierarchySource
+from draftree.drafters.cascade.stages import CascadeSource
 from draftree.drafters.cascade.stopping_rule import LoopBack
 from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.ensemble import UnionSource
@@ -54,11 +54,11 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("draftree.drafters.registry.kept_or_measured", found)
 
 
-def source(name: str, model: HFModel) -> HierarchySource:
+def source(name: str, model: HFModel) -> CascadeSource:
     made = load_drafter(name, model, StaticTree())
     assert isinstance(made, TreeDrafter)
     assert made.name == name
-    assert isinstance(made.source, HierarchySource)
+    assert isinstance(made.source, CascadeSource)
     return made.source
 
 
@@ -90,10 +90,10 @@ def test_levels_nest_to_any_depth_and_are_of_any_kind(model: HFModel) -> None:
     made = source("lookup>recycle+lookup>int8>self", model)
     assert made.levels == ("lookup", "recycle+lookup", "int8", "self")
     inner = made.lower
-    assert isinstance(inner, HierarchySource)
+    assert isinstance(inner, CascadeSource)
     assert isinstance(made.upper, ModelSource)
     assert isinstance(inner.upper, ModelSource)
-    assert isinstance(inner.lower, HierarchySource)
+    assert isinstance(inner.lower, CascadeSource)
     assert isinstance(inner.lower.upper, UnionSource)
     assert inner.upper.model.capabilities.name == model.capabilities.name
 

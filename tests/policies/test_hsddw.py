@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from draftree.cli.main import app
 from draftree.config import MAX_NODES, Budget, SamplingParams
 from draftree.drafters.base import TreeDrafter
-from draftree.drafters.cascade.stages import HierarchySource
+from draftree.drafters.cascade.stages import CascadeSource
 from draftree.drafters.cascade.stopping_rule import LoopBack
 from draftree.drafters.distributions import Drawing
 from draftree.drafters.registry import load_drafter
@@ -72,7 +72,7 @@ class Levels:
         assert isinstance(window, DynamicWindow)
         self.request, self.window = request_of(1, 2), window
         self.lower, self.upper = Scripted(lower), Scripted(upper)
-        self.source = HierarchySource(self.lower, self.upper, window, above.loop_back())
+        self.source = CascadeSource(self.lower, self.upper, window, above.loop_back())
         self.drafter = TreeDrafter(CHAIN, self.source)
         self.drafter.open(self.request)
 
@@ -85,7 +85,7 @@ class Levels:
 
     @property
     def taus(self) -> tuple[float, float]:
-        return self.window.threshold(self.request).value, self.source.decider.threshold(self.request).value
+        return self.window.threshold(self.request).value, self.source.rule.threshold(self.request).value
 
     @property
     def proposed(self) -> int:
@@ -182,10 +182,10 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("draftree.drafters.registry.kept_or_measured", found)
 
 
-def loaded(name: str, method: str, model: HFModel) -> tuple[TreeDrafter, HierarchySource]:
+def loaded(name: str, method: str, model: HFModel) -> tuple[TreeDrafter, CascadeSource]:
     made = load_drafter(name, model, find_policy(method))
     assert isinstance(made, TreeDrafter)
-    assert isinstance(made.source, HierarchySource)
+    assert isinstance(made.source, CascadeSource)
     return made, made.source
 
 

@@ -14,7 +14,7 @@ from draftree.bench.contestants import EngineContestant, entries
 from draftree.cli.main import app
 from draftree.config import SamplingParams
 from draftree.drafters.base import TreeDrafter
-from draftree.drafters.cascade.stages import HierarchySource
+from draftree.drafters.cascade.stages import CascadeSource
 from draftree.drafters.cascade.stopping_rule import LoopBack
 from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.eagle import HeadSource
@@ -102,7 +102,7 @@ def test_policies_see_the_warped_draft_distribution_or_the_coupled_one(
     drafting, spy = ToyModel(SIZE, seed=8), Spy()
     source: Source = ModelSource(drafting, SIZE)
     if cascade:
-        source = HierarchySource(LookupSource(), source, StaticTree(1, 2), LoopBack("always"))
+        source = CascadeSource(LookupSource(), source, StaticTree(1, 2), LoopBack("always"))
     engine = Engine(ToyModel(SIZE), TreeDrafter(spy, source), nodes=4, candidates=kind)
     request = engine.open([1, 2, 3], params)
     ids = list(request.ids)

@@ -54,8 +54,6 @@ class ModelSource(Source):
         vocab_size: the target's; logits beyond it (padding of the output layer) are cut off.
     """
 
-    at_once = True
-
     model: LanguageModel = field()
     vocab_size: int
     near: bool = field(default=False, kw_only=True)

@@ -41,9 +41,6 @@ class HeadSource(ModelSource):
     _given: dict[Request, set[int]] = field(default_factory=dict, repr=False)
     """Of the proposal's nodes, by their numbers among the row's, those that were fed with the judge's hidden states."""
 
-    def __post_init__(self) -> None:
-        self.rereads = self.judge is not None
-
     def unread(self, request: Request) -> list[tuple[LanguageModel, int]]:
         """Nothing that counts: of a prompt it needs keys and values alone, of one layer."""
         return []
@@ -56,6 +53,13 @@ class HeadSource(ModelSource):
         """The rows' draft vocabularies."""
         return [self.model.own(row).tokens for row in rows]
 
+    def is_stale(self, request: Request, node: int, parent: int) -> bool:
+        """It was fed with a guess of the hidden state at its parent, which the judge has computed since."""
+        if self.judge is None or not self.judge.has_read(request, parent) or request not in self._states:
+            return False
+        slot = self._states[request].numbers.get(node)
+        return slot is not None and slot not in self._given.get(request, ())
+
     def settle(self, requests: Sequence[Request], grown: Sequence[Grown]) -> None:
         """Of what was drafted nothing is kept but what the judge has read."""
         if self.judge:
@@ -63,10 +67,12 @@ class HeadSource(ModelSource):
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Commit what was accepted and fed with the judge's hidden states; the rest comes with the target's."""
-        for request, outcome in ((o.request, o) for o in outcomes if o.request in self._given):
-            given, state = self._given.pop(request), self._states[request]
-            path = [state.numbers.get(node, ROOT) for node in outcome.path]
-            self.model.commit(state.row, list(takewhile(given.__contains__, path)))
+        for outcome in outcomes:
+            if (state := self._states.get(outcome.request)) is None:
+                continue
+            if given := self._given.pop(outcome.request, None):
+                path = [state.numbers.get(node, ROOT) for node in outcome.path]
+                self.model.commit(state.row, list(takewhile(given.__contains__, path)))
             state.numbers = {}
 
     def close(self, request: Request) -> None:

@@ -63,7 +63,6 @@ class UnionSource(Source):
             raise ConfigError(f"a union of {names}: give each source once")
         self._calibration = Calibration(2 * len(self.parts))
         self._calibration.begin([part.near for part in self.parts])
-        self.rereads = any(part.rereads for part in self.parts)
 
     @property
     def name(self) -> str:
@@ -108,6 +107,10 @@ class UnionSource(Source):
         scorers = [None if part.resting else part.begin(requests, drawing) for part in self.parts]
         self._scorer = _UnionScorer(self.parts, scorers, self._calibration, [self._limits[s] for s in requests])
         return self._scorer
+
+    def is_stale(self, request: Request, node: int, parent: int) -> bool:
+        """See ``Source``; of the parts that score this proposal."""
+        return self._scorer is not None and any(p.is_stale(request, node, parent) for p in self._scorer.active)
 
     def settle(self, requests: Sequence[Request], grown: Sequence[Grown]) -> None:
         """Tell all parts."""
@@ -155,6 +158,7 @@ class _UnionScorer:
 
     Attributes:
         said: of each node that was asked about, its number and what each part said.
+        active: the parts that score.
     """
 
     def __init__(
@@ -165,6 +169,7 @@ class _UnionScorer:
         limits: Sequence[Sequence[float]],
     ) -> None:
         self._parts = list(zip(parts, scorers, strict=True))
+        self.active = [part for part, scorer in self._parts if scorer is not None]
         self._calibration = calibration
         self._limits = limits
         self.said: dict[_Place, tuple[int, list[_Said]]] = {}

@@ -23,7 +23,7 @@ from ..policies.base import GrowthPolicy, Provenance
 from ..policies.chains import CHAIN, DynamicWindow, Window
 from ..typed import typed
 from .base import Drafter, NoDrafter, TreeDrafter
-from .cascade.stages import HierarchySource
+from .cascade.stages import CascadeSource
 from .draft_model import GuestSource, ModelSource
 from .eagle import HeadSource
 from .ensemble import UnionSource
@@ -72,7 +72,7 @@ class _Making:
             _warn_if_slow(len(levels), source.model, self.target)
         lower = self.hierarchy(below, count, source)
         policy = below[-1].policy(self.window)
-        return HierarchySource(lower, source, policy, top.loop_back(), (below[-1].name, top.name))
+        return CascadeSource(lower, source, policy, top.loop_back(), (below[-1].name, top.name))
 
     def _union(self, name: str, judge: Source | None) -> Source:
         sources = tuple(self._source(part, judge) for part in parts_of(name))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar, NamedTuple, Protocol, cast
+from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -35,6 +35,7 @@ class Scorer(Protocol):
         """Draw ``counts`` ([F]) children for the nodes that were asked about last, in that order."""
 
 
+@runtime_checkable
 class TreeScorer(Scorer, Protocol):
     """Says all at once what may follow the nodes of whole trees."""
 
@@ -42,10 +43,10 @@ class TreeScorer(Scorer, Protocol):
         """Candidates after nodes in the order of their rows, each after its parent; a root among them comes first."""
 
 
-def ask(source: Source, scorer: Scorer, asked: Sequence[Asked], width: int) -> Candidates:
-    """What a source's scorer says of nodes in order of their rows, each after its parent; in as few calls as it can."""
-    if source.at_once:
-        return cast(TreeScorer, scorer).score_all(asked, width)
+def score_nodes(scorer: Scorer, asked: Sequence[Asked], width: int) -> Candidates:
+    """Candidates after nodes in order of their rows, each after its parent; in as few calls as the scorer can."""
+    if isinstance(scorer, TreeScorer):
+        return scorer.score_all(asked, width)
     level: dict[tuple[int, int], int] = {}
     for row, node, parent, _ in asked:
         level[row, node] = 0 if node == ROOT else level.get((row, parent), 0) + 1
@@ -107,17 +108,12 @@ class Source(ABC):
 
     Attributes:
         learns: what it says depends on other requests, so that drawn children would not repeat under the same seed.
-        at_once: its scorers have ``score_all`` and may be asked about nodes of several levels in one call.
-        rereads: what it says of a node gets better once the level above has read the node's parent, so that it wants to
-            be asked again.
         near: its laws are nearly the target's, and so is its first candidate, however probable it finds it.
         resting: it does not pay just now: a union leaves it out. Set by the policy.
         spent: seconds that a union, or the drafter of a hierarchy, has waited for what it said.
     """
 
     learns: ClassVar[bool] = False
-    at_once: bool = False
-    rereads: bool = False
     near: bool = False
     resting: bool = False
     spent: float = 0.0
@@ -188,6 +184,10 @@ class Source(ABC):
     @abstractmethod
     def begin(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
         """What scores the nodes of one proposal's trees, whose roots are the last tokens of ``request.ids``."""
+
+    def is_stale(self, request: Request, node: int, parent: int) -> bool:
+        """Scoring this node again would use what an intermediate verifier has computed at its parent since."""
+        return False
 
     def settle(self, requests: Sequence[Request], grown: Sequence[Grown]) -> None:  # noqa: B027
         """The proposal's trees are finished: these are verified."""

@@ -13,9 +13,9 @@ import torch
 
 from draftree.config import Budget, SamplingParams
 from draftree.drafters.base import TreeDrafter
-from draftree.drafters.cascade.stages import HierarchySource
-from draftree.drafters.cascade.state import Law, answer, laws_of
+from draftree.drafters.cascade.stages import CascadeSource
 from draftree.drafters.cascade.stopping_rule import LoopBack
+from draftree.drafters.cascade.trie import Distribution, candidates_of, distributions_of
 from draftree.drafters.distributions import Drawing
 from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.eagle import HeadSource
@@ -62,7 +62,7 @@ def hierarchy(name: str, model: HFModel, policy: GrowthPolicy | None = None, loo
     if not lower:
         return source(upper, model)
     below = hierarchy(lower, model, policy, loop)
-    return HierarchySource(below, source(upper, model), deepcopy(policy) or DynamicWindow(), loop or LoopBack())
+    return CascadeSource(below, source(upper, model), deepcopy(policy) or DynamicWindow(), loop or LoopBack())
 
 
 def decode(
@@ -130,7 +130,7 @@ def test_any_thresholds_end_and_give_the_same_text() -> None:
 def test_a_lower_level_that_proposes_nothing_leaves_the_upper_one_to_draft_alone() -> None:
     params = SamplingParams(max_tokens=TOKENS)
     model = target()
-    silent = HierarchySource(Says("silent", {}), source("relative", model), DynamicWindow(), LoopBack("always"))
+    silent = CascadeSource(Says("silent", {}), source("relative", model), DynamicWindow(), LoopBack("always"))
     got = Engine(model, TreeDrafter(StaticTree(1, 5), silent), nodes=5).generate(PROMPTS, params)
     alone = decode("relative", params, StaticTree(1, 5), nodes=5)
     assert [g.token_ids for g in got] == plain(params)
@@ -216,7 +216,7 @@ def test_nothing_is_fed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, made in (("low", lower), ("high", upper)):
         assert isinstance(made.model, HFModel)
         made.model.capabilities = replace(made.model.capabilities, name=name)
-    hierarchy = HierarchySource(lower, upper, StaticTree(1, 3), LoopBack("always"))
+    hierarchy = CascadeSource(lower, upper, StaticTree(1, 3), LoopBack("always"))
     tokens = 37
     g = Engine(model, TreeDrafter(StaticTree(1, 5), hierarchy), nodes=5).generate(
         PROMPTS[:1], SamplingParams(max_tokens=tokens)
@@ -246,7 +246,7 @@ def test_nonsense_is_refused(settings: dict[str, float | str], said: str) -> Non
 
 def test_auto_below_what_is_no_model_is_refused() -> None:
     model = target()
-    made = HierarchySource(source("relative", model), source("lookup", model), AutoTree())
+    made = CascadeSource(source("relative", model), source("lookup", model), AutoTree())
     with pytest.raises(ConfigError, match="lookup is no model: use another method than auto below"):
         Engine(model, TreeDrafter(StaticTree(), made))
 
@@ -316,7 +316,7 @@ def test_auto_leaves_a_hierarchy_out_where_it_loses_and_keeps_it_where_it_wins(
     clock, truth = Clock(), {1: 0.7, 2: 0.3}
     monkeypatch.setattr("draftree.drafters.base.time", clock)
     upper = Slow({1: 0.7, 2: 0.2}, clock, seconds)
-    made = HierarchySource(Says("lower", {1: 0.6}), upper, StaticTree(1, 3), LoopBack("always"))
+    made = CascadeSource(Says("lower", {1: 0.6}), upper, StaticTree(1, 3), LoopBack("always"))
     chosen, one, rng = AutoTree(depth=4, target=costs(1.0)), request_of(), Random(3)
     drafter = TreeDrafter(chosen, made)
     chosen.prepare(target(), made.parts)
@@ -347,7 +347,7 @@ def test_a_head_may_propose_or_verify(at: str, temperature: float) -> None:
     model = target()
     head, other = HeadSource(random_head(model), VOCAB), source("relative", model)
     lower, upper = (head, other) if at == "lower" else (other, head)
-    made = HierarchySource(lower, upper, StaticTree(2, 2), LoopBack("always"))
+    made = CascadeSource(lower, upper, StaticTree(2, 2), LoopBack("always"))
     params = SamplingParams(max_tokens=TOKENS, temperature=temperature, seed=3)
     got = Engine(model, TreeDrafter(StaticTree(1, 6), made), nodes=8).generate(PROMPTS, params)
     assert [g.token_ids for g in got] == plain(params)
@@ -362,6 +362,13 @@ def test_a_middle_level_that_is_no_model_is_led_to_where_the_next_run_begins(nam
         params = SamplingParams(max_tokens=TOKENS, temperature=0.9, seed=seed)
         got = decode(name, params, StaticTree(2, 5), StaticTree(2, 3), LoopBack("always"), nodes=24)
         assert [g.token_ids for g in got] == plain(params)
+
+
+def test_a_stage_reads_a_token_that_it_had_declined_when_a_run_begins_below_it() -> None:
+    """A middle stage that had ended its run at a token never read it; the next run below raised KeyError."""
+    params = SamplingParams(max_tokens=TOKENS, seed=5)
+    got = decode("lookup>stranger>relative", params, StaticTree(1, 12), StaticTree(2, 3), prompts=PROMPTS[:2])
+    assert [g.token_ids for g in got] == plain(params, PROMPTS[:2])
 
 
 def test_what_a_model_will_never_read_keeps_nobody_from_drafting() -> None:
@@ -385,10 +392,13 @@ def test_candidates_that_pass_through_a_hierarchy_keep_their_origins() -> None:
     union.fit(request := request_of(), Budget(20))
     found = union.begin([request], Drawing.TOP).score_roots([0], 4)
     assert found.origins is not None
-    back = answer(laws_of(found))
+    back = candidates_of(distributions_of(found))
     assert back.origins is not None
     assert back.origins.tolist() == found.origins.tolist()
-    assert answer([*laws_of(found), Law(torch.tensor([7]), torch.tensor([0.0]), 0.0)]).origins is None
+    assert (
+        candidates_of([*distributions_of(found), Distribution(torch.tensor([7]), torch.tensor([0.0]), 0.0)]).origins
+        is None
+    )
     both = joined([found, found], [1, 0])
     assert both.origins is not None
     assert both.origins.tolist() == found.origins.tolist() * 2
