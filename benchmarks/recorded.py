@@ -23,7 +23,7 @@ from draftree.config import MAX_NODES, Budget, SamplingParams
 from draftree.drafters.base import NoDrafter, TreeDrafter
 from draftree.drafters.distributions import Drawing, Drawn
 from draftree.drafters.registry import load_drafter
-from draftree.drafters.source import Grown, Scorer, Source
+from draftree.drafters.source import Grown, Scorer, TokenSource
 from draftree.engine import Engine
 from draftree.errors import ConfigError
 from draftree.models.base import LanguageModel
@@ -111,10 +111,10 @@ class _Recorder:
         return self._scorer.draw(counts)
 
 
-class _RecordingSource(Source):
+class _RecordingSource(TokenSource):
     """A source whose scorers are recorded."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: TokenSource) -> None:
         self._source = source
         self.recorder: _Recorder | None = None
 
@@ -148,7 +148,7 @@ class _RecordingSource(Source):
 
 def record(
     target: HFModel,
-    source: Source,
+    source: TokenSource,
     prompts: Sequence[list[int]],
     max_tokens: int,
     file: Path | None = None,
@@ -225,7 +225,7 @@ def _read(file: Path) -> Iterator[KnownText]:
         yield known
 
 
-class RecordedSource(Source):
+class RecordedSource(TokenSource):
     """Drafts what was recorded along one text.
 
     Attributes:
@@ -289,7 +289,7 @@ class Recording:
     """A target, what drafts for it, and texts with the drafts along them, suite by suite."""
 
     target: HFModel
-    source: Source
+    source: TokenSource
     suites: dict[str, list[KnownText]]
 
     @property

@@ -34,7 +34,7 @@ from draftree.bench.summary import markdown, ratio
 from draftree.config import DEFAULT_NODES, SamplingParams
 from draftree.drafters.base import TreeDrafter
 from draftree.drafters.distributions import Drawing
-from draftree.drafters.source import Scorer, Source
+from draftree.drafters.source import Scorer, TokenSource
 from draftree.errors import InputError
 from draftree.models.base import LanguageModel
 from draftree.models.cost_profile import Profile, kept_or_measured
@@ -89,10 +89,10 @@ class Speed(NamedTuple):
 
 
 @dataclass(slots=True)
-class ReadSource(Source):
+class ReadSource(TokenSource):
     """The recorded source as a policy sees it while drafts are replayed: its model has no text left to read."""
 
-    source: Source
+    source: TokenSource
 
     def __post_init__(self) -> None:
         self.near = self.source.near

@@ -11,7 +11,7 @@ import torch
 
 from draftree.cli.main import run
 from draftree.config import Budget
-from draftree.drafters.ngram import LookupSource
+from draftree.drafters.ngram import NgramSource
 from draftree.drafters.registry import provenance
 from draftree.errors import ConfigError
 from draftree.policies.c2t import LearnedTree, LearnedWidth
@@ -26,7 +26,7 @@ from ..toy import Script, ScriptedScorer, trees_of
 PATHS = Classifier(("probability", "entropy", "depth"), ((4.0, -0.2, 0.0),), (0.1,), (1.5,), -1.0)
 WIDTHS = Classifier(("rank", "entropy"), ((-1.0, 1.0), (1.0, -1.0)), (0.0, 0.0), (1.0, -1.0), 0.0, given_parent=True)
 """C = sigmoid(H - rank): at least one half for ranks up to H."""
-MADE_FOR = provenance(target(), LookupSource(), "lookup")
+MADE_FOR = provenance(target(), NgramSource(), "lookup")
 
 
 def test_a_learned_width_is_the_number_of_ranks_that_are_worth_it() -> None:

@@ -19,7 +19,7 @@ from ..request import Request
 from ..tree import DraftTree
 
 if TYPE_CHECKING:
-    from ..drafters.source import Source
+    from ..drafters.source import TokenSource
 
 
 MAX_WIDTH = 64
@@ -177,7 +177,7 @@ class GrowthPolicy(ABC):
         """
         return [None for _ in pools]
 
-    def prepare(self, target: LanguageModel, sources: Sequence[Source]) -> None:  # noqa: B027
+    def prepare(self, target: LanguageModel, sources: Sequence[TokenSource]) -> None:  # noqa: B027
         """Before any drafting: whom the trees are for, and whose candidates they will be made of."""
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:  # noqa: B027
