@@ -11,10 +11,10 @@ from transformers import PreTrainedModel
 
 from draftree.drafters.base import Drafter, NoDrafter, TreeDrafter
 from draftree.drafters.draft_model import ModelSource
-from draftree.drafters.ensemble import UnionSource
-from draftree.drafters.ngram import LookupSource
-from draftree.drafters.source import Source
-from draftree.drafters.token_recycling import RecycleSource
+from draftree.drafters.ensemble import EnsembleSource
+from draftree.drafters.ngram import NgramSource
+from draftree.drafters.source import TokenSource
+from draftree.drafters.token_recycling import TokenRecyclingSource
 from draftree.models.cost_profile import Identity, Point, Profile
 from draftree.models.huggingface import HFModel
 from draftree.policies.auto.policy import AutoTree
@@ -50,14 +50,14 @@ def relative(kind: str = "llama", noise: float = 0.03) -> PreTrainedModel:
     return model
 
 
-def source(name: str, model: HFModel, kind: str = "llama") -> Source:
+def source(name: str, model: HFModel, kind: str = "llama") -> TokenSource:
     """A source for ``model`` by name (``DRAFTERS``, "recycle", or several joined by "+")."""
     if "+" in name:
-        return UnionSource(tuple(source(part, model, kind) for part in name.split("+")))
+        return EnsembleSource(tuple(source(part, model, kind) for part in name.split("+")))
     if name == "lookup":
-        return LookupSource(shortest=1)
+        return NgramSource(shortest=1)
     if name == "recycle":
-        return RecycleSource()
+        return TokenRecyclingSource()
     if name == "self":
         return ModelSource(model.twin(), VOCAB)
     weights = relative(kind) if name == "relative" else tiny(kind, seed=5)

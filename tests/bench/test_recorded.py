@@ -13,8 +13,8 @@ from draftree.bench.grid import Costs, ReadSource, Speed, along, foresight, hind
 from draftree.bench.recorded import KnownText, Laws, RecordedSource, record
 from draftree.config import SamplingParams
 from draftree.drafters.base import TreeDrafter
-from draftree.drafters.eagle import HeadSource
-from draftree.drafters.source import Source
+from draftree.drafters.eagle import EagleSource
+from draftree.drafters.source import TokenSource
 from draftree.models.cost_profile import Point as Size
 from draftree.models.cost_profile import Profile
 from draftree.models.huggingface import HFModel
@@ -34,8 +34,8 @@ PROMPTS = [[3, 14, 15, 9, 2, 6, 14, 15], [31, 41, 5, 9, 26, 53, 58, 9, 7, 9, 3, 
 POLICIES = [Eagle2Tree(4, 5), OptTree(0.01, 6), ClassifierTree(joint, 0.05, 6, 6, 6), ClassifierTree(joint, 0.05, 1)]
 
 
-def made(name: str, model: HFModel) -> Source:
-    return HeadSource(trained(model), VOCAB) if name == "head" else source(name, model)
+def made(name: str, model: HFModel) -> TokenSource:
+    return EagleSource(trained(model), VOCAB) if name == "head" else source(name, model)
 
 
 @pytest.mark.parametrize("name", ["relative", "lookup", "head"])

@@ -9,7 +9,7 @@ from draftree.bench.windows import Costs, Text, record, replay
 from draftree.config import SamplingParams
 from draftree.drafters.base import TreeDrafter
 from draftree.drafters.draft_model import ModelSource
-from draftree.drafters.ngram import LookupSource
+from draftree.drafters.ngram import NgramSource
 from draftree.drafters.spec import layers_of
 from draftree.engine import Engine
 from draftree.models.huggingface import HFModel
@@ -24,7 +24,7 @@ PROMPT = [31, 41, 5, 9, 26, 53, 58, 9, 7, 9, 3, 2, 3, 8]
 
 
 def drafter(name: str) -> TreeDrafter:
-    source = LookupSource(1) if name == "lookup" else ModelSource(HFModel(relative(), self_test=False), VOCAB)
+    source = NgramSource(1) if name == "lookup" else ModelSource(HFModel(relative(), self_test=False), VOCAB)
     return TreeDrafter(StaticTree(1, 8), source)
 
 

@@ -7,7 +7,7 @@ import torch
 
 from draftree.config import Budget, SamplingParams
 from draftree.drafters.base import TreeDrafter
-from draftree.drafters.draft_model import GuestSource, ModelSource
+from draftree.drafters.draft_model import ModelSource, SelfSpeculationSource
 from draftree.drafters.registry import load_drafter
 from draftree.engine import Engine
 from draftree.errors import ConfigError, RunError
@@ -40,8 +40,8 @@ def told_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("draftree.drafters.registry.kept_or_measured", lambda model: costs(1.0))
 
 
-def guest(model: HFModel, drafting: HFModel | None = None) -> GuestSource:
-    return GuestSource((drafting or model.twin()).on_rows_of(model), VOCAB, target=model)
+def guest(model: HFModel, drafting: HFModel | None = None) -> SelfSpeculationSource:
+    return SelfSpeculationSource((drafting or model.twin()).on_rows_of(model), VOCAB, target=model)
 
 
 def ids(engine: Engine, prompts: list[list[int]], params: list[SamplingParams]) -> list[list[int]]:
@@ -62,7 +62,7 @@ def test_its_children_can_be_drawn(model: HFModel, scheme: str) -> None:
     for source in (guest(model), ModelSource(model.twin(), VOCAB)):
         engine = Engine(model, TreeDrafter(made, source), nodes=9, verification=scheme)
         drawn = ids(engine, PROMPTS, PARAMS)
-        if isinstance(source, GuestSource):
+        if isinstance(source, SelfSpeculationSource):
             want = drawn
     assert want == drawn, "a model on rows of its own draws others"
 

@@ -15,7 +15,7 @@ from draftree.drafters.base import TreeDrafter
 from draftree.drafters.cascade.stages import CascadeSource
 from draftree.drafters.cascade.stopping_rule import LoopBack
 from draftree.drafters.draft_model import ModelSource
-from draftree.drafters.ensemble import UnionSource
+from draftree.drafters.ensemble import EnsembleSource
 from draftree.drafters.registry import load_drafter
 from draftree.drafters.spec import LevelName, layers_of, learns, levels_of, names_model, without_loop_back
 from draftree.engine import Engine
@@ -95,7 +95,7 @@ def test_levels_nest_to_any_depth_and_are_of_any_kind(model: HFModel) -> None:
     assert isinstance(made.upper, ModelSource)
     assert isinstance(inner.upper, ModelSource)
     assert isinstance(inner.lower, CascadeSource)
-    assert isinstance(inner.lower.upper, UnionSource)
+    assert isinstance(inner.lower.upper, EnsembleSource)
     assert inner.upper.model.capabilities.name == f"{model.capabilities.name}, layers=1"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from draftree.drafters.source import Source
+from draftree.drafters.source import TokenSource
 from draftree.models.huggingface import HFModel
 from draftree.models.probe import fingerprint
 
@@ -54,5 +54,5 @@ def test_the_target_drafting_in_another_way_is_told_apart() -> None:
 
 def test_sources_without_a_model_go_by_their_names_and_joined_ones_by_their_parts() -> None:
     model = target()
-    joined: Source = source("lookup+relative", model)
+    joined: TokenSource = source("lookup+relative", model)
     assert joined.fingerprint == f"lookup+{fingerprint(relative().parameters())}"

@@ -10,7 +10,7 @@ import pytest
 from draftree.config import Budget
 from draftree.drafters.base import TreeDrafter
 from draftree.drafters.distributions import Drawing
-from draftree.drafters.source import Scorer, Source
+from draftree.drafters.source import Scorer, TokenSource
 from draftree.errors import ConfigError
 from draftree.outcome import Outcome, StepCost
 from draftree.policies.chains import DynamicWindow, Threshold, Window
@@ -25,7 +25,7 @@ from ..toy import Path, ScriptedScorer
 STEP = StepCost(batch=1, draft=1.0, verify=1.0, other=0.0, draft_passes=0)
 
 
-class Unsure(Source):
+class Unsure(TokenSource):
     """Says token 0, then 1, ... after every node, with entropies from a script by path."""
 
     def __init__(self, entropy: Callable[[Path], float]) -> None:

@@ -17,7 +17,7 @@ from draftree.drafters.cascade.stages import CascadeSource
 from draftree.drafters.cascade.stopping_rule import LoopBack
 from draftree.drafters.distributions import Drawing
 from draftree.drafters.registry import load_drafter
-from draftree.drafters.source import Scorer, Source
+from draftree.drafters.source import Scorer, TokenSource
 from draftree.drafters.spec import levels_of
 from draftree.load import load_engine
 from draftree.models.base import LanguageModel
@@ -43,7 +43,7 @@ Rule = Callable[[Nodes], tuple[int, float]]
 """Path from the root -> the next token, and the entropy of its distribution."""
 
 
-class Scripted(Source):
+class Scripted(TokenSource):
     """Predicts by a rule, which may be replaced between steps."""
 
     def __init__(self, rule: Rule) -> None:

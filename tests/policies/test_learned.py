@@ -13,7 +13,7 @@ import torch
 from draftree.cli.main import run
 from draftree.config import Budget, SamplingParams
 from draftree.drafters.grow import grow
-from draftree.drafters.ngram import LookupSource
+from draftree.drafters.ngram import NgramSource
 from draftree.engine import Engine
 from draftree.errors import ConfigError, DraftreeWarning
 from draftree.policies.auto.policy import AutoTree
@@ -33,7 +33,7 @@ MACHINE, CHEAP = costs(1.0), costs(0.01)
 PATHS = Classifier(("probability", "entropy", "depth"), ((4.0, -0.2, 0.0),), (0.1,), (1.5,), -1.0)
 WIDTHS = Classifier(("rank", "entropy"), ((-1.0, 1.0), (1.0, -1.0)), (0.0, 0.0), (1.0, -1.0), 0.0, given_parent=True)
 """C = sigmoid(H - rank): at least one half for ranks up to H."""
-MADE_FOR = provenance(target(), [LookupSource()])
+MADE_FOR = provenance(target(), [NgramSource()])
 
 
 def test_a_learned_width_is_the_number_of_ranks_that_are_worth_it() -> None:
@@ -68,7 +68,7 @@ def test_a_width_is_learned_from_a_file_and_warned_about_elsewhere(tmp_path: Pat
     policy = find_policy("learned-width", {"classifier": file, "beta": "0.5", "depth": "3"})
     assert policy == LearnedTree(LearnedWidth(WIDTHS, 0.5), None, 7, 3, MADE_FOR)
     assert policy.partner == "lookup"
-    policy.prepare(target(), [LookupSource()])
+    policy.prepare(target(), [NgramSource()])
     with pytest.warns(DraftreeWarning, match="and drafter lookup .lookup., not from"):
         policy.prepare(target(), [source("self", target())])
     stopped = find_policy("learned-width+dynamic-window", {"classifier": file})

@@ -9,7 +9,7 @@ import pytest
 
 from draftree.config import Budget, SamplingParams
 from draftree.drafters.base import TreeDrafter
-from draftree.drafters.eagle import HeadSource
+from draftree.drafters.eagle import EagleSource
 from draftree.engine import Engine
 from draftree.errors import ConfigError
 from draftree.models.cost_profile import Point, Profile
@@ -146,7 +146,7 @@ def test_an_engine_finds_the_costs_of_target_and_head() -> None:
     model = target()
     policy = find_policy("dynamic-window", {"cap": 5})
     assert policy == PayingChain(1, 5)
-    made = Engine(model, TreeDrafter(policy, HeadSource(trained(model), VOCAB)), nodes=6)
+    made = Engine(model, TreeDrafter(policy, EagleSource(trained(model), VOCAB)), nodes=6)
     assert isinstance(policy, PayingChain)
     assert policy.target is not None
     assert policy.drafter

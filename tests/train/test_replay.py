@@ -9,9 +9,9 @@ import pytest
 from draftree.bench.trees import Step, replay
 from draftree.config import SamplingParams
 from draftree.drafters.base import TreeDrafter
-from draftree.drafters.eagle import HeadSource
-from draftree.drafters.ensemble import UnionSource
-from draftree.drafters.source import Source
+from draftree.drafters.eagle import EagleSource
+from draftree.drafters.ensemble import EnsembleSource
+from draftree.drafters.source import TokenSource
 from draftree.engine import Engine
 from draftree.models.huggingface import HFModel
 from draftree.outcome import Outcome
@@ -35,11 +35,11 @@ class Steps(Observer):
         self.seen += [Step(o.tree.expected_acceptance_length, o.taken) for o in outcomes]
 
 
-def made(name: str, model: HFModel) -> Source:
+def made(name: str, model: HFModel) -> TokenSource:
     if name == "head":
-        return HeadSource(trained(model), VOCAB)
+        return EagleSource(trained(model), VOCAB)
     if "+" in name:
-        return UnionSource(tuple(made(part, model) for part in name.split("+")))
+        return EnsembleSource(tuple(made(part, model) for part in name.split("+")))
     return source(name, model)
 
 

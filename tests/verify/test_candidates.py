@@ -17,9 +17,9 @@ from draftree.drafters.base import TreeDrafter
 from draftree.drafters.cascade.stages import CascadeSource
 from draftree.drafters.cascade.stopping_rule import LoopBack
 from draftree.drafters.draft_model import ModelSource
-from draftree.drafters.eagle import HeadSource
-from draftree.drafters.ngram import LookupSource
-from draftree.drafters.source import Source
+from draftree.drafters.eagle import EagleSource
+from draftree.drafters.ngram import NgramSource
+from draftree.drafters.source import TokenSource
 from draftree.engine import Engine
 from draftree.errors import ConfigError
 from draftree.hf_generate import custom_generate
@@ -63,7 +63,7 @@ def test_a_heads_candidates_may_be_plain() -> None:
     model, params = target(), SamplingParams(max_tokens=16, temperature=1.0, seed=5)
     want = Engine(model).generate([[3, 4, 5]], params)[0].token_ids
     for kind in KINDS:
-        drafter = TreeDrafter(StaticTree(2, 3), HeadSource(random_head(model), VOCAB))
+        drafter = TreeDrafter(StaticTree(2, 3), EagleSource(random_head(model), VOCAB))
         assert Engine(model, drafter, candidates=kind).generate([[3, 4, 5]], params)[0].token_ids == want
 
 
@@ -100,9 +100,9 @@ def test_policies_see_the_warped_draft_distribution_or_the_coupled_one(
     """There was no switch: the papers' settings at T > 0, with entropies of q, could not be repeated."""
     params = SamplingParams(max_tokens=9, seed=3, **warping)  # type: ignore[arg-type]
     drafting, spy = ToyModel(SIZE, seed=8), Spy()
-    source: Source = ModelSource(drafting, SIZE)
+    source: TokenSource = ModelSource(drafting, SIZE)
     if cascade:
-        source = CascadeSource(LookupSource(), source, StaticTree(1, 2), LoopBack("always"))
+        source = CascadeSource(NgramSource(), source, StaticTree(1, 2), LoopBack("always"))
     engine = Engine(ToyModel(SIZE), TreeDrafter(spy, source), nodes=4, candidates=kind)
     request = engine.open([1, 2, 3], params)
     ids = list(request.ids)

@@ -27,7 +27,7 @@ from ..config import DEFAULT_NODES, SamplingParams
 from ..drafters.base import TreeDrafter
 from ..drafters.distributions import Drawing
 from ..drafters.registry import load_drafter
-from ..drafters.source import Scorer, Source
+from ..drafters.source import Scorer, TokenSource
 from ..errors import ConfigError, InputError
 from ..models.base import LanguageModel
 from ..models.cost_profile import Profile, kept_or_measured
@@ -76,14 +76,14 @@ class Speed(NamedTuple):
 
 
 @dataclass(slots=True)
-class ReadSource(Source):
+class ReadSource(TokenSource):
     """What drafts, as a policy judges it while laws are replayed: its model has no text left to read.
 
     Attributes:
         source: that was recorded.
     """
 
-    source: Source
+    source: TokenSource
 
     def __post_init__(self) -> None:
         self.near = self.source.near
@@ -103,11 +103,11 @@ class ReadSource(Source):
         return []
 
     def begin(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
-        """See ``Source``."""
+        """See ``TokenSource``."""
         return self.source.begin(requests, drawing)
 
     def close(self, request: Request) -> None:
-        """See ``Source``."""
+        """See ``TokenSource``."""
 
 
 class Recorded(NamedTuple):

@@ -19,7 +19,7 @@ from ..artifacts import write_whole
 from ..config import MAX_NODES, Budget, SamplingParams
 from ..drafters.base import NoDrafter, TreeDrafter
 from ..drafters.distributions import Drawing, Drawn
-from ..drafters.source import Grown, Scorer, Source
+from ..drafters.source import Grown, Scorer, TokenSource
 from ..engine import Engine
 from ..errors import ConfigError
 from ..models.base import LanguageModel
@@ -105,10 +105,10 @@ class _Recorder:
         return self._scorer.draw(counts)
 
 
-class _Recording(Source):
+class _Recording(TokenSource):
     """A source whose scorers are recorded."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: TokenSource) -> None:
         self._source = source
         self.recorder: _Recorder | None = None
 
@@ -123,34 +123,34 @@ class _Recording(Source):
         return self._source.host
 
     def open(self, request: Request) -> None:
-        """See ``Source``."""
+        """See ``TokenSource``."""
         self._source.open(request)
 
     def fit(self, request: Request, budget: Budget) -> Budget:
-        """See ``Source``."""
+        """See ``TokenSource``."""
         return self._source.fit(request, budget)
 
     def begin(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
-        """See ``Source``."""
+        """See ``TokenSource``."""
         self.recorder = _Recorder(self._source.begin(requests, drawing))
         return self.recorder
 
     def settle(self, requests: Sequence[Request], grown: Sequence[Grown]) -> None:
-        """See ``Source``."""
+        """See ``TokenSource``."""
         self._source.settle(requests, grown)
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """See ``Source``."""
+        """See ``TokenSource``."""
         self._source.observe(outcomes)
 
     def close(self, request: Request) -> None:
-        """See ``Source``."""
+        """See ``TokenSource``."""
         self._source.close(request)
 
 
 def record(
     target: HFModel,
-    source: Source,
+    source: TokenSource,
     prompts: Sequence[list[int]],
     max_tokens: int,
     file: Path | None = None,
@@ -227,7 +227,7 @@ def _read(file: Path) -> Iterator[KnownText]:
         yield known
 
 
-class RecordedSource(Source):
+class RecordedSource(TokenSource):
     """Says again what was recorded along one text.
 
     Attributes:

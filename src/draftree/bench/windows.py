@@ -30,7 +30,7 @@ from ..config import SamplingParams
 from ..drafters.base import NoDrafter, TreeDrafter
 from ..drafters.distributions import Drawing, Drawn
 from ..drafters.registry import load_drafter
-from ..drafters.source import Scorer, Source
+from ..drafters.source import Scorer, TokenSource
 from ..engine import Engine
 from ..errors import ConfigError
 from ..models.base import LanguageModel
@@ -51,7 +51,7 @@ Link = tuple[int, float, float]
 
 
 @dataclass(slots=True)
-class Chains(Source):
+class Chains(TokenSource):
     """Repeats chains that were drafted before, by the length of the text that they follow.
 
     Attributes:
@@ -62,15 +62,15 @@ class Chains(Source):
 
     @property
     def name(self) -> str:
-        """See ``Source``."""
+        """See ``TokenSource``."""
         return "chains"
 
     def begin(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
-        """See ``Source``; for one request."""
+        """See ``TokenSource``; for one request."""
         return _ChainScorer(self.chains.get(len(requests[0].ids), []))
 
     def close(self, request: Request) -> None:
-        """See ``Source``."""
+        """See ``TokenSource``."""
 
 
 class _ChainScorer:

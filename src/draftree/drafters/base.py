@@ -15,7 +15,7 @@ from ..request import Request
 from ..tree import DraftTree
 from .distributions import Drawing
 from .grow import grow
-from .source import Source
+from .source import TokenSource
 
 if TYPE_CHECKING:
     from ..policies.base import GrowthPolicy
@@ -109,7 +109,7 @@ class TreeDrafter:
     """
 
     policy: GrowthPolicy
-    source: Source
+    source: TokenSource
     name: str = ""
 
     def __post_init__(self) -> None:

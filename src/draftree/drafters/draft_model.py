@@ -21,7 +21,7 @@ from ..policies.base import Candidates
 from ..request import Request
 from ..tree import ROOT
 from .distributions import Drawing, Drawn, Laws
-from .source import Asked, Grown, Scorer, Source
+from .source import Asked, Grown, Scorer, TokenSource
 
 
 @dataclass(slots=True)
@@ -45,12 +45,12 @@ class State:
 
 
 @dataclass(slots=True)
-class ModelSource(Source):
+class ModelSource(TokenSource):
     """Asks a language model.
 
     Attributes:
         model: the drafting model; it says nothing of a request that has outgrown its context.
-        near: see ``Source``: it is the target in other numerics.
+        near: see ``TokenSource``: it is the target in other numerics.
         vocab_size: the target's; logits beyond it (padding of the output layer) are cut off.
     """
 
@@ -72,7 +72,7 @@ class ModelSource(Source):
 
     @property
     def passes(self) -> int:
-        """See ``Source``."""
+        """See ``TokenSource``."""
         return self._passes
 
     def fit(self, request: Request, budget: Budget) -> Budget:
@@ -204,7 +204,7 @@ class ModelScorer:
 
 
 @dataclass(slots=True)
-class GuestSource(ModelSource):
+class SelfSpeculationSource(ModelSource):
     """Asks a model that shares the target's rows; one such source at a time.
 
     Attributes:

@@ -27,7 +27,7 @@ from .source import Asked, Grown, Scorer, joined
 
 
 @dataclass(slots=True)
-class HeadSource(ModelSource):
+class EagleSource(ModelSource):
     """Asks a draft head. Its rows hold a request's tokens but the first, which has no hidden state before it.
 
     Attributes:
@@ -47,7 +47,7 @@ class HeadSource(ModelSource):
 
     def begin(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
         """A request's new tokens are fed when its root is asked for."""
-        return _HeadScorer(self, requests, drawing)
+        return _EagleScorer(self, requests, drawing)
 
     def tokens(self, rows: Sequence[Row]) -> Sequence[Tensor]:
         """The rows' draft vocabularies."""
@@ -63,7 +63,7 @@ class HeadSource(ModelSource):
     def settle(self, requests: Sequence[Request], grown: Sequence[Grown]) -> None:
         """Of what was drafted nothing is kept but what the judge has read."""
         if self.judge:
-            super(HeadSource, self).settle(requests, grown)
+            super(EagleSource, self).settle(requests, grown)
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Commit what was accepted and fed with the judge's hidden states; the rest comes with the target's."""
@@ -78,13 +78,13 @@ class HeadSource(ModelSource):
     def close(self, request: Request) -> None:
         """Forget a request's row."""
         self._given.pop(request, None)
-        super(HeadSource, self).close(request)
+        super(EagleSource, self).close(request)
 
 
-class _HeadScorer(ModelScorer):
+class _EagleScorer(ModelScorer):
     """Scores nodes by passes over them; roots by a pass over the tokens that the target has committed since."""
 
-    _source: HeadSource
+    _source: EagleSource
 
     def score_roots(self, rows: Sequence[int], width: int) -> Candidates:
         """Feed each request's new tokens with the target's hidden states; the last of them is the root."""

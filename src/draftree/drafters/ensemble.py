@@ -26,7 +26,7 @@ from ..policies.base import Candidates
 from ..request import Request
 from ..tree import ROOT
 from .distributions import Drawing, Drawn
-from .source import Grown, Scorer, Source
+from .source import Grown, Scorer, TokenSource
 
 _LEAST = 0.005
 """Candidates that their source finds less probable than this are left out."""
@@ -37,7 +37,7 @@ _WIDTH = 8
 
 
 @dataclass(slots=True)
-class UnionSource(Source):
+class EnsembleSource(TokenSource):
     """Says what its parts say, with the probabilities that they have earned.
 
     Attributes:
@@ -49,11 +49,11 @@ class UnionSource(Source):
 
     learns: ClassVar[bool] = True
 
-    parts: tuple[Source, ...] = field()
+    parts: tuple[TokenSource, ...] = field()
     _calibration: Calibration = field(init=False, repr=False)
     _limits: dict[Request, list[float]] = field(default_factory=dict, repr=False)
     """How deep each part drafts for the requests of the proposal."""
-    _scorer: _UnionScorer | None = field(default=None, repr=False)
+    _scorer: _EnsembleScorer | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         names = [part.name for part in self.parts]
@@ -76,7 +76,7 @@ class UnionSource(Source):
 
     @property
     def passes(self) -> int:
-        """See ``Source``."""
+        """See ``TokenSource``."""
         return sum(part.passes for part in self.parts)
 
     @property
@@ -105,11 +105,11 @@ class UnionSource(Source):
     def begin(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
         """Ask the parts that do not rest."""
         scorers = [None if part.resting else part.begin(requests, drawing) for part in self.parts]
-        self._scorer = _UnionScorer(self.parts, scorers, self._calibration, [self._limits[s] for s in requests])
+        self._scorer = _EnsembleScorer(self.parts, scorers, self._calibration, [self._limits[s] for s in requests])
         return self._scorer
 
     def is_stale(self, request: Request, node: int, parent: int) -> bool:
-        """See ``Source``; of the parts that score this proposal."""
+        """See ``TokenSource``; of the parts that score this proposal."""
         return self._scorer is not None and any(p.is_stale(request, node, parent) for p in self._scorer.active)
 
     def settle(self, requests: Sequence[Request], grown: Sequence[Grown]) -> None:
@@ -153,7 +153,7 @@ _Said = tuple[list[int], list[float]]
 _NOTHING: _Said = ([], [])
 
 
-class _UnionScorer:
+class _EnsembleScorer:
     """Asks the parts and joins what they say.
 
     Attributes:
@@ -163,7 +163,7 @@ class _UnionScorer:
 
     def __init__(
         self,
-        parts: Sequence[Source],
+        parts: Sequence[TokenSource],
         scorers: Sequence[Scorer | None],
         calibration: Calibration,
         limits: Sequence[Sequence[float]],

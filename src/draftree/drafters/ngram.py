@@ -20,7 +20,7 @@ from ..policies.base import Candidates
 from ..request import Request
 from ..tree import ROOT, DraftLaw
 from .distributions import Drawing, Drawn, Key, draw
-from .source import Scorer, Source
+from .source import Scorer, TokenSource
 
 Tail = tuple[int, ...]
 
@@ -70,7 +70,7 @@ class NgramIndex:
 
 
 @dataclass(slots=True)
-class LookupSource(Source):
+class NgramSource(TokenSource):
     """Says what followed the n-gram matches in each request's own prompt and output.
 
     Attributes:
@@ -92,7 +92,7 @@ class LookupSource(Source):
 
     @property
     def name(self) -> str:
-        """See ``Source``."""
+        """See ``TokenSource``."""
         return "lookup"
 
     def open(self, request: Request) -> None:
@@ -105,14 +105,14 @@ class LookupSource(Source):
         indexes = [self._indexes[r] for r in requests]
         for index, request in zip(indexes, requests, strict=True):
             index.extend(request.ids[len(index) :])
-        return _LookupScorer(indexes, requests, drawing)
+        return _NgramScorer(indexes, requests, drawing)
 
     def close(self, request: Request) -> None:
         """Forget a request's index."""
         self._indexes.pop(request, None)
 
 
-class _LookupScorer:
+class _NgramScorer:
     """Scores nodes of the trees under construction by the last tokens on their paths."""
 
     def __init__(self, indexes: Sequence[NgramIndex], requests: Sequence[Request], drawing: Drawing) -> None:

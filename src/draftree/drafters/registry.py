@@ -24,13 +24,13 @@ from ..policies.chains import CHAIN, DynamicWindow, Window
 from ..typed import typed
 from .base import Drafter, NoDrafter, TreeDrafter
 from .cascade.stages import CascadeSource
-from .draft_model import GuestSource, ModelSource
-from .eagle import HeadSource
-from .ensemble import UnionSource
-from .ngram import LookupSource
-from .source import Source
+from .draft_model import ModelSource, SelfSpeculationSource
+from .eagle import EagleSource
+from .ensemble import EnsembleSource
+from .ngram import NgramSource
+from .source import TokenSource
 from .spec import AUTO, CHEAPER, DRAFTERS, LAYERS, LevelName, check_recycle_file, is_own, layers_of, levels_of, parts_of
-from .token_recycling import RecycleSource
+from .token_recycling import TokenRecyclingSource
 
 _OWN: WeakKeyDictionary[PreTrainedModel, dict[str, HFModel]] = WeakKeyDictionary()
 """Targets once more, by their numerics."""
@@ -57,7 +57,7 @@ class _Making:
     alone: bool
     window: Window | None = None
 
-    def hierarchy(self, levels: Sequence[LevelName], count: int = 0, judge: Source | None = None) -> Source:
+    def hierarchy(self, levels: Sequence[LevelName], count: int = 0, judge: TokenSource | None = None) -> TokenSource:
         """The source of the lowest levels of ``count``, below ``judge``; of one level a union, or a single source."""
         *below, top = levels
         count = count or len(levels)
@@ -74,21 +74,21 @@ class _Making:
         policy = below[-1].policy(self.window)
         return CascadeSource(lower, source, policy, top.loop_back(), (below[-1].name, top.name))
 
-    def _union(self, name: str, judge: Source | None) -> Source:
+    def _union(self, name: str, judge: TokenSource | None) -> TokenSource:
         sources = tuple(self._source(part, judge) for part in parts_of(name))
-        return sources[0] if len(sources) == 1 else UnionSource(sources)
+        return sources[0] if len(sources) == 1 else EnsembleSource(sources)
 
-    def _source(self, name: str, judge: Source | None) -> Source:
+    def _source(self, name: str, judge: TokenSource | None) -> TokenSource:
         target = self.target
         if name == "lookup":
-            return LookupSource()
+            return NgramSource()
         if name == "recycle":
-            return RecycleSource(file=self.recycle_file)
+            return TokenRecyclingSource(file=self.recycle_file)
         if isinstance(judge, ModelSource) and isinstance(judge.model, HFModel):
             folder = shipped_for(target) if name == "head" else user_path(name)
             if folder and is_head(folder) and fits(folder, target) and fits(folder, judge.model):
                 target.track_features()  # committed tokens come with the target's hidden states
-                return HeadSource(load_head(folder, judge.model), target.capabilities.vocab_size, judge=judge)
+                return EagleSource(load_head(folder, judge.model), target.capabilities.vocab_size, judge=judge)
         return _model_source(name, target, guest=self.alone and is_own(name))
 
 
@@ -173,9 +173,9 @@ def resolved(name: str | HFModel, target: HFModel, policy: GrowthPolicy, *, lear
 def _model_source(name: str | HFModel, target: HFModel, guest: bool = False) -> ModelSource:
     model, vocab = drafting_model(name, target), target.capabilities.vocab_size
     if isinstance(model, HeadModel):
-        return HeadSource(model, vocab)
+        return EagleSource(model, vocab)
     if guest:
-        return GuestSource(model.on_rows_of(target), vocab, target=target, near=name in CHEAPER)
+        return SelfSpeculationSource(model.on_rows_of(target), vocab, target=target, near=name in CHEAPER)
     return ModelSource(model, vocab, near=name in CHEAPER)
 
 

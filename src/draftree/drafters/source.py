@@ -103,7 +103,7 @@ class Grown(NamedTuple):
     numbers: Tensor
 
 
-class Source(ABC):
+class TokenSource(ABC):
     """Says what may follow, and keeps whatever state that takes for each request.
 
     Attributes:
@@ -129,7 +129,7 @@ class Source(ABC):
         return self.name
 
     @property
-    def parts(self) -> tuple[Source, ...]:
+    def parts(self) -> tuple[TokenSource, ...]:
         """The sources that it joins: itself, unless it is a union."""
         return (self,)
 

@@ -69,7 +69,7 @@ def names_model(name: str) -> bool:
 
 
 def learns(name: str | HFModel) -> bool:
-    """What this drafter says depends on other requests (``Source.learns``); "auto" goes by what is wanted.
+    """What this drafter says depends on other requests (``TokenSource.learns``); "auto" goes by what is wanted.
 
     Raises:
         ConfigError: as ``parts_of``.

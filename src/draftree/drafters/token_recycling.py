@@ -26,7 +26,7 @@ from ..policies.base import Candidates
 from ..request import Request
 from ..tree import ROOT
 from .distributions import Drawing, Drawn
-from .source import Scorer, Source
+from .source import Scorer, TokenSource
 
 FORMAT = "draftree recycled successors"
 VERSION = "1"
@@ -190,7 +190,7 @@ class SuccessorTable:
 
 
 @dataclass(slots=True)
-class RecycleSource(Source):
+class TokenRecyclingSource(TokenSource):
     """Says what the target found probable when it last saw the same one or two tokens; all requests share the table.
 
     Attributes:
@@ -216,7 +216,7 @@ class RecycleSource(Source):
 
     @property
     def name(self) -> str:
-        """See ``Source``."""
+        """See ``TokenSource``."""
         return "recycle"
 
     @property
@@ -241,7 +241,7 @@ class RecycleSource(Source):
 
     def begin(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
         """Read the table."""
-        return _RecycleScorer(self._table, requests)
+        return _RecyclingScorer(self._table, requests)
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Keep the successors of every verified node; where a context was there twice, those on the accepted path."""
@@ -269,7 +269,7 @@ class RecycleSource(Source):
                 warnings.warn(str(error), DraftreeWarning, stacklevel=2)
 
 
-class _RecycleScorer:
+class _RecyclingScorer:
     """Scores nodes by the last two tokens on their paths."""
 
     def __init__(self, table: SuccessorTable, requests: Sequence[Request]) -> None:

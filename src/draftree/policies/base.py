@@ -18,7 +18,7 @@ from ..request import Request
 from ..tree import DraftTree
 
 if TYPE_CHECKING:
-    from ..drafters.source import Source
+    from ..drafters.source import TokenSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +164,7 @@ class GrowthPolicy(ABC):
             ConfigError: it was made for others.
         """
 
-    def prepare(self, target: LanguageModel, sources: Sequence[Source]) -> None:  # noqa: B027
+    def prepare(self, target: LanguageModel, sources: Sequence[TokenSource]) -> None:  # noqa: B027
         """Before any drafting: whom the trees are for, and whose candidates they will be made of."""
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:  # noqa: B027

@@ -20,7 +20,7 @@ from .classifier import Classifier, Provenance
 from .entropy import MAX_WIDTH
 
 if TYPE_CHECKING:
-    from ..drafters.source import Source
+    from ..drafters.source import TokenSource
 
 
 Score = Callable[[Frontier], Tensor]
@@ -85,7 +85,7 @@ class ClassifierTree(GrowthPolicy):
         """The drafter of ``made_for``."""
         return None if self.made_for is None else self.made_for.drafter
 
-    def prepare(self, target: LanguageModel, sources: Sequence[Source]) -> None:
+    def prepare(self, target: LanguageModel, sources: Sequence[TokenSource]) -> None:
         """Warn where the classifier learned from other models."""
         warn_of_others(self.made_for, target, sources)
 
@@ -127,7 +127,7 @@ class ClassifierTree(GrowthPolicy):
         return kept
 
 
-def warn_of_others(made_for: Provenance | None, target: LanguageModel, sources: Sequence[Source]) -> None:
+def warn_of_others(made_for: Provenance | None, target: LanguageModel, sources: Sequence[TokenSource]) -> None:
     """Warn where a classifier learned from a target or a drafter of other weights."""
     if made_for is None:
         return
@@ -141,7 +141,7 @@ def warn_of_others(made_for: Provenance | None, target: LanguageModel, sources: 
         )
 
 
-def provenance(target: LanguageModel, sources: Sequence[Source]) -> Provenance:
+def provenance(target: LanguageModel, sources: Sequence[TokenSource]) -> Provenance:
     """What a classifier of these sources' drafts for this target learns from."""
     return Provenance(
         target=target.capabilities.name,

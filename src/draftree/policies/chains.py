@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..config import MAX_NODES, Budget
-from ..drafters.source import Source
+from ..drafters.source import TokenSource
 from ..errors import ConfigError
 from ..models.base import LanguageModel
 from ..outcome import Outcome
@@ -272,7 +272,7 @@ class DynamicWindow(GrowthPolicy):
         """The tree's."""
         self.tree.check(target, drafter)
 
-    def prepare(self, target: LanguageModel, sources: Sequence[Source]) -> None:
+    def prepare(self, target: LanguageModel, sources: Sequence[TokenSource]) -> None:
         """Tell the tree."""
         self.tree.prepare(target, sources)
 

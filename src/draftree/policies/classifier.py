@@ -151,7 +151,7 @@ class Provenance:
 
     Attributes:
         target, drafter: names.
-        target_weights, drafter_weights: fingerprints; of a drafter ``Source.fingerprint``.
+        target_weights, drafter_weights: fingerprints; of a drafter ``TokenSource.fingerprint``.
     """
 
     target: str

@@ -23,7 +23,7 @@ from .classifier import Classifier, Provenance
 from .entropy import MAX_WIDTH, EntropyTree
 
 if TYPE_CHECKING:
-    from ..drafters.source import Source
+    from ..drafters.source import TokenSource
 
 LEARNED_BETA = 0.1
 
@@ -86,7 +86,7 @@ class LearnedTree(EntropyTree):
         """The drafter of ``made_for``."""
         return None if self.made_for is None else self.made_for.drafter
 
-    def prepare(self, target: LanguageModel, sources: Sequence[Source]) -> None:
+    def prepare(self, target: LanguageModel, sources: Sequence[TokenSource]) -> None:
         """Warn where the width was learned from other models."""
         warn_of_others(self.made_for, target, sources)
 
@@ -119,7 +119,7 @@ class ScoredAuto(AutoTree):
         """The drafter of ``made_for``."""
         return None if self.made_for is None else self.made_for.drafter
 
-    def prepare(self, target: LanguageModel, sources: Sequence[Source]) -> None:
+    def prepare(self, target: LanguageModel, sources: Sequence[TokenSource]) -> None:
         """See ``AutoTree``; warn where the classifier learned from other models."""
         AutoTree.prepare(self, target, sources)
         warn_of_others(self.made_for, target, sources)

@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from ..config import Budget
-from ..drafters.source import Source
+from ..drafters.source import TokenSource
 from ..errors import ConfigError
 from ..models.base import LanguageModel
 from ..models.cost_profile import Profile, kept_or_measured
@@ -85,7 +85,7 @@ class PayingChain(GrowthPolicy):
         """One: it is a chain."""
         return 1
 
-    def prepare(self, target: LanguageModel, sources: Sequence[Source]) -> None:
+    def prepare(self, target: LanguageModel, sources: Sequence[TokenSource]) -> None:
         """Find the costs, unless they were given: kept from an earlier start, or measured now (seconds, once)."""
         self.target = self.target or kept_or_measured(target)
         self._untold = any(source.costly and source.model is None for source in sources)

@@ -17,9 +17,9 @@ from draftree.drafters.cascade.stopping_rule import LoopBack
 from draftree.drafters.cascade.trie import Distribution, candidates_of, distributions_of
 from draftree.drafters.distributions import Drawing
 from draftree.drafters.draft_model import ModelSource
-from draftree.drafters.eagle import HeadSource
-from draftree.drafters.ensemble import UnionSource
-from draftree.drafters.source import Source, joined
+from draftree.drafters.eagle import EagleSource
+from draftree.drafters.ensemble import EnsembleSource
+from draftree.drafters.source import TokenSource, joined
 from draftree.engine import Engine, Generation
 from draftree.errors import ConfigError
 from draftree.models.base import Nodes, Row
@@ -55,7 +55,9 @@ PAIRS = (
 )
 
 
-def hierarchy(name: str, model: HFModel, policy: GrowthPolicy | None = None, loop: LoopBack | None = None) -> Source:
+def hierarchy(
+    name: str, model: HFModel, policy: GrowthPolicy | None = None, loop: LoopBack | None = None
+) -> TokenSource:
     """A hierarchy by names of ``pairs.source``."""
     lower, _, upper = name.rpartition(">")
     if not lower:
@@ -346,7 +348,7 @@ def test_auto_leaves_a_hierarchy_out_where_it_loses_and_keeps_it_where_it_wins(
 @pytest.mark.parametrize("at", ["lower", "upper"])
 def test_a_head_may_propose_or_verify(at: str, temperature: float) -> None:
     model = target()
-    head, other = HeadSource(random_head(model), VOCAB), source("relative", model)
+    head, other = EagleSource(random_head(model), VOCAB), source("relative", model)
     lower, upper = (head, other) if at == "lower" else (other, head)
     made = CascadeSource(lower, upper, StaticTree(2, 2), LoopBack("always"))
     params = SamplingParams(max_tokens=TOKENS, temperature=temperature, seed=3)
@@ -389,7 +391,7 @@ def test_auto_below_weighs_reading_against_what_is_left_of_the_answer() -> None:
 
 
 def test_candidates_that_pass_through_a_hierarchy_keep_their_origins() -> None:
-    union = UnionSource((Says("one", {1: 0.6, 2: 0.2}), Says("other", {3: 0.5})))
+    union = EnsembleSource((Says("one", {1: 0.6, 2: 0.2}), Says("other", {3: 0.5})))
     union.fit(request := request_of(), Budget(20))
     found = union.begin([request], Drawing.TOP).score_roots([0], 4)
     assert found.origins is not None

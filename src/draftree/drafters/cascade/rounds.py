@@ -25,7 +25,7 @@ from ...request import Request
 from ...tree import ROOT, DraftTree
 from ..distributions import Drawing, Drawn
 from ..grow import grow
-from ..source import Asked, Source, score_nodes
+from ..source import Asked, TokenSource, score_nodes
 from .stopping_rule import RunEnd, StoppingRule
 from .trie import NO_CANDIDATES, Distribution, TokenTrie, candidates_of, distributions_of
 
@@ -41,7 +41,7 @@ class SourceStage:
     """
 
     def __init__(
-        self, source: Source, requests: Sequence[Request], tries: Sequence[TokenTrie], drawing: Drawing
+        self, source: TokenSource, requests: Sequence[Request], tries: Sequence[TokenTrie], drawing: Drawing
     ) -> None:
         self._source, self._requests, self._tries = source, requests, tries
         self._scorer = source.begin(requests, drawing)
@@ -94,8 +94,8 @@ class Verifier:
     """
 
     stage: int
-    below: Source
-    source: Source
+    below: TokenSource
+    source: TokenSource
     policy: GrowthPolicy
     rule: StoppingRule
 

@@ -23,14 +23,14 @@ from ...policies.base import GrowthPolicy
 from ...request import Level, Request
 from ...tree import ROOT
 from ..distributions import Drawing
-from ..source import Grown, Scorer, Source
+from ..source import Grown, Scorer, TokenSource
 from .rounds import CascadeScorer, SourceStage, Stage, Verifier, VerifierStage
 from .stopping_rule import LoopBack, StoppingRule
 from .trie import TokenTrie
 
 
 @dataclass(slots=True)
-class CascadeSource(Source):
+class CascadeSource(TokenSource):
     """Predicts what its last stage predicts, sooner.
 
     Attributes:
@@ -43,12 +43,12 @@ class CascadeSource(Source):
 
     learns: ClassVar[bool] = True
 
-    lower: Source = field()
-    upper: Source = field()
+    lower: TokenSource = field()
+    upper: TokenSource = field()
     policy: GrowthPolicy = field()
     settings: LoopBack = LoopBack()
     called: tuple[str, str] = ("", "")
-    sources: tuple[Source, ...] = field(init=False, repr=False)
+    sources: tuple[TokenSource, ...] = field(init=False, repr=False)
     """Of the stages, the first one first."""
     verifiers: tuple[Verifier, ...] = field(init=False, repr=False)
     """Of the stages but the first."""
@@ -88,7 +88,7 @@ class CascadeSource(Source):
 
     @property
     def costly(self) -> bool:
-        """See ``Source``."""
+        """See ``TokenSource``."""
         return True
 
     @property
