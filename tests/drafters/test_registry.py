@@ -15,7 +15,7 @@ from draftree.config import SamplingParams
 from draftree.drafters.registry import load_drafter, resolved
 from draftree.drafters.spec import AUTO
 from draftree.errors import ConfigError, ModelFileError
-from draftree.models import eagle_head as head_file
+from draftree.models import eagle_file as head_file
 from draftree.models.eagle_file import save_head
 from draftree.models.huggingface import HFModel
 from draftree.policies.fixed import read_tree

@@ -104,14 +104,11 @@ class _EagleScorer(ModelScorer):
             fed.append(source.model.own(state.row))
             tokens.append(torch.tensor(request.ids[state.row.length + 1 :]))
             new = len(tokens[-1])
-            features.append(request.row.waiting_features()[-new:] if new else source.model.nothing)
+            features.append(request.row.last_features(new) if new else source.model.nothing)
         self._asked = [(self._requests[b], ROOT) for b in rows]
         self._depths |= {(b, ROOT): 0 for b in rows}
         logits = source.model.advance(fed, tokens, features)[:, None]
         source._passes += 1
-        for request, _ in self._asked:
-            if request.row is not None:
-                request.row.drop_features()
         batch = torch.arange(len(rows))
         column, none = torch.zeros_like(batch), [0] * len(rows)
         return self._laws.candidates(self._asked, logits, batch, column, width, source.tokens(fed), depths=none)
