@@ -106,7 +106,7 @@ _CHUNK = 8
 """Nodes whose laws are computed at once: bounds what is allocated beyond the logits."""
 
 
-class Laws:
+class DraftDistributions:
     """The laws of the nodes of one proposal; those asked about last can have children drawn."""
 
     def __init__(self, drawing: Drawing) -> None:

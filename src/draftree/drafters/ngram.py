@@ -1,4 +1,4 @@
-"""Lookup: continuations of earlier occurrences in the prompt and the output; no model.
+"""Prompt lookup by n-grams: continuations of earlier occurrences in the prompt and the output; no model.
 
 An n-gram index predicts the next token by counts, blended over match lengths as in prediction by partial matching
 (escape method C: a context seen C times with U different successors gives each successor count / (C + U) and passes
@@ -71,7 +71,7 @@ class NgramIndex:
 
 @dataclass(slots=True)
 class NgramSource(TokenSource):
-    """Says what followed the n-gram matches in each request's own prompt and output.
+    """Predicts what followed the n-gram matches in each request's own prompt and output.
 
     Attributes:
         shortest, longest: match lengths in tokens.
@@ -92,7 +92,6 @@ class NgramSource(TokenSource):
 
     @property
     def name(self) -> str:
-        """See ``TokenSource``."""
         return "lookup"
 
     def open(self, request: Request) -> None:
@@ -123,11 +122,9 @@ class _NgramScorer:
         self._asked: list[tuple[int, int, Tail]] = []
 
     def score_roots(self, rows: Sequence[int], width: int) -> Candidates:
-        """See ``Scorer``."""
         return self._predict([(b, ROOT, self._indexes[b].tail) for b in rows], width)
 
     def score(self, rows: Tensor, nodes: Tensor, parents: Tensor, tokens: Tensor, width: int) -> Candidates:
-        """See ``Scorer``."""
         asked = []
         for b, node, parent, token in torch.stack([rows, nodes, parents, tokens], 1).tolist():
             above = self._tails.get((b, parent)) or self._indexes[b].tail
