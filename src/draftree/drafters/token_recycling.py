@@ -118,7 +118,7 @@ ANY = -1
 
 
 class SuccessorTable:
-    """The last successors seen of every context, in numpy; little is asked for at a time, which lists handle faster.
+    """The last successors seen of every context, in numpy; queries are small, which lists handle faster.
 
     Args:
         width: successors of each.
