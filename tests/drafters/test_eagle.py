@@ -155,3 +155,18 @@ def test_auto_measures_what_a_head_costs(target: HFModel) -> None:
     made = Engine(target, TreeDrafter(AutoTree(), EagleSource(trained(target), VOCAB)), nodes=8)
     found = made.generate(PROMPTS, SamplingParams(max_tokens=12))
     assert [g.token_ids for g in found] == [g.token_ids for g in plain]
+
+
+def test_drafting_leaves_the_hidden_states_of_the_targets_row(target: HFModel) -> None:
+    """The source dropped them from the row, so that nobody else could read them."""
+    made = engine(target, trained(target), "chain")
+    request = made.open(PROMPTS[0], SamplingParams(max_tokens=12))
+    for _ in range(3):
+        made.step([request])
+    assert request.row is not None
+    states = request.row.waiting_features()
+    assert len(states) == request.row.length
+    assert torch.equal(request.row.last_features(5), states[-5:])
+    with pytest.raises(CacheError):
+        request.row.last_features(len(states) + 1)
+    made.close(request)

@@ -45,7 +45,7 @@ def middle() -> HFModel:
 def below(head: HeadModel, middle: HFModel, shape: StaticTree, loop: LoopBack = ENDLESS) -> CascadeSource:
     upper = ModelSource(middle.twin(), VOCAB)
     upper.model.track_features()  # type: ignore[attr-defined]
-    return CascadeSource(EagleSource(head, VOCAB, judge=upper), upper, shape, loop)
+    return CascadeSource(EagleSource(head, VOCAB, verifier=upper), upper, shape, loop)
 
 
 def engine(target: HFModel, source: TokenSource, depth: int = 8, nodes: int = 12) -> Engine:
@@ -69,7 +69,7 @@ def test_ids_are_those_of_plain_decoding_in_a_union(target: HFModel, middle: HFM
     params = SamplingParams(max_tokens=14)
     upper = ModelSource(middle.twin(), VOCAB)
     upper.model.track_features()  # type: ignore[attr-defined]
-    union = EnsembleSource((NgramSource(shortest=1), EagleSource(random_head(middle), VOCAB, judge=upper)))
+    union = EnsembleSource((NgramSource(shortest=1), EagleSource(random_head(middle), VOCAB, verifier=upper)))
     made = engine(target, CascadeSource(union, upper, StaticTree(2, 2), ENDLESS))
     want = [g.token_ids for g in Engine(target).generate(PROMPTS, params)]
     assert [g.token_ids for g in made.generate(PROMPTS, params)] == want

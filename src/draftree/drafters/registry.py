@@ -88,7 +88,7 @@ class _Making:
             folder = shipped_for(target) if name == "head" else user_path(name)
             if folder and is_head(folder) and fits(folder, target) and fits(folder, judge.model):
                 target.track_features()  # committed tokens come with the target's hidden states
-                return EagleSource(load_head(folder, judge.model), target.capabilities.vocab_size, judge=judge)
+                return EagleSource(load_head(folder, judge.model), target.capabilities.vocab_size, verifier=judge)
         return _model_source(name, target, guest=self.alone and is_own(name))
 
 

@@ -25,7 +25,7 @@ from ...request import Request
 from ...tree import ROOT, DraftTree
 from ..distributions import Drawing, Drawn
 from ..grow import grow
-from ..source import Asked, TokenSource, score_nodes
+from ..source import TokenSource, UnscoredNode, score_nodes
 from .stopping_rule import RunEnd, StoppingRule
 from .trie import NO_CANDIDATES, Distribution, TokenTrie, candidates_of, distributions_of
 
@@ -76,9 +76,13 @@ class SourceStage:
             node = trie.parent(node)
         return way[::-1]
 
-    def _located(self, row: int, node: int) -> Asked:
+    def _located(self, row: int, node: int) -> UnscoredNode:
         trie = self._tries[row]
-        return Asked(row, ROOT, ROOT, 0) if node == ROOT else Asked(row, node, trie.parent(node), trie.token(node))
+        return (
+            UnscoredNode(row, ROOT, ROOT, 0)
+            if node == ROOT
+            else UnscoredNode(row, node, trie.parent(node), trie.token(node))
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,11 +312,9 @@ class TrieScorer:
         self._nodes = {(tree, ROOT): anchor for tree, (_, anchor) in enumerate(anchors)}
 
     def score_roots(self, rows: Sequence[int], width: int) -> Candidates:
-        """See ``Scorer``."""
         return self._candidates([self._anchors[tree] for tree in rows], width)
 
     def score(self, rows: Tensor, nodes: Tensor, parents: Tensor, tokens: Tensor, width: int) -> Candidates:
-        """See ``Scorer``."""
         places = []
         for tree, node, parent, token in torch.stack([rows, nodes, parents, tokens], 1).tolist():
             row = self._anchors[tree][0]

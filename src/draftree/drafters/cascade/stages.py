@@ -88,7 +88,6 @@ class CascadeSource(TokenSource):
 
     @property
     def costly(self) -> bool:
-        """See ``TokenSource``."""
         return True
 
     @property
