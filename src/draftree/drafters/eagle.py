@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -61,6 +62,13 @@ class HeadSource(ModelSource):
         if self.judge:
             super(HeadSource, self).settle(requests, grown)
 
+    def has_read(self, request: Request, node: int) -> bool:
+        """Never for long: each proposal begins with what the target has read, and its hidden states."""
+        return False
+
+    def prune(self, request: Request, keep: Sequence[int], trunk: int) -> None:
+        """Of what was drafted nothing is kept."""
+
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Commit what was accepted and fed with the judge's hidden states; the rest comes with the target's."""
         for request, outcome in ((o.request, o) for o in outcomes if o.request in self._given):
@@ -84,7 +92,7 @@ class _HeadScorer(ModelScorer):
         """Feed each request's new tokens with the target's hidden states; the last of them is the root."""
         source = self._source
         fed: list[HeadRow] = []
-        tokens, features = [], []
+        tokens, features, roots = [], [], list[Tensor]()
         for b in rows:
             request = self._requests[b]
             if request.row is None:
@@ -97,15 +105,21 @@ class _HeadScorer(ModelScorer):
             source._given.pop(request, None)
             fed.append(source.model.own(state.row))
             tokens.append(torch.tensor(request.ids[state.row.length + 1 :]))
-            new = len(tokens[-1])
-            features.append(request.row.waiting_features()[-new:] if new else source.model.nothing)
+            new, ahead = len(tokens[-1]), int(self._is_beam(request))
+            waiting = request.row.waiting_features() if new or ahead else source.model.nothing
+            end = len(waiting) - ahead
+            features.append(waiting[end - new : end])
+            roots.append(waiting[end:])
         self._asked = [(self._requests[b], ROOT) for b in rows]
         self._depths |= {(b, ROOT): 0 for b in rows}
         logits = source.model.advance(fed, tokens, features)[:, None]
         source._passes += 1
-        for request, _ in self._asked:
+        for (request, _), row, root in zip(self._asked, fed, roots, strict=True):
             if request.row is not None:
                 request.row.drop_features()
+                if len(root):  # the next proposal may begin there again
+                    request.row.features.append(root)
+                    row.predicted = root
         batch = torch.arange(len(rows))
         column, none = torch.zeros_like(batch), [0] * len(rows)
         return self._laws.candidates(self._asked, logits, batch, column, width, source.tokens(fed), depths=none)
@@ -125,22 +139,35 @@ class _HeadScorer(ModelScorer):
             parts.append(super().score_all(some, width) if wave else self.score_roots([a.row for a in some], width))
         return parts[0] if len(parts) == 1 else joined(parts, order)
 
+    def _is_beam(self, request: Request) -> bool:
+        """The target has read the root, and maybe nodes below it."""
+        return request.row is not None and request.row.length == len(request.ids)
+
     def _is_read(self, b: int, node: int) -> bool:
-        """The judge has read it."""
-        judge = self._source.judge
-        return judge is not None and judge.has_read(self._requests[b], node)
+        """The judge, or the target for beams, has read it."""
+        judge, request = self._source.judge, self._requests[b]
+        if request.row is not None and self._is_beam(request):
+            return 0 <= node < len(request.row.parents)
+        return judge is not None and judge.has_read(request, node)
+
+    def _hidden(self, b: int, node: int) -> Tensor:
+        """[H] hidden state at a node that is read."""
+        judge, request = self._source.judge, self._requests[b]
+        if judge is None or (request.row is not None and self._is_beam(request)):
+            return cast(Row, request.row).pending_feature(node)
+        return judge.hidden(request, node)
 
     def _pass(self, rows: Sequence[Row], nodes: Sequence[Nodes], asked: Sequence[Asked]) -> Tensor:
         """A node's input is the hidden state at its parent: the judge's, or else what was predicted there."""
-        source, judge = self._source, self._source.judge
-        if judge is None or not any(self._is_read(b, parent) for b, _, parent, _ in asked):
+        source = self._source
+        if not any(self._is_read(b, parent) for b, _, parent, _ in asked):
             return source.model.extend(rows, nodes)
         features: dict[int, list[Tensor]] = {}
         for b, node, parent, _ in asked:
             request, state = self._requests[b], self._state(b)
             if self._is_read(b, parent):
                 source._given.setdefault(request, set()).add(state.numbers[node])
-                state_there = judge.hidden(request, parent)
+                state_there = self._hidden(b, parent)
             else:
                 state_there = source.model.own(state.row).predicted[state.numbers[parent] + 1]
             features.setdefault(b, []).append(state_there)

@@ -20,7 +20,7 @@ from ..policies.base import Candidates
 from ..request import Request
 from ..tree import ROOT, DraftLaw
 from .distributions import Drawing, Drawn, Key, draw
-from .source import Scorer, Source
+from .source import BeamSource, Scorer
 
 Tail = tuple[int, ...]
 
@@ -70,7 +70,7 @@ class NgramIndex:
 
 
 @dataclass(slots=True)
-class LookupSource(Source):
+class LookupSource(BeamSource):
     """Says what followed the n-gram matches in each request's own prompt and output.
 
     Attributes:

@@ -29,7 +29,19 @@ from .eagle import HeadSource
 from .ensemble import UnionSource
 from .ngram import LookupSource
 from .source import Source
-from .spec import AUTO, CHEAPER, DRAFTERS, LAYERS, LevelName, check_recycle_file, is_own, layers_of, levels_of, parts_of
+from .spec import (
+    AUTO,
+    CHEAPER,
+    DRAFTERS,
+    LAYERS,
+    LevelName,
+    check_recycle_file,
+    is_hierarchy,
+    is_own,
+    layers_of,
+    levels_of,
+    parts_of,
+)
 from .token_recycling import RecycleSource
 
 _OWN: WeakKeyDictionary[PreTrainedModel, dict[str, HFModel]] = WeakKeyDictionary()
@@ -125,16 +137,27 @@ def load_drafter(
         return NoDrafter()
     called = name.capabilities.name if isinstance(name, HFModel) else name
     policy.check(target.capabilities.name, called)
+    window = None
+    if isinstance(policy, DynamicWindow) and policy.tree == CHAIN and isinstance(name, str) and is_hierarchy(name):
+        window, policy = policy.window, CHAIN  # HSDDW: the threshold of the run is the upper level's (``LoopBack``)
+    return TreeDrafter(policy, load_source(name, target, recycle_file=recycle_file, window=window), called)
+
+
+def load_source(
+    name: str | HFModel, target: HFModel, *, recycle_file: str | Path | None = None, window: Window | None = None
+) -> Source:
+    """Make what drafts, by any name of ``load_drafter`` but "auto" and "none"; it raises the same errors.
+
+    Args:
+        name, target, recycle_file: as ``load_drafter``.
+        window: shapes the proposals of levels that have no method of their own; None: their default does.
+    """
     if isinstance(name, HFModel):
-        return TreeDrafter(policy, _model_source(name, target), called)
+        return _model_source(name, target)
     levels = levels_of(name)
     own = [part for level in levels for part in parts_of(level.name) if is_own(part)]
     file = None if recycle_file is None else user_path(recycle_file)
-    window = None
-    if len(levels) > 1 and isinstance(policy, DynamicWindow) and policy.tree == CHAIN:
-        window, policy = policy.window, CHAIN  # HSDDW: the threshold of the run is the upper level's (``LoopBack``)
-    making = _Making(target, file, alone=len(own) == 1, window=window)
-    return TreeDrafter(policy, making.hierarchy(levels), called)
+    return _Making(target, file, alone=len(own) == 1, window=window).hierarchy(levels)
 
 
 def _warn_if_slow(level: int, model: LanguageModel, target: HFModel) -> None:

@@ -71,7 +71,9 @@ def joined(parts: Sequence[Candidates], order: Sequence[int]) -> Candidates:
     )
     origins = [p.origins for p in parts if p.origins is not None]
     said = torch.cat([pad(o, (0, width - o.shape[1])) for o in origins])[back] if len(origins) == len(parts) else None
-    return Candidates(tokens, logprobs, torch.cat([p.entropies for p in parts])[back], said)
+    entropies = torch.cat([p.entropies for p in parts])[back]
+    laws = [law for p in parts for law in p.distributions]
+    return Candidates(tokens, logprobs, entropies, said, distributions=[laws[i] for i in back.tolist()] if laws else ())
 
 
 class Asked(NamedTuple):
@@ -198,3 +200,24 @@ class Source(ABC):
     @abstractmethod
     def close(self, request: Request) -> None:
         """A request has ended."""
+
+
+class BeamSource(Source):
+    """A source that can draft for beams: a request that goes on with several paths below its last token.
+
+    The target has read the last token of ``request.ids`` and some nodes below it; these have the numbers that they have
+    in the target's row. Nodes that the source has not read are scored once more, those above them first.
+    """
+
+    def has_read(self, request: Request, node: int) -> bool:
+        """It holds this node, or the root, so that nodes below can be scored."""
+        return False
+
+    def leave(self, requests: Sequence[Request]) -> None:  # noqa: B027
+        """The drafts of these requests are made, or could not be: the target goes on with its rows."""
+
+    def prune(self, request: Request, keep: Sequence[int], trunk: int) -> None:  # noqa: B027
+        """Keep these nodes and drop all others, as ``ForestModel.prune``; the first ``trunk`` are in ``request.ids``.
+
+        The last of these is the root from now on, and the i-th of the others is node i.
+        """
