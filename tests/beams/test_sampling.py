@@ -16,9 +16,9 @@ from draftree.beams.beam_distributions import Cell, target_laws
 from draftree.beams.beam_engine import BeamEngine
 from draftree.beams.forest import BeamRequest
 from draftree.beams.params import BeamParams, BeamWarp
-from draftree.beams.sources import ModelBeams
 from draftree.beams.speculative import Residuals
 from draftree.config import SamplingParams
+from draftree.drafters.draft_model import ModelSource
 from draftree.models.huggingface import HFModel
 
 from ..pairs import target
@@ -190,7 +190,7 @@ def one_step(
     params: SamplingParams = PLAIN,
 ) -> Law:
     """The exact law of the beams after the prefill and one step."""
-    drafting = ModelBeams(models[1], models[1].capabilities.vocab_size)
+    drafting = ModelSource(models[1], models[1].capabilities.vocab_size)
     return law_after(1, lambda: Scriptable(models[0], drafting), beams, limit, script, params)
 
 
