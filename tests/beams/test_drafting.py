@@ -11,7 +11,7 @@ from draftree.beams.beam_engine import BeamEngine
 from draftree.beams.drafting import DepthRule
 from draftree.beams.forest import BeamRequest, DraftRecord
 from draftree.beams.params import DEEPEST, DEFAULT_DEPTH, BeamParams
-from draftree.beams.speculative import Forest
+from draftree.beams.speculative import DraftForest
 from draftree.config import SamplingParams
 from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.ngram import LookupSource
@@ -177,9 +177,9 @@ class Learning(Scriptable):
 class Peeking(Scriptable):
     """Leaves its drafts unused where it does not like the first of them."""
 
-    def _advance(self, request: BeamRequest, forest: Forest, chance: object) -> None:
+    def _advance(self, request: BeamRequest, forest: DraftForest, chance: object) -> None:
         disliked = forest.layers and forest.layers[0].drafts[0].token == 0
-        super()._advance(request, Forest() if disliked else forest, chance)  # type: ignore[arg-type]
+        super()._advance(request, DraftForest() if disliked else forest, chance)  # type: ignore[arg-type]
 
     def _depth(self, request: BeamRequest) -> int:
         return 1

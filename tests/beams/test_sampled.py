@@ -12,7 +12,7 @@ from torch import Tensor
 
 from draftree.beams import beam_engine as engines
 from draftree.beams.beam_engine import BeamEngine
-from draftree.beams.forest import BeamRequest, Node
+from draftree.beams.forest import BeamNode, BeamRequest
 from draftree.beams.params import BeamParams, BeamWarp
 from draftree.beams.speculative import sample
 from draftree.config import SamplingParams
@@ -137,13 +137,13 @@ def test_a_single_cache_keeps_the_beam_of_lowest_unwarped_perplexity(monkeypatch
     """With the joint warp. Below several drafted layers warped distributions would keep another one now and then."""
     toy, params, beams = ToyModel(5), SamplingParams(temperature=2.0), BeamParams(width=4, depth=3, single_cache=True)
     differ = 0
-    layers: list[list[Node]] = []
+    layers: list[list[BeamNode]] = []
 
     def seen(request: BeamRequest, *rest: Any) -> None:
         sample(request, *rest)
         layers.append(request.ends)
 
-    def by(node: Node, beam_warp: BeamWarp) -> float:
+    def by(node: BeamNode, beam_warp: BeamWarp) -> float:
         tokens = [1, 0, *node.tokens]
         laws = [rules_law(toy.after(tokens[:i]), params, beam_warp) for i in range(2, len(tokens))]
         return sum(float(law[token]) for law, token in zip(laws, tokens[2:], strict=True))

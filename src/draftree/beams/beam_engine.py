@@ -22,11 +22,11 @@ from ..models.base import ForestModel, LanguageModel
 from ..request import Stats
 from ..text import Prompt, encode
 from ..typed import typed
-from .beam_distributions import KeyedChance, target_laws
+from .beam_distributions import KeyedDraws, target_distributions
 from .drafting import DepthRule, draft_width, grow
 from .forest import Beam, BeamRequest, DraftRecord, TreeRow, feed
 from .params import BeamParams
-from .speculative import Forest, sample, search
+from .speculative import DraftForest, sample, search
 
 
 def free_bytes(device: torch.device) -> int | None:
@@ -40,7 +40,7 @@ def free_bytes(device: torch.device) -> int | None:
     return None
 
 
-def check_room(target: ForestModel, requests: Sequence[BeamRequest]) -> None:
+def check_memory(target: ForestModel, requests: Sequence[BeamRequest]) -> None:
     """Make sure that a cache for these requests fits, should their beams share nothing but the prompt.
 
     Raises:
@@ -102,7 +102,7 @@ class BeamGeneration:
 class BeamEngine:
     """Decodes prompts with beams, drafted or not.
 
-    Searched beams are those of plain beam search; sampled ones follow the law of plain beam sampling.
+    Searched beams are those of beam search, sampled ones follow the distribution of beam sampling, whatever drafts.
 
     Attributes:
         target: the model whose beams are given.
@@ -164,7 +164,7 @@ class BeamEngine:
         for one in each:
             self._check(one, beams)
         requests = [self._request(encode(self.tokenizer, p), one, beams) for p, one in zip(prompts, each, strict=True)]
-        check_room(self.target, requests)
+        check_memory(self.target, requests)
         if self._depths is not None and beams.depth is None:
             self._depths.prepare()
         with ExitStack() as closing:  # what fails to close, keeps no other from it
@@ -207,7 +207,7 @@ class BeamEngine:
         request.drafting = self._depths is not None and (beams.depth is not None or self._depths.opens(request))
         if self.source is not None and request.drafting:
             self.source.open(request.trunk)
-        self._advance(request, Forest(), self._chance(request))
+        self._advance(request, DraftForest(), self._draws(request))
         request.stats.seconds.prefill = time.perf_counter() - began
 
     @torch.inference_mode()
@@ -217,10 +217,10 @@ class BeamEngine:
             return
         clock = [time.perf_counter()]
         passes = self.source.passes if self.source else 0
-        chances = [self._chance(request) for request in requests]
-        forests = [Forest() for _ in requests]
+        draws = [self._draws(request) for request in requests]
+        forests = [DraftForest() for _ in requests]
         if self.source is not None:
-            forests = grow(self.source, requests, chances, [self._depth(request) for request in requests])
+            forests = grow(self.source, requests, draws, [self._depth(request) for request in requests])
         clock.append(time.perf_counter())
         trees = [request.open_tree for request in requests]
         fresh = [
@@ -229,9 +229,9 @@ class BeamEngine:
         ]
         feed(self.target, trees, fresh)
         clock.append(time.perf_counter())
-        for request, forest, chance in zip(requests, forests, chances, strict=True):
+        for request, forest, own in zip(requests, forests, draws, strict=True):
             request.peak_slots = max(request.peak_slots, request.open_tree.slots)
-            self._advance(request, forest, chance)
+            self._advance(request, forest, own)
         clock.append(time.perf_counter())
         draft, verify, other = (b - a for a, b in pairwise(clock))
         for request in requests:
@@ -255,26 +255,26 @@ class BeamEngine:
             return request.beams.depth or 0
         return self._depths.depth(request)
 
-    def _chance(self, request: BeamRequest) -> KeyedChance:
-        return KeyedChance(request.seed, len(request.ids) + request.length - 1)
+    def _draws(self, request: BeamRequest) -> KeyedDraws:
+        return KeyedDraws(request.seed, len(request.ids) + request.length - 1)
 
-    def _advance(self, request: BeamRequest, forest: Forest, chance: KeyedChance) -> None:
+    def _advance(self, request: BeamRequest, forest: DraftForest, draws: KeyedDraws) -> None:
         """As many layers as the target has seen the beams of, and one more; then only the beams that go on are kept."""
         tree, params, stats, depth = request.open_tree, request.params, request.stats, 0
         for node in forest.drafted.values():
             _count(stats.drafted, node.length - request.length - 1)
         stats.drafted_layers += sum(bool(layer.drafts) for layer in forest.layers)
         while True:
-            laws = target_laws(
+            logprobs = target_distributions(
                 torch.stack([tree.logits[node] for node in request.ends]),
                 params,
                 request.beams.warp,
                 lambda: [request.history(node) for node in request.ends],
             )
             if params.temperature:
-                sample(request, laws, forest, depth, chance)
+                sample(request, logprobs, forest, depth, draws)
             else:
-                search(request, laws, forest)
+                search(request, logprobs, forest)
             stats.tokens += 1
             if request.done:
                 return

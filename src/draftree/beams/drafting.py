@@ -20,10 +20,10 @@ from ..models.base import LanguageModel
 from ..models.cost_profile import Profile, kept_or_measured
 from ..policies.base import Candidates
 from ..tree import ROOT
-from .beam_distributions import Chance, beam_distribution
-from .forest import BeamRequest, Node
+from .beam_distributions import BeamDraws, beam_distribution
+from .forest import BeamNode, BeamRequest
 from .params import DEEPEST, DEFAULT_DEPTH
-from .speculative import Forest, Layer, expected_layers
+from .speculative import DraftForest, DraftLayer, expected_layers
 
 _NEAR, _MODEL, _OTHER = 0.97, 0.9, 0.7
 """How often a beam of a layer was drafted, as long as nothing is known: by the target's own weights, by another model,
@@ -124,7 +124,7 @@ class _Growing:
 
     Attributes:
         request: whose.
-        chance: draws the drafts; None: the most probable are taken.
+        draws: of the drafts; None: the most probable are taken.
         nodes: those whose children come next.
         counts: how often each of them was drawn.
         left: layers to go.
@@ -132,39 +132,39 @@ class _Growing:
     """
 
     request: BeamRequest
-    chance: Chance | None
-    nodes: Sequence[Node]
+    draws: BeamDraws | None
+    nodes: Sequence[BeamNode]
     counts: Sequence[int]
     left: int
-    numbers: dict[Node, int]
-    layers: list[Layer] = field(default_factory=list)
-    drafted: dict[tuple[Node, int], Node] = field(default_factory=dict)
+    numbers: dict[BeamNode, int]
+    layers: list[DraftLayer] = field(default_factory=list)
+    drafted: dict[tuple[BeamNode, int], BeamNode] = field(default_factory=dict)
 
 
 def grow(
-    source: BeamSource, requests: Sequence[BeamRequest], chances: Sequence[Chance], depths: Sequence[int]
-) -> list[Forest]:
+    source: BeamSource, requests: Sequence[BeamRequest], draws: Sequence[BeamDraws], depths: Sequence[int]
+) -> list[DraftForest]:
     """One forest for each request, of ``depths`` ([B]) layers where its length and its source allow."""
     growing = []
-    for request, chance, depth in zip(requests, chances, depths, strict=True):
+    for request, random, depth in zip(requests, draws, depths, strict=True):
         left = min(depth, layers_left(source, request)) if depth else 0
         counts = [beam.count for beam in request.running]
-        draws, numbers = chance if request.params.temperature else None, dict(request.open_tree.numbers)
-        growing.append(_Growing(request, draws, request.ends, counts, left, numbers))
+        own, numbers = random if request.params.temperature else None, dict(request.open_tree.numbers)
+        growing.append(_Growing(request, own, request.ends, counts, left, numbers))
     if some := [g for g in growing if g.left > 0]:
         trunks = [g.request.trunk for g in some]
         try:
             _grow(source, some)
         finally:
             source.leave(trunks)
-    return [Forest(g.layers, g.drafted) for g in growing]
+    return [DraftForest(g.layers, g.drafted) for g in growing]
 
 
 def _grow(source: BeamSource, growing: Sequence[_Growing]) -> None:
-    sampled = any(g.chance for g in growing)
+    sampled = any(g.draws for g in growing)
     drawing = Drawing.WITH_REPLACEMENT if sampled else Drawing.TOP
     scorer = source.begin([g.request.trunk for g in growing], drawing)
-    width = max(1 if g.chance else g.request.drafted + len(g.request.eos_ids) for g in growing)
+    width = max(1 if g.draws else g.request.drafted + len(g.request.eos_ids) for g in growing)
     while any(g.left > 0 and g.nodes for g in growing):
         asked, ends = list[Asked](), list[tuple[_Growing, int]]()
         for b, g in enumerate(growing):
@@ -174,11 +174,11 @@ def _grow(source: BeamSource, growing: Sequence[_Growing]) -> None:
         found = ask(source, scorer, asked, width)
         for g, end in ends:
             rows = range(end - len(g.nodes), end)
-            kept = _top(g, found, rows) if g.chance is None else _drawn(g, g.chance, found, rows)
+            kept = _top(g, found, rows) if g.draws is None else _drawn(g, g.draws, found, rows)
             g.nodes, g.counts, g.left = list(kept), list(kept.values()), g.left - 1
 
 
-def _asked(g: _Growing, b: int, node: Node) -> Asked:
+def _asked(g: _Growing, b: int, node: BeamNode) -> Asked:
     number = g.numbers.setdefault(node, len(g.numbers))
     return Asked(b, number, ROOT if node.parent is None else g.numbers.get(node.parent, ROOT), node.token)
 
@@ -192,19 +192,19 @@ def _unread(source: BeamSource, g: _Growing, b: int) -> list[Asked]:
     return root + [_asked(g, b, node) for node in (*unread, *g.nodes)]
 
 
-def _drawn(g: _Growing, chance: Chance, found: Candidates, rows: range) -> Mapping[Node, int]:
+def _drawn(g: _Growing, draws: BeamDraws, found: Candidates, rows: range) -> Mapping[BeamNode, int]:
     """W_S independent draws from q_beam; those that go on, and how often each was drawn."""
     parents, request, after = g.nodes, g.request, g.request.open_tree.row.logits
     logprobs = torch.stack([found.distributions[row].dense(len(after), after.device) for row in rows])
     cells = beam_distribution([node.score for node in parents], g.counts, logprobs, request.params, request.beams.warp)
     drafts = []
-    for row, token in chance.drafts(cells, request.drafted, len(g.layers)):
+    for row, token in draws.draft_cells(cells, request.drafted, len(g.layers)):
         drafts.append(_node(g, parents[row], token, float(logprobs[row, token])))
-    g.layers.append(Layer(parents, cells, drafts))
+    g.layers.append(DraftLayer(parents, cells, drafts))
     return Counter(node for node in drafts if request.ended(node) is None)
 
 
-def _top(g: _Growing, found: Candidates, rows: range) -> Mapping[Node, int]:
+def _top(g: _Growing, found: Candidates, rows: range) -> Mapping[BeamNode, int]:
     """The W_S most probable of all continuations that do not end."""
     parents, tokens = g.nodes, found.tokens[rows.start : rows.stop]
     logprobs = found.logprobs[rows.start : rows.stop]
@@ -216,17 +216,17 @@ def _top(g: _Growing, found: Candidates, rows: range) -> Mapping[Node, int]:
         if score > -math.inf:
             row, column = divmod(index, tokens.shape[1])
             drafts.append(_node(g, parents[row], int(tokens[row, column]), float(logprobs[row, column])))
-    g.layers.append(Layer(parents, _NO_CELLS, drafts))
+    g.layers.append(DraftLayer(parents, _NO_CELLS, drafts))
     return dict.fromkeys(drafts, 1)
 
 
 _NO_CELLS: Tensor = torch.zeros(0)
 
 
-def _node(g: _Growing, parent: Node, token: int, logprob: float) -> Node:
+def _node(g: _Growing, parent: BeamNode, token: int, logprob: float) -> BeamNode:
     """The drafted node, new or drawn before."""
     key = parent, token
     if key not in g.drafted:
-        node = g.drafted[key] = Node(token, parent, parent.length + 1, parent.score + logprob)
+        node = g.drafted[key] = BeamNode(token, parent, parent.length + 1, parent.score + logprob)
         g.numbers[node] = len(g.numbers)
     return g.drafted[key]

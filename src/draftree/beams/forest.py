@@ -19,25 +19,25 @@ from .params import BeamParams
 
 
 @dataclass(slots=True, eq=False)
-class Node:
+class BeamNode:
     """One token of the tree; the root is the last token of the prompt.
 
     Attributes:
         token: its id.
         parent: what it follows; None for the root.
         length: generated tokens on its path, itself included; 0 for the root.
-        score: log-probability (nats) of these tokens: the target's once it has judged the node, before that the
-            drafter's from the last judged node on.
+        score: log-probability (nats) of these tokens: the target's once it has verified the node, before that the
+            drafter's from the last verified node on.
     """
 
     token: int
-    parent: Node | None = None
+    parent: BeamNode | None = None
     length: int = 0
     score: float = 0.0
 
-    def path(self, above: Node | None = None) -> list[Node]:
+    def path(self, above: BeamNode | None = None) -> list[BeamNode]:
         """The nodes from just below ``above``, one of its ancestors, down to it; None: from below the root."""
-        nodes, node = list[Node](), self
+        nodes, node = list[BeamNode](), self
         while node is not above and node.parent is not None:
             nodes.append(node)
             node = node.parent
@@ -63,29 +63,29 @@ class TreeRow:
         root: the last token of it.
     """
 
-    def __init__(self, row: Row, root: Node) -> None:
+    def __init__(self, row: Row, root: BeamNode) -> None:
         self.row = row
         self.base = root
-        self.numbers: dict[Node, int] = {}
-        self.logits: dict[Node, Tensor] = {root: row.logits}
+        self.numbers: dict[BeamNode, int] = {}
+        self.logits: dict[BeamNode, Tensor] = {root: row.logits}
 
     @property
     def slots(self) -> int:
         """Tokens that it holds in the cache."""
         return self.row.length + len(self.numbers)
 
-    def unfed(self, ends: Iterable[Node]) -> list[Node]:
+    def unfed(self, ends: Iterable[BeamNode]) -> list[BeamNode]:
         """Nodes on the paths to ``ends`` that the row lacks, parents first."""
-        missing: dict[Node, None] = {}
+        missing: dict[BeamNode, None] = {}
         for end in ends:
-            path, node = list[Node](), end
+            path, node = list[BeamNode](), end
             while node is not self.base and node not in self.numbers and node not in missing:
                 path.append(node)
                 node = _above(node)
             missing |= dict.fromkeys(reversed(path))
         return list(missing)
 
-    def append(self, nodes: Sequence[Node]) -> Nodes:
+    def append(self, nodes: Sequence[BeamNode]) -> Nodes:
         """New nodes, parents first, as the model takes them; from now on they are in the row."""
         start = len(self.numbers)
         self.numbers |= {node: start + i for i, node in enumerate(nodes)}
@@ -93,7 +93,7 @@ class TreeRow:
         tokens = [node.token for node in nodes]
         return Nodes(torch.tensor(tokens, dtype=torch.int64), torch.tensor(parents, dtype=torch.int64))
 
-    def keep(self, model: ForestModel, ends: Sequence[Node]) -> tuple[list[int], list[Node]]:
+    def keep(self, model: ForestModel, ends: Sequence[BeamNode]) -> tuple[list[int], list[BeamNode]]:
         """Drop what is not on the paths to ``ends``, which are all of one length; commit what lies above all of them.
 
         Returns:
@@ -116,7 +116,7 @@ class TreeRow:
         return numbers, kept[:trunk]
 
 
-def feed(model: ForestModel, trees: Sequence[TreeRow], nodes: Sequence[Sequence[Node]]) -> None:
+def feed(model: ForestModel, trees: Sequence[TreeRow], nodes: Sequence[Sequence[BeamNode]]) -> None:
     """One pass over new nodes, parents first; trees without any take no part."""
     fed = [(tree, new) for tree, new in zip(trees, nodes, strict=True) if new]
     fed.sort(key=lambda pair: pair[0].row.slot)  # storage order: no logits are copied
@@ -126,7 +126,7 @@ def feed(model: ForestModel, trees: Sequence[TreeRow], nodes: Sequence[Sequence[
             tree.logits |= dict(zip(new, logits, strict=False))
 
 
-def _above(node: Node) -> Node:
+def _above(node: BeamNode) -> BeamNode:
     if node.parent is None:
         raise CacheError("the end of a beam is not below the last committed token of its row")
     return node.parent
@@ -141,12 +141,12 @@ class Beam:
         count: how often it is there: sampled beams may coincide, and each counts.
     """
 
-    node: Node
+    node: BeamNode
     count: int = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class FinishedBeam:
     """A beam that has ended.
 
     Attributes:
@@ -155,7 +155,7 @@ class Finished:
         reason: "eos" or "length".
     """
 
-    node: Node
+    node: BeamNode
     score: float
     reason: str
 
@@ -230,13 +230,13 @@ class BeamRequest:
         self.limit = limit
         self.drafted = drafted or beams.drafted
         self.eos_ids = frozenset() if params.ignore_eos else eos_ids
-        self.root = Node(self.ids[-1])
+        self.root = BeamNode(self.ids[-1])
         joint = params.temperature and beams.warp == "joint"
         own = SamplingParams(temperature=1.0, max_tokens=params.max_tokens) if joint else replace(params, processors=())
         self.trunk = Request(self.ids, own, limit, eos_ids, NoText())
         self.tree: TreeRow | None = None
         self.running = [Beam(self.root)]
-        self.finished: list[Finished] = []
+        self.finished: list[FinishedBeam] = []
         self.done = False
         self.improvable = True
         self.stats = Stats()
@@ -261,7 +261,7 @@ class BeamRequest:
         return self.running[0].node.length
 
     @property
-    def ends(self) -> list[Node]:
+    def ends(self) -> list[BeamNode]:
         """Last tokens of the running beams."""
         return [beam.node for beam in self.running]
 
@@ -270,17 +270,17 @@ class BeamRequest:
         """Beams that are not finished, of W."""
         return self.beams.width - len(self.finished)
 
-    def history(self, node: Node) -> list[int]:
+    def history(self, node: BeamNode) -> list[int]:
         """Token ids up to a node, prompt included."""
         return [*self.ids, *node.tokens]
 
-    def ended(self, node: Node) -> str | None:
+    def ended(self, node: BeamNode) -> str | None:
         """Why a beam ends with this node, if it does."""
         return "eos" if node.token in self.eos_ids else "length" if node.length >= self.limit else None
 
-    def finish(self, nodes: Sequence[Node]) -> None:
+    def finish(self, nodes: Sequence[BeamNode]) -> None:
         """Beams have ended: the best W are kept, of equal ones those that were there before."""
         power = self.beams.length_penalty
-        self.finished += [Finished(n, n.score / n.length**power, self.ended(n) or "length") for n in nodes]
+        self.finished += [FinishedBeam(n, n.score / n.length**power, self.ended(n) or "length") for n in nodes]
         self.finished.sort(key=lambda f: -f.score)
         del self.finished[self.beams.width :]
