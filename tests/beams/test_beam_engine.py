@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers import RepetitionPenaltyLogitsProcessor
 
+from draftree.beams.beam_distributions import KeyedDraws
 from draftree.beams.beam_engine import BeamEngine
+from draftree.beams.drafting import grow
 from draftree.beams.params import BeamParams, BeamWarp
 from draftree.config import SamplingParams
 from draftree.drafters.distributions import Drawing
@@ -18,13 +21,15 @@ from draftree.drafters.draft_model import GuestSource, ModelSource
 from draftree.drafters.eagle import HeadSource
 from draftree.drafters.ngram import LookupSource
 from draftree.drafters.registry import load_source
-from draftree.drafters.source import Scorer
+from draftree.drafters.source import BeamSource, Scorer
 from draftree.errors import ConfigError, PromptError, RunError, VocabularyError
 from draftree.load import load_beam_engine, load_beam_source
 from draftree.models.huggingface import HFModel
 from draftree.models.load import load
 from draftree.request import Request
+from draftree.text import NoText
 
+from ..heads import random_head
 from ..pairs import target
 from ..tiny import VOCAB, save_tiny, tiny, tiny_tokenizer
 from ..toy import ToyModel
@@ -278,3 +283,35 @@ def test_laws_of_the_engine_are_finite(warp: BeamWarp) -> None:
     found = engine.generate([[1, 2]], params, BeamParams(width=3, returned=3, warp=warp))[0].hypotheses
     assert len({tuple(h.token_ids) for h in found}) == 1
     assert all((abs(h.score) < 1e-6) is (warp == "token") and math.isfinite(h.score) for h in found)
+
+
+@pytest.mark.parametrize("drafter", ["relative", "guest", "head"])
+def test_a_source_scores_below_beams_as_below_a_request_of_their_tokens(drafter: str) -> None:
+    """Whatever it kept of the beams: a head's input is the target's hidden state wherever the target has read."""
+    model = target()
+
+    def made() -> BeamSource:
+        found = source(drafter, model)
+        if drafter == "head":  # of all tokens: else its probabilities depend on which of them it has seen
+            found = HeadSource(random_head(model, torch.arange(VOCAB)), VOCAB)
+        assert found is not None
+        return found
+
+    engine = BeamEngine(model, drafting := made())
+    request = engine._request(PROMPTS[0], SamplingParams(max_tokens=12), BeamParams(width=3, depth=2))
+    engine.open(request)
+    apart = 0
+    while not request.done:
+        forest = grow(drafting, [request], [KeyedDraws(0, 0)], [1])[0]
+        for node in forest.drafted.values():
+            assert node.parent is not None
+            alone, fresh = Request(request.history(node.parent), SamplingParams(), 9, frozenset(), NoText()), made()
+            alone.row = model.open(alone.ids[:-1])
+            found = fresh.begin([alone], Drawing.TOP).score_roots([0], VOCAB)
+            want = float(found.logprobs[0][found.tokens[0] == node.token].max())
+            assert node.score - node.parent.score == pytest.approx(want, abs=1e-4)
+            fresh.close(alone)
+            model.close(alone.row)
+            apart = max(apart, node.parent.length - request.open_tree.base.length)
+        engine.step([request])
+    assert apart > 2, "some beams were apart for several tokens"
