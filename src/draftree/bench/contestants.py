@@ -18,10 +18,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..beams.beam_engine import BeamEngine
 from ..beams.params import BeamParams, EarlyStopping
-from ..beams.sources import BeamSource
 from ..config import MAX_NODES, SamplingParams, named_settings
 from ..drafters.base import Drafter, NoDrafter, TreeDrafter
 from ..drafters.registry import load_drafter
+from ..drafters.source import TokenSource
 from ..drafters.spec import AUTO, learns, names_model, parts_of
 from ..engine import Engine, Generation
 from ..errors import ConfigError
@@ -397,7 +397,7 @@ class BeamContestant:
         beams: how many there are.
     """
 
-    def __init__(self, target: HFModel, source: BeamSource | None, beams: BeamParams) -> None:
+    def __init__(self, target: HFModel, source: TokenSource | None, beams: BeamParams) -> None:
         self._engine, self._beams = BeamEngine(target, source), beams
 
     def decode(self, prompt: list[int], params: SamplingParams) -> Turn:

@@ -29,7 +29,7 @@ from .eagle import EagleSource
 from .ensemble import EnsembleSource
 from .ngram import NgramSource
 from .source import TokenSource
-from .spec import AUTO, CHEAPER, DRAFTERS, LevelName, check_recycle_file, is_own, levels_of, parts_of
+from .spec import AUTO, CHEAPER, DRAFTERS, LevelName, check_recycle_file, is_hierarchy, is_own, levels_of, parts_of
 from .token_recycling import TokenRecyclingSource
 
 _OWN: WeakKeyDictionary[PreTrainedModel, dict[str, HFModel]] = WeakKeyDictionary()
@@ -124,19 +124,29 @@ def load_drafter(
     if name == "none":
         return NoDrafter()
     called = name.capabilities.name if isinstance(name, HFModel) else name
+    window = None
+    if isinstance(policy, DynamicWindow) and isinstance(name, str) and is_hierarchy(name):
+        window, policy = policy.window, CHAIN  # HSDDW: the threshold of the run is the upper level's (``LoopBack``)
+    source = load_source(name, target, recycle_file=recycle_file, window=window)
+    check_made_for(policy.made_for, provenance(target, source, called))
+    return TreeDrafter(policy, source, called)
+
+
+def load_source(
+    name: str | HFModel, target: HFModel, *, recycle_file: str | Path | None = None, window: Window | None = None
+) -> TokenSource:
+    """Make what drafts, by any name of ``load_drafter`` but "auto" and "none"; it raises the same errors.
+
+    Args:
+        name, target, recycle_file: as ``load_drafter``.
+        window: shapes the proposals of stages that have no method of their own; None: their default does.
+    """
     if isinstance(name, HFModel):
-        source: TokenSource = _model_source(name, target)
-        check_made_for(policy.made_for, provenance(target, source, called))
-        return TreeDrafter(policy, source, called)
+        return _model_source(name, target)
     levels = levels_of(name)
     own = [part for level in levels for part in parts_of(level.name) if is_own(part)]
     file = None if recycle_file is None else user_path(recycle_file)
-    window = None
-    if len(levels) > 1 and isinstance(policy, DynamicWindow):
-        window, policy = policy.window, CHAIN  # HSDDW: the threshold of the run is the upper level's (``LoopBack``)
-    source = _Making(target, file, alone=len(own) == 1, window=window).hierarchy(levels)
-    check_made_for(policy.made_for, provenance(target, source, called))
-    return TreeDrafter(policy, source, called)
+    return _Making(target, file, alone=len(own) == 1, window=window).hierarchy(levels)
 
 
 def provenance(target: LanguageModel, source: TokenSource, drafter: str) -> Provenance:
