@@ -27,7 +27,8 @@ def run_sections(runs: Sequence[LoadedRun]) -> list[Section]:
         tables = run_tables(run, level=3).split("\n\n", 1)
         found.append(Section(tables[0].removeprefix("### "), [tables[1]]))
         if scores := read_scores(run.path):
-            found.append(Section("Scores of the answers", grid=Grid(*score_table(scores)), level=4))
+            command = f"python -m benchmarks.quality {run.path}"
+            found.append(Section("Scores of the answers", grid=Grid(*score_table(scores)), commands=[command], level=4))
     return found
 
 
