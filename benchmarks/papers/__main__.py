@@ -1,6 +1,6 @@
 """Draw the papers' tables and figures from runs of ``draftree bench``: a Markdown file and a folder of SVG beside it.
 
-A figure is drawn from the first run (by name) that has what it needs; docs/bench.md says what that is.
+A figure is drawn from the first run (by name) that has what it needs; docs/bench.md lists it.
 """
 
 from __future__ import annotations
