@@ -220,7 +220,7 @@ class EngineContestant:
     Args:
         entry: what it is.
         target: the target, loaded.
-        drafter: the drafter's name, or the drafting model, loaded; None decodes autoregressively.
+        drafter: the drafter's name, or the draft model, loaded; None decodes autoregressively.
     """
 
     def __init__(self, entry: Entry, target: HFModel, drafter: str | HFModel | None) -> None:
@@ -349,8 +349,8 @@ class Models:
 
     def _stocked(self, name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
         if name not in self._stock:
-            place = {key: value for key, value in self._options.items() if key != "numerics"}
-            model, tokenizer = load_stock(name, **place)
+            stock_options = {key: value for key, value in self._options.items() if key != "numerics"}
+            model, tokenizer = load_stock(name, **stock_options)
             self._stock[name] = bare(model), tokenizer
         return self._stock[name]
 
