@@ -13,7 +13,7 @@ import torch
 import draftree
 from draftree.errors import ConfigError, RunError
 from draftree.models.huggingface import HFModel
-from draftree.train.eagle_training import Limits
+from draftree.train.eagle_training import TrainingLimits
 from draftree.train.head_data import DataRecipe, HeadData
 from draftree.train.responses import respond
 from draftree.train.workers import affordable, respond_in
@@ -80,10 +80,10 @@ def test_a_worker_that_is_killed_is_one_line(target: HFModel) -> None:
 
 def test_a_cpu_gets_a_worker_for_each_thread_and_a_gpu_one() -> None:
     cpu, gpu = torch.device("cpu"), torch.device("cuda")
-    assert (Limits().workers_on(cpu), Limits().workers_on(gpu)) == (torch.get_num_threads(), 1)
-    assert (Limits(workers=3).workers_on(cpu), Limits(workers=1).workers_on(gpu)) == (3, 1)
+    assert (TrainingLimits().workers_on(cpu), TrainingLimits().workers_on(gpu)) == (torch.get_num_threads(), 1)
+    assert (TrainingLimits(workers=3).workers_on(cpu), TrainingLimits(workers=1).workers_on(gpu)) == (3, 1)
     with pytest.raises(ConfigError, match="workers is 2: on cuda one process draws all: use more --rows"):
-        Limits(workers=2).workers_on(gpu)
+        TrainingLimits(workers=2).workers_on(gpu)
 
 
 def test_no_more_workers_than_memory_holds(target: HFModel, monkeypatch: pytest.MonkeyPatch) -> None:

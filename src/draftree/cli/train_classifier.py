@@ -23,8 +23,8 @@ from ..train.c2t_fit import (
     FINE_RATE,
     HIDDEN,
     RATE,
+    ClassifierFigures,
     ClassifierRecipe,
-    Figures,
     check_split,
     evaluate,
     fit,
@@ -186,7 +186,7 @@ def _start(name: str, recipe: ClassifierRecipe) -> Classifier:
     return init
 
 
-def _report(found: Classifier, figures: Figures, path: Path, folder: Path) -> None:
+def _report(found: Classifier, figures: ClassifierFigures, path: Path, folder: Path) -> None:
     if figures.prompts:
         output.print(f"{figures.prompts} prompts kept apart, {figures.nodes} nodes, {figures.accepted} accepted")
         output.print("beta  precision  recall  positive rate")

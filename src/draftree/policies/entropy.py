@@ -49,7 +49,7 @@ class BranchingSteps:
 
 
 @dataclass(frozen=True, slots=True)
-class Steps:
+class StepFunction:
     """A step function of entropy: ``values[i]`` where ``edges[i - 1]`` <= H < ``edges[i]``, 0 from the last edge on.
 
     Attributes:
@@ -61,7 +61,7 @@ class Steps:
     values: tuple[int, ...]
 
     @classmethod
-    def parse(cls, name: str, text: str, most: int = MAX_NODES) -> Steps:
+    def parse(cls, name: str, text: str, most: int = MAX_NODES) -> StepFunction:
         """Read steps that are written as "0.02:1,1:2,inf:7": 1 below 0.02 nats, 2 below 1, 7 from there on.
 
         Args:

@@ -17,7 +17,7 @@ from .best_paths import Eagle2Tree, OptTree
 from .c2t import BETA, DEPTH, LEARNED_BETA, TOP, ClassifierTree, LearnedTree, LearnedWidth
 from .chains import DynamicWindow, EntropyStop, Window, read_start
 from .classifier import DEFAULT, DEFAULT_WIDTH, read_classifier
-from .entropy import BranchingSteps, BudgetTree, EntropyFunction, EntropyTree, Steps
+from .entropy import BranchingSteps, BudgetTree, EntropyFunction, EntropyTree, StepFunction
 from .fixed import EAGLE, RankTree, StaticTree, read_tree
 
 
@@ -94,12 +94,12 @@ class _Shape(NamedTuple):
         if width_of != PAPER:
             if branching != published:
                 raise ConfigError(f"width_of={width_of} replaces B(H) and its settings: leave them out, or width_of")
-            width = steps = Steps.parse("width_of", width_of, MAX_WIDTH)
+            width = steps = StepFunction.parse("width_of", width_of, MAX_WIDTH)
             most = max(steps.values)
         if depth_of != NO_STEPS:
             if depth != levels:
                 raise ConfigError(f"depth_of={depth_of} replaces depth={depth}: leave one of them out")
-            deepest = Steps.parse("depth_of", depth_of)
+            deepest = StepFunction.parse("depth_of", depth_of)
             depth = max(deepest.values)
         return cls(width, deepest, most, depth)
 

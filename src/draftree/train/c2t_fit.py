@@ -172,7 +172,7 @@ def _load(net: nn.Sequential, init: Classifier, mean: Tensor, scale: Tensor, neg
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class ClassifierFigures:
     """How good a classifier is on samples; thinned nodes are weighted up, so that figures are about whole trees.
 
     Attributes:
@@ -195,7 +195,7 @@ class Figures:
         return asdict(self)
 
 
-def evaluate(classifier: Classifier, samples: Samples, negatives: float) -> Figures:
+def evaluate(classifier: Classifier, samples: Samples, negatives: float) -> ClassifierFigures:
     """Hold a classifier against samples that it has not learned from.
 
     Args:
@@ -205,7 +205,7 @@ def evaluate(classifier: Classifier, samples: Samples, negatives: float) -> Figu
         samples = samples.take(samples.reached)
     scores, y, weights = _scored(classifier, samples, negatives)
     loss = -(weights * torch.where(y, scores, 1 - scores).clamp(min=1e-12).log()).sum()
-    return Figures(
+    return ClassifierFigures(
         prompts=len(samples.numbers.unique()),
         nodes=round(float(weights.sum())),
         accepted=int(y.sum()),

@@ -46,7 +46,7 @@ def shapes() -> dict[str, tuple[GrowthPolicy, int]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class HeadFigures:
     """What was found.
 
     Attributes:
@@ -68,7 +68,7 @@ class Figures:
 
 
 @torch.inference_mode()
-def evaluate(head: HeadModel, responses: Sequence[Response], seed: int, tell: Callable[[int], None]) -> Figures:
+def evaluate(head: HeadModel, responses: Sequence[Response], seed: int, tell: Callable[[int], None]) -> HeadFigures:
     """Draft along responses: with the true token alone kept, for acceptance, and as decoding would, for its length.
 
     Args:
@@ -103,7 +103,7 @@ def evaluate(head: HeadModel, responses: Sequence[Response], seed: int, tell: Ca
         tell(done)
     acceptance = [[h / max(1, n) for h in row] for n, row in zip(trials, hits, strict=True)]
     mal = {name: gained / max(1, n) for name, n in steps.items()}
-    return Figures(len(used), gained, trials, acceptance, mal)
+    return HeadFigures(len(used), gained, trials, acceptance, mal)
 
 
 _RIDGE_POSITIONS = 100_000

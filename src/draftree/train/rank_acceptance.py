@@ -86,7 +86,7 @@ def ranks_along(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Calibration:
+class AcceptanceMeasurement:
     """What is measured: equal ones count the same, so that one can go on where another was interrupted.
 
     Attributes:
@@ -155,7 +155,7 @@ class Tally:
     accepted: list[list[int]]
 
     @classmethod
-    def load(cls, path: Path, calibration: Calibration, *, force: bool = False) -> Tally:
+    def load(cls, path: Path, calibration: AcceptanceMeasurement, *, force: bool = False) -> Tally:
         """What is in the file; a fresh start where there is none, or with ``force`` where it is of another calibration.
 
         Raises:
@@ -206,7 +206,7 @@ class Tally:
 
 
 def measure(
-    calibration: Calibration, target: LanguageModel, drafter: Drafter, policy: TruePath, tally: Tally
+    calibration: AcceptanceMeasurement, target: LanguageModel, drafter: Drafter, policy: TruePath, tally: Tally
 ) -> Iterator[int]:
     """Count the prompts that are not done yet, one by one; gives out how many are done and saved."""
     plain = Engine(target, NoDrafter())
@@ -238,7 +238,7 @@ def said(plain: Engine, prompt: Sequence[int], params: SamplingParams) -> tuple[
         plain.close(request)
 
 
-class Costs(NamedTuple):
+class TreeCosts(NamedTuple):
     """What this machine takes for a tree.
 
     Attributes:
@@ -250,7 +250,7 @@ class Costs(NamedTuple):
     layer: float
 
 
-def conclude(calibration: Calibration, tally: Tally, nodes: int, costs: Costs | None = None) -> TreeFile:
+def conclude(calibration: AcceptanceMeasurement, tally: Tally, nodes: int, costs: TreeCosts | None = None) -> TreeFile:
     """The best tree of at most ``nodes`` nodes for what was counted; with ``costs`` the one that gains most a second.
 
     Raises:
