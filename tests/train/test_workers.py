@@ -51,11 +51,11 @@ def test_interrupted_workers_leave_what_is_finished(target: HFModel, tmp_path: P
 
     data = HeadData.open(tmp_path / "work", RECIPE, PROMPTS)
     with pytest.raises(KeyboardInterrupt):
-        data.collect(target, tokens=1000, seconds=600, rows=1, tell=interrupt, workers=2)
+        data.collect(target, tokens=1000, seconds=600, rows=1, progress=interrupt, workers=2)
     assert not multiprocessing.active_children()
     data = HeadData.open(tmp_path / "work", RECIPE, PROMPTS)
     assert len(data.store.numbers) == 1
-    data.collect(target, tokens=1000, seconds=600, rows=1, tell=lambda done: None, workers=2)
+    data.collect(target, tokens=1000, seconds=600, rows=1, progress=lambda done: None, workers=2)
     assert HeadData.open(tmp_path / "work", RECIPE, PROMPTS).store.numbers == {0, 1, 2, 3}
 
 

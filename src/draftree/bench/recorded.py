@@ -28,7 +28,7 @@ from ..outcome import Outcome
 from ..policies.base import Candidates
 from ..policies.best_paths import Eagle2Tree
 from ..request import Request
-from ..train.rank_acceptance import said
+from ..train.rank_acceptance import decoded
 from ..train.replay import Replay
 from ..tree import ROOT
 
@@ -173,7 +173,7 @@ def record(
     drafter = TreeDrafter(Eagle2Tree(beam, depth), recording)
     columns: dict[str, list[Tensor]] = {name: [] for name in (*_COLUMNS, "prompts", "lengths", "ids")}
     for prompt in prompts:
-        text, features = said(plain, prompt, params)
+        text, features = decoded(plain, prompt, params)
         if len(text) < 3:
             continue
         positions = []

@@ -1,4 +1,4 @@
-"""The card of a trained head: what it is for, what it learned from and how, and how good it is."""
+"""Trains an EAGLE head: responses, fit, figures, and the model card."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def card(
         "",
         "## Figures",
         "",
-        "On responses to prompts kept apart, drafted along with what the target said; acceptance lengths count the",
+        "On responses to prompts kept apart, drafted along the target's responses; acceptance lengths count the",
         f"bonus token. Acceptance: every {STRIDE} tokens, share of drafts whose true token is among the most probable",
         "1, 2 and 4, given that the tokens above it were true.",
     ]
@@ -123,7 +123,7 @@ _TIMED = 6
 _EVERY = 120.0
 """Seconds between checkpoints."""
 _SCALED_BY = 64
-"""Responses whose hidden states say how much embeddings are to be scaled."""
+"""Responses whose hidden states set the scale of the embeddings."""
 
 
 _MOST = {"responses": 1024, "rows": MAX_ROWS, "workers": 4 * (os.cpu_count() or 1)}
@@ -222,13 +222,13 @@ class HeadTraining:
             share = 1.0 if limits.steps else RESPONSE_SHARE
             data.check_room(limits.tokens, self.target.hidden_size)
             rows = limits.rows or self._rows()
-            with stage("drawing response tokens", limits.tokens, data.store.tokens) as tell:
+            with stage("drawing response tokens", limits.tokens, data.store.tokens) as progress:
                 data.collect(
                     self.target,
                     tokens=limits.tokens,
                     seconds=seconds * share,
                     rows=rows,
-                    tell=tell,
+                    progress=progress,
                     workers=self._workers(rows),
                     each=limits.responses,
                     held_out=limits.held_out,
@@ -256,7 +256,7 @@ class HeadTraining:
         return greedy, sampled
 
     def _rows(self) -> int:
-        """Rows of each worker, where nobody says how many."""
+        """Rows of each worker, by default."""
         device, tokens = self.target.capabilities.device, LONGEST_PROMPT + self.data.recipe.max_tokens
         if device.type != "cuda":
             return _ROWS
@@ -264,7 +264,7 @@ class HeadTraining:
         return max(1, min(_ROWS_IN_STEP, memory // 2 // (tokens * self.target.slot_bytes)))
 
     def _workers(self, rows: int) -> int:
-        """As many as were asked for; else no more than fit the memory."""
+        """Worker processes; by default no more than fit the memory."""
         workers, limits = self.limits.workers_on(self.target.capabilities.device), self.limits
         if workers == 1 or limits.workers is not None:
             return workers
@@ -321,9 +321,9 @@ class HeadTraining:
         saved, kept = time.monotonic(), fit.done
         try:
             fit.save(checkpoint)
-            with stage("training steps", fit.steps, fit.done) as tell:
+            with stage("training steps", fit.steps, fit.done) as progress:
                 for done in fit.run():
-                    tell(done)
+                    progress(done)
                     if time.monotonic() - saved >= _EVERY:
                         fit.save(checkpoint)
                         saved, kept = time.monotonic(), done
@@ -337,8 +337,8 @@ class HeadTraining:
         groups = [[r for r in apart if (r.temperature == 0) == greedy] for greedy in (True, False)]
         found: list[HeadFigures | None] = []
         for name, group in zip(("greedy", "sampled"), groups, strict=True):
-            with stage(f"evaluating {name} responses", len(group), 0) as tell:
-                found.append(evaluate(head, group, self.data.recipe.seed, tell) if group else None)
+            with stage(f"evaluating {name} responses", len(group), 0) as progress:
+                found.append(evaluate(head, group, self.data.recipe.seed, progress) if group else None)
         figures = {name: f and f.as_dict() for name, f in zip(("greedy", "sampled"), found, strict=True)}
         write_whole(self.data.folder / "figures.json", json.dumps(figures, indent=1) + "\n")
         return found[0], found[1]
@@ -352,7 +352,7 @@ class HeadTraining:
             "responses": f"{len(learned)} of up to {self.data.recipe.max_tokens} tokens, "
             f"{sum(r.gained for r in learned)} tokens in all, temperatures {kinds} in turn{again}",
             "start": "ridge regression of the next hidden state" if self.init is None else f"the head {self.init.name}",
-            "loss": f"cross-entropy with the target's law over {self.limits.vocabulary} tokens, and "
+            "loss": f"cross-entropy with the target distribution over {self.limits.vocabulary} tokens, and "
             f"{recipe.feature_weight} x smooth L1 of hidden states; {recipe.unroll} drafting steps, each further one "
             f"weighted {recipe.decay}",
             "optimiser": f"Muon (matrices) and AdamW, {fit.steps} steps of {recipe.batch} responses, learning rate "
@@ -364,8 +364,8 @@ class HeadTraining:
 
 def draft_vocabulary(responses: Sequence[Response], vocab_size: int, size: int) -> Tensor:
     """[size] int64 ascending: the most frequent tokens of the responses; of equally frequent ones the lowest ids."""
-    said = torch.cat([response.tokens[response.prompt_length :] for response in responses])
-    counts = torch.bincount(said, minlength=vocab_size)
+    tokens = torch.cat([response.tokens[response.prompt_length :] for response in responses])
+    counts = torch.bincount(tokens, minlength=vocab_size)
     return counts.argsort(descending=True, stable=True)[:size].sort().values
 
 
