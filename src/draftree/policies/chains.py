@@ -141,19 +141,12 @@ class Window:
     def __post_init__(self) -> None:
         check_fields(self)
         check_threshold("start", self.start, self.memory)
-        check_lengths(self.floor, self.cap)
-
-
-def check_lengths(floor: int, cap: int) -> None:
-    """Make sure that drafts can have these lengths.
-
-    Raises:
-        ConfigError: one is out of range, or the cap lies below the floor.
-    """
-    if floor < 1:
-        raise ConfigError(f"floor is {floor}: use at least 1 token, or nothing is learned from rejections")
-    if not floor <= cap <= MAX_NODES:
-        raise ConfigError(f"cap is {cap} and floor {floor}: use a cap from the floor to {MAX_NODES}, or a lower floor")
+        if self.floor < 1:
+            raise ConfigError(f"floor is {self.floor}: use at least 1 token, or nothing is learned from rejections")
+        if not self.floor <= self.cap <= MAX_NODES:
+            raise ConfigError(
+                f"cap is {self.cap} and floor {self.floor}: use a cap from the floor to {MAX_NODES}, or a lower floor"
+            )
 
 
 def check_threshold(what: str, start: float | None, memory: float) -> None:
