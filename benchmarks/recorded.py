@@ -35,7 +35,7 @@ from draftree.policies.base import Candidates
 from draftree.policies.best_paths import Eagle2Tree
 from draftree.request import Request
 from draftree.text import encode, user
-from draftree.train.rank_acceptance import said
+from draftree.train.rank_acceptance import decoded
 from draftree.train.replay import Replay
 from draftree.tree import ROOT
 
@@ -171,7 +171,7 @@ def record(
     drafter = TreeDrafter(Eagle2Tree(beam, depth), recording)
     columns: dict[str, list[Tensor]] = {name: [] for name in (*_COLUMNS, "prompts", "lengths", "ids")}
     for prompt in prompts:
-        text, features = said(ar, prompt, params)
+        text, features = decoded(ar, prompt, params)
         if len(text) < 3:
             continue
         positions = []

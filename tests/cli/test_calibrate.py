@@ -236,5 +236,5 @@ def test_a_machine_on_which_nothing_pays_is_told_so(
     monkeypatch.setattr(command, "kept_or_measured", lambda model: steep)
     capsys.readouterr()
     assert run(asked(model, prompts, tmp_path / "tree.json", "--by-cost")) == 1
-    assert "no tree of drafter lookup is faster than plain decoding" in complaint(capsys)
+    assert "no tree of drafter lookup is faster than AR decoding" in complaint(capsys)
     assert not (tmp_path / "tree.json").exists()

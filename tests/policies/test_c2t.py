@@ -269,7 +269,7 @@ def test_a_target_without_a_head_gets_lookup_and_a_warning() -> None:
 
 def test_a_law_that_is_no_law_is_refused_by_the_features_name() -> None:
     script: Script = lambda row, path: ([1, 2], [-0.5, -1.0], math.nan)  # noqa: E731
-    with pytest.raises(ConfigError, match="the drafter's law has entropy nan: its logits are no numbers"):
+    with pytest.raises(ConfigError, match="the draft distribution has entropy nan: its logits are no numbers"):
         trees_of(ScriptedScorer(script), ClassifierTree(NET), [Budget(4)])
 
 

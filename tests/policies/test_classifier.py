@@ -166,5 +166,5 @@ def test_a_file_that_cannot_be_written_leaves_nothing(path: Path, tmp_path: Path
 
 
 def test_a_feature_that_is_no_number_is_named() -> None:
-    with pytest.raises(ConfigError, match="the drafter's law has rank nan"):
+    with pytest.raises(ConfigError, match="the draft distribution has rank nan"):
         NET.scores(torch.tensor([[0.5, math.nan]]))

@@ -17,7 +17,7 @@ from draftree.config import MAX_NODES, Budget
 from draftree.errors import ConfigError
 from draftree.policies.base import MAX_WIDTH, GrowthPolicy
 from draftree.policies.chains import EntropyStop
-from draftree.policies.entropy import BranchingSteps, EntropyTree, Steps, fit
+from draftree.policies.entropy import BranchingSteps, EntropyTree, StepFunction, fit
 from draftree.policies.fixed import StaticTree
 from draftree.policies.methods import METHODS, find_policy
 from draftree.tree import ROOT, DraftTree
@@ -358,11 +358,11 @@ def test_each_sequence_of_a_batch_has_its_own_budget() -> None:
 
 
 def test_steps_hold_from_the_edge_before_to_below_their_own() -> None:
-    steps = Steps.parse("width_of", "0.02:1, 1:2,1.75:7")
+    steps = StepFunction.parse("width_of", "0.02:1, 1:2,1.75:7")
     at = [0.0, 0.0199, 0.02, 0.999, 1.0, 1.7499, 1.75, 9.0, math.inf]
     assert steps(torch.tensor(at)).tolist() == [1, 1, 2, 2, 7, 7, 0, 0, 0]
     assert [steps.at(h) for h in at] == [1, 1, 2, 2, 7, 7, 0, 0, 0]
-    assert Steps.parse("width_of", "1:2,inf:7").at(50.0) == 7
+    assert StepFunction.parse("width_of", "1:2,inf:7").at(50.0) == 7
 
 
 @pytest.mark.parametrize(

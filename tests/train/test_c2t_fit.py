@@ -88,7 +88,7 @@ def test_fine_tuning_starts_from_the_other_classifiers_scores() -> None:
 
 def test_epochs_are_told() -> None:
     told: list[int] = []
-    fit(synthetic(2000), ClassifierRecipe(epochs=3), 1.0, tell=told.append)
+    fit(synthetic(2000), ClassifierRecipe(epochs=3), 1.0, progress=told.append)
     assert told == [1, 2, 3]
 
 

@@ -141,7 +141,7 @@ def recipe(**changes: object) -> SampleRecipe:
 def run(folder: Path, made: Drafter | None = None, most: int = 10**6) -> SampleStore:
     model, store = target(), SampleStore.open(folder, recipe())
     drafts = made or drafter("relative", model, full_trees())
-    collect(store, model, drafts, PROMPTS, most=most, rows=2, tell=lambda count: None)
+    collect(store, model, drafts, PROMPTS, most=most, rows=2, progress=lambda count: None)
     return store
 
 
@@ -203,7 +203,7 @@ def test_samples_of_other_settings_are_not_mixed_in(change: dict[str, object], t
 
 def test_a_torn_shard_is_refused_by_its_name(tmp_path: Path) -> None:
     run(tmp_path / "data", most=10)
-    shard = tmp_path / "data" / "samples-00000.safetensors"
+    shard = tmp_path / "data" / "samples-00000000.safetensors"
     shard.write_bytes(shard.read_bytes()[:100])
     with pytest.raises(ModelFileError, match="cannot read .*samples-00000.*: remove it; its samples will be drawn"):
         SampleStore.open(tmp_path / "data", recipe())
@@ -243,6 +243,6 @@ def test_a_drafter_that_reads_hidden_states_or_laws_gets_them(name: str, tmp_pat
     drafts = TreeDrafter(full_trees(), EagleSource(trained(model), VOCAB) if name == "head" else source(name, model))
     drafts.prepare(model)
     store = SampleStore.open(tmp_path / "data", recipe())
-    collect(store, model, drafts, PROMPTS, most=10**6, rows=2, tell=lambda count: None)
+    collect(store, model, drafts, PROMPTS, most=10**6, rows=2, progress=lambda count: None)
     assert store.done == {0, 1, 2, 3}
     assert bool(store.samples().accepted.any())

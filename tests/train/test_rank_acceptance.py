@@ -19,7 +19,7 @@ from draftree.models.huggingface import HFModel
 from draftree.policies.base import Provenance
 from draftree.policies.fixed import Counts
 from draftree.sampling import gumbel_noise
-from draftree.train.rank_acceptance import Calibration, Tally, TruePath, conclude, measure, ranks_along
+from draftree.train.rank_acceptance import AcceptanceMeasurement, Tally, TruePath, conclude, measure, ranks_along
 
 from ..pairs import drafter, target
 from ..tiny import VOCAB, causal_logits, tiny
@@ -28,7 +28,7 @@ PROMPTS = ((3, 14, 15, 9, 2, 6, 14, 15), (27, 1, 8), (31, 41, 5, 9, 26, 53, 58, 
 TOKENS = 24
 
 
-def calibration(**changes: object) -> Calibration:
+def calibration(**changes: object) -> AcceptanceMeasurement:
     settings: dict[str, object] = {
         "made_for": Provenance("tiny", "it"),
         "prompts": PROMPTS,
@@ -39,10 +39,10 @@ def calibration(**changes: object) -> Calibration:
         "seed": 0,
         "dtype": "float32",
     }
-    return Calibration(**{**settings, **changes})  # type: ignore[arg-type]
+    return AcceptanceMeasurement(**{**settings, **changes})  # type: ignore[arg-type]
 
 
-def counts(name: str, path: Path, asked: Calibration) -> Counts:
+def counts(name: str, path: Path, asked: AcceptanceMeasurement) -> Counts:
     model, policy = target(), TruePath()
     tally = Tally.load(path, asked)
     for _ in measure(asked, model, drafter(name, model, policy), policy, tally):

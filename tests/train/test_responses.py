@@ -86,17 +86,17 @@ def test_a_full_disk_is_one_line(target: HFModel, tmp_path: Path, full_disk: Non
 
 def test_interrupted_drawing_goes_on_and_ends_the_same(target: HFModel, tmp_path: Path) -> None:
     whole = HeadData.open(tmp_path / "whole", RECIPE, PROMPTS)
-    whole.collect(target, tokens=1000, seconds=60, rows=2, tell=lambda done: None)
+    whole.collect(target, tokens=1000, seconds=60, rows=2, progress=lambda done: None)
 
     def interrupt(done: int) -> None:
         raise KeyboardInterrupt
 
     data = HeadData.open(tmp_path / "part", RECIPE, PROMPTS)
     with pytest.raises(KeyboardInterrupt):
-        data.collect(target, tokens=1000, seconds=60, rows=2, tell=interrupt)
+        data.collect(target, tokens=1000, seconds=60, rows=2, progress=interrupt)
     data = HeadData.open(tmp_path / "part", RECIPE, PROMPTS)
     assert len(data.store.numbers) == 1
-    data.collect(target, tokens=1000, seconds=60, rows=2, tell=lambda done: None)
+    data.collect(target, tokens=1000, seconds=60, rows=2, progress=lambda done: None)
     found = [HeadData.open(tmp_path / name, RECIPE, PROMPTS).store.responses() for name in ("whole", "part")]
     for one, two in zip(*found, strict=True):
         assert torch.equal(one.tokens, two.tokens)
@@ -113,30 +113,30 @@ def test_rows_that_do_not_fit_a_devices_memory_are_one_line(
     monkeypatch.setattr(head_data, "respond", full)
     data = HeadData.open(tmp_path / "a", RECIPE, PROMPTS)
     with pytest.raises(RunError, match="7 rows do not fit the memory: the same command goes on with fewer --rows"):
-        data.collect(target, tokens=1000, seconds=60, rows=7, tell=lambda done: None)
+        data.collect(target, tokens=1000, seconds=60, rows=7, progress=lambda done: None)
     assert HeadData.open(tmp_path / "a", RECIPE, PROMPTS).store.numbers == {2}
 
 
 def test_drawing_stops_at_the_tokens_or_the_time(target: HFModel, tmp_path: Path) -> None:
     data = HeadData.open(tmp_path / "a", RECIPE, PROMPTS)
-    data.collect(target, tokens=21, seconds=60, rows=1, tell=lambda done: None)
+    data.collect(target, tokens=21, seconds=60, rows=1, progress=lambda done: None)
     assert data.store.tokens == 40
-    data.collect(target, tokens=1000, seconds=0, rows=1, tell=lambda done: None)
+    data.collect(target, tokens=1000, seconds=0, rows=1, progress=lambda done: None)
     assert data.store.tokens == 40
-    data.collect(target, tokens=1000, seconds=60, rows=1, tell=lambda done: None)
+    data.collect(target, tokens=1000, seconds=60, rows=1, progress=lambda done: None)
     assert (data.store.tokens, data.store.numbers) == (80, {0, 1, 2, 3})
 
 
 def test_the_first_prompts_are_kept_apart(target: HFModel, tmp_path: Path) -> None:
     data = HeadData.open(tmp_path / "a", RECIPE, PROMPTS)
-    data.collect(target, tokens=1000, seconds=60, rows=4, tell=lambda done: None)
+    data.collect(target, tokens=1000, seconds=60, rows=4, progress=lambda done: None)
     learned, apart = data.split(1)
     assert ([r.number for r in learned], [r.number for r in apart]) == ([1, 2, 3], [0])
 
 
 def test_further_responses_to_a_prompt_are_sampled_and_others(target: HFModel, tmp_path: Path) -> None:
     data = HeadData.open(tmp_path / "a", RECIPE, PROMPTS)
-    data.collect(target, tokens=1000, seconds=60, rows=4, tell=lambda done: None, each=3, held_out=1)
+    data.collect(target, tokens=1000, seconds=60, rows=4, progress=lambda done: None, each=3, held_out=1)
     found = {r.number: r for r in data.store.responses()}
     assert sorted(found) == [0, 1, 2, 3, 5, 6, 7, 9, 10, 11]  # the first prompt is kept apart, and answered once
     assert [found[n].temperature for n in (5, 6, 7, 9, 10, 11)] == [0.7, 1.0, 0.7, 1.0, 0.7, 1.0]
@@ -154,7 +154,7 @@ def test_further_responses_to_a_prompt_are_sampled_and_others(target: HFModel, t
 
 def test_responses_of_another_recipe_are_refused(target: HFModel, tmp_path: Path) -> None:
     data = HeadData.open(tmp_path / "a", RECIPE, PROMPTS)
-    data.collect(target, tokens=20, seconds=60, rows=1, tell=lambda done: None)
+    data.collect(target, tokens=20, seconds=60, rows=1, progress=lambda done: None)
     other = DataRecipe(target="tiny", prompts="p", max_tokens=21, seed=0, dtype="float32")
     with pytest.raises(ConfigError, match="another target, other prompts or other settings: .*choose another --out"):
         HeadData.open(tmp_path / "a", other, PROMPTS)
@@ -184,7 +184,7 @@ def test_prompts_of_like_length_are_answered_together(target: HFModel, tmp_path:
     assert sorted(by_length([len(p) for p in PROMPTS], 2)) == list(range(len(PROMPTS)))
     prompts = [[1] * n for n in (4, 2, 5, 3)]
     data = HeadData.open(tmp_path / "a", RECIPE, prompts)
-    data.collect(target, tokens=21, seconds=60, rows=1, tell=lambda done: None)
+    data.collect(target, tokens=21, seconds=60, rows=1, progress=lambda done: None)
     assert data.store.numbers == {1, 3}  # the two shortest
 
 

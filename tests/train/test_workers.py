@@ -13,7 +13,7 @@ import torch
 import draftree
 from draftree.errors import ConfigError, RunError
 from draftree.models.huggingface import HFModel
-from draftree.train.eagle_training import Limits
+from draftree.train.eagle_training import TrainingLimits
 from draftree.train.head_data import DataRecipe, HeadData
 from draftree.train.responses import respond
 from draftree.train.workers import affordable, respond_in
@@ -51,11 +51,11 @@ def test_interrupted_workers_leave_what_is_finished(target: HFModel, tmp_path: P
 
     data = HeadData.open(tmp_path / "work", RECIPE, PROMPTS)
     with pytest.raises(KeyboardInterrupt):
-        data.collect(target, tokens=1000, seconds=600, rows=1, tell=interrupt, workers=2)
+        data.collect(target, tokens=1000, seconds=600, rows=1, progress=interrupt, workers=2)
     assert not multiprocessing.active_children()
     data = HeadData.open(tmp_path / "work", RECIPE, PROMPTS)
     assert len(data.store.numbers) == 1
-    data.collect(target, tokens=1000, seconds=600, rows=1, tell=lambda done: None, workers=2)
+    data.collect(target, tokens=1000, seconds=600, rows=1, progress=lambda done: None, workers=2)
     assert HeadData.open(tmp_path / "work", RECIPE, PROMPTS).store.numbers == {0, 1, 2, 3}
 
 
@@ -80,10 +80,10 @@ def test_a_worker_that_is_killed_is_one_line(target: HFModel) -> None:
 
 def test_a_cpu_gets_a_worker_for_each_thread_and_a_gpu_one() -> None:
     cpu, gpu = torch.device("cpu"), torch.device("cuda")
-    assert (Limits().workers_on(cpu), Limits().workers_on(gpu)) == (torch.get_num_threads(), 1)
-    assert (Limits(workers=3).workers_on(cpu), Limits(workers=1).workers_on(gpu)) == (3, 1)
+    assert (TrainingLimits().workers_on(cpu), TrainingLimits().workers_on(gpu)) == (torch.get_num_threads(), 1)
+    assert (TrainingLimits(workers=3).workers_on(cpu), TrainingLimits(workers=1).workers_on(gpu)) == (3, 1)
     with pytest.raises(ConfigError, match="workers is 2: on cuda one process draws all: use more --rows"):
-        Limits(workers=2).workers_on(gpu)
+        TrainingLimits(workers=2).workers_on(gpu)
 
 
 def test_no_more_workers_than_memory_holds(target: HFModel, monkeypatch: pytest.MonkeyPatch) -> None:

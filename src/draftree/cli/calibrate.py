@@ -26,7 +26,7 @@ from ..progress import err
 from ..progress import out as output
 from ..text import Prompt, encode, user
 from ..train.prompts import read_prompts
-from ..train.rank_acceptance import Calibration, Costs, Tally, TruePath, check_ranges, conclude, measure
+from ..train.rank_acceptance import AcceptanceMeasurement, Tally, TreeCosts, TruePath, check_ranges, conclude, measure
 from .options import DecodedTokens, Depth, Device, Drafter, Dtype, Numerics, Seed, Stride, Target, Temperature, whole
 
 _SHOWN_RANKS = 6
@@ -74,7 +74,7 @@ def calibrate(
     model = load(target, dtype=dtype, device=device, numerics=numerics)
     policy = TruePath()
     drafts = load_drafter(drafter, model, policy, learning=False)
-    calibration = Calibration(
+    calibration = AcceptanceMeasurement(
         made_for=Provenance(model.capabilities.name, drafts.name),
         prompts=tuple(_encode(model, text, raw, f"prompt {i} of {prompts}") for i, text in enumerate(texts, start=1)),
         depth=depth,
@@ -105,12 +105,12 @@ def calibrate(
     _report(found, path)
 
 
-def _costs(target: HFModel, drafter: Drafts) -> Costs:
+def _costs(target: HFModel, drafter: Drafts) -> TreeCosts:
     """Kept or measured; a layer of a drafter without a model costs next to nothing."""
     verify = kept_or_measured(target)
     model = drafter.source.model if isinstance(drafter, TreeDrafter) else None
     layer = kept_or_measured(model).seconds(1, _CONTEXT) if model else 0.0
-    return Costs(lambda tokens: verify.seconds(tokens, _CONTEXT), layer)
+    return TreeCosts(lambda tokens: verify.seconds(tokens, _CONTEXT), layer)
 
 
 def check_place(name: str, force: bool) -> Path:

@@ -23,8 +23,8 @@ from ..train.c2t_fit import (
     FINE_RATE,
     HIDDEN,
     RATE,
+    ClassifierFigures,
     ClassifierRecipe,
-    Figures,
     check_split,
     evaluate,
     fit,
@@ -135,13 +135,13 @@ def classifier(
         for n, found, said in zip(prompts, files, licences, strict=True)
     ]
     try:
-        with progress_reporter(err, "collecting samples", samples, store.count) as tell:
+        with progress_reporter(err, "collecting samples", samples, store.count) as progress:
             drafts.prepare(model)
             model.reserve(rows + 1, LONGEST_PROMPT + max_tokens)
-            collect(store, model, drafts, asked, most=samples, rows=rows, tell=tell)
+            collect(store, model, drafts, asked, most=samples, rows=rows, progress=progress)
         learned, kept_apart = store.samples().split(apart)
-        with progress_reporter(err, "fitting, epochs", epochs) as tell:
-            found = fit(learned, recipe, negatives, init, tell, kept_apart)
+        with progress_reporter(err, "fitting, epochs", epochs) as progress:
+            found = fit(learned, recipe, negatives, init, progress, kept_apart)
     except KeyboardInterrupt:
         raise RunError(
             f"interrupted with {store.count} of {samples} samples: the same command goes on from there"
@@ -186,7 +186,7 @@ def _start(name: str, recipe: ClassifierRecipe) -> Classifier:
     return init
 
 
-def _report(found: Classifier, figures: Figures, path: Path, folder: Path) -> None:
+def _report(found: Classifier, figures: ClassifierFigures, path: Path, folder: Path) -> None:
     if figures.prompts:
         output.print(f"{figures.prompts} prompts kept apart, {figures.nodes} nodes, {figures.accepted} accepted")
         output.print("beta  precision  recall  positive rate")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -15,10 +16,10 @@ from ..artifacts import user_path
 from ..errors import ConfigError, RunError
 from ..models.eagle_file import is_head
 from ..models.load import DEFAULT_MODEL, load
-from ..progress import err
+from ..progress import err, progress_reporter
 from ..progress import out as output
-from ..train.eagle_fit import Figures, FitRecipe
-from ..train.eagle_training import HeadTraining, Limits, PromptFile
+from ..train.eagle_fit import FitRecipe, HeadFigures
+from ..train.eagle_training import HeadTraining, PromptFile, TrainingLimits
 from ..train.head_data import DataRecipe, HeadData, digest, encoded, shuffled
 from ..train.prompts import read_prompts
 from .options import Device, Dtype, Target, number, whole
@@ -72,7 +73,7 @@ def head(
 
     Ctrl-C keeps what is done: the same command goes on from there.
     """
-    limits = Limits(
+    limits = TrainingLimits(
         hours=hours,
         tokens=tokens,
         steps=steps,
@@ -117,7 +118,7 @@ def head(
         init=start,
     )
     try:
-        greedy, sampled = training.run(err, force=force)
+        greedy, sampled = training.run(partial(progress_reporter, err), force=force)
     except KeyboardInterrupt:
         raise RunError("interrupted: the same command goes on from there") from None
     _report(folder, greedy, sampled)
@@ -161,7 +162,7 @@ def _check_place(name: str) -> Path:
     return folder
 
 
-def _report(folder: Path, greedy: Figures | None, sampled: Figures | None) -> None:
+def _report(folder: Path, greedy: HeadFigures | None, sampled: HeadFigures | None) -> None:
     for name, figures in (("greedy", greedy), ("sampled", sampled)):
         if figures:
             rates = " ".join(f"{row[0]:.3f}" for row in figures.acceptance)

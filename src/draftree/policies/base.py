@@ -1,4 +1,4 @@
-"""The seam between the growth loop and whatever shapes trees: what a policy is told and what it answers."""
+"""The seam between the growth loop and what shapes trees: frontiers go in, children come out."""
 
 from __future__ import annotations
 
@@ -28,15 +28,14 @@ MAX_WIDTH = 64
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """What a scorer thinks may follow each of F nodes: its K most probable tokens.
+    """The K most probable tokens after each of F nodes, by a scorer.
 
     Attributes:
         tokens: [F, K] int64.
         logprobs: [F, K] float32, log-probabilities (nats) in descending order; -inf where there is no candidate.
-        entropies: [F] float32, entropy (nats) of the whole draft law, not of the K.
-        origins: [F, K] int64, the parts of a union that said so, bit i for part i; None: there is one source.
-        known: [F, K] bool, what may follow these is known already, so that to ask about them takes no pass; None: of
-            none.
+        entropies: [F] float32, entropy (nats) of the whole draft distribution, not of the K.
+        origins: [F, K] int64, the drafters of an ensemble that proposed them, bit i for drafter i; None: one source.
+        known: [F, K] bool, the candidates after these are cached, so that extending them takes no pass; None: none are.
         distributions: [F] the whole draft distributions, where children are drawn at random; else empty.
     """
 
@@ -54,7 +53,7 @@ class Pool(NamedTuple):
     Attributes:
         rows: [P] int64, which request.
         path_logprobs: [P] float32.
-        tags: [P] what the policy said of them (``Growth.tags``).
+        tags: [P] the policy's tags of them (``Growth.tags``).
     """
 
     rows: Tensor
@@ -62,7 +61,6 @@ class Pool(NamedTuple):
     tags: Tensor
 
     def plus(self, rows: Tensor, path_logprobs: Tensor, tags: Tensor) -> Pool:
-        """With one more layer."""
         new = (rows, path_logprobs, tags)
         return Pool(*(torch.cat([old, more]) for old, more in zip(self, new, strict=True)))
 
@@ -76,7 +74,7 @@ class Frontier:
         rows: [F] int64, which request.
         nodes: [F] int64, number in the request's tree, ROOT (-1) for roots.
         path_logprobs: [F] float32, 0 for roots.
-        tags: [F] what the policy said of them when it kept them (``Growth.tags``); 0 for roots.
+        tags: [F] the policy's tags of them (``Growth.tags``); 0 for roots.
         candidates: what may follow.
         budgets: [B] int64, nodes of each request's finished tree, whatever has been drafted so far.
         limits: [B] int64, deepest level that each request's tree may have.
@@ -100,12 +98,12 @@ class Frontier:
 
 
 class Growth(NamedTuple):
-    """A policy's answer: which candidates become nodes, and which of those may get children in turn.
+    """Which candidates become nodes, and which of those may get children in turn.
 
     Attributes:
         keep: [F, K] bool.
         extend: [F, K] bool; only read where ``keep`` is true.
-        tags: [F, K] numbers, whatever the policy wants to be told again of the nodes it keeps; None: zeros.
+        tags: [F, K] numbers, which come back with the frontier and to ``prune``; None: zeros.
     """
 
     keep: Tensor
@@ -158,11 +156,11 @@ class GrowthPolicy(ABC):
         """Choose the children of a frontier."""
 
     def width_for(self, nodes: int) -> int:
-        """Most children of a node in a tree of ``nodes`` nodes: the K that scorers are asked for."""
+        """Most children of a node in a tree of ``nodes`` nodes: the K of the scorers' candidates."""
         return nodes
 
     def plan(self, requests: Sequence[Request], budgets: Sequence[Budget]) -> Sequence[Budget]:
-        """Before a proposal: the budgets to draft within; no nodes: nothing is asked of the drafter."""
+        """Before a proposal: the budgets to draft within; without nodes the drafter is not run."""
         return budgets
 
     def pool(self, nodes: int) -> int:
@@ -180,10 +178,10 @@ class GrowthPolicy(ABC):
         return [None for _ in pools]
 
     def prepare(self, target: LanguageModel, sources: Sequence[TokenSource]) -> None:  # noqa: B027
-        """Before any drafting: whom the trees are for, and whose candidates they will be made of."""
+        """Before any drafting: the model that verifies the trees, and the sources that draft them."""
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:  # noqa: B027
-        """What became of the trees of the last proposal, and what they cost."""
+        """Learn from the outcomes of the last proposal."""
 
 
 def node_budget(policy: GrowthPolicy | None, nodes: int | None) -> int:
@@ -195,7 +193,7 @@ def node_budget(policy: GrowthPolicy | None, nodes: int | None) -> int:
     if nodes is None:
         return DEFAULT_NODES if policy is None else policy.default_nodes
     if Budget(nodes).nodes < 1:
-        raise ConfigError(f"node budget is {nodes}: use at least 1, or drafter 'none' for plain decoding")
+        raise ConfigError(f"node budget is {nodes}: use at least 1, or drafter 'none' for autoregressive decoding")
     return nodes
 
 

@@ -15,8 +15,8 @@ from ..tree import DraftTree
 from ..typed import check_fields
 from .base import Frontier, Growth, GrowthPolicy, Pool, best_per_row, check_count
 
-_MEMORY = 0.9
-"""Share of the old average that each new step leaves, in what the automatic threshold is made of."""
+_DECAY = 0.9
+"""Exponential decay of the averages behind the automatic threshold, per step."""
 _UNMEASURED = 0.5
 """The automatic threshold before any step has been measured: that of the authors' code."""
 
@@ -42,10 +42,10 @@ class OptTree(BestPaths):
 
     Each layer takes the n most probable candidates; drafting goes on while the best n-node subtree gains more than
     ``delta`` by a layer. A candidate outside the best n of all that has been drafted cannot come back in, so it is
-    neither kept nor asked about: the tree is the same and less is drafted.
+    neither kept nor extended: the tree is the same and less is drafted.
 
     Attributes:
-        delta: least gain in E(A) that is worth one more draft pass; None sets it to rate x draft-pass time (tokens a
+        delta: least gain in E(A) for one more draft pass; None sets it to rate x draft-pass time (tokens a
             second so far times the seconds of a pass), which is what the pass's time would have yielded otherwise.
         depth: deepest level; by default the node budget alone bounds it, as in the paper (D(T) < n).
     """
@@ -65,7 +65,6 @@ class OptTree(BestPaths):
 
     @property
     def threshold(self) -> float:
-        """The delta in use."""
         if self.delta is not None:
             return self.delta
         if not self._layers or not self._seconds:
@@ -95,7 +94,7 @@ class OptTree(BestPaths):
         return Growth(keep, keep & (gain > self.threshold).take(frontier.rows)[:, None])
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Learn the rate and the price of a layer for the automatic threshold.
+        """Learn the tokens a second and the seconds of a layer for the automatic threshold.
 
         The first step of a request is left out: a drafting model reads the prompt in it.
         """
@@ -110,7 +109,7 @@ class OptTree(BestPaths):
             ("_draft_seconds", cost.draft),
             ("_layers", layers),
         ):
-            setattr(self, name, _MEMORY * getattr(self, name) + new)
+            setattr(self, name, _DECAY * getattr(self, name) + new)
 
 
 def _mass(pool: Pool, keep: Tensor, budgets: Tensor) -> Tensor:
@@ -120,7 +119,7 @@ def _mass(pool: Pool, keep: Tensor, budgets: Tensor) -> Tensor:
 
 
 def _least_of_the_best(frontier: Frontier, best: Tensor) -> Tensor:
-    """[B] path log-prob that a newcomer must exceed: of the least of a row's ``best``, -inf while there is room."""
+    """[B] path log-prob that a newcomer must exceed: of the least of ``best``, -inf while budget is left."""
     rows, scores = frontier.pool.rows[best], frontier.pool.path_logprobs[best]
     full = torch.bincount(rows, minlength=frontier.budgets.shape[0]) >= frontier.budgets
     least = torch.full(frontier.budgets.shape, float("inf")).scatter_reduce_(0, rows, scores, "amin")
@@ -144,11 +143,9 @@ class Eagle2Tree(BestPaths):
         check_count("depth", self.depth)
 
     def width_for(self, nodes: int) -> int:
-        """``width``, whatever the budget."""
         return self.width
 
     def pool(self, nodes: int) -> int:
-        """All children of every beam."""
         return self.width + (self.depth - 1) * self.width**2
 
     def grow(self, frontier: Frontier) -> Growth:

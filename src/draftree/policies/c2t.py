@@ -114,7 +114,7 @@ LEARNED_BETA = 0.1
 
 @dataclass(frozen=True, slots=True)
 class LearnedWidth:
-    """A function of entropy for ``EntropyTree``: as many children as a classifier finds worth verifying.
+    """A function of entropy for ``EntropyTree``: as many children as a classifier scores ``beta`` or more.
 
     A node with entropy H gets its first r candidates, r the number of ranks with C(H, rank) >= ``beta``: what B(H) sets
     by hand, learned.
@@ -162,5 +162,4 @@ class LearnedTree(EntropyTree):
 
     @property
     def default_nodes(self) -> int:
-        """As most methods."""
         return DEFAULT_NODES

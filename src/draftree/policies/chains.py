@@ -1,7 +1,7 @@
-"""``hsddw``: a chain that ends at a threshold on entropy, learned from the tokens rejected so far ("self-verify").
+"""Chains that entropy ends: early stopping, and the dynamic window, whose threshold is learned ("self-verify").
 
 Source: Syu & Lee, *Hierarchical Speculative Decoding with Dynamic Window* (HSDDW; Findings of NAACL 2025). Entropies
-are in nats, of the draft law at the node whose children are chosen. ``docs/algorithms.md`` says where we differ.
+are in nats, of the draft distribution at the node whose children are chosen. Differences: ``docs/algorithms.md``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MEMORIES = "use a number of tokens, 1 or more, or inf to forget nothing"
 
 @dataclass(frozen=True, slots=True)
 class EntropyStop(GrowthPolicy):
-    """A chain that ends with the first token whose law has entropy above ``stop`` ("early stopping", Section 3.1).
+    """A chain that ends with the first token whose entropy is above ``stop`` (Gunjur & Waitz, Section 3.1).
 
     That last position gets ``width`` alternatives instead of one when ``width`` > 1 ("naive width"). Depth is bounded
     by the node budget alone, as in the paper.
@@ -45,7 +45,6 @@ class EntropyStop(GrowthPolicy):
         check_count("width", self.width, MAX_WIDTH)
 
     def width_for(self, nodes: int) -> int:
-        """``width``, within the tree."""
         return min(self.width, nodes)
 
     def grow(self, frontier: Frontier) -> Growth:
@@ -83,7 +82,7 @@ class Threshold:
             self._least = least
 
     def rejected(self, entropy: float) -> None:
-        """A token was rejected, and this was the entropy of its law."""
+        """A token was rejected, drawn from a distribution of this entropy."""
         self._count(entropy)
 
     def stopped(self, entropy: float) -> None:
@@ -142,19 +141,12 @@ class Window:
     def __post_init__(self) -> None:
         check_fields(self)
         check_threshold("start", self.start, self.memory)
-        check_lengths(self.floor, self.cap)
-
-
-def check_lengths(floor: int, cap: int) -> None:
-    """Make sure that drafts can have these lengths.
-
-    Raises:
-        ConfigError: one is out of range, or the cap lies below the floor.
-    """
-    if floor < 1:
-        raise ConfigError(f"floor is {floor}: use at least 1 token, or nothing is learned from rejections")
-    if not floor <= cap <= MAX_NODES:
-        raise ConfigError(f"cap is {cap} and floor {floor}: use a cap from the floor to {MAX_NODES}, or a lower floor")
+        if self.floor < 1:
+            raise ConfigError(f"floor is {self.floor}: use at least 1 token, or nothing is learned from rejections")
+        if not self.floor <= self.cap <= MAX_NODES:
+            raise ConfigError(
+                f"cap is {self.cap} and floor {self.floor}: use a cap from the floor to {MAX_NODES}, or a lower floor"
+            )
 
 
 def check_threshold(what: str, start: float | None, memory: float) -> None:
@@ -220,11 +212,9 @@ class DynamicWindow(GrowthPolicy):
         return self._thresholds.setdefault(request, Threshold(self.window.start, self.window.memory))
 
     def width_for(self, nodes: int) -> int:
-        """One: it is a chain."""
         return 1
 
     def plan(self, requests: Sequence[Request], budgets: Sequence[Budget]) -> Sequence[Budget]:
-        """Look up the thresholds."""
         self._planned, self._crossed = [self.threshold(s) for s in requests], [math.inf] * len(requests)
         return budgets
 

@@ -144,7 +144,7 @@ class Classifier:
         if bool(found.isnan().any()):
             bad = rows.isnan().any(0).nonzero().flatten().tolist()
             names = ", ".join(self.features[i] for i in bad) or "every feature"
-            raise ConfigError(f"the drafter's law has {names} nan: its logits are no numbers, use another drafter")
+            raise ConfigError(f"the draft distribution has {names} nan: its logits are no numbers, use another drafter")
         return found.view(given.shape[:-1])
 
 
@@ -175,7 +175,7 @@ _LARGEST_FILE = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class ClassifierFile:
-    """What a classifier file says.
+    """The contents of a classifier file.
 
     Attributes:
         classifier: the net.

@@ -1,7 +1,7 @@
 """Trees shaped by entropy (Gunjur & Waitz, "Dynamic Tree Speculative Decoding").
 
-All entropies are in nats, of the draft law at the node whose children are chosen. The paper's thresholds are the
-defaults; ``docs/algorithms.md`` says where we read it and where we differ.
+All entropies are in nats, of the draft distribution at the node whose children are chosen. The paper's
+thresholds are the defaults; ``docs/algorithms.md`` lists where we differ.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class BranchingSteps:
 
 
 @dataclass(frozen=True, slots=True)
-class Steps:
+class StepFunction:
     """A step function of entropy: ``values[i]`` where ``edges[i - 1]`` <= H < ``edges[i]``, 0 from the last edge on.
 
     Attributes:
@@ -61,7 +61,7 @@ class Steps:
     values: tuple[int, ...]
 
     @classmethod
-    def parse(cls, name: str, text: str, most: int = MAX_NODES) -> Steps:
+    def parse(cls, name: str, text: str, most: int = MAX_NODES) -> StepFunction:
         """Read steps that are written as "0.02:1,1:2,inf:7": 1 below 0.02 nats, 2 below 1, 7 from there on.
 
         Args:
@@ -90,7 +90,6 @@ class Steps:
         return cls(tuple(edges), tuple(values))
 
     def __call__(self, entropies: Tensor) -> Tensor:
-        """[F] entropies -> [F] values."""
         at = torch.bucketize(entropies, torch.tensor(self.edges, dtype=entropies.dtype), right=True)
         return torch.tensor([*self.values, 0])[at].float()
 
@@ -101,7 +100,7 @@ class Steps:
 
 @dataclass(frozen=True, slots=True)
 class EntropyTree(GrowthPolicy):
-    """Each node gets as many children as a function of its entropy says, as deep as another one allows.
+    """Each node gets as many children as a function of its entropy gives, as deep as another one allows.
 
     The paper bounds width and depth and leaves the number of nodes open (Section 5): without a node budget the tree
     grows to ``MAX_NODES``.
@@ -109,8 +108,8 @@ class EntropyTree(GrowthPolicy):
     Attributes:
         width_of: entropies -> numbers of children; the paper's B(H) by default. Fractions are cut off.
         depth_of: entropies -> deepest level at which a node with this entropy may place children; None: ``depth``.
-        width: most children of a node, whatever ``width_of`` says.
-        depth: deepest level, whatever ``depth_of`` says.
+        width: most children of a node, an upper bound of ``width_of``.
+        depth: deepest level, an upper bound of ``depth_of``.
     """
 
     width_of: EntropyFunction = BranchingSteps()
@@ -124,41 +123,39 @@ class EntropyTree(GrowthPolicy):
         check_count("depth", self.depth)
 
     def width_for(self, nodes: int) -> int:
-        """``width``, within the tree."""
         return min(self.width, nodes)
 
     @property
     def default_nodes(self) -> int:
-        """No bound but the largest."""
         return MAX_NODES
 
     def grow(self, frontier: Frontier) -> Growth:
-        """The most probable children of each node, as many as ``children`` says."""
+        """The most probable children of each node, as many as ``children`` gives."""
         keep = torch.arange(frontier.candidates.tokens.shape[1]) < self.children(frontier)[:, None]
         return Growth(keep, torch.full_like(keep, frontier.depth + 1 < self.depth))
 
     def children(self, frontier: Frontier) -> Tensor:
         """[F] numbers of children: ``width_of(H)``, none below level ``depth_of(H)``."""
         entropies = frontier.candidates.entropies
-        children = self._ask(self.width_of, "width", entropies)
+        children = self._evaluate(self.width_of, "width", entropies)
         if self.depth_of is not None:
-            deepest = self._ask(self.depth_of, "depth", entropies)
+            deepest = self._evaluate(self.depth_of, "depth", entropies)
             children = torch.where(deepest > frontier.depth, children, 0)
         return children
 
     @staticmethod
-    def _ask(function: EntropyFunction, what: str, entropies: Tensor) -> Tensor:
-        """Run a user's function and check what it says.
+    def _evaluate(function: EntropyFunction, what: str, entropies: Tensor) -> Tensor:
+        """Run a user's function and check its values.
 
         Raises:
             ConfigError: it does not give one finite number for each entropy.
         """
-        answer = function(entropies)
+        values = function(entropies)
         try:
-            given = torch.as_tensor(answer, dtype=torch.float32)
+            given = torch.as_tensor(values, dtype=torch.float32)
         except (TypeError, ValueError, RuntimeError):
             raise ConfigError(
-                f"the {what} function gave {answer!r}: return one finite number for each entropy"
+                f"the {what} function gave {values!r}: return one finite number for each entropy"
             ) from None
         if given.shape != entropies.shape or not bool(given.isfinite().all()):
             raise ConfigError(
@@ -180,7 +177,6 @@ class BudgetTree(EntropyTree):
 
     @property
     def default_nodes(self) -> int:
-        """As most methods."""
         return DEFAULT_NODES
 
     def children(self, frontier: Frontier) -> Tensor:

@@ -52,11 +52,9 @@ class StaticTree(GrowthPolicy):
         check_count("depth", self.depth)
 
     def width_for(self, nodes: int) -> int:
-        """``width``, within the tree."""
         return min(self.width, nodes)
 
     def grow(self, frontier: Frontier) -> Growth:
-        """All candidates, until ``depth``."""
         keep = torch.ones_like(frontier.candidates.tokens, dtype=torch.bool)
         return Growth(keep, keep & (frontier.depth + 1 < self.depth))
 
@@ -91,7 +89,6 @@ class RankTree(GrowthPolicy):
         object.__setattr__(self, "_children", children)
 
     def width_for(self, nodes: int) -> int:
-        """Most children of a node."""
         return min(self._children.shape[1], nodes)
 
     def grow(self, frontier: Frontier) -> Growth:
@@ -156,7 +153,7 @@ def best_size(
         max_depth: deepest tree; D by default.
 
     Returns:
-        its nodes; none where plain decoding, 1 / t_verify(1), is the fastest.
+        its nodes; none where autoregressive decoding, 1 / t_verify(1), is the fastest.
 
     Raises:
         ConfigError: no such table, budget or depth.
@@ -230,16 +227,16 @@ def _unfold(choices: Tensor, nodes: int) -> list[Ranks]:
     paths: list[Ranks] = []
     open_nodes: list[tuple[Ranks, int]] = [((), nodes)]
     while open_nodes:
-        parent, room = open_nodes.pop()
+        parent, left = open_nodes.pop()
         if len(parent) == choices.shape[0]:
             continue
         for rank, sizes in enumerate(choices[len(parent)]):
-            size = int(sizes[room])
+            size = int(sizes[left])
             if not size:
                 break
             paths.append((*parent, rank))
             open_nodes.append((paths[-1], size - 1))
-            room -= size
+            left -= size
     return paths
 
 
@@ -300,7 +297,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class TreeFile:
-    """What a tree file says.
+    """The contents of a tree file.
 
     Attributes:
         made_for: the models that were measured.

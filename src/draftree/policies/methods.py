@@ -7,7 +7,6 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
 
 from ..config import DEFAULT_NODES, MAX_NODES
 from ..errors import ConfigError, UnknownNameError
@@ -17,7 +16,7 @@ from .best_paths import Eagle2Tree, OptTree
 from .c2t import BETA, DEPTH, LEARNED_BETA, TOP, ClassifierTree, LearnedTree, LearnedWidth
 from .chains import DynamicWindow, EntropyStop, Window, read_start
 from .classifier import DEFAULT, DEFAULT_WIDTH, read_classifier
-from .entropy import BranchingSteps, BudgetTree, EntropyFunction, EntropyTree, Steps
+from .entropy import BranchingSteps, BudgetTree, EntropyFunction, EntropyTree, StepFunction
 from .fixed import EAGLE, RankTree, StaticTree, read_tree
 
 
@@ -64,44 +63,35 @@ PAPER, NO_STEPS = "paper", "none"
 """In place of the steps of ``width_of`` and ``depth_of``: B(H) as published; ``depth``, whatever the entropy."""
 
 
-class _Shape(NamedTuple):
-    """Arguments of ``EntropyTree``."""
+def _shape(
+    published: BranchingSteps, branching: BranchingSteps, levels: int, depth: int, width_of: str, depth_of: str
+) -> tuple[EntropyFunction, EntropyFunction | None, int, int]:
+    """Arguments of ``EntropyTree``.
 
-    width_of: EntropyFunction
-    depth_of: EntropyFunction | None
-    width: int
-    depth: int
+    Args:
+        published: B(H) by the defaults.
+        branching: B(H) as it is set.
+        levels: the default depth.
+        depth: the depth as it is set.
+        width_of: steps in place of B(H), or ``PAPER``.
+        depth_of: steps of the deepest level, or ``NO_STEPS``.
 
-    @classmethod
-    def read(
-        cls, published: BranchingSteps, branching: BranchingSteps, levels: int, depth: int, width_of: str, depth_of: str
-    ) -> _Shape:
-        """Functions of entropy by the settings of a method.
-
-        Args:
-            published: B(H) by the defaults.
-            branching: B(H) as it is set.
-            levels: the default depth.
-            depth: the depth as it is set.
-            width_of: steps in place of B(H), or ``PAPER``.
-            depth_of: steps of the deepest level, or ``NO_STEPS``.
-
-        Raises:
-            ConfigError: steps are malformed, or stand beside settings that they replace.
-        """
-        width: EntropyFunction = branching
-        most, deepest = branching.most, None
-        if width_of != PAPER:
-            if branching != published:
-                raise ConfigError(f"width_of={width_of} replaces B(H) and its settings: leave them out, or width_of")
-            width = steps = Steps.parse("width_of", width_of, MAX_WIDTH)
-            most = max(steps.values)
-        if depth_of != NO_STEPS:
-            if depth != levels:
-                raise ConfigError(f"depth_of={depth_of} replaces depth={depth}: leave one of them out")
-            deepest = Steps.parse("depth_of", depth_of)
-            depth = max(deepest.values)
-        return cls(width, deepest, most, depth)
+    Raises:
+        ConfigError: steps are malformed, or stand beside settings that they replace.
+    """
+    width: EntropyFunction = branching
+    most, deepest = branching.most, None
+    if width_of != PAPER:
+        if branching != published:
+            raise ConfigError(f"width_of={width_of} replaces B(H) and its settings: leave them out, or width_of")
+        width = steps = StepFunction.parse("width_of", width_of, MAX_WIDTH)
+        most = max(steps.values)
+    if depth_of != NO_STEPS:
+        if depth != levels:
+            raise ConfigError(f"depth_of={depth_of} replaces depth={depth}: leave one of them out")
+        deepest = StepFunction.parse("depth_of", depth_of)
+        depth = max(deepest.values)
+    return width, deepest, most, depth
 
 
 def dynamic_width(
@@ -115,7 +105,7 @@ def dynamic_width(
 ) -> GrowthPolicy:
     """B(H) children at entropy H: 1 below SURE, 2 below UNSURE, else ceil(SLOPE x H) up to WIDTH; DEPTH levels"""
     branching = BranchingSteps(sure, unsure, slope, width)
-    return EntropyTree(*_Shape.read(BranchingSteps(), branching, 4, depth, width_of, depth_of))
+    return EntropyTree(*_shape(BranchingSteps(), branching, 4, depth, width_of, depth_of))
 
 
 def dynamic_width_budget(
@@ -129,7 +119,7 @@ def dynamic_width_budget(
 ) -> GrowthPolicy:
     """dynamic-width, shrunk so that the node budget lasts to the last level: no children where B(H) exceeds the rest"""
     branching = BranchingSteps(sure, unsure, slope, width)
-    return BudgetTree(*_Shape.read(BranchingSteps(), branching, 4, depth, width_of, depth_of))
+    return BudgetTree(*_shape(BranchingSteps(), branching, 4, depth, width_of, depth_of))
 
 
 def dynamic_width_depth(
@@ -144,7 +134,7 @@ def dynamic_width_depth(
 ) -> GrowthPolicy:
     """dynamic-width, and no children at all where the entropy exceeds STOP nats"""
     branching = BranchingSteps(sure, unsure, slope, width, stop)
-    return EntropyTree(*_Shape.read(BranchingSteps(stop=1.75), branching, 8, depth, width_of, depth_of))
+    return EntropyTree(*_shape(BranchingSteps(stop=1.75), branching, 8, depth, width_of, depth_of))
 
 
 def learned_width(
@@ -211,7 +201,7 @@ class Method:
     """
 
     name: str
-    make: Callable[..., Any]
+    make: Callable[..., GrowthPolicy]
 
     @property
     def summary(self) -> str:
@@ -238,8 +228,7 @@ class Method:
         Raises:
             ConfigError: no such setting, or a value that it cannot take.
         """
-        made: GrowthPolicy = self.make(**self.values(settings))
-        return made
+        return self.make(**self.values(settings))
 
     def values(self, settings: Mapping[str, float | str] | None) -> dict[str, float | str]:
         """Settings as numbers and text.
@@ -264,28 +253,27 @@ class Method:
         return values
 
 
-METHODS = {
-    m.name: m
-    for m in (
-        Method("auto", auto),
-        Method("chain", chain),
-        Method("early-stop", early_stop),
-        Method("naive-width", naive_width),
-        Method("static", static),
-        Method("binary", binary),
-        Method("eagle", eagle),
-        Method("sequoia", sequoia),
-        Method("dynamic-width", dynamic_width),
-        Method("dynamic-width-budget", dynamic_width_budget),
-        Method("dynamic-width-depth", dynamic_width_depth),
-        Method("learned-width", learned_width),
-        Method("opt-tree", opt_tree),
-        Method("eagle2", eagle2),
-        Method("hsddw", dynamic_window),
-        Method("dynamic-window", dynamic_window),
-        Method("c2t", c2t),
-    )
+_MAKERS: dict[str, Callable[..., GrowthPolicy]] = {
+    "auto": auto,
+    "chain": chain,
+    "early-stop": early_stop,
+    "naive-width": naive_width,
+    "static": static,
+    "binary": binary,
+    "eagle": eagle,
+    "sequoia": sequoia,
+    "dynamic-width": dynamic_width,
+    "dynamic-width-budget": dynamic_width_budget,
+    "dynamic-width-depth": dynamic_width_depth,
+    "learned-width": learned_width,
+    "opt-tree": opt_tree,
+    "eagle2": eagle2,
+    "dynamic-window": dynamic_window,
+    "hsddw": dynamic_window,
+    "c2t": c2t,
 }
+"""A new method is a function, whose signature and docstring are its settings and its summary, and a line here."""
+METHODS = {name: Method(name, make) for name, make in _MAKERS.items()}
 
 
 DEFAULT_METHOD = "auto"

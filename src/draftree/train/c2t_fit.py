@@ -1,4 +1,4 @@
-"""Fits a classifier to samples, and says how good it is on prompts kept apart (Huo et al., *C2T*, Section 4)."""
+"""Fits a classifier to samples and evaluates it on held-out prompts (Huo et al., *C2T*, Section 4)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RECALL_TIE = 0.01
 """Recalls closer than this to the best one are equal: the standard error of a recall over 2,000 accepted nodes."""
 _BINS = 10
 _LEAST = 0.01
-"""Calibration is judged where a score is at least this: most nodes of a full tree are hopeless, and known to be."""
+"""Least score whose calibration counts: most nodes of a full tree score next to nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,7 @@ def fit(
     recipe: ClassifierRecipe,
     negatives: float,
     init: Classifier | None = None,
-    tell: Callable[[int], None] = lambda epochs: None,
+    progress: Callable[[int], None] = lambda epochs: None,
     validation: Samples | None = None,
 ) -> Classifier:
     """Minimise binary cross-entropy; the same samples and seed give the same classifier.
@@ -84,11 +84,11 @@ def fit(
         samples: to learn from.
         negatives: the share s that they have of what was not accepted.
         init: a classifier to start from, of the same features and units.
-        tell: called with how many epochs are done.
+        progress: called with how many epochs are done.
         validation: prompts kept apart; where it is None, or has no accepted node, the last epoch is taken.
 
     Raises:
-        RunError: there is nothing to tell apart: all labels are equal, or there are none.
+        RunError: all labels are equal, or there are none.
     """
     if recipe.given_parent:
         samples = samples.take(samples.reached)
@@ -111,7 +111,7 @@ def fit(
             binary_cross_entropy_with_logits(net(x[chosen])[:, 0], y[chosen]).backward()
             optimizer.step()
         nets.append(_folded(net, recipe, mean, scale, negatives))
-        tell(epoch)
+        progress(epoch)
     if recipe.given_parent or validation is None or not bool(validation.accepted.any()):
         return nets[-1]
     return nets[best_of([_at(BETA, *_scored(each, validation, negatives))[1:] for each in nets])]
@@ -129,10 +129,10 @@ def best_of(found: Sequence[tuple[float, float]]) -> int:
 
 
 def check_labels(accepted: Tensor) -> None:
-    """Make sure that there is something to tell apart.
+    """Make sure that both labels occur.
 
     Raises:
-        RunError: there is not.
+        RunError: they do not.
     """
     positive, count = int(accepted.sum()), len(accepted)
     if positive in (0, count):
@@ -172,7 +172,7 @@ def _load(net: nn.Sequential, init: Classifier, mean: Tensor, scale: Tensor, neg
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class ClassifierFigures:
     """How good a classifier is on samples; thinned nodes are weighted up, so that figures are about whole trees.
 
     Attributes:
@@ -195,7 +195,7 @@ class Figures:
         return asdict(self)
 
 
-def evaluate(classifier: Classifier, samples: Samples, negatives: float) -> Figures:
+def evaluate(classifier: Classifier, samples: Samples, negatives: float) -> ClassifierFigures:
     """Hold a classifier against samples that it has not learned from.
 
     Args:
@@ -205,7 +205,7 @@ def evaluate(classifier: Classifier, samples: Samples, negatives: float) -> Figu
         samples = samples.take(samples.reached)
     scores, y, weights = _scored(classifier, samples, negatives)
     loss = -(weights * torch.where(y, scores, 1 - scores).clamp(min=1e-12).log()).sum()
-    return Figures(
+    return ClassifierFigures(
         prompts=len(samples.numbers.unique()),
         nodes=round(float(weights.sum())),
         accepted=int(y.sum()),

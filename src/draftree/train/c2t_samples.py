@@ -1,8 +1,8 @@
-"""What a classifier learns from: nodes of full draft trees, each with whether the target accepted it.
+"""Training samples of a classifier: nodes of full draft trees, each with whether the target accepted it.
 
 The target's own responses are drafted again with trees that nothing has pruned (C2T: depth 11, 10 children of each of
 a layer's 10 best nodes). With match verification the accepted path is the longest one that the text follows, so labels
-are what a trace of such decoding says (``StepRecord.accepted``), and no target pass goes into a thousand drafts.
+are those of a trace of such decoding (``StepRecord.accepted``), and no target pass goes into a thousand drafts.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Samples(NamedTuple):
     Attributes:
         features: [M, F] float32, all of ``FEATURES`` in their order.
         accepted: [M] bool, the node was on the accepted path.
-        reached: [M] bool, its parent was accepted, or is the root: the target judged the node itself.
+        reached: [M] bool, its parent was accepted, or is the root: the target verified the node itself.
         numbers: [M] int64, of the prompt.
     """
 
@@ -100,7 +100,7 @@ def samples_along(
         drafter: grows ``full_trees``.
         response: drawn with ``seed``; hidden states as the drafter reads them.
         share: of nodes that were not accepted to keep.
-        verifier: makes its passes all the same, for a drafter that learns from what the target's laws say.
+        verifier: makes its passes all the same, for a drafter that learns from the target's distributions.
     """
     generator = torch.Generator().manual_seed(seed_of(response.number, seed))
     ids, start = response.tokens.tolist(), response.prompt_length
@@ -132,9 +132,8 @@ def check_finite(samples: Samples) -> None:
         )
 
 
-SHARD = 1 << 15
-"""Samples of a file."""
 _BYTES = 4 * len(FEATURES) + 10
+"""Of a sample on disk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,7 +183,7 @@ def check_recipe(max_tokens: int, negatives: float, seed: int) -> None:
 
 @dataclass(slots=True)
 class SampleStore:
-    """Samples in a folder: shards, each in one piece or not at all, and ``recipe.json``.
+    """Samples in a folder: a file for each prompt, written whole or not at all, and ``recipe.json``.
 
     Attributes:
         folder: where they are.
@@ -199,9 +198,6 @@ class SampleStore:
     done: set[int] = field(default_factory=set)
     count: int = 0
     trees: int = 0
-    _shards: int = 0
-    _waiting: list[Samples] = field(default_factory=list)
-    _finished: list[tuple[int, int]] = field(default_factory=list)
 
     @classmethod
     def open(cls, folder: Path, recipe: SampleRecipe, *, force: bool = False) -> SampleStore:
@@ -209,76 +205,63 @@ class SampleStore:
 
         Raises:
             ConfigError: it is of another recipe.
-            ModelFileError: a shard cannot be read.
+            ModelFileError: a file cannot be read.
         """
         store, path = cls(folder, recipe), folder / "recipe.json"
-        shards = sorted(folder.glob("samples-*.safetensors"))
         try:
             same = json.loads(path.read_text(encoding="utf-8")) == asdict(recipe)
         except FileNotFoundError:
-            same = not shards
+            same = not store._files
         except (OSError, ValueError):
             same = False
         if not same and force:
-            for shard in shards:
-                shard.unlink()
-            path.unlink(missing_ok=True)
-            shards = []
+            for file in (*store._files, path):
+                file.unlink(missing_ok=True)
         elif not same:
             raise ConfigError(
                 f"{folder} holds samples of other models, prompts or settings: repeat that command to go on with them, "
                 "or drop them with --force"
             )
-        for shard in shards:
-            columns = _read(shard)
-            store.done.update(columns["prompts"].tolist())
-            store.count += len(columns["accepted"])
-            store.trees += int(columns["trees"].sum())
-        store._shards = len(shards)
+        for file in store._files:
+            columns = _read(file)
+            store._book(int(file.stem.removeprefix("samples-")), len(columns["accepted"]), int(columns["trees"]))
         return store
 
-    def add(self, number: int, samples: Samples, trees: int) -> None:
-        """Keep the samples of a prompt; they are on disk once their shard is full, or after ``flush``."""
-        self._waiting.append(samples)
-        self._finished.append((number, trees))
-        self.done.add(number)
-        self.count += len(samples.accepted)
-        self.trees += trees
-        if sum(len(s.accepted) for s in self._waiting) >= SHARD:
-            self.flush()
+    @property
+    def _files(self) -> list[Path]:
+        return sorted(self.folder.glob("samples-*.safetensors"))
 
-    def flush(self) -> None:
-        """Write what is not on disk yet.
+    def _book(self, number: int, samples: int, trees: int) -> None:
+        self.done.add(number)
+        self.count += samples
+        self.trees += trees
+
+    def add(self, number: int, samples: Samples, trees: int) -> None:
+        """Write the samples of a prompt.
 
         Raises:
             RunError: the disk is full, or cannot be written.
         """
-        if not self._finished:
-            return
-        samples, finished = Samples.joined(self._waiting), torch.tensor(self._finished)
-        self._waiting, self._finished = [], []
-        columns = samples._asdict() | {"prompts": finished[:, 0], "trees": finished[:, 1]}
-        path = self.folder / f"samples-{self._shards:05d}.safetensors"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunError(f"cannot make folder {self.folder}: {error.strerror}: choose another place") from None
-        if not self._shards:
+        if not self.done:
             write_whole(self.folder / "recipe.json", json.dumps(asdict(self.recipe), indent=1) + "\n")
-        write_whole(path, save({name: column.contiguous() for name, column in columns.items()}))
-        self._shards += 1
+        columns = {name: column.contiguous() for name, column in samples._asdict().items()}
+        write_whole(self.folder / f"samples-{number:08d}.safetensors", save(columns | {"trees": torch.tensor(trees)}))
+        self._book(number, len(samples.accepted), trees)
 
     def samples(self) -> Samples:
         """All that is on disk, in the order of their prompts."""
-        found = [_read(path) for path in sorted(self.folder.glob("samples-*.safetensors"))]
-        every = Samples.joined([Samples(*(c[name] for name in Samples._fields)) for c in found])
-        return every.take(every.numbers.argsort(stable=True))
+        found = [_read(path) for path in self._files]
+        return Samples.joined([Samples(*(c[name] for name in Samples._fields)) for c in found])
 
 
 def _read(path: Path) -> dict[str, Tensor]:
     try:
         columns = load_file(path)
-        shapes = {name: tuple(columns[name].shape[1:]) for name in (*Samples._fields, "prompts", "trees")}
+        shapes = {name: tuple(columns[name].shape[1:]) for name in (*Samples._fields, "trees")}
         if shapes.pop("features") != (len(FEATURES),) or set(shapes.values()) != {()}:
             raise ValueError("another format")
     except (OSError, SafetensorError, KeyError, ValueError) as error:
@@ -309,7 +292,7 @@ def collect(
     *,
     most: int,
     rows: int,
-    tell: Callable[[int], None],
+    progress: Callable[[int], None],
 ) -> None:
     """Draw samples until there are ``most``, or all prompts are done; interrupted, keeps what is finished.
 
@@ -317,7 +300,7 @@ def collect(
         drafter: grows ``full_trees``, and has been prepared.
         prompts: token ids of all prompts.
         rows: responses that the target gives together.
-        tell: called with how many samples there are.
+        progress: called with how many samples there are.
 
     Raises:
         RunError: a feature is not a number.
@@ -332,15 +315,12 @@ def collect(
                 yield number
 
     drawn = respond(target, prompts, wanted(), rows=rows, max_tokens=recipe.max_tokens, seed=recipe.seed)
-    try:
-        with closing(drawn) as responses:
-            for response in responses:
-                if store.count >= most:
-                    return
-                read = replace(response, features=response.features.to(can.device, can.dtype))
-                samples, trees = samples_along(drafter, read, recipe.seed, recipe.negatives, verifier)
-                check_finite(samples)
-                store.add(response.number, samples, trees)
-                tell(min(store.count, most))
-    finally:
-        store.flush()
+    with closing(drawn) as responses:
+        for response in responses:
+            if store.count >= most:
+                return
+            read = replace(response, features=response.features.to(can.device, can.dtype))
+            samples, trees = samples_along(drafter, read, recipe.seed, recipe.negatives, verifier)
+            check_finite(samples)
+            store.add(response.number, samples, trees)
+            progress(min(store.count, most))

@@ -1,4 +1,4 @@
-"""How good a draft head is, on responses that it has not learned from; no target pass is made."""
+"""Fits an EAGLE head and evaluates it on held-out responses; no target pass is made."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _DELTA = 0.05
 
 
 def shapes() -> dict[str, tuple[GrowthPolicy, int]]:
-    """The trees whose acceptance lengths are told: policy and nodes."""
+    """The trees whose acceptance lengths are measured: policy and nodes."""
     return {
         "chain of 4": (StaticTree(width=1, depth=4), 4),
         "opt-tree, 8 nodes": (OptTree(_DELTA), 8),
@@ -46,7 +46,7 @@ def shapes() -> dict[str, tuple[GrowthPolicy, int]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class HeadFigures:
     """What was found.
 
     Attributes:
@@ -68,14 +68,14 @@ class Figures:
 
 
 @torch.inference_mode()
-def evaluate(head: HeadModel, responses: Sequence[Response], seed: int, tell: Callable[[int], None]) -> Figures:
+def evaluate(head: HeadModel, responses: Sequence[Response], seed: int, progress: Callable[[int], None]) -> HeadFigures:
     """Draft along responses: with the true token alone kept, for acceptance, and as decoding would, for its length.
 
     Args:
         head: the head, with the target's own output layer.
         responses: of which only those with at least two tokens count.
         seed: with which they were drawn.
-        tell: called with how many of them are done.
+        progress: called with how many of them are done.
     """
     vocabulary = head.capabilities.vocab_size
     used = [r for r in responses if r.gained > 1]
@@ -100,10 +100,10 @@ def evaluate(head: HeadModel, responses: Sequence[Response], seed: int, tell: Ca
                     replay.step(nodes)
                     steps[name] += 1
         gained += len(known) - 1
-        tell(done)
+        progress(done)
     acceptance = [[h / max(1, n) for h in row] for n, row in zip(trials, hits, strict=True)]
     mal = {name: gained / max(1, n) for name, n in steps.items()}
-    return Figures(len(used), gained, trials, acceptance, mal)
+    return HeadFigures(len(used), gained, trials, acceptance, mal)
 
 
 _RIDGE_POSITIONS = 100_000
@@ -187,7 +187,7 @@ class Fit:
         """
         Args:
             responses: to learn from; must not be empty.
-            key: tells fits apart; a checkpoint of another one is refused.
+            key: identifies the fit; a checkpoint of another one is refused.
         """
         self.network = network
         self.done, self.steps = 0, steps

@@ -1,4 +1,4 @@
-"""The loss of a draft head over several drafting steps: what it meets when it drafts, it meets in training.
+"""The loss of an EAGLE head over several drafting steps, on the inputs that it has when it drafts.
 
 Step 1 reads the target's hidden states, step j the head's own predictions of step j - 1 in their place, as nodes of
 depth j - 1 do (training-time test: Li et al., *EAGLE-3*, Section 3.2; inputs and outputs are EAGLE's). Pure functions.
@@ -110,7 +110,7 @@ def loss(
     decay: float,
     feature_weight: float,
 ) -> Tensor:
-    """Cross-entropy with the target's law over the draft vocabulary, plus smooth L1 between hidden states.
+    """Cross-entropy with the target distribution over the draft vocabulary, plus smooth L1 between hidden states.
 
     Args:
         predicted: of ``unrolled``.
@@ -119,7 +119,7 @@ def loss(
         feature_weight: of the second part.
     """
     with torch.no_grad():
-        law = linear(batch.truth, weight, bias).float().softmax(-1)
+        target = linear(batch.truth, weight, bias).float().softmax(-1)
     total = batch.truth.new_zeros(())
     for step, states in enumerate(predicted):
         valid = batch.valid.clone()
@@ -132,7 +132,7 @@ def loss(
         chosen, share = pad(chosen, (0, spare)), pad(share, (0, spare))  # padding has no share in the mean
         own, truth = states.flatten(0, 1)[chosen], batch.truth.flatten(0, 1)[chosen]
         logs = linear(own, weight, bias).float().log_softmax(-1)
-        entropy = -(law.flatten(0, 1)[chosen] * logs).sum(-1)
+        entropy = -(target.flatten(0, 1)[chosen] * logs).sum(-1)
         distance = smooth_l1_loss(own.float(), truth, reduction="none").mean(-1)
         total = total + decay**step * (share * (entropy + feature_weight * distance)).sum()
     return total

@@ -1,4 +1,4 @@
-"""The card of a trained head: what it is for, what it learned from and how, and how good it is."""
+"""Trains an EAGLE head: responses, fit, figures, and the model card."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import json
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from rich.console import Console
 from torch import Tensor
 
 from ..artifacts import write_whole
@@ -21,11 +21,14 @@ from ..errors import ConfigError, RunError
 from ..models.eagle_file import load_head, read_head, save_head
 from ..models.eagle_head import HeadConfig, HeadNetwork, embeddings, output_layer
 from ..models.huggingface import HFModel
-from ..progress import progress_reporter
-from .eagle_fit import DEPTH, RANKS, STRIDE, Figures, Fit, FitRecipe, Frozen, evaluate, regress
+from .eagle_fit import DEPTH, RANKS, STRIDE, Fit, FitRecipe, Frozen, HeadFigures, evaluate, regress
 from .head_data import LONGEST_PROMPT, HeadData
 from .responses import AGAIN, MAX_ROWS, TEMPERATURES, Response
 from .workers import affordable
+
+Stage = Callable[[str, int, int], AbstractContextManager[Callable[[int], None]]]
+"""What is done, how many units it has and how many of them are done -> a context that gives what is called with how
+many are done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +53,8 @@ def card(
     target: str,
     sources: Sequence[PromptFile],
     recipe: Mapping[str, object],
-    greedy: Figures | None,
-    sampled: Figures | None,
+    greedy: HeadFigures | None,
+    sampled: HeadFigures | None,
 ) -> str:
     """Markdown.
 
@@ -85,7 +88,7 @@ def card(
         "",
         "## Figures",
         "",
-        "On responses to prompts kept apart, drafted along with what the target said; acceptance lengths count the",
+        "On responses to prompts kept apart, drafted along the target's responses; acceptance lengths count the",
         f"bonus token. Acceptance: every {STRIDE} tokens, share of drafts whose true token is among the most probable",
         "1, 2 and 4, given that the tokens above it were true.",
     ]
@@ -95,7 +98,7 @@ def card(
     return "\n".join(lines) + "\n"
 
 
-def _table(figures: Figures) -> list[str]:
+def _table(figures: HeadFigures) -> list[str]:
     return [
         "| depth | " + " | ".join(f"top {k}" for k in RANKS) + " | drafts |",
         "|---|" + "---|" * len(RANKS) + "---|",
@@ -120,7 +123,7 @@ _TIMED = 6
 _EVERY = 120.0
 """Seconds between checkpoints."""
 _SCALED_BY = 64
-"""Responses whose hidden states say how much embeddings are to be scaled."""
+"""Responses whose hidden states set the scale of the embeddings."""
 
 
 _MOST = {"responses": 1024, "rows": MAX_ROWS, "workers": 4 * (os.cpu_count() or 1)}
@@ -128,7 +131,7 @@ _MOST = {"responses": 1024, "rows": MAX_ROWS, "workers": 4 * (os.cpu_count() or 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class TrainingLimits:
     """How much is done.
 
     Attributes:
@@ -195,15 +198,15 @@ class HeadTraining:
     data: HeadData
     sources: Sequence[PromptFile]
     recipe: FitRecipe
-    limits: Limits
+    limits: TrainingLimits
     out: Path
     init: Path | None = None
 
-    def run(self, console: Console, *, force: bool = False) -> tuple[Figures | None, Figures | None]:
+    def run(self, stage: Stage, *, force: bool = False) -> tuple[HeadFigures | None, HeadFigures | None]:
         """All stages; greedy and sampled figures.
 
         Args:
-            console: is told where it is.
+            stage: reports the progress of each stage.
             force: drop a checkpoint of another training.
 
         Raises:
@@ -219,13 +222,13 @@ class HeadTraining:
             share = 1.0 if limits.steps else RESPONSE_SHARE
             data.check_room(limits.tokens, self.target.hidden_size)
             rows = limits.rows or self._rows()
-            with progress_reporter(console, "drawing response tokens", limits.tokens, data.store.tokens) as tell:
+            with stage("drawing response tokens", limits.tokens, data.store.tokens) as progress:
                 data.collect(
                     self.target,
                     tokens=limits.tokens,
                     seconds=seconds * share,
                     rows=rows,
-                    tell=tell,
+                    progress=progress,
                     workers=self._workers(rows),
                     each=limits.responses,
                     held_out=limits.held_out,
@@ -239,9 +242,9 @@ class HeadTraining:
             )
         vocabulary = draft_vocabulary(learned, self.target.capabilities.vocab_size, limits.vocabulary)
         fit = self._fit(learned, vocabulary, checkpoint, seconds * (1 - FIGURES_SHARE) - data.seconds)
-        self._train(fit, checkpoint, console)
+        self._train(fit, checkpoint, stage)
         save_head(self.out, fit.network, vocabulary, self.target)
-        greedy, sampled = self._figures([r for r in apart if r.gained > 1], console)
+        greedy, sampled = self._figures([r for r in apart if r.gained > 1], stage)
         text = card(
             target=self.target.capabilities.name,
             sources=self.sources,
@@ -253,7 +256,7 @@ class HeadTraining:
         return greedy, sampled
 
     def _rows(self) -> int:
-        """Rows of each worker, where nobody says how many."""
+        """Rows of each worker, by default."""
         device, tokens = self.target.capabilities.device, LONGEST_PROMPT + self.data.recipe.max_tokens
         if device.type != "cuda":
             return _ROWS
@@ -261,7 +264,7 @@ class HeadTraining:
         return max(1, min(_ROWS_IN_STEP, memory // 2 // (tokens * self.target.slot_bytes)))
 
     def _workers(self, rows: int) -> int:
-        """As many as were asked for; else no more than fit the memory."""
+        """Worker processes; by default no more than fit the memory."""
         workers, limits = self.limits.workers_on(self.target.capabilities.device), self.limits
         if workers == 1 or limits.workers is not None:
             return workers
@@ -313,14 +316,14 @@ class HeadTraining:
         document = json.dumps([*parts, [r.number for r in learned], init])
         return hashlib.sha256(document.encode()).hexdigest()
 
-    def _train(self, fit: Fit, checkpoint: Path, console: Console) -> None:
+    def _train(self, fit: Fit, checkpoint: Path, stage: Stage) -> None:
         """Do the steps that are left; interrupted, a checkpoint keeps those that are done."""
         saved, kept = time.monotonic(), fit.done
         try:
             fit.save(checkpoint)
-            with progress_reporter(console, "training steps", fit.steps, fit.done) as tell:
+            with stage("training steps", fit.steps, fit.done) as progress:
                 for done in fit.run():
-                    tell(done)
+                    progress(done)
                     if time.monotonic() - saved >= _EVERY:
                         fit.save(checkpoint)
                         saved, kept = time.monotonic(), done
@@ -328,14 +331,14 @@ class HeadTraining:
             if fit.done > kept:
                 fit.save(checkpoint)
 
-    def _figures(self, apart: list[Response], console: Console) -> tuple[Figures | None, Figures | None]:
+    def _figures(self, apart: list[Response], stage: Stage) -> tuple[HeadFigures | None, HeadFigures | None]:
         """On greedy responses and on sampled ones."""
         head = load_head(self.out, self.target)
         groups = [[r for r in apart if (r.temperature == 0) == greedy] for greedy in (True, False)]
-        found: list[Figures | None] = []
+        found: list[HeadFigures | None] = []
         for name, group in zip(("greedy", "sampled"), groups, strict=True):
-            with progress_reporter(console, f"evaluating {name} responses", len(group)) as tell:
-                found.append(evaluate(head, group, self.data.recipe.seed, tell) if group else None)
+            with stage(f"evaluating {name} responses", len(group), 0) as progress:
+                found.append(evaluate(head, group, self.data.recipe.seed, progress) if group else None)
         figures = {name: f and f.as_dict() for name, f in zip(("greedy", "sampled"), found, strict=True)}
         write_whole(self.data.folder / "figures.json", json.dumps(figures, indent=1) + "\n")
         return found[0], found[1]
@@ -349,7 +352,7 @@ class HeadTraining:
             "responses": f"{len(learned)} of up to {self.data.recipe.max_tokens} tokens, "
             f"{sum(r.gained for r in learned)} tokens in all, temperatures {kinds} in turn{again}",
             "start": "ridge regression of the next hidden state" if self.init is None else f"the head {self.init.name}",
-            "loss": f"cross-entropy with the target's law over {self.limits.vocabulary} tokens, and "
+            "loss": f"cross-entropy with the target distribution over {self.limits.vocabulary} tokens, and "
             f"{recipe.feature_weight} x smooth L1 of hidden states; {recipe.unroll} drafting steps, each further one "
             f"weighted {recipe.decay}",
             "optimiser": f"Muon (matrices) and AdamW, {fit.steps} steps of {recipe.batch} responses, learning rate "
@@ -361,8 +364,8 @@ class HeadTraining:
 
 def draft_vocabulary(responses: Sequence[Response], vocab_size: int, size: int) -> Tensor:
     """[size] int64 ascending: the most frequent tokens of the responses; of equally frequent ones the lowest ids."""
-    said = torch.cat([response.tokens[response.prompt_length :] for response in responses])
-    counts = torch.bincount(said, minlength=vocab_size)
+    tokens = torch.cat([response.tokens[response.prompt_length :] for response in responses])
+    counts = torch.bincount(tokens, minlength=vocab_size)
     return counts.argsort(descending=True, stable=True)[:size].sort().values
 
 

@@ -24,7 +24,7 @@ from .responses import Response, ResponseStore, respond
 from .workers import respond_in
 
 LONGEST_PROMPT = 512
-"""Longer prompts are left out: reading them would take more time than their responses are worth."""
+"""Longer prompts are left out: prefill would take most of the time."""
 _BATCHES = 8
 """So many batches' prompts are put in order of length: a batch's attention is as long as its longest row."""
 
@@ -151,7 +151,7 @@ class HeadData:
         tokens: int,
         seconds: float,
         rows: int,
-        tell: Callable[[int], None],
+        progress: Callable[[int], None],
         workers: int = 1,
         each: int = 1,
         held_out: int = 0,
@@ -187,7 +187,7 @@ class HeadData:
                 for response in drawn:
                     shards = len(self.store.paths)
                     self.store.add(response)
-                    tell(self.store.tokens)
+                    progress(self.store.tokens)
                     if len(self.store.paths) > shards:
                         self._note(time.monotonic() - began)
         except torch.OutOfMemoryError:

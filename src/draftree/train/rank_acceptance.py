@@ -1,6 +1,6 @@
-"""Measures how often a drafter is right, by rank and depth, along what the target really says.
+"""Measures how often a drafter is right, by rank and depth, along the target's own output.
 
-The target decodes each prompt plainly; that is the true path. From many positions of it the drafter then drafts with a
+Autoregressive decoding of each prompt gives the true path. From many positions of it the drafter then drafts with a
 policy that keeps the true next token alone, wherever it is ranked. So nothing is censored: the child of rank 9 counts
 although no tree had it, and no target pass is spent on drafts.
 """
@@ -33,7 +33,7 @@ class TruePath(GrowthPolicy):
     """Keeps the true next token alone, for one request at a time.
 
     Attributes:
-        truth: the tokens that the target says next.
+        truth: the target's next tokens.
         ranks: where the drafter ranked them, layer by layer; ends with None where it had no such candidate.
     """
 
@@ -45,7 +45,7 @@ class TruePath(GrowthPolicy):
         self.truth, self.ranks = truth, []
 
     def width_for(self, nodes: int) -> int:
-        """As many as any policy may ask for."""
+        """The widest of any policy."""
         return MAX_WIDTH
 
     def grow(self, frontier: Frontier) -> Growth:
@@ -72,8 +72,8 @@ def ranks_along(
 
     Args:
         drafter: with ``policy``.
-        prompt, output: what the target was asked and what it said.
-        params: how the target decodes; the draft law follows its temperature.
+        prompt, output: a prompt and the target's response.
+        params: how the target decodes; the draft distribution follows its temperature.
         features: [n, H] the target's hidden states at all tokens but the last, for a drafter that reads them.
     """
     with Replay(drafter, prompt, output, params, features) as replay:
@@ -86,7 +86,7 @@ def ranks_along(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Calibration:
+class AcceptanceMeasurement:
     """What is measured: equal ones count the same, so that one can go on where another was interrupted.
 
     Attributes:
@@ -155,7 +155,7 @@ class Tally:
     accepted: list[list[int]]
 
     @classmethod
-    def load(cls, path: Path, calibration: Calibration, *, force: bool = False) -> Tally:
+    def load(cls, path: Path, calibration: AcceptanceMeasurement, *, force: bool = False) -> Tally:
         """What is in the file; a fresh start where there is none, or with ``force`` where it is of another calibration.
 
         Raises:
@@ -206,18 +206,18 @@ class Tally:
 
 
 def measure(
-    calibration: Calibration, target: LanguageModel, drafter: Drafter, policy: TruePath, tally: Tally
+    calibration: AcceptanceMeasurement, target: LanguageModel, drafter: Drafter, policy: TruePath, tally: Tally
 ) -> Iterator[int]:
     """Count the prompts that are not done yet, one by one; gives out how many are done and saved."""
-    plain = Engine(target, NoDrafter())
+    engine = Engine(target, NoDrafter())
     for i, prompt in enumerate(calibration.prompts[tally.done :], start=tally.done):
-        room = target.capabilities.max_length - len(prompt)
+        left = target.capabilities.max_length - len(prompt)
         params = SamplingParams(
-            max_tokens=min(calibration.max_tokens, room),
+            max_tokens=min(calibration.max_tokens, left),
             temperature=calibration.temperature,
             seed=(calibration.seed + i) % 2**63,
         )
-        output, features = said(plain, prompt, params)
+        output, features = decoded(engine, prompt, params)
         limits = {"depth": calibration.depth, "stride": calibration.stride}
         for ranks in list(ranks_along(drafter, policy, prompt, output, params, features=features, **limits)):
             tally.add(ranks)
@@ -226,19 +226,19 @@ def measure(
         yield tally.done
 
 
-def said(plain: Engine, prompt: Sequence[int], params: SamplingParams) -> tuple[list[int], Tensor | None]:
-    """What the target says, and its hidden states where it tracks them."""
-    request = plain.open(list(prompt), params)
+def decoded(engine: Engine, prompt: Sequence[int], params: SamplingParams) -> tuple[list[int], Tensor | None]:
+    """The target's response, and its hidden states where it tracks them."""
+    request = engine.open(list(prompt), params)
     try:
         while request.finish_reason is None:
-            plain.step([request])
+            engine.step([request])
         tracked = request.row is not None and request.row.features
         return request.output_ids, request.row.waiting_features() if request.row and tracked else None
     finally:
-        plain.close(request)
+        engine.close(request)
 
 
-class Costs(NamedTuple):
+class TreeCosts(NamedTuple):
     """What this machine takes for a tree.
 
     Attributes:
@@ -250,7 +250,7 @@ class Costs(NamedTuple):
     layer: float
 
 
-def conclude(calibration: Calibration, tally: Tally, nodes: int, costs: Costs | None = None) -> TreeFile:
+def conclude(calibration: AcceptanceMeasurement, tally: Tally, nodes: int, costs: TreeCosts | None = None) -> TreeFile:
     """The best tree of at most ``nodes`` nodes for what was counted; with ``costs`` the one that gains most a second.
 
     Raises:
@@ -261,8 +261,8 @@ def conclude(calibration: Calibration, tally: Tally, nodes: int, costs: Costs | 
     tree = best_size(acceptance, costs.verify, costs.layer, nodes) if costs else best_tree(acceptance, nodes)
     if not tree and costs and best_tree(acceptance, 1):
         raise RunError(
-            f"by this machine's costs no tree of drafter {calibration.made_for.drafter} is faster than plain decoding: "
-            "use another drafter, or leave --by-cost out"
+            f"by measured costs no tree of drafter {calibration.made_for.drafter} is faster than AR decoding: use "
+            "another drafter, or leave --by-cost out"
         )
     if not tree:
         raise RunError(

@@ -1,4 +1,4 @@
-"""Drafting along a known output: what a drafter proposes where the target has already said what comes next."""
+"""Drafting along a known output: proposals of a drafter where the target's next tokens are known."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class Replay:
     ) -> None:
         """
         Args:
-            prompt, output: what the target was asked and what it said.
-            params: how it decoded; the draft law follows its temperature.
+            prompt, output: a prompt and the target's response.
+            params: how it decoded; the draft distribution follows its temperature.
             features: [n, H] its hidden states at all tokens but the last, for a drafter that reads them.
-            target: makes its passes all the same, for a drafter that learns from what they say, or instead of features;
+            target: makes its passes all the same, for a drafter that learns from them, or instead of features;
                 by default only for a drafter that works on its rows.
         """
         self.left = list(output[1:])
@@ -88,7 +88,7 @@ class Replay:
 
     @torch.inference_mode()
     def _verified(self, target: LanguageModel, tree: DraftTree, path: list[int]) -> Successors | None:
-        """The target's pass over a tree; what it finds most probable after the root and each node, if asked for."""
+        """The target's pass over a tree; its most probable tokens after each node, where the drafter uses them."""
         logits = target.extend([self._row], [Nodes.below(self._request.ids[-1], tree)])
         target.commit(self._row, [0, *(n + 1 for n in path)])
         count = self._drafter.successors

@@ -34,7 +34,7 @@ def respond(
     Args:
         target: tracks its hidden states where they are wanted.
         prompts: token ids of all P prompts; response n is to prompt n modulo P.
-        numbers: which are still to do; asked for one by one, as rows become free.
+        numbers: which are still to do; read one by one, as rows become free.
         rows: responses that are decoded together.
         max_tokens: most tokens of a response.
     """
@@ -228,7 +228,7 @@ def respond_in_step(
         yield from _drawn(target, prompts, iter(numbers), rows=rows, max_tokens=max_tokens, seed=seed)
     finally:
         if not target.rows:
-            target.cache.clear()  # whoever trains on them next wants the memory
+            target.cache.clear()  # training on them needs the memory
 
 
 def _drawn(

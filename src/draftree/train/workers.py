@@ -28,7 +28,7 @@ _WAY_OUT = "the same command goes on, with fewer --workers if memory was short"
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """What a worker is told; the target is loaded anew by its name."""
+    """A worker's task; the target is loaded anew by its name."""
 
     target: str
     dtype: str
@@ -64,7 +64,7 @@ def respond_in(
     """``respond`` by so many processes; the same responses, in the order in which they end.
 
     Args:
-        target: on a CPU, loaded by its name; not asked itself.
+        target: on a CPU, loaded by its name; it makes no pass itself.
         rows: responses that each process decodes together.
 
     Raises:
@@ -87,17 +87,17 @@ def respond_in(
             for pipe in wait(list(running)):
                 assert isinstance(pipe, Connection)  # noqa: S101 - it waits for nothing else
                 try:
-                    said = pipe.recv()
+                    message = pipe.recv()
                 except (EOFError, OSError):
                     raise RunError(f"a worker that draws responses was killed: {_WAY_OUT}") from None
-                if isinstance(said, str):
-                    raise RunError(f"a worker that draws responses failed: {said}: {_WAY_OUT}")
-                if said is _NEXT:
+                if isinstance(message, str):
+                    raise RunError(f"a worker that draws responses failed: {message}: {_WAY_OUT}")
+                if message is _NEXT:
                     pipe.send(next(waiting, None))
-                elif said is _DONE:
+                elif message is _DONE:
                     running.pop(pipe).join()
                 else:
-                    number, temperature, length, tokens, features = said
+                    number, temperature, length, tokens, features = message
                     yield Response(number, temperature, length, torch.from_numpy(tokens), torch.from_numpy(features))
     finally:
         for process in running.values():
@@ -119,11 +119,11 @@ def _interrupts_held() -> Iterator[None]:
 
 
 _NEXT, _DONE = None, True
-"""What a worker says: it asks for a number; it has no more to do. A text is an error, a tuple a response."""
+"""Messages of a worker: send the next number; all done. A text is an error, a tuple a response."""
 
 
 def _work(pipe: Connection, job: _Job) -> None:
-    """A worker's life. Ctrl-C is the parent's to answer, and warnings it has shown."""
+    """The main function of a worker. The parent handles Ctrl-C and has shown all warnings."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     warnings.simplefilter("ignore")
     try:
@@ -133,7 +133,7 @@ def _work(pipe: Connection, job: _Job) -> None:
         numerics = {} if job.numerics == "stock" else {"numerics": job.numerics}
         target = load(job.target, dtype=job.dtype, device="cpu", **numerics)
         target.track_features()
-        numbers = iter(lambda: _ask(pipe), None)
+        numbers = iter(lambda: _next_number(pipe), None)
         drawn = respond(target, job.prompts, numbers, rows=job.rows, max_tokens=job.max_tokens, seed=job.seed)
         for r in drawn:
             pipe.send((r.number, r.temperature, r.prompt_length, r.tokens.numpy(), r.features.numpy()))
@@ -144,7 +144,7 @@ def _work(pipe: Connection, job: _Job) -> None:
         pipe.send((str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".: "))
 
 
-def _ask(pipe: Connection) -> int | None:
+def _next_number(pipe: Connection) -> int | None:
     """The number of the next prompt; None: there are no more."""
     pipe.send(_NEXT)
     number: int | None = pipe.recv()

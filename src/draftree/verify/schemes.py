@@ -21,7 +21,7 @@ from ..config import named_settings
 from ..drafters.distributions import Drawing
 from ..errors import ConfigError, UnknownNameError
 from ..policies.base import GrowthPolicy
-from ..policies.entropy import Steps
+from ..policies.entropy import StepFunction
 from ..sampling import Draws, KeyedCoins
 from ..tree import DraftTree, TreeBatch
 from ..typed import check_fields
@@ -260,7 +260,7 @@ class Relaxed(_OneByOne):
         """With ``allowed`` as steps of entropy, and ``when``."""
         Scheme.configured(self, settings)
         steps = settings.get("allowed")
-        allowed = self.allowed if steps is None else Steps.parse("allowed", steps).at
+        allowed = self.allowed if steps is None else StepFunction.parse("allowed", steps).at
         return Relaxed(allowed, settings.get("when", self.when))
 
     def judge(self, tree: DraftTree, law: Law, coins: Coins) -> Verdict:
