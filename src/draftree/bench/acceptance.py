@@ -18,7 +18,7 @@ from torch import Tensor
 from ..config import SamplingParams
 from ..drafters.distributions import Drawing, Key, draw
 from ..sampling import Draws
-from ..tree import ROOT, DraftLaw, DraftTree
+from ..tree import ROOT, DraftDistribution, DraftTree
 from ..verify.rejection import residual
 from ..verify.schemes import SCHEMES, Scheme
 
@@ -44,14 +44,14 @@ def measure(scheme: Scheme, target: Tensor, draft: Tensor, temperature: float, w
         rows = [s % len(target) for s in seeds]
         q = draft[rows] / temperature
         children = draw(q, [width] * len(rows), [Key(s, 1, ROOT) for s in seeds], scheme.drawing)
-        trees = [_star(tokens, DraftLaw(law)) for tokens, law in zip(children, q, strict=True)]
+        trees = [_star(tokens, DraftDistribution(law)) for tokens, law in zip(children, q, strict=True)]
         logits = target[rows][:, None].expand(-1, width + 1, -1)
         draws = Draws([params] * len(rows), seeds, [[0]] * len(rows))
         accepted += sum(bool(v.path) for v in scheme.verify(logits, trees, draws))
     return accepted / trials
 
 
-def _star(tokens: Tensor, law: DraftLaw) -> DraftTree:
+def _star(tokens: Tensor, law: DraftDistribution) -> DraftTree:
     same = torch.ones_like(tokens)
     return DraftTree(tokens, same * ROOT, same, same * 0.0, same * 0.0, {ROOT: law})
 
