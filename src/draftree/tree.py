@@ -19,8 +19,8 @@ ROOT = -1
 
 
 @dataclass(frozen=True, slots=True)
-class DraftLaw:
-    """The law that the children of a node were drawn from: the softmax of ``logits``.
+class DraftDistribution:
+    """What the children of a node were drawn from: the softmax of ``logits``.
 
     Attributes:
         logits: [K] float, on the drafter's device; -inf where nothing is ever drawn.
@@ -49,8 +49,8 @@ class DraftTree:
         parents: [N] int64, number of the parent node, ROOT (-1) for children of the root.
         depths: [N] int64, 1 for children of the root.
         path_logprobs: [N] float32, sum of the draft log-probabilities (nats) from the root down to the node.
-        entropies: [N] float32, entropy (nats) of the draft law that the node was taken from; siblings share it.
-        laws: node (ROOT for the root) -> the law that its children were drawn from, in the order of their numbers;
+        entropies: [N] float32, entropy (nats) of the draft distribution that the node is from; siblings share it.
+        distributions: node (ROOT for the root) -> what its children were drawn from, in the order of their numbers;
             empty where children were chosen and not drawn.
         origins: [N] int64, which parts of a union of sources offered the node, bit i for part i; None: there is one.
 
@@ -63,7 +63,7 @@ class DraftTree:
     depths: Tensor
     path_logprobs: Tensor
     entropies: Tensor
-    laws: Mapping[int, DraftLaw] = field(default_factory=dict, repr=False)
+    distributions: Mapping[int, DraftDistribution] = field(default_factory=dict, repr=False)
     origins: Tensor | None = None
 
     def __post_init__(self) -> None:
@@ -138,8 +138,8 @@ class DraftTree:
         tokens, parents, depths, paths, entropies = (x[keep] for x in columns)
         origins = None if self.origins is None else self.origins[keep]
         kept = {ROOT, *keep.nonzero()[:, 0].tolist()}
-        laws = {int(numbers[node]): law for node, law in self.laws.items() if node in kept}
-        return DraftTree(tokens, numbers[parents], depths, paths, entropies, laws, origins)
+        distributions = {int(numbers[node]): q for node, q in self.distributions.items() if node in kept}
+        return DraftTree(tokens, numbers[parents], depths, paths, entropies, distributions, origins)
 
     def children(self, node: int) -> list[int]:
         """Numbers of the children of ``node`` (ROOT for the root), in rank order."""

@@ -87,8 +87,8 @@ def model_tree(params: SamplingParams, drawing: Drawing, policy: GrowthPolicy, n
 def test_the_law_of_a_model_draft_is_warped_as_the_targets(shape: dict[str, float], drawing: Drawing) -> None:
     params = SamplingParams(temperature=0.7, seed=4, **shape)  # type: ignore[arg-type]
     tree = model_tree(params, drawing, StaticTree(width=2, depth=2))
-    assert {ROOT, *tree.parents.tolist()} == set(tree.laws)
-    for parent, law in tree.laws.items():
+    assert {ROOT, *tree.parents.tolist()} == set(tree.distributions)
+    for parent, law in tree.distributions.items():
         path = [] if parent == ROOT else [int(tree.tokens[parent])]
         want = warp(ToyModel(6, seed=2).after([1, 2, 3, *path])[None], params)[0].softmax(-1)
         assert torch.allclose(law.dense(6).softmax(-1).float(), want, atol=1e-6)
@@ -103,7 +103,7 @@ def test_at_temperature_zero_children_are_the_most_probable(drawing: Drawing) ->
     params = SamplingParams()
     tree = model_tree(params, drawing, StaticTree(width=3, depth=2))
     assert tree.tokens.tolist() == model_tree(params, Drawing.TOP, StaticTree(width=3, depth=2)).tokens.tolist()
-    assert not tree.laws
+    assert not tree.distributions
 
 
 def test_the_layer_that_overflows_is_cut_before_its_children_are_drawn() -> None:
@@ -141,7 +141,7 @@ def test_lookup_draws_from_its_blend_normalised_over_what_it_knows(drawing: Draw
     known, blend, _ = _blend(text)
     law = torch.zeros(7).index_put((torch.tensor(known),), torch.tensor(blend))
     assert chi_square(counts, law / law.sum()) > 1e-4
-    assert torch.allclose(tree.laws[ROOT].dense(7).softmax(-1).float(), law / law.sum(), atol=1e-6)
+    assert torch.allclose(tree.distributions[ROOT].dense(7).softmax(-1).float(), law / law.sum(), atol=1e-6)
 
 
 def test_lookup_draws_no_more_children_than_it_knows_tokens() -> None:

@@ -12,7 +12,7 @@ from draftree.config import Budget
 from draftree.drafters.distributions import Drawing, Drawn
 from draftree.drafters.grow import grow
 from draftree.policies.base import Candidates, GrowthPolicy
-from draftree.tree import ROOT, DraftLaw, DraftTree
+from draftree.tree import ROOT, DraftDistribution, DraftTree
 from draftree.verify.match import Verdict
 from draftree.verify.rejection import Coins, Law
 
@@ -94,7 +94,7 @@ class DrawingScorer:
         for f, count in enumerate(counts.tolist()):
             tokens[f, :count] = torch.tensor(self._children(self._laws[f], count), dtype=torch.int64)
         logprobs = torch.stack(self._laws).gather(1, tokens)
-        return Drawn(tokens, logprobs.float(), [DraftLaw(x) for x in self._laws])
+        return Drawn(tokens, logprobs.float(), [DraftDistribution(x) for x in self._laws])
 
     def _children(self, logits: Tensor, count: int) -> list[int]:
         logits, out = logits.clone(), list[int]()

@@ -16,7 +16,7 @@ from draftree.policies.base import GrowthPolicy
 from draftree.policies.chains import EntropyStop
 from draftree.policies.entropy import EntropyTree
 from draftree.policies.fixed import StaticTree
-from draftree.tree import ROOT, DraftLaw, DraftTree
+from draftree.tree import ROOT, DraftDistribution, DraftTree
 from draftree.verify.match import Verdict
 from draftree.verify.rejection import Coins, Law, Place, multi_round, relaxed, residual, walk
 from draftree.verify.schemes import SCHEMES, Block, MultiRound, Relaxed, _OneByOne, find_scheme
@@ -138,7 +138,7 @@ def test_without_the_draft_law_nothing_is_judged() -> None:
     model, drafter = pair(3)
     tree, _ = next(drawn_trees(drafter, StaticTree(width=2, depth=1), MultiRound.drawing, 9))
     with pytest.raises(ValueError, match="chose children"):
-        next(verdicts_of(MultiRound().judge, model, replace(tree, laws={})))
+        next(verdicts_of(MultiRound().judge, model, replace(tree, distributions={})))
 
 
 def accepted_at_the_root(name: str, width: int, vocab: int, seed: int) -> float:
@@ -274,7 +274,7 @@ def test_a_function_that_gives_no_count_is_refused(answer: object) -> None:
 
 
 def test_a_sparse_draft_law_is_read_at_its_tokens() -> None:
-    dense = DraftLaw(torch.tensor([0.25, 0.75]).log(), torch.tensor([3, 1])).dense(5)
+    dense = DraftDistribution(torch.tensor([0.25, 0.75]).log(), torch.tensor([3, 1])).dense(5)
     assert dense.exp().tolist() == pytest.approx([0, 0.75, 0, 0.25, 0])
 
 

@@ -14,7 +14,7 @@ from ..outcome import largest
 from ..policies.base import Candidates
 from ..request import Request
 from ..sampling import DRAFT_NOISE, derive_seed, gumbel_noise, gumbel_noise_of, warp_rows
-from ..tree import DraftLaw
+from ..tree import DraftDistribution
 
 
 class Drawing(Enum):
@@ -38,12 +38,12 @@ class Drawn(NamedTuple):
     Attributes:
         tokens: [F, K] int64 in draw order; entries past a node's count mean nothing.
         logprobs: [F, K] float32, what the drafter gives each of them (nats).
-        laws: [F] what they were drawn from; None where nothing was drawn.
+        distributions: [F] what they were drawn from; None where nothing was drawn.
     """
 
     tokens: Tensor
     logprobs: Tensor
-    laws: Sequence[DraftLaw | None]
+    distributions: Sequence[DraftDistribution | None]
 
 
 class Key(NamedTuple):
@@ -106,7 +106,7 @@ _CHUNK = 8
 """Nodes whose distributions are computed at once: bounds what is allocated beyond the logits."""
 
 
-class DraftDistributions:
+class DraftLogits:
     """Draft distributions of the nodes of one proposal; those scored last can have children drawn."""
 
     def __init__(self, drawing: Drawing) -> None:
@@ -137,7 +137,7 @@ class DraftDistributions:
             depths: [F] of the nodes, 0 for a root.
             tokens: for each of the B [K] or less, the ids of the entries; those beyond are -inf. None: 0 to K - 1.
         """
-        self._scored, parts, laws = scored, [], []
+        self._scored, parts, distributions = scored, [], []
         rows = batch.tolist() if tokens and self._drawing.random else []
         self._tokens = [tokens[b] for b in rows] if tokens else []
         params = [request.params for request, _ in scored]
@@ -164,7 +164,7 @@ class DraftDistributions:
                     warped[random] = (warped[random] + some) * scale
             elif self._drawing.random:
                 warped = warped.log_softmax(-1)
-                laws.append(warped.clone())
+                distributions.append(warped.clone())
             where = largest(warped, min(width, warped.shape[-1]))
             best, p = warped.gather(1, where), warped.softmax(-1)
             # log sum exp x = x - log p of any x, the largest for precision; entropy = log sum exp x - sum p x
@@ -175,16 +175,16 @@ class DraftDistributions:
             else:
                 ids = named[where] if whole else named[batch[chunk, None], where]
             parts.append(torch.cat([ids.double(), (best - total).double(), entropy.double()], dim=1))
-        if laws:
-            self._logits = torch.cat(laws)
+        if distributions:
+            self._logits = torch.cat(distributions)
         found, logprobs, entropies = torch.cat(parts).cpu().tensor_split([(parts[0].shape[1] - 1) // 2, -1], dim=1)
-        every = [self._distribution(f) for f in range(len(scored))] if laws else []
+        every = [self._distribution(f) for f in range(len(scored))] if distributions else []
         return Candidates(found.long(), logprobs.float(), entropies[:, 0].float(), distributions=every)
 
-    def _distribution(self, f: int) -> DraftLaw:
+    def _distribution(self, f: int) -> DraftDistribution:
         """What follows the f-th of the nodes that were scored last."""
         own = self._tokens[f] if self._tokens else None
-        return DraftLaw(self._logits[f] if own is None else self._logits[f, : len(own)], own)
+        return DraftDistribution(self._logits[f] if own is None else self._logits[f, : len(own)], own)
 
     def _noise(
         self,
@@ -215,7 +215,7 @@ class DraftDistributions:
         """Draw ``counts`` ([F]) children for the nodes that were scored last; one transfer to the host."""
         wanted = counts.tolist()
         columns = torch.zeros((len(wanted), max(wanted)), dtype=torch.int64, device=self._logits.device)
-        laws: list[DraftLaw | None] = [None] * len(wanted)
+        distributions: list[DraftDistribution | None] = [None] * len(wanted)
         random = [f for f, (request, _) in enumerate(self._scored) if request.params.temperature and wanted[f]]
         greedy = [f for f, (request, _) in enumerate(self._scored) if not request.params.temperature and wanted[f]]
         for group, drawing in ((random, self._drawing), (greedy, Drawing.TOP)):
@@ -227,6 +227,6 @@ class DraftDistributions:
         for f, ids in enumerate(self._tokens):
             tokens[f] = ids[columns[f].clamp(max=len(ids) - 1)]  # past a node's count a column may have no token
         for f in random:
-            laws[f] = self._distribution(f)
+            distributions[f] = self._distribution(f)
         found = torch.stack([tokens.double(), self._logits.gather(1, columns).double()]).cpu()
-        return Drawn(found[0].long(), found[1].float(), laws)
+        return Drawn(found[0].long(), found[1].float(), distributions)

@@ -21,7 +21,7 @@ from ..outcome import Outcome
 from ..policies.base import Candidates
 from ..request import Request
 from ..tree import ROOT
-from .distributions import DraftDistributions, Drawing, Drawn
+from .distributions import DraftLogits, Drawing, Drawn
 from .source import BeamSource, Grown, Scorer, UnscoredNode
 
 
@@ -171,7 +171,7 @@ class ModelScorer:
     def __init__(self, source: ModelSource, requests: Sequence[Request], drawing: Drawing) -> None:
         self._source = source
         self._requests = requests
-        self._distributions = DraftDistributions(drawing)
+        self._logits = DraftLogits(drawing)
         self._scored: list[tuple[Request, int]] = []  # requests and nodes of the last call
         self._depths: dict[tuple[int, int], int] = {}
 
@@ -212,9 +212,7 @@ class ModelScorer:
         logits = self._pass(own, nodes, new)[..., : self._source.vocab_size]
         self._source._passes += 1
         named = self._source.tokens(own)
-        return self._distributions.candidates(
-            self._scored, logits, batch, torch.tensor(column), width, named, depths=depths
-        )
+        return self._logits.candidates(self._scored, logits, batch, torch.tensor(column), width, named, depths=depths)
 
     def _pass(self, rows: Sequence[Row], nodes: Sequence[Nodes], new: Sequence[UnscoredNode]) -> Tensor:
         """[B, n, V] logits after ``new`` nodes, and after what waits before them."""
@@ -222,7 +220,7 @@ class ModelScorer:
 
     def draw(self, counts: Tensor) -> Drawn:
         """See ``Scorer``; one more transfer to the host."""
-        return self._distributions.draw(counts)
+        return self._logits.draw(counts)
 
 
 @dataclass(slots=True)

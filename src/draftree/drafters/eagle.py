@@ -124,9 +124,7 @@ class _EagleScorer(ModelScorer):
                 row.predicted = root
         batch = torch.arange(len(rows))
         column, none = torch.zeros_like(batch), [0] * len(rows)
-        return self._distributions.candidates(
-            self._scored, logits, batch, column, width, source.tokens(fed), depths=none
-        )
+        return self._logits.candidates(self._scored, logits, batch, column, width, source.tokens(fed), depths=none)
 
     def score_all(self, new: Sequence[UnscoredNode], width: int) -> Candidates:
         """Feed nodes in as few passes as it takes: a node that follows a predicted hidden state comes after it."""

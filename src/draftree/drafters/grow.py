@@ -23,7 +23,7 @@ from torch import Tensor
 from ..config import Budget
 from ..errors import ConfigError
 from ..policies.base import Frontier, Growth, GrowthPolicy, Pool, best_per_row, count_within
-from ..tree import ROOT, DraftLaw, DraftTree
+from ..tree import ROOT, DraftDistribution, DraftTree
 from .distributions import Drawing
 from .source import Grown, Scorer
 
@@ -75,7 +75,7 @@ def grow(
         pool=Pool(roots[:0], none[:0], none[:0]),
     )
     layers: list[_Layer] = []
-    laws: list[dict[int, DraftLaw]] = [{} for _ in budgets]
+    drawn_from: list[dict[int, DraftDistribution]] = [{} for _ in budgets]
     while True:
         growth = policy.grow(frontier)
         if not layers and not bool(growth.keep.any()):
@@ -84,13 +84,13 @@ def grow(
         if not layers and not len(layer.rows):
             return [_NOTHING for _ in budgets]
         if drawing.random:
-            layer = _drawn(layer, frontier, scorer, laws)
+            layer = _drawn(layer, frontier, scorer, drawn_from)
         layers.append(layer)
         size = size + layer.counts
         depth = frontier.depth + 1
         more = (layer.extend & ((limits > depth) & (room > size)).take(layer.rows)).nonzero()[:, 0]
         if not len(more):
-            return _finish(layers, laws, policy, budgets)
+            return _finish(layers, drawn_from, policy, budgets)
         columns = (layer.rows, layer.nodes, layer.parents, layer.tokens, layer.path_logprobs, layer.tags)
         rows, numbers, parents, tokens, paths, tags = (x.take(more) for x in columns)
         frontier = Frontier(
@@ -134,8 +134,8 @@ def _next_layer(frontier: Frontier, growth: Growth, room: Tensor, size: Tensor) 
     )
 
 
-def _drawn(layer: _Layer, frontier: Frontier, scorer: Scorer, laws: list[dict[int, DraftLaw]]) -> _Layer:
-    """The layer with drawn children in place of the most probable ones: as many for each node; their laws are noted."""
+def _drawn(layer: _Layer, frontier: Frontier, scorer: Scorer, drawn_from: list[dict[int, DraftDistribution]]) -> _Layer:
+    """The layer with drawn children in place of the most probable ones: as many for each node, and what from."""
     if not len(layer.chosen):
         return layer
     width = frontier.candidates.tokens.shape[1]
@@ -144,15 +144,18 @@ def _drawn(layer: _Layer, frontier: Frontier, scorer: Scorer, laws: list[dict[in
     if not torch.equal(ranks, count_within(parents, counts)):
         raise ConfigError("the policy passes over probable candidates: where children are drawn, keep the first ones")
     drawn = scorer.draw(counts)
-    for row, node, law in zip(frontier.rows.tolist(), frontier.nodes.tolist(), drawn.laws, strict=True):
-        if law is not None:
-            laws[row][node] = law
+    for row, node, q in zip(frontier.rows.tolist(), frontier.nodes.tolist(), drawn.distributions, strict=True):
+        if q is not None:
+            drawn_from[row][node] = q
     paths = frontier.path_logprobs.take(parents) + drawn.logprobs[parents, ranks]
     return layer._replace(tokens=drawn.tokens[parents, ranks], path_logprobs=paths)
 
 
 def _finish(
-    layers: list[_Layer], laws: list[dict[int, DraftLaw]], policy: GrowthPolicy, budgets: Sequence[Budget]
+    layers: list[_Layer],
+    drawn_from: list[dict[int, DraftDistribution]],
+    policy: GrowthPolicy,
+    budgets: Sequence[Budget],
 ) -> list[Grown]:
     rows, tokens, parents = (torch.cat([getattr(x, n) for x in layers]) for n in ("rows", "tokens", "parents"))
     paths, entropies, tags = (
@@ -163,8 +166,8 @@ def _finish(
     depths = torch.cat([torch.full_like(x.rows, d) for d, x in enumerate(layers, start=1)])
     own: list[Tensor | slice] = [rows == b for b in range(len(budgets))] if len(budgets) > 1 else [slice(None)]
     pools = [
-        DraftTree(tokens[m], parents[m], depths[m], paths[m], entropies[m], drawn_from, _at(origins, m))
-        for m, drawn_from in zip(own, laws, strict=True)
+        DraftTree(tokens[m], parents[m], depths[m], paths[m], entropies[m], q, _at(origins, m))
+        for m, q in zip(own, drawn_from, strict=True)
     ]
     grown = []
     kept = policy.prune(pools, [tags[m] for m in own], budgets)

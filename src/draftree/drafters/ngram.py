@@ -18,7 +18,7 @@ from torch import Tensor
 from ..errors import ConfigError
 from ..policies.base import Candidates
 from ..request import Request
-from ..tree import ROOT, DraftLaw
+from ..tree import ROOT, DraftDistribution
 from .distributions import Drawing, Drawn, Key, draw
 from .source import BeamSource, Scorer
 
@@ -55,18 +55,18 @@ class NgramIndex:
 
         Equal probabilities: the most recent successor first.
         """
-        law: dict[int, float] = {}
+        blend: dict[int, float] = {}
         left = 1.0
         for n in self._lengths:
             counts = self._successors.get(tail[-n:]) if n <= len(tail) else None
             if counts:
                 total = sum(counts.values()) + len(counts)
                 for token in reversed(counts):
-                    law[token] = law.get(token, 0.0) + left * counts[token] / total
+                    blend[token] = blend.get(token, 0.0) + left * counts[token] / total
                 left *= len(counts) / total
-        entropy = -sum(p * math.log(p) for p in law.values()) - (left * math.log(left) if law else 0.0)
-        best = sorted(law, key=law.__getitem__, reverse=True)[:width]
-        return best, [law[t] for t in best], entropy
+        entropy = -sum(p * math.log(p) for p in blend.values()) - (left * math.log(left) if blend else 0.0)
+        best = sorted(blend, key=blend.__getitem__, reverse=True)[:width]
+        return best, [blend[t] for t in best], entropy
 
 
 @dataclass(slots=True)
@@ -136,27 +136,27 @@ class _NgramScorer:
         """Draw from the blend, normalised over the tokens that it knows; see ``Scorer``."""
         width = int(counts.max())
         tokens, logprobs = torch.zeros((len(counts), width), dtype=torch.int64), torch.zeros((len(counts), width))
-        laws: list[DraftLaw | None] = []
+        distributions: list[DraftDistribution | None] = []
         for f, (count, (b, node, tail)) in enumerate(zip(counts.tolist(), self._scored, strict=True)):
             request = self._requests[b]
             drawing = self._drawing if request.params.temperature else Drawing.TOP
-            laws.append(None)
+            distributions.append(None)
             if count:
-                known, law, _ = self._indexes[b].predict(tail, len(self._indexes[b]))
-                blend = DraftLaw(torch.tensor(law).log(), torch.tensor(known))
+                known, p, _ = self._indexes[b].predict(tail, len(self._indexes[b]))
+                blend = DraftDistribution(torch.tensor(p).log(), torch.tensor(known))
                 key = Key(request.seed, len(request.ids), node)
                 columns = draw(blend.logits[None], [count], [key], drawing)[0]
                 tokens[f, :count], logprobs[f, :count] = torch.tensor(known)[columns], blend.logits[columns]
-                laws[f] = blend if drawing.random else None
-        return Drawn(tokens, logprobs, laws)
+                distributions[f] = blend if drawing.random else None
+        return Drawn(tokens, logprobs, distributions)
 
     def _predict(self, scored: list[tuple[int, int, Tail]], width: int) -> Candidates:
         self._scored = scored
         tokens, probabilities, entropies = [], [], []
         for b, _, tail in scored:
-            best, law, entropy = self._indexes[b].predict(tail, width)
+            best, p, entropy = self._indexes[b].predict(tail, width)
             none = width - len(best)
             tokens.append(best + [-1] * none)
-            probabilities.append(law + [0.0] * none)
+            probabilities.append(p + [0.0] * none)
             entropies.append(entropy)
         return Candidates(torch.tensor(tokens), torch.tensor(probabilities).log(), torch.tensor(entropies))

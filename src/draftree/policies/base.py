@@ -16,7 +16,7 @@ from ..errors import ConfigError
 from ..models.base import LanguageModel
 from ..outcome import Outcome
 from ..request import Request
-from ..tree import DraftLaw, DraftTree
+from ..tree import DraftDistribution, DraftTree
 
 if TYPE_CHECKING:
     from ..drafters.source import TokenSource
@@ -44,7 +44,7 @@ class Candidates:
     entropies: Tensor
     origins: Tensor | None = None
     known: Tensor | None = None
-    distributions: Sequence[DraftLaw] = ()
+    distributions: Sequence[DraftDistribution] = ()
 
 
 class Pool(NamedTuple):

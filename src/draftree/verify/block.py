@@ -36,7 +36,7 @@ def block(tree: DraftTree, law: Law, coins: Coins) -> Verdict:
             chances.append(kept)
             nexts.append(logits)
             break
-        place = Place(logits, tokens[i : i + 1], tree.laws.get(node), i, float(tree.entropies[i]))
+        place = Place(logits, tokens[i : i + 1], tree.distributions.get(node), i, float(tree.entropies[i]))
         p, q = place.p, place.draft_logits.softmax(-1)
         surplus = float((kept * p - q).clamp(min=0).sum())
         chances.append(surplus / (surplus + (1 - kept)) if surplus else 0.0)

@@ -2,7 +2,7 @@
 
 Pure functions of laws and coins, in float64. At each node a decision gives the token that is emitted there; when it
 is a child's the walk goes down to that child, else it ends. Which tokens were drawn is known in draw order (that of
-the nodes' numbers), and from which law (``DraftTree.laws``); nothing here ranks drawn siblings by what they are.
+the nodes' numbers), and from what (``DraftTree.distributions``); nothing here ranks drawn siblings by what they are.
 
 p is the target's law at a node, q the draft's, both warped; norm(x) = x / sum(x).
 """
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError
-from ..tree import ROOT, DraftLaw, DraftTree
+from ..tree import ROOT, DraftDistribution, DraftTree
 from .match import Verdict
 
 
@@ -48,7 +48,7 @@ class Place(NamedTuple):
 
     logits: Tensor
     children: list[int]
-    law: DraftLaw | None
+    law: DraftDistribution | None
     depth: int
     entropy: float
 
@@ -79,7 +79,7 @@ def walk(tree: DraftTree, law: Law, decide: Decision, coins: Coins) -> Verdict:
         drafted = tree.tokens[children].tolist()
         if drafted:
             entropy = float(tree.entropies[children[0]])
-            tokens.append(decide(Place(logits, drafted, tree.laws.get(node), len(tokens), entropy), coins))
+            tokens.append(decide(Place(logits, drafted, tree.distributions.get(node), len(tokens), entropy), coins))
         else:
             tokens.append(coins.draw(logits, len(tokens)))
         if tokens[-1] not in drafted:

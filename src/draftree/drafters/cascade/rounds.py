@@ -104,7 +104,7 @@ class Verifier:
     rule: StoppingRule
 
 
-class Proposal(NamedTuple):
+class StageProposal(NamedTuple):
     """What the stage below proposed below one node.
 
     Attributes:
@@ -232,7 +232,7 @@ class VerifierStage:
             return wanted[0]
         return max(wanted, key=lambda node: math.prod(self._edges(row, node)))
 
-    def _propose(self, anchors: Mapping[int, int]) -> list[Proposal]:
+    def _propose(self, anchors: Mapping[int, int]) -> list[StageProposal]:
         """What the stage below proposes below a node of each request."""
         policy = self._verifier.policy
         if isinstance(self._below, VerifierStage):
@@ -247,7 +247,7 @@ class VerifierStage:
             nodes = self._tries[row].nodes_of(tree, anchor)
             for node in nodes:
                 self._proposers[row].setdefault(node, self._below.proposer(row, node))
-            proposals.append(Proposal(row, anchor, tree, nodes))
+            proposals.append(StageProposal(row, anchor, tree, nodes))
         return proposals
 
     def _budget(self, row: int, anchor: int) -> Budget:
@@ -258,7 +258,7 @@ class VerifierStage:
             most = min(most, lower.depth + 1)
         return Budget(min(upper.nodes, lower.nodes), max(0, most - 1 - self._tries[row].depth(anchor)))
 
-    def _outcome(self, proposal: Proposal, cost: StepCost) -> Outcome:
+    def _outcome(self, proposal: StageProposal, cost: StepCost) -> Outcome:
         """The verifier accepts its own most probable tokens while they were proposed."""
         row, node, tree, nodes = proposal
         at, path, tokens = ROOT, list[int](), list[int]()
@@ -271,7 +271,7 @@ class VerifierStage:
             node = nodes[at]
             path.append(at)
 
-    def _observe(self, proposals: Sequence[Proposal], outcomes: Sequence[Outcome], passes: int) -> None:
+    def _observe(self, proposals: Sequence[StageProposal], outcomes: Sequence[Outcome], passes: int) -> None:
         """Policy and stage below learn from a round; ``passes`` are the verifier's."""
         self._verifier.policy.observe(outcomes)
         stage = self._verifier.stage
