@@ -54,7 +54,7 @@ def test_beams_have_settings_and_a_drafter_of_their_own() -> None:
         ("beams:warp=token", 0.0, "is for sampled beams"),
         ("beams:warp=beams", 1.0, "warp is 'beams': use joint or token"),
         ("beams:drafter=lookup", 1.0, "gives no probabilities"),
-        ("beams:drafter=lookup+recycle", 0.0, "not beams"),
+        ("beams:drafter=lookup+recycle", 0.0, "one sequence, not beams"),
         ("peer:hf-beam-search:speed=1", 0.0, "no setting 'speed'"),
         ("peer:hf-beam-search:single=yes", 1.0, "no setting 'single': choose from width, penalty, early"),
         ("peer:hf-beam-search:early=yes", 1.0, "is for beam search"),

@@ -115,20 +115,3 @@ def test_a_heads_beams_are_fed_as_text_is() -> None:
         size = min(want.shape[1], logits.shape[1])
         assert torch.allclose(logits[node, :size], want[0, :size], atol=1e-4), path
         head.close(alone)
-
-
-def test_a_heads_kept_nodes_predict_what_they_did() -> None:
-    target = HFModel(tiny(), self_test=False)
-    head, prompt = random_head(target), [2, 4, 6, 8]
-    rows = []
-    for _ in range(2):
-        row = head.start()
-        head.advance([row], [torch.tensor(prompt[1:])], [target.open(prompt).waiting_features()[:-1]])
-        head.extend([row], [Nodes(TREE.tokens[:1], TREE.parents[:1])])
-        head.extend([row], [Nodes(TREE.tokens[1:3], TREE.parents[1:3])])
-        rows.append(row)
-    head.prune(rows[0], [0, 2], 1)
-    assert (rows[0].length, rows[0].parents.tolist()) == (4, [ROOT])
-    below = head.extend(rows[:1], [Nodes(torch.tensor([12]), torch.tensor([0]))])[0]
-    want = head.extend(rows[1:], [Nodes(torch.tensor([12]), torch.tensor([2]))])[0]
-    assert torch.allclose(below, want, atol=1e-4)

@@ -298,13 +298,6 @@ class HeadModel:
         own.predicted = own.predicted[last + 1 : last + 2]
 
     @torch.inference_mode()
-    def prune(self, row: Row, keep: Sequence[int], trunk: int) -> None:
-        """Keep some uncommitted nodes as they were fed and commit the first of them (``ForestModel.prune``)."""
-        own = self.own(row)
-        self._rows.prune(own, keep, trunk)
-        own.predicted = own.predicted[[0, *(n + 1 for n in keep)]][trunk:]
-
-    @torch.inference_mode()
     def fork(self, row: Row) -> HeadRow:
         """A new row with the same committed tokens (``LanguageModel.fork``)."""
         own = self.own(row)
