@@ -19,15 +19,15 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 
 from .config import Criterion, Processor, SamplingParams
-from .drafters.registry import load_drafter
-from .drafters.spec import DEFAULT_DRAFTER, learns, names_model
-from .engine import Engine
+from .drafters.registry import is_model
+from .drafters.spec import DEFAULT_DRAFTER
 from .errors import ConfigError
+from .load import SpeculationParams
 from .models.huggingface import HFModel
 from .models.load import load
-from .policies.base import GrowthPolicy, node_budget
-from .policies.methods import DEFAULT_METHOD, find_policy
-from .verify.schemes import DEFAULT_SCHEME, Scheme, find_scheme
+from .policies.base import GrowthPolicy
+from .policies.methods import DEFAULT_METHOD
+from .verify.schemes import DEFAULT_SCHEME, Scheme
 
 
 def generate_with(
@@ -69,14 +69,20 @@ def generate_with(
     ):
         if value != plain:
             raise ConfigError(f"{what} is {value}: draftree's custom_generate supports {plain} only")
+    speculation = SpeculationParams(
+        drafter=drafter,
+        method=method,
+        settings=settings,
+        nodes=nodes,
+        verification=verification,
+        candidates=candidates,
+    )
     given = model_inputs.get("attention_mask")
     mask = torch.ones_like(input_ids) if given is None else given
     attention, training = model.config._attn_implementation, model.training
     try:
         target = HFModel(model)
-        scheme = find_scheme(verification, candidates)
-        made = load_drafter(drafter, target, find_policy(method, settings), learning=not scheme.draws)
-        engine = Engine(target, made, nodes=nodes, verification=scheme)
+        engine = speculation.engine(target)
         prompts = [row[seen.bool()].tolist() for row, seen in zip(input_ids, mask, strict=True)]
         params = [
             _params(
@@ -111,12 +117,16 @@ def custom_generate(
     Raises:
         InputError: no such drafter, method, setting or verification, or they do not go together.
     """
-    policy, scheme = find_policy(method, settings), find_scheme(verification, candidates)
-    budget = node_budget(policy, nodes)
-    if drafter != "none":
-        scheme.check(policy, budget, learns(drafter))
-    if isinstance(drafter, str) and names_model(drafter):
-        drafter = load(drafter)
+    speculation = SpeculationParams(
+        drafter=drafter,
+        method=method,
+        settings=settings,
+        nodes=nodes,
+        verification=verification,
+        candidates=candidates,
+    )
+    if is_model(speculation.spec):
+        drafter = load(str(drafter))
     return partial(
         generate_with,
         drafter=drafter,

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
-from .artifacts import is_path
 from .beams.beam_engine import BeamEngine
 from .beams.cascades import HierarchyBeams, UnionBeams
 from .beams.sources import BeamSource, GuestBeams, HeadBeams, LookupBeams, ModelBeams, PassBeams
-from .drafters.registry import drafting_model, fast_in_int4, load_drafter
-from .drafters.spec import AUTO, DEFAULT_DRAFTER, check_recycle_file, is_own, learns, levels_of, parts_of
+from .drafters.registry import (
+    check_recycle_file,
+    draft_model,
+    drafts_alone,
+    fast_in_int4,
+    kind_of,
+    learns,
+    load_drafter,
+)
+from .drafters.spec import AUTO, DEFAULT_DRAFTER, NONE, DrafterSpec, StageSpec
 from .engine import Engine
 from .errors import ConfigError
 from .models.cpu.quantization import DEFAULT_NUMERICS, DRAFTING
@@ -22,15 +30,63 @@ from .models.load import DEFAULT_MODEL, load
 from .policies.base import GrowthPolicy, node_budget
 from .policies.methods import DEFAULT_METHOD, find_policy
 from .trace import Observer
-from .typed import typed
+from .typed import check_fields, typed
 from .verify.schemes import DEFAULT_SCHEME, Scheme, find_scheme
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculationParams:
+    """How drafts are made and verified, parsed and checked before any model is loaded.
+
+    Attributes:
+        drafter: as ``load_drafter``.
+        method: shapes draft trees: its name, or the policy.
+        settings: of a method by name.
+        nodes: node budget of a tree; None: the method's own.
+        verification: the scheme's name, NAME:KEY=VALUE, or the scheme.
+        candidates: of match (``CANDIDATES``); None: as the scheme has them.
+        recycle_file: where "recycle" keeps what it has learned; None: nowhere.
+        spec, policy, scheme: the drafter, the method and the verification that these name.
+
+    Raises:
+        InputError: a name or a setting does not exist, or they do not go together.
+    """
+
+    drafter: str | DrafterSpec | HFModel = DEFAULT_DRAFTER
+    method: str | GrowthPolicy = DEFAULT_METHOD
+    settings: Mapping[str, float | str] | None = None
+    nodes: int | None = None
+    verification: str | Scheme = DEFAULT_SCHEME
+    candidates: str | None = None
+    recycle_file: str | Path | None = None
+    spec: DrafterSpec = field(init=False)
+    policy: GrowthPolicy = field(init=False)
+    scheme: Scheme = field(init=False)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        policy, scheme = find_policy(self.method, self.settings), find_scheme(self.verification, self.candidates)
+        spec = DrafterSpec.parse(self.drafter)
+        check_recycle_file(spec, self.recycle_file)
+        budget = node_budget(policy, self.nodes)
+        if str(spec) != NONE:
+            scheme.check(policy, budget, learns(spec))
+        for name, value in (("spec", spec), ("policy", policy), ("scheme", scheme)):
+            object.__setattr__(self, name, value)
+
+    def engine(self, target: HFModel, observers: Sequence[Observer] = ()) -> Engine:
+        """An engine that drafts so for a target."""
+        drafter = load_drafter(
+            self.spec, target, self.policy, recycle_file=self.recycle_file, learning=not self.scheme.draws
+        )
+        return Engine(target, drafter, nodes=self.nodes, verification=self.scheme, observers=observers)
 
 
 @typed
 def load_engine(
     target: str = DEFAULT_MODEL,
     *,
-    drafter: str | HFModel = DEFAULT_DRAFTER,
+    drafter: str | DrafterSpec | HFModel = DEFAULT_DRAFTER,
     method: str | GrowthPolicy = DEFAULT_METHOD,
     settings: Mapping[str, float | str] | None = None,
     nodes: int | None = None,
@@ -42,20 +98,22 @@ def load_engine(
     observers: Sequence[Observer] = (),
     recycle_file: str | Path | None = None,
 ) -> Engine:
-    """An engine from names alone: ``load``, ``load_drafter`` and ``Engine`` for the arguments."""
-    policy, scheme = find_policy(method, settings), find_scheme(verification, candidates)
-    check_recycle_file(drafter, recycle_file)
-    budget = node_budget(policy, nodes)
-    if drafter != "none":
-        scheme.check(policy, budget, learns(drafter))  # before a model is loaded
-    model = load(target, dtype=dtype, device=device, numerics=numerics)
-    made = load_drafter(drafter, model, policy, recycle_file=recycle_file, learning=not scheme.draws)
-    return Engine(model, made, nodes=nodes, verification=scheme, observers=observers)
+    """An engine from names alone: ``load``, ``SpeculationParams`` and ``Engine`` for the arguments."""
+    speculation = SpeculationParams(
+        drafter=drafter,
+        method=method,
+        settings=settings,
+        nodes=nodes,
+        verification=verification,
+        candidates=candidates,
+        recycle_file=recycle_file,
+    )
+    return speculation.engine(load(target, dtype=dtype, device=device, numerics=numerics), observers)
 
 
 _CAN = (
-    "beams are drafted by a drafting model, head, int4, int8, fp16w, layers=N, self, none, a hierarchy of these such "
-    "as lookup>int8 or, for beam search, by lookup and unions"
+    "beams are drafted by a draft model, head, int4, int8, fp16w, layers=N, self, none, a cascade of these such as "
+    "lookup>int8 or, for beam search, by lookup and ensembles"
 )
 _NEAR = ("int4", "int8", "fp16w", "self")
 """The target's weights."""
@@ -65,7 +123,7 @@ _NEAR = ("int4", "int8", "fp16w", "self")
 def load_beam_engine(
     target: str = DEFAULT_MODEL,
     *,
-    drafter: str | HFModel = DEFAULT_DRAFTER,
+    drafter: str | DrafterSpec | HFModel = DEFAULT_DRAFTER,
     sampled: bool = False,
     dtype: str | None = None,
     device: str | None = None,
@@ -81,76 +139,79 @@ def load_beam_engine(
     Raises:
         InputError: a name is unknown or does not fit; what needs no model is checked before one is loaded.
     """
-    check_beam_drafter(drafter, sampled)
+    spec = beam_drafter(drafter, sampled)
     model = load(target, dtype=dtype, device=device, numerics=numerics)
-    return BeamEngine(model, load_beam_source(drafter, model, sampled=sampled))
+    return BeamEngine(model, load_beam_source(spec, model, sampled=sampled))
 
 
-def check_beam_drafter(name: str | HFModel, sampled: bool) -> None:
-    """Make sure that a drafter of this name can draft beams.
+def beam_drafter(name: str | DrafterSpec | HFModel, sampled: bool) -> DrafterSpec:
+    """Parse a drafter and check that it can draft beams.
 
     Raises:
         InputError: it cannot, or is not written as a drafter is.
     """
-    if not isinstance(name, str) or is_path(name):
-        return
-    *below, top = levels_of(name)
-    for level in (*below, top):
-        if level.settings:
-            key, value = next(iter(level.settings.items()))
+    spec = DrafterSpec.parse(name)
+    *before, last = spec.stages
+    for stage in spec.stages:
+        if stage.settings:
+            key, value = next(iter(stage.settings.items()))
             raise ConfigError(
-                f"drafter {name!r}: {level.name}:{key}={value} shapes the trees of one sequence: leave it out, "
-                "levels that draft beams have no settings"
+                f"drafter '{spec}': {stage.name}:{key}={value} shapes the trees of one request: leave it out, "
+                "stages that draft beams have no settings"
             )
-        if "recycle" in parts_of(level.name):
-            raise ConfigError(f"drafter {name}: recycle drafts one sequence, not beams: {_CAN}")
-    for level in (*below[1:], top) if below else ():
-        if level.name == "lookup" or len(parts_of(level.name)) > 1:
+    if "recycle" in spec.sources:
+        raise ConfigError(f"drafter {spec}: recycle drafts one request, not beams: {_CAN}")
+    for stage in (*before[1:], last) if before else ():
+        if not _has_passes(stage):
             raise ConfigError(
-                f"drafter {name}: {level.name} makes no passes that a level below could save: put a drafting model or "
-                "a head above the lowest level"
+                f"drafter {spec}: {stage.name} makes no passes that a stage before it could save: put a draft model "
+                "or a head after the first stage"
             )
-    if sampled and (top.name == "lookup" or len(parts_of(top.name)) > 1):
-        why = "gives no probabilities" if top.name == "lookup" else "has no law of its own"
-        raise ConfigError(f"drafter {name} {why} to draw beams from, and the temperature is above 0: {_CAN}")
+    if sampled and not _has_passes(last):
+        why = "has no distribution of its own" if len(last.sources) > 1 else "gives no probabilities"
+        raise ConfigError(f"drafter {spec} {why} to draw beams from, and the temperature is above 0: {_CAN}")
+    return spec
+
+
+def _has_passes(stage: StageSpec) -> bool:
+    return len(stage.sources) == 1 and kind_of(stage.sources[0]).model is not None
 
 
 @typed
-def load_beam_source(name: str | HFModel, target: HFModel, *, sampled: bool = False) -> BeamSource | None:
+def load_beam_source(name: str | DrafterSpec | HFModel, target: HFModel, *, sampled: bool = False) -> BeamSource | None:
     """Make what drafts beams, by name; None drafts nothing.
 
     Args:
-        name: "auto" (``resolved``), "lookup", "none", what ``draft.load.drafting_model`` takes, several of these joined
-            by "+" (a union), or by ">" (a hierarchy, the lowest level first).
+        name: as in ``load_drafter``; "auto" is ``auto_for_beams``.
         target: the model that it drafts for.
         sampled: beams will be sampled: it must give probabilities.
 
     Raises:
         ConfigError: it cannot draft beams.
         UnknownNameError: there is no such drafter.
-        VocabularyError: the drafting model has another vocabulary than the target.
+        VocabularyError: the draft model has another vocabulary than the target.
         ModelFileError: the draft head cannot be read.
     """
-    check_beam_drafter(name, sampled)
-    if name == AUTO:
-        name = resolved(target, sampled)
-    if name == "none":
+    spec = beam_drafter(name, sampled)
+    if str(spec) == AUTO:
+        spec = DrafterSpec.parse(auto_for_beams(target, sampled))
+    if str(spec) == NONE:
         return None
-    if not isinstance(name, str):
-        return _source(name, target)
-    first, *above = levels_of(name)
-    own = [part for level in (first, *above) for part in parts_of(level.name) if is_own(part)]
-    source = _union(first.name, target, alone=len(own) == 1)
-    for number, level in enumerate(above, start=2):
-        upper = _source(level.name, target, alone=len(own) == 1)
+    alone = drafts_alone(spec)
+    first, *later = spec.stages
+    parts = [_source(part, target, alone) for part in first.sources]
+    source = parts[0] if len(parts) == 1 else UnionBeams(parts, first.name)
+    called = first.name
+    for stage in later:
+        upper = _source(stage.sources[0], target, alone)
         if isinstance(upper, ModelBeams) and isinstance(source, HeadBeams) and isinstance(upper.model, HFModel):
             upper.model.track_features()  # the head goes on from them where the target has not been yet
-        called = ">".join(each.name for each in (first, *above)[:number])
+        called = f"{called}>{stage.name}"
         source = HierarchyBeams(source, cast(PassBeams, upper), called)
     return source
 
 
-def resolved(target: HFModel, sampled: bool) -> str:
+def auto_for_beams(target: HFModel, sampled: bool) -> str:
     """What "auto" stands for.
 
     It is the target itself in int4 where it computes in float32 on a CPU that is fast in it (``fast_in_int4``). Else
@@ -158,22 +219,17 @@ def resolved(target: HFModel, sampled: bool) -> str:
     """
     if fast_in_int4(target):
         return DRAFTING
-    return "head" if shipped_for(target) is not None else "none" if sampled else "lookup"
+    return "head" if shipped_for(target) is not None else NONE if sampled else "lookup"
 
 
-def _union(name: str, target: HFModel, alone: bool) -> BeamSource:
-    parts = [_source(part, target, alone) for part in parts_of(name)]
-    return parts[0] if len(parts) == 1 else UnionBeams(parts, name)
-
-
-def _source(name: str | HFModel, target: HFModel, alone: bool = False) -> BeamSource:
+def _source(name: str | HFModel, target: HFModel, alone: bool) -> BeamSource:
     """``alone``: where the target itself drafts, it is the only source that does: on its own rows."""
     if name == "lookup":
         return LookupBeams()
-    model, called = drafting_model(name, target), name if isinstance(name, str) else name.capabilities.name
+    model, called = draft_model(name, target), name if isinstance(name, str) else name.capabilities.name
     if isinstance(model, HeadModel):
         return HeadBeams(model, called)
     vocab, near = target.capabilities.vocab_size, name in _NEAR
-    if alone and isinstance(name, str) and is_own(name):
+    if alone and kind_of(name).on_target:
         return GuestBeams(model.on_rows_of(target), vocab, called, near)
     return ModelBeams(model, vocab, called, near)

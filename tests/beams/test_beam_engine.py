@@ -185,7 +185,7 @@ def test_names_of_drafters() -> None:
     made = load_beam_source(HFModel(tiny(seed=5), name="other", self_test=False), model)
     assert isinstance(made, ModelBeams) and made.name == "other"
     assert not isinstance(made, HeadBeams)
-    with pytest.raises(ConfigError, match="recycle drafts one sequence, not beams"):
+    with pytest.raises(ConfigError, match="recycle drafts one request, not beams"):
         load_beam_source("recycle", model)
 
 

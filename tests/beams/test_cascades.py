@@ -94,7 +94,7 @@ def test_a_union_finds_more_than_its_part(model: HFModel) -> None:
 
 
 def test_a_union_is_refused_where_beams_are_sampled(model: HFModel) -> None:
-    with pytest.raises(ConfigError, match="lookup.self has no law of its own to draw beams from"):
+    with pytest.raises(ConfigError, match="lookup.self has no distribution of its own to draw beams from"):
         load_beam_source("lookup+self", model, sampled=True)
     assert isinstance(load_beam_source("lookup+self", model), UnionBeams)
 

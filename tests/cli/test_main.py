@@ -15,7 +15,7 @@ import pytest
 from draftree.cli import session
 from draftree.cli.main import run
 from draftree.config import MAX_NODES
-from draftree.drafters.spec import DRAFTERS
+from draftree.drafters.registry import DRAFTERS
 from draftree.policies.methods import METHODS
 from draftree.request import Chunk
 from draftree.verify.schemes import SCHEMES

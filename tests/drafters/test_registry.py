@@ -13,9 +13,9 @@ import draftree
 from draftree.cli.main import run
 from draftree.config import SamplingParams
 from draftree.drafters.registry import load_drafter, resolved
-from draftree.drafters.spec import AUTO
+from draftree.drafters.spec import AUTO, DrafterSpec
 from draftree.errors import ConfigError, ModelFileError
-from draftree.models import eagle_head as head_file
+from draftree.models import eagle_file
 from draftree.models.eagle_file import save_head
 from draftree.models.huggingface import HFModel
 from draftree.policies.fixed import read_tree
@@ -44,12 +44,12 @@ def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A head for the tiny target comes with the package."""
     tiny_target = target()
     save_head(tmp_path / "heads" / "tiny", random_head(tiny_target).network, DRAFTED, tiny_target)
-    monkeypatch.setattr(head_file, "SHIPPED", tmp_path / "heads")
+    monkeypatch.setattr(eagle_file, "SHIPPED", tmp_path / "heads")
     return tmp_path / "heads" / "tiny"
 
 
-def stands_for(model: HFModel, learning: bool = True) -> str | HFModel:
-    return resolved(AUTO, model, policy("auto"), learning=learning)
+def stands_for(model: HFModel, learning: bool = True) -> str:
+    return str(resolved(DrafterSpec.parse(AUTO), model, policy("auto"), learning=learning))
 
 
 def test_without_a_head_it_is_lookup() -> None:
@@ -98,7 +98,8 @@ def test_a_package_that_is_not_whole_is_one_line(shipped: Path) -> None:
 
 def test_any_other_name_stands_for_itself(shipped: Path) -> None:
     own = target()
-    assert [resolved(name, own, policy("auto")) for name in ("lookup", "none", own)] == ["lookup", "none", own]
+    named = [DrafterSpec.parse(name) for name in ("lookup", "none", own)]
+    assert [resolved(spec, own, policy("auto")) for spec in named] == named
 
 
 def test_the_drafter_is_called_by_what_it_is(shipped: Path) -> None:

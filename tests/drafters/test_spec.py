@@ -16,8 +16,8 @@ from draftree.drafters.cascade.stages import HierarchySource
 from draftree.drafters.cascade.stopping_rule import LoopBack
 from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.ensemble import UnionSource
-from draftree.drafters.registry import load_drafter
-from draftree.drafters.spec import LevelName, layers_of, learns, levels_of, names_model, without_loop_back
+from draftree.drafters.registry import is_model, learns, load_drafter
+from draftree.drafters.spec import DrafterSpec, StageSpec, layers_of
 from draftree.engine import Engine
 from draftree.errors import ConfigError, DraftreeWarning, InputError, UnknownNameError, VocabularyError
 from draftree.load import load_engine
@@ -64,10 +64,10 @@ def source(name: str, model: HFModel) -> HierarchySource:
 
 
 def test_levels_are_written_from_the_lowest_up_with_settings_of_their_own() -> None:
-    assert levels_of("lookup+recycle > head:method=static:width=3 > layers=20:loop=never:pending=9") == (
-        LevelName("lookup+recycle"),
-        LevelName("head", {"method": "static", "width": "3"}),
-        LevelName("layers=20", {"loop": "never", "pending": "9"}),
+    assert DrafterSpec.parse("lookup+recycle > head:method=static:width=3 > layers=20:loop=never:pending=9").stages == (
+        StageSpec(("lookup", "recycle")),
+        StageSpec(("head",), {"method": "static", "width": "3"}),
+        StageSpec(("layers=20",), {"loop": "never", "pending": "9"}),
     )
 
 
@@ -75,7 +75,7 @@ def test_what_is_no_hierarchy_is_one_level(tmp_path: Path) -> None:
     odd = tmp_path / "a>b:c=d"
     odd.mkdir()
     for name in ("lookup", "layers=3", "a/model:latest", str(odd)):
-        assert levels_of(name) == (LevelName(name),)
+        assert DrafterSpec.parse(name).stages == (StageSpec((name,)),)
 
 
 def test_settings_reach_what_they_are_of(model: HFModel) -> None:
@@ -125,10 +125,11 @@ def test_layers_are_counted_or_named(name: str, kept: tuple[int, ...]) -> None:
 
 def test_hierarchies_learn_and_are_no_models() -> None:
     for name in ("lookup>layers=2", "lookup>some/model"):
-        assert learns(name)
-        assert not names_model(name)
-    assert not names_model("layers=2")
-    assert not names_model("int8")
+        assert learns(DrafterSpec.parse(name))
+        assert not is_model(DrafterSpec.parse(name))
+    for name in ("layers=2", "int8", "auto", "none"):
+        assert not is_model(DrafterSpec.parse(name))
+    assert is_model(DrafterSpec.parse("some/model"))
 
 
 # bad input
@@ -137,10 +138,10 @@ def test_hierarchies_learn_and_are_no_models() -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("lookup>", "'lookup>' has a level without a name: write it as lookup>layers=20"),
-        (">layers=1", "has a level without a name"),
-        ("lookup:loop=never>layers=1", "its lowest level has no setting 'loop': it has method and its settings"),
-        ("lookup>layers=1:cap=3", "its highest level has no setting 'cap': it has loop, tau, pending, memory"),
+        ("lookup>", "'lookup>' has a stage without a name: write it as lookup>int8"),
+        (">layers=1", "has a stage without a name"),
+        ("lookup:loop=never>layers=1", "its first stage has no setting 'loop': it has method and its settings"),
+        ("lookup>layers=1:cap=3", "its last stage has no setting 'cap': it has loop, tau, pending, memory"),
         ("lookup:cap=2:floor=3>layers=1", "cap is 2 and floor 3"),
         ("lookup:method=hsddw:start=-1>layers=1", "start is -1.0: use an entropy in nats"),
         ("lookup:method=chian>layers=1", "no method 'chian': did you mean chain"),
@@ -154,8 +155,8 @@ def test_hierarchies_learn_and_are_no_models() -> None:
         ("lookup:method=hsddw:memory=0>layers=1", "memory is 0.0: use a number of tokens"),
         ("lookup>layers=1:pending=0", "pending is 0: use at least 1 token"),
         ("lookup>layers=1:pending=few", "pending is 'few': use a whole number"),
-        ("none>layers=1", "none is no level of a hierarchy"),
-        ("auto>layers=1", "auto is no level of a hierarchy"),
+        ("none>layers=1", "none is no stage of a cascade"),
+        ("auto>layers=1", "auto is no stage of a cascade"),
         ("lookup>layers=9", "drafter 'layers=9': the target has 2 layers: keep 1 to 2 of them"),
         ("lookup>layers=0-9", "has 2 layers: give numbers from 0 to 1"),
         ("lookup>layers=two", "write how many layers are kept, as layers=20, or which, as layers=0-9.12.15-29"),
@@ -174,7 +175,7 @@ def test_a_level_of_another_vocabulary_is_named_with_both_sizes(
     model: HFModel, tmp_path: Path, name: str, level: int
 ) -> None:
     other = save_tiny(tmp_path / "other", vocab_shift=True)
-    with pytest.raises(VocabularyError, match=rf"level {level} of {name.count('>') + 1}, .*other: .* 61 tokens .* 61"):
+    with pytest.raises(VocabularyError, match=rf"stage {level} of {name.count('>') + 1}, .*other: .* 61 tokens .* 61"):
         load_drafter(name.format(other), model, StaticTree())
 
 
@@ -185,7 +186,7 @@ def test_a_level_that_takes_longer_than_the_target_is_warned_of(
         return costs(0.02 if of is model else 0.03)
 
     monkeypatch.setattr("draftree.drafters.registry.kept_or_measured", slow)
-    with pytest.warns(DraftreeWarning, match=r"level 2, .*layers=1: its pass takes 30.0 ms and the target's 20.0 ms"):
+    with pytest.warns(DraftreeWarning, match=r"stage 2, .*layers=1: its pass takes 30.0 ms and the target's 20.0 ms"):
         load_drafter("lookup>layers=1", model, StaticTree())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -204,22 +205,22 @@ def test_a_misspelt_lower_level_is_found_before_anything_is_loaded() -> None:
 
 
 def test_without_looping_back_every_level_above_the_lowest_never_does() -> None:
-    assert without_loop_back("lookup>int8") == "lookup>int8:loop=never"
-    whole = without_loop_back("lookup:method=static:width=3 > layers=2:tau=0.5 > int8:loop=never")
-    assert whole == "lookup:method=static:width=3>layers=2:tau=0.5:loop=never>int8:loop=never"
-    assert [level.loop_back().rule for level in levels_of(whole)[1:]] == ["never", "never"]
+    assert str(DrafterSpec.parse("lookup>int8").without_loop_back()) == "lookup>int8:loop=never"
+    whole = DrafterSpec.parse("lookup:method=static:width=3 > layers=2:tau=0.5 > int8:loop=never").without_loop_back()
+    assert str(whole) == "lookup:method=static:width=3>layers=2:tau=0.5:loop=never>int8:loop=never"
+    assert [stage.loop_back().rule for stage in whole.stages[1:]] == ["never", "never"]
 
 
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("lookup", "drafter 'lookup' is no hierarchy and never loops back: leave --no-loop-back out, or name one as"),
-        ("lookup>int8:loop=gain", "level int8 has loop=gain: leave that out, or --no-loop-back"),
+        ("lookup", "drafter 'lookup' is no cascade and never loops back: leave --no-loop-back out, or name one as"),
+        ("lookup>int8:loop=gain", "stage int8 has loop=gain: leave that out, or --no-loop-back"),
     ],
 )
 def test_what_does_not_go_with_no_looping_back_is_refused(name: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        without_loop_back(name)
+        DrafterSpec.parse(name).without_loop_back()
 
 
 @pytest.mark.parametrize(
@@ -234,7 +235,7 @@ def test_the_flag_says_in_a_line_that_a_drafter_is_no_hierarchy(command: list[st
     found = CliRunner().invoke(app, command)
     assert found.exit_code != 0
     assert isinstance(found.exception, ConfigError)
-    assert "'lookup' is no hierarchy" in str(found.exception)
+    assert "'lookup' is no cascade" in str(found.exception)
 
 
 def test_the_flag_reaches_the_levels(folder: Path) -> None:

@@ -30,7 +30,7 @@ from ..bench.suites import SUITES, Item, choose, load_suite, spider_databases
 from ..bench.summary import HEADER, Table, markdown, overview, tabulate
 from ..bench.summary import as_json as table_as_json
 from ..config import SamplingParams
-from ..drafters.spec import without_loop_back
+from ..drafters.spec import DrafterSpec
 from ..errors import ConfigError, RunError
 from ..models.cpu.quantization import DEFAULT_NUMERICS
 from ..models.load import DEFAULT_MODEL
@@ -90,7 +90,8 @@ def bench(
     if turns is not None and turns < 1:
         raise ConfigError(f"turns are {turns}: use at least 1")
     SamplingParams(seed=seed + repeats - 1)
-    named = [without_loop_back(name) if no_loop_back else name for name in _names(drafters)]
+    parsed = map(DrafterSpec.parse, _names(drafters))
+    named = [str(spec.without_loop_back() if no_loop_back else spec) for spec in parsed]
     took_part = entries(split_names(methods), named, temperatures, nodes, candidates)
     quality = quality or unsafe_quality
     score = _scorer(suite, data, unsafe_quality) if quality else None

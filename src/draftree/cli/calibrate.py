@@ -13,8 +13,8 @@ from ..artifacts import user_path
 from ..config import Budget, SamplingParams
 from ..drafters.base import Drafter as Drafts
 from ..drafters.base import TreeDrafter
-from ..drafters.registry import load_drafter
-from ..drafters.spec import DEFAULT_DRAFTER, learns
+from ..drafters.registry import learns, load_drafter
+from ..drafters.spec import DEFAULT_DRAFTER, NONE, DrafterSpec
 from ..errors import ConfigError, PromptError, RunError
 from ..models.cost_profile import kept_or_measured
 from ..models.cpu.quantization import DEFAULT_NUMERICS
@@ -63,16 +63,17 @@ def calibrate(
     if nodes < 1:
         raise ConfigError(f"node budget is {nodes}: use at least 1")
     Budget(nodes)
-    if drafter == "none":
+    spec = DrafterSpec.parse(drafter)
+    if str(spec) == NONE:
         raise ConfigError("drafter none drafts nothing: calibrate with lookup, a head or a model")
-    if learns(drafter):
+    if learns(spec):
         raise ConfigError(
             f"drafter {drafter} learns while trees are verified: calibrate with lookup, a head or a model"
         )
     texts = read_prompts(prompts)
     model = load(target, dtype=dtype, device=device, numerics=numerics)
     policy = TruePath()
-    drafts = load_drafter(drafter, model, policy, learning=False)
+    drafts = load_drafter(spec, model, policy, learning=False)
     calibration = Calibration(
         made_for=Pair(model.capabilities.name, drafts.name),
         prompts=tuple(_encode(model, text, raw, f"prompt {i} of {prompts}") for i, text in enumerate(texts, start=1)),

@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from ..drafters.spec import DEFAULT_DRAFTER, without_loop_back
+from ..drafters.spec import DEFAULT_DRAFTER, DrafterSpec
 from ..errors import InputError
 from ..models.cpu.quantization import DEFAULT_NUMERICS
 from ..models.load import DEFAULT_MODEL
@@ -67,11 +67,11 @@ def chat(
     numerics: Numerics = DEFAULT_NUMERICS,
 ) -> None:
     """Talk to the target: /reset forgets the conversation, /exit or Ctrl-D ends it, Ctrl-C ends an answer."""
-    drafter = without_loop_back(drafter) if no_loop_back else drafter
+    spec = DrafterSpec.parse(drafter).without_loop_back() if no_loop_back else DrafterSpec.parse(drafter)
     params = sampling_params(max_tokens, temperature, top_k, top_p, min_p, seed, None)
     observers = trace_to(context, trace, force, method)
     given, place = with_tree(settings, tree), Place(dtype, device, numerics)
-    engine = engine_for(target, drafter, method, given, nodes, verify, place, observers, recycle_file, candidates)
+    engine = engine_for(target, spec, method, given, nodes, verify, place, observers, recycle_file, candidates)
     messages: list[dict[str, str]] = []
     err.print("/reset forgets the conversation, /exit ends it", style="dim")
     while True:

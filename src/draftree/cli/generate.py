@@ -10,7 +10,7 @@ import typer
 
 from ..bench.compare import first_difference
 from ..drafters.base import NoDrafter
-from ..drafters.spec import DEFAULT_DRAFTER, without_loop_back
+from ..drafters.spec import DEFAULT_DRAFTER, DrafterSpec
 from ..engine import Engine
 from ..errors import ConfigError, RunError
 from ..load import load_beam_engine
@@ -112,7 +112,7 @@ def generate(
     if explain and (method != "auto" or drafter == "none"):
         what = "drafter none" if drafter == "none" else f"method {method}"
         raise ConfigError(f"--explain is about choices but {what} leaves none: use --method auto and a drafter")
-    drafter = without_loop_back(drafter) if no_loop_back else drafter
+    spec = DrafterSpec.parse(drafter).without_loop_back() if no_loop_back else DrafterSpec.parse(drafter)
     params = sampling_params(max_tokens, temperature, top_k, top_p, min_p, seed, stop)
     text = read_prompt(prompt)
     if wide is not None:
@@ -134,14 +134,14 @@ def generate(
         )
         wide.check(params)
         sampled, place = params.temperature > 0, Place(dtype, device, numerics)
-        wide_engine = load_beam_engine(target, drafter=drafter, sampled=sampled, **place._asdict())
+        wide_engine = load_beam_engine(target, drafter=spec, sampled=sampled, **place._asdict())
         beam_command.print_beams(wide_engine, text if raw else user(text), params, wide, as_json)
         return
     observers = trace_to(context, trace, force, method)
     if show_trees:
         observers.append(show.Trees(out))
     given, place = with_tree(settings, tree), Place(dtype, device, numerics)
-    engine = engine_for(target, drafter, method, given, nodes, verify, place, observers, recycle_file, candidates)
+    engine = engine_for(target, spec, method, given, nodes, verify, place, observers, recycle_file, candidates)
     asked: Prompt = text if raw else user(text)
     request = engine.open(asked, params)
     interrupted = run(engine, request, silent=as_json, stream=not show_trees)

@@ -16,7 +16,7 @@ import typer
 
 from ..config import DEFAULT_NODES
 from ..drafters.cascade.stopping_rule import RULES
-from ..drafters.spec import DRAFTERS
+from ..drafters.registry import DRAFTERS
 from ..errors import DraftreeWarning, InputError, RunError
 from ..policies.methods import METHODS
 from ..progress import out

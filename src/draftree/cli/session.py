@@ -10,6 +10,7 @@ from typing import NamedTuple
 import typer
 
 from ..config import SamplingParams
+from ..drafters.spec import DrafterSpec
 from ..engine import Engine
 from ..errors import ConfigError, PromptError
 from ..load import load_engine
@@ -82,7 +83,7 @@ class Place(NamedTuple):
 
 def engine_for(
     target: str,
-    drafter: str,
+    drafter: DrafterSpec,
     method: str,
     settings: list[str] | None,
     nodes: int | None,

@@ -11,7 +11,7 @@ import typer
 from ..artifacts import user_path
 from ..drafters.base import TreeDrafter
 from ..drafters.registry import load_drafter
-from ..drafters.spec import DEFAULT_DRAFTER
+from ..drafters.spec import DEFAULT_DRAFTER, NONE, DrafterSpec
 from ..errors import ConfigError, RunError
 from ..models.load import DEFAULT_MODEL, load
 from ..policies.c2t import provenance
@@ -106,7 +106,8 @@ def classifier(
     if not 1 <= rows <= MAX_ROWS:
         raise ConfigError(f"rows is {rows}: use 1 to {MAX_ROWS}")
     init = None if fine_tune is None else _start(fine_tune, recipe)
-    if drafter == "none":
+    spec = DrafterSpec.parse(drafter)
+    if str(spec) == NONE:
         raise ConfigError("drafter none drafts nothing: train for lookup, a head, a model or a union")
     licences = stated(licence, len(prompts))
     files = [read_prompts(name) for name in prompts]
@@ -114,7 +115,7 @@ def classifier(
     folder = user_path(data) if data else path.with_name(f"{path.name}.samples")
     check_room(folder, samples)
     model = load(target, dtype=dtype, device=device)
-    drafts = load_drafter(drafter, model, full_trees(), learning=False)
+    drafts = load_drafter(spec, model, full_trees(), learning=False)
     asked = encoded(model, shuffled(files, seed), raw=raw)
     check_split(len(asked), apart)
     assert isinstance(drafts, TreeDrafter)  # noqa: S101 - drafter none is refused above
