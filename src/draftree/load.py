@@ -10,6 +10,7 @@ from typing import cast
 from .beams.beam_engine import BeamEngine
 from .beams.cascades import HierarchyBeams, UnionBeams
 from .beams.sources import BeamSource, GuestBeams, HeadBeams, LookupBeams, ModelBeams, PassBeams
+from .config import option
 from .drafters.registry import (
     check_recycle_file,
     draft_model,
@@ -52,13 +53,32 @@ class SpeculationParams:
         InputError: a name or a setting does not exist, or they do not go together.
     """
 
-    drafter: str | DrafterSpec | HFModel = DEFAULT_DRAFTER
-    method: str | GrowthPolicy = DEFAULT_METHOD
-    settings: Mapping[str, float | str] | None = None
-    nodes: int | None = None
-    verification: str | Scheme = DEFAULT_SCHEME
-    candidates: str | None = None
-    recycle_file: str | Path | None = None
+    drafter: str | DrafterSpec | HFModel = option(
+        "What drafts: auto (the best that is there for the target), lookup, recycle, head, a draft head's folder, a "
+        "model with the target's vocabulary, layers=N, int4, int8, fp16w, none, self, or several: A+B joins, A>B lets "
+        "B verify A.",
+        DEFAULT_DRAFTER,
+    )
+    method: str | GrowthPolicy = option("How trees grow; 'draftree methods' lists them.", DEFAULT_METHOD)
+    settings: Mapping[str, float | str] | None = option(
+        "A setting of the method; may be repeated.", name="--set", metavar="KEY=VALUE", pairs=True
+    )
+    nodes: int | None = option(
+        "Most drafted tokens in one step's tree; the method's own bound by default, mostly 31.", metavar="N"
+    )
+    verification: str | Scheme = option(
+        "How trees are verified, NAME:KEY=VALUE...; 'draftree methods' lists the schemes.",
+        DEFAULT_SCHEME,
+        name="--verify",
+    )
+    candidates: str | None = option(
+        "At a temperature, under match: coupled ranks drafts knowing the target's noise (the default), plain by the "
+        "draft distribution alone, as the papers do; the text is the same.",
+        metavar="KIND",
+    )
+    recycle_file: str | Path | None = option(
+        "Where recycle keeps what it has learned, for the next run.", metavar="FILE"
+    )
     spec: DrafterSpec = field(init=False)
     policy: GrowthPolicy = field(init=False)
     scheme: Scheme = field(init=False)

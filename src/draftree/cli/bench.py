@@ -32,12 +32,11 @@ from ..bench.summary import as_json as table_as_json
 from ..config import SamplingParams
 from ..drafters.spec import DrafterSpec
 from ..errors import ConfigError, RunError
-from ..models.cpu.quantization import DEFAULT_NUMERICS
 from ..models.load import DEFAULT_MODEL
 from ..policies.methods import DEFAULT_METHOD
 from ..progress import err, out, progress_reporter
 from .console import complain
-from .options import Candidates, Device, Dtype, Nodes, NoLoopBack, Numerics, Target, whole
+from .options import Candidates, ComputeOptions, Nodes, NoLoopBack, Target, whole, with_options
 
 DEFAULT_DRAFTER = "lookup+recycle+head"
 _MOST_REPEATS = 10_000
@@ -46,7 +45,9 @@ _HASHED = 64 << 20
 """Bytes: of larger files not the content is compared but size and time."""
 
 
+@with_options
 def bench(
+    *,
     suite: Annotated[str, typer.Option(metavar="NAME|FILE", help=f"Prompts: {', '.join(SUITES)}, or JSON lines.")],
     out_folder: Annotated[str, typer.Option("--out", metavar="DIR", help="Folder of the run; the same goes on there.")],
     categories: Annotated[str | None, typer.Option(help="Of the suite, with commas; all by default.")] = None,
@@ -73,9 +74,7 @@ def bench(
         bool, typer.Option("--unsafe-quality", help="--quality, but code runs with limits alone, as you, unguarded.")
     ] = False,
     target: Target = DEFAULT_MODEL,
-    dtype: Dtype = None,
-    device: Device = None,
-    numerics: Numerics = DEFAULT_NUMERICS,
+    compute: ComputeOptions,
 ) -> None:
     """Measure methods beside plain decoding and rival systems on the same prompts.
 
@@ -112,16 +111,14 @@ def bench(
         "files": _files([target, *named, *(value for e in took_part for value in e.settings.values())]),
         "quality": quality,
         "target": target,
-        "dtype": dtype,
-        "device": device,
-        "numerics": numerics,
+        **asdict(compute),
         "machine": machine(),
         "versions": {name: version(name) for name in ("draftree", "torch", "transformers")},
         "command": shlex.join(["draftree", *sys.argv[1:]]),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     plan = Plan(items, took_part, max_tokens, repeats, seed)
-    place = {"target": target, "dtype": dtype, "device": device, "numerics": numerics}
+    place = {"target": target, **asdict(compute)}
     with RunFolder(out_folder, config) as folder:
         table = _run(plan, folder, place, skip_bad=skip_bad, score=score)
     out.print(markdown(HEADER, overview(table)), markup=False)

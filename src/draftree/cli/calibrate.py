@@ -17,23 +17,35 @@ from ..drafters.registry import learns, load_drafter
 from ..drafters.spec import DEFAULT_DRAFTER, NONE, DrafterSpec
 from ..errors import ConfigError, PromptError, RunError
 from ..models.cost_profile import kept_or_measured
-from ..models.cpu.quantization import DEFAULT_NUMERICS
 from ..models.huggingface import HFModel
-from ..models.load import DEFAULT_MODEL, load
+from ..models.load import DEFAULT_MODEL
 from ..policies.fixed import Pair, TreeFile
 from ..progress import err
 from ..progress import out as output
 from ..text import Prompt, encode, user
 from ..train.prompts import read_prompts
 from ..train.rank_acceptance import Calibration, Costs, Tally, TruePath, check_ranges, conclude, measure
-from .options import DecodedTokens, Depth, Device, Drafter, Dtype, Numerics, Seed, Stride, Target, Temperature, whole
+from .options import (
+    ComputeOptions,
+    DecodedTokens,
+    Depth,
+    Drafter,
+    Seed,
+    Stride,
+    Target,
+    Temperature,
+    whole,
+    with_options,
+)
 
 _SHOWN_RANKS = 6
 _CONTEXT = 512
 """Tokens behind which costs are taken."""
 
 
+@with_options
 def calibrate(
+    *,
     prompts: Annotated[str, typer.Option(metavar="FILE", help="One prompt a line; or .jsonl with prompt or text.")],
     out: Annotated[str, typer.Option(metavar="FILE", help="Where to write the tree.")],
     target: Target = DEFAULT_MODEL,
@@ -49,9 +61,7 @@ def calibrate(
         bool, typer.Option("--by-cost", help="Choose size, up to --nodes, and depth by this machine's measured costs.")
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing tree file.")] = False,
-    dtype: Dtype = None,
-    device: Device = None,
-    numerics: Numerics = DEFAULT_NUMERICS,
+    compute: ComputeOptions,
 ) -> None:
     """Measure how often a drafter is right, and write the best fixed tree for it (--method sequoia --tree FILE).
 
@@ -71,7 +81,7 @@ def calibrate(
             f"drafter {drafter} learns while trees are verified: calibrate with lookup, a head or a model"
         )
     texts = read_prompts(prompts)
-    model = load(target, dtype=dtype, device=device, numerics=numerics)
+    model = compute.load(target)
     policy = TruePath()
     drafts = load_drafter(spec, model, policy, learning=False)
     calibration = Calibration(
