@@ -120,11 +120,12 @@ class JsonFormat(Generic[T]):
         write_whole(path, f"{{\n{lines}\n}}\n")
 
     def read(self, path: Path) -> T:
-        """Read a file; keys that the dataclass lacks are left out.
+        """Read a file.
 
         Raises:
             FileNotFoundError: there is none.
-            ConfigError: it cannot be read, is of another format or version, or a value is missing or of a wrong type.
+            ConfigError: it cannot be read, is of another format or version, or a key is missing, unknown or has a
+                value of a wrong type.
         """
         try:
             with path.open("rb") as file:
@@ -144,9 +145,12 @@ class JsonFormat(Generic[T]):
         if document.get("version") != self.version:
             found = document.get("version")
             raise ConfigError(f"{self.what} {path} has version {found}, not {self.version}: {self.way_out}")
-        if self.flat:
-            nested = [name for name, kind in get_type_hints(self.content).items() if is_dataclass(kind)]
-            document = dict.fromkeys(nested, document) | document
+        kinds = get_type_hints(self.content)
+        nested = {name: kinds[name] for name in kinds if self.flat and is_dataclass(kinds[name])}
+        known = {"format", "version", *kinds, *(f.name for kind in nested.values() for f in fields(kind))}
+        if unknown := sorted(document.keys() - known):
+            raise ConfigError(f"{self.what} {path} is corrupt: no key {unknown[0]!r} is known: {self.way_out}")
+        document |= dict.fromkeys(nested, document.copy())
         try:
             return TypeAdapter(self.content).validate_json(json.dumps(document), strict=True)
         except ValidationError as error:
