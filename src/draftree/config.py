@@ -26,7 +26,7 @@ MIN_TEMPERATURE = 1e-4
 """Below this float32 logits overflow; the distribution is greedy long before."""
 
 MAX_NODES = 4096
-"""Largest node budget: above the 2800 nodes of the largest published tree, B(H) = 7 on four levels (Gunjur & Waitz)."""
+"""Largest node budget: above the 2800 nodes of the largest published tree, B(H) = 7, depth 4 (Gunjur & Waitz)."""
 
 DEFAULT_NODES = 31
 """Node budget of methods that have none of their own: with the root 32 tokens a pass. ``auto`` verifies what pays."""
@@ -93,7 +93,7 @@ class SamplingParams:
         for name in ("temperature", "top_p", "min_p"):
             object.__setattr__(self, name, float(getattr(self, name)))  # a tensor takes no large int
         if self.max_tokens is not None and self.max_tokens < 1:
-            raise ConfigError(f"max_tokens is {self.max_tokens}: ask for at least 1")
+            raise ConfigError(f"max_tokens is {self.max_tokens}: use at least 1")
         if not (self.temperature == 0 or MIN_TEMPERATURE <= self.temperature < math.inf):
             raise ConfigError(f"temperature is {self.temperature}: use 0 (greedy) or {MIN_TEMPERATURE} and more")
         if self.top_k < 0:
@@ -108,8 +108,8 @@ class SamplingParams:
             raise ConfigError(f"stop is {self.stop!r}: give strings of at least one character")
 
     @property
-    def law(self) -> tuple[float, int, float, float]:
-        """What shapes the law of a draw apart from processors; rows with the same law are warped together."""
+    def warping(self) -> tuple[float, int, float, float]:
+        """What shapes a distribution apart from processors; rows with the same values are warped together."""
         return self.temperature, self.top_k, self.top_p, self.min_p
 
 
@@ -130,9 +130,7 @@ class Budget:
 
     def __post_init__(self) -> None:
         if not isinstance(self.nodes, int) or not 0 <= self.nodes <= MAX_NODES:
-            raise ConfigError(
-                f"node budget is {self.nodes!r}: use 1 to {MAX_NODES}, or drafter 'none' for plain decoding"
-            )
+            raise ConfigError(f"node budget is {self.nodes!r}: use 1 to {MAX_NODES}, or drafter 'none' for AR decoding")
         if self.depth is not None and (not isinstance(self.depth, int) or self.depth < 0):
             raise ConfigError(f"tree depth is {self.depth!r}: use a whole number, 0 or more")
 

@@ -54,21 +54,21 @@ def generate_with(
         method, settings, nodes, verification, candidates: as in ``load_engine``.
         seed: of sampled generation, plus the row's number; None draws a fresh one for each row. torch's global seed
             plays no part.
-        model_inputs: from ``generate``: of these only ``attention_mask`` is read, to tell padding; the engine makes
+        model_inputs: from ``generate``: of these only ``attention_mask`` is read, to find the padding; the engine makes
             positions and cache itself. (A parameter named like a model input would be taken out of ``generate``'s.)
 
     Returns:
         [B, length] int64: ``input_ids`` and the generated tokens, padded on the right.
 
     Raises:
-        ConfigError: beams or dictionary output were asked for, or a verification that cannot judge the trees.
+        ConfigError: beams or dictionary output are wanted, or the verification does not fit the trees.
     """
-    for what, value, plain in (
+    for what, value, only in (
         ("num_beams", generation_config.num_beams or 1, 1),
         ("return_dict_in_generate", bool(generation_config.return_dict_in_generate), False),
     ):
-        if value != plain:
-            raise ConfigError(f"{what} is {value}: draftree's custom_generate supports {plain} only")
+        if value != only:
+            raise ConfigError(f"{what} is {value}: draftree's custom_generate supports {only} only")
     speculation = SpeculationParams(
         drafter=drafter,
         method=method,
@@ -112,7 +112,7 @@ def custom_generate(
     candidates: str | None = None,
     seed: int | None = None,
 ) -> Callable[..., Tensor]:
-    """``generate_with`` with these choices made (its arguments of the same names); a drafting model is loaded now.
+    """``generate_with`` with these choices made (its arguments of the same names); a draft model is loaded now.
 
     Raises:
         InputError: no such drafter, method, setting or verification, or they do not go together.

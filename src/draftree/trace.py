@@ -60,7 +60,7 @@ class Setup:
 
 
 class Observer:
-    """Is told what an engine does; overrides what it wants to hear of."""
+    """Is notified of what an engine does; a subclass overrides what it observes."""
 
     def begin(self, setup: Setup) -> None:
         """An engine has been built with this observer."""

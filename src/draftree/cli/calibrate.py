@@ -68,17 +68,17 @@ def calibrate(
     Ctrl-C keeps what is measured: the same command goes on from there.
     """
     path = check_place(out, force)
-    law = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
+    params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
     check_ranges(depth, stride, max_tokens)
     if nodes < 1:
         raise ConfigError(f"node budget is {nodes}: use at least 1")
     Budget(nodes)
     spec = DrafterSpec.parse(drafter)
     if str(spec) == NONE:
-        raise ConfigError("drafter none drafts nothing: calibrate with lookup, a head or a model")
+        raise ConfigError("drafter none drafts nothing: calibrate with lookup, a head or a draft model")
     if learns(spec):
         raise ConfigError(
-            f"drafter {drafter} learns while trees are verified: calibrate with lookup, a head or a model"
+            f"drafter {drafter} learns while trees are verified: calibrate with lookup, a head or a draft model"
         )
     texts = read_prompts(prompts)
     model = compute.load(target)
@@ -91,7 +91,7 @@ def calibrate(
         stride=stride,
         max_tokens=max_tokens,
         temperature=temperature,
-        seed=law.seed or 0,
+        seed=params.seed or 0,
         dtype=str(model.capabilities.dtype),
         numerics=model.capabilities.numerics,
     )
@@ -140,13 +140,13 @@ def check_place(name: str, force: bool) -> Path:
 
 
 def _encode(model: HFModel, text: str, raw: bool, what: str) -> tuple[int, ...]:
-    """Token ids of a prompt that leaves room for two tokens, one of them drafted.
+    """Token ids of a prompt that leaves two tokens of the context, one of them drafted.
 
     Raises:
         PromptError: it is too long.
     """
-    asked: Prompt = text if raw else user(text)
-    ids = encode(model.tokenizer, asked)
+    prompt: Prompt = text if raw else user(text)
+    ids = encode(model.tokenizer, prompt)
     can = model.capabilities
     if len(ids) > can.max_length - 2:
         raise PromptError(
@@ -162,7 +162,7 @@ def _report(found: TreeFile, path: Path) -> None:
     for d, (trials, rates) in enumerate(zip(found.counts.trials, found.counts.acceptance.tolist(), strict=True), 1):
         output.print(f"{d:>5} {trials:>7}  {'':16} " + " ".join(f"{rates[r]:5.3f}" for r in shown))
     output.print(
-        f"{path}: {len(found.tree)} nodes on {max(map(len, found.tree))} levels, "
+        f"{path}: {len(found.tree)} nodes down to depth {max(map(len, found.tree))}, "
         f"expected acceptance length {found.expected_acceptance_length:.2f} (bonus included)",
         markup=False,
     )

@@ -59,7 +59,7 @@ def generate(
         what = f"method {method}" if method != DEFAULT_METHOD else "drafter none"
         raise ConfigError(f"--explain is about choices but {what} leaves none: use --method auto and a drafter")
     text = read_prompt(prompt)
-    asked: Prompt = text if raw else user(text)
+    message: Prompt = text if raw else user(text)
     if beams is not None:
         flags = {"--show-trees": show_trees, "--explain": explain, "--compare": compare}
         exclude(given(speculation) | given(trace) | {flag: True for flag, on in flags.items() if on})
@@ -67,13 +67,13 @@ def generate(
         spec = beam_drafter(speculation.spec, params.temperature > 0)
         model = compute.load(target)
         source = load_beam_source(spec, model, sampled=params.temperature > 0)
-        print_beams(BeamEngine(model, source), asked, params, beams, as_json)
+        print_beams(BeamEngine(model, source), message, params, beams, as_json)
         return
     observers = trace.observers(context, method)
     if show_trees:
         observers.append(show.Trees(out))
     engine = speculation.engine(compute.load(target), observers)
-    request = engine.open(asked, params)
+    request = engine.open(message, params)
     interrupted = run(engine, request, silent=as_json, stream=not show_trees)
     report: dict[str, object] = {
         "text": request.text,
@@ -109,10 +109,10 @@ def generate(
 
 def _compare(engine: Engine, request: Request, report: dict[str, object], *, quiet: bool) -> bool:
     """Decode the same prompt without drafts and report on both; true when Ctrl-C ended it."""
-    plain = Engine(engine.target, NoDrafter(), tokenizer=engine.tokenizer)
+    without = Engine(engine.target, NoDrafter(), tokenizer=engine.tokenizer)
     prompt = request.ids[: request.prompt_length]
-    other = plain.open(prompt, replace(request.params, seed=request.seed))
-    if run(plain, other, silent=True):
+    other = without.open(prompt, replace(request.params, seed=request.seed))
+    if run(without, other, silent=True):
         return True
     one, two = request.output_ids, other.output_ids
     difference = first_difference(engine.target, prompt, one, two, request.params, request.seed)

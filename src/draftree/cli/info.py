@@ -22,7 +22,7 @@ _BAR = 40
 @with_options
 def profile(
     *,
-    model: Annotated[str, typer.Argument(help="A target or a drafting model, named as for generate.")],
+    model: Annotated[str, typer.Argument(help="A target or a draft model, named as for generate.")],
     sizes: Annotated[str, typer.Option(metavar="N,N,...", help="Tokens a pass, from 1 on.")] = "",
     contexts: Annotated[str, typer.Option(metavar="N,N,...", help="Tokens before them.")] = "",
     batches: Annotated[str, typer.Option(metavar="N,N,...", help="Sequences a pass.")] = "",
@@ -54,7 +54,7 @@ def info(
     model: Annotated[str, typer.Argument(help="smollm2, a folder, a .gguf file or a hub id.")],
     compute: ComputeOptions,
 ) -> None:
-    """Load a model, test that it can verify draft trees, and say what was found."""
+    """Load a model, test that it can verify draft trees, and print its capabilities."""
     began = time.perf_counter()
     loaded = compute.load(model)
     seconds, can = time.perf_counter() - began, loaded.capabilities

@@ -108,7 +108,7 @@ def classifier(
     init = None if fine_tune is None else _start(fine_tune, recipe)
     spec = DrafterSpec.parse(drafter)
     if str(spec) == NONE:
-        raise ConfigError("drafter none drafts nothing: train for lookup, a head, a model or a union")
+        raise ConfigError("drafter none drafts nothing: train for lookup, a head, a draft model or an ensemble")
     licences = stated(licence, len(prompts))
     files = [read_prompts(name) for name in prompts]
     check_split(len(shuffled(files, seed)), apart)
@@ -116,15 +116,15 @@ def classifier(
     check_room(folder, samples)
     model = load(target, dtype=dtype, device=device)
     drafts = load_drafter(spec, model, full_trees(), learning=False)
-    asked = encoded(model, shuffled(files, seed), raw=raw)
-    check_split(len(asked), apart)
+    tokens = encoded(model, shuffled(files, seed), raw=raw)
+    check_split(len(tokens), apart)
     assert isinstance(drafts, TreeDrafter)  # noqa: S101 - drafter none is refused above
     made_for = replace(provenance(model, drafts.source.parts), drafter=drafts.name)
     store = SampleStore.open(
         folder,
         SampleRecipe(
             **asdict(made_for),
-            prompts=digest(asked),
+            prompts=digest(tokens),
             max_tokens=max_tokens,
             negatives=negatives,
             seed=seed,
@@ -133,17 +133,17 @@ def classifier(
         force=force,
     )
     sources = [
-        PromptFile(Path(n).name, len(found), sha256(n), said)
-        for n, found, said in zip(prompts, files, licences, strict=True)
+        PromptFile(Path(n).name, len(found), sha256(n), stated_licence)
+        for n, found, stated_licence in zip(prompts, files, licences, strict=True)
     ]
     try:
-        with progress_reporter(err, "collecting samples", samples, store.count) as tell:
+        with progress_reporter(err, "collecting samples", samples, store.count) as report:
             drafts.prepare(model)
             model.reserve(rows + 1, LONGEST_PROMPT + max_tokens)
-            collect(store, model, drafts, asked, most=samples, rows=rows, tell=tell)
+            collect(store, model, drafts, tokens, most=samples, rows=rows, tell=report)
         learned, kept_apart = store.samples().split(apart)
-        with progress_reporter(err, "fitting, epochs", epochs) as tell:
-            found = fit(learned, recipe, negatives, init, tell, kept_apart)
+        with progress_reporter(err, "fitting, epochs", epochs) as report:
+            found = fit(learned, recipe, negatives, init, report, kept_apart)
     except KeyboardInterrupt:
         raise RunError(
             f"interrupted with {store.count} of {samples} samples: the same command goes on from there"

@@ -246,7 +246,7 @@ def load_drafter(
 
     Raises:
         UnknownNameError: no such drafter.
-        VocabularyError: the drafting model has another vocabulary than the target.
+        VocabularyError: the draft model has another vocabulary than the target.
         ConfigError: the policy, or the draft head, was made for other models, or the names do not go together.
         ModelFileError: the draft head cannot be read.
     """
