@@ -28,7 +28,9 @@ DELTAS := 0.05 0.1 0.2 0.4 0.6 0.8
 MT := $(BENCH) --suite mt-bench --turns 1
 SMALL := $(MT) --limit 8 --max-tokens 32
 LARGE := $(MT) --max-tokens 64
-QUALITY := $(BENCH) --quality --skip-bad --temperature 0.7 --drafters int8
+SAMPLED := $(BENCH) --skip-bad --temperature 0.7 --drafters int8
+PAPERS := $(VENV)/bin/python -m benchmarks.papers
+QUALITY := $(VENV)/bin/python -m benchmarks.quality
 comma := ,
 empty :=
 list = $(subst $(empty) $(empty),$(comma),$(strip $(1)))
@@ -75,9 +77,12 @@ results-quick: setup ## measure the main methods on 13 prompts, in ten minutes o
 	$(SMALL) --out $(QUICK)/temperatures --temperature 0,0.5,1 --methods auto,opt-tree:nodes=25
 	for drafter in int4 int8 fp16w; do $(SMALL) --out $(QUICK)/$$drafter --temperature 0,1 --drafters $$drafter --methods auto,chain:depth=4,chain:depth=8 \
 		|| exit 1; done
-	$(BENCH) --suite gsm8k --limit 5 --max-tokens 128 --quality --out $(QUICK)/gsm8k --methods auto,auto:verify=relaxed
-	for suite in squad spider; do $(QUALITY) --suite $$suite --limit 3 --max-tokens 32 --out $(QUICK)/$$suite-beams --methods $(BEAMS) || exit 1; done
-	$(VENV)/bin/draftree report $(QUICK)
+	$(BENCH) --suite gsm8k --limit 5 --max-tokens 128 --out $(QUICK)/gsm8k --methods auto,auto:verify=relaxed
+	$(QUALITY) $(QUICK)/gsm8k --entropy
+	for suite in squad spider; do $(SAMPLED) --suite $$suite --limit 3 --max-tokens 32 --out $(QUICK)/$$suite-beams --methods $(BEAMS) \
+		&& $(QUALITY) $(QUICK)/$$suite-beams || exit 1; done
+	$(VENV)/bin/draftree report $(QUICK)/$(RUN)
+	$(PAPERS) $(QUICK)
 
 results: setup $(SIZES:%=$(RESULTS)/trees/%.json) ## measure everything (two to three hours; goes on where it was stopped) and write docs/results.md
 	$(BENCH) --suite spec-bench --limit 26 --turns 1 --max-tokens 64 --temperature 0,1 --drafters int4 --out $(RESULTS)/runs/0-default \
@@ -94,10 +99,11 @@ results: setup $(SIZES:%=$(RESULTS)/trees/%.json) ## measure everything (two to 
 		--methods auto,chain:depth=4,chain:depth=8 || exit 1; done
 	$(LARGE) --limit 16 --temperature 0,1 --numerics fp16w --out $(RESULTS)/runs/7-numerics-fp16w --methods auto,opt-tree:nodes=4
 	for suite in gsm8k:40 humaneval:8 mbpp:8 squad:16 spider:16; do $(BENCH) --suite $${suite%:*} --limit $${suite#*:} --max-tokens 256 \
-		--quality --skip-bad --out $(RESULTS)/runs/8-$${suite%:*} --methods auto,auto:verify=relaxed || exit 1; done
-	for suite in squad spider; do $(QUALITY) --suite $$suite --limit 8 --max-tokens 64 --out $(RESULTS)/runs/9-$$suite-beams --methods $(BEAMS) \
-		|| exit 1; done
-	$(VENV)/bin/draftree report $(RESULTS)/runs --markdown docs/results.md
+		--skip-bad --out $(RESULTS)/runs/8-$${suite%:*} --methods auto,auto:verify=relaxed \
+		&& $(QUALITY) $(RESULTS)/runs/8-$${suite%:*} --entropy || exit 1; done
+	for suite in squad spider; do $(SAMPLED) --suite $$suite --limit 8 --max-tokens 64 --out $(RESULTS)/runs/9-$$suite-beams --methods $(BEAMS) \
+		&& $(QUALITY) $(RESULTS)/runs/9-$$suite-beams || exit 1; done
+	$(PAPERS) $(RESULTS)/runs --markdown docs/results.md
 
 $(RESULTS)/trees/prompts.jsonl: | setup
 	@mkdir -p $(@D)
@@ -108,4 +114,4 @@ $(RESULTS)/trees/%.json: $(RESULTS)/trees/prompts.jsonl
 
 clean: ## remove .venv, caches and build output
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
-	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src benchmarks tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import errno
 import io
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers loads: no test needs a download, and a refusal takes no time
 
 from draftree.models import cost_profile as profile
 from draftree.models.cpu import quantization as choice

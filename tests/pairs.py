@@ -11,20 +11,18 @@ from transformers import PreTrainedModel
 
 from draftree.drafters.base import Drafter, NoDrafter, TreeDrafter
 from draftree.drafters.draft_model import ModelSource
-from draftree.drafters.ensemble import UnionSource
-from draftree.drafters.ngram import LookupSource
-from draftree.drafters.source import Source
-from draftree.drafters.token_recycling import RecycleSource
+from draftree.drafters.ensemble import EnsembleSource
+from draftree.drafters.ngram import NgramSource
+from draftree.drafters.source import TokenSource
+from draftree.drafters.token_recycling import TokenRecyclingSource
 from draftree.models.cost_profile import Identity, Point, Profile
 from draftree.models.huggingface import HFModel
 from draftree.policies.auto.policy import AutoTree
-from draftree.policies.base import GrowthPolicy
-from draftree.policies.c2t import ClassifierTree
+from draftree.policies.base import GrowthPolicy, Provenance
+from draftree.policies.c2t import ClassifierTree, LearnedTree, LearnedWidth
 from draftree.policies.classifier import DEFAULT, DEFAULT_WIDTH, read_classifier
-from draftree.policies.fixed import Counts, Pair, RankTree, TreeFile, expected_acceptance_length
-from draftree.policies.learned import LearnedTree, LearnedWidth
+from draftree.policies.fixed import Counts, RankTree, TreeFile, expected_acceptance_length
 from draftree.policies.methods import METHODS
-from draftree.policies.stopping import PayingChain
 
 from .tiny import VOCAB, tiny
 
@@ -50,14 +48,14 @@ def relative(kind: str = "llama", noise: float = 0.03) -> PreTrainedModel:
     return model
 
 
-def source(name: str, model: HFModel, kind: str = "llama") -> Source:
+def source(name: str, model: HFModel, kind: str = "llama") -> TokenSource:
     """A source for ``model`` by name (``DRAFTERS``, "recycle", or several joined by "+")."""
     if "+" in name:
-        return UnionSource(tuple(source(part, model, kind) for part in name.split("+")))
+        return EnsembleSource(tuple(source(part, model, kind) for part in name.split("+")))
     if name == "lookup":
-        return LookupSource(shortest=1)
+        return NgramSource(shortest=1)
     if name == "recycle":
-        return RecycleSource()
+        return TokenRecyclingSource()
     if name == "self":
         return ModelSource(model.twin(), VOCAB)
     weights = relative(kind) if name == "relative" else tiny(kind, seed=5)
@@ -86,8 +84,6 @@ def policy(method: str) -> GrowthPolicy:
     """
     if method == "auto":
         return AutoTree(target=costs(1.0), drafter=costs(0.01))
-    if method == "dynamic-window":
-        return PayingChain(target=costs(1.0), drafter=0.01)
     if method == "c2t":
         return ClassifierTree(read_classifier(DEFAULT).classifier)
     if method == "learned-width":
@@ -100,7 +96,7 @@ def save_tree(path: Path, target: str, drafter: str) -> Path:
     """Save ``TREE`` as a file for these models."""
     counts = Counts((10, 6, 3), ((5, 2, 1, 1), (3, 1, 0, 0), (2, 0, 0, 0)))
     length = expected_acceptance_length(counts.acceptance, TREE)
-    TreeFile(Pair(target, drafter), 0.0, 4, counts, length, TREE).save(path)
+    TreeFile(Provenance(target, drafter), 0.0, 4, counts, length, TREE).save(path)
     return path
 
 

@@ -11,11 +11,12 @@ from transformers import LlamaConfig, LlamaForCausalLM, RepetitionPenaltyLogitsP
 from draftree.config import DEFAULT_NODES, MAX_NODES, Processor, SamplingParams
 from draftree.drafters.base import TreeDrafter
 from draftree.drafters.draft_model import ModelSource
-from draftree.drafters.ngram import LookupSource
+from draftree.drafters.ngram import NgramSource
 from draftree.engine import Engine, Generation
 from draftree.errors import ConfigError, PromptError
 from draftree.models.huggingface import HFModel
-from draftree.policies.entropy import EntropyTree, StaticTree
+from draftree.policies.entropy import EntropyTree
+from draftree.policies.fixed import StaticTree
 from draftree.policies.methods import METHODS
 from draftree.request import Request
 from draftree.trace import Observer
@@ -235,7 +236,7 @@ def test_users_shape_trees_with_functions_of_entropy() -> None:
 
 def test_the_cache_takes_at_most_twice_what_the_tokens_need() -> None:
     model = target()
-    engine = Engine(model, TreeDrafter(StaticTree(), LookupSource()), nodes=8)
+    engine = Engine(model, TreeDrafter(StaticTree(), NgramSource()), nodes=8)
     request = engine.open(PROMPTS[0] * 9, SamplingParams())  # max_tokens unknown: the cache grows by doubling
     token = 2 * 2 * 2 * 8 * 4  # keys and values, layers, key heads, head size, bytes
     while request.finish_reason is None:
@@ -268,7 +269,7 @@ def test_a_step_allocates_one_tensor_of_tree_times_vocabulary(temperature: float
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = HFModel(LlamaForCausalLM(LlamaConfig(**{**tiny().config.to_dict(), "vocab_size": vocab})))
-    engine = Engine(model, TreeDrafter(StaticTree(width=2, depth=4), LookupSource(shortest=1)), nodes=16)
+    engine = Engine(model, TreeDrafter(StaticTree(width=2, depth=4), NgramSource(shortest=1)), nodes=16)
     prompt = [1, 2, 1, 3, 1, 2, 2, 3, 2, 1, 3, 3, 2, 1] * 3
     request = engine.open(prompt, SamplingParams(max_tokens=20, temperature=temperature, top_k=40, top_p=0.9, seed=1))
     request.ids[-1] = 1
@@ -410,7 +411,7 @@ def test_an_observer_that_fails_leaves_no_row_open() -> None:
 
 def test_a_step_of_nothing_does_nothing_and_of_a_sequence_twice_is_refused() -> None:
     """``step([])`` was a ValueError of ``min()``, and a request there twice had its drafts committed twice."""
-    engine = Engine(target(), TreeDrafter(StaticTree(), LookupSource()))
+    engine = Engine(target(), TreeDrafter(StaticTree(), NgramSource()))
     assert engine.step([]) == []
     request = engine.open(PROMPTS[0], SamplingParams(max_tokens=TOKENS))
     with pytest.raises(ConfigError):

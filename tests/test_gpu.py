@@ -14,8 +14,8 @@ from draftree.beams.sources import ModelBeams
 from draftree.config import SamplingParams
 from draftree.drafters.base import Drafter, TreeDrafter
 from draftree.drafters.draft_model import ModelSource
-from draftree.drafters.ngram import LookupSource
-from draftree.drafters.token_recycling import RecycleSource
+from draftree.drafters.ngram import NgramSource
+from draftree.drafters.token_recycling import TokenRecyclingSource
 from draftree.engine import Engine
 from draftree.models.huggingface import HFModel
 from draftree.policies.entropy import EntropyTree
@@ -39,9 +39,9 @@ def _on_gpu(model: PreTrainedModel) -> HFModel:
 
 def _drafter(name: str) -> Drafter:
     if name == "lookup":
-        return TreeDrafter(EntropyTree(), LookupSource(shortest=1))
+        return TreeDrafter(EntropyTree(), NgramSource(shortest=1))
     if name == "recycle":
-        return TreeDrafter(EntropyTree(), RecycleSource())
+        return TreeDrafter(EntropyTree(), TokenRecyclingSource())
     return TreeDrafter(EntropyTree(), ModelSource(_on_gpu(relative()), VOCAB))
 
 

@@ -10,7 +10,8 @@ from draftree.drafters.base import TreeDrafter
 from draftree.drafters.draft_model import ModelSource
 from draftree.engine import Engine
 from draftree.policies.base import GrowthPolicy
-from draftree.policies.entropy import EntropyTree, StaticTree
+from draftree.policies.entropy import EntropyTree
+from draftree.policies.fixed import StaticTree
 from draftree.sampling import Draws
 from draftree.tree import TreeBatch
 from draftree.verify import schemes

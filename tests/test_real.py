@@ -13,11 +13,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 import draftree
-from draftree.bench.beams import beam_search, verdict
 from draftree.bench.compare import first_difference
-from draftree.bench.equality import generate_greedily
 from draftree.config import SamplingParams
 from draftree.drafters.registry import load_drafter
 from draftree.engine import Engine
@@ -27,6 +26,7 @@ from draftree.policies.methods import METHODS
 from draftree.text import encode
 
 from .pairs import policy
+from .references import beam_search, generate_greedily, same_beams
 
 pytestmark = pytest.mark.real
 
@@ -35,7 +35,7 @@ QUESTIONS = [
     "Write a Python function that adds two numbers, then the same function for three numbers.",
     "Name two colours.",
 ]
-TOKENS = 40
+TOKENS = 24
 
 
 @pytest.fixture(scope="module")
@@ -57,21 +57,24 @@ def _agree(model: HFModel, prompt: list[int], want: list[int], got: list[int], p
 
 
 @pytest.fixture(scope="module")
-def greedy(prompts: list[list[int]]) -> list[list[int]]:
-    """transformers' own, with its own layers."""
-    reference, _ = load_stock("smollm2")
-    return [generate_greedily(reference, p, TOKENS) for p in prompts]
+def stock() -> PreTrainedModel:
+    """With transformers' own layers."""
+    return load_stock("smollm2")[0]
+
+
+@pytest.fixture(scope="module")
+def greedy(stock: PreTrainedModel, prompts: list[list[int]]) -> list[list[int]]:
+    return [generate_greedily(stock, p, TOKENS) for p in prompts]
 
 
 @pytest.mark.parametrize("drafter", ["none", "head"])
 def test_beam_search_finds_the_sequences_of_transformers(
-    drafter: str, model: HFModel, prompts: list[list[int]]
+    drafter: str, model: HFModel, stock: PreTrainedModel, prompts: list[list[int]]
 ) -> None:
-    reference, _ = load_stock("smollm2")
     engine = draftree.BeamEngine(model, draftree.load_beam_source(drafter, model))
-    want = beam_search(reference, prompts[2], 3, 12)
+    want = beam_search(stock, prompts[2], 3, 12)
     made = engine.generate([prompts[2]], SamplingParams(max_tokens=12), draftree.BeamParams(width=3, returned=3))[0]
-    assert verdict([(h.token_ids, h.score) for h in made.hypotheses], want) in ("equal", "near-tie")
+    assert same_beams([(h.token_ids, h.score) for h in made.hypotheses], want)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -137,17 +140,20 @@ def test_sampled_ids_equal_plain_decoding(temperature: float, model: HFModel, pr
         _agree(model, prompt, want, trees.generate([prompt], params)[0].token_ids, params)
 
 
-@pytest.mark.parametrize("numerics", ["fp16w", "int8"])
+@pytest.fixture(scope="module", params=["fp16w", "int8"])
+def quantized(request: pytest.FixtureRequest) -> HFModel:
+    return draftree.load("smollm2", numerics=request.param)
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_cheaper_numerics_give_the_ids_of_plain_decoding_in_them(
-    numerics: str, temperature: float, prompts: list[list[int]]
+def test_quantized_weights_give_the_ids_of_ar_decoding_with_them(
+    temperature: float, quantized: HFModel, prompts: list[list[int]]
 ) -> None:
-    model = draftree.load("smollm2", numerics=numerics)
     params = SamplingParams(max_tokens=TOKENS, temperature=temperature, seed=9)
-    trees = Engine(model, draftree.load_drafter("lookup", model, METHODS["dynamic-width"].policy()))
+    trees = Engine(quantized, draftree.load_drafter("lookup", quantized, METHODS["dynamic-width"].policy()))
     for prompt in prompts[:2]:
-        want = Engine(model).generate([prompt], params)[0].token_ids
-        _agree(model, prompt, want, trees.generate([prompt], params)[0].token_ids, params)
+        want = Engine(quantized).generate([prompt], params)[0].token_ids
+        _agree(quantized, prompt, want, trees.generate([prompt], params)[0].token_ids, params)
 
 
 def test_streamed_text_is_the_tokenizers_text(model: HFModel) -> None:

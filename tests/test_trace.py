@@ -15,7 +15,7 @@ from transformers import RepetitionPenaltyLogitsProcessor
 
 from draftree.config import SamplingParams
 from draftree.drafters.base import TreeDrafter
-from draftree.drafters.ngram import LookupSource
+from draftree.drafters.ngram import NgramSource
 from draftree.engine import Engine
 from draftree.errors import ConfigError, DraftreeWarning, TraceError
 from draftree.outcome import Outcome
@@ -192,7 +192,7 @@ def test_the_parts_of_a_union_and_what_each_node_came_from_come_back(tmp_path: P
     run, *records = read_trace(tmp_path / "t.jsonl")
     assert isinstance(run, RunRecord)
     parts = run.drafter["source"]["parts"]
-    assert [part["class"] for part in parts] == ["LookupSource", "ModelSource"]
+    assert [part["class"] for part in parts] == ["NgramSource", "ModelSource"]
     assert isinstance(parts[1]["model"], str)
     steps = [r for r in records if isinstance(r, StepRecord)]
     for record, (outcome, _, _) in zip(steps, witness.outcomes, strict=True):
@@ -247,7 +247,7 @@ def test_no_file_is_made_before_a_sequence_is_open(tmp_path: Path) -> None:
 
 
 def test_a_users_own_drafter_and_functions_are_described_by_name(tmp_path: Path) -> None:
-    class Own(LookupSource):
+    class Own(NgramSource):
         pass
 
     made = TreeDrafter(METHODS["static"].policy(), Own(shortest=3))

@@ -21,12 +21,11 @@ from .models.load import load
 from .policies.auto.policy import AutoTree
 from .policies.base import GrowthPolicy
 from .policies.best_paths import Eagle2Tree, OptTree
-from .policies.c2t import ClassifierTree
-from .policies.chains import DynamicWindow, Window
+from .policies.c2t import ClassifierTree, LearnedWidth
+from .policies.chains import DynamicWindow, EntropyStop, Window
 from .policies.classifier import read_classifier
-from .policies.entropy import BranchingSteps, BudgetTree, EntropyStop, EntropyTree, StaticTree
-from .policies.fixed import RankTree
-from .policies.learned import LearnedWidth
+from .policies.entropy import BranchingSteps, BudgetTree, EntropyTree
+from .policies.fixed import RankTree, StaticTree
 from .policies.methods import METHODS
 from .records import EndRecord, RequestRecord, RunRecord, StepRecord
 from .request import Chunk, Level, Seconds, Stats

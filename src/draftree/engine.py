@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import cast
 
 import torch
@@ -22,7 +21,7 @@ from .config import Budget, SamplingParams
 from .drafters.base import Drafter, NoDrafter
 from .errors import ConfigError, PromptError, RunError
 from .models.base import LanguageModel, Nodes, Row
-from .outcome import Outcome, StepCost, Successors, successors
+from .outcome import Outcome, StepClock, Successors, successors
 from .policies.base import node_budget
 from .request import Chunk, Request, Stats
 from .sampling import Draws
@@ -202,44 +201,52 @@ class Engine:
             raise ConfigError(f"step takes a list of requests: {requests!r} is none")
         if not requests:
             return []
-        rows = [_row(s) for s in requests]
+        rows = self._ready(requests)
+        clock, passes = StepClock(), self.drafter.passes
+        with clock.time("draft"):
+            budgets = [self._budget(request) for request in requests]
+            trees = self.drafter.propose(requests, budgets, self.verification.drawing)
+        with clock.time("verify"):
+            nodes = [Nodes.below(request.ids[-1], tree) for request, tree in zip(requests, trees, strict=True)]
+            logits = self.target.extend(rows, nodes)
+            with clock.time("successors"):
+                beside = successors(logits, self.drafter.successors) if self.drafter.successors else None
+            verdicts = self._verify(logits, trees, requests, beside)
+        with clock.time("other"):
+            taken = []
+            for request, row, verdict in zip(requests, rows, verdicts, strict=True):
+                self.target.commit(row, [0, *(n + 1 for n in verdict.path)])
+                taken.append(request.append(verdict.tokens, len(verdict.path)))
+        cost = clock.cost(len(requests), self.drafter.passes - passes, self._learned)
+        outcomes = [
+            Outcome(request, tree, verdict.path, verdict.tokens, count, cost, _successors(verdict, tree))
+            for request, tree, verdict, count in zip(requests, trees, verdicts, taken, strict=True)
+        ]
+        with clock.time("learn"):
+            self.drafter.observe(outcomes)
+        self._learned = clock.seconds["learn"]
+        for outcome in outcomes:
+            outcome.count(self._learned)
+        for observer in self.observers:
+            observer.stepped(outcomes, self._learned)
+        return outcomes
+
+    def _ready(self, requests: Sequence[Request]) -> list[Row]:
+        """The rows of requests that can go on, without what a failed step has left behind.
+
+        Raises:
+            ConfigError: one is closed or finished, or there twice.
+            RunError: a step of one failed after its commit.
+        """
+        rows = [_row(request) for request in requests]
         if len(set(rows)) < len(rows):
             raise ConfigError("a request is in this step twice: step each once")
         for request, row in zip(requests, rows, strict=True):
             if row.length != len(request.ids) - 1:
                 raise RunError("a step of this request failed half-way: open its prompt again")
             if len(row.parents):
-                self.target.commit(row, [])  # what a failed step has left behind
-        clock = [time.perf_counter()]
-        passes = self.drafter.passes
-        budgets = [self._budget(s) for s in requests]
-        trees = self.drafter.propose(requests, budgets, self.verification.drawing)
-        clock.append(time.perf_counter())
-        logits = self.target.extend(rows, [Nodes.below(s.ids[-1], t) for s, t in zip(requests, trees, strict=True)])
-        began, wanted = time.perf_counter(), self.drafter.successors
-        beside = successors(logits, wanted) if wanted else None
-        found = time.perf_counter() - began
-        verdicts = self._verify(logits, trees, requests, beside)
-        clock.append(time.perf_counter())
-        taken = []
-        for request, row, verdict in zip(requests, rows, verdicts, strict=True):
-            self.target.commit(row, [0, *(n + 1 for n in verdict.path)])
-            taken.append(request.append(verdict.tokens, len(verdict.path)))
-        clock.append(time.perf_counter())
-        draft, verify, other = (b - a for a, b in pairwise(clock))
-        cost = StepCost(len(requests), draft, verify, other, self.drafter.passes - passes, found, self._learned)
-        outcomes = [
-            Outcome(request, tree, verdict.path, verdict.tokens, count, cost, _successors(verdict, tree))
-            for request, tree, verdict, count in zip(requests, trees, verdicts, taken, strict=True)
-        ]
-        self.drafter.observe(outcomes)
-        self._learned = time.perf_counter() - clock[-1]
-        for outcome in outcomes:
-            _count(outcome)
-            outcome.request.stats.seconds.draft += self._learned
-        for observer in self.observers:
-            observer.stepped(outcomes, self._learned)
-        return outcomes
+                self.target.commit(row, [])
+        return rows
 
     def close(self, request: Request) -> None:
         """Free what a request holds in the models; its tokens and figures stay readable. Twice is harmless.
@@ -335,28 +342,3 @@ def _row(request: Request) -> Row:
 def _successors(verdict: Verdict, tree: DraftTree) -> Successors | None:
     """Of the root and the tree's own nodes, without the padding of the pass."""
     return None if verdict.beside is None else Successors.unpack(verdict.beside[: 1 + len(tree)])
-
-
-def _count(outcome: Outcome) -> None:
-    """Book one step's outcome."""
-    stats, tree, cost = outcome.request.stats, outcome.tree, outcome.step
-    stats.steps += 1
-    stats.tokens += outcome.taken
-    stats.expected += tree.expected_acceptance_length if len(tree) else 1.0
-    stats.draft_passes += cost.draft_passes
-    stats.seconds.draft += cost.draft
-    stats.seconds.verify += cost.verify
-    stats.seconds.other += cost.other
-    if not len(tree):
-        return
-    accepted = min(outcome.taken, len(outcome.path))
-    for counts, depths in (
-        (stats.drafted, torch.bincount(tree.depths, minlength=1)[1:].tolist()),
-        (stats.accepted, [1] * accepted),
-    ):
-        counts.extend([0] * (len(depths) - len(counts)))
-        for d, n in enumerate(depths):
-            counts[d] += n
-    stats.accepted_entropies += tree.entropies[outcome.path[:accepted]].tolist()
-    if outcome.taken == len(outcome.tokens) and (entropy := outcome.rejected_entropy) is not None:
-        stats.rejected_entropies.append(entropy)

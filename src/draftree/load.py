@@ -55,7 +55,7 @@ class SpeculationParams:
 
     drafter: str | DrafterSpec | HFModel = option(
         "What drafts: auto (the best that is there for the target), lookup, recycle, head, a draft head's folder, a "
-        "model with the target's vocabulary, layers=N, int4, int8, fp16w, none, self, or several: A+B joins, A>B lets "
+        "model with the target's vocabulary, int4, int8, fp16w, none, self, or several: A+B joins, A>B lets "
         "B verify A.",
         DEFAULT_DRAFTER,
     )
@@ -132,7 +132,7 @@ def load_engine(
 
 
 _CAN = (
-    "beams are drafted by a draft model, head, int4, int8, fp16w, layers=N, self, none, a cascade of these such as "
+    "beams are drafted by a draft model, head, int4, int8, fp16w, self, none, a cascade of these such as "
     "lookup>int8 or, for beam search, by lookup and ensembles"
 )
 _NEAR = ("int4", "int8", "fp16w", "self")

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -88,6 +91,28 @@ class StepCost:
     learned: float = 0.0
 
 
+class StepClock:
+    """Measures the stages of one step: ``with clock.time("draft"): ...``.
+
+    Attributes:
+        seconds: stage -> wall-clock seconds.
+    """
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def time(self, stage: str) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        self.seconds[stage] = time.perf_counter() - began
+
+    def cost(self, batch: int, draft_passes: int, learned: float) -> StepCost:
+        """The cost of the step, once its stages are over."""
+        s = self.seconds
+        return StepCost(batch, s["draft"], s["verify"], s["other"], draft_passes, s["successors"], learned)
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What became of one request's draft tree.
@@ -117,3 +142,27 @@ class Outcome:
         end = self.path[-1] if self.path else ROOT
         children = self.tree.children(end)
         return float(self.tree.entropies[children[0]]) if children else None
+
+    def count(self, learned: float) -> None:
+        """Add this step to the request's statistics; ``learned``: seconds that the drafter took to learn from it."""
+        stats, cost = self.request.stats, self.step
+        stats.steps += 1
+        stats.tokens += self.taken
+        stats.expected += self.tree.expected_acceptance_length if len(self.tree) else 1.0
+        stats.draft_passes += cost.draft_passes
+        stats.seconds.draft += cost.draft + learned
+        stats.seconds.verify += cost.verify
+        stats.seconds.other += cost.other
+        if not len(self.tree):
+            return
+        accepted = min(self.taken, len(self.path))
+        for counts, depths in (
+            (stats.drafted, torch.bincount(self.tree.depths, minlength=1)[1:].tolist()),
+            (stats.accepted, [1] * accepted),
+        ):
+            counts.extend([0] * (len(depths) - len(counts)))
+            for d, n in enumerate(depths):
+                counts[d] += n
+        stats.accepted_entropies += self.tree.entropies[self.path[:accepted]].tolist()
+        if self.taken == len(self.tokens) and (entropy := self.rejected_entropy) is not None:
+            stats.rejected_entropies.append(entropy)

@@ -11,7 +11,7 @@ def three_layers_deep(request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
     def three(plan: Plan, own: BeamRequest) -> int:
         return 3
 
-    if request.node.path.name != "test_plan.py":
+    if request.node.path.name != "test_drafting.py":
         monkeypatch.setattr(Plan, "prepare", lambda plan: None)
         monkeypatch.setattr(Plan, "depth", three)
         monkeypatch.setattr(Plan, "opens", lambda plan, own: True)

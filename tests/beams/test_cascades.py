@@ -100,6 +100,6 @@ def test_a_union_is_refused_where_beams_are_sampled(model: HFModel) -> None:
 
 
 def test_names_of_hierarchies(model: HFModel) -> None:
-    made = load_beam_source("lookup>layers=1>self", model, sampled=True)
+    made = load_beam_source("lookup>int8>self", model, sampled=True)
     assert isinstance(made, HierarchyBeams) and isinstance(made.lower, HierarchyBeams)
-    assert (made.name, made.lower.name) == ("lookup>layers=1>self", "lookup>layers=1")
+    assert (made.name, made.lower.name) == ("lookup>int8>self", "lookup>int8")

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from draftree.bench.contestants import PLAIN, Entry, entries
-from draftree.bench.results import BINS, Parts, Record, RunFolder, Steps, Turn
+from draftree.bench.contestants import AR, Entry, entries
+from draftree.bench.results import BINS, AnswerRecord, Parts, RunFolder, StepColumns, Turn
 
 MACHINE = {"processor": "abacus", "cores": 2, "threads": 2, "accelerator": None, "system": "Linux"}
 
@@ -18,7 +18,7 @@ def turn(gained: Sequence[int], seconds: float, *, nodes: int = 4, drafts: bool 
     accepted = [g - 1 for g in gained]
     depth = [max(2, a) if drafts else 0 for a in accepted]
     hits = sum(accepted)
-    steps = Steps(
+    steps = StepColumns(
         gained=list(gained),
         accepted=accepted,
         nodes=[nodes if drafts else 0] * len(gained),
@@ -41,9 +41,9 @@ def turn(gained: Sequence[int], seconds: float, *, nodes: int = 4, drafts: bool 
     return Turn(5, list(range(tokens)), "".join(pieces), "length", parts, len(gained), steps, drafted, pieces)
 
 
-def record(entry: Entry, prompt: int, answer: Turn, **more: object) -> Record:
+def record(entry: Entry, prompt: int, answer: Turn, **more: object) -> AnswerRecord:
     """A line of ``entry`` about a prompt; categories "a" and "b" alternate."""
-    return Record(
+    return AnswerRecord(
         prompt=f"p{prompt}",
         category="ab"[prompt % 2],
         method=entry.label,
@@ -57,7 +57,7 @@ def record(entry: Entry, prompt: int, answer: Turn, **more: object) -> Record:
     )
 
 
-def save(folder: Path, made: Sequence[Entry], records: Sequence[Record], suite: str = "humaneval") -> Path:
+def save(folder: Path, made: Sequence[Entry], records: Sequence[AnswerRecord], suite: str = "humaneval") -> Path:
     """A run's folder, without a summary."""
     config = {
         "suite": suite,
@@ -66,6 +66,8 @@ def save(folder: Path, made: Sequence[Entry], records: Sequence[Record], suite: 
         "entries": [asdict(e) for e in made],
         "drafters": ["lookup"],
         "max_tokens": 13,
+        "repeats": 1,
+        "commit": "0abc",
         "nodes": 8,
         "target": "tiny",
         "numerics": "fp32",
@@ -74,7 +76,7 @@ def save(folder: Path, made: Sequence[Entry], records: Sequence[Record], suite: 
         "command": f"draftree bench --suite {suite}",
         "date": "2026-01-01T00:00:00",
     }
-    with RunFolder(folder, json.loads(json.dumps(config))) as open_folder:
+    with RunFolder(folder, json.loads(json.dumps(config)), []) as open_folder:
         for line in records:
             open_folder.append(line)
     return folder
@@ -87,13 +89,13 @@ METHODS = (
 
 
 def full_run(folder: Path, temperatures: Sequence[float] = (0.0, 1.0)) -> Path:
-    """All that the papers' figures need but scores: every drafting method is twice as fast as plain decoding."""
+    """All that the papers' figures need but scores: every drafting method is twice as fast as AR decoding."""
     made = entries(METHODS.split(","), ["lookup"], temperatures, 8)
     records = []
     for prompt in range(4):
         for entry in made:
             slow = 1.0 + 0.1 * prompt
-            if entry.method == PLAIN:
+            if entry.method == AR:
                 answer = turn([1] * 12, 2 * slow, drafts=False)
             elif entry.is_peer:
                 answer = Turn(5, list(range(13)), "x", None, Parts(4 * slow, 0.2 * slow), 13)

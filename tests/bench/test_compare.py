@@ -11,7 +11,7 @@ import torch
 
 from draftree.bench.compare import as_json, compare, partings_of
 from draftree.bench.contestants import Entry, entries
-from draftree.bench.results import Record, Turn, decode, encode
+from draftree.bench.results import AnswerRecord, Turn, decode, encode
 from draftree.bench.run import encode_turns
 from draftree.bench.suites import Item
 from draftree.models.huggingface import HFModel
@@ -105,7 +105,7 @@ def test_an_answer_without_a_plain_one_is_not_compared(target: HFModel) -> None:
 
 def test_a_line_comes_back_as_it_was() -> None:
     entry = Entry("chain", "chain", "lookup", 0.4)
-    line: Record = record(entry, 1, turn([2, 3], 1.0), score={"exact": 1.0})
+    line: AnswerRecord = record(entry, 1, turn([2, 3], 1.0), joules=2.5)
     assert decode(json.loads(encode(line))) == line
 
 

@@ -20,7 +20,7 @@ def test_a_method_has_settings_nodes_and_verification() -> None:
     _, entry = entries(["opt-tree:delta=0.2:nodes=16:depth=3:verify=relaxed"], ["lookup"], [0.4], 8)
     assert entry.policy() == OptTree(0.2, 3)
     assert (entry.nodes, entry.verify, entry.temperature, entry.drafter) == (16, "relaxed", 0.4, "lookup")
-    assert not entry.draws_as_plain
+    assert not entry.draws_as_ar
 
 
 def test_candidates_are_of_all_that_match_or_of_one_contestant() -> None:
@@ -63,7 +63,7 @@ def test_a_peer_takes_the_first_drafting_model() -> None:
         ("auto,auto", "lookup", "twice"),
         ("auto", "", "has no drafter"),
         ("peer:vllm", "lookup", "choose from peer:hf-generate"),
-        ("peer:hf-assisted", "lookup", "needs a drafting model"),
+        ("peer:hf-assisted", "lookup", "needs a draft model"),
         ("peer:flashspec", "lookup", "pip install flashspec"),
     ],
 )
@@ -76,8 +76,8 @@ def test_bad_names_are_one_line(method: str, drafter: str, why: str, monkeypatch
 
 def test_other_draws_are_expected_where_the_law_alone_is_kept() -> None:
     made = entries(["static:verify=multi-round", "peer:hf-generate", "static"], ["lookup"], [1.0], 8)
-    assert [e.draws_as_plain for e in made] == [True, False, False, True]
-    assert all(e.draws_as_plain for e in entries(["static", "peer:hf-generate"], ["lookup"], [0.0], 8))
+    assert [e.draws_as_ar for e in made] == [True, False, False, True]
+    assert all(e.draws_as_ar for e in entries(["static", "peer:hf-generate"], ["lookup"], [0.0], 8))
 
 
 def test_a_name_of_nothing_is_an_error() -> None:
@@ -95,7 +95,7 @@ def test_steps_of_entropy_are_written_as_for_generate() -> None:
     assert (dynamic.policy(), dynamic.nodes) == (find_policy("dynamic-width", steps), 40)
     assert (chain.settings, chain.nodes) == ({"depth": "3"}, 8)
     assert (loose.verify, loose.settings) == ("relaxed:allowed=1:0,inf:3:when=both", {})
-    assert not loose.draws_as_plain
+    assert not loose.draws_as_ar
 
 
 def test_without_a_node_budget_each_method_has_its_own() -> None:

@@ -14,11 +14,11 @@ import torch
 
 from draftree.bench import contestants
 from draftree.bench.contestants import Entry, Models, entries
-from draftree.bench.equality import generate_greedily
-from draftree.bench.results import Parts, Record
+from draftree.bench.results import AnswerRecord, Parts
 from draftree.config import SamplingParams
 from draftree.models.load import load_stock
 
+from ..references import generate_greedily
 from ..tiny import save_tiny
 
 PROMPT = [7, 8, 9, 7, 8, 9, 7, 8]
@@ -126,4 +126,4 @@ def test_tokens_that_come_with_the_prefill_are_not_counted_as_decoded(model: str
     (_, entry) = entries(["peer:hf-generate"], ["lookup"], [0.0], 4)
     assert Models(model).contestant(entry).decode(PROMPT, GREEDY).first == 1
     told = replace(turn, ids=list(range(20)), seconds=Parts(3.0, prefill=1.0), first=10)
-    assert Record("p", "c", "m", None, 0.0, 0, 1, [told]).decode_rate == 5.0
+    assert AnswerRecord("p", "c", "m", None, 0.0, 0, 1, [told]).decode_rate == 5.0

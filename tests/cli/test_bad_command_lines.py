@@ -92,8 +92,7 @@ cat --method chain,static
 cat --method chain:depth=2
 cat --method +dynamic-window
 cat --method dynamic-window+dynamic-window
-cat --method chain+dynamic-window+dynamic-window
-cat --method nonsense+dynamic-window
+cat --method chain+dynamic-window
 cat --method sequoia
 cat --method sequoia --tree {missing}
 cat --method sequoia --tree {folder}
@@ -150,7 +149,7 @@ cat --method dynamic-window --set share=nan
 cat --method dynamic-window --set floor=0
 cat --method dynamic-window --set floor=9 --set cap=3
 cat --method dynamic-window --set start=later
-cat --method dynamic-window --set memory=5
+cat --method dynamic-window --set memory=0.5
 cat --verify blocks
 cat --verify {empty}
 cat --verify {long}
@@ -323,10 +322,9 @@ report {text}
 report {folder}
 report {nul}
 report {empty_folder}
-report {run} --markdown {missing}/r.md
-report {run} --markdown {folder}
-report {run} --markdown {text}/r.md
-report {run} --markdown {nul}
+report {run} {missing}
+report {run} {empty_folder}
+report {run} --markdown {out}/r.md
 report {run} extra
 calibrate
 calibrate --prompts {text}
@@ -420,7 +418,6 @@ BENCH = """
 --drafters lookup>
 --drafters self --no-loop-back
 --drafters ./nobody
---quality
 --target ./nowhere
 --dtype x
 --out {text}
@@ -576,7 +573,7 @@ generate cat --max-tokens 2 --target {model} --temperature 0.0001 --seed 9223372
 generate cat --max-tokens 2 --target {model} --nodes 1024 --method binary --drafter self
 generate cat --max-tokens 2 --target {model} --drafter recycle+lookup
 generate cat --max-tokens 2 --target {model} --drafter lookup>self:loop=never
-generate cat --max-tokens 2 --target {model} --method chain+dynamic-window --drafter self
+generate cat --max-tokens 2 --target {model} --method dynamic-window --drafter self
 generate cat --max-tokens 2 --target {model} --set width=2 --set width=3
 generate cat --max-tokens 2 --target {model} --trace /dev/null
 generate cat --max-tokens 2 --target {model} --json --compare --explain

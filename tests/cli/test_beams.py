@@ -161,5 +161,5 @@ def test_the_same_request_fits_where_there_is_room(model: str, monkeypatch: pyte
 
 def test_a_folder_is_named_by_its_path(tmp_path: Path, capsys: Captured, model: str) -> None:
     other = save_tiny(tmp_path / "a+b", seed=0)
-    made = report(capsys, model, "--beams", "2", "--depth", "2", "--drafter", str(other))
+    made = report(capsys, model, "--beams", "2", "--depth", "3", "--drafter", str(other))
     assert made["stats"]["draft_passes"] > 0

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from draftree.config import SamplingParams
-from draftree.drafters.distributions import Drawing, Laws
+from draftree.drafters.distributions import DraftDistributions, Drawing
 from draftree.request import Request
 from draftree.sampling import gumbel_noise, warp
 from draftree.text import NoText
@@ -45,7 +45,7 @@ LAWS = [
 @pytest.mark.parametrize("reduced", [False, True])
 def test_layers_foresee_the_noise_of_their_own_positions(params: SamplingParams, reduced: bool) -> None:
     known = torch.arange(VOCAB - 1, -1, -1) if reduced else None  # entry i is token V - 1 - i
-    laws, made, none = Laws(Drawing.COUPLED), request(params), torch.zeros(1, dtype=torch.int64)
+    laws, made, none = DraftDistributions(Drawing.COUPLED), request(params), torch.zeros(1, dtype=torch.int64)
     for depth in range(3):
         row = logits(VOCAB, seed=depth)
         shown = row.flip(0) if reduced else row
@@ -64,7 +64,9 @@ def test_nodes_of_many_sequences_and_depths_have_the_noise_of_their_own() -> Non
     depths = [0, 1, 0, 2, 1, 2]
     rows = logits(len(asked), VOCAB)
     batch = torch.arange(len(asked))
-    found = Laws(Drawing.COUPLED).candidates(asked, rows[:, None], batch, torch.zeros_like(batch), WIDTH, depths=depths)
+    found = DraftDistributions(Drawing.COUPLED).candidates(
+        asked, rows[:, None], batch, torch.zeros_like(batch), WIDTH, depths=depths
+    )
     for f, (made, _) in enumerate(asked):
         want = picks(rows[f], made.params, len(made.ids) + depths[f]).topk(WIDTH)
         assert found.tokens[f].tolist() == want.indices.tolist()
@@ -81,7 +83,9 @@ def test_a_model_that_is_nearly_right_is_believed_as_often_as_it_says() -> None:
         guess = logits(VOCAB, seed=seed)
         error = -torch.empty(VOCAB).exponential_(generator=torch.Generator().manual_seed(seed + count)).log()
         said = int((guess + error + gumbel_noise([seed], [len(HISTORY)], VOCAB)[0]).argmax())
-        found = Laws(Drawing.COUPLED).candidates([(request(params), -1)], guess[None, None], none, none, 1, depths=[0])
+        found = DraftDistributions(Drawing.COUPLED).candidates(
+            [(request(params), -1)], guess[None, None], none, none, 1, depths=[0]
+        )
         hits += int(found.tokens) == said
         claimed += float(found.logprobs.exp())
         blind += int(guess.argmax()) == said
@@ -94,7 +98,9 @@ def test_only_match_verification_sees_the_noise(drawing: Drawing) -> None:
     none = torch.zeros(1, dtype=torch.int64)
     row = logits(VOCAB)
     found = [
-        Laws(drawing).candidates([(made, -1)], row[None, None], none, none, WIDTH, depths=[0]).tokens.tolist()
+        DraftDistributions(drawing)
+        .candidates([(made, -1)], row[None, None], none, none, WIDTH, depths=[0])
+        .tokens.tolist()
         for made in (request(SamplingParams(temperature=1.0, seed=seed)) for seed in range(5))
     ]
     assert found == [[row.topk(WIDTH).indices.tolist()]] * 5
@@ -107,7 +113,7 @@ def test_candidates_are_those_of_log_softmax(temperature: float, spread: float) 
     logits[..., -192:] = float("-inf")
     nodes = [(request(SamplingParams(temperature=temperature)), n) for n in range(3)]
     drawing = Drawing.WITHOUT_REPLACEMENT if temperature else Drawing.COUPLED  # no noise is known
-    found = Laws(drawing).candidates(
+    found = DraftDistributions(drawing).candidates(
         nodes, logits, torch.zeros(3, dtype=torch.int64), torch.arange(3), 5, depths=[0] * 3
     )
     law = (logits[0].double() / (temperature or 1.0)).log_softmax(-1)
@@ -121,7 +127,7 @@ def test_some_columns_of_several_rows_can_be_asked_for() -> None:
     batch, column = torch.tensor([0, 1, 1]), torch.tensor([2, 0, 1])
     names = [torch.arange(LARGE) + 7, torch.arange(LARGE - 64) + 9]
     logits[1, :, -64:] = float("-inf")
-    found = Laws(Drawing.COUPLED).candidates(
+    found = DraftDistributions(Drawing.COUPLED).candidates(
         [(request(SamplingParams()), n) for n in range(3)], logits, batch, column, 4, names, depths=[0] * 3
     )
     want = logits[batch, column].topk(4).indices + torch.tensor([[7], [9], [9]])

@@ -12,10 +12,10 @@ from draftree.config import Budget, SamplingParams
 from draftree.drafters.base import TreeDrafter
 from draftree.drafters.distributions import Drawing, Key, draw
 from draftree.drafters.draft_model import ModelSource
-from draftree.drafters.ngram import LookupSource, NgramIndex
+from draftree.drafters.ngram import NgramIndex, NgramSource
 from draftree.errors import ConfigError
 from draftree.policies.base import Frontier, Growth, GrowthPolicy
-from draftree.policies.entropy import StaticTree
+from draftree.policies.fixed import StaticTree
 from draftree.request import Request
 from draftree.sampling import warp
 from draftree.text import text_stream
@@ -129,7 +129,7 @@ def test_a_policy_that_passes_over_candidates_cannot_have_them_drawn() -> None:
 
 @pytest.mark.parametrize("drawing", RANDOM)
 def test_lookup_draws_from_its_blend_normalised_over_what_it_knows(drawing: Drawing) -> None:
-    drafter = TreeDrafter(StaticTree(width=5, depth=1), LookupSource(shortest=1, longest=2))
+    drafter = TreeDrafter(StaticTree(width=5, depth=1), NgramSource(shortest=1, longest=2))
     text = [1, 2, 3, 1, 2, 3, 1, 2, 4, 5, 2, 6, 1, 2]
     counts = torch.zeros(7)
     for seed in range(800):
@@ -145,7 +145,7 @@ def test_lookup_draws_from_its_blend_normalised_over_what_it_knows(drawing: Draw
 
 
 def test_lookup_draws_no_more_children_than_it_knows_tokens() -> None:
-    drafter = TreeDrafter(StaticTree(width=5, depth=1), LookupSource(shortest=1, longest=2))
+    drafter = TreeDrafter(StaticTree(width=5, depth=1), NgramSource(shortest=1, longest=2))
     made = request(SamplingParams(temperature=1.0, seed=0), [1, 2, 3, 1, 2, 4, 1, 2])
     drafter.open(made)
     tree = drafter.propose([made], [Budget(5)], Drawing.WITHOUT_REPLACEMENT)[0]

@@ -7,10 +7,10 @@ import torch
 
 from draftree.config import SamplingParams
 from draftree.drafters.base import TreeDrafter
-from draftree.drafters.eagle import HeadSource
-from draftree.drafters.ensemble import UnionSource
-from draftree.drafters.ngram import LookupSource
-from draftree.drafters.token_recycling import RecycleSource
+from draftree.drafters.eagle import EagleSource
+from draftree.drafters.ensemble import EnsembleSource
+from draftree.drafters.ngram import NgramSource
+from draftree.drafters.token_recycling import TokenRecyclingSource
 from draftree.engine import Engine
 from draftree.errors import CacheError
 from draftree.models.eagle_model import HeadModel
@@ -32,7 +32,7 @@ def target() -> HFModel:
 
 
 def engine(target: HFModel, head: HeadModel, method: str, nodes: int = 9, scheme: str = "match") -> Engine:
-    drafter = TreeDrafter(policy(method), HeadSource(head, VOCAB))
+    drafter = TreeDrafter(policy(method), EagleSource(head, VOCAB))
     return Engine(target, drafter, nodes=nodes, verification=scheme)
 
 
@@ -51,7 +51,7 @@ def test_ids_equal_plain_decoding(method: str, temperature: float, target: HFMod
 def test_ids_equal_plain_decoding_in_a_union(method: str, temperature: float, target: HFModel) -> None:
     params = SamplingParams(max_tokens=24, temperature=temperature, seed=4)
     plain = [g.token_ids for g in Engine(target).generate(PROMPTS, params)]
-    union = UnionSource((LookupSource(shortest=1), RecycleSource(), HeadSource(trained(target), VOCAB)))
+    union = EnsembleSource((NgramSource(shortest=1), TokenRecyclingSource(), EagleSource(trained(target), VOCAB)))
     made = Engine(target, TreeDrafter(policy(method), union), nodes=9)
     assert [g.token_ids for g in made.generate(PROMPTS, params)] == plain
     assert made.generate(PROMPTS[1:2], params)[0].token_ids == plain[1]
@@ -59,7 +59,7 @@ def test_ids_equal_plain_decoding_in_a_union(method: str, temperature: float, ta
 
 def test_a_head_that_has_rested_catches_up(target: HFModel) -> None:
     params = SamplingParams(max_tokens=40)
-    union = UnionSource((LookupSource(shortest=6, longest=6), HeadSource(trained(target), VOCAB)))
+    union = EnsembleSource((NgramSource(shortest=6, longest=6), EagleSource(trained(target), VOCAB)))
     made = Engine(target, TreeDrafter(policy("chain"), union), nodes=4)
     request = made.open(PROMPTS[0], params)
     accepted = []
@@ -142,7 +142,7 @@ def test_a_step_that_fails_loses_no_hidden_states(when: str, target: HFModel, mo
 
 
 def test_a_sequence_without_a_row_is_refused(target: HFModel) -> None:
-    source = HeadSource(random_head(target), VOCAB)
+    source = EagleSource(random_head(target), VOCAB)
     drafter = TreeDrafter(policy("chain"), source)
     made = Engine(target, drafter)
     request = Request([1, 2, 3], SamplingParams(), 9, frozenset(), NoText())
@@ -152,6 +152,21 @@ def test_a_sequence_without_a_row_is_refused(target: HFModel) -> None:
 
 def test_auto_measures_what_a_head_costs(target: HFModel) -> None:
     plain = Engine(target).generate(PROMPTS, SamplingParams(max_tokens=12))
-    made = Engine(target, TreeDrafter(AutoTree(), HeadSource(trained(target), VOCAB)), nodes=8)
+    made = Engine(target, TreeDrafter(AutoTree(), EagleSource(trained(target), VOCAB)), nodes=8)
     found = made.generate(PROMPTS, SamplingParams(max_tokens=12))
     assert [g.token_ids for g in found] == [g.token_ids for g in plain]
+
+
+def test_drafting_leaves_the_hidden_states_of_the_targets_row(target: HFModel) -> None:
+    """The source dropped them from the row, so that nobody else could read them."""
+    made = engine(target, trained(target), "chain")
+    request = made.open(PROMPTS[0], SamplingParams(max_tokens=12))
+    for _ in range(3):
+        made.step([request])
+    assert request.row is not None
+    states = request.row.waiting_features()
+    assert len(states) == request.row.length
+    assert torch.equal(request.row.last_features(5), states[-5:])
+    with pytest.raises(CacheError):
+        request.row.last_features(len(states) + 1)
+    made.close(request)

@@ -8,19 +8,19 @@ from torch import Tensor
 
 from draftree.config import SamplingParams
 from draftree.drafters.base import TreeDrafter
-from draftree.drafters.cascade.stages import HierarchySource
+from draftree.drafters.cascade.stages import CascadeSource
 from draftree.drafters.cascade.stopping_rule import LoopBack
 from draftree.drafters.draft_model import ModelSource
-from draftree.drafters.eagle import HeadSource
-from draftree.drafters.ensemble import UnionSource
-from draftree.drafters.ngram import LookupSource
-from draftree.drafters.source import Source
+from draftree.drafters.eagle import EagleSource
+from draftree.drafters.ensemble import EnsembleSource
+from draftree.drafters.ngram import NgramSource
+from draftree.drafters.source import TokenSource
 from draftree.engine import Engine
 from draftree.errors import CacheError
 from draftree.models.base import Nodes, Row
 from draftree.models.eagle_model import HeadModel, HeadRow
 from draftree.models.huggingface import HFModel
-from draftree.policies.entropy import StaticTree
+from draftree.policies.fixed import StaticTree
 
 from ..heads import PROMPTS, random_head, trained
 from ..pairs import relative
@@ -42,13 +42,13 @@ def middle() -> HFModel:
     return HFModel(relative(), self_test=False)
 
 
-def below(head: HeadModel, middle: HFModel, shape: StaticTree, loop: LoopBack = ENDLESS) -> HierarchySource:
+def below(head: HeadModel, middle: HFModel, shape: StaticTree, loop: LoopBack = ENDLESS) -> CascadeSource:
     upper = ModelSource(middle.twin(), VOCAB)
     upper.model.track_features()  # type: ignore[attr-defined]
-    return HierarchySource(HeadSource(head, VOCAB, judge=upper), upper, shape, loop)
+    return CascadeSource(EagleSource(head, VOCAB, verifier=upper), upper, shape, loop)
 
 
-def engine(target: HFModel, source: Source, depth: int = 8, nodes: int = 12) -> Engine:
+def engine(target: HFModel, source: TokenSource, depth: int = 8, nodes: int = 12) -> Engine:
     return Engine(target, TreeDrafter(StaticTree(1, depth), source), nodes=nodes)
 
 
@@ -69,9 +69,8 @@ def test_ids_are_those_of_plain_decoding_in_a_union(target: HFModel, middle: HFM
     params = SamplingParams(max_tokens=14)
     upper = ModelSource(middle.twin(), VOCAB)
     upper.model.track_features()  # type: ignore[attr-defined]
-    union = UnionSource((LookupSource(shortest=1), HeadSource(random_head(middle), VOCAB, judge=upper)))
-    assert union.rereads
-    made = engine(target, HierarchySource(union, upper, StaticTree(2, 2), ENDLESS))
+    union = EnsembleSource((NgramSource(shortest=1), EagleSource(random_head(middle), VOCAB, verifier=upper)))
+    made = engine(target, CascadeSource(union, upper, StaticTree(2, 2), ENDLESS))
     want = [g.token_ids for g in Engine(target).generate(PROMPTS, params)]
     assert [g.token_ids for g in made.generate(PROMPTS, params)] == want
 
@@ -124,7 +123,7 @@ def test_a_head_that_knows_the_text_is_believed_beyond_the_first_round(target: H
     for reads in (True, False):
         made = below(trained(target), target, StaticTree(1, 2))
         if not reads:
-            made.lower = HeadSource(trained(target), VOCAB)
+            made = CascadeSource(EagleSource(trained(target), VOCAB), made.upper, StaticTree(1, 2), ENDLESS)
         levels = [g.stats.levels[0] for g in engine(target, made, 10).generate(PROMPTS[:2], params)]
         shares.append(sum(x.accepted for x in levels) / sum(x.proposed for x in levels))
     assert shares[0] > 0.9
@@ -133,10 +132,10 @@ def test_a_head_that_knows_the_text_is_believed_beyond_the_first_round(target: H
 
 @pytest.mark.parametrize(("name", "least"), [("target", 20), ("middle", 3)])
 def test_what_the_target_accepts_stays_and_no_more(
-    name: str, least: int, fixtures: pytest.FixtureRequest, target: HFModel, monkeypatch: pytest.MonkeyPatch
+    name: str, least: int, target: HFModel, middle: HFModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The head's cache follows the target: accepted tokens that it has read are not fed again, others do not stay."""
-    above = fixtures.getfixturevalue(name)
+    above = {"target": target, "middle": middle}[name]
     made = below(random_head(above), above, StaticTree(1, 2))
     again, committed, advance = [0], [0], HeadModel.advance
 
@@ -146,19 +145,19 @@ def test_what_the_target_accepts_stays_and_no_more(
 
     monkeypatch.setattr(HeadModel, "advance", counting)
     drive = engine(target, made)
-    request = drive.open(PROMPTS[1], SamplingParams(max_tokens=30))
+    decoded = drive.open(PROMPTS[1], SamplingParams(max_tokens=30))
     lower = made.lower
-    assert isinstance(lower, HeadSource)
-    while request.finish_reason is None and request.room > 2:  # before the last tokens the lower level is not asked
-        before = len(request.ids)
-        drive.step([request])
-        row = lower._states[request].row
-        assert before - 1 <= row.length <= len(request.ids) - 1
+    assert isinstance(lower, EagleSource)
+    while decoded.finish_reason is None and decoded.room > 2:  # before the last tokens the lower level is not asked
+        before = len(decoded.ids)
+        drive.step([decoded])
+        row = lower._states[decoded].row
+        assert before - 1 <= row.length <= len(decoded.ids) - 1
         assert not len(row.parents)
         committed.append(row.length - before + 1)
-    drive.close(request)
+    drive.close(decoded)
     assert sum(committed) > least
-    assert sum(again) + sum(committed) <= len(request.ids)
+    assert sum(again) + sum(committed) <= len(decoded.ids)
 
 
 def test_its_cache_holds_what_a_pass_over_the_text_would_leave(target: HFModel) -> None:
@@ -169,7 +168,7 @@ def test_its_cache_holds_what_a_pass_over_the_text_would_leave(target: HFModel) 
     for _ in range(4):
         drive.step([request])
     lower = made.lower
-    assert isinstance(lower, HeadSource)
+    assert isinstance(lower, EagleSource)
     own = head.own(lower._states[request].row)
     assert own.length > request.prompt_length
     ids = request.ids[: own.length + 1]

@@ -14,12 +14,12 @@ from draftree.config import Budget, SamplingParams
 from draftree.drafters.base import TreeDrafter
 from draftree.drafters.distributions import Drawing
 from draftree.drafters.draft_model import ModelSource
-from draftree.drafters.ensemble import UnionSource
-from draftree.drafters.ngram import LookupSource
+from draftree.drafters.ensemble import EnsembleSource
+from draftree.drafters.ngram import NgramSource
 from draftree.drafters.registry import load_drafter
-from draftree.drafters.source import Scorer, Source
+from draftree.drafters.source import Scorer, TokenSource
 from draftree.drafters.spec import DrafterSpec
-from draftree.drafters.token_recycling import RecycleSource
+from draftree.drafters.token_recycling import TokenRecyclingSource
 from draftree.engine import Engine
 from draftree.errors import ConfigError, UnknownNameError
 from draftree.load import load_engine
@@ -27,7 +27,7 @@ from draftree.outcome import Outcome, StepCost
 from draftree.policies.auto.policy import AutoTree
 from draftree.policies.base import GrowthPolicy
 from draftree.policies.best_paths import OptTree
-from draftree.policies.entropy import StaticTree
+from draftree.policies.fixed import StaticTree
 from draftree.policies.methods import METHODS
 from draftree.request import Request
 from draftree.text import NoText
@@ -44,7 +44,7 @@ TOKENS = 18
 Law = dict[int, float]
 
 
-class Says(Source):
+class Says(TokenSource):
     """Says the same after every node that it is asked about.
 
     Attributes:
@@ -80,7 +80,7 @@ def request_of(*ids: int) -> Request:
     return Request(ids or (0,), SamplingParams(), 10**6, frozenset(), NoText())
 
 
-def drafted(union: UnionSource, nodes: int = 20, width: int = 4, depth: int = 1) -> DraftTree:
+def drafted(union: EnsembleSource, nodes: int = 20, width: int = 4, depth: int = 1) -> DraftTree:
     return TreeDrafter(StaticTree(width, depth), union).propose([request_of()], [Budget(nodes)])[0]
 
 
@@ -92,7 +92,7 @@ def law_of(tree: DraftTree) -> Law:
 
 
 def test_equal_tokens_are_one_candidate_and_the_surer_source_counts() -> None:
-    tree = drafted(UnionSource((Says("a", {1: 0.5, 2: 0.2}), Says("b", {2: 0.3, 3: 0.1}))))
+    tree = drafted(EnsembleSource((Says("a", {1: 0.5, 2: 0.2}), Says("b", {2: 0.3, 3: 0.1}))))
     assert law_of(tree) == pytest.approx({1: 0.5, 2: 0.3, 3: 0.1})
     assert tree.tokens.tolist() == [1, 2, 3]
     assert tree.origins is not None
@@ -100,26 +100,26 @@ def test_equal_tokens_are_one_candidate_and_the_surer_source_counts() -> None:
 
 
 def test_the_law_sums_to_1_at_most() -> None:
-    tree = drafted(UnionSource((Says("a", {1: 0.9}), Says("b", {2: 0.6}))))
+    tree = drafted(EnsembleSource((Says("a", {1: 0.9}), Says("b", {2: 0.6}))))
     assert law_of(tree) == pytest.approx({1: 0.6, 2: 0.4})
     assert float(tree.entropies[0]) == pytest.approx(-0.6 * math.log(0.6) - 0.4 * math.log(0.4))
 
 
 def test_what_no_source_says_is_one_outcome_of_the_entropy() -> None:
-    tree = drafted(UnionSource((Says("a", {1: 0.5}), Says("b", {2: 0.25}))), width=1)
+    tree = drafted(EnsembleSource((Says("a", {1: 0.5}), Says("b", {2: 0.25}))), width=1)
     assert len(tree) == 1
     assert float(tree.entropies[0]) == pytest.approx(-0.5 * math.log(0.5) - 2 * 0.25 * math.log(0.25))
 
 
 def test_every_source_is_asked_about_the_nodes_of_all() -> None:
     one, two = Says("a", {1: 0.5}), Says("b", {2: 0.4})
-    drafted(UnionSource((one, two)), depth=2)
+    drafted(EnsembleSource((one, two)), depth=2)
     assert one.asked == two.asked == [(), (1,), (2,)]
 
 
 def test_a_source_is_asked_no_deeper_than_it_can_draft_and_the_others_are() -> None:
     one, two = Says("a", {1: 0.5}, depth=1), Says("b", {2: 0.4})
-    tree = drafted(UnionSource((one, two)), depth=3)
+    tree = drafted(EnsembleSource((one, two)), depth=3)
     assert one.asked == [()]
     assert tree.depth == 3
     assert set(tree.tokens[tree.depths > 1].tolist()) == {2}
@@ -128,12 +128,12 @@ def test_a_source_is_asked_no_deeper_than_it_can_draft_and_the_others_are() -> N
 def test_a_resting_source_is_not_asked() -> None:
     one, two = Says("a", {1: 0.5}), Says("b", {2: 0.4})
     two.resting = True
-    assert law_of(drafted(UnionSource((one, two)))) == pytest.approx({1: 0.5})
+    assert law_of(drafted(EnsembleSource((one, two)))) == pytest.approx({1: 0.5})
     assert not two.asked
 
 
 def test_subtrees_keep_the_origins_of_their_nodes() -> None:
-    union = UnionSource((Says("a", {1: 0.5, 3: 0.05}), Says("b", {2: 0.4, 3: 0.05})))
+    union = EnsembleSource((Says("a", {1: 0.5, 3: 0.05}), Says("b", {2: 0.4, 3: 0.05})))
     tree = TreeDrafter(OptTree(0.001), union).propose([request_of()], [Budget(3)])[0]
     assert tree.tokens.tolist() == [1, 2, 1]
     assert tree.origins is not None
@@ -144,7 +144,7 @@ def test_subtrees_keep_the_origins_of_their_nodes() -> None:
 
 
 def decode(
-    union: UnionSource, truth: Law, steps: int, policy: GrowthPolicy | None = None, seconds: float = 1e-4
+    union: EnsembleSource, truth: Law, steps: int, policy: GrowthPolicy | None = None, seconds: float = 1e-4
 ) -> None:
     """Steps of a target whose tokens are drawn from ``truth``, whatever came before.
 
@@ -167,7 +167,7 @@ def decode(
 
 
 def test_an_overconfident_source_is_found_out_and_a_modest_one_too() -> None:
-    union = UnionSource((Says("a", {1: 0.95}), Says("b", {2: 0.15})))
+    union = EnsembleSource((Says("a", {1: 0.95}), Says("b", {2: 0.15})))
     decode(union, {1: 0.2, 2: 0.7, 3: 0.1}, 400)
     law = law_of(drafted(union))
     assert law[1] == pytest.approx(0.2, abs=0.06)
@@ -176,7 +176,7 @@ def test_an_overconfident_source_is_found_out_and_a_modest_one_too() -> None:
 
 def test_sources_are_judged_apart() -> None:
     """Each of them is as sure of its own token."""
-    union = UnionSource((Says("a", {1: 0.4}), Says("b", {2: 0.4})))
+    union = EnsembleSource((Says("a", {1: 0.4}), Says("b", {2: 0.4})))
     decode(union, {1: 0.8, 2: 0.1, 3: 0.1}, 300)
     law = law_of(drafted(union))
     assert law[1] == pytest.approx(0.8, abs=0.06)
@@ -186,7 +186,7 @@ def test_sources_are_judged_apart() -> None:
 class TestAuto:
     def test_a_source_that_never_pays_is_dropped_and_tried_again(self) -> None:
         good, bad = Says("good", {1: 0.8}), Says("bad", {2: 0.5}, seconds=0.1)
-        union, chosen = UnionSource((good, bad)), AutoTree(depth=3, target=costs(1.0))
+        union, chosen = EnsembleSource((good, bad)), AutoTree(depth=3, target=costs(1.0))
         chosen.prepare(target(), union.parts)
         decode(union, {1: 0.8, 3: 0.2}, 100, chosen)
         good.asked.clear()
@@ -201,7 +201,7 @@ class TestAuto:
 
     def test_it_comes_back_when_the_text_has_changed(self) -> None:
         good, bad = Says("good", {1: 0.8}), Says("bad", {2: 0.8}, seconds=0.004)
-        union, chosen = UnionSource((good, bad)), AutoTree(depth=3, target=costs(1.0))
+        union, chosen = EnsembleSource((good, bad)), AutoTree(depth=3, target=costs(1.0))
         chosen.prepare(target(), union.parts)
         decode(union, {1: 0.8, 3: 0.2}, 100, chosen)
         decode(union, {1: 0.4, 2: 0.4, 3: 0.2}, 200, chosen)
@@ -211,7 +211,7 @@ class TestAuto:
 
     def test_what_paid_in_the_long_run_is_asked_when_a_sequence_begins(self) -> None:
         good, bad = Says("good", {1: 0.8}, seconds=0.02), Says("bad", {2: 0.5}, seconds=0.1)
-        union, chosen = UnionSource((good, bad)), AutoTree(depth=3, target=costs(1.0))
+        union, chosen = EnsembleSource((good, bad)), AutoTree(depth=3, target=costs(1.0))
         chosen.prepare(target(), union.parts)
         decode(union, {1: 0.8, 3: 0.2}, 300, chosen)
         good.asked.clear()
@@ -225,7 +225,7 @@ class TestAuto:
 
     def test_to_ask_in_vain_is_not_free(self) -> None:
         mute, silent = Says("mute", {}), Says("silent", {})
-        union, chosen = UnionSource((mute, silent)), AutoTree(depth=3, target=costs(1.0))
+        union, chosen = EnsembleSource((mute, silent)), AutoTree(depth=3, target=costs(1.0))
         chosen.prepare(target(), union.parts)
         decode(union, {1: 1.0}, 200, chosen, seconds=0.1)
         mute.asked.clear()
@@ -235,7 +235,7 @@ class TestAuto:
     def test_of_two_sources_that_say_the_same_one_stays(self) -> None:
         """Neither offers anything that the other does not: both were left out."""
         one, two = Says("a", {1: 0.8}, seconds=0.002), Says("b", {1: 0.8}, seconds=0.02)
-        union, chosen = UnionSource((one, two)), AutoTree(depth=3, target=costs(1.0))
+        union, chosen = EnsembleSource((one, two)), AutoTree(depth=3, target=costs(1.0))
         chosen.prepare(target(), union.parts)
         decode(union, {1: 0.8, 3: 0.2}, 100, chosen)
         one.asked.clear()
@@ -269,7 +269,7 @@ def test_a_union_accepts_more_than_its_parts() -> None:
 
 def test_a_model_that_has_rested_catches_up() -> None:
     model, params = target(), SamplingParams(max_tokens=50)
-    union = UnionSource((Says("quiet", {0: 0.006}), source("self", model)))
+    union = EnsembleSource((Says("quiet", {0: 0.006}), source("self", model)))
     engine = Engine(model, TreeDrafter(StaticTree(1, 3), union), nodes=3)
     request = engine.open(PROMPTS[0], params)
     accepted = []
@@ -293,7 +293,7 @@ def test_closing_frees_the_models_rows() -> None:
 
 
 def test_a_union_is_made_by_name_in_any_order() -> None:
-    for name, kinds in (("lookup+recycle", [LookupSource, RecycleSource]), ("recycle + self + lookup", None)):
+    for name, kinds in (("lookup+recycle", [NgramSource, TokenRecyclingSource]), ("recycle + self + lookup", None)):
         made = load_drafter(name, target(), StaticTree())
         assert isinstance(made, TreeDrafter)
         if kinds:
@@ -339,15 +339,15 @@ def test_a_recycle_file_without_recycling_is_refused() -> None:
 
 def test_a_union_of_one_or_of_twins_is_refused() -> None:
     with pytest.raises(ConfigError, match="at least two sources"):
-        UnionSource((LookupSource(),))
+        EnsembleSource((NgramSource(),))
     with pytest.raises(ConfigError, match="each source once"):
-        UnionSource((LookupSource(), LookupSource(3)))
+        EnsembleSource((NgramSource(), NgramSource(3)))
 
 
 def test_what_is_said_in_several_rounds_has_the_depth_of_its_node() -> None:
     """In a hierarchy a union is asked in rounds; each round counted as one level deeper, until parts fell silent."""
     short = Says("short", {1: 0.6}, depth=2)
-    union = UnionSource((short, Says("long", {2: 0.3})))
+    union = EnsembleSource((short, Says("long", {2: 0.3})))
     request = request_of()
     union.fit(request, Budget(20))
     scorer = union.begin([request], Drawing.TOP)
@@ -364,7 +364,7 @@ def test_a_part_that_rests_commits_nothing_that_a_failed_step_left_behind() -> N
     """Its numbers were those of another tree."""
     model = target()
     part = ModelSource(model.twin(), VOCAB)
-    union = UnionSource((part, Says("sure", {5: 0.9})))
+    union = EnsembleSource((part, Says("sure", {5: 0.9})))
     request = request_of(3, 14, 15, 9)
     TreeDrafter(StaticTree(1, 3), union).propose([request], [Budget(3)])  # and its verification fails
     part.resting = True

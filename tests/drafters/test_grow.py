@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from draftree.config import Budget
 from draftree.policies.base import Frontier, Growth, GrowthPolicy, best_per_row
-from draftree.policies.entropy import StaticTree
+from draftree.policies.fixed import StaticTree
 from draftree.tree import ROOT, DraftTree
 
 from ..toy import Path, Script, ScriptedScorer, trees_of

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from draftree.config import Budget, SamplingParams
 from draftree.drafters.base import TreeDrafter
-from draftree.drafters.ngram import LookupSource, NgramIndex
+from draftree.drafters.ngram import NgramIndex, NgramSource
 from draftree.errors import ConfigError
-from draftree.policies.entropy import StaticTree
+from draftree.policies.fixed import StaticTree
 from draftree.request import Request
 from draftree.text import NoText
 from draftree.tree import DraftTree
@@ -132,25 +132,25 @@ def chain(depth: int = 4) -> StaticTree:
 
 
 def test_a_repeating_text_is_continued_as_before() -> None:
-    drafter = TreeDrafter(chain(), LookupSource())
+    drafter = TreeDrafter(chain(), NgramSource())
     tree = propose(drafter, opened(drafter, [1, 2, 3, 4, 5, 6, 7, 1, 2]))[0]
     assert tree.tokens.tolist() == [3, 4, 5, 6]
 
 
 def test_drafts_go_on_round_the_end_of_the_text() -> None:
-    drafter = TreeDrafter(chain(7), LookupSource())
+    drafter = TreeDrafter(chain(7), NgramSource())
     assert propose(drafter, opened(drafter, [1, 2, 3, 1, 2]))[0].tokens.tolist() == [3, 1, 2, 3, 1, 2, 3]
 
 
 def test_continuations_that_differ_become_branches() -> None:
-    drafter = TreeDrafter(StaticTree(width=2, depth=2), LookupSource())
+    drafter = TreeDrafter(StaticTree(width=2, depth=2), NgramSource())
     tree = propose(drafter, opened(drafter, [1, 2, 3, 4, 1, 2, 5, 6, 1, 2]))[0]
     assert (tree.tokens.tolist(), tree.parents.tolist()) == ([5, 3, 6, 4], [-1, -1, 0, 1])
 
 
 def test_a_drafts_probability_and_entropy_are_those_of_the_blend() -> None:
     text = [1, 2, 3, 1, 2, 4, 1, 2, 3, 1, 2]
-    drafter = TreeDrafter(StaticTree(width=9, depth=1), LookupSource())
+    drafter = TreeDrafter(StaticTree(width=9, depth=1), NgramSource())
     tree = propose(drafter, opened(drafter, text))[0]
     law, entropy = recount(text, text[-6:], 2, 6)
     assert dict(zip(tree.tokens.tolist(), tree.path_logprobs.exp().tolist(), strict=True)) == pytest.approx(law)
@@ -160,7 +160,7 @@ def test_a_drafts_probability_and_entropy_are_those_of_the_blend() -> None:
 def test_each_branch_is_continued_by_its_own_tail() -> None:
     """What follows 2 depends on whether 1 or 3 came before it."""
     text = [1, 2, 8, 3, 2, 9, 0, 1, 0, 3, 0]
-    drafter = TreeDrafter(StaticTree(width=2, depth=3), LookupSource(shortest=1, longest=2))
+    drafter = TreeDrafter(StaticTree(width=2, depth=3), NgramSource(shortest=1, longest=2))
     tree = propose(drafter, opened(drafter, text), nodes=99)[0]
     follows: dict[int, int] = {}
     for node in range(len(tree)):
@@ -171,12 +171,12 @@ def test_each_branch_is_continued_by_its_own_tail() -> None:
 
 
 def test_nothing_is_drafted_where_nothing_matches() -> None:
-    drafter = TreeDrafter(chain(), LookupSource())
+    drafter = TreeDrafter(chain(), NgramSource())
     assert len(propose(drafter, opened(drafter, [1, 2, 3, 4, 5]))[0]) == 0
 
 
 def test_tokens_that_were_gained_are_read_before_the_next_proposal() -> None:
-    drafter = TreeDrafter(chain(2), LookupSource())
+    drafter = TreeDrafter(chain(2), NgramSource())
     made = opened(drafter, [1, 2, 3])
     assert len(propose(drafter, made)[0]) == 0
     made.ids += [4, 1, 2]
@@ -184,7 +184,7 @@ def test_tokens_that_were_gained_are_read_before_the_next_proposal() -> None:
 
 
 def test_every_sequence_looks_up_in_its_own_text() -> None:
-    drafter = TreeDrafter(chain(4), LookupSource())
+    drafter = TreeDrafter(chain(4), NgramSource())
     texts = [[1, 2, 3, 1, 2], [1, 2, 4, 1, 2], [5, 6, 7], [1, 2, 5, 1, 2]]
     three, four, five = [3, 1, 2, 3], [4, 1, 2, 4], [5, 1, 2, 5]
     requests = [opened(drafter, ids) for ids in texts]
@@ -193,14 +193,14 @@ def test_every_sequence_looks_up_in_its_own_text() -> None:
 
 
 def test_a_sequence_that_closes_leaves_the_others_alone() -> None:
-    drafter = TreeDrafter(chain(1), LookupSource())
+    drafter = TreeDrafter(chain(1), NgramSource())
     one, two = opened(drafter, [1, 2, 3, 1, 2]), opened(drafter, [1, 2, 4, 1, 2])
     drafter.close(one)
     assert propose(drafter, two)[0].tokens.tolist() == [4]
 
 
 def test_a_budget_is_kept() -> None:
-    drafter = TreeDrafter(StaticTree(width=3, depth=5), LookupSource(shortest=1))
+    drafter = TreeDrafter(StaticTree(width=3, depth=5), NgramSource(shortest=1))
     made = opened(drafter, [1, 2, 1, 3, 1, 2, 2, 3, 3, 1])
     assert len(propose(drafter, made, nodes=6)[0]) == 6
 
@@ -208,4 +208,4 @@ def test_a_budget_is_kept() -> None:
 @pytest.mark.parametrize(("shortest", "longest"), [(0, 3), (-1, 3), (4, 3)])
 def test_match_lengths_out_of_order_are_refused(shortest: int, longest: int) -> None:
     with pytest.raises(ConfigError, match=f"match lengths are {shortest} to {longest}: use 1 <= shortest <= longest"):
-        LookupSource(shortest, longest)
+        NgramSource(shortest, longest)

@@ -12,12 +12,13 @@ import torch
 import draftree
 from draftree.cli.main import run
 from draftree.config import SamplingParams
-from draftree.drafters.registry import load_drafter, resolved
+from draftree.drafters.registry import check_made_for, load_drafter, resolved, short_name
 from draftree.drafters.spec import AUTO, DrafterSpec
 from draftree.errors import ConfigError, ModelFileError
 from draftree.models import eagle_file
 from draftree.models.eagle_file import save_head
 from draftree.models.huggingface import HFModel
+from draftree.policies.base import Provenance
 from draftree.policies.fixed import read_tree
 from draftree.records import RunRecord
 from draftree.trace import read_trace
@@ -189,3 +190,21 @@ def test_a_model_that_was_drafted_for_can_be_trained_and_keeps_no_graph(shipped:
     kept.track_features()
     assert kept._hidden is not None
     assert kept._hidden.last.grad_fn is None
+
+
+@pytest.mark.parametrize(
+    ("name", "short"),
+    [("smollm2", "smollm2"), ("org/Model-7B", "Model-7B"), ("./models/tiny/", "tiny"), (r"C:\models\tiny", "tiny")],
+)
+def test_a_model_keeps_its_short_name_on_another_machine(name: str, short: str) -> None:
+    assert short_name(name) == short
+
+
+def test_a_tree_is_refused_for_models_that_it_was_not_made_for() -> None:
+    made_for = Provenance("org/big", "org/small")
+    check_made_for(made_for, Provenance("/models/big", "small", "0123", "4567"))
+    check_made_for(None, Provenance("anything", "lookup"))
+    with pytest.raises(ConfigError, match="made for target 'org/big', not 'org/huge'"):
+        check_made_for(made_for, Provenance("org/huge", "org/small"))
+    with pytest.raises(ConfigError, match="made for drafter 'org/small', not 'lookup'"):
+        check_made_for(made_for, Provenance("org/big", "lookup"))

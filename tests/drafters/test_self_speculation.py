@@ -7,12 +7,12 @@ import torch
 
 from draftree.config import Budget, SamplingParams
 from draftree.drafters.base import TreeDrafter
-from draftree.drafters.draft_model import GuestSource, ModelSource
+from draftree.drafters.draft_model import ModelSource, SelfSpeculationSource
 from draftree.drafters.registry import load_drafter
 from draftree.engine import Engine
 from draftree.errors import ConfigError, RunError
 from draftree.models.huggingface import HFModel
-from draftree.policies.entropy import StaticTree
+from draftree.policies.fixed import StaticTree
 from draftree.policies.methods import METHODS
 from draftree.train.replay import Replay
 
@@ -21,7 +21,7 @@ from ..tiny import VOCAB, tiny
 
 PROMPTS = [[3, 14, 15, 9, 2, 6, 14, 15], [27, 1, 8], [31, 41, 5, 9, 26, 53, 58]]
 PARAMS = [SamplingParams(max_tokens=20, temperature=t, seed=7, ignore_eos=True) for t in (0.0, 1.0, 0.7)]
-OWN = ["layers=1", "int8", "fp16w", "int4"]
+OWN = ["int8", "fp16w", "int4"]
 
 
 @pytest.fixture(scope="module")
@@ -40,15 +40,15 @@ def told_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("draftree.drafters.registry.kept_or_measured", lambda model: costs(1.0))
 
 
-def guest(model: HFModel, drafting: HFModel | None = None) -> GuestSource:
-    return GuestSource((drafting or model.twin()).on_rows_of(model), VOCAB, target=model)
+def guest(model: HFModel, drafting: HFModel | None = None) -> SelfSpeculationSource:
+    return SelfSpeculationSource((drafting or model.twin()).on_rows_of(model), VOCAB, target=model)
 
 
 def ids(engine: Engine, prompts: list[list[int]], params: list[SamplingParams]) -> list[list[int]]:
     return [g.token_ids for g in engine.generate(prompts, params)]
 
 
-@pytest.mark.parametrize("name", [*OWN, "lookup>layers=1", "lookup+int8", "layers=1+int8", "layers=1>int8"])
+@pytest.mark.parametrize("name", [*OWN, "lookup>int8", "lookup+int8", "fp16w>int8"])
 @pytest.mark.parametrize("method", ["chain", "opt-tree", "auto", "dynamic-window"])
 def test_ids_are_those_of_plain_decoding(model: HFModel, plain: list[list[int]], name: str, method: str) -> None:
     engine = Engine(model, load_drafter(name, model, policy(method)), nodes=8)
@@ -62,7 +62,7 @@ def test_its_children_can_be_drawn(model: HFModel, scheme: str) -> None:
     for source in (guest(model), ModelSource(model.twin(), VOCAB)):
         engine = Engine(model, TreeDrafter(made, source), nodes=9, verification=scheme)
         drawn = ids(engine, PROMPTS, PARAMS)
-        if isinstance(source, GuestSource):
+        if isinstance(source, SelfSpeculationSource):
             want = drawn
     assert want == drawn, "a model on rows of its own draws others"
 
@@ -134,7 +134,7 @@ def test_a_step_that_failed_in_between_leaves_nothing_that_counts(model: HFModel
 
 def test_sequences_come_and_go(model: HFModel, plain: list[list[int]]) -> None:
     """The last row takes a closed one's place in storage: the drafter follows, since the row is the target's."""
-    engine = Engine(model, load_drafter("layers=1", model, StaticTree(2, 2)), nodes=6)
+    engine = Engine(model, load_drafter("int8", model, StaticTree(2, 2)), nodes=6)
     first, second = (engine.open(p, q) for p, q in zip(PROMPTS[:2], PARAMS[:2], strict=True))
     engine.step([first, second])
     engine.close(first)
@@ -146,7 +146,7 @@ def test_sequences_come_and_go(model: HFModel, plain: list[list[int]]) -> None:
 
 
 def test_storage_that_is_allotted_anew_is_the_drafters_too(model: HFModel, plain: list[list[int]]) -> None:
-    engine = Engine(model, load_drafter("layers=1", model, StaticTree(1, 2)), nodes=3)
+    engine = Engine(model, load_drafter("int8", model, StaticTree(1, 2)), nodes=3)
     assert ids(engine, PROMPTS[:1], PARAMS[:1]) == plain[:1]
     model.reserve(5, 900)  # no row is open: the old storage goes
     assert ids(engine, PROMPTS, PARAMS) == plain
@@ -154,7 +154,7 @@ def test_storage_that_is_allotted_anew_is_the_drafters_too(model: HFModel, plain
 
 def test_the_cache_need_not_grow_for_what_is_drafted_and_not_verified() -> None:
     model = HFModel(tiny(), numerics="fp32", self_test=False)
-    engine = Engine(model, load_drafter("layers=1", model, METHODS["eagle2"].policy()), nodes=6)
+    engine = Engine(model, load_drafter("int8", model, METHODS["eagle2"].policy()), nodes=6)
     request = engine.open([(7 * i) % VOCAB for i in range(50)], SamplingParams(max_tokens=6, ignore_eos=True))
     before, most = model.cache.placement.slots, 0
     extend = model.cache.place
@@ -173,8 +173,8 @@ def test_the_cache_need_not_grow_for_what_is_drafted_and_not_verified() -> None:
 
 
 def test_it_cannot_draft_for_another_target(model: HFModel) -> None:
-    drafter = load_drafter("layers=1", model, StaticTree())
-    with pytest.raises(ConfigError, match="layers=1 was loaded for another target: load it for the one in use"):
+    drafter = load_drafter("int8", model, StaticTree())
+    with pytest.raises(ConfigError, match="was loaded for another target"):
         Engine(model.twin(), drafter)
 
 
@@ -184,12 +184,12 @@ def test_a_cache_of_another_shape_cannot_be_shared(model: HFModel) -> None:
 
 
 def test_two_of_the_target_in_one_drafter_keep_rows_of_their_own(model: HFModel) -> None:
-    for name, alone in (("lookup+layers=1", True), ("layers=1+int8", False), ("layers=1>int8", False)):
+    for name, alone in (("lookup+int8", True), ("fp16w>int8", False)):
         drafter = load_drafter(name, model, StaticTree())
         assert (drafter.host is model) is alone
 
 
-@pytest.mark.parametrize("name", ["layers=1", "lookup>layers=1", "lookup+int8"])
+@pytest.mark.parametrize("name", ["int8", "lookup>int8", "lookup+int8"])
 def test_known_text_is_drafted_along_as_it_was_decoded(model: HFModel, name: str) -> None:
     """Calibration and replays have no target pass of their own: a drafter on the target's rows needs one."""
     (found,) = Engine(model, drafter := load_drafter(name, model, StaticTree(2, 3)), nodes=9).generate(
@@ -207,7 +207,7 @@ def test_known_text_is_drafted_along_as_it_was_decoded(model: HFModel, name: str
 def test_near_drafters_are_believed_from_the_start() -> None:
     made = target()
     beliefs = []
-    for name in ("int8", "layers=1"):
+    for name in ("int8", "self"):
         auto = policy("auto")
         Engine(HFModel(tiny(), numerics="fp32", self_test=False), None)
         host = HFModel(made.model, self_test=False)

@@ -12,12 +12,12 @@ from typer.testing import CliRunner
 from draftree.cli.main import app
 from draftree.config import SamplingParams
 from draftree.drafters.base import TreeDrafter
-from draftree.drafters.cascade.stages import HierarchySource
+from draftree.drafters.cascade.stages import CascadeSource
 from draftree.drafters.cascade.stopping_rule import LoopBack
 from draftree.drafters.draft_model import ModelSource
-from draftree.drafters.ensemble import UnionSource
+from draftree.drafters.ensemble import EnsembleSource
 from draftree.drafters.registry import is_model, learns, load_drafter
-from draftree.drafters.spec import DrafterSpec, StageSpec, layers_of
+from draftree.drafters.spec import DrafterSpec, StageSpec
 from draftree.engine import Engine
 from draftree.errors import ConfigError, DraftreeWarning, InputError, UnknownNameError, VocabularyError
 from draftree.load import load_engine
@@ -25,8 +25,8 @@ from draftree.models.base import LanguageModel
 from draftree.models.cost_profile import Profile
 from draftree.models.huggingface import HFModel
 from draftree.models.load import load
-from draftree.policies.entropy import StaticTree
-from draftree.policies.stopping import PayingChain
+from draftree.policies.chains import DynamicWindow
+from draftree.policies.fixed import StaticTree
 
 from ..pairs import costs
 from ..tiny import save_tiny
@@ -52,59 +52,58 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> None:
         return costs(1e-9 * model.capabilities.parameters)
 
     monkeypatch.setattr("draftree.drafters.registry.kept_or_measured", found)
-    monkeypatch.setattr("draftree.policies.stopping.kept_or_measured", found)
 
 
-def source(name: str, model: HFModel) -> HierarchySource:
+def source(name: str, model: HFModel) -> CascadeSource:
     made = load_drafter(name, model, StaticTree())
     assert isinstance(made, TreeDrafter)
     assert made.name == name
-    assert isinstance(made.source, HierarchySource)
+    assert isinstance(made.source, CascadeSource)
     return made.source
 
 
 def test_levels_are_written_from_the_lowest_up_with_settings_of_their_own() -> None:
-    assert DrafterSpec.parse("lookup+recycle > head:method=static:width=3 > layers=20:loop=never:pending=9").stages == (
+    assert DrafterSpec.parse("lookup+recycle > head:method=static:width=3 > int8:loop=never:pending=9").stages == (
         StageSpec(("lookup", "recycle")),
         StageSpec(("head",), {"method": "static", "width": "3"}),
-        StageSpec(("layers=20",), {"loop": "never", "pending": "9"}),
+        StageSpec(("int8",), {"loop": "never", "pending": "9"}),
     )
 
 
 def test_what_is_no_hierarchy_is_one_level(tmp_path: Path) -> None:
     odd = tmp_path / "a>b:c=d"
     odd.mkdir()
-    for name in ("lookup", "layers=3", "a/model:latest", str(odd)):
+    for name in ("lookup", "int8", "a/model:latest", str(odd)):
         assert DrafterSpec.parse(name).stages == (StageSpec((name,)),)
 
 
 def test_settings_reach_what_they_are_of(model: HFModel) -> None:
-    made = source("lookup:method=static:width=3:depth=2>layers=1:loop=gain:tau=0.7:pending=5", model)
+    made = source("lookup:method=static:width=3:depth=2>int8:loop=gain:tau=0.7:pending=5", model)
     assert made.policy == StaticTree(3, 2)
     assert made.settings == LoopBack("gain", 0.7, 5)
-    default = source("lookup>layers=1", model)
-    assert default.policy == PayingChain()
+    default = source("lookup>int8", model)
+    assert default.policy == DynamicWindow()
     assert default.settings == LoopBack()
 
 
 def test_levels_nest_to_any_depth_and_are_of_any_kind(model: HFModel) -> None:
-    made = source("lookup>recycle+lookup>layers=1>self", model)
-    assert made.levels == ("lookup", "recycle+lookup", "layers=1", "self")
+    made = source("lookup>recycle+lookup>int8>self", model)
+    assert made.levels == ("lookup", "recycle+lookup", "int8", "self")
     inner = made.lower
-    assert isinstance(inner, HierarchySource)
+    assert isinstance(inner, CascadeSource)
     assert isinstance(made.upper, ModelSource)
     assert isinstance(inner.upper, ModelSource)
-    assert isinstance(inner.lower, HierarchySource)
-    assert isinstance(inner.lower.upper, UnionSource)
-    assert inner.upper.model.capabilities.name == f"{model.capabilities.name}, layers=1"
+    assert isinstance(inner.lower, CascadeSource)
+    assert isinstance(inner.lower.upper, EnsembleSource)
+    assert inner.upper.model.capabilities.name == model.capabilities.name
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("method", ["auto", "hsddw", "dynamic-window", "opt-tree+dynamic-window"])
+@pytest.mark.parametrize("method", ["auto", "hsddw", "dynamic-window"])
 def test_an_engine_of_names_gives_the_targets_text(folder: Path, method: str, temperature: float) -> None:
     params = SamplingParams(max_tokens=TOKENS, temperature=temperature, seed=3)
     plain = load_engine(str(folder), drafter="none").generate(["the rain is in"], params)[0].token_ids
-    engine = load_engine(str(folder), drafter="lookup>layers=1:loop=gain", method=method)
+    engine = load_engine(str(folder), drafter="lookup>int8:loop=gain", method=method)
     assert engine.generate(["the rain is in"], params)[0].token_ids == plain
 
 
@@ -116,18 +115,11 @@ def test_the_target_in_other_numerics_is_loaded_once_more(folder: Path, model: H
     assert g.token_ids == Engine(model).generate([[5, 6, 7]], SamplingParams(max_tokens=TOKENS))[0].token_ids
 
 
-@pytest.mark.parametrize(
-    ("name", "kept"), [("layers=2", (0, 1)), ("layers=0-2.5.7-8", (0, 1, 2, 5, 7, 8)), ("layers=4-4", (4,))]
-)
-def test_layers_are_counted_or_named(name: str, kept: tuple[int, ...]) -> None:
-    assert layers_of(name, 30) == kept
-
-
 def test_hierarchies_learn_and_are_no_models() -> None:
-    for name in ("lookup>layers=2", "lookup>some/model"):
+    for name in ("lookup>fp16w", "lookup>some/model"):
         assert learns(DrafterSpec.parse(name))
         assert not is_model(DrafterSpec.parse(name))
-    for name in ("layers=2", "int8", "auto", "none"):
+    for name in ("int8", "auto", "none"):
         assert not is_model(DrafterSpec.parse(name))
     assert is_model(DrafterSpec.parse("some/model"))
 
@@ -139,28 +131,25 @@ def test_hierarchies_learn_and_are_no_models() -> None:
     ("name", "said"),
     [
         ("lookup>", "'lookup>' has a stage without a name: write it as lookup>int8"),
-        (">layers=1", "has a stage without a name"),
-        ("lookup:loop=never>layers=1", "its first stage has no setting 'loop': it has method and its settings"),
-        ("lookup>layers=1:cap=3", "its last stage has no setting 'cap': it has loop, tau, pending, memory"),
-        ("lookup:cap=2:floor=3>layers=1", "cap is 2 and floor 3"),
-        ("lookup:method=hsddw:start=-1>layers=1", "start is -1.0: use an entropy in nats"),
-        ("lookup:method=chian>layers=1", "no method 'chian': did you mean chain"),
-        ("lookup:depth=x:method=chain>layers=1", "depth is 'x': method chain needs a whole number there"),
-        ("lookup>layers=1:loop=often", "loop is 'often': choose from entropy, gain, always, never"),
-        ("lookup>layers=1:tau=-2", "tau is -2.0: use an entropy in nats"),
-        ("lookup>layers=1:tau=high", "tau is 'high': use an entropy"),
-        ("lookup>layers=1:memory=0.5", "memory is 0.5: use a number of tokens, 1 or more, or inf"),
-        ("lookup>layers=1:memory=long", "memory is 'long': use a number of tokens"),
-        ("lookup:memory=9>layers=1", "method dynamic-window has no setting 'memory'"),
-        ("lookup:method=hsddw:memory=0>layers=1", "memory is 0.0: use a number of tokens"),
-        ("lookup>layers=1:pending=0", "pending is 0: use at least 1 token"),
-        ("lookup>layers=1:pending=few", "pending is 'few': use a whole number"),
-        ("none>layers=1", "none is no stage of a cascade"),
-        ("auto>layers=1", "auto is no stage of a cascade"),
-        ("lookup>layers=9", "drafter 'layers=9': the target has 2 layers: keep 1 to 2 of them"),
-        ("lookup>layers=0-9", "has 2 layers: give numbers from 0 to 1"),
-        ("lookup>layers=two", "write how many layers are kept, as layers=20, or which, as layers=0-9.12.15-29"),
-        ("lookup>layers=", "write how many layers are kept"),
+        (">int8", "has a stage without a name"),
+        ("lookup:loop=never>int8", "its first stage has no setting 'loop': it has method and its settings"),
+        ("lookup>int8:cap=3", "its last stage has no setting 'cap': it has loop, tau, pending, memory"),
+        ("lookup:cap=2:floor=3>int8", "cap is 2 and floor 3"),
+        ("lookup:method=hsddw:start=-1>int8", "start is -1.0: use an entropy in nats"),
+        ("lookup:method=chian>int8", "no method 'chian': did you mean chain"),
+        ("lookup:depth=x:method=chain>int8", "depth is 'x': method chain needs a whole number there"),
+        ("lookup>int8:loop=often", "loop is 'often': choose from entropy, gain, always, never"),
+        ("lookup>int8:tau=-2", "tau is -2.0: use an entropy in nats"),
+        ("lookup>int8:tau=high", "tau is 'high': use an entropy"),
+        ("lookup>int8:memory=0.5", "memory is 0.5: use a number of tokens, 1 or more, or inf"),
+        ("lookup>int8:memory=long", "memory is 'long': use a number of tokens"),
+        ("lookup:share=0.6>int8", "method dynamic-window has no setting 'share'"),
+        ("lookup:method=hsddw:memory=0>int8", "memory is 0.0: use a number of tokens"),
+        ("lookup>int8:pending=0", "pending is 0: use at least 1 token"),
+        ("lookup>int8:pending=few", "pending is 'few': use a whole number"),
+        ("none>int8", "none is no stage of a cascade"),
+        ("auto>int8", "auto is no stage of a cascade"),
+        ("lookup>layers=1", "no drafter 'layers=1'"),
         ("lookup>no-such-folder/x/y", "no drafter 'no-such-folder/x/y'"),
     ],
 )
@@ -170,7 +159,7 @@ def test_names_that_cannot_be_are_answered_in_one_line(model: HFModel, name: str
     assert "\n" not in str(refusal.value)
 
 
-@pytest.mark.parametrize(("name", "level"), [("lookup>{}", 2), ("{}>lookup", 1), ("lookup>{}>layers=1", 2)])
+@pytest.mark.parametrize(("name", "level"), [("lookup>{}", 2), ("{}>lookup", 1), ("lookup>{}>int8", 2)])
 def test_a_level_of_another_vocabulary_is_named_with_both_sizes(
     model: HFModel, tmp_path: Path, name: str, level: int
 ) -> None:
@@ -186,28 +175,28 @@ def test_a_level_that_takes_longer_than_the_target_is_warned_of(
         return costs(0.02 if of is model else 0.03)
 
     monkeypatch.setattr("draftree.drafters.registry.kept_or_measured", slow)
-    with pytest.warns(DraftreeWarning, match=r"stage 2, .*layers=1: its pass takes 30.0 ms and the target's 20.0 ms"):
-        load_drafter("lookup>layers=1", model, StaticTree())
+    with pytest.warns(DraftreeWarning, match=r"stage 2, .*: its pass takes 30.0 ms and the target's 20.0 ms"):
+        load_drafter("lookup>int8", model, StaticTree())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         load_drafter("lookup>self", model, StaticTree())
 
 
 def test_a_recycle_file_is_for_a_level_that_recycles(model: HFModel, tmp_path: Path) -> None:
-    load_drafter("recycle>layers=1", model, StaticTree(), recycle_file=tmp_path / "table.safetensors")
+    load_drafter("recycle>int8", model, StaticTree(), recycle_file=tmp_path / "table.safetensors")
     with pytest.raises(ConfigError, match="does not recycle"):
-        load_drafter("lookup>layers=1", model, StaticTree(), recycle_file=tmp_path / "table.safetensors")
+        load_drafter("lookup>int8", model, StaticTree(), recycle_file=tmp_path / "table.safetensors")
 
 
 def test_a_misspelt_lower_level_is_found_before_anything_is_loaded() -> None:
     with pytest.raises(UnknownNameError, match="no method 'chian'"):
-        load_engine("./never-loaded", drafter="lookup:method=chian>layers=1", method="chain")
+        load_engine("./never-loaded", drafter="lookup:method=chian>int8", method="chain")
 
 
 def test_without_looping_back_every_level_above_the_lowest_never_does() -> None:
     assert str(DrafterSpec.parse("lookup>int8").without_loop_back()) == "lookup>int8:loop=never"
-    whole = DrafterSpec.parse("lookup:method=static:width=3 > layers=2:tau=0.5 > int8:loop=never").without_loop_back()
-    assert str(whole) == "lookup:method=static:width=3>layers=2:tau=0.5:loop=never>int8:loop=never"
+    whole = DrafterSpec.parse("lookup:method=static:width=3 > fp16w:tau=0.5 > int8:loop=never").without_loop_back()
+    assert str(whole) == "lookup:method=static:width=3>fp16w:tau=0.5:loop=never>int8:loop=never"
     assert [stage.loop_back().rule for stage in whole.stages[1:]] == ["never", "never"]
 
 
@@ -239,7 +228,7 @@ def test_the_flag_says_in_a_line_that_a_drafter_is_no_hierarchy(command: list[st
 
 
 def test_the_flag_reaches_the_levels(folder: Path) -> None:
-    command = ["generate", "the rain", "--target", str(folder), "--drafter", "lookup>layers=1", "--no-loop-back"]
+    command = ["generate", "the rain", "--target", str(folder), "--drafter", "lookup>int8", "--no-loop-back"]
     found = CliRunner().invoke(app, [*command, "--raw", "--json", "--max-tokens", "12"])
     assert found.exit_code == 0, found.output
     stats = json.loads(found.stdout)["stats"]

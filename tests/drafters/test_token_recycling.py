@@ -12,11 +12,11 @@ from safetensors.torch import load_file, save_file
 
 from draftree.config import Budget, SamplingParams
 from draftree.drafters.base import TreeDrafter
-from draftree.drafters.token_recycling import ANY, RecycleSource, SuccessorTable, read_entries, vocabulary_of
+from draftree.drafters.token_recycling import ANY, SuccessorTable, TokenRecyclingSource, read_entries, vocabulary_of
 from draftree.engine import Engine
 from draftree.errors import ConfigError, DraftreeWarning
 from draftree.outcome import Outcome, StepCost, Successors
-from draftree.policies.entropy import StaticTree
+from draftree.policies.fixed import StaticTree
 from draftree.policies.methods import METHODS
 from draftree.request import Request
 from draftree.text import NoText
@@ -96,13 +96,13 @@ def pair(one: int, two: int) -> DraftTree:
     return DraftTree(tokens, torch.full_like(tokens, -1), torch.ones_like(tokens), zeros, zeros)
 
 
-def prepared(width: int = 2, file: Path | None = None) -> RecycleSource:
-    source = RecycleSource(width, file)
+def prepared(width: int = 2, file: Path | None = None) -> TokenRecyclingSource:
+    source = TokenRecyclingSource(width, file)
     source.prepare(ToyModel(10))
     return source
 
 
-def taught(source: RecycleSource) -> Request:
+def taught(source: TokenRecyclingSource) -> Request:
     """After token 1 comes 2 or 3, after 2 comes 4, after 3 comes 1, as one verified tree has shown."""
     request = request_of(0, 1)
     source.open(request)
@@ -113,7 +113,7 @@ def taught(source: RecycleSource) -> Request:
     return request
 
 
-def drafted(source: RecycleSource, request: Request, nodes: int = 20) -> DraftTree:
+def drafted(source: TokenRecyclingSource, request: Request, nodes: int = 20) -> DraftTree:
     return TreeDrafter(StaticTree(width=2, depth=3), source).propose([request], [Budget(nodes)])[0]
 
 
@@ -157,7 +157,7 @@ def test_the_accepted_path_counts_more_than_a_rejected_node_with_the_same_token(
 
 def test_sequences_share_what_was_seen() -> None:
     model = target()
-    drafter = TreeDrafter(StaticTree(width=4, depth=2), RecycleSource())
+    drafter = TreeDrafter(StaticTree(width=4, depth=2), TokenRecyclingSource())
     engine = Engine(model, drafter, nodes=20)
     first, again = (engine.generate(PROMPTS[:1], SamplingParams(max_tokens=TOKENS))[0] for _ in range(2))
     assert first.token_ids == again.token_ids
@@ -169,7 +169,7 @@ def test_sequences_share_what_was_seen() -> None:
 def test_the_text_is_that_of_plain_decoding(method: str, temperature: float) -> None:
     model, params = target(), SamplingParams(max_tokens=TOKENS, temperature=temperature, seed=4)
     want = [g.token_ids for g in Engine(model).generate(PROMPTS, params)]
-    engine = Engine(model, TreeDrafter(policy(method), RecycleSource()), nodes=9)
+    engine = Engine(model, TreeDrafter(policy(method), TokenRecyclingSource()), nodes=9)
     assert [g.token_ids for g in engine.generate(PROMPTS, params)] == want
     assert engine.generate(PROMPTS[1:2], params)[0].token_ids == want[1]
 
@@ -199,7 +199,7 @@ class Laws(Observer):
 def test_a_drafter_is_told_what_the_target_says_after_every_node(verification: str) -> None:
     laws = Laws(3)
     params = [SamplingParams(max_tokens=8, temperature=t, seed=2) for t in (0.0, 1.0, 0.7)]
-    made = TreeDrafter(StaticTree(width=2, depth=2), RecycleSource(3))
+    made = TreeDrafter(StaticTree(width=2, depth=2), TokenRecyclingSource(3))
     for each in (params, params[:1] * 3):
         Engine(target(), made, nodes=6, verification=verification, observers=[laws]).generate(PROMPTS, each)
     assert laws.seen > 60
@@ -207,12 +207,12 @@ def test_a_drafter_is_told_what_the_target_says_after_every_node(verification: s
 
 def test_drawn_children_are_refused() -> None:
     with pytest.raises(ConfigError, match="learn from all requests.*use verification match"):
-        Engine(target(), TreeDrafter(StaticTree(), RecycleSource()), verification="multi-round")
+        Engine(target(), TreeDrafter(StaticTree(), TokenRecyclingSource()), verification="multi-round")
 
 
 def test_a_width_below_1_is_refused() -> None:
     with pytest.raises(ConfigError, match="keeps 0 successors"):
-        RecycleSource(0)
+        TokenRecyclingSource(0)
 
 
 class TestFile:
@@ -252,7 +252,7 @@ class TestFile:
         source = prepared(file=tmp_path / "seen")
         source.close(taught(source))
         with pytest.raises(ConfigError, match="another vocabulary: give a file"):
-            RecycleSource(2, tmp_path / "seen").prepare(ToyModel(11))
+            TokenRecyclingSource(2, tmp_path / "seen").prepare(ToyModel(11))
 
     def test_a_missing_folder_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="cannot read recycle file"):

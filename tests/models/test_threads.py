@@ -122,7 +122,7 @@ def test_threads_may_take_turns(model: HFModel, wanted: list[list[int]]) -> None
     assert taken == wanted[0]
 
 
-@pytest.mark.parametrize("other", ["int8", "layers=1", "self"])
+@pytest.mark.parametrize("other", ["int8", "self"])
 def test_what_drafts_on_the_targets_weights_is_held_with_it(other: str) -> None:
     target = HFModel(tiny(), numerics="fp32")
     made = Engine(target, load_drafter(other, target, policy("static")), nodes=4)

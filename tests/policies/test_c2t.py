@@ -15,7 +15,7 @@ from torch import Tensor
 
 from draftree.config import Budget, SamplingParams
 from draftree.drafters.base import TreeDrafter
-from draftree.drafters.registry import load_drafter, resolved
+from draftree.drafters.registry import check_made_for, load_drafter, provenance, resolved
 from draftree.drafters.spec import DrafterSpec
 from draftree.engine import Engine
 from draftree.errors import ConfigError, DraftreeWarning
@@ -24,7 +24,7 @@ from draftree.models.eagle_file import SHIPPED, load_head, read_head, save_head
 from draftree.models.huggingface import HFModel
 from draftree.models.probe import fingerprint
 from draftree.policies.base import Frontier
-from draftree.policies.c2t import ClassifierTree, Score, provenance
+from draftree.policies.c2t import ClassifierTree, Score
 from draftree.policies.classifier import DEFAULT, DEFAULT_WIDTH, Classifier, read_classifier
 from draftree.policies.methods import find_policy
 from draftree.tree import ROOT, DraftTree
@@ -226,29 +226,29 @@ def test_a_classifier_of_another_head_warns(tmp_path_factory: pytest.TempPathFac
     old, new = (saved_head(folder, model, seed) for seed, folder in enumerate(folders))
     learned = load_drafter(old, model, ClassifierTree(NET))
     assert isinstance(learned, TreeDrafter)
-    policy = ClassifierTree(NET, made_for=provenance(model, learned.source.parts))
-    Engine(model, load_drafter(old, model, policy))
-    with pytest.warns(DraftreeWarning, match="the classifier learned from target .* and drafter head head") as warned:
-        Engine(model, load_drafter(new, model, policy))
+    policy = ClassifierTree(NET, made_for=provenance(model, learned.source, old))
+    load_drafter(old, model, policy)
+    with pytest.warns(DraftreeWarning, match="the classifier learned from target .* and drafter ") as warned:
+        load_drafter(new, model, policy)
     weights = [load_head(Path(folder), model).capabilities.fingerprint for folder in (old, new)]
     assert all(each in str(warned[0].message) for each in weights)
 
 
 def test_a_classifier_of_another_target_or_drafter_warns() -> None:
     model = target()
-    policy = ClassifierTree(NET, made_for=provenance(model, [source("relative", model)]))
-    Engine(model, drafter("relative", model, policy))
+    made_for = provenance(model, source("relative", model), "relative")
+    check_made_for(made_for, made_for)
     with pytest.warns(DraftreeWarning, match="not from target .* and drafter lookup .lookup.: drafts may be worse"):
-        Engine(model, drafter("lookup", model, policy))
+        check_made_for(made_for, provenance(model, source("lookup", model), "lookup"))
     other = HFModel(tiny(seed=5), self_test=False)
     with pytest.warns(DraftreeWarning):
-        Engine(other, drafter("relative", other, policy))
+        check_made_for(made_for, provenance(other, source("relative", other), "relative"))
 
 
 def test_names_do_not_matter_where_weights_are_the_same() -> None:
     model = HFModel(tiny(), name="elsewhere/tiny", self_test=False)
-    policy = ClassifierTree(NET, made_for=replace(provenance(model, [source("self", model)]), target="tiny"))
-    Engine(model, drafter("self", model, policy))
+    used = provenance(model, source("self", model), "self")
+    check_made_for(replace(used, target="tiny", drafter="it"), used)
 
 
 @pytest.mark.parametrize("name", [DEFAULT, DEFAULT_WIDTH])
@@ -257,15 +257,14 @@ def test_the_shipped_classifiers_belong_to_the_shipped_head(name: str) -> None:
     made_for = read_classifier(name).made_for
     assert made_for.drafter_weights == fingerprint(read_head(SHIPPED / "smollm2")[1].parameters())
     assert (made_for.target, made_for.drafter) == ("smollm2", "head")
-    assert find_policy("c2t").partner == "head"
+    assert find_policy("c2t").made_for == read_classifier(DEFAULT).made_for
 
 
 def test_a_target_without_a_head_gets_lookup_and_a_warning() -> None:
     model = target()
     assert str(resolved(DrafterSpec.parse("auto"), model, find_policy("c2t"))) == "lookup"
-    made = load_drafter("auto", model, find_policy("c2t"))
     with pytest.warns(DraftreeWarning, match="and drafter head .* not from target .* and drafter lookup"):
-        Engine(model, made)
+        made = load_drafter("auto", model, find_policy("c2t"))
     assert made.name == "lookup"
 
 
@@ -297,10 +296,3 @@ def test_nothing_is_drafted_where_there_are_no_candidates() -> None:
 def test_a_value_out_of_range_is_named(settings: dict[str, float | str], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         find_policy("c2t", settings)
-
-
-def test_a_chain_has_no_second_candidate_to_tell_a_margin_by() -> None:
-    net = Classifier(("margin",), ((1.0,),), (0.0,), (1.0,), 0.0)
-    assert ClassifierTree(net, width=2).width == 2
-    with pytest.raises(ConfigError, match="width is 1, and the classifier sees the margin .* use at least 2"):
-        ClassifierTree(net, width=1)

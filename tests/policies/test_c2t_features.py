@@ -55,7 +55,6 @@ def test_each_feature_is_what_its_name_says() -> None:
         torch.tensor([1, 1, 2]),
         torch.tensor([half, quarter, 3 * half]),
         torch.tensor([1.0, 1.0, 0.3]),
-        origins=torch.tensor([0b001, 0b011, 0b100]),
     )
     found = dict(zip(NAMES, features(of_tree(tree), NAMES).T, strict=True))
     want = {
@@ -63,13 +62,7 @@ def test_each_feature_is_what_its_name_says() -> None:
         "entropy": [1.0, 1.0, 0.3],
         "depth": [0, 0, 1],
         "log-probability": [half, quarter, 3 * half],
-        "step": [0.5, 0.25, 0.25],
         "rank": [0, 1, 0],
-        "margin": [0.25, 0.25, 0.25],
-        "entropy-variance": [0, 0, 0.35**2],
-        "source-1": [1, 1, 0],
-        "source-2": [0, 1, 0],
-        "source-3": [0, 0, 1],
     }
     for name, values in want.items():
         assert found[name].tolist() == pytest.approx(values), name
@@ -82,6 +75,6 @@ def test_the_empty_tree_has_no_features() -> None:
 
 def test_what_is_no_candidate_has_finite_features() -> None:
     none = torch.full((1, 2), -math.inf)
-    zeros, whole = torch.zeros(1, 2), torch.zeros(1, 2, dtype=torch.int64)
-    columns = Columns(none, none, zeros, zeros + 1, zeros, whole, lambda: zeros, lambda: zeros)
+    zeros = torch.zeros(1, 2)
+    columns = Columns(none, zeros, zeros + 1, zeros)
     assert bool(features(columns, NAMES).isfinite().all())

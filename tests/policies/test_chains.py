@@ -1,4 +1,4 @@
-"""The dynamic window: tau on scripted entropies and outcomes, and the stop rule inside other trees."""
+"""The dynamic window: tau on scripted entropies and outcomes."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ import pytest
 from draftree.config import Budget
 from draftree.drafters.base import TreeDrafter
 from draftree.drafters.distributions import Drawing
-from draftree.drafters.source import Scorer, Source
-from draftree.errors import ConfigError
+from draftree.drafters.source import Scorer, TokenSource
+from draftree.errors import ConfigError, UnknownNameError
 from draftree.outcome import Outcome, StepCost
 from draftree.policies.chains import DynamicWindow, Threshold, Window
-from draftree.policies.fixed import RankTree
-from draftree.policies.methods import METHODS, find_method, find_policy
+from draftree.policies.methods import find_policy
 from draftree.request import Request
 from draftree.tree import DraftTree
 
@@ -25,7 +24,7 @@ from ..toy import Path, ScriptedScorer
 STEP = StepCost(batch=1, draft=1.0, verify=1.0, other=0.0, draft_passes=0)
 
 
-class Unsure(Source):
+class Unsure(TokenSource):
     """Says token 0, then 1, ... after every node, with entropies from a script by path."""
 
     def __init__(self, entropy: Callable[[Path], float]) -> None:
@@ -81,7 +80,8 @@ def test_tau_is_the_mean_entropy_of_rejected_tokens() -> None:
 
     The first draft goes to the cap; later ones end with the first token above tau, which is kept.
     """
-    policy = find_policy("hsddw")
+    policy = find_policy("dynamic-window")
+    assert policy == find_policy("hsddw")
     assert isinstance(policy, DynamicWindow)
     script, lengths, taus = Script(policy, 0.1, 0.4, 0.9, 1.6, 2.5), [], []
     for accepted in (2, 0, 3):  # rejected: the token of entropy 0.9, that of 0.1, none
@@ -115,13 +115,6 @@ def test_a_rejection_in_the_first_draft_sets_tau() -> None:
     script = Script(DynamicWindow(), 0.7, 0.3, 0.9)
     script.step(2)
     assert script.tau == pytest.approx(0.9)
-
-
-def test_tau_may_be_a_share_of_the_mean() -> None:
-    script = Script(DynamicWindow(Window(start=2.0, share=0.5)), 0.7, 0.3, 0.9)
-    assert script.tau == 2.0
-    script.step(2)
-    assert script.tau == pytest.approx(0.45)
 
 
 def test_each_sequence_has_its_own_tau() -> None:
@@ -172,42 +165,6 @@ def test_the_node_budget_bounds_the_draft_too() -> None:
     assert Script(DynamicWindow(Window(start=5.0)), 0.1).step(0, nodes=3) == 3
 
 
-# any tree
-
-
-def test_a_tree_ends_below_unsure_nodes_and_goes_on_below_others() -> None:
-    policy = find_policy("static+dynamic-window", {"width": 2, "depth": 3, "start": 1.0})
-    drafter = TreeDrafter(policy, Unsure(lambda path: 2.0 if path[:1] == (1,) else 0.5))
-    tree = drafter.propose([request_of()], [Budget(30)])[0]
-    assert tree.tokens.tolist() == [0, 1, 0, 1, 0, 1, 0, 1, 0, 1]
-    assert tree.parents.tolist() == [-1, -1, 0, 0, 1, 1, 2, 2, 3, 3]
-
-
-def test_a_tree_without_what_crossed_ends_one_layer_earlier() -> None:
-    policy = find_policy("static+dynamic-window", {"width": 2, "depth": 3, "start": 1.0, "crossing": "drop"})
-    drafter = TreeDrafter(policy, Unsure(lambda path: 2.0 if path[:1] == (1,) else 0.5))
-    assert drafter.propose([request_of()], [Budget(30)])[0].parents.tolist() == [-1, -1, 0, 0, 2, 2, 3, 3]
-
-
-@pytest.mark.parametrize(
-    "method", [m.name for m in METHODS.values() if m.complete and m.name not in ("hsddw", "dynamic-window")]
-)
-def test_every_method_takes_the_stop_rule_with_its_own_settings(method: str) -> None:
-    made = find_method(f"{method}+dynamic-window")
-    assert set(made.settings) == {*METHODS[method].settings, *METHODS["hsddw"].settings}
-    policy = made.policy({"cap": "7"})
-    assert isinstance(policy, DynamicWindow)
-    assert policy.tree == METHODS[method].policy()
-    assert policy.by_value == policy.tree.by_value
-    assert policy.window == Window(1.0, 0.6, cap=7, memory=20)
-
-
-def test_a_tree_that_fixes_its_drafter_still_does() -> None:
-    tree = RankTree(((0,),))
-    assert DynamicWindow(tree=tree).partner is tree.partner
-    assert DynamicWindow(tree=tree).width_for(9) == 1
-
-
 # bad input
 
 
@@ -220,10 +177,9 @@ def test_a_tree_that_fixes_its_drafter_still_does() -> None:
         ({"start": "-0.5"}, "start is -0.5: use an entropy in nats, 0 or more, or 'first'"),
         ({"start": "nan"}, "start is nan: use an entropy"),
         ({"start": "low"}, "start is 'low': use an entropy"),
-        ({"share": "0"}, "share is 0.0: use a positive number; 1 is the paper's"),
+        ({"share": "0.6"}, "no setting 'share'"),
         ({"memory": "0.5"}, "memory is 0.5: use a number of tokens, 1 or more, or inf"),
         ({"memory": "nan"}, "memory is nan"),
-        ({"share": "most"}, "share is 'most': method hsddw needs a number there"),
         ({"memory": "long"}, "memory is 'long': method hsddw needs a number there"),
         ({"crossing": "maybe"}, "crossing is 'maybe': the token that crosses the threshold is to 'keep' or to 'drop'"),
     ],
@@ -234,13 +190,7 @@ def test_nonsense_is_named_with_a_way_out(settings: dict[str, str], said: str) -
     assert "\n" not in str(refusal.value)
 
 
-@pytest.mark.parametrize("settings", [{"cap": "2", "floor": "3"}, {"floor": "0"}, {"cap": "100000"}, {"share": "0.6"}])
-def test_the_chain_by_costs_has_lengths_alone(settings: dict[str, str]) -> None:
-    with pytest.raises(ConfigError, match=next(iter(settings))):
-        find_policy("dynamic-window", settings)
-
-
-@pytest.mark.parametrize("name", ["hsddw", "dynamic-window", "static+dynamic-window"])
-def test_two_stop_rules_are_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match="has two stop rules"):
-        find_policy(f"{name}+dynamic-window")
+@pytest.mark.parametrize("name", ["static+dynamic-window", "hsddw+dynamic-window"])
+def test_no_stop_rule_goes_on_top_of_a_method(name: str) -> None:
+    with pytest.raises(UnknownNameError, match="no method"):
+        find_policy(name)

@@ -15,8 +15,10 @@ from torch import Tensor
 
 from draftree.config import MAX_NODES, Budget
 from draftree.errors import ConfigError
-from draftree.policies.base import GrowthPolicy
-from draftree.policies.entropy import MAX_WIDTH, BranchingSteps, EntropyStop, EntropyTree, StaticTree, Steps, fit
+from draftree.policies.base import MAX_WIDTH, GrowthPolicy
+from draftree.policies.chains import EntropyStop
+from draftree.policies.entropy import BranchingSteps, EntropyTree, Steps, fit
+from draftree.policies.fixed import StaticTree
 from draftree.policies.methods import METHODS, find_policy
 from draftree.tree import ROOT, DraftTree
 
@@ -425,4 +427,3 @@ def test_methods_have_node_budgets_of_their_own() -> None:
     unbounded = {"dynamic-width", "dynamic-width-depth"}
     assert {m.name for m in METHODS.values() if m.nodes == MAX_NODES} == unbounded
     assert {m.nodes for m in METHODS.values() if m.name not in unbounded} == {31}
-    assert find_policy("dynamic-width+dynamic-window").default_nodes == MAX_NODES

@@ -12,7 +12,7 @@ import pytest
 from draftree.config import MAX_NODES, Budget
 from draftree.errors import ConfigError
 from draftree.policies.base import GrowthPolicy
-from draftree.policies.fixed import EAGLE, Pair, Ranks, RankTree, short_name
+from draftree.policies.fixed import EAGLE, Ranks, RankTree
 from draftree.policies.methods import find_policy
 from draftree.tree import ROOT, DraftTree
 
@@ -125,24 +125,6 @@ def test_the_last_level_of_binary_takes_the_most_probable_paths() -> None:
 def test_what_is_no_tree_is_refused_by_its_first_node_at_fault(given: Any, named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         RankTree(given)
-
-
-@pytest.mark.parametrize(
-    ("name", "short"),
-    [("smollm2", "smollm2"), ("org/Model-7B", "Model-7B"), ("./models/tiny/", "tiny"), (r"C:\models\tiny", "tiny")],
-)
-def test_a_model_keeps_its_short_name_on_another_machine(name: str, short: str) -> None:
-    assert short_name(name) == short
-
-
-def test_a_tree_is_refused_for_models_that_it_was_not_made_for() -> None:
-    tree = RankTree(EAGLE, Pair("org/big", "org/small"))
-    tree.check("/models/big", "small")
-    RankTree(EAGLE).check("anything", "lookup")
-    with pytest.raises(ConfigError, match="made for target 'org/big', not 'org/huge'"):
-        tree.check("org/huge", "org/small")
-    with pytest.raises(ConfigError, match="made for drafter 'org/small', not 'lookup'"):
-        tree.check("org/big", "lookup")
 
 
 def random_tree(dice: Random) -> tuple[Ranks, ...]:

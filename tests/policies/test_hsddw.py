@@ -13,11 +13,11 @@ from typer.testing import CliRunner
 from draftree.cli.main import app
 from draftree.config import MAX_NODES, Budget, SamplingParams
 from draftree.drafters.base import TreeDrafter
-from draftree.drafters.cascade.stages import HierarchySource
+from draftree.drafters.cascade.stages import CascadeSource
 from draftree.drafters.cascade.stopping_rule import LoopBack
 from draftree.drafters.distributions import Drawing
 from draftree.drafters.registry import load_drafter
-from draftree.drafters.source import Scorer, Source
+from draftree.drafters.source import Scorer, TokenSource
 from draftree.drafters.spec import DrafterSpec
 from draftree.load import load_engine
 from draftree.models.base import LanguageModel
@@ -26,7 +26,7 @@ from draftree.models.huggingface import HFModel
 from draftree.models.load import load
 from draftree.outcome import Outcome, StepCost
 from draftree.policies.chains import CHAIN, DynamicWindow, Window
-from draftree.policies.entropy import StaticTree
+from draftree.policies.fixed import StaticTree
 from draftree.policies.methods import find_policy
 from draftree.records import RunRecord
 from draftree.request import Request
@@ -43,7 +43,7 @@ Rule = Callable[[Nodes], tuple[int, float]]
 """Path from the root -> the next token, and the entropy of its distribution."""
 
 
-class Scripted(Source):
+class Scripted(TokenSource):
     """Predicts by a rule, which may be replaced between steps."""
 
     def __init__(self, rule: Rule) -> None:
@@ -72,7 +72,7 @@ class Levels:
         assert isinstance(window, DynamicWindow)
         self.request, self.window = request_of(1, 2), window
         self.lower, self.upper = Scripted(lower), Scripted(upper)
-        self.source = HierarchySource(self.lower, self.upper, window, above.loop_back())
+        self.source = CascadeSource(self.lower, self.upper, window, above.loop_back())
         self.drafter = TreeDrafter(CHAIN, self.source)
         self.drafter.open(self.request)
 
@@ -85,7 +85,7 @@ class Levels:
 
     @property
     def taus(self) -> tuple[float, float]:
-        return self.window.threshold(self.request).value, self.source.decider.threshold(self.request).value
+        return self.window.threshold(self.request).value, self.source.rule.threshold(self.request).value
 
     @property
     def proposed(self) -> int:
@@ -180,38 +180,35 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> None:
         return costs(1e-9 * model.capabilities.parameters)
 
     monkeypatch.setattr("draftree.drafters.registry.kept_or_measured", found)
-    monkeypatch.setattr("draftree.policies.stopping.kept_or_measured", found)
 
 
-def loaded(name: str, method: str, model: HFModel) -> tuple[TreeDrafter, HierarchySource]:
+def loaded(name: str, method: str, model: HFModel) -> tuple[TreeDrafter, CascadeSource]:
     made = load_drafter(name, model, find_policy(method))
     assert isinstance(made, TreeDrafter)
-    assert isinstance(made.source, HierarchySource)
+    assert isinstance(made.source, CascadeSource)
     return made, made.source
 
 
 def test_the_method_hsddw_over_a_hierarchy_is_the_published_one(folder: Path) -> None:
     """One method name sets all: M1's window, and a run that tau2 and its cap alone end."""
-    made, source = loaded("lookup>layers=1", "hsddw", load(str(folder)))
+    made, source = loaded("lookup>int8", "hsddw", load(str(folder)))
     assert made.policy == StaticTree(1, MAX_NODES)
-    assert source.policy == DynamicWindow(Window(None, 1.0, True, 1, 10, math.inf))
+    assert source.policy == DynamicWindow(Window(None, True, 1, 10, math.inf))
     assert source.settings == LoopBack("entropy", None, 50, math.inf)
 
 
 def test_a_level_with_a_method_of_its_own_keeps_it(folder: Path) -> None:
     model = load(str(folder))
     for below in ("lookup:method=static:depth=2", "lookup:cap=7"):
-        _, source = loaded(f"{below}>layers=1", "hsddw", model)
-        assert source.policy == DrafterSpec.parse(f"{below}>layers=1").stages[0].policy()
-    made, _ = loaded("lookup>layers=1", "static+dynamic-window", model)
-    assert isinstance(made.policy, DynamicWindow)
+        _, source = loaded(f"{below}>int8", "hsddw", model)
+        assert source.policy == DrafterSpec.parse(f"{below}>int8").stages[0].policy()
 
 
 def test_a_middle_level_has_settings_of_both_roles() -> None:
-    _, middle, _ = DrafterSpec.parse("lookup>layers=1:method=hsddw:cap=4:memory=9:tau=0.5>int8").stages
+    _, middle, _ = DrafterSpec.parse("lookup>fp16w:method=hsddw:cap=4:memory=9:tau=0.5>int8").stages
     assert middle.policy() == DynamicWindow(Window(cap=4, memory=9.0))
     assert middle.loop_back() == LoopBack(tau=0.5, memory=9.0)
-    _, other, _ = DrafterSpec.parse("lookup>layers=1:method=chain:memory=9>int8").stages
+    _, other, _ = DrafterSpec.parse("lookup>fp16w:method=chain:memory=9>int8").stages
     assert other.policy() == StaticTree(1, 4)
     assert other.loop_back().memory == 9.0
 
@@ -219,8 +216,8 @@ def test_a_middle_level_has_settings_of_both_roles() -> None:
 @pytest.mark.parametrize(
     ("drafter", "method", "memories"),
     [
-        ("lookup>layers=1", "hsddw", ("Infinity", "Infinity")),
-        ("lookup:method=hsddw:memory=30>layers=1:loop=entropy:tau=first:memory=40", "chain", (30.0, 40.0)),
+        ("lookup>int8", "hsddw", ("Infinity", "Infinity")),
+        ("lookup:method=hsddw:memory=30>int8:loop=entropy:tau=first:memory=40", "chain", (30.0, 40.0)),
     ],
 )
 def test_memories_reach_both_levels_from_the_command_line(
@@ -238,7 +235,7 @@ def test_memories_reach_both_levels_from_the_command_line(
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
-@pytest.mark.parametrize("drafter", ["lookup", "layers=1", "lookup>layers=1", "lookup:method=hsddw:crossing=drop>self"])
+@pytest.mark.parametrize("drafter", ["lookup", "int8", "lookup>int8", "lookup:method=hsddw:crossing=drop>self"])
 def test_ids_are_those_of_autoregressive_decoding(folder: Path, drafter: str, temperature: float) -> None:
     params = SamplingParams(max_tokens=40, temperature=temperature, seed=5)
     prompts = ["the rain is in", "a rose is a rose is a"]

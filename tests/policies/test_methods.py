@@ -9,10 +9,12 @@ import pytest
 from draftree.config import DEFAULT_NODES, Budget
 from draftree.errors import ConfigError, UnknownNameError
 from draftree.policies.base import GrowthPolicy
-from draftree.policies.chains import DynamicWindow, Window
-from draftree.policies.entropy import BranchingSteps, EntropyStop, EntropyTree, StaticTree
+from draftree.policies.chains import DynamicWindow, EntropyStop, Window
+from draftree.policies.entropy import BranchingSteps, EntropyTree
+from draftree.policies.fixed import StaticTree
 from draftree.policies.methods import DEFAULT_METHOD, METHODS, find_method, find_policy
 
+from ..drafters.test_ensemble import request_of
 from ..toy import ScriptedScorer, trees_of
 
 NUMBERS = [
@@ -20,11 +22,10 @@ NUMBERS = [
 ]
 
 
-@pytest.mark.parametrize(
-    "name", [m.name for m in METHODS.values() if m.complete and m.name not in ("auto", "dynamic-window")]
-)
+@pytest.mark.parametrize("name", [m.name for m in METHODS.values() if m.complete and m.name != "auto"])
 def test_every_method_drafts_with_its_defaults(name: str) -> None:
     policy = find_policy(name)
+    policy.plan([request_of(1)], [Budget(12)])
     tree = trees_of(ScriptedScorer(lambda row, path: (range(7), [-0.5] * 7, 0.5)), policy, [Budget(12)])[0]
     assert 4 <= len(tree) <= 12
 
@@ -36,7 +37,7 @@ def test_every_method_drafts_with_its_defaults(name: str) -> None:
         ("early-stop", EntropyStop(stop=1.0, width=1)),
         ("naive-width", EntropyStop(stop=1.0, width=4)),
         ("static", StaticTree(width=2, depth=4)),
-        ("hsddw", DynamicWindow(Window(start=None, share=1.0, keep=True, floor=1, cap=10, memory=math.inf))),
+        ("hsddw", DynamicWindow(Window(start=None, keep=True, floor=1, cap=10, memory=math.inf))),
         ("dynamic-width", EntropyTree(BranchingSteps(0.02, 1.0, 4.0, 7), None, width=7, depth=4)),
         ("dynamic-width-depth", EntropyTree(BranchingSteps(0.02, 1.0, 4.0, 7, 1.75), None, width=7, depth=8)),
     ],

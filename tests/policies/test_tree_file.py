@@ -14,7 +14,8 @@ from draftree.drafters.registry import load_drafter
 from draftree.engine import Engine
 from draftree.errors import ConfigError, RunError, UnknownNameError
 from draftree.load import load_engine
-from draftree.policies.fixed import Pair, RankTree, read_tree
+from draftree.policies.base import Provenance
+from draftree.policies.fixed import RankTree, read_tree
 from draftree.policies.methods import find_policy
 
 from ..pairs import TREE, save_tree, target
@@ -28,7 +29,7 @@ def path(tmp_path: Path) -> Path:
 
 def test_what_is_saved_comes_back(path: Path, tmp_path: Path) -> None:
     found = read_tree(str(path))
-    assert found.made_for == Pair("big", "small")
+    assert found.made_for == Provenance("big", "small")
     assert found.tree == TREE
     assert found.counts.acceptance[1].tolist() == [0.5, pytest.approx(1 / 6), 0.0, 0.0]
     found.save(tmp_path / "again.json")
@@ -43,12 +44,12 @@ def test_the_expected_acceptance_length_is_that_of_the_table(path: Path) -> None
 
 def test_the_file_is_short_and_has_a_line_for_each_field(path: Path) -> None:
     lines = path.read_text().splitlines()
-    assert len(lines) == 2 + 10
+    assert len(lines) == 2 + 12
     assert '  "accepted": [[5, 2, 1, 1], [3, 1, 0, 0], [2, 0, 0, 0]],' in lines
 
 
 def test_the_method_is_the_tree_for_its_models(path: Path) -> None:
-    assert find_policy("sequoia", {"tree": str(path)}) == RankTree(TREE, Pair("big", "small"))
+    assert find_policy("sequoia", {"tree": str(path)}) == RankTree(TREE, Provenance("big", "small"))
 
 
 def test_a_drafter_is_not_loaded_for_a_tree_of_other_models(path: Path) -> None:

@@ -12,8 +12,8 @@ import torch
 from draftree.config import SamplingParams
 from draftree.drafters.base import Drafter, TreeDrafter
 from draftree.drafters.distributions import Drawing
-from draftree.drafters.eagle import HeadSource
-from draftree.drafters.source import Scorer, Source
+from draftree.drafters.eagle import EagleSource
+from draftree.drafters.source import Scorer, TokenSource
 from draftree.engine import Engine
 from draftree.errors import ConfigError, ModelFileError, RunError
 from draftree.policies.classifier import FEATURES, of_tree
@@ -45,7 +45,7 @@ PROMPTS = [[3, 14, 15, 9, 2, 6, 14, 15], [27, 1, 8], [31, 41, 5, 9, 26, 53, 58, 
 P = list(FEATURES).index("probability")
 
 
-class Coin(Source):
+class Coin(TokenSource):
     """Says after everything: token 1 with probability 0.7, token 2 with 0.3."""
 
     @property
@@ -240,7 +240,7 @@ def test_settings_out_of_range_are_refused(change: dict[str, object], named: str
 @pytest.mark.parametrize("name", ["head", "recycle"])
 def test_a_drafter_that_reads_hidden_states_or_laws_gets_them(name: str, tmp_path: Path) -> None:
     model = target()
-    drafts = TreeDrafter(full_trees(), HeadSource(trained(model), VOCAB) if name == "head" else source(name, model))
+    drafts = TreeDrafter(full_trees(), EagleSource(trained(model), VOCAB) if name == "head" else source(name, model))
     drafts.prepare(model)
     store = SampleStore.open(tmp_path / "data", recipe())
     collect(store, model, drafts, PROMPTS, most=10**6, rows=2, tell=lambda count: None)

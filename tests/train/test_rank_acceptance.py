@@ -12,11 +12,12 @@ import torch
 from draftree.config import SamplingParams
 from draftree.drafters.base import Drafter, TreeDrafter
 from draftree.drafters.draft_model import ModelSource
-from draftree.drafters.ngram import LookupSource, NgramIndex
+from draftree.drafters.ngram import NgramIndex, NgramSource
 from draftree.engine import Engine
 from draftree.errors import ConfigError, RunError
 from draftree.models.huggingface import HFModel
-from draftree.policies.fixed import Counts, Pair
+from draftree.policies.base import Provenance
+from draftree.policies.fixed import Counts
 from draftree.sampling import gumbel_noise
 from draftree.train.rank_acceptance import Calibration, Tally, TruePath, conclude, measure, ranks_along
 
@@ -29,7 +30,7 @@ TOKENS = 24
 
 def calibration(**changes: object) -> Calibration:
     settings: dict[str, object] = {
-        "made_for": Pair("tiny", "it"),
+        "made_for": Provenance("tiny", "it"),
         "prompts": PROMPTS,
         "depth": 4,
         "stride": 3,
@@ -83,7 +84,7 @@ def test_the_ranks_of_a_model_are_those_of_a_plain_forward(stride: int, temperat
 
 def test_the_ranks_of_lookup_are_those_of_its_index_at_the_start_of_the_draft() -> None:
     policy = TruePath()
-    source = LookupSource(shortest=1)
+    source = NgramSource(shortest=1)
     made = TreeDrafter(policy, source)
     output, _ = decoded(PROMPTS[0])
     for start, ranks in zip(range(1, len(output)), along(made, policy, 1), strict=True):
@@ -98,7 +99,7 @@ def test_the_ranks_of_lookup_are_those_of_its_index_at_the_start_of_the_draft() 
 
 def test_a_draft_ends_at_the_first_token_without_a_rank() -> None:
     policy = TruePath()
-    for ranks in along(TreeDrafter(policy, LookupSource(shortest=1)), policy, 1):
+    for ranks in along(TreeDrafter(policy, NgramSource(shortest=1)), policy, 1):
         assert None not in ranks[:-1]
         assert 1 <= len(ranks) <= 4
 
@@ -136,7 +137,7 @@ def test_prompts_that_are_done_are_not_decoded_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"made_for": Pair("tiny", "another")},
+        {"made_for": Provenance("tiny", "another")},
         {"prompts": PROMPTS[:2]},
         {"depth": 5},
         {"stride": 2},

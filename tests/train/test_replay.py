@@ -3,26 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import pytest
 
-from draftree.bench.trees import Step, replay
 from draftree.config import SamplingParams
-from draftree.drafters.base import TreeDrafter
-from draftree.drafters.eagle import HeadSource
-from draftree.drafters.ensemble import UnionSource
-from draftree.drafters.source import Source
+from draftree.drafters.base import Drafter, TreeDrafter
+from draftree.drafters.eagle import EagleSource
+from draftree.drafters.ensemble import EnsembleSource
+from draftree.drafters.source import TokenSource
 from draftree.engine import Engine
 from draftree.models.huggingface import HFModel
 from draftree.outcome import Outcome
 from draftree.policies.best_paths import OptTree
 from draftree.trace import Observer
+from draftree.train.replay import Replay
 
 from ..heads import trained
 from ..pairs import source, target
 from ..tiny import VOCAB
 
 PROMPTS = [[(7 * i + 3 * j) % VOCAB for j in range(4 + i)] for i in range(4)]
+
+
+class Step(NamedTuple):
+    """E(A) of a tree, and the tokens that a step with it gains."""
+
+    expected: float
+    gained: int
+
+
+def replay(model: HFModel, drafter: Drafter, prompt: list[int], text: list[int], nodes: int) -> list[Step]:
+    verifier = model if drafter.successors or model.tracks_features else None
+    steps = []
+    with Replay(drafter, prompt, text, SamplingParams(), target=verifier) as known:
+        while known.left:
+            tree, gained = known.step(nodes)
+            steps.append(Step(tree.expected_acceptance_length, gained))
+    return steps
 
 
 class Steps(Observer):
@@ -35,11 +53,11 @@ class Steps(Observer):
         self.seen += [Step(o.tree.expected_acceptance_length, o.taken) for o in outcomes]
 
 
-def made(name: str, model: HFModel) -> Source:
+def made(name: str, model: HFModel) -> TokenSource:
     if name == "head":
-        return HeadSource(trained(model), VOCAB)
+        return EagleSource(trained(model), VOCAB)
     if "+" in name:
-        return UnionSource(tuple(made(part, model) for part in name.split("+")))
+        return EnsembleSource(tuple(made(part, model) for part in name.split("+")))
     return source(name, model)
 
 

@@ -14,18 +14,18 @@ from draftree.bench.contestants import EngineContestant, entries
 from draftree.cli.main import app
 from draftree.config import SamplingParams
 from draftree.drafters.base import TreeDrafter
-from draftree.drafters.cascade.stages import HierarchySource
+from draftree.drafters.cascade.stages import CascadeSource
 from draftree.drafters.cascade.stopping_rule import LoopBack
 from draftree.drafters.draft_model import ModelSource
-from draftree.drafters.eagle import HeadSource
-from draftree.drafters.ngram import LookupSource
-from draftree.drafters.source import Source
+from draftree.drafters.eagle import EagleSource
+from draftree.drafters.ngram import NgramSource
+from draftree.drafters.source import TokenSource
 from draftree.engine import Engine
 from draftree.errors import ConfigError
 from draftree.hf_generate import custom_generate
 from draftree.load import load_engine
 from draftree.policies.base import Frontier, Growth, GrowthPolicy
-from draftree.policies.entropy import StaticTree
+from draftree.policies.fixed import StaticTree
 from draftree.records import RunRecord
 from draftree.sampling import gumbel_noise, warp
 from draftree.trace import read_trace
@@ -44,7 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny(tmp_path_factory.mktemp("target"))
 
 
-@pytest.mark.parametrize("drafter", ["self", "layers=1", "recycle", "lookup+recycle+layers=1", "lookup>layers=1"])
+@pytest.mark.parametrize("drafter", ["self", "int8", "recycle", "lookup+recycle+int8", "lookup>int8"])
 def test_ids_are_the_targets_own_with_either_kind(folder: Path, drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A twin, the target's own rows, n-grams and a table, a union, a cascade; greedy and sampled in one batch.
 
@@ -63,7 +63,7 @@ def test_a_heads_candidates_may_be_plain() -> None:
     model, params = target(), SamplingParams(max_tokens=16, temperature=1.0, seed=5)
     want = Engine(model).generate([[3, 4, 5]], params)[0].token_ids
     for kind in KINDS:
-        drafter = TreeDrafter(StaticTree(2, 3), HeadSource(random_head(model), VOCAB))
+        drafter = TreeDrafter(StaticTree(2, 3), EagleSource(random_head(model), VOCAB))
         assert Engine(model, drafter, candidates=kind).generate([[3, 4, 5]], params)[0].token_ids == want
 
 
@@ -100,9 +100,9 @@ def test_policies_see_the_warped_draft_distribution_or_the_coupled_one(
     """There was no switch: the papers' settings at T > 0, with entropies of q, could not be repeated."""
     params = SamplingParams(max_tokens=9, seed=3, **warping)  # type: ignore[arg-type]
     drafting, spy = ToyModel(SIZE, seed=8), Spy()
-    source: Source = ModelSource(drafting, SIZE)
+    source: TokenSource = ModelSource(drafting, SIZE)
     if cascade:
-        source = HierarchySource(LookupSource(), source, StaticTree(1, 2), LoopBack("always"))
+        source = CascadeSource(NgramSource(), source, StaticTree(1, 2), LoopBack("always"))
     engine = Engine(ToyModel(SIZE), TreeDrafter(spy, source), nodes=4, candidates=kind)
     request = engine.open([1, 2, 3], params)
     ids = list(request.ids)

@@ -10,12 +10,14 @@ from transformers import RepetitionPenaltyLogitsProcessor
 from draftree.config import SamplingParams
 from draftree.drafters.base import Drafter, TreeDrafter
 from draftree.drafters.draft_model import ModelSource
-from draftree.drafters.ngram import LookupSource
+from draftree.drafters.ngram import NgramSource
 from draftree.engine import Engine, Generation
 from draftree.errors import ConfigError, UnknownNameError
 from draftree.load import load_engine
 from draftree.policies.base import GrowthPolicy
-from draftree.policies.entropy import EntropyStop, EntropyTree, StaticTree
+from draftree.policies.chains import EntropyStop
+from draftree.policies.entropy import EntropyTree
+from draftree.policies.fixed import StaticTree
 from draftree.policies.methods import METHODS
 from draftree.sampling import warp
 from draftree.verify.schemes import SCHEMES, Relaxed, Scheme
@@ -68,7 +70,7 @@ def test_sampled_text_follows_the_targets_warped_law(scheme: str) -> None:
 
 @pytest.mark.parametrize("scheme", DRAWING)
 def test_sampled_text_follows_the_targets_law_when_lookup_drafts(scheme: str) -> None:
-    counts = counts_of(scheme, TreeDrafter(policy_for(scheme), LookupSource(shortest=1)), {"temperature": 1.0}, 3000)
+    counts = counts_of(scheme, TreeDrafter(policy_for(scheme), NgramSource(shortest=1)), {"temperature": 1.0}, 3000)
     assert chi_square(counts, law(ToyModel(VOCAB, spread=1.0), PROMPT, LENGTH).flatten()) > 1e-4
 
 
@@ -165,20 +167,20 @@ class ByValue(StaticTree):
 @pytest.mark.parametrize("scheme", DRAWING)
 def test_policies_that_rank_siblings_are_refused(scheme: str) -> None:
     with pytest.raises(ConfigError, match=f"verification {scheme} with ByValue.*use verification match") as refusal:
-        Engine(ToyModel(), TreeDrafter(ByValue(width=1), LookupSource()), verification=scheme)
+        Engine(ToyModel(), TreeDrafter(ByValue(width=1), NgramSource()), verification=scheme)
     assert "\n" not in str(refusal.value)
 
 
 @pytest.mark.parametrize("scheme", ["match", "relaxed"])
 def test_match_and_relaxed_take_any_policy(scheme: str) -> None:
-    Engine(ToyModel(), TreeDrafter(ByValue(), LookupSource()), verification=scheme)
+    Engine(ToyModel(), TreeDrafter(ByValue(), NgramSource()), verification=scheme)
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_block_takes_chains_only(method: str) -> None:
     made = policy(method)
     if method in ("chain", "early-stop", "hsddw", "dynamic-window"):
-        Engine(ToyModel(), TreeDrafter(made, LookupSource()), verification="block")
+        Engine(ToyModel(), TreeDrafter(made, NgramSource()), verification="block")
         return
     why = "ranks or prunes siblings" if made.by_value else r"of width \d+.*chain or early-stop"
     with pytest.raises(ConfigError, match=rf"block with \w+.*{why}"):

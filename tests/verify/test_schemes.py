@@ -13,7 +13,9 @@ from torch import Tensor
 from draftree.drafters.distributions import Drawing
 from draftree.errors import ConfigError, UnknownNameError
 from draftree.policies.base import GrowthPolicy
-from draftree.policies.entropy import EntropyStop, EntropyTree, StaticTree
+from draftree.policies.chains import EntropyStop
+from draftree.policies.entropy import EntropyTree
+from draftree.policies.fixed import StaticTree
 from draftree.tree import ROOT, DraftLaw, DraftTree
 from draftree.verify.match import Verdict
 from draftree.verify.rejection import Coins, Law, Place, multi_round, relaxed, residual, walk

@@ -14,25 +14,31 @@ from ..models.cpu.quantization import DEFAULT_NUMERICS, STOCK
 from ..models.huggingface import HFModel
 from ..sampling import Draws, gumbel_noise, warp
 from ..verify.schemes import find_scheme
-from .contestants import PLAIN, Entry
-from .results import Record
+from .contestants import AR, Entry
+from .results import AnswerRecord
 from .run import encode_turns
 from .suites import Item
-from .summary import BEAMS, DIFFERENT, EQUAL, LOSSY, NEAR_TIE, OTHER_DRAW, OTHER_NUMERICS
 
 Key = tuple[str, int, str]
+"""Prompt, repeat and method of a record."""
+EQUAL, NEAR_TIE, OTHER_DRAW = "equal", "near-tie", "other-draw"
+LOSSY, BEAMS = "lossy", "beams"
+OTHER_NUMERICS, DIFFERENT = "other-numerics", "different"
+"""How ids compare with AR decoding's: the same; they differ from a near-tie on; another draw from the same
+distribution; the verification was a lossy one; the best of several beams; a peer computes in float32 and ours in a
+cheaper weight format; none of these."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parting:
-    """Where an answer parts from plain decoding's.
+    """Where an answer first differs from AR decoding's.
 
     Attributes:
         prompt, repeat, method: whose answer.
         turn: of the conversation.
         index: of the first token that differs.
         gap: by how much the target prefers one of the two there, in logits; None: one is a beginning of the other.
-        verdict: as in ``bench.summary``.
+        verdict: one of those above.
     """
 
     prompt: str
@@ -45,42 +51,41 @@ class Parting:
 
     @property
     def key(self) -> Key:
-        """Of the record."""
         return self.prompt, self.repeat, self.method
 
 
 def compare(
-    records: Sequence[Record],
+    records: Sequence[AnswerRecord],
     entries: Sequence[Entry],
     items: Sequence[Item],
     known: Sequence[Parting],
     target: Callable[[], HFModel],
 ) -> tuple[dict[Key, str], list[Parting]]:
-    """Verdicts of all records that have a plain one to compare with, and where answers part.
+    """Verdicts of all records that have one of AR decoding to compare with, and where answers differ.
 
     Args:
         records: of a run.
         entries: what took part.
         items: its prompts.
-        known: found earlier; they are not asked about again.
-        target: gives the target; called only when it has to be asked.
+        known: found earlier; they need no target.
+        target: returns the target; called only where a difference is new.
     """
     by_label, by_id = {e.label: e for e in entries}, {i.id: i for i in items}
-    base = plain_labels(entries)
-    plain = {(r.prompt, r.repeat, r.temperature): r for r in records if r.method == base.get(r.temperature)}
+    base = ar_labels(entries)
+    ar = {(r.prompt, r.repeat, r.temperature): r for r in records if r.method == base.get(r.temperature)}
     before = {p.key: p for p in known}
     verdicts: dict[Key, str] = {}
     partings: list[Parting] = []
     for record in records:
-        other = plain.get((record.prompt, record.repeat, record.temperature))
+        other = ar.get((record.prompt, record.repeat, record.temperature))
         if other is None:
             continue
         turn = _first_turn(record, other)
         if turn is not None:
             found = before.get(record.key)
             if found is None:
-                asked = target()
-                found = _part(record, other, turn, by_label[record.method], by_id[record.prompt], asked)
+                model = target()  # may raise: without it no new difference is compared
+                found = _part(record, other, turn, by_label[record.method], by_id[record.prompt], model)
             partings.append(found)
             verdicts[record.key] = found.verdict
         else:
@@ -88,29 +93,28 @@ def compare(
     return verdicts, partings
 
 
-def plain_labels(entries: Sequence[Entry]) -> dict[float, str]:
-    """Temperature -> label of plain decoding at it."""
-    return {e.temperature: e.label for e in entries if e.method == PLAIN}
+def ar_labels(entries: Sequence[Entry]) -> dict[float, str]:
+    """Temperature -> label of AR decoding at it."""
+    return {e.temperature: e.label for e in entries if e.method == AR}
 
 
 def partings_of(values: Sequence[Mapping[str, Any]]) -> list[Parting]:
-    """What ``as_json`` wrote."""
+    """Read what ``as_json`` wrote."""
     return [Parting(**value) for value in values]
 
 
 def as_json(partings: Sequence[Parting]) -> list[dict[str, Any]]:
-    """One object for each."""
     return [asdict(p) for p in partings]
 
 
-def _first_turn(record: Record, other: Record) -> int | None:
+def _first_turn(record: AnswerRecord, other: AnswerRecord) -> int | None:
     pairs = zip(record.ids, other.ids, strict=False)
     return next((i for i, (a, b) in enumerate(pairs) if a != b), None)
 
 
-def _part(record: Record, other: Record, turn: int, entry: Entry, item: Item, target: HFModel) -> Parting:
-    said = [x for i in range(turn) for x in (item.turns[i], other.turns[i].text)]
-    prompt = encode_turns(target, [*said, item.turns[turn]])
+def _part(record: AnswerRecord, other: AnswerRecord, turn: int, entry: Entry, item: Item, target: HFModel) -> Parting:
+    before = [x for i in range(turn) for x in (item.turns[i], other.turns[i].text)]
+    prompt = encode_turns(target, [*before, item.turns[turn]])
     params = SamplingParams(temperature=record.temperature, seed=record.seed)
     one, two = other.turns[turn].ids, record.turns[turn].ids
     found = first_difference(target, prompt, one, two, params, record.seed)
@@ -120,7 +124,7 @@ def _part(record: Record, other: Record, turn: int, entry: Entry, item: Item, ta
         verdict = BEAMS
     elif find_scheme(entry.verify).lossy:
         verdict = LOSSY
-    elif not entry.draws_as_plain:
+    elif not entry.draws_as_ar:
         verdict = OTHER_DRAW
     elif found.near_tie:
         verdict = NEAR_TIE
@@ -134,12 +138,12 @@ def _part(record: Record, other: Record, turn: int, entry: Entry, item: Item, ta
 LARGEST_GAP = 1e-3
 """Largest gap, in logits, that the rounding of differently shaped passes can explain in float32."""
 NEAR_TIES = {"int8": 0.05}
-"""The same for numerics where it is another: in int8 rounding moves the second digit of an activation now and then."""
+"""Weight formats with another one: in int8 rounding moves the second digit of an activation now and then."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where two decodings part.
+    """Where two decodings first differ.
 
     Attributes:
         index: of the first generated token that differs.

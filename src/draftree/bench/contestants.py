@@ -36,9 +36,10 @@ from ..trace import Observer
 from ..tree import ROOT
 from ..verify.schemes import DEFAULT_SCHEME, Match, find_scheme
 from .peers import LOOKUP_TOKENS, PEERS, FlashspecPeer, TransformersPeer, bare, check_peer
-from .results import BINS, Parts, Steps, Turn
+from .results import BINS, Parts, StepColumns, Turn
 
-PLAIN = "plain"
+AR = "plain"
+"""Autoregressive decoding, as results and command lines call it."""
 PEER = "peer:"
 BEAMS = "beams"
 PEER_BEAMS = ("width", "penalty", "early")
@@ -53,8 +54,8 @@ class Entry:
 
     Attributes:
         label: its name in results; no other has it.
-        method: a method's name, ``PLAIN``, ``BEAMS``, or "peer:" and a peer's name.
-        drafter: a drafter's name; None for plain decoding and peers without a model of their own.
+        method: a method's name, ``AR``, ``BEAMS``, or "peer:" and a peer's name.
+        drafter: a drafter's name; None for AR decoding and peers without a model of their own.
         temperature: of sampling.
         settings: of the method.
         nodes: node budget.
@@ -89,8 +90,8 @@ class Entry:
         return None
 
     @property
-    def draws_as_plain(self) -> bool:
-        """Its tokens are to be those of plain decoding under the same seed."""
+    def draws_as_ar(self) -> bool:
+        """Its tokens must be those of AR decoding under the same seed."""
         if self.beams is not None:
             return False
         if self.temperature == 0:
@@ -114,7 +115,7 @@ def entries(
     nodes: int | None = None,
     candidates: str | None = None,
 ) -> list[Entry]:
-    """Plain decoding, every method with every drafter, and the peers, at every temperature.
+    """AR decoding, every method with every drafter, and the peers, at every temperature.
 
     Args:
         methods, drafters, temperatures: names and numbers, as written.
@@ -128,13 +129,13 @@ def entries(
     found: list[Entry] = []
     for temperature in temperatures:
         suffix = f" T={temperature:g}" if len(temperatures) > 1 else ""
-        found.append(Entry(PLAIN + suffix, PLAIN, None, temperature))
+        found.append(Entry(AR + suffix, AR, None, temperature))
         for text in methods:
             if text.startswith(PEER):
                 found.append(_peer(text, text + suffix, drafters, temperature))
             elif text.partition(":")[0] == BEAMS:
                 found.append(_beams(text, text + suffix, temperature))
-            elif text != PLAIN:
+            elif text != AR:
                 if not drafters:
                     raise ConfigError(f"method {text!r} has no drafter: name one in --drafters")
                 for drafter in drafters:
@@ -161,7 +162,7 @@ def _method(
     for key in [key for key in find_scheme(verify).settings if key in settings]:
         verify += f":{key}={settings.pop(key)}"
     if str(DrafterSpec.parse(drafter)) == NONE:
-        raise ConfigError("drafter 'none' is plain decoding, which takes part anyway: leave it out")
+        raise ConfigError("drafter 'none' is AR decoding ('plain'), which takes part anyway: leave it out")
     if "candidates" in settings or isinstance(find_scheme(verify), Match):
         candidates = settings.pop("candidates", candidates)
     else:
@@ -192,7 +193,7 @@ def _peer(text: str, label: str, drafters: Sequence[str], temperature: float) ->
         raise ConfigError(f"{PEER}{name} has no settings: leave out {', '.join(settings)}")
     models = [d for d in drafters if is_model(DrafterSpec.parse(d))] if PEERS[name].drafts_by_model else []
     if PEERS[name].drafts_by_model and not models:
-        raise ConfigError(f"{text} needs a drafting model: name one in --drafters, or leave this peer out")
+        raise ConfigError(f"{text} needs a draft model: name one in --drafters, or leave this peer out")
     return Entry(label, PEER + name, models[0] if models else None, temperature, settings)
 
 
@@ -204,7 +205,7 @@ class Contestant(Protocol):
 
 
 class _Collector(Observer):
-    """Keeps the outcomes of one request's steps; what they say is read when the clock has stopped."""
+    """Keeps the outcomes of one request's steps; they are evaluated when the clock has stopped."""
 
     def __init__(self) -> None:
         self.outcomes: list[Outcome] = []
@@ -219,7 +220,7 @@ class EngineContestant:
     Args:
         entry: what it is.
         target: the target, loaded.
-        drafter: the drafter's name, or the drafting model, loaded; None decodes plainly.
+        drafter: the drafter's name, or the drafting model, loaded; None decodes autoregressively.
     """
 
     def __init__(self, entry: Entry, target: HFModel, drafter: str | HFModel | None) -> None:
@@ -233,7 +234,6 @@ class EngineContestant:
         self._engine = Engine(target, made, nodes=entry.nodes, verification=scheme, observers=[self._collector])
 
     def decode(self, prompt: list[int], params: SamplingParams) -> Turn:
-        """See ``Contestant``."""
         self._collector.outcomes, before = [], self._inside()
         began = time.perf_counter()
         answer = self._engine.generate([prompt], params)[0]
@@ -259,14 +259,14 @@ class EngineContestant:
         return self._target.pass_seconds, sum(model.pass_seconds for model in self._drafting)
 
 
-def _steps(outcomes: list[Outcome], answer: Generation, target: float, drafter: float) -> Steps:
+def _steps(outcomes: list[Outcome], answer: Generation, target: float, drafter: float) -> StepColumns:
     stats = answer.stats
     judged, passed = torch.zeros(BINS, dtype=torch.int64), torch.zeros(BINS, dtype=torch.int64)
     for outcome in outcomes:
         of, on = _probabilities(outcome)
         judged += of
         passed += on
-    return Steps(
+    return StepColumns(
         gained=[o.taken for o in outcomes],
         accepted=[len(o.path) for o in outcomes],
         nodes=[len(o.tree) for o in outcomes],
@@ -316,7 +316,7 @@ class Models:
             name = self._drafter(entry.drafter or "none")
             source = load_beam_source(name, self.target, sampled=entry.temperature > 0)
             return BeamContestant(self.target, source, entry.beams)
-        if entry.method == PLAIN or entry.drafter is None:
+        if entry.method == AR or entry.drafter is None:
             return EngineContestant(entry, self.target, None)
         return EngineContestant(entry, self.target, self._drafter(entry.drafter))
 
@@ -401,7 +401,7 @@ class BeamContestant:
         self._engine, self._beams = BeamEngine(target, source), beams
 
     def decode(self, prompt: list[int], params: SamplingParams) -> Turn:
-        """See ``Contestant``; the answer is the best request."""
+        """The answer is the best beam."""
         began = time.perf_counter()
         answer = self._engine.generate([prompt], params, self._beams)[0]
         total = time.perf_counter() - began

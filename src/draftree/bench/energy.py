@@ -9,32 +9,13 @@ from __future__ import annotations
 import contextlib
 import importlib
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
+from .run import Meter
+
 _RAPL = Path("/sys/class/powercap")
-
-
-class Meter(Protocol):
-    """A counter of energy."""
-
-    def start(self) -> None:
-        """From now on."""
-
-    def read(self) -> float | None:
-        """Joules since ``start``; None: no meter could be read."""
-
-
-class NoMeter:
-    """A machine that does not tell."""
-
-    def start(self) -> None:
-        """Nothing to do."""
-
-    def read(self) -> float | None:
-        """Nobody knows."""
-        return None
 
 
 class NvmlMeter:
@@ -59,11 +40,9 @@ class NvmlMeter:
         return int(self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._device))
 
     def start(self) -> None:
-        """See ``Meter``."""
         self._before = self._count()
 
-    def read(self) -> float | None:
-        """See ``Meter``."""
+    def read(self) -> float:
         return (self._count() - self._before) / 1e3
 
 
@@ -86,17 +65,15 @@ class RaplMeter:
         return [int((zone / "energy_uj").read_text()) for zone in self._zones]
 
     def start(self) -> None:
-        """See ``Meter``."""
         self._before = self._counts()
 
-    def read(self) -> float | None:
-        """See ``Meter``."""
+    def read(self) -> float:
         pairs = zip(self._counts(), self._before, self._ranges, strict=True)
         return sum((now - before) % most for now, before, most in pairs) / 1e6
 
 
-def find_meter(device: torch.device, folder: Path = _RAPL) -> Meter:
-    """The meter of what a model on this device takes.
+def find_meter(device: torch.device, folder: Path = _RAPL) -> Meter | None:
+    """The meter of what a model on this device takes; None: the machine has none that this user may read.
 
     Args:
         device: where the target computes.
@@ -106,12 +83,12 @@ def find_meter(device: torch.device, folder: Path = _RAPL) -> Meter:
         try:
             nvml = importlib.import_module("pynvml")
         except ImportError:
-            return NoMeter()
+            return None
         with contextlib.suppress(nvml.NVMLError):
             return NvmlMeter(nvml, f"GPU-{torch.cuda.get_device_properties(device).uuid}")
-        return NoMeter()
+        return None
     packages = sorted(p for p in folder.glob("intel-rapl:*") if p.name.count(":") == 1)
     if packages:
         with contextlib.suppress(OSError, ValueError):
             return RaplMeter(packages)
-    return NoMeter()
+    return None

@@ -32,7 +32,7 @@ class Peer:
 
     Attributes:
         summary: what it does.
-        drafts_by_model: it needs a drafting model.
+        drafts_by_model: it needs a draft model.
         has_beams: it takes the settings of beams.
         package: what has to be installed; None: nothing beyond transformers.
     """
@@ -44,9 +44,9 @@ class Peer:
 
 
 PEERS = {
-    "hf-generate": Peer("transformers' generate, plain decoding"),
+    "hf-generate": Peer("transformers' generate, AR decoding"),
     "hf-prompt-lookup": Peer(f"transformers' generate with prompt lookup of {LOOKUP_TOKENS} tokens"),
-    "hf-assisted": Peer("transformers' assisted generation with the drafting model", drafts_by_model=True),
+    "hf-assisted": Peer("transformers' assisted generation with the draft model", drafts_by_model=True),
     "hf-beam-search": Peer("transformers' beam search, or beam sampling above temperature 0", has_beams=True),
     "flashspec": Peer("flashspec's engine with its n-gram drafter", package="flashspec"),
 }
@@ -69,7 +69,7 @@ def check_peer(name: str) -> None:
 def bare(model: PreTrainedModel) -> PreTrainedModel:
     """The model with a generation config that says how text ends and nothing else.
 
-    A checkpoint's own may penalise repetition or cut the law off, and ``generate`` takes from it what it is not given.
+    A checkpoint's own may penalise repetition or truncate the distribution, and ``generate`` falls back on it.
     """
     given = model.generation_config
     if given is not None:
@@ -98,7 +98,7 @@ class TransformersPeer:
 
     Args:
         model, tokenizer: the target.
-        options: more arguments of ``generate``; with beams no time of the first token is told.
+        options: more arguments of ``generate``; with beams the time of the first token is unknown.
     """
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, **options: Any) -> None:
@@ -108,11 +108,11 @@ class TransformersPeer:
     def decode(self, prompt: list[int], params: SamplingParams) -> Turn:
         """Answer one prompt; passes of the target are counted, the prefill's too."""
         ids = torch.tensor([prompt], device=self._model.device)
-        law: dict[str, Any] = {"do_sample": False}
+        sampling: dict[str, Any] = {"do_sample": False}
         if params.temperature:
-            law = {"do_sample": True, "temperature": params.temperature, "top_k": 0, "top_p": 1.0}
+            sampling = {"do_sample": True, "temperature": params.temperature, "top_k": 0, "top_p": 1.0}
         first, passes = _FirstTokens(), 0
-        told = {} if "num_beams" in self._options else {"streamer": first}
+        streaming = {} if "num_beams" in self._options else {"streamer": first}
 
         def count(*_: object) -> None:
             nonlocal passes
@@ -126,8 +126,8 @@ class TransformersPeer:
                 ids,
                 attention_mask=torch.ones_like(ids),
                 max_new_tokens=params.max_tokens,
-                **told,
-                **law,
+                **streaming,
+                **sampling,
                 **self._options,
             )
             out = made[0, len(prompt) :].tolist()
@@ -157,7 +157,7 @@ class FlashspecPeer:
         self._engines: dict[tuple[float, int | None], Any] = {}
 
     def decode(self, prompt: list[int], params: SamplingParams) -> Turn:
-        """Answer one prompt; its prefill and its passes are not told apart."""
+        """Answer one prompt; the times of its prefill and its passes are unknown."""
         engine = self._engine(params)
         ids = torch.tensor([prompt], device=self._model.device)
         began = time.perf_counter()

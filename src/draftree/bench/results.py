@@ -13,6 +13,7 @@ from typing import IO, Any
 
 from ..artifacts import user_path, write_whole
 from ..errors import ConfigError, DraftreeWarning, RunError
+from .suites import Item
 
 BINS = 20
 """Of draft probabilities, from 0 to 1."""
@@ -20,7 +21,7 @@ BINS = 20
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Seconds of one turn; None where a peer does not tell.
+    """Seconds of one turn; None where a peer does not report it.
 
     Attributes:
         total: from the prompt's token ids to the answer's.
@@ -38,7 +39,7 @@ class Parts:
 
 
 @dataclass(frozen=True, slots=True)
-class Steps:
+class StepColumns:
     """What each step of a turn did: columns of one length, and sums over them.
 
     Attributes:
@@ -50,8 +51,8 @@ class Steps:
         drafted_by_depth, accepted_by_depth: [d] nodes at depth d + 1 that were drafted, and accepted.
         accepted_entropies, rejected_entropies: nats, as in ``Stats``.
         judged, passed: [BINS] nodes whose parent was accepted, by their draft probability, and those accepted of them.
-        draft_passes: passes of a drafting model.
-        target_seconds, drafter_seconds: inside the passes of the target and of drafting models and heads.
+        draft_passes: passes of a draft model.
+        target_seconds, drafter_seconds: inside the passes of the target and of draft models and heads.
     """
 
     gained: list[int]
@@ -78,14 +79,13 @@ class Turn:
         prompt_tokens: tokens before it.
         ids: its tokens, end-of-request included.
         text: its text.
-        finish: why it ended; None where a peer does not tell.
+        finish: why it ended; None where a peer does not report it.
         seconds: what it took.
         passes: target passes after the prefill; a peer that drafts before its prefill has that pass in it; None: not
             known.
         steps: None for peers.
         drafted: for each token whether it was drafted and accepted; None for peers.
         pieces: the text that became final with each token; None for peers.
-        entropy: mean entropy (nats) of the target's law at the answer's tokens, where it was asked for.
         first: tokens that were there when the prefill ended: more than one where the first draft is in it.
         layers: of beams, which the passes gave; None: they gave the answer's tokens.
         drafted_layers: of beams, which were drafted in all steps together; None: no beams, or not recorded.
@@ -97,17 +97,16 @@ class Turn:
     finish: str | None
     seconds: Parts
     passes: int | None
-    steps: Steps | None = None
+    steps: StepColumns | None = None
     drafted: list[int] | None = None
     pieces: list[str] | None = None
-    entropy: float | None = None
     first: int = 1
     layers: int | None = None
     drafted_layers: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class AnswerRecord:
     """One line: one contestant, one prompt, one repeat.
 
     Attributes:
@@ -118,9 +117,8 @@ class Record:
         seed: of sampling.
         turns: the answers, in order.
         peak_memory: most bytes in use while it decoded: of the accelerator, or resident bytes of the whole process, the
-            models of all contestants included; None where the system does not tell.
+            models of all contestants included; None where the system does not report it.
         joules: energy that the accelerator, or the processor packages, took while it decoded; None: no meter.
-        score: what the answer is worth (``bench.quality``), by name of the measure; None: not scored.
     """
 
     prompt: str
@@ -133,7 +131,6 @@ class Record:
     turns: list[Turn]
     peak_memory: int | None = None
     joules: float | None = None
-    score: dict[str, float] | None = None
 
     @property
     def key(self) -> tuple[str, int, str]:
@@ -157,7 +154,7 @@ class Record:
 
     @property
     def decode_rate(self) -> float | None:
-        """Tokens a second after the prefill; None where it is not told apart, or nothing came after it."""
+        """Tokens a second after the prefill; None where the prefill's time is unknown, or nothing came after it."""
         prefills = [t.seconds.prefill for t in self.turns]
         if any(p is None for p in prefills):
             return None
@@ -187,13 +184,17 @@ class Record:
         return [t.ids for t in self.turns]
 
 
-def encode(record: Record) -> bytes:
+def encode(record: AnswerRecord) -> bytes:
     """A line of the file; floats with 6 significant digits, but the temperature as it is: it is part of a name."""
     line = {**_short(asdict(record)), "temperature": record.temperature}
-    return json.dumps(line, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+    return _line(line).encode() + b"\n"
 
 
-def decode(line: Mapping[str, Any]) -> Record:
+def _line(values: Mapping[str, Any]) -> str:
+    return json.dumps(values, ensure_ascii=False, separators=(",", ":"))
+
+
+def decode(line: Mapping[str, Any]) -> AnswerRecord:
     """The record of a parsed line; keys that it does not know are left out.
 
     Raises:
@@ -201,7 +202,7 @@ def decode(line: Mapping[str, Any]) -> Record:
     """
     try:
         turns = [_turn(turn) for turn in line["turns"]]
-        record: Record = _known(Record, {**line, "turns": turns})
+        record: AnswerRecord = _known(AnswerRecord, {**line, "turns": turns})
         if not turns or not all(t.ids and t.seconds.total > 0 for t in turns):
             raise ValueError("no turns, or one without tokens or time")
     except KeyError as error:
@@ -213,7 +214,7 @@ def decode(line: Mapping[str, Any]) -> Record:
 
 def _turn(values: Mapping[str, Any]) -> Turn:
     steps = values.get("steps")
-    read = {"seconds": _known(Parts, values["seconds"]), "steps": None if steps is None else _known(Steps, steps)}
+    read = {"seconds": _known(Parts, values["seconds"]), "steps": None if steps is None else _known(StepColumns, steps)}
     turn: Turn = _known(Turn, {**values, **read})
     return turn
 
@@ -233,7 +234,7 @@ def _short(value: Any) -> Any:
     return value
 
 
-CONFIG, RESULTS, SUMMARY = "config.json", "results.jsonl", "summary.json"
+CONFIG, PROMPTS, RESULTS, SUMMARY = "config.json", "prompts.jsonl", "results.jsonl", "summary.json"
 FORMAT = "draftree-bench"
 VERSION = 1
 _UNCOMPARED = ("command", "date")
@@ -250,17 +251,18 @@ class RunFolder:
     Args:
         path: the folder; made if it is not there.
         config: what the run is made of, as JSON can hold it.
+        items: its prompts, which are kept beside the answers.
 
     Raises:
         ConfigError: the folder holds a run of another configuration, or something else.
         RunError: it cannot be written.
     """
 
-    def __init__(self, path: str | Path, config: Mapping[str, Any]) -> None:
-        self.path = user_path(path)
+    def __init__(self, path: str | Path, config: Mapping[str, Any], items: Sequence[Item]) -> None:
+        self.path, self._items = user_path(path), items
         self._config = {"format": FORMAT, "version": VERSION, **json.loads(json.dumps(config))}
         self._file: IO[bytes] | None = None
-        self.records: list[Record] = []
+        self.records: list[AnswerRecord] = []
         if self.path.exists() and not self.path.is_dir():
             raise ConfigError(f"{self.path} is a file: give --out a folder")
         kept = read_config(self.path) if (self.path / CONFIG).exists() else None
@@ -284,10 +286,11 @@ class RunFolder:
                 )
 
     def __enter__(self) -> RunFolder:
-        """Write the configuration and open the results, cut behind the last whole line."""
+        """Write the configuration and the prompts, and open the results, cut behind the last whole line."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             if not (self.path / CONFIG).exists():
+                write_whole(self.path / PROMPTS, "".join(f"{_line(asdict(item))}\n" for item in self._items))
                 write_whole(self.path / CONFIG, json.dumps(self._config, indent=1, ensure_ascii=False) + "\n")
             self._file = (self.path / RESULTS).open("ab")
             self._file.truncate(_whole(self.path / RESULTS))
@@ -303,7 +306,7 @@ class RunFolder:
                 if error is None:
                     raise self._unwritten(late) from None
 
-    def append(self, record: Record) -> None:
+    def append(self, record: AnswerRecord) -> None:
         """Write one line.
 
         Raises:
@@ -352,7 +355,20 @@ def read_config(path: Path) -> dict[str, Any]:
     return dict(config)
 
 
-def read_results(path: Path) -> list[Record]:
+def read_items(path: Path) -> list[Item]:
+    """The prompts of a run.
+
+    Raises:
+        ConfigError: they are not there, or are corrupt.
+    """
+    try:
+        rows = [json.loads(line) for line in (path / PROMPTS).read_text().splitlines()]
+        return [Item(**{**row, "turns": tuple(row["turns"])}) for row in rows]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise ConfigError(f"no prompts in {path}: name a folder that 'draftree bench --out' wrote") from None
+
+
+def read_results(path: Path) -> list[AnswerRecord]:
     """The records of a run; a torn last line is left out.
 
     Raises:
@@ -361,7 +377,7 @@ def read_results(path: Path) -> list[Record]:
     file = path / RESULTS
     if not file.exists():
         return []
-    records: dict[tuple[str, int, str], Record] = {}
+    records: dict[tuple[str, int, str], AnswerRecord] = {}
     for number, line in enumerate(file.read_bytes().splitlines(keepends=True), start=1):
         if not line.endswith(b"\n"):
             warnings.warn(f"{file}, line {number}: torn by an interruption: left out", DraftreeWarning, stacklevel=2)

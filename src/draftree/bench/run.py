@@ -11,35 +11,32 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from ..config import SamplingParams
 from ..errors import PromptError
-from ..models.base import Nodes
 from ..models.huggingface import HFModel
 from ..text import Prompt, encode
-from .contestants import PLAIN, Contestant, Entry, Models
-from .energy import find_meter
-from .quality.scores import Score
-from .results import Record, RunFolder, Turn
+from .contestants import Contestant, Entry, Models
+from .results import AnswerRecord, RunFolder, Turn
 from .suites import Item
 
 
 class Interrupts:
-    """Counts Ctrl-C while it is entered; outside the main thread, which alone is told of it, it does nothing.
+    """Counts Ctrl-C while it is entered; does nothing outside the main thread, which alone receives signals.
 
     Attributes:
-        asked: it was pressed once.
+        pressed: once.
 
     Args:
-        tell: called at the first.
+        notify: called at the first.
     """
 
-    def __init__(self, tell: Callable[[], None]) -> None:
-        self.asked = False
-        self._tell = tell
+    def __init__(self, notify: Callable[[], None]) -> None:
+        self.pressed = False
+        self._notify = notify
         self._before: Any = None
 
     def __enter__(self) -> Interrupts:
@@ -52,10 +49,10 @@ class Interrupts:
             signal.signal(signal.SIGINT, self._before)
 
     def _press(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:
+        if self.pressed:
             raise KeyboardInterrupt
-        self.asked = True
-        self._tell()
+        self.pressed = True
+        self._notify()
 
 
 _RESET_PEAK = "5"
@@ -96,11 +93,21 @@ class Peak:
         return most if sys.platform == "darwin" else 1024 * most
 
 
+class Meter(Protocol):
+    """A counter of energy."""
+
+    def start(self) -> None:
+        """Count from now on."""
+
+    def read(self) -> float:
+        """Joules since ``start``."""
+
+
 WARM_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RunPlan:
     """What a run decodes.
 
     Attributes:
@@ -141,29 +148,27 @@ class Run:
 
     Attributes:
         decoding: seconds that contestants took.
-        scoring: seconds that scores took.
         other: seconds that the rest took: prompts, records, files.
 
     Args:
         plan: what to decode.
         models: loads contestants.
         folder: open for writing.
-        score: what answers are worth; None: they are not scored.
+        meter: of energy; None: there is none.
     """
 
-    def __init__(self, plan: Plan, models: Models, folder: RunFolder, score: Score | None = None) -> None:
-        self._plan, self._models, self._folder, self._score = plan, models, folder, score
+    def __init__(self, plan: RunPlan, models: Models, folder: RunFolder, meter: Meter | None = None) -> None:
+        self._plan, self._models, self._folder, self._meter = plan, models, folder, meter
         self._contestants: dict[str, Contestant] = {}
         self._peak = Peak(models.target.capabilities.device)
-        self._meter = find_meter(models.target.capabilities.device)
-        self.decoding = self.scoring = self.other = 0.0
+        self.decoding = self.other = 0.0
 
-    def decode(self, wait: Callable[[], bool], tell: Callable[[int], None]) -> bool:
+    def decode(self, stop: Callable[[], bool], notify: Callable[[int], None]) -> bool:
         """Decode all that is missing.
 
         Args:
-            wait: asked before each decoding; true ends the run there.
-            tell: called after each with how many are done in all.
+            stop: called before each answer; true ends the run there.
+            notify: called after each with how many are done in all.
 
         Returns:
             whether all is done.
@@ -174,17 +179,17 @@ class Run:
         """
         missing = self._plan.missing({r.key for r in self._folder.records})
         for entry in {entry.label: entry for _, _, entry in missing}.values():
-            if wait():
+            if stop():
                 return False
             self._contestants[entry.label] = self._models.contestant(entry)
             self._warm(entry)
         for repeat, item, entry in missing:
-            if wait():
+            if stop():
                 return False
-            began, before = time.perf_counter(), self.decoding + self.scoring
+            began, before = time.perf_counter(), self.decoding
             self._folder.append(self._answer(item, entry, repeat))
-            self.other += time.perf_counter() - began - (self.decoding + self.scoring - before)
-            tell(len(self._folder.records))
+            self.other += time.perf_counter() - began - (self.decoding - before)
+            notify(len(self._folder.records))
         return True
 
     def _params(self, entry: Entry, repeat: int) -> SamplingParams:
@@ -198,13 +203,14 @@ class Run:
         params = replace(self._params(entry, 0), max_tokens=min(WARM_TOKENS, self._plan.max_tokens))
         self._contestants[entry.label].decode(prompt, params)
 
-    def _answer(self, item: Item, entry: Entry, repeat: int) -> Record:
+    def _answer(self, item: Item, entry: Entry, repeat: int) -> AnswerRecord:
         target, turns = self._models.target, list[Turn]()
         self._peak.start()
-        self._meter.start()
+        if self._meter is not None:
+            self._meter.start()
         for number in range(len(item.turns)):
-            said = [x for i in range(number) for x in (item.turns[i], turns[i].text)]
-            prompt = encode_turns(target, [*said, item.turns[number]])
+            earlier = [x for i in range(number) for x in (item.turns[i], turns[i].text)]
+            prompt = encode_turns(target, [*earlier, item.turns[number]])
             room = target.capabilities.max_length - len(prompt)
             if room < 1 and turns:
                 break  # the conversation has outgrown the model
@@ -213,14 +219,7 @@ class Run:
                 params = replace(params, max_tokens=max(1, room))
             turns.append(self._contestants[entry.label].decode(prompt, params))
             self.decoding += turns[-1].seconds.total
-        joules, peak, score = self._meter.read(), self._peak.read(), None
-        if self._score is not None:
-            began = time.perf_counter()
-            score = self._score(item, [t.text for t in turns])
-            if entry.method == PLAIN:
-                turns = [self._with_entropy(item, turns, i) for i in range(len(turns))]
-            self.scoring += time.perf_counter() - began
-        return Record(
+        return AnswerRecord(
             prompt=item.id,
             category=item.category,
             method=entry.label,
@@ -229,16 +228,9 @@ class Run:
             repeat=repeat,
             seed=self._plan.seed + repeat,
             turns=turns,
-            peak_memory=peak,
-            joules=joules,
-            score=score,
+            peak_memory=self._peak.read(),
+            joules=None if self._meter is None else self._meter.read(),
         )
-
-    def _with_entropy(self, item: Item, turns: Sequence[Turn], number: int) -> Turn:
-        """A turn with the mean entropy of the target's laws that its tokens were drawn from; not timed."""
-        said = [x for i in range(number) for x in (item.turns[i], turns[i].text)]
-        prompt = encode_turns(self._models.target, [*said, item.turns[number]])
-        return replace(turns[number], entropy=answer_entropy(self._models.target, prompt, turns[number].ids))
 
 
 def encode_turns(target: HFModel, texts: Sequence[str]) -> list[int]:
@@ -269,16 +261,3 @@ def check_lengths(target: HFModel, items: Sequence[Item], skip_bad: bool) -> lis
     if not fit:
         raise PromptError(f"no prompt of the suite fits the {limit} tokens of {target.capabilities.name}")
     return fit
-
-
-@torch.inference_mode()
-def answer_entropy(target: HFModel, prompt: list[int], answer: list[int]) -> float:
-    """Mean entropy (nats, at temperature 1) of the target's law at each token of an answer, by one pass over it."""
-    target.reserve(1, len(prompt) + len(answer))
-    row = target.open(prompt)
-    laws = row.logits[None]
-    if len(answer) > 1:
-        laws = torch.cat([laws, target.extend([row], [Nodes.chain(answer[:-1])])[0]])
-    target.close(row)
-    logs = laws.float().log_softmax(-1)
-    return float(-(logs.exp() * logs).sum(-1).mean())

@@ -34,7 +34,7 @@ class Item:
         id: unique in its suite.
         category: the suite's own.
         turns: the user's side of a conversation; one for most suites.
-        reference: what answers are scored by, as JSON can hold it (``bench.quality``); None: nothing.
+        reference: what answers are scored by, as JSON can hold it (``benchmarks.quality``); None: nothing.
     """
 
     id: str
@@ -59,11 +59,11 @@ def question(row: Row, number: int) -> Item:
 
 
 def humaneval(row: Row, number: int) -> Item:
-    """HumanEval, asked as an instruction; the reference is its test."""
+    """HumanEval as an instruction; the reference is its test."""
     prompt = _text(row["prompt"])
-    asked = f"Complete this Python function. {_PYTHON}\n\n```python\n{prompt.rstrip()}\n```"
+    prompt_text = f"Complete this Python function. {_PYTHON}\n\n```python\n{prompt.rstrip()}\n```"
     test = f"{_text(row['test'])}\n\ncheck({_text(row['entry_point'])})\n"
-    return Item(_text(row["task_id"]), "humaneval", (asked,), {"prefix": prompt, "test": test})
+    return Item(_text(row["task_id"]), "humaneval", (prompt_text,), {"prefix": prompt, "test": test})
 
 
 def mbpp(row: Row, number: int) -> Item | None:
@@ -71,9 +71,9 @@ def mbpp(row: Row, number: int) -> Item | None:
     if not 11 <= int(row["task_id"]) <= 510:
         return None
     tests = [_text(t) for t in row["test_list"]]
-    asked = f"{_text(row['text'])} {_PYTHON}\n\nYour code must pass this test:\n\n```python\n{tests[0]}\n```"
+    prompt_text = f"{_text(row['text'])} {_PYTHON}\n\nYour code must pass this test:\n\n```python\n{tests[0]}\n```"
     test = "\n".join([row.get("test_setup_code") or "", *tests])
-    return Item(str(row["task_id"]), "mbpp", (asked,), {"prefix": "", "test": test})
+    return Item(str(row["task_id"]), "mbpp", (prompt_text,), {"prefix": "", "test": test})
 
 
 def gsm8k(row: Row, number: int) -> Item:
@@ -81,8 +81,8 @@ def gsm8k(row: Row, number: int) -> Item:
     found = re.search(r"####\s*(-?[\d.,]+)", _text(row["answer"]))
     if found is None:
         raise ValueError("no '#### NUMBER' in its answer")
-    asked = f"{_text(row['question'])}\nThink step by step. End with the answer as a number after ####."
-    return Item(str(number), "gsm8k", (asked,), found[1].replace(",", "").rstrip("."))
+    prompt_text = f"{_text(row['question'])}\nThink step by step. End with the answer as a number after ####."
+    return Item(str(number), "gsm8k", (prompt_text,), found[1].replace(",", "").rstrip("."))
 
 
 def squad(row: Row, number: int) -> list[Item]:
@@ -96,8 +96,8 @@ def squad(row: Row, number: int) -> list[Item]:
     ]
 
 
-def _squad(context: str, asked: str, key: str, answers: list[str]) -> Item:
-    prompt = f"{_text(context)}\n\nAnswer with the shortest phrase of this text that is right: {_text(asked)}"
+def _squad(context: str, query: str, key: str, answers: list[str]) -> Item:
+    prompt = f"{_text(context)}\n\nAnswer with the shortest phrase of this text that is right: {_text(query)}"
     return Item(_text(key), "squad", (prompt,), [_text(a) for a in answers])
 
 
@@ -112,9 +112,9 @@ def spider(row: Row, number: int, schemas: Mapping[str, str]) -> Item | None:
     name = _text(row["db_id"])
     if name not in schemas:
         return None
-    asked = f"{schemas[name]}\n\nWrite one SQLite query, and nothing else, that answers: {_text(row['question'])}"
+    prompt_text = f"{schemas[name]}\n\nWrite one SQLite query, and nothing else, that answers: {_text(row['question'])}"
     key = str(row.get("id", number))
-    return Item(key, "spider", (asked,), {"query": _text(row["query"]), "database": name})
+    return Item(key, "spider", (prompt_text,), {"query": _text(row["query"]), "database": name})
 
 
 def schema(row: Row) -> str:
@@ -329,7 +329,7 @@ def _unique(items: list[Item], name: str) -> list[Item]:
     """The same items.
 
     Raises:
-        PromptError: two prompts have one id: results could not be told apart.
+        PromptError: two prompts have one id: their results could not be distinguished.
     """
     key, count = Counter(item.id for item in items).most_common(1)[0]
     if count > 1:

@@ -1,4 +1,4 @@
-"""Figures with bootstrap intervals, and their table."""
+"""Figures of a run with bootstrap intervals, and their tables in Markdown."""
 
 from __future__ import annotations
 
@@ -7,12 +7,19 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import zip_longest
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 
-from .results import Record
+from ..artifacts import user_path
+from ..errors import ConfigError
+from ..verify.schemes import DEFAULT_SCHEME
+from .compare import EQUAL, Key, ar_labels, compare, partings_of
+from .contestants import AR, Entry
+from .results import CONFIG, AnswerRecord, read_config, read_results, read_summary
 
 DRAWS = 2000
 
@@ -59,19 +66,11 @@ NO_METER = "no meter"
 Rows = list[list[str]]
 ALL = "all"
 """The category of everything."""
-EQUAL, NEAR_TIE, OTHER_DRAW = "equal", "near-tie", "other-draw"
-LOSSY, BEAMS = "lossy", "beams"
-OTHER_NUMERICS, DIFFERENT = "other-numerics", "different"
-"""How ids compare with plain decoding's: the same; a near-tie parts them; another draw from the same law; the
-verification was a lossy one; the best of several beams; a peer computes in float32 and ours in something cheaper; none
-of these."""
-
-Verdicts = Mapping[tuple[str, int, str], str]
 
 HEADER = [
     "method",
     "tokens/s",
-    "over plain",
+    "over AR",
     "prefill left out",
     "MAL",
     "nodes/token",
@@ -81,7 +80,7 @@ HEADER = [
     "draft/verify/other",
     "peak MiB",
     "J/token",
-    "ids equal plain's",
+    "ids equal AR's",
 ]
 
 
@@ -104,7 +103,7 @@ def overview(table: Table, category: str = ALL) -> Rows:
     return [_row(method, found[category]) for method, found in table.items() if category in found]
 
 
-def _row(method: str, f: Figures) -> list[str]:
+def _row(method: str, f: MethodFigures) -> list[str]:
     shares = "" if f.share is None else "/".join(f"{100 * x:.0f}%" for x in f.share.values())
     depths = "" if f.acceptance_by_depth is None else " ".join(f"{x:.2f}" for x in f.acceptance_by_depth[:4])
     return [
@@ -143,15 +142,15 @@ def verdict_text(verdicts: Mapping[str, int], equal: float | None) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class MethodFigures:
     """One method on the prompts of one category.
 
     Attributes:
         prompts: prompts, each counted once.
         tokens: generated.
         tokens_per_second: all tokens over all seconds, prefill included.
-        speedup: over plain decoding, prefill included.
-        speedup_decode: the same with the prefill left out; None where it is not told apart.
+        speedup: over AR decoding, prefill included.
+        speedup_decode: the same with the prefill left out; None where it is not known.
         mal: mean acceptance length, tokens gained per target pass, bonus included; None where passes are not known.
         nodes_per_token: nodes verified per generated token; None for peers.
         nodes_per_step, depth_per_step: mean nodes and mean depth of the trees verified, empty ones included; None for
@@ -159,13 +158,12 @@ class Figures:
         acceptance_by_depth: [d] accepted over drafted nodes at depth d + 1; None for peers.
         seconds: prefill, draft, verify, other and total.
         share: of draft, verify and other in the time after the prefill; None for peers.
-        target_share, drafter_share: of the passes of the target, and of drafting models and heads, in the time after
+        target_share, drafter_share: of the passes of the target, and of draft models and heads, in the time after
             the prefill; None for peers.
         peak_memory: bytes, the largest.
         joules_per_token: energy; None: there was no meter.
-        ids_equal: share of answers whose ids equal plain decoding's; None: there is none to compare with.
+        ids_equal: share of answers whose ids equal AR decoding's; None: there is none to compare with.
         verdicts: verdict -> answers.
-        score: measure -> mean over answers; None: not scored.
     """
 
     prompts: int
@@ -186,11 +184,10 @@ class Figures:
     joules_per_token: float | None
     ids_equal: float | None
     verdicts: dict[str, int]
-    score: dict[str, float] | None
 
 
-def figures(own: Sequence[Record], plain: Sequence[Record], verdicts: Verdicts) -> Figures:
-    """Figures of one method's records beside plain decoding's of the same prompts; those plain lacks are not paired."""
+def figures(own: Sequence[AnswerRecord], ar: Sequence[AnswerRecord], verdicts: Mapping[Key, str]) -> MethodFigures:
+    """Figures of one method's records beside AR decoding's of the same prompts, paired where AR has them."""
     tokens, seconds = sum(r.tokens for r in own), sum(r.seconds for r in own)
     passes = [r.passes for r in own]
     counted = sum(p for p in passes if p is not None)
@@ -204,12 +201,12 @@ def figures(own: Sequence[Record], plain: Sequence[Record], verdicts: Verdicts) 
     alone = after if ours and after > 0 else None
     joules = [r.joules for r in own if r.joules is not None]
     memory = [r.peak_memory for r in own if r.peak_memory is not None]
-    return Figures(
+    return MethodFigures(
         prompts=len({r.prompt for r in own}),
         tokens=tokens,
         tokens_per_second=tokens / seconds,
-        speedup=paired(own, plain, lambda r: r.rate),
-        speedup_decode=paired(own, plain, lambda r: r.decode_rate),
+        speedup=paired(own, ar, lambda r: r.rate),
+        speedup_decode=paired(own, ar, lambda r: r.decode_rate),
         mal=(gained / counted if counted else 1.0) if known else None,
         nodes_per_token=sum(sum(s.nodes) for s in steps) / tokens if ours else None,
         nodes_per_step=_mean(s.nodes for s in steps) if ours else None,
@@ -223,11 +220,12 @@ def figures(own: Sequence[Record], plain: Sequence[Record], verdicts: Verdicts) 
         joules_per_token=sum(joules) / tokens if len(joules) == len(own) else None,
         ids_equal=counts[EQUAL] / counts.total() if counts else None,
         verdicts=dict(counts),
-        score=_score(own),
     )
 
 
-def paired(own: Sequence[Record], base: Sequence[Record], of: Callable[[Record], float | None]) -> Interval | None:
+def paired(
+    own: Sequence[AnswerRecord], base: Sequence[AnswerRecord], of: Callable[[AnswerRecord], float | None]
+) -> Interval | None:
     """Ratio of two contestants' figures, paired by prompt and repeat; None where no pair has both."""
     other = {(r.prompt, r.repeat): of(r) for r in base}
     logs: dict[str, list[float]] = defaultdict(list)
@@ -240,7 +238,7 @@ def paired(own: Sequence[Record], base: Sequence[Record], of: Callable[[Record],
     return ratio([math.exp(statistics.mean(x)) for x in logs.values()], [1.0] * len(logs))
 
 
-def _parts(own: Sequence[Record]) -> dict[str, float | None]:
+def _parts(own: Sequence[AnswerRecord]) -> dict[str, float | None]:
     sums: dict[str, float | None] = {}
     for name in ("prefill", "draft", "verify", "other", "total"):
         values = [getattr(t.seconds, name) for r in own for t in r.turns]
@@ -253,7 +251,7 @@ def _mean(columns: Iterable[Sequence[int]]) -> float | None:
     return statistics.fmean(values) if values else None
 
 
-def _acceptance(own: Iterable[Record]) -> list[float]:
+def _acceptance(own: Iterable[AnswerRecord]) -> list[float]:
     drafted, accepted = list[int](), list[int]()
     for steps in (t.steps for r in own for t in r.turns if t.steps is not None):
         drafted = [a + b for a, b in zip_longest(drafted, steps.drafted_by_depth, fillvalue=0)]
@@ -261,35 +259,27 @@ def _acceptance(own: Iterable[Record]) -> list[float]:
     return [a / d if d else 0.0 for a, d in zip_longest(accepted, drafted, fillvalue=0)]
 
 
-def _score(own: Sequence[Record]) -> dict[str, float] | None:
-    scores = [r.score for r in own if r.score]
-    names = dict.fromkeys(name for score in scores for name in score)
-    return {name: statistics.mean(s[name] for s in scores if name in s) for name in names} or None
-
-
-Table = dict[str, dict[str, Figures]]
+Table = dict[str, dict[str, MethodFigures]]
 """Method -> category, ``ALL`` first -> figures."""
 
 
-def tabulate(records: Sequence[Record], base: Mapping[float, str], verdicts: Verdicts) -> Table:
+def tabulate(records: Sequence[AnswerRecord], base: Mapping[float, str], verdicts: Mapping[Key, str]) -> Table:
     """Figures of every method in every category, methods in the order of their first record.
 
     Args:
         records: of a run.
-        base: temperature -> label of plain decoding at it.
-        verdicts: how records compare with plain decoding's.
+        base: temperature -> label of AR decoding at it.
+        verdicts: how records compare with AR decoding's.
     """
-    groups: dict[str, list[Record]] = defaultdict(list)
+    groups: dict[str, list[AnswerRecord]] = defaultdict(list)
     for record in records:
         groups[record.method].append(record)
     table: Table = {}
     for method, own in groups.items():
-        plain = groups.get(base.get(own[0].temperature, ""), [])
+        ar = groups.get(base.get(own[0].temperature, ""), [])
         categories = [ALL, *dict.fromkeys(r.category for r in own)]
         table[method] = {
-            c: figures(
-                [r for r in own if c in (ALL, r.category)], [r for r in plain if c in (ALL, r.category)], verdicts
-            )
+            c: figures([r for r in own if c in (ALL, r.category)], [r for r in ar if c in (ALL, r.category)], verdicts)
             for c in categories
         }
     return table
@@ -297,9 +287,137 @@ def tabulate(records: Sequence[Record], base: Mapping[float, str], verdicts: Ver
 
 def as_json(table: Table) -> dict[str, Any]:
     """The table as ``summary.json`` has it: an interval as {"mean", "low", "high"}."""
-    return {m: {c: _plain(f) for c, f in rows.items()} for m, rows in table.items()}
+    return {m: {c: _values(f) for c, f in rows.items()} for m, rows in table.items()}
 
 
-def _plain(found: Figures) -> dict[str, Any]:
-    values = {name: getattr(found, name) for name in Figures.__dataclass_fields__}
+def _values(found: MethodFigures) -> dict[str, Any]:
+    values = {name: getattr(found, name) for name in MethodFigures.__dataclass_fields__}
     return {key: value._asdict() if isinstance(value, Interval) else value for key, value in values.items()}
+
+
+@dataclass(frozen=True)
+class LoadedRun:
+    """A run as its folder has it; read without models.
+
+    Attributes:
+        path: its folder.
+        config: ``config.json``.
+        entries: its contestants.
+        records: its answers.
+        table: its figures.
+    """
+
+    path: Path
+    config: dict[str, Any]
+    entries: tuple[Entry, ...]
+    records: tuple[AnswerRecord, ...]
+    table: Table
+
+    @property
+    def suite(self) -> str:
+        """The suite's name, or the name of its file."""
+        return Path(self.config["suite"]).name
+
+    @property
+    def command(self) -> str:
+        """The command line that made it."""
+        return str(self.config["command"])
+
+    @cached_property
+    def by_method(self) -> dict[str, list[AnswerRecord]]:
+        """Label -> records."""
+        found: dict[str, list[AnswerRecord]] = defaultdict(list)
+        for record in self.records:
+            found[record.method].append(record)
+        return dict(found)
+
+    def of(self, wanted: Callable[[Entry], bool]) -> list[Entry]:
+        """The contestants that are wanted and have answers."""
+        return [e for e in self.entries if e.label in self.by_method and wanted(e)]
+
+    def named(self, method: str) -> list[Entry]:
+        """The contestants of a method, verified by the default scheme."""
+        return self.of(lambda e: e.method == method and e.verify == DEFAULT_SCHEME)
+
+    def ar(self, temperature: float) -> list[AnswerRecord]:
+        """AR decoding's answers."""
+        labels = [e.label for e in self.entries if e.method == AR and e.temperature == temperature]
+        return self.by_method.get(labels[0], []) if labels else []
+
+
+def load_runs(name: str | Path) -> list[LoadedRun]:
+    """The run of a folder, or those of the folders in it, by name.
+
+    Raises:
+        ConfigError: there is no run, one cannot be read, or one is not finished.
+    """
+    folder = user_path(name)
+    if (folder / CONFIG).is_file():
+        return [_load(folder)]
+    found = sorted(p.parent for p in folder.glob(f"*/{CONFIG}")) if folder.is_dir() else []
+    if not found:
+        raise ConfigError(f"no run in {name}: name a folder that 'draftree bench --out' wrote, or one that holds some")
+    return [_load(path) for path in found]
+
+
+def _load(path: Path) -> LoadedRun:
+    config, records = read_config(path), read_results(path)
+    entries = tuple(Entry(**values) for values in config["entries"])
+    if not records:
+        raise ConfigError(f"{path} has no answers yet: give its command again: {config['command']}")
+
+    def unfinished() -> NoReturn:
+        raise ConfigError(f"{path} is not finished: give its command again: {config['command']}")
+
+    known = partings_of(read_summary(path).get("partings", []))
+    verdicts, _ = compare(records, entries, [], known, unfinished)
+    return LoadedRun(path, config, entries, tuple(records), tabulate(records, ar_labels(entries), verdicts))
+
+
+READING = (
+    "Speed-ups are geometric means of ratios paired by prompt, with 95% bootstrap intervals. MAL is tokens for each "
+    "target pass, the bonus token included. Acceptance at a depth is accepted over drafted nodes. Draft, verify and "
+    "other are shares of the time after the prefill. Memory is that of the whole process, the models of all "
+    "contestants included."
+)
+_MOST_PARTINGS = 40
+
+
+def report(run: LoadedRun, level: int = 2) -> str:
+    """A run in Markdown: what it was made of and on, its table, speed-ups by category, answers that differ from AR's.
+
+    Args:
+        run: the run.
+        level: of its heading.
+    """
+    parts = [f"{'#' * level} Run {run.path.name}", _described(run), markdown(HEADER, overview(run.table))]
+    deeper = "#" * (level + 1)
+    categories = [c for c in next(iter(run.table.values())) if c != ALL]
+    if len(categories) > 1:
+        rows = [
+            [method, *(ratio_text(rows[c].speedup) if c in rows else "" for c in categories)]
+            for method, rows in run.table.items()
+        ]
+        parts += [f"{deeper} Speed-up over AR decoding by category", markdown(["method", *categories], rows)]
+    if partings := read_summary(run.path).get("partings"):
+        rows = [
+            [p["method"], p["prompt"], str(p["index"]), "" if p["gap"] is None else f"{p['gap']:.2g}", p["verdict"]]
+            for p in partings[:_MOST_PARTINGS]
+        ]
+        header = ["method", "prompt", "token", "gap in logits", "verdict"]
+        shown = f" (first {len(rows)} of {len(partings)})" if len(partings) > len(rows) else ""
+        parts += [f"{deeper} Where answers differ from AR decoding's{shown}", markdown(header, rows)]
+    return "\n\n".join([*parts, f"    {run.command}"])
+
+
+def _described(run: LoadedRun) -> str:
+    c, machine = run.config, run.config["machine"]
+    versions = ", ".join(f"{name} {version}" for name, version in c["versions"].items())
+    accelerator = f", {machine['accelerator']}" if machine["accelerator"] else ""
+    return (
+        f"{c['prompts']} prompts of {run.suite}, repeats {c['repeats']}, answers of up to {c['max_tokens']} tokens; "
+        f"target {c['target']} in {c['numerics']}, drafters {', '.join(c['drafters'])}, node budget "
+        f"{c['nodes'] or 'the default'} unless the method sets one. {machine['processor']}, {machine['cores']} cores, "
+        f"{machine['threads']} threads{accelerator}; {versions}, commit {c.get('commit') or 'unknown'}; "
+        f"{c['date'][:10]}."
+    )

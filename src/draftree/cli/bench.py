@@ -8,6 +8,8 @@ import os
 import platform
 import re
 import shlex
+import shutil
+import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
@@ -20,13 +22,13 @@ import torch
 import typer
 
 from ..artifacts import user_path
+from ..bench.compare import ar_labels, compare, partings_of
 from ..bench.compare import as_json as partings_as_json
-from ..bench.compare import compare, partings_of, plain_labels
 from ..bench.contestants import Models, entries, split_names
-from ..bench.quality.scores import Score, scorer
+from ..bench.energy import find_meter
 from ..bench.results import RunFolder, read_summary
-from ..bench.run import Interrupts, Plan, Run, check_lengths
-from ..bench.suites import SUITES, Item, choose, load_suite, spider_databases
+from ..bench.run import Interrupts, Run, RunPlan, check_lengths
+from ..bench.suites import SUITES, Item, choose, load_suite
 from ..bench.summary import HEADER, Table, markdown, overview, tabulate
 from ..bench.summary import as_json as table_as_json
 from ..config import SamplingParams
@@ -67,16 +69,10 @@ def bench(
     candidates: Candidates = None,
     data: Annotated[str | None, typer.Option(metavar="DIR", help="Folder of prompt sets; else DRAFTREE_DATA.")] = None,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out lines and prompts that do not do.")] = False,
-    quality: Annotated[
-        bool, typer.Option("--quality", help="Score answers; code that models write is run, in a sandbox.")
-    ] = False,
-    unsafe_quality: Annotated[
-        bool, typer.Option("--unsafe-quality", help="--quality, but code runs with limits alone, as you, unguarded.")
-    ] = False,
     target: Target = DEFAULT_MODEL,
     compute: ComputeOptions,
 ) -> None:
-    """Measure methods beside plain decoding and rival systems on the same prompts.
+    """Measure methods beside AR decoding and rival systems on the same prompts.
 
     Every contestant answers every prompt, in an order that changes from prompt to prompt; DIR/results.jsonl gets a line
     for each answer. The same command goes on where it stopped. Ctrl-C finishes the answer, twice stops at once.
@@ -92,8 +88,6 @@ def bench(
     parsed = map(DrafterSpec.parse, _names(drafters))
     named = [str(spec.without_loop_back() if no_loop_back else spec) for spec in parsed]
     took_part = entries(split_names(methods), named, temperatures, nodes, candidates)
-    quality = quality or unsafe_quality
-    score = _scorer(suite, data, unsafe_quality) if quality else None
     chosen = choose(load_suite(suite, data=data, skip_bad=skip_bad), categories=_names(categories or ""), limit=limit)
     items = [_shortened(item, turns) for item in chosen]
     config = {
@@ -109,23 +103,23 @@ def bench(
         "seed": seed,
         "nodes": nodes,
         "files": _files([target, *named, *(value for e in took_part for value in e.settings.values())]),
-        "quality": quality,
         "target": target,
         **asdict(compute),
         "machine": machine(),
+        "commit": commit(),
         "versions": {name: version(name) for name in ("draftree", "torch", "transformers")},
         "command": shlex.join(["draftree", *sys.argv[1:]]),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-    plan = Plan(items, took_part, max_tokens, repeats, seed)
+    plan = RunPlan(items, took_part, max_tokens, repeats, seed)
     place = {"target": target, **asdict(compute)}
-    with RunFolder(out_folder, config) as folder:
-        table = _run(plan, folder, place, skip_bad=skip_bad, score=score)
+    with RunFolder(out_folder, config, items) as folder:
+        table = _run(plan, folder, place, skip_bad=skip_bad)
     out.print(markdown(HEADER, overview(table)), markup=False)
-    err.print(f"{folder.path}: 'draftree report {folder.path}' draws tables and figures", markup=False)
+    err.print(f"{folder.path}: 'draftree report {folder.path}' prints its tables", markup=False)
 
 
-def _run(plan: Plan, folder: RunFolder, place: dict[str, str | None], *, skip_bad: bool, score: Score | None) -> Table:
+def _run(plan: RunPlan, folder: RunFolder, place: dict[str, str | None], *, skip_bad: bool) -> Table:
     """Decode what is missing, then write the summary; an interrupted run writes it too."""
     loaded: list[Models] = []
 
@@ -135,21 +129,21 @@ def _run(plan: Plan, folder: RunFolder, place: dict[str, str | None], *, skip_ba
         return loaded[0]
 
     total = plan.repeats * len(plan.items) * len(plan.entries)
-    with Interrupts(lambda: complain("finishing this answer; Ctrl-C again stops at once")) as pressed:
+    with Interrupts(lambda: complain("finishing this answer; Ctrl-C again stops at once")) as interrupts:
         if len(folder.records) < total:
             fit = check_lengths(models().target, plan.items, skip_bad)
-            plan = Plan(fit, plan.entries, plan.max_tokens, plan.repeats, plan.seed)
+            plan = RunPlan(fit, plan.entries, plan.max_tokens, plan.repeats, plan.seed)
             total = plan.repeats * len(fit) * len(plan.entries)
-            with progress_reporter(err, "decoding", total, len(folder.records)) as tell:
-                run = Run(plan, models(), folder, score)
-                run.decode(lambda: pressed.asked, tell)
+            with progress_reporter(err, "decoding", total, len(folder.records)) as notify:
+                run = Run(plan, models(), folder, find_meter(models().target.capabilities.device))
+                run.decode(lambda: interrupts.pressed, notify)
             if run.decoding:
                 err.print(f"beside decoding the harness took {run.other / run.decoding:.2%} of the time")
         if not folder.records:
             raise RunError("interrupted before the first answer")
         known = partings_of(read_summary(folder.path).get("partings", []))
         verdicts, partings = compare(folder.records, plan.entries, plan.items, known, lambda: models().target)
-        table = tabulate(folder.records, plain_labels(plan.entries), verdicts)
+        table = tabulate(folder.records, ar_labels(plan.entries), verdicts)
         done = len(folder.records)
         folder.write_summary(
             {
@@ -163,18 +157,6 @@ def _run(plan: Plan, folder: RunFolder, place: dict[str, str | None], *, skip_ba
     if done < total:
         raise RunError(f"interrupted after {done} of {total} answers: the same command goes on from there")
     return table
-
-
-def _scorer(suite: str, data: str | None, unsafe: bool) -> Score:
-    """How answers are scored.
-
-    Raises:
-        ConfigError: nothing can score this suite's, or there is no sandbox to score them in.
-    """
-    score = scorer(suite, spider_databases(data), unsafe=unsafe)
-    if score is None:
-        raise ConfigError(f"--quality: answers to {suite} have no right and wrong: leave it out, or take another suite")
-    return score
 
 
 def _names(text: str) -> list[str]:
@@ -231,6 +213,16 @@ def machine() -> dict[str, Any]:
         "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "system": f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
     }
+
+
+def commit() -> str | None:
+    """What git calls the checkout that this package runs from; None outside a checkout."""
+    root = Path(__file__).parents[3]
+    git = shutil.which("git")
+    if git is None or not (root / ".git").exists():
+        return None
+    found = subprocess.run([git, "-C", root, "describe", "--always", "--dirty"], capture_output=True, text=True)  # noqa: S603
+    return found.stdout.strip() or None
 
 
 def _processor() -> str:

@@ -19,7 +19,8 @@ from ..errors import ConfigError, PromptError, RunError
 from ..models.cost_profile import kept_or_measured
 from ..models.huggingface import HFModel
 from ..models.load import DEFAULT_MODEL
-from ..policies.fixed import Pair, TreeFile
+from ..policies.base import Provenance
+from ..policies.fixed import TreeFile
 from ..progress import err
 from ..progress import out as output
 from ..text import Prompt, encode, user
@@ -85,7 +86,7 @@ def calibrate(
     policy = TruePath()
     drafts = load_drafter(spec, model, policy, learning=False)
     calibration = Calibration(
-        made_for=Pair(model.capabilities.name, drafts.name),
+        made_for=Provenance(model.capabilities.name, drafts.name),
         prompts=tuple(_encode(model, text, raw, f"prompt {i} of {prompts}") for i, text in enumerate(texts, start=1)),
         depth=depth,
         stride=stride,

@@ -62,7 +62,6 @@ def methods() -> None:
     out.print(
         f"{'':20} width_of, depth_of: steps of the entropy H, such as 0.02:1,1:2,inf:7: 1 below 0.02 nats, 2 below 1"
     )
-    out.print(f"{'METHOD+dynamic-window':20} any of these, its trees ended by the rule of hsddw")
     out.print("\nverification:")
     for scheme in SCHEMES.values():
         settings = "".join(f":{key}={value}" for key, value in scheme.settings.items())

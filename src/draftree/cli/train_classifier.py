@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -10,11 +10,10 @@ import typer
 
 from ..artifacts import user_path
 from ..drafters.base import TreeDrafter
-from ..drafters.registry import load_drafter
+from ..drafters.registry import load_drafter, provenance
 from ..drafters.spec import DEFAULT_DRAFTER, NONE, DrafterSpec
 from ..errors import ConfigError, RunError
 from ..models.load import DEFAULT_MODEL, load
-from ..policies.c2t import provenance
 from ..policies.classifier import DEFAULT_FEATURES, Classifier, ClassifierFile, read_classifier
 from ..progress import err, progress_reporter
 from ..progress import out as output
@@ -119,7 +118,7 @@ def classifier(
     tokens = encoded(model, shuffled(files, seed), raw=raw)
     check_split(len(tokens), apart)
     assert isinstance(drafts, TreeDrafter)  # noqa: S101 - drafter none is refused above
-    made_for = replace(provenance(model, drafts.source.parts), drafter=drafts.name)
+    made_for = provenance(model, drafts.source, drafts.name)
     store = SampleStore.open(
         folder,
         SampleRecipe(

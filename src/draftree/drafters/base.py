@@ -15,7 +15,7 @@ from ..request import Request
 from ..tree import DraftTree
 from .distributions import Drawing
 from .grow import grow
-from .source import Source
+from .source import TokenSource
 
 if TYPE_CHECKING:
     from ..policies.base import GrowthPolicy
@@ -29,8 +29,8 @@ class Drafter(Protocol):
         passes: drafter model passes so far; each brings its candidates to the host in one transfer, and its drawn
             children in another.
         policy: what shapes its trees; None: it drafts nothing.
-        successors: how many of the target's most probable tokens after each verified node it wants to be told; 0: none.
-        learns: what it says depends on other requests, so that drawn children would not repeat under the same seed.
+        successors: how many of the target's most probable tokens after each verified node it learns from; 0: none.
+        learns: its predictions depend on other requests, so that drawn children would not repeat under the same seed.
         host: the target whose rows it drafts on; None: it needs none.
     """
 
@@ -63,7 +63,7 @@ class Drafter(Protocol):
     ) -> list[DraftTree]:
         """One tree for each request, rooted at its last token and within its budget.
 
-        ``drawing`` says how children come out of the draft law; a request at temperature 0 gets the most probable.
+        ``drawing``: how children come out of the draft distribution; a request at temperature 0 gets the most probable.
         """
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
@@ -74,7 +74,7 @@ class Drafter(Protocol):
 
 
 class NoDrafter:
-    """Drafts nothing: the engine decodes plainly (AR)."""
+    """Drafts nothing: autoregressive decoding."""
 
     name = "none"
     passes = 0
@@ -100,16 +100,16 @@ class NoDrafter:
 
 @dataclass(slots=True)
 class TreeDrafter:
-    """Grows a tree for each request out of what a source says.
+    """Grows a tree for each request out of a source's candidates.
 
     Attributes:
         policy: shapes the trees.
-        source: says what may follow.
-        name: see ``Drafter``; by default the source's.
+        source: predicts what may follow.
+        name: by default the source's.
     """
 
     policy: GrowthPolicy
-    source: Source
+    source: TokenSource
     name: str = ""
 
     def __post_init__(self) -> None:
@@ -117,39 +117,33 @@ class TreeDrafter:
 
     @property
     def passes(self) -> int:
-        """See ``Drafter``."""
         return self.source.passes
 
     @property
     def successors(self) -> int:
-        """See ``Drafter``."""
         return self.source.successors
 
     @property
     def learns(self) -> bool:
-        """See ``Drafter``."""
         return self.source.learns
 
     @property
     def host(self) -> LanguageModel | None:
-        """See ``Drafter``."""
         return self.source.host
 
     def prepare(self, target: LanguageModel) -> None:
-        """Tell source and policy."""
         self.source.prepare(target)
         self.policy.prepare(target, self.source.parts)
 
     def open(self, request: Request) -> None:
-        """Tell the source."""
         self.source.open(request)
 
     def propose(
         self, requests: Sequence[Request], budgets: Sequence[Budget], drawing: Drawing = Drawing.COUPLED
     ) -> list[DraftTree]:
-        """Plan, grow, and let the source know what stays.
+        """Plan, grow, and settle.
 
-        What a source takes that no profile tells is counted here, but for requests whose prompts may be read.
+        The seconds of a source that no cost profile tells are counted here, but for steps that may read prompts.
         """
         began = time.perf_counter()
         planned = self.policy.plan(requests, budgets)
@@ -161,10 +155,8 @@ class TreeDrafter:
         return [g.tree for g in grown]
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Tell source and policy, which asks what the source has spent."""
         self.source.observe(outcomes)
         self.policy.observe(outcomes)
 
     def close(self, request: Request) -> None:
-        """Tell the source."""
         self.source.close(request)

@@ -18,7 +18,7 @@ from ..tree import DraftLaw
 
 
 class Drawing(Enum):
-    """Which k children a node gets from its draft law q."""
+    """Which k children a node gets from its draft distribution q."""
 
     COUPLED = "the k that the target will most probably draw, given the noise that it shares"
     TOP = "the k most probable"
@@ -36,7 +36,7 @@ class Drawn(NamedTuple):
     """The children of F nodes.
 
     Attributes:
-        tokens: [F, K] int64 in draw order; only as many as were asked for mean anything.
+        tokens: [F, K] int64 in draw order; entries past a node's count mean nothing.
         logprobs: [F, K] float32, what the drafter gives each of them (nats).
         laws: [F] what they were drawn from; None where nothing was drawn.
     """
@@ -67,7 +67,7 @@ def draw(logits: Tensor, counts: Sequence[int], keys: Sequence[Key], drawing: Dr
     2019, "Stochastic Beams and Where to Find Them"); with replacement every draw has noise of its own.
 
     Args:
-        logits: [F, V] of the draft laws.
+        logits: [F, V] of the draft distributions.
         counts: [F] children of each node, at most as many as have positive probability.
         keys: [F].
         drawing: how.
@@ -103,22 +103,22 @@ def _noise(keys: Sequence[Key], draws: Sequence[int], logits: Tensor) -> Tensor:
 
 _FLOOR = torch.finfo(torch.float32).min
 _CHUNK = 8
-"""Nodes whose laws are computed at once: bounds what is allocated beyond the logits."""
+"""Nodes whose distributions are computed at once: bounds what is allocated beyond the logits."""
 
 
-class Laws:
-    """The laws of the nodes of one proposal; those asked about last can have children drawn."""
+class DraftDistributions:
+    """Draft distributions of the nodes of one proposal; those scored last can have children drawn."""
 
     def __init__(self, drawing: Drawing) -> None:
         self._drawing = drawing
-        self._asked: list[tuple[Request, int]] = []
-        self._laws = torch.zeros(0)
-        self._tokens: list[Tensor] = []  # for each node asked about, the ids of its law's entries
+        self._scored: list[tuple[Request, int]] = []
+        self._logits = torch.zeros(0)
+        self._tokens: list[Tensor] = []  # for each scored node, the ids of its distribution's entries
 
     @torch.inference_mode()
     def candidates(
         self,
-        asked: list[tuple[Request, int]],
+        scored: list[tuple[Request, int]],
         logits: Tensor,
         batch: Tensor,
         column: Tensor,
@@ -130,68 +130,70 @@ class Laws:
         """The most probable tokens after F nodes, in one transfer to the host.
 
         Args:
-            asked: [F] the nodes, by request and number.
+            scored: [F] the nodes, by request and number.
             logits: [B, n, K] on the model's device.
             batch, column: [F] where each node's are.
             width: most candidates of a node.
             depths: [F] of the nodes, 0 for a root.
             tokens: for each of the B [K] or less, the ids of the entries; those beyond are -inf. None: 0 to K - 1.
         """
-        self._asked, parts, laws = asked, [], []
+        self._scored, parts, laws = scored, [], []
         rows = batch.tolist() if tokens and self._drawing.random else []
         self._tokens = [tokens[b] for b in rows] if tokens else []
-        params = [request.params for request, _ in asked]
-        whole = logits.shape[0] == 1 and logits.shape[1] == len(asked)  # a pass of one request: nothing to pick out
+        params = [request.params for request, _ in scored]
+        whole = logits.shape[0] == 1 and logits.shape[1] == len(scored)  # a pass of one request: nothing to pick out
         if not whole:
             batch, column = torch.stack([batch, column]).to(logits.device, non_blocking=True)
         names = [pad(t, (0, logits.shape[-1] - t.shape[0])) for t in tokens] if tokens else []
         named = names[0] if whole and names else torch.stack(names) if names else None
         coupled = self._drawing is Drawing.COUPLED and any(p.temperature for p in params)
-        noise, heard = self._noise(asked, depths, logits, batch, named) if coupled else (logits, [])
+        noise, heard = self._noise(scored, depths, logits, batch, named) if coupled else (logits, [])
         for at in range(0, batch.shape[0], _CHUNK):
             chunk = slice(at, at + _CHUNK)
-            law = warp_rows((logits[0, chunk] if whole else logits[batch[chunk], column[chunk]]).float(), params[chunk])
+            warped = warp_rows(
+                (logits[0, chunk] if whole else logits[batch[chunk], column[chunk]]).float(), params[chunk]
+            )
             if coupled:
                 random = [f for f, p in enumerate(params[chunk]) if p.temperature]
-                scale = torch.tensor([params[at + f].temperature for f in random])[:, None].to(law.device)
+                scale = torch.tensor([params[at + f].temperature for f in random])[:, None].to(warped.device)
                 own = [heard[at + f] for f in random]
                 some = noise if own == list(range(len(noise))) else noise[own]
-                if len(random) == len(law):
-                    law.add_(some).mul_(scale)
+                if len(random) == len(warped):
+                    warped.add_(some).mul_(scale)
                 else:
-                    law[random] = (law[random] + some) * scale
+                    warped[random] = (warped[random] + some) * scale
             elif self._drawing.random:
-                law = law.log_softmax(-1)
-                laws.append(law.clone())
-            where = largest(law, min(width, law.shape[-1]))
-            best, p = law.gather(1, where), law.softmax(-1)
+                warped = warped.log_softmax(-1)
+                laws.append(warped.clone())
+            where = largest(warped, min(width, warped.shape[-1]))
+            best, p = warped.gather(1, where), warped.softmax(-1)
             # log sum exp x = x - log p of any x, the largest for precision; entropy = log sum exp x - sum p x
             total = best[:, :1] - p.gather(1, where[:, :1]).log_()
-            entropy = total - torch.linalg.vecdot(p, law.clamp_(min=_FLOOR))[:, None]  # 0 log 0 = 0
+            entropy = total - torch.linalg.vecdot(p, warped.clamp_(min=_FLOOR))[:, None]  # 0 log 0 = 0
             if named is None:
                 ids = where
             else:
                 ids = named[where] if whole else named[batch[chunk, None], where]
             parts.append(torch.cat([ids.double(), (best - total).double(), entropy.double()], dim=1))
         if laws:
-            self._laws = torch.cat(laws)
+            self._logits = torch.cat(laws)
         found, logprobs, entropies = torch.cat(parts).cpu().tensor_split([(parts[0].shape[1] - 1) // 2, -1], dim=1)
         return Candidates(found.long(), logprobs.float(), entropies[:, 0].float())
 
     def _noise(
         self,
-        asked: list[tuple[Request, int]],
+        scored: list[tuple[Request, int]],
         depths: Sequence[int],
         logits: Tensor,
         batch: Tensor,
         named: Tensor | None,
     ) -> tuple[Tensor, list[int]]:
-        """([S, K] the target's noise at each position that is asked about, [F] which of them a node hears).
+        """([S, K] the target's noise at each position that is scored, [F] which of them a node hears).
 
         Args:
             named: [B, K] or [K] int64 ids of the entries; None: entry i is token i.
         """
-        heard = [(request, depth) for (request, _), depth in zip(asked, depths, strict=True)]
+        heard = [(request, depth) for (request, _), depth in zip(scored, depths, strict=True)]
         first = {place: f for f, place in reversed(list(enumerate(heard)))}
         seeds, positions = [s.seed for s, _ in first], [len(s.ids) + depth for s, depth in first]
         if named is None:
@@ -204,22 +206,22 @@ class Laws:
 
     @torch.inference_mode()
     def draw(self, counts: Tensor) -> Drawn:
-        """Draw ``counts`` ([F]) children for the nodes that were asked about last; one transfer to the host."""
-        asked = counts.tolist()
-        columns = torch.zeros((len(asked), max(asked)), dtype=torch.int64, device=self._laws.device)
-        laws: list[DraftLaw | None] = [None] * len(asked)
-        random = [f for f, (request, _) in enumerate(self._asked) if request.params.temperature and asked[f]]
-        greedy = [f for f, (request, _) in enumerate(self._asked) if not request.params.temperature and asked[f]]
+        """Draw ``counts`` ([F]) children for the nodes that were scored last; one transfer to the host."""
+        wanted = counts.tolist()
+        columns = torch.zeros((len(wanted), max(wanted)), dtype=torch.int64, device=self._logits.device)
+        laws: list[DraftLaw | None] = [None] * len(wanted)
+        random = [f for f, (request, _) in enumerate(self._scored) if request.params.temperature and wanted[f]]
+        greedy = [f for f, (request, _) in enumerate(self._scored) if not request.params.temperature and wanted[f]]
         for group, drawing in ((random, self._drawing), (greedy, Drawing.TOP)):
             if group:
-                keys = [Key(s.seed, len(s.ids), node) for s, node in (self._asked[f] for f in group)]
-                drawn = draw(self._laws[group], [asked[f] for f in group], keys, drawing)
+                keys = [Key(s.seed, len(s.ids), node) for s, node in (self._scored[f] for f in group)]
+                drawn = draw(self._logits[group], [wanted[f] for f in group], keys, drawing)
                 columns[group, : drawn.shape[1]] = drawn
         tokens = columns.clone()
         for f, ids in enumerate(self._tokens):
             tokens[f] = ids[columns[f].clamp(max=len(ids) - 1)]  # past a node's count a column may have no token
         for f in random:
             own = self._tokens[f] if self._tokens else None
-            laws[f] = DraftLaw(self._laws[f] if own is None else self._laws[f, : len(own)], own)
-        found = torch.stack([tokens.double(), self._laws.gather(1, columns).double()]).cpu()
+            laws[f] = DraftLaw(self._logits[f] if own is None else self._logits[f, : len(own)], own)
+        found = torch.stack([tokens.double(), self._logits.gather(1, columns).double()]).cpu()
         return Drawn(found[0].long(), found[1].float(), laws)

@@ -1,4 +1,4 @@
-"""A drafting model: any ``LanguageModel`` with the target's vocabulary.
+"""A draft model: any ``LanguageModel`` with the target's vocabulary.
 
 Its KV cache is kept: accepted nodes that it has seen are committed, never fed again. What it has not seen (the leaf
 that ended a fully accepted path, and the target's bonus token) is fed as a short chain when the next proposal starts.
@@ -20,41 +20,39 @@ from ..outcome import Outcome
 from ..policies.base import Candidates
 from ..request import Request
 from ..tree import ROOT
-from .distributions import Drawing, Drawn, Laws
-from .source import Asked, Grown, Scorer, Source
+from .distributions import DraftDistributions, Drawing, Drawn
+from .source import Grown, Scorer, TokenSource, UnscoredNode
 
 
 @dataclass(slots=True)
 class State:
-    """One request inside the drafting model.
+    """One request inside the draft model.
 
     Attributes:
         row: its row in the model; ``row.length`` tokens of the request are committed there.
-        numbers: tree node -> number among the row's uncommitted nodes.
+        slots: node -> its index among the row's uncommitted nodes.
     """
 
     row: Row
-    numbers: dict[int, int] = field(default_factory=dict)
+    slots: dict[int, int] = field(default_factory=dict)
 
-    def rename(self, numbers: Tensor) -> None:
-        """Follow the tree's pruning: its node i was node ``numbers[i]`` of the pool."""
-        old, self.numbers = self.numbers, {}
+    def settle(self, numbers: Tensor) -> None:
+        """Node i of the finished tree was node ``numbers[i]`` while it grew."""
+        old, self.slots = self.slots, {}
         for new, number in enumerate([ROOT, *numbers.tolist()], start=ROOT):
             if number in old:
-                self.numbers[new] = old[number]
+                self.slots[new] = old[number]
 
 
 @dataclass(slots=True)
-class ModelSource(Source):
-    """Asks a language model.
+class ModelSource(TokenSource):
+    """Predicts by a language model.
 
     Attributes:
-        model: the drafting model; it says nothing of a request that has outgrown its context.
-        near: see ``Source``: it is the target in other numerics.
+        model: the draft model; it scores no request that has outgrown its context.
+        near: it is the target in another weight format.
         vocab_size: the target's; logits beyond it (padding of the output layer) are cut off.
     """
-
-    at_once = True
 
     model: LanguageModel = field()
     vocab_size: int
@@ -74,7 +72,6 @@ class ModelSource(Source):
 
     @property
     def passes(self) -> int:
-        """See ``Source``."""
         return self._passes
 
     def fit(self, request: Request, budget: Budget) -> Budget:
@@ -83,10 +80,10 @@ class ModelSource(Source):
         return Budget(budget.nodes, room if budget.depth is None else min(room, budget.depth))
 
     def unread(self, request: Request) -> list[tuple[LanguageModel, int]]:
-        """All but what it has committed, and the last token, which it is asked about."""
+        """All but what it has committed, and the last token, which is fed as the root."""
         state = self._states.get(request)
         if len(request.ids) >= self.model.capabilities.max_length:
-            return []  # it is not going to
+            return []  # it never will
         return [(self.model, len(request.ids) - 1 - (state.row.length if state else 0))]
 
     def opened(self, request: Request) -> State:
@@ -97,36 +94,36 @@ class ModelSource(Source):
         return self._states[request]
 
     def begin(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
-        """Drop what a failed step may have left behind; a new request's prompt is fed when its root is asked for."""
+        """Drop what a failed step may have left behind; a new request's prompt is fed when its root is scored."""
         self._drop(requests)
         return ModelScorer(self, requests, drawing)
 
     def _drop(self, requests: Iterable[Request]) -> None:
         """Whatever is not committed."""
-        for known in filter(None, map(self._states.get, requests)):
-            self.model.commit(known.row, [])
-            known.numbers.clear()
+        for state in filter(None, map(self._states.get, requests)):
+            self.model.commit(state.row, [])
+            state.slots.clear()
 
     def tokens(self, rows: Sequence[Row]) -> Sequence[Tensor] | None:
         """For each row [K] int64, the ids of its logits' entries; None: entry i is token i."""
         return None
 
     def has_read(self, request: Request, node: int) -> bool:
-        """Its model has been asked about this node of the proposal."""
-        return request in self._states and node in self._states[request].numbers
+        """Its model has been fed this node of the proposal."""
+        return request in self._states and node in self._states[request].slots
 
     def hidden(self, request: Request, node: int) -> Tensor:
         """[H] its model's hidden state at a node that it has read; the model tracks them."""
         state = self._states[request]
-        return state.row.pending_feature(state.numbers[node])
+        return state.row.pending_feature(state.slots[node])
 
     def settle(self, requests: Sequence[Request], grown: Sequence[Grown]) -> None:
         """Follow the trees' pruning."""
-        if self.resting:  # it has said nothing of these trees; what a failed step left behind is of others
+        if self.resting:  # it has scored nothing of these trees; what a failed step left behind is of others
             self._drop(requests)
         for request, (_, numbers) in zip(requests, grown, strict=True):
             if state := self._states.get(request):
-                state.rename(numbers)
+                state.settle(numbers)
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Commit what was fed and accepted: tokens that were waiting, then nodes until one that was never fed."""
@@ -134,11 +131,11 @@ class ModelSource(Source):
             state = self._states.get(outcome.request)
             if state is None:
                 continue
-            waiting = state.numbers.get(ROOT, -1) + 1
-            path = [state.numbers[n] for n in outcome.path if n in state.numbers]
+            waiting = state.slots.get(ROOT, -1) + 1
+            path = [state.slots[n] for n in outcome.path if n in state.slots]
             self.model.commit(state.row, [*range(waiting), *path])
-            state.row.drop_features()  # of committed tokens nobody asks for them
-            state.numbers.clear()
+            state.row.drop_features()  # those of committed tokens are never read
+            state.slots.clear()
 
     def close(self, request: Request) -> None:
         """Forget a request's row."""
@@ -152,8 +149,8 @@ class ModelScorer:
     def __init__(self, source: ModelSource, requests: Sequence[Request], drawing: Drawing) -> None:
         self._source = source
         self._requests = requests
-        self._laws = Laws(drawing)
-        self._asked: list[tuple[Request, int]] = []  # which nodes of which requests are asked about
+        self._distributions = DraftDistributions(drawing)
+        self._scored: list[tuple[Request, int]] = []  # requests and nodes of the last call
         self._depths: dict[tuple[int, int], int] = {}
 
     def _state(self, row: int) -> State:
@@ -161,18 +158,17 @@ class ModelScorer:
 
     def score_roots(self, rows: Sequence[int], width: int) -> Candidates:
         """Feed each request's waiting tokens; the last of them is the root."""
-        return self.score_all([Asked(b, ROOT, ROOT, 0) for b in rows], width)
+        return self.score_all([UnscoredNode(b, ROOT, ROOT, 0) for b in rows], width)
 
     def score(self, rows: Tensor, nodes: Tensor, parents: Tensor, tokens: Tensor, width: int) -> Candidates:
-        """See ``Scorer``."""
         columns = torch.stack([rows, nodes, parents, tokens], 1)
-        return self.score_all([Asked(*node) for node in columns.tolist()], width)
+        return self.score_all([UnscoredNode(*node) for node in columns.tolist()], width)
 
-    def score_all(self, asked: Sequence[Asked], width: int) -> Candidates:
+    def score_all(self, new: Sequence[UnscoredNode], width: int) -> Candidates:
         """Feed nodes, and the waiting tokens of requests whose roots are among them, in one pass."""
         fed: dict[int, tuple[list[int], list[int]]] = {}
         column = []
-        for b, node, parent, token in asked:
+        for b, node, parent, token in new:
             state = self._source.opened(self._requests[b]) if node == ROOT else self._state(b)
             tokens, parents = fed.setdefault(b, ([], []))
             start = state.row.parents.shape[0]
@@ -181,36 +177,38 @@ class ModelScorer:
                 parents += range(ROOT, len(tokens) - 1)
             else:
                 tokens.append(token)
-                parents.append(state.numbers[parent])
-            state.numbers[node] = start + len(tokens) - 1
+                parents.append(state.slots[parent])
+            state.slots[node] = start + len(tokens) - 1
             self._depths[b, node] = 0 if node == ROOT else self._depths[b, parent] + 1
             column.append(len(tokens) - 1)
         rows = {b: i for i, b in enumerate(fed)}
         nodes = [Nodes(torch.tensor(tokens), torch.tensor(parents)) for tokens, parents in fed.values()]
-        self._asked = [(self._requests[b], node) for b, node, _, _ in asked]
-        depths = [self._depths[b, node] for b, node, _, _ in asked]
-        batch = torch.tensor([rows[b] for b, *_ in asked])
+        self._scored = [(self._requests[b], node) for b, node, _, _ in new]
+        depths = [self._depths[b, node] for b, node, _, _ in new]
+        batch = torch.tensor([rows[b] for b, *_ in new])
         own = [self._state(b).row for b in rows]
-        logits = self._pass(own, nodes, asked)[..., : self._source.vocab_size]
+        logits = self._pass(own, nodes, new)[..., : self._source.vocab_size]
         self._source._passes += 1
         named = self._source.tokens(own)
-        return self._laws.candidates(self._asked, logits, batch, torch.tensor(column), width, named, depths=depths)
+        return self._distributions.candidates(
+            self._scored, logits, batch, torch.tensor(column), width, named, depths=depths
+        )
 
-    def _pass(self, rows: Sequence[Row], nodes: Sequence[Nodes], asked: Sequence[Asked]) -> Tensor:
-        """[B, n, V] logits after the nodes that are ``asked`` about, and after what waits before them."""
+    def _pass(self, rows: Sequence[Row], nodes: Sequence[Nodes], new: Sequence[UnscoredNode]) -> Tensor:
+        """[B, n, V] logits after ``new`` nodes, and after what waits before them."""
         return self._source.model.extend(rows, nodes)
 
     def draw(self, counts: Tensor) -> Drawn:
         """See ``Scorer``; one more transfer to the host."""
-        return self._laws.draw(counts)
+        return self._distributions.draw(counts)
 
 
 @dataclass(slots=True)
-class GuestSource(ModelSource):
-    """Asks a model that shares the target's rows; one such source at a time.
+class SelfSpeculationSource(ModelSource):
+    """Self-speculation: a model that shares the target's rows; one such source at a time.
 
     Attributes:
-        model: the drafting model (``HFModel.on_rows_of``).
+        model: the draft model (``HFModel.on_rows_of``).
         target: whose rows it is on.
     """
 

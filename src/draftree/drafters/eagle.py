@@ -1,8 +1,8 @@
-"""A draft head: reads the target's hidden states and drafts with its own guesses of them (Li et al., *EAGLE*).
+"""An EAGLE head: reads the target's hidden states and drafts with its own predictions of them (Li et al., *EAGLE*).
 
-Its cache holds no guess: tokens that the target has accepted are fed with the target's hidden states when the next tree
-is begun. Below a level that yields hidden states too, its ``judge``, it reads what that level has made of a pending
-run: these tokens are fed once, with the judge's hidden states, and stay where the target accepts them.
+Its cache keeps no prediction: accepted tokens are fed with the target's hidden states when the next tree begins. Below
+an intermediate verifier that has hidden states too, it reads those of a pending run: these tokens are fed once, with
+the verifier's hidden states, and stay where the target accepts them.
 """
 
 from __future__ import annotations
@@ -23,62 +23,68 @@ from ..request import Request
 from ..tree import ROOT
 from .distributions import Drawing
 from .draft_model import ModelScorer, ModelSource, State
-from .source import Asked, Grown, Scorer, joined
+from .source import Grown, Scorer, UnscoredNode, joined
 
 
 @dataclass(slots=True)
-class HeadSource(ModelSource):
-    """Asks a draft head. Its rows hold a request's tokens but the first, which has no hidden state before it.
+class EagleSource(ModelSource):
+    """Predicts by an EAGLE head. Its rows hold a request's tokens but the first, which has no hidden state before it.
 
     Attributes:
         model: the head; the target tracks hidden states.
-        judge: the level right above it in a hierarchy, whose hidden states it reads; its model tracks them. None: there
-            is none, or they are of another kind than those that the head has learned from.
+        verifier: the stage right above it in a cascade, whose hidden states it reads; its model tracks them. None:
+            there is none, or they are of another kind than those that the head has learned from.
     """
 
     model: HeadModel = field()
-    judge: ModelSource | None = None
+    verifier: ModelSource | None = None
     _given: dict[Request, set[int]] = field(default_factory=dict, repr=False)
-    """Of the proposal's nodes, by their numbers among the row's, those that were fed with the judge's hidden states."""
-
-    def __post_init__(self) -> None:
-        self.rereads = self.judge is not None
+    """Slots of the proposal's nodes, those that were fed with the verifier's hidden states."""
 
     def unread(self, request: Request) -> list[tuple[LanguageModel, int]]:
         """Nothing that counts: of a prompt it needs keys and values alone, of one layer."""
         return []
 
     def begin(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
-        """A request's new tokens are fed when its root is asked for."""
-        return _HeadScorer(self, requests, drawing)
+        """A request's new tokens are fed when its root is scored."""
+        return _EagleScorer(self, requests, drawing)
 
     def tokens(self, rows: Sequence[Row]) -> Sequence[Tensor]:
         """The rows' draft vocabularies."""
         return [self.model.own(row).tokens for row in rows]
 
+    def is_stale(self, request: Request, node: int, parent: int) -> bool:
+        """It was fed with a prediction of the hidden state at its parent, which the verifier has computed since."""
+        if self.verifier is None or not self.verifier.has_read(request, parent) or request not in self._states:
+            return False
+        slot = self._states[request].slots.get(node)
+        return slot is not None and slot not in self._given.get(request, ())
+
     def settle(self, requests: Sequence[Request], grown: Sequence[Grown]) -> None:
-        """Of what was drafted nothing is kept but what the judge has read."""
-        if self.judge:
-            super(HeadSource, self).settle(requests, grown)
+        """Of what was drafted nothing is kept but what the verifier has read."""
+        if self.verifier:
+            super(EagleSource, self).settle(requests, grown)
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Commit what was accepted and fed with the judge's hidden states; the rest comes with the target's."""
-        for request, outcome in ((o.request, o) for o in outcomes if o.request in self._given):
-            given, state = self._given.pop(request), self._states[request]
-            path = [state.numbers.get(node, ROOT) for node in outcome.path]
-            self.model.commit(state.row, list(takewhile(given.__contains__, path)))
-            state.numbers = {}
+        """Commit what was accepted and fed with the verifier's hidden states; the rest comes with the target's."""
+        for outcome in outcomes:
+            if (state := self._states.get(outcome.request)) is None:
+                continue
+            if given := self._given.pop(outcome.request, None):
+                path = [state.slots.get(node, ROOT) for node in outcome.path]
+                self.model.commit(state.row, list(takewhile(given.__contains__, path)))
+            state.slots = {}
 
     def close(self, request: Request) -> None:
         """Forget a request's row."""
         self._given.pop(request, None)
-        super(HeadSource, self).close(request)
+        super(EagleSource, self).close(request)
 
 
-class _HeadScorer(ModelScorer):
+class _EagleScorer(ModelScorer):
     """Scores nodes by passes over them; roots by a pass over the tokens that the target has committed since."""
 
-    _source: HeadSource
+    _source: EagleSource
 
     def score_roots(self, rows: Sequence[int], width: int) -> Candidates:
         """Feed each request's new tokens with the target's hidden states; the last of them is the root."""
@@ -93,55 +99,54 @@ class _HeadScorer(ModelScorer):
                 source.model.reserve(1, request.prompt_length + (request.params.max_tokens or 0))
                 source._states[request] = State(source.model.start())
             state = source._states[request]
-            state.numbers = {ROOT: ROOT}
+            state.slots = {ROOT: ROOT}
             source._given.pop(request, None)
             fed.append(source.model.own(state.row))
             tokens.append(torch.tensor(request.ids[state.row.length + 1 :]))
             new = len(tokens[-1])
-            features.append(request.row.waiting_features()[-new:] if new else source.model.nothing)
-        self._asked = [(self._requests[b], ROOT) for b in rows]
+            features.append(request.row.last_features(new) if new else source.model.nothing)
+        self._scored = [(self._requests[b], ROOT) for b in rows]
         self._depths |= {(b, ROOT): 0 for b in rows}
         logits = source.model.advance(fed, tokens, features)[:, None]
         source._passes += 1
-        for request, _ in self._asked:
-            if request.row is not None:
-                request.row.drop_features()
         batch = torch.arange(len(rows))
         column, none = torch.zeros_like(batch), [0] * len(rows)
-        return self._laws.candidates(self._asked, logits, batch, column, width, source.tokens(fed), depths=none)
+        return self._distributions.candidates(
+            self._scored, logits, batch, column, width, source.tokens(fed), depths=none
+        )
 
-    def score_all(self, asked: Sequence[Asked], width: int) -> Candidates:
-        """Feed nodes in as few passes as it takes: one that follows a guess comes after the guess."""
+    def score_all(self, new: Sequence[UnscoredNode], width: int) -> Candidates:
+        """Feed nodes in as few passes as it takes: a node that follows a predicted hidden state comes after it."""
         waves: dict[tuple[int, int], int] = {}
-        for b, node, parent, _ in asked:
+        for b, node, parent, _ in new:
             before = waves.get((b, parent), 0)
             waves[b, node] = 0 if node == ROOT else before if before and self._is_read(b, parent) else before + 1
         parts: list[Candidates] = []
         order: list[int] = []
         for wave in sorted(set(waves.values())):
-            own = [i for i, (b, node, *_) in enumerate(asked) if waves[b, node] == wave]
+            own = [i for i, (b, node, *_) in enumerate(new) if waves[b, node] == wave]
             order += own
-            some = [asked[i] for i in own]
+            some = [new[i] for i in own]
             parts.append(super().score_all(some, width) if wave else self.score_roots([a.row for a in some], width))
         return parts[0] if len(parts) == 1 else joined(parts, order)
 
     def _is_read(self, b: int, node: int) -> bool:
-        """The judge has read it."""
-        judge = self._source.judge
-        return judge is not None and judge.has_read(self._requests[b], node)
+        """The verifier has read it."""
+        verifier = self._source.verifier
+        return verifier is not None and verifier.has_read(self._requests[b], node)
 
-    def _pass(self, rows: Sequence[Row], nodes: Sequence[Nodes], asked: Sequence[Asked]) -> Tensor:
-        """A node's input is the hidden state at its parent: the judge's, or else what was predicted there."""
-        source, judge = self._source, self._source.judge
-        if judge is None or not any(self._is_read(b, parent) for b, _, parent, _ in asked):
+    def _pass(self, rows: Sequence[Row], nodes: Sequence[Nodes], new: Sequence[UnscoredNode]) -> Tensor:
+        """A node's input is the hidden state at its parent: the verifier's, or else what was predicted there."""
+        source, verifier = self._source, self._source.verifier
+        if verifier is None or not any(self._is_read(b, parent) for b, _, parent, _ in new):
             return source.model.extend(rows, nodes)
         features: dict[int, list[Tensor]] = {}
-        for b, node, parent, _ in asked:
+        for b, node, parent, _ in new:
             request, state = self._requests[b], self._state(b)
             if self._is_read(b, parent):
-                source._given.setdefault(request, set()).add(state.numbers[node])
-                state_there = judge.hidden(request, parent)
+                source._given.setdefault(request, set()).add(state.slots[node])
+                state_there = verifier.hidden(request, parent)
             else:
-                state_there = source.model.own(state.row).predicted[state.numbers[parent] + 1]
+                state_there = source.model.own(state.row).predicted[state.slots[parent] + 1]
             features.setdefault(b, []).append(state_there)
         return source.model.extend(rows, nodes, [torch.stack(given) for given in features.values()])

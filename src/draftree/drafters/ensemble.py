@@ -1,8 +1,8 @@
-"""A union of sources: one tree out of what all of them say, for one budget.
+"""An ensemble of sources: one merged tree of what all of them predict, for one budget.
 
-Every source is asked about every node, whoever proposed it. What each source's probabilities are worth is counted as
-decoding goes on (``Calibration``), so that those of n-gram counts, a table and a model can be compared. Equal tokens
-under one parent are one candidate.
+Every source scores every node, whoever proposed it. Each source's probabilities are calibrated as decoding goes on
+(``Calibration``), so that those of n-gram counts, a table and a model can be compared. Equal tokens under one parent
+are one candidate.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from ..policies.base import Candidates
 from ..request import Request
 from ..tree import ROOT
 from .distributions import Drawing, Drawn
-from .source import Grown, Scorer, Source
+from .source import Grown, Scorer, TokenSource
 
 _LEAST = 0.005
 """Candidates that their source finds less probable than this are left out."""
 _BACKED = 0.5
-"""Share of a candidate's probability that a part must give it to be among those that say so."""
+"""Share of a candidate's probability that a part must give it to be among its origins."""
 _WIDTH = 8
-"""Candidates of each source that are asked for at least: the entropy of the union is over these."""
+"""Least candidates of each source: the entropy of the ensemble is over these."""
 
 
 @dataclass(slots=True)
-class UnionSource(Source):
-    """Says what its parts say, with the probabilities that they have earned.
+class EnsembleSource(TokenSource):
+    """Predicts what its parts predict, with calibrated probabilities.
 
     Attributes:
         parts: the sources, at least two.
@@ -49,21 +49,20 @@ class UnionSource(Source):
 
     learns: ClassVar[bool] = True
 
-    parts: tuple[Source, ...] = field()
+    parts: tuple[TokenSource, ...] = field()
     _calibration: Calibration = field(init=False, repr=False)
     _limits: dict[Request, list[float]] = field(default_factory=dict, repr=False)
     """How deep each part drafts for the requests of the proposal."""
-    _scorer: _UnionScorer | None = field(default=None, repr=False)
+    _scorer: _EnsembleScorer | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         names = [part.name for part in self.parts]
         if len(names) < 2:
-            raise ConfigError(f"a union of {names}: give at least two sources")
+            raise ConfigError(f"an ensemble of {names}: give at least two sources")
         if len(set(names)) < len(names):
-            raise ConfigError(f"a union of {names}: give each source once")
+            raise ConfigError(f"an ensemble of {names}: give each source once")
         self._calibration = Calibration(2 * len(self.parts))
         self._calibration.begin([part.near for part in self.parts])
-        self.rereads = any(part.rereads for part in self.parts)
 
     @property
     def name(self) -> str:
@@ -77,7 +76,6 @@ class UnionSource(Source):
 
     @property
     def passes(self) -> int:
-        """See ``Source``."""
         return sum(part.passes for part in self.parts)
 
     @property
@@ -86,12 +84,12 @@ class UnionSource(Source):
         return max(part.successors for part in self.parts)
 
     def prepare(self, target: LanguageModel) -> None:
-        """Tell all parts."""
+        """Notify all parts."""
         for part in self.parts:
             part.prepare(target)
 
     def open(self, request: Request) -> None:
-        """Tell all parts."""
+        """Notify all parts."""
         for part in self.parts:
             part.open(request)
 
@@ -104,74 +102,81 @@ class UnionSource(Source):
         return Budget(budget.nodes, budget.depth if deepest == math.inf else int(deepest))
 
     def begin(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
-        """Ask the parts that do not rest."""
+        """Score by the parts that do not rest."""
         scorers = [None if part.resting else part.begin(requests, drawing) for part in self.parts]
-        self._scorer = _UnionScorer(self.parts, scorers, self._calibration, [self._limits[s] for s in requests])
+        self._scorer = _EnsembleScorer(self.parts, scorers, self._calibration, [self._limits[s] for s in requests])
         return self._scorer
 
+    def is_stale(self, request: Request, node: int, parent: int) -> bool:
+        """See ``TokenSource``; of the parts that score this proposal."""
+        return self._scorer is not None and any(p.is_stale(request, node, parent) for p in self._scorer.active)
+
     def settle(self, requests: Sequence[Request], grown: Sequence[Grown]) -> None:
-        """Tell all parts."""
+        """Notify all parts."""
         for part in self.parts:
             part.settle(requests, grown)
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Learn what each part's candidates are worth, and tell all parts."""
+        """Calibrate each part by the target's tokens, and notify all parts."""
         scorer, self._scorer = self._scorer, None
-        if scorer is not None and scorer.said:
+        if scorer is not None and scorer.predicted:
             self._calibration.fade()
             for row, outcome in enumerate(outcomes):
-                self._learn(scorer.said, row, outcome.tokens[: outcome.taken])
+                self._learn(scorer.predicted, row, outcome.tokens[: outcome.taken])
         for part in self.parts:
             part.observe(outcomes)
 
-    def _learn(self, known: Mapping[_Place, tuple[int, Sequence[_Said]]], row: int, tokens: Sequence[int]) -> None:
-        """Walk down along what the target said: every candidate on the way was put to the test."""
+    def _learn(
+        self, known: Mapping[_Place, tuple[int, Sequence[_Prediction]]], row: int, tokens: Sequence[int]
+    ) -> None:
+        """Walk down along the target's tokens: every candidate on the way was tried."""
         place: _Place = (row, ROOT, ROOT)
         tried = list[Tried]()
         for depth, token in enumerate(tokens, start=1):
             if place not in known:
                 break
             node, parts = known[place]
-            tried += [Tried(depth, p, said == token, kind) for said, p, kind in zip(*_flat(parts), strict=True)]
+            tried += [Tried(depth, p, guess == token, kind) for guess, p, kind in zip(*_flat(parts), strict=True)]
             place = (row, node, token)
         self._calibration.learn(tried)
 
     def close(self, request: Request) -> None:
-        """Tell all parts."""
+        """Notify all parts."""
         self._limits.pop(request, None)
         for part in self.parts:
             part.close(request)
 
 
 _Place = tuple[int, int, int]
-"""Row, number of the parent and token of a node that was asked about; (row, ROOT, ROOT) for a root."""
-_Said = tuple[list[int], list[float]]
+"""Row, number of the parent and token of a scored node; (row, ROOT, ROOT) for a root."""
+_Prediction = tuple[list[int], list[float]]
 """A part's candidates after one node, and the probabilities that it gives them."""
-_NOTHING: _Said = ([], [])
+_NOTHING: _Prediction = ([], [])
 
 
-class _UnionScorer:
-    """Asks the parts and joins what they say.
+class _EnsembleScorer:
+    """Scores by all parts and merges their predictions.
 
     Attributes:
-        said: of each node that was asked about, its number and what each part said.
+        predicted: of each scored node, its number and each part's prediction.
+        active: the parts that score.
     """
 
     def __init__(
         self,
-        parts: Sequence[Source],
+        parts: Sequence[TokenSource],
         scorers: Sequence[Scorer | None],
         calibration: Calibration,
         limits: Sequence[Sequence[float]],
     ) -> None:
         self._parts = list(zip(parts, scorers, strict=True))
+        self.active = [part for part, scorer in self._parts if scorer is not None]
         self._calibration = calibration
         self._limits = limits
-        self.said: dict[_Place, tuple[int, list[_Said]]] = {}
+        self.predicted: dict[_Place, tuple[int, list[_Prediction]]] = {}
         self._depths: dict[tuple[int, int], int] = {}
 
     def score_roots(self, rows: Sequence[int], width: int) -> Candidates:
-        """See ``Scorer``."""
         places = [((b, ROOT, ROOT), ROOT) for b in rows]
 
         def score(scorer: Scorer, own: list[int]) -> Candidates:
@@ -180,7 +185,6 @@ class _UnionScorer:
         return self._join(places, score, width)
 
     def score(self, rows: Tensor, nodes: Tensor, parents: Tensor, tokens: Tensor, width: int) -> Candidates:
-        """See ``Scorer``."""
         asked = torch.stack([rows, nodes, parents, tokens])
         listed = asked.T.tolist()
         places = [((b, parent, token), node) for b, node, parent, token in listed]
@@ -193,18 +197,18 @@ class _UnionScorer:
         return self._join(places, score, width)
 
     def draw(self, counts: Tensor) -> Drawn:
-        """Never asked for: schemes that need it refuse what ``learns``."""
-        raise ConfigError("a union does not draw children: use verification match")
+        """Never called: schemes that need it refuse what ``learns``."""
+        raise ConfigError("an ensemble does not draw children: use verification match")
 
     def _join(
         self, places: Sequence[tuple[_Place, int]], score: Callable[[Scorer, list[int]], Candidates], width: int
     ) -> Candidates:
-        """One law out of all; what none of them says counts as one outcome of its entropy."""
+        """One distribution of all parts; what none of them predicts is one outcome of its entropy."""
         depths = []
         for (b, parent, _), node in places:
             depths.append(0 if node == ROOT else self._depths[b, parent] + 1)
             self._depths[b, node] = depths[-1]
-        said: list[list[_Said]] = [[_NOTHING for _ in self._parts] for _ in places]
+        predictions: list[list[_Prediction]] = [[_NOTHING for _ in self._parts] for _ in places]
         for kind, (part, scorer) in enumerate(self._parts):
             own = [i for i, ((b, *_), _) in enumerate(places) if self._limits[b][kind] > depths[i]]
             if scorer is not None and own:
@@ -212,36 +216,36 @@ class _UnionScorer:
                 found = score(scorer, own)
                 part.spent += time.perf_counter() - began
                 for i, likely in zip(own, _likely(found), strict=True):
-                    said[i][kind] = likely
-        for (place, node), parts in zip(places, said, strict=True):
-            self.said[place] = node, parts
-        return self._law(said, depths, width)
+                    predictions[i][kind] = likely
+        for (place, node), parts in zip(places, predictions, strict=True):
+            self.predicted[place] = node, parts
+        return self._merged(predictions, depths, width)
 
-    def _accepted(self, said: Sequence[Sequence[_Said]], depth: int) -> Iterator[float]:
+    def _accepted(self, predictions: Sequence[Sequence[_Prediction]], depth: int) -> Iterator[float]:
         """How probable all candidates below nodes of one depth are, one after another."""
-        flat = [_flat(parts) for parts in said]
+        flat = [_flat(parts) for parts in predictions]
         probabilities = chain.from_iterable(given for _, given, _ in flat)
         kinds = chain.from_iterable(own for _, _, own in flat)
         return iter(self._calibration.acceptance(probabilities, depth + 1, kinds))
 
-    def _law(self, said: Sequence[Sequence[_Said]], depths: Sequence[int], width: int) -> Candidates:
-        """Of few numbers, so that lists are faster than tensors."""
+    def _merged(self, predictions: Sequence[Sequence[_Prediction]], depths: Sequence[int], width: int) -> Candidates:
+        """The merged candidates; lists are faster than tensors for so few numbers."""
         by_depth = {
-            depth: self._accepted([parts for parts, d in zip(said, depths, strict=True) if d == depth], depth)
+            depth: self._accepted([parts for parts, d in zip(predictions, depths, strict=True) if d == depth], depth)
             for depth in set(depths)
         }
-        laws = [
+        merged = [
             merge([(tokens, list(islice(by_depth[d], len(tokens)))) for tokens, _ in parts])
-            for parts, d in zip(said, depths, strict=True)
+            for parts, d in zip(predictions, depths, strict=True)
         ]
-        width = min(width, max(1, *(len(law) for law in laws)))
+        width = min(width, max(1, *(len(m) for m in merged)))
         tokens, logprobs, origins = [], [], []
-        for law in laws:
-            best, none = law[:width], width - len(law)
+        for candidates in merged:
+            best, none = candidates[:width], width - len(candidates)
             tokens.append([token for token, _, _ in best] + [0] * none)
             logprobs.append([math.log(p) for _, p, _ in best] + [-math.inf] * none)
             origins.append([bits for _, _, bits in best] + [0] * none)
-        entropies = torch.tensor([_entropy([p for _, p, _ in law]) for law in laws])
+        entropies = torch.tensor([_entropy([p for _, p, _ in candidates]) for candidates in merged])
         return Candidates(torch.tensor(tokens), torch.tensor(logprobs), entropies, torch.tensor(origins))
 
 
@@ -249,32 +253,34 @@ def _wide(width: int) -> int:
     return max(width, _WIDTH)
 
 
-def _flat(parts: Sequence[_Said]) -> tuple[list[int], list[float], list[int]]:
+def _flat(parts: Sequence[_Prediction]) -> tuple[list[int], list[float], list[int]]:
     """Tokens, probabilities and kinds of all parts' candidates: each part's first is counted apart from its others."""
     tokens, probabilities, kinds = list[int](), list[float](), list[int]()
-    for part, (said, given) in enumerate(parts):
-        tokens += said
+    for part, (own, given) in enumerate(parts):
+        tokens += own
         probabilities += given
-        kinds += [2 * part + kind for kind in first_or_not(len(said))]
+        kinds += [2 * part + kind for kind in first_or_not(len(own))]
     return tokens, probabilities, kinds
 
 
-def _likely(found: Candidates) -> list[_Said]:
+def _likely(found: Candidates) -> list[_Prediction]:
     """The candidates of each node that are likely enough: the first ones, since they descend."""
-    law = found.logprobs.exp()
-    counts = (law > _LEAST).sum(1).tolist()
-    return [(tokens[:n], p[:n]) for tokens, p, n in zip(found.tokens.tolist(), law.tolist(), counts, strict=True)]
+    probabilities = found.logprobs.exp()
+    counts = (probabilities > _LEAST).sum(1).tolist()
+    return [
+        (tokens[:n], p[:n]) for tokens, p, n in zip(found.tokens.tolist(), probabilities.tolist(), counts, strict=True)
+    ]
 
 
-def merge(parts: Sequence[_Said]) -> list[tuple[int, float, int]]:
-    """One law out of several: equal tokens become one candidate.
+def merge(parts: Sequence[_Prediction]) -> list[tuple[int, float, int]]:
+    """One distribution of several: equal tokens become one candidate.
 
     Args:
         parts: of each, its candidates after one node, and the probabilities that they are accepted.
 
     Returns:
         tokens, with the largest of their probabilities, scaled down where they sum to more than 1, and with the bits of
-        the parts that say so at least half as surely; in descending order.
+        the parts that give it at least half of that; in descending order.
     """
     best: dict[int, float] = {}
     for tokens, accepted in parts:
@@ -289,7 +295,7 @@ def merge(parts: Sequence[_Said]) -> list[tuple[int, float, int]]:
     return [(token, best[token] / total, origins[token]) for token in sorted(best, key=best.__getitem__, reverse=True)]
 
 
-def _entropy(law: Sequence[float]) -> float:
+def _entropy(probabilities: Sequence[float]) -> float:
     """In nats; what is missing from 1 is one outcome."""
-    rest = 1 - sum(law)
-    return -sum(p * math.log(p) for p in law) - (rest * math.log(rest) if rest > 0 else 0.0)
+    rest = 1 - sum(probabilities)
+    return -sum(p * math.log(p) for p in probabilities) - (rest * math.log(rest) if rest > 0 else 0.0)

@@ -1,11 +1,15 @@
-"""The one growth loop: layer by layer, a scorer says what may follow and a policy says what does, within a budget.
+"""The one growth loop: layer by layer, a scorer predicts what may follow and a policy chooses, within a budget.
+
+A node's number in the pool is its index among the drafted nodes of its request, layer by layer. ``Grown.numbers`` maps
+the nodes of the finished tree to it.
 
 Everything is flat over all requests (no padding) and on the host; the scorer alone touches a model. The last layer is
 never scored: a leaf costs no draft pass.
 
 Where children are drawn at random (``Drawing``), the policy and the budget first settle how many each node of the
-frontier gets, knowing the draft law's most probable tokens and what was drawn in the layers above; only then does the
-scorer draw them. So no choice depends on a drawn sibling, which is what the schemes that verify such trees stand on.
+frontier gets. They know the most probable tokens of the draft distribution and what was drawn in the layers above. Only
+then does the scorer draw them. So no choice depends on a drawn sibling, which is what the schemes that verify such
+trees stand on.
 """
 
 from __future__ import annotations
@@ -99,7 +103,6 @@ def grow(
             budgets=frontier.budgets,
             limits=limits,
             pool=frontier.pool.plus(layer.rows, layer.path_logprobs, layer.tags),
-            above=(frontier, layer.chosen.take(more) // frontier.candidates.tokens.shape[1]),
         )
 
 

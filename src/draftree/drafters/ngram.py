@@ -1,4 +1,4 @@
-"""Lookup: continuations of earlier occurrences in the prompt and the output; no model.
+"""Prompt lookup by n-grams: continuations of earlier occurrences in the prompt and the output; no model.
 
 An n-gram index predicts the next token by counts, blended over match lengths as in prediction by partial matching
 (escape method C: a context seen C times with U different successors gives each successor count / (C + U) and passes
@@ -20,7 +20,7 @@ from ..policies.base import Candidates
 from ..request import Request
 from ..tree import ROOT, DraftLaw
 from .distributions import Drawing, Drawn, Key, draw
-from .source import Scorer, Source
+from .source import Scorer, TokenSource
 
 Tail = tuple[int, ...]
 
@@ -70,8 +70,8 @@ class NgramIndex:
 
 
 @dataclass(slots=True)
-class LookupSource(Source):
-    """Says what followed the n-gram matches in each request's own prompt and output.
+class NgramSource(TokenSource):
+    """Predicts what followed the n-gram matches in each request's own prompt and output.
 
     Attributes:
         shortest, longest: match lengths in tokens.
@@ -92,7 +92,6 @@ class LookupSource(Source):
 
     @property
     def name(self) -> str:
-        """See ``Source``."""
         return "lookup"
 
     def open(self, request: Request) -> None:
@@ -105,14 +104,14 @@ class LookupSource(Source):
         indexes = [self._indexes[r] for r in requests]
         for index, request in zip(indexes, requests, strict=True):
             index.extend(request.ids[len(index) :])
-        return _LookupScorer(indexes, requests, drawing)
+        return _NgramScorer(indexes, requests, drawing)
 
     def close(self, request: Request) -> None:
         """Forget a request's index."""
         self._indexes.pop(request, None)
 
 
-class _LookupScorer:
+class _NgramScorer:
     """Scores nodes of the trees under construction by the last tokens on their paths."""
 
     def __init__(self, indexes: Sequence[NgramIndex], requests: Sequence[Request], drawing: Drawing) -> None:
@@ -120,27 +119,25 @@ class _LookupScorer:
         self._requests = requests
         self._drawing = drawing
         self._tails: dict[tuple[int, int], Tail] = {}
-        self._asked: list[tuple[int, int, Tail]] = []
+        self._scored: list[tuple[int, int, Tail]] = []
 
     def score_roots(self, rows: Sequence[int], width: int) -> Candidates:
-        """See ``Scorer``."""
         return self._predict([(b, ROOT, self._indexes[b].tail) for b in rows], width)
 
     def score(self, rows: Tensor, nodes: Tensor, parents: Tensor, tokens: Tensor, width: int) -> Candidates:
-        """See ``Scorer``."""
-        asked = []
+        scored = []
         for b, node, parent, token in torch.stack([rows, nodes, parents, tokens], 1).tolist():
             above = self._tails.get((b, parent)) or self._indexes[b].tail
             self._tails[b, node] = (*above, token)
-            asked.append((b, node, self._tails[b, node]))
-        return self._predict(asked, width)
+            scored.append((b, node, self._tails[b, node]))
+        return self._predict(scored, width)
 
     def draw(self, counts: Tensor) -> Drawn:
         """Draw from the blend, normalised over the tokens that it knows; see ``Scorer``."""
         width = int(counts.max())
         tokens, logprobs = torch.zeros((len(counts), width), dtype=torch.int64), torch.zeros((len(counts), width))
         laws: list[DraftLaw | None] = []
-        for f, (count, (b, node, tail)) in enumerate(zip(counts.tolist(), self._asked, strict=True)):
+        for f, (count, (b, node, tail)) in enumerate(zip(counts.tolist(), self._scored, strict=True)):
             request = self._requests[b]
             drawing = self._drawing if request.params.temperature else Drawing.TOP
             laws.append(None)
@@ -153,10 +150,10 @@ class _LookupScorer:
                 laws[f] = blend if drawing.random else None
         return Drawn(tokens, logprobs, laws)
 
-    def _predict(self, asked: list[tuple[int, int, Tail]], width: int) -> Candidates:
-        self._asked = asked
+    def _predict(self, scored: list[tuple[int, int, Tail]], width: int) -> Candidates:
+        self._scored = scored
         tokens, probabilities, entropies = [], [], []
-        for b, _, tail in asked:
+        for b, _, tail in scored:
             best, law, entropy = self._indexes[b].predict(tail, width)
             none = width - len(best)
             tokens.append(best + [-1] * none)

@@ -19,18 +19,18 @@ from ..models.eagle_file import fits, is_head, load_head, shipped_for, shipped_h
 from ..models.eagle_model import HeadModel
 from ..models.huggingface import HFModel
 from ..models.load import load
-from ..policies.base import GrowthPolicy
+from ..policies.base import GrowthPolicy, Provenance
 from ..policies.chains import CHAIN, DynamicWindow, Window
 from ..typed import typed
 from .base import Drafter, NoDrafter, TreeDrafter
-from .cascade.stages import HierarchySource
-from .draft_model import GuestSource, ModelSource
-from .eagle import HeadSource
-from .ensemble import UnionSource
-from .ngram import LookupSource
-from .source import Source
-from .spec import AUTO, LAYERS, NONE, DrafterSpec, StageSpec, layers_of
-from .token_recycling import RecycleSource
+from .cascade.stages import CascadeSource
+from .draft_model import ModelSource, SelfSpeculationSource
+from .eagle import EagleSource
+from .ensemble import EnsembleSource
+from .ngram import NgramSource
+from .source import TokenSource
+from .spec import AUTO, NONE, DrafterSpec, StageSpec
+from .token_recycling import TokenRecyclingSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class SourceKind:
     """What a name makes: a source without a model, or a model whose passes a source reads.
 
     Attributes:
-        names: as they are written; one that ends with "=" is followed by a value.
+        names: as they are written.
         summary: one line for ``draftree methods``.
         source: makes the source from the file of ``--recycle-file``.
         model: makes the model from the name and the target.
@@ -49,7 +49,7 @@ class SourceKind:
 
     names: tuple[str, ...]
     summary: str
-    source: Callable[[Path | None], Source] | None = None
+    source: Callable[[Path | None], TokenSource] | None = None
     model: Callable[[str, HFModel], HFModel | HeadModel] | None = None
     learns: bool = False
     on_target: bool = False
@@ -65,10 +65,6 @@ def _own(name: str, target: HFModel) -> HFModel:
 
 _OWN: WeakKeyDictionary[PreTrainedModel, dict[str, HFModel]] = WeakKeyDictionary()
 """Targets once more, by their numerics."""
-
-
-def _without_layers(name: str, target: HFModel) -> HFModel:
-    return target.with_layers(layers_of(name, target.layers), f"{target.capabilities.name}, {name}")
 
 
 def _folder_or_model(name: str, target: HFModel) -> HFModel | HeadModel:
@@ -87,24 +83,18 @@ SOURCES = (
     SourceKind(
         names=("lookup",),
         summary="continuations of earlier occurrences in prompt and output; no model",
-        source=lambda file: LookupSource(),
+        source=lambda file: NgramSource(),
     ),
     SourceKind(
         names=("recycle",),
         summary="what the target found probable when it last saw the same token; no model",
-        source=lambda file: RecycleSource(file=file),
+        source=lambda file: TokenRecyclingSource(file=file),
         learns=True,
     ),
     SourceKind(
         names=("head",),
         summary="a layer trained on the target's hidden states; comes with smollm2",
         model=lambda name, target: shipped_head(target),
-    ),
-    SourceKind(
-        names=(LAYERS,),
-        summary="the target's first N layers; layers=0-9.12.15-29 names those that are kept",
-        model=_without_layers,
-        on_target=True,
     ),
     SourceKind(
         names=("int4", "int8", "fp16w"),
@@ -124,7 +114,7 @@ _BY_NAME = {name: kind for kind in SOURCES for name in kind.names}
 DRAFTERS = {
     AUTO: "int4 where a float32 target is on a CPU that is fast in it, else lookup+recycle+head where a head comes for "
     "the target (head where children are drawn), else lookup",
-    **{", ".join(f"{n}N" if n.endswith("=") else n for n in kind.names): kind.summary for kind in SOURCES},
+    **{", ".join(kind.names): kind.summary for kind in SOURCES},
     NONE: "no drafting: AR decoding",
 }
 """What ``draftree methods`` lists; any other name is a draft head's folder or a model (see ``draftree.load``)."""
@@ -132,10 +122,7 @@ DRAFTERS = {
 
 def kind_of(source: str | HFModel) -> SourceKind:
     """What a name of a source makes; a folder or a model where no kind has the name."""
-    if not isinstance(source, str):
-        return _BY_PATH
-    name, value, _ = source.partition("=")
-    return _BY_NAME.get(name + value, _BY_PATH)
+    return _BY_NAME.get(source, _BY_PATH) if isinstance(source, str) else _BY_PATH
 
 
 def is_model(drafter: DrafterSpec) -> bool:
@@ -146,7 +133,7 @@ def is_model(drafter: DrafterSpec) -> bool:
 
 
 def learns(drafter: DrafterSpec) -> bool:
-    """Its drafts depend on other requests (``Source.learns``); "auto" is chosen so that they do only where they may."""
+    """Its drafts depend on other requests (``TokenSource.learns``); "auto" is chosen so that they may."""
     return len(drafter.sources) > 1 or kind_of(drafter.sources[0]).learns
 
 
@@ -185,7 +172,7 @@ class _Making:
     alone: bool
     window: Window | None = None
 
-    def cascade(self, stages: Sequence[StageSpec], count: int, verifier: Source | None = None) -> Source:
+    def cascade(self, stages: Sequence[StageSpec], count: int, verifier: TokenSource | None = None) -> TokenSource:
         """The source of the first stages of ``count``, before ``verifier``; of one stage an ensemble or one source."""
         *before, last = stages
         try:
@@ -193,16 +180,16 @@ class _Making:
         except VocabularyError as error:
             place = f"stage {len(stages)} of {count}, {last.name}: " if count > 1 else ""
             raise VocabularyError(f"{place}{error}") from None
-        source = sources[0] if len(sources) == 1 else UnionSource(sources)
+        source = sources[0] if len(sources) == 1 else EnsembleSource(sources)
         if not before:
             return source
         if source.model is not None:
             _warn_if_slow(len(stages), source.model, self.target)
         lower = self.cascade(before, count, source)
         policy = before[-1].policy(self.window)
-        return HierarchySource(lower, source, policy, last.loop_back(), (before[-1].name, last.name))
+        return CascadeSource(lower, source, policy, last.loop_back(), (before[-1].name, last.name))
 
-    def _source(self, name: str | HFModel, verifier: Source | None) -> Source:
+    def _source(self, name: str | HFModel, verifier: TokenSource | None) -> TokenSource:
         target, kind = self.target, kind_of(name)
         if kind.source is not None:
             return kind.source(self.recycle_file)
@@ -210,12 +197,12 @@ class _Making:
             folder = shipped_for(target) if name == "head" else user_path(name)
             if folder and is_head(folder) and fits(folder, target) and fits(folder, verifier.model):
                 target.track_features()  # committed tokens come with the target's hidden states
-                return HeadSource(load_head(folder, verifier.model), target.capabilities.vocab_size, judge=verifier)
+                return EagleSource(load_head(folder, verifier.model), target.capabilities.vocab_size, verifier=verifier)
         model, vocab = draft_model(name, target), target.capabilities.vocab_size
         if isinstance(model, HeadModel):
-            return HeadSource(model, vocab)
+            return EagleSource(model, vocab)
         if self.alone and kind.on_target:
-            return GuestSource(model.on_rows_of(target), vocab, target=target, near=kind.near)
+            return SelfSpeculationSource(model.on_rows_of(target), vocab, target=target, near=kind.near)
         return ModelSource(model, vocab, near=kind.near)
 
 
@@ -239,7 +226,7 @@ def load_drafter(
         name: as written (``DrafterSpec.parse``: names of ``DRAFTERS``, the folder of a draft head, a model by any name
             that ``draftree.load`` takes; A+B, A>B), parsed, or a loaded model; "auto" is ``resolved``.
         target: the model that it drafts for.
-        policy: shapes its trees. A ``DynamicWindow`` of chains over a cascade is HSDDW: it shapes the proposals of
+        policy: shapes its trees. A ``DynamicWindow`` over a cascade is HSDDW: it shapes the proposals of
             stages without a method of their own, and the run that the target verifies is a chain.
         recycle_file: where "recycle" keeps what it has learned from one run to the next.
         learning: "auto" may be what learns from all requests; not so where children are drawn (``Scheme.draws``).
@@ -255,13 +242,53 @@ def load_drafter(
     called = str(drafter)
     if called == NONE:
         return NoDrafter()
-    policy.check(target.capabilities.name, called)
     file = None if recycle_file is None else user_path(recycle_file)
     window = None
-    if drafter.is_cascade and isinstance(policy, DynamicWindow) and policy.tree == CHAIN:
+    if drafter.is_cascade and isinstance(policy, DynamicWindow):
         window, policy = policy.window, CHAIN  # HSDDW: the threshold of the run is the last stage's (``LoopBack``)
     making = _Making(target, file, drafts_alone(drafter), window)
-    return TreeDrafter(policy, making.cascade(drafter.stages, len(drafter.stages)), called)
+    source = making.cascade(drafter.stages, len(drafter.stages))
+    check_made_for(policy.made_for, provenance(target, source, called))
+    return TreeDrafter(policy, source, called)
+
+
+def provenance(target: LanguageModel, source: TokenSource, drafter: str) -> Provenance:
+    """The models behind drafts of this source, which people call ``drafter``."""
+    weights = "+".join(part.fingerprint for part in source.parts)
+    return Provenance(target.capabilities.name, drafter, target.capabilities.fingerprint, weights)
+
+
+def check_made_for(made_for: Provenance | None, used: Provenance) -> None:
+    """Compare the models that a policy was made for with those in use.
+
+    Weights that are recorded are compared, and others are warned of; else names must agree, of which folders and hub
+    ids count by their last part.
+
+    Raises:
+        ConfigError: the names differ.
+    """
+    if made_for is None:
+        return
+    if not made_for.target_weights:
+        for role in ("target", "drafter"):
+            wanted, given = getattr(made_for, role), getattr(used, role)
+            if short_name(wanted) != short_name(given):
+                raise ConfigError(
+                    f"the tree was made for {role} {wanted!r}, not {given!r}: "
+                    "make one for these models with 'draftree calibrate'"
+                )
+    elif (used.target_weights, used.drafter_weights) != (made_for.target_weights, made_for.drafter_weights):
+        warnings.warn(
+            f"the classifier learned from {made_for}, not from {used}: drafts may be worse; train one for these with "
+            "'draftree train classifier'",
+            DraftreeWarning,
+            stacklevel=3,
+        )
+
+
+def short_name(model: str) -> str:
+    """The last part of a folder or hub id: what stays the same on another machine."""
+    return model.replace("\\", "/").rstrip("/").rpartition("/")[2] or model
 
 
 def _warn_if_slow(stage: int, model: LanguageModel, target: HFModel) -> None:
@@ -288,8 +315,8 @@ def resolved(drafter: DrafterSpec, target: HFModel, policy: GrowthPolicy, *, lea
     if str(drafter) != AUTO:
         return drafter
     shipped = shipped_for(target) is not None
-    if policy.partner is not None and (shipped or policy.partner != "head"):
-        return DrafterSpec.parse(policy.partner)
+    if policy.made_for is not None and (shipped or policy.made_for.drafter != "head"):
+        return DrafterSpec.parse(policy.made_for.drafter)
     if fast_in_int4(target):
         return DrafterSpec.parse(DRAFTING)
     return DrafterSpec.parse(("lookup+recycle+head" if learning else "head") if shipped else "lookup")

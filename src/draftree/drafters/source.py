@@ -1,13 +1,17 @@
-"""The seam between trees under construction and whatever says what may follow their nodes: n-grams, a table, a model.
+"""The seam between growing trees and what predicts the tokens after their nodes: n-grams, a table, a model.
 
-A source shapes nothing: the growth loop and its policy choose among what it says (``grow.py``, ``drafter.py``).
+A source shapes nothing: the growth loop and its policy choose among its candidates (``grow.py``).
+
+A node has one number while a proposal grows: that of the pool (``grow.py``), or of the proposal's trie in a cascade
+(``cascade/trie.py``). In the finished tree it has another. ``Grown.numbers`` maps the second to the first, and
+``TokenSource.settle`` is where a source changes over.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar, NamedTuple, Protocol, cast
+from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -23,7 +27,7 @@ from .distributions import Drawing, Drawn
 
 
 class Scorer(Protocol):
-    """Says what may follow the nodes of the trees under construction."""
+    """Scores the nodes of growing trees."""
 
     def score_roots(self, rows: Sequence[int], width: int) -> Candidates:
         """Candidates after the last token of these requests (positions in the batch that is being drafted)."""
@@ -32,29 +36,30 @@ class Scorer(Protocol):
         """Candidates after new nodes, flat over requests: their row, number, parent's number and token, [F] each."""
 
     def draw(self, counts: Tensor) -> Drawn:
-        """Draw ``counts`` ([F]) children for the nodes that were asked about last, in that order."""
+        """Draw ``counts`` ([F]) children for the nodes that were scored last, in that order."""
 
 
+@runtime_checkable
 class TreeScorer(Scorer, Protocol):
-    """Says all at once what may follow the nodes of whole trees."""
+    """Scores nodes of several depths in one call."""
 
-    def score_all(self, asked: Sequence[Asked], width: int) -> Candidates:
+    def score_all(self, new: Sequence[UnscoredNode], width: int) -> Candidates:
         """Candidates after nodes in the order of their rows, each after its parent; a root among them comes first."""
 
 
-def ask(source: Source, scorer: Scorer, asked: Sequence[Asked], width: int) -> Candidates:
-    """What a source's scorer says of nodes in order of their rows, each after its parent; in as few calls as it can."""
-    if source.at_once:
-        return cast(TreeScorer, scorer).score_all(asked, width)
-    level: dict[tuple[int, int], int] = {}
-    for row, node, parent, _ in asked:
-        level[row, node] = 0 if node == ROOT else level.get((row, parent), 0) + 1
+def score_nodes(scorer: Scorer, new: Sequence[UnscoredNode], width: int) -> Candidates:
+    """Candidates after nodes in order of their rows, each after its parent; in as few calls as the scorer can."""
+    if isinstance(scorer, TreeScorer):
+        return scorer.score_all(new, width)
+    depths: dict[tuple[int, int], int] = {}
+    for row, node, parent, _ in new:
+        depths[row, node] = 0 if node == ROOT else depths.get((row, parent), 0) + 1
     parts: dict[int, Candidates] = {}
     order: list[int] = []
-    for depth in sorted(set(level.values())):
-        own = [i for i, a in enumerate(asked) if level[a.row, a.node] == depth]
+    for depth in sorted(set(depths.values())):
+        own = [i for i, a in enumerate(new) if depths[a.row, a.node] == depth]
         order += own
-        rows, nodes, parents, tokens = torch.tensor([asked[i] for i in own]).unbind(1)
+        rows, nodes, parents, tokens = torch.tensor([new[i] for i in own]).unbind(1)
         if depth:
             parts[depth] = scorer.score(rows, nodes, parents, tokens, width)
         else:
@@ -70,18 +75,18 @@ def joined(parts: Sequence[Candidates], order: Sequence[int]) -> Candidates:
         for name, fill in (("tokens", 0), ("logprobs", float("-inf")))
     )
     origins = [p.origins for p in parts if p.origins is not None]
-    said = torch.cat([pad(o, (0, width - o.shape[1])) for o in origins])[back] if len(origins) == len(parts) else None
-    return Candidates(tokens, logprobs, torch.cat([p.entropies for p in parts])[back], said)
+    merged = torch.cat([pad(o, (0, width - o.shape[1])) for o in origins])[back] if len(origins) == len(parts) else None
+    return Candidates(tokens, logprobs, torch.cat([p.entropies for p in parts])[back], merged)
 
 
-class Asked(NamedTuple):
-    """A node that a scorer is asked about.
+class UnscoredNode(NamedTuple):
+    """A node to be scored.
 
     Attributes:
         row: which request of the proposal.
         node: its number; ROOT for the request's root.
-        parent: number of its parent, which is asked about before it.
-        token: its token; of a root nothing is said.
+        parent: number of its parent, which is scored before it.
+        token: its token; of a root it means nothing.
     """
 
     row: int
@@ -95,29 +100,24 @@ class Grown(NamedTuple):
 
     Attributes:
         tree: what is verified.
-        numbers: [N] int64, the number that each node had while it grew: what the scorer knows it by.
+        numbers: [N] int64, the number that each node had while it grew.
     """
 
     tree: DraftTree
     numbers: Tensor
 
 
-class Source(ABC):
-    """Says what may follow, and keeps whatever state that takes for each request.
+class TokenSource(ABC):
+    """Predicts what may follow, and keeps what state that takes for each request.
 
     Attributes:
-        learns: what it says depends on other requests, so that drawn children would not repeat under the same seed.
-        at_once: its scorers have ``score_all`` and may be asked about nodes of several levels in one call.
-        rereads: what it says of a node gets better once the level above has read the node's parent, so that it wants to
-            be asked again.
-        near: its laws are nearly the target's, and so is its first candidate, however probable it finds it.
-        resting: it does not pay just now: a union leaves it out. Set by the policy.
-        spent: seconds that a union, or the drafter of a hierarchy, has waited for what it said.
+        learns: its predictions depend on other requests, so that drawn children would not repeat under the same seed.
+        near: its distributions are nearly the target's, and so is its first candidate, however probable it finds it.
+        resting: it does not pay just now: an ensemble leaves it out. Set by the policy.
+        spent: seconds that an ensemble, or the drafter of a cascade, has waited for its candidates.
     """
 
     learns: ClassVar[bool] = False
-    at_once: bool = False
-    rereads: bool = False
     near: bool = False
     resting: bool = False
     spent: float = 0.0
@@ -133,8 +133,8 @@ class Source(ABC):
         return self.name
 
     @property
-    def parts(self) -> tuple[Source, ...]:
-        """The sources that it joins: itself, unless it is a union."""
+    def parts(self) -> tuple[TokenSource, ...]:
+        """The sources that it joins: itself, unless it is an ensemble."""
         return (self,)
 
     @property
@@ -154,12 +154,12 @@ class Source(ABC):
         return next((part.host for part in self.parts if part is not self and part.host is not None), None)
 
     def unread(self, request: Request) -> list[tuple[LanguageModel, int]]:
-        """Its models, each with how many tokens it must read before it can say what follows a request."""
+        """Its models, each with how many tokens it must read before it can score a request's root."""
         return [pair for part in self.parts if part is not self for pair in part.unread(request)]
 
     @property
     def costly(self) -> bool:
-        """To ask it takes so long that it may not pay."""
+        """Scoring takes so long that it may not pay."""
         return self.model is not None
 
     @property
@@ -172,25 +172,29 @@ class Source(ABC):
 
     @property
     def successors(self) -> int:
-        """How many of the target's most probable tokens after each verified node it wants to be told; 0: none."""
+        """How many of the target's most probable tokens after each verified node it learns from; 0: none."""
         return 0
 
     def prepare(self, target: LanguageModel) -> None:  # noqa: B027
-        """It will draft for ``target``: called once, before anything else."""
+        """Make ready to draft for ``target``: called once, before anything else."""
 
     def open(self, request: Request) -> None:  # noqa: B027
         """A request begins: its prompt is in ``request.ids``."""
 
     def fit(self, request: Request, budget: Budget) -> Budget:
-        """The part of a budget that it can draft within; no nodes or no depth: it is not asked about this request."""
+        """The part of a budget that it can draft within; no nodes or no depth: it drafts nothing for this request."""
         return budget
 
     @abstractmethod
     def begin(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
         """What scores the nodes of one proposal's trees, whose roots are the last tokens of ``request.ids``."""
 
+    def is_stale(self, request: Request, node: int, parent: int) -> bool:
+        """Scoring this node again would use what an intermediate verifier has computed at its parent since."""
+        return False
+
     def settle(self, requests: Sequence[Request], grown: Sequence[Grown]) -> None:  # noqa: B027
-        """The proposal's trees are finished: these are verified."""
+        """The proposal's trees are finished: from now on node i of a tree is what was node ``numbers[i]``."""
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:  # noqa: B027
         """What became of them; ``request.ids`` already ends with the tokens gained."""

@@ -7,7 +7,6 @@ lookup:method=static>int4:tau=0.5     a cascade: the first stage drafts, each la
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -189,32 +188,3 @@ class DrafterSpec:
 
 def _sources(text: str) -> tuple[str, ...]:
     return (text.strip(),) if is_path(text) else tuple(part.strip() for part in text.split("+"))
-
-
-LAYERS = "layers="
-_KEPT = re.compile(r"\d{1,6}(-\d{1,6})?(\.\d{1,6}(-\d{1,6})?)*", re.ASCII)
-"""What follows: a number of layers, or those that are kept."""
-
-
-def layers_of(name: str, count: int) -> tuple[int, ...]:
-    """The layers that "layers=N" or "layers=0-9.12" keeps of ``count``.
-
-    Raises:
-        ConfigError: it is written otherwise, or there are not so many.
-    """
-    text = name.removeprefix(LAYERS)
-    if not _KEPT.fullmatch(text):
-        raise ConfigError(
-            f"drafter {name!r}: write how many layers are kept, as layers=20, or which, as layers=0-9.12.15-29"
-        )
-    if text.isdecimal():
-        if not 1 <= int(text) <= count:
-            raise ConfigError(f"drafter {name!r}: the target has {count} layers: keep 1 to {count} of them")
-        return tuple(range(int(text)))
-    found: list[int] = []
-    for part in text.split("."):
-        first, _, last = part.partition("-")
-        if int(last or first) >= count:
-            raise ConfigError(f"drafter {name!r}: the target has {count} layers: give numbers from 0 to {count - 1}")
-        found += range(int(first), int(last or first) + 1)
-    return tuple(found)

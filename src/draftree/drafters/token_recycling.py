@@ -1,4 +1,4 @@
-"""What ``recycle`` has learned as a file: safetensors, with the vocabulary that it is about."""
+"""Token recycling: the target's latest top-k successors of each token, kept in a table and in a safetensors file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ..policies.base import Candidates
 from ..request import Request
 from ..tree import ROOT
 from .distributions import Drawing, Drawn
-from .source import Scorer, Source
+from .source import Scorer, TokenSource
 
 FORMAT = "draftree recycled successors"
 VERSION = "1"
@@ -118,7 +118,7 @@ ANY = -1
 
 
 class SuccessorTable:
-    """The last successors seen of every context, in numpy; little is asked for at a time, which lists handle faster.
+    """The last successors seen of every context, in numpy; queries are small, which lists handle faster.
 
     Args:
         width: successors of each.
@@ -149,30 +149,30 @@ class SuccessorTable:
         return row
 
     def after(self, contexts: Sequence[Context], width: int) -> Candidates:
-        """The law after [F] contexts, blended of the last two tokens' and the last one's; the rest is one outcome."""
+        """The blend after [F] contexts, blended of the last two tokens' and the last one's; the rest is one outcome."""
         width = min(width, 2 * self._tokens.shape[1])
         tokens, logprobs, entropies = [], [], []
         for context in contexts:
-            law = self._law(context)
-            best, none = sorted(law, key=law.__getitem__, reverse=True)[:width], max(0, width - len(law))
+            blend = self._law(context)
+            best, none = sorted(blend, key=blend.__getitem__, reverse=True)[:width], max(0, width - len(blend))
             tokens.append(best + [0] * none)
-            logprobs.append([math.log(law[token]) for token in best] + [-math.inf] * none)
-            rest = 1 - sum(law.values())
+            logprobs.append([math.log(blend[token]) for token in best] + [-math.inf] * none)
+            rest = 1 - sum(blend.values())
             left = rest * math.log(rest) if 0 < rest < 1 else 0.0
-            entropies.append(-sum(p * math.log(p) for p in law.values()) - left)
+            entropies.append(-sum(p * math.log(p) for p in blend.values()) - left)
         return Candidates(torch.tensor(tokens), torch.tensor(logprobs), torch.tensor(entropies))
 
     def _law(self, context: Context) -> dict[int, float]:
         """Probabilities of all that is known to follow, the surer source's first."""
         before, token = context
         pair, one = None if before == ANY else self._rows.get(context), self._rows.get((ANY, token))
-        law: dict[int, float] = {}
+        blend: dict[int, float] = {}
         for row, weight in ((pair, _SURE), (one, _FAIR if pair is None else (1 - _SURE) * _FAIR)):
             if row is not None:
-                for said, p in zip(self._tokens[row].tolist(), self._probabilities[row].tolist(), strict=True):
+                for successor, p in zip(self._tokens[row].tolist(), self._probabilities[row].tolist(), strict=True):
                     if p:
-                        law[said] = law.get(said, 0.0) + weight * p
-        return law
+                        blend[successor] = blend.get(successor, 0.0) + weight * p
+        return blend
 
     @property
     def entries(self) -> Entries:
@@ -190,8 +190,8 @@ class SuccessorTable:
 
 
 @dataclass(slots=True)
-class RecycleSource(Source):
-    """Says what the target found probable when it last saw the same one or two tokens; all requests share the table.
+class TokenRecyclingSource(TokenSource):
+    """Predicts what the target found probable when it last saw the same one or two tokens; requests share the table.
 
     Attributes:
         width: successors that are kept of each context.
@@ -216,7 +216,6 @@ class RecycleSource(Source):
 
     @property
     def name(self) -> str:
-        """See ``Source``."""
         return "recycle"
 
     @property
@@ -241,7 +240,7 @@ class RecycleSource(Source):
 
     def begin(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
         """Read the table."""
-        return _RecycleScorer(self._table, requests)
+        return _RecyclingScorer(self._table, requests)
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Keep the successors of every verified node; where a context was there twice, those on the accepted path."""
@@ -269,7 +268,7 @@ class RecycleSource(Source):
                 warnings.warn(str(error), DraftreeWarning, stacklevel=2)
 
 
-class _RecycleScorer:
+class _RecyclingScorer:
     """Scores nodes by the last two tokens on their paths."""
 
     def __init__(self, table: SuccessorTable, requests: Sequence[Request]) -> None:
@@ -278,13 +277,11 @@ class _RecycleScorer:
         self._tokens: dict[tuple[int, int], int] = {}
 
     def score_roots(self, rows: Sequence[int], width: int) -> Candidates:
-        """See ``Scorer``."""
         ends = [self._requests[b].ids[-2:] for b in rows]
         self._tokens |= {(b, ROOT): end[-1] for b, end in zip(rows, ends, strict=True)}
         return self._table.after([(end[0] if len(end) > 1 else ANY, end[-1]) for end in ends], width)
 
     def score(self, rows: Tensor, nodes: Tensor, parents: Tensor, tokens: Tensor, width: int) -> Candidates:
-        """See ``Scorer``."""
         contexts = []
         for b, node, parent, token in torch.stack([rows, nodes, parents, tokens], 1).tolist():
             self._tokens[b, node] = token
@@ -292,5 +289,5 @@ class _RecycleScorer:
         return self._table.after(contexts, width)
 
     def draw(self, counts: Tensor) -> Drawn:
-        """Never asked for: schemes that need it refuse what ``learns``."""
+        """Never called: schemes that need it refuse what ``learns``."""
         raise ConfigError("recycle does not draw children: use verification match")

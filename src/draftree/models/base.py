@@ -82,6 +82,22 @@ class Row:
             raise CacheError("no hidden states wait: call the model's track_features before the row is opened")
         return self.features[0] if len(self.features) == 1 else torch.cat(self.features)
 
+    def last_features(self, count: int) -> Tensor:
+        """[count, H] hidden states of the last committed tokens, on the model's device.
+
+        Raises:
+            CacheError: the model does not track them, or fewer are kept.
+        """
+        pieces: list[Tensor] = []
+        for piece in reversed(self.features):
+            if count <= 0:
+                break
+            pieces.append(piece[-count:])
+            count -= len(piece)
+        if count > 0 or not pieces:
+            raise CacheError("hidden states are missing: call the model's track_features before the row is opened")
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces[::-1])
+
     def pending_feature(self, node: int) -> Tensor:
         """[H] hidden state of an uncommitted node, on the model's device.
 

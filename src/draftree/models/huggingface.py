@@ -31,7 +31,6 @@ from .cpu.fused_layers import merge_layers
 from .cpu.fused_model import Decoder, direct
 from .cpu.quantization import apart, check, convert
 from .hidden_states import HiddenStates, hidden_states
-from .layer_skip import decoder_layers, fewer_layers
 
 _PASSED: WeakKeyDictionary[PreTrainedModel, str] = WeakKeyDictionary()
 """Models that have passed the self-test, and with which attention."""
@@ -179,34 +178,6 @@ class HFModel:
         other = self.twin()
         other._rows = host._rows
         return other
-
-    def with_layers(self, kept: Sequence[int], name: str) -> HFModel:
-        """The same model without some of its layers: on the same weights, with rows and a cache of its own.
-
-        Args:
-            kept: numbers of the layers that are left, from 0, ascending.
-            name: what to call it.
-
-        Raises:
-            ConfigError: there are no such layers.
-            UnsupportedModelError: its layers cannot be told apart.
-        """
-        other = self.twin()
-        other.model = fewer_layers(self.model, kept, self.capabilities.name)
-        can, width = self.capabilities, self.model.get_input_embeddings().weight.shape[1]
-        tied = self.model.config.get_text_config(decoder=True).tie_word_embeddings
-        of_layers = can.parameters - can.vocab_size * width * (1 if tied else 2)
-        left = can.parameters - of_layers * (self.layers - len(kept)) // self.layers
-        layers = f"{can.fingerprint}:layers={'.'.join(map(str, kept))}"
-        other.capabilities = replace(can, name=name, parameters=left, fingerprint=layers)
-        other._decoder = None if self._decoder is None else Decoder(other.model)
-        other._hidden = None
-        return other
-
-    @property
-    def layers(self) -> int:
-        """How many decoder layers it has."""
-        return len(decoder_layers(self.model, self.capabilities.name))
 
     @_alone
     def track_features(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +19,11 @@ from ..request import Request
 from ..tree import DraftTree
 
 if TYPE_CHECKING:
-    from ..drafters.source import Source
+    from ..drafters.source import TokenSource
+
+
+MAX_WIDTH = 64
+"""Most children of a node that any policy may have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +79,6 @@ class Frontier:
         budgets: [B] int64, nodes of each request's finished tree, whatever has been drafted so far.
         limits: [B] int64, deepest level that each request's tree may have.
         pool: what has been drafted so far, these nodes included.
-        above: the frontier that these nodes came from, and [F] int64, which of its nodes each one's parent is; None for
-            roots.
     """
 
     depth: int
@@ -87,7 +90,6 @@ class Frontier:
     budgets: Tensor
     limits: Tensor
     pool: Pool
-    above: tuple[Frontier, Tensor] | None = None
 
     @property
     def scores(self) -> Tensor:
@@ -109,6 +111,24 @@ class Growth(NamedTuple):
     tags: Tensor | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """A pair of models: those that a tree was calibrated for, or a classifier trained for.
+
+    Attributes:
+        target, drafter: names.
+        target_weights, drafter_weights: fingerprints of the weights; empty where names alone are recorded.
+    """
+
+    target: str
+    drafter: str
+    target_weights: str = ""
+    drafter_weights: str = ""
+
+    def __str__(self) -> str:
+        return f"target {self.target} [{self.target_weights}] and drafter {self.drafter} [{self.drafter_weights}]"
+
+
 class GrowthPolicy(ABC):
     """Shapes trees: ``grow`` is all that a policy must have.
 
@@ -127,8 +147,8 @@ class GrowthPolicy(ABC):
         return DEFAULT_NODES
 
     @property
-    def partner(self) -> str | None:
-        """Name of the only drafter that it was made for; None: any will do."""
+    def made_for(self) -> Provenance | None:
+        """The models that it was made for, by calibration or training; None: any."""
         return None
 
     @abstractmethod
@@ -157,14 +177,7 @@ class GrowthPolicy(ABC):
         """
         return [None for _ in pools]
 
-    def check(self, target: str, drafter: str) -> None:  # noqa: B027
-        """Make sure that it can draft for these models, given by name.
-
-        Raises:
-            ConfigError: it was made for others.
-        """
-
-    def prepare(self, target: LanguageModel, sources: Sequence[Source]) -> None:  # noqa: B027
+    def prepare(self, target: LanguageModel, sources: Sequence[TokenSource]) -> None:  # noqa: B027
         """Before any drafting: whom the trees are for, and whose candidates they will be made of."""
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:  # noqa: B027
@@ -182,6 +195,26 @@ def node_budget(policy: GrowthPolicy | None, nodes: int | None) -> int:
     if Budget(nodes).nodes < 1:
         raise ConfigError(f"node budget is {nodes}: use at least 1, or drafter 'none' for plain decoding")
     return nodes
+
+
+def check_count(what: str, value: int, most: int | None = None) -> None:
+    """Make sure that the setting ``what`` is a whole number from 1, up to ``most``.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if not isinstance(value, int) or value < 1 or (most is not None and value > most):
+        raise ConfigError(f"{what} is {value}: use {'at least 1' if most is None else f'1 to {most}'}")
+
+
+def check_entropy(what: str, value: float) -> None:
+    """Make sure that the setting ``what`` is an entropy.
+
+    Raises:
+        ConfigError: it is negative or nan.
+    """
+    if math.isnan(value) or value < 0:
+        raise ConfigError(f"{what} is {value}: use an entropy in nats, 0 or more")
 
 
 def best_per_row(scores: Tensor, rows: Tensor, limits: Tensor) -> Tensor:

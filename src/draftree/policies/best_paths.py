@@ -13,7 +13,7 @@ from ..errors import ConfigError
 from ..outcome import Outcome
 from ..tree import DraftTree
 from ..typed import check_fields
-from .base import Frontier, Growth, GrowthPolicy, Pool, best_per_row
+from .base import Frontier, Growth, GrowthPolicy, Pool, best_per_row, check_count
 
 _MEMORY = 0.9
 """Share of the old average that each new step leaves, in what the automatic threshold is made of."""
@@ -61,8 +61,7 @@ class OptTree(BestPaths):
         check_fields(self)
         if self.delta is not None and not 0 < self.delta < 1:
             raise ConfigError(f"delta is {self.delta}: use a gain between 0 and 1, both excluded, or 'auto'")
-        if self.depth < 1:
-            raise ConfigError(f"depth is {self.depth}: use at least 1")
+        check_count("depth", self.depth)
 
     @property
     def threshold(self) -> float:
@@ -141,9 +140,8 @@ class Eagle2Tree(BestPaths):
 
     def __post_init__(self) -> None:
         check_fields(self)
-        for name in ("width", "depth"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}: use at least 1")
+        check_count("width", self.width)
+        check_count("depth", self.depth)
 
     def width_for(self, nodes: int) -> int:
         """``width``, whatever the budget."""

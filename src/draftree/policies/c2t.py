@@ -1,27 +1,20 @@
-"""C2T: a classifier ranks nodes (Huo et al. 2025)."""
+"""Classifiers in policies: C2T's trees (Huo et al. 2025), and learned widths."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from ..config import Budget
-from ..errors import ConfigError, DraftreeWarning
-from ..models.base import LanguageModel
+from ..config import DEFAULT_NODES, Budget
+from ..errors import ConfigError
 from ..tree import DraftTree
 from ..typed import check_fields
-from .base import Frontier, Growth, GrowthPolicy, best_per_row
-from .classifier import Classifier, Provenance
-from .entropy import MAX_WIDTH
-
-if TYPE_CHECKING:
-    from ..drafters.source import Source
-
+from .base import MAX_WIDTH, Frontier, Growth, GrowthPolicy, Provenance, best_per_row
+from .classifier import Classifier
+from .entropy import EntropyTree
 
 Score = Callable[[Frontier], Tensor]
 """[F, K] candidates of a frontier -> how probable each is to be accepted, 0 where there is none."""
@@ -50,7 +43,7 @@ class ClassifierTree(GrowthPolicy):
         top: most nodes of a layer, K of the paper's second top-K; None: no limit.
         depth: deepest level.
         given_parent: scores are of nodes given their parents.
-        made_for: the models that ``score`` learned from; others are warned about.
+        made_for: the models that ``score`` was trained on.
 
     Raises:
         ConfigError: a value is out of range.
@@ -77,17 +70,6 @@ class ClassifierTree(GrowthPolicy):
             if not isinstance(value, int) or value < 1 or (most is not None and value > most):
                 none = ", or none" if name == "top" else ""
                 raise ConfigError(f"{name} is {value}: use a whole number from 1{f' to {most}' if most else ''}{none}")
-        if self.width == 1 and isinstance(self.score, Classifier) and "margin" in self.score.features:
-            raise ConfigError("width is 1, and the classifier sees the margin to a second candidate: use at least 2")
-
-    @property
-    def partner(self) -> str | None:
-        """The drafter of ``made_for``."""
-        return None if self.made_for is None else self.made_for.drafter
-
-    def prepare(self, target: LanguageModel, sources: Sequence[Source]) -> None:
-        """Warn where the classifier learned from other models."""
-        warn_of_others(self.made_for, target, sources)
 
     def width_for(self, nodes: int) -> int:
         """``width``, whatever the budget: how many children are scored, not how many stay."""
@@ -127,25 +109,58 @@ class ClassifierTree(GrowthPolicy):
         return kept
 
 
-def warn_of_others(made_for: Provenance | None, target: LanguageModel, sources: Sequence[Source]) -> None:
-    """Warn where a classifier learned from a target or a drafter of other weights."""
-    if made_for is None:
-        return
-    used = provenance(target, sources)
-    if (used.target_weights, used.drafter_weights) != (made_for.target_weights, made_for.drafter_weights):
-        warnings.warn(
-            f"the classifier learned from {made_for}, not from {used}: drafts may be worse; train one for these with "
-            "'draftree train classifier'",
-            DraftreeWarning,
-            stacklevel=3,
-        )
+LEARNED_BETA = 0.1
 
 
-def provenance(target: LanguageModel, sources: Sequence[Source]) -> Provenance:
-    """What a classifier of these sources' drafts for this target learns from."""
-    return Provenance(
-        target=target.capabilities.name,
-        target_weights=target.capabilities.fingerprint,
-        drafter="+".join(source.name for source in sources),
-        drafter_weights="+".join(source.fingerprint for source in sources),
-    )
+@dataclass(frozen=True, slots=True)
+class LearnedWidth:
+    """A function of entropy for ``EntropyTree``: as many children as a classifier finds worth verifying.
+
+    A node with entropy H gets its first r candidates, r the number of ranks with C(H, rank) >= ``beta``: what B(H) sets
+    by hand, learned.
+
+    Attributes:
+        classifier: of entropy and rank, given the parent.
+        beta: least probability of acceptance.
+
+    Raises:
+        ConfigError: the classifier sees other features, or scores whole paths.
+    """
+
+    classifier: Classifier
+    beta: float = LEARNED_BETA
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if set(self.classifier.features) != {"entropy", "rank"} or not self.classifier.given_parent:
+            raise ConfigError(
+                f"the classifier sees {','.join(self.classifier.features)}: for a width train one with "
+                "'draftree train classifier --features entropy,rank --given-parent'"
+            )
+        if not 0 < self.beta <= 1:
+            raise ConfigError(f"beta is {self.beta}: use a probability of acceptance above 0 and up to 1")
+
+    def __call__(self, entropies: Tensor) -> Tensor:
+        """[F] entropies in nats -> [F] numbers of children."""
+        columns = {
+            "entropy": entropies[:, None].expand(-1, MAX_WIDTH),
+            "rank": torch.arange(MAX_WIDTH, dtype=torch.float32).expand(len(entropies), -1),
+        }
+        scores = self.classifier.scores(torch.stack([columns[name] for name in self.classifier.features], dim=-1))
+        return (scores >= self.beta).cumprod(1).sum(1).float()
+
+
+@dataclass(frozen=True, slots=True)
+class LearnedTree(EntropyTree):
+    """``EntropyTree`` with a learned width.
+
+    Attributes:
+        made_for: the models that the width was learned from.
+    """
+
+    made_for: Provenance | None = None
+
+    @property
+    def default_nodes(self) -> int:
+        """As most methods."""
+        return DEFAULT_NODES

@@ -12,24 +12,47 @@ from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
 
 from ..config import MAX_NODES, Budget
-from ..drafters.source import Source
 from ..errors import ConfigError
-from ..models.base import LanguageModel
 from ..outcome import Outcome
 from ..request import Request
-from ..tree import DraftTree
 from ..typed import check_fields
-from .base import Frontier, Growth, GrowthPolicy
-from .entropy import StaticTree
+from .base import MAX_WIDTH, Frontier, Growth, GrowthPolicy, check_count, check_entropy
+from .fixed import StaticTree
 
 FIRST = "first"
 """In place of an initial threshold: the least entropy of the request's first draft."""
 CHAIN = StaticTree(1, MAX_NODES)
 """A chain as long as its budget."""
 _MEMORIES = "use a number of tokens, 1 or more, or inf to forget nothing"
+
+
+@dataclass(frozen=True, slots=True)
+class EntropyStop(GrowthPolicy):
+    """A chain that ends with the first token whose law has entropy above ``stop`` ("early stopping", Section 3.1).
+
+    That last position gets ``width`` alternatives instead of one when ``width`` > 1 ("naive width"). Depth is bounded
+    by the node budget alone, as in the paper.
+    """
+
+    stop: float = 1.0
+    width: int = 1
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_entropy("stop", self.stop)
+        check_count("width", self.width, MAX_WIDTH)
+
+    def width_for(self, nodes: int) -> int:
+        """``width``, within the tree."""
+        return min(self.width, nodes)
+
+    def grow(self, frontier: Frontier) -> Growth:
+        """One child below ``stop``; ``width`` leaves above."""
+        sure = (frontier.candidates.entropies <= self.stop)[:, None]
+        ranks = torch.arange(frontier.candidates.tokens.shape[1])
+        return Growth((ranks == 0) | ~sure, sure.expand(-1, ranks.shape[0]))
 
 
 @dataclass(slots=True)
@@ -39,12 +62,10 @@ class Threshold:
     Attributes:
         start: tau while nothing has been rejected; None: the least entropy of the first draft.
         memory: each new token leaves 1 - 1 / memory of the weight of those before; infinite: a plain mean (the paper).
-        share: tau is this share of the mean.
     """
 
     start: float | None = None
     memory: float = math.inf
-    share: float = 1.0
     _least: float = field(default=math.inf, repr=False)
     _sum: float = field(default=0.0, repr=False)
     _weight: float = field(default=0.0, repr=False)
@@ -53,7 +74,7 @@ class Threshold:
     def value(self) -> float:
         """Tau in nats; infinite during a first draft whose entropies are to set it."""
         if self._weight:
-            return self.share * self._sum / self._weight
+            return self._sum / self._weight
         return self._least if self.start is None else self.start
 
     def drafted(self, least: float) -> None:
@@ -103,7 +124,6 @@ class Window:
 
     Attributes:
         start: tau before any rejection in nats; None: the least entropy of the request's first draft.
-        share: of the mean entropy of rejected tokens that tau is; 1 in the paper.
         keep: the token whose distribution crossed tau is still drafted, as in the authors' code; else it is left out.
         floor: least tokens of a draft, whatever tau is: with 0 nothing might ever be rejected, and tau would be frozen.
         cap: most tokens of a draft.
@@ -114,7 +134,6 @@ class Window:
     """
 
     start: float | None = None
-    share: float = 1.0
     keep: bool = True
     floor: int = 1
     cap: int = 10
@@ -123,8 +142,6 @@ class Window:
     def __post_init__(self) -> None:
         check_fields(self)
         check_threshold("start", self.start, self.memory)
-        if not 0 < self.share < math.inf:
-            raise ConfigError(f"share is {self.share}: use a positive number; 1 is the paper's")
         check_lengths(self.floor, self.cap)
 
 
@@ -179,107 +196,55 @@ def read_memory(text: str) -> float:
 
 
 @dataclass(slots=True)
-class _Round:
-    """One proposal.
-
-    Attributes:
-        thresholds: of its requests.
-        crossed: [B] least entropy that ended something; infinite: none did.
-    """
-
-    thresholds: Sequence[Threshold]
-    crossed: list[float]
-
-
-@dataclass(slots=True)
 class DynamicWindow(GrowthPolicy):
-    """Ends drafting below every node whose entropy exceeds tau, the mean entropy of the request's rejected tokens.
+    """A chain that ends where the entropy exceeds tau, the mean entropy of the request's rejected tokens.
 
     Attributes:
         window: how far.
-        tree: shapes what lies within; a chain by default.
-        by_value: the tree's.
     """
 
     window: Window = Window()
-    tree: GrowthPolicy = CHAIN
-    by_value: bool = field(init=False, repr=False, compare=False)
     _thresholds: WeakKeyDictionary[Request, Threshold] = field(
         default_factory=WeakKeyDictionary, repr=False, compare=False
     )
-    _round: _Round | None = field(default=None, repr=False, compare=False)
+    _planned: Sequence[Threshold] = field(default=(), repr=False, compare=False)
+    """Of the requests of the proposal under way."""
+    _crossed: list[float] = field(default_factory=list, repr=False, compare=False)
+    """[B] the entropies that ended their drafts; infinite: none did."""
 
     def __post_init__(self) -> None:
         check_fields(self)
-        self.by_value = self.tree.by_value
-
-    @property
-    def default_nodes(self) -> int:
-        """The tree's."""
-        return self.tree.default_nodes
-
-    @property
-    def partner(self) -> str | None:
-        """The tree's."""
-        return self.tree.partner
 
     def threshold(self, request: Request) -> Threshold:
         """A request's tau."""
-        return self._thresholds.setdefault(request, self._new())
-
-    def _new(self) -> Threshold:
-        return Threshold(self.window.start, self.window.memory, self.window.share)
+        return self._thresholds.setdefault(request, Threshold(self.window.start, self.window.memory))
 
     def width_for(self, nodes: int) -> int:
-        """The tree's."""
-        return self.tree.width_for(nodes)
-
-    def pool(self, nodes: int) -> int:
-        """The tree's."""
-        return self.tree.pool(nodes)
+        """One: it is a chain."""
+        return 1
 
     def plan(self, requests: Sequence[Request], budgets: Sequence[Budget]) -> Sequence[Budget]:
         """Look up the thresholds."""
-        self._round = _Round([self.threshold(s) for s in requests], [math.inf] * len(requests))
-        return self.tree.plan(requests, budgets)
+        self._planned, self._crossed = [self.threshold(s) for s in requests], [math.inf] * len(requests)
+        return budgets
 
     def grow(self, frontier: Frontier) -> Growth:
-        """The tree's choice, ended where tau is crossed, but for the floor."""
-        growth, at, depth = self.tree.grow(frontier), self._round, frontier.depth
+        """The most probable token, unless tau is crossed beyond the floor."""
+        depth, window = frontier.depth + 1, self.window
         entropies, rows = frontier.candidates.entropies, frontier.rows.tolist()
-        taus = [self._new().value if at is None else at.thresholds[b].value for b in rows]
-        crossed = entropies > torch.tensor(taus)
-        if at is not None:
-            for b, h, over in zip(rows, entropies.tolist(), crossed.tolist(), strict=True):
-                if over and depth + 1 >= self.window.floor:
-                    at.crossed[b] = min(at.crossed[b], h)
-        keep, extend, tags = growth
-        if not self.window.keep and depth >= self.window.floor:
-            keep = keep & ~crossed[:, None]
-        if depth + 1 >= self.window.floor:
-            extend = extend & ~crossed[:, None]
-        if depth + 1 >= self.window.cap:
-            extend = torch.zeros_like(extend)
-        return Growth(keep, extend, tags)
-
-    def prune(
-        self, pools: Sequence[DraftTree], tags: Sequence[Tensor], budgets: Sequence[Budget]
-    ) -> Sequence[Tensor | None]:
-        """The tree's."""
-        return self.tree.prune(pools, tags, budgets)
-
-    def check(self, target: str, drafter: str) -> None:
-        """The tree's."""
-        self.tree.check(target, drafter)
-
-    def prepare(self, target: LanguageModel, sources: Sequence[Source]) -> None:
-        """Tell the tree."""
-        self.tree.prepare(target, sources)
+        crossed = entropies > torch.tensor([self._planned[b].value for b in rows])
+        crossed &= depth >= window.floor
+        for b, entropy, over in zip(rows, entropies.tolist(), crossed.tolist(), strict=True):
+            if over:
+                self._crossed[b] = entropy
+        keep = torch.zeros_like(frontier.candidates.logprobs, dtype=torch.bool)
+        keep[:, :1] = True
+        if not window.keep and depth > window.floor:
+            keep &= ~crossed[:, None]
+        return Growth(keep, (~crossed & (depth < window.cap))[:, None].expand_as(keep))
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Learn tau: from each rejected token, and from drafts that tau ended though all of them was accepted."""
-        at, self._round = self._round, None
-        if at is not None:
-            for outcome, tau, crossed in zip(outcomes, at.thresholds, at.crossed, strict=True):
-                learn(tau, outcome, crossed)
-        self.tree.observe(outcomes)
+        for outcome, tau, crossed in zip(outcomes, self._planned, self._crossed, strict=False):
+            learn(tau, outcome, crossed)
+        self._planned = ()

@@ -1,4 +1,4 @@
-"""Chains, static trees and trees shaped by entropy (Gunjur & Waitz, "Dynamic Tree Speculative Decoding").
+"""Trees shaped by entropy (Gunjur & Waitz, "Dynamic Tree Speculative Decoding").
 
 All entropies are in nats, of the draft law at the node whose children are chosen. The paper's thresholds are the
 defaults; ``docs/algorithms.md`` says where we read it and where we differ.
@@ -16,79 +16,10 @@ from torch import Tensor
 from ..config import DEFAULT_NODES, MAX_NODES
 from ..errors import ConfigError
 from ..typed import check_fields
-from .base import Frontier, Growth, GrowthPolicy
+from .base import MAX_WIDTH, Frontier, Growth, GrowthPolicy, check_count, check_entropy
 
 EntropyFunction = Callable[[Tensor], Tensor]
 """[F] entropies in nats -> [F] numbers: of children (a width) or levels (a depth)."""
-
-MAX_WIDTH = 64
-"""Most children of a node that any policy may ask for."""
-
-
-def _ranks(frontier: Frontier) -> Tensor:
-    return torch.arange(frontier.candidates.tokens.shape[1])
-
-
-def _positive(what: str, value: int, most: int | None = None) -> None:
-    if not isinstance(value, int) or value < 1 or (most is not None and value > most):
-        raise ConfigError(f"{what} is {value}: use {'at least 1' if most is None else f'1 to {most}'}")
-
-
-def _entropy(what: str, value: float) -> None:
-    if math.isnan(value) or value < 0:
-        raise ConfigError(f"{what} is {value}: use an entropy in nats, 0 or more")
-
-
-@dataclass(frozen=True, slots=True)
-class StaticTree(GrowthPolicy):
-    """Every node gets its ``width`` most probable children, down to ``depth``; width 1 is a chain.
-
-    The paper's baseline is the chain of 4, its static tree has width 2 and depth 4 (Section 4).
-    """
-
-    width: int = 2
-    depth: int = 4
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        _positive("width", self.width, MAX_WIDTH)
-        _positive("depth", self.depth)
-
-    def width_for(self, nodes: int) -> int:
-        """``width``, within the tree."""
-        return min(self.width, nodes)
-
-    def grow(self, frontier: Frontier) -> Growth:
-        """All candidates, until ``depth``."""
-        keep = torch.ones_like(frontier.candidates.tokens, dtype=torch.bool)
-        return Growth(keep, keep & (frontier.depth + 1 < self.depth))
-
-
-@dataclass(frozen=True, slots=True)
-class EntropyStop(GrowthPolicy):
-    """A chain that ends with the first token whose law has entropy above ``stop`` ("early stopping", Section 3.1).
-
-    That last position gets ``width`` alternatives instead of one when ``width`` > 1 ("naive width"). Depth is bounded
-    by the node budget alone, as in the paper.
-    """
-
-    stop: float = 1.0
-    width: int = 1
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        _entropy("stop", self.stop)
-        _positive("width", self.width, MAX_WIDTH)
-
-    def width_for(self, nodes: int) -> int:
-        """``width``, within the tree."""
-        return min(self.width, nodes)
-
-    def grow(self, frontier: Frontier) -> Growth:
-        """One child below ``stop``; ``width`` leaves above."""
-        sure = (frontier.candidates.entropies <= self.stop)[:, None]
-        ranks = _ranks(frontier)
-        return Growth((ranks == 0) | ~sure, sure.expand(-1, ranks.shape[0]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +38,8 @@ class BranchingSteps:
     def __post_init__(self) -> None:
         check_fields(self)
         for name in ("sure", "unsure", "slope", "stop"):
-            _entropy(name, getattr(self, name))
-        _positive("width", self.most, MAX_WIDTH)
+            check_entropy(name, getattr(self, name))
+        check_count("width", self.most, MAX_WIDTH)
 
     def __call__(self, entropies: Tensor) -> Tensor:
         """[F] entropies -> [F] numbers of children."""
@@ -189,8 +120,8 @@ class EntropyTree(GrowthPolicy):
 
     def __post_init__(self) -> None:
         check_fields(self)
-        _positive("width", self.width, MAX_WIDTH)
-        _positive("depth", self.depth)
+        check_count("width", self.width, MAX_WIDTH)
+        check_count("depth", self.depth)
 
     def width_for(self, nodes: int) -> int:
         """``width``, within the tree."""
@@ -203,7 +134,7 @@ class EntropyTree(GrowthPolicy):
 
     def grow(self, frontier: Frontier) -> Growth:
         """The most probable children of each node, as many as ``children`` says."""
-        keep = _ranks(frontier) < self.children(frontier)[:, None]
+        keep = torch.arange(frontier.candidates.tokens.shape[1]) < self.children(frontier)[:, None]
         return Growth(keep, torch.full_like(keep, frontier.depth + 1 < self.depth))
 
     def children(self, frontier: Frontier) -> Tensor:

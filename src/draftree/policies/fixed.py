@@ -1,4 +1,4 @@
-"""Trees of a fixed shape: by rank, by Sequoia from measured acceptance, and the files that hold them."""
+"""Trees of a fixed shape: full, by rank, by Sequoia from measured acceptance, and the files that hold them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from ..artifacts import JsonFormat, user_path
 from ..config import MAX_NODES
 from ..errors import ConfigError, UnknownNameError
 from ..typed import check_fields
-from .base import Frontier, Growth, GrowthPolicy
-from .entropy import MAX_WIDTH
+from .base import MAX_WIDTH, Frontier, Growth, GrowthPolicy, Provenance, check_count
 
 Ranks = tuple[int, ...]
 """A node of a fixed tree: the ranks on its path from the root, 0 for the most probable child."""
@@ -35,11 +34,28 @@ EAGLE: tuple[Ranks, ...] = tuple(
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
-    """Names of a target and a drafter."""
+class StaticTree(GrowthPolicy):
+    """Every node gets its ``width`` most probable children, down to ``depth``; width 1 is a chain.
 
-    target: str
-    drafter: str
+    The paper's baseline is the chain of 4, its static tree has width 2 and depth 4 (Section 4).
+    """
+
+    width: int = 2
+    depth: int = 4
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_count("width", self.width, MAX_WIDTH)
+        check_count("depth", self.depth)
+
+    def width_for(self, nodes: int) -> int:
+        """``width``, within the tree."""
+        return min(self.width, nodes)
+
+    def grow(self, frontier: Frontier) -> Growth:
+        """All candidates, until ``depth``."""
+        keep = torch.ones_like(frontier.candidates.tokens, dtype=torch.bool)
+        return Growth(keep, keep & (frontier.depth + 1 < self.depth))
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +67,14 @@ class RankTree(GrowthPolicy):
 
     Attributes:
         paths: the nodes, each after its parent and after its siblings of lower rank.
-        made_for: the only models that it may draft for; None: any.
+        made_for: the models that it was calibrated for; None: any.
 
     Raises:
         ConfigError: the paths are not such a tree.
     """
 
     paths: tuple[Ranks, ...]
-    made_for: Pair | None = None
+    made_for: Provenance | None = None
     _children: Tensor = field(init=False, repr=False, compare=False)
     """[nodes + 1, width] int64: number of the child of each rank; 0 is the root, node i of ``paths`` is i + 1."""
 
@@ -71,11 +87,6 @@ class RankTree(GrowthPolicy):
             children[numbers[path[:-1]], path[-1]] = numbers[path]
         object.__setattr__(self, "_children", children)
 
-    @property
-    def partner(self) -> str | None:
-        """The drafter of ``made_for``."""
-        return None if self.made_for is None else self.made_for.drafter
-
     def width_for(self, nodes: int) -> int:
         """Most children of a node."""
         return min(self._children.shape[1], nodes)
@@ -87,25 +98,6 @@ class RankTree(GrowthPolicy):
         keep = wanted <= budget
         tags = torch.where(keep, wanted, 0)
         return Growth(keep, self._children[tags, 0] <= budget, tags)
-
-    def check(self, target: str, drafter: str) -> None:
-        """Only the models that it was made for; folders and hub ids count by their last part."""
-        if self.made_for is None:
-            return
-        for role, made_for, used in (
-            ("target", self.made_for.target, target),
-            ("drafter", self.made_for.drafter, drafter),
-        ):
-            if short_name(made_for) != short_name(used):
-                raise ConfigError(
-                    f"the tree was made for {role} {made_for!r}, not {used!r}: "
-                    "make one for these models with 'draftree calibrate'"
-                )
-
-
-def short_name(model: str) -> str:
-    """The last part of a folder or hub id: what stays the same on another machine."""
-    return model.replace("\\", "/").rstrip("/").rpartition("/")[2] or model
 
 
 def check_paths(paths: Sequence[Ranks]) -> None:
@@ -308,7 +300,7 @@ class TreeFile:
         tree: its nodes in the order in which smaller budgets take them.
     """
 
-    made_for: Pair
+    made_for: Provenance
     temperature: float
     prompts: int
     counts: Counts

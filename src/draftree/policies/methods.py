@@ -12,18 +12,13 @@ from typing import Any, NamedTuple
 from ..config import DEFAULT_NODES, MAX_NODES
 from ..errors import ConfigError, UnknownNameError
 from .auto.policy import AutoTree
-from .base import GrowthPolicy
+from .base import MAX_WIDTH, GrowthPolicy
 from .best_paths import Eagle2Tree, OptTree
-from .c2t import BETA, DEPTH, TOP, ClassifierTree
-from .chains import DynamicWindow, Window, read_start
+from .c2t import BETA, DEPTH, LEARNED_BETA, TOP, ClassifierTree, LearnedTree, LearnedWidth
+from .chains import DynamicWindow, EntropyStop, Window, read_start
 from .classifier import DEFAULT, DEFAULT_WIDTH, read_classifier
-from .entropy import MAX_WIDTH, BranchingSteps, BudgetTree, EntropyFunction, EntropyStop, EntropyTree, StaticTree, Steps
-from .fixed import EAGLE, RankTree, read_tree
-from .learned import LEARNED_BETA, LearnedTree, LearnedWidth, ScoredAuto
-from .stopping import PayingChain
-
-NO_CLASSIFIER = "none"
-"""``auto`` goes by the draft's own probabilities."""
+from .entropy import BranchingSteps, BudgetTree, EntropyFunction, EntropyTree, Steps
+from .fixed import EAGLE, RankTree, StaticTree, read_tree
 
 
 def chain(depth: int = 4) -> GrowthPolicy:
@@ -192,36 +187,18 @@ def c2t(
     return ClassifierTree(net, beta, width, limit, depth, net.given_parent, found.made_for)
 
 
-def auto(width: int = 8, depth: int = 16, classifier: str = NO_CLASSIFIER) -> GrowthPolicy:
-    """what pays most by this machine's measured costs, or none; WIDTH, DEPTH: bounds; CLASSIFIER: judge drafts by it"""
-    if classifier == NO_CLASSIFIER:
-        return AutoTree(width, depth)
-    found = read_classifier(classifier)
-    return ScoredAuto(width, depth, classifier=found.classifier, made_for=found.made_for)
+def auto(width: int = 8, depth: int = 16) -> GrowthPolicy:
+    """what pays most by this machine's measured costs, or none; WIDTH, DEPTH: bounds"""
+    return AutoTree(width, depth)
 
 
-def hsddw(
-    start: float | str = "first",
-    share: float = 1.0,
-    crossing: str = "keep",
-    floor: int = 1,
-    cap: int = 10,
-    memory: float = math.inf,
-) -> DynamicWindow:
-    """chain of FLOOR to CAP tokens, ended where entropy exceeds tau, SHARE of the mean entropy of rejected tokens"""
+def dynamic_window(
+    start: float | str = "first", crossing: str = "keep", floor: int = 1, cap: int = 10, memory: float = math.inf
+) -> GrowthPolicy:
+    """chain of FLOOR to CAP tokens, ended where entropy exceeds the mean of rejected tokens; over 'A>B' it is HSDDW"""
     if crossing not in ("keep", "drop"):
         raise ConfigError(f"crossing is {crossing!r}: the token that crosses the threshold is to 'keep' or to 'drop'")
-    return DynamicWindow(Window(read_start("start", start), share, crossing == "keep", floor, cap, memory))
-
-
-def dynamic_window(floor: int = 1, cap: int = 10) -> GrowthPolicy:
-    """chain of FLOOR to CAP tokens, ended where the next ones cost more than they are expected to gain"""
-    return PayingChain(floor, cap)
-
-
-STOP = "+dynamic-window"
-"""After a method's name: its trees with the stop rule of ``hsddw``, and ``STOP_SETTINGS``."""
-STOP_SETTINGS: dict[str, int | float | str] = {"start": "1.0", "share": 0.6, "memory": 20.0}
+    return DynamicWindow(Window(read_start("start", start), crossing == "keep", floor, cap, memory))
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,28 +264,6 @@ class Method:
         return values
 
 
-@dataclass(frozen=True, slots=True)
-class StoppedMethod(Method):
-    """A method whose trees end by the stop rule of ``hsddw``; it has the settings of both.
-
-    Attributes:
-        tree: the method that shapes them.
-    """
-
-    tree: Method
-
-    @property
-    def settings(self) -> dict[str, int | float | str]:
-        """See ``Method``."""
-        return self.tree.settings | METHODS["hsddw"].settings | STOP_SETTINGS
-
-    def policy(self, settings: Mapping[str, float | str] | None = None) -> GrowthPolicy:
-        """See ``Method``."""
-        values = self.values(settings)
-        own = {key: values.pop(key) for key in METHODS["hsddw"].settings if key in values}
-        return DynamicWindow(self.make(**STOP_SETTINGS | own).window, self.tree.make(**values))
-
-
 METHODS = {
     m.name: m
     for m in (
@@ -326,7 +281,7 @@ METHODS = {
         Method("learned-width", learned_width),
         Method("opt-tree", opt_tree),
         Method("eagle2", eagle2),
-        Method("hsddw", hsddw),
+        Method("hsddw", dynamic_window),
         Method("dynamic-window", dynamic_window),
         Method("c2t", c2t),
     )
@@ -351,17 +306,11 @@ def find_policy(method: str | GrowthPolicy, settings: Mapping[str, float | str] 
 
 
 def find_method(name: str) -> Method:
-    """The method called ``name``, or METHOD+dynamic-window.
+    """The method called ``name``.
 
     Raises:
         UnknownNameError: there is none.
-        ConfigError: the stop rule is there twice.
     """
-    if name.endswith(STOP):
-        tree = find_method(name.removesuffix(STOP))
-        if tree.make in (hsddw, dynamic_window) or isinstance(tree, StoppedMethod):
-            raise ConfigError(f"method {name!r} has two stop rules: use {tree.name} alone")
-        return StoppedMethod(name, hsddw, tree)
     if name not in METHODS:
         close = difflib.get_close_matches(name, METHODS, n=1)
         hint = f"did you mean {close[0]}? " if close else ""

@@ -204,25 +204,15 @@ def evaluate(classifier: Classifier, samples: Samples, negatives: float) -> Figu
     if classifier.given_parent:
         samples = samples.take(samples.reached)
     scores, y, weights = _scored(classifier, samples, negatives)
+    loss = -(weights * torch.where(y, scores, 1 - scores).clamp(min=1e-12).log()).sum()
     return Figures(
         prompts=len(samples.numbers.unique()),
         nodes=round(float(weights.sum())),
         accepted=int(y.sum()),
-        loss=float(losses(classifier, samples, negatives).sum()) / max(1, int(y.sum())),
+        loss=float(loss) / max(1, int(y.sum())),
         calibration_error=_calibration_error(scores, y, weights),
         betas={f"{beta:g}": _at(beta, scores, y, weights) for beta in BETAS},
     )
-
-
-def losses(classifier: Classifier, samples: Samples, negatives: float) -> Tensor:
-    """[M] float64 binary cross-entropy in nats; what is not accepted stands for the thinned-out nodes as well.
-
-    Args:
-        negatives: share that the samples have of what was not accepted.
-    """
-    scores = _scores(classifier, samples)
-    log = torch.where(samples.accepted, scores, 1 - scores).clamp(min=1e-12).log()
-    return -_weights(samples, negatives) * log
 
 
 def _scored(classifier: Classifier, samples: Samples, negatives: float) -> tuple[Tensor, Tensor, Tensor]:

@@ -15,13 +15,13 @@ from torch import Tensor
 
 from ..config import SamplingParams
 from ..drafters.base import TreeDrafter
-from ..drafters.eagle import HeadSource
+from ..drafters.eagle import EagleSource
 from ..errors import ConfigError, RunError
 from ..models.eagle_head import HeadNetwork
 from ..models.eagle_model import HeadModel
 from ..policies.base import GrowthPolicy
 from ..policies.best_paths import OptTree
-from ..policies.entropy import StaticTree
+from ..policies.fixed import StaticTree
 from .eagle_loss import Batch, loss, unrolled
 from .rank_acceptance import TruePath, ranks_along
 from .replay import Replay
@@ -81,8 +81,8 @@ def evaluate(head: HeadModel, responses: Sequence[Response], seed: int, tell: Ca
     used = [r for r in responses if r.gained > 1]
     trials, hits = [0] * DEPTH, [[0] * len(RANKS) for _ in range(DEPTH)]
     policy = TruePath()
-    drafter = TreeDrafter(policy, HeadSource(head, vocabulary))
-    trees = {name: (TreeDrafter(p, HeadSource(head, vocabulary)), nodes) for name, (p, nodes) in shapes().items()}
+    drafter = TreeDrafter(policy, EagleSource(head, vocabulary))
+    trees = {name: (TreeDrafter(p, EagleSource(head, vocabulary)), nodes) for name, (p, nodes) in shapes().items()}
     gained, steps = 0, dict.fromkeys(trees, 0)
     for done, response in enumerate(used, start=1):
         prompt, output = response.tokens.tolist()[: response.prompt_length], response.tokens[response.prompt_length :]

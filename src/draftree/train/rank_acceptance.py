@@ -23,9 +23,8 @@ from ..drafters.base import Drafter, NoDrafter
 from ..engine import Engine
 from ..errors import ConfigError, RunError
 from ..models.base import LanguageModel
-from ..policies.base import Frontier, Growth, GrowthPolicy
-from ..policies.entropy import MAX_WIDTH
-from ..policies.fixed import Counts, Pair, TreeFile, best_size, best_tree, expected_acceptance_length
+from ..policies.base import MAX_WIDTH, Frontier, Growth, GrowthPolicy, Provenance
+from ..policies.fixed import Counts, TreeFile, best_size, best_tree, expected_acceptance_length
 from .replay import Replay
 
 
@@ -105,7 +104,7 @@ class Calibration:
         ConfigError: a value is out of range.
     """
 
-    made_for: Pair
+    made_for: Provenance
     prompts: tuple[tuple[int, ...], ...]
     depth: int
     stride: int

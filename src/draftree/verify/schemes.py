@@ -92,7 +92,7 @@ class Scheme(ABC):
         Args:
             policy: shapes them.
             nodes: of the largest.
-            learns: what the drafter says depends on other requests (``Source.learns``).
+            learns: what the drafter says depends on other requests (``TokenSource.learns``).
 
         Raises:
             ConfigError: they cannot.

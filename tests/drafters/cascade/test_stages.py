@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -12,14 +13,14 @@ import torch
 
 from draftree.config import Budget, SamplingParams
 from draftree.drafters.base import TreeDrafter
-from draftree.drafters.cascade.stages import HierarchySource
-from draftree.drafters.cascade.state import Law, answer, laws_of
+from draftree.drafters.cascade.stages import CascadeSource
 from draftree.drafters.cascade.stopping_rule import LoopBack
+from draftree.drafters.cascade.trie import Distribution, candidates_of, distributions_of
 from draftree.drafters.distributions import Drawing
 from draftree.drafters.draft_model import ModelSource
-from draftree.drafters.eagle import HeadSource
-from draftree.drafters.ensemble import UnionSource
-from draftree.drafters.source import Source, joined
+from draftree.drafters.eagle import EagleSource
+from draftree.drafters.ensemble import EnsembleSource
+from draftree.drafters.source import TokenSource, joined
 from draftree.engine import Engine, Generation
 from draftree.errors import ConfigError
 from draftree.models.base import Nodes, Row
@@ -27,8 +28,8 @@ from draftree.models.huggingface import HFModel
 from draftree.outcome import Outcome, StepCost
 from draftree.policies.auto.policy import AutoTree
 from draftree.policies.base import GrowthPolicy
-from draftree.policies.chains import DynamicWindow, Window
-from draftree.policies.entropy import EntropyStop, StaticTree
+from draftree.policies.chains import DynamicWindow, EntropyStop, Window
+from draftree.policies.fixed import StaticTree
 from draftree.policies.methods import METHODS
 from draftree.records import EndRecord, RunRecord
 from draftree.trace import Trace, read_trace
@@ -55,13 +56,15 @@ PAIRS = (
 )
 
 
-def hierarchy(name: str, model: HFModel, policy: GrowthPolicy | None = None, loop: LoopBack | None = None) -> Source:
+def hierarchy(
+    name: str, model: HFModel, policy: GrowthPolicy | None = None, loop: LoopBack | None = None
+) -> TokenSource:
     """A hierarchy by names of ``pairs.source``."""
     lower, _, upper = name.rpartition(">")
     if not lower:
         return source(upper, model)
     below = hierarchy(lower, model, policy, loop)
-    return HierarchySource(below, source(upper, model), policy or DynamicWindow(), loop or LoopBack())
+    return CascadeSource(below, source(upper, model), deepcopy(policy) or DynamicWindow(), loop or LoopBack())
 
 
 def decode(
@@ -118,9 +121,7 @@ def test_any_thresholds_end_and_give_the_same_text() -> None:
         params = SamplingParams(max_tokens=10, temperature=random.choice([0.0, 1.0]), seed=trial)
         floor = random.randint(1, 4)
         low, high = (random.choice([None, 0.0, random.expovariate(1.0), 1e9]) for _ in range(2))
-        window = Window(
-            low, 1.0, random.random() < 0.5, floor, floor + random.randint(0, 5), 1 + random.expovariate(0.1)
-        )
+        window = Window(low, random.random() < 0.5, floor, floor + random.randint(0, 5), 1 + random.expovariate(0.1))
         loop = LoopBack("entropy", high, random.randint(1, 20), random.choice([1.0, 7.0, math.inf]))
         name = random.choice(["stranger>relative", "lookup>stranger>relative", "relative>lookup"])
         method = random.choice([StaticTree(1, 20), StaticTree(2, 4), DynamicWindow(window)])
@@ -131,7 +132,7 @@ def test_any_thresholds_end_and_give_the_same_text() -> None:
 def test_a_lower_level_that_proposes_nothing_leaves_the_upper_one_to_draft_alone() -> None:
     params = SamplingParams(max_tokens=TOKENS)
     model = target()
-    silent = HierarchySource(Says("silent", {}), source("relative", model), DynamicWindow(), LoopBack("always"))
+    silent = CascadeSource(Says("silent", {}), source("relative", model), DynamicWindow(), LoopBack("always"))
     got = Engine(model, TreeDrafter(StaticTree(1, 5), silent), nodes=5).generate(PROMPTS, params)
     alone = decode("relative", params, StaticTree(1, 5), nodes=5)
     assert [g.token_ids for g in got] == plain(params)
@@ -217,7 +218,7 @@ def test_nothing_is_fed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, made in (("low", lower), ("high", upper)):
         assert isinstance(made.model, HFModel)
         made.model.capabilities = replace(made.model.capabilities, name=name)
-    hierarchy = HierarchySource(lower, upper, StaticTree(1, 3), LoopBack("always"))
+    hierarchy = CascadeSource(lower, upper, StaticTree(1, 3), LoopBack("always"))
     tokens = 37
     g = Engine(model, TreeDrafter(StaticTree(1, 5), hierarchy), nodes=5).generate(
         PROMPTS[:1], SamplingParams(max_tokens=tokens)
@@ -247,7 +248,7 @@ def test_nonsense_is_refused(settings: dict[str, float | str], said: str) -> Non
 
 def test_auto_below_what_is_no_model_is_refused() -> None:
     model = target()
-    made = HierarchySource(source("relative", model), source("lookup", model), AutoTree())
+    made = CascadeSource(source("relative", model), source("lookup", model), AutoTree())
     with pytest.raises(ConfigError, match="lookup is no model: use another method than auto below"):
         Engine(model, TreeDrafter(StaticTree(), made))
 
@@ -317,7 +318,7 @@ def test_auto_leaves_a_hierarchy_out_where_it_loses_and_keeps_it_where_it_wins(
     clock, truth = Clock(), {1: 0.7, 2: 0.3}
     monkeypatch.setattr("draftree.drafters.base.time", clock)
     upper = Slow({1: 0.7, 2: 0.2}, clock, seconds)
-    made = HierarchySource(Says("lower", {1: 0.6}), upper, StaticTree(1, 3), LoopBack("always"))
+    made = CascadeSource(Says("lower", {1: 0.6}), upper, StaticTree(1, 3), LoopBack("always"))
     chosen, one, rng = AutoTree(depth=4, target=costs(1.0)), request_of(), Random(3)
     drafter = TreeDrafter(chosen, made)
     chosen.prepare(target(), made.parts)
@@ -346,9 +347,9 @@ def test_auto_leaves_a_hierarchy_out_where_it_loses_and_keeps_it_where_it_wins(
 @pytest.mark.parametrize("at", ["lower", "upper"])
 def test_a_head_may_propose_or_verify(at: str, temperature: float) -> None:
     model = target()
-    head, other = HeadSource(random_head(model), VOCAB), source("relative", model)
+    head, other = EagleSource(random_head(model), VOCAB), source("relative", model)
     lower, upper = (head, other) if at == "lower" else (other, head)
-    made = HierarchySource(lower, upper, StaticTree(2, 2), LoopBack("always"))
+    made = CascadeSource(lower, upper, StaticTree(2, 2), LoopBack("always"))
     params = SamplingParams(max_tokens=TOKENS, temperature=temperature, seed=3)
     got = Engine(model, TreeDrafter(StaticTree(1, 6), made), nodes=8).generate(PROMPTS, params)
     assert [g.token_ids for g in got] == plain(params)
@@ -363,6 +364,13 @@ def test_a_middle_level_that_is_no_model_is_led_to_where_the_next_run_begins(nam
         params = SamplingParams(max_tokens=TOKENS, temperature=0.9, seed=seed)
         got = decode(name, params, StaticTree(2, 5), StaticTree(2, 3), LoopBack("always"), nodes=24)
         assert [g.token_ids for g in got] == plain(params)
+
+
+def test_a_stage_reads_a_token_that_it_had_declined_when_a_run_begins_below_it() -> None:
+    """A middle stage that had ended its run at a token never read it; the next run below raised KeyError."""
+    params = SamplingParams(max_tokens=TOKENS, seed=5)
+    got = decode("lookup>stranger>relative", params, StaticTree(1, 12), StaticTree(2, 3), prompts=PROMPTS[:2])
+    assert [g.token_ids for g in got] == plain(params, PROMPTS[:2])
 
 
 def test_what_a_model_will_never_read_keeps_nobody_from_drafting() -> None:
@@ -382,14 +390,17 @@ def test_auto_below_weighs_reading_against_what_is_left_of_the_answer() -> None:
 
 
 def test_candidates_that_pass_through_a_hierarchy_keep_their_origins() -> None:
-    union = UnionSource((Says("one", {1: 0.6, 2: 0.2}), Says("other", {3: 0.5})))
+    union = EnsembleSource((Says("one", {1: 0.6, 2: 0.2}), Says("other", {3: 0.5})))
     union.fit(request := request_of(), Budget(20))
     found = union.begin([request], Drawing.TOP).score_roots([0], 4)
     assert found.origins is not None
-    back = answer(laws_of(found))
+    back = candidates_of(distributions_of(found))
     assert back.origins is not None
     assert back.origins.tolist() == found.origins.tolist()
-    assert answer([*laws_of(found), Law(torch.tensor([7]), torch.tensor([0.0]), 0.0)]).origins is None
+    assert (
+        candidates_of([*distributions_of(found), Distribution(torch.tensor([7]), torch.tensor([0.0]), 0.0)]).origins
+        is None
+    )
     both = joined([found, found], [1, 0])
     assert both.origins is not None
     assert both.origins.tolist() == found.origins.tolist() * 2

@@ -36,27 +36,11 @@ def layers_of(model: HFModel) -> list[Forward]:
 @pytest.mark.parametrize("kind", sorted(LLAMA_KIND))
 def test_prompts_chains_trees_and_ragged_batches_give_the_same_bits_as_one_by_one(kind: str, numerics: str) -> None:
     model = HFModel(tiny(kind), numerics=numerics)
-    other = model.with_layers([0, 1], "one by one")
+    other = HFModel(tiny(kind), numerics=numerics)
     assert own(model)._stack is not None
     own(other)._stack = None
     for want, got in zip(passes(other), passes(model), strict=True):
         assert torch.equal(got, want)
-
-
-def test_every_layer_keeps_its_own_weights() -> None:
-    """Layers after the first are copies of its script: each must hold what is its own."""
-    model = HFModel(tiny(), numerics="fp32")
-    first, second = (model.with_layers([i], str(i)) for i in (0, 1))
-    assert own(first)._stack is not None and own(second)._stack is not None
-    assert not torch.equal(passes(first)[0], passes(second)[0])
-
-
-def test_fewer_layers_are_a_stack_too_and_leave_the_others_out_of_the_cache() -> None:
-    whole = HFModel(tiny(), numerics="fp32")
-    fewer = whole.with_layers([1], "fewer")
-    assert own(fewer)._stack is not None
-    passes(fewer)
-    assert [layer.is_initialized for layer in fewer.cache._layers] == [False, True]
 
 
 class Twice(nn.Module):

@@ -1,7 +1,7 @@
-"""The rounds of a hierarchy: the lower source proposes, the upper one answers for all of it in one pass.
+"""The rounds of a cascade: the stage below proposes, the intermediate verifier scores all of it in one pass.
 
-A scorer that is asked about a node which the upper source has answered for already repeats the answer. Else a round
-begins there, if the pending run is to be drafted further; if not, nothing follows that node, and so the run ends.
+Every stage scores nodes of the proposal's tries. A node that the verifier has scored keeps its distribution. Below any
+other node a round begins if the stopping rule lets the pending run go on; else nothing follows it, and the run ends.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,27 +20,98 @@ from torch import Tensor
 from ...config import Budget
 from ...errors import ConfigError
 from ...outcome import Outcome, StepCost
-from ...policies.base import Candidates
+from ...policies.base import Candidates, GrowthPolicy
 from ...request import Request
 from ...tree import ROOT, DraftTree
 from ..distributions import Drawing, Drawn
 from ..grow import grow
-from ..source import Asked, Scorer, Source, ask
-from .state import NO_LAW, Known, answer, laws_of
-from .stopping_rule import Place
+from ..source import TokenSource, UnscoredNode, score_nodes
+from .stopping_rule import RunEnd, StoppingRule
+from .trie import NO_CANDIDATES, Distribution, TokenTrie, candidates_of, distributions_of
 
-if TYPE_CHECKING:
-    from .stages import HierarchySource
+TrieNode = tuple[int, int]
+"""Row of the request, and the node in its trie."""
+
+
+class SourceStage:
+    """Scores nodes of the tries by one source, each of them once.
+
+    Attributes:
+        found: for each row, node -> what follows it.
+    """
+
+    def __init__(
+        self, source: TokenSource, requests: Sequence[Request], tries: Sequence[TokenTrie], drawing: Drawing
+    ) -> None:
+        self._source, self._requests, self._tries = source, requests, tries
+        self._scorer = source.begin(requests, drawing)
+        self.found: list[dict[int, Distribution]] = [{} for _ in requests]
+
+    @property
+    def passes(self) -> int:
+        """Model passes of the source so far."""
+        return self._source.passes
+
+    def proposer(self, row: int, node: int) -> int:
+        """The stage whose token a node is: this one."""
+        return 0
+
+    def predict(self, nodes: Sequence[TrieNode], width: int) -> list[Distribution]:
+        """What follows these nodes; those above them that the source has not read are scored with them."""
+        unread = dict.fromkeys(place for row, node in nodes for place in self._unread(row, node))
+        if unread:
+            found = distributions_of(score_nodes(self._scorer, [self._located(*place) for place in unread], width))
+            for (row, node), distribution in zip(unread, found, strict=True):
+                self.found[row][node] = distribution
+        return [self.found[row][node] for row, node in nodes]
+
+    def _unread(self, row: int, node: int) -> list[TrieNode]:
+        """The nodes from the first one that has to be scored, or scored again, down to this one."""
+        found, trie, request = self.found[row], self._tries[row], self._requests[row]
+        way: list[TrieNode] = []
+        while node == ROOT or node not in found or self._source.is_stale(request, node, trie.parent(node)):
+            if node == ROOT:
+                return way[::-1] if ROOT in found else [(row, ROOT), *way[::-1]]
+            way.append((row, node))
+            node = trie.parent(node)
+        return way[::-1]
+
+    def _located(self, row: int, node: int) -> UnscoredNode:
+        trie = self._tries[row]
+        return (
+            UnscoredNode(row, ROOT, ROOT, 0)
+            if node == ROOT
+            else UnscoredNode(row, node, trie.parent(node), trie.token(node))
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Verifier:
+    """An intermediate verifier: scores what the stage below proposes.
+
+    Attributes:
+        stage: its number, at least 1.
+        below: the source that proposes, which may be a cascade.
+        source: scores.
+        policy: shapes the proposals.
+        rule: ends a run.
+    """
+
+    stage: int
+    below: TokenSource
+    source: TokenSource
+    policy: GrowthPolicy
+    rule: StoppingRule
 
 
 class Proposal(NamedTuple):
-    """What the lower source proposed below one node.
+    """What the stage below proposed below one node.
 
     Attributes:
         row: of the request.
         anchor: the node.
         tree: the proposal.
-        nodes: numbers of the tree's nodes.
+        nodes: of the tree, in the trie.
     """
 
     row: int
@@ -48,226 +120,223 @@ class Proposal(NamedTuple):
     nodes: list[int]
 
 
-class HierarchyScorer:
-    """Scores nodes by rounds of two sources.
+@dataclass(slots=True)
+class PendingRun:
+    """What one stage has drafted for the one above it and not yet handed on.
 
     Attributes:
-        known: of each request, what has been said.
+        base: the node that it begins below.
+        rounds: its nodes below which further rounds were drafted.
+        refused: least entropy of a distribution whose token was not drafted further, since it was too unsure.
     """
 
-    def __init__(self, source: HierarchySource, requests: Sequence[Request], drawing: Drawing, fresh: bool) -> None:
+    base: int = ROOT
+    rounds: list[int] = field(default_factory=list)
+    refused: float = math.inf
+
+
+class VerifierStage:
+    """Scores nodes of the tries by rounds."""
+
+    def __init__(
+        self,
+        verifier: Verifier,
+        below: Stage,
+        requests: Sequence[Request],
+        tries: Sequence[TokenTrie],
+        fits: Sequence[Sequence[Budget]],
+        drawing: Drawing,
+    ) -> None:
         """
         Args:
-            source: the hierarchy.
+            verifier: scores the proposals.
+            below: proposes.
             requests: of the proposal.
-            drawing: how children come out of the laws.
-            fresh: some of the requests are new: models read their prompts, so that seconds say nothing.
+            tries: of the requests.
+            fits: of each request, the budget that each stage's source can draft within.
+            drawing: how children come out of the distributions.
         """
-        self._source, self._requests, self._drawing, self._fresh = source, requests, drawing, fresh
-        self._lower, self._upper = (part.begin(requests, drawing) for part in (source.lower, source.upper))
-        self.known = [Known() for _ in requests]
-        self._names: list[dict[int, int]] = [{ROOT: ROOT} for _ in requests]  # asker's number -> ours
-        self._bases: set[tuple[int, int]] = set()
-        self._ways: list[set[int]] = [set() for _ in requests]
-        """The asker's numbers of the nodes above the begin of the run: the level above has said them, and more."""
+        self._verifier, self._below, self._requests, self._tries = verifier, below, requests, tries
+        self._fits, self._drawing = fits, drawing
+        self._upper = SourceStage(verifier.source, requests, tries, drawing)
+        self._runs = [PendingRun() for _ in requests]
+        self._ended = [set[int]() for _ in requests]
+        self._proposers = [dict[int, int]() for _ in requests]
+        self._timed = all(request.stats.steps for request in requests)  # in a first step models read their prompts
 
-    def score_roots(self, rows: Sequence[int], width: int) -> Candidates:
-        """See ``Scorer``."""
-        return self.score_all([Asked(b, ROOT, ROOT, 0) for b in rows], width)
+    @property
+    def passes(self) -> int:
+        """Model passes of this stage and those below it so far."""
+        return self._below.passes + self._upper.passes
 
-    def score(self, rows: Tensor, nodes: Tensor, parents: Tensor, tokens: Tensor, width: int) -> Candidates:
-        """See ``Scorer``."""
-        columns = zip(*(x.tolist() for x in (rows, nodes, parents, tokens)), strict=True)
-        return self.score_all([Asked(*column) for column in columns], width)
+    @property
+    def found(self) -> list[dict[int, Distribution]]:
+        """For each row, node -> what follows it."""
+        return self._upper.found
 
-    def score_all(self, asked: Sequence[Asked], width: int) -> Candidates:
-        """See ``TreeScorer``."""
-        places = []
-        leading = set[tuple[int, int]]()
-        for b, node, parent, token in asked:
-            own = ROOT if node == ROOT else self.known[b].child(self._names[b][parent], token)
-            self._names[b][node] = own
-            if (b, node) in self._bases:
-                self.known[b].restart(own)
-            places.append((b, own))
-            if node in self._ways[b]:
-                leading.add((b, own))
+    def proposer(self, row: int, node: int) -> int:
+        """The stage whose token a node is: its own unless it was proposed."""
+        return self._proposers[row].get(node, self._verifier.stage)
+
+    def begin_run(self, row: int, base: int) -> None:
+        """A new run begins below this node."""
+        self._runs[row] = PendingRun(base)
+
+    def predict(self, nodes: Sequence[TrieNode], width: int) -> list[Distribution]:
+        """What follows nodes of one depth; nothing where the run ends."""
         wanted: dict[int, list[int]] = defaultdict(list)
-        for b, node in places:
-            known = self.known[b]
-            if node not in known.laws:
-                if node == known.base or (b, node) in leading or self._goes_on(b, node, wanted[b]):
-                    wanted[b].append(node)
+        for row, node in nodes:
+            if node not in self.found[row] and node not in self._ended[row]:
+                if node == self._runs[row].base or self._goes_on(row, node):
+                    wanted[row].append(node)
                 else:
-                    known.laws[node] = NO_LAW
-        if any(wanted.values()):
-            self._round({b: nodes for b, nodes in sorted(wanted.items()) if nodes}, width)
-        found = answer([self.known[b].laws[node] for b, node in places])
-        free = [
-            [self.known[b].find(node, token) in self.known[b].laws for token in tokens]
-            for (b, node), tokens in zip(places, found.tokens.tolist(), strict=True)
-        ]
-        return replace(found, known=torch.tensor(free), origins=None)  # these are of the parts of the upper source
+                    self._ended[row].add(node)
+        if wanted:
+            self._round(dict(sorted(wanted.items())), width)
+        return [self.found[row].get(node, NO_CANDIDATES) for row, node in nodes]
 
-    def draw(self, counts: Tensor) -> Drawn:
-        """Never asked for: schemes that need it refuse what ``learns``."""
-        raise ConfigError("a hierarchy does not draw children: use verification match")
-
-    def restart(self, row: int, line: Sequence[int]) -> None:
-        """The level above has said a token: a new run begins below it (see ``Restarts``; the numbers are its own)."""
-        if line[-1] in self._names[row]:
-            self.known[row].restart(self._names[row][line[-1]])
-        self._bases.add((row, line[-1]))
-        self._ways[row] = {ROOT, *line[:-1]}
-
-    def level_of(self, row: int, parent: int, token: int) -> int:
-        """The level that was the first to say a token below a node that was asked about."""
-        known, top = self.known[row], len(self._source.levels) - 1
-        return known.level.get(known.find(self._names[row][parent], token), top)
-
-    def _goes_on(self, b: int, node: int, wanted: Sequence[int]) -> bool:
+    def _goes_on(self, row: int, node: int) -> bool:
         """Whether the run is drafted further below a node."""
-        known, decider = self.known[b], self._source.decider
-        if known.parent(node) in wanted:
-            return True
-        law = known.laws[known.parent(node)]
-        if law is NO_LAW:
+        run, trie, rule = self._runs[row], self._tries[row], self._verifier.rule
+        above = self.found[row].get(trie.parent(node))
+        if above is None:
             return False
-        place = Place(known.depth(node) - known.depth(known.base), law.entropy, known.edges(node))
-        if decider.goes_on(self._requests[b], place):
-            known.rounds.append(node)
+        end = RunEnd(trie.depth(node) - trie.depth(run.base), above.entropy, self._edges(row, node))
+        if rule.goes_on(self._requests[row], end):
+            run.rounds.append(node)
             return True
-        if decider.unsure(place):
-            known.refused = min(known.refused, law.entropy)
+        if rule.unsure(end):
+            run.refused = min(run.refused, above.entropy)
         return False
 
-    def _round(self, wanted: dict[int, list[int]], width: int) -> None:
-        """Propose below the likeliest wanted node of each request, and ask the upper source about all of it."""
-        source, clock = self._source, [time.perf_counter()]
-        passes = source.lower.passes, source.upper.passes
-        proposals = self._propose({b: self._best(b, nodes) for b, nodes in wanted.items()})
-        clock.append(time.perf_counter())
-        asked = [
-            self.known[p.row].asked(p.row, node) for p in proposals for node in dict.fromkeys(wanted[p.row] + p.nodes)
-        ]
-        laws = laws_of(ask(source.upper, self._upper, asked, width))
-        for (b, node, _, _), law in zip(asked, laws, strict=True):
-            self.known[b].laws[node] = law
-        clock.append(time.perf_counter())
-        draft, verify = clock[1] - clock[0], clock[2] - clock[1]
-        cost = StepCost(len(proposals), draft, verify, 0.0, source.lower.passes - passes[0])
-        outcomes = [self._verdict(p, cost) for p in proposals]
-        source.judged(proposals, outcomes, source.upper.passes - passes[1], verify)
-        if not self._fresh:
-            source.decider.took(draft + verify)
+    def _edges(self, row: int, node: int) -> list[float]:
+        """The verifier's probabilities from the run's base down to a node, each given the one before."""
+        found, trie = self.found[row], self._tries[row]
+        path = trie.path(node, self._runs[row].base)
+        return [math.exp(found[trie.parent(n)].logprob(trie.token(n))) for n in path]
 
-    def _best(self, b: int, wanted: Sequence[int]) -> int:
-        """Of the wanted nodes that no other wanted one lies below, the likeliest."""
-        known = self.known[b]
-        above = {known.parent(node) for node in wanted if node != ROOT}
-        ends = [node for node in wanted if node not in above]
-        return ends[0] if len(ends) == 1 else max(ends, key=lambda node: math.prod(known.edges(node)))
+    def _round(self, wanted: Mapping[int, Sequence[int]], width: int) -> None:
+        """Propose below the likeliest wanted node of each request, and score all of it."""
+        began, passes = time.perf_counter(), (self._below.passes, self._upper.passes)
+        proposals = self._propose({row: self._likeliest(row, nodes) for row, nodes in wanted.items()})
+        proposed = time.perf_counter()
+        self._upper.predict([(p.row, node) for p in proposals for node in [*wanted[p.row], *p.nodes]], width)
+        draft, verify = proposed - began, time.perf_counter() - proposed
+        cost = StepCost(len(proposals), draft, verify, 0.0, self._below.passes - passes[0])
+        self._observe(proposals, [self._outcome(p, cost) for p in proposals], self._upper.passes - passes[1])
+        if self._timed:
+            self._verifier.rule.took(draft + verify)
 
-    def _propose(self, anchors: dict[int, int]) -> list[Proposal]:
-        """What the lower source proposes below a node of each request."""
-        source, rows = self._source, list(anchors)
-        requests = [self._requests[b] for b in rows]
-        budgets = source.policy.plan(requests, [self._budget(b, node) for b, node in anchors.items()])
-        scorer = BelowScorer(source.lower, self._lower, [(b, self.known[b], node) for b, node in anchors.items()])
-        trees = [grown.tree for grown in grow(scorer, source.policy, budgets, self._drawing)]
+    def _likeliest(self, row: int, wanted: Sequence[int]) -> int:
+        if len(wanted) == 1:
+            return wanted[0]
+        return max(wanted, key=lambda node: math.prod(self._edges(row, node)))
+
+    def _propose(self, anchors: Mapping[int, int]) -> list[Proposal]:
+        """What the stage below proposes below a node of each request."""
+        policy = self._verifier.policy
+        if isinstance(self._below, VerifierStage):
+            for row, anchor in anchors.items():
+                self._below.begin_run(row, anchor)
+        requests = [self._requests[row] for row in anchors]
+        budgets = policy.plan(requests, [self._budget(row, anchor) for row, anchor in anchors.items()])
+        scorer = TrieScorer(self._below, self._tries, list(anchors.items()))
         proposals = []
-        for (b, anchor), tree in zip(anchors.items(), trees, strict=True):
-            nodes: list[int] = []
-            for parent, token in zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True):
-                above = anchor if parent == ROOT else nodes[parent]
-                nodes.append(self.known[b].child(above, token))
-                self.known[b].level.setdefault(nodes[-1], self._said_by(b, above, token))
-            proposals.append(Proposal(b, anchor, tree, nodes))
+        trees = [tree for tree, _ in grow(scorer, policy, budgets, self._drawing)]
+        for (row, anchor), tree in zip(anchors.items(), trees, strict=True):
+            nodes = self._tries[row].nodes_of(tree, anchor)
+            for node in nodes:
+                self._proposers[row].setdefault(node, self._below.proposer(row, node))
+            proposals.append(Proposal(row, anchor, tree, nodes))
         return proposals
 
-    def _said_by(self, b: int, parent: int, token: int) -> int:
-        return self._lower.level_of(b, parent, token) if isinstance(self._lower, HierarchyScorer) else 0
-
-    def _budget(self, b: int, anchor: int) -> Budget:
-        """What the upper source can be asked about below a node: nothing below the deepest level, and no leaf of it."""
-        room, lower = self._source.room(self._requests[b])
-        depth, most = self.known[b].depth(anchor), room.nodes if room.depth is None else min(room.nodes, room.depth)
+    def _budget(self, row: int, anchor: int) -> Budget:
+        """What the verifier can score below a node: nothing below the deepest layer, and no leaf of it."""
+        lower, upper = self._fits[row][self._verifier.stage - 1 :][:2]
+        most = upper.nodes if upper.depth is None else min(upper.nodes, upper.depth)
         if lower.depth is not None:
             most = min(most, lower.depth + 1)
-        return Budget(min(room.nodes, lower.nodes), max(0, most - 1 - depth))
+        return Budget(min(upper.nodes, lower.nodes), max(0, most - 1 - self._tries[row].depth(anchor)))
 
-    def _verdict(self, proposal: Proposal, cost: StepCost) -> Outcome:
-        """What the upper source makes of a proposal: it follows its own most probable tokens while they are there."""
-        b, node, tree, nodes = proposal
-        known, at = self.known[b], ROOT
-        path: list[int] = []
-        tokens: list[int] = []
+    def _outcome(self, proposal: Proposal, cost: StepCost) -> Outcome:
+        """The verifier accepts its own most probable tokens while they were proposed."""
+        row, node, tree, nodes = proposal
+        at, path, tokens = ROOT, list[int](), list[int]()
         while True:
-            tokens.append(known.laws[node].best)
-            below = [child for child in tree.children(at) if int(tree.tokens[child]) == tokens[-1]]
-            if not below:
-                return Outcome(self._requests[b], tree, path, tokens, len(tokens), cost)
-            at = below[0]
+            tokens.append(self.found[row][node].best)
+            accepted = [child for child in tree.children(at) if int(tree.tokens[child]) == tokens[-1]]
+            if not accepted:
+                return Outcome(self._requests[row], tree, path, tokens, len(tokens), cost)
+            at = accepted[0]
             node = nodes[at]
             path.append(at)
 
+    def _observe(self, proposals: Sequence[Proposal], outcomes: Sequence[Outcome], passes: int) -> None:
+        """Policy and stage below learn from a round; ``passes`` are the verifier's."""
+        self._verifier.policy.observe(outcomes)
+        stage = self._verifier.stage
+        for proposal, outcome in zip(proposals, outcomes, strict=True):
+            below, above = outcome.request.stats.levels[stage - 1 : stage + 1]
+            above.rounds += 1
+            above.passes += passes
+            above.seconds += outcome.step.verify
+            below.proposed += len(outcome.tree)
+            below.accepted += len(outcome.path)
+            if isinstance(self._below, VerifierStage):
+                self._below.learn(outcome, proposal.row, proposal.nodes)
+            else:
+                below.rounds += 1
+                below.passes += outcome.step.draft_passes
+                below.seconds += outcome.step.draft
 
-@runtime_checkable
-class Restarts(Protocol):
-    """A scorer that wants to know where the level above has said a token itself: a hierarchy's."""
+    def learn(self, outcome: Outcome, row: int, nodes: Sequence[int]) -> None:
+        """The stage above, or the target, has verified a pending run, whose nodes are these in the trie."""
+        run = self._runs[row]
+        accepted = [nodes[n] for n in outcome.path[: outcome.taken]]
+        begins = [i for i, node in enumerate(accepted) if node in run.rounds]
+        gained = [after - at for at, after in pairwise([*begins, len(accepted) - 1])]
+        self._verifier.rule.observe(outcome, run.refused, gained)
 
-    def restart(self, row: int, line: Sequence[int]) -> None:
-        """``line``: the nodes from the root, left out, down to that token's."""
+
+Stage = SourceStage | VerifierStage
 
 
-class BelowScorer:
-    """Scores the nodes of trees below nodes.
+class TrieScorer:
+    """Scores the nodes of growing trees, each below a node of a trie.
 
-    Args:
-        source: the lower source.
-        scorer: its scorer of the whole proposal.
-        anchors: for each tree the row of its request, what is known of that, and the node that the tree is below.
+    The one place where the growth loop's numbers of nodes become nodes of a trie.
     """
 
-    def __init__(self, source: Source, scorer: Scorer, anchors: Sequence[tuple[int, Known, int]]) -> None:
-        self._source, self._scorer, self._anchors = source, scorer, anchors
-        self._names: dict[tuple[int, int], int] = {}  # tree and its node -> number in the whole proposal
+    def __init__(self, stage: Stage, tries: Sequence[TokenTrie], anchors: Sequence[TrieNode]) -> None:
+        self._stage, self._tries, self._anchors = stage, tries, anchors
+        self._nodes = {(tree, ROOT): anchor for tree, (_, anchor) in enumerate(anchors)}
 
     def score_roots(self, rows: Sequence[int], width: int) -> Candidates:
-        """Tell it of the tokens on the way to the anchors that it has not been asked about."""
-        asked, ends = [], []
-        for tree in rows:
-            b, known, anchor = self._anchors[tree]
-            told = known.ways if self._source.rereads else known.told.keys()
-            self._names[tree, ROOT] = anchor
-            if anchor != ROOT and isinstance(self._scorer, Restarts):
-                self._scorer.restart(b, known.line(anchor))
-            new = [node for node in (ROOT, *known.line(anchor)) if node not in told]
-            asked += [(known, known.asked(b, node)) for node in new]
-            known.ways.update(new)
-            ends.append((known, anchor))
-        return self._said(asked, ends, width)
+        return self._candidates([self._anchors[tree] for tree in rows], width)
 
     def score(self, rows: Tensor, nodes: Tensor, parents: Tensor, tokens: Tensor, width: int) -> Candidates:
-        """See ``Scorer``."""
-        asked, ends = [], []
+        places = []
         for tree, node, parent, token in torch.stack([rows, nodes, parents, tokens], 1).tolist():
-            b, known, _ = self._anchors[tree]
-            above = self._names[tree, parent]
-            own = self._names[tree, node] = known.child(above, token)
-            if own not in known.told:
-                asked.append((known, Asked(b, own, above, token)))
-            ends.append((known, own))
-        return self._said(asked, ends, width)
+            row = self._anchors[tree][0]
+            own = self._nodes[tree, node] = self._tries[row].child(self._nodes[tree, parent], token)
+            places.append((row, own))
+        return self._candidates(places, width)
 
-    def _said(self, asked: Sequence[tuple[Known, Asked]], ends: Sequence[tuple[Known, int]], width: int) -> Candidates:
-        """Ask what has not been asked; what follows the ends."""
-        if asked:
-            laws = laws_of(ask(self._source, self._scorer, [node for _, node in asked], width))
-            for (known, (_, node, _, _)), law in zip(asked, laws, strict=True):
-                known.told[node] = law
-        return answer([known.told[node] for known, node in ends])
+    def _candidates(self, places: Sequence[TrieNode], width: int) -> Candidates:
+        return candidates_of(self._stage.predict(places, width))
 
     def draw(self, counts: Tensor) -> Drawn:
-        """Never asked for: schemes that need it refuse what ``learns``."""
-        raise ConfigError("a hierarchy does not draw children: use verification match")
+        """Never called: schemes that draw children refuse what ``learns``."""
+        raise ConfigError("a cascade does not draw children: use verification match")
+
+
+class CascadeScorer(TrieScorer):
+    """Scores the nodes of the target's trees by the last stage; candidates that it has scored already cost no pass."""
+
+    def _candidates(self, places: Sequence[TrieNode], width: int) -> Candidates:
+        found = super()._candidates(places, width)
+        known = [
+            [self._tries[row].find(node, token) in self._stage.found[row] for token in tokens]
+            for (row, node), tokens in zip(places, found.tokens.tolist(), strict=True)
+        ]
+        return replace(found, known=torch.tensor(known), origins=None)  # of the parts of the last stage's source

@@ -1,8 +1,8 @@
-"""When a hierarchy loops back: another round of two drafters, or the pending run to the target as it is.
+"""When a cascade loops back: another round of two stages, or the pending run to the target as it is.
 
-By entropy, as in Syu & Lee, *HSDDW*: while the upper drafter's entropy is at most tau2, the mean entropy of its tokens
-that the target has rejected. By gain: while a round's expected tokens are worth its seconds. Always: for as long as the
-method that shapes the target's trees asks for more. Or never (the ablation).
+By entropy, as in Syu & Lee, *HSDDW*: while the intermediate verifier's entropy is at most the stopping threshold tau2,
+the mean entropy of its tokens that the target has rejected. By gain: while a round's expected tokens exceed what its
+seconds yield otherwise. Always: as long as the policy of the target's trees extends them. Never: the ablation.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ NEVER = "never"
 RULES = ("entropy", "gain", "always", NEVER)
 PENDING = 50
 """Longest pending run that is drafted further by default, as in the authors' code."""
-_NEAR = 0.95
-"""Share of an average that each new step leaves."""
-_HOPE = 2.0
+_DECAY = 0.95
+"""Share of an average that remains after each new step."""
+_FIRST_GAIN = 2.0
 """Accepted tokens of a round before there has been any."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoopBack:
-    """How a hierarchy decides; by default as published.
+    """How a stopping rule decides; by default as published.
 
     Attributes:
         rule: one of ``RULES``.
         tau: threshold before any rejection in nats; None: the least entropy of the request's first draft.
-        pending: from this many tokens on a run is not drafted any further.
+        pending: from this many tokens on a run is not drafted further.
         memory: see ``Threshold``.
 
     Raises:
@@ -59,13 +59,13 @@ class LoopBack:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a round would go on: a token that has not been looked at below a run that has.
+class RunEnd:
+    """The end of a pending run: a token that the verifier has chosen and not scored.
 
     Attributes:
-        depth: of the token.
-        entropy: nats, of the law that it was taken from.
-        path: draft probabilities from the root down to it, each given the one before.
+        depth: of the token below the run's base.
+        entropy: nats, of the distribution that it was taken from.
+        path: probabilities from the base down to it, each given the one before.
     """
 
     depth: int
@@ -74,8 +74,8 @@ class Place:
 
 
 @dataclass(slots=True)
-class Decider:
-    """Decides, and learns from what the target says.
+class StoppingRule:
+    """Decides on another round, and learns from the tokens that the target accepts.
 
     Attributes:
         settings: how.
@@ -86,71 +86,71 @@ class Decider:
     profile: Profile | None = None
     _thresholds: WeakKeyDictionary[Request, Threshold] = field(default_factory=WeakKeyDictionary, repr=False)
     _calibration: Calibration = field(default_factory=Calibration, repr=False)
-    _gain: float = field(default=_HOPE, repr=False)
+    _gain: float = field(default=_FIRST_GAIN, repr=False)
     _round: float = field(default=0.0, repr=False)
     _tokens: float = field(default=0.0, repr=False)
     _seconds: float = field(default=0.0, repr=False)
 
     def prepare(self, target: LanguageModel) -> None:
-        """Find the target's costs where they count: kept from an earlier start, or measured now."""
+        """Load or measure the target's cost profile if the rule needs it."""
         if self.settings.rule == "gain":
             self.profile = self.profile or kept_or_measured(target)
 
     def threshold(self, request: Request) -> Threshold:
-        """A request's tau."""
+        """The stopping threshold of a request."""
         return self._thresholds.setdefault(request, Threshold(self.settings.tau, self.settings.memory))
 
-    def goes_on(self, request: Request, place: Place) -> bool:
-        """Another round below this token?"""
+    def goes_on(self, request: Request, end: RunEnd) -> bool:
+        """Whether a round is made below this token."""
         rule = self.settings.rule
-        if rule == NEVER or place.depth >= self.settings.pending:
+        if rule == NEVER or end.depth >= self.settings.pending:
             return False
         if rule == "always":
             return True
         if rule == "entropy":
-            return place.entropy <= self.threshold(request).value
-        return self.worth(place, len(request.ids)) > 0
+            return end.entropy <= self.threshold(request).value
+        return self.gain(end, len(request.ids)) > 0
 
-    def unsure(self, place: Place) -> bool:
-        """A round was refused because of the entropy."""
-        return self.settings.rule == "entropy" and place.depth < self.settings.pending
+    def unsure(self, end: RunEnd) -> bool:
+        """The entropy refused a round."""
+        return self.settings.rule == "entropy" and end.depth < self.settings.pending
 
-    def worth(self, place: Place, context: int) -> float:
+    def gain(self, end: RunEnd, context: int) -> float:
         """Expected tokens of a round less those that its seconds would yield otherwise.
 
-        A round below a token gains nothing unless the target accepts all down to the token. It takes the seconds that
-        rounds took lately and those of verifying what it adds; a second is worth the tokens that it yielded lately, and
-        never fewer than plain decoding yields.
+        A round below a token gains nothing unless the target accepts all down to the token. It takes the mean seconds
+        of rounds and those of verifying what it adds. A second yields the mean tokens so far, and no fewer than AR
+        decoding.
         """
         if self.profile is None:
             raise ConfigError("loop=gain has no measured costs: give its drafter to an Engine, which measures them")
-        edges = [self._calibration.acceptance([p], depth, [0])[0] for depth, p in enumerate(place.path, start=1)]
-        nodes = place.depth + 1
+        edges = [self._calibration.acceptance([p], depth, [0])[0] for depth, p in enumerate(end.path, start=1)]
+        nodes = end.depth + 1
         verify = self.profile.seconds(nodes + self._gain, context) - self.profile.seconds(nodes, context)
         rate = max(self._tokens / self._seconds if self._seconds else 0.0, 1 / self.profile.seconds(1, context))
         return math.prod(edges) * self._gain - rate * (self._round + max(0.0, verify))
 
     def took(self, seconds: float) -> None:
         """A round took so many seconds."""
-        self._round += (1 - _NEAR if self._round else 1.0) * (seconds - self._round)
+        self._round += (1 - _DECAY if self._round else 1.0) * (seconds - self._round)
 
-    def observe(self, outcome: Outcome, refused: float, below: Sequence[int]) -> None:
-        """Learn what became of a pending run.
+    def observe(self, outcome: Outcome, refused: float, gained: Sequence[int]) -> None:
+        """Learn from a verified pending run.
 
         Args:
             outcome: of it.
-            refused: least entropy at which it was sent to the target; infinite: for another reason.
-            below: for each round but the first whose token was accepted, the accepted tokens that the round gave.
+            refused: least entropy that ended it; infinite: another reason did.
+            gained: for each round but the first whose token was accepted, the accepted tokens that it added.
         """
         learn(self.threshold(outcome.request), outcome, refused)
-        for gained in below:
-            self._gain += (1 - _NEAR) * (gained - self._gain)
-        self._tokens = _NEAR * self._tokens + outcome.taken
-        self._seconds = _NEAR * self._seconds + outcome.step.draft + outcome.step.verify + outcome.step.other
+        for tokens in gained:
+            self._gain += (1 - _DECAY) * (tokens - self._gain)
+        self._tokens = _DECAY * self._tokens + outcome.taken
+        self._seconds = _DECAY * self._seconds + outcome.step.draft + outcome.step.verify + outcome.step.other
         self._calibrate(outcome)
 
     def _calibrate(self, outcome: Outcome) -> None:
-        """How far the draft's probabilities can be trusted, from each node that the target judged on its way."""
+        """Calibrate the draft's probabilities by every child of the nodes on the accepted path."""
         tree, above = outcome.tree, 0.0
         tried = list[Tried]()
         self._calibration.fade()

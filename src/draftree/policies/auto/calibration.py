@@ -97,7 +97,7 @@ class Calibration:
         """Before anything is learned: of kinds in pairs, a source's first candidates and its others, which are near.
 
         Args:
-            near: what the source says is nearly what the target says (``Source.near``), for each.
+            near: what the source says is nearly what the target says (``TokenSource.near``), for each.
         """
         self._shift = [shift for n in near for shift in ((_NEAR_SHIFT, -_NEAR_SHIFT) if n else (0.0, 0.0))]
         self._line = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ...drafters.source import Source
+from ...drafters.source import TokenSource
 from ...models.cost_profile import Profile
 from ...outcome import Outcome
 from ...request import Request
@@ -194,7 +194,7 @@ class Stake:
         steps, tokens, seconds: how often it was asked, accepted tokens that no other source offered, what it took.
     """
 
-    source: Source | None = None
+    source: TokenSource | None = None
     bit: int = 1
     profile: Profile | None = None
     profiles: Mapping[int, Profile] = field(default_factory=dict, repr=False)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ...config import Budget
-from ...drafters.source import Source
+from ...drafters.source import TokenSource
 from ...errors import ConfigError
 from ...models.base import Capabilities, LanguageModel
 from ...models.cost_profile import Profile, kept_or_measured
@@ -82,7 +82,7 @@ class AutoTree(GrowthPolicy):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}: use at least 1")
 
-    def prepare(self, target: LanguageModel, sources: Sequence[Source]) -> None:
+    def prepare(self, target: LanguageModel, sources: Sequence[TokenSource]) -> None:
         """Find the costs, unless they were given: kept from an earlier start, or measured now (seconds, once)."""
         drafting = [source.model for source in sources if source.model]
         models = [model.capabilities for model in (target, *drafting)]

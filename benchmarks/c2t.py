@@ -1,0 +1,450 @@
+"""How many nodes does a classifier (C2T) save at equal acceptance length, beside EAGLE-2 and OPT-Tree?
+
+    python -m benchmarks.c2t [--suites spec-bench,gsm8k,humaneval] [--limit 13] [--max-tokens 64]
+                             [--classifiers smollm2-head,FILE,...] [--beta-only] [--tops 15,20,25,30,none]
+                             [--clock [--repeats 3]] [--cache DIR] [--plot FILE.svg] [--chains | --calibration]
+
+What the drafter drafts from every token of the target's greedy answers is recorded once (``recorded.py``). Then each
+policy grows its trees of it, and match verification accepts what the text follows: MAL (bonus token included) and
+verified nodes are those of decoding. "joint" is the classifiers' policy with the path's own draft probability as the
+score. ``--tops`` compares second top-K's of a layer (the paper's Figure 5) within 256 nodes; ``--calibration`` shows
+draft probability beside acceptance by entropy and rank (Figure 2).
+
+Curves: tau is MAL, gamma the nodes verified for each generated token. "At equal MAL" reads each curve at the MAL of
+EAGLE-2 with 8, 16 and 32 nodes, between its points by straight lines; ratios have 95% bootstrap intervals over prompts.
+``--clock`` then decodes the prompts for real, taking turns: EAGLE-2 at these points, and each curve with the setting,
+between its points, that has the same MAL. It prints time a token over EAGLE-2's (geometric mean of ratios by prompt,
+prefill left out): run it on a machine that does nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from rich.progress import track
+from torch import Tensor
+
+from draftree.artifacts import write_whole
+from draftree.bench.summary import ratio
+from draftree.config import SamplingParams
+from draftree.drafters.base import TreeDrafter
+from draftree.drafters.registry import check_made_for, load_drafter, provenance
+from draftree.engine import Engine
+from draftree.errors import InputError
+from draftree.models.huggingface import HFModel
+from draftree.policies.base import Frontier, GrowthPolicy
+from draftree.policies.best_paths import Eagle2Tree, OptTree
+from draftree.policies.c2t import TOP, ClassifierTree, Score
+from draftree.policies.classifier import DEFAULT, Classifier, read_classifier
+from draftree.policies.fixed import StaticTree
+from draftree.train.replay import Replay
+
+from .papers.plots import check_plots, line_style, plot
+from .recorded import DEPTH, KnownText, RecordedSource, add_options, recorded
+
+SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
+BETAS = (0.5, 0.3, 0.2, 0.1, 0.07, 0.05, 0.03, 0.02, 0.01, 0.005)
+LENGTHS = range(1, 9)
+AT = (8, 16, 32)
+CHAIN_AT = (2, 3, 4)
+TOP_NODES = 256
+"""Budget where top-K's are compared: few trees reach it, so that K decides."""
+_DRAWS, _NOTED = 1000, 0.01
+Contestant = tuple[str, GrowthPolicy, int]
+"""Label, policy and node budget."""
+_WARM = 8
+"""Tokens of a first decode that does not count: memory is allocated, kernels are chosen."""
+
+
+ENTROPIES = (1.0, 2.0, 3.0, 4.0, 5.0, 6.0)
+"""Bounds of the bins, nats."""
+BINS = [f"{low:g}-{high:g}" for low, high in zip((0.0, *ENTROPIES), (*ENTROPIES, float("inf")), strict=True)]
+RANKS = 8
+_FEWEST = 100
+"""Distributions that a bin of the plot must have."""
+
+
+class Point(NamedTuple):
+    """One policy with one setting: [prompts] verified nodes, steps and tokens gained."""
+
+    label: str
+    nodes: Tensor
+    steps: Tensor
+    tokens: Tensor
+
+
+Curve = list[Point]
+
+
+def joint(frontier: Frontier) -> Tensor:
+    """The draft's own probability of each path: EAGLE-2's confidence in a classifier's place."""
+    return frontier.scores.exp()
+
+
+def trees(scores: dict[str, Score], *, sizes: bool) -> dict[str, list[Contestant]]:
+    """Curves of trees: over the budget for rivals, over beta for scores, and with ``sizes`` over the budget too."""
+    curves: dict[str, list[Contestant]] = {
+        "eagle2, N": [(f"N={n}", Eagle2Tree(10, DEPTH), n) for n in SIZES],
+        "opt-tree, N": [(f"N={n}", OptTree(0.001, DEPTH), n) for n in SIZES],
+    }
+    for name, score in scores.items():
+        curves[f"{name}, beta"] = [(f"beta={b:g}", _tree(score, b), SIZES[-1]) for b in BETAS]
+        if sizes:
+            curves[f"{name}, N"] = [(f"N={n}", _tree(score, 0.002), n) for n in SIZES]
+    return curves
+
+
+def top_ks(classifiers: dict[str, Classifier], tops: Sequence[int | None]) -> dict[str, list[Contestant]]:
+    """Curves over beta with each second top-K; None: without one."""
+    curves: dict[str, list[Contestant]] = {"eagle2, N": [(f"N={n}", Eagle2Tree(10, DEPTH), n) for n in SIZES]}
+    for name, net in classifiers.items():
+        for top in tops:
+            key = f"{name}, K={'none' if top is None else top}"
+            curves[key] = [(f"beta={b:g}", _tree(net, b, top=top), TOP_NODES) for b in BETAS]
+    return curves
+
+
+def chains(scores: dict[str, Score]) -> dict[str, list[Contestant]]:
+    """Curves of chains: of fixed length, and ended by a score."""
+    curves: dict[str, list[Contestant]] = {
+        "fixed length": [(f"length={n}", StaticTree(width=1, depth=n), n) for n in LENGTHS]
+    }
+    for name, score in scores.items():
+        curves[f"{name}, beta"] = [(f"beta={b:g}", _tree(score, b, width=1), DEPTH) for b in BETAS]
+    return curves
+
+
+def _tree(score: Score, beta: float, width: int = 15, top: int | None = TOP) -> GrowthPolicy:
+    given = isinstance(score, Classifier) and score.given_parent
+    return ClassifierTree(score, beta, width, top, DEPTH, given)
+
+
+def held_against(contestant: Contestant, texts: Sequence[KnownText]) -> tuple[Point, float]:
+    """One policy along all texts, and the share of scored nodes that nothing was recorded for."""
+    label, policy, budget = contestant
+    rows, scored, missing = [], 0, 0
+    for known in texts:
+        source, nodes, steps, gained = RecordedSource(known), 0, 0, 0
+        with Replay(TreeDrafter(policy, source), known.prompt, known.text, SamplingParams()) as replay:
+            while replay.left:
+                tree, tokens = replay.step(budget)
+                nodes, steps, gained = nodes + len(tree), steps + 1, gained + tokens
+        rows.append((nodes, steps, gained))
+        scored, missing = scored + source.scored, missing + source.missing
+    return Point(label, *torch.tensor(rows, dtype=torch.float64).T), missing / max(1, scored)
+
+
+def measured(contestants: dict[str, list[Contestant]], texts: Sequence[KnownText]) -> dict[str, Curve]:
+    """All curves."""
+    curves = {}
+    for name, own in contestants.items():
+        points = [held_against(c, texts) for c in track(own, name, transient=True)]
+        curves[name] = [point for point, _ in points]
+        if (worst := max(missing for _, missing in points)) > _NOTED:
+            print(f"  {name}: nothing was recorded for up to {worst:.1%} of the nodes that it scored")
+    return curves
+
+
+def joined(parts: Sequence[dict[str, Curve]]) -> dict[str, Curve]:
+    """The same curves along all texts."""
+    return {
+        name: [
+            Point(points[0].label, *(torch.cat(columns) for columns in zip(*(p[1:] for p in points), strict=True)))
+            for points in zip(*(part[name] for part in parts), strict=True)
+        ]
+        for name in parts[0]
+    }
+
+
+def _weighted(curve: Curve, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """[D, points] MAL and nodes a token, with [D, prompts] weights of the prompts."""
+    nodes, steps, tokens = (torch.stack([p[i] for p in curve], 1) for i in (1, 2, 3))  # type: ignore[misc]
+    return (weights @ tokens) / (weights @ steps), (weights @ nodes) / (weights @ tokens)
+
+
+def _nodes_at(mal: Tensor, curve: Curve, weights: Tensor) -> Tensor:
+    """[D] nodes a token of a curve where its MAL is ``mal`` [D]; nan beyond its ends."""
+    x, y = _weighted(curve, weights)
+    found = torch.full_like(mal, float("nan"))
+    for i in range(x.shape[1] - 1):
+        below, above = (x[:, i], y[:, i]), (x[:, i + 1], y[:, i + 1])
+        share = (mal - below[0]) / (above[0] - below[0]).clamp(min=1e-9)
+        inside = (share >= 0) & (share <= 1) & ~(found <= below[1])  # where noise lets MAL fall, the cheaper
+        found = torch.where(inside, below[1] + share * (above[1] - below[1]), found)
+    return found
+
+
+def report(curves: dict[str, Curve], base: str, at: Sequence[str]) -> None:
+    """Print the points of the curves, and nodes at equal MAL over those of ``base``."""
+    prompts = len(curves[base][0].nodes)
+    generator = torch.Generator().manual_seed(0)
+    draws = torch.randint(prompts, (_DRAWS, prompts), generator=generator)
+    weights = torch.zeros(_DRAWS, prompts, dtype=torch.float64).scatter_add_(1, draws, torch.ones_like(draws).double())
+    whole = torch.ones(1, prompts, dtype=torch.float64)
+    for name, curve in curves.items():
+        mals, gammas = _weighted(curve, whole)
+        points = (f"{p.label} {m:.3f} {g:.2f}" for p, m, g in zip(curve, mals[0], gammas[0], strict=True))
+        print(f"  {name} (tau, gamma): {'; '.join(points)}")
+    labels = [p.label for p in curves[base]]
+    print(f"  {'nodes at equal MAL, over ' + base:44}" + "".join(f"{f'MAL of {label}':>24}" for label in at))
+    for name, curve in curves.items():
+        cells = []
+        for label in at:
+            i = labels.index(label)
+            ratios = []
+            for w in (whole, weights):
+                mal, own = (column[:, i] for column in _weighted(curves[base], w))
+                ratios.append(_nodes_at(mal, curve, w) / own)
+            ends = ratios[1][~ratios[1].isnan()].sort().values
+            low, high = (float(ends[int(q * (len(ends) - 1))]) if len(ends) else float("nan") for q in (0.025, 0.975))
+            cells.append(f"{float(ratios[0]):.3f} [{low:.3f}, {high:.3f}]")
+        print(f"  {name:44}" + "".join(f"{cell:>24}" for cell in cells), flush=True)
+
+
+def equal_mal(
+    contestants: dict[str, list[Contestant]], curves: dict[str, Curve], base: str, at: Sequence[str]
+) -> tuple[dict[str, Contestant], list[tuple[str, str]]]:
+    """The base's points ``at``, and of every other curve the settings that have their MAL.
+
+    Returns:
+        contestants by name, and which of them have equal MAL: (base, other).
+    """
+    whole = torch.ones(1, len(curves[base][0].nodes)).double()
+    mals = {name: _weighted(curve, whole)[0][0].tolist() for name, curve in curves.items()}
+    points: dict[str, Contestant] = {}
+    pairs = []
+    for mal, one in zip(mals[base], contestants[base], strict=True):
+        if one[0] not in at:
+            continue
+        points[own := f"{base}: {one[0]}"] = one
+        for name in curves:
+            if name != base:
+                other = of_mal(mal, contestants[name], mals[name])
+                points[label := f"{name}: {other[0]}"] = other
+                pairs.append((own, label))
+    return points, pairs
+
+
+class Timed(NamedTuple):
+    """Decodes of one prompt after its prefill: wall-clock seconds, tokens gained, target passes, verified nodes."""
+
+    seconds: float
+    tokens: int
+    steps: int
+    nodes: int
+
+
+def of_mal(mal: float, points: Sequence[Contestant], mals: Sequence[float]) -> Contestant:
+    """The setting of a curve at which its MAL is ``mal``, between its first two points around it; else an end.
+
+    Args:
+        points: of the curve, as it goes.
+        mals: theirs.
+    """
+    for one, other, low, high in zip(points, points[1:], mals, mals[1:], strict=False):
+        if low <= mal <= high:
+            return _between(one, other, (mal - low) / max(1e-9, high - low))
+    return points[0] if mal < min(mals) else points[-1]
+
+
+def _between(one: Contestant, other: Contestant, share: float) -> Contestant:
+    """A share of the way from one point to the next: in the budget, and in the logarithm of beta."""
+    (_, policy, few), (_, after, more) = one, other
+    nodes = round(few + share * (more - few))
+    if not isinstance(policy, ClassifierTree) or not isinstance(after, ClassifierTree):
+        return f"N={nodes}", policy, nodes
+    beta = policy.beta ** (1 - share) * after.beta**share
+    return f"beta={beta:.3g} N={nodes}", replace(policy, beta=beta), nodes
+
+
+def decoded(
+    target: HFModel,
+    drafter: str,
+    contestants: Mapping[str, Contestant],
+    prompts: Sequence[list[int]],
+    max_tokens: int,
+    repeats: int,
+) -> dict[str, list[Timed]]:
+    """Each contestant's greedy decodes of each prompt, summed over ``repeats``.
+
+    On every prompt all contestants decode one after the other, and who begins moves on by one from prompt to prompt.
+
+    Args:
+        drafter: a name for ``load_drafter``; each contestant has one of its own.
+        prompts: each with an answer of more than one token.
+    """
+    engines = {
+        name: Engine(target, load_drafter(drafter, target, policy), nodes=nodes)
+        for name, (_, policy, nodes) in contestants.items()
+    }
+    for engine in engines.values():
+        engine.generate([prompts[0]], SamplingParams(max_tokens=_WARM))
+    found = {name: [Timed(0.0, 0, 0, 0)] * len(prompts) for name in engines}
+    names, params = list(engines), SamplingParams(max_tokens=max_tokens)
+    for turn in track(range(repeats * len(prompts)), "decoding in turns", transient=True):
+        at, first = turn % len(prompts), turn % len(names)
+        for name in (*names[first:], *names[:first]):
+            stats = engines[name].generate([prompts[at]], params)[0].stats
+            seconds = stats.seconds.total - stats.seconds.prefill
+            own = Timed(seconds, stats.tokens - 1, stats.steps, sum(stats.drafted))
+            found[name][at] = Timed(*(a + b for a, b in zip(found[name][at], own, strict=True)))  # type: ignore[arg-type]
+    return found
+
+
+def print_clock(found: Mapping[str, list[Timed]], pairs: Sequence[tuple[str, str]]) -> None:
+    """MAL, nodes and milliseconds a token; of each pair (base, other) the time of the other over that of the base."""
+    print(f"  {'by the clock':44}{'MAL':>8}{'gamma':>8}{'ms a token':>12}")
+    for name, times in found.items():
+        seconds, tokens, steps, nodes = (sum(column) for column in zip(*times, strict=True))
+        print(f"  {name:44}{tokens / steps:8.3f}{nodes / tokens:8.2f}{1e3 * seconds / tokens:12.2f}")
+    for base, other in pairs:
+        own, over = ([t.seconds / t.tokens for t in found[name]] for name in (other, base))
+        print(f"  time a token of {other} over {base}: {ratio(own, over).text('.3f')}", flush=True)
+
+
+class Calibration(NamedTuple):
+    """Draft probability and acceptance, by entropy [E + 1] and rank [RANKS].
+
+    Attributes:
+        counts: [E + 1] distributions.
+        drafted: [E + 1, RANKS] mean draft probability.
+        accepted: [E + 1, RANKS] share that the target generated.
+    """
+
+    counts: Tensor
+    drafted: Tensor
+    accepted: Tensor
+
+
+def calibration(texts: Sequence[KnownText]) -> Calibration:
+    """Count every recorded distribution on the path that a text takes, once."""
+    bins = len(ENTROPIES) + 1
+    p, hits, trials = torch.zeros(bins, RANKS), torch.zeros(bins, RANKS), torch.zeros(bins)
+    for known in texts:
+        for at, drafts in enumerate(known.drafts, start=1):
+            for depth in range(min(DEPTH, len(known.text) - at)):
+                number = drafts.numbers.get(tuple(known.text[at : at + depth]))
+                if number is None:
+                    break
+                row = int(torch.bucketize(drafts.entropies[number], torch.tensor(ENTROPIES)))
+                trials[row] += 1
+                p[row] += drafts.logprobs[number, :RANKS].exp()
+                hits[row] += drafts.tokens[number, :RANKS] == known.text[at + depth]
+    each = trials.clamp(min=1)[:, None]
+    return Calibration(trials, p / each, hits / each)
+
+
+def print_calibration(found: Calibration) -> None:
+    print(f"  entropy  count  probability / acceptance at rank 0 to {RANKS - 1}")
+    for name, n, drafted, accepted in zip(BINS, *found, strict=True):
+        cells = (f"{a:.3f}/{b:.3f}" for a, b in zip(drafted.tolist(), accepted.tolist(), strict=True))
+        print(f"  {name:7} {int(n):6}  {' '.join(cells)}")
+
+
+def plot_calibration(found: Calibration, file: Path) -> None:
+    """C2T's Figure 2: on the diagonal the draft's probability is that of acceptance."""
+    with plot("c2t-calibration", 6.4, 5.0) as made:
+        axes = made.figure.subplots()
+        axes.plot([1e-3, 1], [1e-3, 1], color="black", linewidth=0.8, label="equal")
+        for i, (name, n, drafted, accepted) in enumerate(zip(BINS, *found, strict=True)):
+            if n >= _FEWEST:
+                x, y = drafted.tolist(), accepted.clamp(min=1e-3).tolist()
+                axes.plot(x, y, **line_style(i), linewidth=0.8, label=f"{name} nats, {int(n)} distributions")
+        axes.set(xscale="log", yscale="log", xlim=(1e-3, 1.1), ylim=(9e-4, 1.1))
+        axes.set(xlabel=f"mean draft probability, ranks 0 (right) to {RANKS - 1}", ylabel="accepted share")
+        axes.legend()
+    write_whole(file, made.svg + "\n")
+
+
+def plot_curves(curves: Mapping[str, Curve], file: Path) -> None:
+    """Plot verified nodes for each generated token (gamma) against MAL (tau)."""
+    with plot("c2t-curves", 6.4, 4.4) as made:
+        axes = made.figure.subplots()
+        for i, (name, curve) in enumerate(curves.items()):
+            taus, gammas = (x[0].tolist() for x in _weighted(curve, torch.ones(1, len(curve[0].nodes)).double()))
+            axes.plot(gammas, taus, **line_style(i), linewidth=1, label=name)
+        axes.set(xscale="log", xlabel="verified nodes for each generated token", ylabel="MAL, bonus token included")
+        axes.legend()
+    write_whole(file, made.svg + "\n")
+
+
+def _tops(text: str) -> list[int | None]:
+    found = [None if part == "none" else int(part) for part in text.split(",")]
+    if any(top is not None and top < 1 for top in found):
+        raise ValueError
+    return found
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.c2t", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add_options(parser)
+    parser.add_argument("--classifiers", default=DEFAULT, help="names or files, with commas")
+    parser.add_argument("--beta-only", action="store_true", help="leave out scores' curves over the budget")
+    parser.add_argument("--clock", action="store_true", help="decode at equal MAL and compare time a token")
+    parser.add_argument("--repeats", type=int, default=3, help="decodes of each prompt by the clock")
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument("--chains", action="store_true", help="chains instead of trees")
+    kinds.add_argument("--tops", type=_tops, help="second top-K's to compare, with commas, none among them")
+    kinds.add_argument("--calibration", action="store_true", help="the draft's probabilities instead of policies")
+    parser.add_argument("--plot", type=Path, help="draw the curves, or the calibration, of all prompts (.svg)")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure and print."""
+    parser = _parser()
+    args = parser.parse_args(argv)
+    if args.repeats < 1 or (args.clock and args.calibration):
+        parser.error("use --repeats of at least 1, and --clock without --calibration")
+    if args.plot and not (args.plot.suffix == ".svg" and args.plot.parent.is_dir()):
+        parser.error(f"--plot {args.plot}: name a .svg file in a folder that exists")
+    try:
+        if args.plot:
+            check_plots()
+        files = {Path(name).stem: read_classifier(name) for name in args.classifiers.split(",")}
+        found = recorded(args)
+    except InputError as error:
+        parser.error(str(error))
+    for file in files.values():
+        check_made_for(file.made_for, provenance(found.target, found.source, found.source.name))
+    if args.calibration:
+        print_calibration(whole := calibration(found.texts))
+        if args.plot:
+            plot_calibration(whole, args.plot)
+        return
+    nets = {name: file.classifier for name, file in files.items()}
+    scores: dict[str, Score] = {"joint": joint, **nets}
+    base, at, over = "eagle2, N", AT, "N"
+    if args.tops:
+        contestants = top_ks(nets, args.tops)
+    elif args.chains:
+        contestants, base, at, over = chains(scores), "fixed length", CHAIN_AT, "length"
+    else:
+        contestants = trees(scores, sizes=not args.beta_only)
+    labels = [f"{over}={n}" for n in at]
+    parts = []
+    for suite, texts in found.suites.items():
+        print(suite)
+        parts.append(measured(contestants, texts))
+        report(parts[-1], base, labels)
+    curves = joined(parts)
+    if len(parts) > 1:
+        print(f"all: {len(found.texts)} prompts")
+        report(curves, base, labels)
+    if args.clock:
+        points, pairs = equal_mal(contestants, curves, base, labels)
+        prompts = [known.prompt for known in found.texts]
+        print_clock(decoded(found.target, args.drafter, points, prompts, args.max_tokens, args.repeats), pairs)
+    if args.plot:
+        plot_curves(curves, args.plot)
+
+
+if __name__ == "__main__":
+    main()

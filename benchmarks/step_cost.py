@@ -1,0 +1,307 @@
+"""What do a step and a forward pass cost?
+
+    python -m benchmarks.step_cost steps [--context 512] [--nodes 16] [--repeats 10]
+    python -m benchmarks.step_cost passes [--context 512] [--repeats 9] [--threads N]
+
+``steps`` prints, per drafter and method, a step's median wall-clock time and the share of it outside model passes (CPU
+only: on an accelerator a pass returns before it is done), and the transfers to the host per step: one with the verdict,
+and one for each draft pass. Then what building trees of 64 nodes costs a layer, without any model; what scoring takes
+of a step with c2t and the head; and what reading shared key heads in place saves in a target pass.
+
+``passes`` prints, for transformers' own layers and for each weight format, the median milliseconds of a pass over n
+tokens, passes of all taking turns; their ratios; Python's share, which is what a pass behind 8 tokens takes (mean of
+n = 1 and 8) with as many layers that are so narrow that arithmetic takes no time; passes of the head that ships for the
+target; and how far next-token distributions on a fixed text are from float32's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from draftree.config import Budget, SamplingParams
+from draftree.drafters.base import NoDrafter, TreeDrafter
+from draftree.drafters.distributions import Drawn
+from draftree.drafters.grow import grow
+from draftree.drafters.registry import load_drafter
+from draftree.engine import Engine
+from draftree.errors import RunError
+from draftree.models import attention
+from draftree.models.base import LanguageModel, Nodes
+from draftree.models.cpu.quantization import AUTO, DEFAULT_NUMERICS, DRAFTING, NUMERICS, STOCK, summary
+from draftree.models.eagle_file import shipped_for, shipped_head
+from draftree.models.eagle_model import HeadModel
+from draftree.models.huggingface import HFModel
+from draftree.models.load import DEFAULT_MODEL, load, load_stock
+from draftree.policies.base import Candidates, Frontier
+from draftree.policies.c2t import ClassifierTree, Score
+from draftree.policies.methods import METHODS, find_policy
+from draftree.request import Stats
+from draftree.text import encode
+from draftree.tree import ROOT
+
+_MOST = 128
+"""Most nodes that are scored at once."""
+SIZES = (1, 2, 4, 8, 16, 24, 32, 64)
+TEXT = """\
+The lighthouse stands on a rock a mile from the coast. Every evening at six the keeper climbs the two hundred stairs,
+cleans the glass of the lamp with a soft cloth, fills the tank with oil, and lights the wick. When the lamp is burning,
+she writes the hour and the weather in the log book. If there is fog, she starts the horn and counts one minute between
+the blasts. Once a week a boat brings bread, letters and the newspaper.
+
+def fibonacci(n: int) -> list[int]:
+    numbers = [0, 1]
+    while len(numbers) < n:
+        numbers.append(numbers[-1] + numbers[-2])
+    return numbers[:n]
+
+A train leaves at 9:15 and arrives at 11:45. It travels 200 kilometres. How fast is it? The journey takes two and a
+half hours, so that its mean speed is 200 / 2.5 = 80 kilometres per hour. Light takes eight minutes and twenty seconds
+from the sun to the earth, which is about 150 million kilometres. Water boils at 100 degrees Celsius at sea level, and
+at less on a mountain, where the air is thinner. The capital of Australia is Canberra; its largest city is Sydney.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.step_cost", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", choices=("steps", "passes"))
+    parser.add_argument("--target", default=DEFAULT_MODEL)
+    parser.add_argument("--context", type=int, default=512)
+    parser.add_argument("--nodes", type=int, default=16, help="of steps")
+    parser.add_argument("--repeats", type=int, default=10, help="steps, or passes, that are measured")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    args = parser.parse_args(argv)
+    torch.set_num_threads(args.threads)
+    if args.what == "steps":
+        _measure_steps(load(args.target), args.context, args.nodes, args.repeats)
+        return
+    models = {STOCK: HFModel(*load_stock(args.target), name=args.target)}
+    models |= {numerics: load(args.target, numerics=numerics) for numerics in NUMERICS if numerics != AUTO}
+    models[DRAFTING] = models[DEFAULT_NUMERICS].in_numerics(DRAFTING)
+    _print_times(models, args.context, args.repeats)
+    _print_agreement(models)
+
+
+def _measure_steps(target: HFModel, context: int, nodes: int, count: int) -> None:
+    half = encode(target.tokenizer, TEXT * 8)[: context // 2]
+    prompt = half + half  # the text twice, so that prompt lookup always drafts
+    some = target.capabilities
+    print(f"context {len(prompt)}, node budget {nodes}, {some.name} on {some.device}")
+    print(f"{'drafter':8} {'method':20} {'T':>4}  nodes/step  ms/step  outside passes  transfers/step")
+    for drafter in ("none", "lookup", "self"):
+        for method in [m.name for m in METHODS.values() if m.complete] if drafter != "none" else ("chain",):
+            for temperature in (0.0, 1.0):
+                made = load_drafter(drafter, target, find_policy(method, {"depth": 16} if method == "chain" else None))
+                engine = Engine(target, made, nodes=nodes)
+                params = SamplingParams(temperature=temperature, seed=1, ignore_eos=True)
+                drafting = made.source.model if isinstance(made, TreeDrafter) else None
+                models: list[LanguageModel] = [target, drafting] if drafting else [target]
+                steps, outside, stats = _steps(engine, prompt, params, models, count)
+                share = statistics.median(outside) / statistics.median(steps)
+                name = "AR" if isinstance(made, NoDrafter) else method
+                print(
+                    f"{drafter:8} {name:20} {temperature:4} {sum(stats.drafted) / stats.steps:11.1f} "
+                    f"{1e3 * statistics.median(steps):8.1f} {share:14.1%} {1 + stats.draft_passes / stats.steps:15.2f}",
+                    flush=True,
+                )
+    _build_trees()
+    if shipped_for(target):
+        _score(target, prompt, nodes, count)
+    _compare_attention(target, prompt)
+
+
+class _RandomScorer:
+    """Random distributions, made beforehand: a model that takes no time."""
+
+    def __init__(self, width: int) -> None:
+        rng = torch.Generator().manual_seed(1)
+        logits = torch.randn((_MOST, 1000), generator=rng) * 3
+        top = logits.log_softmax(-1).topk(width)
+        self._found = Candidates(top.indices, top.values, torch.distributions.Categorical(logits=logits).entropy())
+
+    def score_roots(self, rows: Sequence[int], width: int) -> Candidates:
+        return self._first(len(rows))
+
+    def score(self, rows: Tensor, nodes: Tensor, parents: Tensor, tokens: Tensor, width: int) -> Candidates:
+        return self._first(len(rows))
+
+    def _first(self, count: int) -> Candidates:
+        found = self._found
+        return Candidates(found.tokens[:count], found.logprobs[:count], found.entropies[:count])
+
+    def draw(self, counts: Tensor) -> Drawn:
+        raise RunError("nothing is drawn here: use drawing TOP")
+
+
+def _build_trees(repeats: int = 200) -> None:
+    print("\nbuilding a tree of 64 nodes          layers  nodes drafted  ms a layer")
+    settings: dict[str, dict[str, float | str]] = {"opt-tree": {"delta": 0.001}, "c2t": {"beta": 0.0}}
+    for method in ("binary", "dynamic-width", "opt-tree", "eagle2", "c2t"):
+        policy = find_policy(method, settings.get(method))
+        scorer, seconds = _RandomScorer(policy.width_for(64)), []
+        for _ in range(repeats):
+            began = time.perf_counter()
+            tree, numbers = grow(scorer, policy, [Budget(64)])[0]
+            seconds.append(time.perf_counter() - began)
+        drafted = int(numbers.max()) + 1
+        print(f"{method:36} {tree.depth:6} {drafted:14} {1e3 * statistics.median(seconds) / tree.depth:11.2f}")
+
+
+class _Timed:
+    """A score that adds up its seconds."""
+
+    def __init__(self, score: Score) -> None:
+        self._score = score
+        self.seconds = 0.0
+
+    def __call__(self, frontier: Frontier) -> Tensor:
+        began = time.perf_counter()
+        found = self._score(frontier)
+        self.seconds += time.perf_counter() - began
+        return found
+
+
+def _score(target: HFModel, prompt: list[int], nodes: int, count: int) -> None:
+    """What the classifier of c2t takes of steps with the head."""
+    policy = find_policy("c2t")
+    assert isinstance(policy, ClassifierTree)  # noqa: S101 - it is what c2t makes
+    timed = _Timed(policy.score)
+    engine = Engine(target, load_drafter("head", target, replace(policy, score=timed)), nodes=nodes)
+    request = engine.open(prompt, SamplingParams(ignore_eos=True))
+    engine.step([request])
+    timed.seconds, began = 0.0, time.perf_counter()
+    for _ in range(count):
+        engine.step([request])
+    total = time.perf_counter() - began
+    engine.close(request)
+    print(f"\nscoring takes {timed.seconds / total:.2%} of a step with the head and c2t, {nodes} nodes")
+
+
+def _steps(
+    engine: Engine, prompt: list[int], params: SamplingParams, models: list[LanguageModel], count: int
+) -> tuple[list[float], list[float], Stats]:
+    """Seconds of ``count`` steps, and of them outside model passes; one more step warms up and is left out."""
+    steps, outside = [], []
+    request = engine.open(prompt, params)
+    for _ in range(count + 1):
+        began, before = time.perf_counter(), _inside(models)
+        engine.step([request])
+        steps.append(time.perf_counter() - began)
+        outside.append(steps[-1] - (_inside(models) - before))
+    engine.close(request)
+    return steps[1:], outside[1:], request.stats
+
+
+def _inside(models: list[LanguageModel]) -> float:
+    return sum(m.pass_seconds for m in models if isinstance(m, HFModel))
+
+
+def _compare_attention(target: HFModel, prompt: list[int]) -> None:
+    """Passes with keys read in place and with keys repeated by transformers, in turn."""
+    row = target.open(prompt)
+    print("\nmilliseconds of a target pass   " + "tokens  repeated  in place")
+    for n in (1, 2, 4, 8, 16, 17, 32):
+        times: dict[str, list[float]] = {"sdpa": [], attention.NAME: []}
+        for _ in range(9):
+            for name, seen in times.items():
+                target.model.set_attn_implementation(name)
+                began = time.perf_counter()
+                target.extend([row], [Nodes.chain(torch.randint(0, target.capabilities.vocab_size, (n,)).tolist())])
+                seen.append(time.perf_counter() - began)
+                target.commit(row, [])
+        repeated, shared = (1e3 * statistics.median(t) for t in times.values())
+        print(f"{n:38} {repeated:9.1f} {shared:9.1f}", flush=True)
+    target.close(row)
+
+
+def _print_times(models: dict[str, HFModel], context: int, repeats: int) -> None:
+    narrow = {numerics: _narrow(model, numerics) for numerics, model in models.items()}
+    every: dict[str, LanguageModel] = {**models, **_heads(models)}
+    own, python = pass_seconds(every, context, SIZES, repeats), pass_seconds(narrow, 8, (1, 8), 3 * repeats)
+    some = models[STOCK].capabilities
+    print(
+        f"{some.name}, context {context}, {torch.get_num_threads()} threads, median of {repeats}: milliseconds a pass"
+    )
+    print(f"{'tokens':11}{''.join(f'{n:7}' for n in SIZES)}   8 / 1  16 / 1  python  layers")
+    for name, times in own.items():
+        ratios = "".join(f"{times[n] / times[1]:8.2f}" for n in (8, 16))
+        shown = "".join(f"{1e3 * times[n]:7.1f}" for n in SIZES)
+        line = f"{name:11}{shown}{ratios}"
+        if name in models:
+            line += f"{1e3 * statistics.mean(python[name].values()):8.1f}  {summary(models[name].model)}"
+        print(line, flush=True)
+
+
+def _heads(models: dict[str, HFModel]) -> dict[str, HeadModel]:
+    """The head that ships for the target, if there is one, in each of the numerics that it can have."""
+    if shipped_for(models[STOCK]) is None:
+        return {}
+    heads = [shipped_head(models[numerics]) for numerics in (STOCK, DEFAULT_NUMERICS, "int8")]
+    return {f"head {head.capabilities.numerics}": head for head in heads}
+
+
+def pass_seconds(
+    models: Mapping[str, LanguageModel], context: int, sizes: tuple[int, ...], repeats: int
+) -> dict[str, dict[int, float]]:
+    """Median seconds of passes behind a context, by model and tokens; all take turns, and the first round warms up."""
+    rows = {name: m.open([i % m.capabilities.vocab_size for i in range(context)]) for name, m in models.items()}
+    seen: dict[tuple[str, int], list[float]] = {(name, n): [] for name in models for n in sizes}
+    for _ in range(repeats + 1):
+        for n in sizes:
+            for name, model in models.items():
+                tokens = [(5 * i + 3) % model.capabilities.vocab_size for i in range(n)]
+                nodes = Nodes(torch.tensor(tokens), torch.full((n,), ROOT))  # a head scores no chain in one pass
+                began = time.perf_counter()
+                model.extend([rows[name]], [nodes])
+                seen[name, n].append(time.perf_counter() - began)
+                model.commit(rows[name], [])
+    for name, model in models.items():
+        model.close(rows[name])
+    return {name: {n: statistics.median(seen[name, n][1:]) for n in sizes} for name in models}
+
+
+def _narrow(model: HFModel, numerics: str) -> HFModel:
+    """As many layers of the same kind, so narrow that their arithmetic takes no time."""
+    config = deepcopy(model.model.config)
+    heads = config.num_attention_heads
+    config.update({"head_dim": 2, "hidden_size": 2 * heads, "intermediate_size": 16, "vocab_size": 64})
+    config._attn_implementation = "sdpa"
+    narrow: PreTrainedModel = AutoModelForCausalLM.from_config(config)
+    return HFModel(narrow, name="narrow", numerics=None if numerics == STOCK else numerics, self_test=False)
+
+
+@torch.inference_mode()
+def _print_agreement(models: dict[str, HFModel]) -> None:
+    print(f"\n{'':8}same next token  KL from {STOCK}, nats  perplexity of the text")
+    found = {numerics: _logprobs(model) for numerics, model in models.items()}
+    reference, _ = found[STOCK]
+    for numerics, (logprobs, ids) in found.items():
+        same = float((logprobs.argmax(-1) == reference.argmax(-1)).double().mean())
+        divergence = float((reference.exp() * (reference - logprobs)).sum(-1).mean())
+        perplexity = float((-logprobs[:-1].gather(1, ids[1:, None])).mean().exp())
+        print(f"{numerics:8}{same:15.1%}{divergence:21.5f}{perplexity:24.2f}")
+
+
+def _logprobs(model: HFModel) -> tuple[Tensor, Tensor]:
+    """[n, V] log-probs of the token after each of a fixed text, and its [n] ids."""
+    ids = torch.tensor(encode(model.tokenizer, TEXT)[: model.capabilities.max_length])
+    row = model.open(ids[:1].tolist())
+    logits = model.extend([row], [Nodes.chain(ids[1:].tolist())])[0]
+    logprobs = torch.cat([row.logits[None], logits]).double().log_softmax(-1)
+    model.close(row)
+    return logprobs, ids
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""Beams in ``draftree bench``: their names, their answers beside transformers', and their energy."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from draftree.beams.params import BeamParams
+from draftree.bench.contestants import Models, entries
+from draftree.bench.results import AnswerRecord, decode, encode, read_results
+from draftree.cli.main import run
+from draftree.config import SamplingParams
+from draftree.errors import DraftreeError
+
+from ..tiny import save_tiny
+
+PROMPT = [7, 8, 9, 7, 8, 9, 7, 8]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_tiny(tmp_path_factory.mktemp("models") / "tiny"))
+
+
+def test_beams_have_settings_and_a_drafter_of_their_own() -> None:
+    text = "beams:width=3:draft=5:depth=2:threshold=0.7:least=2:penalty=0.5:single=yes:warp=token:drafter=self"
+    _, entry, plain = entries([text, "beams:drafter=none"], ["lookup+recycle"], [1.0], 8)
+    assert entry.beams == BeamParams(
+        width=3,
+        draft_width=5,
+        depth=2,
+        threshold=0.7,
+        min_width=2,
+        length_penalty=0.5,
+        single_cache=True,
+        warp="token",
+    )
+    assert plain.beams is not None and plain.beams.warp == "joint"
+    assert (entry.label, entry.drafter, plain.drafter) == (text, "self", None)
+    assert not entry.draws_as_ar
+
+
+@pytest.mark.parametrize(
+    ("method", "temperature", "why"),
+    [
+        ("beams:speed=1", 0.0, "no setting 'speed': choose from width, draft"),
+        ("beams:width=x", 0.0, "width is 'x'"),
+        ("beams:width", 0.0, "KEY=VALUE"),
+        ("beams:width=4:draft=2", 0.0, "2 draft beams are fewer than the 4 beams"),
+        ("beams:threshold=0.9", 0.0, "is for sampled beams"),
+        ("beams:warp=token", 0.0, "is for sampled beams"),
+        ("beams:warp=beams", 1.0, "warp is 'beams': use joint or token"),
+        ("beams:drafter=lookup", 1.0, "gives no probabilities"),
+        ("beams:drafter=lookup+recycle", 0.0, "not beams"),
+        ("peer:hf-beam-search:speed=1", 0.0, "no setting 'speed'"),
+        ("peer:hf-beam-search:single=yes", 1.0, "no setting 'single': choose from width, penalty, early"),
+        ("peer:hf-beam-search:early=yes", 1.0, "is for beam search"),
+        ("peer:hf-generate:width=4", 0.0, "peer:hf-generate has no settings: leave out width"),
+    ],
+)
+def test_bad_beams_are_one_line(method: str, temperature: float, why: str) -> None:
+    with pytest.raises(DraftreeError) as error:
+        entries([method], ["lookup"], [temperature], 8)
+    assert why in str(error.value)
+
+
+@pytest.mark.parametrize("drafter", ["none", "lookup", "self"])
+def test_the_best_beam_is_that_of_the_peer(drafter: str, model: str) -> None:
+    _, ours, theirs = entries([f"beams:width=3:drafter={drafter}", "peer:hf-beam-search:width=3"], ["lookup"], [0.0], 8)
+    models, params = Models(model), SamplingParams(max_tokens=12)
+    want = models.contestant(theirs).decode(PROMPT, params)
+    assert models.contestant(ours).decode(PROMPT, params).ids == want.ids
+    assert want.seconds.prefill is None
+
+
+class Constant:
+    """A meter of a machine that takes 6 joules for everything."""
+
+    def start(self) -> None: ...
+
+    def read(self) -> float:
+        return 6.0
+
+
+@pytest.mark.parametrize("meter", [True, False])
+def test_a_run_with_beams_has_their_energy_or_that_there_is_no_meter(
+    meter: bool, model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if meter:
+        monkeypatch.setattr("draftree.cli.bench.find_meter", lambda device: Constant())
+    suite = tmp_path / "own.jsonl"
+    suite.write_text(json.dumps({"turns": ["the cat"], "id": "p", "category": "a"}) + "\n")
+    asked = ["bench", "--suite", str(suite), "--target", model, "--max-tokens", "6", "--out", str(tmp_path / "out")]
+    assert run([*asked, "--methods", "beams:width=2,peer:hf-beam-search:width=2"]) == 0
+    printed = capsys.readouterr().out
+    rows = json.loads((tmp_path / "out" / "summary.json").read_text())["methods"]
+    assert set(rows) == {"plain", "beams:width=2", "peer:hf-beam-search:width=2"}
+    assert all(rows[m]["all"]["joules_per_token"] == (1.0 if meter else None) for m in rows)
+    assert ("no meter" in printed) is not meter
+    assert all(r.joules == (6.0 if meter else None) for r in read_results(tmp_path / "out"))
+    verdicts = rows["beams:width=2"]["all"]["verdicts"]
+    assert set(verdicts) <= {"equal", "beams"}
+
+
+@pytest.mark.parametrize("drafter", ["none", "self"])
+def test_passes_are_counted_against_layers_of_beams(drafter: str, model: str) -> None:
+    """The best request may have ended long before the search: its own length would give less than one for a pass."""
+    (_, entry) = entries([f"beams:width=3:drafter={drafter}"], ["lookup"], [0.0], 8)
+    turn = Models(model).contestant(entry).decode(PROMPT, SamplingParams(max_tokens=12, seed=1))
+    short = AnswerRecord("p", "c", "m", None, 0.0, 0, 1, [replace(turn, ids=turn.ids[:3])])
+    assert turn.layers is not None and turn.passes
+    assert short.gained / turn.passes == (turn.layers - 1) / turn.passes >= 1.0
+
+
+@pytest.mark.parametrize("drafter", ["none", "self"])
+def test_drafted_layers_are_recorded(drafter: str, model: str) -> None:
+    """What a report calls DSBD depends on them."""
+    (_, entry) = entries([f"beams:width=2:depth=2:drafter={drafter}"], ["lookup"], [1.0], 8)
+    turn = Models(model).contestant(entry).decode(PROMPT, SamplingParams(max_tokens=12, temperature=1.0, seed=1))
+    found = decode(json.loads(encode(AnswerRecord("p", "c", "m", None, 1.0, 0, 1, [turn]))))
+    assert found.drafted_layers == turn.drafted_layers
+    assert (found.drafted_layers >= 2) is (drafter == "self")

@@ -1,0 +1,100 @@
+"""Figures of stored runs, their intervals, and ``draftree report``."""
+
+from __future__ import annotations
+
+import math
+import random
+from pathlib import Path
+
+import pytest
+
+from draftree.bench.contestants import entries
+from draftree.bench.summary import interval, load_runs, ratio
+from draftree.cli.main import run
+
+from .runs import full_run, record, save, turn
+
+Captured = pytest.CaptureFixture[str]
+
+
+def test_equal_values_have_no_interval() -> None:
+    assert interval([2.5] * 7) == (2.5, 2.5, 2.5)
+
+
+def test_the_interval_is_that_of_the_normal_distribution() -> None:
+    """For many values the bootstrap interval of a mean is mean +- 1.96 s / sqrt(n)."""
+    dice = random.Random(5)
+    values = [dice.gauss(10, 3) for _ in range(400)]
+    found = interval(values)
+    mean = sum(values) / len(values)
+    half = 1.96 * math.sqrt(sum((x - mean) ** 2 for x in values) / len(values)) / math.sqrt(len(values))
+    assert found.mean == pytest.approx(mean)
+    assert found.high - found.mean == pytest.approx(half, rel=0.1)
+    assert found.mean - found.low == pytest.approx(half, rel=0.1)
+
+
+def test_the_interval_covers_as_often_as_it_says() -> None:
+    dice = random.Random(1)
+    hits = 0
+    for _ in range(200):
+        found = interval([dice.gauss(0, 1) for _ in range(40)], draws=400)
+        hits += found.low <= 0 <= found.high
+    assert 0.88 <= hits / 200 <= 0.99
+
+
+def test_ratios_are_paired_and_their_mean_is_geometric() -> None:
+    assert ratio([2.0, 8.0, 40.0], [1.0, 2.0, 5.0]).mean == pytest.approx(4.0)
+    assert ratio([3.0, 30.0], [1.0, 10.0]) == pytest.approx((3.0, 3.0, 3.0))
+    with pytest.raises(ValueError):
+        ratio([1.0, 2.0], [1.0])
+
+
+def test_no_values_are_no_mean() -> None:
+    with pytest.raises(ValueError, match="at least one"):
+        interval([])
+
+
+def test_figures_are_those_of_the_records(tmp_path: Path) -> None:
+    """AR decoding takes 2 s for 13 tokens where drafting takes 1 s in 5 steps."""
+    (loaded,) = load_runs(full_run(tmp_path / "one"))
+    ar, chain = loaded.table["plain T=0"]["all"], loaded.table["chain T=0"]["all"]
+    assert ar.tokens_per_second == pytest.approx(13 / (2 * 1.15))
+    assert chain.speedup == pytest.approx((2, 2, 2))
+    assert chain.speedup_decode == pytest.approx((2, 2, 2))
+    assert chain.mal == pytest.approx(12 / 5)
+    assert chain.nodes_per_token == pytest.approx(5 * 8 / 13)
+    assert chain.nodes_per_step == 8
+    assert chain.depth_per_step == pytest.approx((2 + 2 + 2 + 3 + 2) / 5)
+    assert (ar.nodes_per_step, ar.depth_per_step) == (0, 0)
+    assert chain.acceptance_by_depth == [0.7, 0.0]
+    assert chain.share == pytest.approx({"draft": 2 / 9, "verify": 6 / 9, "other": 1 / 9})
+    assert (chain.ids_equal, chain.verdicts) == (1.0, {"equal": 4})
+    peer = loaded.table["peer:hf-generate T=0"]["all"]
+    assert (peer.mal, peer.nodes_per_step, peer.depth_per_step) == (1.0, None, None)
+    assert peer.speedup == pytest.approx((0.5, 0.5, 0.5))
+
+
+def test_the_report_has_the_tables_of_all_runs_and_where_they_were_measured(tmp_path: Path, capsys: Captured) -> None:
+    for name in ("b", "a"):
+        full_run(tmp_path / name, [0.0])
+    assert run(["report", str(tmp_path), str(tmp_path / "a")]) == 0
+    printed = capsys.readouterr().out
+    assert [line for line in printed.splitlines() if line.startswith("## ")] == ["## Run a", "## Run b", "## Run a"]
+    assert printed.count("abacus, 2 cores, 2 threads; draftree 0, commit 0abc; 2026-01-01") == 3
+    assert printed.count("repeats 1") == 3
+    assert "\n| opt-tree:delta=0.2 " in printed
+
+
+def test_no_run_and_an_unfinished_one_are_one_line(tmp_path: Path, capsys: Captured) -> None:
+    assert run(["report", str(tmp_path)]) == 2
+    assert "no run in" in capsys.readouterr().err
+    plain, chain = entries(["chain"], ["lookup"], [0.0], 8)
+    save(tmp_path / "empty", [plain, chain], [])
+    assert run(["report", str(tmp_path / "empty")]) == 2
+    assert "has no answers yet" in capsys.readouterr().err
+    other = turn([2, 1], 1.0)
+    other.ids[-1] = 99  # nobody has asked the target yet whether that is a near-tie
+    records = [record(plain, 0, turn([1, 1, 1], 1.0)), record(chain, 0, other)]
+    save(tmp_path / "torn", [plain, chain], records)
+    assert run(["report", str(tmp_path / "torn")]) == 2
+    assert "is not finished: give its command again: draftree bench" in capsys.readouterr().err

@@ -1,0 +1,198 @@
+"""C2T's figures: calibration, curves of nodes over MAL, and time at equal MAL."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.c2t import (
+    TOP_NODES,
+    Contestant,
+    Point,
+    Timed,
+    _nodes_at,
+    calibration,
+    decoded,
+    equal_mal,
+    held_against,
+    joined,
+    joint,
+    main,
+    of_mal,
+    plot_calibration,
+    plot_curves,
+    print_calibration,
+    print_clock,
+    report,
+    top_ks,
+)
+from benchmarks.recorded import KnownText, record
+from draftree.errors import DraftreeWarning
+from draftree.policies.best_paths import Eagle2Tree
+from draftree.policies.c2t import ClassifierTree
+from draftree.policies.classifier import Classifier
+
+from ..pairs import source, target
+from ..tiny import save_tiny
+
+PROMPT = [3, 14, 15, 9, 2, 6, 14, 15]
+
+
+def texts() -> list[KnownText]:
+    model = target()
+    return list(record(model, source("self", model), [PROMPT], 8))
+
+
+def point(nodes: float, tokens: float) -> Point:
+    return Point("p", *(torch.tensor([x, x], dtype=torch.float64) for x in (nodes, 10.0, tokens)))
+
+
+def test_nodes_at_equal_mal_are_read_between_points() -> None:
+    # MAL 1 at 0 nodes, 2 at 20 / 20 = 1 node a token, 3 at 120 / 30 = 4; 2.5 lies half-way: 2.5 nodes a token.
+    curve = [point(0, 10), point(20, 20), point(120, 30)]
+    weights = torch.ones(1, 2, dtype=torch.float64)
+    found = [float(_nodes_at(torch.tensor([x], dtype=torch.float64), curve, weights)) for x in (1.5, 2.5, 3.0, 3.5)]
+    assert found[:3] == pytest.approx([0.5, 2.5, 4.0])
+    assert math.isnan(found[3])
+
+
+def test_nodes_are_compared_at_equal_mal(capsys: pytest.CaptureFixture[str]) -> None:
+    base = [Point(f"N={n}", *p[1:]) for n, p in ((1, point(10, 15)), (8, point(40, 20)))]
+    half = [Point("beta=0.5", *p[1:]) for p in (point(5, 15), point(20, 20))]
+    report({"eagle2, N": base, "net, beta": half}, "eagle2, N", ["N=8"])
+    printed = capsys.readouterr().out
+    assert "1.000 [1.000, 1.000]" in printed
+    assert "0.500 [0.500, 0.500]" in printed
+
+
+def test_curves_of_several_suites_are_joined_by_prompt() -> None:
+    one, two = {"a": [point(1, 10)]}, {"a": [point(3, 30)]}
+    (both,) = joined([one, two])["a"]
+    assert both.tokens.tolist() == [10, 10, 30, 30]
+
+
+def test_each_distribution_on_the_text_is_counted_once() -> None:
+    found = calibration(texts())
+    assert int(found.counts.sum()) == sum(range(1, 7))  # 7 tokens follow the first: 6 distributions, then 5, ...
+    assert found.accepted[found.counts > 0, 0].tolist() == [1.0] * int(
+        (found.counts > 0).sum()
+    )  # the target drafts itself
+    assert float(found.accepted[:, 1:].sum()) == 0
+
+
+def test_the_calibration_is_a_table_and_a_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = calibration(texts())
+    print_calibration(found)
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
+    assert [int(row[1]) for row in rows] == [int(n) for n in found.counts]
+    many = found._replace(counts=found.counts * 100)
+    plot_calibration(many, tmp_path / "plot.svg")
+    drawn = (tmp_path / "plot.svg").read_text()
+    assert drawn.startswith("<svg")
+    plot_calibration(found, tmp_path / "few.svg")  # bins of few distributions are left out
+    assert len((tmp_path / "few.svg").read_text()) < len(drawn)
+
+
+def test_curves_are_a_plot_and_the_same_every_time(tmp_path: Path) -> None:
+    curves = {"one": [point(10, 10), point(120, 30)], "two": [point(5, 12), point(90, 33)]}
+    for name in ("a.svg", "b.svg"):
+        plot_curves(curves, tmp_path / name)
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["plot.png", "nowhere/plot.svg"])
+def test_a_plot_that_cannot_be_is_refused_before_any_model(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["--target", "./never-loaded", "--plot", str(tmp_path / name)])
+    assert "name a .svg file in a folder that exists" in capsys.readouterr().err
+
+
+LIKELY = Classifier(("rank",), ((0.0,),), (1.0,), (9.0,), -1.0)
+
+
+def test_each_second_top_k_has_a_curve_of_its_own() -> None:
+    curves = top_ks({"one": LIKELY}, [1, 15, None])
+    assert list(curves) == ["eagle2, N", "one, K=1", "one, K=15", "one, K=none"]
+    for top, key in ((1, "one, K=1"), (15, "one, K=15"), (None, "one, K=none")):
+        label, policy, nodes = curves[key][-1]
+        assert isinstance(policy, ClassifierTree)
+        assert (label, policy.top, nodes) == ("beta=0.005", top, TOP_NODES)
+    known = texts()
+    found = [int(held_against(curves[key][0], known)[0].nodes) for key in ("one, K=1", "one, K=none")]
+    assert found[0] < found[1]
+
+
+@pytest.mark.parametrize("text", ["15,most", "0", ""])
+def test_a_second_top_k_that_is_none_is_refused_before_any_model(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--target", "./never-loaded", "--tops", text])
+    assert "--tops" in capsys.readouterr().err
+
+
+def tree(beta: float, nodes: int) -> Contestant:
+    return f"beta={beta:g}", ClassifierTree(joint, beta), nodes
+
+
+def test_a_setting_of_equal_mal_lies_between_two_points_of_a_curve() -> None:
+    betas = [tree(0.4, 64), tree(0.1, 64), tree(0.025, 64)]
+    _, policy, nodes = of_mal(2.5, betas, [1.0, 2.0, 3.0])
+    assert isinstance(policy, ClassifierTree)
+    assert policy.beta == pytest.approx(0.05)
+    assert nodes == 64
+    sizes: list[Contestant] = [(f"N={n}", Eagle2Tree(10, 10), n) for n in (4, 8)]
+    assert of_mal(1.5, sizes, [1.0, 2.0]) == ("N=6", Eagle2Tree(10, 10), 6)
+    assert of_mal(0.5, betas, [1.0, 2.0, 3.0]) == betas[0]
+    assert of_mal(9.0, betas, [1.0, 2.0, 3.0]) == betas[-1]
+
+
+def test_the_bases_points_are_paired_with_settings_of_the_same_mal() -> None:
+    def of(mal: float) -> Point:
+        return Point("", *(torch.tensor([x, x]).double() for x in (5.0, 1.0, mal)))
+
+    sizes: list[Contestant] = [(f"N={n}", Eagle2Tree(10, 10), n) for n in (4, 8)]
+    contestants = {"eagle2, N": sizes, "joint, beta": [tree(0.4, 64), tree(0.1, 64)]}
+    curves = {
+        "eagle2, N": [of(1.0)._replace(label="N=4"), of(2.5)._replace(label="N=8")],
+        "joint, beta": [of(2.0), of(3.0)],
+    }
+    points, pairs = equal_mal(contestants, curves, "eagle2, N", ["N=8"])
+    assert pairs == [("eagle2, N: N=8", "joint, beta: beta=0.2 N=64")]
+    assert [nodes for _, _, nodes in points.values()] == [8, 64]
+
+
+def test_contestants_decode_every_prompt_in_turns_and_times_are_compared_by_prompt(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    model, prompts = target(), [PROMPT, PROMPT[::-1]]
+    chosen: dict[str, Contestant] = {"eagle2": ("N=4", Eagle2Tree(2, 3), 4), "tree": tree(0.01, 3)}
+    found = decoded(model, "self", chosen, prompts, 12, repeats=2)
+    for name, own in found.items():
+        assert [t.tokens for t in own] == [2 * 11] * 2  # of two decodes, all but the token of the prefill
+        assert all(t.seconds > 0 and t.steps < t.tokens for t in own), name
+    assert max(t.nodes / t.steps for t in found["tree"]) <= 3
+    slow = [Timed(2.0, 10, 5, 20), Timed(4.0, 10, 5, 20)]
+    capsys.readouterr()
+    print_clock({"fast": [Timed(1.0, 10, 4, 12), Timed(2.0, 10, 4, 12)], "slow": slow}, [("fast", "slow")])
+    fast, other, over = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
+    assert fast == ["fast", "2.500", "1.20", "150.00"]
+    assert other == ["slow", "2.000", "2.00", "300.00"]
+    assert over[-3:] == ["2.000", "[2.000,", "2.000]"]
+
+
+@pytest.mark.parametrize("kind", ["--calibration", "--chains"])
+def test_the_command_draws_what_it_prints(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, suite = save_tiny(tmp_path / "tiny"), tmp_path / "own.jsonl"
+    suite.write_text('{"prompt": "the cat"}\n')
+    shape = ["--target", str(model), "--drafter", "self", "--suites", str(suite), "--max-tokens", "8"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DraftreeWarning)  # the classifier is another drafter's
+        main([*shape, kind, "--plot", str(tmp_path / "plot.svg"), "--beam", "15", "--layers", "3"])
+    printed = capsys.readouterr().out
+    assert ("probability / acceptance" in printed) == (kind == "--calibration")
+    assert (tmp_path / "plot.svg").read_text().startswith("<svg")
