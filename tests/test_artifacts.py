@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from draftree.artifacts import is_path, parse_json, user_path
+from draftree.artifacts import JsonFormat, is_path, parse_json, user_path
 from draftree.cli.main import run
 from draftree.drafters.registry import load_drafter
 from draftree.errors import ConfigError, InputError
@@ -127,3 +128,47 @@ def test_json_with_numbers_that_are_none_is_refused(text: str) -> None:
 
 def test_json_is_what_it_says() -> None:
     assert parse_json(b'{"a": [1, 2.5, 1e30, null]}') == {"a": [1, 2.5, 1e30, None]}
+
+
+@dataclass(frozen=True)
+class Shape:
+    rows: tuple[tuple[int, ...], ...]
+    scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class Drawing:
+    name: str
+    shape: Shape
+
+
+NESTED = JsonFormat("drawing", 1, "drawing", "draw another", content=Drawing)
+FLAT = JsonFormat("drawing", 1, "drawing", "draw another", content=Drawing, flat=True)
+DRAWING = Drawing("a", Shape(((1, 2), (3,)), 0.1))
+
+
+@pytest.mark.parametrize("kind", [NESTED, FLAT])
+def test_a_versioned_file_comes_back(kind: JsonFormat[Drawing], tmp_path: Path) -> None:
+    kind.write(tmp_path / "x", DRAWING)
+    assert kind.read(tmp_path / "x") == DRAWING
+    keys = ["format", "version", "name", *(["rows", "scale"] if kind.flat else ["shape"])]
+    assert list(json.loads((tmp_path / "x").read_text())) == keys
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"version": 2}, "version 2"),
+        ({"format": "other"}, "no drawing"),
+        ({"name": None}, "name"),
+        ({"rows": [[1.5]]}, "shape.rows.0.0"),
+        ({"scale": "1"}, "shape.scale"),
+        ({"colour": 1}, "'colour'"),
+    ],
+)
+def test_a_versioned_file_that_is_wrong_names_the_key(change: dict[str, object], named: str, tmp_path: Path) -> None:
+    FLAT.write(tmp_path / "x", DRAWING)
+    (tmp_path / "x").write_text(json.dumps(json.loads((tmp_path / "x").read_text()) | change))
+    with pytest.raises(ConfigError, match=named) as found:
+        FLAT.read(tmp_path / "x")
+    assert "\n" not in str(found.value)

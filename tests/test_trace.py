@@ -322,6 +322,10 @@ CORRUPT: dict[str, dict[str, object]] = {
     "a second run": {"kind": "run"},
     "text for numbers": {"tokens": "abc"},
     "no object": {"tree": 3},
+    "a token beyond int64": {
+        "tree": {"tokens": [2**80], "parents": [-1], "depths": [1], "path_logprobs": [0.0], "entropies": [0.0]}
+    },
+    "a fraction for a number": {"taken": 1.0},
     "no seconds": {"seconds": {"draft": 1.0}},
     "words for seconds": {"expected": "soon"},
 }
@@ -373,3 +377,12 @@ def test_a_newer_version_is_refused_and_new_keys_are_left_out(tmp_path: Path) ->
     path.write_bytes(b"".join([_edit(lines[0], version=2), *lines[1:]]))
     with pytest.raises(TraceError, match="version 2 .* upgrade"):
         list(read_trace(path))
+
+
+def test_a_corrupt_line_names_the_key(tmp_path: Path) -> None:
+    path, lines = _trace_lines(tmp_path)
+    at = next(i for i, line in enumerate(lines) if json.loads(line)["kind"] == "step")
+    path.write_bytes(b"".join([*lines[:at], _edit(lines[at], seconds={"draft": 1.0})]))
+    with pytest.raises(TraceError, match=r"step\.seconds\.verify") as found:
+        list(read_trace(path))
+    assert "\n" not in str(found.value)

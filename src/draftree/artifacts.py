@@ -1,4 +1,4 @@
-"""Paths that users name, JSON that is not trusted, and files that are written in one piece or not at all."""
+"""Paths that users name, JSON that is not trusted, versioned files, and files that are written whole or not at all."""
 
 from __future__ import annotations
 
@@ -6,10 +6,15 @@ import contextlib
 import json
 import math
 import os
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Generic, NoReturn, TypeVar, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
 
 from .errors import ConfigError, RunError
+
+T = TypeVar("T")
 
 
 def user_path(name: str | Path) -> Path:
@@ -74,3 +79,97 @@ def write_whole(path: Path, content: str | bytes) -> None:
             part.unlink(missing_ok=True)
     except OSError as error:
         raise RunError(f"cannot write {path}: {error.strerror}: choose another place") from None
+
+
+def first_error(error: ValidationError) -> str:
+    """The first thing that pydantic finds wrong, on one line: where, and what."""
+    found = error.errors(include_url=False)[0]
+    where = ".".join(map(str, found["loc"]))
+    return f"{where}: {found['msg']}" if where else found["msg"]
+
+
+@dataclass(frozen=True, slots=True)
+class JsonFormat(Generic[T]):
+    """A kind of JSON file: an object with "format", "version" and the fields of a dataclass.
+
+    Attributes:
+        name: value of "format".
+        version: value of "version"; files of other versions are not read.
+        what: the file in messages.
+        way_out: ends messages of files that cannot be read.
+        content: the dataclass; fields that are dataclasses are written as objects, or beside the others where ``flat``.
+    """
+
+    name: str
+    version: int
+    what: str
+    way_out: str
+    content: type[T]
+    flat: bool = False
+
+    def write(self, path: Path, content: T) -> None:
+        """Write a file, one line a field and one line a row of a table.
+
+        Raises:
+            RunError: it cannot be written.
+        """
+        own = {"format": self.name, "version": self.version}
+        for key, value in _fields(content).items():
+            own |= _fields(value) if self.flat and is_dataclass(value) else {key: value}
+        lines = ",\n".join(f"  {json.dumps(key)}: {_lines(value)}" for key, value in own.items())
+        write_whole(path, f"{{\n{lines}\n}}\n")
+
+    def read(self, path: Path) -> T:
+        """Read a file.
+
+        Raises:
+            FileNotFoundError: there is none.
+            ConfigError: it cannot be read, is of another format or version, or a key is missing, unknown or has a
+                value of a wrong type.
+        """
+        try:
+            with path.open("rb") as file:
+                content = file.read(_LARGEST + 1)
+            if len(content) <= _LARGEST:
+                document = parse_json(content)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise ConfigError(f"cannot read {self.what} {path}: {error.strerror}: {self.way_out}") from None
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"{self.what} {path} is not JSON ({error}): {self.way_out}") from None
+        if len(content) > _LARGEST:
+            raise ConfigError(f"{self.what} {path} is larger than {_LARGEST} bytes: {self.way_out}")
+        if not isinstance(document, dict) or document.get("format") != self.name:
+            raise ConfigError(f"{path} is JSON but no {self.what}: {self.way_out}")
+        if document.get("version") != self.version:
+            found = document.get("version")
+            raise ConfigError(f"{self.what} {path} has version {found}, not {self.version}: {self.way_out}")
+        kinds = get_type_hints(self.content)
+        nested = {name: kinds[name] for name in kinds if self.flat and is_dataclass(kinds[name])}
+        known = {"format", "version", *kinds, *(f.name for kind in nested.values() for f in fields(kind))}
+        if unknown := sorted(document.keys() - known):
+            raise ConfigError(f"{self.what} {path} is corrupt: no key {unknown[0]!r} is known: {self.way_out}")
+        document |= dict.fromkeys(nested, document.copy())
+        try:
+            return TypeAdapter(self.content).validate_json(json.dumps(document), strict=True)
+        except ValidationError as error:
+            raise ConfigError(f"{self.what} {path} is corrupt: {first_error(error)}: {self.way_out}") from None
+
+
+_LARGEST = 1 << 20
+"""Bytes: a JSON file of ours has some thousand."""
+_WIDTH = 160
+"""Characters of a table that is written on one line."""
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    return {f.name: getattr(value, f.name) for f in fields(value) if f.init}
+
+
+def _lines(value: Any) -> str:
+    text = json.dumps(value, default=_fields)
+    if len(text) <= _WIDTH or not isinstance(value, (list, tuple)):
+        return text
+    rows = ",\n".join(f"    {json.dumps(row, default=_fields)}" for row in value)
+    return f"[\n{rows}\n  ]"

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
@@ -22,20 +23,43 @@ Criterion = Callable[..., object]
 """A transformers ``StoppingCriteria``: (ids [1, length], scores) -> truthy when generation must end."""
 
 MIN_TEMPERATURE = 1e-4
-"""Below this float32 logits overflow; the law is greedy long before."""
+"""Below this float32 logits overflow; the distribution is greedy long before."""
 
 MAX_NODES = 4096
-"""Largest node budget: above the 2800 nodes of the largest published tree, B(H) = 7 on four levels (Gunjur & Waitz)."""
+"""Largest node budget: above the 2800 nodes of the largest published tree, B(H) = 7, depth 4 (Gunjur & Waitz)."""
 
 DEFAULT_NODES = 31
 """Node budget of methods that have none of their own: with the root 32 tokens a pass. ``auto`` verifies what pays."""
+
+
+def option(
+    help_text: str,
+    default: object = None,
+    *,
+    metavar: str = "",
+    name: str = "",
+    choices: Mapping[str, object] | None = None,
+    pairs: bool = False,
+) -> Any:
+    """A field that the command line makes an option of (``cli.options``).
+
+    Args:
+        help_text: for ``--help``.
+        default: of the field.
+        metavar: what stands for the value in ``--help``.
+        name: of the option; the field's own by default.
+        choices: what may be written -> the field's value.
+        pairs: it is written KEY=VALUE and may be repeated.
+    """
+    about = {"help": help_text, "metavar": metavar, "name": name, "choices": choices or {}, "pairs": pairs}
+    return field(default=default, metadata=about)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How the target's next token is drawn and when generation ends.
 
-    The law is transformers': ``processors`` in order, then temperature, top-k, top-p, min-p.
+    The distribution is transformers': ``processors`` in order, then temperature, top-k, top-p, min-p.
 
     Attributes:
         max_tokens: most tokens to generate; None means until the context is full.
@@ -53,13 +77,13 @@ class SamplingParams:
         ConfigError: a value is out of range or of a wrong type.
     """
 
-    max_tokens: int | None = None
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    seed: int | None = None
-    stop: tuple[str, ...] = ()
+    max_tokens: int | None = option("Most tokens to generate; until the context is full by default.", metavar="N")
+    temperature: float = option("0 is greedy decoding.", 0.0, metavar="T")
+    top_k: int = option("Sample among the k most probable tokens; 0 is off.", 0, metavar="K")
+    top_p: float = option("Sample within this much probability; 1 is off.", 1.0, metavar="P")
+    min_p: float = option("Drop tokens below this share of the best one's probability; 0 is off.", 0.0, metavar="P")
+    seed: int | None = option("Makes sampled text repeatable.", metavar="S")
+    stop: tuple[str, ...] = option("End before this text; may be repeated.", (), metavar="TEXT")
     ignore_eos: bool = False
     processors: tuple[Processor, ...] = ()
     criteria: tuple[Criterion, ...] = ()
@@ -69,7 +93,7 @@ class SamplingParams:
         for name in ("temperature", "top_p", "min_p"):
             object.__setattr__(self, name, float(getattr(self, name)))  # a tensor takes no large int
         if self.max_tokens is not None and self.max_tokens < 1:
-            raise ConfigError(f"max_tokens is {self.max_tokens}: ask for at least 1")
+            raise ConfigError(f"max_tokens is {self.max_tokens}: use at least 1")
         if not (self.temperature == 0 or MIN_TEMPERATURE <= self.temperature < math.inf):
             raise ConfigError(f"temperature is {self.temperature}: use 0 (greedy) or {MIN_TEMPERATURE} and more")
         if self.top_k < 0:
@@ -84,8 +108,8 @@ class SamplingParams:
             raise ConfigError(f"stop is {self.stop!r}: give strings of at least one character")
 
     @property
-    def law(self) -> tuple[float, int, float, float]:
-        """What shapes the law of a draw apart from processors; rows with the same law are warped together."""
+    def warping(self) -> tuple[float, int, float, float]:
+        """What shapes a distribution apart from processors; rows with the same values are warped together."""
         return self.temperature, self.top_k, self.top_p, self.min_p
 
 
@@ -106,9 +130,7 @@ class Budget:
 
     def __post_init__(self) -> None:
         if not isinstance(self.nodes, int) or not 0 <= self.nodes <= MAX_NODES:
-            raise ConfigError(
-                f"node budget is {self.nodes!r}: use 1 to {MAX_NODES}, or drafter 'none' for plain decoding"
-            )
+            raise ConfigError(f"node budget is {self.nodes!r}: use 1 to {MAX_NODES}, or drafter 'none' for AR decoding")
         if self.depth is not None and (not isinstance(self.depth, int) or self.depth < 0):
             raise ConfigError(f"tree depth is {self.depth!r}: use a whole number, 0 or more")
 

@@ -19,15 +19,15 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 
 from .config import Criterion, Processor, SamplingParams
-from .drafters.registry import load_drafter
-from .drafters.spec import DEFAULT_DRAFTER, learns, names_model
-from .engine import Engine
+from .drafters.registry import is_model
+from .drafters.spec import DEFAULT_DRAFTER
 from .errors import ConfigError
+from .load import SpeculationParams
 from .models.huggingface import HFModel
 from .models.load import load
-from .policies.base import GrowthPolicy, node_budget
-from .policies.methods import DEFAULT_METHOD, find_policy
-from .verify.schemes import DEFAULT_SCHEME, Scheme, find_scheme
+from .policies.base import GrowthPolicy
+from .policies.methods import DEFAULT_METHOD
+from .verify.schemes import DEFAULT_SCHEME, Scheme
 
 
 def generate_with(
@@ -54,29 +54,35 @@ def generate_with(
         method, settings, nodes, verification, candidates: as in ``load_engine``.
         seed: of sampled generation, plus the row's number; None draws a fresh one for each row. torch's global seed
             plays no part.
-        model_inputs: from ``generate``: of these only ``attention_mask`` is read, to tell padding; the engine makes
+        model_inputs: from ``generate``: of these only ``attention_mask`` is read, to find the padding; the engine makes
             positions and cache itself. (A parameter named like a model input would be taken out of ``generate``'s.)
 
     Returns:
         [B, length] int64: ``input_ids`` and the generated tokens, padded on the right.
 
     Raises:
-        ConfigError: beams or dictionary output were asked for, or a verification that cannot judge the trees.
+        ConfigError: beams or dictionary output are wanted, or the verification does not fit the trees.
     """
-    for what, value, plain in (
+    for what, value, only in (
         ("num_beams", generation_config.num_beams or 1, 1),
         ("return_dict_in_generate", bool(generation_config.return_dict_in_generate), False),
     ):
-        if value != plain:
-            raise ConfigError(f"{what} is {value}: draftree's custom_generate supports {plain} only")
+        if value != only:
+            raise ConfigError(f"{what} is {value}: draftree's custom_generate supports {only} only")
+    speculation = SpeculationParams(
+        drafter=drafter,
+        method=method,
+        settings=settings,
+        nodes=nodes,
+        verification=verification,
+        candidates=candidates,
+    )
     given = model_inputs.get("attention_mask")
     mask = torch.ones_like(input_ids) if given is None else given
     attention, training = model.config._attn_implementation, model.training
     try:
         target = HFModel(model)
-        scheme = find_scheme(verification, candidates)
-        made = load_drafter(drafter, target, find_policy(method, settings), learning=not scheme.draws)
-        engine = Engine(target, made, nodes=nodes, verification=scheme)
+        engine = speculation.engine(target)
         prompts = [row[seen.bool()].tolist() for row, seen in zip(input_ids, mask, strict=True)]
         params = [
             _params(
@@ -106,17 +112,21 @@ def custom_generate(
     candidates: str | None = None,
     seed: int | None = None,
 ) -> Callable[..., Tensor]:
-    """``generate_with`` with these choices made (its arguments of the same names); a drafting model is loaded now.
+    """``generate_with`` with these choices made (its arguments of the same names); a draft model is loaded now.
 
     Raises:
         InputError: no such drafter, method, setting or verification, or they do not go together.
     """
-    policy, scheme = find_policy(method, settings), find_scheme(verification, candidates)
-    budget = node_budget(policy, nodes)
-    if drafter != "none":
-        scheme.check(policy, budget, learns(drafter))
-    if isinstance(drafter, str) and names_model(drafter):
-        drafter = load(drafter)
+    speculation = SpeculationParams(
+        drafter=drafter,
+        method=method,
+        settings=settings,
+        nodes=nodes,
+        verification=verification,
+        candidates=candidates,
+    )
+    if is_model(speculation.spec):
+        drafter = load(str(drafter))
     return partial(
         generate_with,
         drafter=drafter,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from .artifacts import is_path
 from .beams.beam_engine import BeamEngine
-from .drafters.registry import fast_in_int4, load_drafter, load_source
+from .config import option
+from .drafters.registry import check_recycle_file, fast_in_int4, learns, load_drafter, load_source
 from .drafters.source import TokenSource
-from .drafters.spec import AUTO, DEFAULT_DRAFTER, check_recycle_file, is_hierarchy, learns, parts_of
+from .drafters.spec import AUTO, DEFAULT_DRAFTER, NONE, DrafterSpec
 from .engine import Engine
 from .errors import ConfigError
 from .models.cpu.quantization import DEFAULT_NUMERICS, DRAFTING
@@ -19,15 +20,82 @@ from .models.load import DEFAULT_MODEL, load
 from .policies.base import GrowthPolicy, node_budget
 from .policies.methods import DEFAULT_METHOD, find_policy
 from .trace import Observer
-from .typed import typed
+from .typed import check_fields, typed
 from .verify.schemes import DEFAULT_SCHEME, Scheme, find_scheme
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculationParams:
+    """How drafts are made and verified, parsed and checked before any model is loaded.
+
+    Attributes:
+        drafter: as ``load_drafter``.
+        method: shapes draft trees: its name, or the policy.
+        settings: of a method by name.
+        nodes: node budget of a tree; None: the method's own.
+        verification: the scheme's name, NAME:KEY=VALUE, or the scheme.
+        candidates: of match (``CANDIDATES``); None: as the scheme has them.
+        recycle_file: where "recycle" keeps what it has learned; None: nowhere.
+        spec, policy, scheme: the drafter, the method and the verification that these name.
+
+    Raises:
+        InputError: a name or a setting does not exist, or they do not go together.
+    """
+
+    drafter: str | DrafterSpec | HFModel = option(
+        "What drafts: auto (the best that is there for the target), lookup, recycle, head, a draft head's folder, a "
+        "model with the target's vocabulary, int4, int8, fp16w, none, self, or several: A+B joins, A>B lets "
+        "B verify A.",
+        DEFAULT_DRAFTER,
+    )
+    method: str | GrowthPolicy = option("How trees grow; 'draftree methods' lists them.", DEFAULT_METHOD)
+    settings: Mapping[str, float | str] | None = option(
+        "A setting of the method; may be repeated.", name="--set", metavar="KEY=VALUE", pairs=True
+    )
+    nodes: int | None = option(
+        "Most drafted tokens in one step's tree; the method's own bound by default, mostly 31.", metavar="N"
+    )
+    verification: str | Scheme = option(
+        "How trees are verified, NAME:KEY=VALUE...; 'draftree methods' lists the schemes.",
+        DEFAULT_SCHEME,
+        name="--verify",
+    )
+    candidates: str | None = option(
+        "At a temperature, under match: coupled ranks drafts knowing the target's noise (the default), plain by the "
+        "draft distribution alone, as the papers do; the text is the same.",
+        metavar="KIND",
+    )
+    recycle_file: str | Path | None = option(
+        "Where recycle keeps what it has learned, for the next run.", metavar="FILE"
+    )
+    spec: DrafterSpec = field(init=False)
+    policy: GrowthPolicy = field(init=False)
+    scheme: Scheme = field(init=False)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        policy, scheme = find_policy(self.method, self.settings), find_scheme(self.verification, self.candidates)
+        spec = DrafterSpec.parse(self.drafter)
+        check_recycle_file(spec, self.recycle_file)
+        budget = node_budget(policy, self.nodes)
+        if str(spec) != NONE:
+            scheme.check(policy, budget, learns(spec))
+        for name, value in (("spec", spec), ("policy", policy), ("scheme", scheme)):
+            object.__setattr__(self, name, value)
+
+    def engine(self, target: HFModel, observers: Sequence[Observer] = ()) -> Engine:
+        """An engine that drafts so for a target."""
+        drafter = load_drafter(
+            self.spec, target, self.policy, recycle_file=self.recycle_file, learning=not self.scheme.draws
+        )
+        return Engine(target, drafter, nodes=self.nodes, verification=self.scheme, observers=observers)
 
 
 @typed
 def load_engine(
     target: str = DEFAULT_MODEL,
     *,
-    drafter: str | HFModel = DEFAULT_DRAFTER,
+    drafter: str | DrafterSpec | HFModel = DEFAULT_DRAFTER,
     method: str | GrowthPolicy = DEFAULT_METHOD,
     settings: Mapping[str, float | str] | None = None,
     nodes: int | None = None,
@@ -39,15 +107,17 @@ def load_engine(
     observers: Sequence[Observer] = (),
     recycle_file: str | Path | None = None,
 ) -> Engine:
-    """An engine from names alone: ``load``, ``load_drafter`` and ``Engine`` for the arguments."""
-    policy, scheme = find_policy(method, settings), find_scheme(verification, candidates)
-    check_recycle_file(drafter, recycle_file)
-    budget = node_budget(policy, nodes)
-    if drafter != "none":
-        scheme.check(policy, budget, learns(drafter))  # before a model is loaded
-    model = load(target, dtype=dtype, device=device, numerics=numerics)
-    made = load_drafter(drafter, model, policy, recycle_file=recycle_file, learning=not scheme.draws)
-    return Engine(model, made, nodes=nodes, verification=scheme, observers=observers)
+    """An engine from names alone: ``load``, ``SpeculationParams`` and ``Engine`` for the arguments."""
+    speculation = SpeculationParams(
+        drafter=drafter,
+        method=method,
+        settings=settings,
+        nodes=nodes,
+        verification=verification,
+        candidates=candidates,
+        recycle_file=recycle_file,
+    )
+    return speculation.engine(load(target, dtype=dtype, device=device, numerics=numerics), observers)
 
 
 _BEAM_DRAFTERS = "beams are drafted by a draft model, head, int4, int8, fp16w, self, none or, for beam search, lookup"
@@ -57,7 +127,7 @@ _BEAM_DRAFTERS = "beams are drafted by a draft model, head, int4, int8, fp16w, s
 def load_beam_engine(
     target: str = DEFAULT_MODEL,
     *,
-    drafter: str | HFModel = DEFAULT_DRAFTER,
+    drafter: str | DrafterSpec | HFModel = DEFAULT_DRAFTER,
     sampled: bool = False,
     dtype: str | None = None,
     device: str | None = None,
@@ -73,63 +143,62 @@ def load_beam_engine(
     Raises:
         InputError: a name is unknown or does not fit; what needs no model is checked before one is loaded.
     """
-    check_beam_drafter(drafter, sampled)
+    spec = beam_drafter(drafter, sampled)
     model = load(target, dtype=dtype, device=device, numerics=numerics)
-    name = resolved(drafter, model, sampled)
-    called = name if isinstance(name, str) else name.capabilities.name
-    return BeamEngine(model, load_beam_source(name, model, sampled=sampled), name=called)
+    spec = _resolved_for_beams(spec, model, sampled)
+    return BeamEngine(model, load_beam_source(spec, model, sampled=sampled), name=str(spec))
 
 
-def check_beam_drafter(name: str | HFModel, sampled: bool) -> None:
-    """Make sure that a drafter of this name can draft beams.
+def beam_drafter(name: str | DrafterSpec | HFModel, sampled: bool) -> DrafterSpec:
+    """Parse a drafter and check that it can draft beams.
 
     Raises:
         InputError: it cannot, or is not written as a drafter is.
     """
-    if not isinstance(name, str) or is_path(name):
-        return
-    if is_hierarchy(name):
-        raise ConfigError(f"drafter {name}: a cascade drafts one sequence, not beams: {_BEAM_DRAFTERS}")
-    parts = parts_of(name)
-    if "recycle" in parts:
-        raise ConfigError(f"drafter {name}: recycle drafts one sequence, not beams: {_BEAM_DRAFTERS}")
-    if len(parts) > 1:
-        raise ConfigError(f"drafter {name}: an ensemble drafts one sequence, not beams: {_BEAM_DRAFTERS}")
-    if sampled and name == "lookup":
+    spec = DrafterSpec.parse(name)
+    for what, wrong in (
+        ("a cascade", spec.is_cascade),
+        ("recycle", "recycle" in spec.sources),
+        ("an ensemble", len(spec.sources) > 1),
+    ):
+        if wrong:
+            raise ConfigError(f"drafter {spec}: {what} drafts one sequence, not beams: {_BEAM_DRAFTERS}")
+    if sampled and str(spec) == "lookup":
         raise ConfigError(
             "drafter lookup gives no probabilities to draw beams from, and the temperature is above 0: "
             f"{_BEAM_DRAFTERS}"
         )
+    return spec
 
 
 @typed
-def load_beam_source(name: str | HFModel, target: HFModel, *, sampled: bool = False) -> TokenSource | None:
+def load_beam_source(
+    name: str | DrafterSpec | HFModel, target: HFModel, *, sampled: bool = False
+) -> TokenSource | None:
+    name: str | DrafterSpec | HFModel, target: HFModel, *, sampled: bool = False
+) -> TokenSource | None:
     """Make what drafts beams, by name; None drafts nothing.
 
     Args:
-        name: "auto" (``resolved``), "none", or one drafter that ``load_drafter`` takes: no ensemble, no cascade.
+        name: "auto", "none", or one drafter that ``load_drafter`` takes: no ensemble, no cascade. "auto" is the target
+            itself in int4 where it computes in float32 on a CPU that is fast in it (``fast_in_int4``). Else the head
+            that comes for it; else lookup for searched beams and nothing for sampled ones.
         target: the model that it drafts for.
         sampled: beams will be sampled: it must give probabilities.
 
     Raises:
         ConfigError: it cannot draft beams.
         UnknownNameError: there is no such drafter.
-        VocabularyError: the drafting model has another vocabulary than the target.
+        VocabularyError: the draft model has another vocabulary than the target.
         ModelFileError: the draft head cannot be read.
     """
-    check_beam_drafter(name, sampled)
-    name = resolved(name, target, sampled)
-    return None if name == "none" else load_source(name, target)
+    spec = _resolved_for_beams(beam_drafter(name, sampled), target, sampled)
+    return None if str(spec) == NONE else load_source(spec, target)
 
 
-def resolved(name: str | HFModel, target: HFModel, sampled: bool) -> str | HFModel:
-    """What "auto" stands for; any other name stands for itself.
-
-    It is the target itself in int4 where it computes in float32 on a CPU that is fast in it (``fast_in_int4``). Else
-    the head that comes for it; else lookup for searched beams and nothing for sampled ones.
-    """
-    if name != AUTO:
-        return name
+def _resolved_for_beams(spec: DrafterSpec, target: HFModel, sampled: bool) -> DrafterSpec:
+    if str(spec) != AUTO:
+        return spec
     if fast_in_int4(target):
-        return DRAFTING
-    return "head" if shipped_for(target) is not None else "none" if sampled else "lookup"
+        return DrafterSpec.parse(DRAFTING)
+    return DrafterSpec.parse("head" if shipped_for(target) is not None else NONE if sampled else "lookup")

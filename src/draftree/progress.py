@@ -31,7 +31,7 @@ _EVERY = 60.0
 
 @contextmanager
 def progress_reporter(console: Console, what: str, total: int, done: int = 0) -> Iterator[Callable[[int], None]]:
-    """Show a stage of ``total`` units, ``done`` of them before; gives what is to be called with how many are done."""
+    """Show a stage of ``total`` units, ``done`` of them before; yields the function to call with how many are done."""
     if console.is_terminal:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         with Progress(*columns, console=console) as bar:
@@ -40,7 +40,7 @@ def progress_reporter(console: Console, what: str, total: int, done: int = 0) ->
         return
     began = last = time.monotonic()
 
-    def tell(now: int) -> None:
+    def report(now: int) -> None:
         nonlocal last
         at = time.monotonic()
         if at - last >= _EVERY:
@@ -48,4 +48,4 @@ def progress_reporter(console: Console, what: str, total: int, done: int = 0) ->
             left = (at - began) * (total - now) / max(1, now - done) / 60
             console.print(f"{what}: {now} of {total}, {max(0.0, left):.0f} minutes left")
 
-    yield tell
+    yield report

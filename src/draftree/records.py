@@ -9,20 +9,53 @@ from __future__ import annotations
 
 import json
 import math
-import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any
+from typing import Annotated, Any, Union
 
 import torch
+from pydantic import Discriminator, GetCoreSchemaHandler, GetPydanticSchema, Strict, Tag, TypeAdapter, ValidationError
+from pydantic_core import CoreSchema
+from pydantic_core.core_schema import no_info_after_validator_function
 from torch import Tensor
 
-from .request import Level, Seconds, Stats
+from .request import Stats
 from .tree import ROOT, DraftTree
 
 FORMAT = "draftree-trace"
 VERSION = 1
 """Rises when a key changes its meaning or goes; new keys alone do not raise it."""
+
+
+Whole = Annotated[int, Strict()]
+"""A JSON integer; text and fractions are errors."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """A draft tree as it is written."""
+
+    tokens: list[Whole]
+    parents: list[Whole]
+    depths: list[Whole]
+    path_logprobs: list[float]
+    entropies: list[float]
+    origins: list[Whole] | None = None
+
+
+def _tree(columns: _Columns) -> DraftTree:
+    try:
+        whole = (columns.tokens, columns.parents, columns.depths)
+        tokens, parents, depths = (torch.tensor(ids, dtype=torch.int64) for ids in whole)
+        origins = None if columns.origins is None else torch.tensor(columns.origins, dtype=torch.int64)
+    except (OverflowError, RuntimeError) as error:  # beyond int64
+        raise ValueError(str(error)) from None
+    paths, entropies = torch.tensor(columns.path_logprobs), torch.tensor(columns.entropies)
+    return DraftTree(tokens, parents, depths, paths, entropies, origins=origins)
+
+
+def _tree_schema(_: object, schema_of: GetCoreSchemaHandler) -> CoreSchema:
+    return no_info_after_validator_function(_tree, schema_of(_Columns))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,14 +77,14 @@ class RunRecord:
     """
 
     format: str = FORMAT
-    version: int = VERSION
+    version: Whole = VERSION
     draftree: str
     torch: str
     date: str
-    threads: int
+    threads: Whole
     target: Mapping[str, Any]
     drafter: Mapping[str, Any]
-    nodes: int
+    nodes: Whole
     verification: str
     candidates: str | None = None
     labels: Mapping[str, str]
@@ -72,13 +105,13 @@ class RequestRecord:
         prefill: seconds of the prefill, drafter included.
     """
 
-    request: int
-    prompt_length: int
-    prompt: tuple[int, ...]
-    seed: int
-    limit: int
+    request: Whole
+    prompt_length: Whole
+    prompt: tuple[Whole, ...]
+    seed: Whole
+    limit: Whole
     params: Mapping[str, Any]
-    first: int
+    first: Whole
     prefill: float
 
 
@@ -121,17 +154,17 @@ class StepRecord:
         ValueError: the path is not one of the tree, or the counts do not fit it.
     """
 
-    request: int
-    step: int
-    length: int
-    root: int
-    tree: DraftTree
+    request: Whole
+    step: Whole
+    length: Whole
+    root: Whole
+    tree: Annotated[DraftTree, GetPydanticSchema(_tree_schema)]
     expected: float
-    path: tuple[int, ...]
-    tokens: tuple[int, ...]
-    taken: int
-    batch: int
-    draft_passes: int
+    path: tuple[Whole, ...]
+    tokens: tuple[Whole, ...]
+    taken: Whole
+    batch: Whole
+    draft_passes: Whole
     seconds: StepSeconds
 
     def __post_init__(self) -> None:
@@ -165,7 +198,7 @@ class EndRecord:
         stats: what was measured.
     """
 
-    request: int
+    request: Whole
     finish_reason: str | None
     stats: Stats
 
@@ -214,64 +247,23 @@ def _number(x: float) -> float | str:
     return "NaN" if math.isnan(x) else "Infinity" if x > 0 else "-Infinity"
 
 
-def decode(line: Mapping[str, Any]) -> Record:
-    """The record of a parsed line; keys that it does not know are left out.
+def decode(line: bytes) -> Record:
+    """The record of a line; keys that it does not know are left out.
 
     Raises:
-        ValueError: it is not one.
+        ValueError: it is not one; the message names the key.
     """
-    kind = line.get("kind")
-    if kind not in KINDS:
-        raise ValueError(f"kind {kind!r}: expected one of {', '.join(KINDS)}")
     try:
-        record: Record = _known(
-            KINDS[kind], {key: _READ[key](value) if key in _READ else value for key, value in line.items()}
-        )
-    except KeyError as error:
-        raise ValueError(f"{kind} without {error}") from None
-    except (TypeError, AttributeError, OverflowError, RuntimeError) as error:
-        raise ValueError(f"{kind}: {error}") from None
-    return record
+        return _RECORD.validate_json(line)
+    except ValidationError as error:
+        found = error.errors(include_url=False)[0]
+        where = ".".join(map(str, found["loc"]))
+        raise ValueError(f"{where}: {found['msg']}" if where else found["msg"]) from None
 
 
-def _known(record: type[Any], values: Mapping[str, Any]) -> Any:
-    names = {f.name for f in fields(record)}
-    return record(**{key: value for key, value in values.items() if key in names})
+def _kind(line: Any) -> str | None:
+    return line.get("kind") if isinstance(line, dict) else None
 
 
-def _ids(values: list[int]) -> tuple[int, ...]:
-    return tuple(map(operator.index, values))
-
-
-def _tree(columns: Mapping[str, Any]) -> DraftTree:
-    tokens, parents, depths = (torch.tensor(columns[key], dtype=torch.int64) for key in ("tokens", "parents", "depths"))
-    paths, entropies = (torch.tensor([float(x) for x in columns[key]]) for key in ("path_logprobs", "entropies"))
-    found = columns.get("origins")
-    origins = None if found is None else torch.tensor(found, dtype=torch.int64)
-    return DraftTree(tokens, parents, depths, paths, entropies, origins=origins)
-
-
-def _stats(values: Mapping[str, Any]) -> Stats:
-    entropies = {key: [float(x) for x in values[key]] for key in ("accepted_entropies", "rejected_entropies")}
-    stats: Stats = _known(Stats, {**values, **entropies, "expected": float(values["expected"])})
-    stats.seconds = _known(Seconds, values["seconds"])
-    stats.levels = [_known(Level, level) for level in values.get("levels", [])]
-    return stats
-
-
-def _seconds(values: Mapping[str, float]) -> StepSeconds:
-    seconds: StepSeconds = _known(StepSeconds, values)
-    return seconds
-
-
-_READ: dict[str, Callable[[Any], Any]] = {
-    "prompt": _ids,
-    "path": _ids,
-    "tokens": _ids,
-    "tree": _tree,
-    "expected": float,
-    "prefill": float,
-    "seconds": _seconds,
-    "stats": _stats,
-}
-"""How the value of each key is read, where it is not taken as it is."""
+_TAGGED: Any = Union[tuple(Annotated[record, Tag(kind)] for kind, record in KINDS.items())]  # noqa: UP007
+_RECORD: TypeAdapter[Record] = TypeAdapter(Annotated[_TAGGED, Discriminator(_kind)])

@@ -55,12 +55,12 @@ def warp(logits: Tensor, params: SamplingParams) -> Tensor:
 
 def warp_rows(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     """``warp`` with each row's own params; rows at temperature 0 come back as they are."""
-    laws = {p.law for p in params}
+    laws = {p.warping for p in params}
     if len(laws) == 1 and params[0].temperature:
         return warp(logits, params[0])
     out = logits.clone()
-    for law in {p.law for p in params if p.temperature}:
-        rows = [r for r, p in enumerate(params) if p.law == law]
+    for law in {p.warping for p in params if p.temperature}:
+        rows = [r for r, p in enumerate(params) if p.warping == law]
         out[rows] = warp(logits[rows], params[rows[0]])
     return out
 
@@ -256,7 +256,7 @@ class Draws:
         logits = self.process(logits.float(), drawn)
         rows: dict[tuple[float, int, float, float], list[int]] = defaultdict(list)
         for b, p in enumerate(self.params):
-            rows[p.law].append(b)
+            rows[p.warping].append(b)
         if len(rows) == 1:
             return self._pick(logits, list(range(len(self.params))), drawn.shape[1])
         out = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device)

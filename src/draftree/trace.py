@@ -60,7 +60,7 @@ class Setup:
 
 
 class Observer:
-    """Is told what an engine does; overrides what it wants to hear of."""
+    """Is notified of what an engine does; a subclass overrides what it observes."""
 
     def begin(self, setup: Setup) -> None:
         """An engine has been built with this observer."""
@@ -226,11 +226,7 @@ def read_trace(path: str | Path) -> Iterator[Record]:
     with file:
         yield _read_run(path, file.readline())
         for number, line in enumerate(file, start=2):
-            try:
-                parsed = json.loads(line)
-            except ValueError:
-                if line.endswith(b"\n"):
-                    raise _corrupt(path, number, "not JSON") from None
+            if not line.endswith(b"\n") and not _is_json(line):
                 warnings.warn(
                     f"{path}, line {number}: torn, as the writer was interrupted: left out",
                     DraftreeWarning,
@@ -238,9 +234,9 @@ def read_trace(path: str | Path) -> Iterator[Record]:
                 )
                 return
             try:
-                record = decode(parsed)
+                record = decode(line)
                 _follow(record, lengths)
-            except (ValueError, AttributeError) as error:
+            except ValueError as error:
                 raise _corrupt(path, number, str(error)) from None
             yield record
 
@@ -257,9 +253,17 @@ def _read_run(path: Path, line: bytes) -> Record:
             f"'{path}' is a trace of version {parsed['version']} and we read up to {VERSION}: upgrade draftree"
         )
     try:
-        return decode(parsed)
+        return decode(line)
     except ValueError as error:
         raise _corrupt(path, 1, str(error)) from None
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        json.loads(line)
+    except ValueError:
+        return False
+    return True
 
 
 def _follow(record: Record, lengths: dict[int, int]) -> None:

@@ -1,4 +1,4 @@
-"""Values of wrong types, told by annotations before any work is done. Knows nothing of models."""
+"""Checks of arguments and fields against their annotations. Knows nothing of models."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ R = TypeVar("R")
 
 
 def typed(function: Callable[P, R]) -> Callable[P, R]:
-    """Have a function raise ConfigError for arguments that its annotations exclude."""
+    """Make a function raise ConfigError for arguments of types other than its annotations'."""
     signature = inspect.signature(function)
 
     @functools.wraps(function)
@@ -34,10 +34,10 @@ def typed(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def check_fields(value: Any) -> None:
-    """Refuse a dataclass with arguments that its annotations exclude.
+    """Check the fields of a dataclass against their annotations.
 
     Raises:
-        ConfigError: the first such field.
+        ConfigError: the first field of a wrong type.
     """
     made: Any = type(value)
     kinds = _kinds(made)
@@ -55,8 +55,8 @@ def _wrong(name: str, value: object, kind: Any, annotation: object) -> ConfigErr
 def fits(value: object, kind: Any) -> bool:
     """The value, and all that is in it, is of the annotated kind.
 
-    True and False are not numbers, an int is a float, a list does for a tuple of any length. A protocol asks for its
-    attributes alone; what is no class fits anything.
+    True and False are not numbers, an int is a float, a list does for a tuple of any length. A value fits a
+    protocol by its attributes alone; an annotation that is no class fits anything.
     """
     origin, inner = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):

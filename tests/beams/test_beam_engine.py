@@ -22,6 +22,7 @@ from draftree.drafters.eagle import EagleSource
 from draftree.drafters.ngram import NgramSource
 from draftree.drafters.registry import load_source
 from draftree.drafters.source import BeamSource, Scorer
+from draftree.drafters.spec import DrafterSpec
 from draftree.errors import ConfigError, PromptError, RunError, VocabularyError
 from draftree.load import load_beam_engine, load_beam_source
 from draftree.models.huggingface import HFModel
@@ -149,7 +150,7 @@ def test_what_drafts_one_sequence_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="not beams"):
         load_beam_source(name, model)
     with pytest.raises(ConfigError, match="not beams"):
-        BeamEngine(model, load_source(name, model))
+        BeamEngine(model, load_source(DrafterSpec.parse(name), model))
 
 
 def test_a_drafter_without_probabilities_is_refused_for_sampled_beams() -> None:

@@ -15,7 +15,7 @@ import pytest
 from draftree.cli import session
 from draftree.cli.main import run
 from draftree.config import MAX_NODES
-from draftree.drafters.spec import DRAFTERS
+from draftree.drafters.registry import DRAFTERS
 from draftree.policies.methods import METHODS
 from draftree.request import Chunk
 from draftree.verify.schemes import SCHEMES
@@ -182,7 +182,7 @@ def test_comparing_a_scheme_that_draws_says_why_its_sampled_text_differs(model: 
     asked = ["generate", "the cat in the hat", "--target", model, "--max-tokens", "20", "--drafter", "self"]
     sampled = ["--temperature", "1", "--seed", "1", "--method", "static", "--compare"]
     assert run([*asked, *sampled, "--verify", "multi-round"]) == 0
-    assert "multi-round: another draw from the same law" in capsys.readouterr().err
+    assert "multi-round: another draw from the same distribution" in capsys.readouterr().err
 
 
 def test_chat_remembers_and_resets_the_conversation(
@@ -338,6 +338,6 @@ def test_ctrl_c_is_one_line_and_no_success(capsys: Captured, monkeypatch: pytest
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(session, "load_engine", interrupted)
+    monkeypatch.setattr("draftree.cli.options.load", interrupted)
     assert run(["generate", "the cat"]) == 1
     assert capsys.readouterr().err == "draftree: interrupted\n"

@@ -1,4 +1,4 @@
-"""Where a long command says it is."""
+"""Progress of a long command."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ from draftree.progress import progress_reporter
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-def test_it_says_how_far_and_how_long(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_reports_how_far_and_how_long(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     now = iter(range(0, 1000, 30))
     if not terminal:
         monkeypatch.setattr(module.time, "monotonic", lambda: float(next(now)))  # type: ignore[attr-defined]
     text = io.StringIO()
-    with progress_reporter(Console(file=text, force_terminal=terminal, width=100), "steps", total=50, done=10) as tell:
+    with progress_reporter(
+        Console(file=text, force_terminal=terminal, width=100), "steps", total=50, done=10
+    ) as report:
         for done in (20, 30, 40):
-            tell(done)
+            report(done)
     if terminal:
         assert "40/50" in text.getvalue()
     else:  # a line a minute

@@ -18,7 +18,7 @@ from draftree.drafters.ensemble import EnsembleSource
 from draftree.drafters.ngram import NgramSource
 from draftree.drafters.registry import load_drafter
 from draftree.drafters.source import Scorer, TokenSource
-from draftree.drafters.spec import parts_of
+from draftree.drafters.spec import DrafterSpec
 from draftree.drafters.token_recycling import TokenRecyclingSource
 from draftree.engine import Engine
 from draftree.errors import ConfigError, UnknownNameError
@@ -304,7 +304,7 @@ def test_a_union_is_made_by_name_in_any_order() -> None:
 
 def test_a_folder_may_have_a_plus_in_its_name(tmp_path: Path) -> None:
     (tmp_path / "a+b").mkdir()
-    assert parts_of(str(tmp_path / "a+b")) == (str(tmp_path / "a+b"),)
+    assert DrafterSpec.parse(str(tmp_path / "a+b")).sources == (str(tmp_path / "a+b"),)
 
 
 BAD = {

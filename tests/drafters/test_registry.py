@@ -13,7 +13,7 @@ import draftree
 from draftree.cli.main import run
 from draftree.config import SamplingParams
 from draftree.drafters.registry import check_made_for, load_drafter, resolved, short_name
-from draftree.drafters.spec import AUTO
+from draftree.drafters.spec import AUTO, DrafterSpec
 from draftree.errors import ConfigError, ModelFileError
 from draftree.models import eagle_file
 from draftree.models.eagle_file import save_head
@@ -49,8 +49,8 @@ def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "heads" / "tiny"
 
 
-def stands_for(model: HFModel, learning: bool = True) -> str | HFModel:
-    return resolved(AUTO, model, policy("auto"), learning=learning)
+def stands_for(model: HFModel, learning: bool = True) -> str:
+    return str(resolved(DrafterSpec.parse(AUTO), model, policy("auto"), learning=learning))
 
 
 def test_without_a_head_it_is_lookup() -> None:
@@ -99,7 +99,8 @@ def test_a_package_that_is_not_whole_is_one_line(shipped: Path) -> None:
 
 def test_any_other_name_stands_for_itself(shipped: Path) -> None:
     own = target()
-    assert [resolved(name, own, policy("auto")) for name in ("lookup", "none", own)] == ["lookup", "none", own]
+    named = [DrafterSpec.parse(name) for name in ("lookup", "none", own)]
+    assert [resolved(spec, own, policy("auto")) for spec in named] == named
 
 
 def test_the_drafter_is_called_by_what_it_is(shipped: Path) -> None:

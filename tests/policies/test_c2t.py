@@ -16,6 +16,7 @@ from torch import Tensor
 from draftree.config import Budget, SamplingParams
 from draftree.drafters.base import TreeDrafter
 from draftree.drafters.registry import check_made_for, load_drafter, provenance, resolved
+from draftree.drafters.spec import DrafterSpec
 from draftree.engine import Engine
 from draftree.errors import ConfigError, DraftreeWarning
 from draftree.load import load_engine
@@ -261,7 +262,7 @@ def test_the_shipped_classifiers_belong_to_the_shipped_head(name: str) -> None:
 
 def test_a_target_without_a_head_gets_lookup_and_a_warning() -> None:
     model = target()
-    assert resolved("auto", model, find_policy("c2t")) == "lookup"
+    assert str(resolved(DrafterSpec.parse("auto"), model, find_policy("c2t"))) == "lookup"
     with pytest.warns(DraftreeWarning, match="and drafter head .* not from target .* and drafter lookup"):
         made = load_drafter("auto", model, find_policy("c2t"))
     assert made.name == "lookup"

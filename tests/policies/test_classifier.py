@@ -109,23 +109,26 @@ def test_what_is_no_classifier_file_is_said_to_be_none(content: bytes, named: st
 
 
 CHANGES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
-    "no weights of the drafter": (lambda c: c.pop("drafter_weights"), "has no 'drafter_weights'"),
-    "no weights": (lambda c: c.pop("hidden"), "has no 'hidden'"),
-    "no history": (lambda c: c.pop("trained_on"), "has no 'trained_on'"),
-    "history that is none": (lambda c: c.update(held_out=3), "corrupt: 3 is no description"),
-    "a name that is none": (lambda c: c.update(drafter=3), "corrupt: 3 is no name"),
-    "another feature set": (lambda c: c.update(features=["probability", "colour"]), "corrupt: no feature 'colour'"),
+    "no weights of the drafter": (
+        lambda c: c.pop("drafter_weights"),
+        "drafter_weights",
+    ),
+    "no weights": (lambda c: c.pop("hidden"), "corrupt: classifier.hidden: Field required"),
+    "no history": (lambda c: c.pop("trained_on"), "corrupt: trained_on: Field required"),
+    "history that is none": (lambda c: c.update(held_out=3), "corrupt: held_out"),
+    "a name that is none": (lambda c: c.update(drafter=3), "corrupt: made_for.drafter"),
+    "another feature set": (lambda c: c.update(features=["probability", "colour"]), "corrupt: .*no feature 'colour'"),
     "a feature too few": (lambda c: c.update(features=["rank"]), "weights do not fit 1 features"),
     "a feature twice": (lambda c: c.update(features=["rank", "rank"]), "name at least one, and each once"),
     "no features": (lambda c: c.update(features=[]), "name at least one"),
-    "neither true nor false": (lambda c: c.update(given_parent=0), "corrupt: 0 is neither true nor false"),
+    "neither true nor false": (lambda c: c.update(given_parent=0), "corrupt: classifier.given_parent"),
     "no units": (lambda c: c.update(hidden=[], bias=[], output=[]), "has 0 hidden units"),
     "too many units": (lambda c: c.update(hidden=[[0, 0]] * 2000), "has 2000 hidden units: use 1 to 1024"),
     "a unit too few": (lambda c: c["bias"].pop(), "weights do not fit"),
-    "weights that are text": (lambda c: c.update(bias=["0", "0", "0"]), "corrupt: its weights are no numbers"),
-    "weights that are truths": (lambda c: c.update(bias=[True, False, True]), "corrupt: its weights are no numbers"),
-    "nan": (lambda c: c.update(threshold=math.nan), "corrupt: the classifier has weights that are no finite numbers"),
-    "infinity": (lambda c: c.update(threshold=-math.inf), "no finite numbers"),
+    "weights that are text": (lambda c: c.update(bias=["0", "0", "0"]), "corrupt: classifier.bias.0"),
+    "weights that are truths": (lambda c: c.update(bias=[True, False, True]), "corrupt: classifier.bias.0"),
+    "nan": (lambda c: c.update(threshold=math.nan), "no finite number"),
+    "infinity": (lambda c: c.update(threshold=-math.inf), "no finite number"),
     "beyond float32": (lambda c: c.update(threshold=1e300), "no finite numbers"),
     "beyond float64": (lambda c: c.update(threshold=10**400), "corrupt"),
 }
@@ -146,7 +149,7 @@ def test_a_file_of_an_older_version_is_refused_with_a_way_out(path: Path) -> Non
     """Version 1 named its models but had no fingerprints of them."""
     content = json.loads(path.read_text())
     path.write_text(json.dumps(content | {"version": 1}))
-    with pytest.raises(ConfigError, match="has version 1, not 2: make it again with 'draftree train classifier'"):
+    with pytest.raises(ConfigError, match="has version 1, not 2: .*'draftree train classifier'"):
         read_classifier(str(path))
 
 

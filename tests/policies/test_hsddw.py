@@ -18,7 +18,7 @@ from draftree.drafters.cascade.stopping_rule import LoopBack
 from draftree.drafters.distributions import Drawing
 from draftree.drafters.registry import load_drafter
 from draftree.drafters.source import Scorer, TokenSource
-from draftree.drafters.spec import levels_of
+from draftree.drafters.spec import DrafterSpec
 from draftree.load import load_engine
 from draftree.models.base import LanguageModel
 from draftree.models.cost_profile import Profile
@@ -67,7 +67,7 @@ class Levels:
     """M1 and M2 by rules, their settings by a drafter's name, and a target by a script."""
 
     def __init__(self, name: str, lower: Rule, upper: Rule) -> None:
-        below, above = levels_of(name)
+        below, above = DrafterSpec.parse(name).stages
         window = below.policy()
         assert isinstance(window, DynamicWindow)
         self.request, self.window = request_of(1, 2), window
@@ -201,14 +201,14 @@ def test_a_level_with_a_method_of_its_own_keeps_it(folder: Path) -> None:
     model = load(str(folder))
     for below in ("lookup:method=static:depth=2", "lookup:cap=7"):
         _, source = loaded(f"{below}>int8", "hsddw", model)
-        assert source.policy == levels_of(f"{below}>int8")[0].policy()
+        assert source.policy == DrafterSpec.parse(f"{below}>int8").stages[0].policy()
 
 
 def test_a_middle_level_has_settings_of_both_roles() -> None:
-    _, middle, _ = levels_of("lookup>fp16w:method=hsddw:cap=4:memory=9:tau=0.5>int8")
+    _, middle, _ = DrafterSpec.parse("lookup>fp16w:method=hsddw:cap=4:memory=9:tau=0.5>int8").stages
     assert middle.policy() == DynamicWindow(Window(cap=4, memory=9.0))
     assert middle.loop_back() == LoopBack(tau=0.5, memory=9.0)
-    _, other, _ = levels_of("lookup>fp16w:method=chain:memory=9>int8")
+    _, other, _ = DrafterSpec.parse("lookup>fp16w:method=chain:memory=9>int8").stages
     assert other.policy() == StaticTree(1, 4)
     assert other.loop_back().memory == 9.0
 

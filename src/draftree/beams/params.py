@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from ..config import MAX_NODES, SamplingParams
+from ..config import MAX_NODES, SamplingParams, option
 from ..errors import ConfigError
 from ..typed import check_fields
 
@@ -52,16 +52,37 @@ class BeamParams:
         ConfigError: a value is out of range, or two do not go together.
     """
 
-    width: int = 4
-    returned: int = 1
-    length_penalty: float = 1.0
-    early_stopping: EarlyStopping = False
-    draft_width: int | None = None
-    depth: int | None = None
-    threshold: float | None = None
-    min_width: int = 1
-    single_cache: bool = False
-    warp: BeamWarp = "joint"
+    width: int = option(
+        "Decode with this many beams: searched at temperature 0, sampled above it.", 4, name="--beams", metavar="W"
+    )
+    returned: int = option("Best sequences of --beams to print; 1 by default.", 1, name="-n", metavar="N")
+    draft_width: int | None = option(
+        "Drafted beams of a layer; at most twice --beams by default.", name="--draft-beams", metavar="W"
+    )
+    depth: int | None = option(
+        "Drafted layers of --beams; by default as many as are likely to be fastest, 3 if costs are not known.",
+        metavar="D",
+    )
+    threshold: float | None = option(
+        "Sampled beams: as many as are accepted with this probability, up to --beams.",
+        name="--width-threshold",
+        metavar="T",
+    )
+    min_width: int = option("Least beams with --width-threshold; 1 by default.", 1, name="--min-beams", metavar="W")
+    length_penalty: float = option(
+        "Beams score their log-probability over length to this power; 1 by default.", 1.0, metavar="P"
+    )
+    early_stopping: EarlyStopping = option(
+        "Of beam search, as in transformers.", False, choices={"yes": True, "no": False, "never": "never"}
+    )
+    single_cache: bool = option("Sampled beams: only the best goes on after each target pass.", False)
+    warp: BeamWarp = option(
+        "Sampled beams: temperature, top-k, top-p and min-p act on the joint distribution of beam and next token "
+        "(joint, the default) or on each beam's next tokens (token).",
+        "joint",
+        name="--beam-warp",
+        choices={"joint": "joint", "token": "token"},
+    )
 
     def __post_init__(self) -> None:
         check_fields(self)

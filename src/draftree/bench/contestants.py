@@ -20,12 +20,12 @@ from ..beams.beam_engine import BeamEngine
 from ..beams.params import BeamParams, EarlyStopping
 from ..config import MAX_NODES, SamplingParams, named_settings
 from ..drafters.base import Drafter, NoDrafter, TreeDrafter
-from ..drafters.registry import load_drafter
+from ..drafters.registry import is_model, load_drafter
 from ..drafters.source import TokenSource
-from ..drafters.spec import AUTO, learns, names_model, parts_of
+from ..drafters.spec import AUTO, NONE, DrafterSpec
 from ..engine import Engine, Generation
 from ..errors import ConfigError
-from ..load import check_beam_drafter, load_beam_source
+from ..load import SpeculationParams, beam_drafter, load_beam_source
 from ..models.eagle_model import HeadModel
 from ..models.huggingface import HFModel
 from ..models.load import load, load_stock
@@ -161,7 +161,7 @@ def _method(
     verify = settings.pop("verify", DEFAULT_SCHEME)
     for key in [key for key in find_scheme(verify).settings if key in settings]:
         verify += f":{key}={settings.pop(key)}"
-    if drafter == "none" or parts_of(drafter) == ("none",):
+    if str(DrafterSpec.parse(drafter)) == NONE:
         raise ConfigError("drafter 'none' is AR decoding ('plain'), which takes part anyway: leave it out")
     if "candidates" in settings or isinstance(find_scheme(verify), Match):
         candidates = settings.pop("candidates", candidates)
@@ -169,7 +169,7 @@ def _method(
         candidates = None
     policy = find_method(name).policy(settings)
     entry = Entry(label, name, drafter, temperature, settings, node_budget(policy, nodes), verify, candidates)
-    find_scheme(verify, candidates).check(policy, entry.nodes, learns(drafter))
+    SpeculationParams(drafter=drafter, method=policy, nodes=entry.nodes, verification=verify, candidates=candidates)
     return entry
 
 
@@ -177,7 +177,7 @@ def _beams(text: str, label: str, temperature: float) -> Entry:
     _, settings = named_settings(text)
     drafter = settings.pop("drafter", AUTO)
     beam_params(text, settings).check(SamplingParams(temperature=temperature))
-    check_beam_drafter(drafter, temperature > 0)
+    beam_drafter(drafter, temperature > 0)
     return Entry(label, BEAMS, None if drafter == "none" else drafter, temperature, settings)
 
 
@@ -191,7 +191,7 @@ def _peer(text: str, label: str, drafters: Sequence[str], temperature: float) ->
         beam_params(text, settings).check(SamplingParams(temperature=temperature))
     elif settings:
         raise ConfigError(f"{PEER}{name} has no settings: leave out {', '.join(settings)}")
-    models = [d for d in drafters if names_model(d)] if PEERS[name].drafts_by_model else []
+    models = [d for d in drafters if is_model(DrafterSpec.parse(d))] if PEERS[name].drafts_by_model else []
     if PEERS[name].drafts_by_model and not models:
         raise ConfigError(f"{text} needs a draft model: name one in --drafters, or leave this peer out")
     return Entry(label, PEER + name, models[0] if models else None, temperature, settings)
@@ -322,7 +322,7 @@ class Models:
 
     def _drafter(self, name: str) -> str | HFModel:
         """Drafting models are shared: one contestant decodes at a time."""
-        if not names_model(name):
+        if not is_model(DrafterSpec.parse(name)):
             return name
         if name not in self._drafters:
             self._drafters[name] = load(name, device=str(self.target.capabilities.device), numerics=self._numerics)

@@ -32,14 +32,13 @@ from ..bench.suites import SUITES, Item, choose, load_suite
 from ..bench.summary import HEADER, Table, markdown, overview, tabulate
 from ..bench.summary import as_json as table_as_json
 from ..config import SamplingParams
-from ..drafters.spec import without_loop_back
+from ..drafters.spec import DrafterSpec
 from ..errors import ConfigError, RunError
-from ..models.cpu.quantization import DEFAULT_NUMERICS
 from ..models.load import DEFAULT_MODEL
 from ..policies.methods import DEFAULT_METHOD
 from ..progress import err, out, progress_reporter
 from .console import complain
-from .options import Candidates, Device, Dtype, Nodes, NoLoopBack, Numerics, Target, whole
+from .options import Candidates, ComputeOptions, Nodes, NoLoopBack, Target, whole, with_options
 
 DEFAULT_DRAFTER = "lookup+recycle+head"
 _MOST_REPEATS = 10_000
@@ -48,7 +47,9 @@ _HASHED = 64 << 20
 """Bytes: of larger files not the content is compared but size and time."""
 
 
+@with_options
 def bench(
+    *,
     suite: Annotated[str, typer.Option(metavar="NAME|FILE", help=f"Prompts: {', '.join(SUITES)}, or JSON lines.")],
     out_folder: Annotated[str, typer.Option("--out", metavar="DIR", help="Folder of the run; the same goes on there.")],
     categories: Annotated[str | None, typer.Option(help="Of the suite, with commas; all by default.")] = None,
@@ -69,9 +70,7 @@ def bench(
     data: Annotated[str | None, typer.Option(metavar="DIR", help="Folder of prompt sets; else DRAFTREE_DATA.")] = None,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out lines and prompts that do not do.")] = False,
     target: Target = DEFAULT_MODEL,
-    dtype: Dtype = None,
-    device: Device = None,
-    numerics: Numerics = DEFAULT_NUMERICS,
+    compute: ComputeOptions,
 ) -> None:
     """Measure methods beside AR decoding and rival systems on the same prompts.
 
@@ -86,7 +85,8 @@ def bench(
     if turns is not None and turns < 1:
         raise ConfigError(f"turns are {turns}: use at least 1")
     SamplingParams(seed=seed + repeats - 1)
-    named = [without_loop_back(name) if no_loop_back else name for name in _names(drafters)]
+    parsed = map(DrafterSpec.parse, _names(drafters))
+    named = [str(spec.without_loop_back() if no_loop_back else spec) for spec in parsed]
     contestants = entries(split_names(methods), named, temperatures, nodes, candidates)
     chosen = choose(load_suite(suite, data=data, skip_bad=skip_bad), categories=_names(categories or ""), limit=limit)
     items = [_shortened(item, turns) for item in chosen]
@@ -104,9 +104,7 @@ def bench(
         "nodes": nodes,
         "files": _files([target, *named, *(value for e in contestants for value in e.settings.values())]),
         "target": target,
-        "dtype": dtype,
-        "device": device,
-        "numerics": numerics,
+        **asdict(compute),
         "machine": machine(),
         "commit": commit(),
         "versions": {name: version(name) for name in ("draftree", "torch", "transformers")},
@@ -114,7 +112,7 @@ def bench(
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     plan = RunPlan(items, contestants, max_tokens, repeats, seed)
-    options = {"target": target, "dtype": dtype, "device": device, "numerics": numerics}
+    options = {"target": target, **asdict(compute)}
     with RunFolder(out_folder, config, items) as folder:
         table = _run(plan, folder, options, skip_bad=skip_bad)
     out.print(markdown(HEADER, overview(table)), markup=False)

@@ -13,13 +13,12 @@ from ..artifacts import user_path
 from ..config import Budget, SamplingParams
 from ..drafters.base import Drafter as Drafts
 from ..drafters.base import TreeDrafter
-from ..drafters.registry import load_drafter
-from ..drafters.spec import DEFAULT_DRAFTER, learns
+from ..drafters.registry import learns, load_drafter
+from ..drafters.spec import DEFAULT_DRAFTER, NONE, DrafterSpec
 from ..errors import ConfigError, PromptError, RunError
 from ..models.cost_profile import kept_or_measured
-from ..models.cpu.quantization import DEFAULT_NUMERICS
 from ..models.huggingface import HFModel
-from ..models.load import DEFAULT_MODEL, load
+from ..models.load import DEFAULT_MODEL
 from ..policies.base import Provenance
 from ..policies.fixed import TreeFile
 from ..progress import err
@@ -27,14 +26,27 @@ from ..progress import out as output
 from ..text import Prompt, encode, user
 from ..train.prompts import read_prompts
 from ..train.rank_acceptance import AcceptanceMeasurement, Tally, TreeCosts, TruePath, check_ranges, conclude, measure
-from .options import DecodedTokens, Depth, Device, Drafter, Dtype, Numerics, Seed, Stride, Target, Temperature, whole
+from .options import (
+    ComputeOptions,
+    DecodedTokens,
+    Depth,
+    Drafter,
+    Seed,
+    Stride,
+    Target,
+    Temperature,
+    whole,
+    with_options,
+)
 
 _SHOWN_RANKS = 6
 _CONTEXT = 512
 """Tokens behind which costs are taken."""
 
 
+@with_options
 def calibrate(
+    *,
     prompts: Annotated[str, typer.Option(metavar="FILE", help="One prompt a line; or .jsonl with prompt or text.")],
     out: Annotated[str, typer.Option(metavar="FILE", help="Where to write the tree.")],
     target: Target = DEFAULT_MODEL,
@@ -50,30 +62,29 @@ def calibrate(
         bool, typer.Option("--by-cost", help="Choose size, up to --nodes, and depth by this machine's measured costs.")
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing tree file.")] = False,
-    dtype: Dtype = None,
-    device: Device = None,
-    numerics: Numerics = DEFAULT_NUMERICS,
+    compute: ComputeOptions,
 ) -> None:
     """Measure how often a drafter is right, and write the best fixed tree for it (--method sequoia --tree FILE).
 
     Ctrl-C keeps what is measured: the same command goes on from there.
     """
     path = check_place(out, force)
-    law = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
+    params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
     check_ranges(depth, stride, max_tokens)
     if nodes < 1:
         raise ConfigError(f"node budget is {nodes}: use at least 1")
     Budget(nodes)
-    if drafter == "none":
-        raise ConfigError("drafter none drafts nothing: calibrate with lookup, a head or a model")
-    if learns(drafter):
+    spec = DrafterSpec.parse(drafter)
+    if str(spec) == NONE:
+        raise ConfigError("drafter none drafts nothing: calibrate with lookup, a head or a draft model")
+    if learns(spec):
         raise ConfigError(
-            f"drafter {drafter} learns while trees are verified: calibrate with lookup, a head or a model"
+            f"drafter {drafter} learns while trees are verified: calibrate with lookup, a head or a draft model"
         )
     texts = read_prompts(prompts)
-    model = load(target, dtype=dtype, device=device, numerics=numerics)
+    model = compute.load(target)
     policy = TruePath()
-    drafts = load_drafter(drafter, model, policy, learning=False)
+    drafts = load_drafter(spec, model, policy, learning=False)
     calibration = AcceptanceMeasurement(
         made_for=Provenance(model.capabilities.name, drafts.name),
         prompts=tuple(_encode(model, text, raw, f"prompt {i} of {prompts}") for i, text in enumerate(texts, start=1)),
@@ -81,7 +92,7 @@ def calibrate(
         stride=stride,
         max_tokens=max_tokens,
         temperature=temperature,
-        seed=law.seed or 0,
+        seed=params.seed or 0,
         dtype=str(model.capabilities.dtype),
         numerics=model.capabilities.numerics,
     )
@@ -130,13 +141,13 @@ def check_place(name: str, force: bool) -> Path:
 
 
 def _encode(model: HFModel, text: str, raw: bool, what: str) -> tuple[int, ...]:
-    """Token ids of a prompt that leaves room for two tokens, one of them drafted.
+    """Token ids of a prompt that leaves two tokens of the context, one of them drafted.
 
     Raises:
         PromptError: it is too long.
     """
-    asked: Prompt = text if raw else user(text)
-    ids = encode(model.tokenizer, asked)
+    prompt: Prompt = text if raw else user(text)
+    ids = encode(model.tokenizer, prompt)
     can = model.capabilities
     if len(ids) > can.max_length - 2:
         raise PromptError(
@@ -152,7 +163,7 @@ def _report(found: TreeFile, path: Path) -> None:
     for d, (trials, rates) in enumerate(zip(found.counts.trials, found.counts.acceptance.tolist(), strict=True), 1):
         output.print(f"{d:>5} {trials:>7}  {'':16} " + " ".join(f"{rates[r]:5.3f}" for r in shown))
     output.print(
-        f"{path}: {len(found.tree)} nodes on {max(map(len, found.tree))} levels, "
+        f"{path}: {len(found.tree)} nodes down to depth {max(map(len, found.tree))}, "
         f"expected acceptance length {found.expected_acceptance_length:.2f} (bonus included)",
         markup=False,
     )

@@ -3,75 +3,34 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 
 import typer
 
-from ..drafters.spec import DEFAULT_DRAFTER, without_loop_back
+from ..config import SamplingParams
 from ..errors import InputError
-from ..models.cpu.quantization import DEFAULT_NUMERICS
 from ..models.load import DEFAULT_MODEL
-from ..policies.methods import DEFAULT_METHOD
 from ..progress import err
 from ..text import user
-from ..verify.schemes import DEFAULT_SCHEME
 from . import console as show
 from .console import complain
-from .options import (
-    Candidates,
-    Device,
-    Drafter,
-    Dtype,
-    Force,
-    MaxTokens,
-    MethodName,
-    MinP,
-    Nodes,
-    NoLoopBack,
-    Numerics,
-    RecycleFile,
-    Seed,
-    Settings,
-    Target,
-    Temperature,
-    TopK,
-    TopP,
-    TraceFile,
-    TreeFile,
-    Verify,
-)
-from .session import Place, engine_for, run, sampling_params, trace_to, with_tree
+from .options import ComputeOptions, SpeculationOptions, Target, with_options
+from .session import TraceOptions, run
 
 
+@partial(with_options, without=("stop",))
 def chat(
+    *,
     context: typer.Context,
     target: Target = DEFAULT_MODEL,
-    drafter: Drafter = DEFAULT_DRAFTER,
-    no_loop_back: NoLoopBack = False,
-    method: MethodName = DEFAULT_METHOD,
-    settings: Settings = None,
-    tree: TreeFile = None,
-    recycle_file: RecycleFile = None,
-    nodes: Nodes = None,
-    verify: Verify = DEFAULT_SCHEME,
-    candidates: Candidates = None,
-    max_tokens: MaxTokens = None,
-    temperature: Temperature = 0.0,
-    top_k: TopK = 0,
-    top_p: TopP = 1.0,
-    min_p: MinP = 0.0,
-    seed: Seed = None,
-    trace: TraceFile = None,
-    force: Force = False,
-    dtype: Dtype = None,
-    device: Device = None,
-    numerics: Numerics = DEFAULT_NUMERICS,
+    speculation: SpeculationOptions,
+    params: SamplingParams,
+    trace: TraceOptions,
+    compute: ComputeOptions,
 ) -> None:
     """Talk to the target: /reset forgets the conversation, /exit or Ctrl-D ends it, Ctrl-C ends an answer."""
-    drafter = without_loop_back(drafter) if no_loop_back else drafter
-    params = sampling_params(max_tokens, temperature, top_k, top_p, min_p, seed, None)
-    observers = trace_to(context, trace, force, method)
-    given, place = with_tree(settings, tree), Place(dtype, device, numerics)
-    engine = engine_for(target, drafter, method, given, nodes, verify, place, observers, recycle_file, candidates)
+    observers = trace.observers(context, str(speculation.method))
+    engine = speculation.engine(compute.load(target), observers)
     messages: list[dict[str, str]] = []
     err.print("/reset forgets the conversation, /exit ends it", style="dim")
     while True:

@@ -33,26 +33,26 @@ def token(chunk: Chunk) -> Text:
 
 
 def figures(stats: Stats, lossy: bool = False) -> str:
-    """One line of honest figures; it says when the text need not be the target's own."""
+    """One line of figures, and a note where the scheme is lossy."""
     s = stats.seconds
     return (
         f"{stats.tokens} tokens in {s.total:.2f} s ({stats.tokens_per_second:.1f} tokens/s) · "
         f"{stats.steps} target passes · MAL {stats.mal:.2f} (bonus included) · "
         f"{sum(stats.drafted)} nodes drafted, {sum(stats.accepted)} accepted · "
         f"prefill {s.prefill:.2f} s, draft {s.draft:.2f} s, verify {s.verify:.2f} s, other {s.other:.2f} s"
-        + (" · lossy: the text does not follow the target's law" if lossy else "")
+        + (" · lossy: the text does not follow the target's distribution" if lossy else "")
     )
 
 
 def levels(stats: Stats) -> str:
-    """A line for each level of a hierarchy; whose tokens came out, and how often each was right one level up."""
+    """A line for each stage of a cascade: tokens proposed, accepted by the next stage, and emitted."""
     own = stats.tokens - sum(level.emitted for level in stats.levels)
     lines = [
-        f"level {level.name}: {level.rounds} rounds, {level.passes} model passes, {level.proposed} tokens proposed, "
-        f"{level.accepted} accepted above, {level.emitted} emitted, {level.seconds:.2f} s"
+        f"stage {level.name}: {level.rounds} rounds, {level.passes} model passes, {level.proposed} tokens proposed, "
+        f"{level.accepted} accepted by the next stage, {level.emitted} emitted, {level.seconds:.2f} s"
         for level in stats.levels
     ]
-    return "\n".join([*lines, f"level target: {stats.steps} passes, {own} tokens of its own"])
+    return "\n".join([*lines, f"stage target: {stats.steps} passes, {own} tokens of its own"])
 
 
 def as_json(stats: Stats) -> dict[str, object]:

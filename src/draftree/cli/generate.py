@@ -8,142 +8,72 @@ from typing import Annotated
 
 import typer
 
+from ..beams.beam_engine import BeamEngine
+from ..beams.params import BeamParams
 from ..bench.compare import first_difference
+from ..config import SamplingParams
 from ..drafters.base import NoDrafter
-from ..drafters.spec import DEFAULT_DRAFTER, without_loop_back
+from ..drafters.spec import NONE
 from ..engine import Engine
 from ..errors import ConfigError, RunError
-from ..load import load_beam_engine
-from ..models.cpu.quantization import DEFAULT_NUMERICS
+from ..load import beam_drafter, load_beam_source
 from ..models.load import DEFAULT_MODEL
 from ..policies.auto.policy import AutoTree
 from ..policies.methods import DEFAULT_METHOD
 from ..progress import err, out
 from ..request import Request
 from ..text import Prompt, user
-from ..verify.schemes import DEFAULT_SCHEME, Match
-from . import beams as beam_command
+from ..verify.schemes import Match
 from . import console as show
-from .options import (
-    Candidates,
-    Device,
-    Drafter,
-    Dtype,
-    Force,
-    MaxTokens,
-    MethodName,
-    MinP,
-    Nodes,
-    NoLoopBack,
-    Numerics,
-    RecycleFile,
-    Seed,
-    Settings,
-    Stop,
-    Target,
-    Temperature,
-    TopK,
-    TopP,
-    TraceFile,
-    TreeFile,
-    Verify,
-)
-from .session import Place, engine_for, read_prompt, run, sampling_params, trace_to, with_tree
+from .beams import exclude, print_beams
+from .options import ComputeOptions, SpeculationOptions, Target, given, with_options
+from .session import TraceOptions, read_prompt, run
 
 
+@with_options
 def generate(
+    *,
     context: typer.Context,
     prompt: Annotated[str, typer.Argument(help="The question; - reads it from standard input.")],
     target: Target = DEFAULT_MODEL,
-    drafter: Drafter = DEFAULT_DRAFTER,
-    no_loop_back: NoLoopBack = False,
-    method: MethodName = DEFAULT_METHOD,
-    settings: Settings = None,
-    tree: TreeFile = None,
-    recycle_file: RecycleFile = None,
-    nodes: Nodes = None,
-    verify: Verify = DEFAULT_SCHEME,
-    candidates: Candidates = None,
-    max_tokens: MaxTokens = None,
-    temperature: Temperature = 0.0,
-    top_k: TopK = 0,
-    top_p: TopP = 1.0,
-    min_p: MinP = 0.0,
-    seed: Seed = None,
+    speculation: SpeculationOptions,
+    params: SamplingParams,
     raw: Annotated[
         bool, typer.Option("--raw", help="Continue the prompt as it is, without the chat template.")
     ] = False,
-    stop: Stop = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of streaming text.")] = False,
     show_trees: Annotated[bool, typer.Option("--show-trees", help="Print each step's tree and accepted path.")] = False,
-    explain: Annotated[bool, typer.Option("--explain", help="Say why the method auto chose what it chose.")] = False,
-    compare: Annotated[bool, typer.Option("--compare", help="Then decode plainly and compare text and speed.")] = False,
-    trace: TraceFile = None,
-    force: Force = False,
-    beams: beam_command.Beams = None,
-    best: beam_command.Best = None,
-    draft_beams: beam_command.DraftBeams = None,
-    depth: beam_command.DraftDepth = None,
-    width_threshold: beam_command.WidthThreshold = None,
-    min_beams: beam_command.MinBeams = None,
-    length_penalty: beam_command.LengthPenalty = None,
-    early_stopping: beam_command.Early = None,
-    single_cache: beam_command.SingleCache = False,
-    beam_warp: beam_command.Warp = None,
-    dtype: Dtype = None,
-    device: Device = None,
-    numerics: Numerics = DEFAULT_NUMERICS,
+    explain: Annotated[bool, typer.Option("--explain", help="Report why the method auto chose what it chose.")] = False,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Then decode without drafts, and compare text and speed.")
+    ] = False,
+    trace: TraceOptions,
+    beams: BeamParams | None,
+    compute: ComputeOptions,
 ) -> None:
     """Answer one prompt, with the target's exact output."""
-    wide = beam_command.beam_params(
-        beams,
-        best,
-        draft_beams,
-        depth,
-        width_threshold,
-        min_beams,
-        length_penalty,
-        early_stopping,
-        single_cache,
-        beam_warp,
-    )
+    method, verify = str(speculation.method), str(speculation.verification)
     if as_json and show_trees:
         raise ConfigError("--json and --show-trees exclude each other: choose one")
-    if explain and (method != "auto" or drafter == "none"):
-        what = "drafter none" if drafter == "none" else f"method {method}"
+    if explain and (method != DEFAULT_METHOD or str(speculation.spec) == NONE):
+        what = f"method {method}" if method != DEFAULT_METHOD else "drafter none"
         raise ConfigError(f"--explain is about choices but {what} leaves none: use --method auto and a drafter")
-    drafter = without_loop_back(drafter) if no_loop_back else drafter
-    params = sampling_params(max_tokens, temperature, top_k, top_p, min_p, seed, stop)
     text = read_prompt(prompt)
-    if wide is not None:
-        beam_command.exclude(
-            {
-                f"--method {method}": method != DEFAULT_METHOD,
-                "--set": bool(settings),
-                f"--tree {tree}": tree is not None,
-                f"--recycle-file {recycle_file}": recycle_file is not None,
-                f"--nodes {nodes}": nodes is not None,
-                f"--verify {verify}": verify != DEFAULT_SCHEME,
-                f"--candidates {candidates}": candidates is not None,
-                "--show-trees": show_trees,
-                "--explain": explain,
-                "--compare": compare,
-                f"--trace {trace}": trace is not None,
-                "--force": force,
-            }
-        )
-        wide.check(params)
-        sampled, place = params.temperature > 0, Place(dtype, device, numerics)
-        wide_engine = load_beam_engine(target, drafter=drafter, sampled=sampled, **place._asdict())
-        beam_command.print_beams(wide_engine, text if raw else user(text), params, wide, as_json)
+    message: Prompt = text if raw else user(text)
+    if beams is not None:
+        flags = {"--show-trees": show_trees, "--explain": explain, "--compare": compare}
+        exclude(given(speculation) | given(trace) | {flag: True for flag, on in flags.items() if on})
+        beams.check(params)
+        spec = beam_drafter(speculation.spec, params.temperature > 0)
+        model = compute.load(target)
+        source = load_beam_source(spec, model, sampled=params.temperature > 0)
+        print_beams(BeamEngine(model, source), message, params, beams, as_json)
         return
-    observers = trace_to(context, trace, force, method)
+    observers = trace.observers(context, method)
     if show_trees:
         observers.append(show.Trees(out))
-    given, place = with_tree(settings, tree), Place(dtype, device, numerics)
-    engine = engine_for(target, drafter, method, given, nodes, verify, place, observers, recycle_file, candidates)
-    asked: Prompt = text if raw else user(text)
-    request = engine.open(asked, params)
+    engine = speculation.engine(compute.load(target), observers)
+    request = engine.open(message, params)
     interrupted = run(engine, request, silent=as_json, stream=not show_trees)
     report: dict[str, object] = {
         "text": request.text,
@@ -178,11 +108,11 @@ def generate(
 
 
 def _compare(engine: Engine, request: Request, report: dict[str, object], *, quiet: bool) -> bool:
-    """Decode the same prompt plainly and report on both; true when Ctrl-C ended it."""
-    plain = Engine(engine.target, NoDrafter(), tokenizer=engine.tokenizer)
+    """Decode the same prompt without drafts and report on both; true when Ctrl-C ended it."""
+    without = Engine(engine.target, NoDrafter(), tokenizer=engine.tokenizer)
     prompt = request.ids[: request.prompt_length]
-    other = plain.open(prompt, replace(request.params, seed=request.seed))
-    if run(plain, other, silent=True):
+    other = without.open(prompt, replace(request.params, seed=request.seed))
+    if run(without, other, silent=True):
         return True
     one, two = request.output_ids, other.output_ids
     difference = first_difference(engine.target, prompt, one, two, request.params, request.seed)
@@ -190,13 +120,13 @@ def _compare(engine: Engine, request: Request, report: dict[str, object], *, qui
     same = difference is None
     report["plain"] = {"same_tokens": same, "speedup": ratio, "stats": show.as_json(other.stats)}
     if not quiet:
-        err.print(f"none (plain decoding): {show.figures(other.stats)}")
+        err.print(f"none (AR decoding): {show.figures(other.stats)}")
         verdict = "the same text" if difference is None else f"text differs from token {difference.index} on"
         if difference and difference.near_tie:
             verdict += f" (a near-tie: the two logits are {difference.gap:.1g} apart)"
         elif difference and engine.verification.lossy:
             verdict += f" ({engine.verification.name} is lossy)"
         elif difference and request.params.temperature and not isinstance(engine.verification, Match):
-            verdict += f" ({engine.verification.name}: another draw from the same law)"
-        err.print(f"draft trees decode {ratio:.2f}x as fast as plain decoding (tokens per second), {verdict}")
+            verdict += f" ({engine.verification.name}: another draw from the same distribution)"
+        err.print(f"draft trees decode {ratio:.2f}x as fast as AR decoding (tokens per second), {verdict}")
     return False

@@ -12,24 +12,23 @@ from ..artifacts import user_path
 from ..errors import ConfigError
 from ..models.cost_profile import FULL, Grid, Profile, measure_and_keep, profile_folder
 from ..models.cpu.openmp import WAITING
-from ..models.cpu.quantization import DEFAULT_NUMERICS, summary
-from ..models.load import load
+from ..models.cpu.quantization import summary
 from ..progress import out
-from .options import Device, Dtype, Numerics, whole
+from .options import ComputeOptions, whole, with_options
 
 _BAR = 40
 
 
+@with_options
 def profile(
-    model: Annotated[str, typer.Argument(help="A target or a drafting model, named as for generate.")],
+    *,
+    model: Annotated[str, typer.Argument(help="A target or a draft model, named as for generate.")],
     sizes: Annotated[str, typer.Option(metavar="N,N,...", help="Tokens a pass, from 1 on.")] = "",
     contexts: Annotated[str, typer.Option(metavar="N,N,...", help="Tokens before them.")] = "",
     batches: Annotated[str, typer.Option(metavar="N,N,...", help="Sequences a pass.")] = "",
     repeats: Annotated[int, whole("N", "Passes of each kind; their median counts.")] = FULL.repeats,
     plot: Annotated[str, typer.Option(metavar="FILE", help="Draw the curves: .png, .svg or .pdf.")] = "",
-    dtype: Dtype = None,
-    device: Device = None,
-    numerics: Numerics = DEFAULT_NUMERICS,
+    compute: ComputeOptions,
 ) -> None:
     """Measure what passes of a model cost on this machine, and keep it for the method auto."""
     grid = Grid(
@@ -42,7 +41,7 @@ def profile(
         raise ConfigError(f"--sizes is {sizes!r}: give at least two, such as 1,2,4,8")
     if plot:
         _check_plot(plot)
-    loaded = load(model, dtype=dtype, device=device, numerics=numerics)
+    loaded = compute.load(model)
     measured = measure_and_keep(loaded, grid if sizes else grid.fitting(loaded.capabilities.max_length))
     out.print(_table(measured), soft_wrap=False)
     out.print(f"kept as {profile_folder() / measured.identity.file_name}", markup=False)
@@ -50,15 +49,14 @@ def profile(
         _draw(measured, plot)
 
 
+@with_options
 def info(
     model: Annotated[str, typer.Argument(help="smollm2, a folder, a .gguf file or a hub id.")],
-    dtype: Dtype = None,
-    device: Device = None,
-    numerics: Numerics = DEFAULT_NUMERICS,
+    compute: ComputeOptions,
 ) -> None:
-    """Load a model, test that it can verify draft trees, and say what was found."""
+    """Load a model, test that it can verify draft trees, and print its capabilities."""
     began = time.perf_counter()
-    loaded = load(model, dtype=dtype, device=device, numerics=numerics)
+    loaded = compute.load(model)
     seconds, can = time.perf_counter() - began, loaded.capabilities
     row = loaded.open([0])
     per_token = loaded.cache.nbytes / (loaded.cache.placement.rows * loaded.cache.placement.slots)

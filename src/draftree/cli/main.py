@@ -16,7 +16,7 @@ import typer
 
 from ..config import DEFAULT_NODES
 from ..drafters.cascade.stopping_rule import RULES
-from ..drafters.spec import DRAFTERS
+from ..drafters.registry import DRAFTERS
 from ..errors import DraftreeWarning, InputError, RunError
 from ..policies.methods import METHODS
 from ..progress import out
@@ -54,7 +54,7 @@ app.command()(info)
 @app.command()
 def methods() -> None:
     """List the ways to shape draft trees, the verification schemes, and the drafters."""
-    out.print(f"methods [settings]; --nodes is {DEFAULT_NODES} by default where nothing else is said:", markup=False)
+    out.print(f"methods [settings]; --nodes is {DEFAULT_NODES} where a method names no other:", markup=False)
     for method in METHODS.values():
         settings = " ".join(f"{key}={'FILE' if value == '' else value}" for key, value in method.settings.items())
         nodes = "" if method.nodes == DEFAULT_NODES else f" --nodes {method.nodes}"
@@ -71,10 +71,10 @@ def methods() -> None:
         out.print(f"{name:20} {summary}")
     out.print(f"{'FOLDER':20} a draft head that 'draftree train head' wrote")
     out.print(f"{'MODEL':20} any model with the target's vocabulary")
-    out.print(f"{'A+B':20} the union of drafters A and B: one tree out of what both say")
-    out.print(f"{'A>B':20} a hierarchy: A proposes to B, B verifies and corrects, and asks A again before the target")
+    out.print(f"{'A+B':20} an ensemble: one tree out of what A and B propose")
+    out.print(f"{'A>B':20} a cascade: A proposes to B, B verifies, corrects and lets A go on, before the target")
     loop = f"loop={'|'.join(RULES)}:tau=H:memory=N:pending=N"
-    out.print(f"{'':20} A:method=M:... shapes proposals; B:{loop} says when", markup=False)
+    out.print(f"{'':20} A:method=M:... shapes proposals; B:{loop} sets when", markup=False)
 
 
 app.command()(bench)

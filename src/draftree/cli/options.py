@@ -1,11 +1,22 @@
-"""Options that several commands share."""
+"""Options of commands, made from the fields of the dataclasses that they fill (``config.option``)."""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from types import NoneType
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
+
+from ..config import SamplingParams, option
+from ..errors import ConfigError
+from ..load import SpeculationParams
+from ..models.cpu.quantization import DEFAULT_NUMERICS
+from ..models.huggingface import HFModel
+from ..models.load import load
 
 _LARGEST = 2**63
 """What an int64 tensor and a seed no longer hold."""
@@ -38,62 +49,157 @@ def whole(metavar: str, help_text: str, *names: str) -> Any:
     return typer.Option(*names, parser=_to_whole, metavar=metavar, help=help_text)
 
 
+def with_options(function: Callable[..., None], without: Collection[str] = ()) -> Callable[..., None]:
+    """Make a command of a function: a parameter that is a dataclass stands for the options of its fields.
+
+    A parameter of type ``Dataclass | None`` is None unless its first option is given; the others need that one.
+    Fields ``without`` an option keep their defaults.
+    """
+    signature = inspect.signature(function, eval_str=True)
+    filled: dict[str, tuple[Any, bool]] = {}
+    parameters: list[inspect.Parameter] = []
+    for parameter in signature.parameters.values():
+        kinds = get_args(parameter.annotation) or (parameter.annotation,)
+        if not is_dataclass(kinds[0]):
+            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+            continue
+        made, optional = kinds[0], NoneType in kinds
+        filled[parameter.name] = made, optional
+        parameters += [_parameter(f, kind, optional) for f, kind in _option_fields(made) if f.name not in without]
+
+    def command(**given: Any) -> None:
+        for name, (made, optional) in filled.items():
+            values = {f.name: _read(f, given.pop(f.name, None)) for f, _ in _option_fields(made)}
+            values = {key: value for key, value in values.items() if value is not None}
+            given[name] = _made_if_asked(made, values) if optional else made(**values)
+        function(**given)
+
+    command.__name__, command.__doc__ = function.__name__, function.__doc__
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return command
+
+
+def _option_fields(made: Any) -> list[tuple[Field[Any], Any]]:
+    hints = get_type_hints(made)
+    return [(f, hints[f.name]) for f in fields(made) if "help" in f.metadata]
+
+
+def flag_of(field: Field[Any]) -> str:
+    """The option's name."""
+    return str(field.metadata["name"] or f"--{field.name.replace('_', '-')}")
+
+
+def _parameter(field: Field[Any], hint: Any, optional: bool) -> inspect.Parameter:
+    about = field.metadata
+    kinds = {get_origin(kind) or kind for kind in get_args(hint) or (hint,)}
+    parser: Callable[[str], Any] | None = None
+    kind: Any = str
+    if get_origin(hint) is tuple or Mapping in kinds:
+        kind = list[str]
+    elif about["choices"]:
+        pass
+    elif bool in kinds:
+        kind = bool
+    elif int in kinds:
+        kind, parser = int, _to_whole
+    elif float in kinds:
+        kind, parser = float, _to_number
+    elif Path in kinds:
+        kind = Path
+    metavar = about["metavar"] or "|".join(about["choices"]) or None
+    made = typer.Option(flag_of(field), parser=parser, metavar=metavar, help=about["help"])
+    default = None if optional or kind == list[str] or field.default is MISSING else field.default
+    if kind is bool:
+        default = False
+    elif about["choices"]:
+        default = next((text for text, value in about["choices"].items() if value is default), None)
+    annotation: Any = Annotated[kind if kind is bool else kind | None, made]
+    return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _read(field: Field[Any], value: Any) -> Any:
+    """The field's value from that of its option; None: it was not given."""
+    if value is None or value is False:
+        return None
+    if choices := field.metadata["choices"]:
+        if value not in choices:
+            raise ConfigError(f"{flag_of(field)} {value}: use one of {', '.join(choices)}")
+        return choices[value]
+    if not isinstance(value, list):
+        return value
+    if not field.metadata["pairs"]:
+        return tuple(value)
+    pairs = {}
+    for item in value:
+        key, sign, text = item.partition("=")
+        if not sign:
+            raise ConfigError(f"{flag_of(field)} {item}: write it as KEY=VALUE, such as {flag_of(field)} depth=6")
+        pairs[key.strip()] = text.strip()
+    return pairs
+
+
+def _made_if_asked(made: Any, values: dict[str, Any]) -> Any:
+    first, *others = (f for f, _ in _option_fields(made))
+    if first.name in values:
+        return made(**values)
+    for f in others:
+        if f.name in values:
+            raise ConfigError(f"{flag_of(f)} {values[f.name]} goes with {flag_of(first)}: give that too, or neither")
+    return None
+
+
+def given(value: Any) -> dict[str, object]:
+    """The options of a dataclass that are not at their defaults: flag -> value."""
+    found = {flag_of(f): (getattr(value, f.name), f.default) for f, _ in _option_fields(type(value))}
+    return {flag: now for flag, (now, default) in found.items() if now != default}
+
+
+def _like(made: Any, name: str) -> Any:
+    """A single option of a dataclass, for a command that has other defaults or no use for the others."""
+    found, hint = next((f, hint) for f, hint in _option_fields(made) if f.name == name)
+    return _parameter(found, hint, optional=False).annotation.__metadata__[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComputeOptions:
+    """Where and how models compute."""
+
+    dtype: str | None = option("float32, float16 or bfloat16.")
+    device: str | None = option("cpu, cuda, cuda:N.")
+    numerics: str = option(
+        "Linear layers on a CPU: fp32, fp16w, int8, or auto, the fastest of these.", DEFAULT_NUMERICS
+    )
+
+    def load(self, name: str) -> HFModel:
+        """Load a model (``draftree.load``)."""
+        return load(name, dtype=self.dtype, device=self.device, numerics=self.numerics)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculationOptions(SpeculationParams):
+    """As on the command line: a cascade may lose its loop, and a tree file is a setting of the method."""
+
+    tree: str | None = option("A tree that 'draftree calibrate' wrote, for sequoia.", metavar="FILE")
+    no_loop_back: bool = option("Of cascades A>B: one round a draft on every stage (the ablation).", False)
+
+    def __post_init__(self) -> None:
+        if self.tree is not None:
+            object.__setattr__(self, "settings", {**(self.settings or {}), "tree": self.tree})
+        SpeculationParams.__post_init__(self)
+        if self.no_loop_back:
+            object.__setattr__(self, "spec", self.spec.without_loop_back())
+
+
 Target = Annotated[str, typer.Option(help="Model whose output you want: smollm2, a folder, a .gguf file or a hub id.")]
-Drafter = Annotated[
-    str,
-    typer.Option(
-        help="What drafts: auto (the best that is there for the target), lookup, recycle, head, a draft head's folder, "
-        "a model with the target's vocabulary, int4, int8, fp16w, none, self, or several: A+B joins, A>B "
-        "lets B verify A."
-    ),
-]
-NoLoopBack = Annotated[
-    bool, typer.Option("--no-loop-back", help="Of hierarchies A>B: one round a draft on every level (the ablation).")
-]
-RecycleFile = Annotated[
-    Path | None,
-    typer.Option("--recycle-file", metavar="FILE", help="Where recycle keeps what it has learned, for the next run."),
-]
-MethodName = Annotated[str, typer.Option("--method", help="How trees grow; 'draftree methods' lists them.")]
-Settings = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the method; may be repeated.")
-]
-TreeFile = Annotated[
-    str | None, typer.Option("--tree", metavar="FILE", help="A tree that 'draftree calibrate' wrote, for sequoia.")
-]
-Nodes = Annotated[
-    int | None, whole("N", "Most drafted tokens in one step's tree; the method's own bound by default, mostly 31.")
-]
-Verify = Annotated[
-    str, typer.Option(help="How trees are verified, NAME:KEY=VALUE...; 'draftree methods' lists the schemes.")
-]
-Candidates = Annotated[
-    str | None,
-    typer.Option(
-        metavar="KIND",
-        help="At a temperature, under match: coupled ranks drafts knowing the target's noise (the default), plain by "
-        "the draft distribution alone, as the papers do; the text is the same.",
-    ),
-]
-MaxTokens = Annotated[
-    int | None,
-    whole("N", "Most tokens to generate; until the context is full by default."),
-]
+Drafter = Annotated[str, _like(SpeculationParams, "drafter")]
+NoLoopBack = Annotated[bool, _like(SpeculationOptions, "no_loop_back")]
+Nodes = Annotated[int | None, _like(SpeculationParams, "nodes")]
+Candidates = Annotated[str | None, _like(SpeculationParams, "candidates")]
 DecodedTokens = Annotated[int, whole("N", "Most tokens to decode after each prompt.")]
 Depth = Annotated[int, whole("D", "Deepest level of the tree.")]
 Stride = Annotated[int, whole("N", "Tokens from one start of a draft to the next; 1 measures most.")]
-Temperature = Annotated[float, number("T", "0 is greedy decoding.")]
-TopK = Annotated[int, whole("K", "Sample among the k most probable tokens; 0 is off.")]
-TopP = Annotated[float, number("P", "Sample within this much probability; 1 is off.")]
-MinP = Annotated[float, number("P", "Drop tokens below this share of the best one's probability; 0 is off.")]
-Seed = Annotated[int | None, whole("S", "Makes sampled text repeatable.")]
-Stop = Annotated[list[str] | None, typer.Option(help="End before this text; may be repeated.")]
-Dtype = Annotated[str | None, typer.Option(help="float32, float16 or bfloat16.")]
-Numerics = Annotated[
-    str, typer.Option(help="Linear layers on a CPU: fp32, fp16w, int8, or auto, the fastest of these.")
-]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:N.")]
-TraceFile = Annotated[
-    Path | None, typer.Option("--trace", metavar="FILE", help="Write what every step did to this file (JSON lines).")
-]
-Force = Annotated[bool, typer.Option("--force", help="Overwrite the file of --trace.")]
+Temperature = Annotated[float, _like(SamplingParams, "temperature")]
+Seed = Annotated[int | None, _like(SamplingParams, "seed")]
+Dtype = Annotated[str | None, _like(ComputeOptions, "dtype")]
+Device = Annotated[str | None, _like(ComputeOptions, "device")]

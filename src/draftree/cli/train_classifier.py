@@ -11,7 +11,7 @@ import typer
 from ..artifacts import user_path
 from ..drafters.base import TreeDrafter
 from ..drafters.registry import load_drafter, provenance
-from ..drafters.spec import DEFAULT_DRAFTER
+from ..drafters.spec import DEFAULT_DRAFTER, NONE, DrafterSpec
 from ..errors import ConfigError, RunError
 from ..models.load import DEFAULT_MODEL, load
 from ..policies.classifier import DEFAULT_FEATURES, Classifier, ClassifierFile, read_classifier
@@ -105,24 +105,25 @@ def classifier(
     if not 1 <= rows <= MAX_ROWS:
         raise ConfigError(f"rows is {rows}: use 1 to {MAX_ROWS}")
     init = None if fine_tune is None else _start(fine_tune, recipe)
-    if drafter == "none":
-        raise ConfigError("drafter none drafts nothing: train for lookup, a head, a model or a union")
+    spec = DrafterSpec.parse(drafter)
+    if str(spec) == NONE:
+        raise ConfigError("drafter none drafts nothing: train for lookup, a head, a draft model or an ensemble")
     licences = stated(licence, len(prompts))
     files = [read_prompts(name) for name in prompts]
     check_split(len(shuffled(files, seed)), apart)
     folder = user_path(data) if data else path.with_name(f"{path.name}.samples")
     check_room(folder, samples)
     model = load(target, dtype=dtype, device=device)
-    drafts = load_drafter(drafter, model, full_trees(), learning=False)
-    asked = encoded(model, shuffled(files, seed), raw=raw)
-    check_split(len(asked), apart)
+    drafts = load_drafter(spec, model, full_trees(), learning=False)
+    tokens = encoded(model, shuffled(files, seed), raw=raw)
+    check_split(len(tokens), apart)
     assert isinstance(drafts, TreeDrafter)  # noqa: S101 - drafter none is refused above
     made_for = provenance(model, drafts.source, drafts.name)
     store = SampleStore.open(
         folder,
         SampleRecipe(
             **asdict(made_for),
-            prompts=digest(asked),
+            prompts=digest(tokens),
             max_tokens=max_tokens,
             negatives=negatives,
             seed=seed,
@@ -131,14 +132,14 @@ def classifier(
         force=force,
     )
     sources = [
-        PromptFile(Path(n).name, len(found), sha256(n), said)
-        for n, found, said in zip(prompts, files, licences, strict=True)
+        PromptFile(Path(n).name, len(found), sha256(n), stated_licence)
+        for n, found, stated_licence in zip(prompts, files, licences, strict=True)
     ]
     try:
         with progress_reporter(err, "collecting samples", samples, store.count) as progress:
             drafts.prepare(model)
             model.reserve(rows + 1, LONGEST_PROMPT + max_tokens)
-            collect(store, model, drafts, asked, most=samples, rows=rows, progress=progress)
+            collect(store, model, drafts, tokens, most=samples, rows=rows, progress=progress)
         learned, kept_apart = store.samples().split(apart)
         with progress_reporter(err, "fitting, epochs", epochs) as progress:
             found = fit(learned, recipe, negatives, init, progress, kept_apart)

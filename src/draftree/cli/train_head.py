@@ -97,20 +97,20 @@ def head(
     model = load(target, dtype=dtype, device=device)
     limits.workers_on(model.capabilities.device)
     model.track_features()
-    asked = encoded(model, shuffled(files, seed), raw=raw)
+    encoded_prompts = encoded(model, shuffled(files, seed), raw=raw)
     data = DataRecipe(
         target=model.capabilities.name,
-        prompts=digest(asked),
+        prompts=digest(encoded_prompts),
         max_tokens=max_tokens,
         seed=seed,
         dtype=str(model.capabilities.dtype),
     )
     training = HeadTraining(
         target=model,
-        data=HeadData.open(folder / "work", data, asked),
+        data=HeadData.open(folder / "work", data, encoded_prompts),
         sources=[
-            PromptFile(Path(name).name, len(found), sha256(name), said)
-            for name, found, said in zip(prompts, files, licences, strict=True)
+            PromptFile(Path(name).name, len(found), sha256(name), stated_licence)
+            for name, found, stated_licence in zip(prompts, files, licences, strict=True)
         ],
         recipe=recipe if bf16 is not None else replace(recipe, bf16=_made_for_bf16(model.capabilities.device.type)),
         limits=limits,

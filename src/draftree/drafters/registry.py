@@ -1,9 +1,9 @@
-"""Names to drafters, checked against the target."""
+"""The drafters by name: a new one is a file with its source and a line of ``SOURCES``."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from weakref import WeakKeyDictionary
@@ -29,16 +29,131 @@ from .eagle import EagleSource
 from .ensemble import EnsembleSource
 from .ngram import NgramSource
 from .source import TokenSource
-from .spec import AUTO, CHEAPER, DRAFTERS, LevelName, check_recycle_file, is_hierarchy, is_own, levels_of, parts_of
+from .spec import AUTO, NONE, DrafterSpec, StageSpec
 from .token_recycling import TokenRecyclingSource
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceKind:
+    """What a name makes: a source without a model, or a model whose passes a source reads.
+
+    Attributes:
+        names: as they are written.
+        summary: one line for ``draftree methods``.
+        source: makes the source from the file of ``--recycle-file``.
+        model: makes the model from the name and the target.
+        learns: its drafts depend on other requests, so that drawn children would not repeat under the same seed.
+        on_target: the model is the target itself, in another form: it can draft on the target's rows.
+        near: its distributions are nearly the target's.
+    """
+
+    names: tuple[str, ...]
+    summary: str
+    source: Callable[[Path | None], TokenSource] | None = None
+    model: Callable[[str, HFModel], HFModel | HeadModel] | None = None
+    learns: bool = False
+    on_target: bool = False
+    near: bool = False
+
+
+def _own(name: str, target: HFModel) -> HFModel:
+    known = _OWN.setdefault(target.model, {})
+    if name not in known:
+        known[name] = target.in_numerics(name)
+    return known[name].twin()
+
 
 _OWN: WeakKeyDictionary[PreTrainedModel, dict[str, HFModel]] = WeakKeyDictionary()
 """Targets once more, by their numerics."""
+
+
+def _folder_or_model(name: str, target: HFModel) -> HFModel | HeadModel:
+    if is_head(folder := user_path(name)):
+        return load_head(folder, target)
+    numerics = target.capabilities.numerics if target.capabilities.numerics in NUMERICS else DEFAULT_NUMERICS
+    try:
+        model = load(name, device=str(target.capabilities.device), numerics=numerics)
+    except UnknownNameError as error:
+        raise UnknownNameError(f"no drafter {name!r}: not one of {', '.join(DRAFTERS)}, and {error}") from None
+    check_vocabulary(target, model)
+    return model
+
+
+SOURCES = (
+    SourceKind(
+        names=("lookup",),
+        summary="continuations of earlier occurrences in prompt and output; no model",
+        source=lambda file: NgramSource(),
+    ),
+    SourceKind(
+        names=("recycle",),
+        summary="what the target found probable when it last saw the same token; no model",
+        source=lambda file: TokenRecyclingSource(file=file),
+        learns=True,
+    ),
+    SourceKind(
+        names=("head",),
+        summary="a layer trained on the target's hidden states; comes with smollm2",
+        model=lambda name, target: shipped_head(target),
+    ),
+    SourceKind(
+        names=("int4", "int8", "fp16w"),
+        summary="the target itself in these numerics, on its own cache: mostly right, cheaper than float32",
+        model=_own,
+        on_target=True,
+        near=True,
+    ),
+    SourceKind(
+        names=("self",),
+        summary="the target drafts for itself: every draft is accepted; for tests",
+        model=lambda name, target: target.twin(),
+    ),
+)
+_BY_PATH = SourceKind(names=(), summary="", model=_folder_or_model)
+_BY_NAME = {name: kind for kind in SOURCES for name in kind.names}
+DRAFTERS = {
+    AUTO: "int4 where a float32 target is on a CPU that is fast in it, else lookup+recycle+head where a head comes for "
+    "the target (head where children are drawn), else lookup",
+    **{", ".join(kind.names): kind.summary for kind in SOURCES},
+    NONE: "no drafting: AR decoding",
+}
+"""What ``draftree methods`` lists; any other name is a draft head's folder or a model (see ``draftree.load``)."""
+
+
+def kind_of(source: str | HFModel) -> SourceKind:
+    """What a name of a source makes; a folder or a model where no kind has the name."""
+    return _BY_NAME.get(source, _BY_PATH) if isinstance(source, str) else _BY_PATH
+
+
+def is_model(drafter: DrafterSpec) -> bool:
+    """It is one draft model, to be loaded by ``draftree.load``."""
+    (source, *more) = drafter.sources
+    named = isinstance(source, str) and source not in (AUTO, NONE) and kind_of(source) is _BY_PATH
+    return named and not more and not is_head(user_path(str(source)))
+
+
+def learns(drafter: DrafterSpec) -> bool:
+    """Its drafts depend on other requests (``TokenSource.learns``); "auto" is chosen so that they may."""
+    return len(drafter.sources) > 1 or kind_of(drafter.sources[0]).learns
+
+
+def check_recycle_file(drafter: DrafterSpec, file: str | Path | None) -> None:
+    """Check that a drafter recycles tokens if there is a file for it; "auto" is checked once it is resolved.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    if file is not None and str(drafter) != AUTO and "recycle" not in drafter.sources:
+        raise ConfigError(
+            f"recycle file {file}: drafter {drafter} does not recycle: use drafter recycle or lookup+recycle"
+        )
+
+
 _CHEAP = 0.6
 """Share of the target's time for linear layers that the same ones may take in other numerics to draft for it: right 97
-times in 100, eight in a row are 1.3 times as fast as plain decoding if verifying them takes 1.5 of its passes."""
+times in 100, eight in a row are 1.3 times as fast as AR decoding if verifying them takes 1.5 of its passes."""
 _CONTEXT = 512
-"""Tokens behind which passes of levels are compared."""
+"""Tokens behind which passes of stages are compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +161,10 @@ class _Making:
     """Makes the sources of one drafter.
 
     Attributes:
-        target: whom it drafts for.
+        target: the model that it drafts for.
         recycle_file: where "recycle" keeps what it has learned.
         alone: the target itself is one of the sources, and no other is: it drafts on its own rows.
-        window: shapes the proposals of levels that have no method of their own; None: their default does.
+        window: shapes the proposals of stages that have no method of their own; None: their default does.
     """
 
     target: HFModel
@@ -57,44 +172,48 @@ class _Making:
     alone: bool
     window: Window | None = None
 
-    def hierarchy(self, levels: Sequence[LevelName], count: int = 0, judge: TokenSource | None = None) -> TokenSource:
-        """The source of the lowest levels of ``count``, below ``judge``; of one level a union, or a single source."""
-        *below, top = levels
-        count = count or len(levels)
+    def cascade(self, stages: Sequence[StageSpec], count: int, verifier: TokenSource | None = None) -> TokenSource:
+        """The source of the first stages of ``count``, before ``verifier``; of one stage an ensemble or one source."""
+        *before, last = stages
         try:
-            source = self._union(top.name, None if below else judge)
+            sources = tuple(self._source(part, None if before else verifier) for part in last.sources)
         except VocabularyError as error:
-            place = f"level {len(levels)} of {count}, {top.name}: " if count > 1 else ""
+            place = f"stage {len(stages)} of {count}, {last.name}: " if count > 1 else ""
             raise VocabularyError(f"{place}{error}") from None
-        if not below:
+        source = sources[0] if len(sources) == 1 else EnsembleSource(sources)
+        if not before:
             return source
         if source.model is not None:
-            _warn_if_slow(len(levels), source.model, self.target)
-        lower = self.hierarchy(below, count, source)
-        policy = below[-1].policy(self.window)
-        return CascadeSource(lower, source, policy, top.loop_back(), (below[-1].name, top.name))
+            _warn_if_slow(len(stages), source.model, self.target)
+        lower = self.cascade(before, count, source)
+        policy = before[-1].policy(self.window)
+        return CascadeSource(lower, source, policy, last.loop_back(), (before[-1].name, last.name))
 
-    def _union(self, name: str, judge: TokenSource | None) -> TokenSource:
-        sources = tuple(self._source(part, judge) for part in parts_of(name))
-        return sources[0] if len(sources) == 1 else EnsembleSource(sources)
-
-    def _source(self, name: str, judge: TokenSource | None) -> TokenSource:
-        target = self.target
-        if name == "lookup":
-            return NgramSource()
-        if name == "recycle":
-            return TokenRecyclingSource(file=self.recycle_file)
-        if isinstance(judge, ModelSource) and isinstance(judge.model, HFModel):
+    def _source(self, name: str | HFModel, verifier: TokenSource | None) -> TokenSource:
+        target, kind = self.target, kind_of(name)
+        if kind.source is not None:
+            return kind.source(self.recycle_file)
+        if isinstance(name, str) and isinstance(verifier, ModelSource) and isinstance(verifier.model, HFModel):
             folder = shipped_for(target) if name == "head" else user_path(name)
-            if folder and is_head(folder) and fits(folder, target) and fits(folder, judge.model):
+            if folder and is_head(folder) and fits(folder, target) and fits(folder, verifier.model):
                 target.track_features()  # committed tokens come with the target's hidden states
-                return EagleSource(load_head(folder, judge.model), target.capabilities.vocab_size, verifier=judge)
-        return _model_source(name, target, guest=self.alone and is_own(name))
+                return EagleSource(load_head(folder, verifier.model), target.capabilities.vocab_size, verifier=verifier)
+        model, vocab = draft_model(name, target), target.capabilities.vocab_size
+        if isinstance(model, HeadModel):
+            return EagleSource(model, vocab)
+        if self.alone and kind.on_target:
+            return SelfSpeculationSource(model.on_rows_of(target), vocab, target=target, near=kind.near)
+        return ModelSource(model, vocab, near=kind.near)
+
+
+def drafts_alone(drafter: DrafterSpec) -> bool:
+    """One of its sources, and no other, is the target itself: it can draft on the target's rows."""
+    return sum(kind_of(source).on_target for source in drafter.sources) == 1
 
 
 @typed
 def load_drafter(
-    name: str | HFModel,
+    name: str | DrafterSpec | HFModel,
     target: HFModel,
     policy: GrowthPolicy,
     *,
@@ -104,49 +223,44 @@ def load_drafter(
     """Make a drafter by name.
 
     Args:
-        name: "auto" (``resolved``), "lookup", "recycle", "head", "none", "self", the folder of a draft head, a model by
-            any name that ``draftree.load`` takes, "int8", a loaded model, several names joined by "+" (the
-            union of what they say) or by ">" (a hierarchy, the lowest level first).
+        name: as written (``DrafterSpec.parse``: names of ``DRAFTERS``, the folder of a draft head, a model by any name
+            that ``draftree.load`` takes; A+B, A>B), parsed, or a loaded model; "auto" is ``resolved``.
         target: the model that it drafts for.
-        policy: shapes its trees. A ``DynamicWindow`` over a hierarchy is HSDDW: it shapes the proposals of
-            levels without a method of their own, and the run that the target verifies is a chain.
+        policy: shapes its trees. A ``DynamicWindow`` over a cascade is HSDDW: it shapes the proposals of
+            stages without a method of their own, and the run that the target verifies is a chain.
         recycle_file: where "recycle" keeps what it has learned from one run to the next.
         learning: "auto" may be what learns from all requests; not so where children are drawn (``Scheme.draws``).
 
     Raises:
         UnknownNameError: no such drafter.
-        VocabularyError: the drafting model has another vocabulary than the target.
+        VocabularyError: the draft model has another vocabulary than the target.
         ConfigError: the policy, or the draft head, was made for other models, or the names do not go together.
         ModelFileError: the draft head cannot be read.
     """
-    name = resolved(name, target, policy, learning=learning)
-    check_recycle_file(name, recycle_file)
-    if name == "none":
+    drafter = resolved(DrafterSpec.parse(name), target, policy, learning=learning)
+    check_recycle_file(drafter, recycle_file)
+    called = str(drafter)
+    if called == NONE:
         return NoDrafter()
-    called = name.capabilities.name if isinstance(name, HFModel) else name
     window = None
-    if isinstance(policy, DynamicWindow) and isinstance(name, str) and is_hierarchy(name):
-        window, policy = policy.window, CHAIN  # HSDDW: the threshold of the run is the upper level's (``LoopBack``)
-    source = load_source(name, target, recycle_file=recycle_file, window=window)
+    if drafter.is_cascade and isinstance(policy, DynamicWindow):
+        window, policy = policy.window, CHAIN  # HSDDW: the threshold of the run is the last stage's (``LoopBack``)
+    source = load_source(drafter, target, recycle_file=recycle_file, window=window)
     check_made_for(policy.made_for, provenance(target, source, called))
     return TreeDrafter(policy, source, called)
 
 
 def load_source(
-    name: str | HFModel, target: HFModel, *, recycle_file: str | Path | None = None, window: Window | None = None
+    drafter: DrafterSpec, target: HFModel, *, recycle_file: str | Path | None = None, window: Window | None = None
 ) -> TokenSource:
-    """Make what drafts, by any name of ``load_drafter`` but "auto" and "none"; it raises the same errors.
+    """Make the source of any drafter but "auto" and "none"; it raises the errors of ``load_drafter``.
 
     Args:
-        name, target, recycle_file: as ``load_drafter``.
+        drafter, target, recycle_file: as ``load_drafter``.
         window: shapes the proposals of stages that have no method of their own; None: their default does.
     """
-    if isinstance(name, HFModel):
-        return _model_source(name, target)
-    levels = levels_of(name)
-    own = [part for level in levels for part in parts_of(level.name) if is_own(part)]
     file = None if recycle_file is None else user_path(recycle_file)
-    return _Making(target, file, alone=len(own) == 1, window=window).hierarchy(levels)
+    return _Making(target, file, drafts_alone(drafter), window).cascade(drafter.stages, len(drafter.stages))
 
 
 def provenance(target: LanguageModel, source: TokenSource, drafter: str) -> Provenance:
@@ -188,46 +302,35 @@ def short_name(model: str) -> str:
     return model.replace("\\", "/").rstrip("/").rpartition("/")[2] or model
 
 
-def _warn_if_slow(level: int, model: LanguageModel, target: HFModel) -> None:
-    """Say so where a level that verifies takes longer than the target, by their measured costs."""
+def _warn_if_slow(stage: int, model: LanguageModel, target: HFModel) -> None:
+    """Warn where a verifying stage takes longer than the target, by their measured costs."""
     if model.capabilities == target.capabilities:
         return
     own, whole = (1e3 * kept_or_measured(m).seconds(1, _CONTEXT) for m in (model, target))
     if own > whole:
         warnings.warn(
-            f"level {level}, {model.capabilities.name}: its pass takes {own:.1f} ms and the target's {whole:.1f} ms: "
-            "the hierarchy is slower than its own target: leave that level out, or name a cheaper one",
+            f"stage {stage}, {model.capabilities.name}: its pass takes {own:.1f} ms and the target's {whole:.1f} ms: "
+            "the cascade is slower than its own target: leave that stage out, or name a cheaper one",
             DraftreeWarning,
             stacklevel=2,
         )
 
 
-def resolved(name: str | HFModel, target: HFModel, policy: GrowthPolicy, *, learning: bool = True) -> str | HFModel:
-    """What "auto" stands for: the best that is there for a target. Any other name stands for itself.
+def resolved(drafter: DrafterSpec, target: HFModel, policy: GrowthPolicy, *, learning: bool = True) -> DrafterSpec:
+    """What "auto" stands for: the best that is there for a target. Any other drafter stands for itself.
 
     It is the drafter that the policy was made for, if it was made for one that is there; else the target itself in
     int4, where that is fast; else lookup+recycle+head for a target that a head comes for, without ``learning`` that
     head alone; else lookup.
     """
-    if name != AUTO:
-        return name
+    if str(drafter) != AUTO:
+        return drafter
     shipped = shipped_for(target) is not None
     if policy.made_for is not None and (shipped or policy.made_for.drafter != "head"):
-        return policy.made_for.drafter
+        return DrafterSpec.parse(policy.made_for.drafter)
     if fast_in_int4(target):
-        return DRAFTING
-    if not shipped:
-        return "lookup"
-    return "lookup+recycle+head" if learning else "head"
-
-
-def _model_source(name: str | HFModel, target: HFModel, guest: bool = False) -> ModelSource:
-    model, vocab = drafting_model(name, target), target.capabilities.vocab_size
-    if isinstance(model, HeadModel):
-        return EagleSource(model, vocab)
-    if guest:
-        return SelfSpeculationSource(model.on_rows_of(target), vocab, target=target, near=name in CHEAPER)
-    return ModelSource(model, vocab, near=name in CHEAPER)
+        return DrafterSpec.parse(DRAFTING)
+    return DrafterSpec.parse(("lookup+recycle+head" if learning else "head") if shipped else "lookup")
 
 
 def fast_in_int4(target: HFModel) -> bool:
@@ -235,52 +338,21 @@ def fast_in_int4(target: HFModel) -> bool:
     return target.capabilities.numerics == DEFAULT_NUMERICS and price(target.model, DRAFTING) <= _CHEAP
 
 
-def drafting_model(name: str | HFModel, target: HFModel) -> HFModel | HeadModel:
-    """What drafts by passes of its own.
-
-    Args:
-        name: "self", "head", "int8", "fp16w", the folder of a draft head, or a model, loaded or by a name
-            for ``draftree.load``.
-        target: the model that it drafts for.
+def draft_model(source: str | HFModel, target: HFModel) -> HFModel | HeadModel:
+    """The model of a source that drafts by passes of its own.
 
     Raises:
-        ConfigError: it does not fit the target.
+        ConfigError: it does not fit the target, or makes no passes.
         UnknownNameError: there is no such drafter.
         VocabularyError: it has another vocabulary than the target.
         ModelFileError: the draft head cannot be read.
     """
-    if isinstance(name, str):
-        if name == "self":
-            return target.twin()
-        if is_own(name):
-            return _own(name, target)
-        if name == "head":
-            return shipped_head(target)
-        if is_head(folder := user_path(name)):
-            return load_head(folder, target)
-        try:
-            name = load(name, device=str(target.capabilities.device), numerics=_numerics(target))
-        except UnknownNameError as error:
-            raise UnknownNameError(f"no drafter {name!r}: not one of {', '.join(DRAFTERS)}, and {error}") from None
-    check_vocabulary(target, name)
-    return name
-
-
-def _own(name: str, target: HFModel) -> HFModel:
-    """The target in other numerics, with a cache of its own.
-
-    Raises:
-        ConfigError: it cannot be had in these numerics.
-    """
-    known = _OWN.setdefault(target.model, {})
-    if name not in known:
-        known[name] = target.in_numerics(name)
-    return known[name].twin()
-
-
-def _numerics(target: HFModel) -> str:
-    """The target's, for a model that drafts for it."""
-    return target.capabilities.numerics if target.capabilities.numerics in NUMERICS else DEFAULT_NUMERICS
+    if not isinstance(source, str):
+        check_vocabulary(target, source)
+        return source
+    if (make := kind_of(source).model) is None:
+        raise ConfigError(f"drafter {source} has no model: use a draft model or a head")
+    return make(source, target)
 
 
 def check_vocabulary(target: HFModel, drafter: HFModel) -> None:

@@ -1,14 +1,17 @@
-"""Names of drafters, parsed."""
+"""A drafter as people write it, parsed once into a value that travels.
+
+lookup                                one source of drafts
+lookup+recycle                        an ensemble: one tree out of what both propose
+lookup:method=static>int4:tau=0.5     a cascade: the first stage drafts, each later one verifies the stage before it
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 
-from ..artifacts import is_path, user_path
+from ..artifacts import is_path
 from ..errors import ConfigError
-from ..models.eagle_file import is_head
 from ..models.huggingface import HFModel
 from ..policies.base import GrowthPolicy
 from ..policies.chains import DynamicWindow, Window, read_memory, read_start
@@ -16,116 +19,71 @@ from ..policies.methods import find_method
 from .cascade.stopping_rule import NEVER, LoopBack
 
 AUTO = DEFAULT_DRAFTER = "auto"
-DRAFTERS = {
-    AUTO: "int4 where a float32 target is on a CPU that is fast in it, else lookup+recycle+head where a head comes for "
-    "the target (head where children are drawn), else lookup",
-    "lookup": "continuations of earlier occurrences in prompt and output; no model",
-    "recycle": "what the target found probable when it last saw the same token; no model",
-    "head": "a layer trained on the target's hidden states; comes with smollm2",
-    "int4, int8, fp16w": "the target itself in these numerics, on its own cache: mostly right, cheaper than float32",
-    "none": "no drafting: plain decoding",
-    "self": "the target drafts for itself: every draft is accepted; for tests",
-}
-"""Drafters by name; any other is a draft head's folder or a model (see ``draftree.load``). A+B is a union, and A>B a
-hierarchy in which A proposes and B verifies (``levels.py``)."""
-CHEAPER = ("int4", "int8", "fp16w")
-"""Numerics in which the target drafts for itself."""
-
-
-def parts_of(name: str) -> tuple[str, ...]:
-    """The names that a drafter's name joins by "+"; a folder may have one in its own name.
-
-    Raises:
-        ConfigError: a part is missing, there twice, or one of "none" and "auto".
-    """
-    parts = (name,) if is_path(name) else tuple(part.strip() for part in name.split("+"))
-    if len(parts) == 1:
-        return (name,)
-    if not all(parts):
-        raise ConfigError(f"drafter {name!r} has a part without a name: write it as lookup+recycle")
-    for part in parts:
-        if parts.count(part) > 1:
-            raise ConfigError(f"drafter {name!r} has {part} twice: name each part once")
-    if "none" in parts:
-        raise ConfigError(f"drafter {name!r}: none drafts nothing and joins nothing: leave it out")
-    if AUTO in parts:
-        raise ConfigError(f"drafter {name!r}: auto chooses all parts itself: use it alone, or name what it should join")
-    return parts
-
-
-def names_model(name: str) -> bool:
-    """It is one drafting model's, to be loaded by ``draftree.load``.
-
-    Raises:
-        ConfigError: as ``parts_of``.
-    """
-    own = name in DRAFTERS or name in CHEAPER or is_hierarchy(name)
-    return not own and len(parts_of(name)) == 1 and not is_head(user_path(name))
-
-
-def learns(name: str | HFModel) -> bool:
-    """What this drafter says depends on other requests (``TokenSource.learns``); "auto" goes by what is wanted.
-
-    Raises:
-        ConfigError: as ``parts_of``.
-    """
-    if isinstance(name, HFModel):
-        return False
-    return is_hierarchy(name) or len(parts := parts_of(name)) > 1 or parts == ("recycle",)
-
-
-def check_recycle_file(name: str | HFModel, file: str | Path | None) -> None:
-    """Make sure that a file is for a drafter that recycles; what "auto" stands for is not known yet.
-
-    Raises:
-        ConfigError: it is for none, or as ``parts_of``.
-    """
-    if file is None or name == AUTO:
-        return
-    if isinstance(name, HFModel) or not any("recycle" in parts_of(level.name) for level in levels_of(name)):
-        called = name.capabilities.name if isinstance(name, HFModel) else name
-        raise ConfigError(
-            f"recycle file {file}: drafter {called} does not recycle: use drafter recycle or lookup+recycle"
-        )
-
-
-def is_own(name: str) -> bool:
-    """The target itself in other numerics: it can draft on the target's rows."""
-    return name in CHEAPER
-
-
+NONE = "none"
 METHOD = "dynamic-window"
-"""What shapes a level's proposals by default."""
+"""The default method of a stage's proposals."""
 _LOOP = ("loop", "tau", "pending", "memory")
-"""Settings of looping back; "memory" may be one of a method too."""
+"""Settings of ``LoopBack``; "memory" may be one of a method too."""
 
 
 @dataclass(frozen=True, slots=True)
-class LevelName:
-    """One level as it is written.
+class StageSpec:
+    """One stage of a cascade, or a whole drafter that is no cascade.
 
     Attributes:
-        name: of its source.
-        settings: what follows it.
-        verifies: there is a level below it.
+        sources: names of ``registry.SOURCES``, folders and models, or one loaded model; several are an ensemble.
+        settings: as written.
+        verifies: it verifies the stage before it.
+
+    Raises:
+        InputError: a source has no name, stands there twice or cannot be joined; a setting does not exist or is out of
+            range.
     """
 
-    name: str
+    sources: tuple[str | HFModel, ...]
     settings: Mapping[str, str] = field(default_factory=dict)
     verifies: bool = field(default=False, compare=False)
 
+    def __post_init__(self) -> None:
+        if len(self.sources) > 1:
+            name = "+".join(map(str, self.sources))
+            if not all(self.sources):
+                raise ConfigError(f"drafter {name!r} has a part without a name: write it as lookup+recycle")
+            for part in self.sources:
+                if self.sources.count(part) > 1:
+                    raise ConfigError(f"drafter {name!r} has {part} twice: name each part once")
+            if NONE in self.sources:
+                raise ConfigError(f"drafter {name!r}: none drafts nothing and joins nothing: leave it out")
+            if AUTO in self.sources:
+                raise ConfigError(
+                    f"drafter {name!r}: auto chooses all parts itself: use it alone, or name what it should join"
+                )
+
+    @classmethod
+    def parse(cls, text: str, verifies: bool = False) -> StageSpec:
+        """Read A+B:KEY=VALUE:KEY=VALUE; the name of a model or a folder may hold colons, that of a folder any sign."""
+        if text and is_path(text):
+            return cls((text,), verifies=verifies)
+        head, *rest = text.split(":")
+        settings: dict[str, str] = {}
+        while rest and "=" in rest[-1]:
+            key, _, value = rest.pop().partition("=")
+            settings = {key.strip(): value.strip()} | settings
+        return cls(_sources(":".join([head, *rest])), settings, verifies)
+
+    @property
+    def name(self) -> str:
+        """Without the settings."""
+        return "+".join(s.capabilities.name if isinstance(s, HFModel) else s for s in self.sources)
+
     def __str__(self) -> str:
-        """As it is written."""
         return ":".join([self.name, *(f"{key}={value}" for key, value in self.settings.items())])
 
     def policy(self, window: Window | None = None) -> GrowthPolicy:
-        """What shapes its proposals to the level above: "method" and that method's own settings.
+        """A new policy that shapes its proposals to the next stage, from "method" and the settings of that method.
 
         Args:
-            window: of ``hsddw``, in place of ``METHOD`` where it has no such settings.
-
-        Raises:
-            InputError: there is no such method or setting.
+            window: of ``hsddw``, in place of ``METHOD`` where the stage has no such settings.
         """
         method = find_method(self.settings.get("method", METHOD))
         loop = [key for key in _LOOP if self.verifies and key not in method.settings]
@@ -136,11 +94,7 @@ class LevelName:
         return method.policy(given)
 
     def loop_back(self) -> LoopBack:
-        """When it asks the level below again: ``_LOOP``.
-
-        Raises:
-            ConfigError: a value is out of range.
-        """
+        """When it lets the stage before it draft again: the settings ``_LOOP``."""
         default = LoopBack()
         pending, memory = (self.settings.get(key, str(getattr(default, key))) for key in ("pending", "memory"))
         try:
@@ -151,74 +105,86 @@ class LevelName:
         return LoopBack(self.settings.get("loop", default.rule), tau, most, read_memory(memory))
 
 
-def levels_of(name: str) -> tuple[LevelName, ...]:
-    """The levels of a drafter's name, the lowest first; one where it is no hierarchy.
+@dataclass(frozen=True, slots=True)
+class DrafterSpec:
+    """A drafter: a cascade of stages, the first to draft first; a single stage is no cascade.
 
     Raises:
-        InputError: a level has no name, or settings that it cannot have.
+        InputError: a setting does not exist or is out of range, or a stage is "auto" or "none".
     """
-    if is_path(name) or ">" not in name:
-        return (LevelName(name),)
-    levels = tuple(_level(part.strip(), name, verifies=i > 0) for i, part in enumerate(name.split(">")))
-    for where, level, wrong in (
-        ("lowest", levels[0], [key for key in levels[0].settings if key in ("loop", "tau", "pending")]),
-        ("highest", levels[-1], [key for key in levels[-1].settings if key not in _LOOP]),
-    ):
-        if wrong:
-            has = "method and its settings" if level is levels[0] else ", ".join(_LOOP)
-            raise ConfigError(f"drafter {name!r}: its {where} level has no setting {wrong[0]!r}: it has {has}")
-    for lower in levels[:-1]:
-        lower.policy()
-    for upper in levels[1:]:
-        upper.loop_back()
-    for level in levels:
-        if level.name in ("none", "auto"):
-            raise ConfigError(f"drafter {name!r}: {level.name} is no level of a hierarchy: name what it should ask")
-    return levels
 
+    stages: tuple[StageSpec, ...]
 
-def is_hierarchy(name: str) -> bool:
-    """It is written as one.
+    def __post_init__(self) -> None:
+        if not self.is_cascade:
+            return
+        first, last = self.stages[0], self.stages[-1]
+        for where, stage, wrong in (
+            ("first", first, [key for key in first.settings if key in ("loop", "tau", "pending")]),
+            ("last", last, [key for key in last.settings if key not in _LOOP]),
+        ):
+            if wrong:
+                has = "method and its settings" if stage is first else ", ".join(_LOOP)
+                raise ConfigError(f"drafter '{self}': its {where} stage has no setting {wrong[0]!r}: it has {has}")
+        for stage in self.stages[:-1]:
+            stage.policy()
+        for stage in self.stages[1:]:
+            stage.loop_back()
+        for stage in self.stages:
+            if stage.name in (AUTO, NONE):
+                raise ConfigError(f"drafter '{self}': {stage.name} is no stage of a cascade: name a drafter instead")
 
-    Raises:
-        InputError: as ``levels_of``.
-    """
-    return len(levels_of(name)) > 1
+    @classmethod
+    def parse(cls, drafter: str | HFModel | DrafterSpec) -> DrafterSpec:
+        """Read A>B, each stage as ``StageSpec.parse`` reads it; a loaded model drafts alone, a parsed drafter is ready.
 
+        Raises:
+            InputError: it cannot be one.
+        """
+        if isinstance(drafter, DrafterSpec):
+            return drafter
+        if not isinstance(drafter, str) or is_path(drafter):
+            return cls((StageSpec((drafter,)),))
+        if ">" not in drafter:
+            return cls((StageSpec(_sources(drafter)),))
+        written = [part.strip() for part in drafter.split(">")]
+        stages = tuple(StageSpec.parse(part, verifies=i > 0) for i, part in enumerate(written))
+        if not all(stage.name for stage in stages):
+            raise ConfigError(f"drafter {drafter!r} has a stage without a name: write it as lookup>int8")
+        return cls(stages)
 
-def without_loop_back(name: str) -> str:
-    """The same hierarchy with one round a proposal on every level: the paper's ablation.
+    def __str__(self) -> str:
+        return ">".join(map(str, self.stages))
 
-    Raises:
-        InputError: it is no hierarchy, or a level has a rule of its own; or as ``levels_of``.
-    """
-    lowest, *above = levels_of(name)
-    if not above:
-        raise ConfigError(
-            f"drafter {name!r} is no hierarchy and never loops back: leave --no-loop-back out, or name one as "
-            "lookup>int8"
-        )
-    for level in above:
-        if level.settings.get("loop", NEVER) != NEVER:
+    @property
+    def is_cascade(self) -> bool:
+        """It has several stages."""
+        return len(self.stages) > 1
+
+    @property
+    def sources(self) -> tuple[str | HFModel, ...]:
+        """The sources of all stages."""
+        return tuple(source for stage in self.stages for source in stage.sources)
+
+    def without_loop_back(self) -> DrafterSpec:
+        """The same cascade with one round a proposal on every stage: the paper's ablation.
+
+        Raises:
+            ConfigError: it is no cascade, or a stage has a rule of its own.
+        """
+        if not self.is_cascade:
             raise ConfigError(
-                f"drafter {name!r}: level {level.name} has loop={level.settings['loop']}: leave that out, or "
-                "--no-loop-back"
+                f"drafter '{self}' is no cascade and never loops back: leave --no-loop-back out, or name one as "
+                "lookup>int8"
             )
-    return ">".join(map(str, [lowest, *(LevelName(x.name, {**x.settings, "loop": NEVER}) for x in above)]))
+        first, *rest = self.stages
+        for stage in rest:
+            if (rule := stage.settings.get("loop", NEVER)) != NEVER:
+                raise ConfigError(
+                    f"drafter '{self}': stage {stage.name} has loop={rule}: leave that out, or --no-loop-back"
+                )
+        return DrafterSpec((first, *(replace(s, settings={**s.settings, "loop": NEVER}) for s in rest)))
 
 
-def _level(text: str, whole: str, *, verifies: bool) -> LevelName:
-    if text and is_path(text):
-        return LevelName(text, verifies=verifies)
-    head, *rest = text.split(":")
-    settings: dict[str, str] = {}
-    while rest:
-        key, sign, value = rest[-1].partition("=")
-        if not sign:
-            break
-        settings = {key.strip(): value.strip()} | settings
-        rest.pop()
-    name = ":".join([head, *rest]).strip()
-    if not name:
-        raise ConfigError(f"drafter {whole!r} has a level without a name: write it as lookup>int8")
-    return LevelName(name, settings, verifies)
+def _sources(text: str) -> tuple[str, ...]:
+    return (text.strip(),) if is_path(text) else tuple(part.strip() for part in text.split("+"))

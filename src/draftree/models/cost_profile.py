@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import platform
 import re
@@ -15,14 +14,13 @@ from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import platformdirs
 import torch
 import transformers
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ..artifacts import write_whole
+from ..artifacts import JsonFormat
 from ..config import MAX_NODES
 from ..errors import ConfigError, DraftreeWarning, RunError
 from ..progress import err
@@ -149,9 +147,11 @@ class Profile:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunError(f"cannot make the folder {path.parent}: {error.strerror}: set XDG_CACHE_HOME") from None
-        document = {"format": FORMAT, "version": VERSION, "identity": asdict(self.identity)}
-        write_whole(path, json.dumps(document | {"points": [asdict(p) for p in self.points]}, indent=1))
+        _FORMAT.write(path, self)
         return path
+
+
+_FORMAT = JsonFormat(FORMAT, VERSION, "profile", "measure it again with 'draftree profile'", content=Profile)
 
 
 def profile_folder() -> Path:
@@ -164,11 +164,12 @@ def load_profile(model: LanguageModel) -> Profile | None:
     identity = Identity.of(model)
     path = profile_folder() / identity.file_name
     try:
-        profile = _parse(json.loads(path.read_text(encoding="utf-8")))
+        profile = _FORMAT.read(path)
+        _check(profile)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        warn(f"the profile {path} cannot be read ({type(error).__name__}): measuring again")
+    except ValueError as error:
+        warn(f"the profile {path} cannot be read ({error}): measuring again")
         return None
     for name, value in asdict(identity).items():
         if (old := getattr(profile.identity, name)) != value:
@@ -177,20 +178,14 @@ def load_profile(model: LanguageModel) -> Profile | None:
     return profile
 
 
-def _parse(document: Any) -> Profile:
-    if (document["format"], document["version"]) != (FORMAT, VERSION):
-        raise ValueError("another format")
-    points = []
-    for p in document["points"]:
-        sizes, seconds = [int(n) for n in p["sizes"]], [float(s) for s in p["seconds"]]
-        if len(sizes) != len(seconds) or sizes[:1] != [1] or sizes != sorted(set(sizes)):
-            raise ValueError("sizes do not fit")
-        if not all(0 < s < math.inf for s in seconds) or int(p["batch"]) < 1 or int(p["context"]) < 1:
-            raise ValueError("seconds out of range")
-        points.append(Point(int(p["batch"]), int(p["context"]), tuple(sizes), tuple(seconds)))
-    if not points:
+def _check(profile: Profile) -> None:
+    if not profile.points:
         raise ValueError("no points")
-    return Profile(Identity(**document["identity"]), tuple(points))
+    for p in profile.points:
+        if len(p.sizes) != len(p.seconds) or p.sizes[:1] != (1,) or list(p.sizes) != sorted(set(p.sizes)):
+            raise ValueError("sizes do not fit")
+        if not all(0 < s < math.inf for s in p.seconds) or p.batch < 1 or p.context < 1:
+            raise ValueError("seconds out of range")
 
 
 def warn(message: str) -> None:

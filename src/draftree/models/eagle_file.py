@@ -4,18 +4,17 @@ vocabulary, and a sample of the target's embeddings that tells it from other mod
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from ..artifacts import parse_json, write_whole
+from ..artifacts import JsonFormat, write_whole
 from ..errors import ConfigError, ModelFileError, RunError, UnknownNameError
 from .eagle_head import HeadConfig, HeadNetwork, embeddings
 from .eagle_model import HeadModel
@@ -31,6 +30,17 @@ _SAMPLED = (64, 32)
 """Rows and columns of the embeddings that are kept to know the target by."""
 _SAME = 0.9
 """Correlation of two samples of one model: quantised and fine-tuned copies pass, other models have about 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadDocument:
+    """What ``config.json`` holds: the target's name, and the sizes."""
+
+    target: str
+    config: HeadConfig
+
+
+_FORMAT = JsonFormat(FORMAT, VERSION, "config of a draft head", "train another", content=HeadDocument, flat=True)
 
 
 def is_head(folder: Path) -> bool:
@@ -56,17 +66,12 @@ def save_head(folder: Path, network: HeadNetwork, vocabulary: Tensor, target: HF
     """
     tensors = {name: value.detach().cpu().half().contiguous() for name, value in network.state_dict().items()}
     tensors |= {"vocabulary": vocabulary.cpu().int(), "target_sample": sample(target)}
-    path = folder / WEIGHTS
-    part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        part.write_bytes(save(tensors))
-        part.replace(path)
-    except (OSError, SafetensorError) as error:
-        part.unlink(missing_ok=True)
-        raise RunError(f"cannot write {path}: {error}: free some disk space") from None
-    document = {"format": FORMAT, "version": VERSION, "target": target.capabilities.name}
-    write_whole(folder / CONFIG, json.dumps(document | network.config.as_dict(), indent=1) + "\n")
+    except OSError as error:
+        raise RunError(f"cannot make the folder {folder}: {error.strerror}: choose another place") from None
+    write_whole(folder / WEIGHTS, save(tensors))
+    _FORMAT.write(folder / CONFIG, HeadDocument(target.capabilities.name, network.config))
 
 
 def read_head(folder: Path) -> tuple[str, HeadNetwork, Tensor, Tensor]:
@@ -79,9 +84,9 @@ def read_head(folder: Path) -> tuple[str, HeadNetwork, Tensor, Tensor]:
     if not (folder / CONFIG).is_file():
         raise UnknownNameError(f"no draft head in {folder}: give a folder that 'draftree train head' wrote")
     with _reading(folder):
-        target, config = _read_config(folder)
+        document = _FORMAT.read(folder / CONFIG)
         with torch.device("meta"):  # no random weights, which would take longer than reading these
-            network = HeadNetwork(config)
+            network = HeadNetwork(document.config)
         tensors = load_file(folder / WEIGHTS)
         vocabulary, known = tensors.pop("vocabulary"), _numbers(tensors.pop("target_sample"), "target_sample")
         if vocabulary.dtype not in (torch.int32, torch.int64) or vocabulary.dim() != 1:
@@ -92,15 +97,7 @@ def read_head(folder: Path) -> tuple[str, HeadNetwork, Tensor, Tensor]:
             raise ValueError("its draft vocabulary is not a list of different tokens")
         if int(vocabulary[-1]) >= network.config.vocab_size:
             raise ValueError("its draft vocabulary goes beyond the target's")
-    return target, network, vocabulary, known
-
-
-def _read_config(folder: Path) -> tuple[str, HeadConfig]:
-    """The name of the target, and the sizes."""
-    document: Any = parse_json((folder / CONFIG).read_bytes())
-    if not isinstance(document, dict) or (document.pop("format"), document.pop("version")) != (FORMAT, VERSION):
-        raise ValueError("another format")
-    return str(document.pop("target")), HeadConfig(**document)
+    return document.target, network, vocabulary, known
 
 
 def _numbers(weight: Tensor, name: str) -> Tensor:
@@ -182,7 +179,7 @@ def fits(folder: Path, target: HFModel) -> bool:
     except (AttributeError, NotImplementedError):  # a model with embeddings of its own kind
         return False
     with _reading(folder):
-        if any(own != size for _, own, size in _sizes(_read_config(folder)[1], given)):
+        if any(own != size for _, own, size in _sizes(_FORMAT.read(folder / CONFIG).config, given)):
             return False
         with safe_open(folder / WEIGHTS, framework="pt") as file:
             known = _numbers(file.get_tensor("target_sample"), "target_sample")

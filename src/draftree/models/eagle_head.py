@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 import torch
@@ -68,10 +68,6 @@ class HeadConfig:
             head_dim=dim + dim % 2,
             embedding_scale=embedding_scale,
         )
-
-    def as_dict(self) -> dict[str, float]:
-        """For a file."""
-        return asdict(self)
 
 
 class HeadNetwork(nn.Module):

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..artifacts import user_path, write_whole
+from ..artifacts import JsonFormat, user_path
 from ..errors import ConfigError, UnknownNameError
 from ..tree import DraftTree
 from ..typed import typed
@@ -169,8 +168,6 @@ DEFAULT = "smollm2-head"
 """The one for SmolLM2-135M-Instruct and its head."""
 DEFAULT_WIDTH = "smollm2-head-width"
 """Of entropy and rank, for the same pair."""
-_LARGEST_FILE = 1 << 20
-"""Bytes: a file of ours has some thousand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,28 +186,27 @@ class ClassifierFile:
     trained_on: dict[str, Any]
     held_out: dict[str, Any]
 
+    def __post_init__(self) -> None:
+        if not (self.made_for.target_weights and self.made_for.drafter_weights):
+            raise ConfigError("a classifier needs target_weights and drafter_weights, the fingerprints of its models")
+
     def save(self, path: Path) -> None:
-        """Write the file, one line a field and one line a hidden unit.
+        """Write the file.
 
         Raises:
             RunError: it cannot be written.
         """
-        net = self.classifier
-        units = ",\n".join(f"    {json.dumps(row)}" for row in net.hidden)
-        fields = {
-            "format": json.dumps(FORMAT),
-            "version": json.dumps(VERSION),
-            **{key: json.dumps(value) for key, value in asdict(self.made_for).items()},
-            "features": json.dumps(net.features),
-            "given_parent": json.dumps(net.given_parent),
-            "hidden": f"[\n{units}\n  ]",
-            "bias": json.dumps(net.bias),
-            "output": json.dumps(net.output),
-            "threshold": json.dumps(net.threshold),
-            "trained_on": json.dumps(self.trained_on),
-            "held_out": json.dumps(self.held_out),
-        }
-        write_whole(path, "{\n" + ",\n".join(f'  "{key}": {value}' for key, value in fields.items()) + "\n}\n")
+        _FORMAT.write(path, self)
+
+
+_FORMAT = JsonFormat(
+    FORMAT,
+    VERSION,
+    "classifier file",
+    "give a file that 'draftree train classifier' wrote",
+    content=ClassifierFile,
+    flat=True,
+)
 
 
 @typed
@@ -222,71 +218,10 @@ def read_classifier(name: str) -> ClassifierFile:
         ConfigError: it cannot be read, or is no classifier file of this version.
     """
     shipped = {path.stem: path for path in SHIPPED.glob("*.json")}
-    path = shipped.get(name) or user_path(name)
     try:
-        if path.stat().st_size > _LARGEST_FILE:
-            raise ConfigError(f"classifier file {name} is larger than {_LARGEST_FILE} bytes: {_WAY_OUT}")
-        content = json.loads(path.read_text(encoding="utf-8"))
+        return _FORMAT.read(shipped.get(name) or user_path(name))
     except FileNotFoundError:
-        names = ", ".join(sorted(shipped))
         raise UnknownNameError(
-            f"no classifier {name!r}: make one with 'draftree train classifier', or choose from {names}"
+            f"no classifier {name!r}: make one with 'draftree train classifier', or choose from "
+            f"{', '.join(sorted(shipped))}"
         ) from None
-    except OSError as error:
-        raise ConfigError(f"cannot read classifier file {name}: {error.strerror}: {_WAY_OUT}") from None
-    except (ValueError, RecursionError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        raise ConfigError(f"classifier file {name} is not JSON: {_WAY_OUT}") from None
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise ConfigError(f"{name} is JSON but no classifier file: {_WAY_OUT}")
-    if content.get("version") != VERSION:
-        raise ConfigError(
-            f"classifier file {name} has version {content.get('version')}, not {VERSION}: make it again with "
-            "'draftree train classifier'"
-        )
-    try:
-        return ClassifierFile(
-            classifier=Classifier(
-                features=tuple(map(_text, content["features"])),
-                hidden=tuple(map(_numbers, content["hidden"])),
-                bias=_numbers(content["bias"]),
-                output=_numbers(content["output"]),
-                threshold=_numbers([content["threshold"]])[0],
-                given_parent=_truth(content["given_parent"]),
-            ),
-            made_for=Provenance(**{column.name: _text(content[column.name]) for column in fields(Provenance)}),
-            trained_on=_mapping(content["trained_on"]),
-            held_out=_mapping(content["held_out"]),
-        )
-    except KeyError as error:
-        raise ConfigError(f"classifier file {name} has no {error}: {_WAY_OUT}") from None
-    except (TypeError, ValueError, OverflowError) as error:
-        raise ConfigError(f"classifier file {name} is corrupt: {error}: {_WAY_OUT}") from None
-
-
-_WAY_OUT = "give a file that 'draftree train classifier' wrote"
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no name")
-    return value
-
-
-def _numbers(values: Any) -> tuple[float, ...]:
-    if not isinstance(values, list) or not all(type(x) in (int, float) for x in values):
-        raise TypeError("its weights are no numbers")
-    return tuple(map(float, values))
-
-
-def _truth(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError(f"{value!r} is neither true nor false")
-    return value
-
-
-def _mapping(value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise TypeError(f"{value!r} is no description")
-    return value

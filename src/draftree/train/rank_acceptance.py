@@ -166,7 +166,7 @@ class Tally:
         )
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
-            counts = Counts.parse(content["trials"], content["accepted"])
+            counts = Counts(tuple(content["trials"]), tuple(map(tuple, content["accepted"])))
             same = content["key"] == fresh.key
             done = int(content["done"])
         except FileNotFoundError:
