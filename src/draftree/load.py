@@ -175,8 +175,6 @@ def beam_drafter(name: str | DrafterSpec | HFModel, sampled: bool) -> DrafterSpe
 def load_beam_source(
     name: str | DrafterSpec | HFModel, target: HFModel, *, sampled: bool = False
 ) -> TokenSource | None:
-    name: str | DrafterSpec | HFModel, target: HFModel, *, sampled: bool = False
-) -> TokenSource | None:
     """Make what drafts beams, by name; None drafts nothing.
 
     Args:
