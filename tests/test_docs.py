@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from pathlib import Path
 
@@ -34,6 +35,12 @@ def test_links_lead_somewhere(document: Path) -> None:
     links = re.findall(r"\]\(([^)#\s]+)", document.read_text())
     gone = [link for link in links if "://" not in link and not (document.parent / link).exists()]
     assert gone == []
+
+
+@pytest.mark.parametrize("document", [*DOCUMENTS, ROOT / "CHANGELOG.md", ROOT / "Makefile"], ids=lambda path: path.name)
+def test_modules_that_are_run_are_there(document: Path) -> None:
+    named = re.findall(r"python -m ((?:benchmarks|draftree)[\w.]*)", document.read_text())
+    assert [name for name in named if importlib.util.find_spec(name) is None] == []
 
 
 def test_contributors_are_told_of_every_module() -> None:

@@ -10,7 +10,6 @@ from transformers import PreTrainedModel
 
 from draftree.beams.beam_engine import BeamEngine
 from draftree.beams.params import BeamParams
-from draftree.beams.sources import ModelBeams
 from draftree.config import SamplingParams
 from draftree.drafters.base import Drafter, TreeDrafter
 from draftree.drafters.draft_model import ModelSource
@@ -72,7 +71,7 @@ def test_schemes_that_throw_coins_run_on_the_device(scheme: str, name: str) -> N
 def test_beams_run_on_the_device(temperature: float) -> None:
     target = _on_gpu(tiny())
     params, beams = SamplingParams(max_tokens=20, temperature=temperature, seed=5), BeamParams(width=3, returned=3)
-    plain, drafted = BeamEngine(target), BeamEngine(target, ModelBeams(_on_gpu(relative()), VOCAB))
+    plain, drafted = BeamEngine(target), BeamEngine(target, ModelSource(_on_gpu(relative()), VOCAB))
     want, got = (
         [[h.token_ids for h in one.hypotheses] for one in engine.generate(PROMPTS, params, beams)]
         for engine in (plain, drafted)

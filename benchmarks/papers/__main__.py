@@ -1,6 +1,6 @@
 """Draw the papers' tables and figures from runs of ``draftree bench``: a Markdown file and a folder of SVG beside it.
 
-A figure is drawn from the first run (by name) that has what it needs; docs/bench.md says what that is.
+A figure is drawn from the first run (by name) that has what it needs; docs/bench.md lists it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ def run_sections(runs: Sequence[LoadedRun]) -> list[Section]:
         tables = run_tables(run, level=3).split("\n\n", 1)
         found.append(Section(tables[0].removeprefix("### "), [tables[1]]))
         if scores := read_scores(run.path):
-            found.append(Section("Scores of the answers", grid=Grid(*score_table(scores)), level=4))
+            command = f"python -m benchmarks.quality {run.path}"
+            found.append(Section("Scores of the answers", grid=Grid(*score_table(scores)), commands=[command], level=4))
     return found
 
 

@@ -24,11 +24,11 @@ def sections(runs: Sequence[LoadedRun]) -> list[Section]:
     return [section for section in made if section is not None]
 
 
-def _lines(run: LoadedRun, methods: Sequence[str], place: Callable[[Entry], float | None]) -> list[Line]:
+def _lines(run: LoadedRun, methods: Sequence[str], position: Callable[[Entry], float | None]) -> list[Line]:
     """One line for each method and drafter, at one node budget unless that is swept, with two points or more."""
     lines: dict[str, list[tuple[float, Entry]]] = {}
     for entry in run.of(lambda e: e.method in methods):
-        at = place(entry)
+        at = position(entry)
         if at is not None:
             nodes = "" if at == entry.nodes else f", {entry.nodes} nodes"
             lines.setdefault(f"{entry.method}, {entry.drafter}{nodes}", []).append((at, entry))
@@ -38,7 +38,7 @@ def _lines(run: LoadedRun, methods: Sequence[str], place: Callable[[Entry], floa
 
 
 def _sizes(runs: Sequence[LoadedRun]) -> Section | None:
-    def place(entry: Entry) -> float | None:
+    def position(entry: Entry) -> float | None:
         swept = set(entry.settings) <= {"tree"} and entry.temperature == 0
         return float(entry.nodes) if swept else None
 
@@ -47,12 +47,12 @@ def _sizes(runs: Sequence[LoadedRun]) -> Section | None:
         "Figure 6: MAL by tree size",
         "The paper: OPT-Tree above Sequoia at every size; with a strong drafter it grows beyond 500 nodes.",
         ("opt-tree-6", "node budget", 2),
-        lambda run: _lines(run, SIZED, place),
+        lambda run: _lines(run, SIZED, position),
     )
 
 
 def _thresholds(runs: Sequence[LoadedRun]) -> Section | None:
-    def place(entry: Entry) -> float | None:
+    def position(entry: Entry) -> float | None:
         delta = entry.settings.get("delta", "auto")
         return None if delta == "auto" or entry.temperature else float(delta)
 
@@ -62,7 +62,7 @@ def _thresholds(runs: Sequence[LoadedRun]) -> Section | None:
         "The paper: MAL falls as the threshold rises, and speed has its best between the share of a draft pass in a "
         "step and 1.",
         ("opt-tree-8", "threshold on the gain in E(A)", None),
-        lambda run: _lines(run, ("opt-tree",), place),
+        lambda run: _lines(run, ("opt-tree",), position),
     )
 
 
@@ -92,12 +92,12 @@ def _section(
         left, right = made.figure.subplots(1, 2)
         for number, (line, points) in enumerate(lines):
             figures = [run.table[e.label][ALL] for _, e in points]
-            places = [at for at, _ in points]
-            left.plot(places, [f.mal or 0.0 for f in figures], label=line, **line_style(number))
-            right.plot(places, [f.tokens_per_second for f in figures], label=line, **line_style(number))
+            positions = [at for at, _ in points]
+            left.plot(positions, [f.mal or 0.0 for f in figures], label=line, **line_style(number))
+            right.plot(positions, [f.tokens_per_second for f in figures], label=line, **line_style(number))
             rows += [
                 [line, f"{at:g}", f"{f.mal or 0.0:.3f}", f"{f.tokens_per_second:.2f}"]
-                for at, f in zip(places, figures, strict=True)
+                for at, f in zip(positions, figures, strict=True)
             ]
         left.set(xlabel=label, ylabel="MAL, bonus included")
         right.set(xlabel=label, ylabel="tokens/s", ylim=(0, None))

@@ -1,4 +1,4 @@
-"""Runs Python that a model has written: in a sandbox of bubblewrap's, or, where that is asked for, with limits alone.
+"""Runs Python that a model has written: in a sandbox of bubblewrap's, or, with ``unsafe``, with limits alone.
 
 What holds in the sandbox (Linux, the package bubblewrap 0.7 or newer):
 
@@ -179,14 +179,14 @@ def _run(sandbox: list[str], folder: str, parts: Sequence[str], limits: Limits) 
         except (TimeoutError, subprocess.TimeoutExpired):
             return Verdict(False, f"more than {limits.clock} seconds by the clock")
         finally:
-            said = _end(process)
+            complaint = _end(process)
     if answer is None:
         return Verdict(True)
     if answer:
         return Verdict(False, answer[:200])
     if process.returncode in (-signal.SIGKILL, 128 + signal.SIGKILL, -signal.SIGXCPU):
         return Verdict(False, f"killed: more than {limits.seconds} seconds of processor time, or out of memory")
-    return Verdict(False, said[:200] or f"ended with code {process.returncode}")
+    return Verdict(False, complaint[:200] or f"ended with code {process.returncode}")
 
 
 def _converse(channel: socket.socket, parts: Sequence[str], until: float) -> str | None:

@@ -1,4 +1,4 @@
-"""What answers are worth: a measure for each suite. Scores are from 0 to 1."""
+"""A measure for the answers to each suite, from 0 to 1."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .sandbox import require_sandbox, run_python
 from .sql import same_rows
 
 Score = Callable[[Item, Sequence[str]], dict[str, float]]
-"""(item, answers to its turns) -> measure -> what it is worth."""
+"""(item, answers to its turns) -> measure -> score."""
 
 _FENCE = re.compile(r"```(?:[a-zA-Z]*)\n(.*?)(?:```|\Z)", re.DOTALL)
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
@@ -61,16 +61,16 @@ def _code(unsafe: bool, item: Item, answers: Sequence[str]) -> dict[str, float]:
 def program(item: Item, answer: str) -> str:
     """The answer's code, which the test comes after.
 
-    A code block counts if there is one, else all of the answer. Code that does not define the asked function continues
+    A code block counts if there is one, else all of the answer. Code that does not define the function continues
     the prompt. Imports and helpers of the prompt come first in any case.
     """
     fenced = _FENCE.search(answer)
     code, prefix = fenced[1] if fenced else answer, str(item.reference["prefix"])
-    asked = re.findall(r"^def (\w+)", prefix, re.MULTILINE)
-    if asked and f"def {asked[-1]}" not in code:
+    names = re.findall(r"^def (\w+)", prefix, re.MULTILINE)
+    if names and f"def {names[-1]}" not in code:
         code = prefix + code
-    elif asked:
-        code = prefix[: prefix.rfind(f"def {asked[-1]}")] + "\n" + code
+    elif names:
+        code = prefix[: prefix.rfind(f"def {names[-1]}")] + "\n" + code
     return code
 
 

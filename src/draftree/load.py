@@ -5,27 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
 
 from .beams.beam_engine import BeamEngine
-from .beams.cascades import HierarchyBeams, UnionBeams
-from .beams.sources import BeamSource, GuestBeams, HeadBeams, LookupBeams, ModelBeams, PassBeams
 from .config import option
-from .drafters.registry import (
-    check_recycle_file,
-    draft_model,
-    drafts_alone,
-    fast_in_int4,
-    kind_of,
-    learns,
-    load_drafter,
-)
-from .drafters.spec import AUTO, DEFAULT_DRAFTER, NONE, DrafterSpec, StageSpec
+from .drafters.registry import check_recycle_file, fast_in_int4, learns, load_drafter, load_source
+from .drafters.source import TokenSource
+from .drafters.spec import AUTO, DEFAULT_DRAFTER, NONE, DrafterSpec
 from .engine import Engine
 from .errors import ConfigError
 from .models.cpu.quantization import DEFAULT_NUMERICS, DRAFTING
 from .models.eagle_file import shipped_for
-from .models.eagle_model import HeadModel
 from .models.huggingface import HFModel
 from .models.load import DEFAULT_MODEL, load
 from .policies.base import GrowthPolicy, node_budget
@@ -131,12 +120,7 @@ def load_engine(
     return speculation.engine(load(target, dtype=dtype, device=device, numerics=numerics), observers)
 
 
-_CAN = (
-    "beams are drafted by a draft model, head, int4, int8, fp16w, self, none, a cascade of these such as "
-    "lookup>int8 or, for beam search, by lookup and ensembles"
-)
-_NEAR = ("int4", "int8", "fp16w", "self")
-"""The target's weights."""
+_BEAM_DRAFTERS = "beams are drafted by a draft model, head, int4, int8, fp16w, self, none or, for beam search, lookup"
 
 
 @typed
@@ -161,7 +145,8 @@ def load_beam_engine(
     """
     spec = beam_drafter(drafter, sampled)
     model = load(target, dtype=dtype, device=device, numerics=numerics)
-    return BeamEngine(model, load_beam_source(spec, model, sampled=sampled))
+    spec = resolved_for_beams(spec, model, sampled)
+    return BeamEngine(model, load_beam_source(spec, model, sampled=sampled), name=str(spec))
 
 
 def beam_drafter(name: str | DrafterSpec | HFModel, sampled: bool) -> DrafterSpec:
@@ -171,38 +156,26 @@ def beam_drafter(name: str | DrafterSpec | HFModel, sampled: bool) -> DrafterSpe
         InputError: it cannot, or is not written as a drafter is.
     """
     spec = DrafterSpec.parse(name)
-    *before, last = spec.stages
-    for stage in spec.stages:
-        if stage.settings:
-            key, value = next(iter(stage.settings.items()))
-            raise ConfigError(
-                f"drafter '{spec}': {stage.name}:{key}={value} shapes the trees of one request: leave it out, "
-                "stages that draft beams have no settings"
-            )
-    if "recycle" in spec.sources:
-        raise ConfigError(f"drafter {spec}: recycle drafts one request, not beams: {_CAN}")
-    for stage in (*before[1:], last) if before else ():
-        if not _has_passes(stage):
-            raise ConfigError(
-                f"drafter {spec}: {stage.name} makes no passes that a stage before it could save: put a draft model "
-                "or a head after the first stage"
-            )
-    if sampled and not _has_passes(last):
-        why = "has no distribution of its own" if len(last.sources) > 1 else "gives no probabilities"
-        raise ConfigError(f"drafter {spec} {why} to draw beams from, and the temperature is above 0: {_CAN}")
+    kinds = {"a cascade": spec.is_cascade, "recycle": "recycle" in spec.sources, "an ensemble": len(spec.sources) > 1}
+    for kind, found in kinds.items():
+        if found:
+            raise ConfigError(f"drafter {spec}: {kind} drafts one sequence, not beams: {_BEAM_DRAFTERS}")
+    if sampled and str(spec) == "lookup":
+        raise ConfigError(
+            "drafter lookup gives no probabilities to draw beams from, and the temperature is above 0: "
+            f"{_BEAM_DRAFTERS}"
+        )
     return spec
 
 
-def _has_passes(stage: StageSpec) -> bool:
-    return len(stage.sources) == 1 and kind_of(stage.sources[0]).model is not None
-
-
 @typed
-def load_beam_source(name: str | DrafterSpec | HFModel, target: HFModel, *, sampled: bool = False) -> BeamSource | None:
+def load_beam_source(
+    name: str | DrafterSpec | HFModel, target: HFModel, *, sampled: bool = False
+) -> TokenSource | None:
     """Make what drafts beams, by name; None drafts nothing.
 
     Args:
-        name: as in ``load_drafter``; "auto" is ``auto_for_beams``.
+        name: "auto" (``resolved_for_beams``), "none", or a drafter of ``load_drafter``: no ensemble, no cascade.
         target: the model that it drafts for.
         sampled: beams will be sampled: it must give probabilities.
 
@@ -212,44 +185,18 @@ def load_beam_source(name: str | DrafterSpec | HFModel, target: HFModel, *, samp
         VocabularyError: the draft model has another vocabulary than the target.
         ModelFileError: the draft head cannot be read.
     """
-    spec = beam_drafter(name, sampled)
-    if str(spec) == AUTO:
-        spec = DrafterSpec.parse(auto_for_beams(target, sampled))
-    if str(spec) == NONE:
-        return None
-    alone = drafts_alone(spec)
-    first, *later = spec.stages
-    parts = [_source(part, target, alone) for part in first.sources]
-    source = parts[0] if len(parts) == 1 else UnionBeams(parts, first.name)
-    called = first.name
-    for stage in later:
-        upper = _source(stage.sources[0], target, alone)
-        if isinstance(upper, ModelBeams) and isinstance(source, HeadBeams) and isinstance(upper.model, HFModel):
-            upper.model.track_features()  # the head goes on from them where the target has not been yet
-        called = f"{called}>{stage.name}"
-        source = HierarchyBeams(source, cast(PassBeams, upper), called)
-    return source
+    spec = resolved_for_beams(beam_drafter(name, sampled), target, sampled)
+    return None if str(spec) == NONE else load_source(spec, target)
 
 
-def auto_for_beams(target: HFModel, sampled: bool) -> str:
-    """What "auto" stands for.
+def resolved_for_beams(drafter: DrafterSpec, target: HFModel, sampled: bool) -> DrafterSpec:
+    """What "auto" stands for; any other drafter stands for itself.
 
     It is the target itself in int4 where it computes in float32 on a CPU that is fast in it (``fast_in_int4``). Else
     the head that comes for it; else lookup for searched beams and nothing for sampled ones.
     """
+    if str(drafter) != AUTO:
+        return drafter
     if fast_in_int4(target):
-        return DRAFTING
-    return "head" if shipped_for(target) is not None else NONE if sampled else "lookup"
-
-
-def _source(name: str | HFModel, target: HFModel, alone: bool) -> BeamSource:
-    """``alone``: where the target itself drafts, it is the only source that does: on its own rows."""
-    if name == "lookup":
-        return LookupBeams()
-    model, called = draft_model(name, target), name if isinstance(name, str) else name.capabilities.name
-    if isinstance(model, HeadModel):
-        return HeadBeams(model, called)
-    vocab, near = target.capabilities.vocab_size, name in _NEAR
-    if alone and kind_of(name).on_target:
-        return GuestBeams(model.on_rows_of(target), vocab, called, near)
-    return ModelBeams(model, vocab, called, near)
+        return DrafterSpec.parse(DRAFTING)
+    return DrafterSpec.parse("head" if shipped_for(target) is not None else NONE if sampled else "lookup")

@@ -2,16 +2,16 @@
 
 import pytest
 
-from draftree.beams.drafting import Plan
+from draftree.beams.drafting import DepthRule
 from draftree.beams.forest import BeamRequest
 
 
 @pytest.fixture(autouse=True)
 def three_layers_deep(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    def three(plan: Plan, own: BeamRequest) -> int:
+    def three(plan: DepthRule, own: BeamRequest) -> int:
         return 3
 
     if request.node.path.name != "test_drafting.py":
-        monkeypatch.setattr(Plan, "prepare", lambda plan: None)
-        monkeypatch.setattr(Plan, "depth", three)
-        monkeypatch.setattr(Plan, "opens", lambda plan, own: True)
+        monkeypatch.setattr(DepthRule, "prepare", lambda plan: None)
+        monkeypatch.setattr(DepthRule, "depth", three)
+        monkeypatch.setattr(DepthRule, "opens", lambda plan, own: True)

@@ -7,7 +7,10 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
-from draftree.beams.sources import BeamSource, GuestBeams, HeadBeams, LookupBeams, ModelBeams
+from draftree.drafters.draft_model import ModelSource, SelfSpeculationSource
+from draftree.drafters.eagle import EagleSource
+from draftree.drafters.ngram import NgramSource
+from draftree.drafters.source import BeamSource
 from draftree.models.huggingface import HFModel
 
 from ..heads import random_head
@@ -23,15 +26,16 @@ def source(name: str, target: HFModel, kind: str = "llama") -> BeamSource | None
     if name == "none":
         return None
     if name == "lookup":
-        return LookupBeams(shortest=1)
+        return NgramSource(shortest=1)
     if name == "self":
-        return ModelBeams(target.twin(), VOCAB)
+        return ModelSource(target.twin(), VOCAB)
     if name == "head":
-        return HeadBeams(random_head(target), "head")
+        return EagleSource(random_head(target), VOCAB)
     if name == "guest":
-        return GuestBeams(HFModel(relative(kind), self_test=False).on_rows_of(target), VOCAB, "guest")
+        guest = HFModel(relative(kind), name="guest", self_test=False)
+        return SelfSpeculationSource(guest.on_rows_of(target), VOCAB, target=target)
     weights = relative(kind) if name == "relative" else tiny(kind, seed=5)
-    return ModelBeams(HFModel(weights, self_test=False), VOCAB)
+    return ModelSource(HFModel(weights, self_test=False), VOCAB)
 
 
 class Found(NamedTuple):

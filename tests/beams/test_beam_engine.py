@@ -5,21 +5,31 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
-from torch import Tensor
+import torch
 from transformers import RepetitionPenaltyLogitsProcessor
 
+from draftree.beams.beam_distributions import KeyedDraws
 from draftree.beams.beam_engine import BeamEngine
+from draftree.beams.drafting import grow
 from draftree.beams.params import BeamParams, BeamWarp
-from draftree.beams.sources import Frontier, GuestBeams, HeadBeams, LookupBeams, ModelBeams
 from draftree.config import SamplingParams
+from draftree.drafters.distributions import Drawing
+from draftree.drafters.draft_model import ModelSource, SelfSpeculationSource
+from draftree.drafters.eagle import EagleSource
+from draftree.drafters.ngram import NgramSource
+from draftree.drafters.registry import load_source
+from draftree.drafters.source import BeamSource, Scorer
 from draftree.errors import ConfigError, PromptError, RunError, VocabularyError
-from draftree.load import load_beam_source
+from draftree.load import load_beam_engine, load_beam_source
 from draftree.models.huggingface import HFModel
 from draftree.models.load import load
+from draftree.request import Request
+from draftree.text import NoText
 
+from ..heads import random_head
 from ..pairs import target
 from ..tiny import VOCAB, save_tiny, tiny, tiny_tokenizer
 from ..toy import ToyModel
@@ -60,7 +70,7 @@ def test_a_prompt_of_one_token_will_do(drafter: str, temperature: float) -> None
 @pytest.mark.parametrize("room", [1, 2, 3, 7])
 def test_beams_end_where_the_context_is_full(room: int, temperature: float) -> None:
     toy = ToyModel(4, max_length=5 + room)
-    engine = BeamEngine(toy, ModelBeams(ToyModel(4, 1, max_length=5 + room), 4))
+    engine = BeamEngine(toy, ModelSource(ToyModel(4, 1, max_length=5 + room), 4))
     found = ids(engine, [1, 2, 3, 0, 1], SamplingParams(temperature=temperature), width=3, returned=3)
     assert [len(tokens) for tokens in found] == [room] * 3
 
@@ -68,7 +78,7 @@ def test_beams_end_where_the_context_is_full(room: int, temperature: float) -> N
 @TEMPERATURES
 @pytest.mark.parametrize("most", [3, 5, 9, 12])
 def test_a_drafter_of_a_shorter_context_drafts_as_far_as_it_goes(most: int, temperature: float) -> None:
-    engine = BeamEngine(ToyModel(4), ModelBeams(ToyModel(4, 1, max_length=most), 4))
+    engine = BeamEngine(ToyModel(4), ModelSource(ToyModel(4, 1, max_length=most), 4))
     params = SamplingParams(max_tokens=10, temperature=temperature, seed=2)
     found = ids(engine, [1, 2, 3, 0], params, width=2, returned=2)
     assert [len(tokens) for tokens in found] == [10, 10]
@@ -80,7 +90,7 @@ def test_a_drafter_of_a_shorter_context_drafts_as_far_as_it_goes(most: int, temp
 def test_an_end_token_at_once_finishes_all_beams(temperature: float) -> None:
     toy = ToyModel(3, eos_ids=frozenset({0, 1, 2}))
     params = SamplingParams(max_tokens=9, temperature=temperature, seed=2)
-    found = ids(BeamEngine(toy, ModelBeams(toy, 3)), [1], params, width=3, returned=3)
+    found = ids(BeamEngine(toy, ModelSource(toy, 3)), [1], params, width=3, returned=3)
     assert [len(tokens) for tokens in found] == [1, 1, 1]
 
 
@@ -133,9 +143,18 @@ def test_what_does_not_fit_is_refused_before_any_work() -> None:
         engine.generate([[1]], [SamplingParams(), SamplingParams()])
 
 
+@pytest.mark.parametrize("name", ["lookup+self", "lookup>self", "recycle"])
+def test_what_drafts_one_sequence_is_refused(name: str) -> None:
+    model = target()
+    with pytest.raises(ConfigError, match="not beams"):
+        load_beam_source(name, model)
+    with pytest.raises(ConfigError, match="not beams"):
+        BeamEngine(model, load_source(name, model))
+
+
 def test_a_drafter_without_probabilities_is_refused_for_sampled_beams() -> None:
     with pytest.raises(ConfigError, match="drafter lookup gives no probabilities"):
-        BeamEngine(ToyModel(5), LookupBeams()).generate([[1]], SamplingParams(temperature=1.0, max_tokens=3))
+        BeamEngine(ToyModel(5), NgramSource()).generate([[1]], SamplingParams(temperature=1.0, max_tokens=3))
 
 
 def test_a_model_without_forests_is_refused() -> None:
@@ -149,16 +168,16 @@ def test_a_model_without_forests_is_refused() -> None:
         BeamEngine(Flat())
 
 
-class Failing(ModelBeams):
+class Failing(ModelSource):
     """Fails in the third proposal."""
 
     calls = 0
 
-    def logits(self, asked: Sequence[Frontier]) -> list[Tensor]:
-        self.calls += 1
-        if self.calls == 3:
+    def begin(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
+        Failing.calls += 1
+        if Failing.calls == 3:
             raise RuntimeError("the drafter failed")
-        return super().logits(asked)
+        return super().begin(requests, drawing)
 
 
 def test_a_failure_frees_all_rows() -> None:
@@ -181,12 +200,10 @@ def test_names_of_drafters() -> None:
     model = target()
     assert load_beam_source("none", model) is None
     assert load_beam_source("auto", model, sampled=True) is None, "no head comes for a tiny model"
-    assert isinstance(load_beam_source("auto", model), LookupBeams)
+    assert isinstance(load_beam_source("auto", model), NgramSource)
     made = load_beam_source(HFModel(tiny(seed=5), name="other", self_test=False), model)
-    assert isinstance(made, ModelBeams) and made.name == "other"
-    assert not isinstance(made, HeadBeams)
-    with pytest.raises(ConfigError, match="recycle drafts one request, not beams"):
-        load_beam_source("recycle", model)
+    assert isinstance(made, ModelSource) and made.name == "other"
+    assert not isinstance(made, EagleSource)
 
 
 @pytest.mark.parametrize("share", [0.55, 0.65])
@@ -194,17 +211,19 @@ def test_auto_is_int4_where_that_is_fast(share: float, tmp_path: Path, monkeypat
     monkeypatch.setattr("draftree.drafters.registry.price", lambda model, numerics: share)
     folder = str(save_tiny(tmp_path / "model"))
     for sampled in (True, False):
-        found = load_beam_source("auto", load(folder), sampled=sampled)
-        assert (found is not None and found.name == "int4") == (share < 0.6)
-        other = load_beam_source("auto", load(folder, dtype="bfloat16"), sampled=sampled)
-        assert other is None or other.name != "int4"
+        assert isinstance(load_beam_source("auto", load(folder), sampled=sampled), SelfSpeculationSource) == (
+            share < 0.6
+        )
+        assert not isinstance(
+            load_beam_source("auto", load(folder, dtype="bfloat16"), sampled=sampled), SelfSpeculationSource
+        )
+    assert load_beam_engine(folder).name == ("int4" if share < 0.6 else "lookup")
 
 
 def test_a_guest_keeps_nothing_and_leaves_nothing_behind() -> None:
     model = target()
     drafting = source("guest", model)
-    assert isinstance(drafting, GuestBeams)
-    assert drafting.reading(500) == 0
+    assert isinstance(drafting, SelfSpeculationSource)
     engine = BeamEngine(model, drafting)
     params = SamplingParams(max_tokens=12, temperature=1.0, seed=1)
     request = engine._request(PROMPTS[0], params, BeamParams(width=3, depth=3))
@@ -216,7 +235,7 @@ def test_a_guest_keeps_nothing_and_leaves_nothing_behind() -> None:
             assert len(request.tree.row.parents) == len(request.tree.numbers)
         steps += 1
     assert steps < 11, "some drafts were right"
-    assert cast(HFModel, drafting.model).cache is model.cache
+    assert drafting.model.cache is model.cache
     engine.close(request)
     assert not model._rows
 
@@ -224,7 +243,7 @@ def test_a_guest_keeps_nothing_and_leaves_nothing_behind() -> None:
 def test_a_guest_whose_pass_fails_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     model = target()
     engine = BeamEngine(model, drafting := source("guest", model))
-    assert isinstance(drafting, GuestBeams)
+    assert isinstance(drafting, SelfSpeculationSource)
     params, beams = SamplingParams(max_tokens=9), BeamParams(width=2, depth=3)
     want = engine.generate([PROMPTS[0]], params, beams)[0].hypotheses
     request = engine._request(PROMPTS[0], params, beams)
@@ -254,7 +273,7 @@ def test_another_vocabulary_is_refused() -> None:
 
 
 def test_a_drafters_output_layer_may_be_padded() -> None:
-    engine = BeamEngine(ToyModel(VOCAB), ModelBeams(ToyModel(VOCAB + 3, 1), VOCAB))
+    engine = BeamEngine(ToyModel(VOCAB), ModelSource(ToyModel(VOCAB + 3, 1), VOCAB))
     for temperature in (0.0, 1.0):
         params = SamplingParams(max_tokens=6, temperature=temperature, seed=1)
         assert len(ids(engine, [1, 2, 3], params, width=2, returned=2)) == 2
@@ -263,8 +282,40 @@ def test_a_drafters_output_layer_may_be_padded() -> None:
 @pytest.mark.parametrize("warp", ["joint", "token"])
 def test_laws_of_the_engine_are_finite(warp: BeamWarp) -> None:
     """Where warping leaves one token, all draws are that token: its warped probability is 1, its own is not."""
-    engine = BeamEngine(ToyModel(5), ModelBeams(ToyModel(5, 1), 5))
+    engine = BeamEngine(ToyModel(5), ModelSource(ToyModel(5, 1), 5))
     params = SamplingParams(max_tokens=8, temperature=1.0, top_k=1, seed=1)
     found = engine.generate([[1, 2]], params, BeamParams(width=3, returned=3, warp=warp))[0].hypotheses
     assert len({tuple(h.token_ids) for h in found}) == 1
     assert all((abs(h.score) < 1e-6) is (warp == "token") and math.isfinite(h.score) for h in found)
+
+
+@pytest.mark.parametrize("drafter", ["relative", "guest", "head"])
+def test_a_source_scores_below_beams_as_below_a_request_of_their_tokens(drafter: str) -> None:
+    """Whatever it kept of the beams: a head's input is the target's hidden state wherever the target has read."""
+    model = target()
+
+    def made() -> BeamSource:
+        found = source(drafter, model)
+        if drafter == "head":  # of all tokens: else its probabilities depend on which of them it has seen
+            found = EagleSource(random_head(model, torch.arange(VOCAB)), VOCAB)
+        assert found is not None
+        return found
+
+    engine = BeamEngine(model, drafting := made())
+    request = engine._request(PROMPTS[0], SamplingParams(max_tokens=12), BeamParams(width=3, depth=2))
+    engine.open(request)
+    apart = 0
+    while not request.done:
+        forest = grow(drafting, [request], [KeyedDraws(0, 0)], [1])[0]
+        for node in forest.drafted.values():
+            assert node.parent is not None
+            alone, fresh = Request(request.history(node.parent), SamplingParams(), 9, frozenset(), NoText()), made()
+            alone.row = model.open(alone.ids[:-1])
+            found = fresh.begin([alone], Drawing.TOP).score_roots([0], VOCAB)
+            want = float(found.logprobs[0][found.tokens[0] == node.token].max())
+            assert node.score - node.parent.score == pytest.approx(want, abs=1e-4)
+            fresh.close(alone)
+            model.close(alone.row)
+            apart = max(apart, node.parent.length - request.open_tree.base.length)
+        engine.step([request])
+    assert apart > 2, "some beams were apart for several tokens"

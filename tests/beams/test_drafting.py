@@ -8,12 +8,13 @@ import pytest
 
 from draftree.beams import drafting as plans
 from draftree.beams.beam_engine import BeamEngine
-from draftree.beams.drafting import Plan
-from draftree.beams.forest import BeamRequest, Odds
+from draftree.beams.drafting import DepthRule
+from draftree.beams.forest import BeamRequest, DraftRecord
 from draftree.beams.params import DEEPEST, DEFAULT_DEPTH, BeamParams
-from draftree.beams.sources import BeamSource, ModelBeams
-from draftree.beams.speculative import Forest
+from draftree.beams.speculative import DraftForest
 from draftree.config import SamplingParams
+from draftree.drafters.draft_model import ModelSource
+from draftree.drafters.ngram import NgramSource
 from draftree.errors import CacheError, DraftreeWarning
 
 from ..pairs import target
@@ -24,21 +25,14 @@ from .test_sampling import Law, Scriptable, distance, law_after, law_of, toys
 STEPS = 100
 
 
-class Priced(BeamSource):
-    """Costs a share of a target pass for each layer, and so much for each token of a prompt."""
+class Priced:
+    """A profile: passes over drafts cost a share of a target pass, and each token of a prompt so much."""
 
     def __init__(self, price: float, prompt: float = 0.0) -> None:
-        super().__init__("priced")
         self.price, self.prompt = price, prompt
 
-    def reading(self, tokens: int) -> float:
-        return self.prompt * tokens
-
     def seconds(self, nodes: float, context: int) -> float:
-        return self.price
-
-    open = close = lambda self, request: None
-    logits = None  # type: ignore[assignment]
+        return self.price if nodes < 9 else self.prompt * nodes
 
 
 class Flat:
@@ -48,13 +42,18 @@ class Flat:
         return 1 + nodes / 100
 
 
+def rule(price: float, prompt: float = 0.0) -> DepthRule:
+    drafting = ModelSource(ToyModel(5, max_length=9999), 5) if prompt else NgramSource()
+    return DepthRule(ToyModel(5), drafting, Flat(), Priced(price, prompt))  # type: ignore[arg-type]
+
+
 def chosen(price: float, goes_on: bool) -> list[int]:
     """Depths of many steps whose drafts go on always or never."""
     request = BeamRequest([1], SamplingParams(temperature=1.0), BeamParams(width=2), 1000, frozenset())
-    plan, depths = Plan(ToyModel(5), Priced(price), Flat()), []  # type: ignore[arg-type]
+    priced, depths = rule(price), list[int]()
     for _ in range(STEPS):
-        depths.append(plan.depth(request))
-        request.odds.learn(depths[-1], 4 * depths[-1], depths[-1] if goes_on else 0)
+        depths.append(priced.depth(request))
+        request.record.observe(depths[-1], 4 * depths[-1], depths[-1] if goes_on else 0)
     return depths
 
 
@@ -81,19 +80,19 @@ def test_a_gain_within_the_margin_is_none() -> None:
 @pytest.mark.parametrize(("prompt", "limit", "opens"), [(10, 100, True), (1000, 100, False), (1000, 1000, True)])
 def test_a_prompt_is_read_where_the_answer_may_pay_for_it(prompt: int, limit: int, opens: bool) -> None:
     request = BeamRequest([1] * prompt, SamplingParams(temperature=1.0), BeamParams(width=2), limit, frozenset())
-    assert Plan(ToyModel(5), Priced(0.2, prompt=0.1), Flat()).opens(request) is opens  # type: ignore[arg-type]
+    assert rule(0.2, prompt=0.1).opens(request) is opens
 
 
 def test_what_has_not_read_the_prompt_drafts_nothing() -> None:
     request = BeamRequest([1], SamplingParams(temperature=1.0), BeamParams(width=2), 100, frozenset())
     request.drafting = False
-    assert Plan(ToyModel(5), Priced(0.0), Flat()).depth(request) == 0  # type: ignore[arg-type]
+    assert rule(0.0).depth(request) == 0
 
 
 def test_a_drafter_that_is_not_to_read_the_prompt_makes_no_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     model, params, beams = target(), SamplingParams(max_tokens=8), BeamParams(width=2)
     want = BeamEngine(model).generate(PROMPTS, params, beams)
-    monkeypatch.setattr(Plan, "opens", lambda self, request: False)
+    monkeypatch.setattr(DepthRule, "opens", lambda self, request: False)
     engine = BeamEngine(model, source("self", model))
     found = engine.generate(PROMPTS, params, beams)
     assert engine.source is not None
@@ -103,7 +102,7 @@ def test_a_drafter_that_is_not_to_read_the_prompt_makes_no_pass(monkeypatch: pyt
 
 def test_room_bounds_the_depth() -> None:
     request = BeamRequest([1], SamplingParams(temperature=1.0), BeamParams(width=2), 3, frozenset())
-    assert Plan(ToyModel(5), Priced(0.0), Flat()).depth(request) == 2  # type: ignore[arg-type]
+    assert rule(0.0).depth(request) == 2
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -118,7 +117,7 @@ def test_three_layers_are_drafted_where_passes_cannot_be_measured(
         raise CacheError("no room to measure")
 
     monkeypatch.setattr(plans, "kept_or_measured", fails)
-    engine = BeamEngine(ToyModel(5), ModelBeams(ToyModel(5), 5))
+    engine = BeamEngine(ToyModel(5), ModelSource(ToyModel(5), 5))
     params = SamplingParams(max_tokens=9, temperature=temperature, seed=1)
     with pytest.warns(DraftreeWarning):
         made = engine.generate([[1, 2], [3]], params, BeamParams(width=2))
@@ -138,12 +137,12 @@ def test_layers_are_counted_where_something_was_drafted() -> None:
 
 
 def test_the_memory_of_drafts_fades() -> None:
-    odds = Odds()
+    record = DraftRecord()
     for _ in range(200):
-        odds.learn(1, 2, 1)
+        record.observe(1, 2, 1)
     for _ in range(60):
-        odds.learn(1, 2, 0)
-    assert odds.went_on / odds.reached < 0.1
+        record.observe(1, 2, 0)
+    assert record.went_on / record.reached < 0.1
 
 
 def test_searched_beams_are_the_same_at_any_depth() -> None:
@@ -170,7 +169,7 @@ class Learning(Scriptable):
     """Drafts two layers where the last drafts went on, else one and none in turn."""
 
     def _depth(self, request: BeamRequest) -> int:
-        if request.odds.reached == request.odds.went_on:
+        if request.record.reached == request.record.went_on:
             return 2
         return request.stats.steps % 2
 
@@ -178,9 +177,9 @@ class Learning(Scriptable):
 class Peeking(Scriptable):
     """Leaves its drafts unused where it does not like the first of them."""
 
-    def _advance(self, request: BeamRequest, forest: Forest, chance: object) -> None:
+    def _advance(self, request: BeamRequest, forest: DraftForest, chance: object) -> None:
         disliked = forest.layers and forest.layers[0].drafts[0].token == 0
-        super()._advance(request, Forest() if disliked else forest, chance)  # type: ignore[arg-type]
+        super()._advance(request, DraftForest() if disliked else forest, chance)  # type: ignore[arg-type]
 
     def _depth(self, request: BeamRequest) -> int:
         return 1
@@ -189,7 +188,7 @@ class Peeking(Scriptable):
 def laws(kind: type[Scriptable], width: int, limit: int) -> Sequence[Law]:
     """Of an engine's beams at the end, and of beam sampling's."""
     models, beams = toys(2), BeamParams(width=width, draft_width=width, depth=1)  # so that drafts are read
-    found = law_after(limit, lambda: kind(models[0], ModelBeams(models[1], 2)), beams, limit)
+    found = law_after(limit, lambda: kind(models[0], ModelSource(models[1], 2)), beams, limit)
     return found, law_of(models[0], width, limit).final(((),))
 
 

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from draftree.beams import beam_engine as engines
 from draftree.beams.beam_engine import BeamEngine
-from draftree.beams.forest import BeamRequest, Node
+from draftree.beams.forest import BeamNode, BeamRequest
 from draftree.beams.params import BeamParams, BeamWarp
-from draftree.beams.sources import ModelBeams
 from draftree.beams.speculative import sample
 from draftree.config import SamplingParams
+from draftree.drafters.draft_model import ModelSource
 from draftree.engine import Engine
 from draftree.models.huggingface import HFModel
 from draftree.sampling import warp
@@ -112,7 +112,7 @@ def test_beams_that_coincide_are_all_returned() -> None:
 
 def test_a_vocabulary_of_one_token_is_drafted_and_accepted() -> None:
     toy = ToyModel(1)
-    engine = BeamEngine(toy, ModelBeams(ToyModel(1, 4), 1))
+    engine = BeamEngine(toy, ModelSource(ToyModel(1, 4), 1))
     made = engine.generate([[0]], SamplingParams(max_tokens=9, temperature=1.0), BeamParams(width=3, returned=3))[0]
     assert [h.token_ids for h in made.hypotheses] == [[0] * 9] * 3
     assert made.stats.steps == 2
@@ -137,20 +137,20 @@ def test_a_single_cache_keeps_the_beam_of_lowest_unwarped_perplexity(monkeypatch
     """With the joint warp. Below several drafted layers warped distributions would keep another one now and then."""
     toy, params, beams = ToyModel(5), SamplingParams(temperature=2.0), BeamParams(width=4, depth=3, single_cache=True)
     differ = 0
-    layers: list[list[Node]] = []
+    layers: list[list[BeamNode]] = []
 
     def seen(request: BeamRequest, *rest: Any) -> None:
         sample(request, *rest)
         layers.append(request.ends)
 
-    def by(node: Node, beam_warp: BeamWarp) -> float:
+    def by(node: BeamNode, beam_warp: BeamWarp) -> float:
         tokens = [1, 0, *node.tokens]
         laws = [rules_law(toy.after(tokens[:i]), params, beam_warp) for i in range(2, len(tokens))]
         return sum(float(law[token]) for law, token in zip(laws, tokens[2:], strict=True))
 
     monkeypatch.setattr(engines, "sample", seen)
     for seed in range(40):
-        engine = BeamEngine(toy, ModelBeams(ToyModel(5), 5))
+        engine = BeamEngine(toy, ModelSource(ToyModel(5), 5))
         request = BeamRequest([1, 0], replace(params, seed=seed), beams, 20, frozenset())
         engine.open(request)
         for _ in range(3):

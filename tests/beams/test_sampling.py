@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from draftree.beams import speculative as rules
-from draftree.beams.beam_distributions import Cell, target_laws
+from draftree.beams.beam_distributions import Cell, target_distributions
 from draftree.beams.beam_engine import BeamEngine
 from draftree.beams.forest import BeamRequest
 from draftree.beams.params import BeamParams, BeamWarp
-from draftree.beams.sources import ModelBeams
 from draftree.beams.speculative import Residuals
 from draftree.config import SamplingParams
+from draftree.drafters.draft_model import ModelSource
 from draftree.models.huggingface import HFModel
 
 from ..pairs import target
@@ -126,7 +126,7 @@ class BeamLaw:
 
 
 class Scripted:
-    """``draftree.beams.beam_distributions.Chance`` that goes every way in turn."""
+    """``draftree.beams.beam_distributions.BeamDraws`` that goes every way in turn."""
 
     replacement = True
 
@@ -136,7 +136,7 @@ class Scripted:
     def accepts(self, chance: float) -> bool:
         return self._chance.accepts(chance)
 
-    def drafts(self, cells: Tensor, count: int, depth: int) -> list[Cell]:
+    def draft_cells(self, cells: Tensor, count: int, depth: int) -> list[Cell]:
         law, found = cells.clone(), list[Cell]()
         for _ in range(min(count, int((law > 0).sum())) if not self.replacement else count):
             found += self._cells(law)
@@ -144,7 +144,7 @@ class Scripted:
                 law[found[-1]] = 0
         return found
 
-    def draws(self, cells: Tensor, numbers: Sequence[int], position: int) -> list[Cell]:
+    def target_cells(self, cells: Tensor, numbers: Sequence[int], position: int) -> list[Cell]:
         return [cell for _ in numbers for cell in self._cells(cells)]
 
     def _cells(self, law: Tensor) -> list[Cell]:
@@ -158,7 +158,7 @@ class Scriptable(BeamEngine):
 
     script: Scripted
 
-    def _chance(self, request: BeamRequest) -> Scripted:  # type: ignore[override]
+    def _draws(self, request: BeamRequest) -> Scripted:  # type: ignore[override]
         return self.script
 
 
@@ -190,7 +190,7 @@ def one_step(
     params: SamplingParams = PLAIN,
 ) -> Law:
     """The exact law of the beams after the prefill and one step."""
-    drafting = ModelBeams(models[1], models[1].capabilities.vocab_size)
+    drafting = ModelSource(models[1], models[1].capabilities.vocab_size)
     return law_after(1, lambda: Scriptable(models[0], drafting), beams, limit, script, params)
 
 
@@ -344,7 +344,7 @@ def test_the_dynamic_width_differs_from_beam_to_beam() -> None:
 def final_law(model: HFModel, prompt: list[int], params: SamplingParams, limit: int, beam_warp: BeamWarp) -> BeamLaw:
     def after(beam: Tokens) -> Tensor:
         row = model.open([*prompt, *beam])
-        law = target_laws(row.logits[None], PLAIN, beam_warp, list)[0].exp()
+        law = target_distributions(row.logits[None], PLAIN, beam_warp, list)[0].exp()
         model.close(row)
         return law
 
@@ -354,8 +354,8 @@ def final_law(model: HFModel, prompt: list[int], params: SamplingParams, limit: 
 class Eager(Residuals):
     """Accepts more than it should."""
 
-    def chance(self, cell: Cell, refused: int) -> float:
-        return min(1.0, 1.3 * super().chance(cell, refused))
+    def acceptance(self, cell: Cell, rejected: int) -> float:
+        return min(1.0, 1.3 * super().acceptance(cell, rejected))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from draftree.beams.beam_distributions import Cell
-from draftree.beams.speculative import Residuals, accepted_law, verify, width_for
+from draftree.beams.speculative import Residuals, acceptance_distribution, verify, width_for
 
 from ..verify.chances import Chance, outcomes
 
@@ -106,8 +106,8 @@ def never(law: Tensor, numbers: Sequence[int]) -> list[Cell]:
 class Upside(Residuals):
     """The ratio as Algorithm 1 prints it."""
 
-    def chance(self, cell: Cell, refused: int) -> float:
-        law = self.law(refused)
+    def acceptance(self, cell: Cell, rejected: int) -> float:
+        law = self.distribution(rejected)
         p = float(law[cell] / law.sum())
         return min(1.0, float(self.q[cell]) / p) if p else 1.0
 
@@ -115,8 +115,8 @@ class Upside(Residuals):
 class Twice(Residuals):
     """q subtracted twice, as in the paper's code."""
 
-    def _upto(self, refused: int) -> None:
-        while len(self._factors) <= refused:
+    def _upto(self, rejected: int) -> None:
+        while len(self._factors) <= rejected:
             self._factors.append(self._factors[-1] + 2 * self._sums[-1])
             self._sums.append(float((self.p - self._factors[-1] * self.q).clamp(min=0).sum()))
 
@@ -145,8 +145,8 @@ def test_leaving_out_dead_drafts_without_renormalising_their_law_is_caught() -> 
 def test_residuals_are_those_of_the_definition() -> None:
     p, q = laws(1)
     made, left = Residuals(p, q), p
-    for refused, alpha in enumerate(made.acceptance(4)):
-        torch.testing.assert_close(made.law(refused) / made.law(refused).sum(), left)
+    for refused, alpha in enumerate(made.mean_acceptances(4)):
+        torch.testing.assert_close(made.distribution(refused) / made.distribution(refused).sum(), left)
         assert alpha == pytest.approx(float(torch.minimum(left, q).sum()), abs=1e-12)
         left = (left - q).clamp(min=0)
         left = left / left.sum()
@@ -156,11 +156,13 @@ GOLDEN = torch.tensor([[0.5, 0.3, 0.2]], dtype=torch.float64), torch.tensor([[0.
 
 
 def test_the_law_of_accepted_drafts_is_that_of_the_golden_example() -> None:
-    assert accepted_law(Residuals(*GOLDEN).acceptance(2)) == pytest.approx([0.24, 0.40, 0.36], abs=1e-12)
+    assert acceptance_distribution(Residuals(*GOLDEN).mean_acceptances(2)) == pytest.approx(
+        [0.24, 0.40, 0.36], abs=1e-12
+    )
 
 
 def test_the_references_code_gets_another_law() -> None:
-    assert accepted_law(Twice(*GOLDEN).acceptance(2)) != pytest.approx([0.24, 0.40, 0.36], abs=1e-3)
+    assert acceptance_distribution(Twice(*GOLDEN).mean_acceptances(2)) != pytest.approx([0.24, 0.40, 0.36], abs=1e-3)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -173,7 +175,7 @@ def test_the_law_of_accepted_drafts_is_that_of_the_rounds(seed: int) -> None:
         )
     ):
         counts[verdict.accepted] += probability
-    assert accepted_law(Residuals(p, q).acceptance(3)) == pytest.approx(counts, abs=1e-12)
+    assert acceptance_distribution(Residuals(p, q).mean_acceptances(3)) == pytest.approx(counts, abs=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -192,4 +194,4 @@ def test_the_width_is_the_most_that_are_accepted_often_enough(
     threshold: float, least: int, most: int, width: int
 ) -> None:
     """P(at least 2) = 0.36 and P(at least 1) = 0.76 in the golden example (Eq. 6 and 7)."""
-    assert width_for(Residuals(*GOLDEN).acceptance(2), threshold - 1e-9, least, most) == width
+    assert width_for(Residuals(*GOLDEN).mean_acceptances(2), threshold - 1e-9, least, most) == width

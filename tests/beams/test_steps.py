@@ -13,8 +13,8 @@ from draftree.beams import speculative as rules
 from draftree.beams.beam_distributions import Cell
 from draftree.beams.forest import BeamRequest
 from draftree.beams.params import BeamParams
-from draftree.beams.sources import ModelBeams
-from draftree.beams.speculative import Residuals, Verdict, accepted_law, expected_layers, verify
+from draftree.beams.speculative import LayerResult, Residuals, acceptance_distribution, expected_layers, verify
+from draftree.drafters.draft_model import ModelSource
 
 from ..toy import ToyModel
 from ..verify.chances import Chance, outcomes
@@ -50,8 +50,8 @@ def steps(models: Models, beams: BeamParams, monkeypatch: pytest.MonkeyPatch) ->
         width: int,
         accepts: Callable[[float], bool],
         draw: Callable[[Tensor, Sequence[int]], list[Cell]],
-    ) -> Verdict:
-        law = accepted_law(residuals.acceptance(len(drafts)))
+    ) -> LayerResult:
+        law = acceptance_distribution(residuals.mean_acceptances(len(drafts)))
         verdict = verify(residuals, drafts, width, accepts, draw)
         if all(layer.accepted for layer in seen):
             seen.append(Judged(sum(law[width:]), sum(law[beams.min_width :]), verdict.accepted == width))
@@ -60,7 +60,7 @@ def steps(models: Models, beams: BeamParams, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(rules, "verify", observed)
 
     def program(chance: Chance) -> tuple[list[Judged], int]:
-        engine = Scriptable(models[0], ModelBeams(models[1], models[1].capabilities.vocab_size))
+        engine = Scriptable(models[0], ModelSource(models[1], models[1].capabilities.vocab_size))
         engine.script = Scripted(chance)
         request = BeamRequest(PROMPT, PLAIN, beams, 3 + (beams.depth or 0), frozenset())
         try:

@@ -18,9 +18,10 @@ import torch
 from draftree.bench import contestants
 from draftree.bench import results as folder
 from draftree.bench.contestants import entries
-from draftree.bench.results import AnswerRecord, Turn, read_results
+from draftree.bench.results import AnswerRecord, Turn, read_items, read_results
 from draftree.bench.run import Interrupts, RunPlan
 from draftree.bench.suites import Item
+from draftree.cli.bench import commit
 from draftree.cli.main import run
 from draftree.config import SamplingParams
 
@@ -77,6 +78,15 @@ def test_a_run_has_a_line_for_each_prompt_and_method(model: str, suite: str, tmp
     assert sum(chain["share"].values()) == pytest.approx(1)
     assert rows["peer:hf-generate"]["all"]["mal"] == 1.0
     assert rows["peer:hf-generate"]["all"]["share"] is None
+
+
+def test_a_run_says_what_it_was_made_on(model: str, suite: str, tmp_path: Path) -> None:
+    assert run(_asked(model, suite, tmp_path / "out", methods="chain")) == 0
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["machine"]["threads"] == torch.get_num_threads()
+    assert config["versions"]["torch"] == torch.__version__
+    assert config["commit"] == commit()
+    assert [item.id for item in read_items(tmp_path / "out")] == ["p0", "p1", "p2"]
 
 
 def test_steps_of_entropy_take_part_and_depth_and_nodes_are_reported(

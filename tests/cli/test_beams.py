@@ -116,14 +116,10 @@ def test_the_joint_warp_is_the_default_and_the_token_warp_another(model: str, ca
         (["--beams", "4", "--early-stopping", "soon"], "--early-stopping soon: use one of yes, no, never"),
         (["--beams", "4", "--depth", "600"], "8 draft beams in 600 layers are 4800 nodes: use at most 4096"),
         (["--beams", "4", "--drafter", "lookup", "--temperature", "1"], "drafter lookup gives no probabilities"),
-        (["--beams", "4", "--drafter", "lookup+recycle"], "recycle drafts one request, not beams"),
-        (
-            ["--beams", "4", "--drafter", "lookup+int8", "--temperature", "1"],
-            "drafter lookup+int8 has no distribution of its own to draw beams from",
-        ),
-        (["--beams", "4", "--drafter", "head>lookup"], "lookup makes no passes that a stage before it could save"),
-        (["--beams", "4", "--drafter", "lookup>int8:loop=never"], "stages that draft beams have no settings"),
-        (["--beams", "4", "--drafter", "recycle>int8"], "recycle drafts one request, not beams"),
+        (["--beams", "4", "--drafter", "lookup+recycle"], "recycle drafts one sequence, not beams"),
+        (["--beams", "4", "--drafter", "lookup+int8"], "an ensemble drafts one sequence, not beams"),
+        (["--beams", "4", "--drafter", "head>lookup"], "a cascade drafts one sequence, not beams"),
+        (["--beams", "4", "--drafter", "lookup>int8:loop=never"], "a cascade drafts one sequence, not beams"),
         (["--beams", "4", "--stop", "x"], "stop strings ['x']"),
         (["--beams", "4", "--method", "chain"], "--beams and --method chain exclude each other"),
         (["--beams", "4", "--compare"], "--beams and --compare exclude each other"),
@@ -161,5 +157,5 @@ def test_the_same_request_fits_where_there_is_room(model: str, monkeypatch: pyte
 
 def test_a_folder_is_named_by_its_path(tmp_path: Path, capsys: Captured, model: str) -> None:
     other = save_tiny(tmp_path / "a+b", seed=0)
-    made = report(capsys, model, "--beams", "2", "--depth", "3", "--drafter", str(other))
+    made = report(capsys, model, "--beams", "2", "--depth", "2", "--drafter", str(other))
     assert made["stats"]["draft_passes"] > 0

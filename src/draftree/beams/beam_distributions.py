@@ -1,4 +1,4 @@
-"""The distributions that beams are sampled from or searched by, the target's and a drafter's: pure functions of logits.
+"""The distributions that beams are sampled from or searched by, and the draws from them.
 
 Sampled beams: processors (target only), then a softmax give a beam's next-token distribution; with beam warp "token"
 temperature, top-k, top-p and min-p come between the two, as where a single sequence is sampled. ``beam_distribution``
@@ -20,10 +20,10 @@ from ..sampling import derive_seed, gumbel_noise, uniform, warp
 from .params import BeamWarp
 
 Histories = Callable[[], Sequence[Sequence[int]]]
-"""Token ids before each row's token, prompt included; asked for only where processors read them."""
+"""Token ids before each row's token, prompt included; computed only where processors read them."""
 
 
-def target_laws(logits: Tensor, params: SamplingParams, beam_warp: BeamWarp, histories: Histories) -> Tensor:
+def target_distributions(logits: Tensor, params: SamplingParams, beam_warp: BeamWarp, histories: Histories) -> Tensor:
     """[R, V] log-probabilities (nats) of the next token, whose sums score beams: float64 sampled, float32 searched.
 
     Args:
@@ -37,34 +37,29 @@ def target_laws(logits: Tensor, params: SamplingParams, beam_warp: BeamWarp, his
     return _processed(logits.float().log_softmax(-1), params, histories)
 
 
-def draft_laws(logits: Tensor, params: SamplingParams, beam_warp: BeamWarp) -> Tensor:
-    """[R, V] log-probabilities (nats) of a drafter's next token, warped as the target's but not processed."""
-    rows = logits.float()
-    return _sampled(rows, params, beam_warp) if params.temperature else rows.log_softmax(-1)
-
-
 def _sampled(rows: Tensor, params: SamplingParams, beam_warp: BeamWarp) -> Tensor:
     return (warp(rows, params) if beam_warp == "token" else rows).double().log_softmax(-1)
 
 
 def beam_distribution(
-    scores: Sequence[float], counts: Sequence[int], laws: Tensor, params: SamplingParams, beam_warp: BeamWarp
+    scores: Sequence[float], counts: Sequence[int], logprobs: Tensor, params: SamplingParams, beam_warp: BeamWarp
 ) -> Tensor:
     """[R, V] float64 p_beam, or q_beam of a drafter: the probability of each cell (beam, token); sums to 1 (Eq. 1).
 
-    "token": p(beam) p(token | beam), normalised; the warp is in ``laws``, and so in the scores. "joint": T o p_beam,
-    where temperature, top-k, top-p and min-p act on the cells log p(beam) + log p(token | beam) of all beams together.
+    "token": p(beam) p(token | beam), normalised; the warp is in ``logprobs``, and so in the scores. "joint":
+    T o p_beam, where temperature, top-k, top-p and min-p act on the cells log p(beam) + log p(token | beam) of all
+    beams together.
     A beam that was drawn c times has c copies of its cells.
 
     Args:
         scores: [R] log-probabilities (nats) of the beams.
         counts: [R] how often each of them was drawn.
-        laws: [R, V] log-probabilities of the next token (``target_laws``, ``draft_laws``).
+        logprobs: [R, V] log-probabilities of the next token (``target_distributions``, or a drafter's).
         params: temperature, top_k, top_p, min_p.
         beam_warp: what they act on.
     """
-    copies = torch.tensor(counts).to(laws.device)
-    cells = torch.tensor(scores, dtype=torch.float64).to(laws.device)[:, None] + laws
+    copies = torch.tensor(counts).to(logprobs.device)
+    cells = torch.tensor(scores, dtype=torch.float64).to(logprobs.device)[:, None] + logprobs
     if beam_warp == "joint":
         every = cells.repeat_interleave(copies, 0)
         cells = warp(every.reshape(1, -1), params).view_as(every)[copies.cumsum(0) - copies]
@@ -84,27 +79,20 @@ def _processed(rows: Tensor, params: SamplingParams, histories: Histories) -> Te
     return torch.cat(done)
 
 
-def fitted(logits: Tensor, vocab: int) -> Tensor:
-    """[R, V] of [R, K] logits whose first V entries count: cut where the output layer is padded, -inf where it ends."""
-    if logits.shape[-1] >= vocab:
-        return logits[..., :vocab]
-    return torch.nn.functional.pad(logits, (0, vocab - logits.shape[-1]), value=float("-inf"))
-
-
-_COINS, _DRAFTS, _BEAMS, _DRAWS = 3, 4, 5, 6
+_ACCEPTANCE, _DRAFTS, _BEAMS, _DRAWS = 3, 4, 5, 6
 """Labels of streams that no other noise has (``sampling``)."""
 
 Cell = tuple[int, int]
 """(row of a joint distribution over (beam, token), token)."""
 
 
-class Chance(Protocol):
-    """Decides one step of one request."""
+class BeamDraws(Protocol):
+    """The random draws of one step of one request."""
 
-    def accepts(self, chance: float) -> bool:
-        """A coin, thrown anew at each call; 1 and more always accepts, 0 never."""
+    def accepts(self, probability: float) -> bool:
+        """A new acceptance draw at each call; 1 and more always accepts, 0 never."""
 
-    def drafts(self, cells: Tensor, count: int, depth: int) -> list[Cell]:
+    def draft_cells(self, cells: Tensor, count: int, depth: int) -> list[Cell]:
         """``count`` independent draws of drafted beams, ``depth`` layers below the step's root.
 
         Args:
@@ -113,7 +101,7 @@ class Chance(Protocol):
             depth: 0 for the first drafted layer.
         """
 
-    def draws(self, cells: Tensor, numbers: Sequence[int], position: int) -> list[Cell]:
+    def target_cells(self, cells: Tensor, numbers: Sequence[int], position: int) -> list[Cell]:
         """The target's own draws: one for each of ``numbers``, its place among the beams at ``position``.
 
         Args:
@@ -124,8 +112,8 @@ class Chance(Protocol):
 
 
 @dataclass(slots=True)
-class KeyedChance:
-    """``Chance`` by counter-based noise.
+class KeyedDraws:
+    """``BeamDraws`` by counter-based noise.
 
     Attributes:
         seed: the request's.
@@ -134,37 +122,36 @@ class KeyedChance:
 
     seed: int
     root: int
-    _thrown: int = 0
+    _accepting: int = 0
 
-    def accepts(self, chance: float) -> bool:
-        """See ``Chance``."""
-        self._thrown += 1
-        return uniform(derive_seed(self.seed, _COINS, self._thrown), self.root) <= chance
+    def accepts(self, probability: float) -> bool:
+        self._accepting += 1
+        return uniform(derive_seed(self.seed, _ACCEPTANCE, self._accepting), self.root) <= probability
 
-    def drafts(self, cells: Tensor, count: int, depth: int) -> list[Cell]:
-        """See ``Chance``; by inverse distribution functions."""
+    def draft_cells(self, cells: Tensor, count: int, depth: int) -> list[Cell]:
+        """By inverse distribution functions."""
         keys = [derive_seed(self.seed, _DRAFTS, depth, i) for i in range(count)]
         rows = _picked(cells.sum(-1), [uniform(key, self.root) for key in keys])
-        coins = [uniform(derive_seed(key, _DRAWS), self.root) for key in keys]
+        uniforms = [uniform(derive_seed(key, _DRAWS), self.root) for key in keys]
         tokens = [0] * count
         for row in set(rows):
             own = [i for i in range(count) if rows[i] == row]
-            for i, token in zip(own, _picked(cells[row], [coins[i] for i in own]), strict=True):
+            for i, token in zip(own, _picked(cells[row], [uniforms[i] for i in own]), strict=True):
                 tokens[i] = token
         return list(zip(rows, tokens, strict=True))
 
-    def draws(self, cells: Tensor, numbers: Sequence[int], position: int) -> list[Cell]:
-        """See ``Chance``; the token by Gumbel noise."""
+    def target_cells(self, cells: Tensor, numbers: Sequence[int], position: int) -> list[Cell]:
+        """The beam by its inverse distribution function, the token by Gumbel noise."""
         seeds = [self.seed if n == 0 else derive_seed(self.seed, _DRAWS, n) for n in numbers]
         rows = _picked(cells.sum(-1), [uniform(derive_seed(self.seed, _BEAMS, n), position) for n in numbers])
         noise = gumbel_noise(seeds, [position] * len(seeds), cells.shape[-1], cells.device)
         return list(zip(rows, (cells[rows].log() + noise).argmax(-1).tolist(), strict=True))
 
 
-def _picked(weights: Tensor, coins: Sequence[float]) -> list[int]:
-    """The entries at which the running sum of ``weights`` passes each coin's share of the whole."""
+def _picked(weights: Tensor, uniforms: Sequence[float]) -> list[int]:
+    """The entries at which the running sum of ``weights`` passes each uniform draw's share of the whole."""
     sums = weights.cumsum(0)
-    at = torch.tensor(coins, dtype=torch.float64).to(sums.device) * sums[-1]
-    last = int((weights > 0).nonzero()[-1])  # rounding may carry a coin to the end
+    at = torch.tensor(uniforms, dtype=torch.float64).to(sums.device) * sums[-1]
+    last = int((weights > 0).nonzero()[-1])  # rounding may carry a draw to the end
     found: list[int] = torch.searchsorted(sums, at, right=True).clamp(max=last).tolist()
     return found

@@ -14,18 +14,19 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from ..config import SamplingParams
+from ..drafters.eagle import EagleSource
+from ..drafters.source import BeamSource, TokenSource
 from ..engine import each_params, room_for
 from ..errors import ConfigError
 from ..models.base import ForestModel, LanguageModel
 from ..request import Stats
 from ..text import Prompt, encode
 from ..typed import typed
-from .beam_distributions import KeyedChance, target_laws
-from .drafting import Plan, grow
-from .forest import Beam, BeamRequest, Odds, TreeRow, feed
+from .beam_distributions import KeyedDraws, target_distributions
+from .drafting import DepthRule, draft_width, grow
+from .forest import Beam, BeamRequest, DraftRecord, TreeRow, feed
 from .params import BeamParams
-from .sources import BeamSource
-from .speculative import Forest, sample, search
+from .speculative import DraftForest, sample, search
 
 
 def free_bytes(device: torch.device) -> int | None:
@@ -39,7 +40,7 @@ def free_bytes(device: torch.device) -> int | None:
     return None
 
 
-def check_room(target: ForestModel, requests: Sequence[BeamRequest]) -> None:
+def check_memory(target: ForestModel, requests: Sequence[BeamRequest]) -> None:
     """Make sure that a cache for these requests fits, should their beams share nothing but the prompt.
 
     Raises:
@@ -101,13 +102,14 @@ class BeamGeneration:
 class BeamEngine:
     """Decodes prompts with beams, drafted or not.
 
-    Searched beams are those of plain beam search; sampled ones follow the law of plain beam sampling.
+    Searched beams are those of beam search, sampled ones follow the distribution of beam sampling, whatever drafts.
 
     Attributes:
         target: the model whose beams are given.
         source: what drafts; None: nothing does.
         tokenizer: for text prompts and text output; None for bare token ids.
-        odds: what became of the drafts of searched beams so far, by how these were asked for.
+        name: what people call what drafts; by default the source's.
+        records: what became of the drafts of searched beams so far, by their settings.
 
     Raises:
         ConfigError: the target's rows cannot go on with more than one path.
@@ -117,17 +119,28 @@ class BeamEngine:
     def __init__(
         self,
         target: LanguageModel,
-        source: BeamSource | None = None,
+        source: TokenSource | None = None,
         *,
         tokenizer: PreTrainedTokenizerBase | None = None,
+        name: str | None = None,
     ) -> None:
         if not isinstance(target, ForestModel):
             raise ConfigError(f"{target.capabilities.name} cannot keep beams in one cache: decode without --beams")
+        if source is not None and not isinstance(source, BeamSource):
+            raise ConfigError(
+                f"drafter {source.name} drafts one sequence, not beams: use a draft model, a head, int4, lookup or none"
+            )
+        for model in source.models if source is not None and not isinstance(source, EagleSource) else ():
+            if not isinstance(model, ForestModel):
+                raise ConfigError(f"{model.capabilities.name} cannot keep beams in one cache: use another drafter")
         self.target = target
-        self.source = source
+        self.source: BeamSource | None = source
+        self.name = name or (source.name if source is not None else "none")
         self.tokenizer = tokenizer or getattr(target, "tokenizer", None)
-        self.odds: dict[BeamParams, Odds] = {}
-        self._plan = None if source is None else Plan(target, source)
+        self.records: dict[BeamParams, DraftRecord] = {}
+        self._depths = None if source is None else DepthRule(target, source)
+        if source is not None:
+            source.prepare(target)
 
     def generate(
         self,
@@ -151,9 +164,9 @@ class BeamEngine:
         for one in each:
             self._check(one, beams)
         requests = [self._request(encode(self.tokenizer, p), one, beams) for p, one in zip(prompts, each, strict=True)]
-        check_room(self.target, requests)
-        if self._plan is not None and beams.depth is None:
-            self._plan.prepare()
+        check_memory(self.target, requests)
+        if self._depths is not None and beams.depth is None:
+            self._depths.prepare()
         with ExitStack() as closing:  # what fails to close, keeps no other from it
             for request in requests:
                 closing.callback(self.close, request)
@@ -169,18 +182,18 @@ class BeamEngine:
         if not isinstance(beams, BeamParams):
             raise ConfigError(f"beams are {beams!r}: give BeamParams")
         beams.check(params)
-        if self.source is not None and params.temperature and not self.source.gives_laws:
+        if self.source is not None and params.temperature and self.source.model is None:
             raise ConfigError(
-                f"drafter {self.source.name} gives no probabilities to draw beams from: use a drafting model, a head "
+                f"drafter {self.source.name} gives no probabilities to draw beams from: use a draft model, a head "
                 "or none, or temperature 0 for beam search"
             )
 
     def _request(self, ids: list[int], params: SamplingParams, beams: BeamParams) -> BeamRequest:
         limit = room_for(self.target, ids, params)
-        drafted = beams.draft_width or (self.source.width(beams.width) if self.source else None)
+        drafted = beams.draft_width or (draft_width(self.source, beams.width) if self.source else None)
         # searched beams are the same whatever was drafted: what was learned of drafts serves all of them
-        odds = None if params.temperature else self.odds.setdefault(beams, Odds())
-        return BeamRequest(ids, params, beams, limit, self.target.capabilities.eos_ids, odds, drafted)
+        record = None if params.temperature else self.records.setdefault(beams, DraftRecord())
+        return BeamRequest(ids, params, beams, limit, self.target.capabilities.eos_ids, record, drafted)
 
     @torch.inference_mode()
     def open(self, request: BeamRequest) -> None:
@@ -189,12 +202,12 @@ class BeamEngine:
         beams = request.beams
         drafts = beams.nodes if self.source else 0
         self.target.reserve(1, len(request.ids) + (request.params.max_tokens or 0) + beams.width + drafts)
-        request.tree = TreeRow(self.target.open(request.ids), request.root)
-        request.drafting = self._plan is not None and (beams.depth is not None or self._plan.opens(request))
+        request.trunk.row = row = self.target.open(request.ids)
+        request.tree = TreeRow(row, request.root)
+        request.drafting = self._depths is not None and (beams.depth is not None or self._depths.opens(request))
         if self.source is not None and request.drafting:
-            self.source.open(request)
-        request.tree.row.drop_features()
-        self._advance(request, Forest(), self._chance(request))
+            self.source.open(request.trunk)
+        self._advance(request, DraftForest(), self._draws(request))
         request.stats.seconds.prefill = time.perf_counter() - began
 
     @torch.inference_mode()
@@ -204,24 +217,21 @@ class BeamEngine:
             return
         clock = [time.perf_counter()]
         passes = self.source.passes if self.source else 0
-        chances = [self._chance(request) for request in requests]
-        forests = [Forest() for _ in requests]
+        draws = [self._draws(request) for request in requests]
+        forests = [DraftForest() for _ in requests]
         if self.source is not None:
-            try:
-                forests = grow(self.source, requests, chances, [self._depth(request) for request in requests])
-            finally:
-                self.source.leave(requests)
+            forests = grow(self.source, requests, draws, [self._depth(request) for request in requests])
         clock.append(time.perf_counter())
-        trees = [_tree(request) for request in requests]
+        trees = [request.open_tree for request in requests]
         fresh = [
             tree.unfed([*request.ends, *forest.drafted.values()])
             for tree, request, forest in zip(trees, requests, forests, strict=True)
         ]
-        feed(trees, fresh, lambda rows, new, _: self.target.extend(rows, new))
+        feed(self.target, trees, fresh)
         clock.append(time.perf_counter())
-        for request, forest, chance in zip(requests, forests, chances, strict=True):
-            request.peak_slots = max(request.peak_slots, _tree(request).slots)
-            self._advance(request, forest, chance)
+        for request, forest, own in zip(requests, forests, draws, strict=True):
+            request.peak_slots = max(request.peak_slots, request.open_tree.slots)
+            self._advance(request, forest, own)
         clock.append(time.perf_counter())
         draft, verify, other = (b - a for a, b in pairwise(clock))
         for request in requests:
@@ -234,37 +244,37 @@ class BeamEngine:
 
     def close(self, request: BeamRequest) -> None:
         """Free what a request holds in the models. Twice is harmless."""
-        tree, request.tree = request.tree, None
+        tree, request.tree, request.trunk.row = request.tree, None, None
         if tree is not None:
             self.target.close(tree.row)
             if self.source is not None and request.drafting:
-                self.source.close(request)
+                self.source.close(request.trunk)
 
     def _depth(self, request: BeamRequest) -> int:
-        if request.beams.depth is not None or self._plan is None:
+        if request.beams.depth is not None or self._depths is None:
             return request.beams.depth or 0
-        return self._plan.depth(request)
+        return self._depths.depth(request)
 
-    def _chance(self, request: BeamRequest) -> KeyedChance:
-        return KeyedChance(request.seed, len(request.ids) + request.length - 1)
+    def _draws(self, request: BeamRequest) -> KeyedDraws:
+        return KeyedDraws(request.seed, len(request.ids) + request.length - 1)
 
-    def _advance(self, request: BeamRequest, forest: Forest, chance: KeyedChance) -> None:
+    def _advance(self, request: BeamRequest, forest: DraftForest, draws: KeyedDraws) -> None:
         """As many layers as the target has seen the beams of, and one more; then only the beams that go on are kept."""
-        tree, params, stats, depth = _tree(request), request.params, request.stats, 0
+        tree, params, stats, depth = request.open_tree, request.params, request.stats, 0
         for node in forest.drafted.values():
             _count(stats.drafted, node.length - request.length - 1)
         stats.drafted_layers += sum(bool(layer.drafts) for layer in forest.layers)
         while True:
-            laws = target_laws(
+            logprobs = target_distributions(
                 torch.stack([tree.logits[node] for node in request.ends]),
                 params,
                 request.beams.warp,
                 lambda: [request.history(node) for node in request.ends],
             )
             if params.temperature:
-                sample(request, laws, forest, depth, chance)
+                sample(request, logprobs, forest, depth, draws)
             else:
-                search(request, laws, forest)
+                search(request, logprobs, forest)
             stats.tokens += 1
             if request.done:
                 return
@@ -273,14 +283,14 @@ class BeamEngine:
             for _ in request.ends:
                 _count(stats.accepted, depth)
             depth += 1
-        request.odds.learn(len(forest.layers), len(forest.drafted), depth)
+        request.record.observe(len(forest.layers), len(forest.drafted), depth)
         if request.beams.single_cache:
             # of one length, the beam of lowest perplexity is the most probable one
             request.running = [Beam(max(request.ends, key=lambda node: node.score))]
-        tree.keep(self.target, request.ends)
-        tree.row.drop_features()
+        kept, committed = tree.keep(self.target, request.ends)
+        request.trunk.ids += [node.token for node in committed]
         if self.source is not None and request.drafting:
-            self.source.settle(request)
+            self.source.prune(request.trunk, kept, len(committed))
 
     def _generation(self, request: BeamRequest) -> BeamGeneration:
         best = request.finished[: request.beams.returned]
@@ -297,12 +307,6 @@ class BeamEngine:
 
     def _text(self, tokens: list[int]) -> str:
         return "" if self.tokenizer is None else str(self.tokenizer.decode(tokens, skip_special_tokens=True))
-
-
-def _tree(request: BeamRequest) -> TreeRow:
-    if request.tree is None:
-        raise ConfigError("a closed or finished request cannot go on: open its prompt again")
-    return request.tree
 
 
 def _count(counts: list[int], depth: int) -> None:

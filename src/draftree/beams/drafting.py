@@ -1,4 +1,4 @@
-"""Draft forests and their depth."""
+"""Draft forests, grown from a token source, and their depth."""
 
 from __future__ import annotations
 
@@ -6,38 +6,61 @@ import math
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from ..config import Budget
+from ..drafters.distributions import Drawing
+from ..drafters.eagle import EagleSource
+from ..drafters.source import BeamSource, UnscoredNode, score_nodes
 from ..errors import DraftreeError, DraftreeWarning
 from ..models.base import LanguageModel
 from ..models.cost_profile import Profile, kept_or_measured
-from .beam_distributions import Chance, beam_distribution, draft_laws
-from .forest import BeamRequest, Node
+from ..policies.base import Candidates
+from ..tree import ROOT
+from .beam_distributions import BeamDraws, beam_distribution
+from .forest import BeamNode, BeamRequest
 from .params import DEEPEST, DEFAULT_DEPTH
-from .sources import BeamSource, Frontier
-from .speculative import Forest, Layer, expected_layers
+from .speculative import DraftForest, DraftLayer, expected_layers
 
+_NEAR, _MODEL, _OTHER = 0.97, 0.9, 0.7
+"""How often a beam of a layer was drafted, as long as nothing is known: by the target's own weights, by another model,
+by a head or n-grams."""
 _PRIOR = 2.0
-"""Layers that hope counts for. As the record fades, hope returns, and drafts are tried again."""
+"""Layers that these count for. As the record fades they return, and drafts are tried again."""
 _MARGIN = 1.1
-"""Drafts must promise to be so much faster than none: no profile has the costs of laws and draws, or its own error."""
+"""Drafts must promise to be so much faster than none: no profile has the costs of draws, or its own error."""
+
+
+def draft_width(source: BeamSource, beams: int) -> int:
+    """Drafted beams W_S that so many beams are best drafted with: more where its distributions are not the target's,
+    for of each layer all W must be drafted."""
+    return beams if source.near else 2 * beams
+
+
+def layers_left(source: BeamSource, request: BeamRequest) -> int:
+    """Most layers that can be drafted below the running beams: the one behind them is not drafted."""
+    left = request.limit - request.length - 1
+    depth = source.fit(request.trunk, Budget(request.beams.nodes)).depth
+    uncommitted = request.length - (len(request.trunk.ids) - len(request.ids))
+    return left if depth is None else max(0, min(left, depth - uncommitted))
 
 
 @dataclass(slots=True)
-class Plan:
+class DepthRule:
     """Chooses depths.
 
     Attributes:
-        target: judges drafts.
+        target: verifies drafts.
         source: makes them.
     """
 
     target: LanguageModel
     source: BeamSource
     _verify: Profile | None = None
+    _draft: Profile | None = None
     _unmeasurable: bool = False
 
     def prepare(self) -> None:
@@ -46,7 +69,8 @@ class Plan:
             return
         try:
             self._verify = self._verify or kept_or_measured(self.target)
-            self.source.prepare()
+            if self.source.model is not None:
+                self._draft = self._draft or kept_or_measured(self.source.model)
         except DraftreeError as error:
             self._verify, self._unmeasurable = None, True
             message = f"passes cannot be measured ({error}): beams are drafted {DEFAULT_DEPTH} layers deep"
@@ -58,10 +82,11 @@ class Plan:
         if self._verify is None:
             return True
         depth, rate, undrafted = self._best(self._verify, request, request.beams.width, len(request.ids))
-        return depth > 0 and request.limit * (1 / undrafted - 1 / rate) > self.source.reading(len(request.ids))
+        reading = sum(self._seconds(tokens, tokens) for _, tokens in self.source.unread(request.trunk) if tokens)
+        return depth > 0 and request.limit * (1 / undrafted - 1 / rate) > reading
 
     def depth(self, request: BeamRequest) -> int:
-        """Layers to draft in the next step, from 0 to ``DEEPEST``, at most as many as there is room for.
+        """Layers to draft in the next step, from 0 to ``DEEPEST``, at most ``layers_left``.
 
         A step that drafts d layers gains ``expected_layers`` of the probability a that a drafted layer goes on.
         """
@@ -71,17 +96,22 @@ class Plan:
         best = DEFAULT_DEPTH
         if self._verify is not None:
             best, _, _ = self._best(self._verify, request, len(request.running), len(request.ids) + request.length)
-        return min(best, self.source.room(request), request.limit - request.length - 1)
+        return min(best, layers_left(self.source, request))
+
+    def _seconds(self, nodes: float, context: int) -> float:
+        return 0.0 if self._draft is None else self._draft.seconds(nodes, context)
 
     def _best(self, verify: Profile, request: BeamRequest, beams: int, context: int) -> tuple[int, float, float]:
         """The depth that is likely to be fastest, and the layers a second of it and of none."""
-        odds = request.odds
-        a = (odds.went_on + _PRIOR * self.source.hope**beams) / (odds.reached + _PRIOR)
-        nodes = (odds.nodes + _PRIOR * request.drafted) / (odds.layers + _PRIOR)
+        record, source = request.record, self.source
+        weak = source.model is None or isinstance(source, EagleSource)
+        prior = _NEAR if source.near else _OTHER if weak else _MODEL
+        a = (record.went_on + _PRIOR * prior**beams) / (record.reached + _PRIOR)
+        nodes = (record.nodes + _PRIOR * request.drafted) / (record.layers + _PRIOR)
         undrafted = 1 / verify.seconds(beams, context)
         best, rate, drafting = 0, _MARGIN * undrafted, 0.0
         for depth in range(1, DEEPEST + 1):
-            drafting += self.source.seconds(nodes if depth > 1 else beams, context)
+            drafting += self._seconds(nodes if depth > 1 else beams, context)
             found = expected_layers(a, depth) / (drafting + verify.seconds(beams + depth * nodes, context))
             if found > rate:
                 best, rate = depth, found
@@ -90,79 +120,113 @@ class Plan:
 
 @dataclass(slots=True)
 class _Growing:
-    source: BeamSource
-    at: Frontier  # whose nodes may get children
-    layers: list[Layer] = field(default_factory=list)
-    drafted: dict[tuple[Node, int], Node] = field(default_factory=dict)
+    """The forest of one request while it grows.
+
+    Attributes:
+        request: whose.
+        draws: of the drafts; None: the most probable are taken.
+        nodes: those whose children come next.
+        counts: how often each of them was drawn.
+        left: layers to go.
+        numbers: of nodes in the target's row, of new ones those that they will have there.
+    """
+
+    request: BeamRequest
+    draws: BeamDraws | None
+    nodes: Sequence[BeamNode]
+    counts: Sequence[int]
+    left: int
+    numbers: dict[BeamNode, int]
+    layers: list[DraftLayer] = field(default_factory=list)
+    drafted: dict[tuple[BeamNode, int], BeamNode] = field(default_factory=dict)
 
 
 def grow(
-    source: BeamSource, requests: Sequence[BeamRequest], chances: Sequence[Chance], depths: Sequence[int]
-) -> list[Forest]:
-    """One forest for each request, of ``depths`` ([B]) layers where its room and its source allow."""
+    source: BeamSource, requests: Sequence[BeamRequest], draws: Sequence[BeamDraws], depths: Sequence[int]
+) -> list[DraftForest]:
+    """One forest for each request, of ``depths`` ([B]) layers where its length and its source allow."""
     growing = []
-    for request, chance, depth in zip(requests, chances, depths, strict=True):
-        layers = min(depth, request.limit - request.length - 1, source.room(request))
+    for request, random, depth in zip(requests, draws, depths, strict=True):
+        left = min(depth, layers_left(source, request)) if depth else 0
         counts = [beam.count for beam in request.running]
-        draws = chance if request.params.temperature else None
-        growing.append(_Growing(source, Frontier(request, request.ends, counts, 0, layers - 1, draws)))
-    _grow(source, growing)
-    return [Forest(g.layers, g.drafted) for g in growing]
-
-
-def likely(source: BeamSource, below: Sequence[Frontier]) -> list[list[Node]]:
-    """What is likely to be drafted below nodes in the layers that are left: for each, nodes with parents first.
-
-    Where chance draws, these are what it would draw from this source's laws with the same noise, if it has any.
-    """
-    growing = [
-        _Growing(source, replace(at, left=at.left - 1, chance=at.chance if source.gives_laws else None)) for at in below
-    ]
-    _grow(source, growing)
-    return [list(g.drafted.values()) for g in growing]
+        own, numbers = random if request.params.temperature else None, dict(request.open_tree.numbers)
+        growing.append(_Growing(request, own, request.ends, counts, left, numbers))
+    if some := [g for g in growing if g.left > 0]:
+        trunks = [g.request.trunk for g in some]
+        try:
+            _grow(source, some)
+        finally:
+            source.leave(trunks)
+    return [DraftForest(g.layers, g.drafted) for g in growing]
 
 
 def _grow(source: BeamSource, growing: Sequence[_Growing]) -> None:
-    while asked := [g for g in growing if g.at.left >= 0 and g.at.nodes]:
-        for g, rows in zip(asked, source.logits([g.at for g in asked]), strict=True):
-            at, laws = g.at, draft_laws(rows, g.at.request.params, g.at.request.beams.warp)
-            found = _chosen(g, laws) if at.chance is None else _drawn(g, at.chance, laws)
-            nodes, counts = list(found), list(found.values())
-            g.at = replace(at, nodes=nodes, counts=counts, depth=at.depth + 1, left=at.left - 1)
+    sampled = any(g.draws for g in growing)
+    drawing = Drawing.WITH_REPLACEMENT if sampled else Drawing.TOP
+    scorer = source.begin([g.request.trunk for g in growing], drawing)
+    width = max(1 if g.draws else g.request.drafted + len(g.request.eos_ids) for g in growing)
+    while any(g.left > 0 and g.nodes for g in growing):
+        new, ends = list[UnscoredNode](), list[tuple[_Growing, int]]()
+        for b, g in enumerate(growing):
+            if g.left > 0 and g.nodes:
+                new += _unread(source, g, b) if not g.layers else [_unscored(g, b, node) for node in g.nodes]
+                ends.append((g, len(new)))
+        found = score_nodes(scorer, new, width)
+        for g, end in ends:
+            rows = range(end - len(g.nodes), end)
+            kept = _top(g, found, rows) if g.draws is None else _drawn(g, g.draws, found, rows)
+            g.nodes, g.counts, g.left = list(kept), list(kept.values()), g.left - 1
 
 
-def _drawn(g: _Growing, chance: Chance, laws: Tensor) -> Mapping[Node, int]:
+def _unscored(g: _Growing, b: int, node: BeamNode) -> UnscoredNode:
+    number = g.numbers.setdefault(node, len(g.numbers))
+    return UnscoredNode(b, number, ROOT if node.parent is None else g.numbers.get(node.parent, ROOT), node.token)
+
+
+def _unread(source: BeamSource, g: _Growing, b: int) -> list[UnscoredNode]:
+    """The ends of the running beams, and before them what the source has not read above them."""
+    trunk, base = g.request.trunk, g.request.open_tree.base
+    above = dict.fromkeys(node for end in g.nodes for node in end.path(base)[:-1])
+    unread = [node for node in above if not source.has_read(trunk, g.numbers[node])]
+    root = [] if source.has_read(trunk, ROOT) else [UnscoredNode(b, ROOT, ROOT, trunk.ids[-1])]
+    return root + [_unscored(g, b, node) for node in (*unread, *g.nodes)]
+
+
+def _drawn(g: _Growing, draws: BeamDraws, found: Candidates, rows: range) -> Mapping[BeamNode, int]:
     """W_S independent draws from q_beam; those that go on, and how often each was drawn."""
-    at, parents, request = g.at, g.at.nodes, g.at.request
-    cells = beam_distribution([node.score for node in parents], at.counts, laws, request.params, request.beams.warp)
+    parents, request, after = g.nodes, g.request, g.request.open_tree.row.logits
+    logprobs = torch.stack([found.distributions[row].dense(len(after), after.device) for row in rows])
+    cells = beam_distribution([node.score for node in parents], g.counts, logprobs, request.params, request.beams.warp)
     drafts = []
-    for row, token in chance.drafts(cells, request.drafted, at.depth):
-        drafts.append(_node(g, parents[row], token, float(laws[row, token])))
-    g.layers.append(Layer(parents, cells, drafts))
+    for row, token in draws.draft_cells(cells, request.drafted, len(g.layers)):
+        drafts.append(_node(g, parents[row], token, float(logprobs[row, token])))
+    g.layers.append(DraftLayer(parents, cells, drafts))
     return Counter(node for node in drafts if request.ended(node) is None)
 
 
-def _chosen(g: _Growing, laws: Tensor) -> Mapping[Node, int]:
+def _top(g: _Growing, found: Candidates, rows: range) -> Mapping[BeamNode, int]:
     """The W_S most probable of all continuations that do not end."""
-    request, parents = g.at.request, g.at.nodes
-    scores = laws + torch.tensor([node.score for node in parents]).to(laws.device, non_blocking=True)[:, None]
-    scores[:, list(request.eos_ids)] = -math.inf
-    scores.nan_to_num_(nan=-math.inf, neginf=-math.inf)  # after a node of which a source knows nothing
-    top = scores.flatten().topk(min(request.drafted, scores.numel()))
-    found = torch.stack([top.values.double(), top.indices.double()]).tolist()
+    parents, tokens = g.nodes, found.tokens[rows.start : rows.stop]
+    logprobs = found.logprobs[rows.start : rows.stop]
+    scores = logprobs + torch.tensor([node.score for node in parents])[:, None]
+    scores[torch.isin(tokens, torch.tensor(list(g.request.eos_ids), dtype=torch.int64))] = -math.inf
+    top = scores.flatten().topk(min(g.request.drafted, scores.numel()))
     drafts = []
-    for score, index in zip(*found, strict=True):
+    for score, index in zip(top.values.tolist(), top.indices.tolist(), strict=True):
         if score > -math.inf:
-            row, token = divmod(int(index), laws.shape[-1])
-            drafts.append(_node(g, parents[row], token, score - parents[row].score))
-    g.layers.append(Layer(parents, laws[:0], drafts))
+            row, column = divmod(index, tokens.shape[1])
+            drafts.append(_node(g, parents[row], int(tokens[row, column]), float(logprobs[row, column])))
+    g.layers.append(DraftLayer(parents, _NO_CELLS, drafts))
     return dict.fromkeys(drafts, 1)
 
 
-def _node(g: _Growing, parent: Node, token: int, log: float) -> Node:
+_NO_CELLS: Tensor = torch.zeros(0)
+
+
+def _node(g: _Growing, parent: BeamNode, token: int, logprob: float) -> BeamNode:
     """The drafted node, new or drawn before."""
     key = parent, token
     if key not in g.drafted:
-        g.drafted[key] = g.source.node(g.at.request, parent, token)
-        g.drafted[key].score = parent.score + log
+        node = g.drafted[key] = BeamNode(token, parent, parent.length + 1, parent.score + logprob)
+        g.numbers[node] = len(g.numbers)
     return g.drafted[key]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -12,33 +12,32 @@ from torch import Tensor
 from ..config import SamplingParams
 from ..errors import CacheError
 from ..models.base import ForestModel, Nodes, Row
-from ..request import Stats
+from ..request import Request, Stats
+from ..text import NoText
 from ..tree import ROOT
 from .params import BeamParams
 
 
 @dataclass(slots=True, eq=False)
-class Node:
+class BeamNode:
     """One token of the tree; the root is the last token of the prompt.
 
     Attributes:
         token: its id.
         parent: what it follows; None for the root.
         length: generated tokens on its path, itself included; 0 for the root.
-        score: log-probability (nats) of these tokens: the target's once it has judged the node, before that the
-            drafter's from the last judged node on.
-        hidden: [H] the target's hidden state, where it tracks them and has seen the node.
+        score: log-probability (nats) of these tokens: the target's once it has verified the node, before that the
+            drafter's from the last verified node on.
     """
 
     token: int
-    parent: Node | None = None
+    parent: BeamNode | None = None
     length: int = 0
     score: float = 0.0
-    hidden: Tensor | None = None
 
-    def path(self, above: Node | None = None) -> list[Node]:
+    def path(self, above: BeamNode | None = None) -> list[BeamNode]:
         """The nodes from just below ``above``, one of its ancestors, down to it; None: from below the root."""
-        nodes, node = list[Node](), self
+        nodes, node = list[BeamNode](), self
         while node is not above and node.parent is not None:
             nodes.append(node)
             node = node.parent
@@ -57,42 +56,36 @@ class TreeRow:
         row: the model's.
         base: the last committed node.
         numbers: uncommitted nodes -> their numbers in the row, ascending.
-        logits: [V] after nodes that the model has been asked about; only running beams' ends outlive ``keep``.
+        logits: [V] after nodes that were fed; only running beams' ends outlive ``keep``.
 
     Args:
         row: holds the prompt.
         root: the last token of it.
     """
 
-    def __init__(self, row: Row, root: Node) -> None:
+    def __init__(self, row: Row, root: BeamNode) -> None:
         self.row = row
         self.base = root
-        self.numbers: dict[Node, int] = {}
-        self.logits: dict[Node, Tensor] = {root: row.logits}
+        self.numbers: dict[BeamNode, int] = {}
+        self.logits: dict[BeamNode, Tensor] = {root: row.logits}
 
     @property
     def slots(self) -> int:
         """Tokens that it holds in the cache."""
         return self.row.length + len(self.numbers)
 
-    def beside(self) -> TreeRow:
-        """Another tree in the same row, that goes on from the same nodes and the logits after them."""
-        other = TreeRow(self.row, self.base)
-        other.numbers, other.logits = dict(self.numbers), dict(self.logits)
-        return other
-
-    def unfed(self, ends: Iterable[Node]) -> list[Node]:
+    def unfed(self, ends: Iterable[BeamNode]) -> list[BeamNode]:
         """Nodes on the paths to ``ends`` that the row lacks, parents first."""
-        missing: dict[Node, None] = {}
+        missing: dict[BeamNode, None] = {}
         for end in ends:
-            path, node = list[Node](), end
+            path, node = list[BeamNode](), end
             while node is not self.base and node not in self.numbers and node not in missing:
                 path.append(node)
                 node = _above(node)
             missing |= dict.fromkeys(reversed(path))
         return list(missing)
 
-    def asked(self, nodes: Sequence[Node]) -> Nodes:
+    def append(self, nodes: Sequence[BeamNode]) -> Nodes:
         """New nodes, parents first, as the model takes them; from now on they are in the row."""
         start = len(self.numbers)
         self.numbers |= {node: start + i for i, node in enumerate(nodes)}
@@ -100,48 +93,40 @@ class TreeRow:
         tokens = [node.token for node in nodes]
         return Nodes(torch.tensor(tokens, dtype=torch.int64), torch.tensor(parents, dtype=torch.int64))
 
-    def keep(self, model: ForestModel, ends: Sequence[Node]) -> None:
-        """Drop what is not on the paths to ``ends``, which are all of one length; commit what all of these share."""
+    def keep(self, model: ForestModel, ends: Sequence[BeamNode]) -> tuple[list[int], list[BeamNode]]:
+        """Drop what is not on the paths to ``ends``, which are all of one length; commit what lies above all of them.
+
+        Returns:
+            the numbers of the nodes that are kept, and of these the first ones that are committed.
+        """
         paths = [end.path(self.base) for end in ends]
         alive = {node for path in paths for node in path}
         kept = [node for node in self.numbers if node in alive]
+        numbers = [self.numbers[node] for node in kept]
         trunk = 0
-        for level in zip(*paths, strict=False):
+        for level in zip(*(path[:-1] for path in paths), strict=False):
             if len(set(level)) > 1 or level[0] not in self.numbers:
                 break
             trunk += 1
-        model.prune(self.row, [self.numbers[node] for node in kept], trunk)
+        model.prune(self.row, numbers, trunk)
         if trunk:
             self.base = kept[trunk - 1]
         self.numbers = {node: i for i, node in enumerate(kept[trunk:])}
         self.logits = {end: self.logits[end] for end in ends if end in self.logits}
+        return numbers, kept[:trunk]
 
 
-Pass = Callable[[Sequence[Row], Sequence[Nodes], Sequence[Sequence[Node]]], Tensor]
-"""(rows, their new nodes as the model takes them, the same nodes) -> [B, n, V] logits."""
+def feed(model: ForestModel, trees: Sequence[TreeRow], nodes: Sequence[Sequence[BeamNode]]) -> None:
+    """One pass over new nodes, parents first; trees without any take no part."""
+    fed = [(tree, new) for tree, new in zip(trees, nodes, strict=True) if new]
+    fed.sort(key=lambda pair: pair[0].row.slot)  # storage order: no logits are copied
+    if fed:
+        found = model.extend([tree.row for tree, _ in fed], [tree.append(new) for tree, new in fed])
+        for (tree, new), logits in zip(fed, found, strict=True):
+            tree.logits |= dict(zip(new, logits, strict=False))
 
 
-def feed(trees: Sequence[TreeRow], nodes: Sequence[Sequence[Node]], extend: Pass) -> int:
-    """One pass over new nodes, parents first; trees without any take no part.
-
-    Returns:
-        the number of passes that it took, 0 or 1.
-    """
-    asked = [(tree, new) for tree, new in zip(trees, nodes, strict=True) if new]
-    asked.sort(key=lambda pair: pair[0].row.slot)  # storage order: no logits are copied
-    if not asked:
-        return 0
-    known = [len(tree.row.pending) for tree, _ in asked]
-    found = extend([tree.row for tree, _ in asked], [tree.asked(new) for tree, new in asked], [new for _, new in asked])
-    for (tree, new), logits, before in zip(asked, found, known, strict=True):
-        tree.logits |= dict(zip(new, logits, strict=False))
-        if len(tree.row.pending) > before:  # this model tracks them
-            for node, hidden in zip(new, tree.row.pending[-1], strict=True):
-                node.hidden = hidden
-    return 1
-
-
-def _above(node: Node) -> Node:
+def _above(node: BeamNode) -> BeamNode:
     if node.parent is None:
         raise CacheError("the end of a beam is not below the last committed token of its row")
     return node.parent
@@ -156,12 +141,12 @@ class Beam:
         count: how often it is there: sampled beams may coincide, and each counts.
     """
 
-    node: Node
+    node: BeamNode
     count: int = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class FinishedBeam:
     """A beam that has ended.
 
     Attributes:
@@ -170,21 +155,21 @@ class Finished:
         reason: "eos" or "length".
     """
 
-    node: Node
+    node: BeamNode
     score: float
     reason: str
 
 
-_MEMORY = 0.95
+_DECAY = 0.95
 """Share of the record of drafts that each step leaves."""
 
 
 @dataclass(slots=True)
-class Odds:
-    """What became of drafts so far, with a fading memory.
+class DraftRecord:
+    """What became of drafts so far, with exponential decay.
 
     Attributes:
-        reached: drafted layers that the target judged.
+        reached: drafted layers that the target verified.
         went_on: those whose beams had all been drafted, so that the next layer followed in the same pass.
         layers: layers drafted.
         nodes: nodes in them.
@@ -195,13 +180,13 @@ class Odds:
     layers: float = 0.0
     nodes: float = 0.0
 
-    def learn(self, drafted: int, nodes: int, went_on: int) -> None:
+    def observe(self, drafted: int, nodes: int, went_on: int) -> None:
         """A step drafted so many layers of so many nodes in all, and so many of them went on."""
         reached = min(drafted, went_on + 1)
-        self.reached = _MEMORY * self.reached + reached
-        self.went_on = _MEMORY * self.went_on + went_on
-        self.layers = _MEMORY * self.layers + drafted
-        self.nodes = _MEMORY * self.nodes + nodes
+        self.reached = _DECAY * self.reached + reached
+        self.went_on = _DECAY * self.went_on + went_on
+        self.layers = _DECAY * self.layers + drafted
+        self.nodes = _DECAY * self.nodes + nodes
 
 
 class BeamRequest:
@@ -209,6 +194,8 @@ class BeamRequest:
 
     Attributes:
         ids: the prompt's tokens.
+        trunk: what a token source sees of it: the prompt, and the tokens that the target has committed since; to draw
+            from its distributions they are warped here with the token warp alone.
         params: how tokens are drawn.
         beams: how many beams there are, and what becomes of finished ones.
         seed: the seed in use.
@@ -222,7 +209,7 @@ class BeamRequest:
         improvable: a running beam may still beat a finished one, by transformers' heuristic (beam search).
         stats: what was measured; ``tokens`` are layers of beams.
         peak_slots: most tokens that its tree has held in the target's cache.
-        odds: what became of drafts so far: its own where beams are sampled.
+        record: what became of drafts so far: its own where beams are sampled.
         drafting: the source of drafts knows it.
     """
 
@@ -233,7 +220,7 @@ class BeamRequest:
         beams: BeamParams,
         limit: int,
         eos_ids: frozenset[int],
-        odds: Odds | None = None,
+        record: DraftRecord | None = None,
         drafted: int | None = None,
     ) -> None:
         self.ids = list(ids)
@@ -243,16 +230,30 @@ class BeamRequest:
         self.limit = limit
         self.drafted = drafted or beams.drafted
         self.eos_ids = frozenset() if params.ignore_eos else eos_ids
-        self.root = Node(self.ids[-1])
+        self.root = BeamNode(self.ids[-1])
+        joint = params.temperature and beams.warp == "joint"
+        own = SamplingParams(temperature=1.0, max_tokens=params.max_tokens) if joint else replace(params, processors=())
+        self.trunk = Request(self.ids, own, limit, eos_ids, NoText())
         self.tree: TreeRow | None = None
         self.running = [Beam(self.root)]
-        self.finished: list[Finished] = []
+        self.finished: list[FinishedBeam] = []
         self.done = False
         self.improvable = True
         self.stats = Stats()
         self.peak_slots = len(self.ids)
-        self.odds = odds or Odds()
+        self.record = record or DraftRecord()
         self.drafting = True
+
+    @property
+    def open_tree(self) -> TreeRow:
+        """Its tree.
+
+        Raises:
+            CacheError: it is closed.
+        """
+        if self.tree is None:
+            raise CacheError("a closed or finished request cannot go on: open its prompt again")
+        return self.tree
 
     @property
     def length(self) -> int:
@@ -260,7 +261,7 @@ class BeamRequest:
         return self.running[0].node.length
 
     @property
-    def ends(self) -> list[Node]:
+    def ends(self) -> list[BeamNode]:
         """Last tokens of the running beams."""
         return [beam.node for beam in self.running]
 
@@ -269,17 +270,17 @@ class BeamRequest:
         """Beams that are not finished, of W."""
         return self.beams.width - len(self.finished)
 
-    def history(self, node: Node) -> list[int]:
+    def history(self, node: BeamNode) -> list[int]:
         """Token ids up to a node, prompt included."""
         return [*self.ids, *node.tokens]
 
-    def ended(self, node: Node) -> str | None:
+    def ended(self, node: BeamNode) -> str | None:
         """Why a beam ends with this node, if it does."""
         return "eos" if node.token in self.eos_ids else "length" if node.length >= self.limit else None
 
-    def finish(self, nodes: Sequence[Node]) -> None:
+    def finish(self, nodes: Sequence[BeamNode]) -> None:
         """Beams have ended: the best W are kept, of equal ones those that were there before."""
         power = self.beams.length_penalty
-        self.finished += [Finished(n, n.score / n.length**power, self.ended(n) or "length") for n in nodes]
+        self.finished += [FinishedBeam(n, n.score / n.length**power, self.ended(n) or "length") for n in nodes]
         self.finished.sort(key=lambda f: -f.score)
         del self.finished[self.beams.width :]

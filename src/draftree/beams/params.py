@@ -21,7 +21,7 @@ DEFAULT_DEPTH = 3
 EarlyStopping = bool | Literal["never"]
 
 BeamWarp = Literal["joint", "token"]
-"""What temperature, top-k, top-p and min-p act on where beams are sampled (``laws.beam_distribution``)."""
+"""What temperature, top-k, top-p and min-p act on where beams are sampled (``beam_distribution``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +37,8 @@ class BeamParams:
         returned: best sequences n to return.
         length_penalty: a sequence of L generated tokens scores its log-probability over L ** length_penalty.
         early_stopping: of beam search, transformers' own: True ends with the W-th finished beam; False and "never" also
-            ask whether a running one could still win, "never" by the greatest length that it may reach.
-        draft_width: drafted beams W_S of a layer; None: as many as the drafter is best asked for, at most twice W.
+            check whether a running one could still win, "never" by the greatest length that it may reach.
+        draft_width: drafted beams W_S of a layer; None: as many as suit the drafter, at most twice W.
         depth: drafted layers gamma; None: as many as are likely to be fastest by measured pass times, none included; 3
             where these cannot be measured.
         threshold: t of the dynamic width (Eq. 7); None: W beams in every layer.

@@ -1,6 +1,6 @@
 """How one layer of beams follows another: searched (the most probable) or sampled (independent draws).
 
-A rule is told the laws of the running beams' next tokens and, if the layer was drafted, its drafts. It asks no model.
+A rule reads the log-probabilities of the running beams' next tokens and the drafts of the layer, if it was drafted.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .beam_distributions import Cell, Chance, beam_distribution
-from .forest import Beam, BeamRequest, Node
+from .beam_distributions import BeamDraws, Cell, beam_distribution
+from .forest import Beam, BeamNode, BeamRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class DraftLayer:
     """One drafted layer.
 
     Attributes:
@@ -29,13 +29,13 @@ class Layer:
         drafts: in draw order, as often as they were drawn.
     """
 
-    parents: Sequence[Node]
+    parents: Sequence[BeamNode]
     cells: Tensor
-    drafts: Sequence[Node]
+    drafts: Sequence[BeamNode]
 
 
 @dataclass(frozen=True, slots=True)
-class Forest:
+class DraftForest:
     """What was drafted below the running beams of one request.
 
     Attributes:
@@ -43,17 +43,17 @@ class Forest:
         drafted: (parent, token) -> node: one for each drafted token, however often it was drawn.
     """
 
-    layers: list[Layer] = field(default_factory=list)
-    drafted: Mapping[tuple[Node, int], Node] = field(default_factory=dict)
+    layers: list[DraftLayer] = field(default_factory=list)
+    drafted: Mapping[tuple[BeamNode, int], BeamNode] = field(default_factory=dict)
 
-    def child(self, parent: Node, token: int, score: float) -> Node:
+    def child(self, parent: BeamNode, token: int, score: float) -> BeamNode:
         """The node below ``parent``: the drafted one, which the target has seen, if there is one."""
-        node = self.drafted.get((parent, token)) or Node(token, parent, parent.length + 1)
+        node = self.drafted.get((parent, token)) or BeamNode(token, parent, parent.length + 1)
         node.score = score
         return node
 
 
-def search(request: BeamRequest, laws: Tensor, forest: Forest) -> None:
+def search(request: BeamRequest, logprobs: Tensor, forest: DraftForest) -> None:
     """One layer of beam search, by transformers' rule (``GenerationMixin._beam_search``).
 
     Of the (1 + number of end tokens, at least 2) W most probable continuations those that end and are among the first W
@@ -61,17 +61,17 @@ def search(request: BeamRequest, laws: Tensor, forest: Forest) -> None:
 
     Args:
         request: its running beams are replaced.
-        laws: [R, V] float32 log-laws after the running beams.
+        logprobs: [R, V] float32 log-probabilities after the running beams.
         forest: what was drafted.
     """
     beams, parents = request.beams, request.ends
-    scores = laws + torch.tensor([n.score for n in parents]).to(laws.device, non_blocking=True)[:, None]
+    scores = logprobs + torch.tensor([n.score for n in parents]).to(logprobs.device, non_blocking=True)[:, None]
     count = max(2, 1 + len(request.eos_ids)) * beams.width
     top = scores.flatten().topk(min(count, scores.numel()))
     found = torch.stack([top.values.double(), top.indices.double()]).tolist()
-    running, ended = list[Node](), list[Node]()
+    running, ended = list[BeamNode](), list[BeamNode]()
     for rank, (score, index) in enumerate(zip(*found, strict=True)):
-        row, token = divmod(int(index), laws.shape[-1])
+        row, token = divmod(int(index), logprobs.shape[-1])
         if score == -math.inf:
             break
         node = forest.child(parents[row], token, score)
@@ -99,28 +99,28 @@ def _improvable(request: BeamRequest) -> bool:
     return best > request.finished[-1].score
 
 
-def sample(request: BeamRequest, laws: Tensor, forest: Forest, depth: int, chance: Chance) -> None:
+def sample(request: BeamRequest, logprobs: Tensor, forest: DraftForest, depth: int, draws: BeamDraws) -> None:
     """One layer of beam sampling (Eq. 1): independent draws from p_beam over (running beam, next token).
 
-    A finished beam keeps its place: of W places those of running beams are drawn anew.
+    Of W beams the finished ones stay, and only the others are drawn.
 
     Args:
         request: its running beams are replaced.
-        laws: [R, V] float64 log-probabilities after the running beams (``laws.target_laws``).
+        logprobs: [R, V] float64 log-probabilities after the running beams (``target_distributions``).
         forest: what was drafted.
-        depth: number of the layer below the step's root, from 0; beyond the drafts' last it is drawn plainly.
-        chance: decides.
+        depth: number of the layer below the step's root, from 0; beyond the drafts' last it is drawn without drafts.
+        draws: the random draws of the step.
     """
     parents, counts = request.ends, [beam.count for beam in request.running]
-    p = beam_distribution([n.score for n in parents], counts, laws, request.params, request.beams.warp)
+    p = beam_distribution([n.score for n in parents], counts, logprobs, request.params, request.beams.warp)
     position = len(request.ids) + request.length
     if depth < len(forest.layers):
-        cells = _verified(request, p, forest.layers[depth], position, chance)
+        cells = _verified(request, p, forest.layers[depth], position, draws)
     else:
-        cells = chance.draws(p, range(request.slots), position)
-    logs = laws[tuple(torch.tensor(cells).T.to(laws.device))].tolist()
-    drawn: Counter[Node] = Counter()
-    made: dict[Cell, Node] = {}
+        cells = draws.target_cells(p, range(request.slots), position)
+    logs = logprobs[tuple(torch.tensor(cells).T.to(logprobs.device))].tolist()
+    drawn: Counter[BeamNode] = Counter()
+    made: dict[Cell, BeamNode] = {}
     for cell, log in zip(cells, logs, strict=True):
         parent = parents[cell[0]]
         if cell not in made:
@@ -131,27 +131,27 @@ def sample(request: BeamRequest, laws: Tensor, forest: Forest, depth: int, chanc
     request.done = not request.running or not request.slots
 
 
-def _verified(request: BeamRequest, p: Tensor, layer: Layer, position: int, chance: Chance) -> list[Cell]:
+def _verified(request: BeamRequest, p: Tensor, layer: DraftLayer, position: int, draws: BeamDraws) -> list[Cell]:
     """The beams of a drafted layer; p: [R, V] p_beam over the running beams."""
     beams, parents = request.beams, request.ends
-    places = {parent: r for r, parent in enumerate(layer.parents)}
+    drafted = {parent: r for r, parent in enumerate(layer.parents)}
     rows = {parent: r for r, parent in enumerate(parents)}
-    here = torch.tensor([places[parent] for parent in parents]).to(p.device)
+    here = torch.tensor([drafted[parent] for parent in parents]).to(p.device)
     residuals = Residuals(p, layer.cells[here])
     width = request.slots
     if beams.threshold is not None:
-        alphas = residuals.acceptance(len(layer.drafts))
+        alphas = residuals.mean_acceptances(len(layer.drafts))
         width = width_for(alphas, beams.threshold, min(beams.min_width, width), width)
     drafts = [(rows[n.parent] if n.parent in rows else -1, n.token) for n in layer.drafts]
 
     def draw(cells: Tensor, numbers: Sequence[int]) -> list[Cell]:
-        return chance.draws(cells, numbers, position)
+        return draws.target_cells(cells, numbers, position)
 
-    return verify(residuals, drafts, width, chance.accepts, draw).cells
+    return verify(residuals, drafts, width, draws.accepts, draw).cells
 
 
 class Residuals:
-    """What is left of p after 0, 1, 2, ... refusals: p_1 = p, p_{j+1} = norm(max(p_j - q, 0)).
+    """What is left of p after 0, 1, 2, ... rejections: p_1 = p, p_{j+1} = norm(max(p_j - q, 0)).
 
     None of them is built: p_{j+1} = max(p - c_j q, 0) / N_j with c_1 = 1, N_j = sum(max(p - c_j q, 0)),
     c_{j+1} = c_j + N_j, because what has fallen to 0 stays 0. So sum(min(p_j, q)) = 1 - N_j / N_{j-1}.
@@ -165,44 +165,44 @@ class Residuals:
         self.p, self.q = p, q
         self._factors, self._sums = [0.0], [1.0]
 
-    def _upto(self, refused: int) -> None:
-        while len(self._factors) <= refused:
+    def _upto(self, rejected: int) -> None:
+        while len(self._factors) <= rejected:
             factor = self._factors[-1] + self._sums[-1]
             self._factors.append(factor)
             self._sums.append(float((self.p - factor * self.q).clamp_(min=0).sum()))
 
-    def chance(self, cell: Cell, refused: int) -> float:
-        """min(1, p'(x) / q(x)), the probability of accepting a draft x after so many refusals in a row."""
-        self._upto(refused)
+    def acceptance(self, cell: Cell, rejected: int) -> float:
+        """min(1, p'(x) / q(x)), the probability of accepting a draft x after so many rejections in a row."""
+        self._upto(rejected)
         p, q = float(self.p[cell]), float(self.q[cell])
-        left, total = max(0.0, p - self._factors[refused] * q), self._sums[refused]
+        left, total = max(0.0, p - self._factors[rejected] * q), self._sums[rejected]
         return min(1.0, left / (total * q)) if total * q > 0 else float(left > 0)
 
-    def law(self, refused: int) -> Tensor:
-        """[R, V] p' after so many refusals, not normalised; p where nothing is left, which has probability 0."""
-        self._upto(refused)
-        if self._sums[refused] <= 0:
+    def distribution(self, rejected: int) -> Tensor:
+        """[R, V] p' after so many rejections, not normalised; p where nothing is left, which has probability 0."""
+        self._upto(rejected)
+        if self._sums[rejected] <= 0:
             return self.p
-        return (self.p - self._factors[refused] * self.q).clamp_(min=0)
+        return (self.p - self._factors[rejected] * self.q).clamp_(min=0)
 
-    def acceptance(self, drafts: int) -> list[float]:
-        """[drafts] alpha_j = sum(min(p_j, q)), the probability of accepting a draft after j - 1 refusals (Eq. 4)."""
+    def mean_acceptances(self, drafts: int) -> list[float]:
+        """[drafts] alpha_j = sum(min(p_j, q)), the probability of accepting a draft after j - 1 rejections (Eq. 4)."""
         self._upto(drafts)
         pairs = zip(self._sums[: drafts + 1], self._sums[1 : drafts + 1], strict=False)
         return [min(1.0, max(0.0, 1 - after / before)) if before > 0 else 0.0 for before, after in pairs]
 
 
-def accepted_law(alphas: Sequence[float]) -> list[float]:
+def acceptance_distribution(alphas: Sequence[float]) -> list[float]:
     """[m + 1] P(m, k): the probability that k of m drafts are accepted (Eq. 2 and 3).
 
     P(m, 0) = prod (1 - alpha_j), P(m, k) = sum_i alpha_i prod_{j<i} (1 - alpha_j) P(m - i, k - 1).
     """
     m = len(alphas)
-    refused = [1.0]
+    rejected = [1.0]
     for alpha in alphas:
-        refused.append(refused[-1] * (1 - alpha))
-    first = [alpha * before for alpha, before in zip(alphas, refused, strict=False)]  # the i-th is the first accepted
-    table = [[refused[n]] + [0.0] * m for n in range(m + 1)]
+        rejected.append(rejected[-1] * (1 - alpha))
+    first = [alpha * before for alpha, before in zip(alphas, rejected, strict=False)]  # the i-th is the first accepted
+    table = [[rejected[n]] + [0.0] * m for n in range(m + 1)]
     for k in range(1, m + 1):
         for n in range(k, m + 1):
             table[n][k] = sum(first[i - 1] * table[n - i][k - 1] for i in range(1, n + 1))
@@ -213,16 +213,16 @@ def width_for(alphas: Sequence[float], threshold: float, least: int, most: int) 
     """The beams W_L of a layer: the most that are accepted with probability ``threshold`` (Eq. 7), at least ``least``
     (Eq. 6) and at most ``most``."""
     tail, width = 0.0, 0
-    chances = accepted_law(alphas)
+    probabilities = acceptance_distribution(alphas)
     for k in range(len(alphas), 0, -1):
-        tail += chances[k]
+        tail += probabilities[k]
         if tail >= threshold:
             width = k
             break
     return min(most, max(least, width))
 
 
-class Verdict(NamedTuple):
+class LayerResult(NamedTuple):
     """What became of one layer's drafts.
 
     Attributes:
@@ -235,35 +235,35 @@ class Verdict(NamedTuple):
 
 
 Draw = Callable[[Tensor, Sequence[int]], list[Cell]]
-"""(a law, places among the layer's beams) -> a draw from the law for each."""
+"""(a distribution, numbers among the layer's beams) -> a draw from it for each."""
 
 
 def verify(
     residuals: Residuals, drafts: Sequence[Cell], width: int, accepts: Callable[[float], bool], draw: Draw
-) -> Verdict:
+) -> LayerResult:
     """Take ``width`` beams that are independent draws from p (Algorithm 1, lines 13 to 31, corrected).
 
     Args:
         residuals: of the layer.
-        drafts: in draw order; a negative row: drafted below a beam that was not accepted.
+        drafts: in draw order; a negative row: drafted below a beam that was rejected.
         width: how many beams.
-        accepts: throws a coin of this chance.
+        accepts: an acceptance draw of this probability.
         draw: the target's own draws.
     """
-    cells, refused = list[Cell](), 0
+    cells, rejected = list[Cell](), 0
     for cell in drafts:
         if len(cells) == width:
             break
-        if cell[0] >= 0 and accepts(residuals.chance(cell, refused)):
+        if cell[0] >= 0 and accepts(residuals.acceptance(cell, rejected)):
             cells.append(cell)
-            refused = 0
+            rejected = 0
         else:
-            refused += 1
+            rejected += 1
     accepted = len(cells)
     if accepted < width:
-        cells += draw(residuals.law(refused), [accepted])
+        cells += draw(residuals.distribution(rejected), [accepted])
         cells += draw(residuals.p, range(accepted + 1, width)) if accepted + 1 < width else []
-    return Verdict(cells, accepted)
+    return LayerResult(cells, accepted)
 
 
 def expected_layers(acceptance: float, depth: int) -> float:

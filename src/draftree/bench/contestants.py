@@ -18,10 +18,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..beams.beam_engine import BeamEngine
 from ..beams.params import BeamParams, EarlyStopping
-from ..beams.sources import BeamSource
 from ..config import MAX_NODES, SamplingParams, named_settings
 from ..drafters.base import Drafter, NoDrafter, TreeDrafter
 from ..drafters.registry import is_model, load_drafter
+from ..drafters.source import TokenSource
 from ..drafters.spec import AUTO, NONE, DrafterSpec
 from ..engine import Engine, Generation
 from ..errors import ConfigError
@@ -220,7 +220,7 @@ class EngineContestant:
     Args:
         entry: what it is.
         target: the target, loaded.
-        drafter: the drafter's name, or the drafting model, loaded; None decodes autoregressively.
+        drafter: the drafter's name, or the draft model, loaded; None decodes autoregressively.
     """
 
     def __init__(self, entry: Entry, target: HFModel, drafter: str | HFModel | None) -> None:
@@ -349,8 +349,8 @@ class Models:
 
     def _stocked(self, name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
         if name not in self._stock:
-            place = {key: value for key, value in self._options.items() if key != "numerics"}
-            model, tokenizer = load_stock(name, **place)
+            stock_options = {key: value for key, value in self._options.items() if key != "numerics"}
+            model, tokenizer = load_stock(name, **stock_options)
             self._stock[name] = bare(model), tokenizer
         return self._stock[name]
 
@@ -397,7 +397,7 @@ class BeamContestant:
         beams: how many there are.
     """
 
-    def __init__(self, target: HFModel, source: BeamSource | None, beams: BeamParams) -> None:
+    def __init__(self, target: HFModel, source: TokenSource | None, beams: BeamParams) -> None:
         self._engine, self._beams = BeamEngine(target, source), beams
 
     def decode(self, prompt: list[int], params: SamplingParams) -> Turn:

@@ -211,12 +211,12 @@ class Run:
         for number in range(len(item.turns)):
             earlier = [x for i in range(number) for x in (item.turns[i], turns[i].text)]
             prompt = encode_turns(target, [*earlier, item.turns[number]])
-            room = target.capabilities.max_length - len(prompt)
-            if room < 1 and turns:
+            left = target.capabilities.max_length - len(prompt)
+            if left < 1 and turns:
                 break  # the conversation has outgrown the model
             params = self._params(entry, repeat)
-            if room < self._plan.max_tokens:
-                params = replace(params, max_tokens=max(1, room))
+            if left < self._plan.max_tokens:
+                params = replace(params, max_tokens=max(1, left))
             turns.append(self._contestants[entry.label].decode(prompt, params))
             self.decoding += turns[-1].seconds.total
         return AnswerRecord(

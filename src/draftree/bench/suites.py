@@ -272,11 +272,6 @@ def choose(items: Iterable[Item], *, categories: Collection[str] | None = None, 
     return turns[:limit]
 
 
-def spec_bench(limit: int, categories: Collection[str] | None = None) -> list[Item]:
-    """Spec-Bench prompts of ``categories``, as ``choose`` takes them."""
-    return choose(load_suite("spec-bench"), categories=categories, limit=limit)
-
-
 def _rows(path: Path) -> Iterator[tuple[int, Row | Exception]]:
     """Numbered lines of a file of JSON lines, or articles of a SQuAD file; what is not JSON as its error."""
     try:

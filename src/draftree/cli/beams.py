@@ -45,14 +45,14 @@ def print_beams(engine: BeamEngine, prompt: Prompt, params: SamplingParams, beam
         if beams.returned > 1:
             out.print(f"{rank}. score {found.score:.4f}, {len(found.token_ids)} tokens", style="dim", markup=False)
         out.out(found.text, highlight=False)
-    name = engine.source.name if engine.source else "none"
     kind = "sampled" if params.temperature else "searched"
     s = made.stats
     t = s.seconds
     err.print(
-        f"{name}: {beams.width} beams {kind}, {s.tokens} layers in {seconds:.2f} s ({s.tokens / seconds:.1f} tokens/s "
-        f"of one beam) · {s.steps} target passes · {s.mal:.2f} layers a pass (bonus included) · {sum(s.drafted)} "
-        f"nodes drafted in {s.drafted_layers} layers, {sum(s.accepted)} went on · prefill {t.prefill:.2f} s, "
+        f"{engine.name}: {beams.width} beams {kind}, {s.tokens} layers in {seconds:.2f} s "
+        f"({s.tokens / seconds:.1f} tokens/s of one beam) · {s.steps} target passes · {s.mal:.2f} layers a pass (bonus "
+        f"included) · {sum(s.drafted)} nodes drafted in {s.drafted_layers} layers, {sum(s.accepted)} went on · "
+        f"prefill {t.prefill:.2f} s, "
         f"draft {t.draft:.2f} s, verify {t.verify:.2f} s, other {t.other:.2f} s · "
         f"at most {made.peak_slots} tokens in the cache",
         markup=False,

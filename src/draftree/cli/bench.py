@@ -87,22 +87,22 @@ def bench(
     SamplingParams(seed=seed + repeats - 1)
     parsed = map(DrafterSpec.parse, _names(drafters))
     named = [str(spec.without_loop_back() if no_loop_back else spec) for spec in parsed]
-    took_part = entries(split_names(methods), named, temperatures, nodes, candidates)
+    contestants = entries(split_names(methods), named, temperatures, nodes, candidates)
     chosen = choose(load_suite(suite, data=data, skip_bad=skip_bad), categories=_names(categories or ""), limit=limit)
     items = [_shortened(item, turns) for item in chosen]
     config = {
         "suite": suite,
         "prompts": len(items),
         "prompts_sha256": _digest(items),
-        "methods": [e.label for e in took_part],
-        "entries": [asdict(e) for e in took_part],
+        "methods": [e.label for e in contestants],
+        "entries": [asdict(e) for e in contestants],
         "drafters": named,
         "temperatures": temperatures,
         "max_tokens": max_tokens,
         "repeats": repeats,
         "seed": seed,
         "nodes": nodes,
-        "files": _files([target, *named, *(value for e in took_part for value in e.settings.values())]),
+        "files": _files([target, *named, *(value for e in contestants for value in e.settings.values())]),
         "target": target,
         **asdict(compute),
         "machine": machine(),
@@ -111,21 +111,21 @@ def bench(
         "command": shlex.join(["draftree", *sys.argv[1:]]),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-    plan = RunPlan(items, took_part, max_tokens, repeats, seed)
-    place = {"target": target, **asdict(compute)}
+    plan = RunPlan(items, contestants, max_tokens, repeats, seed)
+    options = {"target": target, **asdict(compute)}
     with RunFolder(out_folder, config, items) as folder:
-        table = _run(plan, folder, place, skip_bad=skip_bad)
+        table = _run(plan, folder, options, skip_bad=skip_bad)
     out.print(markdown(HEADER, overview(table)), markup=False)
     err.print(f"{folder.path}: 'draftree report {folder.path}' prints its tables", markup=False)
 
 
-def _run(plan: RunPlan, folder: RunFolder, place: dict[str, str | None], *, skip_bad: bool) -> Table:
+def _run(plan: RunPlan, folder: RunFolder, options: dict[str, str | None], *, skip_bad: bool) -> Table:
     """Decode what is missing, then write the summary; an interrupted run writes it too."""
     loaded: list[Models] = []
 
     def models() -> Models:
         if not loaded:
-            loaded.append(Models(**place))  # type: ignore[arg-type]
+            loaded.append(Models(**options))  # type: ignore[arg-type]
         return loaded[0]
 
     total = plan.repeats * len(plan.items) * len(plan.entries)
@@ -216,13 +216,21 @@ def machine() -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """What git calls the checkout that this package runs from; None outside a checkout."""
-    root = Path(__file__).parents[3]
-    git = shutil.which("git")
+    """The last commit that changed the source this package runs from, marked if there are later changes.
+
+    Returns:
+        None outside a checkout.
+    """
+    root, git = Path(__file__).parents[3], shutil.which("git")
     if git is None or not (root / ".git").exists():
         return None
-    found = subprocess.run([git, "-C", root, "describe", "--always", "--dirty"], capture_output=True, text=True)  # noqa: S603
-    return found.stdout.strip() or None
+
+    def output(*words: str) -> str:
+        found = subprocess.run([git, "-C", root, *words, "--", "src"], capture_output=True, text=True)  # noqa: S603
+        return found.stdout.strip()
+
+    changed = "-dirty" if output("status", "--porcelain") else ""
+    return output("log", "-1", "--format=%h") + changed or None
 
 
 def _processor() -> str:

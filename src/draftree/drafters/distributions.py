@@ -178,7 +178,13 @@ class DraftDistributions:
         if laws:
             self._logits = torch.cat(laws)
         found, logprobs, entropies = torch.cat(parts).cpu().tensor_split([(parts[0].shape[1] - 1) // 2, -1], dim=1)
-        return Candidates(found.long(), logprobs.float(), entropies[:, 0].float())
+        every = [self._distribution(f) for f in range(len(scored))] if laws else []
+        return Candidates(found.long(), logprobs.float(), entropies[:, 0].float(), distributions=every)
+
+    def _distribution(self, f: int) -> DraftLaw:
+        """What follows the f-th of the nodes that were scored last."""
+        own = self._tokens[f] if self._tokens else None
+        return DraftLaw(self._logits[f] if own is None else self._logits[f, : len(own)], own)
 
     def _noise(
         self,
@@ -221,7 +227,6 @@ class DraftDistributions:
         for f, ids in enumerate(self._tokens):
             tokens[f] = ids[columns[f].clamp(max=len(ids) - 1)]  # past a node's count a column may have no token
         for f in random:
-            own = self._tokens[f] if self._tokens else None
-            laws[f] = DraftLaw(self._logits[f] if own is None else self._logits[f, : len(own)], own)
+            laws[f] = self._distribution(f)
         found = torch.stack([tokens.double(), self._logits.gather(1, columns).double()]).cpu()
         return Drawn(found[0].long(), found[1].float(), laws)

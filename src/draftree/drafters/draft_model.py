@@ -8,20 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from ..config import Budget
 from ..errors import ConfigError, RunError
-from ..models.base import LanguageModel, Nodes, Row
+from ..models.base import ForestModel, LanguageModel, Nodes, Row
 from ..models.huggingface import HFModel
 from ..outcome import Outcome
 from ..policies.base import Candidates
 from ..request import Request
 from ..tree import ROOT
 from .distributions import DraftDistributions, Drawing, Drawn
-from .source import Grown, Scorer, TokenSource, UnscoredNode
+from .source import BeamSource, Grown, Scorer, UnscoredNode
 
 
 @dataclass(slots=True)
@@ -30,11 +31,13 @@ class State:
 
     Attributes:
         row: its row in the model; ``row.length`` tokens of the request are committed there.
-        slots: node -> its index among the row's uncommitted nodes.
+        slots: node -> its index among the row's uncommitted nodes; ROOT where it is the last committed token.
+        kept: uncommitted nodes, the first ones, that outlive a proposal: those of beams.
     """
 
     row: Row
     slots: dict[int, int] = field(default_factory=dict)
+    kept: int = 0
 
     def settle(self, numbers: Tensor) -> None:
         """Node i of the finished tree was node ``numbers[i]`` while it grew."""
@@ -45,7 +48,7 @@ class State:
 
 
 @dataclass(slots=True)
-class ModelSource(TokenSource):
+class ModelSource(BeamSource):
     """Predicts by a language model.
 
     Attributes:
@@ -90,7 +93,8 @@ class ModelSource(TokenSource):
         """The state of a request that may be new: then its prompt is read."""
         if request not in self._states:
             self.model.reserve(1, request.prompt_length + (request.params.max_tokens or 0))
-            self._states[request] = State(self.model.open(request.ids[:-1]))
+            # beams begin behind the prompt, which may be one token: it is read at once, and not scored
+            self._states[request] = State(self.model.open(request.ids[:-1] or request.ids))
         return self._states[request]
 
     def begin(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
@@ -99,10 +103,13 @@ class ModelSource(TokenSource):
         return ModelScorer(self, requests, drawing)
 
     def _drop(self, requests: Iterable[Request]) -> None:
-        """Whatever is not committed."""
+        """Whatever is not committed, nor kept for beams."""
         for state in filter(None, map(self._states.get, requests)):
-            self.model.commit(state.row, [])
-            state.slots.clear()
+            if state.kept:
+                cast(ForestModel, self.model).prune(state.row, range(state.kept), 0)
+            else:
+                self.model.commit(state.row, [])
+            state.slots = {node: slot for node, slot in state.slots.items() if slot < state.kept}
 
     def tokens(self, rows: Sequence[Row]) -> Sequence[Tensor] | None:
         """For each row [K] int64, the ids of its logits' entries; None: entry i is token i."""
@@ -136,6 +143,21 @@ class ModelSource(TokenSource):
             self.model.commit(state.row, [*range(waiting), *path])
             state.row.drop_features()  # those of committed tokens are never read
             state.slots.clear()
+
+    def prune(self, request: Request, keep: Sequence[int], trunk: int) -> None:
+        """Follow the target, as far as it has read."""
+        if (state := self._states.get(request)) is None:
+            return
+        old, waiting = state.slots, state.slots.get(ROOT, ROOT) + 1
+        committed = [old[node] for node in keep[:trunk] if node in old]
+        running = sorted((old[node], new) for new, node in enumerate(keep[trunk:]) if node in old)
+        kept = [*range(waiting), *committed, *(slot for slot, _ in running)]
+        cast(ForestModel, self.model).prune(state.row, kept, waiting + len(committed))
+        state.row.drop_features()
+        state.slots = {new: slot for slot, (_, new) in enumerate(running)}
+        if (keep[trunk - 1] if trunk else ROOT) in old:
+            state.slots[ROOT] = ROOT
+        state.kept = len(running)
 
     def close(self, request: Request) -> None:
         """Forget a request's row."""
@@ -179,7 +201,7 @@ class ModelScorer:
                 tokens.append(token)
                 parents.append(state.slots[parent])
             state.slots[node] = start + len(tokens) - 1
-            self._depths[b, node] = 0 if node == ROOT else self._depths[b, parent] + 1
+            self._depths[b, node] = 0 if node == ROOT else self._depths.get((b, parent), 0) + 1
             column.append(len(tokens) - 1)
         rows = {b: i for i, b in enumerate(fed)}
         nodes = [Nodes(torch.tensor(tokens), torch.tensor(parents)) for tokens, parents in fed.values()]
@@ -247,6 +269,16 @@ class SelfSpeculationSource(ModelSource):
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         """The target has committed what was accepted."""
+
+    def leave(self, requests: Sequence[Request]) -> None:
+        """Drop what was drafted."""
+        self._drop(requests)
+
+    def prune(self, request: Request, keep: Sequence[int], trunk: int) -> None:
+        """The target has pruned its row."""
+        state = self.opened(request)
+        state.kept = len(keep) - trunk
+        state.slots = {node: node for node in range(ROOT, state.kept)}
 
     def close(self, request: Request) -> None:
         """The row is the target's."""

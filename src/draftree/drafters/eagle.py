@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -65,6 +66,13 @@ class EagleSource(ModelSource):
         if self.verifier:
             super(EagleSource, self).settle(requests, grown)
 
+    def has_read(self, request: Request, node: int) -> bool:
+        """Never for long: each proposal begins with what the target has read, and its hidden states."""
+        return False
+
+    def prune(self, request: Request, keep: Sequence[int], trunk: int) -> None:
+        """Of what was drafted nothing is kept."""
+
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Commit what was accepted and fed with the verifier's hidden states; the rest comes with the target's."""
         for outcome in outcomes:
@@ -90,7 +98,7 @@ class _EagleScorer(ModelScorer):
         """Feed each request's new tokens with the target's hidden states; the last of them is the root."""
         source = self._source
         fed: list[HeadRow] = []
-        tokens, features = [], []
+        tokens, features, roots = [], [], list[Tensor]()
         for b in rows:
             request = self._requests[b]
             if request.row is None:
@@ -103,12 +111,17 @@ class _EagleScorer(ModelScorer):
             source._given.pop(request, None)
             fed.append(source.model.own(state.row))
             tokens.append(torch.tensor(request.ids[state.row.length + 1 :]))
-            new = len(tokens[-1])
-            features.append(request.row.last_features(new) if new else source.model.nothing)
+            new, ahead = len(tokens[-1]), int(self._is_beam(request))
+            known = request.row.last_features(new + ahead) if new or ahead else source.model.nothing
+            features.append(known[:new])
+            roots.append(known[new:])
         self._scored = [(self._requests[b], ROOT) for b in rows]
         self._depths |= {(b, ROOT): 0 for b in rows}
         logits = source.model.advance(fed, tokens, features)[:, None]
         source._passes += 1
+        for row, root in zip(fed, roots, strict=True):
+            if len(root):  # the next proposal may begin there again
+                row.predicted = root
         batch = torch.arange(len(rows))
         column, none = torch.zeros_like(batch), [0] * len(rows)
         return self._distributions.candidates(
@@ -130,22 +143,35 @@ class _EagleScorer(ModelScorer):
             parts.append(super().score_all(some, width) if wave else self.score_roots([a.row for a in some], width))
         return parts[0] if len(parts) == 1 else joined(parts, order)
 
+    def _is_beam(self, request: Request) -> bool:
+        """The target has read the root, and maybe nodes below it."""
+        return request.row is not None and request.row.length == len(request.ids)
+
     def _is_read(self, b: int, node: int) -> bool:
-        """The verifier has read it."""
-        verifier = self._source.verifier
-        return verifier is not None and verifier.has_read(self._requests[b], node)
+        """The verifier, or the target for beams, has read it."""
+        verifier, request = self._source.verifier, self._requests[b]
+        if request.row is not None and self._is_beam(request):
+            return 0 <= node < len(request.row.parents)
+        return verifier is not None and verifier.has_read(request, node)
+
+    def _hidden(self, b: int, node: int) -> Tensor:
+        """[H] hidden state at a node that is read."""
+        verifier, request = self._source.verifier, self._requests[b]
+        if verifier is None or (request.row is not None and self._is_beam(request)):
+            return cast(Row, request.row).pending_feature(node)
+        return verifier.hidden(request, node)
 
     def _pass(self, rows: Sequence[Row], nodes: Sequence[Nodes], new: Sequence[UnscoredNode]) -> Tensor:
         """A node's input is the hidden state at its parent: the verifier's, or else what was predicted there."""
-        source, verifier = self._source, self._source.verifier
-        if verifier is None or not any(self._is_read(b, parent) for b, _, parent, _ in new):
+        source = self._source
+        if not any(self._is_read(b, parent) for b, _, parent, _ in new):
             return source.model.extend(rows, nodes)
         features: dict[int, list[Tensor]] = {}
         for b, node, parent, _ in new:
             request, state = self._requests[b], self._state(b)
             if self._is_read(b, parent):
                 source._given.setdefault(request, set()).add(state.slots[node])
-                state_there = verifier.hidden(request, parent)
+                state_there = self._hidden(b, parent)
             else:
                 state_there = source.model.own(state.row).predicted[state.slots[parent] + 1]
             features.setdefault(b, []).append(state_there)

@@ -20,7 +20,7 @@ from ..policies.base import Candidates
 from ..request import Request
 from ..tree import ROOT, DraftLaw
 from .distributions import Drawing, Drawn, Key, draw
-from .source import Scorer, TokenSource
+from .source import BeamSource, Scorer
 
 Tail = tuple[int, ...]
 
@@ -70,7 +70,7 @@ class NgramIndex:
 
 
 @dataclass(slots=True)
-class NgramSource(TokenSource):
+class NgramSource(BeamSource):
     """Predicts what followed the n-gram matches in each request's own prompt and output.
 
     Attributes:

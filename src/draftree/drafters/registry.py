@@ -206,11 +206,6 @@ class _Making:
         return ModelSource(model, vocab, near=kind.near)
 
 
-def drafts_alone(drafter: DrafterSpec) -> bool:
-    """One of its sources, and no other, is the target itself: it can draft on the target's rows."""
-    return sum(kind_of(source).on_target for source in drafter.sources) == 1
-
-
 @typed
 def load_drafter(
     name: str | DrafterSpec | HFModel,
@@ -242,14 +237,31 @@ def load_drafter(
     called = str(drafter)
     if called == NONE:
         return NoDrafter()
-    file = None if recycle_file is None else user_path(recycle_file)
     window = None
     if drafter.is_cascade and isinstance(policy, DynamicWindow):
         window, policy = policy.window, CHAIN  # HSDDW: the threshold of the run is the last stage's (``LoopBack``)
-    making = _Making(target, file, drafts_alone(drafter), window)
-    source = making.cascade(drafter.stages, len(drafter.stages))
+    source = load_source(drafter, target, recycle_file=recycle_file, window=window)
     check_made_for(policy.made_for, provenance(target, source, called))
     return TreeDrafter(policy, source, called)
+
+
+def load_source(
+    name: str | DrafterSpec | HFModel,
+    target: HFModel,
+    *,
+    recycle_file: str | Path | None = None,
+    window: Window | None = None,
+) -> TokenSource:
+    """Make what drafts, by any name of ``load_drafter`` but "auto" and "none"; it raises the same errors.
+
+    Args:
+        name, target, recycle_file: as ``load_drafter``.
+        window: shapes the proposals of stages that have no method of their own; None: their default does.
+    """
+    drafter = DrafterSpec.parse(name)
+    file = None if recycle_file is None else user_path(recycle_file)
+    alone = sum(kind_of(source).on_target for source in drafter.sources) == 1
+    return _Making(target, file, alone, window).cascade(drafter.stages, len(drafter.stages))
 
 
 def provenance(target: LanguageModel, source: TokenSource, drafter: str) -> Provenance:

@@ -76,7 +76,11 @@ def joined(parts: Sequence[Candidates], order: Sequence[int]) -> Candidates:
     )
     origins = [p.origins for p in parts if p.origins is not None]
     merged = torch.cat([pad(o, (0, width - o.shape[1])) for o in origins])[back] if len(origins) == len(parts) else None
-    return Candidates(tokens, logprobs, torch.cat([p.entropies for p in parts])[back], merged)
+    entropies = torch.cat([p.entropies for p in parts])[back]
+    found = [d for p in parts for d in p.distributions]
+    return Candidates(
+        tokens, logprobs, entropies, merged, distributions=[found[i] for i in back.tolist()] if found else ()
+    )
 
 
 class UnscoredNode(NamedTuple):
@@ -202,3 +206,24 @@ class TokenSource(ABC):
     @abstractmethod
     def close(self, request: Request) -> None:
         """A request has ended."""
+
+
+class BeamSource(TokenSource):
+    """A source that can draft for beams: a request that goes on with several paths below its last token.
+
+    The target has read the last token of ``request.ids`` and some nodes below it; these have the numbers that they have
+    in the target's row. Nodes that the source has not read are scored once more, those above them first.
+    """
+
+    def has_read(self, request: Request, node: int) -> bool:
+        """It holds this node, or the root, so that nodes below can be scored."""
+        return False
+
+    def leave(self, requests: Sequence[Request]) -> None:  # noqa: B027
+        """The drafts of these requests are made, or could not be: the target goes on with its rows."""
+
+    def prune(self, request: Request, keep: Sequence[int], trunk: int) -> None:  # noqa: B027
+        """Keep these nodes and drop all others, as ``ForestModel.prune``; the first ``trunk`` are in ``request.ids``.
+
+        The last of these is the root from now on, and the i-th of the others is node i.
+        """

@@ -16,7 +16,7 @@ from ..errors import ConfigError
 from ..models.base import LanguageModel
 from ..outcome import Outcome
 from ..request import Request
-from ..tree import DraftTree
+from ..tree import DraftLaw, DraftTree
 
 if TYPE_CHECKING:
     from ..drafters.source import TokenSource
@@ -37,6 +37,7 @@ class Candidates:
         origins: [F, K] int64, the parts of a union that said so, bit i for part i; None: there is one source.
         known: [F, K] bool, what may follow these is known already, so that to ask about them takes no pass; None: of
             none.
+        distributions: [F] the whole draft distributions, where children are drawn at random; else empty.
     """
 
     tokens: Tensor
@@ -44,6 +45,7 @@ class Candidates:
     entropies: Tensor
     origins: Tensor | None = None
     known: Tensor | None = None
+    distributions: Sequence[DraftLaw] = ()
 
 
 class Pool(NamedTuple):
