@@ -145,7 +145,7 @@ def load_beam_engine(
     """
     spec = beam_drafter(drafter, sampled)
     model = load(target, dtype=dtype, device=device, numerics=numerics)
-    spec = _resolved_for_beams(spec, model, sampled)
+    spec = resolved_for_beams(spec, model, sampled)
     return BeamEngine(model, load_beam_source(spec, model, sampled=sampled), name=str(spec))
 
 
@@ -156,13 +156,10 @@ def beam_drafter(name: str | DrafterSpec | HFModel, sampled: bool) -> DrafterSpe
         InputError: it cannot, or is not written as a drafter is.
     """
     spec = DrafterSpec.parse(name)
-    for what, wrong in (
-        ("a cascade", spec.is_cascade),
-        ("recycle", "recycle" in spec.sources),
-        ("an ensemble", len(spec.sources) > 1),
-    ):
-        if wrong:
-            raise ConfigError(f"drafter {spec}: {what} drafts one sequence, not beams: {_BEAM_DRAFTERS}")
+    kinds = {"a cascade": spec.is_cascade, "recycle": "recycle" in spec.sources, "an ensemble": len(spec.sources) > 1}
+    for kind, found in kinds.items():
+        if found:
+            raise ConfigError(f"drafter {spec}: {kind} drafts one sequence, not beams: {_BEAM_DRAFTERS}")
     if sampled and str(spec) == "lookup":
         raise ConfigError(
             "drafter lookup gives no probabilities to draw beams from, and the temperature is above 0: "
@@ -178,9 +175,7 @@ def load_beam_source(
     """Make what drafts beams, by name; None drafts nothing.
 
     Args:
-        name: "auto", "none", or one drafter that ``load_drafter`` takes: no ensemble, no cascade. "auto" is the target
-            itself in int4 where it computes in float32 on a CPU that is fast in it (``fast_in_int4``). Else the head
-            that comes for it; else lookup for searched beams and nothing for sampled ones.
+        name: "auto" (``resolved_for_beams``), "none", or a drafter of ``load_drafter``: no ensemble, no cascade.
         target: the model that it drafts for.
         sampled: beams will be sampled: it must give probabilities.
 
@@ -190,13 +185,18 @@ def load_beam_source(
         VocabularyError: the draft model has another vocabulary than the target.
         ModelFileError: the draft head cannot be read.
     """
-    spec = _resolved_for_beams(beam_drafter(name, sampled), target, sampled)
+    spec = resolved_for_beams(beam_drafter(name, sampled), target, sampled)
     return None if str(spec) == NONE else load_source(spec, target)
 
 
-def _resolved_for_beams(spec: DrafterSpec, target: HFModel, sampled: bool) -> DrafterSpec:
-    if str(spec) != AUTO:
-        return spec
+def resolved_for_beams(drafter: DrafterSpec, target: HFModel, sampled: bool) -> DrafterSpec:
+    """What "auto" stands for; any other drafter stands for itself.
+
+    It is the target itself in int4 where it computes in float32 on a CPU that is fast in it (``fast_in_int4``). Else
+    the head that comes for it; else lookup for searched beams and nothing for sampled ones.
+    """
+    if str(drafter) != AUTO:
+        return drafter
     if fast_in_int4(target):
         return DrafterSpec.parse(DRAFTING)
     return DrafterSpec.parse("head" if shipped_for(target) is not None else NONE if sampled else "lookup")

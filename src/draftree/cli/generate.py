@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Annotated
 
 import typer
 
-from ..beams.beam_engine import BeamEngine
 from ..beams.params import BeamParams
 from ..bench.compare import first_difference
 from ..config import SamplingParams
@@ -16,7 +15,7 @@ from ..drafters.base import NoDrafter
 from ..drafters.spec import NONE
 from ..engine import Engine
 from ..errors import ConfigError, RunError
-from ..load import beam_drafter, load_beam_source
+from ..load import load_beam_engine
 from ..models.load import DEFAULT_MODEL
 from ..policies.auto.policy import AutoTree
 from ..policies.methods import DEFAULT_METHOD
@@ -64,10 +63,9 @@ def generate(
         flags = {"--show-trees": show_trees, "--explain": explain, "--compare": compare}
         exclude(given(speculation) | given(trace) | {flag: True for flag, on in flags.items() if on})
         beams.check(params)
-        spec = beam_drafter(speculation.spec, params.temperature > 0)
-        model = compute.load(target)
-        source = load_beam_source(spec, model, sampled=params.temperature > 0)
-        print_beams(BeamEngine(model, source), message, params, beams, as_json)
+        sampled = params.temperature > 0
+        beam_engine = load_beam_engine(target, drafter=speculation.spec, sampled=sampled, **asdict(compute))
+        print_beams(beam_engine, message, params, beams, as_json)
         return
     observers = trace.observers(context, method)
     if show_trees:

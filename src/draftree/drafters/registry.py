@@ -206,11 +206,6 @@ class _Making:
         return ModelSource(model, vocab, near=kind.near)
 
 
-def drafts_alone(drafter: DrafterSpec) -> bool:
-    """One of its sources, and no other, is the target itself: it can draft on the target's rows."""
-    return sum(kind_of(source).on_target for source in drafter.sources) == 1
-
-
 @typed
 def load_drafter(
     name: str | DrafterSpec | HFModel,
@@ -251,16 +246,22 @@ def load_drafter(
 
 
 def load_source(
-    drafter: DrafterSpec, target: HFModel, *, recycle_file: str | Path | None = None, window: Window | None = None
+    name: str | DrafterSpec | HFModel,
+    target: HFModel,
+    *,
+    recycle_file: str | Path | None = None,
+    window: Window | None = None,
 ) -> TokenSource:
     """Make the source of any drafter but "auto" and "none"; it raises the errors of ``load_drafter``.
 
     Args:
-        drafter, target, recycle_file: as ``load_drafter``.
+        name, target, recycle_file: as ``load_drafter``.
         window: shapes the proposals of stages that have no method of their own; None: their default does.
     """
+    drafter = DrafterSpec.parse(name)
     file = None if recycle_file is None else user_path(recycle_file)
-    return _Making(target, file, drafts_alone(drafter), window).cascade(drafter.stages, len(drafter.stages))
+    alone = sum(kind_of(source).on_target for source in drafter.sources) == 1
+    return _Making(target, file, alone, window).cascade(drafter.stages, len(drafter.stages))
 
 
 def provenance(target: LanguageModel, source: TokenSource, drafter: str) -> Provenance:
