@@ -111,16 +111,12 @@ class Source(ABC):
         rereads: what it says of a node gets better once the level above has read the node's parent, so that it wants to
             be asked again.
         near: its laws are nearly the target's, and so is its first candidate, however probable it finds it.
-        resting: it does not pay just now: a union leaves it out. Set by the policy.
-        spent: seconds that a union, or the drafter of a hierarchy, has waited for what it said.
     """
 
     learns: ClassVar[bool] = False
     at_once: bool = False
     rereads: bool = False
     near: bool = False
-    resting: bool = False
-    spent: float = 0.0
 
     @property
     @abstractmethod
@@ -188,6 +184,14 @@ class Source(ABC):
     @abstractmethod
     def begin(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
         """What scores the nodes of one proposal's trees, whose roots are the last tokens of ``request.ids``."""
+
+    def enable(self, parts: Sequence[bool]) -> None:  # noqa: B027
+        """Which of its ``parts`` draft from now on."""
+
+    @property
+    def seconds(self) -> tuple[float, ...]:
+        """What each of its ``parts`` took of the last proposal; none where it is the only one."""
+        return ()
 
     def settle(self, requests: Sequence[Request], grown: Sequence[Grown]) -> None:  # noqa: B027
         """The proposal's trees are finished: these are verified."""

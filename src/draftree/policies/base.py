@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -16,9 +16,6 @@ from ..models.base import LanguageModel
 from ..outcome import Outcome
 from ..request import Request
 from ..tree import DraftTree
-
-if TYPE_CHECKING:
-    from ..drafters.source import Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +106,43 @@ class Growth(NamedTuple):
     tags: Tensor | None = None
 
 
+class SourceInfo(Protocol):
+    """What a policy may know of a drafter.
+
+    Attributes:
+        name: of the drafter.
+        fingerprint: of what it drafts with.
+        near: its distribution is nearly the target's, as that of quantized weights.
+        costly: drafting takes so long that it may not pay.
+        model: makes one pass for each layer of its trees; None: there is no such model.
+        models: all that make passes for it.
+        successors: of the target's most probable tokens after each verified node, how many it learns from.
+    """
+
+    near: bool
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    @property
+    def costly(self) -> bool: ...
+
+    @property
+    def model(self) -> LanguageModel | None: ...
+
+    @property
+    def models(self) -> Sequence[LanguageModel]: ...
+
+    @property
+    def successors(self) -> int: ...
+
+    def unread(self, request: Request) -> Sequence[tuple[LanguageModel, int]]:
+        """Its models, each with how many tokens it must read before it can draft for a request."""
+
+
 class GrowthPolicy(ABC):
     """Shapes trees: ``grow`` is all that a policy must have.
 
@@ -129,6 +163,11 @@ class GrowthPolicy(ABC):
     @property
     def partner(self) -> str | None:
         """Name of the only drafter that it was made for; None: any will do."""
+        return None
+
+    @property
+    def enabled(self) -> Sequence[bool] | None:
+        """Which of the drafters of ``prepare`` draft in the proposal that ``plan`` began; None: all."""
         return None
 
     @abstractmethod
@@ -164,7 +203,7 @@ class GrowthPolicy(ABC):
             ConfigError: it was made for others.
         """
 
-    def prepare(self, target: LanguageModel, sources: Sequence[Source]) -> None:  # noqa: B027
+    def prepare(self, target: LanguageModel, sources: Sequence[SourceInfo]) -> None:  # noqa: B027
         """Before any drafting: whom the trees are for, and whose candidates they will be made of."""
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:  # noqa: B027

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -15,13 +14,9 @@ from ..errors import ConfigError, DraftreeWarning
 from ..models.base import LanguageModel
 from ..tree import DraftTree
 from ..typed import check_fields
-from .base import Frontier, Growth, GrowthPolicy, best_per_row
+from .base import Frontier, Growth, GrowthPolicy, SourceInfo, best_per_row
 from .classifier import Classifier, Provenance
 from .entropy import MAX_WIDTH
-
-if TYPE_CHECKING:
-    from ..drafters.source import Source
-
 
 Score = Callable[[Frontier], Tensor]
 """[F, K] candidates of a frontier -> how probable each is to be accepted, 0 where there is none."""
@@ -85,7 +80,7 @@ class ClassifierTree(GrowthPolicy):
         """The drafter of ``made_for``."""
         return None if self.made_for is None else self.made_for.drafter
 
-    def prepare(self, target: LanguageModel, sources: Sequence[Source]) -> None:
+    def prepare(self, target: LanguageModel, sources: Sequence[SourceInfo]) -> None:
         """Warn where the classifier learned from other models."""
         warn_of_others(self.made_for, target, sources)
 
@@ -127,7 +122,7 @@ class ClassifierTree(GrowthPolicy):
         return kept
 
 
-def warn_of_others(made_for: Provenance | None, target: LanguageModel, sources: Sequence[Source]) -> None:
+def warn_of_others(made_for: Provenance | None, target: LanguageModel, sources: Sequence[SourceInfo]) -> None:
     """Warn where a classifier learned from a target or a drafter of other weights."""
     if made_for is None:
         return
@@ -141,7 +136,7 @@ def warn_of_others(made_for: Provenance | None, target: LanguageModel, sources: 
         )
 
 
-def provenance(target: LanguageModel, sources: Sequence[Source]) -> Provenance:
+def provenance(target: LanguageModel, sources: Sequence[SourceInfo]) -> Provenance:
     """What a classifier of these sources' drafts for this target learns from."""
     return Provenance(
         target=target.capabilities.name,

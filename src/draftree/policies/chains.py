@@ -15,14 +15,13 @@ import torch
 from torch import Tensor
 
 from ..config import MAX_NODES, Budget
-from ..drafters.source import Source
 from ..errors import ConfigError
 from ..models.base import LanguageModel
 from ..outcome import Outcome
 from ..request import Request
 from ..tree import DraftTree
 from ..typed import check_fields
-from .base import Frontier, Growth, GrowthPolicy
+from .base import Frontier, Growth, GrowthPolicy, SourceInfo
 from .entropy import StaticTree
 
 FIRST = "first"
@@ -272,7 +271,7 @@ class DynamicWindow(GrowthPolicy):
         """The tree's."""
         self.tree.check(target, drafter)
 
-    def prepare(self, target: LanguageModel, sources: Sequence[Source]) -> None:
+    def prepare(self, target: LanguageModel, sources: Sequence[SourceInfo]) -> None:
         """Tell the tree."""
         self.tree.prepare(target, sources)
 

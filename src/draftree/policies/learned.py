@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,13 +16,10 @@ from ..errors import ConfigError
 from ..models.base import LanguageModel
 from ..typed import check_fields
 from .auto.policy import AutoTree
-from .base import Frontier, Growth
+from .base import Frontier, Growth, SourceInfo
 from .c2t import warn_of_others
 from .classifier import Classifier, Provenance
 from .entropy import MAX_WIDTH, EntropyTree
-
-if TYPE_CHECKING:
-    from ..drafters.source import Source
 
 LEARNED_BETA = 0.1
 
@@ -86,7 +82,7 @@ class LearnedTree(EntropyTree):
         """The drafter of ``made_for``."""
         return None if self.made_for is None else self.made_for.drafter
 
-    def prepare(self, target: LanguageModel, sources: Sequence[Source]) -> None:
+    def prepare(self, target: LanguageModel, sources: Sequence[SourceInfo]) -> None:
         """Warn where the width was learned from other models."""
         warn_of_others(self.made_for, target, sources)
 
@@ -119,7 +115,7 @@ class ScoredAuto(AutoTree):
         """The drafter of ``made_for``."""
         return None if self.made_for is None else self.made_for.drafter
 
-    def prepare(self, target: LanguageModel, sources: Sequence[Source]) -> None:
+    def prepare(self, target: LanguageModel, sources: Sequence[SourceInfo]) -> None:
         """See ``AutoTree``; warn where the classifier learned from other models."""
         AutoTree.prepare(self, target, sources)
         warn_of_others(self.made_for, target, sources)

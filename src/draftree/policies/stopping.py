@@ -17,14 +17,13 @@ from weakref import WeakKeyDictionary
 import torch
 
 from ..config import Budget
-from ..drafters.source import Source
 from ..errors import ConfigError
 from ..models.base import LanguageModel
 from ..models.cost_profile import Profile, kept_or_measured
 from ..outcome import Outcome
 from ..request import Request
 from .auto.calibration import Record, with_odds
-from .base import Frontier, Growth, GrowthPolicy
+from .base import Frontier, Growth, GrowthPolicy, SourceInfo
 from .chains import check_lengths
 
 _EDGES = (0.3, 1.0, 2.0)
@@ -85,7 +84,7 @@ class PayingChain(GrowthPolicy):
         """One: it is a chain."""
         return 1
 
-    def prepare(self, target: LanguageModel, sources: Sequence[Source]) -> None:
+    def prepare(self, target: LanguageModel, sources: Sequence[SourceInfo]) -> None:
         """Find the costs, unless they were given: kept from an earlier start, or measured now (seconds, once)."""
         self.target = self.target or kept_or_measured(target)
         self._untold = any(source.costly and source.model is None for source in sources)

@@ -173,6 +173,8 @@ class HierarchyScorer:
         source, rows = self._source, list(anchors)
         requests = [self._requests[b] for b in rows]
         budgets = source.policy.plan(requests, [self._budget(b, node) for b, node in anchors.items()])
+        if (enabled := source.policy.enabled) is not None:
+            source.lower.enable(enabled)
         scorer = BelowScorer(source.lower, self._lower, [(b, self.known[b], node) for b, node in anchors.items()])
         trees = [grown.tree for grown in grow(scorer, source.policy, budgets, self._drawing)]
         proposals = []
