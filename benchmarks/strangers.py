@@ -32,6 +32,7 @@ from draftree.drafters.ensemble import UnionSource
 from draftree.drafters.registry import load_drafter
 from draftree.drafters.source import Scorer, Source
 from draftree.engine import Engine
+from draftree.models.cost_profile import Grid, load_profile, measure_and_keep
 from draftree.models.huggingface import HFModel
 from draftree.models.load import load
 from draftree.policies.auto.policy import AutoTree
@@ -41,10 +42,11 @@ from draftree.text import encode, user
 
 SHAPES: dict[str, dict[str, Any]] = {
     "vocabulary": {"vocab_size": 131072, "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 4},
-    "deep": {"vocab_size": 8192, "hidden_size": 384, "intermediate_size": 1024, "num_hidden_layers": 28},
+    "deep": {"vocab_size": 8192, "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 24},
     "wide": {"vocab_size": 16384, "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 4},
 }
 DRAFTERS = ("lookup", "recycle", "int4", "int8", "model", "lookup+int8")
+COSTS = Grid(sizes=(1, 2, 4, 8, 16), contexts=(64,), batches=(1,), repeats=3)
 QUESTIONS = ("Name three rivers.", "What is a prime number?", "Write a line about rain.")
 
 
@@ -109,6 +111,9 @@ def drafter_for(name: str, target: HFModel, shape: str | None) -> TreeDrafter:
             raise SystemExit(f"drafter {name} drafts nothing")
         made = loaded
     if shape is not None:
+        for model in (target, *made.source.models):
+            if load_profile(model) is None:
+                measure_and_keep(model, COSTS)
         spoil(made.source, vocab)
     return made
 

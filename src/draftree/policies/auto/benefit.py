@@ -105,7 +105,7 @@ class Benefit:
         affordable = 1 - 1 / pace if self.rate > pace else self.settings.learning_share * self.rate / pace
         self.enabled = (
             depth > 0
-            and (self.balance > 0 or layer < self._share * curve.ar)
+            and (self.balance * curve.ar > layer or layer < self._share * curve.ar)
             and (self.profile is None or can_pay(curve, layer, depth))
             and reading <= left * affordable * curve.ar
         )

@@ -15,7 +15,7 @@ class AutoSettings:
         pseudo_count: observations that a prior stands for: trials of a bin, accepted nodes, passes of a size.
         slow_decay: share of a count of all requests that each step leaves.
         fast_decay: share of a count of the text or the load at hand that each step leaves.
-        max_shift: largest correction of a drafter's log-odds; also the information with which it starts is its inverse.
+        max_shift: largest correction of a drafter's log-odds.
         near_shift: log-odds that the first candidate of a drafter which is nearly the target starts with.
         context_step: costs are looked up for contexts rounded to so many tokens.
         max_drift: a pass that took more than so many times its profile counts as so many times.
@@ -23,7 +23,7 @@ class AutoSettings:
         min_probability: candidates that are less likely to be accepted are not drafted.
         learning_share: part of the time of AR decoding that may be lost to learning what a drafter gains.
         horizon: AR passes whose ``learning_share`` may be lost at once, when a drafter is new.
-        max_balance: AR passes that a drafter which gained may lose before it is disabled.
+        max_balance: AR passes that a drafter which gained may lose before it is disabled; so many steps of a cheap one.
     """
 
     bins: tuple[float, ...] = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97)
