@@ -71,10 +71,10 @@ class Proposal:
     def affords(self, nodes: int) -> bool:
         """Verifying so many costs no more than the drafters may lose if none is accepted.
 
-        A chain of all that is drafted is always affordable: before a layer was drafted it was.
+        One node is affordable while there is anything left.
         """
         beyond = float(self.curve.now[nodes]) - self.curve.ar + (self.passes - 1) * self.price.layer
-        return not nodes or 0 < self.price.limit and (nodes <= self.passes or beyond <= self.price.limit)
+        return not nodes or 0 < self.price.limit and (nodes == 1 or beyond <= self.price.limit)
 
     def affords_layer(self) -> bool:
         """The same of one more layer, and of the cheapest pass over a chain of all layers."""
