@@ -105,7 +105,7 @@ class Benefit:
         affordable = 1 - 1 / pace if self.rate > pace else self.settings.learning_share * self.rate / pace
         self.enabled = (
             depth > 0
-            and (self.balance * curve.ar > layer or layer < self._share * curve.ar)
+            and (self.balance * curve.ar > (layer if self.rate < 1 else 0.0) or layer < self._share * curve.ar)
             and (self.profile is None or can_pay(curve, layer, depth))
             and reading <= left * affordable * curve.ar
         )
@@ -197,6 +197,10 @@ class Selection:
         """Balance of a drafter that nothing is known of."""
         return self.settings.learning_share * self.settings.horizon / len(self.drafters)
 
+    def _risk(self, drafter: Benefit) -> float:
+        """AR passes that it may lose in one step: half of what it has gained, or as much as a new one."""
+        return max(min(drafter.balance, self._first), drafter.balance / 2)
+
     @property
     def enabled(self) -> tuple[bool, ...]:
         return tuple(drafter.enabled for drafter in self.drafters)
@@ -212,7 +216,7 @@ class Selection:
             drafter.begin(curve, layer, depth, reading, left, self.pace)
             fresh |= drafter.enabled and reading > 0
         enabled = [(drafter, layer) for drafter, layer in zip(self.drafters, each, strict=True) if drafter.enabled]
-        layer, limit = sum(layer for _, layer in enabled), curve.ar * sum(drafter.balance for drafter, _ in enabled)
+        layer, limit = sum(layer for _, layer in enabled), curve.ar * sum(self._risk(drafter) for drafter, _ in enabled)
         node = sum(drafter.node(context, batch) for drafter, _ in enabled)
         return Price(each, layer, node, limit, self.settings.learning_share * curve.ar, fresh)
 
@@ -240,8 +244,8 @@ class Selection:
         self._tokens = keep * self._tokens + sum(outcome.taken for outcome in outcomes) / batch
         self._passes = keep * self._passes + passes
         self._steps += 1
-        if self._steps > self.settings.horizon:
-            for drafter in self.drafters:
+        for drafter in self.drafters:
+            if self._steps > self.settings.horizon or drafter.rate > 1:
                 drafter.grant(passes)
         if drafted.layers and not price.fresh:
             self.layers += (1 - self.settings.fast_decay) * (drafted.layers / drafted.passes - self.layers)
