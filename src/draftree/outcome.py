@@ -80,6 +80,7 @@ class StepCost:
         draft_passes: drafter model passes.
         beside: of verifying, what it took to find the successors that the drafter asked for.
         learned: what the drafter took to learn from the step before.
+        drafters: of drafting, what each part of an ensemble took; none where there is one drafter.
     """
 
     batch: int
@@ -89,6 +90,7 @@ class StepCost:
     draft_passes: int
     beside: float = 0.0
     learned: float = 0.0
+    drafters: tuple[float, ...] = ()
 
 
 class StepClock:

@@ -64,7 +64,7 @@ def test_a_head_that_has_rested_catches_up(target: HFModel) -> None:
     request = made.open(PROMPTS[0], params)
     accepted = []
     for step in range(8):
-        union.parts[1].resting = 2 <= step < 5
+        union.enable([True, not 2 <= step < 5])
         accepted.append(len(made.step([request])[0].path))
     made.close(request)
     assert min(accepted[:2] + accepted[5:]) > 2

@@ -16,6 +16,7 @@ from draftree.drafters.token_recycling import ANY, SuccessorTable, TokenRecyclin
 from draftree.engine import Engine
 from draftree.errors import ConfigError, DraftreeWarning
 from draftree.outcome import Outcome, StepCost, Successors
+from draftree.policies.auto.policy import AutoTree
 from draftree.policies.fixed import StaticTree
 from draftree.policies.methods import METHODS
 from draftree.request import Request
@@ -23,7 +24,7 @@ from draftree.text import NoText
 from draftree.trace import Observer
 from draftree.tree import DraftTree
 
-from ..pairs import policy, target
+from ..pairs import costs, policy, target
 from ..tiny import causal_logits, tiny
 from ..toy import ToyModel
 
@@ -117,14 +118,15 @@ def drafted(source: TokenRecyclingSource, request: Request, nodes: int = 20) -> 
     return TreeDrafter(StaticTree(width=2, depth=3), source).propose([request], [Budget(nodes)])[0]
 
 
-def test_nothing_is_looked_for_while_it_rests_and_what_looking_took_is_its_own() -> None:
-    source = prepared()
-    assert source.successors == 2
-    source.resting = True
-    assert source.successors == 0
-    none = DraftTree.empty()
-    source.observe([Outcome(request_of(1, 2), none, [], [2], 1, StepCost(1, 0.0, 0.0, 0.0, 0, beside=0.25))])
-    assert source.spent == 0.25
+def test_no_successors_are_looked_for_while_it_is_disabled() -> None:
+    policy = AutoTree(target=costs(1.0))
+    drafter = TreeDrafter(policy, prepared())
+    policy.prepare(target(), [drafter.source])
+    drafter.propose([request_of(1, 2)], [Budget(4)])
+    assert drafter.successors == 2
+    policy.selection.drafters[0].balance, policy.selection.drafters[0]._layer = -1.0, 0.5
+    drafter.propose([request_of(1, 2)], [Budget(4)])
+    assert drafter.successors == 0
 
 
 def test_trees_follow_the_successors_of_each_token() -> None:

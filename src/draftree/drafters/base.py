@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from ..config import Budget
 from ..models.base import LanguageModel
@@ -16,9 +15,6 @@ from ..tree import DraftTree
 from .distributions import Drawing
 from .grow import grow
 from .source import TokenSource
-
-if TYPE_CHECKING:
-    from ..policies.base import GrowthPolicy
 
 
 class Drafter(Protocol):
@@ -111,9 +107,11 @@ class TreeDrafter:
     policy: GrowthPolicy
     source: TokenSource
     name: str = ""
+    _enabled: Sequence[bool] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.name = self.name or self.source.name
+        self._enabled = [True] * len(self.source.parts)
 
     @property
     def passes(self) -> int:
@@ -121,7 +119,8 @@ class TreeDrafter:
 
     @property
     def successors(self) -> int:
-        return self.source.successors
+        """Of the parts that are enabled."""
+        return max((p.successors for p, on in zip(self.source.parts, self._enabled, strict=True) if on), default=0)
 
     @property
     def learns(self) -> bool:
@@ -141,21 +140,22 @@ class TreeDrafter:
     def propose(
         self, requests: Sequence[Request], budgets: Sequence[Budget], drawing: Drawing = Drawing.COUPLED
     ) -> list[DraftTree]:
-        """Plan, grow, and settle.
-
-        The seconds of a source that no cost profile tells are counted here, but for steps that may read prompts.
-        """
-        began = time.perf_counter()
+        """Plan, grow, and settle."""
         planned = self.policy.plan(requests, budgets)
+        if (enabled := self.policy.enabled) is not None:
+            self._enabled = enabled
+            self.source.enable(enabled)
         fitting = [self.source.fit(s, b) for s, b in zip(requests, planned, strict=True)]
         grown = grow(self.source.begin(requests, drawing), self.policy, fitting, drawing)
         self.source.settle(requests, grown)
-        if self.source.costly and self.source.model is None and all(s.stats.steps for s in requests):
-            self.source.spent += time.perf_counter() - began
         return [g.tree for g in grown]
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
+        """Notify source and policy; the policy learns what each part of the source took."""
         self.source.observe(outcomes)
+        if self.source.seconds:
+            step = replace(outcomes[0].step, drafters=self.source.seconds)
+            outcomes = [replace(outcome, step=step) for outcome in outcomes]
         self.policy.observe(outcomes)
 
     def close(self, request: Request) -> None:

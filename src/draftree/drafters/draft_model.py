@@ -126,8 +126,6 @@ class ModelSource(BeamSource):
 
     def settle(self, requests: Sequence[Request], grown: Sequence[Grown]) -> None:
         """Follow the trees' pruning."""
-        if self.resting:  # it has scored nothing of these trees; what a failed step left behind is of others
-            self._drop(requests)
         for request, (_, numbers) in zip(requests, grown, strict=True):
             if state := self._states.get(request):
                 state.settle(numbers)

@@ -24,7 +24,7 @@ from ..outcome import Outcome
 from ..policies.auto.calibration import Calibration, Tried, first_or_not
 from ..policies.base import Candidates
 from ..request import Request
-from ..tree import ROOT
+from ..tree import ROOT, DraftTree
 from .distributions import Drawing, Drawn
 from .source import Grown, Scorer, TokenSource
 
@@ -54,6 +54,7 @@ class EnsembleSource(TokenSource):
     _limits: dict[Request, list[float]] = field(default_factory=dict, repr=False)
     """How deep each part drafts for the requests of the proposal."""
     _scorer: _EnsembleScorer | None = field(default=None, repr=False)
+    _enabled: Sequence[bool] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         names = [part.name for part in self.parts]
@@ -61,6 +62,7 @@ class EnsembleSource(TokenSource):
             raise ConfigError(f"an ensemble of {names}: give at least two sources")
         if len(set(names)) < len(names):
             raise ConfigError(f"an ensemble of {names}: give each source once")
+        self._enabled = [True] * len(self.parts)
         self._calibration = Calibration(2 * len(self.parts))
         self._calibration.begin([part.near for part in self.parts])
 
@@ -93,17 +95,28 @@ class EnsembleSource(TokenSource):
         for part in self.parts:
             part.open(request)
 
+    def enable(self, parts: Sequence[bool]) -> None:
+        """The others are not begun, and draft nothing."""
+        self._enabled = list(parts)
+
+    @property
+    def seconds(self) -> tuple[float, ...]:
+        """Of scoring, by each part."""
+        return tuple(self._scorer.seconds) if self._scorer else ()
+
     def fit(self, request: Request, budget: Budget) -> Budget:
         """What the part with the most room can draft within."""
-        fits = [Budget(0) if part.resting else part.fit(request, budget) for part in self.parts]
+        parts = zip(self.parts, self._enabled, strict=True)
+        fits = [part.fit(request, budget) if enabled else Budget(0) for part, enabled in parts]
         depths = [0 if not f.nodes else math.inf if f.depth is None else f.depth for f in fits]
         self._limits[request] = depths
         deepest = max(depths)
         return Budget(budget.nodes, budget.depth if deepest == math.inf else int(deepest))
 
     def begin(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
-        """Score by the parts that do not rest."""
-        scorers = [None if part.resting else part.begin(requests, drawing) for part in self.parts]
+        """Score by the parts that are enabled."""
+        parts = zip(self.parts, self._enabled, strict=True)
+        scorers = [part.begin(requests, drawing) if enabled else None for part, enabled in parts]
         self._scorer = _EnsembleScorer(self.parts, scorers, self._calibration, [self._limits[s] for s in requests])
         return self._scorer
 
@@ -112,13 +125,14 @@ class EnsembleSource(TokenSource):
         return self._scorer is not None and any(p.is_stale(request, node, parent) for p in self._scorer.active)
 
     def settle(self, requests: Sequence[Request], grown: Sequence[Grown]) -> None:
-        """Notify all parts."""
-        for part in self.parts:
-            part.settle(requests, grown)
+        """Notify all parts; one that is disabled has numbered none of these nodes."""
+        none = [Grown(DraftTree.empty(), torch.zeros(0, dtype=torch.int64)) for _ in grown]
+        for part, enabled in zip(self.parts, self._enabled, strict=True):
+            part.settle(requests, grown if enabled else none)
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Calibrate each part by the target's tokens, and notify all parts."""
-        scorer, self._scorer = self._scorer, None
+        scorer = self._scorer
         if scorer is not None and scorer.predicted:
             self._calibration.fade()
             for row, outcome in enumerate(outcomes):
@@ -160,6 +174,7 @@ class _EnsembleScorer:
     Attributes:
         predicted: of each scored node, its number and each part's prediction.
         active: the parts that score.
+        seconds: that each part took.
     """
 
     def __init__(
@@ -173,6 +188,7 @@ class _EnsembleScorer:
         self.active = [part for part, scorer in self._parts if scorer is not None]
         self._calibration = calibration
         self._limits = limits
+        self.seconds = [0.0] * len(scorers)
         self.predicted: dict[_Place, tuple[int, list[_Prediction]]] = {}
         self._depths: dict[tuple[int, int], int] = {}
 
@@ -209,12 +225,12 @@ class _EnsembleScorer:
             depths.append(0 if node == ROOT else self._depths[b, parent] + 1)
             self._depths[b, node] = depths[-1]
         predictions: list[list[_Prediction]] = [[_NOTHING for _ in self._parts] for _ in places]
-        for kind, (part, scorer) in enumerate(self._parts):
+        for kind, (_, scorer) in enumerate(self._parts):
             own = [i for i, ((b, *_), _) in enumerate(places) if self._limits[b][kind] > depths[i]]
             if scorer is not None and own:
                 began = time.perf_counter()
                 found = score(scorer, own)
-                part.spent += time.perf_counter() - began
+                self.seconds[kind] += time.perf_counter() - began
                 for i, likely in zip(own, _likely(found), strict=True):
                     predictions[i][kind] = likely
         for (place, node), parts in zip(places, predictions, strict=True):

@@ -117,14 +117,10 @@ class TokenSource(ABC):
     Attributes:
         learns: its predictions depend on other requests, so that drawn children would not repeat under the same seed.
         near: its distributions are nearly the target's, and so is its first candidate, however probable it finds it.
-        resting: it does not pay just now: an ensemble leaves it out. Set by the policy.
-        spent: seconds that an ensemble, or the drafter of a cascade, has waited for its candidates.
     """
 
     learns: ClassVar[bool] = False
     near: bool = False
-    resting: bool = False
-    spent: float = 0.0
 
     @property
     @abstractmethod
@@ -196,6 +192,14 @@ class TokenSource(ABC):
     def is_stale(self, request: Request, node: int, parent: int) -> bool:
         """Scoring this node again would use what an intermediate verifier has computed at its parent since."""
         return False
+
+    def enable(self, parts: Sequence[bool]) -> None:  # noqa: B027
+        """Which of its ``parts`` draft from now on."""
+
+    @property
+    def seconds(self) -> tuple[float, ...]:
+        """What each of its ``parts`` took of the last proposal; none where it is the only one."""
+        return ()
 
     def settle(self, requests: Sequence[Request], grown: Sequence[Grown]) -> None:  # noqa: B027
         """The proposal's trees are finished: from now on node i of a tree is what was node ``numbers[i]``."""

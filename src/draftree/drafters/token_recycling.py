@@ -220,8 +220,8 @@ class TokenRecyclingSource(TokenSource):
 
     @property
     def successors(self) -> int:
-        """As many as are kept; none while it rests."""
-        return 0 if self.resting else self.width
+        """As many as are kept."""
+        return self.width
 
     def prepare(self, target: LanguageModel) -> None:
         """Read the file.
@@ -244,7 +244,6 @@ class TokenRecyclingSource(TokenSource):
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Keep the successors of every verified node; where a context was there twice, those on the accepted path."""
-        self.spent += outcomes[0].step.beside
         for outcome in outcomes:
             if outcome.successors is not None:
                 tree, ids = outcome.tree, outcome.request.ids[: -outcome.taken]

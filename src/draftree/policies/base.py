@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -17,10 +17,6 @@ from ..models.base import LanguageModel
 from ..outcome import Outcome
 from ..request import Request
 from ..tree import DraftDistribution, DraftTree
-
-if TYPE_CHECKING:
-    from ..drafters.source import TokenSource
-
 
 MAX_WIDTH = 64
 """Most children of a node that any policy may have."""
@@ -129,6 +125,43 @@ class Provenance:
         return f"target {self.target} [{self.target_weights}] and drafter {self.drafter} [{self.drafter_weights}]"
 
 
+class SourceInfo(Protocol):
+    """What a policy may know of a drafter.
+
+    Attributes:
+        name: of the drafter.
+        fingerprint: of what it drafts with.
+        near: its distribution is nearly the target's, as that of quantized weights.
+        costly: drafting takes so long that it may not pay.
+        model: makes one pass for each layer of its trees; None: there is no such model.
+        models: all that make passes for it.
+        successors: of the target's most probable tokens after each verified node, how many it learns from.
+    """
+
+    near: bool
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    @property
+    def costly(self) -> bool: ...
+
+    @property
+    def model(self) -> LanguageModel | None: ...
+
+    @property
+    def models(self) -> Sequence[LanguageModel]: ...
+
+    @property
+    def successors(self) -> int: ...
+
+    def unread(self, request: Request) -> Sequence[tuple[LanguageModel, int]]:
+        """Its models, each with how many tokens it must read before it can draft for a request."""
+
+
 class GrowthPolicy(ABC):
     """Shapes trees: ``grow`` is all that a policy must have.
 
@@ -149,6 +182,11 @@ class GrowthPolicy(ABC):
     @property
     def made_for(self) -> Provenance | None:
         """The models that it was made for, by calibration or training; None: any."""
+        return None
+
+    @property
+    def enabled(self) -> Sequence[bool] | None:
+        """Which of the drafters of ``prepare`` draft in the proposal that ``plan`` began; None: all."""
         return None
 
     @abstractmethod
@@ -177,8 +215,8 @@ class GrowthPolicy(ABC):
         """
         return [None for _ in pools]
 
-    def prepare(self, target: LanguageModel, sources: Sequence[TokenSource]) -> None:  # noqa: B027
-        """Before any drafting: the model that verifies the trees, and the sources that draft them."""
+    def prepare(self, target: LanguageModel, sources: Sequence[SourceInfo]) -> None:  # noqa: B027
+        """Before any drafting: the model that verifies the trees, and the drafters of their candidates."""
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:  # noqa: B027
         """Learn from the outcomes of the last proposal."""

@@ -17,6 +17,7 @@ from draftree.engine import Engine
 from draftree.errors import ConfigError
 from draftree.models.cost_profile import Identity, Point, Profile
 from draftree.outcome import Outcome, StepCost
+from draftree.policies.auto.explain import Report
 from draftree.policies.auto.policy import AutoTree
 from draftree.request import Request, Stats
 
@@ -127,7 +128,7 @@ def test_on_a_stepped_curve_trees_end_at_an_edge() -> None:
 def test_an_overconfident_drafter_is_found_out() -> None:
     seconds = CURVES["affine"]
     chosen = decode(AutoTree(target=costs(seconds)), 300, says=0.9, true=0.3)
-    assert chosen[0] >= best(seconds, 0.9) - 2
+    assert chosen[0] > best(seconds, 0.3) + 2
     assert sum(chosen[200:]) / 100 <= best(seconds, 0.3) + 2
 
 
@@ -156,7 +157,7 @@ def test_a_machine_that_is_slower_throughout_changes_nothing() -> None:
 def test_the_prediction_drifts_less_than_5_percent() -> None:
     policy = AutoTree(target=costs(CURVES["affine"]))
     decode(policy, 200, says=0.9, true=0.6)
-    policy.report.__init__()  # type: ignore[misc]
+    policy.report = Report(policy.selection)
     decode(policy, 400, says=0.9, true=0.6, seed=1)
     assert abs(policy.report.drift) < 0.05
 
@@ -331,7 +332,8 @@ def test_no_plain_pass_is_made_where_prompts_are_to_be_read() -> None:
     decode(policy, 40, 0.05, 0.05)  # long without a plain pass, or nearly so
     request = Fake()
     request.stats = Stats(steps=0)
-    policy._curves._steps = policy._curves._plain_at + 10**6  # type: ignore[union-attr]
+    assert policy._costs is not None
+    policy._costs._steps = policy._costs._ar_step + 10**6
     assert policy.plan([request], [Budget(NODES)])[0].nodes == NODES
     request.stats = Stats(steps=1)
     assert policy.plan([request], [Budget(NODES)])[0].nodes == 0

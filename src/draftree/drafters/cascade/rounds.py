@@ -240,6 +240,8 @@ class VerifierStage:
                 self._below.begin_run(row, anchor)
         requests = [self._requests[row] for row in anchors]
         budgets = policy.plan(requests, [self._budget(row, anchor) for row, anchor in anchors.items()])
+        if policy.enabled is not None:
+            self._verifier.below.enable(policy.enabled)
         scorer = TrieScorer(self._below, self._tries, list(anchors.items()))
         proposals = []
         trees = [tree for tree, _ in grow(scorer, policy, budgets, self._drawing)]

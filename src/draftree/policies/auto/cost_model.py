@@ -1,4 +1,4 @@
-"""What verifying costs now: the profile, and how passes have drifted from it."""
+"""Seconds of verifying now: the target's cost profile, corrected by how passes have drifted from it."""
 
 from __future__ import annotations
 
@@ -6,69 +6,60 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 from statistics import median
+from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...models.cost_profile import Profile
-from .calibration import Floats
+from .settings import DEFAULTS, AutoSettings
 
-_CONTEXT_GRAIN = 64
-"""Costs are looked up for contexts rounded to this."""
-_FRESH = 16
-"""Steps for which a corrected curve serves."""
-_MEMORY = 0.95
-"""Share of the record of drift that each new pass leaves."""
-_PRIOR = 4.0
-"""Passes that the common drift counts for beside a size's own."""
-_FEW = 1.0
-"""Passes over drafted nodes that are taken to have drifted as plain ones have: one slow pass is no drift."""
-_PLAIN = 5
-"""Plain passes that are remembered: the median of them counts."""
-_PLAIN_EVERY, _PLAIN_SELDOM, _CLEAR = 16, 64, 1.2
-"""Steps between two plain passes at most; and where drafting is at least so much faster."""
-_MOST_DRIFT = math.log(4)
-"""A pass that took more than four times as long as it should counts as four times."""
+Floats: TypeAlias = NDArray[np.float64]
 
 
 @dataclass(slots=True)
 class CostDrift:
-    """How much longer passes take than the profile says: plain ones, and those over drafted nodes by their number.
+    """How much longer passes take than the profile says: AR passes, and passes over drafted nodes by their number.
 
-    A common factor (another load on the machine) changes no choice; what counts is one size against another. A profile
+    A common factor (another load on the machine) changes no choice: what counts is one size against another. A profile
     repeats one pass; between passes that draft, a pass finds its weights less often in the processor's caches.
     """
 
-    _plain: deque[float] = field(default_factory=lambda: deque(maxlen=_PLAIN), repr=False)
+    settings: AutoSettings = DEFAULTS
+    _ar: deque[float] = field(default_factory=lambda: deque(maxlen=5), repr=False)
     _weight: dict[int, float] = field(default_factory=dict, repr=False)
     _ratio: dict[int, float] = field(default_factory=dict, repr=False)
 
     def learn(self, nodes: int, measured: float, expected: float) -> None:
         """A pass over the root and ``nodes`` nodes took ``measured`` seconds where ``expected`` were expected."""
-        ratio = max(-_MOST_DRIFT, min(_MOST_DRIFT, math.log(measured / expected)))
+        most = math.log(self.settings.max_drift)
+        ratio = max(-most, min(most, math.log(max(measured, 1e-9) / expected)))
         for size in self._weight:
-            self._weight[size] *= _MEMORY
-            self._ratio[size] *= _MEMORY
-        if not nodes:
-            self._plain.append(ratio)
-            return
-        self._weight[nodes] = self._weight.get(nodes, 0.0) + 1
-        self._ratio[nodes] = self._ratio.get(nodes, 0.0) + ratio
+            self._weight[size] *= self.settings.fast_decay
+            self._ratio[size] *= self.settings.fast_decay
+        if nodes:
+            self._weight[nodes] = self._weight.get(nodes, 0.0) + 1
+            self._ratio[nodes] = self._ratio.get(nodes, 0.0) + ratio
+        else:
+            self._ar.append(ratio)
 
     def correct(self, verify: Floats) -> Floats:
-        """[N + 1] seconds of passes over 1, 2, ... tokens, as they have become; relative to one another."""
+        """[N + 1] seconds of passes over 1, 2, ... tokens as they have become, relative to one another.
+
+        A size that was seldom seen has drifted as all drafted ones together, and these as AR passes.
+        """
         if not self._weight:
             return verify
-        plain, drafted = median(self._plain or [0.0]), sum(self._weight.values())
-        prior = _FEW if self._plain else 0.0
-        common = (sum(self._ratio.values()) + prior * plain) / (drafted + prior)
+        ar, drafted = median(self._ar or [0.0]), sum(self._weight.values())
+        prior = 1.0 if self._ar else 0.0
+        common = (sum(self._ratio.values()) + prior * ar) / (drafted + prior)
         factors = np.ones_like(verify)
-        if self._plain:
-            sure = len(self._plain) / (len(self._plain) + 1)
-            factors[0] = math.exp(sure * (plain - common))
+        if self._ar:
+            factors[0] = math.exp(len(self._ar) / (len(self._ar) + 1) * (ar - common))
         for nodes, weight in self._weight.items():
             if nodes < len(verify):
-                own = (self._ratio[nodes] + _PRIOR * common) / (weight + _PRIOR)
-                factors[nodes] = math.exp(own - common)
+                count = self.settings.pseudo_count
+                factors[nodes] = math.exp((self._ratio[nodes] - weight * common) / (weight + count))
         return verify * factors
 
 
@@ -77,57 +68,63 @@ class Curve:
     """Seconds of target passes in one context and batch.
 
     Attributes:
-        expected: [N + 1] of passes over 1, 2, ... N + 1 tokens, as the profile has them.
+        expected: [N + 1] of passes over 1, 2, ... N + 1 tokens by the profile.
         now: [N + 1] the same, corrected for drift.
-        plain: of plain decoding, ``now[0]``.
-        least: more than that, of the cheapest pass with drafted nodes; may be negative.
+        ar: of AR decoding, ``now[0]``.
+        least: what the cheapest pass over drafted nodes takes beyond that; may be negative.
         slope: mean price of a node.
     """
 
     expected: Floats
     now: Floats
-    plain: float
+    ar: float
     least: float
     slope: float
 
     @classmethod
     def of(cls, expected: Floats, now: Floats) -> Curve:
         """With the figures that follow."""
-        plain, last = float(now[0]), float(now[-1])
-        return cls(expected, now, plain, float(now[1:].min()) - plain, max(0.0, last - plain) / (len(now) - 1))
+        ar, last = float(now[0]), float(now[-1])
+        return cls(expected, now, ar, float(now[1:].min()) - ar, max(0.0, last - ar) / (len(now) - 1))
 
 
 @dataclass(slots=True)
-class Curves:
-    """The curves of a target, as they are asked for.
+class CostModel:
+    """Curves of a target by context and batch; a corrected one serves for ``ar_interval`` steps.
 
     Attributes:
         profile: its measured costs.
     """
 
     profile: Profile
-    _drift: CostDrift = field(default_factory=CostDrift, repr=False)
-    _known: dict[tuple[int, int, int], tuple[int, Curve]] = field(default_factory=dict, repr=False)
+    settings: AutoSettings = DEFAULTS
+    _drift: CostDrift = field(init=False, repr=False)
+    _curves: dict[tuple[int, int, int], tuple[int, Curve]] = field(default_factory=dict, repr=False)
     _steps: int = field(default=0, repr=False)
-    _plain_at: int = field(default=0, repr=False)
+    _ar_step: int = field(default=0, repr=False)
 
-    def want_plain(self, speedup: float) -> bool:
-        """Has there been no plain pass for long? Only beside one does a ``speedup`` over plain decoding mean much."""
-        return self._steps - self._plain_at >= (_PLAIN_SELDOM if speedup > _CLEAR else _PLAIN_EVERY)
+    def __post_init__(self) -> None:
+        self._drift = CostDrift(self.settings)
+
+    def wants_ar(self, speedup: float) -> bool:
+        """Has there been no AR step for long? It loses ``speedup`` - 1 AR passes, a ``learning_share`` of them all."""
+        loss = (speedup - 1) / self.settings.learning_share
+        return self._steps - self._ar_step >= max(self.settings.ar_interval, loss)
 
     def at(self, nodes: int, context: int, batch: int) -> Curve:
         """The curve up to ``nodes`` drafted nodes behind about ``context`` tokens."""
-        key = (nodes, context // _CONTEXT_GRAIN * _CONTEXT_GRAIN, batch)
-        made, curve = self._known.get(key, (0, None))
-        if curve is None or self._steps - made >= _FRESH:
+        step = self.settings.context_step
+        key = (nodes, context // step * step, batch)
+        made, curve = self._curves.get(key, (0, None))
+        if curve is None or self._steps - made >= self.settings.ar_interval:
             expected = np.array(self.profile.curve(*key)) if curve is None else curve.expected
             curve = Curve.of(expected, self._drift.correct(expected))
-            self._known[key] = (self._steps, curve)
+            self._curves[key] = (self._steps, curve)
         return curve
 
     def learn(self, curve: Curve, nodes: int, measured: float) -> None:
         """A pass over the root and ``nodes`` nodes took ``measured`` seconds."""
         self._steps += 1
         if not nodes:
-            self._plain_at = self._steps
-        self._drift.learn(nodes, max(measured, 1e-9), float(curve.expected[nodes]))
+            self._ar_step = self._steps
+        self._drift.learn(nodes, measured, float(curve.expected[nodes]))

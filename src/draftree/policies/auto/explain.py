@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ...outcome import StepCost
-from .calibration import Floats
-from .drafter_selection import Stake
+from .benefit import Benefit, Selection
+from .cost_model import Floats
 
 _SHOWN = (0, 1, 2, 3, 5, 7, 11, 15, 23, 31, 47, 63)
 """Tree sizes that the table of alternatives has."""
@@ -20,14 +20,15 @@ class Report:
     """Sums over steps.
 
     Attributes:
+        selection: the drafters.
         steps: of the policy.
         predicted, gained: tokens a request, as predicted and as they came.
         chosen: how often each number of nodes was verified.
         worth, seconds: [N + 1] predicted tokens and seconds if each step had verified 0, 1, ... N nodes.
         draft, verify, other: measured seconds.
-        stakes: the sources' records.
     """
 
+    selection: Selection
     steps: int = 0
     predicted: float = 0.0
     gained: float = 0.0
@@ -37,7 +38,6 @@ class Report:
     draft: float = 0.0
     verify: float = 0.0
     other: float = 0.0
-    stakes: list[Stake] = field(default_factory=list)
 
     def add(self, chosen: int, predicted: float, gained: float, cost: StepCost) -> None:
         """One step: nodes verified, tokens a request predicted and gained, and what it cost."""
@@ -80,17 +80,17 @@ class Report:
             lines.append(
                 "predicted tokens/s of a request if every step that drafted had verified: "
                 + ", ".join(f"{k} nodes {float(rates[k]):.1f}" + (" (best)" if k == best else "") for k in sizes)
-                + "; 0 nodes is plain decoding"
+                + "; 0 nodes is AR decoding"
             )
-        if not all(stake.steady for stake in self.stakes):
-            lines += [self._source(stake) for stake in self.stakes]
+        lines += [self._drafter(drafter) for drafter in self.selection.drafters]
         return "\n".join(lines)
 
-    def _source(self, stake: Stake) -> str:
-        """Whether a source was asked, and why."""
-        n = max(1, stake.steps)
+    def _drafter(self, drafter: Benefit) -> str:
+        """Whether it drafted, and why."""
+        n = max(1, drafter.steps)
         return (
-            f"source {stake.name}: asked in {stake.steps / self.steps:.0%} of the steps, where {stake.tokens / n:.2f} "
-            f"accepted tokens were its alone and it took {1e3 * stake.seconds / n:.2f} ms: "
-            + ("in use" if stake.pays else "left out, but for a try now and then")
+            f"drafter {drafter.name}: enabled in {drafter.steps / self.steps:.0%} of the steps, where "
+            f"{drafter.tokens / n:.2f} accepted tokens were its alone and it took {1e3 * drafter.seconds / n:.2f} ms; "
+            f"it gains {drafter.rate:.2f} tokens an AR pass of cost where {self.selection.pace:.2f} are to be had, and "
+            f"may lose {max(0.0, drafter.balance):.1f} passes: {'in use' if drafter.balance > 0 else 'disabled'}"
         )

@@ -1,0 +1,45 @@
+"""Every constant of ``auto``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class AutoSettings:
+    """Seconds are counted in passes of AR decoding, so that no constant depends on the machine.
+
+    Attributes:
+        bins: upper bounds of the bins of draft probability in which acceptance is counted.
+        depths: depths whose acceptance is counted apart; the last one stands for all deeper ones.
+        pseudo_count: observations that a prior stands for: trials of a bin, accepted nodes, passes of a size.
+        slow_decay: share of a count of all requests that each step leaves.
+        fast_decay: share of a count of the text or the load at hand that each step leaves.
+        max_shift: largest correction of a drafter's log-odds.
+        near_shift: log-odds that the first candidate of a drafter which is nearly the target starts with.
+        context_step: costs are looked up for contexts rounded to so many tokens.
+        max_drift: a pass that took more than so many times its profile counts as so many times.
+        ar_interval: most steps between two AR steps, against which the cost of drafting is compared.
+        min_probability: candidates that are less likely to be accepted are not drafted.
+        learning_share: part of the time of AR decoding that may be lost to learning what a drafter gains.
+        horizon: AR passes whose ``learning_share`` may be lost at once, when a drafter is new.
+        max_balance: AR passes that a drafter which gained may lose before it is disabled; so many steps of a cheap one.
+    """
+
+    bins: tuple[float, ...] = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97)
+    depths: int = 4
+    pseudo_count: float = 6.0
+    slow_decay: float = 0.998
+    fast_decay: float = 0.95
+    max_shift: float = 4.0
+    near_shift: float = 3.0
+    context_step: int = 64
+    max_drift: float = 4.0
+    ar_interval: int = 16
+    min_probability: float = 0.01
+    learning_share: float = 0.02
+    horizon: int = 32
+    max_balance: float = 8.0
+
+
+DEFAULTS = AutoSettings()
