@@ -29,11 +29,10 @@ from draftree.errors import ConfigError
 from draftree.models.base import LanguageModel
 from draftree.models.cpu.quantization import DEFAULT_NUMERICS
 from draftree.models.huggingface import HFModel
-from draftree.models.load import DEFAULT_MODEL, load
-from draftree.outcome import Outcome
+from draftree.models.loading import DEFAULT_MODEL, load
 from draftree.policies.base import Candidates
 from draftree.policies.best_paths import Eagle2Tree
-from draftree.request import Request
+from draftree.request import Outcome, Request
 from draftree.text import encode, user
 from draftree.train.rank_acceptance import decoded
 from draftree.train.replay import Replay

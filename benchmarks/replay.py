@@ -38,10 +38,9 @@ from draftree.drafters.source import Scorer, TokenSource
 from draftree.errors import InputError
 from draftree.models.base import LanguageModel
 from draftree.models.cost_profile import Profile, kept_or_measured
-from draftree.outcome import StepCost
 from draftree.policies.auto.policy import AutoTree
 from draftree.policies.base import GrowthPolicy
-from draftree.request import Request
+from draftree.request import Request, StepCost
 from draftree.train.replay import Replay
 from draftree.tree import ROOT
 

@@ -40,7 +40,7 @@ from draftree.models.cpu.quantization import AUTO, DEFAULT_NUMERICS, DRAFTING, N
 from draftree.models.eagle_file import shipped_for, shipped_head
 from draftree.models.eagle_model import HeadModel
 from draftree.models.huggingface import HFModel
-from draftree.models.load import DEFAULT_MODEL, load, load_stock
+from draftree.models.loading import DEFAULT_MODEL, load, load_stock
 from draftree.policies.base import Candidates, Frontier
 from draftree.policies.c2t import ClassifierTree, Score
 from draftree.policies.methods import METHODS, find_policy

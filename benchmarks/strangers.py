@@ -34,7 +34,7 @@ from draftree.drafters.source import Scorer, TokenSource
 from draftree.engine import Engine
 from draftree.models.cost_profile import Grid, load_profile, measure_and_keep
 from draftree.models.huggingface import HFModel
-from draftree.models.load import load
+from draftree.models.loading import load
 from draftree.policies.auto.policy import AutoTree
 from draftree.policies.base import Candidates
 from draftree.request import Request

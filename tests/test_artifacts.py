@@ -14,7 +14,7 @@ from draftree.cli.main import run
 from draftree.drafters.registry import load_drafter
 from draftree.errors import ConfigError, InputError
 from draftree.models.huggingface import HFModel
-from draftree.models.load import load
+from draftree.models.loading import load
 from draftree.policies.methods import find_policy
 from draftree.trace import read_trace
 

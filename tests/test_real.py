@@ -21,7 +21,7 @@ from draftree.config import SamplingParams
 from draftree.drafters.registry import load_drafter
 from draftree.engine import Engine
 from draftree.models.huggingface import HFModel
-from draftree.models.load import load_stock
+from draftree.models.loading import load_stock
 from draftree.policies.methods import METHODS
 from draftree.text import encode
 

@@ -10,10 +10,10 @@ import draftree
 
 PACKAGE = Path(draftree.__file__).parent
 FLOORS = [
-    ["errors", "progress", "typed", "artifacts", "config", "sampling", "tree", "models.cpu.openmp"],
+    ["errors", "progress", "artifacts", "config", "sampling", "tree", "models.cpu.openmp"],
     ["text"],
     ["models"],
-    ["request", "outcome"],
+    ["request"],
     ["policies"],
     ["drafters"],
     ["verify"],

@@ -18,10 +18,9 @@ from draftree.drafters.base import TreeDrafter
 from draftree.drafters.ngram import NgramSource
 from draftree.engine import Engine
 from draftree.errors import ConfigError, DraftreeWarning, TraceError
-from draftree.outcome import Outcome
 from draftree.policies.methods import METHODS
 from draftree.records import KINDS, EndRecord, RequestRecord, RunRecord, StepRecord, encode
-from draftree.request import Request, Stats
+from draftree.request import Outcome, Request, Stats
 from draftree.trace import Observer, Trace, read_trace
 from draftree.tree import DraftTree
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 import draftree as d
+from draftree.config import check_fields, fits, typed
 from draftree.errors import ConfigError, InputError, PromptError
 from draftree.text import encode
-from draftree.typed import check_fields, fits, typed
 
 from .tiny import save_tiny
 from .toy import ToyModel

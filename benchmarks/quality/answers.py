@@ -20,7 +20,7 @@ from draftree.bench.summary import interval
 from draftree.errors import ConfigError
 from draftree.models.base import Nodes
 from draftree.models.huggingface import HFModel
-from draftree.models.load import load
+from draftree.models.loading import load
 
 from .scores import scorer
 

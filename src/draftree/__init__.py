@@ -17,7 +17,7 @@ from .errors import DraftreeError, DraftreeWarning, InputError, RunError
 from .hf_generate import custom_generate, generate_with
 from .load import load_beam_engine, load_beam_source, load_engine
 from .models.huggingface import HFModel
-from .models.load import load
+from .models.loading import load
 from .policies.auto.policy import AutoTree
 from .policies.base import GrowthPolicy
 from .policies.best_paths import Eagle2Tree, OptTree

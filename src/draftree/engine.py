@@ -17,18 +17,16 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from .config import Budget, SamplingParams
+from .config import Budget, SamplingParams, typed
 from .drafters.base import Drafter, NoDrafter
 from .errors import ConfigError, PromptError, RunError
 from .models.base import LanguageModel, Nodes, Row
-from .outcome import Outcome, StepClock, Successors, successors
 from .policies.base import node_budget
-from .request import Chunk, Request, Stats
+from .request import Chunk, Outcome, Request, Stats, StepClock, Successors, successors
 from .sampling import Draws
 from .text import Prompt, encode, text_stream
 from .trace import Observer, Setup
 from .tree import DraftTree
-from .typed import typed
 from .verify.match import Verdict
 from .verify.schemes import DEFAULT_SCHEME, Scheme, find_scheme
 

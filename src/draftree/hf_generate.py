@@ -24,7 +24,7 @@ from .drafters.spec import DEFAULT_DRAFTER
 from .errors import ConfigError
 from .load import SpeculationParams
 from .models.huggingface import HFModel
-from .models.load import load
+from .models.loading import load
 from .policies.base import GrowthPolicy
 from .policies.methods import DEFAULT_METHOD
 from .verify.schemes import DEFAULT_SCHEME, Scheme

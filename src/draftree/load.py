@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from .beams.beam_engine import BeamEngine
-from .config import option
+from .config import check_fields, option, typed
 from .drafters.registry import check_recycle_file, fast_in_int4, learns, load_drafter, load_source
 from .drafters.source import TokenSource
 from .drafters.spec import AUTO, DEFAULT_DRAFTER, NONE, DrafterSpec
@@ -16,11 +16,10 @@ from .errors import ConfigError
 from .models.cpu.quantization import DEFAULT_NUMERICS, DRAFTING
 from .models.eagle_file import shipped_for
 from .models.huggingface import HFModel
-from .models.load import DEFAULT_MODEL, load
+from .models.loading import DEFAULT_MODEL, load
 from .policies.base import GrowthPolicy, node_budget
 from .policies.methods import DEFAULT_METHOD, find_policy
 from .trace import Observer
-from .typed import check_fields, typed
 from .verify.schemes import DEFAULT_SCHEME, Scheme, find_scheme
 
 

@@ -16,10 +16,10 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from .artifacts import user_path
+from .config import typed
 from .drafters.base import Drafter
 from .errors import ConfigError, DraftreeWarning, TraceError
 from .models.base import LanguageModel
-from .outcome import Outcome
 from .records import (
     FORMAT,
     VERSION,
@@ -34,8 +34,7 @@ from .records import (
     name_of,
     plain,
 )
-from .request import Request
-from .typed import typed
+from .request import Outcome, Request
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from draftree.drafters.spec import DrafterSpec
 from draftree.errors import ConfigError, PromptError, RunError, VocabularyError
 from draftree.load import load_beam_engine, load_beam_source
 from draftree.models.huggingface import HFModel
-from draftree.models.load import load
+from draftree.models.loading import load
 from draftree.request import Request
 from draftree.text import NoText
 

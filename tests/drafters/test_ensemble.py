@@ -23,13 +23,12 @@ from draftree.drafters.token_recycling import TokenRecyclingSource
 from draftree.engine import Engine
 from draftree.errors import ConfigError, UnknownNameError
 from draftree.load import load_engine
-from draftree.outcome import Outcome, StepCost
 from draftree.policies.auto.policy import AutoTree
 from draftree.policies.base import GrowthPolicy
 from draftree.policies.best_paths import OptTree
 from draftree.policies.fixed import StaticTree
 from draftree.policies.methods import METHODS
-from draftree.request import Request
+from draftree.request import Outcome, Request, StepCost
 from draftree.text import NoText
 from draftree.tree import ROOT, DraftTree
 

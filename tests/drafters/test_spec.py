@@ -24,7 +24,7 @@ from draftree.load import load_engine
 from draftree.models.base import LanguageModel
 from draftree.models.cost_profile import Profile
 from draftree.models.huggingface import HFModel
-from draftree.models.load import load
+from draftree.models.loading import load
 from draftree.policies.chains import DynamicWindow
 from draftree.policies.fixed import StaticTree
 

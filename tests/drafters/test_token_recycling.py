@@ -15,11 +15,10 @@ from draftree.drafters.base import TreeDrafter
 from draftree.drafters.token_recycling import ANY, SuccessorTable, TokenRecyclingSource, read_entries, vocabulary_of
 from draftree.engine import Engine
 from draftree.errors import ConfigError, DraftreeWarning
-from draftree.outcome import Outcome, StepCost, Successors
 from draftree.policies.auto.policy import AutoTree
 from draftree.policies.fixed import StaticTree
 from draftree.policies.methods import METHODS
-from draftree.request import Request
+from draftree.request import Outcome, Request, StepCost, Successors
 from draftree.text import NoText
 from draftree.trace import Observer
 from draftree.tree import DraftTree

@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 
 from draftree.config import Budget
 from draftree.errors import ConfigError
-from draftree.outcome import Outcome, StepCost
 from draftree.policies.base import GrowthPolicy
 from draftree.policies.best_paths import Eagle2Tree, OptTree
-from draftree.request import Request, Stats
+from draftree.request import Outcome, Request, Stats, StepCost
 from draftree.tree import DraftTree
 
 from ..toy import Path, Script, ScriptedScorer, trees_of

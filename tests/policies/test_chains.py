@@ -12,10 +12,9 @@ from draftree.drafters.base import TreeDrafter
 from draftree.drafters.distributions import Drawing
 from draftree.drafters.source import Scorer, TokenSource
 from draftree.errors import ConfigError, UnknownNameError
-from draftree.outcome import Outcome, StepCost
 from draftree.policies.chains import DynamicWindow, Threshold, Window
 from draftree.policies.methods import find_policy
-from draftree.request import Request
+from draftree.request import Outcome, Request, StepCost
 from draftree.tree import DraftTree
 
 from ..drafters.test_ensemble import request_of

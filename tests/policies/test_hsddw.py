@@ -23,13 +23,12 @@ from draftree.load import load_engine
 from draftree.models.base import LanguageModel
 from draftree.models.cost_profile import Profile
 from draftree.models.huggingface import HFModel
-from draftree.models.load import load
-from draftree.outcome import Outcome, StepCost
+from draftree.models.loading import load
 from draftree.policies.chains import CHAIN, DynamicWindow, Window
 from draftree.policies.fixed import StaticTree
 from draftree.policies.methods import find_policy
 from draftree.records import RunRecord
-from draftree.request import Request
+from draftree.request import Outcome, Request, StepCost
 from draftree.trace import read_trace
 
 from ..drafters.test_ensemble import request_of

@@ -14,8 +14,8 @@ from draftree.drafters.ensemble import EnsembleSource
 from draftree.drafters.source import TokenSource
 from draftree.engine import Engine
 from draftree.models.huggingface import HFModel
-from draftree.outcome import Outcome
 from draftree.policies.best_paths import OptTree
+from draftree.request import Outcome
 from draftree.trace import Observer
 from draftree.train.replay import Replay
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from ..config import SamplingParams
+from ..config import SamplingParams, typed
 from ..drafters.eagle import EagleSource
 from ..drafters.source import BeamSource, TokenSource
 from ..engine import each_params, room_for
@@ -21,7 +21,6 @@ from ..errors import ConfigError
 from ..models.base import ForestModel, LanguageModel
 from ..request import Stats
 from ..text import Prompt, encode
-from ..typed import typed
 from .beam_distributions import KeyedDraws, target_distributions
 from .drafting import DepthRule, draft_width, grow
 from .forest import Beam, BeamRequest, DraftRecord, TreeRow, feed

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from ..config import MAX_NODES, SamplingParams, option
+from ..config import MAX_NODES, SamplingParams, check_fields, option
 from ..errors import ConfigError
-from ..typed import check_fields
 
 MAX_PENALTY = 20
 """Beyond it powers of a length leave the range of floating-point numbers, and no ranking is left."""

@@ -28,10 +28,10 @@ from ..errors import ConfigError
 from ..load import SpeculationParams, beam_drafter, load_beam_source
 from ..models.eagle_model import HeadModel
 from ..models.huggingface import HFModel
-from ..models.load import load, load_stock
-from ..outcome import Outcome
+from ..models.loading import load, load_stock
 from ..policies.base import GrowthPolicy, node_budget
 from ..policies.methods import find_method
+from ..request import Outcome
 from ..trace import Observer
 from ..tree import ROOT
 from ..verify.schemes import DEFAULT_SCHEME, Match, find_scheme

@@ -34,7 +34,7 @@ from ..bench.summary import as_json as table_as_json
 from ..config import SamplingParams
 from ..drafters.spec import DrafterSpec
 from ..errors import ConfigError, RunError
-from ..models.load import DEFAULT_MODEL
+from ..models.loading import DEFAULT_MODEL
 from ..policies.methods import DEFAULT_METHOD
 from ..progress import err, out, progress_reporter
 from .console import complain

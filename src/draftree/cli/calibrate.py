@@ -18,7 +18,7 @@ from ..drafters.spec import DEFAULT_DRAFTER, NONE, DrafterSpec
 from ..errors import ConfigError, PromptError, RunError
 from ..models.cost_profile import kept_or_measured
 from ..models.huggingface import HFModel
-from ..models.load import DEFAULT_MODEL
+from ..models.loading import DEFAULT_MODEL
 from ..policies.base import Provenance
 from ..policies.fixed import TreeFile
 from ..progress import err

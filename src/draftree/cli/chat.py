@@ -9,7 +9,7 @@ import typer
 
 from ..config import SamplingParams
 from ..errors import InputError
-from ..models.load import DEFAULT_MODEL
+from ..models.loading import DEFAULT_MODEL
 from ..progress import err
 from ..text import user
 from . import console as show

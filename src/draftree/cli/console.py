@@ -11,9 +11,8 @@ from rich.tree import Tree
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import shortened
-from ..outcome import Outcome
 from ..progress import err
-from ..request import Chunk, Stats
+from ..request import Chunk, Outcome, Stats
 from ..trace import Observer, Setup
 from ..tree import ROOT
 

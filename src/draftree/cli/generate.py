@@ -16,7 +16,7 @@ from ..drafters.spec import NONE
 from ..engine import Engine
 from ..errors import ConfigError, RunError
 from ..load import load_beam_engine
-from ..models.load import DEFAULT_MODEL
+from ..models.loading import DEFAULT_MODEL
 from ..policies.auto.policy import AutoTree
 from ..policies.methods import DEFAULT_METHOD
 from ..progress import err, out
@@ -24,7 +24,7 @@ from ..request import Request
 from ..text import Prompt, user
 from ..verify.schemes import Match
 from . import console as show
-from .beams import exclude, print_beams
+from .generate_beams import exclude, print_beams
 from .options import ComputeOptions, SpeculationOptions, Target, given, with_options
 from .session import TraceOptions, read_prompt, run
 

@@ -16,7 +16,7 @@ from ..errors import ConfigError
 from ..load import SpeculationParams
 from ..models.cpu.quantization import DEFAULT_NUMERICS
 from ..models.huggingface import HFModel
-from ..models.load import load
+from ..models.loading import load
 
 _LARGEST = 2**63
 """What an int64 tensor and a seed no longer hold."""

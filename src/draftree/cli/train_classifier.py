@@ -13,7 +13,7 @@ from ..drafters.base import TreeDrafter
 from ..drafters.registry import load_drafter, provenance
 from ..drafters.spec import DEFAULT_DRAFTER, NONE, DrafterSpec
 from ..errors import ConfigError, RunError
-from ..models.load import DEFAULT_MODEL, load
+from ..models.loading import DEFAULT_MODEL, load
 from ..policies.classifier import DEFAULT_FEATURES, Classifier, ClassifierFile, read_classifier
 from ..progress import err, progress_reporter
 from ..progress import out as output

@@ -15,7 +15,7 @@ import typer
 from ..artifacts import user_path
 from ..errors import ConfigError, RunError
 from ..models.eagle_file import is_head
-from ..models.load import DEFAULT_MODEL, load
+from ..models.loading import DEFAULT_MODEL, load
 from ..progress import err, progress_reporter
 from ..progress import out as output
 from ..train.eagle_fit import FitRecipe, HeadFigures

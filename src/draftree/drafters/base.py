@@ -8,9 +8,8 @@ from typing import Protocol
 
 from ..config import Budget
 from ..models.base import LanguageModel
-from ..outcome import Outcome
 from ..policies.base import GrowthPolicy
-from ..request import Request
+from ..request import Outcome, Request
 from ..tree import DraftTree
 from .distributions import Drawing
 from .grow import grow

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..outcome import largest
 from ..policies.base import Candidates
-from ..request import Request
+from ..request import Request, largest
 from ..sampling import DRAFT_NOISE, derive_seed, gumbel_noise, gumbel_noise_of, warp_rows
 from ..tree import DraftDistribution
 

@@ -17,9 +17,8 @@ from ..config import Budget
 from ..errors import ConfigError, RunError
 from ..models.base import ForestModel, LanguageModel, Nodes, Row
 from ..models.huggingface import HFModel
-from ..outcome import Outcome
 from ..policies.base import Candidates
-from ..request import Request
+from ..request import Outcome, Request
 from ..tree import ROOT
 from .distributions import DraftLogits, Drawing, Drawn
 from .source import BeamSource, Grown, Scorer, UnscoredNode

@@ -18,9 +18,8 @@ from torch import Tensor
 from ..errors import CacheError
 from ..models.base import LanguageModel, Nodes, Row
 from ..models.eagle_model import HeadModel, HeadRow
-from ..outcome import Outcome
 from ..policies.base import Candidates
-from ..request import Request
+from ..request import Outcome, Request
 from ..tree import ROOT
 from .distributions import Drawing
 from .draft_model import ModelScorer, ModelSource, State

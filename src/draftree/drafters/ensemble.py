@@ -20,10 +20,9 @@ from torch import Tensor
 from ..config import Budget
 from ..errors import ConfigError
 from ..models.base import LanguageModel
-from ..outcome import Outcome
 from ..policies.auto.calibration import Calibration, Tried, first_or_not
 from ..policies.base import Candidates
-from ..request import Request
+from ..request import Outcome, Request
 from ..tree import ROOT, DraftTree
 from .distributions import Drawing, Drawn
 from .source import Grown, Scorer, TokenSource

@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 from transformers import PreTrainedModel
 
 from ..artifacts import user_path
+from ..config import typed
 from ..errors import ConfigError, DraftreeWarning, UnknownNameError, VocabularyError
 from ..models.base import LanguageModel
 from ..models.cost_profile import kept_or_measured
@@ -18,10 +19,9 @@ from ..models.cpu.quantization import DEFAULT_NUMERICS, DRAFTING, NUMERICS, pric
 from ..models.eagle_file import fits, is_head, load_head, shipped_for, shipped_head
 from ..models.eagle_model import HeadModel
 from ..models.huggingface import HFModel
-from ..models.load import load
+from ..models.loading import load
 from ..policies.base import GrowthPolicy, Provenance
 from ..policies.chains import CHAIN, DynamicWindow, Window
-from ..typed import typed
 from .base import Drafter, NoDrafter, TreeDrafter
 from .cascade.stages import CascadeSource
 from .draft_model import ModelSource, SelfSpeculationSource

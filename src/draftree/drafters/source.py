@@ -19,9 +19,8 @@ from torch.nn.functional import pad
 
 from ..config import Budget
 from ..models.base import LanguageModel
-from ..outcome import Outcome
 from ..policies.base import Candidates
-from ..request import Request
+from ..request import Outcome, Request
 from ..tree import ROOT, DraftTree
 from .distributions import Drawing, Drawn
 

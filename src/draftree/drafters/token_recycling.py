@@ -21,9 +21,8 @@ from torch import Tensor
 from ..artifacts import write_whole
 from ..errors import ConfigError, DraftreeWarning, RunError
 from ..models.base import LanguageModel
-from ..outcome import Outcome, Successors
 from ..policies.base import Candidates
-from ..request import Request
+from ..request import Outcome, Request, Successors
 from ..tree import ROOT
 from .distributions import Drawing, Drawn
 from .source import Scorer, TokenSource

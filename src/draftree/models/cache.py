@@ -73,7 +73,7 @@ def write(
     return keys.narrow(2, 0, end), values.narrow(2, 0, end)
 
 
-class Block:
+class CacheBlock:
     """Storage of up to ``_TOGETHER`` layers of one shape, so that one gather moves the states of all.
 
     Attributes:
@@ -112,14 +112,14 @@ class TreeLayer(CacheLayerMixin):
     keys: Tensor
     values: Tensor
 
-    def __init__(self, placement: Placement, blocks: list[Block]) -> None:
+    def __init__(self, placement: Placement, blocks: list[CacheBlock]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.placement = placement
         self._blocks = blocks
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Allot a block of its own."""
-        self._blocks.append(Block([self], key_states, value_states, self.placement))
+        self._blocks.append(CacheBlock([self], key_states, value_states, self.placement))
         self.has_storage(key_states)
 
     def has_storage(self, like: Tensor) -> None:
@@ -157,7 +157,7 @@ class TreeCache(Cache):
 
     def __init__(self, layers: int) -> None:
         self.placement = Placement()
-        self._blocks: list[Block] = []
+        self._blocks: list[CacheBlock] = []
         self._layers = [TreeLayer(self.placement, self._blocks) for _ in range(layers)]
         super().__init__(layers=list(self._layers))
 
@@ -187,7 +187,7 @@ class TreeCache(Cache):
         for group in alike.values():
             like = likes[id(group[0])]
             for at in range(0, len(group), _TOGETHER):
-                self._blocks.append(Block(group[at : at + _TOGETHER], like, like, self.placement))
+                self._blocks.append(CacheBlock(group[at : at + _TOGETHER], like, like, self.placement))
 
     @property
     def nbytes(self) -> int:

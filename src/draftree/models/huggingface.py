@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..config import typed
 from ..errors import CacheError, ConfigError, PromptError, UnsupportedModelError
 from ..tree import ancestors
-from ..typed import typed
 from . import probe
 from .attention import share_key_heads
 from .base import Capabilities, Nodes, Row

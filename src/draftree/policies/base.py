@@ -14,8 +14,7 @@ from torch import Tensor
 from ..config import DEFAULT_NODES, Budget
 from ..errors import ConfigError
 from ..models.base import LanguageModel
-from ..outcome import Outcome
-from ..request import Request
+from ..request import Outcome, Request
 from ..tree import DraftDistribution, DraftTree
 
 MAX_WIDTH = 64

@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ..config import MAX_NODES, Budget
+from ..config import MAX_NODES, Budget, check_fields
 from ..errors import ConfigError
-from ..outcome import Outcome
+from ..request import Outcome
 from ..tree import DraftTree
-from ..typed import check_fields
 from .base import Frontier, Growth, GrowthPolicy, Pool, best_per_row, check_count
 
 _DECAY = 0.9

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..config import DEFAULT_NODES, Budget
+from ..config import DEFAULT_NODES, Budget, check_fields
 from ..errors import ConfigError
 from ..tree import DraftTree
-from ..typed import check_fields
 from .base import MAX_WIDTH, Frontier, Growth, GrowthPolicy, Provenance, best_per_row
 from .classifier import Classifier
 from .entropy import EntropyTree

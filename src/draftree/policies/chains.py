@@ -13,11 +13,9 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from ..config import MAX_NODES, Budget
+from ..config import MAX_NODES, Budget, check_fields
 from ..errors import ConfigError
-from ..outcome import Outcome
-from ..request import Request
-from ..typed import check_fields
+from ..request import Outcome, Request
 from .base import MAX_WIDTH, Frontier, Growth, GrowthPolicy, check_count, check_entropy
 from .fixed import StaticTree
 

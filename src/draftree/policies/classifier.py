@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from ..artifacts import JsonFormat, user_path
+from ..config import typed
 from ..errors import ConfigError, UnknownNameError
 from ..tree import DraftTree
-from ..typed import typed
 from .base import Frontier, Provenance, count_within
 
 

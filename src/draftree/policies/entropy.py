@@ -13,9 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..config import DEFAULT_NODES, MAX_NODES
+from ..config import DEFAULT_NODES, MAX_NODES, check_fields
 from ..errors import ConfigError
-from ..typed import check_fields
 from .base import MAX_WIDTH, Frontier, Growth, GrowthPolicy, check_count, check_entropy
 
 EntropyFunction = Callable[[Tensor], Tensor]

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from ..artifacts import JsonFormat, user_path
-from ..config import MAX_NODES
+from ..config import MAX_NODES, check_fields
 from ..errors import ConfigError, UnknownNameError
-from ..typed import check_fields
 from .base import MAX_WIDTH, Frontier, Growth, GrowthPolicy, Provenance, check_count
 
 Ranks = tuple[int, ...]

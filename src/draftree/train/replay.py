@@ -10,8 +10,7 @@ from torch import Tensor
 from ..config import Budget, SamplingParams
 from ..drafters.base import Drafter
 from ..models.base import LanguageModel, Nodes, Row
-from ..outcome import Outcome, StepCost, Successors, successors
-from ..request import Request
+from ..request import Outcome, Request, StepCost, Successors, successors
 from ..text import NoText
 from ..tree import ROOT, DraftTree
 

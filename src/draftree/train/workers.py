@@ -20,7 +20,7 @@ import torch
 
 from ..errors import DraftreeError, RunError
 from ..models.huggingface import HFModel
-from ..models.load import load
+from ..models.loading import load
 from .responses import Response, respond
 
 _WAY_OUT = "the same command goes on, with fewer --workers if memory was short"

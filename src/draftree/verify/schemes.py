@@ -17,14 +17,13 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ..config import named_settings
+from ..config import check_fields, named_settings
 from ..drafters.distributions import Drawing
 from ..errors import ConfigError, UnknownNameError
 from ..policies.base import GrowthPolicy
 from ..policies.entropy import StepFunction
 from ..sampling import Draws, KeyedCoins
 from ..tree import DraftTree, TreeBatch
-from ..typed import check_fields
 from .block import block
 from .match import Verdict, greedy, match
 from .rejection import Coins, Law, multi_round, relaxed, top_and_one, walk

@@ -25,13 +25,13 @@ from draftree.engine import Engine, Generation
 from draftree.errors import ConfigError
 from draftree.models.base import Nodes, Row
 from draftree.models.huggingface import HFModel
-from draftree.outcome import Outcome, StepCost
 from draftree.policies.auto.policy import AutoTree
 from draftree.policies.base import GrowthPolicy
 from draftree.policies.chains import DynamicWindow, EntropyStop, Window
 from draftree.policies.fixed import StaticTree
 from draftree.policies.methods import METHODS
 from draftree.records import EndRecord, RunRecord
+from draftree.request import Outcome, StepCost
 from draftree.trace import Trace, read_trace
 from draftree.tree import ROOT
 

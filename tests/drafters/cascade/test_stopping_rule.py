@@ -12,9 +12,8 @@ from draftree.config import Budget
 from draftree.drafters.base import TreeDrafter
 from draftree.drafters.cascade.stages import CascadeSource
 from draftree.drafters.cascade.stopping_rule import LoopBack, RunEnd, StoppingRule
-from draftree.outcome import Outcome, StepCost
 from draftree.policies.fixed import StaticTree
-from draftree.request import Request
+from draftree.request import Outcome, Request, StepCost
 from draftree.tree import DraftTree
 
 from ...pairs import costs

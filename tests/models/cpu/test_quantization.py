@@ -25,7 +25,7 @@ from draftree.models.cpu import quantization as module
 from draftree.models.cpu.kernels import KERNELS, Stock, working
 from draftree.models.cpu.quantization import NUMERICS, Choice, KernelLinear, Times, check, convert, summary
 from draftree.models.huggingface import HFModel
-from draftree.models.load import load, load_stock
+from draftree.models.loading import load, load_stock
 from draftree.policies.methods import METHODS
 
 from ...pairs import drafter, generated

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from draftree.models.cost_profile import Point, Profile
-from draftree.outcome import Outcome, StepCost
 from draftree.policies.auto.benefit import Benefit, Drafted, Selection
 from draftree.policies.auto.cost_model import Curve
 from draftree.policies.auto.settings import DEFAULTS
+from draftree.request import Outcome, StepCost
 from draftree.tree import DraftTree
 
 from ...drafters.test_ensemble import Says

@@ -16,10 +16,9 @@ from draftree.drafters.grow import grow
 from draftree.engine import Engine
 from draftree.errors import ConfigError
 from draftree.models.cost_profile import Identity, Point, Profile
-from draftree.outcome import Outcome, StepCost
 from draftree.policies.auto.explain import Report
 from draftree.policies.auto.policy import AutoTree
-from draftree.request import Request, Stats
+from draftree.request import Outcome, Request, Stats, StepCost
 
 from ...toy import Path, ScriptedScorer, ToyModel
 

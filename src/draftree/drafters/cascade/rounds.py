@@ -19,9 +19,8 @@ from torch import Tensor
 
 from ...config import Budget
 from ...errors import ConfigError
-from ...outcome import Outcome, StepCost
 from ...policies.base import Candidates, GrowthPolicy
-from ...request import Request
+from ...request import Outcome, Request, StepCost
 from ...tree import ROOT, DraftTree
 from ..distributions import Drawing, Drawn
 from ..grow import grow

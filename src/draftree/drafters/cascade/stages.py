@@ -17,10 +17,9 @@ import torch
 from ...config import Budget
 from ...errors import ConfigError
 from ...models.base import LanguageModel
-from ...outcome import Outcome
 from ...policies.auto.policy import AutoTree
 from ...policies.base import GrowthPolicy
-from ...request import Level, Request
+from ...request import Level, Outcome, Request
 from ...tree import ROOT
 from ..distributions import Drawing
 from ..source import Grown, Scorer, TokenSource

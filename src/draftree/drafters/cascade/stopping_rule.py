@@ -15,10 +15,9 @@ from weakref import WeakKeyDictionary
 from ...errors import ConfigError
 from ...models.base import LanguageModel
 from ...models.cost_profile import Profile, kept_or_measured
-from ...outcome import Outcome
 from ...policies.auto.calibration import Calibration, Tried
 from ...policies.chains import Threshold, check_threshold, learn
-from ...request import Request
+from ...request import Outcome, Request
 from ...tree import ROOT
 
 NEVER = "never"

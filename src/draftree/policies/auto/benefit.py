@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ...models.cost_profile import Profile
-from ...outcome import Outcome, StepCost
-from ...request import Request
+from ...request import Outcome, Request, StepCost
 from ..base import SourceInfo
 from .cost_model import Curve
 from .settings import DEFAULTS, AutoSettings

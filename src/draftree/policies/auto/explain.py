@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ...outcome import StepCost
+from ...request import StepCost
 from .benefit import Benefit, Selection
 from .cost_model import Floats
 

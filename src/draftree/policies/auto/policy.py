@@ -16,14 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...config import Budget
+from ...config import Budget, check_fields
 from ...errors import ConfigError
 from ...models.base import Capabilities, LanguageModel
 from ...models.cost_profile import Profile, kept_or_measured
-from ...outcome import Outcome
-from ...request import Request
+from ...request import Outcome, Request
 from ...tree import ROOT, DraftTree
-from ...typed import check_fields
 from ..base import Frontier, Growth, GrowthPolicy, SourceInfo
 from .benefit import Benefit, Drafted, Selection
 from .calibration import Calibration, Record, Tried, first_or_not, with_odds

@@ -39,7 +39,7 @@ class AutoSettings:
     min_probability: float = 0.01
     learning_share: float = 0.02
     horizon: int = 32
-    max_balance: float = 8.0
+    max_balance: float = 16.0
 
 
 DEFAULTS = AutoSettings()

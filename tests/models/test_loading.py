@@ -22,9 +22,9 @@ from transformers import PreTrainedModel
 
 from draftree.cli.main import run
 from draftree.errors import ConfigError, DraftreeWarning, ModelFileError, PromptError, RunError, UnsupportedModelError
-from draftree.models import load as loading
+from draftree.models import loading
 from draftree.models.base import Nodes
-from draftree.models.load import cache_folder, load, load_stock
+from draftree.models.loading import cache_folder, load, load_stock
 from draftree.text import encode, user
 
 from ..tiny import causal_logits, save_gguf, save_tiny, tiny

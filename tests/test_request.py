@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from draftree.outcome import Successors, successors
+from draftree.request import Successors, successors
 
 
 @pytest.mark.parametrize(("vocab", "count"), [(64, 8), (1000, 3), (4096, 8), (50257, 8), (7, 8)])

@@ -25,9 +25,9 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..artifacts import user_path
+from ..config import typed
 from ..errors import ConfigError, DraftreeWarning, ModelFileError, RunError, UnknownNameError
 from ..progress import err
-from ..typed import typed
 from .cpu.quantization import DEFAULT_NUMERICS, check
 from .huggingface import HFModel
 from .pretrained import first_line, quiet, read_gguf, read_pretrained
