@@ -2,9 +2,9 @@
 
 Pure functions on tensors, except ``Draws``, which remembers whose logits it is given. Knows nothing of trees.
 
-The draw at absolute position t under seed s is argmax(warped logits + Gumbel noise(s, t)): a fixed function of the law
-and of (s, t). That is what makes speculative output equal plain output token for token: whichever tree was drafted,
-whichever batch the request is in, position t sees the same noise.
+The draw at absolute position t under seed s is argmax(warped logits + Gumbel noise(s, t)): a fixed function of the
+distribution and of (s, t). That is what makes speculative output equal plain output token for token: whichever tree was
+drafted, whichever batch the request is in, position t sees the same noise.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _MIX1, _MIX2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _BELOW_1 = 1 - 2.0**-24
 """The largest float32 below 1."""
-_COINS = 1
-"""Label of the acceptance coins' streams."""
+_ACCEPTANCE = 1
+"""Label of the acceptance draws."""
 DRAFT_NOISE = 2
 """Label of the streams that drafted children are drawn with."""
 _NUCLEUS = 1024
@@ -55,12 +55,12 @@ def warp(logits: Tensor, params: SamplingParams) -> Tensor:
 
 def warp_rows(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     """``warp`` with each row's own params; rows at temperature 0 come back as they are."""
-    laws = {p.warping for p in params}
-    if len(laws) == 1 and params[0].temperature:
+    warpings = {p.warping for p in params}
+    if len(warpings) == 1 and params[0].temperature:
         return warp(logits, params[0])
     out = logits.clone()
-    for law in {p.warping for p in params if p.temperature}:
-        rows = [r for r, p in enumerate(params) if p.warping == law]
+    for warping in {p.warping for p in params if p.temperature}:
+        rows = [r for r, p in enumerate(params) if p.warping == warping]
         out[rows] = warp(logits[rows], params[rows[0]])
     return out
 
@@ -175,12 +175,12 @@ def _gumbel(keys: Tensor, counters: Tensor) -> Tensor:
 
 
 @dataclass(slots=True)
-class KeyedCoins:
-    """One request's chances in one step of a scheme that throws coins (``verify.walk.Coins``).
+class KeyedUniformDraws:
+    """One request's chances in one step of a scheme that accepts by uniform draws (``verify.rejection.UniformDraws``).
 
-    Coins are keyed by (seed, position of the step's root, number of the throw), and by a label that no other noise
-    has: a step never sees a coin, a draft's noise or a draw of another step, so nothing that an earlier step looked at
-    and gave up can come back. Tokens take the target's own position-keyed noise, as in ``Draws``.
+    They are keyed by (seed, position of the step's root, number of the draw), and by a label that no other noise
+    has: a step never sees an acceptance draw, a draft's noise or a draw of another step, so nothing that an earlier
+    step looked at and gave up can come back. Tokens take the target's own position-keyed noise, as in ``Draws``.
 
     Attributes:
         params: how the request is sampled.
@@ -191,9 +191,9 @@ class KeyedCoins:
     params: SamplingParams
     seed: int
     history: Sequence[int]
-    _thrown: int = 0
+    _drawn: int = 0
 
-    def law(self, logits: Tensor, drawn: Sequence[int]) -> Tensor:
+    def warped(self, logits: Tensor, drawn: Sequence[int]) -> Tensor:
         """[V] the target's warped logits after ``drawn``; only processed at temperature 0."""
         row = logits[None].float()
         if self.params.processors:
@@ -203,12 +203,12 @@ class KeyedCoins:
         return (warp(row, self.params) if self.params.temperature else row)[0]
 
     def accepts(self, chance: float) -> bool:
-        """See ``verify.walk.Coins``."""
-        self._thrown += 1
-        return uniform(derive_seed(self.seed, _COINS, self._thrown), len(self.history)) <= chance
+        """See ``verify.rejection.UniformDraws``."""
+        self._drawn += 1
+        return uniform(derive_seed(self.seed, _ACCEPTANCE, self._drawn), len(self.history)) <= chance
 
     def draw(self, logits: Tensor, depth: int) -> int:
-        """See ``verify.walk.Coins``; the argmax at temperature 0."""
+        """See ``verify.rejection.UniformDraws``; the argmax at temperature 0."""
         if self.params.temperature:
             logits = logits + gumbel_noise([self.seed], [len(self.history) + depth], len(logits), logits.device)[0]
         return int(logits.argmax())
@@ -233,9 +233,9 @@ class Draws:
         """The draws of some of the requests."""
         return Draws([self.params[b] for b in rows], [self.seeds[b] for b in rows], [self.histories[b] for b in rows])
 
-    def coins(self, b: int) -> KeyedCoins:
-        """The coins of request ``b``."""
-        return KeyedCoins(self.params[b], self.seeds[b], self.histories[b])
+    def uniform(self, b: int) -> KeyedUniformDraws:
+        """The uniform draws of request ``b``."""
+        return KeyedUniformDraws(self.params[b], self.seeds[b], self.histories[b])
 
     @property
     def greedy(self) -> bool:

@@ -14,7 +14,7 @@ from draftree.drafters.grow import grow
 from draftree.policies.base import Candidates, GrowthPolicy
 from draftree.tree import ROOT, DraftDistribution, DraftTree
 from draftree.verify.match import Verdict
-from draftree.verify.rejection import Coins, Law
+from draftree.verify.rejection import TargetLogits, UniformDraws
 
 from ..toy import Path, ToyModel, law
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 PROMPT = [1, 0, 2]
 HORIZON = 3
 
-Judge = Callable[[DraftTree, Law, Coins], Verdict]
+Judge = Callable[[DraftTree, TargetLogits, UniformDraws], Verdict]
 
 
 class Chance:
@@ -42,11 +42,11 @@ class Chance:
         return possible[at]
 
     def accepts(self, chance: float) -> bool:
-        """See ``Coins``."""
+        """See ``UniformDraws``."""
         return self.choose([chance, 1 - chance]) == 0
 
     def draw(self, logits: Tensor, depth: int) -> int:
-        """See ``Coins``."""
+        """See ``UniformDraws``."""
         return self.choose(logits.double().softmax(-1).tolist())
 
 

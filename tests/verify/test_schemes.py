@@ -18,7 +18,7 @@ from draftree.policies.entropy import EntropyTree
 from draftree.policies.fixed import StaticTree
 from draftree.tree import ROOT, DraftDistribution, DraftTree
 from draftree.verify.match import Verdict
-from draftree.verify.rejection import Coins, Law, Place, multi_round, relaxed, residual, walk
+from draftree.verify.rejection import TargetLogits, UniformDraws, Visit, multi_round, relaxed, residual, walk
 from draftree.verify.schemes import SCHEMES, Block, MultiRound, Relaxed, _OneByOne, find_scheme
 
 from ..toy import ToyModel
@@ -65,14 +65,14 @@ def test_the_law_of_the_output_is_the_models_own(name: str, shape: str) -> None:
     vocab, policy, nodes = POLICIES[shape]
     model, drafter = pair(vocab, seed=vocab)
     trees = drawn_trees(drafter, policy, scheme(name).drawing, nodes)
-    assert variation(scheme(name).judge, model, trees) < 1e-12
+    assert variation(scheme(name).accept, model, trees) < 1e-12
 
 
 @pytest.mark.parametrize("name", DRAWING)
 def test_a_drafter_with_the_models_own_law_is_always_accepted(name: str) -> None:
     model = ToyModel(4, 3, dtype=torch.float64)
     for tree, _ in drawn_trees(model, StaticTree(width=1, depth=2), scheme(name).drawing, 4):
-        for verdict, chance in verdicts_of(scheme(name).judge, model, tree):
+        for verdict, chance in verdicts_of(scheme(name).accept, model, tree):
             assert len(verdict.path) == 2 or chance < 1e-12
 
 
@@ -93,7 +93,7 @@ def pruned(tree: DraftTree) -> DraftTree:
     return tree.subset(tree.best(1))
 
 
-def unlucky(judge: Judge, tree: DraftTree, law: Law, coins: Coins) -> Verdict:
+def unlucky(judge: Judge, tree: DraftTree, law: TargetLogits, coins: UniformDraws) -> Verdict:
     """Negative control: the first child is refused without a coin."""
 
     class Refusing:
@@ -114,14 +114,14 @@ def unlucky(judge: Judge, tree: DraftTree, law: Law, coins: Coins) -> Verdict:
 def test_siblings_sorted_or_pruned_by_value_are_caught(name: str, alter: Callable[[DraftTree], DraftTree]) -> None:
     model, drafter = pair(4, seed=1)
     trees = altered(drawn_trees(drafter, StaticTree(width=2, depth=1), scheme(name).drawing, 9), alter)
-    assert variation(scheme(name).judge, model, trees) > 1e-3
+    assert variation(scheme(name).accept, model, trees) > 1e-3
 
 
 @pytest.mark.parametrize("name", DRAWING)
 def test_a_forced_rejection_is_caught(name: str) -> None:
     model, drafter = pair(4, seed=1)
     trees = drawn_trees(drafter, StaticTree(width=1, depth=2), scheme(name).drawing, 9)
-    assert variation(partial(unlucky, scheme(name).judge), model, trees) > 1e-3
+    assert variation(partial(unlucky, scheme(name).accept), model, trees) > 1e-3
 
 
 def test_a_chain_shortened_for_what_its_last_token_is_is_caught() -> None:
@@ -131,14 +131,14 @@ def test_a_chain_shortened_for_what_its_last_token_is_is_caught() -> None:
         return tree.subset(torch.tensor([True, float(tree.path_logprobs.diff()) > -1.5]))
 
     trees = altered(drawn_trees(drafter, StaticTree(width=1, depth=2), Block.drawing, 9), shortened)
-    assert variation(Block().judge, model, trees) > 1e-3
+    assert variation(Block().accept, model, trees) > 1e-3
 
 
 def test_without_the_draft_law_nothing_is_judged() -> None:
     model, drafter = pair(3)
     tree, _ = next(drawn_trees(drafter, StaticTree(width=2, depth=1), MultiRound.drawing, 9))
     with pytest.raises(ValueError, match="chose children"):
-        next(verdicts_of(MultiRound().judge, model, replace(tree, distributions={})))
+        next(verdicts_of(MultiRound().accept, model, replace(tree, distributions={})))
 
 
 def accepted_at_the_root(name: str, width: int, vocab: int, seed: int) -> float:
@@ -146,7 +146,7 @@ def accepted_at_the_root(name: str, width: int, vocab: int, seed: int) -> float:
     return sum(
         weight * chance
         for tree, weight in drawn_trees(drafter, StaticTree(width, 1), scheme(name).drawing, 9)
-        for verdict, chance in verdicts_of(scheme(name).judge, model, tree)
+        for verdict, chance in verdicts_of(scheme(name).accept, model, tree)
         if verdict.path
     )
 
@@ -207,7 +207,7 @@ def test_block_accepts_each_prefix_with_its_joint_chance_and_never_less_than_tok
             kept = min(1.0, kept * float(p / q))
             joint[i] += weight * kept
         for name, sums in lengths.items():
-            for verdict, chance in verdicts_of(scheme(name).judge, model, tree):
+            for verdict, chance in verdicts_of(scheme(name).accept, model, tree):
                 for i in range(len(verdict.path)):
                     sums[i] += weight * chance
     assert lengths["block"] == pytest.approx(joint, abs=1e-12)
@@ -232,8 +232,8 @@ def test_no_more_children_are_drawn_than_the_law_can_give() -> None:
             assert sorted(tree.tokens.tolist()) == [1, 3]
 
 
-def place(p: list[float], children: list[int], entropy: float = 0.0) -> Place:
-    return Place(torch.tensor(p, dtype=torch.float64).log(), children, None, 0, entropy)
+def place(p: list[float], children: list[int], entropy: float = 0.0) -> Visit:
+    return Visit(torch.tensor(p, dtype=torch.float64).log(), children, None, 0, entropy)
 
 
 def relaxed_law(p: list[float], children: list[int], allowed: Callable[[float], int]) -> list[float]:
@@ -313,7 +313,7 @@ def test_the_draft_entropy_is_that_of_the_node_whose_children_are_judged() -> No
     )
     seen = []
 
-    def decide(at: Place, coins: Coins) -> int:
+    def decide(at: Visit, coins: UniformDraws) -> int:
         seen.append(at.entropy)
         return at.children[0]
 

@@ -1,10 +1,11 @@
 """Schemes that look at one node at a time, on the way down from the root of one request's tree.
 
-Pure functions of laws and coins, in float64. At each node a decision gives the token that is emitted there; when it
-is a child's the walk goes down to that child, else it ends. Which tokens were drawn is known in draw order (that of
-the nodes' numbers), and from what (``DraftTree.distributions``); nothing here ranks drawn siblings by what they are.
+Pure functions of distributions and uniform draws, in float64. At each node a decision gives the token that is emitted
+there; when it is a child's the walk goes down to that child, else it ends. Which tokens were drawn is known in draw
+order (that of the nodes' numbers), and from what (``DraftTree.distributions``); nothing here ranks drawn siblings by
+what they are.
 
-p is the target's law at a node, q the draft's, both warped; norm(x) = x / sum(x).
+p is the target distribution at a node, q the draft distribution, both warped; norm(x) = x / sum(x).
 """
 
 from __future__ import annotations
@@ -21,34 +22,34 @@ from ..tree import ROOT, DraftDistribution, DraftTree
 from .match import Verdict
 
 
-class Coins(Protocol):
+class UniformDraws(Protocol):
     """What chance decides in one step of one request."""
 
     def accepts(self, chance: float) -> bool:
-        """A coin, thrown anew at each call; ``chance`` of 1 and more always accepts, 0 never."""
+        """A uniform draw, anew at each call; ``chance`` of 1 and more always accepts, 0 never."""
 
     def draw(self, logits: Tensor, depth: int) -> int:
         """The token that the target emits ``depth`` tokens into this step, drawn from the softmax of [V] logits."""
 
 
-Law = Callable[[int, Sequence[int]], Tensor]
+TargetLogits = Callable[[int, Sequence[int]], Tensor]
 """(node, tokens emitted on the way to it) -> [V] the target's warped logits after it."""
 
 
-class Place(NamedTuple):
+class Visit(NamedTuple):
     """What a decision sees.
 
     Attributes:
         logits: [V] the target's warped logits.
         children: drafted tokens in draw order, at least one.
-        law: what they were drawn from; None where they were chosen.
+        distribution: what they were drawn from; None where they were chosen.
         depth: of the node, 0 for the root.
         entropy: nats, of the draft distribution that the children were taken from.
     """
 
     logits: Tensor
     children: list[int]
-    law: DraftDistribution | None
+    distribution: DraftDistribution | None
     depth: int
     entropy: float
 
@@ -60,96 +61,96 @@ class Place(NamedTuple):
     @property
     def draft_logits(self) -> Tensor:
         """[V] float64 logits of q."""
-        if self.law is None:
+        if self.distribution is None:
             raise ConfigError(
                 "the drafter chose children where this verification needs them drawn: use verification 'match', or "
                 "a drafter that follows the drawing it is asked for"
             )
-        return self.law.dense(len(self.logits), self.logits.device)
+        return self.distribution.dense(len(self.logits), self.logits.device)
 
 
-Decision = Callable[[Place, Coins], int]
+Decision = Callable[[Visit, UniformDraws], int]
 
 
-def walk(tree: DraftTree, law: Law, decide: Decision, coins: Coins) -> Verdict:
+def walk(tree: DraftTree, target: TargetLogits, decide: Decision, draws: UniformDraws) -> Verdict:
     """Go down ``tree`` for as long as the decisions name children; a leaf emits the target's own draw."""
     node, path, tokens = ROOT, list[int](), list[int]()
     while True:
-        logits, children = law(node, tokens), tree.children(node)
+        logits, children = target(node, tokens), tree.children(node)
         drafted = tree.tokens[children].tolist()
         if drafted:
             entropy = float(tree.entropies[children[0]])
-            tokens.append(decide(Place(logits, drafted, tree.distributions.get(node), len(tokens), entropy), coins))
+            tokens.append(decide(Visit(logits, drafted, tree.distributions.get(node), len(tokens), entropy), draws))
         else:
-            tokens.append(coins.draw(logits, len(tokens)))
+            tokens.append(draws.draw(logits, len(tokens)))
         if tokens[-1] not in drafted:
             return Verdict(path, tokens)
         node = children[drafted.index(tokens[-1])]
         path.append(node)
 
 
-def residual(law: Tensor, taken: Tensor) -> Tensor:
-    """norm(max(law - taken, 0)); ``law`` where nothing is left, which has probability 0 apart from rounding."""
-    rest = (law - taken).clamp(min=0)
+def residual(p: Tensor, taken: Tensor) -> Tensor:
+    """norm(max(p - taken, 0)); p where nothing is left, which has probability 0 apart from rounding."""
+    rest = (p - taken).clamp(min=0)
     total = rest.sum()
-    return torch.where(total > 0, rest / total, law)
+    return torch.where(total > 0, rest / total, p)
 
 
-def multi_round(place: Place, coins: Coins, *, replacement: bool) -> int:
+def multi_round(visit: Visit, draws: UniformDraws, *, replacement: bool) -> int:
     """Offer the drawn children one after the other to what is left of p (SpecInfer; without replacement: RSD, Sequoia).
 
     r = p; each child x, drawn from z, is accepted with probability min(1, r[x] / z[x]); a rejection leaves
     r = norm(max(r - z, 0)) and, without replacement, takes x out of z. The last rejection emits y ~ r.
     """
-    left, logits = place.p, place.draft_logits
-    for token in place.children:
+    left, logits = visit.p, visit.draft_logits
+    for token in visit.children:
         drawn = logits.softmax(-1)
-        if coins.accepts(_ratio(left, drawn, token)):
+        if draws.accepts(_ratio(left, drawn, token)):
             return token
         left = residual(left, drawn)
         if not replacement:
             logits[token] = float("-inf")
-    return coins.draw(left.log(), place.depth)
+    return draws.draw(left.log(), visit.depth)
 
 
-def top_and_one(place: Place, coins: Coins) -> int:
+def top_and_one(visit: Visit, draws: UniformDraws) -> int:
     """S = the k - 1 most probable children, one more x drawn from z = norm(q off S) (Hu et al., ICLR 2025).
 
     x is accepted with probability min(1, p[x] / z[x]); else y ~ norm(max(p - z, 0)), which may be in S. So the walk
     goes on with probability p(S) + sum off S of min(p, z).
     """
-    *top, token = place.children
-    p, logits = place.p, place.draft_logits
+    *top, token = visit.children
+    p, logits = visit.p, visit.draft_logits
     logits[top] = float("-inf")
     rest = logits.softmax(-1)
-    if coins.accepts(_ratio(p, rest, token)):
+    if draws.accepts(_ratio(p, rest, token)):
         return token
-    return coins.draw(residual(p, rest).log(), place.depth)
+    return draws.draw(residual(p, rest).log(), visit.depth)
 
 
-def relaxed(place: Place, coins: Coins, *, allowed: Callable[[float], int], both: bool = False) -> int:
+def relaxed(visit: Visit, draws: UniformDraws, *, allowed: Callable[[float], int], both: bool = False) -> int:
     """*match*, but where the target is unsure one of its best tokens will do (lossy; Gunjur & Waitz, Section 6.1).
 
     The target draws y ~ p; when y is no child, the child that p ranks highest is taken if it is among the target's
     ``allowed(H)`` most probable tokens. H is the entropy of p in nats; with ``both``, the lesser of that and the
     entropy of the draft distribution, so that the draft must be unsure too.
     """
-    token = coins.draw(place.logits, place.depth)
-    if token in place.children:
+    token = draws.draw(visit.logits, visit.depth)
+    if token in visit.children:
         return token
-    entropy = float(torch.special.entr(place.p).sum())
+    entropy = float(torch.special.entr(visit.p).sum())
     if both:
-        entropy = min(entropy, place.entropy)
+        entropy = min(entropy, visit.entropy)
     count = allowed(entropy)
     if not isinstance(count, int) or count < 0:
         raise ConfigError(f"relaxed: the function of entropy gave {count!r} for {entropy:.3g} nats: return 0 or more")
-    best = place.logits.topk(min(count, len(place.logits)))
+    best = visit.logits.topk(min(count, len(visit.logits)))
     for candidate, logit in zip(best.indices.tolist(), best.values.tolist(), strict=True):
-        if candidate in place.children and logit > -math.inf:
+        if candidate in visit.children and logit > -math.inf:
             return int(candidate)
     return token
 
 
-def _ratio(law: Tensor, drawn: Tensor, token: int) -> float:
-    kept, had = torch.stack([law[token], drawn[token]]).tolist()
+def _ratio(p: Tensor, drawn: Tensor, token: int) -> float:
+    kept, had = torch.stack([p[token], drawn[token]]).tolist()
     return min(1.0, float(kept / had))

@@ -1,8 +1,8 @@
-"""The verification schemes by name, and which trees each of them can judge.
+"""The verification schemes by name, and which trees each of them can verify.
 
-A scheme is lossless when its output follows the target's law. *match* is, for any tree. Schemes that offer *drawn*
-children to the target's law accept more, but only of trees whose shape never depends on a drawn sibling: what cannot
-promise that is refused by name.
+A scheme is lossless when its output follows the target distribution. *match* is, for any tree. Schemes that offer
+*drawn* children to the target distribution accept more, but only of trees whose shape never depends on a drawn sibling:
+what cannot promise that is refused by name.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from ..drafters.distributions import Drawing
 from ..errors import ConfigError, UnknownNameError
 from ..policies.base import GrowthPolicy
 from ..policies.entropy import StepFunction
-from ..sampling import Draws, KeyedCoins
+from ..sampling import Draws, KeyedUniformDraws
 from ..tree import DraftTree, TreeBatch
 from .block import block
 from .match import Verdict, greedy, match
-from .rejection import Coins, Law, multi_round, relaxed, top_and_one, walk
+from .rejection import TargetLogits, UniformDraws, multi_round, relaxed, top_and_one, walk
 
 COUPLED = "coupled"
 CANDIDATES = {COUPLED: Drawing.COUPLED, "plain": Drawing.TOP}
@@ -40,8 +40,8 @@ class Scheme(ABC):
     Attributes:
         name: as on the command line.
         summary: one line.
-        drawing: how the children that it judges must come out of the draft law.
-        lossy: its output does not follow the target's law.
+        drawing: how the children that it judges must come out of the draft distribution.
+        lossy: its output does not follow the target distribution.
         settings: names of what can be set in text, and what may stand there.
     """
 
@@ -69,7 +69,7 @@ class Scheme(ABC):
 
     @property
     def draws(self) -> bool:
-        """It judges children that are drawn at random: from laws that must not depend on other requests."""
+        """It judges children that are drawn at random: from distributions that must not depend on other requests."""
         return self.drawing.random
 
     @abstractmethod
@@ -81,7 +81,7 @@ class Scheme(ABC):
         Args:
             logits: [B, 1 + N, V]: column 0 follows the root, column 1 + i follows node i; N is the largest tree's size.
             trees: the B trees that the target has seen.
-            draws: the requests' laws and noise.
+            draws: the requests' warping and noise.
             beside: [B, 1 + N, W] what else the host should have: comes with the verdicts.
         """
 
@@ -137,10 +137,10 @@ class Match(Scheme):
 
 
 class _OneByOne(Scheme):
-    """A scheme that judges one request after the other, reading the laws of the nodes that it visits."""
+    """A scheme that judges one request after the other, reading the distributions at the nodes that it visits."""
 
     @abstractmethod
-    def judge(self, tree: DraftTree, law: Law, coins: Coins) -> Verdict:
+    def accept(self, tree: DraftTree, target: TargetLogits, draws: UniformDraws) -> Verdict:
         """Judge one tree."""
 
     def verify(
@@ -156,28 +156,28 @@ class _OneByOne(Scheme):
             )
         for b in range(len(trees)):
             if b not in verdicts:
-                coins = draws.coins(b)
-                verdicts[b] = self.judge(trees[b], partial(_law_after, logits[b], coins), coins)
+                uniform = draws.uniform(b)
+                verdicts[b] = self.accept(trees[b], partial(_target_after, logits[b], uniform), uniform)
         if beside is None:
             return [verdicts[b] for b in range(len(trees))]
         return [replace(verdicts[b], beside=more) for b, more in enumerate(beside.cpu())]
 
 
-def _law_after(logits: Tensor, coins: KeyedCoins, node: int, drawn: Sequence[int]) -> Tensor:
-    return coins.law(logits[node + 1], drawn)
+def _target_after(logits: Tensor, draws: KeyedUniformDraws, node: int, drawn: Sequence[int]) -> Tensor:
+    return draws.warped(logits[node + 1], drawn)
 
 
 class MultiRound(_OneByOne):
     """See ``walk.multi_round``; children drawn without replacement."""
 
     name = "multi-round"
-    summary = "children drawn without replacement, offered one by one to what is left of the target's law"
+    summary = "children drawn without replacement, offered one by one to what is left of the target distribution"
     drawing = Drawing.WITHOUT_REPLACEMENT
 
-    def judge(self, tree: DraftTree, law: Law, coins: Coins) -> Verdict:
+    def accept(self, tree: DraftTree, target: TargetLogits, draws: UniformDraws) -> Verdict:
         """See ``walk.multi_round``."""
         replacement = self.drawing is Drawing.WITH_REPLACEMENT
-        return walk(tree, law, partial(multi_round, replacement=replacement), coins)
+        return walk(tree, target, partial(multi_round, replacement=replacement), draws)
 
 
 class MultiRoundReplacement(MultiRound):
@@ -195,9 +195,9 @@ class TopAndOne(_OneByOne):
     summary = "the k - 1 most probable children and one drawn from the rest; never below match with the k - 1"
     drawing = Drawing.TOP_AND_ONE
 
-    def judge(self, tree: DraftTree, law: Law, coins: Coins) -> Verdict:
+    def accept(self, tree: DraftTree, target: TargetLogits, draws: UniformDraws) -> Verdict:
         """See ``walk.top_and_one``."""
-        return walk(tree, law, top_and_one, coins)
+        return walk(tree, target, top_and_one, draws)
 
 
 class Block(_OneByOne):
@@ -216,9 +216,9 @@ class Block(_OneByOne):
                 "chain or early-stop, or verification multi-round"
             )
 
-    def judge(self, tree: DraftTree, law: Law, coins: Coins) -> Verdict:
+    def accept(self, tree: DraftTree, target: TargetLogits, draws: UniformDraws) -> Verdict:
         """See ``block.block``."""
-        return block(tree, law, coins)
+        return block(tree, target, draws)
 
 
 def allowed_by_entropy(entropy: float) -> int:
@@ -232,7 +232,7 @@ UNSURE = ("target", "both")
 
 @dataclass(frozen=True, slots=True)
 class Relaxed(_OneByOne):
-    """See ``walk.relaxed``; lossy. At temperature 0 the entropy and ranks are those of the law at temperature 1.
+    """See ``rejection.relaxed``; lossy. At temperature 0 entropy and ranks are those at temperature 1.
 
     Attributes:
         allowed: entropy in nats -> how many of the target's most probable tokens will do.
@@ -262,9 +262,9 @@ class Relaxed(_OneByOne):
         allowed = self.allowed if steps is None else StepFunction.parse("allowed", steps).at
         return Relaxed(allowed, settings.get("when", self.when))
 
-    def judge(self, tree: DraftTree, law: Law, coins: Coins) -> Verdict:
+    def accept(self, tree: DraftTree, target: TargetLogits, draws: UniformDraws) -> Verdict:
         """See ``walk.relaxed``."""
-        return walk(tree, law, partial(relaxed, allowed=self.allowed, both=self.when == "both"), coins)
+        return walk(tree, target, partial(relaxed, allowed=self.allowed, both=self.when == "both"), draws)
 
 
 SCHEMES: dict[str, Scheme] = {
