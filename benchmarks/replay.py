@@ -17,7 +17,7 @@ methods. Choosing among them prompt by prompt can gain no more.
 A sweep over draft windows (Syu & Lee, *HSDDW*) records chains:
 
     python -m benchmarks.replay --suites spec-bench --limit 26 --beam 1 --layers 20 --categories \\
-        --methods chain:depth=2,chain:depth=4,chain:depth=8,chain:depth=16,hsddw:cap=20,dynamic-window:cap=20
+        --methods chain:depth=2,chain:depth=4,chain:depth=8,chain:depth=16,hsddw:cap=20
 """
 
 from __future__ import annotations

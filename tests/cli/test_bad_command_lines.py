@@ -90,9 +90,9 @@ cat --method {nul}
 cat --method CHAIN
 cat --method chain,static
 cat --method chain:depth=2
-cat --method +dynamic-window
-cat --method dynamic-window+dynamic-window
-cat --method chain+dynamic-window
+cat --method +hsddw
+cat --method hsddw+hsddw
+cat --method chain+hsddw
 cat --method sequoia
 cat --method sequoia --tree {missing}
 cat --method sequoia --tree {folder}
@@ -143,13 +143,13 @@ cat --method c2t --set classifier={empty}
 cat --method c2t --set beta=2
 cat --method c2t --set beta=nan
 cat --method learned-width --set classifier={text}
-cat --method dynamic-window --set crossing=jump
-cat --method dynamic-window --set share=much
-cat --method dynamic-window --set share=nan
-cat --method dynamic-window --set floor=0
-cat --method dynamic-window --set floor=9 --set cap=3
-cat --method dynamic-window --set start=later
-cat --method dynamic-window --set memory=0.5
+cat --method hsddw --set crossing=jump
+cat --method hsddw --set share=much
+cat --method hsddw --set share=nan
+cat --method hsddw --set floor=0
+cat --method hsddw --set floor=9 --set cap=3
+cat --method hsddw --set start=later
+cat --method hsddw --set memory=0.5
 cat --verify blocks
 cat --verify {empty}
 cat --verify {long}
@@ -573,7 +573,7 @@ generate cat --max-tokens 2 --target {model} --temperature 0.0001 --seed 9223372
 generate cat --max-tokens 2 --target {model} --nodes 1024 --method binary --drafter self
 generate cat --max-tokens 2 --target {model} --drafter recycle+lookup
 generate cat --max-tokens 2 --target {model} --drafter lookup>self:loop=never
-generate cat --max-tokens 2 --target {model} --method dynamic-window --drafter self
+generate cat --max-tokens 2 --target {model} --method hsddw --drafter self
 generate cat --max-tokens 2 --target {model} --set width=2 --set width=3
 generate cat --max-tokens 2 --target {model} --trace /dev/null
 generate cat --max-tokens 2 --target {model} --json --compare --explain

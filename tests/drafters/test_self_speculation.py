@@ -49,7 +49,7 @@ def ids(engine: Engine, prompts: list[list[int]], params: list[SamplingParams]) 
 
 
 @pytest.mark.parametrize("name", [*OWN, "lookup>int8", "lookup+int8", "fp16w>int8"])
-@pytest.mark.parametrize("method", ["chain", "opt-tree", "auto", "dynamic-window"])
+@pytest.mark.parametrize("method", ["chain", "opt-tree", "auto", "hsddw"])
 def test_ids_are_those_of_plain_decoding(model: HFModel, plain: list[list[int]], name: str, method: str) -> None:
     engine = Engine(model, load_drafter(name, model, policy(method)), nodes=8)
     assert ids(engine, PROMPTS, PARAMS) == plain

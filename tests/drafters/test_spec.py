@@ -99,7 +99,7 @@ def test_levels_nest_to_any_depth_and_are_of_any_kind(model: HFModel) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("method", ["auto", "hsddw", "dynamic-window"])
+@pytest.mark.parametrize("method", ["auto", "hsddw"])
 def test_an_engine_of_names_gives_the_targets_text(folder: Path, method: str, temperature: float) -> None:
     params = SamplingParams(max_tokens=TOKENS, temperature=temperature, seed=3)
     plain = load_engine(str(folder), drafter="none").generate(["the rain is in"], params)[0].token_ids
@@ -143,7 +143,7 @@ def test_hierarchies_learn_and_are_no_models() -> None:
         ("lookup>int8:tau=high", "tau is 'high': use an entropy"),
         ("lookup>int8:memory=0.5", "memory is 0.5: use a number of tokens, 1 or more, or inf"),
         ("lookup>int8:memory=long", "memory is 'long': use a number of tokens"),
-        ("lookup:share=0.6>int8", "method dynamic-window has no setting 'share'"),
+        ("lookup:share=0.6>int8", "method hsddw has no setting 'share'"),
         ("lookup:method=hsddw:memory=0>int8", "memory is 0.0: use a number of tokens"),
         ("lookup>int8:pending=0", "pending is 0: use at least 1 token"),
         ("lookup>int8:pending=few", "pending is 'few': use a whole number"),

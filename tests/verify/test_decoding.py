@@ -179,7 +179,7 @@ def test_match_and_relaxed_take_any_policy(scheme: str) -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_block_takes_chains_only(method: str) -> None:
     made = policy(method)
-    if method in ("chain", "early-stop", "hsddw", "dynamic-window"):
+    if method in ("chain", "early-stop", "hsddw"):
         Engine(ToyModel(), TreeDrafter(made, NgramSource()), verification="block")
         return
     why = "ranks or prunes siblings" if made.by_value else r"of width \d+.*chain or early-stop"

@@ -20,7 +20,7 @@ from .cascade.stopping_rule import NEVER, LoopBack
 
 AUTO = DEFAULT_DRAFTER = "auto"
 NONE = "none"
-METHOD = "dynamic-window"
+METHOD = "hsddw"
 """The default method of a stage's proposals."""
 _LOOP = ("loop", "tau", "pending", "memory")
 """Settings of ``LoopBack``; "memory" may be one of a method too."""

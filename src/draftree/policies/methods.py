@@ -182,7 +182,7 @@ def auto(width: int = 8, depth: int = 16) -> GrowthPolicy:
     return AutoTree(width, depth)
 
 
-def dynamic_window(
+def hsddw(
     start: float | str = "first", crossing: str = "keep", floor: int = 1, cap: int = 10, memory: float = math.inf
 ) -> GrowthPolicy:
     """chain of FLOOR to CAP tokens, ended where entropy exceeds the mean of rejected tokens; over 'A>B' it is HSDDW"""
@@ -268,8 +268,7 @@ _MAKERS: dict[str, Callable[..., GrowthPolicy]] = {
     "learned-width": learned_width,
     "opt-tree": opt_tree,
     "eagle2": eagle2,
-    "dynamic-window": dynamic_window,
-    "hsddw": dynamic_window,
+    "hsddw": hsddw,
     "c2t": c2t,
 }
 """A new method is a function, whose signature and docstring are its settings and its summary, and a line here."""
