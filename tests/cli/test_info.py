@@ -88,7 +88,7 @@ def test_auto_measures_once_and_explains_itself(model: str, folder: Path, capsys
     assert run(asked) == 0
     first = capsys.readouterr().err
     assert "measuring passes" in first
-    for words in ("MAL predicted", "measured", "a step: drafting", "verified: ", "0 nodes is AR decoding"):
+    for words in ("MAL predicted", "measured", "a step: drafting", "verified: ", "drafter lookup: enabled"):
         assert words in first
     assert len(list(folder.iterdir())) == 1
     assert run(asked) == 0
