@@ -33,7 +33,7 @@ def test_the_public_names_are_these() -> None:
         "Hypothesis",
         "InputError",
         "LearnedWidth",
-        "Level",
+        "StageStats",
         "Observer",
         "OptTree",
         "RankTree",

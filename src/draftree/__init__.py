@@ -28,7 +28,7 @@ from .policies.entropy import BranchingSteps, BudgetTree, EntropyTree
 from .policies.fixed import RankTree, StaticTree
 from .policies.methods import METHODS
 from .records import EndRecord, RequestRecord, RunRecord, StepRecord
-from .request import Chunk, Level, Seconds, Stats
+from .request import Chunk, Seconds, StageStats, Stats
 from .text import user
 from .trace import Observer, Trace, read_trace
 from .tree import DraftTree
@@ -61,7 +61,7 @@ __all__ = [
     "Hypothesis",
     "InputError",
     "LearnedWidth",
-    "Level",
+    "StageStats",
     "Observer",
     "OptTree",
     "RankTree",

@@ -45,7 +45,7 @@ class Generation:
         seed: the seed that reproduces it.
         chunks: the tokens as they streamed.
         stats: what was measured.
-        lossy: the verification was a lossy one: the tokens do not follow the target's law.
+        lossy: the verification was a lossy one: the tokens do not follow the target distribution.
     """
 
     text: str
@@ -62,12 +62,12 @@ class Engine:
 
     Attributes:
         target: the model whose output is given.
-        drafter: what proposes trees; ``NoDrafter`` decodes plainly.
+        drafter: what proposes trees; ``NoDrafter`` leaves AR decoding.
         nodes: node budget of one request's tree at one step; the policy's own where none is given.
         tokenizer: for text prompts and text output; None for bare token ids.
         verification: how the target judges trees; a name of ``SCHEMES`` or a scheme.
         candidates: of verification match, one of ``CANDIDATES``; None: as the scheme has them (coupled).
-        observers: are told what it does, in this order.
+        observers: are notified in this order.
 
     Raises:
         ConfigError: the node budget is out of range, or the verification cannot judge the drafter's trees.
@@ -249,7 +249,7 @@ class Engine:
     def close(self, request: Request) -> None:
         """Free what a request holds in the models; its tokens and figures stay readable. Twice is harmless.
 
-        All observers are told, even where one of them fails.
+        All observers are notified, even where one of them fails.
         """
         row, request.row = request.row, None
         if row is not None:

@@ -41,16 +41,16 @@ class Seconds:
 
 
 @dataclass(slots=True)
-class Level:
-    """What one level of a hierarchy of drafters did for one request.
+class StageStats:
+    """What one stage of a cascade did for one request.
 
     Attributes:
         name: of its source.
-        rounds: times that it was asked, the batch's other requests included.
+        rounds: rounds in which it drafted, those of other requests in the batch included.
         passes: its model passes in them.
-        proposed: tokens that it put before the level above, the target in the end.
-        accepted: of these, that were found right there.
-        emitted: tokens of the output that it was the first to say; what no level said is the target's own.
+        proposed: tokens that it proposed to the next stage, the target in the end.
+        accepted: of these, accepted there.
+        emitted: tokens of the output that it was the first to propose; the others are the target's own.
         seconds: that it took in these rounds.
     """
 
@@ -74,10 +74,11 @@ class Stats:
         drafted_layers: of beams: layers that were drafted, over all steps.
         expected: sum over steps of the tree's expected acceptance length E(A), root counted as 1.
         draft_passes: drafter model passes of the steps that this request took part in.
-        accepted_entropies, rejected_entropies: nats, of the draft law of every accepted node, and of every law whose
+        accepted_entropies, rejected_entropies: nats, of the draft distribution at every accepted node, and of every one
+        whose
             tokens were all rejected ("Dynamic Tree Speculative Decoding", Figure 1).
         seconds: see ``Seconds``.
-        levels: of a hierarchy of drafters, the lowest first; empty where there is none.
+        stages: of a cascade, the first to draft first; empty where there is none.
     """
 
     tokens: int = 0
@@ -90,7 +91,7 @@ class Stats:
     accepted_entropies: list[float] = field(default_factory=list)
     rejected_entropies: list[float] = field(default_factory=list)
     seconds: Seconds = field(default_factory=Seconds)
-    levels: list[Level] = field(default_factory=list)
+    stages: list[StageStats] = field(default_factory=list)
 
     @property
     def mal(self) -> float:
@@ -328,7 +329,7 @@ class Outcome:
 
     @property
     def rejected_entropy(self) -> float | None:
-        """Entropy (nats) of the draft law whose tokens were all rejected; None when nothing was rejected."""
+        """Entropy (nats) of the draft distribution whose tokens were all rejected; None when nothing was rejected."""
         end = self.path[-1] if self.path else ROOT
         children = self.tree.children(end)
         return float(self.tree.entropies[children[0]]) if children else None

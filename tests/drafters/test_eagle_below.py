@@ -124,7 +124,7 @@ def test_a_head_that_knows_the_text_is_believed_beyond_the_first_round(target: H
         made = below(trained(target), target, StaticTree(1, 2))
         if not reads:
             made = CascadeSource(EagleSource(trained(target), VOCAB), made.upper, StaticTree(1, 2), ENDLESS)
-        levels = [g.stats.levels[0] for g in engine(target, made, 10).generate(PROMPTS[:2], params)]
+        levels = [g.stats.stages[0] for g in engine(target, made, 10).generate(PROMPTS[:2], params)]
         shares.append(sum(x.accepted for x in levels) / sum(x.proposed for x in levels))
     assert shares[0] > 0.9
     assert shares[0] > shares[1]

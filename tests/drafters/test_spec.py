@@ -88,7 +88,7 @@ def test_settings_reach_what_they_are_of(model: HFModel) -> None:
 
 def test_levels_nest_to_any_depth_and_are_of_any_kind(model: HFModel) -> None:
     made = source("lookup>recycle+lookup>int8>self", model)
-    assert made.levels == ("lookup", "recycle+lookup", "int8", "self")
+    assert made.stage_names == ("lookup", "recycle+lookup", "int8", "self")
     inner = made.lower
     assert isinstance(inner, CascadeSource)
     assert isinstance(made.upper, ModelSource)
@@ -232,4 +232,4 @@ def test_the_flag_reaches_the_levels(folder: Path) -> None:
     found = CliRunner().invoke(app, [*command, "--raw", "--json", "--max-tokens", "12"])
     assert found.exit_code == 0, found.output
     stats = json.loads(found.stdout)["stats"]
-    assert stats["levels"][1]["passes"] <= stats["steps"]
+    assert stats["stages"][1]["passes"] <= stats["steps"]

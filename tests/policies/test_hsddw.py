@@ -89,7 +89,7 @@ class Levels:
     @property
     def proposed(self) -> int:
         """Tokens that M1 has proposed so far."""
-        return self.request.stats.levels[0].proposed
+        return self.request.stats.stages[0].proposed
 
 
 def by_depth(entropies: Sequence[float], odd: dict[Nodes, int] | None = None) -> Rule:
@@ -153,14 +153,14 @@ def test_tau2_starts_at_the_least_entropy_of_the_first_run() -> None:
 def test_looping_back_ends_above_tau2(entropy: float, rounds: int) -> None:
     levels = Levels("scripted:method=hsddw:cap=3>scripted:tau=0.5", LOWER, by_depth([0.1, 0.1, 0.1, entropy, 9.0]))
     levels.step(0)
-    assert levels.request.stats.levels[1].rounds == rounds
+    assert levels.request.stats.stages[1].rounds == rounds
 
 
 def test_a_pending_run_of_50_tokens_is_not_drafted_further() -> None:
     """Rounds begin after 0, 11, 22, 33 and 44 tokens: M1's ten and M2's own; the run of 55 goes to the target."""
     levels = Levels("scripted:method=hsddw>scripted", by_depth([0.0]), by_depth([0.0]))
     assert len(levels.step(0, nodes=200)) == 55
-    assert levels.request.stats.levels[1].rounds == 5
+    assert levels.request.stats.stages[1].rounds == 5
 
 
 # by name, from Python and the command line

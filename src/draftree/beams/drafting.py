@@ -77,7 +77,7 @@ class DepthRule:
             warnings.warn(message, DraftreeWarning, stacklevel=2)
 
     def opens(self, request: BeamRequest) -> bool:
-        """Whether all that drafts may save of a new request is worth having the source read its prompt."""
+        """Whether drafts may save more of a new request than the source takes to read its prompt."""
         self.prepare()
         if self._verify is None:
             return True

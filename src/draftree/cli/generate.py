@@ -90,8 +90,8 @@ def generate(
         err.print(show.LEGEND)
         names = f"{engine.drafter.name}, {method}, {verify}"
         err.print(f"{names}: {show.figures(request.stats, engine.verification.lossy)}", markup=False)
-        if request.stats.levels:
-            err.print(show.levels(request.stats), markup=False)
+        if request.stats.stages:
+            err.print(show.stages(request.stats), markup=False)
         if explain:
             err.print(report["explanation"], markup=False)
     if compare and not interrupted:

@@ -98,7 +98,7 @@ class Scheme(ABC):
         """
         if self.draws and learns:
             raise ConfigError(
-                f"verification {self.name} draws children: a hierarchy draws none, and recycle and unions "
+                f"verification {self.name} draws children: a cascade draws none, and recycle and ensembles "
                 "learn from all requests, so that a seed would not give the same text again: use verification match, "
                 "or drafter auto"
             )

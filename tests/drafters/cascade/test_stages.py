@@ -157,7 +157,7 @@ def test_all_levels_the_same_model_are_always_right(temperature: float) -> None:
     g = decode("self>self>self", params, StaticTree(1, 5), StaticTree(1, 3), LoopBack("always"), PROMPTS[:1])[0]
     assert g.stats.accepted == g.stats.drafted
     assert g.stats.mal == 6.0
-    for level in g.stats.levels:
+    for level in g.stats.stages:
         assert level.proposed == level.accepted > 0
 
 
@@ -167,7 +167,7 @@ def test_all_levels_the_same_model_are_always_right(temperature: float) -> None:
 @pytest.mark.parametrize("name", PAIRS)
 def test_what_the_levels_emitted_and_the_targets_own_tokens_are_the_text(name: str) -> None:
     for g in decode(name, SamplingParams(max_tokens=TOKENS, temperature=0.7, seed=4)):
-        levels = g.stats.levels
+        levels = g.stats.stages
         assert [level.name for level in levels][-1] == levels[-1].name
         assert len(levels) == name.count(">") + 1
         assert sum(level.emitted for level in levels) == sum(chunk.drafted for chunk in g.chunks)
@@ -180,16 +180,16 @@ def test_what_the_levels_emitted_and_the_targets_own_tokens_are_the_text(name: s
 
 def test_passes_of_the_levels_are_the_drafters() -> None:
     g = decode("stranger>relative", SamplingParams(max_tokens=TOKENS), prompts=PROMPTS[:1])[0]
-    assert sum(level.passes for level in g.stats.levels) == g.stats.draft_passes
-    assert all(level.passes for level in g.stats.levels)
+    assert sum(level.passes for level in g.stats.stages) == g.stats.draft_passes
+    assert all(level.passes for level in g.stats.stages)
 
 
 def test_without_looping_back_the_upper_level_passes_once_a_step() -> None:
     params = SamplingParams(max_tokens=TOKENS)
     one = decode("stranger>relative", params, loop=LoopBack("never"), prompts=PROMPTS[:1])[0].stats
-    assert one.steps - 1 <= one.levels[1].passes <= one.steps  # a last token is not drafted
+    assert one.steps - 1 <= one.stages[1].passes <= one.steps  # a last token is not drafted
     more = decode("stranger>relative", params, loop=LoopBack("always"), prompts=PROMPTS[:1])[0].stats
-    assert more.levels[1].passes > more.steps
+    assert more.stages[1].passes > more.steps
     assert more.steps < one.steps
 
 
@@ -199,7 +199,7 @@ def test_a_level_that_is_right_saves_the_one_above_passes() -> None:
     guided = decode("relative>relative", params, StaticTree(1, 8), StaticTree(1, 8), endless, PROMPTS[:1])[0].stats
     alone = decode("relative", params, StaticTree(1, 8), prompts=PROMPTS[:1])[0].stats
     assert guided.drafted == alone.drafted
-    assert 2 * guided.levels[1].passes < alone.draft_passes
+    assert 2 * guided.stages[1].passes < alone.draft_passes
 
 
 def test_nothing_is_fed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,8 +280,8 @@ def test_a_trace_has_the_levels_and_their_settings(tmp_path: Path) -> None:
     assert run.drafter["source"]["settings"]["rule"] == "never"
     assert run.drafter["source"]["policy"] == {"class": "StaticTree", "width": 2, "depth": 2}
     assert run.drafter["source"]["lower"]["class"] == "ModelSource"
-    assert [(x.name, x.passes, x.emitted) for x in end.stats.levels] == [
-        (x.name, x.passes, x.emitted) for x in g.stats.levels
+    assert [(x.name, x.passes, x.emitted) for x in end.stats.stages] == [
+        (x.name, x.passes, x.emitted) for x in g.stats.stages
     ]
 
 
@@ -352,7 +352,7 @@ def test_a_head_may_propose_or_verify(at: str, temperature: float) -> None:
     params = SamplingParams(max_tokens=TOKENS, temperature=temperature, seed=3)
     got = Engine(model, TreeDrafter(StaticTree(1, 6), made), nodes=8).generate(PROMPTS, params)
     assert [g.token_ids for g in got] == plain(params)
-    assert all(level.proposed for g in got for level in g.stats.levels)
+    assert all(level.proposed for g in got for level in g.stats.stages)
 
 
 @pytest.mark.parametrize("name", ["relative>lookup>self", "relative>lookup+recycle>self", "stranger>lookup>relative"])

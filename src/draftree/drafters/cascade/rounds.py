@@ -277,7 +277,7 @@ class VerifierStage:
         self._verifier.policy.observe(outcomes)
         stage = self._verifier.stage
         for proposal, outcome in zip(proposals, outcomes, strict=True):
-            below, above = outcome.request.stats.levels[stage - 1 : stage + 1]
+            below, above = outcome.request.stats.stages[stage - 1 : stage + 1]
             above.rounds += 1
             above.passes += passes
             above.seconds += outcome.step.verify

@@ -19,7 +19,7 @@ from ...errors import ConfigError
 from ...models.base import LanguageModel
 from ...policies.auto.policy import AutoTree
 from ...policies.base import GrowthPolicy
-from ...request import Level, Outcome, Request
+from ...request import Outcome, Request, StageStats
 from ...tree import ROOT
 from ..distributions import Drawing
 from ..source import Grown, Scorer, TokenSource
@@ -66,7 +66,7 @@ class CascadeSource(TokenSource):
     @property
     def name(self) -> str:
         """All names, joined by ">"."""
-        return ">".join(self.levels)
+        return ">".join(self.stage_names)
 
     @property
     def fingerprint(self) -> str:
@@ -74,10 +74,10 @@ class CascadeSource(TokenSource):
         return ">".join(source.fingerprint for source in self.sources)
 
     @property
-    def levels(self) -> tuple[str, ...]:
+    def stage_names(self) -> tuple[str, ...]:
         """Names of the stages, the first one first."""
         lower, upper = self.called
-        below = self.lower.levels if isinstance(self.lower, CascadeSource) else (lower or self.lower.name,)
+        below = self.lower.stage_names if isinstance(self.lower, CascadeSource) else (lower or self.lower.name,)
         return (*below, upper or self.upper.name)
 
     @property
@@ -136,7 +136,7 @@ class CascadeSource(TokenSource):
 
     def open(self, request: Request) -> None:
         """Open the request in all stages."""
-        request.stats.levels = [Level(name) for name in self.levels]
+        request.stats.stages = [StageStats(name) for name in self.stage_names]
         for source in self.sources[::-1]:
             source.open(request)
 
@@ -169,7 +169,7 @@ class CascadeSource(TokenSource):
             for row, (outcome, trie) in enumerate(zip(outcomes, self._tries, strict=True)):
                 nodes = trie.nodes_of(outcome.tree)
                 self._last.learn(outcome, row, nodes)
-                levels, accepted = outcome.request.stats.levels, outcome.path[: outcome.taken]
+                levels, accepted = outcome.request.stats.stages, outcome.path[: outcome.taken]
                 levels[-1].proposed += len(nodes)
                 levels[-1].accepted += len(accepted)
                 for n in accepted:

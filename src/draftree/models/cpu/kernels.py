@@ -329,6 +329,6 @@ def working(numerics: str) -> tuple[type[Kernel], ...]:
 
 
 def candidates(numerics: str) -> tuple[type[Kernel], ...]:
-    """Kernels to choose from for these numerics: small layers are not worth making digits for."""
+    """Kernels to choose from for this weight format; making digits costs small layers more than it saves."""
     own = working(numerics)
     return own + working("fp16w") if own and numerics == "int8" else own

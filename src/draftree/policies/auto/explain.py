@@ -24,7 +24,7 @@ class Report:
         steps: of the policy.
         predicted, gained: tokens a request, as predicted and as they came.
         chosen: how often each number of nodes was verified.
-        worth, seconds: [N + 1] predicted tokens and seconds if each step had verified 0, 1, ... N nodes.
+        gains, seconds: [N + 1] predicted tokens and seconds if each step had verified 0, 1, ... N nodes.
         draft, verify, other: measured seconds.
     """
 
@@ -33,7 +33,7 @@ class Report:
     predicted: float = 0.0
     gained: float = 0.0
     chosen: Counter[int] = field(default_factory=Counter)
-    worth: Floats = field(default_factory=lambda: np.zeros(0))
+    gains: Floats = field(default_factory=lambda: np.zeros(0))
     seconds: Floats = field(default_factory=lambda: np.zeros(0))
     draft: float = 0.0
     verify: float = 0.0
@@ -49,11 +49,11 @@ class Report:
         self.verify += cost.verify
         self.other += cost.other
 
-    def compare(self, worth: Floats, seconds: Floats) -> None:
+    def compare(self, gains: Floats, seconds: Floats) -> None:
         """What one step would have given and cost with each number of nodes ([N + 1] both)."""
-        if new := max(0, len(worth) - len(self.worth)):
-            self.worth, self.seconds = np.pad(self.worth, (0, new)), np.pad(self.seconds, (0, new))
-        self.worth[: len(worth)] += worth
+        if new := max(0, len(gains) - len(self.gains)):
+            self.gains, self.seconds = np.pad(self.gains, (0, new)), np.pad(self.seconds, (0, new))
+        self.gains[: len(gains)] += gains
         self.seconds[: len(seconds)] += seconds
 
     @property
@@ -73,8 +73,8 @@ class Report:
             f"other {1e3 * self.other / n:.1f} ms",
             "verified: " + ", ".join(f"{k} nodes {self.chosen[k] / n:.0%}" for k in sorted(self.chosen)),
         ]
-        if len(self.worth):
-            rates = self.worth / self.seconds
+        if len(self.gains):
+            rates = self.gains / self.seconds
             best = int(rates.argmax())
             sizes = sorted({k for k in (*_SHOWN, best) if k < len(rates)})
             lines.append(

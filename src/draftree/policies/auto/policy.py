@@ -1,4 +1,4 @@
-"""The cost-aware policy: trees whose expected tokens are worth their measured seconds, or none at all.
+"""The cost-aware policy: trees whose expected tokens pay for their measured seconds, or none at all.
 
 A step that verifies n nodes and has drafted d layers yields 1 + G(n) expected tokens for T_verify(n + 1) + d t_draft
 seconds. The long-run rate is highest when each step maximises tokens - rate x seconds (Dinkelbach's transform), with
@@ -192,8 +192,8 @@ class AutoTree(GrowthPolicy):
         """Of a new layer: the nodes to ask about, [F]; the expected tokens of one more layer, if it gains as this one
         did; and those of as many layers as the sources answer for when they are asked about one.
 
-        No child of a node can come to be that is not among the best of as many as are worth most so far; and what one
-        is likely to bring must be worth its share of the drafting pass.
+        No child of a node can come to be that is not among the best of as many as gain most so far; and what one
+        is likely to gain must pay for its share of the drafting pass.
         """
         totals, trust = plan.best_totals(), self.trust
         nets = [trust * total - plan.rate * now for total, now in zip(totals, plan.curve.now[1:].tolist(), strict=True)]
@@ -214,15 +214,15 @@ class AutoTree(GrowthPolicy):
     def prune(
         self, pools: Sequence[DraftTree], tags: Sequence[Tensor], budgets: Sequence[Budget]
     ) -> list[Tensor | None]:
-        """The number of nodes that is worth most, the same for all requests: they share the pass."""
+        """The number of nodes that gains most, the same for all requests: they share the pass."""
         plan = self._planned()
         most = len(plan.curve.now) - 1
         orders = [np.argsort(-t.numpy(), kind="stable")[: b.nodes] for t, b in zip(tags, budgets, strict=True)]
         gains = np.zeros((len(pools), most + 1))
         for gain, order, tag in zip(gains, orders, tags, strict=True):
             gain[1 : len(order) + 1] = tag.numpy()[order]
-        worth = 1.0 + self.trust * gains.cumsum(1)
-        net = worth.sum(0) - plan.rate * plan.curve.now
+        expected = 1.0 + self.trust * gains.cumsum(1)
+        net = expected.sum(0) - plan.rate * plan.curve.now
         sizes = range(max(map(len, orders)) + 1)
         wanted = int(net[: len(sizes)].argmax())
         plan.chosen = max((n for n in sizes if plan.affords(n)), key=lambda n: float(net[n]))
@@ -233,10 +233,10 @@ class AutoTree(GrowthPolicy):
             ]
             plan.missed = wanted, [set(tokens.tolist()) for tokens in best]
         plan.pools = pools
-        plan.expected = worth[:, plan.chosen].tolist()
+        plan.expected = expected[:, plan.chosen].tolist()
         seconds = plan.curve.now + plan.passes * plan.price.layer
         seconds[0] = plan.curve.ar
-        self.report.compare(worth.mean(0), seconds)
+        self.report.compare(expected.mean(0), seconds)
         keeps: list[Tensor | None] = []
         for pool, order in zip(pools, orders, strict=True):
             keep = np.zeros(len(pool), np.bool_)
