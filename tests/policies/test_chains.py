@@ -12,6 +12,7 @@ from draftree.drafters.base import TreeDrafter
 from draftree.drafters.distributions import Drawing
 from draftree.drafters.source import Scorer, TokenSource
 from draftree.errors import ConfigError, UnknownNameError
+from draftree.policies.auto.policy import AutoTree
 from draftree.policies.chains import DynamicWindow, Threshold, Window
 from draftree.policies.methods import find_policy
 from draftree.request import Outcome, Request, StepCost
@@ -185,7 +186,12 @@ def test_nonsense_is_named_with_a_way_out(settings: dict[str, str], said: str) -
     assert "\n" not in str(refusal.value)
 
 
-@pytest.mark.parametrize("name", ["static+hsddw", "hsddw+hsddw", "dynamic-window"])
+def test_the_window_by_costs_keeps_its_own_name() -> None:
+    assert find_policy("dynamic-window", {"cap": 9}) == AutoTree(width=1, depth=9)
+    assert find_policy("hsddw", {"cap": 9}) != find_policy("dynamic-window", {"cap": 9})
+
+
+@pytest.mark.parametrize("name", ["static+hsddw", "hsddw+hsddw"])
 def test_no_stop_rule_goes_on_top_of_a_method(name: str) -> None:
     with pytest.raises(UnknownNameError, match="no method"):
         find_policy(name)

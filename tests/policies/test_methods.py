@@ -17,12 +17,14 @@ from draftree.policies.methods import DEFAULT_METHOD, METHODS, find_method, find
 from ..drafters.test_ensemble import request_of
 from ..toy import ScriptedScorer, trees_of
 
+MEASURED = ("auto", "dynamic-window")
+"""Methods that draft by measured costs: an engine hands them over."""
 NUMBERS = [
     (m.name, key, value) for m in METHODS.values() for key, value in m.settings.items() if not isinstance(value, str)
 ]
 
 
-@pytest.mark.parametrize("name", [m.name for m in METHODS.values() if m.complete and m.name != "auto"])
+@pytest.mark.parametrize("name", [m.name for m in METHODS.values() if m.complete and m.name not in MEASURED])
 def test_every_method_drafts_with_its_defaults(name: str) -> None:
     policy = find_policy(name)
     policy.plan([request_of(1)], [Budget(12)])

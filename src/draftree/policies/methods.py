@@ -182,6 +182,11 @@ def auto(width: int = 8, depth: int = 16) -> GrowthPolicy:
     return AutoTree(width, depth)
 
 
+def dynamic_window(cap: int = 16) -> GrowthPolicy:
+    """chain of up to CAP tokens that ends where another no longer pays by this machine's measured costs"""
+    return AutoTree(1, cap)
+
+
 def hsddw(
     start: float | str = "first", crossing: str = "keep", floor: int = 1, cap: int = 10, memory: float = math.inf
 ) -> GrowthPolicy:
@@ -268,6 +273,7 @@ _MAKERS: dict[str, Callable[..., GrowthPolicy]] = {
     "learned-width": learned_width,
     "opt-tree": opt_tree,
     "eagle2": eagle2,
+    "dynamic-window": dynamic_window,
     "hsddw": hsddw,
     "c2t": c2t,
 }
