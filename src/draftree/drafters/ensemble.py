@@ -133,7 +133,6 @@ class EnsembleSource(TokenSource):
         """Calibrate each part by the target's tokens, and notify all parts."""
         scorer = self._scorer
         if scorer is not None and scorer.predicted:
-            self._calibration.fade()
             for row, outcome in enumerate(outcomes):
                 self._learn(scorer.predicted, row, outcome.tokens[: outcome.taken])
         for part in self.parts:
@@ -145,11 +144,11 @@ class EnsembleSource(TokenSource):
         """Walk down along the target's tokens: every candidate on the way was tried."""
         place: _Place = (row, ROOT, ROOT)
         tried = list[Tried]()
-        for depth, token in enumerate(tokens, start=1):
+        for token in tokens:
             if place not in known:
                 break
             node, parts = known[place]
-            tried += [Tried(depth, p, guess == token, kind) for guess, p, kind in zip(*_flat(parts), strict=True)]
+            tried += [Tried(p, guess == token, kind) for guess, p, kind in zip(*_flat(parts), strict=True)]
             place = (row, node, token)
         self._calibration.learn(tried)
 
@@ -241,7 +240,7 @@ class _EnsembleScorer:
         flat = [_flat(parts) for parts in predictions]
         probabilities = chain.from_iterable(given for _, given, _ in flat)
         kinds = chain.from_iterable(own for _, _, own in flat)
-        return iter(self._calibration.acceptance(probabilities, depth + 1, kinds))
+        return iter(self._calibration.acceptance(probabilities, kinds))
 
     def _merged(self, predictions: Sequence[Sequence[_Prediction]], depths: Sequence[int], width: int) -> Candidates:
         """The merged candidates; lists are faster than tensors for so few numbers."""

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from draftree.models.cost_profile import Point, Profile
-from draftree.policies.auto.benefit import Benefit, Drafted, Selection
-from draftree.policies.auto.cost_model import Curve
+from draftree.policies.auto.benefit import Benefit, Selection
 from draftree.policies.auto.settings import DEFAULTS
 from draftree.request import Outcome, StepCost
 from draftree.tree import DraftTree
@@ -15,7 +14,7 @@ from draftree.tree import DraftTree
 from ...drafters.test_ensemble import Says
 from .test_policy import ME, Fake
 
-FLAT = Curve.of(np.ones(9), np.ones(9))
+FLAT = np.ones(9)
 
 
 def select(*drafters: Benefit) -> Selection:
@@ -32,7 +31,7 @@ def step(selection: Selection, accepted: int, seconds: float, drafted: int = 4) 
     tokens = [1] * (len(path) + 1)
     cost = StepCost(1, seconds if on else 0.0, 1.0, 0.0, 0)
     outcome = Outcome(Fake(), tree, path, tokens, len(tokens), cost)
-    selection.learn(FLAT, price, Drafted(drafted, drafted, drafted), [outcome])
+    selection.learn(FLAT, price, drafted, drafted, [outcome])
 
 
 @pytest.mark.parametrize("seconds", [0.05, 0.3, 1.0])
@@ -69,11 +68,17 @@ def test_one_that_gains_no_more_is_disabled() -> None:
 def test_a_models_layers_are_dearer_in_batches_whatever_was_measured_in_one() -> None:
     profile = Profile(ME, tuple(Point(b, 64, (1, 9), (0.01 * b, 0.05 * b)) for b in (1, 8)))
     drafter = Benefit(Says("model", {1: 0.5}), profile=profile)
-    before = [drafter.layer(64, batch) for batch in (1, 8)]
+
+    def layer(batch: int) -> float:
+        drafter.begin(FLAT, 64, batch, 8, 0.0, 100.0, 1.0)
+        return drafter.layer
+
+    before = {batch: layer(batch) for batch in (1, 8)}
     for _ in range(200):  # twice as slow as the profile says, in batches of eight
-        drafter.measure(2 * before[1], 1, drafter.layer(64, 8))
-    assert drafter.layer(64, 8) == pytest.approx(2 * before[1], rel=0.1)
-    assert drafter.layer(64, 1) == pytest.approx(2 * before[0], rel=0.1)
+        layer(8)
+        drafter.measure(2 * before[8], 1)
+    for batch in (1, 8):
+        assert layer(batch) == pytest.approx(2 * before[batch], rel=0.1)
 
 
 def test_a_stall_of_the_machine_is_no_cost_of_a_drafter() -> None:

@@ -6,68 +6,48 @@ from random import Random
 
 import pytest
 
-from draftree.policies.auto.calibration import Calibration, Record, Tried, first_or_not, with_odds
+from draftree.policies.auto.calibration import Calibration, Tried, first_or_not, with_odds
 
 
-def accepted(calibration: Calibration, probability: float, depth: int, kind: int = 0) -> float:
-    (found,) = calibration.acceptance([probability], depth, [kind])
+def accepted(calibration: Calibration, probability: float, kind: int = 0) -> float:
+    (found,) = calibration.acceptance([probability], [kind])
     return found
 
 
 def test_calibration_starts_at_the_drafts_own_probabilities_and_ends_at_the_truth() -> None:
-    calibration, record, rng = Calibration(), Record(), Random(1)
-    assert calibration.acceptance([0.55, 0.05], 1, [0, 0]) == pytest.approx([0.55, 0.05])
+    calibration, rng = Calibration(), Random(1)
+    assert calibration.acceptance([0.55, 0.05], [0, 0]) == pytest.approx([0.55, 0.05])
     for _ in range(3000):
-        calibration.fade(record)
-        calibration.learn([Tried(1, 0.55, rng.random() < 0.2)], record)
-    assert accepted(calibration, 0.55, 1) == pytest.approx(0.2, abs=0.05)
-    assert 0.005 < accepted(calibration, 0.05, 1) < 0.03  # another bin: the odds of its kind
-    assert accepted(calibration, 0.55, 2) == pytest.approx(0.2, abs=0.05)  # another depth: as all together
+        calibration.learn([Tried(0.55, rng.random() < 0.2)])
+    assert accepted(calibration, 0.55) == pytest.approx(0.2, abs=0.05)
+    assert 0.005 < accepted(calibration, 0.05) < 0.03  # another bin: the odds of its kind
 
 
 def test_kinds_are_counted_apart() -> None:
     calibration, rng = Calibration(2), Random(1)
     for _ in range(300):
-        calibration.fade()
-        calibration.learn([Tried(1, 0.4, rng.random() < 0.95, 0), Tried(1, 0.3, False, 1)])
-    first, other = calibration.acceptance([0.4, 0.3], 1, first_or_not(2))
+        calibration.learn([Tried(0.4, rng.random() < 0.95, 0), Tried(0.3, False, 1)])
+    first, other = calibration.acceptance([0.4, 0.3], first_or_not(2))
     assert first == pytest.approx(0.95, abs=0.04)
     assert other < 0.03
 
 
-def test_a_depth_that_differs_is_told_apart() -> None:
-    calibration, rng = Calibration(), Random(2)
-    for _ in range(400):
-        calibration.learn([Tried(1, 0.5, rng.random() < 0.9), Tried(2, 0.5, rng.random() < 0.3)])
-    assert accepted(calibration, 0.5, 1) == pytest.approx(0.9, abs=0.05)
-    assert accepted(calibration, 0.5, 2) == pytest.approx(0.3, abs=0.08)
-
-
 def test_a_path_is_learned_at_once_as_its_candidates_one_by_one() -> None:
     together, apart = Calibration(2), Calibration(2)
-    tried = [Tried(1, 0.6, True, 0), Tried(1, 0.2, False, 1), Tried(2, 0.9, True, 0), Tried(6, 0.3, False, 1)]
+    tried = [Tried(0.6, True, 0), Tried(0.2, False, 1), Tried(0.9, True, 0), Tried(0.3, False, 1)]
     together.learn(tried)
     for one in tried:
         apart.learn([one])
-    for depth in range(1, 6):
-        for p in (0.25, 0.65, 0.95):
-            beside = (accepted(apart, p, depth, kind) for kind in (0, 1))
-            assert [accepted(together, p, depth, kind) for kind in (0, 1)] == pytest.approx(list(beside), abs=0.03)
+    for p in (0.25, 0.65, 0.95):
+        beside = (accepted(apart, p, kind) for kind in (0, 1))
+        assert [accepted(together, p, kind) for kind in (0, 1)] == pytest.approx(list(beside), abs=0.03)
 
 
 def test_a_drafter_that_is_surer_than_it_says_is_found_out_soon() -> None:
     calibration = Calibration()
     for p in (0.15, 0.35, 0.55, 0.75) * 8:
-        calibration.learn([Tried(1, p, True)])
-    assert accepted(calibration, 0.25, 1) > 0.7  # a probability that was never met
-
-
-def test_a_sequence_with_bad_luck_has_worse_odds() -> None:
-    calibration, lucky, unlucky = Calibration(), Record(), Record()
-    for _ in range(40):
-        calibration.learn([Tried(1, 0.5, True)], lucky)
-        calibration.learn([Tried(1, 0.5, False)], unlucky)
-    assert unlucky.odds < 0.7 < 1.3 < lucky.odds
+        calibration.learn([Tried(p, True)])
+    assert accepted(calibration, 0.25) > 0.7  # a probability that was never met
 
 
 def test_odds_multiply_odds() -> None:
@@ -79,8 +59,7 @@ def test_where_all_was_right_nothing_is_likelier_than_certain() -> None:
     for seed in range(60):
         rng, calibration = Random(seed), Calibration(2)
         for _ in range(60):
-            calibration.fade()
             says = rng.choice([0.5, 0.75, 0.99, 1.0])
-            calibration.learn([Tried(rng.randint(1, 5), says, True, rng.randint(0, 1))])
-        for depth in range(1, 6):
-            assert max(calibration.acceptance([0.5, 0.75, 0.99, 1.0], depth, [0] * 4)) <= 1.0
+            calibration.learn([Tried(says, True, rng.randint(0, 1))])
+        for kind in (0, 1):
+            assert max(calibration.acceptance([0.5, 0.75, 0.99, 1.0], [kind] * 4)) <= 1.0

@@ -173,21 +173,6 @@ def test_a_size_that_the_pool_does_not_have_is_not_chosen() -> None:
     assert set(decode(policy, 60, 0.6, 0.6)) == {0}
 
 
-def test_trust_comes_back() -> None:
-    """It decayed with chosen trees only: low trust chose none, and stayed low."""
-    policy = AutoTree(target=costs(CURVES["linear"]))
-    policy._accepted, policy._expected = 1.0, 100.0
-    before = policy.trust
-    assert set(decode(policy, 200, 0.3, 0.3)) == {0}
-    assert policy.trust > 3 * before
-
-
-def test_trust_is_never_more_than_the_counts_say() -> None:
-    policy = AutoTree(target=costs(CURVES["affine"]))
-    policy._accepted, policy._expected = 100.0, 50.0
-    assert policy.trust == 1.0
-
-
 def test_batches_keep_what_a_single_sequence_keeps() -> None:
     """The threshold was B times too high."""
     seconds = lambda n: 1.0 + 0.005 * n  # noqa: E731
@@ -332,7 +317,7 @@ def test_no_plain_pass_is_made_where_prompts_are_to_be_read() -> None:
     request = Fake()
     request.stats = Stats(steps=0)
     assert policy._costs is not None
-    policy._costs._steps = policy._costs._ar_step + 10**6
+    policy._costs._since_ar = 10**6
     assert policy.plan([request], [Budget(NODES)])[0].nodes == NODES
     request.stats = Stats(steps=1)
     assert policy.plan([request], [Budget(NODES)])[0].nodes == 0

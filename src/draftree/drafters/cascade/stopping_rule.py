@@ -123,7 +123,7 @@ class StoppingRule:
         """
         if self.profile is None:
             raise ConfigError("loop=gain has no measured costs: give its drafter to an Engine, which measures them")
-        edges = [self._calibration.acceptance([p], depth, [0])[0] for depth, p in enumerate(end.path, start=1)]
+        edges = self._calibration.acceptance(end.path, [0] * len(end.path))
         nodes = end.depth + 1
         verify = self.profile.seconds(nodes + self._gain, context) - self.profile.seconds(nodes, context)
         rate = max(self._tokens / self._seconds if self._seconds else 0.0, 1 / self.profile.seconds(1, context))
@@ -152,13 +152,10 @@ class StoppingRule:
         """Calibrate the draft's probabilities by every child of the nodes on the accepted path."""
         tree, above = outcome.tree, 0.0
         tried = list[Tried]()
-        self._calibration.fade()
-        for depth, (node, token) in enumerate(
-            zip([ROOT, *outcome.path], outcome.tokens[: outcome.taken], strict=False), start=1
-        ):
+        for node, token in zip([ROOT, *outcome.path], outcome.tokens[: outcome.taken], strict=False):
             children = tree.children(node)
             paths = tree.path_logprobs[children].tolist()
             hit = next((i for i, child in enumerate(children) if int(tree.tokens[child]) == token), None)
-            tried += [Tried(depth, math.exp(path - above), i == hit) for i, path in enumerate(paths)]
+            tried += [Tried(math.exp(path - above), i == hit) for i, path in enumerate(paths)]
             above = above if hit is None else paths[hit]
         self._calibration.learn(tried)

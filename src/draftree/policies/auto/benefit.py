@@ -17,10 +17,8 @@ from typing import NamedTuple
 from ...models.cost_profile import Profile
 from ...request import Outcome, Request, StepCost
 from ..base import SourceInfo
-from .cost_model import Curve
+from .cost_model import Floats
 from .settings import DEFAULTS, AutoSettings
-
-_WIDE = 4  # nodes of a layer over which the price of one is averaged
 
 
 @dataclass(slots=True, eq=False)
@@ -33,23 +31,23 @@ class Benefit:
         profiles: of all models that make passes for it, by their ``id``.
         balance: AR passes that it may lose.
         enabled: it drafts in the proposal under way.
+        layer: seconds of drafting one layer, in that proposal.
         steps, tokens, seconds: how often it drafted, accepted tokens that were its alone, what it took.
     """
 
     source: SourceInfo | None = None
     profile: Profile | None = None
     profiles: Mapping[int, Profile] = field(default_factory=dict, repr=False)
-    balance: float = 0.0
     settings: AutoSettings = DEFAULTS
+    balance: float = 0.0
     enabled: bool = False
+    layer: float = 0.0
     steps: int = 0
     tokens: float = 0.0
     seconds: float = 0.0
     _gained: float = field(default=0.0, repr=False)
     _spent: float = field(default=0.0, repr=False)
-    _layer: float = field(default=0.0, repr=False)
     _drift: float = field(default=0.0, repr=False)
-    _recent: float = field(default=0.0, repr=False)
 
     @property
     def name(self) -> str:
@@ -61,27 +59,9 @@ class Benefit:
         return (1 + self._gained) / (1 + self._spent)
 
     @property
-    def limit(self) -> float:
-        """Largest balance: so many steps of a cheap drafter, so many AR passes of a dear one."""
-        return self.settings.max_balance * min(1.0, self._recent)
-
-    @property
     def _share(self) -> float:
         """Of time that may be lost to learning more about it."""
         return self.settings.learning_share * min(1.0, self.rate) ** 2
-
-    def layer(self, context: int, batch: int) -> float:
-        """Seconds of drafting one layer: by its profile and how that has held lately, or as measured."""
-        if self.profile is None:
-            return self._layer
-        return math.exp(self._drift) * self.profile.seconds(1.5, context, batch)
-
-    def node(self, context: int, batch: int) -> float:
-        """Seconds that one more node of a layer takes, by its profile."""
-        if self.profile is None:
-            return 0.0
-        wide, narrow = (self.profile.seconds(nodes, context, batch) for nodes in (_WIDE, 1))
-        return max(0.0, wide - narrow) / (_WIDE - 1)
 
     def reading(self, requests: Sequence[Request]) -> float:
         """Seconds in which its models read what they have not read of these requests."""
@@ -90,72 +70,70 @@ class Benefit:
         unread = [pair for request in requests for pair in self.source.unread(request)]
         return sum(self.profiles[id(model)].seconds(n, n) for model, n in unread if n > self.settings.context_step // 2)
 
-    def begin(self, curve: Curve, layer: float, depth: int, reading: float, left: float, pace: float) -> None:
+    def begin(
+        self, verify: Floats, context: int, batch: int, depth: int, reading: float, left: float, pace: float
+    ) -> None:
         """Settle whether it drafts.
 
         Args:
-            curve: of verifying.
-            layer: seconds of drafting one.
-            depth: of the deepest one; 0: nothing may be drafted.
+            verify: [N + 1] seconds of verifying.
+            context, batch: of the requests.
+            depth: of the deepest layer; 0: nothing may be drafted.
             reading: seconds before it can draft the first.
             left: AR passes of the rest of the longest answer.
             pace: tokens an AR pass that decoding yields.
         """
+        if self.profile:
+            self.layer = math.exp(self._drift) * self.profile.seconds(self.settings.layer_nodes, context, batch)
+        ar = float(verify[0])
         affordable = 1 - 1 / pace if self.rate > pace else self.settings.learning_share * self.rate / pace
         self.enabled = (
             depth > 0
-            and (self.balance * curve.ar > (layer if self.rate < 1 else 0.0) or layer < self._share * curve.ar)
-            and (self.profile is None or can_pay(curve, layer, depth))
-            and reading <= left * affordable * curve.ar
+            and (self.balance * ar > (self.layer if self.rate < 1 else 0.0) or self.layer < self._share * ar)
+            and (self.profile is None or can_pay(verify, self.layer, depth))
+            and reading <= left * affordable * ar
         )
 
-    def measure(self, seconds: float, layers: int, layer: float) -> None:
-        """Drafting ``layers`` took so many seconds where ``layer`` was expected of each."""
-        keep, took = self.settings.fast_decay, seconds / layers
+    def measure(self, seconds: float, layers: int) -> None:
+        """Drafting ``layers`` took so many seconds."""
+        keep, took = self.settings.fast_decay, max(seconds / layers, 1e-9)
         if self.profile:
             most = math.log(self.settings.max_drift)
-            ratio = math.log(max(took, 1e-9) / layer) + self._drift
+            ratio = math.log(took / self.layer) + self._drift
             self._drift = keep * self._drift + (1 - keep) * max(-most, min(most, ratio))
         else:
-            self._layer += (1 - keep if self._layer else 1.0) * (took - self._layer)
+            self.layer += (1 - keep if self.layer else 1.0) * (took - self.layer)
 
     def learn(self, gained: float, spent: float, pace: float) -> None:
         """It has gained so many tokens and spent so many AR passes."""
         slow = self.settings.slow_decay
         self._gained, self._spent = slow * self._gained + gained, slow * self._spent + spent
-        self._recent += (1 - self.settings.fast_decay if self.steps else 1.0) * (spent - self._recent)
-        self.balance = min(max(self.limit, self.balance), self.balance + gained / pace - spent)
+        self.balance = min(self.settings.max_balance, self.balance + gained / pace - spent)
         self.steps += 1
         self.tokens += gained
 
     def grant(self, passes: float) -> None:
         """So many AR passes have gone by: some of their time may be spent on it, less where it gains less."""
-        self.balance = min(max(self.limit, self.balance), self.balance + passes * self._share)
+        self.balance = min(self.settings.max_balance, self.balance + passes * self._share)
 
 
-def can_pay(curve: Curve, layer: float, depth: int) -> bool:
+def can_pay(verify: Floats, layer: float, depth: int) -> bool:
     """Is some depth faster than AR decoding if all drafted tokens are accepted?"""
-    verify = curve.now.tolist()
-    depths = range(1, min(depth, len(verify) - 1) + 1)
-    return any((1 + d) * curve.ar > verify[d] + d * layer for d in depths)
+    ar, *deeper = verify.tolist()
+    return any((2 + d) * ar > seconds + (1 + d) * layer for d, seconds in enumerate(deeper[:depth]))
 
 
-@dataclass(frozen=True, slots=True)
-class Price:
+class Price(NamedTuple):
     """Of drafting.
 
     Attributes:
-        each: seconds of one layer by each drafter, those included that are disabled.
-        layer: seconds of one layer by all that are enabled.
-        node: seconds of each node that a layer has beyond the first, in all requests.
+        layer: seconds of one layer by all drafters that are enabled.
         limit: seconds that may be lost.
         free: seconds that may be lost at every step.
         fresh: a model reads much of a text first, so that measured seconds are not those of layers.
     """
 
-    each: Sequence[float]
     layer: float
-    node: float
     limit: float
     free: float
     fresh: bool
@@ -168,12 +146,10 @@ class Selection:
     Attributes:
         drafters: one benefit each.
         pace: tokens an AR pass that decoding has yielded lately, at least 1.
-        layers: that come of one pass on average: more than one where a cascade answers for several at once.
     """
 
     settings: AutoSettings = DEFAULTS
     drafters: list[Benefit] = field(default_factory=list)
-    layers: float = 1.0
     _tokens: float = field(init=False, repr=False)
     _passes: float = field(init=False, repr=False)
     _steps: int = field(default=0, repr=False)
@@ -185,98 +161,86 @@ class Selection:
     def pace(self) -> float:
         return max(1.0, self._tokens / self._passes)
 
-    def add(self, drafters: Sequence[Benefit]) -> None:
-        """Share the first balance among new drafters."""
-        self.drafters = list(drafters)
-        for drafter in drafters:
-            drafter.balance = self._first
-
-    @property
-    def _first(self) -> float:
-        """Balance of a drafter that nothing is known of."""
-        return self.settings.learning_share * self.settings.horizon / len(self.drafters)
-
-    def _risk(self, drafter: Benefit) -> float:
-        """AR passes that it may lose in one step: half of what it has gained, or as much as a new one."""
-        return max(min(drafter.balance, self._first), drafter.balance / 2)
-
     @property
     def enabled(self) -> tuple[bool, ...]:
         return tuple(drafter.enabled for drafter in self.drafters)
 
-    def begin(self, requests: Sequence[Request], curve: Curve, context: int, depth: int, left: float) -> Price:
+    @property
+    def _first(self) -> float:
+        """Balance of a drafter that nothing is known of: all new ones share it."""
+        return self.settings.learning_share * self.settings.horizon / len(self.drafters)
+
+    def add(self, drafters: Sequence[Benefit]) -> None:
+        """Begin with new drafters."""
+        self.drafters = list(drafters)
+        for drafter in drafters:
+            drafter.balance = self._first
+
+    def begin(self, requests: Sequence[Request], verify: Floats, context: int, depth: int, left: float) -> Price:
         """Settle which drafters are enabled, and what they cost (``Benefit.begin``)."""
-        batch, fresh = len(requests), any(request.stats.steps == 0 for request in requests)
-        each = [drafter.layer(context, batch) for drafter in self.drafters]
-        for drafter, layer in zip(self.drafters, each, strict=True):
+        fresh = any(request.stats.steps == 0 for request in requests)
+        for drafter in self.drafters:
             reading = drafter.reading(requests)
             if fresh and drafter.rate > self.pace:
                 drafter.balance = max(drafter.balance, self._first)
-            drafter.begin(curve, layer, depth, reading, left, self.pace)
+            drafter.begin(verify, context, len(requests), depth, reading, left, self.pace)
             fresh |= drafter.enabled and reading > 0
-        enabled = [(drafter, layer) for drafter, layer in zip(self.drafters, each, strict=True) if drafter.enabled]
-        layer, limit = sum(layer for _, layer in enabled), curve.ar * sum(self._risk(drafter) for drafter, _ in enabled)
-        node = sum(drafter.node(context, batch) for drafter, _ in enabled)
-        return Price(each, layer, node, limit, self.settings.learning_share * curve.ar, fresh)
+        enabled = [drafter for drafter in self.drafters if drafter.enabled]
+        # of what it has gained a drafter may lose half in one step, and a new one all
+        limit = sum(max(min(drafter.balance, self._first), drafter.balance / 2) for drafter in enabled)
+        layer, ar = sum(drafter.layer for drafter in enabled), float(verify[0])
+        return Price(layer, limit * ar, self.settings.learning_share * ar, fresh)
 
-    def learn(self, curve: Curve, price: Price, drafted: Drafted, outcomes: Sequence[Outcome]) -> None:
-        """A step is over; what it took counts at the speed of the profile."""
-        cost, batch, verify = outcomes[0].step, len(outcomes), float(curve.now[drafted.chosen])
-        took = self._took(verify, price, drafted.passes, cost)
-        pace, passes = self.pace, (verify + sum(took)) / curve.ar
-        owners = self._owners(price)
+    def learn(self, verify: Floats, price: Price, passes: int, chosen: int, outcomes: Sequence[Outcome]) -> None:
+        """A step is over; what it took counts at the speed of the profile.
+
+        Args:
+            verify, price: of the step.
+            passes: layers that the drafters made a pass for.
+            chosen: verified nodes of a request.
+            outcomes: of all requests.
+        """
+        batch, ar, seconds, pace = len(outcomes), float(verify[0]), float(verify[chosen]), self.pace
+        took = self._took(seconds, price, passes, outcomes[0].step)
+        owner = self._owner()
         nodes = max(1, sum(len(outcome.tree) for outcome in outcomes))
-        for index, (drafter, seconds) in enumerate(zip(self.drafters, took, strict=True)):
+        for index, (drafter, drafting) in enumerate(zip(self.drafters, took, strict=True)):
             if drafter.enabled:
-                own = sum(owners(outcome, node) == index for outcome in outcomes for node in range(len(outcome.tree)))
-                gained = sum(
-                    _gained(outcome, [owners(outcome, n) == index for n in outcome.path]) for outcome in outcomes
-                )
-                shared = max(0.0, verify - curve.ar) * own / nodes
-                drafter.seconds += seconds
-                drafter.learn(gained / batch, (seconds + shared) / curve.ar, pace)
-        if drafted.missed:
-            more, first = drafted.missed
-            hits = sum(o.tokens[0] in tokens for o, tokens in zip(outcomes, first, strict=True)) / batch
-            self._credit(hits / pace - float(curve.now[more] - curve.now[drafted.chosen]) / curve.ar)
-        keep = self.settings.fast_decay**passes
+                own = [[owner(outcome, n) == index for n in range(len(outcome.tree))] for outcome in outcomes]
+                gained = sum(_gained(outcome, owned) for outcome, owned in zip(outcomes, own, strict=True))
+                shared = max(0.0, seconds - ar) * sum(map(sum, own)) / nodes
+                drafter.seconds += drafting
+                drafter.learn(gained / batch, (drafting + shared) / ar, pace)
+        passed = (seconds + sum(took)) / ar
+        keep = self.settings.fast_decay**passed
         self._tokens = keep * self._tokens + sum(outcome.taken for outcome in outcomes) / batch
-        self._passes = keep * self._passes + passes
+        self._passes = keep * self._passes + passed
         self._steps += 1
         for drafter in self.drafters:
             if self._steps > self.settings.horizon or drafter.rate > 1:
-                drafter.grant(passes)
-        if drafted.layers and not price.fresh:
-            self.layers += (1 - self.settings.fast_decay) * (drafted.layers / drafted.passes - self.layers)
-
-    def _credit(self, net: float) -> None:
-        """Nodes that could not be afforded would have gained so much, as far as the text tells for nothing."""
-        enabled = [drafter for drafter in self.drafters if drafter.enabled]
-        for drafter in enabled:
-            drafter.balance = max(min(drafter.balance, 0.0), drafter.balance + net / len(enabled))
+                drafter.grant(passed)
 
     def _took(self, verify: float, price: Price, passes: int, cost: StepCost) -> list[float]:
         """Seconds of drafting by each drafter: its own, and its part of those of growing and learning."""
-        count = sum(self.enabled)
-        if not count or price.fresh:
-            return [on * passes * layer for on, layer in zip(self.enabled, price.each, strict=True)]
+        if not any(self.enabled) or price.fresh:
+            return [drafter.enabled * passes * drafter.layer for drafter in self.drafters]
         scale = verify / max(cost.verify - cost.beside, 1e-9)
         own = cost.drafters or [0.0] * len(self.drafters)
-        rest = max(0.0, cost.draft + cost.learned - sum(own)) / count
+        rest = max(0.0, cost.draft + cost.learned - sum(own)) / sum(self.enabled)
         found = []
-        for drafter, seconds, layer in zip(self.drafters, own, price.each, strict=True):
+        for drafter, seconds in zip(self.drafters, own, strict=True):
             beside = cost.beside if drafter.source and drafter.source.successors else 0.0
-            took = (seconds + rest + beside) * scale
+            took = (seconds + rest + beside) * scale if drafter.enabled else 0.0
+            most = self.settings.max_drift * passes * drafter.layer or took  # a stall of the machine is no cost
             if drafter.enabled:
-                drafter.measure(took, passes, layer)
-            most = self.settings.max_drift * passes * layer or took  # a stall of the machine is no cost
-            found.append(min(took, most) if drafter.enabled else 0.0)
+                drafter.measure(took, passes)
+            found.append(min(took, most))
         return found
 
-    def _owners(self, price: Price) -> Callable[[Outcome, int], int]:
+    def _owner(self) -> Callable[[Outcome, int], int]:
         """Whose a node is: of all that offer it the cheapest one's, so that of two that offer the same one stays."""
         on = [index for index, drafter in enumerate(self.drafters) if drafter.enabled]
-        order = sorted(on, key=lambda index: price.each[index])
+        order = sorted(on, key=lambda index: self.drafters[index].layer)
 
         def owner(outcome: Outcome, node: int) -> int:
             if outcome.tree.origins is None:
@@ -287,23 +251,7 @@ class Selection:
         return owner
 
 
-class Drafted(NamedTuple):
-    """What a step drafted.
-
-    Attributes:
-        layers: of the tree.
-        passes: those of them that the drafters made a pass for.
-        chosen: verified nodes of a request.
-        missed: the larger number that would be verified if it could be afforded, and [B] their tokens at depth 1.
-    """
-
-    layers: int
-    passes: int
-    chosen: int
-    missed: tuple[int, Sequence[set[int]]] | None = None
-
-
 def _gained(outcome: Outcome, owned: Sequence[bool]) -> int:
     """Accepted tokens that would be lost without a drafter: those from the first one on that is its own."""
-    accepted = min(len(outcome.path), outcome.taken - 1)
-    return max(0, accepted - owned.index(True)) if True in owned else 0
+    accepted = [owned[node] for node in outcome.path[: outcome.taken - 1]]
+    return len(accepted) - accepted.index(True) if True in accepted else 0

@@ -11,9 +11,6 @@ from ...request import StepCost
 from .benefit import Benefit, Selection
 from .cost_model import Floats
 
-_SHOWN = (0, 1, 2, 3, 5, 7, 11, 15, 23, 31, 47, 63)
-"""Tree sizes that the table of alternatives has."""
-
 
 @dataclass(slots=True)
 class Report:
@@ -76,14 +73,13 @@ class Report:
         if len(self.gains):
             rates = self.gains / self.seconds
             best = int(rates.argmax())
-            sizes = sorted({k for k in (*_SHOWN, best) if k < len(rates)})
+            sizes = sorted({best, *(2**k - 1 for k in range(len(rates).bit_length()))})
             lines.append(
                 "predicted tokens/s of a request if every step that drafted had verified: "
-                + ", ".join(f"{k} nodes {float(rates[k]):.1f}" + (" (best)" if k == best else "") for k in sizes)
+                + ", ".join(f"{k} nodes {rates[k]:.1f}{' (best)' * (k == best)}" for k in sizes)
                 + "; 0 nodes is AR decoding"
             )
-        lines += [self._drafter(drafter) for drafter in self.selection.drafters]
-        return "\n".join(lines)
+        return "\n".join(lines + [self._drafter(drafter) for drafter in self.selection.drafters])
 
     def _drafter(self, drafter: Benefit) -> str:
         """Whether it drafted, and why."""

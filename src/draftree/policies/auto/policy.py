@@ -7,10 +7,11 @@ the rate that decoding has reached so far and never less than AR decoding's, whi
 
 from __future__ import annotations
 
-import math
+from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from weakref import WeakKeyDictionary
+from itertools import accumulate, zip_longest
+from operator import neg
 
 import numpy as np
 import torch
@@ -23,14 +24,71 @@ from ...models.cost_profile import Profile, kept_or_measured
 from ...request import Outcome, Request
 from ...tree import ROOT, DraftTree
 from ..base import Frontier, Growth, GrowthPolicy, SourceInfo
-from .benefit import Benefit, Drafted, Selection
-from .calibration import Calibration, Record, Tried, first_or_not, with_odds
-from .cost_model import CostModel
+from .benefit import Benefit, Price, Selection
+from .calibration import Calibration, Tried, first_or_not
+from .cost_model import CostModel, Floats
 from .explain import Report
-from .plan import Proposal
 from .settings import DEFAULTS, AutoSettings
 
 _NOWHERE = -2  # no node has this number
+
+
+@dataclass(slots=True)
+class Proposal:
+    """One proposal, from the budgets to the outcome.
+
+    Attributes:
+        context: tokens of the longest of B requests.
+        verify: [N + 1] seconds of verifying 0, 1, ... nodes of each request.
+        price: of drafting.
+        rate: tokens a second that a step must yield, of all requests together.
+        gained: expected tokens that the last layer has added.
+        best: [B] acceptance probabilities of drafted nodes, in descending order.
+        frontiers: what was proposed, layer by layer.
+        probabilities: of each of them, [F, K] draft probabilities of its candidates.
+        totals: [N] expected tokens of the best 1, 2, ... nodes of each request, summed over requests.
+        passes: layers that the drafters made a pass for: not those that were cached.
+        pools, chosen: what was drafted, and how many nodes of each request are verified.
+        expected: tokens of what is verified, the target's own included, summed over requests.
+    """
+
+    context: int
+    verify: Floats
+    price: Price
+    rate: float
+    gained: float
+    best: list[list[float]]
+    frontiers: list[Frontier] = field(default_factory=list)
+    probabilities: list[list[list[float]]] = field(default_factory=list)
+    totals: Sequence[float] = (0.0,)
+    passes: int = 1
+    pools: Sequence[DraftTree] = ()
+    chosen: int = 0
+    expected: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.expected = float(len(self.best))
+
+    def best_totals(self) -> list[float]:
+        """[N] expected tokens of the best 1, 2, ... nodes of each request, summed over requests."""
+        most = len(self.verify) - 1
+        columns = zip_longest(*(best[:most] for best in self.best), fillvalue=0.0)
+        found = list(accumulate(map(sum, columns)))
+        return found + [found[-1] if found else 0.0] * (most - len(found))
+
+    def affords(self, nodes: int) -> bool:
+        """Verifying so many costs no more than the drafters may lose if none is accepted.
+
+        One node is affordable while there is anything left.
+        """
+        beyond = float(self.verify[nodes] - self.verify[0]) + (self.passes - 1) * self.price.layer
+        return not nodes or 0 < self.price.limit and (nodes == 1 or beyond <= self.price.limit)
+
+    def affords_layer(self) -> bool:
+        """The same of one more layer, and of the cheapest pass over a chain of all layers."""
+        chain = float(self.verify[self.passes + 1 :].min(initial=self.verify[-1]) - self.verify[0])
+        drafting = self.passes * self.price.layer
+        return drafting < self.price.free or chain + drafting <= self.price.limit
 
 
 @dataclass(slots=True)
@@ -54,10 +112,7 @@ class AutoTree(GrowthPolicy):
     calibration: Calibration = field(init=False, repr=False, compare=False)
     selection: Selection = field(init=False, repr=False, compare=False)
     report: Report = field(init=False, repr=False, compare=False)
-    _records: WeakKeyDictionary[Request, Record] = field(default_factory=WeakKeyDictionary, repr=False, compare=False)
     _plan: Proposal | None = field(default=None, repr=False, compare=False)
-    _accepted: float = field(default=0.0, repr=False, compare=False)
-    _expected: float = field(default=0.0, repr=False, compare=False)
     _models: list[Capabilities] | None = field(default=None, repr=False, compare=False)
     _costs: CostModel | None = field(default=None, repr=False, compare=False)
 
@@ -83,7 +138,7 @@ class AutoTree(GrowthPolicy):
 
     def _benefit(self, source: SourceInfo) -> Benefit:
         models = {id(model): profile for model in source.models if (profile := self._profile(model))}
-        return Benefit(source, self._profile(source.model), models, settings=self.settings)
+        return Benefit(source, self._profile(source.model), models, self.settings)
 
     def _profile(self, model: LanguageModel | None) -> Profile | None:
         """A draft model's costs; a twin of the target has the target's."""
@@ -91,15 +146,6 @@ class AutoTree(GrowthPolicy):
             return None
         same = self._models is not None and model.capabilities == self._models[0]
         return self.drafter or (self.target if same else kept_or_measured(model))
-
-    @property
-    def trust(self) -> float:
-        """Accepted over expected nodes of the trees that were chosen: choosing by expectation favours the overrated.
-
-        At most 1: who is underrated is soon counted better, and would be believed twice.
-        """
-        count = self.settings.pseudo_count
-        return min(1.0, (self._accepted + count) / (self._expected + count))
 
     def width_for(self, nodes: int) -> int:
         """``width``, whatever the budget."""
@@ -113,18 +159,17 @@ class AutoTree(GrowthPolicy):
         """Look up the costs and choose the drafters; no nodes where drafting cannot win."""
         if self.target is None:
             raise ConfigError("auto has no measured costs: give its drafter to an Engine, which measures them")
-        batch, most = len(requests), max(b.nodes for b in budgets)
-        context = max(len(s.ids) for s in requests)
         self._costs = self._costs or CostModel(self.target, self.settings)
         if not self.selection.drafters:
             self.selection.add([Benefit(profile=self.drafter, settings=self.settings)])
-        curve = self._costs.at(most, context, batch)
-        fresh = any(s.stats.steps == 0 for s in requests)  # then models read prompts while none of their time counts
-        drafts = any(b.depth != 0 for b in budgets) and (fresh or not self._costs.wants_ar(self.selection.pace))
-        left = max(s.room for s in requests)
-        price = self.selection.begin(requests, curve, context, self.depth if drafts else 0, left)
-        odds = [self._records.setdefault(s, Record()).odds for s in requests]
-        self._plan = Proposal(requests, curve, price, batch / curve.ar * self.selection.pace, odds, gained=float(batch))
+        batch, context = len(requests), max(len(request.ids) for request in requests)
+        verify = self._costs.curve(max(budget.nodes for budget in budgets), context, batch)
+        fresh = any(request.stats.steps == 0 for request in requests)  # models read prompts, and no time of it counts
+        pace, left = self.selection.pace, max(request.room for request in requests)
+        drafts = any(b.depth != 0 for b in budgets) and (fresh or not self._costs.wants_ar(pace))
+        price = self.selection.begin(requests, verify, context, self.depth if drafts else 0, left)
+        best: list[list[float]] = [[] for _ in requests]
+        self._plan = Proposal(context, verify, price, batch * pace / float(verify[0]), batch, best)
         return budgets if any(self.selection.enabled) else [Budget(0, b.depth) for b in budgets]
 
     @property
@@ -144,157 +189,114 @@ class AutoTree(GrowthPolicy):
         keep = torch.zeros(found.logprobs.shape, dtype=torch.bool)
         if not frontier.depth and not any(map(any, probabilities)):
             return Growth(keep, keep)  # often so where texts repeat little: nothing to weigh or to learn
-        depth, rows = frontier.depth + 1, frontier.rows.tolist()
+        rows = frontier.rows.tolist()
         plan.frontiers.append(frontier)
         plan.probabilities.append(probabilities)
-        paths = self._paths(plan, probabilities, rows, frontier.tags.tolist() if frontier.depth else [1.0] * len(rows))
-        kept = self._kept(plan, paths, rows, frontier.budgets.tolist())
-        layer = [(rows[f], paths[f][k]) for f, k in kept]
-        plan.add(layer)
-        extend = [False] * len(kept)
-        if kept and depth < self.depth:
-            wanted, ahead, further = self._extension(plan, layer)
-            known = None if found.known is None else found.known.tolist()
-            free = [known is not None and known[f][k] for f, k in kept]
-            if plan.affords_layer() and further > plan.rate * plan.price.layer:
-                extend = wanted
-                plan.passes += any(want and not have for want, have in zip(wanted, free, strict=True))
-            elif ahead > 0:
-                extend = [want and have for want, have in zip(wanted, free, strict=True)]
-        return Growth(*_marked(keep, kept, extend), torch.tensor(paths, dtype=torch.float64))
+        paths = self._paths(probabilities, frontier.tags.tolist() if frontier.depth else [1.0] * len(rows))
+        kept = self._kept(paths, rows, frontier.budgets.tolist())
+        extend = keep.clone()
+        if kept:
+            keep[tuple(zip(*kept, strict=True))] = True
+            for f, k in kept:
+                insort(plan.best[rows[f]], paths[f][k], key=neg)
+            wanted, ahead = self._extension(plan, [(f, k) for f, k in kept], paths, rows)
+            if wanted and ahead > 0 and frontier.depth + 1 < self.depth:
+                extend[tuple(zip(*wanted, strict=True))] = True
+                cached = extend & found.known if found.known is not None else torch.zeros_like(keep)
+                if plan.affords_layer() and ahead > plan.rate * plan.price.layer:
+                    plan.passes += not torch.equal(extend, cached)
+                else:
+                    extend = cached
+        return Growth(keep, extend, torch.tensor(paths, dtype=torch.float64))
 
-    def _paths(
-        self, plan: Proposal, probabilities: list[list[float]], rows: Sequence[int], above: Sequence[float]
-    ) -> list[list[float]]:
+    def _paths(self, probabilities: list[list[float]], above: Sequence[float]) -> list[list[float]]:
         """[F, K] probabilities that candidates are accepted, with all above them."""
         found, kinds = [], first_or_not(len(probabilities[0]))
-        for each, row, path in zip(probabilities, rows, above, strict=True):
-            edges, odds = self.calibration.acceptance(each, len(plan.frontiers), kinds), plan.odds[row]
-            found.append([path * with_odds(edge, odds) if p > 0 else 0.0 for p, edge in zip(each, edges, strict=True)])
+        for each, path in zip(probabilities, above, strict=True):
+            edges = self.calibration.acceptance(each, kinds)
+            found.append([path * edge if p > 0 else 0.0 for p, edge in zip(each, edges, strict=True)])
         return found
 
-    def _kept(
-        self, plan: Proposal, paths: list[list[float]], rows: Sequence[int], budgets: Sequence[int]
-    ) -> list[tuple[int, int]]:
+    def _kept(self, paths: list[list[float]], rows: Sequence[int], budgets: Sequence[int]) -> list[tuple[int, int]]:
         """Which candidates may pay as nodes: of each request the best ones, no more than its budget."""
-        least = self.settings.min_probability
-        kept = [(f, k) for f, own in enumerate(paths) for k, path in enumerate(own) if path > least]
-        if len(kept) <= min(budgets):
-            return kept
-        left, best = list(budgets), list[tuple[int, int]]()
-        for f, k in sorted(kept, key=lambda at: -paths[at[0]][at[1]]):
+        least, left = self.settings.min_probability, list(budgets)
+        best = list[tuple[int, int]]()
+        likely = [(f, k) for f, own in enumerate(paths) for k, path in enumerate(own) if path > least]
+        for f, k in sorted(likely, key=lambda at: -paths[at[0]][at[1]]):
             left[rows[f]] -= 1
             if left[rows[f]] >= 0:
                 best.append((f, k))
-        return sorted(best)
+        return best
 
-    def _extension(self, plan: Proposal, layer: Sequence[tuple[int, float]]) -> tuple[list[bool], float, float]:
-        """Of a new layer: the nodes to ask about, [F]; the expected tokens of one more layer, if it gains as this one
-        did; and those of as many layers as the sources answer for when they are asked about one.
+    def _extension(
+        self, plan: Proposal, kept: Sequence[tuple[int, int]], paths: list[list[float]], rows: Sequence[int]
+    ) -> tuple[list[tuple[int, int]], float]:
+        """The nodes of a new layer that may get children, and the expected tokens of one more layer, if it gains less
+        than this one by as much as this one than the last.
 
-        No child of a node can come to be that is not among the best of as many as gain most so far; and what one
-        is likely to gain must pay for its share of the drafting pass.
+        No child of a node can be verified that is not among the best of as many as gain most so far.
         """
-        totals, trust = plan.best_totals(), self.trust
-        nets = [trust * total - plan.rate * now for total, now in zip(totals, plan.curve.now[1:].tolist(), strict=True)]
+        totals = plan.best_totals()
+        nets = [total - plan.rate * now for total, now in zip(totals, plan.verify[1:].tolist(), strict=True)]
         size = nets.index(max(nets))
         gained = totals[size] - plan.totals[min(size, len(plan.totals) - 1)]
-        decay = min(1.0, gained / plan.gained)
-        onwards = trust * decay
+        ahead = min(1.0, gained / plan.gained) * gained
         plan.totals, plan.gained = totals, max(gained, 1e-9)
         last = [best[size] if size < len(best) else 0.0 for best in plan.best]
-        first = [0.0] * len(last)
-        for row, path in layer:
-            first[row] = max(first[row], path)
-        price = plan.rate / len(last) * plan.price.node
-        wanted = [path >= last[row] and (onwards * path > price or path == first[row]) for row, path in layer]
-        ahead, once = onwards * gained, self.selection.layers
-        return wanted, ahead, ahead * sum(decay**k * min(1.0, once - k) for k in range(math.ceil(once)))
+        return [(f, k) for f, k in kept if paths[f][k] >= last[rows[f]]], ahead
 
     def prune(
         self, pools: Sequence[DraftTree], tags: Sequence[Tensor], budgets: Sequence[Budget]
     ) -> list[Tensor | None]:
         """The number of nodes that gains most, the same for all requests: they share the pass."""
         plan = self._planned()
-        most = len(plan.curve.now) - 1
         orders = [np.argsort(-t.numpy(), kind="stable")[: b.nodes] for t, b in zip(tags, budgets, strict=True)]
-        gains = np.zeros((len(pools), most + 1))
+        gains = np.zeros((len(pools), len(plan.verify)))
         for gain, order, tag in zip(gains, orders, tags, strict=True):
             gain[1 : len(order) + 1] = tag.numpy()[order]
-        expected = 1.0 + self.trust * gains.cumsum(1)
-        net = expected.sum(0) - plan.rate * plan.curve.now
-        sizes = range(max(map(len, orders)) + 1)
-        wanted = int(net[: len(sizes)].argmax())
-        plan.chosen = max((n for n in sizes if plan.affords(n)), key=lambda n: float(net[n]))
-        if plan.chosen < wanted:
-            best = [
-                pool.tokens[order[:wanted]][pool.depths[order[:wanted]] == 1]
-                for pool, order in zip(pools, orders, strict=True)
-            ]
-            plan.missed = wanted, [set(tokens.tolist()) for tokens in best]
-        plan.pools = pools
-        plan.expected = expected[:, plan.chosen].tolist()
-        seconds = plan.curve.now + plan.passes * plan.price.layer
-        seconds[0] = plan.curve.ar
-        self.report.compare(expected.mean(0), seconds)
+        expected = len(pools) + gains.cumsum(1).sum(0)
+        net = expected - plan.rate * plan.verify
+        plan.chosen = max(filter(plan.affords, range(max(map(len, orders)) + 1)), key=lambda n: float(net[n]))
+        plan.pools, plan.expected = pools, float(expected[plan.chosen])
+        seconds = plan.verify + plan.passes * plan.price.layer
+        seconds[0] = plan.verify[0]
+        self.report.compare(expected / len(pools), seconds)
         keeps: list[Tensor | None] = []
         for pool, order in zip(pools, orders, strict=True):
-            keep = np.zeros(len(pool), np.bool_)
-            keep[order[: plan.chosen]] = True
-            keeps.append(torch.from_numpy(keep))
+            keep = torch.zeros(len(pool), dtype=torch.bool)
+            keep[torch.from_numpy(order[: plan.chosen])] = True
+            keeps.append(keep)
         return keeps
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Learn from every candidate that was put to the test, drafted to be verified or not."""
         plan, self._plan = self._plan, None
-        if plan is None:
+        if plan is None or self._costs is None:
             return
-        for row, outcome in enumerate(outcomes):
-            self._learn(plan, row, outcome.tokens[: outcome.taken])
-        cost, taken = outcomes[0].step, sum(o.taken for o in outcomes)
-        self.selection.learn(
-            plan.curve, plan.price, Drafted(len(plan.frontiers), plan.passes, plan.chosen, plan.missed), outcomes
-        )
-        if self._costs:
-            self._costs.learn(plan.curve, plan.chosen, cost.verify - cost.beside)
-        predicted, trust = sum(plan.expected), self.trust
-        self._accepted *= self.settings.fast_decay
-        self._expected *= self.settings.fast_decay
-        if plan.chosen:
-            self._accepted += sum(min(len(o.path), o.taken) for o in outcomes)
-            self._expected += (predicted - len(outcomes)) / trust
-        self.report.add(plan.chosen, predicted / len(outcomes), taken / len(outcomes), cost)
+        if plan.frontiers:
+            for row, outcome in enumerate(outcomes):
+                self._calibrate(plan, row, outcome.tokens[: outcome.taken])
+        cost, batch = outcomes[0].step, len(outcomes)
+        self.selection.learn(plan.verify, plan.price, plan.passes, plan.chosen, outcomes)
+        self._costs.learn(plan.chosen, plan.context, batch, cost.verify - cost.beside)
+        self.report.add(plan.chosen, plan.expected / batch, sum(outcome.taken for outcome in outcomes) / batch, cost)
 
-    def _learn(self, plan: Proposal, row: int, tokens: Sequence[int]) -> None:
-        """Walk down what was proposed along what the target said.
+    def _calibrate(self, plan: Proposal, row: int, tokens: Sequence[int]) -> None:
+        """Walk down what was proposed along the target's tokens.
 
         All candidates count, whether they became nodes or not.
         """
-        if not plan.frontiers:
-            return
-        record = self._records[plan.requests[row]]
-        self.calibration.fade(record)
         pool = plan.pools[row] if plan.pools else DraftTree.empty()
         edges = zip(pool.parents.tolist(), pool.tokens.tolist(), strict=True)
-        below = {edge: node for node, edge in enumerate(edges)}
+        children = {edge: node for node, edge in enumerate(edges)}
         node, tried = ROOT, list[Tried]()
-        layers = zip(tokens, plan.frontiers, plan.probabilities, strict=False)
-        for depth, (token, frontier, probabilities) in enumerate(layers, start=1):
-            asked = list(zip(frontier.rows.tolist(), frontier.nodes.tolist(), strict=True))
-            if (row, node) not in asked:
+        for token, frontier, probabilities in zip(tokens, plan.frontiers, plan.probabilities, strict=False):
+            scored = list(zip(frontier.rows.tolist(), frontier.nodes.tolist(), strict=True))
+            if (row, node) not in scored:
                 break
-            at = asked.index((row, node))
+            at = scored.index((row, node))
             likely = [p for p in probabilities[at] if p > self.settings.min_probability]
             offered, kinds = frontier.candidates.tokens[at, : len(likely)].tolist(), first_or_not(len(likely))
-            tried += [Tried(depth, p, t == token, kind) for p, t, kind in zip(likely, offered, kinds, strict=True)]
-            node = below.get((node, token), _NOWHERE)
-        self.calibration.learn(tried, record)
-
-
-def _marked(keep: Tensor, kept: Sequence[tuple[int, int]], extended: Sequence[bool]) -> tuple[Tensor, Tensor]:
-    """[F, K] bool: where nodes are kept, and where those are that may get children."""
-    extend, width = keep.clone(), keep.shape[1]
-    flat = [f * width + k for f, k in kept]
-    keep.view(-1)[flat] = True
-    extend.view(-1)[[at for at, on in zip(flat, extended, strict=True) if on]] = True
-    return keep, extend
+            tried += [Tried(p, t == token, kind) for p, t, kind in zip(likely, offered, kinds, strict=True)]
+            node = children.get((node, token), _NOWHERE)
+        self.calibration.learn(tried)
