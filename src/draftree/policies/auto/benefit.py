@@ -152,7 +152,6 @@ class Selection:
     drafters: list[Benefit] = field(default_factory=list)
     _tokens: float = field(init=False, repr=False)
     _passes: float = field(init=False, repr=False)
-    _steps: int = field(default=0, repr=False)
 
     def __post_init__(self) -> None:
         self._tokens = self._passes = self.settings.pseudo_count
@@ -181,13 +180,10 @@ class Selection:
         fresh = any(request.stats.steps == 0 for request in requests)
         for drafter in self.drafters:
             reading = drafter.reading(requests)
-            if fresh and drafter.rate > self.pace:
-                drafter.balance = max(drafter.balance, self._first)
             drafter.begin(verify, context, len(requests), depth, reading, left, self.pace)
             fresh |= drafter.enabled and reading > 0
         enabled = [drafter for drafter in self.drafters if drafter.enabled]
-        # of what it has gained a drafter may lose half in one step, and a new one all
-        limit = sum(max(min(drafter.balance, self._first), drafter.balance / 2) for drafter in enabled)
+        limit = sum(max(0.0, drafter.balance) for drafter in enabled)
         layer, ar = sum(drafter.layer for drafter in enabled), float(verify[0])
         return Price(layer, limit * ar, self.settings.learning_share * ar, fresh)
 
@@ -215,10 +211,8 @@ class Selection:
         keep = self.settings.fast_decay**passed
         self._tokens = keep * self._tokens + sum(outcome.taken for outcome in outcomes) / batch
         self._passes = keep * self._passes + passed
-        self._steps += 1
         for drafter in self.drafters:
-            if self._steps > self.settings.horizon or drafter.rate > 1:
-                drafter.grant(passed)
+            drafter.grant(passed)
 
     def _took(self, verify: float, price: Price, passes: int, cost: StepCost) -> list[float]:
         """Seconds of drafting by each drafter: its own, and its part of those of growing and learning."""

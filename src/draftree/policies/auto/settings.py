@@ -38,7 +38,7 @@ class AutoSettings:
     ar_interval: int = 16
     min_probability: float = 0.01
     learning_share: float = 0.02
-    horizon: int = 32
+    horizon: int = 16
     max_balance: float = 16.0
 
 
