@@ -144,6 +144,8 @@ class TreeDrafter:
         if (enabled := self.policy.enabled) is not None:
             self._enabled = enabled
             self.source.enable(enabled)
+        if not any(budget.nodes for budget in planned):
+            return [DraftTree.empty() for _ in requests]
         fitting = [self.source.fit(s, b) for s, b in zip(requests, planned, strict=True)]
         grown = grow(self.source.begin(requests, drawing), self.policy, fitting, drawing)
         self.source.settle(requests, grown)

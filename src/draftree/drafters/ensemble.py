@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, islice
+from itertools import islice
 from typing import ClassVar
 
 import torch
@@ -63,7 +63,6 @@ class EnsembleSource(TokenSource):
             raise ConfigError(f"an ensemble of {names}: give each source once")
         self._enabled = [True] * len(self.parts)
         self._calibration = Calibration(2 * len(self.parts))
-        self._calibration.begin([part.near for part in self.parts])
 
     @property
     def name(self) -> str:
@@ -96,7 +95,7 @@ class EnsembleSource(TokenSource):
 
     def enable(self, parts: Sequence[bool]) -> None:
         """The others are not begun, and draft nothing."""
-        self._enabled = list(parts)
+        self._enabled, self._scorer = list(parts), None
 
     @property
     def seconds(self) -> tuple[float, ...]:
@@ -233,25 +232,15 @@ class _EnsembleScorer:
                     predictions[i][kind] = likely
         for (place, node), parts in zip(places, predictions, strict=True):
             self.predicted[place] = node, parts
-        return self._merged(predictions, depths, width)
+        return self._merged(predictions, width)
 
-    def _accepted(self, predictions: Sequence[Sequence[_Prediction]], depth: int) -> Iterator[float]:
-        """How probable all candidates below nodes of one depth are, one after another."""
-        flat = [_flat(parts) for parts in predictions]
-        probabilities = chain.from_iterable(given for _, given, _ in flat)
-        kinds = chain.from_iterable(own for _, _, own in flat)
-        return iter(self._calibration.acceptance(probabilities, kinds))
-
-    def _merged(self, predictions: Sequence[Sequence[_Prediction]], depths: Sequence[int], width: int) -> Candidates:
+    def _merged(self, predictions: Sequence[Sequence[_Prediction]], width: int) -> Candidates:
         """The merged candidates; lists are faster than tensors for so few numbers."""
-        by_depth = {
-            depth: self._accepted([parts for parts, d in zip(predictions, depths, strict=True) if d == depth], depth)
-            for depth in set(depths)
-        }
-        merged = [
-            merge([(tokens, list(islice(by_depth[d], len(tokens)))) for tokens, _ in parts])
-            for parts, d in zip(predictions, depths, strict=True)
-        ]
+        merged = []
+        for parts in predictions:
+            _, probabilities, kinds = _flat(parts)
+            accepted = iter(self._calibration.acceptance(probabilities, kinds))
+            merged.append(merge([(tokens, list(islice(accepted, len(tokens)))) for tokens, _ in parts]))
         width = min(width, max(1, *(len(m) for m in merged)))
         tokens, logprobs, origins = [], [], []
         for candidates in merged:

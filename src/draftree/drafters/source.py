@@ -157,11 +157,6 @@ class TokenSource(ABC):
         return [pair for part in self.parts if part is not self for pair in part.unread(request)]
 
     @property
-    def costly(self) -> bool:
-        """Scoring takes so long that it may not pay."""
-        return self.model is not None
-
-    @property
     def passes(self) -> int:
         """Model passes so far, prefills not counted.
 

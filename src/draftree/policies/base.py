@@ -130,23 +130,16 @@ class SourceInfo(Protocol):
     Attributes:
         name: of the drafter.
         fingerprint: of what it drafts with.
-        near: its distribution is nearly the target's, as that of quantized weights.
-        costly: drafting takes so long that it may not pay.
         model: makes one pass for each layer of its trees; None: there is no such model.
         models: all that make passes for it.
         successors: of the target's most probable tokens after each verified node, how many it learns from.
     """
-
-    near: bool
 
     @property
     def name(self) -> str: ...
 
     @property
     def fingerprint(self) -> str: ...
-
-    @property
-    def costly(self) -> bool: ...
 
     @property
     def model(self) -> LanguageModel | None: ...

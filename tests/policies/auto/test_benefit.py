@@ -40,7 +40,7 @@ def test_one_that_is_never_right_loses_little_and_is_tried_ever_more_seldom(seco
     for _ in range(2000):
         step(selection, 0, seconds)
         lost.append(seconds if selection.drafters[0].enabled else 0.0)
-    most = DEFAULTS.learning_share * (DEFAULTS.horizon + 32)
+    most = DEFAULTS.first_balance + 32 * DEFAULTS.learning_share
     assert sum(lost[:32]) <= most + seconds
     assert 0 < sum(lost[1000:]) <= 0.01 * 1000
 

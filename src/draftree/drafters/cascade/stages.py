@@ -86,10 +86,6 @@ class CascadeSource(TokenSource):
         return self.verifiers[-1].rule
 
     @property
-    def costly(self) -> bool:
-        return True
-
-    @property
     def model(self) -> LanguageModel | None:
         """None: it does not make one pass of one model for each layer."""
         return None

@@ -129,13 +129,11 @@ class Price(NamedTuple):
     Attributes:
         layer: seconds of one layer by all drafters that are enabled.
         limit: seconds that may be lost.
-        free: seconds that may be lost at every step.
         fresh: a model reads much of a text first, so that measured seconds are not those of layers.
     """
 
     layer: float
     limit: float
-    free: float
     fresh: bool
 
 
@@ -167,7 +165,7 @@ class Selection:
     @property
     def _first(self) -> float:
         """Balance of a drafter that nothing is known of: all new ones share it."""
-        return self.settings.learning_share * self.settings.horizon / len(self.drafters)
+        return self.settings.first_balance / len(self.drafters)
 
     def add(self, drafters: Sequence[Benefit]) -> None:
         """Begin with new drafters."""
@@ -185,7 +183,7 @@ class Selection:
         enabled = [drafter for drafter in self.drafters if drafter.enabled]
         limit = sum(max(0.0, drafter.balance) for drafter in enabled)
         layer, ar = sum(drafter.layer for drafter in enabled), float(verify[0])
-        return Price(layer, limit * ar, self.settings.learning_share * ar, fresh)
+        return Price(layer, limit * ar, fresh)
 
     def learn(self, verify: Floats, price: Price, passes: int, chosen: int, outcomes: Sequence[Outcome]) -> None:
         """A step is over; what it took counts at the speed of the profile.

@@ -49,15 +49,6 @@ class Calibration:
         self._prior = settings.pseudo_count / 4  # Fisher information of as many trials at p = 1/2
         self._information = [self._prior] * kinds
 
-    def begin(self, near: Sequence[bool]) -> None:
-        """Set the prior of kinds in pairs, each drafter's first candidates and its others.
-
-        Args:
-            near: the drafter's distribution is nearly the target's, as that of quantized weights.
-        """
-        shift = self._settings.near_shift
-        self._shift = [by for n in near for by in ((shift, -shift) if n else (0.0, 0.0))]
-
     def acceptance(self, probabilities: Iterable[float], kinds: Iterable[int]) -> list[float]:
         """Acceptance probabilities of candidates with these draft probabilities and kinds."""
         odds, count, bins = [math.exp(shift) for shift in self._shift], self._settings.pseudo_count, self._settings.bins

@@ -1,15 +1,12 @@
-"""Why ``auto`` chose what it chose: predicted and measured, chosen and rejected."""
+"""Why ``auto`` chose what it chose: predicted and measured, and each drafter's benefit."""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from ...request import StepCost
 from .benefit import Benefit, Selection
-from .cost_model import Floats
 
 
 @dataclass(slots=True)
@@ -21,7 +18,6 @@ class Report:
         steps: of the policy.
         predicted, gained: tokens a request, as predicted and as they came.
         chosen: how often each number of nodes was verified.
-        gains, seconds: [N + 1] predicted tokens and seconds if each step had verified 0, 1, ... N nodes.
         draft, verify, other: measured seconds.
     """
 
@@ -30,8 +26,6 @@ class Report:
     predicted: float = 0.0
     gained: float = 0.0
     chosen: Counter[int] = field(default_factory=Counter)
-    gains: Floats = field(default_factory=lambda: np.zeros(0))
-    seconds: Floats = field(default_factory=lambda: np.zeros(0))
     draft: float = 0.0
     verify: float = 0.0
     other: float = 0.0
@@ -45,13 +39,6 @@ class Report:
         self.draft += cost.draft
         self.verify += cost.verify
         self.other += cost.other
-
-    def compare(self, gains: Floats, seconds: Floats) -> None:
-        """What one step would have given and cost with each number of nodes ([N + 1] both)."""
-        if new := max(0, len(gains) - len(self.gains)):
-            self.gains, self.seconds = np.pad(self.gains, (0, new)), np.pad(self.seconds, (0, new))
-        self.gains[: len(gains)] += gains
-        self.seconds[: len(seconds)] += seconds
 
     @property
     def drift(self) -> float:
@@ -70,15 +57,6 @@ class Report:
             f"other {1e3 * self.other / n:.1f} ms",
             "verified: " + ", ".join(f"{k} nodes {self.chosen[k] / n:.0%}" for k in sorted(self.chosen)),
         ]
-        if len(self.gains):
-            rates = self.gains / self.seconds
-            best = int(rates.argmax())
-            sizes = sorted({best, *(2**k - 1 for k in range(len(rates).bit_length()))})
-            lines.append(
-                "predicted tokens/s of a request if every step that drafted had verified: "
-                + ", ".join(f"{k} nodes {rates[k]:.1f}{' (best)' * (k == best)}" for k in sizes)
-                + "; 0 nodes is AR decoding"
-            )
         return "\n".join(lines + [self._drafter(drafter) for drafter in self.selection.drafters])
 
     def _drafter(self, drafter: Benefit) -> str:

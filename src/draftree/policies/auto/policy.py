@@ -87,8 +87,7 @@ class Proposal:
     def affords_layer(self) -> bool:
         """The same of one more layer, and of the cheapest pass over a chain of all layers."""
         chain = float(self.verify[self.passes + 1 :].min(initial=self.verify[-1]) - self.verify[0])
-        drafting = self.passes * self.price.layer
-        return drafting < self.price.free or chain + drafting <= self.price.limit
+        return chain + self.passes * self.price.layer <= self.price.limit
 
 
 @dataclass(slots=True)
@@ -130,8 +129,6 @@ class AutoTree(GrowthPolicy):
         models = [model.capabilities for model in (target, *(source.model for source in sources)) if model]
         if self._models not in (None, models):
             raise ConfigError("this AutoTree has learned for other models: make a new one")
-        if self._models is None and len(sources) == 1:  # an ensemble calibrates its drafters itself
-            self.calibration.begin([sources[0].near])
         self._models = models
         self.target = self.target or kept_or_measured(target)
         self.selection.add([self._benefit(source) for source in sources])
@@ -258,9 +255,6 @@ class AutoTree(GrowthPolicy):
         net = expected - plan.rate * plan.verify
         plan.chosen = max(filter(plan.affords, range(max(map(len, orders)) + 1)), key=lambda n: float(net[n]))
         plan.pools, plan.expected = pools, float(expected[plan.chosen])
-        seconds = plan.verify + plan.passes * plan.price.layer
-        seconds[0] = plan.verify[0]
-        self.report.compare(expected / len(pools), seconds)
         keeps: list[Tensor | None] = []
         for pool, order in zip(pools, orders, strict=True):
             keep = torch.zeros(len(pool), dtype=torch.bool)

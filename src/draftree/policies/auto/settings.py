@@ -15,15 +15,14 @@ class AutoSettings:
         slow_decay: share of a count that each further observation leaves, of what holds for all texts.
         fast_decay: the same of what holds for the text and the load at hand.
         max_shift: largest correction of a drafter's log-odds.
-        near_shift: log-odds that the first candidate of a drafter which is nearly the target starts with.
         context_step: costs are looked up for contexts rounded to so many tokens.
         layer_nodes: mean nodes of a drafted layer, whose seconds a draft model's profile gives.
         max_drift: a pass that took more than so many times its profile counts as so many times.
         ar_interval: most steps between two AR steps, against which the cost of drafting is compared.
         min_probability: candidates that are less likely to be accepted are not drafted.
         learning_share: part of the time of AR decoding that may be lost to learning what a drafter gains.
-        horizon: AR passes whose ``learning_share`` may be lost at once, when a drafter is new.
-        max_balance: AR passes that a drafter which gained may lose before it is disabled.
+        first_balance: AR passes that new drafters may lose together before they are disabled.
+        max_balance: the same of a drafter that has gained.
     """
 
     bins: tuple[float, ...] = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97)
@@ -31,14 +30,13 @@ class AutoSettings:
     slow_decay: float = 0.998
     fast_decay: float = 0.95
     max_shift: float = 4.0
-    near_shift: float = 3.0
     context_step: int = 64
     layer_nodes: float = 1.5
     max_drift: float = 4.0
     ar_interval: int = 16
     min_probability: float = 0.01
     learning_share: float = 0.02
-    horizon: int = 16
+    first_balance: float = 0.2
     max_balance: float = 16.0
 
 
