@@ -39,8 +39,7 @@ from draftree.errors import InputError
 from draftree.models.huggingface import HFModel
 from draftree.policies.base import Frontier, GrowthPolicy
 from draftree.policies.best_paths import Eagle2Tree, OptTree
-from draftree.policies.c2t import TOP, ClassifierTree, Score
-from draftree.policies.classifier import DEFAULT, Classifier, read_classifier
+from draftree.policies.c2t import DEFAULT, TOP, Classifier, ClassifierTree, Score, read_classifier
 from draftree.policies.fixed import StaticTree
 from draftree.train.replay import Replay
 

@@ -19,8 +19,7 @@ from draftree.models.cost_profile import Identity, Point, Profile
 from draftree.models.huggingface import HFModel
 from draftree.policies.auto.policy import AutoTree
 from draftree.policies.base import GrowthPolicy, Provenance
-from draftree.policies.c2t import ClassifierTree, LearnedTree, LearnedWidth
-from draftree.policies.classifier import DEFAULT, DEFAULT_WIDTH, read_classifier
+from draftree.policies.c2t import DEFAULT, DEFAULT_WIDTH, ClassifierTree, LearnedTree, LearnedWidth, read_classifier
 from draftree.policies.fixed import Counts, RankTree, TreeFile, expected_acceptance_length
 from draftree.policies.methods import METHODS
 

@@ -21,9 +21,8 @@ from .models.loading import load
 from .policies.auto.policy import AutoTree
 from .policies.base import GrowthPolicy
 from .policies.best_paths import Eagle2Tree, OptTree
-from .policies.c2t import ClassifierTree, LearnedWidth
+from .policies.c2t import ClassifierTree, LearnedWidth, read_classifier
 from .policies.chains import DynamicWindow, EntropyStop, Window
-from .policies.classifier import read_classifier
 from .policies.entropy import BranchingSteps, BudgetTree, EntropyTree
 from .policies.fixed import RankTree, StaticTree
 from .policies.methods import METHODS

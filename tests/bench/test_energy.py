@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from draftree.bench.energy import NvmlMeter, RaplMeter, find_meter
+from draftree.bench.run import NvmlMeter, RaplMeter, find_meter
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 1)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from draftree.cli import session
+from draftree.cli import console
 from draftree.cli.main import run
 from draftree.config import MAX_NODES
 from draftree.drafters.registry import DRAFTERS
@@ -314,7 +314,7 @@ def test_compare_finds_the_same_tokens_when_sampling_without_a_seed(model: str, 
 
 
 def test_piped_text_is_byte_for_byte(capsys: Captured) -> None:
-    session._print(Chunk(token=0, text="a\tb\r\nx", drafted=False, depth=0))
+    console._print(Chunk(token=0, text="a\tb\r\nx", drafted=False, depth=0))
     assert capsys.readouterr().out == "a\tb\r\nx"
 
 

@@ -11,8 +11,7 @@ from typer.testing import CliRunner
 
 from draftree.beams.params import BeamParams
 from draftree.cli.main import app
-from draftree.cli.options import ComputeOptions, SpeculationOptions, flag_of, with_options
-from draftree.cli.session import TraceOptions
+from draftree.cli.options import ComputeOptions, SpeculationOptions, TraceOptions, flag_of, with_options
 from draftree.config import SamplingParams, option
 from draftree.errors import ConfigError
 

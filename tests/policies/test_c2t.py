@@ -24,8 +24,7 @@ from draftree.models.eagle_file import SHIPPED, load_head, read_head, save_head
 from draftree.models.huggingface import HFModel
 from draftree.models.probe import fingerprint
 from draftree.policies.base import Frontier
-from draftree.policies.c2t import ClassifierTree, Score
-from draftree.policies.classifier import DEFAULT, DEFAULT_WIDTH, Classifier, read_classifier
+from draftree.policies.c2t import DEFAULT, DEFAULT_WIDTH, Classifier, ClassifierTree, Score, read_classifier
 from draftree.policies.methods import find_policy
 from draftree.tree import ROOT, DraftTree
 

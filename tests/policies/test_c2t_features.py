@@ -13,7 +13,7 @@ from draftree.config import Budget
 from draftree.drafters.grow import grow
 from draftree.policies.base import Frontier, Growth
 from draftree.policies.best_paths import Eagle2Tree
-from draftree.policies.classifier import FEATURES, Columns, features, of_frontier, of_tree
+from draftree.policies.c2t import FEATURES, Columns, features, of_frontier, of_tree
 from draftree.tree import DraftTree
 
 from ..toy import Path, ScriptedScorer

@@ -13,7 +13,7 @@ import torch
 
 from draftree.errors import ConfigError, RunError, UnknownNameError
 from draftree.policies.base import Provenance
-from draftree.policies.classifier import DEFAULT, Classifier, ClassifierFile, read_classifier
+from draftree.policies.c2t import DEFAULT, Classifier, ClassifierFile, read_classifier
 
 NET = Classifier(
     features=("probability", "rank"),

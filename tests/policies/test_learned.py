@@ -14,8 +14,7 @@ from draftree.config import Budget
 from draftree.drafters.ngram import NgramSource
 from draftree.drafters.registry import provenance
 from draftree.errors import ConfigError
-from draftree.policies.c2t import LearnedTree, LearnedWidth
-from draftree.policies.classifier import Classifier, ClassifierFile
+from draftree.policies.c2t import Classifier, ClassifierFile, LearnedTree, LearnedWidth
 from draftree.policies.entropy import EntropyTree
 from draftree.policies.methods import find_policy
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from draftree.errors import ConfigError, RunError
-from draftree.policies.classifier import FEATURES, Classifier
+from draftree.policies.c2t import FEATURES, Classifier
 from draftree.train.c2t_fit import ClassifierRecipe, best_of, check_labels, check_split, evaluate, fit
 from draftree.train.c2t_samples import Samples
 

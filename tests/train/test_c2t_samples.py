@@ -16,7 +16,7 @@ from draftree.drafters.eagle import EagleSource
 from draftree.drafters.source import Scorer, TokenSource
 from draftree.engine import Engine
 from draftree.errors import ConfigError, ModelFileError, RunError
-from draftree.policies.classifier import FEATURES, of_tree
+from draftree.policies.c2t import FEATURES, of_tree
 from draftree.records import RequestRecord, StepRecord
 from draftree.request import Request
 from draftree.trace import Trace, read_trace

@@ -1,4 +1,4 @@
-"""The command ``draftree bench``."""
+"""The commands ``draftree bench`` and ``draftree report``."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from ..artifacts import user_path
 from ..bench.compare import ar_labels, compare, partings_of
 from ..bench.compare import as_json as partings_as_json
 from ..bench.contestants import Models, entries, split_names
-from ..bench.energy import find_meter
 from ..bench.results import RunFolder, read_summary
-from ..bench.run import Interrupts, Run, RunPlan, check_lengths
+from ..bench.run import Interrupts, Run, RunPlan, check_lengths, find_meter
 from ..bench.suites import SUITES, Item, choose, load_suite
-from ..bench.summary import HEADER, Table, markdown, overview, tabulate
+from ..bench.summary import HEADER, READING, Table, load_runs, markdown, overview, tabulate
 from ..bench.summary import as_json as table_as_json
+from ..bench.summary import report as of_run
 from ..config import SamplingParams
 from ..drafters.spec import DrafterSpec
 from ..errors import ConfigError, RunError
@@ -240,3 +240,13 @@ def _processor() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
+
+
+def report(
+    folders: Annotated[
+        list[str], typer.Argument(metavar="RUN...", help="Runs of 'draftree bench', or folders that hold some.")
+    ],
+) -> None:
+    """Print the tables of runs in Markdown, with what they were made of and measured on."""
+    runs = [run for folder in folders for run in load_runs(folder)]
+    out.print("\n\n".join([READING, *(of_run(run) for run in runs)]), markup=False)

@@ -13,9 +13,8 @@ from ..models.loading import DEFAULT_MODEL
 from ..progress import err
 from ..text import user
 from . import console as show
-from .console import complain
-from .options import ComputeOptions, SpeculationOptions, Target, with_options
-from .session import TraceOptions, run
+from .console import complain, run
+from .options import ComputeOptions, SpeculationOptions, Target, TraceOptions, with_options
 
 
 @partial(with_options, without=("stop",))

@@ -1,7 +1,8 @@
-"""What people see: the console, progress bars, steps and their figures."""
+"""What people write and see: a prompt, a request as it runs, steps and their figures."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
@@ -10,9 +11,10 @@ from rich.text import Text
 from rich.tree import Tree
 from transformers import PreTrainedTokenizerBase
 
-from ..errors import shortened
-from ..progress import err
-from ..request import Chunk, Outcome, Stats
+from ..engine import Engine
+from ..errors import PromptError, shortened
+from ..progress import err, out
+from ..request import Chunk, Outcome, Request, Stats
 from ..trace import Observer, Setup
 from ..tree import ROOT
 
@@ -122,3 +124,43 @@ def tree(outcome: Outcome, step: int, text_of: Callable[[int], str]) -> Tree:
             Text(f"{mark}{text_of(t)!r} {probabilities[node]:.2f}", style=style), guide_style="dim"
         )
     return root
+
+
+def read_prompt(prompt: str) -> str:
+    """The prompt, or standard input for "-".
+
+    Raises:
+        PromptError: it is empty or not valid UTF-8.
+    """
+    try:
+        text = sys.stdin.read() if prompt == "-" else prompt
+        text.encode()
+    except UnicodeError:
+        raise PromptError("the prompt is not valid UTF-8: convert it, for example with iconv") from None
+    if not text.strip():
+        raise PromptError("the prompt is empty: give it at least one character")
+    return text
+
+
+def run(engine: Engine, request: Request, *, silent: bool = False, stream: bool = True) -> bool:
+    """Run a request to its end and print its text, as it comes or at the end; true when Ctrl-C ended it."""
+    try:
+        for chunk in engine.follow(request):
+            if stream and not silent:
+                _print(chunk)
+    except KeyboardInterrupt:
+        return True
+    finally:
+        engine.close(request)
+        if not silent:
+            out.out("" if stream else request.text, highlight=False)
+    return False
+
+
+def _print(chunk: Chunk) -> None:
+    """Coloured in a terminal; byte for byte elsewhere (a console would expand tabs)."""
+    if out.is_terminal:
+        out.print(token(chunk), end="")
+    else:
+        sys.stdout.write(chunk.text)
+        sys.stdout.flush()

@@ -21,13 +21,12 @@ from ..errors import DraftreeWarning, InputError, RunError
 from ..policies.methods import METHODS
 from ..progress import out
 from ..verify.schemes import SCHEMES
-from .bench import bench
+from .bench import bench, report
 from .calibrate import calibrate
 from .chat import chat
 from .console import complain
 from .generate import generate
 from .info import info, profile
-from .report import report
 from .train_classifier import classifier
 from .train_head import app as train
 

@@ -17,6 +17,8 @@ from ..load import SpeculationParams
 from ..models.cpu.quantization import DEFAULT_NUMERICS
 from ..models.huggingface import HFModel
 from ..models.loading import load
+from ..trace import Observer, Trace
+from .console import complain
 
 _LARGEST = 2**63
 """What an int64 tensor and a seed no longer hold."""
@@ -203,3 +205,20 @@ Temperature = Annotated[float, _like(SamplingParams, "temperature")]
 Seed = Annotated[int | None, _like(SamplingParams, "seed")]
 Dtype = Annotated[str | None, _like(ComputeOptions, "dtype")]
 Device = Annotated[str | None, _like(ComputeOptions, "device")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceOptions:
+    """A trace, if there is a file for it."""
+
+    trace: Path | None = option("Write what every step did to this file (JSON lines).", metavar="FILE")
+    force: bool = option("Overwrite the file of --trace.", False)
+
+    def observers(self, context: typer.Context, method: str) -> list[Observer]:
+        """A trace that ends with the command, or nothing."""
+        if self.trace is None:
+            if self.force:
+                raise ConfigError("--force overwrites the file of --trace: name one with --trace FILE")
+            return []
+        trace = Trace(self.trace, force=self.force, labels={"method": method}, warn=complain)
+        return [context.with_resource(trace)]

@@ -14,7 +14,7 @@ from ..drafters.registry import load_drafter, provenance
 from ..drafters.spec import DEFAULT_DRAFTER, NONE, DrafterSpec
 from ..errors import ConfigError, RunError
 from ..models.loading import DEFAULT_MODEL, load
-from ..policies.classifier import DEFAULT_FEATURES, Classifier, ClassifierFile, read_classifier
+from ..policies.c2t import DEFAULT_FEATURES, Classifier, ClassifierFile, read_classifier
 from ..progress import err, progress_reporter
 from ..progress import out as output
 from ..train.c2t_fit import (
@@ -32,8 +32,7 @@ from ..train.c2t_fit import (
 from ..train.c2t_samples import APART, SampleRecipe, SampleStore, check_recipe, check_room, collect, full_trees
 from ..train.eagle_training import PromptFile
 from ..train.head_data import LONGEST_PROMPT, digest, encoded, shuffled
-from ..train.prompts import read_prompts
-from ..train.responses import MAX_ROWS, TEMPERATURES
+from ..train.responses import MAX_ROWS, TEMPERATURES, read_prompts
 from .calibrate import check_place
 from .options import Device, Drafter, Dtype, Target, number, whole
 from .train_head import sha256, stated

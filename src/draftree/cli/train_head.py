@@ -21,7 +21,7 @@ from ..progress import out as output
 from ..train.eagle_fit import FitRecipe, HeadFigures
 from ..train.eagle_training import HeadTraining, PromptFile, TrainingLimits
 from ..train.head_data import DataRecipe, HeadData, digest, encoded, shuffled
-from ..train.prompts import read_prompts
+from ..train.responses import read_prompts
 from .options import Device, Dtype, Target, number, whole
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)

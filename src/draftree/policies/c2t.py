@@ -1,19 +1,232 @@
-"""Classifiers in policies: C2T's trees (Huo et al. 2025), and learned widths."""
+"""Classifiers in policies: their features and files, C2T's trees (Huo et al. 2025), and learned widths."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..config import DEFAULT_NODES, Budget, check_fields
-from ..errors import ConfigError
+from ..artifacts import JsonFormat, user_path
+from ..config import DEFAULT_NODES, Budget, check_fields, typed
+from ..errors import ConfigError, UnknownNameError
 from ..tree import DraftTree
-from .base import MAX_WIDTH, Frontier, Growth, GrowthPolicy, Provenance, best_per_row
-from .classifier import Classifier
+from .base import MAX_WIDTH, Frontier, Growth, GrowthPolicy, Provenance, best_per_row, count_within
 from .entropy import EntropyTree
+
+
+class Columns(NamedTuple):
+    """What features are computed from, for M candidates; all columns have one shape.
+
+    Attributes:
+        path_logprobs: sum of draft log-probs from the root down to the candidate (nats).
+        entropies: of the draft distribution that it was taken from (nats).
+        depths: 1 for children of the root.
+        ranks: its place in that distribution, 0 for the most probable token.
+    """
+
+    path_logprobs: Tensor
+    entropies: Tensor
+    depths: Tensor
+    ranks: Tensor
+
+
+FEATURES: dict[str, Callable[[Columns], Tensor]] = {
+    "probability": lambda c: c.path_logprobs.exp(),
+    "entropy": lambda c: c.entropies,
+    "depth": lambda c: c.depths - 1,
+    "log-probability": lambda c: c.path_logprobs.clamp(min=-20.0),
+    "rank": lambda c: c.ranks,
+}
+"""The first three are C2T's P, H and d (its depth counts the first layer as 0)."""
+
+
+def features(columns: Columns, names: Sequence[str]) -> Tensor:
+    """[..., n] float32: the features of these names."""
+    return torch.stack([FEATURES[name](columns).float() for name in names], dim=-1)
+
+
+def of_frontier(frontier: Frontier) -> Columns:
+    """[F, K] the candidates of a frontier; what is no candidate has log-prob -inf."""
+    shape = frontier.candidates.logprobs.shape
+    return Columns(
+        path_logprobs=frontier.scores,
+        entropies=frontier.candidates.entropies[:, None].expand(shape),
+        depths=torch.full(shape, frontier.depth + 1),
+        ranks=torch.arange(shape[1]).expand(shape),
+    )
+
+
+def of_tree(tree: DraftTree) -> Columns:
+    """[N] the nodes of a tree that holds, with each node, its more probable siblings."""
+    families, own = torch.unique_consecutive(tree.parents, return_inverse=True)
+    ranks = count_within(own, torch.bincount(own, minlength=len(families)))
+    return Columns(tree.path_logprobs, tree.entropies, tree.depths, ranks)
+
+
+DEFAULT_FEATURES = ("probability", "entropy", "depth", "log-probability")
+"""C2T's P, H and d, and ln P, which helps where P spans orders of magnitude."""
+MAX_HIDDEN = 1024
+_LARGEST = torch.finfo(torch.float32).max
+
+Row = tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Classifier:
+    """Two layers over n features: C = sigmoid(output . relu(hidden x + bias) + threshold).
+
+    C is the probability that the target accepts a node with all above it, as in C2T, or the node alone where it has
+    accepted the one above. Negatives that were left out of training are made up for in the last number.
+
+    Attributes:
+        features: their names, entries of ``FEATURES``.
+        hidden: [h][n] weights of the first layer, on features as they are.
+        bias: [h] of the first layer.
+        output: [h] weights of the second layer.
+        threshold: its bias.
+        given_parent: C is the node's own, given its parent's acceptance.
+
+    Raises:
+        ConfigError: there is no such feature, or the numbers do not make such a net.
+    """
+
+    features: tuple[str, ...]
+    hidden: tuple[Row, ...]
+    bias: Row
+    output: Row
+    threshold: float
+    given_parent: bool = False
+    _first: Tensor = field(init=False, repr=False, compare=False)
+    _last: Tensor = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        check_features(self.features)
+        size = len(self.hidden)
+        if not 1 <= size <= MAX_HIDDEN:
+            raise ConfigError(f"the classifier has {size} hidden units: use 1 to {MAX_HIDDEN}")
+        if any(len(row) != len(self.features) for row in self.hidden) or {len(self.bias), len(self.output)} != {size}:
+            raise ConfigError(f"the classifier's weights do not fit {len(self.features)} features and {size} units")
+        numbers = [x for row in (*self.hidden, self.bias, self.output, (self.threshold,)) for x in row]
+        if not all(abs(x) <= _LARGEST for x in numbers):  # nor is nan
+            raise ConfigError("the classifier has weights that are no finite numbers")
+        first = torch.tensor([[*row, b] for row, b in zip(self.hidden, self.bias, strict=True)])
+        object.__setattr__(self, "_first", first.T.contiguous())
+        object.__setattr__(self, "_last", torch.tensor([*self.output, self.threshold]))
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers it has: 241 as published."""
+        return self._first.numel() + self._last.numel()
+
+    def __call__(self, frontier: Frontier) -> Tensor:
+        """[F, K] C of the candidates of a frontier; 0 where there is none.
+
+        Raises:
+            ConfigError: a feature is not a number.
+        """
+        given = features(of_frontier(frontier), self.features)
+        return self.scores(given).masked_fill(frontier.candidates.logprobs == float("-inf"), 0.0)
+
+    @torch.inference_mode()
+    def scores(self, given: Tensor) -> Tensor:
+        """[...] probabilities for features [..., n].
+
+        Raises:
+            ConfigError: one is not a number.
+        """
+        first, last, rows = self._first, self._last, given.reshape(-1, given.shape[-1])
+        units = torch.addmm(first[-1], rows, first[:-1]).relu_()
+        found = torch.addmv(last[-1:].expand(units.shape[0]), units, last[:-1]).sigmoid_()
+        if bool(found.isnan().any()):
+            bad = rows.isnan().any(0).nonzero().flatten().tolist()
+            names = ", ".join(self.features[i] for i in bad) or "every feature"
+            raise ConfigError(f"the draft distribution has {names} nan: its logits are no numbers, use another drafter")
+        return found.view(given.shape[:-1])
+
+
+def check_features(names: tuple[str, ...]) -> None:
+    """Make sure that there are such features, each named once.
+
+    Raises:
+        ConfigError: there are not.
+    """
+    for name in names:
+        if name not in FEATURES:
+            raise ConfigError(f"no feature {name!r}: choose from {', '.join(FEATURES)}")
+    if not names or len(set(names)) < len(names):
+        raise ConfigError(f"features are {','.join(names)!r}: name at least one, and each once")
+
+
+FORMAT = "draftree classifier"
+VERSION = 2
+SHIPPED = Path(__file__).parent.parent / "classifiers"
+"""Folder of the classifiers that come with the package."""
+DEFAULT = "smollm2-head"
+"""The one for SmolLM2-135M-Instruct and its head."""
+DEFAULT_WIDTH = "smollm2-head-width"
+"""Of entropy and rank, for the same pair."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClassifierFile:
+    """The contents of a classifier file.
+
+    Attributes:
+        classifier: the net.
+        made_for: the models whose drafts it learned from.
+        trained_on: data and recipe, for people.
+        held_out: figures on prompts kept apart, for people.
+    """
+
+    classifier: Classifier
+    made_for: Provenance
+    trained_on: dict[str, Any]
+    held_out: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        if not (self.made_for.target_weights and self.made_for.drafter_weights):
+            raise ConfigError("a classifier needs target_weights and drafter_weights, the fingerprints of its models")
+
+    def save(self, path: Path) -> None:
+        """Write the file.
+
+        Raises:
+            RunError: it cannot be written.
+        """
+        _FORMAT.write(path, self)
+
+
+_FORMAT = JsonFormat(
+    FORMAT,
+    VERSION,
+    "classifier file",
+    "give a file that 'draftree train classifier' wrote",
+    content=ClassifierFile,
+    flat=True,
+)
+
+
+@typed
+def read_classifier(name: str) -> ClassifierFile:
+    """Read a classifier file, or one that comes with the package, by its name.
+
+    Raises:
+        UnknownNameError: there is no such file.
+        ConfigError: it cannot be read, or is no classifier file of this version.
+    """
+    shipped = {path.stem: path for path in SHIPPED.glob("*.json")}
+    try:
+        return _FORMAT.read(shipped.get(name) or user_path(name))
+    except FileNotFoundError:
+        raise UnknownNameError(
+            f"no classifier {name!r}: make one with 'draftree train classifier', or choose from "
+            f"{', '.join(sorted(shipped))}"
+        ) from None
+
 
 Score = Callable[[Frontier], Tensor]
 """[F, K] candidates of a frontier -> how probable each is to be accepted, 0 where there is none."""

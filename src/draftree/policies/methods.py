@@ -13,9 +13,19 @@ from ..errors import ConfigError, UnknownNameError
 from .auto.policy import AutoTree
 from .base import MAX_WIDTH, GrowthPolicy
 from .best_paths import Eagle2Tree, OptTree
-from .c2t import BETA, DEPTH, LEARNED_BETA, TOP, ClassifierTree, LearnedTree, LearnedWidth
+from .c2t import (
+    BETA,
+    DEFAULT,
+    DEFAULT_WIDTH,
+    DEPTH,
+    LEARNED_BETA,
+    TOP,
+    ClassifierTree,
+    LearnedTree,
+    LearnedWidth,
+    read_classifier,
+)
 from .chains import DynamicWindow, EntropyStop, Window, read_start
-from .classifier import DEFAULT, DEFAULT_WIDTH, read_classifier
 from .entropy import BranchingSteps, BudgetTree, EntropyFunction, EntropyTree, StepFunction
 from .fixed import EAGLE, RankTree, StaticTree, read_tree
 

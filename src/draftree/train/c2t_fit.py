@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from ..errors import ConfigError, RunError
-from ..policies.c2t import BETA
-from ..policies.classifier import DEFAULT_FEATURES, FEATURES, MAX_HIDDEN, Classifier, check_features
+from ..policies.c2t import BETA, DEFAULT_FEATURES, FEATURES, MAX_HIDDEN, Classifier, check_features
 from .c2t_samples import APART, Samples
 
 EPOCHS, BATCH = 10, 1024

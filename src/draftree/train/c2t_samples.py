@@ -27,7 +27,7 @@ from ..errors import ConfigError, ModelFileError, RunError
 from ..models.huggingface import HFModel
 from ..policies.base import GrowthPolicy
 from ..policies.best_paths import Eagle2Tree
-from ..policies.classifier import FEATURES, features, of_tree
+from ..policies.c2t import FEATURES, features, of_tree
 from ..tree import ROOT, DraftTree
 from .replay import Replay
 from .responses import Response, respond, seed_of

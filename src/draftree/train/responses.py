@@ -1,7 +1,10 @@
-"""Responses of the target, with hidden states, to learn from."""
+"""What is learned from: prompts that a user gives in files, and the target's responses with hidden states."""
 
 from __future__ import annotations
 
+import csv
+import io
+import json
 import os
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -12,9 +15,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from ..artifacts import user_path
 from ..config import SamplingParams
 from ..engine import Engine
-from ..errors import ModelFileError, RunError
+from ..errors import ModelFileError, PromptError, RunError, UnknownNameError
 from ..models.huggingface import HFModel
 from ..request import Request
 from ..sampling import gumbel_noise_at, stream_start
@@ -357,3 +361,79 @@ class _Lanes:
             responses.append(Response(used.number, used.temperature, used.prompt_length, *part))
         self._arrange()
         return responses
+
+
+KEYS = ("prompt", "text", "question", "instruction")
+"""Where a JSON object has its prompt; the first that it has counts."""
+CONTEXTS = ("context", "input")
+"""Where it has what the prompt is about; added below it."""
+
+_WAY_OUT = "give a text file with one prompt a line, .jsonl or .csv"
+_LONGEST_CELL = 1 << 24
+
+
+def read_prompts(name: str) -> list[str]:
+    """The prompts of a text file, one a line; a .jsonl file, one object a line; or a .csv file, column "prompt".
+
+    An object has its prompt under one of ``KEYS``, and may have more text for it under one of ``CONTEXTS``, itself or
+    in the first of its "instances": the formats of Dolly, GSM8K, MBPP and Self-Instruct.
+
+    Raises:
+        UnknownNameError: there is no such file.
+        PromptError: it cannot be read, or holds no prompts; the message says which line.
+    """
+    path = user_path(name)
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise UnknownNameError(f"no prompt file {name!r}: {_WAY_OUT}") from None
+    except UnicodeError:
+        raise PromptError(f"{name} is not valid UTF-8: convert it, for example with iconv") from None
+    except OSError as error:
+        raise PromptError(f"cannot read {name}: {error.strerror}: {_WAY_OUT}") from None
+    lines = [(at, line) for at, line in enumerate(text.split("\n"), start=1) if line.strip()]
+    if path.suffix == ".jsonl":
+        prompts = [_prompt(line, f"{name} line {at}") for at, line in lines]
+    elif path.suffix == ".csv":
+        prompts = list(_column(text, name))
+    else:
+        prompts = [line.strip() for _, line in lines]
+    if not prompts:
+        raise PromptError(f"{name} has no prompts: {_WAY_OUT}")
+    return prompts
+
+
+def _prompt(line: str, where: str) -> str:
+    try:
+        item = json.loads(line)
+    except (ValueError, RecursionError):
+        raise PromptError(f"{where} is not JSON: write one object a line") from None
+    found = _first(item, KEYS)
+    if found is None:
+        *others, last = (f'"{key}"' for key in KEYS)
+        raise PromptError(f"{where} has no {', '.join(others)} or {last} with at least one character: add one")
+    cases = item.get("instances")
+    about = _first(item, CONTEXTS) or _first(cases[0] if isinstance(cases, list) and cases else None, CONTEXTS)
+    return found if about is None else f"{found}\n\n{about}"
+
+
+def _first(item: object, keys: tuple[str, ...]) -> str | None:
+    """The text under the first key that is there; None where it is no text, or empty."""
+    found = next((item[key] for key in keys if key in item), None) if isinstance(item, dict) else None
+    return found if isinstance(found, str) and found.strip() else None
+
+
+def _column(text: str, name: str) -> Iterator[str]:
+    csv.field_size_limit(_LONGEST_CELL)
+    rows = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+    try:
+        if "prompt" not in (rows.fieldnames or ()):
+            raise PromptError(f'{name} line 1 has no column "prompt": name one so')
+        for row in rows:
+            if not (row["prompt"] or "").strip():
+                raise PromptError(f"{name} line {rows.line_num} has no prompt: fill its column, or take the line out")
+            yield row["prompt"]
+    except csv.Error as error:
+        raise PromptError(
+            f"{name} line {rows.line_num + 1} is not CSV ({error}): put texts of several lines into quotes"
+        ) from None

@@ -1,9 +1,9 @@
-"""Schemes that look at one node at a time, on the way down from the root of one request's tree.
+"""Schemes that accept a token with some probability: node by node on the way down a tree, or a chain as a block.
 
-Pure functions of distributions and uniform draws, in float64. At each node a decision gives the token that is emitted
-there; when it is a child's the walk goes down to that child, else it ends. Which tokens were drawn is known in draw
-order (that of the nodes' numbers), and from what (``DraftTree.distributions``); nothing here ranks drawn siblings by
-what they are.
+Pure functions of distributions and uniform draws, in float64. Node by node: at each node a decision gives the token
+that is emitted there; when it is a child's the walk goes down to that child, else it ends. Which tokens were drawn is
+known in draw order (that of the nodes' numbers), and from what (``DraftTree.distributions``); nothing here ranks drawn
+siblings by what they are.
 
 p is the target distribution at a node, q the draft distribution, both warped; norm(x) = x / sum(x).
 """
@@ -154,3 +154,37 @@ def relaxed(visit: Visit, draws: UniformDraws, *, allowed: Callable[[float], int
 def _ratio(p: Tensor, drawn: Tensor, token: int) -> float:
     kept, had = torch.stack([p[token], drawn[token]]).tolist()
     return min(1.0, float(kept / had))
+
+
+def block(tree: DraftTree, target: TargetLogits, draws: UniformDraws) -> Verdict:
+    """Accept a prefix of a drawn chain y_1..y_g.
+
+    P_0 = 1, P_i = min(1, P_{i-1} p(y_i) / q(y_i)); h_g = P_g, and for i < g, with s_i = sum(max(P_i p - q, 0)) over the
+    distributions that follow y_i: h_i = s_i / (s_i + 1 - P_i). For i from g down the prefix i is accepted with
+    probability h_i; the next token is drawn from p for i = g, else from norm(max(P_i p - q, 0)). The length of the
+    chain may depend on its own tokens: given y_1..y_i, at least i of them are accepted with probability P_i, wherever
+    the chain ends.
+
+    Args:
+        tree: a chain with its distributions.
+        target: its logits.
+        draws: the chances of this step.
+    """
+    tokens: list[int] = tree.tokens.tolist()
+    length, kept = len(tokens), 1.0
+    chances, nexts = [], []
+    for i, node in enumerate(range(ROOT, length)):
+        logits = target(node, tokens[:i])
+        if i == length:
+            chances.append(kept)
+            nexts.append(logits)
+            break
+        visit = Visit(logits, tokens[i : i + 1], tree.distributions.get(node), i, float(tree.entropies[i]))
+        p, q = visit.p, visit.draft_logits.softmax(-1)
+        surplus = float((kept * p - q).clamp(min=0).sum())
+        chances.append(surplus / (surplus + (1 - kept)) if surplus else 0.0)
+        nexts.append(residual(kept * p, q).log())
+        ours, theirs = torch.stack([p[tokens[i]], q[tokens[i]]]).tolist()
+        kept = min(1.0, kept * ours / theirs)
+    accepted = next((i for i in range(length, 0, -1) if draws.accepts(chances[i])), 0)
+    return Verdict(list(range(accepted)), [*tokens[:accepted], draws.draw(nexts[accepted], accepted)])

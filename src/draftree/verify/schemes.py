@@ -24,9 +24,8 @@ from ..policies.base import GrowthPolicy
 from ..policies.entropy import StepFunction
 from ..sampling import Draws, KeyedUniformDraws
 from ..tree import DraftTree, TreeBatch
-from .block import block
 from .match import Verdict, greedy, match
-from .rejection import TargetLogits, UniformDraws, multi_round, relaxed, top_and_one, walk
+from .rejection import TargetLogits, UniformDraws, block, multi_round, relaxed, top_and_one, walk
 
 COUPLED = "coupled"
 CANDIDATES = {COUPLED: Drawing.COUPLED, "plain": Drawing.TOP}
