@@ -97,7 +97,7 @@ results: setup $(SIZES:%=$(RESULTS)/trees/%.json) ## measure everything (two to 
 	$(LARGE) --limit 16 --temperature 0,0.25,0.5,0.75,1 --out $(RESULTS)/runs/6-temperatures --methods auto,opt-tree:nodes=25
 	for drafter in int8 fp16w; do $(LARGE) --limit 8 --temperature 0,1 --drafters $$drafter --out $(RESULTS)/runs/7-$$drafter \
 		--methods auto,chain:depth=4,chain:depth=8 || exit 1; done
-	$(LARGE) --limit 16 --temperature 0,1 --numerics fp16w --out $(RESULTS)/runs/7-numerics-fp16w --methods auto,opt-tree:nodes=4
+	$(LARGE) --limit 16 --temperature 0,1 --weight-format fp16w --out $(RESULTS)/runs/7-weight-format-fp16w --methods auto,opt-tree:nodes=4
 	for suite in gsm8k:40 humaneval:8 mbpp:8 squad:16 spider:16; do $(BENCH) --suite $${suite%:*} --limit $${suite#*:} --max-tokens 256 \
 		--skip-bad --out $(RESULTS)/runs/8-$${suite%:*} --methods auto,auto:verify=relaxed \
 		&& $(QUALITY) $(RESULTS)/runs/8-$${suite%:*} --entropy || exit 1; done

@@ -27,7 +27,7 @@ from draftree.drafters.source import Grown, Scorer, TokenSource
 from draftree.engine import Engine
 from draftree.errors import ConfigError
 from draftree.models.base import LanguageModel
-from draftree.models.cpu.quantization import DEFAULT_NUMERICS
+from draftree.models.cpu.quantization import DEFAULT_WEIGHT_FORMAT
 from draftree.models.huggingface import HFModel
 from draftree.models.loading import DEFAULT_MODEL, load
 from draftree.policies.base import Candidates
@@ -300,7 +300,7 @@ class Recording:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Which models, and which texts."""
     parser.add_argument("--target", default=DEFAULT_MODEL)
-    parser.add_argument("--numerics", default=DEFAULT_NUMERICS)
+    parser.add_argument("--weight-format", default=DEFAULT_WEIGHT_FORMAT)
     parser.add_argument("--drafter", default="head", help="one that does not learn as it drafts")
     parser.add_argument("--suites", default="spec-bench,gsm8k,humaneval")
     parser.add_argument("--limit", type=int, default=13, help="prompts of each suite, from its categories in turn")
@@ -320,7 +320,7 @@ def recorded(args: argparse.Namespace) -> Recording:
         if getattr(args, name) < 1:
             raise ConfigError(f"--{name} is {getattr(args, name)}: use at least 1")
     items = {suite: choose(load_suite(suite), limit=args.limit) for suite in args.suites.split(",")}
-    target = load(args.target, numerics=args.numerics)
+    target = load(args.target, weight_format=args.weight_format)
     drafter = load_drafter(args.drafter, target, Eagle2Tree(args.beam, args.layers))
     if not isinstance(drafter, TreeDrafter) or drafter.learns:
         raise ConfigError(f"--drafter {args.drafter} learns, or drafts nothing: use a head, a model or lookup")
@@ -329,7 +329,7 @@ def recorded(args: argparse.Namespace) -> Recording:
         prompts = [encode(target.tokenizer, user(item.prompt)) for item in chosen]
         category = {tuple(prompt): item.category for prompt, item in zip(prompts, chosen, strict=True)}
         size = f"{args.limit}-{args.max_tokens}-{args.beam}x{args.layers}"
-        file = args.cache and args.cache / f"{args.drafter}-{args.numerics}-{suite}-{size}.safetensors"
+        file = args.cache and args.cache / f"{args.drafter}-{args.weight_format}-{suite}-{size}.safetensors"
         found = record(target, drafter.source, prompts, args.max_tokens, file, (args.beam, args.layers))
         suites[suite] = list(track(found, f"recording {suite}", len(prompts), transient=True))
         for known in suites[suite]:

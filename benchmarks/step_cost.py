@@ -36,7 +36,7 @@ from draftree.engine import Engine
 from draftree.errors import RunError
 from draftree.models import attention
 from draftree.models.base import LanguageModel, Nodes
-from draftree.models.cpu.quantization import AUTO, DEFAULT_NUMERICS, DRAFTING, NUMERICS, STOCK, summary
+from draftree.models.cpu.quantization import AUTO, DEFAULT_WEIGHT_FORMAT, DRAFTING, STOCK, WEIGHT_FORMATS, summary
 from draftree.models.eagle_file import shipped_for, shipped_head
 from draftree.models.eagle_model import HeadModel
 from draftree.models.huggingface import HFModel
@@ -87,8 +87,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         _measure_steps(load(args.target), args.context, args.nodes, args.repeats)
         return
     models = {STOCK: HFModel(*load_stock(args.target), name=args.target)}
-    models |= {numerics: load(args.target, numerics=numerics) for numerics in NUMERICS if numerics != AUTO}
-    models[DRAFTING] = models[DEFAULT_NUMERICS].in_numerics(DRAFTING)
+    models |= {
+        weight_format: load(args.target, weight_format=weight_format)
+        for weight_format in WEIGHT_FORMATS
+        if weight_format != AUTO
+    }
+    models[DRAFTING] = models[DEFAULT_WEIGHT_FORMAT].in_weight_format(DRAFTING)
     _print_times(models, args.context, args.repeats)
     _print_agreement(models)
 
@@ -226,7 +230,7 @@ def _compare_attention(target: HFModel, prompt: list[int]) -> None:
 
 
 def _print_times(models: dict[str, HFModel], context: int, repeats: int) -> None:
-    narrow = {numerics: _narrow(model, numerics) for numerics, model in models.items()}
+    narrow = {weight_format: _narrow(model, weight_format) for weight_format, model in models.items()}
     every: dict[str, LanguageModel] = {**models, **_heads(models)}
     own, python = pass_seconds(every, context, SIZES, repeats), pass_seconds(narrow, 8, (1, 8), 3 * repeats)
     some = models[STOCK].capabilities
@@ -244,11 +248,11 @@ def _print_times(models: dict[str, HFModel], context: int, repeats: int) -> None
 
 
 def _heads(models: dict[str, HFModel]) -> dict[str, HeadModel]:
-    """The head that ships for the target, if there is one, in each of the numerics that it can have."""
+    """The head that ships for the target, if there is one, in each of the weight formats that it can have."""
     if shipped_for(models[STOCK]) is None:
         return {}
-    heads = [shipped_head(models[numerics]) for numerics in (STOCK, DEFAULT_NUMERICS, "int8")]
-    return {f"head {head.capabilities.numerics}": head for head in heads}
+    heads = [shipped_head(models[weight_format]) for weight_format in (STOCK, DEFAULT_WEIGHT_FORMAT, "int8")]
+    return {f"head {head.capabilities.weight_format}": head for head in heads}
 
 
 def pass_seconds(
@@ -271,26 +275,28 @@ def pass_seconds(
     return {name: {n: statistics.median(seen[name, n][1:]) for n in sizes} for name in models}
 
 
-def _narrow(model: HFModel, numerics: str) -> HFModel:
+def _narrow(model: HFModel, weight_format: str) -> HFModel:
     """As many layers of the same kind, so narrow that their arithmetic takes no time."""
     config = deepcopy(model.model.config)
     heads = config.num_attention_heads
     config.update({"head_dim": 2, "hidden_size": 2 * heads, "intermediate_size": 16, "vocab_size": 64})
     config._attn_implementation = "sdpa"
     narrow: PreTrainedModel = AutoModelForCausalLM.from_config(config)
-    return HFModel(narrow, name="narrow", numerics=None if numerics == STOCK else numerics, self_test=False)
+    return HFModel(
+        narrow, name="narrow", weight_format=None if weight_format == STOCK else weight_format, self_test=False
+    )
 
 
 @torch.inference_mode()
 def _print_agreement(models: dict[str, HFModel]) -> None:
     print(f"\n{'':8}same next token  KL from {STOCK}, nats  perplexity of the text")
-    found = {numerics: _logprobs(model) for numerics, model in models.items()}
+    found = {weight_format: _logprobs(model) for weight_format, model in models.items()}
     reference, _ = found[STOCK]
-    for numerics, (logprobs, ids) in found.items():
+    for weight_format, (logprobs, ids) in found.items():
         same = float((logprobs.argmax(-1) == reference.argmax(-1)).double().mean())
         divergence = float((reference.exp() * (reference - logprobs)).sum(-1).mean())
         perplexity = float((-logprobs[:-1].gather(1, ids[1:, None])).mean().exp())
-        print(f"{numerics:8}{same:15.1%}{divergence:21.5f}{perplexity:24.2f}")
+        print(f"{weight_format:8}{same:15.1%}{divergence:21.5f}{perplexity:24.2f}")
 
 
 def _logprobs(model: HFModel) -> tuple[Tensor, Tensor]:

@@ -118,14 +118,14 @@ def drafter_for(name: str, target: HFModel, shape: str | None) -> TreeDrafter:
     return made
 
 
-def answer(plain: Engine, auto: Engine, prompt: list[int], tokens: int) -> Answer:
+def answer(alone: Engine, auto: Engine, prompt: list[int], tokens: int) -> Answer:
     """One answer of each engine, one step of each in turn."""
     params = SamplingParams(max_tokens=tokens, ignore_eos=True)
-    one, other = plain.open(prompt, params), auto.open(prompt, params)
+    one, other = alone.open(prompt, params), auto.open(prompt, params)
     drafted = 0
     while one.finish_reason is None or other.finish_reason is None:
         if one.finish_reason is None:
-            plain.step([one])
+            alone.step([one])
         if other.finish_reason is None:
             passes = auto.drafter.passes
             (outcome,) = auto.step([other])
@@ -133,7 +133,7 @@ def answer(plain: Engine, auto: Engine, prompt: list[int], tokens: int) -> Answe
     if one.output_ids != other.output_ids:
         print("the ids differ (a near-tie, or a bug)")
     took = [r.stats.seconds.draft + r.stats.seconds.verify + r.stats.seconds.other for r in (one, other)]
-    plain.close(one)
+    alone.close(one)
     auto.close(other)
     return Answer(took[0] / took[1], tokens - 1 - other.stats.steps, other.stats.steps, drafted)
 
@@ -180,9 +180,9 @@ def main() -> None:
                 found = []
                 for _ in range(args.repeats):
                     auto = Engine(target, drafter_for(name, target, shape))
-                    plain = Engine(target.twin())
+                    alone = Engine(target.twin())
                     asked = prompts(target, args.answers, real=args.real)
-                    found.append([answer(plain, auto, prompt, args.tokens) for prompt in asked])
+                    found.append([answer(alone, auto, prompt, args.tokens) for prompt in asked])
                 report(f"{shape or 'default'} {name}", found)
 
 

@@ -54,3 +54,33 @@ def test_the_readme_names_no_module_that_is_gone() -> None:
     tree = (ROOT / "README.md").read_text().split("## Where things are\n\n```\n")[1].split("```")[0]
     there = {path.name for top in ("src", "benchmarks") for path in (ROOT / top).rglob("*.py")}
     assert sorted(set(re.findall(r"\b[a-z0-9_]+\.py\b", tree)) - there) == []
+
+
+FORBIDDEN = re.compile(
+    r"\b(laws?|guests?|ledgers?|hopes?|numerics|plainly|hierarch(y|ies)|plain decoding|partings?)\b",
+    re.IGNORECASE,
+)
+"""Words of which the field has others: distribution, cascade, weight format, AR decoding."""
+
+
+def _words(path: Path) -> list[str]:
+    """The document's own, without titles of papers (in italics), code and quotes."""
+    text = re.sub(r"`[^`]*`|\*[^*\n]+\*|\"[^\"\n]*\"|--[\w-]+|\w+/[\w./-]+", " ", path.read_text())
+    return sorted({found.group().lower() for found in FORBIDDEN.finditer(text)})
+
+
+@pytest.mark.parametrize("document", [*DOCUMENTS, ROOT / "CHANGELOG.md"], ids=lambda path: path.name)
+def test_documents_have_the_fields_words(document: Path) -> None:
+    assert _words(document) == []
+
+
+@pytest.mark.parametrize("module", sorted((ROOT / "src" / "draftree").rglob("*.py")), ids=lambda path: path.name)
+def test_modules_have_the_fields_words(module: Path) -> None:
+    assert _words(module) == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_modules_that_documents_name_are_there(document: Path) -> None:
+    there = {path.name for top in ("src", "benchmarks", "tests") for path in (ROOT / top).rglob("*.py")}
+    named = re.findall(r"`[a-z/]*?([a-z0-9_]+\.py)`", document.read_text())
+    assert sorted(set(named) - there) == []

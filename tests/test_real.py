@@ -91,7 +91,7 @@ def test_the_default_drafter_is_the_target_in_int4(
     model: HFModel, prompts: list[list[int]], greedy: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its layers come from 4 bits, so that next to nothing is lost."""
-    monkeypatch.setattr("draftree.drafters.registry.price", lambda model, numerics: 0.4)
+    monkeypatch.setattr("draftree.drafters.registry.price", lambda model, weight_format: 0.4)
     made = draftree.load_drafter("auto", model, policy("chain"))
     assert made.name == "int4"
     before = sum(p.nbytes for p in model.model.parameters())
@@ -106,7 +106,7 @@ def test_the_default_drafter_is_the_target_in_int4(
 def test_where_int4_is_slow_the_default_drafter_takes_the_head_that_ships(
     model: HFModel, prompts: list[list[int]], greedy: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("draftree.drafters.registry.price", lambda model, numerics: 0.9)
+    monkeypatch.setattr("draftree.drafters.registry.price", lambda model, weight_format: 0.9)
     made = draftree.load_drafter("auto", model, policy("opt-tree"))
     assert made.name == "lookup+recycle+head"
     got = Engine(model, made, nodes=16).generate(prompts[:1], SamplingParams(max_tokens=TOKENS))[0]
@@ -142,7 +142,7 @@ def test_sampled_ids_equal_plain_decoding(temperature: float, model: HFModel, pr
 
 @pytest.fixture(scope="module", params=["fp16w", "int8"])
 def quantized(request: pytest.FixtureRequest) -> HFModel:
-    return draftree.load("smollm2", numerics=request.param)
+    return draftree.load("smollm2", weight_format=request.param)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -174,7 +174,7 @@ def test_the_command_decodes_as_plain_decoding_and_does_not_convert_again(model:
     asked = [_command(), "generate", QUESTIONS[0], "--max-tokens", "32", "--json", "--compare"]
     done = subprocess.run(asked, capture_output=True, text=True, check=True)  # noqa: S603 - our own command
     report = json.loads(done.stdout)
-    assert report["plain"]["same_tokens"] is True
+    assert report["ar"]["same_tokens"] is True
     assert report["stats"]["tokens"] == len(report["token_ids"]) <= 32
     assert "Converting" not in done.stderr
 

@@ -10,7 +10,7 @@ from draftree.bench.summary import ALL, Interval, LoadedRun, ratio_text
 
 from .sections import Grid, Section
 
-_SAME = ("suite", "prompts_sha256", "entries", "max_tokens", "repeats", "seed", "target", "numerics", "machine")
+_SAME = ("suite", "prompts_sha256", "entries", "max_tokens", "repeats", "seed", "target", "weight_format", "machine")
 
 
 def sections(runs: Sequence[LoadedRun]) -> list[Section]:

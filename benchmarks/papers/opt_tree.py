@@ -204,9 +204,9 @@ def _figure11(runs: Sequence[LoadedRun]) -> Section | None:
     with plot("opt-tree-11") as made:
         axes = made.figure.subplots()
         for at, entry in enumerate(shown):
-            judged = _sum([s.judged for s in _steps(run, entry)])
-            passed = _sum([s.passed for s in _steps(run, entry)])
-            points = [((i + 0.5) / BINS, p / j) for i, (j, p) in enumerate(zip(judged, passed, strict=True)) if j]
+            reached = _sum([s.reached_by_probability for s in _steps(run, entry)])
+            accepted = _sum([s.accepted_by_probability for s in _steps(run, entry)])
+            points = [((i + 0.5) / BINS, p / j) for i, (j, p) in enumerate(zip(reached, accepted, strict=True)) if j]
             axes.plot([x for x, _ in points], [y for _, y in points], label=entry.label, **line_style(at))
         axes.plot([0, 1], [0, 1], color="black", linewidth=0.6)
         axes.set(xlabel="probability by the draft", ylabel="accepted share", xlim=(0, 1), ylim=(0, 1))

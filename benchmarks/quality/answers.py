@@ -64,7 +64,7 @@ def score_run(folder: Path, data: str | None = None, *, unsafe: bool = False, en
     if score is None:
         raise ConfigError(f"answers to {config['suite']} have no right and wrong: take a run of another suite")
     ar = {e.label for e in (Entry(**values) for values in config["entries"]) if e.method == AR}
-    options = {key: config[key] for key in ("dtype", "device", "numerics") if config[key] is not None}
+    options = {key: config[key] for key in ("dtype", "device", "weight_format") if config[key] is not None}
     target = load(config["target"], **options) if entropy else None
     found = []
     for r in records:

@@ -13,7 +13,7 @@ from .drafters.source import TokenSource
 from .drafters.spec import AUTO, DEFAULT_DRAFTER, NONE, DrafterSpec
 from .engine import Engine
 from .errors import ConfigError
-from .models.cpu.quantization import DEFAULT_NUMERICS, DRAFTING
+from .models.cpu.quantization import DEFAULT_WEIGHT_FORMAT, DRAFTING
 from .models.eagle_file import shipped_for
 from .models.huggingface import HFModel
 from .models.loading import DEFAULT_MODEL, load
@@ -102,7 +102,7 @@ def load_engine(
     candidates: str | None = None,
     dtype: str | None = None,
     device: str | None = None,
-    numerics: str = DEFAULT_NUMERICS,
+    weight_format: str = DEFAULT_WEIGHT_FORMAT,
     observers: Sequence[Observer] = (),
     recycle_file: str | Path | None = None,
 ) -> Engine:
@@ -116,7 +116,7 @@ def load_engine(
         candidates=candidates,
         recycle_file=recycle_file,
     )
-    return speculation.engine(load(target, dtype=dtype, device=device, numerics=numerics), observers)
+    return speculation.engine(load(target, dtype=dtype, device=device, weight_format=weight_format), observers)
 
 
 _BEAM_DRAFTERS = "beams are drafted by a draft model, head, int4, int8, fp16w, self, none or, for beam search, lookup"
@@ -130,12 +130,12 @@ def load_beam_engine(
     sampled: bool = False,
     dtype: str | None = None,
     device: str | None = None,
-    numerics: str = DEFAULT_NUMERICS,
+    weight_format: str = DEFAULT_WEIGHT_FORMAT,
 ) -> BeamEngine:
     """An engine for beams from names alone.
 
     Args:
-        target, dtype, device, numerics: as ``draftree.load``.
+        target, dtype, device, weight_format: as ``draftree.load``.
         drafter: as ``load_beam_source``.
         sampled: beams will be sampled, not searched.
 
@@ -143,7 +143,7 @@ def load_beam_engine(
         InputError: a name is unknown or does not fit; what needs no model is checked before one is loaded.
     """
     spec = beam_drafter(drafter, sampled)
-    model = load(target, dtype=dtype, device=device, numerics=numerics)
+    model = load(target, dtype=dtype, device=device, weight_format=weight_format)
     spec = resolved_for_beams(spec, model, sampled)
     return BeamEngine(model, load_beam_source(spec, model, sampled=sampled), name=str(spec))
 

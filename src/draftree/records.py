@@ -23,7 +23,7 @@ from .request import Stats
 from .tree import ROOT, DraftTree
 
 FORMAT = "draftree-trace"
-VERSION = 1
+VERSION = 2
 """Rises when a key changes its meaning or goes; new keys alone do not raise it."""
 
 
@@ -67,8 +67,8 @@ class RunRecord:
         draftree, torch: versions.
         date: when the engine was built, ISO 8601, UTC.
         threads: CPU threads of torch.
-        target: the target's name, architecture, parameters, dtype, numerics, device, attention, max_length, vocab_size,
-            eos_ids.
+        target: the target's name, architecture, parameters, dtype, weight format, device, attention, max_length,
+            vocab_size, eos_ids.
         drafter: its class and settings, among them its policy's class and settings.
         nodes: node budget of one request's tree at one step.
         verification: how target logits turned into accepted tokens.

@@ -3,7 +3,7 @@
 Pure functions on tensors, except ``Draws``, which remembers whose logits it is given. Knows nothing of trees.
 
 The draw at absolute position t under seed s is argmax(warped logits + Gumbel noise(s, t)): a fixed function of the
-distribution and of (s, t). That is what makes speculative output equal plain output token for token: whichever tree was
+distribution and of (s, t). That is what makes speculative output equal AR output token for token: whichever tree was
 drafted, whichever batch the request is in, position t sees the same noise.
 """
 

@@ -144,7 +144,7 @@ class Trace(Observer):
                 "architecture": can.architecture,
                 "parameters": can.parameters,
                 "dtype": str(can.dtype).removeprefix("torch."),
-                "numerics": can.numerics,
+                "weight_format": can.weight_format,
                 "device": str(can.device),
                 "attention": can.attention,
                 "max_length": can.max_length,
@@ -214,7 +214,7 @@ def read_trace(path: str | Path) -> Iterator[Record]:
         EndRecord. The lines of requests that ran together alternate.
 
     Raises:
-        TraceError: at the first record: no such file, no trace, or one of a newer version; later: a corrupt line.
+        TraceError: at the first record: no such file, no trace, or one of another version; later: a corrupt line.
     """
     path = user_path(path)
     lengths: dict[int, int] = {}
@@ -247,9 +247,9 @@ def _read_run(path: Path, line: bytes) -> Record:
             raise ValueError
     except (ValueError, KeyError, TypeError):
         raise TraceError(f"'{path}' is not a draftree trace: name a file that --trace wrote") from None
-    if parsed["version"] > VERSION:
+    if parsed["version"] != VERSION:
         raise TraceError(
-            f"'{path}' is a trace of version {parsed['version']} and we read up to {VERSION}: upgrade draftree"
+            f"'{path}' is a trace of version {parsed['version']} and this draftree reads {VERSION}: record it again"
         )
     try:
         return decode(line)

@@ -86,7 +86,7 @@ class DraftTree:
 
     @classmethod
     def empty(cls) -> DraftTree:
-        """The tree without nodes: its verification is one step of plain decoding."""
+        """The tree without nodes: its verification is one AR step."""
         ints, floats = torch.zeros(0, dtype=torch.int64), torch.zeros(0)
         return cls(ints, ints, ints, floats, floats)
 

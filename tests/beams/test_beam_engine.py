@@ -209,7 +209,7 @@ def test_names_of_drafters() -> None:
 
 @pytest.mark.parametrize("share", [0.55, 0.65])
 def test_auto_is_int4_where_that_is_fast(share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draftree.drafters.registry.price", lambda model, numerics: share)
+    monkeypatch.setattr("draftree.drafters.registry.price", lambda model, weight_format: share)
     folder = str(save_tiny(tmp_path / "model"))
     for sampled in (True, False):
         assert isinstance(load_beam_source("auto", load(folder), sampled=sampled), SelfSpeculationSource) == (

@@ -97,7 +97,7 @@ def test_a_run_with_beams_has_their_energy_or_that_there_is_no_meter(
     assert run([*asked, "--methods", "beams:width=2,peer:hf-beam-search:width=2"]) == 0
     printed = capsys.readouterr().out
     rows = json.loads((tmp_path / "out" / "summary.json").read_text())["methods"]
-    assert set(rows) == {"plain", "beams:width=2", "peer:hf-beam-search:width=2"}
+    assert set(rows) == {"ar", "beams:width=2", "peer:hf-beam-search:width=2"}
     assert all(rows[m]["all"]["joules_per_token"] == (1.0 if meter else None) for m in rows)
     assert ("no meter" in printed) is not meter
     assert all(r.joules == (6.0 if meter else None) for r in read_results(tmp_path / "out"))

@@ -1,4 +1,4 @@
-"""How answers compare with plain decoding's."""
+"""How answers compare with AR decoding's."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NoReturn
 import pytest
 import torch
 
-from draftree.bench.compare import as_json, compare, partings_of
+from draftree.bench.compare import as_json, compare, read_differences
 from draftree.bench.contestants import Entry, entries
 from draftree.bench.results import AnswerRecord, Turn, decode, encode
 from draftree.bench.run import encode_turns
@@ -34,9 +34,9 @@ def target() -> HFModel:
 def _judge(target: HFModel, method: str, own: list[int], plain: list[int], temperature: float = 0.0) -> str:
     made = entries([method], ["lookup"], [temperature], 8)
     records = [record(made[0], 0, _answer(plain)), record(made[1], 0, _answer(own))]
-    verdicts, partings = compare(records, made, [ITEM], [], lambda: target)
+    verdicts, differences = compare(records, made, [ITEM], [], lambda: target)
     assert verdicts[records[0].key] == "equal"
-    assert [p.key for p in partings] == ([] if own == plain else [records[1].key])
+    assert [p.key for p in differences] == ([] if own == plain else [records[1].key])
     return verdicts[records[1].key]
 
 
@@ -46,11 +46,11 @@ def test_another_token_is_a_difference(target: HFModel) -> None:
     assert _judge(target, "chain", [5, 6], [5, 6, 7]) == "different"
 
 
-def test_a_peer_may_differ_from_cheaper_numerics() -> None:
-    cheap = HFModel(tiny(), tiny_tokenizer(), numerics="int8")
-    assert _judge(cheap, "peer:hf-generate", [5, 9, 7], [5, 6, 7]) == "other-numerics"
+def test_a_peer_may_differ_from_a_cheaper_weight_format() -> None:
+    cheap = HFModel(tiny(), tiny_tokenizer(), weight_format="int8")
+    assert _judge(cheap, "peer:hf-generate", [5, 9, 7], [5, 6, 7]) == "other-format"
     assert _judge(cheap, "chain", [5, 9, 7], [5, 6, 7]) == "different"
-    exact = HFModel(tiny(), tiny_tokenizer(), numerics="fp32")
+    exact = HFModel(tiny(), tiny_tokenizer(), weight_format="fp32")
     assert _judge(exact, "peer:hf-generate", [5, 9, 7], [5, 6, 7]) == "different"
 
 
@@ -88,9 +88,9 @@ def test_what_is_known_is_not_asked_again(target: HFModel) -> None:
 
     made = entries(["chain"], ["lookup"], [0.0], 8)
     records = [record(made[0], 0, _answer([5, 6])), record(made[1], 0, _answer([5, 9]))]
-    _, partings = compare(records, made, [ITEM], [], lambda: target)
-    verdicts, again = compare(records, made, [], partings_of(as_json(partings)), nobody)
-    assert again == partings
+    _, differences = compare(records, made, [ITEM], [], lambda: target)
+    verdicts, again = compare(records, made, [], read_differences(as_json(differences)), nobody)
+    assert again == differences
     assert verdicts[records[1].key] == "different"
     with pytest.raises(AssertionError):
         compare(records, made, [ITEM], [], nobody)

@@ -11,9 +11,9 @@ from draftree.policies.best_paths import OptTree
 from draftree.policies.methods import find_policy
 
 
-def test_plain_decoding_takes_part_at_every_temperature() -> None:
-    labels = [e.label for e in entries(["auto", "plain"], ["lookup"], [0.0, 1.0], 8)]
-    assert labels == ["plain T=0", "auto T=0", "plain T=1", "auto T=1"]
+def test_ar_decoding_takes_part_at_every_temperature() -> None:
+    labels = [e.label for e in entries(["auto", "ar"], ["lookup"], [0.0, 1.0], 8)]
+    assert labels == ["ar T=0", "auto T=0", "ar T=1", "auto T=1"]
 
 
 def test_a_method_has_settings_nodes_and_verification() -> None:
@@ -35,7 +35,7 @@ def test_candidates_are_of_all_that_match_or_of_one_contestant() -> None:
 
 def test_several_drafters_name_the_contestants() -> None:
     labels = [e.label for e in entries(["auto", "chain"], ["lookup", "lookup+recycle"], [0.0], 8)]
-    assert labels == ["plain", "auto@lookup", "auto@lookup+recycle", "chain@lookup", "chain@lookup+recycle"]
+    assert labels == ["ar", "auto@lookup", "auto@lookup+recycle", "chain@lookup", "chain@lookup+recycle"]
 
 
 def test_a_peer_takes_the_first_drafting_model() -> None:

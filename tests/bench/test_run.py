@@ -30,7 +30,7 @@ from ..tiny import save_tiny
 
 Captured = pytest.CaptureFixture[str]
 PROMPTS = ["the cat in the hat", "a b a b a b a b", "one the other one"]
-METHODS = ["plain", "chain:depth=2", "opt-tree:nodes=4", "peer:hf-generate", "peer:hf-prompt-lookup"]
+METHODS = ["ar", "chain:depth=2", "opt-tree:nodes=4", "peer:hf-generate", "peer:hf-prompt-lookup"]
 
 
 @pytest.fixture(scope="module")
@@ -66,8 +66,8 @@ def test_a_run_has_a_line_for_each_prompt_and_method(model: str, suite: str, tmp
     assert all(f"| {m} " in printed for m in METHODS)
     rows = _summary(tmp_path / "out")["methods"]
     assert set(rows) == set(METHODS)
-    assert set(rows["plain"]) == {"all", "a", "b"}
-    plain = rows["plain"]["all"]
+    assert set(rows["ar"]) == {"all", "a", "b"}
+    plain = rows["ar"]["all"]
     assert plain["speedup"] == {"mean": 1.0, "low": 1.0, "high": 1.0}
     assert (plain["mal"], plain["nodes_per_token"], plain["ids_equal"]) == (1.0, 0.0, 1.0)
     for name in METHODS:
@@ -96,7 +96,7 @@ def test_steps_of_entropy_take_part_and_depth_and_nodes_are_reported(
     loose = "chain:verify=relaxed:allowed=1:0,inf:3:when=both"
     assert run(_asked(model, suite, tmp_path / "out", "--limit", "1", methods=f"{steps},{loose}")) == 0
     rows = _summary(tmp_path / "out")["methods"]
-    assert set(rows) == {"plain", steps, loose}
+    assert set(rows) == {"ar", steps, loose}
     trees = [t.steps for r in read_results(tmp_path / "out") if r.method == steps for t in r.turns if t.steps]
     for key, column in (("nodes_per_step", "nodes"), ("depth_per_step", "depth")):
         values = [value for tree in trees for value in getattr(tree, column)]
@@ -115,19 +115,24 @@ def test_columns_of_steps_add_up(model: str, suite: str, tmp_path: Path) -> None
             assert sum(steps.gained) == len(turn.ids) - 1 == len(turn.drafted) - 1
             assert len(steps.gained) == len(steps.nodes) == len(steps.expected) == turn.passes
             assert sum(steps.drafted_by_depth) == sum(steps.nodes)
-            assert sum(turn.drafted) == sum(steps.accepted_by_depth) <= sum(steps.accepted) == sum(steps.passed)
-            assert all(a >= b for a, b in zip(steps.judged, steps.passed, strict=True))
-            assert sum(steps.judged) <= sum(steps.nodes)
+            assert (
+                sum(turn.drafted)
+                == sum(steps.accepted_by_depth)
+                <= sum(steps.accepted)
+                == sum(steps.accepted_by_probability)
+            )
+            assert all(a >= b for a, b in zip(steps.reached_by_probability, steps.accepted_by_probability, strict=True))
+            assert sum(steps.reached_by_probability) <= sum(steps.nodes)
             assert 0 < steps.target_seconds < turn.seconds.total
             assert turn.seconds.draft is not None
-            assert (0 < steps.drafter_seconds < turn.seconds.draft) == (record.method != "plain")
+            assert (0 < steps.drafter_seconds < turn.seconds.draft) == (record.method != "ar")
 
 
 def test_sampled_ids_equal_ar_decoding_under_the_same_seed(model: str, suite: str, tmp_path: Path) -> None:
     more = ("--temperature", "0.5,1", "--repeats", "2")
     assert run(_asked(model, suite, tmp_path / "out", *more, methods="opt-tree,peer:hf-generate")) == 0
     rows = _summary(tmp_path / "out")["methods"]
-    assert set(rows) == {f"{m} T={t}" for m in ("plain", "opt-tree", "peer:hf-generate") for t in ("0.5", "1")}
+    assert set(rows) == {f"{m} T={t}" for m in ("ar", "opt-tree", "peer:hf-generate") for t in ("0.5", "1")}
     assert rows["opt-tree T=1"]["all"]["ids_equal"] == 1.0
     assert rows["peer:hf-generate T=1"]["all"]["verdicts"].get("other-draw", 0) > 0
     seeds = {(r.repeat, r.seed) for r in read_results(tmp_path / "out")}
@@ -175,14 +180,14 @@ def _plan(prompts: int, repeats: int = 1) -> RunPlan:
 
 def test_contestants_take_turns_and_each_is_first_as_often() -> None:
     rounds = [[e.label for e in order] for _, _, order in _plan(3, repeats=2).rounds()]
-    assert all(sorted(order) == ["chain", "opt-tree", "plain"] for order in rounds)
-    assert [order[0] for order in rounds] == ["plain", "chain", "opt-tree"] * 2
-    left = _plan(2).missing({("0", 0, "plain"), ("1", 0, "opt-tree")})
+    assert all(sorted(order) == ["ar", "chain", "opt-tree"] for order in rounds)
+    assert [order[0] for order in rounds] == ["ar", "chain", "opt-tree"] * 2
+    left = _plan(2).missing({("0", 0, "ar"), ("1", 0, "opt-tree")})
     assert [(item.id, entry.label) for _, item, entry in left] == [
         ("0", "chain"),
         ("0", "opt-tree"),
         ("1", "chain"),
-        ("1", "plain"),
+        ("1", "ar"),
     ]
 
 

@@ -57,7 +57,7 @@ def test_no_values_are_no_mean() -> None:
 def test_figures_are_those_of_the_records(tmp_path: Path) -> None:
     """AR decoding takes 2 s for 13 tokens where drafting takes 1 s in 5 steps."""
     (loaded,) = load_runs(full_run(tmp_path / "one"))
-    ar, chain = loaded.table["plain T=0"]["all"], loaded.table["chain T=0"]["all"]
+    ar, chain = loaded.table["ar T=0"]["all"], loaded.table["chain T=0"]["all"]
     assert ar.tokens_per_second == pytest.approx(13 / (2 * 1.15))
     assert chain.speedup == pytest.approx((2, 2, 2))
     assert chain.speedup_decode == pytest.approx((2, 2, 2))

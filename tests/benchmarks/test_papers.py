@@ -146,7 +146,7 @@ def test_a_report_has_every_figure_that_the_runs_have(built: list[Section]) -> N
 
 def test_auto_is_held_against_the_best_fixed_method_and_ar_decoding(tmp_path: Path) -> None:
     made = entries(["auto", "chain", "opt-tree"], ["lookup"], [0.0], 8)
-    seconds = {"plain": 2.0, "auto": 1.0, "chain": 1.25, "opt-tree": 1.5}
+    seconds = {"ar": 2.0, "auto": 1.0, "chain": 1.25, "opt-tree": 1.5}
     records = [
         record(e, prompt, turn([1] * 12, seconds[e.method] * (2.5 if (e.method, prompt % 2) == ("auto", 1) else 1.0)))
         for prompt in range(4)
@@ -189,7 +189,7 @@ def test_gsm8k_shows_the_entropy_of_right_and_wrong_answers(tmp_path: Path) -> N
     records, scores = [], []
     for prompt in range(4):
         records += [record(plain, prompt, turn([1, 1], 1.0, drafts=False)), record(chain, prompt, turn([2], 1.0))]
-        scores.append(Scored(f"p{prompt}", 0, "plain", {"exact": float(prompt < 2)}, [0.2 + 0.1 * prompt]))
+        scores.append(Scored(f"p{prompt}", 0, "ar", {"exact": float(prompt < 2)}, [0.2 + 0.1 * prompt]))
         scores.append(Scored(f"p{prompt}", 0, "chain", {"exact": 1.0}))
     save_scores(save(tmp_path / "one", [plain, chain], records, suite="gsm8k"), scores)
     (loaded,) = load_runs(tmp_path / "one")
@@ -197,7 +197,7 @@ def test_gsm8k_shows_the_entropy_of_right_and_wrong_answers(tmp_path: Path) -> N
     assert "0.25 nats over 2 right answers, 0.45 over 2 wrong ones" in section.text[0]
     table = next(s for s in build([loaded]) if s.title == "Scores of the answers")
     assert table.grid is not None and table.grid.rows == [
-        ["plain", "0.50 [0.00, 1.00]"],
+        ["ar", "0.50 [0.00, 1.00]"],
         ["chain", "1.00 [1.00, 1.00]"],
     ]
 

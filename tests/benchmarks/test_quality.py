@@ -202,11 +202,11 @@ def test_a_finished_run_is_scored(finished: Path, capsys: pytest.CaptureFixture[
     assert {(s.prompt, s.method): set(s.score) for s in scores} == {
         (prompt, method): ({"exact", "f1"} if prompt == "1" else set())
         for prompt in ("1", "2")
-        for method in ("plain", "chain:verify=relaxed")
+        for method in ("ar", "chain:verify=relaxed")
     }
-    assert all((s.entropy is not None) == (s.method == "plain") for s in scores)
-    assert mean_scores(scores)["plain"] == {"exact": 0.0, "f1": 0.0}
-    assert "| plain " in capsys.readouterr().out
+    assert all((s.entropy is not None) == (s.method == "ar") for s in scores)
+    assert mean_scores(scores)["ar"] == {"exact": 0.0, "f1": 0.0}
+    assert "| ar " in capsys.readouterr().out
 
 
 def test_what_cannot_be_scored_is_one_line(finished: Path, tmp_path: Path) -> None:

@@ -212,9 +212,9 @@ cat --device cuda:99
 cat --device cuda:x
 cat --device meta
 cat --device {long}
-cat --numerics int4
-cat --numerics {empty}
-cat --numerics int8 --dtype bfloat16
+cat --weight-format int4
+cat --weight-format {empty}
+cat --weight-format int8 --dtype bfloat16
 cat --json --show-trees
 cat --explain --drafter none
 cat --explain --method chain
@@ -283,7 +283,7 @@ info {text}.gguf
 info {model} extra
 info {model} --dtype float8
 info {model} --device cuda:x
-info {model} --numerics {long}
+info {model} --weight-format {long}
 info smolm2
 methods extra
 methods --all
@@ -581,7 +581,7 @@ generate cat --max-tokens 2 --target {model} --stop {long}
 generate --max-tokens 2 --target {model} -- --raw
 generate 猫 --max-tokens 2 --target {model}
 report {run}
-bench --suite {suite} --out {out}/new --methods plain, --limit 1000000 --target {model} --max-tokens 2 --temperature 0,
+bench --suite {suite} --out {out}/new --methods ar, --limit 1000000 --target {model} --max-tokens 2 --temperature 0,
 """.strip().splitlines()
 
 

@@ -52,10 +52,10 @@ def test_profile_prints_a_table_and_keeps_the_profile(model: str, folder: Path, 
     ]
 
 
-def test_profiles_of_other_numerics_are_kept_beside_each_other(model: str, folder: Path, capsys: Captured) -> None:
-    for numerics in ("fp32", "fp16w"):
-        assert run(["profile", model, *SMALL, "--numerics", numerics]) == 0
-        assert f"numerics {numerics}" in capsys.readouterr().out
+def test_profiles_of_weight_formats_are_kept_beside_each_other(model: str, folder: Path, capsys: Captured) -> None:
+    for weight_format in ("fp32", "fp16w"):
+        assert run(["profile", model, *SMALL, "--weight-format", weight_format]) == 0
+        assert f"weight format {weight_format}" in capsys.readouterr().out
     assert len(list(folder.iterdir())) == 2
 
 

@@ -116,7 +116,7 @@ def test_a_stop_string_ends_the_text_before_it(model: str, capsys: Captured) -> 
 
 def test_compare_reports_the_same_tokens(model: str, capsys: Captured) -> None:
     report = _json(capsys, "generate", "the cat", "--target", model, "--max-tokens", "20", "--compare")
-    plain = report["plain"]
+    plain = report["ar"]
     assert isinstance(plain, dict)
     assert plain["same_tokens"] is True
     assert run(["generate", "the cat", "--target", model, "--max-tokens", "20", "--compare"]) == 0
@@ -147,10 +147,10 @@ def test_info_says_what_was_found(model: str, capsys: Captured) -> None:
     assert re.search(r"linear layers +fp32: 9 layers, .*(stock|prepacked)", printed)
 
 
-def test_text_in_cheaper_numerics_is_that_of_plain_decoding_in_them(model: str, capsys: Captured) -> None:
-    asked = ["the cat in the hat", "--target", model, "--max-tokens", "20", "--numerics", "fp16w"]
-    assert _json(capsys, "generate", *asked, "--compare")["plain"]["same_tokens"] is True  # type: ignore[index]
-    assert run(["info", model, "--numerics", "fp16w"]) == 0
+def test_text_in_a_cheaper_weight_format_is_that_of_ar_decoding_in_it(model: str, capsys: Captured) -> None:
+    asked = ["the cat in the hat", "--target", model, "--max-tokens", "20", "--weight-format", "fp16w"]
+    assert _json(capsys, "generate", *asked, "--compare")["ar"]["same_tokens"] is True  # type: ignore[index]
+    assert run(["info", model, "--weight-format", "fp16w"]) == 0
     assert "fp16w: 9 layers" in capsys.readouterr().out
 
 
@@ -234,8 +234,8 @@ BAD = {
     "node budget 0": (["--nodes", "0"], "drafter 'none'"),
     "huge node budget": (["--nodes", "100000"], "100000"),
     "unknown dtype": (["--dtype", "int3"], "int3"),
-    "unknown numerics": (["--numerics", "int4"], "int4"),
-    "numerics in another dtype": (["--numerics", "int8", "--dtype", "bfloat16"], "needs dtype torch.float32"),
+    "unknown weight format": (["--weight-format", "int4"], "int4"),
+    "weight format in another dtype": (["--weight-format", "int8", "--dtype", "bfloat16"], "needs dtype torch.float32"),
     "unknown device": (["--device", "abacus"], "abacus"),
     "json and trees": (["--json", "--show-trees"], "--show-trees"),
     "unknown option": (["--tempreature", "1"], "--tempreature"),
@@ -308,7 +308,7 @@ def test_compare_finds_the_same_tokens_when_sampling_without_a_seed(model: str, 
     """The plain run drew its first token under a seed of its own."""
     asked = ("generate", "the cat", "--target", model, "--max-tokens", "12", "--temperature", "1", "--compare")
     for _ in range(4):
-        plain = _json(capsys, *asked)["plain"]
+        plain = _json(capsys, *asked)["ar"]
         assert isinstance(plain, dict)
         assert plain["same_tokens"] is True
 

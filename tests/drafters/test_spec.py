@@ -107,10 +107,10 @@ def test_an_engine_of_names_gives_the_targets_text(folder: Path, method: str, te
     assert engine.generate(["the rain is in"], params)[0].token_ids == plain
 
 
-def test_the_target_in_other_numerics_is_loaded_once_more(folder: Path, model: HFModel) -> None:
+def test_the_target_in_another_weight_format_is_loaded_once_more(folder: Path, model: HFModel) -> None:
     made = source("lookup>fp16w", model)
     assert isinstance(made.upper, ModelSource)
-    assert made.upper.model.capabilities.numerics == "fp16w"
+    assert made.upper.model.capabilities.weight_format == "fp16w"
     g = Engine(model, TreeDrafter(StaticTree(1, 3), made)).generate([[5, 6, 7]], SamplingParams(max_tokens=TOKENS))[0]
     assert g.token_ids == Engine(model).generate([[5, 6, 7]], SamplingParams(max_tokens=TOKENS))[0].token_ids
 

@@ -174,7 +174,7 @@ def test_a_corrupt_profile_is_measured_again_and_says_so(cache: Path, text: str)
 def test_points_that_cannot_be_are_corrupt(cache: Path, change: dict[str, object]) -> None:
     model = ToyModel()
     point = asdict(curve(1, 9, 1.0, 2.0, 3.0)) | change
-    document = {"format": "draftree-profile", "version": 3, "identity": asdict(Identity.of(model)), "points": [point]}
+    document = {"format": "draftree-profile", "version": 4, "identity": asdict(Identity.of(model)), "points": [point]}
     cache.mkdir(parents=True)
     (cache / Identity.of(model).file_name).write_text(json.dumps(document))
     with pytest.warns(DraftreeWarning, match="cannot be read"):

@@ -109,15 +109,15 @@ def test_an_output_layers_bias_is_read_too() -> None:
 
 
 @pytest.mark.parametrize("fastest", ["fp32", "fp16w", "int8"])
-@pytest.mark.parametrize("numerics", ["fp32", "fp16w", "int8"])
+@pytest.mark.parametrize("weight_format", ["fp32", "fp16w", "int8"])
 def test_a_head_computes_in_what_is_fastest_whatever_its_target_does(
-    numerics: str, fastest: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+    weight_format: str, fastest: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    target = HFModel(tiny(), self_test=False, numerics=numerics)
+    target = HFModel(tiny(), self_test=False, weight_format=weight_format)
     with monkeypatch.context() as patch:
         patch.setattr(head_model, "AUTO", fastest)  # as if it were found to be so
         head = load_head(folder, target)
-    assert head.capabilities.numerics == fastest
+    assert head.capabilities.weight_format == fastest
     row, stock = target.open([1, 2, 3, 4]), load_head(folder, HFModel(tiny(), self_test=False))
     features, logits = row.waiting_features()[:-1], []
     for model in (head, stock):
@@ -128,20 +128,20 @@ def test_a_head_computes_in_what_is_fastest_whatever_its_target_does(
     known = logits[1].isfinite()
     assert torch.equal(logits[0].isfinite(), known)
     got, exact = (some[known] for some in logits)
-    assert float((got - exact).abs().max() / exact.std()) < (0.2 if "int8" in (numerics, fastest) else 1e-2)
+    assert float((got - exact).abs().max() / exact.std()) < (0.2 if "int8" in (weight_format, fastest) else 1e-2)
 
 
 def test_where_there_are_no_other_kernels_a_head_computes_in_float32(
     folder: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
 ) -> None:
     monkeypatch.setattr("draftree.models.cpu.quantization.working", lambda kind: kind == "fp32" and working(kind))
-    head = load_head(folder, HFModel(tiny(), self_test=False, numerics="fp32"))
-    assert head.capabilities.numerics == "fp32"
+    head = load_head(folder, HFModel(tiny(), self_test=False, weight_format="fp32"))
+    assert head.capabilities.weight_format == "fp32"
     assert not recwarn.list
 
 
 def test_the_head_of_a_stock_target_is_left_as_it_came(folder: Path) -> None:
-    assert load_head(folder, HFModel(tiny(), self_test=False)).capabilities.numerics == "stock"
+    assert load_head(folder, HFModel(tiny(), self_test=False)).capabilities.weight_format == "stock"
 
 
 @pytest.mark.parametrize(("what", "field"), [("hidden size", "hidden_size"), ("vocabulary size", "vocab_size")])

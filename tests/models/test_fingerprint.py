@@ -1,4 +1,4 @@
-"""Fingerprints of weights: the same in every dtype and numerics, another for other weights."""
+"""Fingerprints of weights: the same in every dtype and weight format, another for other weights."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def test_rounding_to_another_dtype_keeps_it(dtype: torch.dtype) -> None:
     assert fingerprint(w.to(dtype) for w in weights) == fingerprint(weights)
 
 
-def test_numerics_of_a_loaded_model_keep_it() -> None:
+def test_weight_formats_of_a_loaded_model_keep_it() -> None:
     """Linear layers are replaced and their weights freed, after the fingerprint has been taken."""
-    assert HFModel(tiny(), numerics="int8").capabilities.fingerprint == target().capabilities.fingerprint
+    assert HFModel(tiny(), weight_format="int8").capabilities.fingerprint == target().capabilities.fingerprint
 
 
 def test_other_weights_have_another_one_however_near_they_are() -> None:
@@ -46,7 +46,10 @@ def test_an_entry_beyond_the_sample_of_a_large_tensor_is_reached() -> None:
 
 def test_the_target_drafting_in_another_way_is_told_apart() -> None:
     model = target()
-    found = [m.capabilities.fingerprint for m in (model.twin(), model.in_numerics("int8"), model.in_numerics("int4"))]
+    found = [
+        m.capabilities.fingerprint
+        for m in (model.twin(), model.in_weight_format("int8"), model.in_weight_format("int4"))
+    ]
     assert found[0] == model.capabilities.fingerprint
     assert len(set(found)) == len(found)
 

@@ -124,7 +124,7 @@ def test_threads_may_take_turns(model: HFModel, wanted: list[list[int]]) -> None
 
 @pytest.mark.parametrize("other", ["int8", "self"])
 def test_what_drafts_on_the_targets_weights_is_held_with_it(other: str) -> None:
-    target = HFModel(tiny(), numerics="fp32")
+    target = HFModel(tiny(), weight_format="fp32")
     made = Engine(target, load_drafter(other, target, policy("static")), nodes=4)
     errors: list[type[Exception]] = []
 

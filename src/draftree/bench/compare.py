@@ -10,7 +10,7 @@ import torch
 
 from ..config import SamplingParams
 from ..models.base import LanguageModel
-from ..models.cpu.quantization import DEFAULT_NUMERICS, STOCK
+from ..models.cpu.quantization import DEFAULT_WEIGHT_FORMAT, STOCK
 from ..models.huggingface import HFModel
 from ..sampling import Draws, gumbel_noise, warp
 from ..verify.schemes import find_scheme
@@ -23,14 +23,14 @@ Key = tuple[str, int, str]
 """Prompt, repeat and method of a record."""
 EQUAL, NEAR_TIE, OTHER_DRAW = "equal", "near-tie", "other-draw"
 LOSSY, BEAMS = "lossy", "beams"
-OTHER_NUMERICS, DIFFERENT = "other-numerics", "different"
+OTHER_FORMAT, DIFFERENT = "other-format", "different"
 """How ids compare with AR decoding's: the same; they differ from a near-tie on; another draw from the same
 distribution; the verification was a lossy one; the best of several beams; a peer computes in float32 and ours in a
 cheaper weight format; none of these."""
 
 
 @dataclass(frozen=True, slots=True)
-class Parting:
+class AnswerDifference:
     """Where an answer first differs from AR decoding's.
 
     Attributes:
@@ -58,9 +58,9 @@ def compare(
     records: Sequence[AnswerRecord],
     entries: Sequence[Entry],
     items: Sequence[Item],
-    known: Sequence[Parting],
+    known: Sequence[AnswerDifference],
     target: Callable[[], HFModel],
-) -> tuple[dict[Key, str], list[Parting]]:
+) -> tuple[dict[Key, str], list[AnswerDifference]]:
     """Verdicts of all records that have one of AR decoding to compare with, and where answers differ.
 
     Args:
@@ -75,7 +75,7 @@ def compare(
     ar = {(r.prompt, r.repeat, r.temperature): r for r in records if r.method == base.get(r.temperature)}
     before = {p.key: p for p in known}
     verdicts: dict[Key, str] = {}
-    partings: list[Parting] = []
+    differences: list[AnswerDifference] = []
     for record in records:
         other = ar.get((record.prompt, record.repeat, record.temperature))
         if other is None:
@@ -86,11 +86,11 @@ def compare(
             if found is None:
                 model = target()  # may raise: without it no new difference is compared
                 found = _part(record, other, turn, by_label[record.method], by_id[record.prompt], model)
-            partings.append(found)
+            differences.append(found)
             verdicts[record.key] = found.verdict
         else:
             verdicts[record.key] = EQUAL
-    return verdicts, partings
+    return verdicts, differences
 
 
 def ar_labels(entries: Sequence[Entry]) -> dict[float, str]:
@@ -98,13 +98,13 @@ def ar_labels(entries: Sequence[Entry]) -> dict[float, str]:
     return {e.temperature: e.label for e in entries if e.method == AR}
 
 
-def partings_of(values: Sequence[Mapping[str, Any]]) -> list[Parting]:
+def read_differences(values: Sequence[Mapping[str, Any]]) -> list[AnswerDifference]:
     """Read what ``as_json`` wrote."""
-    return [Parting(**value) for value in values]
+    return [AnswerDifference(**value) for value in values]
 
 
-def as_json(partings: Sequence[Parting]) -> list[dict[str, Any]]:
-    return [asdict(p) for p in partings]
+def as_json(differences: Sequence[AnswerDifference]) -> list[dict[str, Any]]:
+    return [asdict(p) for p in differences]
 
 
 def _first_turn(record: AnswerRecord, other: AnswerRecord) -> int | None:
@@ -112,7 +112,9 @@ def _first_turn(record: AnswerRecord, other: AnswerRecord) -> int | None:
     return next((i for i, (a, b) in enumerate(pairs) if a != b), None)
 
 
-def _part(record: AnswerRecord, other: AnswerRecord, turn: int, entry: Entry, item: Item, target: HFModel) -> Parting:
+def _part(
+    record: AnswerRecord, other: AnswerRecord, turn: int, entry: Entry, item: Item, target: HFModel
+) -> AnswerDifference:
     before = [x for i in range(turn) for x in (item.turns[i], other.turns[i].text)]
     prompt = encode_turns(target, [*before, item.turns[turn]])
     params = SamplingParams(temperature=record.temperature, seed=record.seed)
@@ -129,10 +131,10 @@ def _part(record: AnswerRecord, other: AnswerRecord, turn: int, entry: Entry, it
     elif found.near_tie:
         verdict = NEAR_TIE
     else:
-        cheaper = target.capabilities.numerics not in (STOCK, DEFAULT_NUMERICS)
-        verdict = OTHER_NUMERICS if entry.is_peer and cheaper else DIFFERENT
+        cheaper = target.capabilities.weight_format not in (STOCK, DEFAULT_WEIGHT_FORMAT)
+        verdict = OTHER_FORMAT if entry.is_peer and cheaper else DIFFERENT
     gap = found.gap if found.gap != float("inf") else None
-    return Parting(record.prompt, record.repeat, record.method, turn, found.index, gap, verdict)
+    return AnswerDifference(record.prompt, record.repeat, record.method, turn, found.index, gap, verdict)
 
 
 LARGEST_GAP = 1e-3
@@ -184,4 +186,4 @@ def first_difference(
     if params.temperature > 0:
         logits = warp(logits, params) + gumbel_noise([seed], [len(ids)], logits.shape[-1], logits.device)
     gap = float((logits[0, one[shared]] - logits[0, other[shared]]).abs())
-    return Difference(shared, gap, NEAR_TIES.get(target.capabilities.numerics, LARGEST_GAP))
+    return Difference(shared, gap, NEAR_TIES.get(target.capabilities.weight_format, LARGEST_GAP))

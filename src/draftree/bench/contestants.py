@@ -1,6 +1,6 @@
 """What takes part in a benchmark, by name: ``METHOD[:KEY=VALUE]...`` and ``peer:NAME``. Loads nothing.
 
-opt-tree    opt-tree:nodes=16:candidates=plain    static:verify=relaxed:when=both    plain    peer:hf-generate
+opt-tree    opt-tree:nodes=16:candidates=plain    static:verify=relaxed:when=both    ar    peer:hf-generate
 dynamic-width:width_of=0.02:1,1:2,inf:7:depth=3
 beams:width=4:drafter=head    peer:hf-beam-search:width=4
 """
@@ -38,7 +38,7 @@ from ..verify.schemes import DEFAULT_SCHEME, Match, find_scheme
 from .peers import LOOKUP_TOKENS, PEERS, FlashspecPeer, TransformersPeer, bare, check_peer
 from .results import BINS, Parts, StepColumns, Turn
 
-AR = "plain"
+AR = "ar"
 """Autoregressive decoding, as results and command lines call it."""
 PEER = "peer:"
 BEAMS = "beams"
@@ -162,7 +162,7 @@ def _method(
     for key in [key for key in find_scheme(verify).settings if key in settings]:
         verify += f":{key}={settings.pop(key)}"
     if str(DrafterSpec.parse(drafter)) == NONE:
-        raise ConfigError("drafter 'none' is AR decoding ('plain'), which takes part anyway: leave it out")
+        raise ConfigError("drafter 'none' is AR decoding ('ar'), which takes part anyway: leave it out")
     if "candidates" in settings or isinstance(find_scheme(verify), Match):
         candidates = settings.pop("candidates", candidates)
     else:
@@ -261,11 +261,11 @@ class EngineContestant:
 
 def _steps(outcomes: list[Outcome], answer: Generation, target: float, drafter: float) -> StepColumns:
     stats = answer.stats
-    judged, passed = torch.zeros(BINS, dtype=torch.int64), torch.zeros(BINS, dtype=torch.int64)
+    reached, accepted = torch.zeros(BINS, dtype=torch.int64), torch.zeros(BINS, dtype=torch.int64)
     for outcome in outcomes:
         of, on = _probabilities(outcome)
-        judged += of
-        passed += on
+        reached += of
+        accepted += on
     return StepColumns(
         gained=[o.taken for o in outcomes],
         accepted=[len(o.path) for o in outcomes],
@@ -276,8 +276,8 @@ def _steps(outcomes: list[Outcome], answer: Generation, target: float, drafter: 
         accepted_by_depth=list(stats.accepted),
         accepted_entropies=list(stats.accepted_entropies),
         rejected_entropies=list(stats.rejected_entropies),
-        judged=judged.tolist(),
-        passed=passed.tolist(),
+        reached_by_probability=reached.tolist(),
+        accepted_by_probability=accepted.tolist(),
         draft_passes=stats.draft_passes,
         target_seconds=target,
         drafter_seconds=drafter,
@@ -285,7 +285,7 @@ def _steps(outcomes: list[Outcome], answer: Generation, target: float, drafter: 
 
 
 def _probabilities(outcome: Outcome) -> tuple[torch.Tensor, torch.Tensor]:
-    """[BINS] judged and [BINS] accepted nodes by draft probability; judged are the children of accepted nodes."""
+    """[BINS] reached and [BINS] accepted nodes by draft probability; reached are the children of accepted nodes."""
     tree, path = outcome.tree, outcome.path
     above = torch.cat([tree.path_logprobs, torch.zeros(1)])[tree.parents]  # ROOT reads the last
     bins = ((tree.path_logprobs - above).exp() * BINS).long().clamp(0, BINS - 1)
@@ -298,7 +298,7 @@ class Models:
 
     Args:
         target: the target's name.
-        options: dtype, device and numerics of the target.
+        options: dtype, device and weight format of the target.
     """
 
     def __init__(self, target: str, **options: str | None) -> None:
@@ -325,12 +325,14 @@ class Models:
         if not is_model(DrafterSpec.parse(name)):
             return name
         if name not in self._drafters:
-            self._drafters[name] = load(name, device=str(self.target.capabilities.device), numerics=self._numerics)
+            self._drafters[name] = load(
+                name, device=str(self.target.capabilities.device), weight_format=self._weight_format
+            )
         return self._drafters[name].twin()
 
     @property
-    def _numerics(self) -> str:
-        return str(self._options.get("numerics", "fp32"))
+    def _weight_format(self) -> str:
+        return str(self._options.get("weight_format", "fp32"))
 
     def _peer(self, entry: Entry) -> Contestant:
         model, tokenizer = self._stocked(self._name)
@@ -349,7 +351,7 @@ class Models:
 
     def _stocked(self, name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
         if name not in self._stock:
-            stock_options = {key: value for key, value in self._options.items() if key != "numerics"}
+            stock_options = {key: value for key, value in self._options.items() if key != "weight_format"}
             model, tokenizer = load_stock(name, **stock_options)
             self._stock[name] = bare(model), tokenizer
         return self._stock[name]

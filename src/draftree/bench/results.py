@@ -50,7 +50,8 @@ class StepColumns:
         expected: E(A) of the tree, root counted as 1.
         drafted_by_depth, accepted_by_depth: [d] nodes at depth d + 1 that were drafted, and accepted.
         accepted_entropies, rejected_entropies: nats, as in ``Stats``.
-        judged, passed: [BINS] nodes whose parent was accepted, by their draft probability, and those accepted of them.
+        reached_by_probability, accepted_by_probability: [BINS] nodes whose parent was accepted, by their draft
+            probability, and those accepted of them.
         draft_passes: passes of a draft model.
         target_seconds, drafter_seconds: inside the passes of the target and of draft models and heads.
     """
@@ -64,8 +65,8 @@ class StepColumns:
     accepted_by_depth: list[int]
     accepted_entropies: list[float]
     rejected_entropies: list[float]
-    judged: list[int]
-    passed: list[int]
+    reached_by_probability: list[int]
+    accepted_by_probability: list[int]
     draft_passes: int
     target_seconds: float
     drafter_seconds: float
@@ -236,7 +237,7 @@ def _short(value: Any) -> Any:
 
 CONFIG, PROMPTS, RESULTS, SUMMARY = "config.json", "prompts.jsonl", "results.jsonl", "summary.json"
 FORMAT = "draftree-bench"
-VERSION = 1
+VERSION = 2
 _UNCOMPARED = ("command", "date")
 """What a run that goes on may have otherwise."""
 
@@ -340,7 +341,7 @@ def read_config(path: Path) -> dict[str, Any]:
     """What a run is made of.
 
     Raises:
-        ConfigError: there is no run, or one of a newer version.
+        ConfigError: there is no run, or one of another version.
     """
     try:
         config = json.loads((path / CONFIG).read_text())
@@ -348,9 +349,9 @@ def read_config(path: Path) -> dict[str, Any]:
             raise ValueError
     except (OSError, ValueError, KeyError, TypeError):
         raise ConfigError(f"no run in {path}: name a folder that 'draftree bench --out' wrote") from None
-    if config["version"] > VERSION:
+    if config["version"] != VERSION:
         raise ConfigError(
-            f"{path} is a run of version {config['version']} and we read up to {VERSION}: upgrade draftree"
+            f"{path} is a run of version {config['version']} and this draftree reads {VERSION}: run it again"
         )
     return dict(config)
 

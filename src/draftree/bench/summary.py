@@ -17,7 +17,7 @@ import torch
 from ..artifacts import user_path
 from ..errors import ConfigError
 from ..verify.schemes import DEFAULT_SCHEME
-from .compare import EQUAL, Key, ar_labels, compare, partings_of
+from .compare import EQUAL, Key, ar_labels, compare, read_differences
 from .contestants import AR, Entry
 from .results import CONFIG, AnswerRecord, read_config, read_results, read_summary
 
@@ -369,7 +369,7 @@ def _load(path: Path) -> LoadedRun:
     def unfinished() -> NoReturn:
         raise ConfigError(f"{path} is not finished: give its command again: {config['command']}")
 
-    known = partings_of(read_summary(path).get("partings", []))
+    known = read_differences(read_summary(path).get("differences", []))
     verdicts, _ = compare(records, entries, [], known, unfinished)
     return LoadedRun(path, config, entries, tuple(records), tabulate(records, ar_labels(entries), verdicts))
 
@@ -380,7 +380,7 @@ READING = (
     "other are shares of the time after the prefill. Memory is that of the whole process, the models of all "
     "contestants included."
 )
-_MOST_PARTINGS = 40
+_MOST_DIFFERENCES = 40
 
 
 def report(run: LoadedRun, level: int = 2) -> str:
@@ -399,13 +399,13 @@ def report(run: LoadedRun, level: int = 2) -> str:
             for method, rows in run.table.items()
         ]
         parts += [f"{deeper} Speed-up over AR decoding by category", markdown(["method", *categories], rows)]
-    if partings := read_summary(run.path).get("partings"):
+    if differences := read_summary(run.path).get("differences"):
         rows = [
             [p["method"], p["prompt"], str(p["index"]), "" if p["gap"] is None else f"{p['gap']:.2g}", p["verdict"]]
-            for p in partings[:_MOST_PARTINGS]
+            for p in differences[:_MOST_DIFFERENCES]
         ]
         header = ["method", "prompt", "token", "gap in logits", "verdict"]
-        shown = f" (first {len(rows)} of {len(partings)})" if len(partings) > len(rows) else ""
+        shown = f" (first {len(rows)} of {len(differences)})" if len(differences) > len(rows) else ""
         parts += [f"{deeper} Where answers differ from AR decoding's{shown}", markdown(header, rows)]
     return "\n\n".join([*parts, f"    {run.command}"])
 
@@ -416,7 +416,7 @@ def _described(run: LoadedRun) -> str:
     accelerator = f", {machine['accelerator']}" if machine["accelerator"] else ""
     return (
         f"{c['prompts']} prompts of {run.suite}, repeats {c['repeats']}, answers of up to {c['max_tokens']} tokens; "
-        f"target {c['target']} in {c['numerics']}, drafters {', '.join(c['drafters'])}, node budget "
+        f"target {c['target']} in {c['weight_format']}, drafters {', '.join(c['drafters'])}, node budget "
         f"{c['nodes'] or 'the default'} unless the method sets one. {machine['processor']}, {machine['cores']} cores, "
         f"{machine['threads']} threads{accelerator}; {versions}, commit {c.get('commit') or 'unknown'}; "
         f"{c['date'][:10]}."

@@ -22,8 +22,8 @@ import torch
 import typer
 
 from ..artifacts import user_path
-from ..bench.compare import ar_labels, compare, partings_of
-from ..bench.compare import as_json as partings_as_json
+from ..bench.compare import ar_labels, compare, read_differences
+from ..bench.compare import as_json as differences_as_json
 from ..bench.contestants import Models, entries, split_names
 from ..bench.results import RunFolder, read_summary
 from ..bench.run import Interrupts, Run, RunPlan, check_lengths, find_meter
@@ -141,8 +141,8 @@ def _run(plan: RunPlan, folder: RunFolder, options: dict[str, str | None], *, sk
                 err.print(f"beside decoding the harness took {run.other / run.decoding:.2%} of the time")
         if not folder.records:
             raise RunError("interrupted before the first answer")
-        known = partings_of(read_summary(folder.path).get("partings", []))
-        verdicts, partings = compare(folder.records, plan.entries, plan.items, known, lambda: models().target)
+        known = read_differences(read_summary(folder.path).get("differences", []))
+        verdicts, differences = compare(folder.records, plan.entries, plan.items, known, lambda: models().target)
         table = tabulate(folder.records, ar_labels(plan.entries), verdicts)
         done = len(folder.records)
         folder.write_summary(
@@ -151,7 +151,7 @@ def _run(plan: RunPlan, folder: RunFolder, options: dict[str, str | None], *, sk
                 "answers": done,
                 "of": total,
                 "methods": table_as_json(table),
-                "partings": partings_as_json(partings),
+                "differences": differences_as_json(differences),
             }
         )
     if done < total:

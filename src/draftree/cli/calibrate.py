@@ -94,7 +94,7 @@ def calibrate(
         temperature=temperature,
         seed=params.seed or 0,
         dtype=str(model.capabilities.dtype),
-        numerics=model.capabilities.numerics,
+        weight_format=model.capabilities.weight_format,
     )
     tally = Tally.load(path.with_name(f"{path.name}.part"), calibration, force=force)
     try:

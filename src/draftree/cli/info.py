@@ -67,7 +67,7 @@ def info(
         "parameters": f"{can.parameters / 1e6:.1f} million, {str(can.dtype).removeprefix('torch.')} on {can.device}",
         "longest sequence": f"{can.max_length} tokens ({can.max_length_reason})",
         "vocabulary": f"{can.vocab_size} tokens, end of sequence {sorted(can.eos_ids)}",
-        "linear layers": f"{can.numerics}: {summary(loaded.model)}",
+        "linear layers": f"{can.weight_format}: {summary(loaded.model)}",
         "attention": can.attention,
         "waiting threads": WAITING,
         "draft trees": "yes: 4-D masks and depth positions are honoured (self-test passed)",
@@ -89,7 +89,7 @@ def _table(measured: Profile) -> Table:
     """Milliseconds by tokens a pass, a column for each batch and context; bars for the first."""
     identity = measured.identity
     table = Table(
-        title=f"{identity.model}, {identity.dtype}, numerics {identity.numerics}, {identity.device}, "
+        title=f"{identity.model}, {identity.dtype}, weight format {identity.weight_format}, {identity.device}, "
         f"{identity.threads} threads: milliseconds a pass",
         title_justify="left",
     )

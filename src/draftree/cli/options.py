@@ -14,7 +14,7 @@ import typer
 from ..config import SamplingParams, option
 from ..errors import ConfigError
 from ..load import SpeculationParams
-from ..models.cpu.quantization import DEFAULT_NUMERICS
+from ..models.cpu.quantization import DEFAULT_WEIGHT_FORMAT
 from ..models.huggingface import HFModel
 from ..models.loading import load
 from ..trace import Observer, Trace
@@ -169,13 +169,13 @@ class ComputeOptions:
 
     dtype: str | None = option("float32, float16 or bfloat16.")
     device: str | None = option("cpu, cuda, cuda:N.")
-    numerics: str = option(
-        "Linear layers on a CPU: fp32, fp16w, int8, or auto, the fastest of these.", DEFAULT_NUMERICS
+    weight_format: str = option(
+        "Linear layers on a CPU: fp32, fp16w, int8, or auto, the fastest of these.", DEFAULT_WEIGHT_FORMAT
     )
 
     def load(self, name: str) -> HFModel:
         """Load a model (``draftree.load``)."""
-        return load(name, dtype=self.dtype, device=self.device, numerics=self.numerics)
+        return load(name, dtype=self.dtype, device=self.device, weight_format=self.weight_format)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

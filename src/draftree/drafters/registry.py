@@ -15,7 +15,7 @@ from ..config import typed
 from ..errors import ConfigError, DraftreeWarning, UnknownNameError, VocabularyError
 from ..models.base import LanguageModel
 from ..models.cost_profile import kept_or_measured
-from ..models.cpu.quantization import DEFAULT_NUMERICS, DRAFTING, NUMERICS, price
+from ..models.cpu.quantization import DEFAULT_WEIGHT_FORMAT, DRAFTING, WEIGHT_FORMATS, price
 from ..models.eagle_file import fits, is_head, load_head, shipped_for, shipped_head
 from ..models.eagle_model import HeadModel
 from ..models.huggingface import HFModel
@@ -59,20 +59,24 @@ class SourceKind:
 def _own(name: str, target: HFModel) -> HFModel:
     known = _OWN.setdefault(target.model, {})
     if name not in known:
-        known[name] = target.in_numerics(name)
+        known[name] = target.in_weight_format(name)
     return known[name].twin()
 
 
 _OWN: WeakKeyDictionary[PreTrainedModel, dict[str, HFModel]] = WeakKeyDictionary()
-"""Targets once more, by their numerics."""
+"""Targets once more, by their weight format."""
 
 
 def _folder_or_model(name: str, target: HFModel) -> HFModel | HeadModel:
     if is_head(folder := user_path(name)):
         return load_head(folder, target)
-    numerics = target.capabilities.numerics if target.capabilities.numerics in NUMERICS else DEFAULT_NUMERICS
+    weight_format = (
+        target.capabilities.weight_format
+        if target.capabilities.weight_format in WEIGHT_FORMATS
+        else DEFAULT_WEIGHT_FORMAT
+    )
     try:
-        model = load(name, device=str(target.capabilities.device), numerics=numerics)
+        model = load(name, device=str(target.capabilities.device), weight_format=weight_format)
     except UnknownNameError as error:
         raise UnknownNameError(f"no drafter {name!r}: not one of {', '.join(DRAFTERS)}, and {error}") from None
     check_vocabulary(target, model)
@@ -98,7 +102,7 @@ SOURCES = (
     ),
     SourceKind(
         names=("int4", "int8", "fp16w"),
-        summary="the target itself in these numerics, on its own cache: mostly right, cheaper than float32",
+        summary="the target itself in this weight format, on its own cache: mostly right, cheaper than float32",
         model=_own,
         on_target=True,
         near=True,
@@ -150,8 +154,8 @@ def check_recycle_file(drafter: DrafterSpec, file: str | Path | None) -> None:
 
 
 _CHEAP = 0.6
-"""Share of the target's time for linear layers that the same ones may take in other numerics to draft for it: right 97
-times in 100, eight in a row are 1.3 times as fast as AR decoding if verifying them takes 1.5 of its passes."""
+"""Share of the target's time for linear layers that the same ones may take in another weight format to draft for it.
+Right 97 times in 100, eight in a row are 1.3 times as fast as AR decoding if verifying them takes 1.5 of its passes."""
 _CONTEXT = 512
 """Tokens behind which passes of stages are compared."""
 
@@ -336,7 +340,7 @@ def resolved(drafter: DrafterSpec, target: HFModel, policy: GrowthPolicy, *, lea
 
 def fast_in_int4(target: HFModel) -> bool:
     """It computes in float32 on a CPU that takes ``_CHEAP`` of the time for the same in int4."""
-    return target.capabilities.numerics == DEFAULT_NUMERICS and price(target.model, DRAFTING) <= _CHEAP
+    return target.capabilities.weight_format == DEFAULT_WEIGHT_FORMAT and price(target.model, DRAFTING) <= _CHEAP
 
 
 def draft_model(source: str | HFModel, target: HFModel) -> HFModel | HeadModel:

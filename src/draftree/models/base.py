@@ -31,7 +31,7 @@ class Capabilities:
         eos_ids: tokens that end a sequence.
         dtype, device: of its weights.
         attention: attention implementation in use.
-        numerics: of its linear layers (``draftree.models.cpu.quantization``); "stock": as they were loaded.
+        weight_format: of its linear layers (``draftree.models.cpu.quantization``); "stock": as they were loaded.
         fingerprint: of its weights (``draftree.models.probe``); "": they cannot be read.
     """
 
@@ -45,7 +45,7 @@ class Capabilities:
     dtype: torch.dtype
     device: torch.device
     attention: str
-    numerics: str = "stock"
+    weight_format: str = "stock"
     fingerprint: str = ""
 
 

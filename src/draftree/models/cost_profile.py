@@ -27,7 +27,7 @@ from ..progress import err
 from ..tree import ROOT
 from .base import LanguageModel, Nodes, Row
 
-FORMAT, VERSION = "draftree-profile", 3
+FORMAT, VERSION = "draftree-profile", 4
 """A new version of our own passes has new times."""
 
 
@@ -44,7 +44,7 @@ class Identity:
     threads: int
     torch: str
     transformers: str
-    numerics: str = "stock"
+    weight_format: str = "stock"
 
     @classmethod
     def of(cls, model: LanguageModel) -> Identity:
@@ -60,7 +60,7 @@ class Identity:
             threads=torch.get_num_threads(),
             torch=torch.__version__,
             transformers=transformers.__version__,
-            numerics=can.numerics,
+            weight_format=can.weight_format,
         )
 
     @property
@@ -229,7 +229,7 @@ class Grid:
             if not values or min(values) < 1 or list(values) != sorted(set(values)):
                 raise ConfigError(f"{name} are {values}: give ascending whole numbers from 1 on")
         if self.sizes[0] != 1:
-            raise ConfigError(f"sizes are {self.sizes}: start at 1, the pass of plain decoding")
+            raise ConfigError(f"sizes are {self.sizes}: start at 1, the pass of AR decoding")
         if not 1 <= self.repeats <= _MOST_REPEATS:
             raise ConfigError(f"repeats is {self.repeats}: use 1 to {_MOST_REPEATS}")
         if self.sizes[-1] > MAX_NODES + 1:

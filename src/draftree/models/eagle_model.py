@@ -51,8 +51,8 @@ class HeadRow(Row):
 class HeadModel:
     """A head that drafts for one target, as a ``LanguageModel``.
 
-    Where the target has numerics it computes in the fastest ones here, whichever the target's are: what it drafts need
-    not be the target's to the last bit.
+    Where the target has a weight format it computes in the fastest one here, whichever the target's is: what it drafts
+    need not be the target's to the last bit.
 
     The network is the model's own from then on: its layers may be given other kernels.
 
@@ -81,7 +81,7 @@ class HeadModel:
         self.layers = nn.ModuleDict({"network": network.to(can.device, can.dtype), "output": output})
         self.layers.eval().requires_grad_(False)
         parameters, weights = sum(p.numel() for p in network.parameters()), fingerprint(network.parameters())
-        numerics = STOCK if can.numerics == STOCK else convert(self.layers, AUTO)
+        weight_format = STOCK if can.weight_format == STOCK else convert(self.layers, AUTO)
         self._known = torch.zeros(can.vocab_size, dtype=torch.bool)
         self._known[vocabulary] = True
         self._turns = self.network.turns(torch.arange(0, device=can.device))
@@ -98,7 +98,7 @@ class HeadModel:
             dtype=can.dtype,
             device=can.device,
             attention="sdpa",
-            numerics=numerics,
+            weight_format=weight_format,
             fingerprint=weights,
         )
 

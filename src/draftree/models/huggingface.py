@@ -36,7 +36,7 @@ _PASSED: WeakKeyDictionary[PreTrainedModel, str] = WeakKeyDictionary()
 """Models that have passed the self-test, and with which attention."""
 
 _CONVERTED: WeakKeyDictionary[PreTrainedModel, tuple[Capabilities, Decoder | None]] = WeakKeyDictionary()
-"""Models whose layers were replaced: what was probed before, and their numerics; and their direct pass."""
+"""Models whose layers were replaced: what was probed before, and their weight format; and their direct pass."""
 
 
 _LOCKS: WeakKeyDictionary[PreTrainedModel, RLock] = WeakKeyDictionary()
@@ -85,13 +85,13 @@ class HFModel:
     Args:
         model, tokenizer: of transformers.
         name: what to call it.
-        numerics: weight format of its linear layers on a CPU (``draftree.models.cpu.quantization``): the weights are
-            replaced in ``model``; None leaves it as it is.
+        weight_format: of its linear layers on a CPU (``draftree.models.cpu.quantization``): the weights are replaced
+            in ``model``; None leaves it as it is.
         self_test: compare tree logits with sequential ones.
 
     Raises:
         UnsupportedModelError: the model cannot be given draft trees; the message says why and what to do.
-        ConfigError: no such numerics, or the model has others already.
+        ConfigError: no such weight format, or the model has others already.
     """
 
     @typed
@@ -101,7 +101,7 @@ class HFModel:
         tokenizer: PreTrainedTokenizerBase | None = None,
         *,
         name: str | None = None,
-        numerics: str | None = None,
+        weight_format: str | None = None,
         self_test: bool = True,
     ) -> None:
         name = name or model.config.name_or_path or "model"
@@ -109,7 +109,7 @@ class HFModel:
         share_key_heads(model)
         self.model = model.eval()
         self.tokenizer = tokenizer
-        self.capabilities, self._decoder = _converted(model, name, numerics)
+        self.capabilities, self._decoder = _converted(model, name, weight_format)
         self._layers: int = model.config.get_text_config(decoder=True).num_hidden_layers
         self._keep_last = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._hidden: HiddenStates | None = None
@@ -143,8 +143,8 @@ class HFModel:
         """Keys and values of all open rows."""
         return self._rows.cache
 
-    def in_numerics(self, numerics: str) -> HFModel:
-        """The same model once more in other numerics, or in "int4", with rows and a cache of its own.
+    def in_weight_format(self, weight_format: str) -> HFModel:
+        """The same model once more in another weight format, or in "int4", with rows and a cache of its own.
 
         Its embedding and norms are this one's.
 
@@ -152,11 +152,11 @@ class HFModel:
             ConfigError: this model has not float32 weights on a CPU.
         """
         can, other = self.capabilities, self.twin()
-        check(numerics, can.device, can.dtype, drafting=True)
+        check(weight_format, can.device, can.dtype, drafting=True)
         other.model = apart(self.model)
         merge_layers(other.model)
-        made = convert(other.model, numerics)
-        other.capabilities = replace(can, numerics=made, fingerprint=f"{can.fingerprint}:{numerics}")
+        made = convert(other.model, weight_format)
+        other.capabilities = replace(can, weight_format=made, fingerprint=f"{can.fingerprint}:{weight_format}")
         other._decoder = direct(other.model) if self._decoder is None else Decoder(other.model)
         other._hidden = None
         return other
@@ -168,7 +168,7 @@ class HFModel:
         before the other goes on.
 
         Args:
-            host: the other, with layers of the same shapes: such as the same model in other numerics.
+            host: the other, with layers of the same shapes: such as the same model in another weight format.
 
         Raises:
             ConfigError: their keys and values do not go together.
@@ -377,18 +377,18 @@ class HFModel:
             self._rows.close(self._rows.own(row))
 
 
-def _converted(model: PreTrainedModel, name: str, numerics: str | None) -> tuple[Capabilities, Decoder | None]:
-    """What a model can do, with its layers in ``numerics`` from now on unless that is None; and its direct pass."""
+def _converted(model: PreTrainedModel, name: str, weight_format: str | None) -> tuple[Capabilities, Decoder | None]:
+    """What a model can do, with its layers in ``weight_format`` from now on, unless that is None; its direct pass."""
     known = _CONVERTED.get(model)
     if known is None:
         can = probe.capabilities(model, name)
-        if numerics is None:
+        if weight_format is None:
             return can, None
         merge_layers(model)
-        can = replace(can, numerics=convert(model, numerics))
+        can = replace(can, weight_format=convert(model, weight_format))
         _CONVERTED[model] = can, direct(model)
         return _CONVERTED[model]
     can, decoder = known
-    if numerics not in (None, can.numerics):
-        raise ConfigError(f"{name} has numerics {can.numerics} and its own weights no more: load it again")
+    if weight_format not in (None, can.weight_format):
+        raise ConfigError(f"{name} has weight format {can.weight_format} and its own weights no more: load it again")
     return replace(can, name=name, attention=model.config._attn_implementation), decoder

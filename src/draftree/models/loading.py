@@ -28,7 +28,7 @@ from ..artifacts import user_path
 from ..config import typed
 from ..errors import ConfigError, DraftreeWarning, ModelFileError, RunError, UnknownNameError
 from ..progress import err
-from .cpu.quantization import DEFAULT_NUMERICS, check
+from .cpu.quantization import DEFAULT_WEIGHT_FORMAT, check
 from .huggingface import HFModel
 from .pretrained import first_line, quiet, read_gguf, read_pretrained
 
@@ -51,7 +51,7 @@ def load(
     dtype: str | None = None,
     device: str | None = None,
     attention: str | None = None,
-    numerics: str = DEFAULT_NUMERICS,
+    weight_format: str = DEFAULT_WEIGHT_FORMAT,
 ) -> HFModel:
     """Load a model by name.
 
@@ -60,19 +60,19 @@ def load(
         dtype: "float32", "float16" or "bfloat16"; by default float32 on a CPU, the checkpoint's own elsewhere.
         device: "cpu", "cuda", ...; by default CUDA where there is one.
         attention: transformers' attention implementation, "sdpa" or "eager"; by default what it prefers for the model.
-        numerics: what linear layers compute in where weights are float32 on a CPU: "fp32", "fp16w", "int8", or "auto",
-            the fastest of these (``draftree.models.cpu.quantization``). Their original weights are freed.
+        weight_format: of linear layers where weights are float32 on a CPU: "fp32", "fp16w", "int8", or "auto", the
+            fastest of these (``draftree.models.cpu.quantization``). Their original weights are freed.
 
     Raises:
         UnknownNameError: nothing of that name was found.
         ModelFileError: what was found cannot be read.
         UnsupportedModelError: the model cannot be given draft trees.
-        ConfigError: no such dtype, device or numerics, or they do not go together.
+        ConfigError: no such dtype, device or weight format, or they do not go together.
     """
     place, weights = _place(dtype, device)
-    check(numerics, place, weights)
+    check(weight_format, place, weights)
     model, tokenizer = _load(name, place, weights, attention)
-    return HFModel(model, tokenizer, name=name, numerics=numerics)
+    return HFModel(model, tokenizer, name=name, weight_format=weight_format)
 
 
 def load_stock(

@@ -163,7 +163,7 @@ def self_test(model: LoadedModel) -> None:
     worst = max(_difference(x, y) for x, y in pairs)
     for opened in (row, *branches):
         model.close(opened)
-    allowed = _HALF_TOLERANCE if can.numerics == "int8" else tolerance(can.dtype)
+    allowed = _HALF_TOLERANCE if can.weight_format == "int8" else tolerance(can.dtype)
     if not worst <= allowed:
         raise UnsupportedModelError(
             f"{can.name} ({can.architecture}) fails the tree self-test: tree, sequential and causal logits "

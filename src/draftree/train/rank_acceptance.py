@@ -98,7 +98,7 @@ class AcceptanceMeasurement:
         temperature: of the target.
         seed: of the first prompt; each has its own.
         dtype: of the target's weights.
-        numerics: of its linear layers.
+        weight_format: of its linear layers.
 
     Raises:
         ConfigError: a value is out of range.
@@ -112,7 +112,7 @@ class AcceptanceMeasurement:
     temperature: float
     seed: int
     dtype: str
-    numerics: str = "stock"
+    weight_format: str = "stock"
 
     def __post_init__(self) -> None:
         check_ranges(self.depth, self.stride, self.max_tokens)

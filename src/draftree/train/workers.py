@@ -32,7 +32,7 @@ class _Job:
 
     target: str
     dtype: str
-    numerics: str
+    weight_format: str
     core: int | None
     prompts: Sequence[Sequence[int]]
     rows: int
@@ -77,7 +77,7 @@ def respond_in(
     try:
         for i in range(workers):
             core = cores[i % len(cores)] if cores else None
-            job = _Job(can.name, dtype, can.numerics, core, prompts, rows, max_tokens, seed)
+            job = _Job(can.name, dtype, can.weight_format, core, prompts, rows, max_tokens, seed)
             ours, theirs = context.Pipe()
             running[ours] = context.Process(target=_work, args=(theirs, job), daemon=True)
             with _interrupts_held():
@@ -130,8 +130,8 @@ def _work(pipe: Connection, job: _Job) -> None:
         if job.core is not None:
             os.sched_setaffinity(0, {job.core})
         torch.set_num_threads(1)
-        numerics = {} if job.numerics == "stock" else {"numerics": job.numerics}
-        target = load(job.target, dtype=job.dtype, device="cpu", **numerics)
+        weight_format = {} if job.weight_format == "stock" else {"weight_format": job.weight_format}
+        target = load(job.target, dtype=job.dtype, device="cpu", **weight_format)
         target.track_features()
         numbers = iter(lambda: _next_number(pipe), None)
         drawn = respond(target, job.prompts, numbers, rows=job.rows, max_tokens=job.max_tokens, seed=job.seed)

@@ -119,7 +119,7 @@ class Match(Scheme):
     """
 
     name = "match"
-    summary = "the target's own draw is followed for as long as it was drafted: the same text as plain decoding"
+    summary = "the target's own draw is followed for as long as it was drafted: the same text as AR decoding"
 
     def __init__(self, candidates: str = COUPLED) -> None:
         if candidates not in CANDIDATES:

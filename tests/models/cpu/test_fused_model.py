@@ -48,13 +48,15 @@ def test_models_of_merged_layers_have_one_and_no_others(kind: str, attention: st
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @llama_kind
 def test_logits_and_hidden_states_are_those_of_transformers(kind: str, attention: str) -> None:
-    stock, own = (HFModel(tiny(kind, attention=attention), numerics=numerics) for numerics in (None, "fp32"))
+    stock, own = (
+        HFModel(tiny(kind, attention=attention), weight_format=weight_format) for weight_format in (None, "fp32")
+    )
     for want, got in zip(passes(stock), passes(own), strict=True):
         torch.testing.assert_close(got, want, atol=2e-5, rtol=0)
 
 
 def test_passes_leave_transformers_forward_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = HFModel(tiny(), numerics="fp32")
+    model = HFModel(tiny(), weight_format="fp32")
     model.track_features()
 
     def never(*args: object, **kwargs: object) -> None:
@@ -88,7 +90,7 @@ def test_a_model_with_one_stock_layer_has_none() -> None:
 
 
 def test_another_attention_can_be_set_afterwards() -> None:
-    model = HFModel(tiny(), numerics="fp32")
+    model = HFModel(tiny(), weight_format="fp32")
     before = passes(model)
     model.model.set_attn_implementation("eager")
     for want, got in zip(before, passes(model.twin()), strict=True):
@@ -96,7 +98,7 @@ def test_another_attention_can_be_set_afterwards() -> None:
 
 
 def test_a_model_that_nobody_holds_is_freed() -> None:
-    model = HFModel(tiny(), numerics="fp32")
+    model = HFModel(tiny(), weight_format="fp32")
     alive = weakref.ref(model.model)
     del model
     gc.collect()

@@ -14,7 +14,7 @@ from draftree.models.cpu import kernels
 from draftree.models.cpu import kernels as whole
 from draftree.models.cpu.kernels import KERNELS, Int4, Int8, Int8OneDNN, Kernel, _digits, working, works
 
-HERE = [kernel for numerics in KERNELS for kernel in working(numerics)]
+HERE = [kernel for weight_format in KERNELS for kernel in working(weight_format)]
 """What this processor has; ``load`` falls back on these where one is missing."""
 SHAPES = [(32, 61), (64, 32), (576, 192)]
 ERROR = {"stock": 1e-5, "prepacked": 1e-5, "fp16w": 1e-2, "int8": 0.1, "int8-onednn": 0.1, "int4": 0.4}
@@ -177,7 +177,7 @@ def test_int8_layers_may_be_faster_in_float16_but_only_where_there_is_int8(monke
         "int8": (Int8,),
     }
     monkeypatch.setattr(kernels, "working", found.__getitem__)
-    assert [kernels.candidates(numerics) for numerics in found] == [
+    assert [kernels.candidates(weight_format) for weight_format in found] == [
         (kernels.Stock,),
         (kernels.HalfWeights,),
         (Int8, kernels.HalfWeights),

@@ -1,4 +1,4 @@
-"""Numerics: which are given, that rows stay independent, whose ids they give, and what is freed, kept and refused."""
+"""Weight formats: which there are, that rows stay independent, whose ids they give, what is freed, kept, rejected."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from draftree.models.base import Nodes
 from draftree.models.cost_profile import Identity
 from draftree.models.cpu import quantization as module
 from draftree.models.cpu.kernels import KERNELS, Stock, working
-from draftree.models.cpu.quantization import NUMERICS, Choice, KernelLinear, Times, check, convert, summary
+from draftree.models.cpu.quantization import WEIGHT_FORMATS, Choice, KernelLinear, Times, check, convert, summary
 from draftree.models.huggingface import HFModel
 from draftree.models.loading import load, load_stock
 from draftree.policies.methods import METHODS
@@ -32,8 +32,8 @@ from ...pairs import drafter, generated
 from ...tiny import FAMILIES, causal_logits, save_tiny, tiny
 
 PROMPTS = [[3, 14, 15, 9, 2, 6, 14, 15], [27, 1, 8], [31, 41, 5, 9, 26, 53, 58, 9, 7, 9, 3, 2, 3, 8]]
-HERE = [numerics for numerics in NUMERICS[1:] if working(numerics)]
-each = pytest.mark.parametrize("numerics", HERE)
+HERE = [weight_format for weight_format in WEIGHT_FORMATS[1:] if working(weight_format)]
+each = pytest.mark.parametrize("weight_format", HERE)
 
 
 @pytest.fixture(autouse=True)
@@ -42,8 +42,8 @@ def own_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "candidates", working)
 
 
-def converted(numerics: str, kind: str = "llama") -> HFModel:
-    return HFModel(tiny(kind), numerics=numerics)
+def converted(weight_format: str, kind: str = "llama") -> HFModel:
+    return HFModel(tiny(kind), weight_format=weight_format)
 
 
 def tied(hidden: int = 8) -> Any:
@@ -61,12 +61,12 @@ def tied(hidden: int = 8) -> Any:
 
 @each
 @pytest.mark.parametrize("kind", FAMILIES)
-def test_every_linear_layer_gets_a_kernel_of_the_numerics(numerics: str, kind: str) -> None:
-    model = converted(numerics, kind)
-    assert model.capabilities.numerics == numerics
+def test_every_linear_layer_gets_a_kernel_of_the_weight_format(weight_format: str, kind: str) -> None:
+    model = converted(weight_format, kind)
+    assert model.capabilities.weight_format == weight_format
     layers = [m for m in model.model.modules() if isinstance(m, KernelLinear)]
     assert layers
-    assert {m.kernel.name for m in layers} <= {kernel.name for kernel in KERNELS[numerics]}
+    assert {m.kernel.name for m in layers} <= {kernel.name for kernel in KERNELS[weight_format]}
     assert not [m for m in model.model.modules() if type(m) is nn.Linear]
 
 
@@ -84,10 +84,10 @@ def test_fp32_gives_the_ids_of_transformers(kind: str) -> None:
 @each
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("name", ["lookup", "relative"])
-def test_trees_give_the_ids_of_plain_decoding_in_the_same_numerics(
-    name: str, temperature: float, numerics: str
+def test_trees_give_the_ids_of_plain_decoding_in_the_same_weight_format(
+    name: str, temperature: float, weight_format: str
 ) -> None:
-    model = converted(numerics)
+    model = converted(weight_format)
     params = SamplingParams(max_tokens=40, temperature=temperature, seed=5)
     want = [Engine(model).generate([p], params)[0].token_ids for p in PROMPTS]
     trees = Engine(model, drafter(name, model, METHODS["opt-tree"].policy())).generate(PROMPTS, params)
@@ -97,15 +97,15 @@ def test_trees_give_the_ids_of_plain_decoding_in_the_same_numerics(
 
 
 @each
-def test_logits_are_close_to_those_of_float32(numerics: str) -> None:
+def test_logits_are_close_to_those_of_float32(weight_format: str) -> None:
     want = causal_logits(tiny(), range(20))
-    got = causal_logits(converted(numerics).model, range(20))
-    assert (got - want).abs().max() <= {"fp32": 1e-4, "fp16w": 0.05, "int8": 0.5}[numerics] * want.std()
+    got = causal_logits(converted(weight_format).model, range(20))
+    assert (got - want).abs().max() <= {"fp32": 1e-4, "fp16w": 0.05, "int8": 0.5}[weight_format] * want.std()
 
 
 @each
-def test_a_nodes_logits_do_not_depend_on_what_its_neighbours_are(numerics: str) -> None:
-    model = converted(numerics)
+def test_a_nodes_logits_do_not_depend_on_what_its_neighbours_are(weight_format: str) -> None:
+    model = converted(weight_format)
     parents = torch.tensor([-1, -1, 0, 1])  # two branches
     rows = [model.open(PROMPTS[0]) for _ in range(2)]
     one, other = (
@@ -117,8 +117,8 @@ def test_a_nodes_logits_do_not_depend_on_what_its_neighbours_are(numerics: str) 
 
 
 @each
-def test_a_rows_logits_do_not_depend_on_the_other_rows_of_a_batch(numerics: str) -> None:
-    model = converted(numerics)
+def test_a_rows_logits_do_not_depend_on_the_other_rows_of_a_batch(weight_format: str) -> None:
+    model = converted(weight_format)
     rows = [model.open(p) for p in ([1, 2, 3], [4, 5, 6], [1, 2, 3], [9, 9, 9])]
     nodes = [Nodes.chain([7, 8])] * 2
     assert torch.equal(model.extend(rows[:2], nodes)[0], model.extend(rows[2:], nodes)[0])
@@ -139,7 +139,7 @@ def test_weights_that_were_concatenated_are_freed() -> None:
     gone = [
         weakref.ref(getattr(model.model.layers[0].self_attn, name).weight) for name in ("q_proj", "k_proj", "v_proj")
     ]
-    HFModel(model, numerics="fp16w")
+    HFModel(model, weight_format="fp16w")
     gc.collect()
     assert [weight() for weight in gone] == [None, None, None]
 
@@ -163,7 +163,7 @@ def test_auto_takes_the_fastest(fastest: str, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(
         module, "choose", lambda times: min((Choice(k, (), cost[k]) for k in times), key=lambda c: c.seconds)
     )
-    assert converted("auto").capabilities.numerics == fastest
+    assert converted("auto").capabilities.weight_format == fastest
 
 
 def test_fewer_rows_are_filled_up_as_chosen_and_dropped_again() -> None:
@@ -184,75 +184,79 @@ def test_fewer_rows_are_filled_up_as_chosen_and_dropped_again() -> None:
 
 
 def test_without_a_kernel_it_falls_back_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "working", lambda numerics: () if numerics == "int8" else working(numerics))
+    monkeypatch.setattr(
+        module, "working", lambda weight_format: () if weight_format == "int8" else working(weight_format)
+    )
     with pytest.warns(DraftreeWarning, match="no int8 kernel .*: using fp32"):
-        assert converted("int8").capabilities.numerics == "fp32"
+        assert converted("int8").capabilities.weight_format == "fp32"
 
 
 @pytest.mark.parametrize(
-    ("numerics", "device", "dtype", "message"),
+    ("weight_format", "device", "dtype", "message"),
     [
-        ("int4", "cpu", torch.float32, "numerics is 'int4': choose from auto, fp32, fp16w, int8"),
-        ("int8", "cuda", torch.float32, "numerics int8 needs device cpu, not cuda"),
-        ("fp16w", "cuda", None, "numerics fp16w needs device cpu, not cuda"),
-        ("fp16w", "cpu", torch.bfloat16, "numerics fp16w needs dtype torch.float32, not torch.bfloat16"),
+        ("int4", "cpu", torch.float32, "weight format is 'int4': choose from auto, fp32, fp16w, int8"),
+        ("int8", "cuda", torch.float32, "weight format int8 needs device cpu, not cuda"),
+        ("fp16w", "cuda", None, "weight format fp16w needs device cpu, not cuda"),
+        ("fp16w", "cpu", torch.bfloat16, "weight format fp16w needs dtype torch.float32, not torch.bfloat16"),
     ],
 )
-def test_what_cannot_be_had_is_refused(numerics: str, device: str, dtype: torch.dtype | None, message: str) -> None:
+def test_what_cannot_be_had_is_refused(
+    weight_format: str, device: str, dtype: torch.dtype | None, message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
-        check(numerics, torch.device(device), dtype)
+        check(weight_format, torch.device(device), dtype)
 
 
 def test_int4_is_for_drafters() -> None:
     check("int4", torch.device("cpu"), torch.float32, drafting=True)
-    with pytest.raises(ConfigError, match="numerics int4 needs device cpu, not cuda"):
+    with pytest.raises(ConfigError, match="weight format int4 needs device cpu, not cuda"):
         check("int4", torch.device("cuda"), torch.float32, drafting=True)
-    with pytest.raises(ConfigError, match="numerics is 'int3': choose from"):
+    with pytest.raises(ConfigError, match="weight format is 'int3': choose from"):
         check("int3", torch.device("cpu"), torch.float32, drafting=True)
 
 
-@pytest.mark.parametrize("numerics", ["fp32", "auto"])
+@pytest.mark.parametrize("weight_format", ["fp32", "auto"])
 @pytest.mark.parametrize(("device", "dtype"), [("cuda", None), ("cpu", torch.bfloat16)])
-def test_numerics_that_ask_for_nothing_special_go_with_any_device(
-    numerics: str, device: str, dtype: torch.dtype | None
+def test_weight_formats_that_need_nothing_special_go_with_any_device(
+    weight_format: str, device: str, dtype: torch.dtype | None
 ) -> None:
-    check(numerics, torch.device(device), dtype)
+    check(weight_format, torch.device(device), dtype)
 
 
 def test_layers_in_another_dtype_stay_stock() -> None:
     model: PreTrainedModel = tiny().to(torch.bfloat16)  # type: ignore[arg-type]
-    assert HFModel(model, numerics="fp32").capabilities.numerics == "stock"
+    assert HFModel(model, weight_format="fp32").capabilities.weight_format == "stock"
 
 
 def test_a_converted_model_is_known_again_and_not_converted_twice() -> None:
     first = converted("fp16w")
     again = HFModel(first.model, name="again")
-    assert (again.capabilities.numerics, again.capabilities.name) == ("fp16w", "again")
+    assert (again.capabilities.weight_format, again.capabilities.name) == ("fp16w", "again")
     assert again.capabilities.parameters == first.capabilities.parameters == tiny().num_parameters()
     assert first.twin().capabilities == first.capabilities
-    with pytest.raises(ConfigError, match="has numerics fp16w .*: load it again"):
-        HFModel(first.model, numerics="int8")
+    with pytest.raises(ConfigError, match="has weight format fp16w .*: load it again"):
+        HFModel(first.model, weight_format="int8")
 
 
 HOSTS = [None, *HERE]
 
 
-@pytest.mark.parametrize("numerics", ["fp16w", "int8", "int4"])
+@pytest.mark.parametrize("weight_format", ["fp16w", "int8", "int4"])
 @pytest.mark.parametrize("host", HOSTS, ids=str)
-def test_a_model_can_be_had_in_other_numerics_beside_itself(host: str | None, numerics: str) -> None:
+def test_a_model_can_be_had_in_other_weight_formats_beside_itself(host: str | None, weight_format: str) -> None:
     """Made of the weights in use, whatever holds them; what is no linear layer is there once."""
-    first = HFModel(tiny(), numerics=host, self_test=False)
+    first = HFModel(tiny(), weight_format=host, self_test=False)
     before = causal_logits(first.model, range(20))
-    second = first.in_numerics(numerics)
+    second = first.in_weight_format(weight_format)
     assert second.capabilities == replace(
-        first.capabilities, numerics=numerics, fingerprint=f"{first.capabilities.fingerprint}:{numerics}"
+        first.capabilities, weight_format=weight_format, fingerprint=f"{first.capabilities.fingerprint}:{weight_format}"
     )
     assert torch.equal(causal_logits(first.model, range(20)), before), "the first has stayed as it was"
     names = {m.kernel.name for m in second.model.modules() if isinstance(m, KernelLinear)}
-    assert names <= {kernel.name for kind in (numerics, "int8") for kernel in KERNELS[kind]}
+    assert names <= {kernel.name for kind in (weight_format, "int8") for kernel in KERNELS[kind]}
     assert not [m for m in second.model.modules() if type(m) is nn.Linear]
     error = (causal_logits(second.model, range(20)) - before).abs().max() / before.std()
-    assert error <= {"fp16w": 0.05, "int8": 0.5, "int4": 3.0}[numerics]
+    assert error <= {"fp16w": 0.05, "int8": 0.5, "int4": 3.0}[weight_format]
     for one, other in zip(first.model.parameters(), second.model.parameters(), strict=False):
         if one.shape == other.shape:
             assert one.data_ptr() == other.data_ptr()
@@ -262,7 +266,7 @@ def test_a_model_can_be_had_in_other_numerics_beside_itself(host: str | None, nu
 
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_int4_has_its_output_layer_in_int8(kind: str) -> None:
-    made = HFModel(tiny(kind), numerics="fp32", self_test=False).in_numerics("int4").model
+    made = HFModel(tiny(kind), weight_format="fp32", self_test=False).in_weight_format("int4").model
     output = made.get_output_embeddings()
     assert output.kernel.name in {kernel.name for kernel in working("int8")}
     inner = {m.kernel.name for m in made.modules() if isinstance(m, KernelLinear) and m is not output}
@@ -270,38 +274,38 @@ def test_int4_has_its_output_layer_in_int8(kind: str) -> None:
     assert inner or kind == "gpt2"
 
 
-def test_the_price_of_numerics_is_that_of_one_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of all layers together, each in the kernel that it runs with, against the fastest there is in these numerics."""
+def test_the_price_of_a_weight_format_is_that_of_one_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all layers together, each in the kernel that it runs with, against the fastest in this format."""
     seconds = {"stock": 3.0, "prepacked": 2.0, "int8": 0.5, "int8-onednn": 0.25, "fp16w": 1.0, "int4": 1.5}
     monkeypatch.setattr(Times, "of", lambda self, kernels, linears: {k.name: (seconds[k.name], 9.0) for k in kernels})
     monkeypatch.setattr(
         module, "choose", lambda times: min((Choice(k, (), t[0]) for k, t in times.items()), key=lambda c: c.seconds)
     )
-    model = HFModel(tiny(), numerics="fp32", self_test=False).model
+    model = HFModel(tiny(), weight_format="fp32", self_test=False).model
     used = [m.kernel.name for m in model.modules() if isinstance(m, KernelLinear)]
     now = sum(seconds[name] for name in used)
     assert module.price(model, "fp32") == pytest.approx(1.0)
     assert module.price(model, "fp16w") == pytest.approx(len(used) / now)
     output = min(seconds[kernel.name] for kernel in working("int8"))
     assert module.price(model, "int4") == pytest.approx(((len(used) - 1) * 1.5 + output) / now)
-    monkeypatch.setattr(module, "working", lambda numerics: ())
+    monkeypatch.setattr(module, "working", lambda weight_format: ())
     assert module.price(model, "int4") == float("inf")
 
 
-def test_other_numerics_follow_what_is_tracked_in_neither() -> None:
+def test_other_weight_formats_follow_what_is_tracked_in_neither() -> None:
     """A hook on the first is not one on the second."""
-    first = HFModel(tiny(), numerics="fp32", self_test=False)
+    first = HFModel(tiny(), weight_format="fp32", self_test=False)
     first.track_features()
-    second = first.in_numerics("int8")
+    second = first.in_weight_format("int8")
     row = second.open(PROMPTS[0])
     assert not second.tracks_features
     assert row.features == []
     second.close(row)
 
 
-def test_profiles_of_other_numerics_are_other_profiles() -> None:
+def test_profiles_of_other_weight_formats_are_other_profiles() -> None:
     identities = [Identity.of(m) for m in (HFModel(tiny()), converted("fp32"), converted("fp16w"))]
-    assert [i.numerics for i in identities] == ["stock", "fp32", "fp16w"]
+    assert [i.weight_format for i in identities] == ["stock", "fp32", "fp16w"]
     assert len({i.file_name for i in identities}) == 3
 
 
@@ -311,11 +315,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_load_gives_fp32_unless_asked_otherwise(folder: Path) -> None:
-    assert load(str(folder)).capabilities.numerics == "fp32"
-    assert load(str(folder), numerics="fp16w").capabilities.numerics == "fp16w"
-    assert load(str(folder), dtype="bfloat16").capabilities.numerics == "stock"
-    with pytest.raises(ConfigError, match="numerics is 'fast'"):
-        load(str(folder), numerics="fast")
+    assert load(str(folder)).capabilities.weight_format == "fp32"
+    assert load(str(folder), weight_format="fp16w").capabilities.weight_format == "fp16w"
+    assert load(str(folder), dtype="bfloat16").capabilities.weight_format == "stock"
+    with pytest.raises(ConfigError, match="weight format is 'fast'"):
+        load(str(folder), weight_format="fast")
 
 
 def test_load_stock_is_transformers_own_model(folder: Path) -> None:
@@ -324,8 +328,8 @@ def test_load_stock_is_transformers_own_model(folder: Path) -> None:
     assert summary(model) == "15 layers, 15 stock"
 
 
-def test_a_drafting_model_takes_the_targets_numerics(folder: Path) -> None:
-    engine = draftree.load_engine(str(folder), drafter=str(folder), numerics="fp16w")
+def test_a_drafting_model_takes_the_targets_weight_format(folder: Path) -> None:
+    engine = draftree.load_engine(str(folder), drafter=str(folder), weight_format="fp16w")
     assert isinstance(engine.target, HFModel)
-    assert engine.target.capabilities.numerics == "fp16w"
-    assert engine.drafter.source.model.capabilities.numerics == "fp16w"  # type: ignore[attr-defined]
+    assert engine.target.capabilities.weight_format == "fp16w"
+    assert engine.drafter.source.model.capabilities.weight_format == "fp16w"  # type: ignore[attr-defined]

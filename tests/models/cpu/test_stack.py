@@ -18,7 +18,7 @@ from ...tiny import tiny
 from .test_fused_layers import LLAMA_KIND
 from .test_fused_model import passes
 
-HERE = [numerics for numerics in KERNELS if working(numerics)]
+HERE = [weight_format for weight_format in KERNELS if working(weight_format)]
 
 
 def own(model: HFModel) -> Any:
@@ -32,11 +32,13 @@ def layers_of(model: HFModel) -> list[Forward]:
     return found
 
 
-@pytest.mark.parametrize("numerics", HERE)
+@pytest.mark.parametrize("weight_format", HERE)
 @pytest.mark.parametrize("kind", sorted(LLAMA_KIND))
-def test_prompts_chains_trees_and_ragged_batches_give_the_same_bits_as_one_by_one(kind: str, numerics: str) -> None:
-    model = HFModel(tiny(kind), numerics=numerics)
-    other = HFModel(tiny(kind), numerics=numerics)
+def test_prompts_chains_trees_and_ragged_batches_give_the_same_bits_as_one_by_one(
+    kind: str, weight_format: str
+) -> None:
+    model = HFModel(tiny(kind), weight_format=weight_format)
+    other = HFModel(tiny(kind), weight_format=weight_format)
     assert own(model)._stack is not None
     own(other)._stack = None
     for want, got in zip(passes(other), passes(model), strict=True):
@@ -67,14 +69,14 @@ def test_layers_that_torchscript_does_not_take_run_one_by_one() -> None:
     model: Any = odd
     for layer in model.model.layers:
         layer.mlp.act_fn = Unscriptable()
-    mine, plain = HFModel(odd, numerics="fp32"), HFModel(stock, numerics="fp32")
+    mine, plain = HFModel(odd, weight_format="fp32"), HFModel(stock, weight_format="fp32")
     assert own(mine)._stack is None
     for want, got in zip(passes(plain), passes(mine), strict=True):
         assert torch.equal(got, want)
 
 
 def test_one_that_computes_something_else_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    layers = layers_of(HFModel(tiny(), numerics="fp32"))
+    layers = layers_of(HFModel(tiny(), weight_format="fp32"))
     run = Forward.run
     monkeypatch.setattr(Forward, "run", lambda self, *given: run(self, *given) * (1 + 1e-6))
     assert stacked(layers) is None
@@ -99,5 +101,5 @@ def test_nothing_is_left_changed_for_others_torchscript() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         before = torch.jit.set_fusion_strategy(mine)
-        HFModel(tiny(), numerics="fp32")
+        HFModel(tiny(), weight_format="fp32")
         assert torch.jit.set_fusion_strategy(before) == mine

@@ -319,16 +319,16 @@ KERNELS: dict[str, tuple[type[Kernel], ...]] = {
     "int8": (Int8, Int8OneDNN),
     "int4": (Int4,),
 }
-"""Numerics -> kernels that compute in them."""
+"""Weight format -> kernels that compute in it."""
 
 
 @cache
-def working(numerics: str) -> tuple[type[Kernel], ...]:
-    """The kernels of these numerics that this processor and this PyTorch have, tried on a small product."""
-    return tuple(kernel for kernel in KERNELS[numerics] if works(kernel))
+def working(weight_format: str) -> tuple[type[Kernel], ...]:
+    """The kernels of this weight format that this processor and this PyTorch have, tried on a small product."""
+    return tuple(kernel for kernel in KERNELS[weight_format] if works(kernel))
 
 
-def candidates(numerics: str) -> tuple[type[Kernel], ...]:
+def candidates(weight_format: str) -> tuple[type[Kernel], ...]:
     """Kernels to choose from for this weight format; making digits costs small layers more than it saves."""
-    own = working(numerics)
-    return own + working("fp16w") if own and numerics == "int8" else own
+    own = working(weight_format)
+    return own + working("fp16w") if own and weight_format == "int8" else own

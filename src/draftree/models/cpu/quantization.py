@@ -171,11 +171,11 @@ def _warn(message: str) -> None:
 
 
 AUTO, STOCK = "auto", "stock"
-DEFAULT_NUMERICS = "fp32"
+DEFAULT_WEIGHT_FORMAT = "fp32"
 DRAFTING = "int4"
-"""Numerics that a target cannot have: what it says of a token would depend on how many it is asked about."""
-NUMERICS = (AUTO, *(kind for kind in KERNELS if kind != DRAFTING))
-"""What a user may ask for. A model whose layers are left as they came has numerics "stock"."""
+"""A weight format that a target cannot have: its logits of a token would depend on how many it computes."""
+WEIGHT_FORMATS = (AUTO, *(kind for kind in KERNELS if kind != DRAFTING))
+"""What a target may have. A model whose layers are left as they came has "stock"."""
 
 _Key = tuple[int, int, bool, bool]
 _SHARED = 0.25
@@ -209,46 +209,48 @@ class KernelLinear(nn.Module):
         return f"{self.in_features}, {self.out_features}, {self.kernel.name}"
 
 
-def check(numerics: str, device: torch.device, dtype: torch.dtype | None, drafting: bool = False) -> None:
+def check(weight_format: str, device: torch.device, dtype: torch.dtype | None, drafting: bool = False) -> None:
     """Refuse what cannot be had, before any model is loaded.
 
     Args:
-        numerics: what is wanted.
+        weight_format: what is wanted.
         device, dtype: of the weights.
         drafting: it is for a drafter.
 
     Raises:
-        ConfigError: no such numerics, or they need a CPU and float32 weights.
+        ConfigError: no such weight format, or it needs a CPU and float32 weights.
     """
-    if numerics not in NUMERICS and not (drafting and numerics == DRAFTING):
-        raise ConfigError(f"numerics is {numerics!r}: choose from {', '.join(NUMERICS)}")
-    if numerics in (AUTO, DEFAULT_NUMERICS):
+    if weight_format not in WEIGHT_FORMATS and not (drafting and weight_format == DRAFTING):
+        raise ConfigError(f"weight format is {weight_format!r}: choose from {', '.join(WEIGHT_FORMATS)}")
+    if weight_format in (AUTO, DEFAULT_WEIGHT_FORMAT):
         return
     for what, value, needed in (("device", device.type, "cpu"), ("dtype", dtype, torch.float32)):
         if value != needed:
-            raise ConfigError(f"numerics {numerics} needs {what} {needed}, not {value}: leave one of the two out")
+            raise ConfigError(
+                f"weight format {weight_format} needs {what} {needed}, not {value}: leave one of the two out"
+            )
 
 
-def convert(module: nn.Module, numerics: str = DEFAULT_NUMERICS) -> str:
-    """Give every float32 linear layer on a CPU in ``module`` a kernel, and free its weights; the numerics in use.
+def convert(module: nn.Module, weight_format: str = DEFAULT_WEIGHT_FORMAT) -> str:
+    """Give every float32 linear layer on a CPU in ``module`` a kernel, and free its weights; the weight format in use.
 
     "stock" where there is no such layer. Times of shapes not met before are measured, which takes a second or two.
 
     Raises:
-        ConfigError: no such numerics.
+        ConfigError: no such weight format.
 
     Warns:
         DraftreeWarning: this processor or this PyTorch has no kernel for them; fp32 is used.
     """
-    if numerics not in (AUTO, *KERNELS):
-        raise ConfigError(f"numerics is {numerics!r}: choose from {', '.join(NUMERICS)}")
+    if weight_format not in (AUTO, *KERNELS):
+        raise ConfigError(f"weight format is {weight_format!r}: choose from {', '.join(WEIGHT_FORMATS)}")
     places = deque(_places(module))
     if not places:
         return STOCK
-    kinds = [kind for kind in (NUMERICS[1:] if numerics == AUTO else (numerics,)) if working(kind)]
+    kinds = [kind for kind in (WEIGHT_FORMATS[1:] if weight_format == AUTO else (weight_format,)) if working(kind)]
     if not kinds:
-        warnings.warn(f"this CPU has no {numerics} kernel that works: using fp32", DraftreeWarning, stacklevel=2)
-        kinds = [DEFAULT_NUMERICS]
+        warnings.warn(f"this CPU has no {weight_format} kernel that works: using fp32", DraftreeWarning, stacklevel=2)
+        kinds = [DEFAULT_WEIGHT_FORMAT]
     times = Times()
     plans = {kind: _plan(places, kind, times) for kind in kinds}
     times.keep()
@@ -264,12 +266,12 @@ def convert(module: nn.Module, numerics: str = DEFAULT_NUMERICS) -> str:
     return used
 
 
-def price(model: PreTrainedModel, numerics: str) -> float:
-    """Seconds of the linear layers of a converted model for one token, were they in ``numerics``, over what they are.
+def price(model: PreTrainedModel, weight_format: str) -> float:
+    """Seconds of a converted model's linear layers for one token in ``weight_format``, over those as they are.
 
     Infinite where this processor has no kernel for them.
     """
-    if not working(numerics):
+    if not working(weight_format):
         return math.inf
     groups: dict[_Key, list[_Place]] = {}
     for place in _places(model):
@@ -278,7 +280,7 @@ def price(model: PreTrainedModel, numerics: str) -> float:
     for places in groups.values():
         linears = [place.linear for place in places]
         now = {type(linear.kernel) for linear in linears if isinstance(linear, _Unpacked)}
-        for i, kernels in enumerate((_kernels(places[0], numerics), tuple(now) or (Stock,))):
+        for i, kernels in enumerate((_kernels(places[0], weight_format), tuple(now) or (Stock,))):
             seconds[i] += len(places) * min(each[0] for each in times.of(kernels, linears).values())
     times.keep()
     return seconds[0] / seconds[1] if seconds[1] else math.inf
@@ -365,7 +367,7 @@ def _places(module: nn.Module) -> Iterator[_Place]:
 
 
 def _plan(places: Sequence[_Place], kind: str, times: Times) -> dict[_Key, Choice]:
-    """What layers would run with in these numerics, by their keys."""
+    """What layers would run with in this weight format, by their keys."""
     groups: dict[_Key, list[Linear]] = {}
     kernels = {place.key: _kernels(place, kind) for place in places}
     for place in places:
@@ -377,7 +379,7 @@ def _plan(places: Sequence[_Place], kind: str, times: Times) -> dict[_Key, Choic
 
 
 def _kernels(place: _Place, kind: str) -> tuple[type[Kernel], ...]:
-    """What a layer may run with in these numerics."""
-    if place.shared and place.large and kind == DEFAULT_NUMERICS:
+    """What a layer may run with in this weight format."""
+    if place.shared and place.large and kind == DEFAULT_WEIGHT_FORMAT:
         return (Stock,)
     return candidates("int8" if place.output and kind == DRAFTING and working("int8") else kind)
