@@ -87,7 +87,7 @@ def generate(
     }
     policy = engine.drafter.policy
     if explain and isinstance(policy, AutoTree):
-        report["explanation"] = policy.report.text()
+        report["explanation"] = policy.report.text(policy.selection)
     if not as_json:
         err.print(show.LEGEND)
         names = f"{engine.drafter.name}, {method}, {verify}"

@@ -17,12 +17,6 @@ from .test_policy import ME, Fake
 FLAT = np.ones(9)
 
 
-def select(*drafters: Benefit) -> Selection:
-    selection = Selection()
-    selection.add(drafters)
-    return selection
-
-
 def step(selection: Selection, accepted: int, seconds: float, drafted: int = 4) -> None:
     """One step in which the first drafter took so many AR passes."""
     price = selection.begin([Fake()], FLAT, 64, 8, 100.0)
@@ -36,7 +30,7 @@ def step(selection: Selection, accepted: int, seconds: float, drafted: int = 4) 
 
 @pytest.mark.parametrize("seconds", [0.05, 0.3, 1.0])
 def test_one_that_is_never_right_loses_little_and_is_tried_ever_more_seldom(seconds: float) -> None:
-    selection, lost = select(Benefit()), []
+    selection, lost = Selection([Benefit()]), []
     for _ in range(2000):
         step(selection, 0, seconds)
         lost.append(seconds if selection.drafters[0].enabled else 0.0)
@@ -46,7 +40,7 @@ def test_one_that_is_never_right_loses_little_and_is_tried_ever_more_seldom(seco
 
 
 def test_one_that_gains_is_enabled_at_once_and_stays() -> None:
-    selection = select(Benefit())
+    selection = Selection([Benefit()])
     enabled = 0
     for _ in range(50):
         step(selection, 2, 1.0)
@@ -57,7 +51,7 @@ def test_one_that_gains_is_enabled_at_once_and_stays() -> None:
 
 
 def test_one_that_gains_no_more_is_disabled() -> None:
-    selection = select(Benefit())
+    selection = Selection([Benefit()])
     for _ in range(50):
         step(selection, 2, 1.0)
     for _ in range(20):
@@ -82,7 +76,7 @@ def test_a_models_layers_are_dearer_in_batches_whatever_was_measured_in_one() ->
 
 
 def test_a_stall_of_the_machine_is_no_cost_of_a_drafter() -> None:
-    selection = select(Benefit())
+    selection = Selection([Benefit()])
     for _ in range(20):
         step(selection, 2, 0.2)
     before = selection.drafters[0].balance

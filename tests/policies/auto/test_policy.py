@@ -157,7 +157,7 @@ def test_a_machine_that_is_slower_throughout_changes_nothing() -> None:
 def test_the_prediction_drifts_less_than_5_percent() -> None:
     policy = AutoTree(target=costs(CURVES["affine"]))
     decode(policy, 200, says=0.9, true=0.6)
-    policy.report = Report(policy.selection)
+    policy.report = Report()
     decode(policy, 400, says=0.9, true=0.6, seed=1)
     assert abs(policy.report.drift) < 0.05
 
@@ -271,9 +271,9 @@ def test_bounds_below_1_are_refused() -> None:
 
 def test_the_report_says_what_was_predicted_and_measured() -> None:
     policy = AutoTree(target=costs(CURVES["stepped"]))
-    assert "not decoded anything" in policy.report.text()
+    assert "not decoded anything" in policy.report.text(policy.selection)
     decode(policy, 50, 0.8, 0.8)
-    text = policy.report.text()
+    text = policy.report.text(policy.selection)
     for words in ("auto, 50 steps: MAL predicted", "measured", "drift", "drafting", "verifying", "7 nodes"):
         assert words in text
 

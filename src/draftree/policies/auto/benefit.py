@@ -9,8 +9,7 @@ cheap, success pays for more, and a drafter that is never right loses no more th
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -26,9 +25,9 @@ class Benefit:
     """One drafter's posterior and balance.
 
     Attributes:
-        source: the drafter; None: unknown, in tests.
-        profile: measured costs of the model that it makes one pass of a layer; None: there is none.
-        profiles: of all models that make passes for it, by their ``id``.
+        source: the drafter; None: unknown.
+        profiles: measured costs of the models that make passes for it, by ``id``.
+        profile: of these, that of the model that makes one pass a layer; None: there is none.
         balance: AR passes that it may lose.
         enabled: it drafts in the proposal under way.
         layer: seconds of drafting one layer, in that proposal.
@@ -37,7 +36,7 @@ class Benefit:
 
     source: SourceInfo | None = None
     profile: Profile | None = None
-    profiles: Mapping[int, Profile] = field(default_factory=dict, repr=False)
+    profiles: dict[int, Profile] = field(default_factory=dict, repr=False)
     settings: AutoSettings = DEFAULTS
     balance: float = 0.0
     enabled: bool = False
@@ -47,11 +46,10 @@ class Benefit:
     seconds: float = 0.0
     _gained: float = field(default=0.0, repr=False)
     _spent: float = field(default=0.0, repr=False)
-    _drift: float = field(default=0.0, repr=False)
+    _scale: float = field(init=False, repr=False)  # seconds of a layer over the profile's; without one, seconds
 
-    @property
-    def name(self) -> str:
-        return self.source.name if self.source else "drafter"
+    def __post_init__(self) -> None:
+        self._scale = 1.0 if self.profile else 0.0
 
     @property
     def rate(self) -> float:
@@ -83,26 +81,26 @@ class Benefit:
             left: AR passes of the rest of the longest answer.
             pace: tokens an AR pass that decoding yields.
         """
-        if self.profile:
-            self.layer = math.exp(self._drift) * self.profile.seconds(self.settings.layer_nodes, context, batch)
-        ar = float(verify[0])
+        ar, *deeper = verify.tolist()
+        measured = self.profile.seconds(self.settings.layer_nodes, context, batch) if self.profile else 1.0
+        self.layer = self._scale * measured
         affordable = 1 - 1 / pace if self.rate > pace else self.settings.learning_share * self.rate / pace
+        all_right = any((2 + d) * ar > seconds + (1 + d) * self.layer for d, seconds in enumerate(deeper[:depth]))
         self.enabled = (
-            depth > 0
+            all_right  # some depth is faster than AR decoding if all of it is accepted
             and (self.balance * ar > (self.layer if self.rate < 1 else 0.0) or self.layer < self._share * ar)
-            and (self.profile is None or can_pay(verify, self.layer, depth))
             and reading <= left * affordable * ar
         )
 
-    def measure(self, seconds: float, layers: int) -> None:
-        """Drafting ``layers`` took so many seconds."""
-        keep, took = self.settings.fast_decay, max(seconds / layers, 1e-9)
-        if self.profile:
-            most = math.log(self.settings.max_drift)
-            ratio = math.log(took / self.layer) + self._drift
-            self._drift = keep * self._drift + (1 - keep) * max(-most, min(most, ratio))
-        else:
-            self.layer += (1 - keep if self.layer else 1.0) * (took - self.layer)
+    def measure(self, seconds: float, layers: int) -> float:
+        """Drafting ``layers`` took so many seconds: those that count, for a stall of the machine is no cost."""
+        most, keep = self.settings.max_drift, self.settings.fast_decay
+        if not self.layer:
+            self._scale = seconds / layers
+            return seconds
+        ratio = max(1 / most, min(most, seconds / layers / self.layer))
+        self._scale *= keep + (1 - keep) * ratio
+        return min(seconds, most * layers * self.layer)
 
     def learn(self, gained: float, spent: float, pace: float) -> None:
         """It has gained so many tokens and spent so many AR passes."""
@@ -117,19 +115,10 @@ class Benefit:
         self.balance = min(self.settings.max_balance, self.balance + passes * self._share)
 
 
-def can_pay(verify: Floats, layer: float, depth: int) -> bool:
-    """Is some depth faster than AR decoding if all drafted tokens are accepted?"""
-    ar, *deeper = verify.tolist()
-    return any((2 + d) * ar > seconds + (1 + d) * layer for d, seconds in enumerate(deeper[:depth]))
-
-
 class Price(NamedTuple):
-    """Of drafting.
+    """Of drafting: seconds of a layer by all enabled drafters, and seconds that they may lose.
 
-    Attributes:
-        layer: seconds of one layer by all drafters that are enabled.
-        limit: seconds that may be lost.
-        fresh: a model reads much of a text first, so that measured seconds are not those of layers.
+    ``fresh``: a model reads much of a text first, so that measured seconds are not those of layers.
     """
 
     layer: float
@@ -139,20 +128,22 @@ class Price(NamedTuple):
 
 @dataclass(slots=True)
 class Selection:
-    """The drafters of a policy.
+    """The drafters of a policy; new ones share the first balance.
 
     Attributes:
         drafters: one benefit each.
         pace: tokens an AR pass that decoding has yielded lately, at least 1.
     """
 
+    drafters: Sequence[Benefit]
     settings: AutoSettings = DEFAULTS
-    drafters: list[Benefit] = field(default_factory=list)
     _tokens: float = field(init=False, repr=False)
     _passes: float = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self._tokens = self._passes = self.settings.pseudo_count
+        for drafter in self.drafters:
+            drafter.balance = self.settings.first_balance / len(self.drafters)
 
     @property
     def pace(self) -> float:
@@ -162,17 +153,6 @@ class Selection:
     def enabled(self) -> tuple[bool, ...]:
         return tuple(drafter.enabled for drafter in self.drafters)
 
-    @property
-    def _first(self) -> float:
-        """Balance of a drafter that nothing is known of: all new ones share it."""
-        return self.settings.first_balance / len(self.drafters)
-
-    def add(self, drafters: Sequence[Benefit]) -> None:
-        """Begin with new drafters."""
-        self.drafters = list(drafters)
-        for drafter in drafters:
-            drafter.balance = self._first
-
     def begin(self, requests: Sequence[Request], verify: Floats, context: int, depth: int, left: float) -> Price:
         """Settle which drafters are enabled, and what they cost (``Benefit.begin``)."""
         fresh = any(request.stats.steps == 0 for request in requests)
@@ -181,9 +161,8 @@ class Selection:
             drafter.begin(verify, context, len(requests), depth, reading, left, self.pace)
             fresh |= drafter.enabled and reading > 0
         enabled = [drafter for drafter in self.drafters if drafter.enabled]
-        limit = sum(max(0.0, drafter.balance) for drafter in enabled)
-        layer, ar = sum(drafter.layer for drafter in enabled), float(verify[0])
-        return Price(layer, limit * ar, fresh)
+        balance = sum(max(0.0, drafter.balance) for drafter in enabled)
+        return Price(sum(drafter.layer for drafter in enabled), balance * float(verify[0]), fresh)
 
     def learn(self, verify: Floats, price: Price, passes: int, chosen: int, outcomes: Sequence[Outcome]) -> None:
         """A step is over; what it took counts at the speed of the profile.
@@ -196,13 +175,12 @@ class Selection:
         """
         batch, ar, seconds, pace = len(outcomes), float(verify[0]), float(verify[chosen]), self.pace
         took = self._took(seconds, price, passes, outcomes[0].step)
-        owner = self._owner()
-        nodes = max(1, sum(len(outcome.tree) for outcome in outcomes))
+        owners = [self._owners(outcome) for outcome in outcomes]
+        nodes = max(1, sum(map(len, owners)))
         for index, (drafter, drafting) in enumerate(zip(self.drafters, took, strict=True)):
             if drafter.enabled:
-                own = [[owner(outcome, n) == index for n in range(len(outcome.tree))] for outcome in outcomes]
-                gained = sum(_gained(outcome, owned) for outcome, owned in zip(outcomes, own, strict=True))
-                shared = max(0.0, seconds - ar) * sum(map(sum, own)) / nodes
+                gained = sum(_gained(outcome, own, index) for outcome, own in zip(outcomes, owners, strict=True))
+                shared = max(0.0, seconds - ar) * sum(own.count(index) for own in owners) / nodes
                 drafter.seconds += drafting
                 drafter.learn(gained / batch, (drafting + shared) / ar, pace)
         passed = (seconds + sum(took)) / ar
@@ -222,28 +200,20 @@ class Selection:
         found = []
         for drafter, seconds in zip(self.drafters, own, strict=True):
             beside = cost.beside if drafter.source and drafter.source.successors else 0.0
-            took = (seconds + rest + beside) * scale if drafter.enabled else 0.0
-            most = self.settings.max_drift * passes * drafter.layer or took  # a stall of the machine is no cost
-            if drafter.enabled:
-                drafter.measure(took, passes)
-            found.append(min(took, most))
+            took = (seconds + rest + beside) * scale
+            found.append(drafter.measure(took, passes) if drafter.enabled else 0.0)
         return found
 
-    def _owner(self) -> Callable[[Outcome, int], int]:
-        """Whose a node is: of all that offer it the cheapest one's, so that of two that offer the same one stays."""
-        on = [index for index, drafter in enumerate(self.drafters) if drafter.enabled]
+    def _owners(self, outcome: Outcome) -> list[int]:
+        """Whose each node is: of all that offer it the cheapest one's, so that of two that offer the same one stays."""
+        on = [index for index, enabled in enumerate(self.enabled) if enabled]
         order = sorted(on, key=lambda index: self.drafters[index].layer)
-
-        def owner(outcome: Outcome, node: int) -> int:
-            if outcome.tree.origins is None:
-                return order[0] if order else -1
-            bits = int(outcome.tree.origins[node])
-            return next((index for index in order if bits >> index & 1), -1)
-
-        return owner
+        if (origins := outcome.tree.origins) is None:
+            return order[:1] * len(outcome.tree)
+        return [next((index for index in order if bits >> index & 1), -1) for bits in origins.tolist()]
 
 
-def _gained(outcome: Outcome, owned: Sequence[bool]) -> int:
+def _gained(outcome: Outcome, owners: Sequence[int], drafter: int) -> int:
     """Accepted tokens that would be lost without a drafter: those from the first one on that is its own."""
-    accepted = [owned[node] for node in outcome.path[: outcome.taken - 1]]
-    return len(accepted) - accepted.index(True) if True in accepted else 0
+    accepted = [owners[node] for node in outcome.path[: outcome.taken - 1]]
+    return len(accepted) - accepted.index(drafter) if drafter in accepted else 0

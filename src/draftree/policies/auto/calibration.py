@@ -1,8 +1,7 @@
 """Draft probability -> acceptance probability, learned while decoding.
 
-The draft distribution says how probable a token is to the drafter; what counts is how often the target accepts it once
-its parent is accepted ("algorithms", section 8). Lookups are of plain floats, which are faster than arrays for the few
-numbers of a layer.
+The draft distribution tells how probable a token is to the drafter; what counts is how often the target accepts it once
+its parent is accepted. Lookups are of plain floats, which are faster than arrays for the few numbers of a layer.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from ...request import StepCost
-from .benefit import Benefit, Selection
+from .benefit import Selection
 
 
 @dataclass(slots=True)
@@ -14,15 +14,11 @@ class Report:
     """Sums over steps.
 
     Attributes:
-        selection: the drafters.
-        steps: of the policy.
         predicted, gained: tokens a request, as predicted and as they came.
         chosen: how often each number of nodes was verified.
         draft, verify, other: measured seconds.
     """
 
-    selection: Selection
-    steps: int = 0
     predicted: float = 0.0
     gained: float = 0.0
     chosen: Counter[int] = field(default_factory=Counter)
@@ -32,7 +28,6 @@ class Report:
 
     def add(self, chosen: int, predicted: float, gained: float, cost: StepCost) -> None:
         """One step: nodes verified, tokens a request predicted and gained, and what it cost."""
-        self.steps += 1
         self.chosen[chosen] += 1
         self.predicted += predicted
         self.gained += gained
@@ -45,26 +40,25 @@ class Report:
         """Predicted over measured acceptance length, less 1."""
         return self.predicted / self.gained - 1 if self.gained else 0.0
 
-    def text(self) -> str:
-        """Some lines for people."""
-        if not self.steps:
+    def text(self, selection: Selection) -> str:
+        """Some lines for people, of the steps and of the drafters."""
+        steps = self.chosen.total()
+        if not steps:
             return "auto has not decoded anything yet"
-        n = self.steps
         lines = [
-            f"auto, {n} steps: MAL predicted {self.predicted / n:.2f}, measured {self.gained / n:.2f} "
+            f"auto, {steps} steps: MAL predicted {self.predicted / steps:.2f}, measured {self.gained / steps:.2f} "
             f"(drift {self.drift:+.1%})",
-            f"a step: drafting {1e3 * self.draft / n:.1f} ms, verifying {1e3 * self.verify / n:.1f} ms, "
-            f"other {1e3 * self.other / n:.1f} ms",
-            "verified: " + ", ".join(f"{k} nodes {self.chosen[k] / n:.0%}" for k in sorted(self.chosen)),
+            f"a step: drafting {1e3 * self.draft / steps:.1f} ms, verifying {1e3 * self.verify / steps:.1f} ms, "
+            f"other {1e3 * self.other / steps:.1f} ms",
+            "verified: " + ", ".join(f"{k} nodes {self.chosen[k] / steps:.0%}" for k in sorted(self.chosen)),
         ]
-        return "\n".join(lines + [self._drafter(drafter) for drafter in self.selection.drafters])
-
-    def _drafter(self, drafter: Benefit) -> str:
-        """Whether it drafted, and why."""
-        n = max(1, drafter.steps)
-        return (
-            f"drafter {drafter.name}: enabled in {drafter.steps / self.steps:.0%} of the steps, where "
-            f"{drafter.tokens / n:.2f} accepted tokens were its alone and it took {1e3 * drafter.seconds / n:.2f} ms; "
-            f"it gains {drafter.rate:.2f} tokens an AR pass of cost where {self.selection.pace:.2f} are to be had, and "
-            f"may lose {max(0.0, drafter.balance):.1f} passes: {'in use' if drafter.balance > 0 else 'disabled'}"
-        )
+        for drafter in selection.drafters:
+            n = max(1, drafter.steps)
+            lines.append(
+                f"drafter {drafter.source.name if drafter.source else ''}: enabled in {drafter.steps / steps:.0%} of "
+                f"the steps, where {drafter.tokens / n:.2f} accepted tokens were its alone and it took "
+                f"{1e3 * drafter.seconds / n:.2f} ms; it gains {drafter.rate:.2f} tokens an AR pass of cost where "
+                f"{selection.pace:.2f} are to be had, and may lose {max(0.0, drafter.balance):.1f} passes: "
+                f"{'in use' if drafter.balance > 0 else 'disabled'}"
+            )
+        return "\n".join(lines)

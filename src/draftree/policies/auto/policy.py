@@ -23,7 +23,7 @@ from ...models.base import Capabilities, LanguageModel
 from ...models.cost_profile import Profile, kept_or_measured
 from ...request import Outcome, Request
 from ...tree import ROOT, DraftTree
-from ..base import Frontier, Growth, GrowthPolicy, SourceInfo
+from ..base import Frontier, Growth, GrowthPolicy, SourceInfo, best_per_row, check_count
 from .benefit import Benefit, Price, Selection
 from .calibration import Calibration, Tried, first_or_not
 from .cost_model import CostModel, Floats
@@ -45,7 +45,6 @@ class Proposal:
         gained: expected tokens that the last layer has added.
         best: [B] acceptance probabilities of drafted nodes, in descending order.
         frontiers: what was proposed, layer by layer.
-        probabilities: of each of them, [F, K] draft probabilities of its candidates.
         totals: [N] expected tokens of the best 1, 2, ... nodes of each request, summed over requests.
         passes: layers that the drafters made a pass for: not those that were cached.
         pools, chosen: what was drafted, and how many nodes of each request are verified.
@@ -59,7 +58,6 @@ class Proposal:
     gained: float
     best: list[list[float]]
     frontiers: list[Frontier] = field(default_factory=list)
-    probabilities: list[list[list[float]]] = field(default_factory=list)
     totals: Sequence[float] = (0.0,)
     passes: int = 1
     pools: Sequence[DraftTree] = ()
@@ -75,6 +73,22 @@ class Proposal:
         columns = zip_longest(*(best[:most] for best in self.best), fillvalue=0.0)
         found = list(accumulate(map(sum, columns)))
         return found + [found[-1] if found else 0.0] * (most - len(found))
+
+    def next_layer(self) -> tuple[list[float], float]:
+        """Weigh a new layer.
+
+        Returns:
+            [B] the least acceptance probability of nodes that may get children: no child of another can be verified,
+            for it is not among the best of as many as gain most so far; and the expected tokens of one more layer, if
+            it gains less than this one by as much as this one than the last.
+        """
+        totals = self.best_totals()
+        nets = [total - self.rate * now for total, now in zip(totals, self.verify[1:].tolist(), strict=True)]
+        size = nets.index(max(nets))
+        gained = totals[size] - self.totals[min(size, len(self.totals) - 1)]
+        ahead = min(1.0, gained / self.gained) * gained
+        self.totals, self.gained = totals, max(gained, 1e-9)
+        return [best[size] if size < len(best) else 0.0 for best in self.best], ahead
 
     def affords(self, nodes: int) -> bool:
         """Verifying so many costs no more than the drafters may lose if none is accepted.
@@ -110,19 +124,17 @@ class AutoTree(GrowthPolicy):
     settings: AutoSettings = DEFAULTS
     calibration: Calibration = field(init=False, repr=False, compare=False)
     selection: Selection = field(init=False, repr=False, compare=False)
-    report: Report = field(init=False, repr=False, compare=False)
+    report: Report = field(default_factory=Report, init=False, repr=False, compare=False)
     _plan: Proposal | None = field(default=None, repr=False, compare=False)
     _models: list[Capabilities] | None = field(default=None, repr=False, compare=False)
     _costs: CostModel | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_fields(self)
-        for name in ("width", "depth"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}: use at least 1")
+        check_count("width", self.width)
+        check_count("depth", self.depth)
         self.calibration = Calibration(2, self.settings)
-        self.selection = Selection(self.settings)
-        self.report = Report(self.selection)
+        self.selection = Selection([Benefit(profile=self.drafter, settings=self.settings)], self.settings)
 
     def prepare(self, target: LanguageModel, sources: Sequence[SourceInfo]) -> None:
         """Find the costs, unless they were given: kept from an earlier start, or measured now (seconds, once)."""
@@ -131,18 +143,15 @@ class AutoTree(GrowthPolicy):
             raise ConfigError("this AutoTree has learned for other models: make a new one")
         self._models = models
         self.target = self.target or kept_or_measured(target)
-        self.selection.add([self._benefit(source) for source in sources])
+        self.selection = Selection([self._benefit(source, target) for source in sources], self.settings)
 
-    def _benefit(self, source: SourceInfo) -> Benefit:
-        models = {id(model): profile for model in source.models if (profile := self._profile(model))}
-        return Benefit(source, self._profile(source.model), models, self.settings)
-
-    def _profile(self, model: LanguageModel | None) -> Profile | None:
-        """A draft model's costs; a twin of the target has the target's."""
-        if model is None:
-            return None
-        same = self._models is not None and model.capabilities == self._models[0]
-        return self.drafter or (self.target if same else kept_or_measured(model))
+    def _benefit(self, source: SourceInfo, target: LanguageModel) -> Benefit:
+        """A drafter's, with the costs of its models; a twin of the target has the target's."""
+        costs = {}
+        for model in source.models:
+            twin = model.capabilities == target.capabilities
+            costs[id(model)] = self.drafter or (self.target if twin else None) or kept_or_measured(model)
+        return Benefit(source, costs.get(id(source.model)), costs, self.settings)
 
     def width_for(self, nodes: int) -> int:
         """``width``, whatever the budget."""
@@ -157,8 +166,6 @@ class AutoTree(GrowthPolicy):
         if self.target is None:
             raise ConfigError("auto has no measured costs: give its drafter to an Engine, which measures them")
         self._costs = self._costs or CostModel(self.target, self.settings)
-        if not self.selection.drafters:
-            self.selection.add([Benefit(profile=self.drafter, settings=self.settings)])
         batch, context = len(requests), max(len(request.ids) for request in requests)
         verify = self._costs.curve(max(budget.nodes for budget in budgets), context, batch)
         fresh = any(request.stats.steps == 0 for request in requests)  # models read prompts, and no time of it counts
@@ -182,65 +189,35 @@ class AutoTree(GrowthPolicy):
     def grow(self, frontier: Frontier) -> Growth:
         """Candidates whose calibrated path may pay; go on where another layer may pay."""
         plan, found = self._planned(), frontier.candidates
-        probabilities: list[list[float]] = found.logprobs.double().exp().tolist()
-        keep = torch.zeros(found.logprobs.shape, dtype=torch.bool)
-        if not frontier.depth and not any(map(any, probabilities)):
-            return Growth(keep, keep)  # often so where texts repeat little: nothing to weigh or to learn
-        rows = frontier.rows.tolist()
+        none = torch.zeros(found.logprobs.shape, dtype=torch.bool)
+        if not frontier.depth and not bool(found.logprobs.isfinite().any()):
+            return Growth(none, none)  # often so where texts repeat little: nothing to weigh or to learn
         plan.frontiers.append(frontier)
-        plan.probabilities.append(probabilities)
-        paths = self._paths(probabilities, frontier.tags.tolist() if frontier.depth else [1.0] * len(rows))
-        kept = self._kept(paths, rows, frontier.budgets.tolist())
-        extend = keep.clone()
-        if kept:
-            keep[tuple(zip(*kept, strict=True))] = True
-            for f, k in kept:
-                insort(plan.best[rows[f]], paths[f][k], key=neg)
-            wanted, ahead = self._extension(plan, [(f, k) for f, k in kept], paths, rows)
-            if wanted and ahead > 0 and frontier.depth + 1 < self.depth:
-                extend[tuple(zip(*wanted, strict=True))] = True
-                cached = extend & found.known if found.known is not None else torch.zeros_like(keep)
-                if plan.affords_layer() and ahead > plan.rate * plan.price.layer:
-                    plan.passes += not torch.equal(extend, cached)
-                else:
-                    extend = cached
-        return Growth(keep, extend, torch.tensor(paths, dtype=torch.float64))
+        paths = self._paths(frontier)
+        rows = frontier.rows.repeat_interleave(paths.shape[1])
+        keep = best_per_row(paths.flatten(), rows, frontier.budgets).view_as(paths)
+        keep &= paths > self.settings.min_probability
+        if not bool(keep.any()):
+            return Growth(keep, none, paths)
+        for row, path in zip(rows[keep.flatten()].tolist(), paths[keep].tolist(), strict=True):
+            insort(plan.best[row], path, key=neg)
+        last, ahead = plan.next_layer()
+        if ahead <= 0 or frontier.depth + 1 >= self.depth:
+            return Growth(keep, none, paths)
+        extend = keep & (paths >= torch.tensor(last, dtype=paths.dtype)[frontier.rows][:, None])
+        cached = none if found.known is None else extend & found.known
+        if plan.affords_layer() and ahead > plan.rate * plan.price.layer:
+            plan.passes += not torch.equal(extend, cached)
+            return Growth(keep, extend, paths)
+        return Growth(keep, cached, paths)
 
-    def _paths(self, probabilities: list[list[float]], above: Sequence[float]) -> list[list[float]]:
-        """[F, K] probabilities that candidates are accepted, with all above them."""
-        found, kinds = [], first_or_not(len(probabilities[0]))
-        for each, path in zip(probabilities, above, strict=True):
-            edges = self.calibration.acceptance(each, kinds)
-            found.append([path * edge if p > 0 else 0.0 for p, edge in zip(each, edges, strict=True)])
-        return found
-
-    def _kept(self, paths: list[list[float]], rows: Sequence[int], budgets: Sequence[int]) -> list[tuple[int, int]]:
-        """Which candidates may pay as nodes: of each request the best ones, no more than its budget."""
-        least, left = self.settings.min_probability, list(budgets)
-        best = list[tuple[int, int]]()
-        likely = [(f, k) for f, own in enumerate(paths) for k, path in enumerate(own) if path > least]
-        for f, k in sorted(likely, key=lambda at: -paths[at[0]][at[1]]):
-            left[rows[f]] -= 1
-            if left[rows[f]] >= 0:
-                best.append((f, k))
-        return best
-
-    def _extension(
-        self, plan: Proposal, kept: Sequence[tuple[int, int]], paths: list[list[float]], rows: Sequence[int]
-    ) -> tuple[list[tuple[int, int]], float]:
-        """The nodes of a new layer that may get children, and the expected tokens of one more layer, if it gains less
-        than this one by as much as this one than the last.
-
-        No child of a node can be verified that is not among the best of as many as gain most so far.
-        """
-        totals = plan.best_totals()
-        nets = [total - plan.rate * now for total, now in zip(totals, plan.verify[1:].tolist(), strict=True)]
-        size = nets.index(max(nets))
-        gained = totals[size] - plan.totals[min(size, len(plan.totals) - 1)]
-        ahead = min(1.0, gained / plan.gained) * gained
-        plan.totals, plan.gained = totals, max(gained, 1e-9)
-        last = [best[size] if size < len(best) else 0.0 for best in plan.best]
-        return [(f, k) for f, k in kept if paths[f][k] >= last[rows[f]]], ahead
+    def _paths(self, frontier: Frontier) -> Tensor:
+        """[F, K] float64 probabilities that candidates are accepted, with all above them."""
+        probabilities = frontier.candidates.logprobs.double().exp()
+        kinds = first_or_not(probabilities.shape[1])
+        edges = [self.calibration.acceptance(each, kinds) for each in probabilities.tolist()]
+        above = frontier.tags[:, None] if frontier.depth else 1.0
+        return torch.tensor(edges, dtype=torch.float64) * (probabilities > 0) * above
 
     def prune(
         self, pools: Sequence[DraftTree], tags: Sequence[Tensor], budgets: Sequence[Budget]
@@ -281,16 +258,15 @@ class AutoTree(GrowthPolicy):
         All candidates count, whether they became nodes or not.
         """
         pool = plan.pools[row] if plan.pools else DraftTree.empty()
-        edges = zip(pool.parents.tolist(), pool.tokens.tolist(), strict=True)
-        children = {edge: node for node, edge in enumerate(edges)}
         node, tried = ROOT, list[Tried]()
-        for token, frontier, probabilities in zip(tokens, plan.frontiers, plan.probabilities, strict=False):
-            scored = list(zip(frontier.rows.tolist(), frontier.nodes.tolist(), strict=True))
-            if (row, node) not in scored:
+        for token, frontier in zip(tokens, plan.frontiers, strict=False):
+            scored = ((frontier.rows == row) & (frontier.nodes == node)).nonzero()
+            if not len(scored):
                 break
-            at = scored.index((row, node))
-            likely = [p for p in probabilities[at] if p > self.settings.min_probability]
-            offered, kinds = frontier.candidates.tokens[at, : len(likely)].tolist(), first_or_not(len(likely))
+            found, at = frontier.candidates, int(scored[0])
+            likely = [p for p in found.logprobs[at].double().exp().tolist() if p > self.settings.min_probability]
+            offered, kinds = found.tokens[at, : len(likely)].tolist(), first_or_not(len(likely))
             tried += [Tried(p, t == token, kind) for p, t, kind in zip(likely, offered, kinds, strict=True)]
-            node = children.get((node, token), _NOWHERE)
+            children = (child for child in pool.children(node) if int(pool.tokens[child]) == token)
+            node = next(children, _NOWHERE)
         self.calibration.learn(tried)
