@@ -373,8 +373,8 @@ def test_a_newer_version_is_refused_and_new_keys_are_left_out(tmp_path: Path) ->
     path, lines = _trace_lines(tmp_path)
     path.write_bytes(b"".join(_edit(line, weather="fair") for line in lines))
     assert len(list(read_trace(path))) == len(lines)
-    path.write_bytes(b"".join([_edit(lines[0], version=2), *lines[1:]]))
-    with pytest.raises(TraceError, match="version 2 .* upgrade"):
+    path.write_bytes(b"".join([_edit(lines[0], version=3), *lines[1:]]))
+    with pytest.raises(TraceError, match="version 3 .* record it again"):
         list(read_trace(path))
 
 
