@@ -19,7 +19,7 @@ from draftree.drafters.ngram import NgramSource
 from draftree.engine import Engine
 from draftree.errors import ConfigError, DraftreeWarning, TraceError
 from draftree.policies.methods import METHODS
-from draftree.records import KINDS, EndRecord, RequestRecord, RunRecord, StepRecord, encode
+from draftree.records import EndRecord, RequestRecord, RunRecord, StepRecord, encode
 from draftree.request import Outcome, Request, Stats
 from draftree.trace import Observer, Trace, read_trace
 from draftree.tree import DraftTree
@@ -147,7 +147,7 @@ def _keys(line: dict[str, Any], prefix: str = "") -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["run", "request", "step", "end"])
 def test_the_schema_documents_exactly_the_keys_that_are_written(kind: str, tmp_path: Path) -> None:
     _traced(tmp_path / "t.jsonl", PROMPTS, PARAMS)
     table = SCHEMA.read_text().split(f"\n### {kind}\n")[1].split("\n### ")[0]
