@@ -83,9 +83,7 @@ def test_a_processor_sees_each_node_on_its_own_path(name: str) -> None:
     penalty = RepetitionPenaltyLogitsProcessor(1.5)
     params = SamplingParams(max_tokens=TOKENS, processors=(penalty,))
     want = [generated(tiny(), p, TOKENS, repetition_penalty=1.5) for p in PROMPTS]
-    assert want != [generated(tiny(), p, TOKENS) for p in PROMPTS], (
-        "the penalty must matter for this test to mean anything"
-    )
+    assert want != [generated(tiny(), p, TOKENS) for p in PROMPTS], "the penalty must matter"
     assert [g.token_ids for g in _decode("static", name, PROMPTS, params)] == want
 
 
@@ -213,10 +211,10 @@ def test_a_tree_is_never_larger_than_its_budget() -> None:
     engine = Engine(model, drafter("relative", model, StaticTree(width=5, depth=6)), nodes=9)
     request = engine.open(PROMPTS[0], SamplingParams(max_tokens=TOKENS))
     while request.finish_reason is None:
-        room = request.room
+        left = request.tokens_left
         tree = engine.step([request])[0].tree
         assert len(tree) <= 9
-        assert tree.depth <= room - 1
+        assert tree.depth <= left - 1
     engine.close(request)
 
 
