@@ -1,4 +1,4 @@
-"""Arguments of wrong types: refused by name, before any work."""
+"""Arguments of wrong types, and sampling settings out of range: refused by name, before any work."""
 
 from __future__ import annotations
 
@@ -163,6 +163,29 @@ def _one_token(engine: d.Engine, settings: dict[str, Any]) -> None:
     params = d.SamplingParams(**{"max_tokens": 1, **settings})
     if not params.processors and not params.criteria:  # a function that is none of a processor is the caller's to mend
         engine.generate([[1]], params)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"max_tokens": 0},
+        {"temperature": -0.5},
+        {"temperature": float("nan")},
+        {"temperature": float("inf")},
+        {"top_k": -1},
+        {"top_p": 0.0},
+        {"top_p": 1.5},
+        {"min_p": -0.1},
+        {"seed": -1},
+        {"stop": ("",)},
+        {"stop": "END"},
+        {"top_k": 2.5},
+        {"seed": 1.5},
+    ],
+)
+def test_sampling_settings_out_of_range_are_refused_and_named(bad: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(bad))):
+        d.SamplingParams(**bad)
 
 
 def test_token_ids_and_params_are_checked() -> None:
