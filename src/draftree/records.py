@@ -62,12 +62,10 @@ class RunRecord:
     Attributes:
         draftree, torch: versions.
         date: when the engine was built, ISO 8601, UTC.
-        threads: CPU threads of torch.
         target: the target's name, architecture, parameters, dtype, weight format, device, attention, max_length,
             vocab_size, eos_ids.
         drafter: its class and settings, among them its policy's class and settings.
         nodes: node budget of one request's tree at one step.
-        verification: how target logits turned into accepted tokens.
         candidates: how tokens came out of the draft distribution: "coupled", "plain" or "drawn"; None: not recorded.
         labels: the drafter's name, and what the caller calls things, such as the method.
     """
@@ -93,9 +91,7 @@ class RequestRecord:
 
     Attributes:
         request: its number, from 0 in order of opening.
-        prompt_length: tokens of the prompt.
-        prompt: their ids.
-        seed: the seed in use.
+        prompt: token ids.
         limit: most tokens to generate.
         params: values of its ``SamplingParams``; processors and criteria by their names.
         first: the token that the prefill gave.
@@ -128,18 +124,13 @@ class StepRecord:
     """One step of one request.
 
     Attributes:
-        request: its number.
         step: the step's number within the request, from 1.
         length: tokens before the step, prompt included: the root's position is ``length - 1``.
         root: token id of the root.
-        tree: the tree that was verified.
-        expected: its expected acceptance length, root counted as 1.
-        path: accepted nodes in order, by number.
-        tokens: what the verification gave: the accepted tokens and the target's own.
-        taken: how many of them the request took before it ended.
+        expected: the tree's expected acceptance length, root counted as 1.
+        path, tokens, taken: as in ``Outcome``.
         batch: requests in the step.
-        draft_passes: drafter model passes of the step, for all its requests.
-        seconds: of the step, for all its requests.
+        draft_passes, seconds: of the step, for all its requests.
 
     Raises:
         ValueError: the path is not one of the tree, or the counts do not fit it.
@@ -182,13 +173,7 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndRecord:
-    """A request ends.
-
-    Attributes:
-        request: its number.
-        finish_reason: "eos", "stop", "length" or "criteria"; None: it was left early.
-        stats: what was measured.
-    """
+    """A request ends; ``finish_reason`` is "eos", "stop", "length" or "criteria", or None when it was left early."""
 
     kind: Literal["end"] = "end"
     request: Whole

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -97,7 +97,6 @@ class Trace(Observer):
         warn: Callable[[str], None] | None = None,
     ) -> None:
         self.path = user_path(path)
-        self._force = force
         self._labels = dict(labels or {})
         self._warn = warn or partial(warnings.warn, category=DraftreeWarning, stacklevel=2)
         self._file: IO[bytes] | None = None
@@ -105,7 +104,7 @@ class Trace(Observer):
         self._numbers: dict[Request, int] = {}
         self._opened = 0
         self._stopped = False
-        _check_writable(self.path, force)
+        self._mode = _writing_mode(self.path, force)
 
     def __enter__(self) -> Trace:
         return self
@@ -184,8 +183,7 @@ class Trace(Observer):
         lines = b"".join(map(encode, records))
         try:
             if self._file is None:
-                new = not self._force and (self.path.is_file() or not self.path.exists())
-                self._file = self.path.open("xb" if new else "wb")
+                self._file = self.path.open(self._mode)
                 lines = self._run + lines
             self._file.write(lines)
             self._file.flush()
@@ -279,19 +277,24 @@ def _corrupt(path: Path, number: int, why: ValueError) -> TraceError:
     )
 
 
-def _check_writable(path: Path, force: bool) -> None:
+def _writing_mode(path: Path, force: bool) -> Literal["xb", "wb"]:
+    """How a file is opened to be written, once it is sure that it can be.
+
+    Raises:
+        TraceError: it cannot.
+    """
     is_file, new = os.path.isfile(path), not os.path.exists(path)
     if is_file and not force:
         raise TraceError(f"trace '{path}' exists: name another file, or overwrite it with --force (force=True)")
-    if not (is_file or new or os.path.isdir(path)):
-        return  # a pipe or a device: opening it may wait for its reader
-    try:
-        path.open("ab").close()
-        if new:
-            path.resolve().unlink()
-    except OSError as error:
-        why = f"{error.strerror}: name a file in a folder that you may write to"
-        raise TraceError(f"cannot write trace '{path}': {why}") from None
+    if is_file or new or os.path.isdir(path):  # opening a pipe or a device may wait for its reader
+        try:
+            path.open("ab").close()
+            if new:
+                path.resolve().unlink()
+        except OSError as error:
+            why = f"{error.strerror}: name a file in a folder that you may write to"
+            raise TraceError(f"cannot write trace '{path}': {why}") from None
+    return "xb" if new and not force else "wb"
 
 
 def _step(outcome: Outcome, number: int, learned: float) -> StepRecord:
