@@ -22,8 +22,8 @@ from .drafters.base import Drafter, NoDrafter
 from .errors import ConfigError, PromptError, RunError
 from .models.base import LanguageModel, Nodes, Row
 from .policies.base import node_budget
-from .request import Chunk, Outcome, Request, Stats, StepClock, Successors, successors
-from .sampling import Draws
+from .request import Chunk, Outcome, Request, Stats, StepClock
+from .sampling import Draws, Successors, successors
 from .text import Prompt, encode, text_stream
 from .trace import Observer, Setup
 from .tree import DraftTree

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import math
 import secrets
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from .config import SamplingParams
 from .models.base import Row
+from .sampling import Successors
 from .text import TextStream
 from .tree import ROOT, DraftTree
 
@@ -190,59 +188,6 @@ class Request:
             if any(bool(torch.as_tensor(c(ids, None)).all()) for c in self.params.criteria):
                 return "criteria"
         return "length" if self.tokens_left <= 0 else None
-
-
-_CHUNK = 256
-"""Most tokens whose largest logit is found at once."""
-_ROWS = 8
-"""Nodes that are looked at together: bounds what is allocated beyond the logits."""
-
-
-class Successors(NamedTuple):
-    """The target's k most probable next tokens after R nodes, most probable first.
-
-    Attributes:
-        tokens: [R, k] int64.
-        logprobs: [R, k] float32, at temperature 1, nats.
-    """
-
-    tokens: Tensor
-    logprobs: Tensor
-
-    @classmethod
-    def unpack(cls, packed: Tensor) -> Successors:
-        """Of [R, 2 k] on the host, as ``successors`` packs them."""
-        tokens, logprobs = packed.tensor_split(2, dim=-1)
-        return cls(tokens.long(), logprobs.float())
-
-
-def successors(logits: Tensor, count: int) -> Tensor:
-    """The ``count`` most probable successors by [B, R, V] logits.
-
-    Returns:
-        [B, R, 2 count] float64 on the logits' device: tokens, then log-probs, for one transfer to the host.
-    """
-    rows, count = logits.flatten(0, 1), min(count, logits.shape[-1])
-    parts = []
-    for some in rows.split(_ROWS):
-        best = largest(some, count)
-        logprobs = some.log_softmax(-1, dtype=torch.float32).gather(-1, best)
-        parts.append(torch.cat([best.double(), logprobs.double()], dim=-1))
-    return torch.cat(parts).view(*logits.shape[:2], 2 * count)
-
-
-def largest(logits: Tensor, count: int) -> Tensor:
-    """[R, count] int64 where the largest of [R, V] logits are, the largest first.
-
-    All of them are in the chunks with the ``count`` largest maxima.
-    """
-    chunk = math.gcd(logits.shape[-1], _CHUNK)
-    if min(chunk, logits.shape[-1] // chunk) <= 2 * count:
-        return logits.topk(count).indices
-    chunks = logits.reshape(len(logits), -1, chunk)
-    where = chunks.amax(-1).topk(count).indices
-    at = chunks.gather(1, where[..., None].expand(-1, -1, chunk)).flatten(1).topk(count).indices
-    return where.gather(-1, at // chunk) * chunk + at % chunk
 
 
 @dataclass(frozen=True, slots=True)
