@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import warnings
@@ -102,7 +103,7 @@ class Trace(Observer):
         self._file: IO[bytes] | None = None
         self._run = b""
         self._numbers: dict[Request, int] = {}
-        self._opened = 0
+        self._count = itertools.count()
         self._stopped = False
         self._mode = _writing_mode(self.path, force)
 
@@ -152,12 +153,9 @@ class Trace(Observer):
 
     def opened(self, request: Request) -> None:
         """Write where a request begins."""
-        if self._stopped:
-            return
-        number = self._numbers[request] = self._opened
-        self._opened += 1
+        self._numbers[request] = next(self._count)
         record = RequestRecord(
-            request=number,
+            request=self._numbers[request],
             prompt_length=request.prompt_length,
             prompt=tuple(request.ids[: request.prompt_length]),
             seed=request.seed,
@@ -170,16 +168,17 @@ class Trace(Observer):
 
     def stepped(self, outcomes: Sequence[Outcome], learned: float) -> None:
         """Write one line for each request."""
-        if not self._stopped:
-            self._write(_step(outcome, self._numbers[outcome.request], learned) for outcome in outcomes)
+        self._write(_step(outcome, self._numbers[outcome.request], learned) for outcome in outcomes)
 
     def closed(self, request: Request) -> None:
         """Write how a request ended."""
         number = self._numbers.pop(request, None)
-        if number is not None and not self._stopped:
+        if number is not None:
             self._write([EndRecord(request=number, finish_reason=request.finish_reason, stats=request.stats)])
 
     def _write(self, records: Iterable[Record]) -> None:
+        if self._stopped:
+            return
         lines = b"".join(map(encode, records))
         try:
             if self._file is None:
