@@ -15,7 +15,7 @@ from draftree.drafters.base import TreeDrafter
 from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.ngram import NgramSource
 from draftree.engine import Engine, Generation
-from draftree.errors import ConfigError, PromptError
+from draftree.errors import ConfigError, InputError, PromptError
 from draftree.models.huggingface import HFModel
 from draftree.policies.entropy import EntropyTree
 from draftree.policies.fixed import StaticTree
@@ -357,6 +357,16 @@ def test_a_stream_that_is_never_read_opens_no_row() -> None:
     assert model.open(PROMPTS[1]).slot == 0
     with pytest.raises(PromptError):
         Engine(model).stream([])
+
+
+def test_stop_strings_without_a_tokenizer_are_refused_before_any_row_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream raised only when its first token was read, and a batch when it had prefilled the prompts before."""
+    model, params = target(), SamplingParams(stop=("x",))
+    monkeypatch.setattr(model, "open", pytest.fail)
+    with pytest.raises(InputError):
+        Engine(model).stream(PROMPTS[0], params)
+    with pytest.raises(InputError):
+        Engine(model).generate(PROMPTS[:2], [SamplingParams(), params])
 
 
 def test_a_finished_sequence_is_not_stepped_again() -> None:

@@ -110,23 +110,20 @@ class Engine:
             InputError: a prompt or its settings do not fit the model; found before anything is decoded.
         """
         each = each_params(prompts, params)
-        ids = [encode(self.tokenizer, p) for p in prompts]
-        for i, p in zip(ids, each, strict=True):
-            token_limit(self.target, i, p)
-        self.target.reserve(len(prompts), max(map(self._slots, ids, each), default=0))
-        requests: list[Request] = []
+        requests = [self._request(prompt, one) for prompt, one in zip(prompts, each, strict=True)]
+        self.target.reserve(len(requests), max(map(self._slots, requests), default=0))
         with ExitStack() as closing:  # what fails to close, keeps no other from it
-            for i, p in zip(ids, each, strict=True):
-                requests.append(self.open(i, p))
-                closing.callback(self.close, requests[-1])
-            while running := [s for s in requests if s.finish_reason is None]:
-                self.step(sorted(running, key=lambda s: _row(s).slot))  # storage order: no logits are copied
-                for s in running:
-                    if s.finish_reason is not None:
-                        self.close(s)  # a finished row would ride along in every pass
+            for request in requests:
+                closing.callback(self.close, request)
+                self._prefill(request)
+            while running := [r for r in requests if r.finish_reason is None]:
+                self.step(sorted(running, key=lambda r: _row(r).slot))  # storage order: no logits are copied
+                for request in running:
+                    if request.finish_reason is not None:
+                        self.close(request)  # a finished row would ride along in every pass
         lossy = self.verification.lossy
         return [
-            Generation(s.text, s.output_ids, s.finish_reason or "", s.seed, s.chunks, s.stats, lossy) for s in requests
+            Generation(r.text, r.output_ids, r.finish_reason or "", r.seed, r.chunks, r.stats, lossy) for r in requests
         ]
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Chunk]:
@@ -135,13 +132,11 @@ class Engine:
         Raises:
             InputError: at once, as ``generate``; the prefill waits until the first token is asked for.
         """
-        params = SamplingParams() if params is None else params
-        ids = encode(self.tokenizer, prompt)
-        token_limit(self.target, ids, params)
-        return self._stream(ids, params)
+        return self._stream(self._request(prompt, params))
 
-    def _stream(self, ids: list[int], params: SamplingParams) -> Iterator[Chunk]:
-        yield from self.follow(self.open(ids, params))
+    def _stream(self, request: Request) -> Iterator[Chunk]:
+        self._prefill(request)
+        yield from self.follow(request)
 
     def follow(self, request: Request) -> Iterator[Chunk]:
         """Run an open request to its end, giving out its tokens as they come; leaving early closes it."""
@@ -156,21 +151,29 @@ class Engine:
         finally:
             self.close(request)
 
-    @torch.inference_mode()
     def open(self, prompt: Prompt, params: SamplingParams | None = None) -> Request:
         """Prefill a request and draw its first token.
 
         Raises:
             InputError: the prompt or its settings do not fit the model.
         """
-        began = time.perf_counter()
+        request = self._request(prompt, params)
+        self._prefill(request)
+        return request
+
+    def _request(self, prompt: Prompt, params: SamplingParams | None) -> Request:
+        """A request that fits the model; nothing is open for it yet."""
         params = SamplingParams() if params is None else params
         ids = encode(self.tokenizer, prompt)
         limit = token_limit(self.target, ids, params)
         stream = text_stream(self.tokenizer, params.stop, ids)
-        request = Request(ids, params, limit, self.target.capabilities.eos_ids, stream)
-        self.target.reserve(1, self._slots(ids, params))
-        request.row = self.target.open(ids)
+        return Request(ids, params, limit, self.target.capabilities.eos_ids, stream)
+
+    @torch.inference_mode()
+    def _prefill(self, request: Request) -> None:
+        began = time.perf_counter()
+        self.target.reserve(1, self._slots(request))
+        request.row = self.target.open(request.ids)
         try:
             self.drafter.open(request)
             first = self._verify(request.row.logits[None, None], [DraftTree.empty()], [request])[0]
@@ -182,7 +185,6 @@ class Engine:
         except BaseException:
             self.close(request)
             raise
-        return request
 
     @torch.inference_mode()
     def step(self, requests: Sequence[Request]) -> list[Outcome]:
@@ -259,17 +261,18 @@ class Engine:
     def _verify(
         self, logits: Tensor, trees: Sequence[DraftTree], requests: Sequence[Request], beside: Tensor | None = None
     ) -> list[Verdict]:
-        draws = Draws([s.params for s in requests], [s.seed for s in requests], [s.ids for s in requests])
+        draws = Draws([r.params for r in requests], [r.seed for r in requests], [r.ids for r in requests])
         return self.verification.verify(logits, trees, draws, beside)
 
-    def _slots(self, ids: Sequence[int], params: SamplingParams) -> int:
+    def _slots(self, request: Request) -> int:
         """Cache slots to reserve for a request; a drafter on its row needs some for all that it may score.
 
         Of a large node budget only a part: most trees stay far below it, and the cache grows for one that does not.
         """
         policy = self.drafter.policy if self.drafter.host is not None else None
         drafted = 0 if policy is None else policy.pool(self.nodes)
-        return len(ids) + (params.max_tokens or 0) + 1 + min(max(self.nodes, drafted), _RESERVED)
+        tokens = len(request.ids) + (request.params.max_tokens or 0) + 1
+        return tokens + min(max(self.nodes, drafted), _RESERVED)
 
 
 def each_params(
