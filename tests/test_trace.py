@@ -19,7 +19,7 @@ from draftree.drafters.ngram import NgramSource
 from draftree.engine import Engine
 from draftree.errors import ConfigError, DraftreeWarning, TraceError
 from draftree.policies.methods import METHODS
-from draftree.records import KINDS, EndRecord, RequestRecord, RunRecord, StepRecord, encode
+from draftree.records import EndRecord, RequestRecord, RunRecord, StepRecord, encode
 from draftree.request import Outcome, Request, Stats
 from draftree.trace import Observer, Trace, read_trace
 from draftree.tree import DraftTree
@@ -147,7 +147,7 @@ def _keys(line: dict[str, Any], prefix: str = "") -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["run", "request", "step", "end"])
 def test_the_schema_documents_exactly_the_keys_that_are_written(kind: str, tmp_path: Path) -> None:
     _traced(tmp_path / "t.jsonl", PROMPTS, PARAMS)
     table = SCHEMA.read_text().split(f"\n### {kind}\n")[1].split("\n### ")[0]
@@ -369,12 +369,12 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
         list(read_trace(tmp_path / "x"))
 
 
-def test_another_version_is_refused_and_new_keys_are_left_out(tmp_path: Path) -> None:
+def test_a_newer_version_is_refused_and_new_keys_are_left_out(tmp_path: Path) -> None:
     path, lines = _trace_lines(tmp_path)
     path.write_bytes(b"".join(_edit(line, weather="fair") for line in lines))
     assert len(list(read_trace(path))) == len(lines)
-    path.write_bytes(b"".join([_edit(lines[0], version=9), *lines[1:]]))
-    with pytest.raises(TraceError, match="version 9 .* reads 2: record it again"):
+    path.write_bytes(b"".join([_edit(lines[0], version=3), *lines[1:]]))
+    with pytest.raises(TraceError, match="version 3 .* record it again"):
         list(read_trace(path))
 
 

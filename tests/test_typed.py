@@ -1,4 +1,4 @@
-"""Arguments of wrong types: refused by name, before any work."""
+"""Arguments of wrong types, and sampling settings out of range: refused by name, before any work."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import Any, Literal, Protocol, get_type_hints
+from typing import Any, Literal, Protocol, get_type_hints, runtime_checkable
 
 import pytest
 import torch
 
 import draftree as d
-from draftree.config import check_fields, fits, typed
+from draftree.config import check_fields, check_type, typed
 from draftree.errors import ConfigError, InputError, PromptError
 from draftree.text import encode
 
@@ -25,6 +25,7 @@ POLICIES: list[Any] = [d.AutoTree, d.Eagle2Tree, d.OptTree, d.ClassifierTree, d.
 POLICIES += [d.EntropyTree, d.StaticTree, d.RankTree, d.DynamicWindow, d.Window, d.Relaxed]
 
 
+@runtime_checkable
 class _Named(Protocol):
     name: str
 
@@ -61,7 +62,7 @@ class _Hints:
     pair: tuple[int, str]
     table: Mapping[str, float]
     function: Callable[[int], int]
-    word: Literal["a", 1]
+    word: Literal["a", "b"]
     named: _Named
     box: _Box
 
@@ -72,20 +73,23 @@ class _Hints:
         ("whole", [0, -3, 10**30], [True, 1.0, "1", None]),
         ("number", [1, 1.5, float("nan"), float("inf")], [False, "1", None, 10**400, 1j]),
         ("text", ["", None], [b"", 5]),
-        ("many", [[], (1, 2), range(3)], [{1}, "12", [1, None], 5]),
+        ("many", [[], (1, 2)], [{1}, "12", [1, None], 5]),
         ("row", [(), (1,), [1, 2]], [(1, "a"), 5, "12"]),
-        ("pair", [(1, "a")], [(1,), ("a", 1), [1, "a"]]),
+        ("pair", [(1, "a")], [(1,), ("a", 1), [1]]),
         ("table", [{}, {"a": 1}], [{"a": "b"}, {1: 1}, []]),
         ("function", [len, lambda x: x], [5, None]),
-        ("word", ["a", 1], ["b", True, 2]),
+        ("word", ["a", "b"], ["c", True, 2]),
         ("named", [_Thing()], [object(), None]),
         ("box", [_Box(1), _Box(1, _Thing())], [_Box("x"), _Box(1, 5), 5]),  # type: ignore[arg-type]
     ],
 )
 def test_what_fits_an_annotation(name: str, good: list[object], bad: list[object]) -> None:
     kind = get_type_hints(_Hints)[name]
-    assert [v for v in good if not fits(v, kind)] == []
-    assert [v for v in bad if fits(v, kind)] == []
+    for value in good:
+        check_type(name, value, kind)
+    for value in bad:
+        with pytest.raises(ConfigError, match=f"{name} is "):
+            check_type(name, value, kind)
 
 
 def test_a_wrong_argument_is_named() -> None:
@@ -114,6 +118,13 @@ def test_settings_of_wrong_types_are_refused(policy: Any) -> None:
             _ends_well(partial(policy, **{**needed, name: value}))
         with pytest.raises(InputError):
             policy(**{**needed, name: object()})
+
+
+def test_a_path_of_a_rank_tree_must_be_a_tuple() -> None:
+    """Paths that were lists passed the check, and were a TypeError about unhashable lists."""
+    assert d.RankTree([(0,), (0, 0)]).paths == [(0,), (0, 0)]  # type: ignore[arg-type, comparison-overlap]
+    with pytest.raises(ConfigError):
+        d.RankTree([[0], [0, 0]])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("value", WRONG, ids=lambda value: type(value).__name__)
@@ -152,6 +163,29 @@ def _one_token(engine: d.Engine, settings: dict[str, Any]) -> None:
     params = d.SamplingParams(**{"max_tokens": 1, **settings})
     if not params.processors and not params.criteria:  # a function that is none of a processor is the caller's to mend
         engine.generate([[1]], params)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"max_tokens": 0},
+        {"temperature": -0.5},
+        {"temperature": float("nan")},
+        {"temperature": float("inf")},
+        {"top_k": -1},
+        {"top_p": 0.0},
+        {"top_p": 1.5},
+        {"min_p": -0.1},
+        {"seed": -1},
+        {"stop": ("",)},
+        {"stop": "END"},
+        {"top_k": 2.5},
+        {"seed": 1.5},
+    ],
+)
+def test_sampling_settings_out_of_range_are_refused_and_named(bad: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(bad))):
+        d.SamplingParams(**bad)
 
 
 def test_token_ids_and_params_are_checked() -> None:

@@ -1,14 +1,13 @@
-"""Paths that users name, JSON that is not trusted, versioned files, and files that are written whole or not at all."""
+"""Paths that users name, versioned JSON files, and files that are written whole or not at all."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any, Generic, NoReturn, TypeVar, get_type_hints
+from typing import Any, Generic, TypeVar, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -29,7 +28,7 @@ def user_path(name: str | Path) -> Path:
             path.lstat()
     except (OSError, ValueError, RuntimeError) as error:
         why = getattr(error, "strerror", None) or str(error).rstrip(".")
-        raise ConfigError(f"{str(name)[:_SHOWN]!r} cannot be a path ({why}): give another one") from None
+        raise ConfigError(f"{str(name)!r} cannot be a path ({why}): give another one") from None
     return path
 
 
@@ -39,29 +38,6 @@ def is_path(name: str) -> bool:
         return user_path(name).exists()
     except ConfigError:
         return False
-
-
-_SHOWN = 200
-"""Characters of a bad path that a message repeats."""
-
-
-def parse_json(text: str | bytes) -> Any:
-    """JSON whose numbers are all finite.
-
-    Raises:
-        ValueError: it is not.
-        RecursionError: it is nested too deep.
-    """
-    return json.loads(text, parse_constant=_refuse, parse_float=_finite)
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    return number if math.isfinite(number) else _refuse(text)
-
-
-def _refuse(text: str) -> NoReturn:
-    raise ValueError(f"{text} is no finite number")
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
@@ -127,34 +103,39 @@ class JsonFormat(Generic[T]):
             ConfigError: it cannot be read, is of another format or version, or a key is missing, unknown or has a
                 value of a wrong type.
         """
+
+        def wrong(why: str) -> ConfigError:
+            return ConfigError(f"{self.what} {path} {why}: {self.way_out}")
+
         try:
             with path.open("rb") as file:
                 content = file.read(_LARGEST + 1)
-            if len(content) <= _LARGEST:
-                document = parse_json(content)
         except FileNotFoundError:
             raise
         except OSError as error:
             raise ConfigError(f"cannot read {self.what} {path}: {error.strerror}: {self.way_out}") from None
-        except (ValueError, RecursionError) as error:
-            raise ConfigError(f"{self.what} {path} is not JSON ({error}): {self.way_out}") from None
         if len(content) > _LARGEST:
-            raise ConfigError(f"{self.what} {path} is larger than {_LARGEST} bytes: {self.way_out}")
+            raise wrong(f"is larger than {_LARGEST} bytes")
+        try:
+            document = json.loads(content)
+        except (ValueError, RecursionError) as error:
+            raise wrong(f"is not JSON ({error})") from None
         if not isinstance(document, dict) or document.get("format") != self.name:
             raise ConfigError(f"{path} is JSON but no {self.what}: {self.way_out}")
         if document.get("version") != self.version:
-            found = document.get("version")
-            raise ConfigError(f"{self.what} {path} has version {found}, not {self.version}: {self.way_out}")
+            raise wrong(f"has version {document.get('version')}, not {self.version}")
         kinds = get_type_hints(self.content)
         nested = {name: kinds[name] for name in kinds if self.flat and is_dataclass(kinds[name])}
         known = {"format", "version", *kinds, *(f.name for kind in nested.values() for f in fields(kind))}
         if unknown := sorted(document.keys() - known):
-            raise ConfigError(f"{self.what} {path} is corrupt: no key {unknown[0]!r} is known: {self.way_out}")
-        document |= dict.fromkeys(nested, document.copy())
+            raise wrong(f"is corrupt: no key {unknown[0]!r} is known")
         try:
-            return TypeAdapter(self.content).validate_json(json.dumps(document), strict=True)
+            text = json.dumps(document | dict.fromkeys(nested, document), allow_nan=False)
+            return TypeAdapter(self.content).validate_json(text, strict=True)
         except ValidationError as error:
-            raise ConfigError(f"{self.what} {path} is corrupt: {first_error(error)}: {self.way_out}") from None
+            raise wrong(f"is corrupt: {first_error(error)}") from None
+        except ValueError:
+            raise wrong("is corrupt: it has a value that is no finite number") from None
 
 
 _LARGEST = 1 << 20

@@ -22,8 +22,8 @@ from .drafters.base import Drafter, NoDrafter
 from .errors import ConfigError, PromptError, RunError
 from .models.base import LanguageModel, Nodes, Row
 from .policies.base import node_budget
-from .request import Chunk, Outcome, Request, Stats, StepClock, Successors, successors
-from .sampling import Draws
+from .request import Chunk, Outcome, Request, Stats, StepClock
+from .sampling import Draws, Successors, successors
 from .text import Prompt, encode, text_stream
 from .trace import Observer, Setup
 from .tree import DraftTree
@@ -40,11 +40,9 @@ class Generation:
 
     Attributes:
         text: generated text, without the stop string that ended it.
-        token_ids: generated tokens, end-of-request included.
+        token_ids: generated tokens, the end-of-request token included.
         finish_reason: "eos", "stop", "length" or "criteria".
-        seed: the seed that reproduces it.
-        chunks: the tokens as they streamed.
-        stats: what was measured.
+        seed: reproduces it.
         lossy: the verification was a lossy one: the tokens do not follow the target distribution.
     """
 
@@ -60,13 +58,12 @@ class Generation:
 class Engine:
     """Decodes requests with draft trees; the output is the target's own, token for token, unless asked otherwise.
 
-    Attributes:
-        target: the model whose output is given.
-        drafter: what proposes trees; ``NoDrafter`` leaves AR decoding.
-        nodes: node budget of one request's tree at one step; the policy's own where none is given.
-        tokenizer: for text prompts and text output; None for bare token ids.
-        verification: how the target judges trees; a name of ``SCHEMES`` or a scheme.
-        candidates: of verification match, one of ``CANDIDATES``; None: as the scheme has them (coupled).
+    Args:
+        drafter: proposes trees; without one it is AR decoding.
+        nodes: node budget of one request's tree at one step; the policy's own by default.
+        tokenizer: for text prompts and text output; the target's own by default, None for bare token ids.
+        verification: a name of ``SCHEMES`` or a scheme.
+        candidates: of verification match, one of ``CANDIDATES``; by default the scheme's own (coupled).
         observers: are notified in this order.
 
     Raises:
@@ -113,22 +110,20 @@ class Engine:
             InputError: a prompt or its settings do not fit the model; found before anything is decoded.
         """
         each = each_params(prompts, params)
-        ids = [encode(self.tokenizer, p) for p in prompts]
-        needs = [self._slots(i, p) for i, p in zip(ids, each, strict=True)]
-        self.target.reserve(len(prompts), max(needs, default=0))
-        requests: list[Request] = []
+        requests = [self._request(prompt, one) for prompt, one in zip(prompts, each, strict=True)]
+        self.target.reserve(len(requests), max(map(self._slots, requests), default=0))
         with ExitStack() as closing:  # what fails to close, keeps no other from it
-            for i, p in zip(ids, each, strict=True):
-                requests.append(self.open(i, p))
-                closing.callback(self.close, requests[-1])
-            while running := [s for s in requests if s.finish_reason is None]:
-                self.step(sorted(running, key=lambda s: _row(s).slot))  # storage order: no logits are copied
-                for s in running:
-                    if s.finish_reason is not None:
-                        self.close(s)  # a finished row would ride along in every pass
+            for request in requests:
+                closing.callback(self.close, request)
+                self._prefill(request)
+            while running := [r for r in requests if r.finish_reason is None]:
+                self.step(sorted(running, key=lambda r: _row(r).slot))  # storage order: no logits are copied
+                for request in running:
+                    if request.finish_reason is not None:
+                        self.close(request)  # a finished row would ride along in every pass
         lossy = self.verification.lossy
         return [
-            Generation(s.text, s.output_ids, s.finish_reason or "", s.seed, s.chunks, s.stats, lossy) for s in requests
+            Generation(r.text, r.output_ids, r.finish_reason or "", r.seed, r.chunks, r.stats, lossy) for r in requests
         ]
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Chunk]:
@@ -137,13 +132,11 @@ class Engine:
         Raises:
             InputError: at once, as ``generate``; the prefill waits until the first token is asked for.
         """
-        params = SamplingParams() if params is None else params
-        ids = encode(self.tokenizer, prompt)
-        self._slots(ids, params)
-        return self._stream(ids, params)
+        return self._stream(self._request(prompt, params))
 
-    def _stream(self, ids: list[int], params: SamplingParams) -> Iterator[Chunk]:
-        yield from self.follow(self.open(ids, params))
+    def _stream(self, request: Request) -> Iterator[Chunk]:
+        self._prefill(request)
+        yield from self.follow(request)
 
     def follow(self, request: Request) -> Iterator[Chunk]:
         """Run an open request to its end, giving out its tokens as they come; leaving early closes it."""
@@ -158,23 +151,29 @@ class Engine:
         finally:
             self.close(request)
 
-    @torch.inference_mode()
     def open(self, prompt: Prompt, params: SamplingParams | None = None) -> Request:
         """Prefill a request and draw its first token.
 
         Raises:
             InputError: the prompt or its settings do not fit the model.
         """
-        began = time.perf_counter()
+        request = self._request(prompt, params)
+        self._prefill(request)
+        return request
+
+    def _request(self, prompt: Prompt, params: SamplingParams | None) -> Request:
+        """A request that fits the model; nothing is open for it yet."""
         params = SamplingParams() if params is None else params
         ids = encode(self.tokenizer, prompt)
-        slots = self._slots(ids, params)
-        can = self.target.capabilities
-        request = Request(
-            ids, params, room_for(self.target, ids, params), can.eos_ids, text_stream(self.tokenizer, params.stop, ids)
-        )
-        self.target.reserve(1, slots)
-        request.row = self.target.open(ids)
+        limit = token_limit(self.target, ids, params)
+        stream = text_stream(self.tokenizer, params.stop, ids)
+        return Request(ids, params, limit, self.target.capabilities.eos_ids, stream)
+
+    @torch.inference_mode()
+    def _prefill(self, request: Request) -> None:
+        began = time.perf_counter()
+        self.target.reserve(1, self._slots(request))
+        request.row = self.target.open(request.ids)
         try:
             self.drafter.open(request)
             first = self._verify(request.row.logits[None, None], [DraftTree.empty()], [request])[0]
@@ -186,7 +185,6 @@ class Engine:
         except BaseException:
             self.close(request)
             raise
-        return request
 
     @torch.inference_mode()
     def step(self, requests: Sequence[Request]) -> list[Outcome]:
@@ -202,7 +200,8 @@ class Engine:
         rows = self._ready(requests)
         clock, passes = StepClock(), self.drafter.passes
         with clock.time("draft"):
-            budgets = [self._budget(request) for request in requests]
+            # a path of depth d gains d + 1 tokens: no node is deeper than the tokens left, less the bonus token
+            budgets = [Budget(self.nodes, depth=request.tokens_left - 1) for request in requests]
             trees = self.drafter.propose(requests, budgets, self.verification.drawing)
         with clock.time("verify"):
             nodes = [Nodes.below(request.ids[-1], tree) for request, tree in zip(requests, trees, strict=True)]
@@ -262,26 +261,18 @@ class Engine:
     def _verify(
         self, logits: Tensor, trees: Sequence[DraftTree], requests: Sequence[Request], beside: Tensor | None = None
     ) -> list[Verdict]:
-        draws = Draws([s.params for s in requests], [s.seed for s in requests], [s.ids for s in requests])
+        draws = Draws([r.params for r in requests], [r.seed for r in requests], [r.ids for r in requests])
         return self.verification.verify(logits, trees, draws, beside)
 
-    def _budget(self, request: Request) -> Budget:
-        """A path of depth d gains d + 1 tokens: no node deeper than the room left, less the bonus token."""
-        return Budget(self.nodes, depth=request.room - 1)
-
-    def _slots(self, ids: Sequence[int], params: SamplingParams) -> int:
-        """Cache slots to reserve for a request; a drafter on its row needs some for all that it may ask about.
+    def _slots(self, request: Request) -> int:
+        """Cache slots to reserve for a request; a drafter on its row needs some for all that it may score.
 
         Of a large node budget only a part: most trees stay far below it, and the cache grows for one that does not.
-
-        Raises:
-            PromptError: the prompt is empty or does not fit the context.
-            ConfigError: ``max_tokens`` does not fit behind it.
         """
-        room_for(self.target, ids, params)
         policy = self.drafter.policy if self.drafter.host is not None else None
         drafted = 0 if policy is None else policy.pool(self.nodes)
-        return len(ids) + (params.max_tokens or 0) + 1 + min(max(self.nodes, drafted), _RESERVED)
+        tokens = len(request.ids) + (request.params.max_tokens or 0) + 1
+        return tokens + min(max(self.nodes, drafted), _RESERVED)
 
 
 def each_params(
@@ -301,7 +292,7 @@ def each_params(
     return list(params)
 
 
-def room_for(target: LanguageModel, ids: Sequence[int], params: SamplingParams) -> int:
+def token_limit(target: LanguageModel, ids: Sequence[int], params: SamplingParams) -> int:
     """Most tokens that may be generated behind a prompt.
 
     Raises:
@@ -311,22 +302,22 @@ def room_for(target: LanguageModel, ids: Sequence[int], params: SamplingParams) 
     if not isinstance(params, SamplingParams):
         raise ConfigError(f"sampling params are {params!r}: give SamplingParams")
     can = target.capabilities
-    room = can.max_length - len(ids)
+    left = can.max_length - len(ids)
     if not ids:
         raise PromptError("the prompt is empty: give at least one token")
     if wrong := next((i for i in (min(ids), max(ids)) if not 0 <= i < can.vocab_size), None):
         raise PromptError(f"the prompt has token id {wrong} but those of {can.name} are 0 to {can.vocab_size - 1}")
-    if room < 1:
+    if left < 1:
         raise PromptError(
             f"the prompt has {len(ids)} tokens but {can.name} takes {can.max_length} ({can.max_length_reason}), "
             f"generated ones included: shorten the prompt to {can.max_length - 1} or fewer"
         )
-    if params.max_tokens is not None and params.max_tokens > room:
+    if params.max_tokens is not None and params.max_tokens > left:
         raise ConfigError(
             f"max_tokens is {params.max_tokens} but {can.name} takes {can.max_length} tokens and the prompt has "
-            f"{len(ids)}: ask for at most {room}"
+            f"{len(ids)}: ask for at most {left}"
         )
-    return params.max_tokens or room
+    return params.max_tokens or left
 
 
 def _row(request: Request) -> Row:

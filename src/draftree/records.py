@@ -1,8 +1,7 @@
 """The lines of a trace as typed records, and their JSON. Knows no files and no engine.
 
-A record's fields are the keys of its line, beside ``kind``; ``docs/traces.md`` is the schema. Numbers have 9
-significant digits, so that a float32 comes back exactly; what JSON has no number for is "Infinity", "-Infinity" or
-"NaN".
+A record's fields are the keys of its line; ``docs/traces.md`` is the schema. Numbers have 9 significant digits, so
+that a float32 comes back exactly; what JSON has no number for is "Infinity", "-Infinity" or "NaN".
 """
 
 from __future__ import annotations
@@ -11,14 +10,15 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Annotated, Any, Union
+from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import Discriminator, GetCoreSchemaHandler, GetPydanticSchema, Strict, Tag, TypeAdapter, ValidationError
+from pydantic import Field, GetCoreSchemaHandler, GetPydanticSchema, Strict, TypeAdapter, ValidationError
 from pydantic_core import CoreSchema
 from pydantic_core.core_schema import no_info_after_validator_function
 from torch import Tensor
 
+from .artifacts import first_error
 from .request import Stats
 from .tree import ROOT, DraftTree
 
@@ -27,8 +27,8 @@ VERSION = 2
 """Rises when a key changes its meaning or goes; new keys alone do not raise it."""
 
 
-Whole = Annotated[int, Strict()]
-"""A JSON integer; text and fractions are errors."""
+Whole = Annotated[int, Strict(), Field(ge=-(2**63), lt=2**63)]
+"""A JSON integer of 64 bits; text and fractions are errors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +44,9 @@ class _Columns:
 
 
 def _tree(columns: _Columns) -> DraftTree:
-    try:
-        whole = (columns.tokens, columns.parents, columns.depths)
-        tokens, parents, depths = (torch.tensor(ids, dtype=torch.int64) for ids in whole)
-        origins = None if columns.origins is None else torch.tensor(columns.origins, dtype=torch.int64)
-    except (OverflowError, RuntimeError) as error:  # beyond int64
-        raise ValueError(str(error)) from None
+    whole = (columns.tokens, columns.parents, columns.depths)
+    tokens, parents, depths = (torch.tensor(numbers, dtype=torch.int64) for numbers in whole)
+    origins = None if columns.origins is None else torch.tensor(columns.origins, dtype=torch.int64)
     paths, entropies = torch.tensor(columns.path_logprobs), torch.tensor(columns.entropies)
     return DraftTree(tokens, parents, depths, paths, entropies, origins=origins)
 
@@ -63,19 +60,17 @@ class RunRecord:
     """The first line: what decoded.
 
     Attributes:
-        format, version: of the file.
         draftree, torch: versions.
         date: when the engine was built, ISO 8601, UTC.
-        threads: CPU threads of torch.
         target: the target's name, architecture, parameters, dtype, weight format, device, attention, max_length,
             vocab_size, eos_ids.
         drafter: its class and settings, among them its policy's class and settings.
         nodes: node budget of one request's tree at one step.
-        verification: how target logits turned into accepted tokens.
         candidates: how tokens came out of the draft distribution: "coupled", "plain" or "drawn"; None: not recorded.
         labels: the drafter's name, and what the caller calls things, such as the method.
     """
 
+    kind: Literal["run"] = "run"
     format: str = FORMAT
     version: Whole = VERSION
     draftree: str
@@ -96,15 +91,14 @@ class RequestRecord:
 
     Attributes:
         request: its number, from 0 in order of opening.
-        prompt_length: tokens of the prompt.
-        prompt: their ids.
-        seed: the seed in use.
+        prompt: token ids.
         limit: most tokens to generate.
         params: values of its ``SamplingParams``; processors and criteria by their names.
         first: the token that the prefill gave.
         prefill: seconds of the prefill, drafter included.
     """
 
+    kind: Literal["request"] = "request"
     request: Whole
     prompt_length: Whole
     prompt: tuple[Whole, ...]
@@ -117,14 +111,7 @@ class RequestRecord:
 
 @dataclass(frozen=True, slots=True)
 class StepSeconds:
-    """Wall-clock seconds of one step, shared by its requests.
-
-    Attributes:
-        draft: proposing trees.
-        verify: the target's pass, the draws and their transfer to the host.
-        other: commits, text, bookkeeping.
-        learn: the drafter's learning of the outcome (``Stats`` books it as drafting).
-    """
+    """Wall-clock seconds of one step, as in ``StepCost``; ``learn``: of learning from it."""
 
     draft: float
     verify: float
@@ -137,23 +124,19 @@ class StepRecord:
     """One step of one request.
 
     Attributes:
-        request: its number.
         step: the step's number within the request, from 1.
         length: tokens before the step, prompt included: the root's position is ``length - 1``.
         root: token id of the root.
-        tree: the tree that was verified.
-        expected: its expected acceptance length, root counted as 1.
-        path: accepted nodes in order, by number.
-        tokens: what the verification gave: the accepted tokens and the target's own.
-        taken: how many of them the request took before it ended.
+        expected: the tree's expected acceptance length, root counted as 1.
+        path, tokens, taken: as in ``Outcome``.
         batch: requests in the step.
-        draft_passes: drafter model passes of the step, for all its requests.
-        seconds: of the step, for all its requests.
+        draft_passes, seconds: of the step, for all its requests.
 
     Raises:
         ValueError: the path is not one of the tree, or the counts do not fit it.
     """
 
+    kind: Literal["step"] = "step"
     request: Whole
     step: Whole
     length: Whole
@@ -190,33 +173,34 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndRecord:
-    """A request ends.
+    """A request ends; ``finish_reason`` is "eos", "stop", "length" or "criteria", or None when it was left early."""
 
-    Attributes:
-        request: its number.
-        finish_reason: "eos", "stop", "length" or "criteria"; None: it was left early.
-        stats: what was measured.
-    """
-
+    kind: Literal["end"] = "end"
     request: Whole
     finish_reason: str | None
     stats: Stats
 
 
 Record = RunRecord | RequestRecord | StepRecord | EndRecord
-KINDS: dict[str, type[Record]] = {
-    "run": RunRecord,
-    "request": RequestRecord,
-    "step": StepRecord,
-    "end": EndRecord,
-}
-_NAMES = {record: kind for kind, record in KINDS.items()}
+_RECORD: TypeAdapter[Record] = TypeAdapter(Annotated[Record, Field(discriminator="kind")])
 _JSON = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
 
 
 def encode(record: Record) -> bytes:
     """The record's line, newline included."""
-    return _JSON.encode({"kind": _NAMES[type(record)], **plain(record)}).encode() + b"\n"
+    return _JSON.encode(plain(record)).encode() + b"\n"
+
+
+def decode(line: bytes) -> Record:
+    """The record of a line; keys that it does not know are left out.
+
+    Raises:
+        ValueError: it is not one; the message names the key.
+    """
+    try:
+        return _RECORD.validate_json(line)
+    except ValidationError as error:
+        raise ValueError(first_error(error)) from None
 
 
 def plain(value: Any) -> Any:
@@ -226,7 +210,7 @@ def plain(value: Any) -> Any:
     if value is None or isinstance(value, (int, str)):
         return value
     if isinstance(value, Tensor):
-        return [_number(x) for x in value.tolist()] if value.is_floating_point() else value.tolist()
+        return plain(value.tolist())
     if isinstance(value, (tuple, list)):
         return [plain(x) for x in value]
     if isinstance(value, Mapping):
@@ -245,25 +229,3 @@ def _number(x: float) -> float | str:
     if math.isfinite(x):
         return float(f"{x:.9g}")
     return "NaN" if math.isnan(x) else "Infinity" if x > 0 else "-Infinity"
-
-
-def decode(line: bytes) -> Record:
-    """The record of a line; keys that it does not know are left out.
-
-    Raises:
-        ValueError: it is not one; the message names the key.
-    """
-    try:
-        return _RECORD.validate_json(line)
-    except ValidationError as error:
-        found = error.errors(include_url=False)[0]
-        where = ".".join(map(str, found["loc"]))
-        raise ValueError(f"{where}: {found['msg']}" if where else found["msg"]) from None
-
-
-def _kind(line: Any) -> str | None:
-    return line.get("kind") if isinstance(line, dict) else None
-
-
-_TAGGED: Any = Union[tuple(Annotated[record, Tag(kind)] for kind, record in KINDS.items())]  # noqa: UP007
-_RECORD: TypeAdapter[Record] = TypeAdapter(Annotated[_TAGGED, Discriminator(_kind)])

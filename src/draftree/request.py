@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-import math
 import secrets
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from itertools import zip_longest
 
 import torch
-from torch import Tensor
 
 from .config import SamplingParams
 from .models.base import Row
+from .sampling import Successors
 from .text import TextStream
 from .tree import ROOT, DraftTree
 
 
 @dataclass(slots=True)
 class Seconds:
-    """Wall-clock seconds of one request. Sequences that share a step each count all of it.
+    """Wall-clock seconds of one request. Requests that share a step each count all of it.
 
     Attributes:
-        prefill: prompt through the target.
         draft: proposing trees; at the first one a drafting model reads the prompt.
         verify: the target's passes, the draws and their transfer to the host.
-        other: the rest: commits, text, bookkeeping.
+        other: commits, text, bookkeeping.
     """
 
     prefill: float = 0.0
@@ -74,10 +72,8 @@ class Stats:
         drafted_layers: of beams: layers that were drafted, over all steps.
         expected: sum over steps of the tree's expected acceptance length E(A), root counted as 1.
         draft_passes: drafter model passes of the steps that this request took part in.
-        accepted_entropies, rejected_entropies: nats, of the draft distribution at every accepted node, and of every one
-        whose
-            tokens were all rejected ("Dynamic Tree Speculative Decoding", Figure 1).
-        seconds: see ``Seconds``.
+        accepted_entropies, rejected_entropies: nats, of the draft distribution at every accepted node, and of every
+            one whose tokens were all rejected ("Dynamic Tree Speculative Decoding", Figure 1).
         stages: of a cascade, the first to draft first; empty where there is none.
     """
 
@@ -99,11 +95,6 @@ class Stats:
         return (self.tokens - 1) / self.steps if self.steps else 1.0  # the prefill gives the first token
 
     @property
-    def expected_mal(self) -> float:
-        """What ``mal`` was predicted to be: mean E(A) of the trees, by the draft's own probabilities."""
-        return self.expected / self.steps if self.steps else 1.0
-
-    @property
     def tokens_per_second(self) -> float:
         """Generated tokens over all the time, prefill included."""
         return self.tokens / self.seconds.total if self.seconds.total else 0.0
@@ -114,8 +105,7 @@ class Chunk:
     """One generated token as it streams.
 
     Attributes:
-        token: its id.
-        text: text that became final with it; may be empty while a character is incomplete or a stop string may begin.
+        text: what became final with it; may be empty while a character is incomplete or a stop string may begin.
         drafted: it was drafted and accepted; otherwise the target drew it itself.
         depth: depth in the draft tree, 0 when it was not drafted.
     """
@@ -131,14 +121,11 @@ class Request:
 
     Attributes:
         ids: prompt and generated tokens.
-        prompt_length: tokens of the prompt.
-        params: how it is sampled.
         seed: the seed in use (drawn afresh when ``params.seed`` is None).
         limit: most tokens to generate.
-        row: its row in the target.
+        row: its row in the target; None once it is closed.
         finish_reason: None while it runs; then "eos", "stop", "length" or "criteria".
         chunks: one for each generated token.
-        stats: what was measured.
     """
 
     def __init__(
@@ -163,7 +150,6 @@ class Request:
 
     @property
     def output_ids(self) -> list[int]:
-        """Generated tokens."""
         return self.ids[self.prompt_length :]
 
     @property
@@ -172,7 +158,7 @@ class Request:
         return "".join(chunk.text for chunk in self.chunks)
 
     @property
-    def room(self) -> int:
+    def tokens_left(self) -> int:
         """Tokens that may still be generated."""
         return self.limit - (len(self.ids) - self.prompt_length)
 
@@ -201,60 +187,7 @@ class Request:
             ids = torch.tensor([self.ids])
             if any(bool(torch.as_tensor(c(ids, None)).all()) for c in self.params.criteria):
                 return "criteria"
-        return "length" if self.room <= 0 else None
-
-
-_CHUNK = 256
-"""Most tokens whose largest logit is found at once."""
-_ROWS = 8
-"""Nodes that are looked at together: bounds what is allocated beyond the logits."""
-
-
-class Successors(NamedTuple):
-    """The target's k most probable next tokens after R nodes, most probable first.
-
-    Attributes:
-        tokens: [R, k] int64.
-        logprobs: [R, k] float32, at temperature 1, nats.
-    """
-
-    tokens: Tensor
-    logprobs: Tensor
-
-    @classmethod
-    def unpack(cls, packed: Tensor) -> Successors:
-        """Of [R, 2 k] on the host, as ``successors`` packs them."""
-        tokens, logprobs = packed.tensor_split(2, dim=-1)
-        return cls(tokens.long(), logprobs.float())
-
-
-def successors(logits: Tensor, count: int) -> Tensor:
-    """The ``count`` most probable successors by [B, R, V] logits.
-
-    Returns:
-        [B, R, 2 count] float64 on the logits' device: tokens, then log-probs, for one transfer to the host.
-    """
-    rows, count = logits.flatten(0, 1), min(count, logits.shape[-1])
-    parts = []
-    for some in rows.split(_ROWS):
-        best = largest(some, count)
-        logprobs = some.log_softmax(-1, dtype=torch.float32).gather(-1, best)
-        parts.append(torch.cat([best.double(), logprobs.double()], dim=-1))
-    return torch.cat(parts).view(*logits.shape[:2], 2 * count)
-
-
-def largest(logits: Tensor, count: int) -> Tensor:
-    """[R, count] int64 where the largest of [R, V] logits are, the largest first.
-
-    All of them are in the chunks with the ``count`` largest maxima.
-    """
-    chunk = math.gcd(logits.shape[-1], _CHUNK)
-    if min(chunk, logits.shape[-1] // chunk) <= 2 * count:
-        return logits.topk(count).indices
-    chunks = logits.reshape(len(logits), -1, chunk)
-    where = chunks.amax(-1).topk(count).indices
-    at = chunks.gather(1, where[..., None].expand(-1, -1, chunk)).flatten(1).topk(count).indices
-    return where.gather(-1, at // chunk) * chunk + at % chunk
+        return "length" if self.tokens_left <= 0 else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,13 +196,11 @@ class StepCost:
 
     Attributes:
         batch: requests in it.
-        draft: proposing trees.
-        verify: the target's pass, the draws and their transfer to the host.
-        other: commits, text, bookkeeping.
+        draft, verify, other: as in ``Seconds``.
         draft_passes: drafter model passes.
-        beside: of verifying, what it took to find the successors that the drafter asked for.
+        beside: the part of ``verify`` in which the drafter's successors were found.
         learned: what the drafter took to learn from the step before.
-        drafters: of drafting, what each part of an ensemble took; none where there is one drafter.
+        drafters: the part of ``draft`` that each drafter of an ensemble took; empty where there is one drafter.
     """
 
     batch: int
@@ -299,7 +230,7 @@ class StepClock:
         self.seconds[stage] = time.perf_counter() - began
 
     def cost(self, batch: int, draft_passes: int, learned: float) -> StepCost:
-        """The cost of the step, once its stages are over."""
+        """The cost of the step, once all but learning from it is over."""
         s = self.seconds
         return StepCost(batch, s["draft"], s["verify"], s["other"], draft_passes, s["successors"], learned)
 
@@ -309,14 +240,12 @@ class Outcome:
     """What became of one request's draft tree.
 
     Attributes:
-        request: the request.
-        tree: the tree that was verified.
         path: accepted nodes in order, by number.
         tokens: what the verification gave: the accepted tokens and the target's own.
         taken: how many of them the request took before it ended.
         step: what the whole step cost.
-        successors: of the root and then of each node, what the target found most probable, as many as the drafter asked
-            for; None where it asked for none.
+        successors: of the root and then of each node, as many as the drafter learns from (``Drafter.successors``); None
+            where it learns from none.
     """
 
     request: Request
@@ -339,21 +268,21 @@ class Outcome:
         stats, cost = self.request.stats, self.step
         stats.steps += 1
         stats.tokens += self.taken
-        stats.expected += self.tree.expected_acceptance_length if len(self.tree) else 1.0
         stats.draft_passes += cost.draft_passes
         stats.seconds.draft += cost.draft + learned
         stats.seconds.verify += cost.verify
         stats.seconds.other += cost.other
         if not len(self.tree):
+            stats.expected += 1.0
             return
-        accepted = min(self.taken, len(self.path))
-        for counts, depths in (
-            (stats.drafted, torch.bincount(self.tree.depths, minlength=1)[1:].tolist()),
-            (stats.accepted, [1] * accepted),
-        ):
-            counts.extend([0] * (len(depths) - len(counts)))
-            for d, n in enumerate(depths):
-                counts[d] += n
-        stats.accepted_entropies += self.tree.entropies[self.path[:accepted]].tolist()
+        accepted = self.path[: self.taken]
+        stats.expected += self.tree.expected_acceptance_length
+        stats.drafted = _sums(stats.drafted, torch.bincount(self.tree.depths)[1:].tolist())
+        stats.accepted = _sums(stats.accepted, [1] * len(accepted))
+        stats.accepted_entropies += self.tree.entropies[accepted].tolist()
         if self.taken == len(self.tokens) and (entropy := self.rejected_entropy) is not None:
             stats.rejected_entropies.append(entropy)
+
+
+def _sums(one: list[int], other: list[int]) -> list[int]:
+    return [a + b for a, b in zip_longest(one, other, fillvalue=0)]

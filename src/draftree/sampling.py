@@ -1,4 +1,4 @@
-"""How one token is drawn from logits: warping, position-keyed noise, pick.
+"""How one token is drawn from logits: warping, position-keyed noise, pick; and the most probable tokens.
 
 Pure functions on tensors, except ``Draws``, which remembers whose logits it is given. Knows nothing of trees.
 
@@ -9,10 +9,12 @@ drafted, whichever batch the request is in, position t sees the same noise.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -287,3 +289,56 @@ class Draws:
         positions = [len(self.histories[b]) + depth for b in group]
         seeds = [self.seeds[b] for b in group]
         return (warp(logits, params) + gumbel_noise(seeds, positions, logits.shape[-1], logits.device)).argmax(-1)
+
+
+_CHUNK = 256
+"""Most tokens whose largest logit is found at once."""
+_ROWS = 8
+"""Nodes that are looked at together: bounds what is allocated beyond the logits."""
+
+
+class Successors(NamedTuple):
+    """The target's k most probable next tokens after R nodes, most probable first.
+
+    Attributes:
+        tokens: [R, k] int64.
+        logprobs: [R, k] float32, at temperature 1, nats.
+    """
+
+    tokens: Tensor
+    logprobs: Tensor
+
+    @classmethod
+    def unpack(cls, packed: Tensor) -> Successors:
+        """Of [R, 2 k] on the host, as ``successors`` packs them."""
+        tokens, logprobs = packed.tensor_split(2, dim=-1)
+        return cls(tokens.long(), logprobs.float())
+
+
+def successors(logits: Tensor, count: int) -> Tensor:
+    """The ``count`` most probable successors by [B, R, V] logits.
+
+    Returns:
+        [B, R, 2 count] float64 on the logits' device: tokens, then log-probs, for one transfer to the host.
+    """
+    rows, count = logits.flatten(0, 1), min(count, logits.shape[-1])
+    parts = []
+    for some in rows.split(_ROWS):
+        best = largest(some, count)
+        logprobs = some.log_softmax(-1, dtype=torch.float32).gather(-1, best)
+        parts.append(torch.cat([best.double(), logprobs.double()], dim=-1))
+    return torch.cat(parts).view(*logits.shape[:2], 2 * count)
+
+
+def largest(logits: Tensor, count: int) -> Tensor:
+    """[R, count] int64 where the largest of [R, V] logits are, the largest first.
+
+    All of them are in the chunks with the ``count`` largest maxima.
+    """
+    chunk = math.gcd(logits.shape[-1], _CHUNK)
+    if min(chunk, logits.shape[-1] // chunk) <= 2 * count:
+        return logits.topk(count).indices
+    chunks = logits.reshape(len(logits), -1, chunk)
+    where = chunks.amax(-1).topk(count).indices
+    at = chunks.gather(1, where[..., None].expand(-1, -1, chunk)).flatten(1).topk(count).indices
+    return where.gather(-1, at // chunk) * chunk + at % chunk

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -39,16 +41,7 @@ from .request import Outcome, Request
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What an engine was built of.
-
-    Attributes:
-        target: the model whose output is given.
-        drafter: what proposes trees.
-        nodes: node budget of one request's tree at one step.
-        verification: how target logits turn into accepted tokens.
-        candidates: how tokens come out of the draft distribution (``Scheme.candidates``).
-        tokenizer: None for bare token ids.
-    """
+    """What an engine was built of; ``verification`` and ``candidates`` are those of its ``Scheme``, by name."""
 
     target: LanguageModel
     drafter: Drafter
@@ -105,20 +98,19 @@ class Trace(Observer):
         warn: Callable[[str], None] | None = None,
     ) -> None:
         self.path = user_path(path)
-        self._force = force
         self._labels = dict(labels or {})
-        self._warn = warn or _warn
+        self._warn = warn or partial(warnings.warn, category=DraftreeWarning, stacklevel=2)
         self._file: IO[bytes] | None = None
-        self._run: RunRecord | None = None
+        self._run = b""
         self._numbers: dict[Request, int] = {}
-        self._opened = 0
+        self._count = itertools.count()
         self._stopped = False
-        _check_writable(self.path, force)
+        self._mode = _writing_mode(self.path, force)
 
     def __enter__(self) -> Trace:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -131,10 +123,10 @@ class Trace(Observer):
         Raises:
             ConfigError: the trace is another engine's already.
         """
-        if self._run is not None:
+        if self._run:
             raise ConfigError(f"trace '{self.path}' belongs to another engine: make a Trace for each")
         can = setup.target.capabilities
-        self._run = RunRecord(
+        record = RunRecord(
             draftree=version("draftree"),
             torch=torch.__version__,
             date=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -157,34 +149,41 @@ class Trace(Observer):
             candidates=setup.candidates,
             labels={"drafter": setup.drafter.name} | self._labels,
         )
+        self._run = encode(record)
 
     def opened(self, request: Request) -> None:
         """Write where a request begins."""
-        if self._stopped:
-            return
-        number = self._numbers[request] = self._opened
-        self._opened += 1
-        run = [self._run] if number == 0 and self._run is not None else []
-        self._write([*run, _begun(request, number)])
+        self._numbers[request] = next(self._count)
+        record = RequestRecord(
+            request=self._numbers[request],
+            prompt_length=request.prompt_length,
+            prompt=tuple(request.ids[: request.prompt_length]),
+            seed=request.seed,
+            limit=request.limit,
+            params=plain(request.params),
+            first=request.ids[request.prompt_length],
+            prefill=request.stats.seconds.prefill,
+        )
+        self._write([record])
 
     def stepped(self, outcomes: Sequence[Outcome], learned: float) -> None:
         """Write one line for each request."""
-        if not self._stopped:
-            ours = [o for o in outcomes if o.request in self._numbers]
-            self._write(_step(outcome, self._numbers[outcome.request], learned) for outcome in ours)
+        self._write(_step(outcome, self._numbers[outcome.request], learned) for outcome in outcomes)
 
     def closed(self, request: Request) -> None:
         """Write how a request ended."""
         number = self._numbers.pop(request, None)
-        if number is not None and not self._stopped:
+        if number is not None:
             self._write([EndRecord(request=number, finish_reason=request.finish_reason, stats=request.stats)])
 
     def _write(self, records: Iterable[Record]) -> None:
+        if self._stopped:
+            return
         lines = b"".join(map(encode, records))
         try:
             if self._file is None:
-                new = not self._force and (self.path.is_file() or not self.path.exists())
-                self._file = self.path.open("xb" if new else "wb")
+                self._file = self.path.open(self._mode)
+                lines = self._run + lines
             self._file.write(lines)
             self._file.flush()
         except OSError as error:
@@ -225,18 +224,15 @@ def read_trace(path: str | Path) -> Iterator[Record]:
     with file:
         yield _read_run(path, file.readline())
         for number, line in enumerate(file, start=2):
-            if not line.endswith(b"\n") and not _is_json(line):
-                warnings.warn(
-                    f"{path}, line {number}: torn, as the writer was interrupted: left out",
-                    DraftreeWarning,
-                    stacklevel=2,
-                )
-                return
             try:
                 record = decode(line)
                 _follow(record, lengths)
             except ValueError as error:
-                raise _corrupt(path, number, str(error)) from None
+                if line.endswith(b"\n"):
+                    raise _corrupt(path, number, error) from None
+                torn = f"{path}, line {number}: torn, as the writer was interrupted: left out"
+                warnings.warn(torn, DraftreeWarning, stacklevel=2)
+                return
             yield record
 
 
@@ -254,15 +250,7 @@ def _read_run(path: Path, line: bytes) -> Record:
     try:
         return decode(line)
     except ValueError as error:
-        raise _corrupt(path, 1, str(error)) from None
-
-
-def _is_json(line: bytes) -> bool:
-    try:
-        json.loads(line)
-    except ValueError:
-        return False
-    return True
+        raise _corrupt(path, 1, error) from None
 
 
 def _follow(record: Record, lengths: dict[int, int]) -> None:
@@ -282,41 +270,30 @@ def _follow(record: Record, lengths: dict[int, int]) -> None:
     lengths[record.request] += record.taken
 
 
-def _corrupt(path: Path, number: int, why: str) -> TraceError:
+def _corrupt(path: Path, number: int, why: ValueError) -> TraceError:
     return TraceError(
         f"'{path}', line {number} is corrupt ({why}): trace the run again, or cut the file before that line"
     )
 
 
-def _check_writable(path: Path, force: bool) -> None:
-    try:
-        if path.exists() and not path.is_file() and not path.is_dir():
-            return  # a pipe or a device: opening it may wait for its reader
-        if path.is_file() and not force:
-            raise TraceError(f"trace '{path}' exists: name another file, or overwrite it with --force (force=True)")
-        new = not path.exists()
-        with path.open("ab"):
-            pass
-        if new:
-            path.resolve().unlink()
-    except (OSError, ValueError) as error:
-        if isinstance(error, TraceError):
-            raise
-        why = getattr(error, "strerror", None) or error
-        raise TraceError(f"cannot write trace '{path}': {why}: name a file in a folder that you may write to") from None
+def _writing_mode(path: Path, force: bool) -> Literal["xb", "wb"]:
+    """How a file is opened to be written, once it is sure that it can be.
 
-
-def _begun(request: Request, number: int) -> RequestRecord:
-    return RequestRecord(
-        request=number,
-        prompt_length=request.prompt_length,
-        prompt=tuple(request.ids[: request.prompt_length]),
-        seed=request.seed,
-        limit=request.limit,
-        params=plain(request.params),
-        first=request.ids[request.prompt_length],
-        prefill=request.stats.seconds.prefill,
-    )
+    Raises:
+        TraceError: it cannot.
+    """
+    is_file, new = os.path.isfile(path), not os.path.exists(path)
+    if is_file and not force:
+        raise TraceError(f"trace '{path}' exists: name another file, or overwrite it with --force (force=True)")
+    if is_file or new or os.path.isdir(path):  # opening a pipe or a device may wait for its reader
+        try:
+            path.open("ab").close()
+            if new:
+                path.resolve().unlink()
+        except OSError as error:
+            why = f"{error.strerror}: name a file in a folder that you may write to"
+            raise TraceError(f"cannot write trace '{path}': {why}") from None
+    return "xb" if new and not force else "wb"
 
 
 def _step(outcome: Outcome, number: int, learned: float) -> StepRecord:
@@ -340,13 +317,8 @@ def _step(outcome: Outcome, number: int, learned: float) -> StepRecord:
 
 def _describe(thing: object) -> dict[str, Any]:
     """Class and settings of a drafter or policy; models by their names."""
-    settings: dict[str, Any] = {"class": name_of(thing)}
-    if is_dataclass(thing):
-        for f in fields(thing):
-            value = getattr(thing, f.name)
-            if f.repr and f.name != "passes":
-                settings[f.name] = _setting(value)
-    return settings
+    settings = [f.name for f in fields(thing) if f.repr] if is_dataclass(thing) else []
+    return {"class": name_of(thing), **{name: _setting(getattr(thing, name)) for name in settings}}
 
 
 def _setting(value: object) -> Any:
@@ -356,7 +328,3 @@ def _setting(value: object) -> Any:
     if isinstance(value, tuple):
         return [_setting(x) for x in value]
     return _describe(value) if is_dataclass(value) else plain(value)
-
-
-def _warn(message: str) -> None:
-    warnings.warn(message, DraftreeWarning, stacklevel=2)

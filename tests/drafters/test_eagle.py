@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from draftree.config import SamplingParams
+from draftree.config import Budget, SamplingParams
 from draftree.drafters.base import TreeDrafter
 from draftree.drafters.eagle import EagleSource
 from draftree.drafters.ensemble import EnsembleSource
@@ -125,7 +125,7 @@ def test_a_step_that_fails_loses_no_hidden_states(when: str, target: HFModel, mo
     plain = Engine(target).generate(PROMPTS[:1], SamplingParams(max_tokens=20))[0].token_ids
     made = engine(target, trained(target), "chain")
     request = made.open(PROMPTS[0], SamplingParams(max_tokens=20))
-    while request.room > 5:
+    while request.tokens_left > 5:
 
         def fail(*given: object) -> None:
             raise RuntimeError("out of memory")
@@ -147,7 +147,7 @@ def test_a_sequence_without_a_row_is_refused(target: HFModel) -> None:
     made = Engine(target, drafter)
     request = Request([1, 2, 3], SamplingParams(), 9, frozenset(), NoText())
     with pytest.raises(CacheError, match="open row"):
-        made.drafter.propose([request], [made._budget(request)])
+        made.drafter.propose([request], [Budget(made.nodes)])
 
 
 def test_auto_measures_what_a_head_costs(target: HFModel) -> None:

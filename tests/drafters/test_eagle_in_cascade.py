@@ -148,7 +148,9 @@ def test_what_the_target_accepts_stays_and_no_more(
     decoded = drive.open(PROMPTS[1], SamplingParams(max_tokens=30))
     lower = made.lower
     assert isinstance(lower, EagleSource)
-    while decoded.finish_reason is None and decoded.room > 2:  # before the last tokens the lower level is not asked
+    while (
+        decoded.finish_reason is None and decoded.tokens_left > 2
+    ):  # before the last tokens the lower level is not asked
         before = len(decoded.ids)
         drive.step([decoded])
         row = lower._states[decoded].row

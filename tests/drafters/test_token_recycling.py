@@ -18,7 +18,8 @@ from draftree.errors import ConfigError, DraftreeWarning
 from draftree.policies.auto.policy import AutoTree
 from draftree.policies.fixed import StaticTree
 from draftree.policies.methods import METHODS
-from draftree.request import Outcome, Request, StepCost, Successors
+from draftree.request import Outcome, Request, StepCost
+from draftree.sampling import Successors
 from draftree.text import NoText
 from draftree.trace import Observer
 from draftree.tree import DraftTree

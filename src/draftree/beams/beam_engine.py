@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from ..config import SamplingParams, typed
 from ..drafters.eagle import EagleSource
 from ..drafters.source import BeamSource, TokenSource
-from ..engine import each_params, room_for
+from ..engine import each_params, token_limit
 from ..errors import ConfigError
 from ..models.base import ForestModel, LanguageModel
 from ..request import Stats
@@ -188,7 +188,7 @@ class BeamEngine:
             )
 
     def _request(self, ids: list[int], params: SamplingParams, beams: BeamParams) -> BeamRequest:
-        limit = room_for(self.target, ids, params)
+        limit = token_limit(self.target, ids, params)
         drafted = beams.draft_width or (draft_width(self.source, beams.width) if self.source else None)
         # searched beams are the same whatever was drafted: what was learned of drafts serves all of them
         record = None if params.temperature else self.records.setdefault(beams, DraftRecord())

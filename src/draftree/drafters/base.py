@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from ..config import Budget
 from ..models.base import LanguageModel
@@ -16,6 +16,7 @@ from .grow import grow
 from .source import TokenSource
 
 
+@runtime_checkable
 class Drafter(Protocol):
     """Proposes a draft tree for each request and keeps whatever state that takes.
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..policies.base import Candidates
-from ..request import Request, largest
-from ..sampling import DRAFT_NOISE, derive_seed, gumbel_noise, gumbel_noise_of, warp_rows
+from ..request import Request
+from ..sampling import DRAFT_NOISE, derive_seed, gumbel_noise, gumbel_noise_of, largest, warp_rows
 from ..tree import DraftDistribution
 
 

@@ -22,7 +22,8 @@ from ..artifacts import write_whole
 from ..errors import ConfigError, DraftreeWarning, RunError
 from ..models.base import LanguageModel
 from ..policies.base import Candidates
-from ..request import Outcome, Request, Successors
+from ..request import Outcome, Request
+from ..sampling import Successors
 from ..tree import ROOT
 from .distributions import Drawing, Drawn
 from .source import Scorer, TokenSource

@@ -177,6 +177,7 @@ class Nodes:
         return cls(torch.cat([torch.tensor([root]), tree.tokens]), torch.cat([torch.tensor([ROOT]), tree.parents + 1]))
 
 
+@runtime_checkable
 class LanguageModel(Protocol):
     """A causal language model over token trees."""
 

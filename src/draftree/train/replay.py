@@ -10,7 +10,8 @@ from torch import Tensor
 from ..config import Budget, SamplingParams
 from ..drafters.base import Drafter
 from ..models.base import LanguageModel, Nodes, Row
-from ..request import Outcome, Request, StepCost, Successors, successors
+from ..request import Outcome, Request, StepCost
+from ..sampling import Successors, successors
 from ..text import NoText
 from ..tree import ROOT, DraftTree
 

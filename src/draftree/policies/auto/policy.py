@@ -169,7 +169,7 @@ class AutoTree(GrowthPolicy):
         batch, context = len(requests), max(len(request.ids) for request in requests)
         verify = self._costs.curve(max(budget.nodes for budget in budgets), context, batch)
         fresh = any(request.stats.steps == 0 for request in requests)  # models read prompts, and no time of it counts
-        pace, left = self.selection.pace, max(request.room for request in requests)
+        pace, left = self.selection.pace, max(request.tokens_left for request in requests)
         drafts = any(b.depth != 0 for b in budgets) and (fresh or not self._costs.wants_ar(pace))
         price = self.selection.begin(requests, verify, context, self.depth if drafts else 0, left)
         best: list[list[float]] = [[] for _ in requests]

@@ -1,20 +1,20 @@
-"""The target's most probable successors: what a plain sort says, packed for one transfer."""
+"""The target's most probable successors: what topk finds, packed for one transfer."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from draftree.request import Successors, successors
+from draftree.sampling import Successors, successors
 
 
 @pytest.mark.parametrize(("vocab", "count"), [(64, 8), (1000, 3), (4096, 8), (50257, 8), (7, 8)])
 @pytest.mark.parametrize("rows", [1, 8, 19])
-def test_they_are_the_largest_of_the_law_in_order(vocab: int, count: int, rows: int) -> None:
+def test_they_are_the_largest_of_the_distribution_in_order(vocab: int, count: int, rows: int) -> None:
     logits = torch.randn((2, rows, vocab), generator=torch.Generator().manual_seed(vocab + rows)) * 3
     packed = successors(logits, count)
-    law = logits.log_softmax(-1)
-    want = law.topk(min(count, vocab))
+    logprobs = logits.log_softmax(-1)
+    want = logprobs.topk(min(count, vocab))
     for b in range(2):
         found = Successors.unpack(packed[b])
         assert torch.equal(found.tokens, want.indices[b])
