@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -225,6 +225,21 @@ def node_budget(policy: GrowthPolicy | None, nodes: int | None) -> int:
     if Budget(nodes).nodes < 1:
         raise ConfigError(f"node budget is {nodes}: use at least 1, or drafter 'none' for autoregressive decoding")
     return nodes
+
+
+N = TypeVar("N", int, float)
+
+
+def read_number(kind: type[N], what: str, text: float | str, way_out: str) -> N:
+    """The setting ``what`` as a number.
+
+    Raises:
+        ConfigError: it is none; ``way_out`` ends the message.
+    """
+    try:
+        return kind(text)
+    except (ValueError, OverflowError):
+        raise ConfigError(f"{what} is {text!r}: {way_out}") from None
 
 
 def check_count(what: str, value: int, most: int | None = None) -> None:

@@ -16,14 +16,15 @@ import torch
 from ..config import MAX_NODES, Budget, check_fields
 from ..errors import ConfigError
 from ..request import Outcome, Request
-from .base import MAX_WIDTH, Frontier, Growth, GrowthPolicy, check_count, check_entropy
+from .base import MAX_WIDTH, Frontier, Growth, GrowthPolicy, check_count, check_entropy, read_number
 from .fixed import StaticTree
 
 FIRST = "first"
 """In place of an initial threshold: the least entropy of the request's first draft."""
 CHAIN = StaticTree(1, MAX_NODES)
 """A chain as long as its budget."""
-_MEMORIES = "use a number of tokens, 1 or more, or inf to forget nothing"
+_STARTS = f"use an entropy in nats, 0 or more, or {FIRST!r}"
+MEMORIES = "use a number of tokens, 1 or more, or inf to forget nothing"
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,35 +155,18 @@ def check_threshold(what: str, start: float | None, memory: float) -> None:
         ConfigError: the entropy called ``what`` is negative or no number, or the memory is below one token.
     """
     if start is not None and not start >= 0:
-        raise ConfigError(f"{what} is {start}: use an entropy in nats, 0 or more, or {FIRST!r}")
+        raise ConfigError(f"{what} is {start}: {_STARTS}")
     if not memory >= 1:
-        raise ConfigError(f"memory is {memory}: {_MEMORIES}")
+        raise ConfigError(f"memory is {memory}: {MEMORIES}")
 
 
 def read_start(what: str, text: float | str) -> float | None:
-    """An initial threshold as it is written.
+    """An initial threshold as it is written: entropy in nats, or "first".
 
     Raises:
-        ConfigError: it is neither a number nor "first".
+        ConfigError: it is neither.
     """
-    if text == FIRST:
-        return None
-    try:
-        return float(text)
-    except ValueError:
-        raise ConfigError(f"{what} is {text!r}: use an entropy in nats, 0 or more, or {FIRST!r}") from None
-
-
-def read_memory(text: str) -> float:
-    """A number of tokens as it is written, perhaps "inf".
-
-    Raises:
-        ConfigError: it is no number.
-    """
-    try:
-        return float(text)
-    except ValueError:
-        raise ConfigError(f"memory is {text!r}: {_MEMORIES}") from None
+    return None if text == FIRST else read_number(float, what, text, _STARTS)
 
 
 @dataclass(slots=True)

@@ -7,7 +7,6 @@ what cannot promise that is refused by name.
 
 from __future__ import annotations
 
-import difflib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from ..config import check_fields, named_settings
 from ..drafters.distributions import Drawing
-from ..errors import ConfigError, UnknownNameError
+from ..errors import ConfigError, unknown_name
 from ..policies.base import GrowthPolicy
 from ..policies.entropy import StepFunction
 from ..sampling import Draws, KeyedUniformDraws
@@ -295,7 +294,5 @@ def find_scheme(scheme: str | Scheme, candidates: str | None = None) -> Scheme:
         return scheme
     name, settings = named_settings(scheme)
     if name not in SCHEMES:
-        close = difflib.get_close_matches(name, SCHEMES, n=1)
-        hint = f"did you mean {close[0]}? " if close else ""
-        raise UnknownNameError(f"no verification {name!r}: {hint}choose from {', '.join(SCHEMES)}")
+        raise unknown_name("verification", name, SCHEMES)
     return SCHEMES[name].configured(settings)
