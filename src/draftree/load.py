@@ -85,7 +85,7 @@ class SpeculationParams:
     def engine(self, target: HFModel, observers: Sequence[Observer] = ()) -> Engine:
         """An engine that drafts so for a target."""
         drafter = load_drafter(
-            self.spec, target, self.policy, recycle_file=self.recycle_file, learning=not self.scheme.draws
+            self.spec, target, self.policy, recycle_file=self.recycle_file, learning=not self.scheme.drawing.random
         )
         return Engine(target, drafter, nodes=self.nodes, verification=self.scheme, observers=observers)
 
