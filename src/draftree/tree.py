@@ -116,15 +116,6 @@ class DraftTree:
         """E(A) = 1 + sum over nodes of exp(path log-prob) (OPT-Tree, Eq. 4; the root counts as 1)."""
         return 1.0 + float(self.path_logprobs.exp().sum())
 
-    def best(self, nodes: int) -> Tensor:
-        """[N] bool: the ``nodes`` nodes of highest path log-prob, ties to the earlier; they are closed under parents.
-
-        Of all subtrees of that size they have the largest E(A) (OPT-Tree, Theorem 3.1).
-        """
-        keep = torch.zeros(len(self), dtype=torch.bool)
-        keep[self.path_logprobs.argsort(descending=True, stable=True)[:nodes]] = True
-        return keep
-
     def subset(self, keep: Tensor) -> DraftTree:
         """The tree of the nodes where ``keep`` ([N] bool) is true, in the same order.
 

@@ -14,7 +14,17 @@ from ..artifacts import JsonFormat, user_path
 from ..config import DEFAULT_NODES, Budget, check_fields, typed
 from ..errors import ConfigError, UnknownNameError
 from ..tree import DraftTree
-from .base import MAX_WIDTH, Frontier, Growth, GrowthPolicy, Provenance, best_per_row, count_within
+from .base import (
+    MAX_WIDTH,
+    Frontier,
+    Growth,
+    GrowthPolicy,
+    Provenance,
+    best_per_row,
+    check_count,
+    count_within,
+    highest_in_budget,
+)
 from .entropy import EntropyTree
 
 
@@ -275,13 +285,10 @@ class ClassifierTree(GrowthPolicy):
         check_fields(self)
         if not 0 <= self.beta <= 1:
             raise ConfigError(f"beta is {self.beta}: use a probability of acceptance from 0 to 1")
-        for name, most in (("width", MAX_WIDTH), ("top", None), ("depth", None)):
-            value = getattr(self, name)
-            if name == "top" and value is None:
-                continue
-            if not isinstance(value, int) or value < 1 or (most is not None and value > most):
-                none = ", or none" if name == "top" else ""
-                raise ConfigError(f"{name} is {value}: use a whole number from 1{f' to {most}' if most else ''}{none}")
+        check_count("width", self.width, MAX_WIDTH)
+        check_count("depth", self.depth)
+        if self.top is not None:
+            check_count("top", self.top)
 
     def width_for(self, nodes: int) -> int:
         """``width``, whatever the budget: how many children are scored, not how many stay."""
@@ -313,12 +320,7 @@ class ClassifierTree(GrowthPolicy):
         self, pools: Sequence[DraftTree], tags: Sequence[Tensor], budgets: Sequence[Budget]
     ) -> list[Tensor | None]:
         """The budget's best nodes by least C on the path: none exceeds its parent, so parents stay."""
-        kept: list[Tensor | None] = []
-        for least, budget in zip(tags, budgets, strict=True):
-            keep = torch.zeros(len(least), dtype=torch.bool)
-            keep[least.argsort(descending=True, stable=True)[: budget.nodes]] = True
-            kept.append(keep)
-        return kept
+        return highest_in_budget(tags, budgets)
 
 
 LEARNED_BETA = 0.1
@@ -354,11 +356,10 @@ class LearnedWidth:
 
     def __call__(self, entropies: Tensor) -> Tensor:
         """[F] entropies in nats -> [F] numbers of children."""
-        columns = {
-            "entropy": entropies[:, None].expand(-1, MAX_WIDTH),
-            "rank": torch.arange(MAX_WIDTH, dtype=torch.float32).expand(len(entropies), -1),
-        }
-        scores = self.classifier.scores(torch.stack([columns[name] for name in self.classifier.features], dim=-1))
+        ranks = torch.arange(MAX_WIDTH).expand(len(entropies), -1)
+        unseen = torch.zeros_like(ranks)
+        columns = Columns(unseen, entropies[:, None].expand_as(ranks), unseen, ranks)
+        scores = self.classifier.scores(features(columns, self.classifier.features))
         return (scores >= self.beta).cumprod(1).sum(1).float()
 
 

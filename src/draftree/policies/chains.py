@@ -75,45 +75,30 @@ class Threshold:
             return self._sum / self._weight
         return self._least if self.start is None else self.start
 
-    def drafted(self, least: float) -> None:
-        """A draft has ended, in which ``least`` was the smallest entropy: it counts if it was the first."""
-        if self._least == math.inf:
-            self._least = least
+    def learn(self, outcome: Outcome, crossed: float) -> None:
+        """Update tau by an outcome; the token behind which a request ended within its tree was not rejected.
+
+        Where the draft was accepted as far as it went, tau may have been too low: unless the memory is infinite,
+        ``crossed`` counts as a rejected token's entropy. Without it tau could freeze: where nothing is drafted that can
+        be rejected, a mean of rejected tokens never moves.
+
+        Args:
+            outcome: of the tree.
+            crossed: least entropy that ended something in it; infinite: none did.
+        """
+        if len(outcome.tree) and self._least == math.inf:
+            self._least = float(outcome.tree.entropies.min())
+        if outcome.taken < len(outcome.tokens):
+            return
+        if (entropy := outcome.rejected_entropy) is not None:
+            self.rejected(entropy)
+        elif crossed < math.inf and self.memory < math.inf:
+            self.rejected(crossed)
 
     def rejected(self, entropy: float) -> None:
         """A token was rejected, drawn from a distribution of this entropy."""
-        self._count(entropy)
-
-    def stopped(self, entropy: float) -> None:
-        """A draft was accepted as far as it went, and this entropy had ended it: tau may have been too low.
-
-        It counts as one more token unless the memory is infinite. Without it tau could freeze: where nothing is
-        drafted that can be rejected, a mean of rejected tokens never moves.
-        """
-        if self.memory < math.inf:
-            self._count(entropy)
-
-    def _count(self, entropy: float) -> None:
         left = 1 - 1 / self.memory
         self._sum, self._weight = left * self._sum + entropy, left * self._weight + 1
-
-
-def learn(threshold: Threshold, outcome: Outcome, crossed: float) -> None:
-    """Update tau by an outcome; the token behind which a request ended within its tree was not rejected.
-
-    Args:
-        threshold: of the request.
-        outcome: of the tree.
-        crossed: least entropy that ended something in it; infinite: none did.
-    """
-    if len(outcome.tree):
-        threshold.drafted(float(outcome.tree.entropies.min()))
-    if outcome.taken < len(outcome.tokens):
-        return
-    if (entropy := outcome.rejected_entropy) is not None:
-        threshold.rejected(entropy)
-    elif crossed < math.inf:
-        threshold.stopped(crossed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +175,6 @@ class DynamicWindow(GrowthPolicy):
         check_fields(self)
 
     def threshold(self, request: Request) -> Threshold:
-        """A request's tau."""
         return self._thresholds.setdefault(request, Threshold(self.window.start, self.window.memory))
 
     def width_for(self, nodes: int) -> int:
@@ -218,5 +202,5 @@ class DynamicWindow(GrowthPolicy):
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Learn tau: from each rejected token, and from drafts that tau ended though all of them was accepted."""
         for outcome, tau, crossed in zip(outcomes, self._planned, self._crossed, strict=False):
-            learn(tau, outcome, crossed)
+            tau.learn(outcome, crossed)
         self._planned = ()

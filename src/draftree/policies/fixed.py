@@ -122,22 +122,16 @@ def best_tree(acceptance: Tensor, nodes: int) -> tuple[Ranks, ...]:
     Nodes that would gain nothing are left out. The most probable nodes come first, as far as parents and lower ranks
     allow: where larger ranks are less often right, the first n nodes are the best tree of n nodes.
 
-    Raises:
-        ConfigError: no such table or budget.
+    Args:
+        acceptance: [D, R] how often a node of depth d has its child of rank r accepted.
+        nodes: most nodes.
     """
-    check_table(acceptance)
-    if not 1 <= nodes <= MAX_NODES:
-        raise ConfigError(f"node budget is {nodes}: use 1 to {MAX_NODES}")
     _, choices = _solve(acceptance.double(), nodes)
     return _best_first(_unfold(choices, nodes), acceptance)
 
 
 def best_size(
-    acceptance: Tensor,
-    verify_seconds: Callable[[int], float],
-    draft_seconds_per_layer: float,
-    max_nodes: int,
-    max_depth: int | None = None,
+    acceptance: Tensor, verify_seconds: Callable[[int], float], draft_seconds_per_layer: float, max_nodes: int
 ) -> tuple[Ranks, ...]:
     """The tree that gains most tokens a second: max over b nodes, d levels of E(b, d) / (d t_draft + t_verify(b + 1)).
 
@@ -146,23 +140,14 @@ def best_size(
         verify_seconds: tokens of a target pass, the root among them -> its seconds.
         draft_seconds_per_layer: of one drafter pass.
         max_nodes: largest tree.
-        max_depth: deepest tree; D by default.
 
     Returns:
         its nodes; none where autoregressive decoding, 1 / t_verify(1), is the fastest.
-
-    Raises:
-        ConfigError: no such table, budget or depth.
     """
-    check_table(acceptance)
-    if not 1 <= max_nodes <= MAX_NODES:
-        raise ConfigError(f"node budget is {max_nodes}: use 1 to {MAX_NODES}")
-    if max_depth is not None and max_depth < 1:
-        raise ConfigError(f"tree depth is {max_depth}: use at least 1")
     seconds = torch.tensor([verify_seconds(n + 1) for n in range(max_nodes + 1)], dtype=torch.float64)
     best_rate = 1 / float(seconds[0])
     best: list[Ranks] = []
-    for depth in range(1, min(max_depth or len(acceptance), len(acceptance)) + 1):
+    for depth in range(1, len(acceptance) + 1):
         gains, choices = _solve(acceptance[:depth].double(), max_nodes)
         rates = (1 + gains) / (depth * draft_seconds_per_layer + seconds)
         rates[1:][gains.diff() <= 0] = 0  # the tree has fewer nodes: it was rated as a smaller one
@@ -176,21 +161,6 @@ def best_size(
 def expected_acceptance_length(acceptance: Tensor, paths: Sequence[Ranks]) -> float:
     """1 + the sum over nodes of the product of ``acceptance`` along their paths."""
     return 1 + math.fsum(_path_acceptance(acceptance.tolist(), path) for path in paths)
-
-
-def check_table(acceptance: Tensor) -> None:
-    """Make sure that this is an acceptance table.
-
-    Raises:
-        ConfigError: it is not.
-    """
-    if acceptance.dim() != 2 or not acceptance.shape[0] or not 1 <= acceptance.shape[1] <= MAX_WIDTH:
-        raise ConfigError(
-            f"the acceptance table has shape {list(acceptance.shape)}: "
-            f"give one row a depth, 1 to {MAX_WIDTH} ranks each"
-        )
-    if not bool(((acceptance >= 0) & (acceptance <= 1)).all()):
-        raise ConfigError("the acceptance table has numbers outside 0 to 1: give probabilities")
 
 
 def _solve(acceptance: Tensor, nodes: int) -> tuple[Tensor, Tensor]:
@@ -303,6 +273,9 @@ class TreeFile:
     expected_acceptance_length: float
     tree: tuple[Ranks, ...]
 
+    def __post_init__(self) -> None:
+        check_paths(self.tree)
+
     @property
     def policy(self) -> RankTree:
         """The tree as a growth policy for these models alone."""
@@ -330,11 +303,6 @@ def read_tree(name: str) -> TreeFile:
         ConfigError: it cannot be read, or is no tree file of this version.
     """
     try:
-        found = _FORMAT.read(user_path(name))
+        return _FORMAT.read(user_path(name))
     except FileNotFoundError:
         raise UnknownNameError(f"no tree file {name!r}: make one with 'draftree calibrate'") from None
-    try:
-        _ = found.policy  # raises where the nodes make no tree
-    except (ValueError, OverflowError, RuntimeError) as error:
-        raise ConfigError(f"tree file {name} is corrupt: {error}: {_FORMAT.way_out}") from None
-    return found
