@@ -9,7 +9,6 @@ drafted, whichever batch the request is in, position t sees the same noise.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -54,7 +53,7 @@ def warp(logits: Tensor, params: SamplingParams) -> Tensor:
 
 
 def warp_rows(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
-    """``warp`` with each row's own params; rows at temperature 0 come back as they are."""
+    """``warp`` with each row's own params, in new memory; rows at temperature 0 come back as they are."""
     warpings = {p.warping for p in params}
     if len(warpings) == 1 and params[0].temperature:
         return warp(logits, params[0])
@@ -254,15 +253,17 @@ class Draws:
             [B] int64 tokens.
         """
         logits = self.process(logits.float(), drawn)
-        rows: dict[tuple[float, int, float, float], list[int]] = defaultdict(list)
-        for b, p in enumerate(self.params):
-            rows[p.warping].append(b)
-        if len(rows) == 1:
-            return self._pick(logits, list(range(len(self.params))), drawn.shape[1])
-        out = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device)
-        for group in rows.values():
-            out[group] = self._pick(logits[group], group, drawn.shape[1])
-        return out
+        random = [b for b, p in enumerate(self.params) if p.temperature]
+        if not random:
+            return logits.argmax(-1)
+        warped = warp_rows(logits, self.params)
+        positions = [len(self.histories[b]) + drawn.shape[1] for b in random]
+        noise = gumbel_noise([self.seeds[b] for b in random], positions, logits.shape[-1], logits.device)
+        if len(random) == len(self.params):
+            warped += noise
+        else:
+            warped[random] += noise
+        return warped.argmax(-1)
 
     def process(self, logits: Tensor, drawn: Tensor) -> Tensor:
         """Run each request's processors on its own history (arguments as in ``__call__``); [B, V]."""
@@ -279,11 +280,3 @@ class Draws:
                     row = processor(ids, row)
                 logits[b] = row[0]
         return logits
-
-    def _pick(self, logits: Tensor, group: list[int], depth: int) -> Tensor:
-        params = self.params[group[0]]
-        if params.temperature == 0:
-            return logits.argmax(-1)
-        positions = [len(self.histories[b]) + depth for b in group]
-        seeds = [self.seeds[b] for b in group]
-        return (warp(logits, params) + gumbel_noise(seeds, positions, logits.shape[-1], logits.device)).argmax(-1)
