@@ -64,7 +64,7 @@ class Frontier:
     """Nodes of one depth that may get children, over all requests, in order of request and number.
 
     Attributes:
-        depth: of these nodes; 0 for the roots.
+        depth: 0 for the roots.
         rows: [F] int64, which request.
         nodes: [F] int64, number in the request's tree, ROOT (-1) for roots.
         path_logprobs: [F] float32, 0 for roots.
@@ -96,7 +96,7 @@ class Growth(NamedTuple):
 
     Attributes:
         keep: [F, K] bool.
-        extend: [F, K] bool; only read where ``keep`` is true.
+        extend: [F, K] bool, read where ``keep`` is true alone.
         tags: [F, K] numbers, which come back with the frontier and to ``prune``; None: zeros.
     """
 
@@ -127,7 +127,6 @@ class SourceInfo(Protocol):
     """What a policy may know of a drafter.
 
     Attributes:
-        name: of the drafter.
         fingerprint: of what it drafts with.
         model: makes one pass for each layer of its trees; None: there is no such model.
         models: all that make passes for it.

@@ -17,7 +17,7 @@ from .base import Frontier, Growth, GrowthPolicy, Pool, best_per_row, check_coun
 _DECAY = 0.9
 """Exponential decay of the averages behind the automatic threshold, per step."""
 _UNMEASURED = 0.5
-"""The automatic threshold before any step has been measured: that of the authors' code."""
+"""The automatic threshold before a step has been measured, as in the authors' code."""
 
 
 class BestPaths(GrowthPolicy):
@@ -144,7 +144,6 @@ class Eagle2Tree(BestPaths):
         return self.width + (self.depth - 1) * self.width**2
 
     def grow(self, frontier: Frontier) -> Growth:
-        """All candidates; the layer's best ``width`` go on."""
         scores = frontier.scores
         keep = torch.ones_like(scores, dtype=torch.bool)
         if frontier.depth + 1 >= self.depth:

@@ -80,7 +80,6 @@ def of_tree(tree: DraftTree) -> Columns:
 DEFAULT_FEATURES = ("probability", "entropy", "depth", "log-probability")
 """C2T's P, H and d, and ln P, which helps where P spans orders of magnitude."""
 MAX_HIDDEN = 1024
-_LARGEST = torch.finfo(torch.float32).max
 
 Row = tuple[float, ...]
 
@@ -121,7 +120,7 @@ class Classifier:
         if any(len(row) != len(self.features) for row in self.hidden) or {len(self.bias), len(self.output)} != {size}:
             raise ConfigError(f"the classifier's weights do not fit {len(self.features)} features and {size} units")
         numbers = [x for row in (*self.hidden, self.bias, self.output, (self.threshold,)) for x in row]
-        if not all(abs(x) <= _LARGEST for x in numbers):  # nor is nan
+        if not all(abs(x) <= torch.finfo(torch.float32).max for x in numbers):  # nor is nan
             raise ConfigError("the classifier has weights that are no finite numbers")
         first = torch.tensor([[*row, b] for row, b in zip(self.hidden, self.bias, strict=True)])
         object.__setattr__(self, "_first", first.T.contiguous())
@@ -159,11 +158,7 @@ class Classifier:
 
 
 def check_features(names: tuple[str, ...]) -> None:
-    """Make sure that there are such features, each named once.
-
-    Raises:
-        ConfigError: there are not.
-    """
+    """Raise ConfigError unless there are such features, each named once."""
     for name in names:
         if name not in FEATURES:
             raise ConfigError(f"no feature {name!r}: choose from {', '.join(FEATURES)}")
@@ -171,8 +166,6 @@ def check_features(names: tuple[str, ...]) -> None:
         raise ConfigError(f"features are {','.join(names)!r}: name at least one, and each once")
 
 
-FORMAT = "draftree classifier"
-VERSION = 2
 SHIPPED = Path(__file__).parent.parent / "classifiers"
 """Folder of the classifiers that come with the package."""
 DEFAULT = "smollm2-head"
@@ -186,7 +179,6 @@ class ClassifierFile:
     """The contents of a classifier file.
 
     Attributes:
-        classifier: the net.
         made_for: the models whose drafts it learned from.
         trained_on: data and recipe, for people.
         held_out: figures on prompts kept apart, for people.
@@ -202,17 +194,13 @@ class ClassifierFile:
             raise ConfigError("a classifier needs target_weights and drafter_weights, the fingerprints of its models")
 
     def save(self, path: Path) -> None:
-        """Write the file.
-
-        Raises:
-            RunError: it cannot be written.
-        """
+        """Write the file (``JsonFormat.write``)."""
         _FORMAT.write(path, self)
 
 
 _FORMAT = JsonFormat(
-    FORMAT,
-    VERSION,
+    "draftree classifier",
+    2,
     "classifier file",
     "give a file that 'draftree train classifier' wrote",
     content=ClassifierFile,

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
 import torch
+from torch import Tensor
 
 from ..config import MAX_NODES, Budget, check_fields
 from ..errors import ConfigError
@@ -134,11 +135,7 @@ class Window:
 
 
 def check_threshold(what: str, start: float | None, memory: float) -> None:
-    """Make sure that a threshold can be made of these.
-
-    Raises:
-        ConfigError: the entropy called ``what`` is negative or no number, or the memory is below one token.
-    """
+    """Raise ConfigError if the entropy ``what`` is negative or no number, or the memory is below one token."""
     if start is not None and not start >= 0:
         raise ConfigError(f"{what} is {start}: {_STARTS}")
     if not memory >= 1:
@@ -156,11 +153,7 @@ def read_start(what: str, text: float | str) -> float | None:
 
 @dataclass(slots=True)
 class DynamicWindow(GrowthPolicy):
-    """A chain that ends where the entropy exceeds tau, the mean entropy of the request's rejected tokens.
-
-    Attributes:
-        window: how far.
-    """
+    """A chain that ends where the entropy exceeds tau, the mean entropy of the request's rejected tokens."""
 
     window: Window = Window()
     _thresholds: WeakKeyDictionary[Request, Threshold] = field(
@@ -168,7 +161,7 @@ class DynamicWindow(GrowthPolicy):
     )
     _planned: Sequence[Threshold] = field(default=(), repr=False, compare=False)
     """Of the requests of the proposal under way."""
-    _crossed: list[float] = field(default_factory=list, repr=False, compare=False)
+    _crossed: Tensor = field(default_factory=lambda: torch.zeros(0), repr=False, compare=False)
     """[B] the entropies that ended their drafts; infinite: none did."""
 
     def __post_init__(self) -> None:
@@ -181,18 +174,17 @@ class DynamicWindow(GrowthPolicy):
         return 1
 
     def plan(self, requests: Sequence[Request], budgets: Sequence[Budget]) -> Sequence[Budget]:
-        self._planned, self._crossed = [self.threshold(s) for s in requests], [math.inf] * len(requests)
+        self._planned = [self.threshold(request) for request in requests]
+        self._crossed = torch.full((len(requests),), math.inf)
         return budgets
 
     def grow(self, frontier: Frontier) -> Growth:
         """The most probable token, unless tau is crossed beyond the floor."""
         depth, window = frontier.depth + 1, self.window
-        entropies, rows = frontier.candidates.entropies, frontier.rows.tolist()
-        crossed = entropies > torch.tensor([self._planned[b].value for b in rows])
+        entropies, rows = frontier.candidates.entropies, frontier.rows
+        crossed = entropies > torch.tensor([self._planned[b].value for b in rows.tolist()])
         crossed &= depth >= window.floor
-        for b, entropy, over in zip(rows, entropies.tolist(), crossed.tolist(), strict=True):
-            if over:
-                self._crossed[b] = entropy
+        self._crossed[rows[crossed]] = entropies[crossed]
         keep = torch.zeros_like(frontier.candidates.logprobs, dtype=torch.bool)
         keep[:, :1] = True
         if not window.keep and depth > window.floor:
@@ -201,6 +193,6 @@ class DynamicWindow(GrowthPolicy):
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Learn tau: from each rejected token, and from drafts that tau ended though all of them was accepted."""
-        for outcome, tau, crossed in zip(outcomes, self._planned, self._crossed, strict=False):
+        for outcome, tau, crossed in zip(outcomes, self._planned, self._crossed.tolist(), strict=False):
             tau.learn(outcome, crossed)
         self._planned = ()

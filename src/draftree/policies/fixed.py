@@ -221,11 +221,7 @@ def _best_first(paths: Sequence[Ranks], acceptance: Tensor) -> tuple[Ranks, ...]
 
 
 def _path_acceptance(table: Sequence[Sequence[float]], path: Ranks) -> float:
-    return math.prod(table[d][rank] for d, rank in enumerate(path))
-
-
-FORMAT = "draftree static tree"
-VERSION = 1
+    return math.prod(row[rank] for row, rank in zip(table, path, strict=False))
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,11 +255,12 @@ class TreeFile:
 
     Attributes:
         made_for: the models that were measured.
-        temperature: that the target decoded at.
-        prompts: how many it decoded.
-        counts: acceptance by depth and rank.
+        temperature, prompts: that the target decoded at, and how many.
         expected_acceptance_length: E(A) of the tree, root counted as 1.
         tree: its nodes in the order in which smaller budgets take them.
+
+    Raises:
+        ConfigError: the nodes make no tree.
     """
 
     made_for: Provenance
@@ -282,16 +279,12 @@ class TreeFile:
         return RankTree(self.tree, self.made_for)
 
     def save(self, path: Path) -> None:
-        """Write the file.
-
-        Raises:
-            RunError: it cannot be written.
-        """
+        """Write the file (``JsonFormat.write``)."""
         _FORMAT.write(path, self)
 
 
 _FORMAT = JsonFormat(
-    FORMAT, VERSION, "tree file", "give a file that 'draftree calibrate' wrote", content=TreeFile, flat=True
+    "draftree static tree", 1, "tree file", "give a file that 'draftree calibrate' wrote", content=TreeFile, flat=True
 )
 
 

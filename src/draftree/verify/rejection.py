@@ -37,13 +37,13 @@ TargetLogits = Callable[[int, Sequence[int]], Tensor]
 
 
 class Visit(NamedTuple):
-    """What a decision sees.
+    """A node with children, for a decision.
 
     Attributes:
         logits: [V] the target's warped logits.
         children: drafted tokens in draw order, at least one.
         distribution: what they were drawn from; None where they were chosen.
-        depth: of the node, 0 for the root.
+        depth: 0 for the root.
         entropy: nats, of the draft distribution that the children were taken from.
     """
 
@@ -55,7 +55,7 @@ class Visit(NamedTuple):
 
     @property
     def p(self) -> Tensor:
-        """[V] float64."""
+        """[V] float64 target distribution."""
         return self.logits.double().softmax(-1)
 
     @property

@@ -2,7 +2,7 @@
 
 A scheme is lossless when its output follows the target distribution. *match* is, for any tree. Schemes that offer
 *drawn* children to the target distribution accept more, but only of trees whose shape never depends on a drawn sibling:
-what cannot promise that is refused by name.
+``check`` rejects what cannot promise that.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Scheme(ABC):
     Attributes:
         name: as on the command line.
         summary: one line.
-        drawing: how the children that it judges must come out of the draft distribution.
+        drawing: how the children that it verifies must come out of the draft distribution.
         lossy: its output does not follow the target distribution.
         settings: names of what can be set in text, and what may stand there.
     """
@@ -69,25 +69,20 @@ class Scheme(ABC):
     def verify(
         self, logits: Tensor, trees: Sequence[DraftTree], draws: Draws, beside: Tensor | None = None
     ) -> list[Verdict]:
-        """Judge a batch of trees.
+        """Verify a batch of trees.
 
         Args:
             logits: [B, 1 + N, V]: column 0 follows the root, column 1 + i follows node i; N is the largest tree's size.
-            trees: the B trees that the target has seen.
+            trees: [B] that the target has seen.
             draws: the requests' warping and noise.
             beside: [B, 1 + N, W] what else the host should have: comes with the verdicts.
         """
 
     def check(self, policy: GrowthPolicy, nodes: int, learns: bool = False) -> None:
-        """Make sure that trees of ``nodes`` nodes that ``policy`` shapes can be judged.
+        """Raise ConfigError unless trees that ``policy`` shapes, of up to ``nodes`` nodes, can be verified.
 
         Args:
-            policy: shapes them.
-            nodes: of the largest.
-            learns: what the drafter says depends on other requests (``TokenSource.learns``).
-
-        Raises:
-            ConfigError: they cannot.
+            learns: what the drafter predicts depends on other requests (``TokenSource.learns``).
         """
         if self.drawing.random and learns:
             raise ConfigError(
@@ -123,11 +118,11 @@ class Match(Scheme):
 
 
 class _OneByOne(Scheme):
-    """A scheme that judges one request after the other, reading the distributions at the nodes that it visits."""
+    """A scheme that verifies one request after the other, reading the distributions at the nodes that it visits."""
 
     @abstractmethod
     def accept(self, tree: DraftTree, target: TargetLogits, draws: UniformDraws) -> Verdict:
-        """Judge one tree."""
+        """Verify one tree."""
 
     def verify(
         self, logits: Tensor, trees: Sequence[DraftTree], draws: Draws, beside: Tensor | None = None
@@ -204,7 +199,6 @@ class Block(_OneByOne):
     drawing = Drawing.WITHOUT_REPLACEMENT
 
     def check(self, policy: GrowthPolicy, nodes: int, learns: bool = False) -> None:
-        """Chains only."""
         super().check(policy, nodes, learns)
         if (width := policy.width_for(nodes)) > 1:
             raise ConfigError(
