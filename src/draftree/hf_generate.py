@@ -3,8 +3,8 @@
     model.generate(**inputs, max_new_tokens=200, custom_generate=draftree.hf_generate())
 
 ``generate`` prepares processors (temperature and the like among them) and stopping criteria; this module gives them to
-the engine, row by row without its padding, and pads the answers again. transformers gives neither ``streamer`` nor
-``tokenizer`` to such a callable: to stream, use ``draftree.Engine``.
+the engine, row by row without padding, and pads the results. transformers gives neither ``streamer`` nor ``tokenizer``
+to such a callable: to stream, use ``draftree.Engine``.
 """
 
 from __future__ import annotations
@@ -131,8 +131,8 @@ def custom_generate(
 class _PaddedRow:
     """A row's place in the batch that ``generate`` prepared its processors and criteria for.
 
-    Some of them count the padding in, some hold one value for each row: so each is called with the row padded as it
-    came and repeated over the batch, and the row's own answer is taken.
+    Some of them count the padding in, some hold one value for each row. So each is called with the row padded as it
+    came and repeated over the batch; the row's own result counts.
     """
 
     row: int

@@ -175,16 +175,14 @@ def _gumbel(keys: Tensor, counters: Tensor) -> Tensor:
 
 @dataclass(slots=True)
 class KeyedUniformDraws:
-    """One request's chances in one step of a scheme that accepts by uniform draws (``verify.rejection.UniformDraws``).
+    """``verify.rejection.UniformDraws`` of one request in one step, keyed.
 
-    They are keyed by (seed, position of the step's root, number of the draw), and by a label that no other noise
-    has: a step never sees an acceptance draw, a draft's noise or a draw of another step, so nothing that an earlier
-    step looked at and gave up can come back. Tokens take the target's own position-keyed noise, as in ``Draws``.
+    Acceptance draws are keyed by (seed, position of the step's root, number of the draw), and by a label that no other
+    noise has: no step sees an acceptance draw or draft noise of another one, so nothing that an earlier step gave up
+    can come back. Tokens take the target's own position-keyed noise, as in ``Draws``.
 
     Attributes:
-        params: how the request is sampled.
-        seed: its seed.
-        history: its committed token ids; the first draw is at position ``len(history)``.
+        history: committed token ids; the first draw is at position ``len(history)``.
     """
 
     params: SamplingParams
@@ -202,12 +200,11 @@ class KeyedUniformDraws:
         return (warp(row, self.params) if self.params.temperature else row)[0]
 
     def accepts(self, chance: float) -> bool:
-        """See ``verify.rejection.UniformDraws``."""
         self._drawn += 1
         return uniform(derive_seed(self.seed, _ACCEPTANCE, self._drawn), len(self.history)) <= chance
 
     def draw(self, logits: Tensor, depth: int) -> int:
-        """See ``verify.rejection.UniformDraws``; the argmax at temperature 0."""
+        """The argmax at temperature 0."""
         if self.params.temperature:
             logits = logits + gumbel_noise([self.seed], [len(self.history) + depth], len(logits), logits.device)[0]
         return int(logits.argmax())
@@ -218,9 +215,9 @@ class Draws:
     """The target's own draws for a batch of requests: logits of their next positions in, one token each out.
 
     Attributes:
-        params: [B] how each request is sampled; ``processors`` see the request's history.
-        seeds: [B] each request's seed.
-        histories: [B] committed token ids of each request; the first draw is at position ``len(history)``.
+        params: [B]; ``processors`` see the request's history.
+        seeds: [B].
+        histories: [B] committed token ids; the first draw is at position ``len(history)``.
     """
 
     params: Sequence[SamplingParams]
@@ -229,11 +226,9 @@ class Draws:
     _tensors: dict[int, Tensor] = field(default_factory=dict, repr=False)
 
     def of(self, rows: Sequence[int]) -> Draws:
-        """The draws of some of the requests."""
         return Draws([self.params[b] for b in rows], [self.seeds[b] for b in rows], [self.histories[b] for b in rows])
 
     def uniform(self, b: int) -> KeyedUniformDraws:
-        """The uniform draws of request ``b``."""
         return KeyedUniformDraws(self.params[b], self.seeds[b], self.histories[b])
 
     @property
@@ -246,8 +241,8 @@ class Draws:
 
         Args:
             logits: [B, V], the target's logits after the tokens in ``drawn``.
-            drawn: [B, d] int64, tokens of this step that each request has passed so far; a last token of -1 says
-                that it goes no further: its draw is not used and its processors are not run.
+            drawn: [B, d] int64, tokens of this step that each request has passed so far; where the last one is -1, the
+                draw is not used and no processors are run.
 
         Returns:
             [B] int64 tokens.

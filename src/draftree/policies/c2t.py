@@ -81,8 +81,6 @@ DEFAULT_FEATURES = ("probability", "entropy", "depth", "log-probability")
 """C2T's P, H and d, and ln P, which helps where P spans orders of magnitude."""
 MAX_HIDDEN = 1024
 
-Row = tuple[float, ...]
-
 
 @dataclass(frozen=True, slots=True)
 class Classifier:
@@ -104,9 +102,9 @@ class Classifier:
     """
 
     features: tuple[str, ...]
-    hidden: tuple[Row, ...]
-    bias: Row
-    output: Row
+    hidden: tuple[tuple[float, ...], ...]
+    bias: tuple[float, ...]
+    output: tuple[float, ...]
     threshold: float
     given_parent: bool = False
     _first: Tensor = field(init=False, repr=False, compare=False)
@@ -279,7 +277,7 @@ class ClassifierTree(GrowthPolicy):
             check_count("top", self.top)
 
     def width_for(self, nodes: int) -> int:
-        """``width``, whatever the budget: how many children are scored, not how many stay."""
+        """How many children are scored, not how many stay."""
         return self.width
 
     def pool(self, nodes: int) -> int:
@@ -316,10 +314,7 @@ LEARNED_BETA = 0.1
 
 @dataclass(frozen=True, slots=True)
 class LearnedWidth:
-    """A function of entropy for ``EntropyTree``: as many children as a classifier scores ``beta`` or more.
-
-    A node with entropy H gets its first r candidates, r the number of ranks with C(H, rank) >= ``beta``: what B(H) sets
-    by hand, learned.
+    """A learned B(H): as many children at entropy H as there are first ranks with C(H, rank) >= ``beta``.
 
     Attributes:
         classifier: of entropy and rank, given the parent.
@@ -353,11 +348,7 @@ class LearnedWidth:
 
 @dataclass(frozen=True, slots=True)
 class LearnedTree(EntropyTree):
-    """``EntropyTree`` with a learned width.
-
-    Attributes:
-        made_for: the models that the width was learned from.
-    """
+    """``EntropyTree`` with a width that was learned from the drafts of two models."""
 
     made_for: Provenance | None = None
 

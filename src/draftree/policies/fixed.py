@@ -88,7 +88,7 @@ class RankTree(GrowthPolicy):
         return min(self._children.shape[1], nodes)
 
     def grow(self, frontier: Frontier) -> Growth:
-        """The tree's children of each node, which is known by its tag."""
+        """The tree's children of each node; its tag is its row of ``_children``."""
         wanted = self._children[frontier.tags, : frontier.candidates.tokens.shape[1]]
         budget = frontier.budgets[frontier.rows, None]
         keep = wanted <= budget
@@ -97,7 +97,7 @@ class RankTree(GrowthPolicy):
 
 
 def check_paths(paths: Sequence[Ranks]) -> None:
-    """Make sure that paths of ranks are the nodes of a tree, each after its parent and its siblings of lower rank.
+    """Check that paths are the nodes of a tree, each after its parent and its siblings of lower rank.
 
     Raises:
         ConfigError: they are not; the message names the first path at fault.
@@ -117,14 +117,10 @@ def check_paths(paths: Sequence[Ranks]) -> None:
 
 
 def best_tree(acceptance: Tensor, nodes: int) -> tuple[Ranks, ...]:
-    """The tree of at most ``nodes`` nodes and D levels with the largest expected acceptance length.
+    """The tree of at most ``nodes`` nodes with the largest expected acceptance length, by [D, R] acceptance.
 
     Nodes that would gain nothing are left out. The most probable nodes come first, as far as parents and lower ranks
     allow: where larger ranks are less often right, the first n nodes are the best tree of n nodes.
-
-    Args:
-        acceptance: [D, R] how often a node of depth d has its child of rank r accepted.
-        nodes: most nodes.
     """
     _, choices = _solve(acceptance.double(), nodes)
     return _best_first(_unfold(choices, nodes), acceptance)

@@ -64,7 +64,7 @@ class Visit(NamedTuple):
         if self.distribution is None:
             raise ConfigError(
                 "the drafter chose children where this verification needs them drawn: use verification 'match', or "
-                "a drafter that follows the drawing it is asked for"
+                "a drafter that draws them"
             )
         return self.distribution.dense(len(self.logits), self.logits.device)
 

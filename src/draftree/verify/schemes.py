@@ -195,15 +195,15 @@ class Block(_OneByOne):
     """See ``rejection.block``."""
 
     name = "block"
-    summary = "a drawn chain judged as a whole: the most that one chain can give"
+    summary = "a drawn chain verified as a whole: the most that one chain can give"
     drawing = Drawing.WITHOUT_REPLACEMENT
 
     def check(self, policy: GrowthPolicy, nodes: int, learns: bool = False) -> None:
         super().check(policy, nodes, learns)
         if (width := policy.width_for(nodes)) > 1:
             raise ConfigError(
-                f"verification block with {type(policy).__name__} of width {width}: it judges chains only: use method "
-                "chain or early-stop, or verification multi-round"
+                f"verification block with {type(policy).__name__} of width {width}: it verifies chains only: use "
+                "method chain or early-stop, or verification multi-round"
             )
 
     def accept(self, tree: DraftTree, target: TargetLogits, draws: UniformDraws) -> Verdict:
