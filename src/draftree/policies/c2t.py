@@ -228,8 +228,7 @@ Score = Callable[[Frontier], Tensor]
 """[F, K] candidates of a frontier -> how probable each is to be accepted, 0 where there is none."""
 
 BETA = 0.05
-TOP = 15
-DEPTH = 10
+"""The default threshold, at which training compares epochs too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,8 +261,8 @@ class ClassifierTree(GrowthPolicy):
     score: Score
     beta: float = BETA
     width: int = 15
-    top: int | None = TOP
-    depth: int = DEPTH
+    top: int | None = 15
+    depth: int = 10
     given_parent: bool = False
     made_for: Provenance | None = None
 
@@ -309,9 +308,6 @@ class ClassifierTree(GrowthPolicy):
         return highest_in_budget(tags, budgets)
 
 
-LEARNED_BETA = 0.1
-
-
 @dataclass(frozen=True, slots=True)
 class LearnedWidth:
     """A learned B(H): as many children at entropy H as there are first ranks with C(H, rank) >= ``beta``.
@@ -325,7 +321,7 @@ class LearnedWidth:
     """
 
     classifier: Classifier
-    beta: float = LEARNED_BETA
+    beta: float = 0.1
 
     def __post_init__(self) -> None:
         check_fields(self)

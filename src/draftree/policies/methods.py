@@ -12,18 +12,7 @@ from ..errors import ConfigError, unknown_name
 from .auto.policy import AutoTree
 from .base import MAX_WIDTH, GrowthPolicy, read_number
 from .best_paths import Eagle2Tree, OptTree
-from .c2t import (
-    BETA,
-    DEFAULT,
-    DEFAULT_WIDTH,
-    DEPTH,
-    LEARNED_BETA,
-    TOP,
-    ClassifierTree,
-    LearnedTree,
-    LearnedWidth,
-    read_classifier,
-)
+from .c2t import BETA, DEFAULT, DEFAULT_WIDTH, ClassifierTree, LearnedTree, LearnedWidth, read_classifier
 from .chains import FIRST, DynamicWindow, EntropyStop, Window, read_start
 from .entropy import BranchingSteps, BudgetTree, EntropyFunction, EntropyTree, StepFunction
 from .fixed import EAGLE, RankTree, StaticTree, read_tree
@@ -203,7 +192,7 @@ _METHODS = (
         "learned-width",
         "dynamic-width with learned B(H): the children to which CLASSIFIER (of entropy and rank) gives BETA and more",
         _learned_width,
-        {"classifier": DEFAULT_WIDTH, "beta": LEARNED_BETA, "width": 7, "depth": 4},
+        {"classifier": DEFAULT_WIDTH, "beta": 0.1, "width": 7, "depth": 4},
     ),
     Method(
         "opt-tree",
@@ -234,7 +223,7 @@ _METHODS = (
         "nodes that CLASSIFIER ('draftree train classifier') scores BETA or more; WIDTH children, TOP a layer (or "
         "none)",
         _c2t,
-        {"classifier": DEFAULT, "beta": BETA, "width": 15, "top": str(TOP), "depth": DEPTH},
+        {"classifier": DEFAULT, "beta": BETA, "width": 15, "top": "15", "depth": 10},
     ),
 )
 METHODS = {method.name: method for method in _METHODS}

@@ -50,13 +50,13 @@ def greedy(logits: Tensor, trees: Sequence[DraftTree], beside: Tensor | None = N
     for tree, (drawn, more) in zip(trees, _to_host(logits.argmax(-1), beside), strict=True):
         edges = zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True)
         node_of = {edge: node for node, edge in reversed(list(enumerate(edges)))}
-        node: int | None = ROOT
-        path, tokens = [], []
+        path, tokens = [], [drawn[0]]
+        node = node_of.get((ROOT, drawn[0]))
         while node is not None:
+            path.append(node)
             tokens.append(drawn[node + 1])
             node = node_of.get((node, tokens[-1]))
-            path.append(node)
-        verdicts.append(Verdict([n for n in path if n is not None], tokens, more))
+        verdicts.append(Verdict(path, tokens, more))
     return verdicts
 
 
