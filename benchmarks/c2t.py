@@ -39,7 +39,7 @@ from draftree.errors import InputError
 from draftree.models.huggingface import HFModel
 from draftree.policies.base import Frontier, GrowthPolicy
 from draftree.policies.best_paths import Eagle2Tree, OptTree
-from draftree.policies.c2t import DEFAULT, TOP, Classifier, ClassifierTree, Score, read_classifier
+from draftree.policies.c2t import DEFAULT, Classifier, ClassifierTree, Score, read_classifier
 from draftree.policies.fixed import StaticTree
 from draftree.train.replay import Replay
 
@@ -118,7 +118,7 @@ def chains(scores: dict[str, Score]) -> dict[str, list[Contestant]]:
     return curves
 
 
-def _tree(score: Score, beta: float, width: int = 15, top: int | None = TOP) -> GrowthPolicy:
+def _tree(score: Score, beta: float, width: int = 15, top: int | None = 15) -> GrowthPolicy:
     given = isinstance(score, Classifier) and score.given_parent
     return ClassifierTree(score, beta, width, top, DEPTH, given)
 

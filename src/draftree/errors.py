@@ -15,7 +15,9 @@ DraftreeError
 
 from __future__ import annotations
 
+import difflib
 import re
+from collections.abc import Iterable
 
 _LONGEST_WORD, _LONGEST_MESSAGE = 300, 1200
 """Characters of an echoed path or name, and of a message, that a terminal shows without burying the way out."""
@@ -70,6 +72,14 @@ class CacheError(RunError):
 
 class DraftreeWarning(UserWarning):
     """Something went on in another way than asked for; the message says how and why."""
+
+
+def unknown_name(what: str, name: str, names: Iterable[str]) -> UnknownNameError:
+    """The error of a name that is none of ``names``, with the nearest of them and all."""
+    names = list(names)
+    close = difflib.get_close_matches(name, names, n=1)
+    hint = f"did you mean {close[0]}? " if close else ""
+    return UnknownNameError(f"no {what} {name!r}: {hint}choose from {', '.join(names)}")
 
 
 def shortened(message: str) -> str:

@@ -3,8 +3,8 @@
     model.generate(**inputs, max_new_tokens=200, custom_generate=draftree.hf_generate())
 
 ``generate`` prepares processors (temperature and the like among them) and stopping criteria; this module gives them to
-the engine, row by row without its padding, and pads the answers again. transformers gives neither ``streamer`` nor
-``tokenizer`` to such a callable: to stream, use ``draftree.Engine``.
+the engine, row by row without padding, and pads the results. transformers gives neither ``streamer`` nor ``tokenizer``
+to such a callable: to stream, use ``draftree.Engine``.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 
 from .config import Criterion, Processor, SamplingParams
@@ -84,21 +85,18 @@ def generate_with(
         target = HFModel(model)
         engine = speculation.engine(target)
         prompts = [row[seen.bool()].tolist() for row, seen in zip(input_ids, mask, strict=True)]
-        params = [
-            _params(
-                _Seat(b, len(prompts), row[~seen.bool()]), logits_processor, stopping_criteria, generation_config, seed
-            )
+        rows = [
+            _PaddedRow(b, len(prompts), row[~seen.bool()])
             for b, (row, seen) in enumerate(zip(input_ids, mask, strict=True))
         ]
+        params = [row.params(logits_processor, stopping_criteria, generation_config, seed) for row in rows]
         outputs = [g.token_ids for g in engine.generate(prompts, params)]
     finally:
         model.set_attn_implementation(attention)
         model.train(training)
     pad = generation_config.pad_token_id
-    if isinstance(pad, Tensor):
-        pad = int(pad)
-    width = max(len(o) for o in outputs)
-    new = torch.tensor([o + [pad if pad is not None else 0] * (width - len(o)) for o in outputs])
+    ids = [torch.tensor(o, dtype=torch.int64) for o in outputs]
+    new = pad_sequence(ids, batch_first=True, padding_value=0 if pad is None else int(pad))
     return torch.cat([input_ids, new.to(input_ids.device)], dim=1)
 
 
@@ -117,39 +115,44 @@ def custom_generate(
     Raises:
         InputError: no such drafter, method, setting or verification, or they do not go together.
     """
-    speculation = SpeculationParams(
-        drafter=drafter,
-        method=method,
-        settings=settings,
-        nodes=nodes,
-        verification=verification,
-        candidates=candidates,
-    )
-    if is_model(speculation.spec):
+    choices: dict[str, Any] = {
+        "method": method,
+        "settings": settings,
+        "nodes": nodes,
+        "verification": verification,
+        "candidates": candidates,
+    }
+    if is_model(SpeculationParams(drafter=drafter, **choices).spec):
         drafter = load(str(drafter))
-    return partial(
-        generate_with,
-        drafter=drafter,
-        method=method,
-        settings=settings,
-        nodes=nodes,
-        verification=verification,
-        candidates=candidates,
-        seed=seed,
-    )
+    return partial(generate_with, drafter=drafter, seed=seed, **choices)
 
 
 @dataclass(frozen=True, slots=True)
-class _Seat:
+class _PaddedRow:
     """A row's place in the batch that ``generate`` prepared its processors and criteria for.
 
-    Some of them count the padding in, some hold one value for each row: so each is called with the row padded as it
-    came and repeated over the batch, and the row's own answer is taken.
+    Some of them count the padding in, some hold one value for each row. So each is called with the row padded as it
+    came and repeated over the batch; the row's own result counts.
     """
 
     row: int
     batch: int
     padding: Tensor
+
+    def params(
+        self,
+        processors: LogitsProcessorList,
+        criteria: StoppingCriteriaList,
+        config: GenerationConfig,
+        seed: int | None,
+    ) -> SamplingParams:
+        return SamplingParams(
+            temperature=1.0 if config.do_sample else 0.0,
+            seed=None if seed is None else seed + self.row,
+            ignore_eos=True,  # the criteria end it there, and at the length
+            processors=tuple(partial(self.process, p) for p in processors),
+            criteria=tuple(partial(self.stop, c) for c in criteria),
+        )
 
     def process(self, processor: Processor, ids: Tensor, logits: Tensor) -> Tensor:
         return processor(self._ids(ids), logits.expand(self.batch, -1).clone())[self.row, None]
@@ -160,19 +163,3 @@ class _Seat:
 
     def _ids(self, ids: Tensor) -> Tensor:
         return torch.cat([self.padding[None].to(ids.device), ids], dim=1).expand(self.batch, -1)
-
-
-def _params(
-    seat: _Seat,
-    processors: LogitsProcessorList,
-    criteria: StoppingCriteriaList,
-    config: GenerationConfig,
-    seed: int | None,
-) -> SamplingParams:
-    return SamplingParams(
-        temperature=1.0 if config.do_sample else 0.0,
-        seed=None if seed is None else seed + seat.row,
-        ignore_eos=True,  # the criteria know, and they know the length
-        processors=tuple(partial(seat.process, p) for p in processors),
-        criteria=tuple(partial(seat.stop, c) for c in criteria),
-    )

@@ -28,14 +28,7 @@ class SpeculationParams:
     """How drafts are made and verified, parsed and checked before any model is loaded.
 
     Attributes:
-        drafter: as ``load_drafter``.
-        method: shapes draft trees: its name, or the policy.
-        settings: of a method by name.
-        nodes: node budget of a tree; None: the method's own.
-        verification: the scheme's name, NAME:KEY=VALUE, or the scheme.
-        candidates: of match (``CANDIDATES``); None: as the scheme has them.
-        recycle_file: where "recycle" keeps what it has learned; None: nowhere.
-        spec, policy, scheme: the drafter, the method and the verification that these name.
+        spec, policy, scheme: what ``drafter``, ``method`` with its ``settings``, and ``verification`` name.
 
     Raises:
         InputError: a name or a setting does not exist, or they do not go together.
@@ -85,7 +78,7 @@ class SpeculationParams:
     def engine(self, target: HFModel, observers: Sequence[Observer] = ()) -> Engine:
         """An engine that drafts so for a target."""
         drafter = load_drafter(
-            self.spec, target, self.policy, recycle_file=self.recycle_file, learning=not self.scheme.draws
+            self.spec, target, self.policy, recycle_file=self.recycle_file, learning=not self.scheme.drawing.random
         )
         return Engine(target, drafter, nodes=self.nodes, verification=self.scheme, observers=observers)
 

@@ -10,7 +10,6 @@ drafted, whichever batch the request is in, position t sees the same noise.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -56,7 +55,7 @@ def warp(logits: Tensor, params: SamplingParams) -> Tensor:
 
 
 def warp_rows(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
-    """``warp`` with each row's own params; rows at temperature 0 come back as they are."""
+    """``warp`` with each row's own params, in new memory; rows at temperature 0 come back as they are."""
     warpings = {p.warping for p in params}
     if len(warpings) == 1 and params[0].temperature:
         return warp(logits, params[0])
@@ -178,16 +177,14 @@ def _gumbel(keys: Tensor, counters: Tensor) -> Tensor:
 
 @dataclass(slots=True)
 class KeyedUniformDraws:
-    """One request's chances in one step of a scheme that accepts by uniform draws (``verify.rejection.UniformDraws``).
+    """``verify.rejection.UniformDraws`` of one request in one step, keyed.
 
-    They are keyed by (seed, position of the step's root, number of the draw), and by a label that no other noise
-    has: a step never sees an acceptance draw, a draft's noise or a draw of another step, so nothing that an earlier
-    step looked at and gave up can come back. Tokens take the target's own position-keyed noise, as in ``Draws``.
+    Acceptance draws are keyed by (seed, position of the step's root, number of the draw), and by a label that no other
+    noise has: no step sees an acceptance draw or draft noise of another one, so nothing that an earlier step gave up
+    can come back. Tokens take the target's own position-keyed noise, as in ``Draws``.
 
     Attributes:
-        params: how the request is sampled.
-        seed: its seed.
-        history: its committed token ids; the first draw is at position ``len(history)``.
+        history: committed token ids; the first draw is at position ``len(history)``.
     """
 
     params: SamplingParams
@@ -205,12 +202,11 @@ class KeyedUniformDraws:
         return (warp(row, self.params) if self.params.temperature else row)[0]
 
     def accepts(self, chance: float) -> bool:
-        """See ``verify.rejection.UniformDraws``."""
         self._drawn += 1
         return uniform(derive_seed(self.seed, _ACCEPTANCE, self._drawn), len(self.history)) <= chance
 
     def draw(self, logits: Tensor, depth: int) -> int:
-        """See ``verify.rejection.UniformDraws``; the argmax at temperature 0."""
+        """The argmax at temperature 0."""
         if self.params.temperature:
             logits = logits + gumbel_noise([self.seed], [len(self.history) + depth], len(logits), logits.device)[0]
         return int(logits.argmax())
@@ -221,9 +217,9 @@ class Draws:
     """The target's own draws for a batch of requests: logits of their next positions in, one token each out.
 
     Attributes:
-        params: [B] how each request is sampled; ``processors`` see the request's history.
-        seeds: [B] each request's seed.
-        histories: [B] committed token ids of each request; the first draw is at position ``len(history)``.
+        params: [B]; ``processors`` see the request's history.
+        seeds: [B].
+        histories: [B] committed token ids; the first draw is at position ``len(history)``.
     """
 
     params: Sequence[SamplingParams]
@@ -232,11 +228,9 @@ class Draws:
     _tensors: dict[int, Tensor] = field(default_factory=dict, repr=False)
 
     def of(self, rows: Sequence[int]) -> Draws:
-        """The draws of some of the requests."""
         return Draws([self.params[b] for b in rows], [self.seeds[b] for b in rows], [self.histories[b] for b in rows])
 
     def uniform(self, b: int) -> KeyedUniformDraws:
-        """The uniform draws of request ``b``."""
         return KeyedUniformDraws(self.params[b], self.seeds[b], self.histories[b])
 
     @property
@@ -249,22 +243,24 @@ class Draws:
 
         Args:
             logits: [B, V], the target's logits after the tokens in ``drawn``.
-            drawn: [B, d] int64, tokens of this step that each request has passed so far; a last token of -1 says
-                that it goes no further: its draw is not used and its processors are not run.
+            drawn: [B, d] int64, tokens of this step that each request has passed so far; where the last one is -1, the
+                draw is not used and no processors are run.
 
         Returns:
             [B] int64 tokens.
         """
         logits = self.process(logits.float(), drawn)
-        rows: dict[tuple[float, int, float, float], list[int]] = defaultdict(list)
-        for b, p in enumerate(self.params):
-            rows[p.warping].append(b)
-        if len(rows) == 1:
-            return self._pick(logits, list(range(len(self.params))), drawn.shape[1])
-        out = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device)
-        for group in rows.values():
-            out[group] = self._pick(logits[group], group, drawn.shape[1])
-        return out
+        random = [b for b, p in enumerate(self.params) if p.temperature]
+        if not random:
+            return logits.argmax(-1)
+        warped = warp_rows(logits, self.params)
+        positions = [len(self.histories[b]) + drawn.shape[1] for b in random]
+        noise = gumbel_noise([self.seeds[b] for b in random], positions, logits.shape[-1], logits.device)
+        if len(random) == len(self.params):
+            warped += noise
+        else:
+            warped[random] += noise
+        return warped.argmax(-1)
 
     def process(self, logits: Tensor, drawn: Tensor) -> Tensor:
         """Run each request's processors on its own history (arguments as in ``__call__``); [B, V]."""
@@ -281,14 +277,6 @@ class Draws:
                     row = processor(ids, row)
                 logits[b] = row[0]
         return logits
-
-    def _pick(self, logits: Tensor, group: list[int], depth: int) -> Tensor:
-        params = self.params[group[0]]
-        if params.temperature == 0:
-            return logits.argmax(-1)
-        positions = [len(self.histories[b]) + depth for b in group]
-        seeds = [self.seeds[b] for b in group]
-        return (warp(logits, params) + gumbel_noise(seeds, positions, logits.shape[-1], logits.device)).argmax(-1)
 
 
 _CHUNK = 256

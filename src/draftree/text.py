@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
@@ -21,26 +21,12 @@ _TEMPLATE_FAILS = (TypeError, ValueError, AttributeError, LookupError, Arithmeti
 """What a damaged template may raise beside jinja2's own errors, which it runs as code."""
 
 
-class TextStream(Protocol):
-    """Turns tokens into text as they come.
-
-    Attributes:
-        stopped: a stop string has appeared; the text given out ends before it.
-    """
-
-    stopped: bool
-
-    def push(self, token: int, last: bool) -> str:
-        """Text that became final with ``token``; all that is held back when it is the ``last``."""
-
-
 class NoText:
-    """The stream of a model without a tokenizer: no text at all."""
+    """The text stream of a model without a tokenizer: no text at all."""
 
     stopped = False
 
     def push(self, token: int, last: bool) -> str:
-        """Nothing."""
         return ""
 
 
@@ -49,6 +35,9 @@ class Detokenizer:
 
     Holds text back while its last character is incomplete (a token may end inside a UTF-8 sequence) and while its end
     could be the beginning of a stop string. Special tokens give no text.
+
+    Attributes:
+        stopped: a stop string has appeared; the text given out ends before it.
     """
 
     def __init__(
@@ -77,7 +66,7 @@ class Detokenizer:
         return cast(str, self._tokenizer.decode(tokens, **options))
 
     def push(self, token: int, last: bool) -> str:
-        """Text that became final with ``token`` (``TextStream.push``)."""
+        """Text that became final with ``token``; all that is held back when it is the ``last``."""
         self._window.append(token)
         text = self._decode(self._window)
         if not text.endswith(_INCOMPLETE) or last:
@@ -103,6 +92,10 @@ class Detokenizer:
 def _overlap(text: str, stop: str) -> int:
     """Length of the longest end of ``text`` that is a beginning of ``stop``."""
     return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)
+
+
+TextStream = Detokenizer | NoText
+"""Turns tokens into text as they come."""
 
 
 def text_stream(

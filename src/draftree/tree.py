@@ -52,7 +52,7 @@ class DraftTree:
         entropies: [N] float32, entropy (nats) of the draft distribution that the node is from; siblings share it.
         distributions: node (ROOT for the root) -> what its children were drawn from, in the order of their numbers;
             empty where children were chosen and not drawn.
-        origins: [N] int64, which parts of a union of sources offered the node, bit i for part i; None: there is one.
+        origins: [N] int64, the drafters of an ensemble that proposed the node, bit i for drafter i; None: there is one.
 
     Raises:
         ValueError: the columns do not describe a tree in level order.
@@ -116,15 +116,6 @@ class DraftTree:
         """E(A) = 1 + sum over nodes of exp(path log-prob) (OPT-Tree, Eq. 4; the root counts as 1)."""
         return 1.0 + float(self.path_logprobs.exp().sum())
 
-    def best(self, nodes: int) -> Tensor:
-        """[N] bool: the ``nodes`` nodes of highest path log-prob, ties to the earlier; they are closed under parents.
-
-        Of all subtrees of that size they have the largest E(A) (OPT-Tree, Theorem 3.1).
-        """
-        keep = torch.zeros(len(self), dtype=torch.bool)
-        keep[self.path_logprobs.argsort(descending=True, stable=True)[:nodes]] = True
-        return keep
-
     def subset(self, keep: Tensor) -> DraftTree:
         """The tree of the nodes where ``keep`` ([N] bool) is true, in the same order.
 
@@ -178,7 +169,7 @@ def ancestors(parents: Tensor, start: int = 0) -> tuple[Tensor, Tensor]:
 
     Args:
         parents: [M] int64, ROOT (-1) for children of the root.
-        start: first node that is asked about.
+        start: first node to compute them for.
 
     Returns:
         ([M - start, M] bool, true where the column's node is the row's node or one of its ancestors;

@@ -213,7 +213,7 @@ BAD = {
     "unknown method": (["--method", "dynamic-widht"], "dynamic-width"),
     "malformed step": (["--method", "dynamic-width", "--set", "width_of=0.02:1,1"], "step '1'"),
     "steps out of order": (["--method", "dynamic-width-budget", "--set", "depth_of=1:4,0.5:2"], "'0.5:2'"),
-    "steps of a scheme": (["--verify", "relaxed:allowed=1:two"], "'two'"),
+    "steps of a scheme": (["--verify", "relaxed:allowed=1:two"], "'1:two'"),
     "setting of a scheme": (["--verify", "match:when=both"], "'when'"),
     "unknown verification": (["--verify", "blocks"], "did you mean block?"),
     "verification that cannot judge the method's trees": (["--verify", "block", "--method", "static"], "chain"),

@@ -117,7 +117,7 @@ def test_every_scheme_decodes_with_it(scheme: str, with_head: bool, model: str, 
     if with_head:
         request.getfixturevalue("shipped")
     engine = draftree.load_engine(model, method="chain", verification=scheme)
-    drawing = SCHEMES[scheme].draws
+    drawing = SCHEMES[scheme].drawing.random
     assert engine.drafter.name == (("head" if drawing else ALL) if with_head else "lookup")
     results = engine.generate([PROMPT, PROMPT[:4]], PARAMS)
     want = [generated(tiny(), prompt, 24, eos_token_id=None) for prompt in (PROMPT, PROMPT[:4])]

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from draftree.errors import ConfigError
 from draftree.policies.fixed import Ranks, best_size, best_tree, check_paths, expected_acceptance_length
 
 Tree = frozenset[Ranks]
@@ -115,28 +114,3 @@ def test_the_best_size_follows_the_costs() -> None:
     assert len(best_size(table, lambda tokens: 1.0, 0.0, 16)) == 16
     cheap, dear = (best_size(table, lambda tokens: 1.0, seconds, 16) for seconds in (0.01, 0.6))
     assert max(map(len, cheap)) > max(map(len, dear))
-    assert max(map(len, best_size(table, lambda tokens: 1.0, 0.0, 16, max_depth=2))) == 2
-
-
-@pytest.mark.parametrize(
-    ("table", "nodes", "named"),
-    [
-        (torch.zeros(3), 4, r"shape \[3\]"),
-        (torch.zeros(0, 3), 4, r"shape \[0, 3\]"),
-        (torch.zeros(2, 65), 4, r"shape \[2, 65\]: give one row a depth, 1 to 64 ranks"),
-        (torch.tensor([[1.5]]), 4, "outside 0 to 1"),
-        (torch.tensor([[math.nan]]), 4, "outside 0 to 1"),
-        (torch.tensor([[0.5]]), 0, "node budget is 0: use 1 to 4096"),
-        (torch.tensor([[0.5]]), 4097, "node budget is 4097"),
-    ],
-)
-def test_what_cannot_be_is_refused_by_name(table: Tensor, nodes: int, named: str) -> None:
-    with pytest.raises(ConfigError, match=named):
-        best_tree(table, nodes)
-    with pytest.raises(ConfigError, match=named):
-        best_size(table, lambda tokens: 1.0, 0.1, nodes)
-
-
-def test_a_best_size_of_no_depth_is_refused() -> None:
-    with pytest.raises(ConfigError, match="tree depth is 0"):
-        best_size(torch.tensor([[0.5]]), lambda tokens: 1.0, 0.1, 4, max_depth=0)

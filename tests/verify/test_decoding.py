@@ -30,21 +30,20 @@ LOSSLESS = [name for name, scheme in SCHEMES.items() if not scheme.lossy]
 DRAWING = [name for name in LOSSLESS if name != "match"]
 PROMPTS = [[3, 14, 15, 9, 2, 6, 14, 15], [27, 1, 8], [31, 41, 5, 9, 26, 53, 58, 9, 7, 9, 3, 2, 3, 8]]
 TOKENS = 30
-VOCAB, LENGTH, PROMPT, BATCH = 4, 3, [1, 2], 3000
+VOCAB, LENGTH, PROMPT, BATCH = 4, 3, [1, 2], 2000
 
 
 def policy_for(scheme: str) -> GrowthPolicy:
     return StaticTree(width=1 if scheme == "block" else 2, depth=2)
 
 
-def counts_of(scheme: str | Scheme, made: Drafter, params: dict[str, float], requests: int) -> Tensor:
+def counts_of(scheme: str | Scheme, made: Drafter, params: dict[str, float]) -> Tensor:
     """[V ** LENGTH] counts of sampled continuations, each under a seed of its own."""
     engine = Engine(ToyModel(VOCAB, spread=1.0), made, nodes=6, verification=scheme)
     counts = torch.zeros((VOCAB,) * LENGTH)
-    for start in range(0, requests, BATCH):
-        each = [SamplingParams(max_tokens=LENGTH, seed=start + i, **params) for i in range(BATCH)]  # type: ignore[arg-type]
-        ids = torch.tensor([g.token_ids for g in engine.generate([PROMPT] * BATCH, each)])
-        counts.index_put_(tuple(ids.T), torch.ones(BATCH), accumulate=True)
+    each = [SamplingParams(max_tokens=LENGTH, seed=i, **params) for i in range(BATCH)]  # type: ignore[arg-type]
+    ids = torch.tensor([g.token_ids for g in engine.generate([PROMPT] * BATCH, each)])
+    counts.index_put_(tuple(ids.T), torch.ones(BATCH), accumulate=True)
     return counts.flatten()
 
 
@@ -64,19 +63,19 @@ class Warped(ToyModel):
 def test_sampled_text_follows_the_targets_warped_law(scheme: str) -> None:
     params = {"temperature": 1.3, "top_k": 3}
     made = TreeDrafter(policy_for(scheme), ModelSource(ToyModel(VOCAB, seed=8, spread=1.0), VOCAB))
-    counts = counts_of(scheme, made, params, 6000)
+    counts = counts_of(scheme, made, params)
     assert chi_square(counts, law(Warped(params), PROMPT, LENGTH).flatten()) > 1e-4
 
 
 @pytest.mark.parametrize("scheme", DRAWING)
 def test_sampled_text_follows_the_targets_law_when_lookup_drafts(scheme: str) -> None:
-    counts = counts_of(scheme, TreeDrafter(policy_for(scheme), NgramSource(shortest=1)), {"temperature": 1.0}, 3000)
+    counts = counts_of(scheme, TreeDrafter(policy_for(scheme), NgramSource(shortest=1)), {"temperature": 1.0})
     assert chi_square(counts, law(ToyModel(VOCAB, spread=1.0), PROMPT, LENGTH).flatten()) > 1e-4
 
 
 def test_a_lossy_scheme_is_caught() -> None:
     made = TreeDrafter(StaticTree(width=2, depth=2), ModelSource(ToyModel(VOCAB, seed=8, spread=1.0), VOCAB))
-    counts = counts_of(Relaxed(lambda entropy: 2), made, {"temperature": 1.0}, 3000)
+    counts = counts_of(Relaxed(lambda entropy: 2), made, {"temperature": 1.0})
     assert chi_square(counts, law(ToyModel(VOCAB, spread=1.0), PROMPT, LENGTH).flatten()) < 1e-4
 
 

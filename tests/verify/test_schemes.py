@@ -12,7 +12,7 @@ from torch import Tensor
 
 from draftree.drafters.distributions import Drawing
 from draftree.errors import ConfigError, UnknownNameError
-from draftree.policies.base import GrowthPolicy
+from draftree.policies.base import GrowthPolicy, highest
 from draftree.policies.chains import EntropyStop
 from draftree.policies.entropy import EntropyTree
 from draftree.policies.fixed import StaticTree
@@ -90,7 +90,7 @@ def by_value(tree: DraftTree) -> DraftTree:
 
 def pruned(tree: DraftTree) -> DraftTree:
     """Negative control: the most probable node alone survives."""
-    return tree.subset(tree.best(1))
+    return tree.subset(highest(tree.path_logprobs, 1))
 
 
 def unlucky(judge: Judge, tree: DraftTree, law: TargetLogits, coins: UniformDraws) -> Verdict:

@@ -227,7 +227,7 @@ class EngineContestant:
         scheme = find_scheme(entry.verify, entry.candidates)
         made: Drafter = NoDrafter()
         if drafter is not None:
-            made = load_drafter(drafter, target, entry.policy(), learning=not scheme.draws)
+            made = load_drafter(drafter, target, entry.policy(), learning=not scheme.drawing.random)
         self._collector = _Collector()
         models = made.source.models if isinstance(made, TreeDrafter) else ()
         self._target, self._drafting = target, [m for m in models if isinstance(m, (HFModel, HeadModel))]

@@ -228,7 +228,7 @@ def load_drafter(
         policy: shapes its trees. A ``DynamicWindow`` over a cascade is HSDDW: it shapes the proposals of
             stages without a method of their own, and the run that the target verifies is a chain.
         recycle_file: where "recycle" keeps what it has learned from one run to the next.
-        learning: "auto" may be what learns from all requests; not so where children are drawn (``Scheme.draws``).
+        learning: "auto" may be what learns from all requests; not so where children are drawn (``Drawing.random``).
 
     Raises:
         UnknownNameError: no such drafter.

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from ..artifacts import is_path
 from ..errors import ConfigError
 from ..models.huggingface import HFModel
-from ..policies.base import GrowthPolicy
-from ..policies.chains import DynamicWindow, Window, read_memory, read_start
+from ..policies.base import GrowthPolicy, read_number
+from ..policies.chains import MEMORIES, DynamicWindow, Window, read_start
 from ..policies.methods import find_method
 from .cascade.stopping_rule import NEVER, LoopBack
 
@@ -102,7 +102,8 @@ class StageSpec:
         except ValueError:
             raise ConfigError(f"pending is {pending!r}: use a whole number of tokens, at least 1") from None
         tau = read_start("tau", self.settings.get("tau", "first"))
-        return LoopBack(self.settings.get("loop", default.rule), tau, most, read_memory(memory))
+        tokens = read_number(float, "memory", memory, MEMORIES)
+        return LoopBack(self.settings.get("loop", default.rule), tau, most, tokens)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -65,7 +64,7 @@ class Frontier:
     """Nodes of one depth that may get children, over all requests, in order of request and number.
 
     Attributes:
-        depth: of these nodes; 0 for the roots.
+        depth: 0 for the roots.
         rows: [F] int64, which request.
         nodes: [F] int64, number in the request's tree, ROOT (-1) for roots.
         path_logprobs: [F] float32, 0 for roots.
@@ -97,7 +96,7 @@ class Growth(NamedTuple):
 
     Attributes:
         keep: [F, K] bool.
-        extend: [F, K] bool; only read where ``keep`` is true.
+        extend: [F, K] bool, read where ``keep`` is true alone.
         tags: [F, K] numbers, which come back with the frontier and to ``prune``; None: zeros.
     """
 
@@ -128,7 +127,6 @@ class SourceInfo(Protocol):
     """What a policy may know of a drafter.
 
     Attributes:
-        name: of the drafter.
         fingerprint: of what it drafts with.
         model: makes one pass for each layer of its trees; None: there is no such model.
         models: all that make passes for it.
@@ -227,41 +225,57 @@ def node_budget(policy: GrowthPolicy | None, nodes: int | None) -> int:
     return nodes
 
 
-def check_count(what: str, value: int, most: int | None = None) -> None:
-    """Make sure that the setting ``what`` is a whole number from 1, up to ``most``.
+N = TypeVar("N", int, float)
+
+
+def read_number(kind: type[N], what: str, text: float | str, way_out: str) -> N:
+    """The setting ``what`` as a number.
 
     Raises:
-        ConfigError: it is not.
+        ConfigError: it is none; ``way_out`` ends the message.
     """
-    if not isinstance(value, int) or value < 1 or (most is not None and value > most):
+    try:
+        return kind(text)
+    except (ValueError, OverflowError):
+        raise ConfigError(f"{what} is {text!r}: {way_out}") from None
+
+
+def check_count(what: str, value: int, most: int | None = None) -> None:
+    """Raise ConfigError unless the setting ``what`` is 1 or more, up to ``most``."""
+    if value < 1 or (most is not None and value > most):
         raise ConfigError(f"{what} is {value}: use {'at least 1' if most is None else f'1 to {most}'}")
 
 
 def check_entropy(what: str, value: float) -> None:
-    """Make sure that the setting ``what`` is an entropy.
-
-    Raises:
-        ConfigError: it is negative or nan.
-    """
-    if math.isnan(value) or value < 0:
+    """Raise ConfigError if the setting ``what``, an entropy, is negative or nan."""
+    if not value >= 0:
         raise ConfigError(f"{what} is {value}: use an entropy in nats, 0 or more")
+
+
+def highest(scores: Tensor, count: int) -> Tensor:
+    """[N] bool: the ``count`` highest scores; ties go to the earlier entry."""
+    keep = torch.zeros_like(scores, dtype=torch.bool)
+    keep[scores.argsort(descending=True, stable=True)[:count]] = True
+    return keep
+
+
+def highest_in_budget(scores: Sequence[Tensor], budgets: Sequence[Budget]) -> list[Tensor | None]:
+    """What ``GrowthPolicy.prune`` returns where the nodes of highest scores are verified; [N] scores a pool."""
+    return [
+        None if len(own) <= budget.nodes else highest(own, budget.nodes)
+        for own, budget in zip(scores, budgets, strict=True)
+    ]
 
 
 def best_per_row(scores: Tensor, rows: Tensor, limits: Tensor) -> Tensor:
     """[F] bool: the ``limits[row]`` highest scores of each row; ties go to the earlier entry."""
-    return _ranks_per_row(scores, rows, len(limits)) < limits.take(rows)
-
-
-def _ranks_per_row(scores: Tensor, rows: Tensor, batch: int) -> Tensor:
-    """[F] how many entries of the same row score higher, or as high and come before; there are ``batch`` rows."""
+    if len(limits) == 1:
+        return highest(scores, int(limits[0]))
     order = scores.argsort(descending=True, stable=True)
-    ranks = torch.empty_like(order)
-    if batch == 1:
-        ranks[order] = torch.arange(len(order))
-        return ranks
     order = order[rows[order].argsort(stable=True)]  # by row, then by score, then by index
-    ranks[order] = count_within(rows[order], torch.bincount(rows, minlength=batch))
-    return ranks
+    ranks = torch.empty_like(order)
+    ranks[order] = count_within(rows[order], torch.bincount(rows, minlength=len(limits)))
+    return ranks < limits.take(rows)
 
 
 def count_within(rows: Tensor, counts: Tensor) -> Tensor:

@@ -12,27 +12,26 @@ from ..config import MAX_NODES, Budget, check_fields
 from ..errors import ConfigError
 from ..request import Outcome
 from ..tree import DraftTree
-from .base import Frontier, Growth, GrowthPolicy, Pool, best_per_row, check_count
+from .base import Frontier, Growth, GrowthPolicy, Pool, best_per_row, check_count, highest_in_budget
 
 _DECAY = 0.9
 """Exponential decay of the averages behind the automatic threshold, per step."""
 _UNMEASURED = 0.5
-"""The automatic threshold before any step has been measured: that of the authors' code."""
+"""The automatic threshold before a step has been measured, as in the authors' code."""
 
 
 class BestPaths(GrowthPolicy):
-    """A policy that verifies the ``nodes`` most probable of the paths that it has drafted (OPT-Tree, Theorem 3.1)."""
+    """A policy that verifies the most probable of the paths that it has drafted, as many as the budget has nodes.
+
+    They are closed under parents, and of all subtrees of that size have the largest E(A) (OPT-Tree, Theorem 3.1).
+    """
 
     by_value = True
 
     def prune(
         self, pools: Sequence[DraftTree], tags: Sequence[Tensor], budgets: Sequence[Budget]
     ) -> list[Tensor | None]:
-        """The budget's most probable nodes of each pool."""
-        return [
-            None if len(pool) <= budget.nodes else pool.best(budget.nodes)
-            for pool, budget in zip(pools, budgets, strict=True)
-        ]
+        return highest_in_budget([pool.path_logprobs for pool in pools], budgets)
 
 
 @dataclass(slots=True)
@@ -102,13 +101,10 @@ class OptTree(BestPaths):
         layers = max((o.tree.depth for o in outcomes), default=0)
         cost = outcomes[0].step
         gained = sum(o.taken for o in outcomes) / len(outcomes)
-        for name, new in (
-            ("_seconds", cost.draft + cost.verify + cost.other),
-            ("_tokens", gained),
-            ("_draft_seconds", cost.draft),
-            ("_layers", layers),
-        ):
-            setattr(self, name, _DECAY * getattr(self, name) + new)
+        self._seconds = _DECAY * self._seconds + cost.draft + cost.verify + cost.other
+        self._tokens = _DECAY * self._tokens + gained
+        self._draft_seconds = _DECAY * self._draft_seconds + cost.draft
+        self._layers = _DECAY * self._layers + layers
 
 
 def _mass(pool: Pool, keep: Tensor, budgets: Tensor) -> Tensor:
@@ -148,7 +144,6 @@ class Eagle2Tree(BestPaths):
         return self.width + (self.depth - 1) * self.width**2
 
     def grow(self, frontier: Frontier) -> Growth:
-        """All candidates; the layer's best ``width`` go on."""
         scores = frontier.scores
         keep = torch.ones_like(scores, dtype=torch.bool)
         if frontier.depth + 1 >= self.depth:

@@ -14,7 +14,17 @@ from ..artifacts import JsonFormat, user_path
 from ..config import DEFAULT_NODES, Budget, check_fields, typed
 from ..errors import ConfigError, UnknownNameError
 from ..tree import DraftTree
-from .base import MAX_WIDTH, Frontier, Growth, GrowthPolicy, Provenance, best_per_row, count_within
+from .base import (
+    MAX_WIDTH,
+    Frontier,
+    Growth,
+    GrowthPolicy,
+    Provenance,
+    best_per_row,
+    check_count,
+    count_within,
+    highest_in_budget,
+)
 from .entropy import EntropyTree
 
 
@@ -70,9 +80,6 @@ def of_tree(tree: DraftTree) -> Columns:
 DEFAULT_FEATURES = ("probability", "entropy", "depth", "log-probability")
 """C2T's P, H and d, and ln P, which helps where P spans orders of magnitude."""
 MAX_HIDDEN = 1024
-_LARGEST = torch.finfo(torch.float32).max
-
-Row = tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +102,9 @@ class Classifier:
     """
 
     features: tuple[str, ...]
-    hidden: tuple[Row, ...]
-    bias: Row
-    output: Row
+    hidden: tuple[tuple[float, ...], ...]
+    bias: tuple[float, ...]
+    output: tuple[float, ...]
     threshold: float
     given_parent: bool = False
     _first: Tensor = field(init=False, repr=False, compare=False)
@@ -111,7 +118,7 @@ class Classifier:
         if any(len(row) != len(self.features) for row in self.hidden) or {len(self.bias), len(self.output)} != {size}:
             raise ConfigError(f"the classifier's weights do not fit {len(self.features)} features and {size} units")
         numbers = [x for row in (*self.hidden, self.bias, self.output, (self.threshold,)) for x in row]
-        if not all(abs(x) <= _LARGEST for x in numbers):  # nor is nan
+        if not all(abs(x) <= torch.finfo(torch.float32).max for x in numbers):  # nor is nan
             raise ConfigError("the classifier has weights that are no finite numbers")
         first = torch.tensor([[*row, b] for row, b in zip(self.hidden, self.bias, strict=True)])
         object.__setattr__(self, "_first", first.T.contiguous())
@@ -149,11 +156,7 @@ class Classifier:
 
 
 def check_features(names: tuple[str, ...]) -> None:
-    """Make sure that there are such features, each named once.
-
-    Raises:
-        ConfigError: there are not.
-    """
+    """Raise ConfigError unless there are such features, each named once."""
     for name in names:
         if name not in FEATURES:
             raise ConfigError(f"no feature {name!r}: choose from {', '.join(FEATURES)}")
@@ -161,8 +164,6 @@ def check_features(names: tuple[str, ...]) -> None:
         raise ConfigError(f"features are {','.join(names)!r}: name at least one, and each once")
 
 
-FORMAT = "draftree classifier"
-VERSION = 2
 SHIPPED = Path(__file__).parent.parent / "classifiers"
 """Folder of the classifiers that come with the package."""
 DEFAULT = "smollm2-head"
@@ -176,7 +177,6 @@ class ClassifierFile:
     """The contents of a classifier file.
 
     Attributes:
-        classifier: the net.
         made_for: the models whose drafts it learned from.
         trained_on: data and recipe, for people.
         held_out: figures on prompts kept apart, for people.
@@ -192,17 +192,13 @@ class ClassifierFile:
             raise ConfigError("a classifier needs target_weights and drafter_weights, the fingerprints of its models")
 
     def save(self, path: Path) -> None:
-        """Write the file.
-
-        Raises:
-            RunError: it cannot be written.
-        """
+        """Write the file (``JsonFormat.write``)."""
         _FORMAT.write(path, self)
 
 
 _FORMAT = JsonFormat(
-    FORMAT,
-    VERSION,
+    "draftree classifier",
+    2,
     "classifier file",
     "give a file that 'draftree train classifier' wrote",
     content=ClassifierFile,
@@ -232,8 +228,7 @@ Score = Callable[[Frontier], Tensor]
 """[F, K] candidates of a frontier -> how probable each is to be accepted, 0 where there is none."""
 
 BETA = 0.05
-TOP = 15
-DEPTH = 10
+"""The default threshold, at which training compares epochs too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,8 +261,8 @@ class ClassifierTree(GrowthPolicy):
     score: Score
     beta: float = BETA
     width: int = 15
-    top: int | None = TOP
-    depth: int = DEPTH
+    top: int | None = 15
+    depth: int = 10
     given_parent: bool = False
     made_for: Provenance | None = None
 
@@ -275,16 +270,13 @@ class ClassifierTree(GrowthPolicy):
         check_fields(self)
         if not 0 <= self.beta <= 1:
             raise ConfigError(f"beta is {self.beta}: use a probability of acceptance from 0 to 1")
-        for name, most in (("width", MAX_WIDTH), ("top", None), ("depth", None)):
-            value = getattr(self, name)
-            if name == "top" and value is None:
-                continue
-            if not isinstance(value, int) or value < 1 or (most is not None and value > most):
-                none = ", or none" if name == "top" else ""
-                raise ConfigError(f"{name} is {value}: use a whole number from 1{f' to {most}' if most else ''}{none}")
+        check_count("width", self.width, MAX_WIDTH)
+        check_count("depth", self.depth)
+        if self.top is not None:
+            check_count("top", self.top)
 
     def width_for(self, nodes: int) -> int:
-        """``width``, whatever the budget: how many children are scored, not how many stay."""
+        """How many children are scored, not how many stay."""
         return self.width
 
     def pool(self, nodes: int) -> int:
@@ -313,23 +305,12 @@ class ClassifierTree(GrowthPolicy):
         self, pools: Sequence[DraftTree], tags: Sequence[Tensor], budgets: Sequence[Budget]
     ) -> list[Tensor | None]:
         """The budget's best nodes by least C on the path: none exceeds its parent, so parents stay."""
-        kept: list[Tensor | None] = []
-        for least, budget in zip(tags, budgets, strict=True):
-            keep = torch.zeros(len(least), dtype=torch.bool)
-            keep[least.argsort(descending=True, stable=True)[: budget.nodes]] = True
-            kept.append(keep)
-        return kept
-
-
-LEARNED_BETA = 0.1
+        return highest_in_budget(tags, budgets)
 
 
 @dataclass(frozen=True, slots=True)
 class LearnedWidth:
-    """A function of entropy for ``EntropyTree``: as many children as a classifier scores ``beta`` or more.
-
-    A node with entropy H gets its first r candidates, r the number of ranks with C(H, rank) >= ``beta``: what B(H) sets
-    by hand, learned.
+    """A learned B(H): as many children at entropy H as there are first ranks with C(H, rank) >= ``beta``.
 
     Attributes:
         classifier: of entropy and rank, given the parent.
@@ -340,7 +321,7 @@ class LearnedWidth:
     """
 
     classifier: Classifier
-    beta: float = LEARNED_BETA
+    beta: float = 0.1
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -354,21 +335,16 @@ class LearnedWidth:
 
     def __call__(self, entropies: Tensor) -> Tensor:
         """[F] entropies in nats -> [F] numbers of children."""
-        columns = {
-            "entropy": entropies[:, None].expand(-1, MAX_WIDTH),
-            "rank": torch.arange(MAX_WIDTH, dtype=torch.float32).expand(len(entropies), -1),
-        }
-        scores = self.classifier.scores(torch.stack([columns[name] for name in self.classifier.features], dim=-1))
+        ranks = torch.arange(MAX_WIDTH).expand(len(entropies), -1)
+        unseen = torch.zeros_like(ranks)
+        columns = Columns(unseen, entropies[:, None].expand_as(ranks), unseen, ranks)
+        scores = self.classifier.scores(features(columns, self.classifier.features))
         return (scores >= self.beta).cumprod(1).sum(1).float()
 
 
 @dataclass(frozen=True, slots=True)
 class LearnedTree(EntropyTree):
-    """``EntropyTree`` with a learned width.
-
-    Attributes:
-        made_for: the models that the width was learned from.
-    """
+    """``EntropyTree`` with a width that was learned from the drafts of two models."""
 
     made_for: Provenance | None = None
 

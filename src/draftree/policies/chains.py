@@ -12,18 +12,20 @@ from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
 import torch
+from torch import Tensor
 
 from ..config import MAX_NODES, Budget, check_fields
 from ..errors import ConfigError
 from ..request import Outcome, Request
-from .base import MAX_WIDTH, Frontier, Growth, GrowthPolicy, check_count, check_entropy
+from .base import MAX_WIDTH, Frontier, Growth, GrowthPolicy, check_count, check_entropy, read_number
 from .fixed import StaticTree
 
 FIRST = "first"
 """In place of an initial threshold: the least entropy of the request's first draft."""
 CHAIN = StaticTree(1, MAX_NODES)
 """A chain as long as its budget."""
-_MEMORIES = "use a number of tokens, 1 or more, or inf to forget nothing"
+_STARTS = f"use an entropy in nats, 0 or more, or {FIRST!r}"
+MEMORIES = "use a number of tokens, 1 or more, or inf to forget nothing"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,45 +76,30 @@ class Threshold:
             return self._sum / self._weight
         return self._least if self.start is None else self.start
 
-    def drafted(self, least: float) -> None:
-        """A draft has ended, in which ``least`` was the smallest entropy: it counts if it was the first."""
-        if self._least == math.inf:
-            self._least = least
+    def learn(self, outcome: Outcome, crossed: float) -> None:
+        """Update tau by an outcome; the token behind which a request ended within its tree was not rejected.
+
+        Where the draft was accepted as far as it went, tau may have been too low: unless the memory is infinite,
+        ``crossed`` counts as a rejected token's entropy. Without it tau could freeze: where nothing is drafted that can
+        be rejected, a mean of rejected tokens never moves.
+
+        Args:
+            outcome: of the tree.
+            crossed: least entropy that ended something in it; infinite: none did.
+        """
+        if len(outcome.tree) and self._least == math.inf:
+            self._least = float(outcome.tree.entropies.min())
+        if outcome.taken < len(outcome.tokens):
+            return
+        if (entropy := outcome.rejected_entropy) is not None:
+            self.rejected(entropy)
+        elif crossed < math.inf and self.memory < math.inf:
+            self.rejected(crossed)
 
     def rejected(self, entropy: float) -> None:
         """A token was rejected, drawn from a distribution of this entropy."""
-        self._count(entropy)
-
-    def stopped(self, entropy: float) -> None:
-        """A draft was accepted as far as it went, and this entropy had ended it: tau may have been too low.
-
-        It counts as one more token unless the memory is infinite. Without it tau could freeze: where nothing is
-        drafted that can be rejected, a mean of rejected tokens never moves.
-        """
-        if self.memory < math.inf:
-            self._count(entropy)
-
-    def _count(self, entropy: float) -> None:
         left = 1 - 1 / self.memory
         self._sum, self._weight = left * self._sum + entropy, left * self._weight + 1
-
-
-def learn(threshold: Threshold, outcome: Outcome, crossed: float) -> None:
-    """Update tau by an outcome; the token behind which a request ended within its tree was not rejected.
-
-    Args:
-        threshold: of the request.
-        outcome: of the tree.
-        crossed: least entropy that ended something in it; infinite: none did.
-    """
-    if len(outcome.tree):
-        threshold.drafted(float(outcome.tree.entropies.min()))
-    if outcome.taken < len(outcome.tokens):
-        return
-    if (entropy := outcome.rejected_entropy) is not None:
-        threshold.rejected(entropy)
-    elif crossed < math.inf:
-        threshold.stopped(crossed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,50 +135,25 @@ class Window:
 
 
 def check_threshold(what: str, start: float | None, memory: float) -> None:
-    """Make sure that a threshold can be made of these.
-
-    Raises:
-        ConfigError: the entropy called ``what`` is negative or no number, or the memory is below one token.
-    """
+    """Raise ConfigError if the entropy ``what`` is negative or no number, or the memory is below one token."""
     if start is not None and not start >= 0:
-        raise ConfigError(f"{what} is {start}: use an entropy in nats, 0 or more, or {FIRST!r}")
+        raise ConfigError(f"{what} is {start}: {_STARTS}")
     if not memory >= 1:
-        raise ConfigError(f"memory is {memory}: {_MEMORIES}")
+        raise ConfigError(f"memory is {memory}: {MEMORIES}")
 
 
 def read_start(what: str, text: float | str) -> float | None:
-    """An initial threshold as it is written.
+    """An initial threshold as it is written: entropy in nats, or "first".
 
     Raises:
-        ConfigError: it is neither a number nor "first".
+        ConfigError: it is neither.
     """
-    if text == FIRST:
-        return None
-    try:
-        return float(text)
-    except ValueError:
-        raise ConfigError(f"{what} is {text!r}: use an entropy in nats, 0 or more, or {FIRST!r}") from None
-
-
-def read_memory(text: str) -> float:
-    """A number of tokens as it is written, perhaps "inf".
-
-    Raises:
-        ConfigError: it is no number.
-    """
-    try:
-        return float(text)
-    except ValueError:
-        raise ConfigError(f"memory is {text!r}: {_MEMORIES}") from None
+    return None if text == FIRST else read_number(float, what, text, _STARTS)
 
 
 @dataclass(slots=True)
 class DynamicWindow(GrowthPolicy):
-    """A chain that ends where the entropy exceeds tau, the mean entropy of the request's rejected tokens.
-
-    Attributes:
-        window: how far.
-    """
+    """A chain that ends where the entropy exceeds tau, the mean entropy of the request's rejected tokens."""
 
     window: Window = Window()
     _thresholds: WeakKeyDictionary[Request, Threshold] = field(
@@ -199,32 +161,30 @@ class DynamicWindow(GrowthPolicy):
     )
     _planned: Sequence[Threshold] = field(default=(), repr=False, compare=False)
     """Of the requests of the proposal under way."""
-    _crossed: list[float] = field(default_factory=list, repr=False, compare=False)
+    _crossed: Tensor = field(default_factory=lambda: torch.zeros(0), repr=False, compare=False)
     """[B] the entropies that ended their drafts; infinite: none did."""
 
     def __post_init__(self) -> None:
         check_fields(self)
 
     def threshold(self, request: Request) -> Threshold:
-        """A request's tau."""
         return self._thresholds.setdefault(request, Threshold(self.window.start, self.window.memory))
 
     def width_for(self, nodes: int) -> int:
         return 1
 
     def plan(self, requests: Sequence[Request], budgets: Sequence[Budget]) -> Sequence[Budget]:
-        self._planned, self._crossed = [self.threshold(s) for s in requests], [math.inf] * len(requests)
+        self._planned = [self.threshold(request) for request in requests]
+        self._crossed = torch.full((len(requests),), math.inf)
         return budgets
 
     def grow(self, frontier: Frontier) -> Growth:
         """The most probable token, unless tau is crossed beyond the floor."""
         depth, window = frontier.depth + 1, self.window
-        entropies, rows = frontier.candidates.entropies, frontier.rows.tolist()
-        crossed = entropies > torch.tensor([self._planned[b].value for b in rows])
+        entropies, rows = frontier.candidates.entropies, frontier.rows
+        crossed = entropies > torch.tensor([self._planned[b].value for b in rows.tolist()])
         crossed &= depth >= window.floor
-        for b, entropy, over in zip(rows, entropies.tolist(), crossed.tolist(), strict=True):
-            if over:
-                self._crossed[b] = entropy
+        self._crossed[rows[crossed]] = entropies[crossed]
         keep = torch.zeros_like(frontier.candidates.logprobs, dtype=torch.bool)
         keep[:, :1] = True
         if not window.keep and depth > window.floor:
@@ -233,6 +193,6 @@ class DynamicWindow(GrowthPolicy):
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Learn tau: from each rejected token, and from drafts that tau ended though all of them was accepted."""
-        for outcome, tau, crossed in zip(outcomes, self._planned, self._crossed, strict=False):
-            learn(tau, outcome, crossed)
+        for outcome, tau, crossed in zip(outcomes, self._planned, self._crossed.tolist(), strict=False):
+            tau.learn(outcome, crossed)
         self._planned = ()

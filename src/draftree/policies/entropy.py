@@ -73,18 +73,17 @@ class StepFunction:
         """
         edges, values = list[float](), list[int]()
         for step in text.split(","):
-            edge, sign, value = (part.strip() for part in step.partition(":"))
-            where = f"{name} is {text!r}: step {step.strip()!r}"
-            if not sign:
-                raise ConfigError(f"{where} is not EDGE:VALUE: write steps as 0.02:1,1:2,inf:7")
+            edge, _, value = (part.strip() for part in step.partition(":"))
             try:
                 edges.append(float(edge))
             except ValueError:
-                raise ConfigError(f"{where} ends at {edge!r}: use an entropy in nats, or inf") from None
-            if not edges[-1] > max([0.0, *edges[:-1]]):
-                raise ConfigError(f"{where} ends at {edge}: use edges above 0 nats in ascending order")
-            if not (value.isascii() and value.isdecimal() and len(value) < 10 and int(value) <= most):
-                raise ConfigError(f"{where} has the value {value!r}: use a whole number from 0 to {most}")
+                edges.append(math.nan)
+            whole = value.isascii() and value.isdecimal() and len(value) < 10
+            if not (edges[-1] > max([0.0, *edges[:-1]]) and whole and int(value) <= most):
+                raise ConfigError(
+                    f"{name} is {text!r}: step {step.strip()!r}: write steps EDGE:VALUE as in 0.02:1,1:2,inf:7, edges "
+                    f"above 0 nats in ascending order, values whole numbers from 0 to {most}"
+                )
             values.append(int(value))
         return cls(tuple(edges), tuple(values))
 
@@ -93,7 +92,6 @@ class StepFunction:
         return torch.tensor([*self.values, 0])[at].float()
 
     def at(self, entropy: float) -> int:
-        """The value at one entropy."""
         return int(self(torch.tensor([entropy], dtype=torch.float64)))
 
 
@@ -129,7 +127,6 @@ class EntropyTree(GrowthPolicy):
         return MAX_NODES
 
     def grow(self, frontier: Frontier) -> Growth:
-        """The most probable children of each node, as many as ``children`` gives."""
         keep = torch.arange(frontier.candidates.tokens.shape[1]) < self.children(frontier)[:, None]
         return Growth(keep, torch.full_like(keep, frontier.depth + 1 < self.depth))
 
@@ -144,11 +141,7 @@ class EntropyTree(GrowthPolicy):
 
     @staticmethod
     def _evaluate(function: EntropyFunction, what: str, entropies: Tensor) -> Tensor:
-        """Run a user's function and check its values.
-
-        Raises:
-            ConfigError: it does not give one finite number for each entropy.
-        """
+        """Run a user's function; ConfigError unless it gives one finite number for each entropy."""
         values = function(entropies)
         try:
             given = torch.as_tensor(values, dtype=torch.float32)

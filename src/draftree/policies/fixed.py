@@ -88,7 +88,7 @@ class RankTree(GrowthPolicy):
         return min(self._children.shape[1], nodes)
 
     def grow(self, frontier: Frontier) -> Growth:
-        """The tree's children of each node, which is known by its tag."""
+        """The tree's children of each node; its tag is its row of ``_children``."""
         wanted = self._children[frontier.tags, : frontier.candidates.tokens.shape[1]]
         budget = frontier.budgets[frontier.rows, None]
         keep = wanted <= budget
@@ -97,7 +97,7 @@ class RankTree(GrowthPolicy):
 
 
 def check_paths(paths: Sequence[Ranks]) -> None:
-    """Make sure that paths of ranks are the nodes of a tree, each after its parent and its siblings of lower rank.
+    """Check that paths are the nodes of a tree, each after its parent and its siblings of lower rank.
 
     Raises:
         ConfigError: they are not; the message names the first path at fault.
@@ -117,27 +117,17 @@ def check_paths(paths: Sequence[Ranks]) -> None:
 
 
 def best_tree(acceptance: Tensor, nodes: int) -> tuple[Ranks, ...]:
-    """The tree of at most ``nodes`` nodes and D levels with the largest expected acceptance length.
+    """The tree of at most ``nodes`` nodes with the largest expected acceptance length, by [D, R] acceptance.
 
     Nodes that would gain nothing are left out. The most probable nodes come first, as far as parents and lower ranks
     allow: where larger ranks are less often right, the first n nodes are the best tree of n nodes.
-
-    Raises:
-        ConfigError: no such table or budget.
     """
-    check_table(acceptance)
-    if not 1 <= nodes <= MAX_NODES:
-        raise ConfigError(f"node budget is {nodes}: use 1 to {MAX_NODES}")
     _, choices = _solve(acceptance.double(), nodes)
     return _best_first(_unfold(choices, nodes), acceptance)
 
 
 def best_size(
-    acceptance: Tensor,
-    verify_seconds: Callable[[int], float],
-    draft_seconds_per_layer: float,
-    max_nodes: int,
-    max_depth: int | None = None,
+    acceptance: Tensor, verify_seconds: Callable[[int], float], draft_seconds_per_layer: float, max_nodes: int
 ) -> tuple[Ranks, ...]:
     """The tree that gains most tokens a second: max over b nodes, d levels of E(b, d) / (d t_draft + t_verify(b + 1)).
 
@@ -146,23 +136,14 @@ def best_size(
         verify_seconds: tokens of a target pass, the root among them -> its seconds.
         draft_seconds_per_layer: of one drafter pass.
         max_nodes: largest tree.
-        max_depth: deepest tree; D by default.
 
     Returns:
         its nodes; none where autoregressive decoding, 1 / t_verify(1), is the fastest.
-
-    Raises:
-        ConfigError: no such table, budget or depth.
     """
-    check_table(acceptance)
-    if not 1 <= max_nodes <= MAX_NODES:
-        raise ConfigError(f"node budget is {max_nodes}: use 1 to {MAX_NODES}")
-    if max_depth is not None and max_depth < 1:
-        raise ConfigError(f"tree depth is {max_depth}: use at least 1")
     seconds = torch.tensor([verify_seconds(n + 1) for n in range(max_nodes + 1)], dtype=torch.float64)
     best_rate = 1 / float(seconds[0])
     best: list[Ranks] = []
-    for depth in range(1, min(max_depth or len(acceptance), len(acceptance)) + 1):
+    for depth in range(1, len(acceptance) + 1):
         gains, choices = _solve(acceptance[:depth].double(), max_nodes)
         rates = (1 + gains) / (depth * draft_seconds_per_layer + seconds)
         rates[1:][gains.diff() <= 0] = 0  # the tree has fewer nodes: it was rated as a smaller one
@@ -176,21 +157,6 @@ def best_size(
 def expected_acceptance_length(acceptance: Tensor, paths: Sequence[Ranks]) -> float:
     """1 + the sum over nodes of the product of ``acceptance`` along their paths."""
     return 1 + math.fsum(_path_acceptance(acceptance.tolist(), path) for path in paths)
-
-
-def check_table(acceptance: Tensor) -> None:
-    """Make sure that this is an acceptance table.
-
-    Raises:
-        ConfigError: it is not.
-    """
-    if acceptance.dim() != 2 or not acceptance.shape[0] or not 1 <= acceptance.shape[1] <= MAX_WIDTH:
-        raise ConfigError(
-            f"the acceptance table has shape {list(acceptance.shape)}: "
-            f"give one row a depth, 1 to {MAX_WIDTH} ranks each"
-        )
-    if not bool(((acceptance >= 0) & (acceptance <= 1)).all()):
-        raise ConfigError("the acceptance table has numbers outside 0 to 1: give probabilities")
 
 
 def _solve(acceptance: Tensor, nodes: int) -> tuple[Tensor, Tensor]:
@@ -251,11 +217,7 @@ def _best_first(paths: Sequence[Ranks], acceptance: Tensor) -> tuple[Ranks, ...]
 
 
 def _path_acceptance(table: Sequence[Sequence[float]], path: Ranks) -> float:
-    return math.prod(table[d][rank] for d, rank in enumerate(path))
-
-
-FORMAT = "draftree static tree"
-VERSION = 1
+    return math.prod(row[rank] for row, rank in zip(table, path, strict=False))
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,11 +251,12 @@ class TreeFile:
 
     Attributes:
         made_for: the models that were measured.
-        temperature: that the target decoded at.
-        prompts: how many it decoded.
-        counts: acceptance by depth and rank.
+        temperature, prompts: that the target decoded at, and how many.
         expected_acceptance_length: E(A) of the tree, root counted as 1.
         tree: its nodes in the order in which smaller budgets take them.
+
+    Raises:
+        ConfigError: the nodes make no tree.
     """
 
     made_for: Provenance
@@ -303,22 +266,21 @@ class TreeFile:
     expected_acceptance_length: float
     tree: tuple[Ranks, ...]
 
+    def __post_init__(self) -> None:
+        check_paths(self.tree)
+
     @property
     def policy(self) -> RankTree:
         """The tree as a growth policy for these models alone."""
         return RankTree(self.tree, self.made_for)
 
     def save(self, path: Path) -> None:
-        """Write the file.
-
-        Raises:
-            RunError: it cannot be written.
-        """
+        """Write the file (``JsonFormat.write``)."""
         _FORMAT.write(path, self)
 
 
 _FORMAT = JsonFormat(
-    FORMAT, VERSION, "tree file", "give a file that 'draftree calibrate' wrote", content=TreeFile, flat=True
+    "draftree static tree", 1, "tree file", "give a file that 'draftree calibrate' wrote", content=TreeFile, flat=True
 )
 
 
@@ -330,11 +292,6 @@ def read_tree(name: str) -> TreeFile:
         ConfigError: it cannot be read, or is no tree file of this version.
     """
     try:
-        found = _FORMAT.read(user_path(name))
+        return _FORMAT.read(user_path(name))
     except FileNotFoundError:
         raise UnknownNameError(f"no tree file {name!r}: make one with 'draftree calibrate'") from None
-    try:
-        _ = found.policy  # raises where the nodes make no tree
-    except (ValueError, OverflowError, RuntimeError) as error:
-        raise ConfigError(f"tree file {name} is corrupt: {error}: {_FORMAT.way_out}") from None
-    return found

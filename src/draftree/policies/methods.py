@@ -2,66 +2,62 @@
 
 from __future__ import annotations
 
-import difflib
-import inspect
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 from ..config import DEFAULT_NODES, MAX_NODES
-from ..errors import ConfigError, UnknownNameError
+from ..errors import ConfigError, unknown_name
 from .auto.policy import AutoTree
-from .base import MAX_WIDTH, GrowthPolicy
+from .base import MAX_WIDTH, GrowthPolicy, read_number
 from .best_paths import Eagle2Tree, OptTree
-from .c2t import (
-    BETA,
-    DEFAULT,
-    DEFAULT_WIDTH,
-    DEPTH,
-    LEARNED_BETA,
-    TOP,
-    ClassifierTree,
-    LearnedTree,
-    LearnedWidth,
-    read_classifier,
-)
-from .chains import DynamicWindow, EntropyStop, Window, read_start
+from .c2t import BETA, DEFAULT, DEFAULT_WIDTH, ClassifierTree, LearnedTree, LearnedWidth, read_classifier
+from .chains import FIRST, DynamicWindow, EntropyStop, Window, read_start
 from .entropy import BranchingSteps, BudgetTree, EntropyFunction, EntropyTree, StepFunction
 from .fixed import EAGLE, RankTree, StaticTree, read_tree
 
+Settings = Mapping[str, int | float | str]
 
-def chain(depth: int = 4) -> GrowthPolicy:
-    """chain of DEPTH tokens (the papers' baseline)"""
-    return StaticTree(width=1, depth=depth)
-
-
-def early_stop(stop: float = 1.0) -> GrowthPolicy:
-    """chain that ends where the draft's entropy exceeds STOP nats"""
-    return EntropyStop(stop=stop)
-
-
-def naive_width(stop: float = 1.0, width: int = 4) -> GrowthPolicy:
-    """early-stop whose last position gets WIDTH alternatives"""
-    return EntropyStop(stop=stop, width=width)
+PAPER, NO_STEPS = "paper", "none"
+"""In place of the steps of ``width_of`` and ``depth_of``: B(H) as published; ``depth``, whatever the entropy."""
+_THRESHOLDS = {"sure": 0.02, "unsure": 1.0, "slope": 4.0}
+_STEPS = {"width_of": PAPER, "depth_of": NO_STEPS}
+BY_ENTROPY: Settings = {**_THRESHOLDS, "width": 7, "depth": 4, **_STEPS}
+BY_ENTROPY_WITH_STOP: Settings = {**_THRESHOLDS, "width": 7, "depth": 8, "stop": 1.75, **_STEPS}
 
 
-def static(width: int = 2, depth: int = 4) -> GrowthPolicy:
-    """full tree: WIDTH children each, DEPTH levels"""
-    return StaticTree(width=width, depth=depth)
+def _by_entropy(
+    tree: type[EntropyTree],
+    defaults: Settings,
+    *,
+    width: int,
+    depth: int,
+    width_of: str,
+    depth_of: str,
+    **thresholds: float,
+) -> GrowthPolicy:
+    """A tree by B(H), or by the steps of ``width_of`` and ``depth_of`` in place of B(H) and ``depth``.
+
+    Raises:
+        ConfigError: steps are malformed, or stand beside settings that they replace.
+    """
+    children: EntropyFunction = BranchingSteps(most=width, **thresholds)
+    deepest = None
+    if width_of != PAPER:
+        if any(defaults[name] != value for name, value in {**thresholds, "width": width}.items()):
+            raise ConfigError(f"width_of={width_of} replaces B(H) and its settings: leave them out, or width_of")
+        children = steps = StepFunction.parse("width_of", width_of, MAX_WIDTH)
+        width = max(steps.values)
+    if depth_of != NO_STEPS:
+        if depth != defaults["depth"]:
+            raise ConfigError(f"depth_of={depth_of} replaces depth={depth}: leave one of them out")
+        deepest = StepFunction.parse("depth_of", depth_of)
+        depth = max(deepest.values)
+    return tree(children, deepest, width, depth)
 
 
-def binary() -> GrowthPolicy:
-    """full tree of 2 children each, as deep as the node budget goes (OPT-Tree's baseline)"""
-    return StaticTree(width=2, depth=MAX_NODES)
-
-
-def eagle() -> GrowthPolicy:
-    """EAGLE's fixed tree of 25 nodes"""
-    return RankTree(EAGLE)
-
-
-def sequoia(tree: str = "") -> GrowthPolicy:
-    """the best fixed tree for target and drafter, read from the file TREE that 'draftree calibrate' wrote"""
+def _sequoia(tree: str) -> GrowthPolicy:
     if not tree:
         raise ConfigError(
             "method sequoia needs a tree: make one with 'draftree calibrate' and give it with --tree FILE"
@@ -69,141 +65,31 @@ def sequoia(tree: str = "") -> GrowthPolicy:
     return read_tree(tree).policy
 
 
-PAPER, NO_STEPS = "paper", "none"
-"""In place of the steps of ``width_of`` and ``depth_of``: B(H) as published; ``depth``, whatever the entropy."""
-
-
-def _shape(
-    published: BranchingSteps, branching: BranchingSteps, levels: int, depth: int, width_of: str, depth_of: str
-) -> tuple[EntropyFunction, EntropyFunction | None, int, int]:
-    """Arguments of ``EntropyTree``.
-
-    Args:
-        published: B(H) by the defaults.
-        branching: B(H) as it is set.
-        levels: the default depth.
-        depth: the depth as it is set.
-        width_of: steps in place of B(H), or ``PAPER``.
-        depth_of: steps of the deepest level, or ``NO_STEPS``.
-
-    Raises:
-        ConfigError: steps are malformed, or stand beside settings that they replace.
-    """
-    width: EntropyFunction = branching
-    most, deepest = branching.most, None
-    if width_of != PAPER:
-        if branching != published:
-            raise ConfigError(f"width_of={width_of} replaces B(H) and its settings: leave them out, or width_of")
-        width = steps = StepFunction.parse("width_of", width_of, MAX_WIDTH)
-        most = max(steps.values)
-    if depth_of != NO_STEPS:
-        if depth != levels:
-            raise ConfigError(f"depth_of={depth_of} replaces depth={depth}: leave one of them out")
-        deepest = StepFunction.parse("depth_of", depth_of)
-        depth = max(deepest.values)
-    return width, deepest, most, depth
-
-
-def dynamic_width(
-    sure: float = 0.02,
-    unsure: float = 1.0,
-    slope: float = 4.0,
-    width: int = 7,
-    depth: int = 4,
-    width_of: str = PAPER,
-    depth_of: str = NO_STEPS,
-) -> GrowthPolicy:
-    """B(H) children at entropy H: 1 below SURE, 2 below UNSURE, else ceil(SLOPE x H) up to WIDTH; DEPTH levels"""
-    branching = BranchingSteps(sure, unsure, slope, width)
-    return EntropyTree(*_shape(BranchingSteps(), branching, 4, depth, width_of, depth_of))
-
-
-def dynamic_width_budget(
-    sure: float = 0.02,
-    unsure: float = 1.0,
-    slope: float = 4.0,
-    width: int = 7,
-    depth: int = 4,
-    width_of: str = PAPER,
-    depth_of: str = NO_STEPS,
-) -> GrowthPolicy:
-    """dynamic-width, shrunk so that the node budget lasts to the last level: no children where B(H) exceeds the rest"""
-    branching = BranchingSteps(sure, unsure, slope, width)
-    return BudgetTree(*_shape(BranchingSteps(), branching, 4, depth, width_of, depth_of))
-
-
-def dynamic_width_depth(
-    sure: float = 0.02,
-    unsure: float = 1.0,
-    slope: float = 4.0,
-    width: int = 7,
-    depth: int = 8,
-    stop: float = 1.75,
-    width_of: str = PAPER,
-    depth_of: str = NO_STEPS,
-) -> GrowthPolicy:
-    """dynamic-width, and no children at all where the entropy exceeds STOP nats"""
-    branching = BranchingSteps(sure, unsure, slope, width, stop)
-    return EntropyTree(*_shape(BranchingSteps(stop=1.75), branching, 8, depth, width_of, depth_of))
-
-
-def learned_width(
-    classifier: str = DEFAULT_WIDTH, beta: float = LEARNED_BETA, width: int = 7, depth: int = 4
-) -> GrowthPolicy:
-    """dynamic-width with learned B(H): the children to which CLASSIFIER (of entropy and rank) gives BETA and more"""
+def _learned_width(classifier: str, beta: float, width: int, depth: int) -> GrowthPolicy:
     found = read_classifier(classifier)
     return LearnedTree(LearnedWidth(found.classifier, beta), None, width, depth, found.made_for)
 
 
-def opt_tree(delta: float | str = "auto", depth: int = MAX_NODES) -> GrowthPolicy:
-    """the most probable paths: layer by layer while E(A) gains more than DELTA (auto: what a draft pass costs)"""
-    if delta == "auto":
-        return OptTree(None, depth)
-    try:
-        return OptTree(float(delta), depth)
-    except ValueError:
-        raise ConfigError(f"delta is {delta!r}: use a gain between 0 and 1, both excluded, or 'auto'") from None
+def _opt_tree(delta: str, depth: int) -> GrowthPolicy:
+    way_out = "use a gain between 0 and 1, both excluded, or 'auto'"
+    return OptTree(None if delta == "auto" else read_number(float, "delta", delta, way_out), depth)
 
 
-def eagle2(width: int = 10, depth: int = 6) -> GrowthPolicy:
-    """the most probable of all children of a beam of WIDTH nodes, DEPTH levels"""
-    return Eagle2Tree(width, depth)
-
-
-NO_TOP = "none"
-"""``c2t`` keeps all nodes of a layer that score ``beta``."""
-
-
-def c2t(
-    classifier: str = DEFAULT, beta: float = BETA, width: int = 15, top: int | str = str(TOP), depth: int = DEPTH
-) -> GrowthPolicy:
-    """nodes that CLASSIFIER ('draftree train classifier') scores BETA or more; WIDTH children, TOP a layer (or none)"""
-    try:
-        limit = None if top == NO_TOP else int(top)
-    except ValueError:
-        raise ConfigError(f"top is {top!r}: use a whole number from 1, or {NO_TOP!r}") from None
-    found = read_classifier(classifier)
-    net = found.classifier
-    return ClassifierTree(net, beta, width, limit, depth, net.given_parent, found.made_for)
-
-
-def auto(width: int = 8, depth: int = 16) -> GrowthPolicy:
-    """what pays most by this machine's measured costs, or none; WIDTH, DEPTH: bounds"""
-    return AutoTree(width, depth)
-
-
-def dynamic_window(cap: int = 16) -> GrowthPolicy:
-    """chain of up to CAP tokens that ends where another no longer pays by this machine's measured costs"""
+def _dynamic_window(cap: int) -> GrowthPolicy:
     return AutoTree(1, cap)
 
 
-def hsddw(
-    start: float | str = "first", crossing: str = "keep", floor: int = 1, cap: int = 10, memory: float = math.inf
-) -> GrowthPolicy:
-    """chain of FLOOR to CAP tokens, ended where entropy exceeds the mean of rejected tokens; over 'A>B' it is HSDDW"""
+def _hsddw(start: str, crossing: str, floor: int, cap: int, memory: float) -> GrowthPolicy:
     if crossing not in ("keep", "drop"):
         raise ConfigError(f"crossing is {crossing!r}: the token that crosses the threshold is to 'keep' or to 'drop'")
     return DynamicWindow(Window(read_start("start", start), crossing == "keep", floor, cap, memory))
+
+
+def _c2t(classifier: str, beta: float, width: int, top: str, depth: int) -> GrowthPolicy:
+    limit = None if top == "none" else read_number(int, "top", top, "use a whole number from 1, or 'none'")
+    found = read_classifier(classifier)
+    net = found.classifier
+    return ClassifierTree(net, beta, width, limit, depth, net.given_parent, found.made_for)
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,20 +98,15 @@ class Method:
 
     Attributes:
         name: as on the command line.
-        make: keyword settings -> policy; its signature is the list of settings, its docstring the summary.
+        summary: one line.
+        make: keyword settings, all of them -> policy.
+        settings: names and defaults, whose types the values take; empty text where one must be given.
     """
 
     name: str
+    summary: str
     make: Callable[..., GrowthPolicy]
-
-    @property
-    def summary(self) -> str:
-        return inspect.getdoc(self.make) or ""
-
-    @property
-    def settings(self) -> dict[str, int | float | str]:
-        """Names and defaults of the settings; empty text where one must be given."""
-        return {name: p.default for name, p in inspect.signature(self.make).parameters.items()}
+    settings: Settings = field(default_factory=dict)
 
     @property
     def complete(self) -> bool:
@@ -243,15 +124,7 @@ class Method:
         Raises:
             ConfigError: no such setting, or a value that it cannot take.
         """
-        return self.make(**self.values(settings))
-
-    def values(self, settings: Mapping[str, float | str] | None) -> dict[str, float | str]:
-        """Settings as numbers and text.
-
-        Raises:
-            ConfigError: no such setting, or a value that is not of its kind.
-        """
-        values: dict[str, float | str] = {}
+        values = dict(self.settings)
         for key, value in (settings or {}).items():
             if key not in self.settings:
                 raise ConfigError(
@@ -265,32 +138,95 @@ class Method:
             except (ValueError, TypeError, OverflowError):
                 noun = "a whole number" if kind is int else "a number"
                 raise ConfigError(f"{key} is {value!r}: method {self.name} needs {noun} there") from None
-        return values
+        return self.make(**values)
 
 
-_MAKERS: dict[str, Callable[..., GrowthPolicy]] = {
-    "auto": auto,
-    "chain": chain,
-    "early-stop": early_stop,
-    "naive-width": naive_width,
-    "static": static,
-    "binary": binary,
-    "eagle": eagle,
-    "sequoia": sequoia,
-    "dynamic-width": dynamic_width,
-    "dynamic-width-budget": dynamic_width_budget,
-    "dynamic-width-depth": dynamic_width_depth,
-    "learned-width": learned_width,
-    "opt-tree": opt_tree,
-    "eagle2": eagle2,
-    "dynamic-window": dynamic_window,
-    "hsddw": hsddw,
-    "c2t": c2t,
-}
-"""A new method is a function, whose signature and docstring are its settings and its summary, and a line here."""
-METHODS = {name: Method(name, make) for name, make in _MAKERS.items()}
-
-
+_METHODS = (
+    Method(
+        "auto",
+        "what pays most by this machine's measured costs, or none; WIDTH, DEPTH: bounds",
+        AutoTree,
+        {"width": 8, "depth": 16},
+    ),
+    Method("chain", "chain of DEPTH tokens (the papers' baseline)", partial(StaticTree, width=1), {"depth": 4}),
+    Method("early-stop", "chain that ends where the draft's entropy exceeds STOP nats", EntropyStop, {"stop": 1.0}),
+    Method(
+        "naive-width",
+        "early-stop whose last position gets WIDTH alternatives",
+        EntropyStop,
+        {"stop": 1.0, "width": 4},
+    ),
+    Method("static", "full tree: WIDTH children each, DEPTH levels", StaticTree, {"width": 2, "depth": 4}),
+    Method(
+        "binary",
+        "full tree of 2 children each, as deep as the node budget goes (OPT-Tree's baseline)",
+        partial(StaticTree, width=2, depth=MAX_NODES),
+    ),
+    Method("eagle", "EAGLE's fixed tree of 25 nodes", partial(RankTree, EAGLE)),
+    Method(
+        "sequoia",
+        "the best fixed tree for target and drafter, read from the file TREE that 'draftree calibrate' wrote",
+        _sequoia,
+        {"tree": ""},
+    ),
+    Method(
+        "dynamic-width",
+        "B(H) children at entropy H: 1 below SURE, 2 below UNSURE, else ceil(SLOPE x H) up to WIDTH; DEPTH levels",
+        partial(_by_entropy, EntropyTree, BY_ENTROPY),
+        BY_ENTROPY,
+    ),
+    Method(
+        "dynamic-width-budget",
+        "dynamic-width, shrunk so that the node budget lasts to the last level: no children where B(H) exceeds the "
+        "rest",
+        partial(_by_entropy, BudgetTree, BY_ENTROPY),
+        BY_ENTROPY,
+    ),
+    Method(
+        "dynamic-width-depth",
+        "dynamic-width, and no children at all where the entropy exceeds STOP nats",
+        partial(_by_entropy, EntropyTree, BY_ENTROPY_WITH_STOP),
+        BY_ENTROPY_WITH_STOP,
+    ),
+    Method(
+        "learned-width",
+        "dynamic-width with learned B(H): the children to which CLASSIFIER (of entropy and rank) gives BETA and more",
+        _learned_width,
+        {"classifier": DEFAULT_WIDTH, "beta": 0.1, "width": 7, "depth": 4},
+    ),
+    Method(
+        "opt-tree",
+        "the most probable paths: layer by layer while E(A) gains more than DELTA (auto: what a draft pass costs)",
+        _opt_tree,
+        {"delta": "auto", "depth": MAX_NODES},
+    ),
+    Method(
+        "eagle2",
+        "the most probable of all children of a beam of WIDTH nodes, DEPTH levels",
+        Eagle2Tree,
+        {"width": 10, "depth": 6},
+    ),
+    Method(
+        "dynamic-window",
+        "chain of up to CAP tokens that ends where another no longer pays by this machine's measured costs",
+        _dynamic_window,
+        {"cap": 16},
+    ),
+    Method(
+        "hsddw",
+        "chain of FLOOR to CAP tokens, ended where entropy exceeds the mean of rejected tokens; over 'A>B' it is HSDDW",
+        _hsddw,
+        {"start": FIRST, "crossing": "keep", "floor": 1, "cap": 10, "memory": math.inf},
+    ),
+    Method(
+        "c2t",
+        "nodes that CLASSIFIER ('draftree train classifier') scores BETA or more; WIDTH children, TOP a layer (or "
+        "none)",
+        _c2t,
+        {"classifier": DEFAULT, "beta": BETA, "width": 15, "top": "15", "depth": 10},
+    ),
+)
+METHODS = {method.name: method for method in _METHODS}
 DEFAULT_METHOD = "auto"
 
 
@@ -315,7 +251,5 @@ def find_method(name: str) -> Method:
         UnknownNameError: there is none.
     """
     if name not in METHODS:
-        close = difflib.get_close_matches(name, METHODS, n=1)
-        hint = f"did you mean {close[0]}? " if close else ""
-        raise UnknownNameError(f"no method {name!r}: {hint}choose from {', '.join(METHODS)}")
+        raise unknown_name("method", name, METHODS)
     return METHODS[name]

@@ -33,7 +33,7 @@ class Verdict:
     Attributes:
         path: accepted nodes in order, by number; may be empty.
         tokens: the accepted tokens and then the target's own one (the bonus): ``len(path) + 1`` tokens.
-        beside: [1 + N, W] what came to the host in the same transfer; None where nothing was asked for.
+        beside: [1 + N, W] what came to the host in the same transfer, if anything did.
     """
 
     path: list[int]
@@ -44,22 +44,19 @@ class Verdict:
 def greedy(logits: Tensor, trees: Sequence[DraftTree], beside: Tensor | None = None) -> list[Verdict]:
     """*match* at temperature 0 without processors: one argmax over all nodes, one device-to-host transfer.
 
-    Args:
-        logits: [B, 1 + N, V]: column 0 follows the root, column 1 + i follows node i; N is the largest tree's size.
-        trees: the B trees that the target has seen.
-        beside: [B, 1 + N, W] what else the host should have.
+    The arguments are those of ``match``, with the trees as they are.
     """
     verdicts = []
     for tree, (drawn, more) in zip(trees, _to_host(logits.argmax(-1), beside), strict=True):
         edges = zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True)
         node_of = {edge: node for node, edge in reversed(list(enumerate(edges)))}
-        node: int | None = ROOT
-        path, tokens = [], []
+        path, tokens = [], [drawn[0]]
+        node = node_of.get((ROOT, drawn[0]))
         while node is not None:
+            path.append(node)
             tokens.append(drawn[node + 1])
             node = node_of.get((node, tokens[-1]))
-            path.append(node)
-        verdicts.append(Verdict([n for n in path if n is not None], tokens, more))
+        verdicts.append(Verdict(path, tokens, more))
     return verdicts
 
 

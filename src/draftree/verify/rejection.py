@@ -37,13 +37,13 @@ TargetLogits = Callable[[int, Sequence[int]], Tensor]
 
 
 class Visit(NamedTuple):
-    """What a decision sees.
+    """A node with children, for a decision.
 
     Attributes:
         logits: [V] the target's warped logits.
         children: drafted tokens in draw order, at least one.
         distribution: what they were drawn from; None where they were chosen.
-        depth: of the node, 0 for the root.
+        depth: 0 for the root.
         entropy: nats, of the draft distribution that the children were taken from.
     """
 
@@ -55,7 +55,7 @@ class Visit(NamedTuple):
 
     @property
     def p(self) -> Tensor:
-        """[V] float64."""
+        """[V] float64 target distribution."""
         return self.logits.double().softmax(-1)
 
     @property
@@ -64,7 +64,7 @@ class Visit(NamedTuple):
         if self.distribution is None:
             raise ConfigError(
                 "the drafter chose children where this verification needs them drawn: use verification 'match', or "
-                "a drafter that follows the drawing it is asked for"
+                "a drafter that draws them"
             )
         return self.distribution.dense(len(self.logits), self.logits.device)
 
@@ -105,7 +105,7 @@ def multi_round(visit: Visit, draws: UniformDraws, *, replacement: bool) -> int:
     left, logits = visit.p, visit.draft_logits
     for token in visit.children:
         drawn = logits.softmax(-1)
-        if draws.accepts(_ratio(left, drawn, token)):
+        if draws.accepts(min(1.0, _ratio(left, drawn, token))):
             return token
         left = residual(left, drawn)
         if not replacement:
@@ -123,7 +123,7 @@ def top_and_one(visit: Visit, draws: UniformDraws) -> int:
     p, logits = visit.p, visit.draft_logits
     logits[top] = float("-inf")
     rest = logits.softmax(-1)
-    if draws.accepts(_ratio(p, rest, token)):
+    if draws.accepts(min(1.0, _ratio(p, rest, token))):
         return token
     return draws.draw(residual(p, rest).log(), visit.depth)
 
@@ -151,9 +151,10 @@ def relaxed(visit: Visit, draws: UniformDraws, *, allowed: Callable[[float], int
     return token
 
 
-def _ratio(p: Tensor, drawn: Tensor, token: int) -> float:
-    kept, had = torch.stack([p[token], drawn[token]]).tolist()
-    return min(1.0, float(kept / had))
+def _ratio(p: Tensor, q: Tensor, token: int) -> float:
+    """p(token) / q(token), in one transfer to the host."""
+    ours, theirs = torch.stack([p[token], q[token]]).tolist()
+    return float(ours / theirs)
 
 
 def block(tree: DraftTree, target: TargetLogits, draws: UniformDraws) -> Verdict:
@@ -164,27 +165,19 @@ def block(tree: DraftTree, target: TargetLogits, draws: UniformDraws) -> Verdict
     probability h_i; the next token is drawn from p for i = g, else from norm(max(P_i p - q, 0)). The length of the
     chain may depend on its own tokens: given y_1..y_i, at least i of them are accepted with probability P_i, wherever
     the chain ends.
-
-    Args:
-        tree: a chain with its distributions.
-        target: its logits.
-        draws: the chances of this step.
     """
     tokens: list[int] = tree.tokens.tolist()
     length, kept = len(tokens), 1.0
     chances, nexts = [], []
-    for i, node in enumerate(range(ROOT, length)):
+    for i, node in enumerate(range(ROOT, length - 1)):
         logits = target(node, tokens[:i])
-        if i == length:
-            chances.append(kept)
-            nexts.append(logits)
-            break
         visit = Visit(logits, tokens[i : i + 1], tree.distributions.get(node), i, float(tree.entropies[i]))
         p, q = visit.p, visit.draft_logits.softmax(-1)
         surplus = float((kept * p - q).clamp(min=0).sum())
         chances.append(surplus / (surplus + (1 - kept)) if surplus else 0.0)
         nexts.append(residual(kept * p, q).log())
-        ours, theirs = torch.stack([p[tokens[i]], q[tokens[i]]]).tolist()
-        kept = min(1.0, kept * ours / theirs)
+        kept = min(1.0, kept * _ratio(p, q, tokens[i]))
+    chances.append(kept)
+    nexts.append(target(length - 1, tokens))
     accepted = next((i for i in range(length, 0, -1) if draws.accepts(chances[i])), 0)
     return Verdict(list(range(accepted)), [*tokens[:accepted], draws.draw(nexts[accepted], accepted)])

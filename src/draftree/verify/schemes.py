@@ -2,12 +2,11 @@
 
 A scheme is lossless when its output follows the target distribution. *match* is, for any tree. Schemes that offer
 *drawn* children to the target distribution accept more, but only of trees whose shape never depends on a drawn sibling:
-what cannot promise that is refused by name.
+``check`` rejects what cannot promise that.
 """
 
 from __future__ import annotations
 
-import difflib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -19,13 +18,13 @@ from torch import Tensor
 
 from ..config import check_fields, named_settings
 from ..drafters.distributions import Drawing
-from ..errors import ConfigError, UnknownNameError
+from ..errors import ConfigError, unknown_name
 from ..policies.base import GrowthPolicy
 from ..policies.entropy import StepFunction
 from ..sampling import Draws, KeyedUniformDraws
 from ..tree import DraftTree, TreeBatch
 from .match import Verdict, greedy, match
-from .rejection import TargetLogits, UniformDraws, block, multi_round, relaxed, top_and_one, walk
+from .rejection import TargetLogits, UniformDraws, Visit, block, multi_round, relaxed, top_and_one, walk
 
 COUPLED = "coupled"
 CANDIDATES = {COUPLED: Drawing.COUPLED, "plain": Drawing.TOP}
@@ -39,7 +38,7 @@ class Scheme(ABC):
     Attributes:
         name: as on the command line.
         summary: one line.
-        drawing: how the children that it judges must come out of the draft distribution.
+        drawing: how the children that it verifies must come out of the draft distribution.
         lossy: its output does not follow the target distribution.
         settings: names of what can be set in text, and what may stand there.
     """
@@ -66,42 +65,32 @@ class Scheme(ABC):
         """What its children are: "coupled", "plain" (``CANDIDATES``), or "drawn" at random."""
         return next((name for name, drawing in CANDIDATES.items() if drawing is self.drawing), "drawn")
 
-    @property
-    def draws(self) -> bool:
-        """It judges children that are drawn at random: from distributions that must not depend on other requests."""
-        return self.drawing.random
-
     @abstractmethod
     def verify(
         self, logits: Tensor, trees: Sequence[DraftTree], draws: Draws, beside: Tensor | None = None
     ) -> list[Verdict]:
-        """Judge a batch of trees.
+        """Verify a batch of trees.
 
         Args:
             logits: [B, 1 + N, V]: column 0 follows the root, column 1 + i follows node i; N is the largest tree's size.
-            trees: the B trees that the target has seen.
+            trees: [B] that the target has seen.
             draws: the requests' warping and noise.
             beside: [B, 1 + N, W] what else the host should have: comes with the verdicts.
         """
 
     def check(self, policy: GrowthPolicy, nodes: int, learns: bool = False) -> None:
-        """Make sure that trees of ``nodes`` nodes that ``policy`` shapes can be judged.
+        """Raise ConfigError unless trees that ``policy`` shapes, of up to ``nodes`` nodes, can be verified.
 
         Args:
-            policy: shapes them.
-            nodes: of the largest.
-            learns: what the drafter says depends on other requests (``TokenSource.learns``).
-
-        Raises:
-            ConfigError: they cannot.
+            learns: what the drafter predicts depends on other requests (``TokenSource.learns``).
         """
-        if self.draws and learns:
+        if self.drawing.random and learns:
             raise ConfigError(
                 f"verification {self.name} draws children: a cascade draws none, and recycle and ensembles "
                 "learn from all requests, so that a seed would not give the same text again: use verification match, "
                 "or drafter auto"
             )
-        if self.draws and policy.by_value:
+        if self.drawing.random and policy.by_value:
             raise ConfigError(
                 f"verification {self.name} with {type(policy).__name__}: that policy ranks or prunes siblings by their "
                 "probabilities, and drawn siblings must not be: use verification match, or a method such as static"
@@ -109,14 +98,7 @@ class Scheme(ABC):
 
 
 class Match(Scheme):
-    """See ``verify.match``.
-
-    Args:
-        candidates: one of ``CANDIDATES``; the text is the same.
-
-    Raises:
-        ConfigError: there are no such candidates.
-    """
+    """See ``match.match``; the text is the same with all ``CANDIDATES``."""
 
     name = "match"
     summary = "the target's own draw is followed for as long as it was drafted: the same text as AR decoding"
@@ -136,11 +118,11 @@ class Match(Scheme):
 
 
 class _OneByOne(Scheme):
-    """A scheme that judges one request after the other, reading the distributions at the nodes that it visits."""
+    """A scheme that verifies one request after the other, reading the distributions at the nodes that it visits."""
 
     @abstractmethod
     def accept(self, tree: DraftTree, target: TargetLogits, draws: UniformDraws) -> Verdict:
-        """Judge one tree."""
+        """Verify one tree."""
 
     def verify(
         self, logits: Tensor, trees: Sequence[DraftTree], draws: Draws, beside: Tensor | None = None
@@ -150,13 +132,12 @@ class _OneByOne(Scheme):
         verdicts: dict[int, Verdict] = {}
         if chosen:
             some = logits if len(chosen) == len(trees) else logits[chosen]
-            verdicts.update(
-                zip(chosen, Match().verify(some, [trees[b] for b in chosen], draws.of(chosen)), strict=True)
-            )
-        for b in range(len(trees)):
+            matched = Match().verify(some, [trees[b] for b in chosen], draws.of(chosen))
+            verdicts = dict(zip(chosen, matched, strict=True))
+        for b, tree in enumerate(trees):
             if b not in verdicts:
                 uniform = draws.uniform(b)
-                verdicts[b] = self.accept(trees[b], partial(_target_after, logits[b], uniform), uniform)
+                verdicts[b] = self.accept(tree, partial(_target_after, logits[b], uniform), uniform)
         if beside is None:
             return [verdicts[b] for b in range(len(trees))]
         return [replace(verdicts[b], beside=more) for b, more in enumerate(beside.cpu())]
@@ -166,57 +147,66 @@ def _target_after(logits: Tensor, draws: KeyedUniformDraws, node: int, drawn: Se
     return draws.warped(logits[node + 1], drawn)
 
 
-class MultiRound(_OneByOne):
-    """See ``walk.multi_round``; children drawn without replacement."""
+class _NodeByNode(_OneByOne):
+    """A scheme that walks down a tree by a decision at each node."""
+
+    @abstractmethod
+    def decide(self, visit: Visit, draws: UniformDraws) -> int:
+        """The token that is emitted at a node."""
+
+    def accept(self, tree: DraftTree, target: TargetLogits, draws: UniformDraws) -> Verdict:
+        return walk(tree, target, self.decide, draws)
+
+
+class MultiRound(_NodeByNode):
+    """See ``rejection.multi_round``; children drawn without replacement."""
 
     name = "multi-round"
     summary = "children drawn without replacement, offered one by one to what is left of the target distribution"
     drawing = Drawing.WITHOUT_REPLACEMENT
 
-    def accept(self, tree: DraftTree, target: TargetLogits, draws: UniformDraws) -> Verdict:
-        """See ``walk.multi_round``."""
-        replacement = self.drawing is Drawing.WITH_REPLACEMENT
-        return walk(tree, target, partial(multi_round, replacement=replacement), draws)
+    def decide(self, visit: Visit, draws: UniformDraws) -> int:
+        return multi_round(visit, draws, replacement=False)
 
 
-class MultiRoundReplacement(MultiRound):
-    """See ``walk.multi_round``; children drawn with replacement."""
+class MultiRoundReplacement(_NodeByNode):
+    """See ``rejection.multi_round``; children drawn with replacement."""
 
     name = "multi-round-replacement"
     summary = "multi-round with children drawn with replacement"
     drawing = Drawing.WITH_REPLACEMENT
 
+    def decide(self, visit: Visit, draws: UniformDraws) -> int:
+        return multi_round(visit, draws, replacement=True)
 
-class TopAndOne(_OneByOne):
-    """See ``walk.top_and_one``."""
+
+class TopAndOne(_NodeByNode):
+    """See ``rejection.top_and_one``."""
 
     name = "top1-residual"
     summary = "the k - 1 most probable children and one drawn from the rest; never below match with the k - 1"
     drawing = Drawing.TOP_AND_ONE
 
-    def accept(self, tree: DraftTree, target: TargetLogits, draws: UniformDraws) -> Verdict:
-        """See ``walk.top_and_one``."""
-        return walk(tree, target, top_and_one, draws)
+    def decide(self, visit: Visit, draws: UniformDraws) -> int:
+        return top_and_one(visit, draws)
 
 
 class Block(_OneByOne):
-    """See ``block.block``."""
+    """See ``rejection.block``."""
 
     name = "block"
-    summary = "a drawn chain judged as a whole: the most that one chain can give"
+    summary = "a drawn chain verified as a whole: the most that one chain can give"
     drawing = Drawing.WITHOUT_REPLACEMENT
 
     def check(self, policy: GrowthPolicy, nodes: int, learns: bool = False) -> None:
-        """Chains only."""
         super().check(policy, nodes, learns)
         if (width := policy.width_for(nodes)) > 1:
             raise ConfigError(
-                f"verification block with {type(policy).__name__} of width {width}: it judges chains only: use method "
-                "chain or early-stop, or verification multi-round"
+                f"verification block with {type(policy).__name__} of width {width}: it verifies chains only: use "
+                "method chain or early-stop, or verification multi-round"
             )
 
     def accept(self, tree: DraftTree, target: TargetLogits, draws: UniformDraws) -> Verdict:
-        """See ``block.block``."""
         return block(tree, target, draws)
 
 
@@ -230,7 +220,7 @@ UNSURE = ("target", "both")
 
 
 @dataclass(frozen=True, slots=True)
-class Relaxed(_OneByOne):
+class Relaxed(_NodeByNode):
     """See ``rejection.relaxed``; lossy. At temperature 0 entropy and ranks are those at temperature 1.
 
     Attributes:
@@ -255,15 +245,13 @@ class Relaxed(_OneByOne):
             raise ConfigError(f"when is {self.when!r}: relax where the {' or '.join(map(repr, UNSURE))} is unsure")
 
     def configured(self, settings: Mapping[str, str]) -> Scheme:
-        """With ``allowed`` as steps of entropy, and ``when``."""
         Scheme.configured(self, settings)
         steps = settings.get("allowed")
         allowed = self.allowed if steps is None else StepFunction.parse("allowed", steps).at
         return Relaxed(allowed, settings.get("when", self.when))
 
-    def accept(self, tree: DraftTree, target: TargetLogits, draws: UniformDraws) -> Verdict:
-        """See ``walk.relaxed``."""
-        return walk(tree, target, partial(relaxed, allowed=self.allowed, both=self.when == "both"), draws)
+    def decide(self, visit: Visit, draws: UniformDraws) -> int:
+        return relaxed(visit, draws, allowed=self.allowed, both=self.when == "both")
 
 
 SCHEMES: dict[str, Scheme] = {
@@ -295,7 +283,5 @@ def find_scheme(scheme: str | Scheme, candidates: str | None = None) -> Scheme:
         return scheme
     name, settings = named_settings(scheme)
     if name not in SCHEMES:
-        close = difflib.get_close_matches(name, SCHEMES, n=1)
-        hint = f"did you mean {close[0]}? " if close else ""
-        raise UnknownNameError(f"no verification {name!r}: {hint}choose from {', '.join(SCHEMES)}")
+        raise unknown_name("verification", name, SCHEMES)
     return SCHEMES[name].configured(settings)

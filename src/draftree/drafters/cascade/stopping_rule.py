@@ -16,7 +16,7 @@ from ...errors import ConfigError
 from ...models.base import LanguageModel
 from ...models.cost_profile import Profile, kept_or_measured
 from ...policies.auto.calibration import Calibration, Tried
-from ...policies.chains import Threshold, check_threshold, learn
+from ...policies.chains import Threshold, check_threshold
 from ...request import Outcome, Request
 from ...tree import ROOT
 
@@ -141,7 +141,7 @@ class StoppingRule:
             refused: least entropy that ended it; infinite: another reason did.
             gained: for each round but the first whose token was accepted, the accepted tokens that it added.
         """
-        learn(self.threshold(outcome.request), outcome, refused)
+        self.threshold(outcome.request).learn(outcome, refused)
         for tokens in gained:
             self._gain += (1 - _DECAY) * (tokens - self._gain)
         self._tokens = _DECAY * self._tokens + outcome.taken
