@@ -23,7 +23,7 @@ from ...models.base import Capabilities, LanguageModel
 from ...models.cost_profile import Profile, kept_or_measured
 from ...request import Outcome, Request
 from ...tree import ROOT, DraftTree
-from ..base import Frontier, Growth, GrowthPolicy, SourceInfo, best_per_row, check_count
+from ..base import Frontier, Growth, GrowthPolicy, SourceInfo, best_per_row, check_count, highest
 from .benefit import Benefit, Price, Selection
 from .calibration import Calibration, Tried, first_or_not
 from .cost_model import CostModel, Floats
@@ -221,23 +221,19 @@ class AutoTree(GrowthPolicy):
 
     def prune(
         self, pools: Sequence[DraftTree], tags: Sequence[Tensor], budgets: Sequence[Budget]
-    ) -> list[Tensor | None]:
+    ) -> Sequence[Tensor | None]:
         """The number of nodes that gains most, the same for all requests: they share the pass."""
         plan = self._planned()
-        orders = [np.argsort(-t.numpy(), kind="stable")[: b.nodes] for t, b in zip(tags, budgets, strict=True)]
         gains = np.zeros((len(pools), len(plan.verify)))
-        for gain, order, tag in zip(gains, orders, tags, strict=True):
-            gain[1 : len(order) + 1] = tag.numpy()[order]
+        for gain, tag, budget in zip(gains, tags, budgets, strict=True):
+            best = tag.sort(descending=True).values[: budget.nodes]
+            gain[1 : len(best) + 1] = best
         expected = len(pools) + gains.cumsum(1).sum(0)
         net = expected - plan.rate * plan.verify
-        plan.chosen = max(filter(plan.affords, range(max(map(len, orders)) + 1)), key=lambda n: float(net[n]))
+        most = max(min(len(pool), budget.nodes) for pool, budget in zip(pools, budgets, strict=True))
+        plan.chosen = max(filter(plan.affords, range(most + 1)), key=lambda n: float(net[n]))
         plan.pools, plan.expected = pools, float(expected[plan.chosen])
-        keeps: list[Tensor | None] = []
-        for pool, order in zip(pools, orders, strict=True):
-            keep = torch.zeros(len(pool), dtype=torch.bool)
-            keep[torch.from_numpy(order[: plan.chosen])] = True
-            keeps.append(keep)
-        return keeps
+        return [highest(tag, min(plan.chosen, budget.nodes)) for tag, budget in zip(tags, budgets, strict=True)]
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Learn from every candidate that was put to the test, drafted to be verified or not."""
