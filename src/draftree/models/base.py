@@ -80,7 +80,7 @@ class Row:
         """
         if not self.features:
             raise CacheError("no hidden states wait: call the model's track_features before the row is opened")
-        return self.features[0] if len(self.features) == 1 else torch.cat(self.features)
+        return _joined(self.features)
 
     def last_features(self, count: int) -> Tensor:
         """[count, H] hidden states of the last committed tokens, on the model's device.
@@ -96,7 +96,7 @@ class Row:
             count -= len(piece)
         if count > 0 or not pieces:
             raise CacheError("hidden states are missing: call the model's track_features before the row is opened")
-        return pieces[0] if len(pieces) == 1 else torch.cat(pieces[::-1])
+        return _joined(pieces[::-1])
 
     def pending_feature(self, node: int) -> Tensor:
         """[H] hidden state of an uncommitted node, on the model's device.
@@ -111,31 +111,33 @@ class Row:
         raise CacheError("the node has no hidden state: call the model's track_features before it is fed")
 
     def drop_features(self) -> None:
-        """They have been used."""
+        """Forget the hidden states of committed tokens."""
         self.features = []
 
-    def keep_features(self, path: Sequence[int]) -> None:
-        """Follow a commit: the hidden states of the uncommitted nodes of ``path`` stay, the others are dropped."""
-        if self.pending and path:
-            pending = self.pending[0] if len(self.pending) == 1 else torch.cat(self.pending)
-            self.features.append(pending if len(path) == len(pending) else pending[list(path)])
-        self.pending = []
+    def keep_features(self, keep: Sequence[int], trunk: int) -> None:
+        """Follow a commit or a prune: of the uncommitted nodes' hidden states those of ``keep`` stay.
+
+        The first ``trunk`` of them are those of committed tokens from now on.
+        """
+        pieces, self.pending = self.pending, []
+        if pieces and keep:
+            pending = _joined(pieces)
+            kept = pending if len(keep) == len(pending) else pending[list(keep)]
+            if trunk:
+                self.features.append(kept[:trunk])
+            if trunk < len(keep):
+                self.pending.append(kept[trunk:])
 
     def pruned(self, keep: Sequence[int], trunk: int) -> Tensor:
-        """Parents of the uncommitted nodes that stay when ``ForestModel.prune`` is asked for ``keep`` and ``trunk``.
-
-        Returns:
-            [len(keep) - trunk] int64, in the numbers that these nodes have from then on.
+        """[len(keep) - trunk] int64 parents of the uncommitted nodes that stay after ``ForestModel.prune``.
 
         Raises:
             CacheError: a node would stay without its parent, or the trunk is not one.
         """
-        numbers = torch.full((len(self.parents) + 1,), ROOT - 1)
-        if list(keep) != sorted(set(keep)) or not all(0 <= node < len(self.parents) for node in keep):
-            raise CacheError(
-                f"cannot keep {list(keep)} of {len(self.parents)} nodes: name each once, in ascending order"
-            )
-        kept = torch.tensor(list(keep), dtype=torch.int64)
+        count, kept = len(self.parents), torch.tensor(list(keep), dtype=torch.int64)
+        if list(keep) != sorted(set(keep)) or not all(0 <= node < count for node in keep):
+            raise CacheError(f"cannot keep {list(keep)} of {count} nodes: name each once, in ascending order")
+        numbers = torch.full((count + 1,), ROOT - 1)
         numbers[kept], numbers[-1] = torch.arange(len(kept)), ROOT  # ROOT reads the last
         parents = numbers[self.parents[kept]]
         if bool((parents < ROOT).any()):
@@ -145,12 +147,10 @@ class Row:
             raise CacheError(f"the first {trunk} of nodes {list(keep)} are no path that all the others descend from")
         return parents[trunk:] - trunk
 
-    def prune_features(self, keep: Sequence[int], trunk: int) -> None:
-        """Follow a prune: the hidden states of the trunk are those of committed tokens, of ``keep`` no others stay."""
-        if self.pending:
-            pending = torch.cat(self.pending)[list(keep)]
-            self.features += [pending[:trunk]] * bool(trunk)
-            self.pending = [pending[trunk:]]
+
+def _joined(pieces: list[Tensor]) -> Tensor:
+    """[m, H] of pieces [n, H], without a copy where there is but one."""
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
@@ -18,10 +18,9 @@ from torch.nn.functional import embedding, linear, pad
 from torch.nn.utils import skip_init
 
 from ..errors import CacheError
-from ..tree import ancestors
 from .attention import attend_as_one
-from .base import Capabilities, Nodes, Row
-from .cache import NO_NODES, Rows, TreeCache
+from .base import Nodes, Row
+from .cache import NO_NODES, Rows, side_by_side
 from .cpu.quantization import AUTO, STOCK, convert
 from .eagle_head import HeadNetwork, embeddings, output_layer
 from .huggingface import HFModel
@@ -31,7 +30,7 @@ _GRAIN = 64
 """Logits come in multiples of this, filled up with -inf: their largest are found faster, chunk by chunk."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class HeadRow(Row):
     """A sequence inside a head.
 
@@ -42,10 +41,10 @@ class HeadRow(Row):
         known: [V] bool, which ids are in ``tokens``.
     """
 
-    predicted: Tensor = field(default_factory=lambda: torch.zeros(0))
-    tokens: Tensor = field(default_factory=lambda: torch.zeros(0))
-    extra: Tensor = field(default_factory=lambda: torch.zeros(0))
-    known: Tensor = field(default_factory=lambda: torch.zeros(0))
+    predicted: Tensor
+    tokens: Tensor
+    extra: Tensor
+    known: Tensor
 
 
 class HeadModel:
@@ -80,37 +79,26 @@ class HeadModel:
                 output.bias.copy_(layer.bias[self.vocabulary])
         self.layers = nn.ModuleDict({"network": network.to(can.device, can.dtype), "output": output})
         self.layers.eval().requires_grad_(False)
-        parameters, weights = sum(p.numel() for p in network.parameters()), fingerprint(network.parameters())
-        weight_format = STOCK if can.weight_format == STOCK else convert(self.layers, AUTO)
+        self.capabilities = replace(
+            can,
+            name=name,
+            architecture=type(self).__name__,
+            parameters=sum(p.numel() for p in network.parameters()),
+            attention="sdpa",
+            fingerprint=fingerprint(network.parameters()),
+        )
+        if can.weight_format != STOCK:
+            self.capabilities = replace(self.capabilities, weight_format=convert(self.layers, AUTO))
         self._known = torch.zeros(can.vocab_size, dtype=torch.bool)
         self._known[vocabulary] = True
         self._turns = self.network.turns(torch.arange(0, device=can.device))
         self._rows: Rows[HeadRow] = Rows(1)
         self.pass_seconds = 0.0
-        self.capabilities = Capabilities(
-            name=name,
-            architecture=type(self).__name__,
-            parameters=parameters,
-            max_length=can.max_length,
-            max_length_reason=can.max_length_reason,
-            vocab_size=can.vocab_size,
-            eos_ids=can.eos_ids,
-            dtype=can.dtype,
-            device=can.device,
-            attention="sdpa",
-            weight_format=weight_format,
-            fingerprint=weights,
-        )
 
     @property
     def network(self) -> HeadNetwork:
         """The trained part."""
         return cast(HeadNetwork, self.layers["network"])
-
-    @property
-    def cache(self) -> TreeCache:
-        """Keys and values of all open rows."""
-        return self._rows.cache
 
     def own(self, row: Row) -> HeadRow:
         """An open row of this model.
@@ -122,7 +110,7 @@ class HeadModel:
 
     def reserve(self, rows: int, tokens: int) -> None:
         """Make room for ``rows`` rows of ``tokens`` tokens at once."""
-        self.cache.reserve(rows, tokens)
+        self._rows.cache.reserve(rows, tokens)
 
     def start(self) -> HeadRow:
         """A new row without tokens."""
@@ -190,9 +178,7 @@ class HeadModel:
             lasts[b] = len(new) - 1
         offsets = torch.tensor(starts)[:, None] + torch.arange(width)
         ids, offsets = torch.stack([ids, offsets]).to(device, non_blocking=True)
-        inputs = self.network.read(embedding(ids, self._embeddings), given)
-        queries, keys, values = self.network.attend_with(inputs, self._turns_at(offsets))
-        keys, values = self._store(keys, values)
+        inputs, queries, keys, values = self._read(ids, offsets, given)
         # Only the last token of each row is asked what follows: no others need their queries.
         lasts = lasts.to(device, non_blocking=True)
         batch = torch.arange(len(covered), device=device)
@@ -219,31 +205,22 @@ class HeadModel:
         for row, new in zip(own, nodes, strict=True):
             if features is None and bool((new.parents >= row.parents.shape[0]).any()):
                 raise CacheError("the parent of a node comes with it: its hidden state is not predicted yet")
-        counts, device = [n.tokens.shape[0] for n in nodes], self.capabilities.device
-        first, covered, starts, width = self._rows.place(own, counts, device)
-        inputs, masks, given = (cast(list[Tensor | None], [None] * len(covered)) for _ in range(3))
+        device = self.capabilities.device
+        first, grown, inputs, mask = self._rows.place_nodes(own, nodes, device)
+        given: list[Tensor | None] = [None] * len(mask)
         for at, (row, new) in enumerate(zip(own, nodes, strict=True)):
-            b, start = row.slot - first, row.parents.shape[0]
             if features is None:
-                given[b] = row.predicted.index_select(0, (new.parents + 1).to(device, non_blocking=True))
+                known = row.predicted.index_select(0, (new.parents + 1).to(device, non_blocking=True))
             else:
-                given[b] = features[at]
-            row.parents = torch.cat([row.parents, new.parents])
-            seen, depths = ancestors(row.parents, start)
-            inputs[b] = torch.stack([new.tokens, depths.add_(row.length - 1)])
-            masks[b] = pad(seen, (row.length, 0), value=True)
-        mask = _side_by_side(masks, width, max(starts) + width)[:, None]
-        mask[..., 0] = True  # padding attends to something
-        tokens, positions = _side_by_side(inputs, 2, width).to(device, non_blocking=True).unbind(1)
-        states = self.network.read(
-            embedding(tokens, self._embeddings), _side_by_side(given, width, self._embeddings.shape[1])
-        )
-        queries, keys, values = self.network.attend_with(states, self._turns_at(positions))
-        keys, values = self._store(keys, values)
-        predicted = self._finish(states, queries, keys, values, mask.to(device, non_blocking=True))
-        fresh = [predicted[row.slot - first, :n] for row, n in zip(own, counts, strict=True)]
-        for row, part in zip(own, fresh, strict=True):
-            row.predicted = torch.cat([row.predicted, part])
+                known = features[at]
+            given[row.slot - first] = known
+        tokens, positions = inputs.to(device, non_blocking=True).unbind(1)
+        features_there = side_by_side(given, tokens.shape[1], self._embeddings.shape[1])
+        states, queries, keys, values = self._read(tokens, positions, features_there)
+        predicted = self._finish(states, queries, keys, values, mask[:, None].to(device, non_blocking=True))
+        fresh = [predicted[row.slot - first, : new.tokens.shape[0]] for row, new in zip(own, nodes, strict=True)]
+        for row, parents, part in zip(own, grown, fresh, strict=True):
+            row.parents, row.predicted = parents, torch.cat([row.predicted, part])
         if features is not None:  # they are text, not guesses
             for row, new in zip(own, nodes, strict=True):
                 self._learn(row, new.tokens)
@@ -251,15 +228,19 @@ class HeadModel:
         self.pass_seconds += time.perf_counter() - began
         return logits
 
-    def _store(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        stored, also = self.cache.update(keys.transpose(1, 2), values.transpose(1, 2), 0)
-        return stored, also
+    def _read(self, tokens: Tensor, positions: Tensor, features: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """What the layer computes before attention, for [B, n] tokens and [B, n, H] hidden states before them.
 
-    def _turns_at(self, positions: Tensor) -> Tensor:
-        """Rotations [B, n, 1, D / 2], from a table that grows with the rows."""
-        if self._turns.shape[0] < self.cache.placement.slots:
-            self._turns = self.network.turns(torch.arange(self.cache.placement.slots, device=positions.device))
-        return self._turns[positions]
+        Returns:
+            [B, n, H] inputs; [B, n, heads, D] queries; [B, kv_heads, S, D] keys and values of all slots.
+        """
+        cache = self._rows.cache
+        if self._turns.shape[0] < cache.placement.slots:
+            self._turns = self.network.turns(torch.arange(cache.placement.slots, device=positions.device))
+        inputs = self.network.read(embedding(tokens, self._embeddings), features)
+        queries, keys, values = self.network.attend_with(inputs, self._turns[positions])
+        keys, values = cache.update(keys.transpose(1, 2), values.transpose(1, 2), 0)
+        return inputs, queries, keys, values
 
     def _finish(self, inputs: Tensor, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
         """[B, n, H] predictions; query heads that share a key head are asked as more queries of it (faster)."""
@@ -274,12 +255,10 @@ class HeadModel:
         for row, states in zip(rows, predicted, strict=True):
             logits = output(states)
             if row.extra.shape[0]:
-                logits = torch.cat([logits, linear(states, row.extra, self._bias(row.tokens[own:]))], dim=-1)
+                bias = None if self._all.bias is None else self._all.bias[row.tokens[own:]]
+                logits = torch.cat([logits, linear(states, row.extra, bias)], dim=-1)
             parts.append(pad(logits, (0, width - logits.shape[1], 0, height - logits.shape[0]), value=float("-inf")))
         return parts[0][None] if len(parts) == 1 else torch.stack(parts)
-
-    def _bias(self, tokens: Tensor) -> Tensor | None:
-        return None if self._all.bias is None else self._all.bias[tokens]
 
     def _learn(self, row: HeadRow, tokens: Tensor) -> None:
         """Add a text's tokens to its row's draft vocabulary."""
@@ -309,15 +288,3 @@ class HeadModel:
     def close(self, row: Row) -> None:
         """Forget a row (``LanguageModel.close``)."""
         self._rows.close(self.own(row))
-
-
-def _side_by_side(parts: Sequence[Tensor | None], height: int, width: int) -> Tensor:
-    """[B, height, width] of [h, w] parts, each filled up with zeros; a part that is None is nothing but them."""
-    there = [part for part in parts if part is not None]
-    if len(parts) == 1:
-        return there[0][None]
-    out = there[0].new_zeros((len(parts), height, width))
-    for b, part in enumerate(parts):
-        if part is not None:
-            out[b, : part.shape[0], : part.shape[1]] = part
-    return out

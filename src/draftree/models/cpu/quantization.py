@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 from ...artifacts import write_whole
 from ...errors import ConfigError, DraftreeWarning, RunError
 from ..cost_profile import processor
-from .fused_layers import Concatenated
+from .fused_model import Concatenated
 from .kernels import KERNELS, Kernel, Stock, candidates, working
 
 FORMAT, VERSION = "draftree-kernels", 3
