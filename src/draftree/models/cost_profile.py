@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import platform
 import re
 import statistics
 import time
 import warnings
-from collections.abc import Callable
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from random import Random
+from typing import Annotated, TypeVar
 
 import platformdirs
 import torch
 import transformers
+from pydantic import Field, PositiveFloat, PositiveInt
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ..artifacts import JsonFormat
@@ -27,8 +29,10 @@ from ..progress import err
 from ..tree import ROOT
 from .base import LanguageModel, Nodes, Row
 
-FORMAT, VERSION = "draftree-profile", 4
-"""A new version of our own passes has new times."""
+VERSION = 4
+"""Of profiles: a new version of our own passes has new times."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,25 +86,36 @@ def processor() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One measured curve: ``seconds[i]`` is the median of passes over ``sizes[i]`` nodes in each of ``batch`` rows."""
+    """One measured curve: ``seconds[i]`` is the median of passes over ``sizes[i]`` nodes in each of ``batch`` rows.
 
-    batch: int
-    context: int
+    Raises:
+        ValueError: the sizes do not ascend from 1, or are not as many as the seconds.
+    """
+
+    batch: PositiveInt
+    context: PositiveInt
     sizes: tuple[int, ...]
-    seconds: tuple[float, ...]
+    seconds: tuple[PositiveFloat, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.sizes) != len(self.seconds) or self.sizes[:1] != (1,) or not _ascend(self.sizes):
+            raise ValueError(f"{len(self.seconds)} times of sizes {self.sizes}")
 
     def at(self, tokens: float) -> float:
         """Seconds over ``tokens`` nodes: linear between the measured sizes, and beyond them as from 1 to the last."""
-        above = next((i for i, size in enumerate(self.sizes) if size >= tokens), None)
-        if above == 0:
-            return self.seconds[0]
-        if above is None:
-            if len(self.sizes) == 1:
-                return self.seconds[0]
-            slope = (self.seconds[-1] - self.seconds[0]) / (self.sizes[-1] - self.sizes[0])
-            return self.seconds[-1] + max(0.0, slope) * (tokens - self.sizes[-1])
-        (low, high), (first, last) = self.sizes[above - 1 : above + 1], self.seconds[above - 1 : above + 1]
+        sizes, seconds = self.sizes, self.seconds
+        above = bisect_left(sizes, tokens)
+        if above == 0 or len(sizes) == 1:
+            return seconds[0]
+        if above == len(sizes):
+            slope = (seconds[-1] - seconds[0]) / (sizes[-1] - sizes[0])
+            return seconds[-1] + max(0.0, slope) * (tokens - sizes[-1])
+        (low, high), (first, last) = sizes[above - 1 : above + 1], seconds[above - 1 : above + 1]
         return first + (last - first) * (tokens - low) / (high - low)
+
+
+def _ascend(numbers: Sequence[int]) -> bool:
+    return list(numbers) == sorted(set(numbers))
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +128,7 @@ class Profile:
     """
 
     identity: Identity
-    points: tuple[Point, ...]
+    points: Annotated[tuple[Point, ...], Field(min_length=1)]
 
     def seconds(self, nodes: float, context: int, batch: int = 1) -> float:
         """Seconds of a pass over ``nodes`` nodes in each of ``batch`` rows behind ``context`` tokens.
@@ -136,22 +151,31 @@ class Profile:
         """[nodes + 1] seconds of passes over 1, 2, ... nodes + 1 tokens: the root, and so many drafted nodes."""
         return [self.seconds(n, context, batch) for n in range(1, nodes + 2)]
 
-    def save(self) -> Path:
-        """Write it to the cache directory, in one piece; where it is.
+    def save(self) -> None:
+        """Write it to the cache directory.
 
         Raises:
             RunError: it cannot be written.
         """
-        path = profile_folder() / self.identity.file_name
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise RunError(f"cannot make the folder {path.parent}: {error.strerror}: set XDG_CACHE_HOME") from None
-        _FORMAT.write(path, self)
-        return path
+        write_cached(_FORMAT, profile_folder() / self.identity.file_name, self)
 
 
-_FORMAT = JsonFormat(FORMAT, VERSION, "profile", "measure it again with 'draftree profile'", content=Profile)
+def write_cached(kind: JsonFormat[T], path: Path, content: T) -> None:
+    """Write a file under the cache directory.
+
+    Raises:
+        RunError: it cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"cannot make the folder {path.parent}: {error.strerror}: set XDG_CACHE_HOME") from None
+    kind.write(path, content)
+
+
+_FORMAT = JsonFormat(
+    "draftree-profile", VERSION, "profile", "measure it again with 'draftree profile'", content=Profile
+)
 
 
 def profile_folder() -> Path:
@@ -165,10 +189,9 @@ def load_profile(model: LanguageModel) -> Profile | None:
     path = profile_folder() / identity.file_name
     try:
         profile = _FORMAT.read(path)
-        _check(profile)
     except FileNotFoundError:
         return None
-    except ValueError as error:
+    except ConfigError as error:
         warn(f"the profile {path} cannot be read ({error}): measuring again")
         return None
     for name, value in asdict(identity).items():
@@ -176,16 +199,6 @@ def load_profile(model: LanguageModel) -> Profile | None:
             warn(f"the profile of {identity.model} was measured with {name} {old}, now {value}: measuring again")
             return None
     return profile
-
-
-def _check(profile: Profile) -> None:
-    if not profile.points:
-        raise ValueError("no points")
-    for p in profile.points:
-        if len(p.sizes) != len(p.seconds) or p.sizes[:1] != (1,) or list(p.sizes) != sorted(set(p.sizes)):
-            raise ValueError("sizes do not fit")
-        if not all(0 < s < math.inf for s in p.seconds) or p.batch < 1 or p.context < 1:
-            raise ValueError("seconds out of range")
 
 
 def warn(message: str) -> None:
@@ -226,7 +239,7 @@ class Grid:
     def __post_init__(self) -> None:
         for name in ("sizes", "contexts", "batches"):
             values = getattr(self, name)
-            if not values or min(values) < 1 or list(values) != sorted(set(values)):
+            if not values or min(values) < 1 or not _ascend(values):
                 raise ConfigError(f"{name} are {values}: give ascending whole numbers from 1 on")
         if self.sizes[0] != 1:
             raise ConfigError(f"sizes are {self.sizes}: start at 1, the pass of AR decoding")
