@@ -1,7 +1,6 @@
 """The seam between decoding and a model: *here are new nodes with their parents; what follows each of them?*
 
-Token ids only: nothing here knows of text, drafts or sampling. Rows are sequences; every call takes a ragged batch of
-rows, and one row is a batch of one.
+Token ids only: nothing here knows of text, drafts or sampling. Every call takes a ragged batch of rows.
 """
 
 from __future__ import annotations
@@ -25,11 +24,9 @@ class Capabilities:
         name: what the user called it.
         architecture: its class.
         parameters: number of weights.
-        max_length: most tokens of one sequence, prompt included.
-        max_length_reason: what sets ``max_length``.
+        max_length: most tokens of one sequence, prompt included; ``max_length_reason`` is what sets it.
         vocab_size: width V of its logits.
         eos_ids: tokens that end a sequence.
-        dtype, device: of its weights.
         attention: attention implementation in use.
         weight_format: of its linear layers (``draftree.models.cpu.quantization``); "stock": as they were loaded.
         fingerprint: of its weights (``draftree.models.probe``); "": they cannot be read.
@@ -51,9 +48,7 @@ class Capabilities:
 
 @dataclass(slots=True, eq=False)
 class Row:
-    """A sequence inside a model: its committed tokens and the nodes that wait for a commit.
-
-    Owned by the model that opened it; others read ``length`` and ``logits``.
+    """A sequence inside a model, which owns it: its committed tokens and the nodes that wait for a commit.
 
     Attributes:
         slot: the model's number for it; changes when other rows close.
@@ -73,7 +68,7 @@ class Row:
     pending: list[Tensor] = field(default_factory=list)
 
     def waiting_features(self) -> Tensor:
-        """[m, H] hidden states of the m tokens committed since the last ``drop_features``, on the model's device.
+        """[m, H] hidden states of the tokens committed since the last ``drop_features``, on the model's device.
 
         Raises:
             CacheError: the model does not track them.
@@ -129,11 +124,7 @@ class Row:
                 self.pending.append(kept[trunk:])
 
     def pruned(self, keep: Sequence[int], trunk: int) -> Tensor:
-        """[len(keep) - trunk] int64 parents of the uncommitted nodes that stay after ``ForestModel.prune``.
-
-        Raises:
-            CacheError: a node would stay without its parent, or the trunk is not one.
-        """
+        """[len(keep) - trunk] int64 parents of the uncommitted nodes that stay after ``ForestModel.prune``."""
         count, kept = len(self.parents), torch.tensor(list(keep), dtype=torch.int64)
         if list(keep) != sorted(set(keep)) or not all(0 <= node < count for node in keep):
             raise CacheError(f"cannot keep {list(keep)} of {count} nodes: name each once, in ascending order")
@@ -190,7 +181,7 @@ class LanguageModel(Protocol):
         """Prefill a new row; its ``logits`` follow the last prompt token.
 
         Raises:
-            PromptError: the prompt is empty or longer than ``capabilities.max_length``.
+            PromptError: the prompt is empty, too long, or holds an id outside the vocabulary.
         """
 
     def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Tensor:
@@ -199,10 +190,18 @@ class LanguageModel(Protocol):
         Returns:
             [B, n, V] logits, n the most nodes of any row; entry (b, i) follows node i of ``nodes[b]``; entries past
             a row's own nodes mean nothing.
+
+        Raises:
+            CacheError: a node would lie beyond the longest sequence, a parent does not come before its child, or a row
+                is closed; nothing has changed.
         """
 
     def commit(self, row: Row, path: Sequence[int]) -> None:
-        """Keep these uncommitted nodes, a path from the last committed token down, and drop all others."""
+        """Keep these uncommitted nodes, a path from the last committed token down, and drop all others.
+
+        Raises:
+            CacheError: they are no such path; nothing has changed.
+        """
 
     def fork(self, row: Row) -> Row:
         """A new row with the same committed tokens; uncommitted nodes are not copied."""
@@ -220,4 +219,7 @@ class ForestModel(LanguageModel, Protocol):
 
         The first ``trunk`` of them, a path from the last committed token down that all the others descend from, are
         committed; the others wait on, and the i-th of them is node i from now on.
+
+        Raises:
+            CacheError: ``keep`` or the trunk is none; nothing has changed.
         """

@@ -237,14 +237,7 @@ R = TypeVar("R", bound=Row)
 
 
 class Rows(Generic[R]):
-    """Open rows; the slot of each is its place in the cache's storage, and none between them is empty.
-
-    Attributes:
-        cache: keys and values of all of them.
-
-    Args:
-        layers: of the model.
-    """
+    """Open rows of a model and their keys and values; each row has a slot in the cache, and none between is empty."""
 
     def __init__(self, layers: int) -> None:
         self.cache = TreeCache(layers)
@@ -254,16 +247,12 @@ class Rows(Generic[R]):
         return len(self._open)
 
     def add(self, row: R) -> None:
-        """Behind the others."""
+        """Give a row the slot behind the others."""
         row.slot = len(self._open)
         self._open.append(row)
 
     def own(self, row: Row) -> R:
-        """An open row of this model.
-
-        Raises:
-            CacheError: it is not.
-        """
+        """``row``, if it is open and this model's; else a ``CacheError``."""
         if 0 <= row.slot < len(self._open) and (found := self._open[row.slot]) is row:
             return found
         raise CacheError("the row is closed, or another model's: open its prompt again")
@@ -316,11 +305,7 @@ class Rows(Generic[R]):
         return first, grown, side_by_side(inputs, 2, width), mask
 
     def commit(self, row: R, path: Sequence[int]) -> int:
-        """Keep the uncommitted nodes of ``path``, drop the others; the last of the path, or ROOT.
-
-        Raises:
-            CacheError: ``path`` is not a path from the last committed token down.
-        """
+        """Keep the uncommitted nodes of ``path``, drop the others; the last of the path, or ROOT."""
         last = ROOT
         for node in path:
             if not 0 <= node < row.parents.shape[0] or int(row.parents[node]) != last:
@@ -332,11 +317,7 @@ class Rows(Generic[R]):
         return last
 
     def prune(self, row: R, keep: Sequence[int], trunk: int) -> None:
-        """Keep some uncommitted nodes and commit the first of them (``ForestModel.prune``).
-
-        Raises:
-            CacheError: they are not closed under parents, or the trunk is no path that all others descend from.
-        """
+        """Keep some uncommitted nodes and commit the first of them (``ForestModel.prune``)."""
         parents = row.pruned(keep, trunk)
         self.cache.compact(row.slot, row.length, keep)
         row.length += trunk

@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a profile depends on: with any other it would be another profile."""
+    """What a profile depends on."""
 
     model: str
     architecture: str
@@ -120,12 +120,7 @@ def _ascend(numbers: Sequence[int]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Measured pass times of one model on one machine.
-
-    Attributes:
-        identity: whose they are.
-        points: curves over the number of nodes, one for each batch size and context.
-    """
+    """Measured pass times of one model on one machine: curves over nodes, one for each batch size and context."""
 
     identity: Identity
     points: Annotated[tuple[Point, ...], Field(min_length=1)]
@@ -152,11 +147,7 @@ class Profile:
         return [self.seconds(n, context, batch) for n in range(1, nodes + 2)]
 
     def save(self) -> None:
-        """Write it to the cache directory.
-
-        Raises:
-            RunError: it cannot be written.
-        """
+        """Write it to the cache directory (raises as ``write_cached``)."""
         write_cached(_FORMAT, profile_folder() / self.identity.file_name, self)
 
 
@@ -283,8 +274,10 @@ def measure(model: LanguageModel, grid: Grid, progress: Callable[[int], None] = 
         ConfigError: the passes do not fit the model's longest sequence.
     """
     can, done, shuffled = model.capabilities, 0, Random(0)  # noqa: S311 - an order, not a secret
-    points = []
-    grid = _shortened(grid, model)
+    points, grid = [], _shortened(grid, model)
+    tokens = (5 * torch.arange(grid.sizes[-1]) + 3) % can.vocab_size
+    # Children of the last committed token: what any model takes in one pass, a draft head too.
+    fans = {size: Nodes(tokens[:size], torch.full((size,), ROOT)) for size in grid.sizes}
     for batch in grid.batches:
         model.reserve(batch, grid.contexts[-1] + grid.sizes[-1])
         for context in grid.contexts:
@@ -298,10 +291,9 @@ def measure(model: LanguageModel, grid: Grid, progress: Callable[[int], None] = 
                     if turn == grid.repeats + 1 and not (busy := _spread(times) > _BUSY):
                         break
                     for size in shuffled.sample(grid.sizes, len(grid.sizes)):
-                        nodes = [_fan([(5 * i + 3) % can.vocab_size for i in range(size)])] * batch
                         _finish(can.device)
                         began = time.perf_counter()
-                        model.extend(rows, nodes)
+                        model.extend(rows, [fans[size]] * batch)
                         _finish(can.device)
                         times[size].append(time.perf_counter() - began)
                         for row in rows:
@@ -319,11 +311,6 @@ def measure(model: LanguageModel, grid: Grid, progress: Callable[[int], None] = 
 def _spread(times: dict[int, list[float]]) -> float:
     """How much longer than the fastest a pass usually took, the first ones not counted: the middle of all sizes."""
     return statistics.median(statistics.median(each[1:]) / min(each[1:]) for each in times.values())
-
-
-def _fan(tokens: list[int]) -> Nodes:
-    """Children of the last committed token: what any model may be asked about in one pass, a draft head too."""
-    return Nodes(torch.tensor(tokens), torch.full((len(tokens),), ROOT))
 
 
 def _shortened(grid: Grid, model: LanguageModel) -> Grid:
@@ -344,18 +331,15 @@ _UNKEPT: dict[Identity, Profile] = {}
 """Profiles of this process that could not be written."""
 
 
-def kept_or_measured(model: LanguageModel, grid: Grid | None = None) -> Profile:
-    """The kept profile of a model or, when there is none, a new one of ``grid`` (``SHORT``), kept from then on.
-
-    Measuring shows a progress bar in a terminal.
-    """
+def kept_or_measured(model: LanguageModel) -> Profile:
+    """The kept profile of a model or, when there is none, a new one of ``SHORT``, kept from then on."""
     if (identity := Identity.of(model)) in _UNKEPT:
         return _UNKEPT[identity]
-    return load_profile(model) or measure_and_keep(model, grid or SHORT.fitting(model.capabilities.max_length))
+    return load_profile(model) or measure_and_keep(model, SHORT.fitting(model.capabilities.max_length))
 
 
 def measure_and_keep(model: LanguageModel, grid: Grid) -> Profile:
-    """A new profile, shown as it is measured and kept for later starts."""
+    """A new profile, measured with a progress bar and kept for later starts."""
     grid = _shortened(grid, model)
     with Progress(TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), console=err) as bar:
         task = bar.add_task(f"measuring passes of {model.capabilities.name}", total=grid.passes)

@@ -12,7 +12,6 @@ from transformers import PreTrainedModel
 
 from ..errors import ConfigError
 
-
 PositiveNumber = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 

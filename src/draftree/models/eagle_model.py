@@ -101,11 +101,7 @@ class HeadModel:
         return cast(HeadNetwork, self.layers["network"])
 
     def own(self, row: Row) -> HeadRow:
-        """An open row of this model.
-
-        Raises:
-            CacheError: it is not.
-        """
+        """``row``, if it is open and this model's; else a ``CacheError``."""
         return self._rows.own(row)
 
     def reserve(self, rows: int, tokens: int) -> None:

@@ -230,11 +230,7 @@ class HFModel:
 
     @_alone
     def open(self, prompt_ids: Sequence[int]) -> Row:
-        """Prefill a new row (``LanguageModel.open``).
-
-        Raises:
-            PromptError: the prompt is empty, too long, or holds an id outside the vocabulary.
-        """
+        """Prefill a new row (``LanguageModel.open``)."""
         self._check_prompt(prompt_ids)
         slot, device = len(self._rows), self.capabilities.device
         self.cache.place(slot, [0], len(prompt_ids), device)
@@ -262,11 +258,7 @@ class HFModel:
 
     @_alone
     def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Tensor:
-        """Append uncommitted nodes to each row in one pass (``LanguageModel.extend``).
-
-        Raises:
-            CacheError: a node would lie beyond the model's longest sequence, or a row is closed; nothing has changed.
-        """
+        """Append uncommitted nodes to each row in one pass (``LanguageModel.extend``)."""
         can, own = self.capabilities, [self._rows.own(row) for row in rows]
         first, grown, inputs, mask = self._rows.place_nodes(own, nodes, can.device)
         if inputs.numel() and (last := int(inputs[:, 1].max())) >= can.max_length:
@@ -330,21 +322,13 @@ class HFModel:
 
     @_alone
     def commit(self, row: Row, path: Sequence[int]) -> None:
-        """Keep the uncommitted nodes of ``path`` and drop the others (``LanguageModel.commit``).
-
-        Raises:
-            CacheError: ``path`` is not a path from the last committed token down.
-        """
+        """Keep the uncommitted nodes of ``path`` and drop the others (``LanguageModel.commit``)."""
         self._rows.commit(self._rows.own(row), path)
         row.keep_features(path, len(path))
 
     @_alone
     def prune(self, row: Row, keep: Sequence[int], trunk: int) -> None:
-        """Keep some uncommitted nodes and commit the first of them (``ForestModel.prune``).
-
-        Raises:
-            CacheError: they are not closed under parents, or the trunk is no path that all others descend from.
-        """
+        """Keep some uncommitted nodes and commit the first of them (``ForestModel.prune``)."""
         self._rows.prune(self._rows.own(row), keep, trunk)
         row.keep_features(keep, trunk)
 
