@@ -163,24 +163,20 @@ class HeadModel:
     def _feed(self, rows: Sequence[HeadRow], tokens: Sequence[Tensor], features: Sequence[Tensor]) -> None:
         """Append tokens to each row, with the hidden states before them, in one pass."""
         device = self.capabilities.device
-        first, covered, starts, width = self._rows.place(rows, [len(t) for t in tokens], device)
-        ids = torch.zeros((len(covered), width), dtype=torch.int64)
-        lasts = torch.zeros(len(covered), dtype=torch.int64)
-        given = self._zeros(len(covered), width, self.network.config.hidden_size)
+        first, covered, _, width = self._rows.place(rows, [len(t) for t in tokens], device)
+        inputs: list[Tensor | None] = [None] * len(covered)
+        given, lasts = inputs.copy(), torch.zeros((2, len(covered)), dtype=torch.int64)
         for row, new, known in zip(rows, tokens, features, strict=True):
             b = row.slot - first
-            ids[b, : len(new)] = new
-            given[b, : len(new)] = known
-            lasts[b] = len(new) - 1
-        offsets = torch.tensor(starts)[:, None] + torch.arange(width)
-        ids, offsets = torch.stack([ids, offsets]).to(device, non_blocking=True)
-        inputs, queries, keys, values = self._read(ids, offsets, given)
-        # Only the last token of each row is asked what follows: no others need their queries.
-        lasts = lasts.to(device, non_blocking=True)
+            inputs[b] = torch.stack([new, torch.arange(len(new)) + row.length])
+            given[b] = known
+            lasts[:, b] = torch.tensor([len(new) - 1, row.length + len(new) - 1])
+        states, queries, keys, values = self._read(side_by_side(inputs, 2, width), given)
+        # Only the last token of each row is scored: no others need their queries.
         batch = torch.arange(len(covered), device=device)
-        ends = (lasts + offsets[:, 0])[:, None, None, None]
-        mask = torch.arange(keys.shape[2], device=device) <= ends if len(covered) > 1 else None
-        predicted = self._finish(inputs[batch, lasts][:, None], queries[batch, lasts][:, None], keys, values, mask)
+        last, end = lasts.to(device, non_blocking=True)
+        mask = torch.arange(keys.shape[2], device=device) <= end[:, None, None, None] if len(covered) > 1 else None
+        predicted = self._finish(states[batch, last][:, None], queries[batch, last][:, None], keys, values, mask)
         for row, new in zip(rows, tokens, strict=True):
             row.predicted = predicted[row.slot - first]
             row.length += len(new)
@@ -197,46 +193,48 @@ class HeadModel:
                 predicted for these tokens.
         """
         began = time.perf_counter()
-        own = [self.own(row) for row in rows]
-        for row, new in zip(own, nodes, strict=True):
-            if features is None and bool((new.parents >= row.parents.shape[0]).any()):
-                raise CacheError("the parent of a node comes with it: its hidden state is not predicted yet")
-        device = self.capabilities.device
+        own, device, are_text = [self.own(row) for row in rows], self.capabilities.device, features is not None
+        if features is None:
+            for row, new in zip(own, nodes, strict=True):
+                if bool((new.parents >= row.parents.shape[0]).any()):
+                    raise CacheError("the parent of a node comes with it: its hidden state is not predicted yet")
+            befores = [(new.parents + 1).to(device, non_blocking=True) for new in nodes]
+            features = [row.predicted.index_select(0, before) for row, before in zip(own, befores, strict=True)]
         first, grown, inputs, mask = self._rows.place_nodes(own, nodes, device)
         given: list[Tensor | None] = [None] * len(mask)
-        for at, (row, new) in enumerate(zip(own, nodes, strict=True)):
-            if features is None:
-                known = row.predicted.index_select(0, (new.parents + 1).to(device, non_blocking=True))
-            else:
-                known = features[at]
+        for row, known in zip(own, features, strict=True):
             given[row.slot - first] = known
-        tokens, positions = inputs.to(device, non_blocking=True).unbind(1)
-        features_there = side_by_side(given, tokens.shape[1], self._embeddings.shape[1])
-        states, queries, keys, values = self._read(tokens, positions, features_there)
+        states, queries, keys, values = self._read(inputs, given)
         predicted = self._finish(states, queries, keys, values, mask[:, None].to(device, non_blocking=True))
         fresh = [predicted[row.slot - first, : new.tokens.shape[0]] for row, new in zip(own, nodes, strict=True)]
         for row, parents, part in zip(own, grown, fresh, strict=True):
             row.parents, row.predicted = parents, torch.cat([row.predicted, part])
-        if features is not None:  # they are text, not guesses
+        if are_text:
             for row, new in zip(own, nodes, strict=True):
                 self._learn(row, new.tokens)
         logits = self._logits(own, fresh)
         self.pass_seconds += time.perf_counter() - began
         return logits
 
-    def _read(self, tokens: Tensor, positions: Tensor, features: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """What the layer computes before attention, for [B, n] tokens and [B, n, H] hidden states before them.
+    def _read(self, inputs: Tensor, features: Sequence[Tensor | None]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """What the layer computes before attention.
+
+        Args:
+            inputs: [B, 2, n] tokens and positions, on the CPU.
+            features: for each row [n, H] hidden states before them, or fewer; None: padding.
 
         Returns:
-            [B, n, H] inputs; [B, n, heads, D] queries; [B, kv_heads, S, D] keys and values of all slots.
+            [B, n, H] its input; [B, n, heads, D] queries; [B, kv_heads, S, D] keys and values of all slots.
         """
-        cache = self._rows.cache
+        cache, device = self._rows.cache, self.capabilities.device
         if self._turns.shape[0] < cache.placement.slots:
-            self._turns = self.network.turns(torch.arange(cache.placement.slots, device=positions.device))
-        inputs = self.network.read(embedding(tokens, self._embeddings), features)
-        queries, keys, values = self.network.attend_with(inputs, self._turns[positions])
+            self._turns = self.network.turns(torch.arange(cache.placement.slots, device=device))
+        tokens, positions = inputs.to(device, non_blocking=True).unbind(1)
+        before = side_by_side(features, tokens.shape[1], self._embeddings.shape[1])
+        states = self.network.read(embedding(tokens, self._embeddings), before)
+        queries, keys, values = self.network.attend_with(states, self._turns[positions])
         keys, values = cache.update(keys.transpose(1, 2), values.transpose(1, 2), 0)
-        return inputs, queries, keys, values
+        return states, queries, keys, values
 
     def _finish(self, inputs: Tensor, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
         """[B, n, H] predictions; query heads that share a key head are asked as more queries of it (faster)."""
