@@ -116,8 +116,8 @@ def _device(device: str | None) -> torch.device:
     try:
         place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     except RuntimeError:
-        raise ConfigError(f"device is {device!r}: use cpu, cuda or cuda:N") from None
-    if place.type not in ("cpu", "cuda"):
+        place = None
+    if place is None or place.type not in ("cpu", "cuda"):
         raise ConfigError(f"device is {device!r}: use cpu, cuda or cuda:N")
     if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
         raise ConfigError(f"device is {device!r} but there are {torch.cuda.device_count()} CUDA devices here: use cpu")

@@ -175,7 +175,7 @@ def test_fewer_rows_are_filled_up_as_chosen_and_dropped_again() -> None:
             return linear(x, weight)
 
     weight = torch.randn((4, 8), generator=torch.Generator().manual_seed(0))
-    layer = KernelLinear(Stock(weight, None), (0, 4, 4, 3), 8, 4)
+    layer = KernelLinear(Choice(Stock, (0, 4, 4, 3), 1.0), weight, None)
     layer.product = Seeing()
     for rows, n in ((1, 1), (2, 1), (1, 3), (1, 5)):
         x = torch.randn((rows, n, 8), generator=torch.Generator().manual_seed(n))

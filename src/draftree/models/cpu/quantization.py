@@ -79,14 +79,14 @@ def padded(seconds: Seconds) -> tuple[int, ...]:
 @torch.inference_mode()
 def measure(kernel: type[Kernel], layers: Sequence[Linear]) -> Seconds:
     """Least seconds of a call for ``SIZES`` rows, going through these layers of one shape in turn."""
-    packed = [kernel(layer.weight, None) for layer in layers]
+    packed = [kernel.packed_for(layer.weight, None) for layer in layers]
     inputs = [torch.ones(n, layers[0].in_features) for n in SIZES]
     seconds = [math.inf] * len(SIZES)
     for _ in range(1 + max(2, _CALLS // len(packed))):
         for i, x in enumerate(inputs):
-            for call in packed:
+            for made in packed:
                 began = time.perf_counter()
-                call(x)
+                made.forward(x)
                 seconds[i] = min(seconds[i], time.perf_counter() - began)
     return tuple(seconds)
 
@@ -177,25 +177,22 @@ class KernelLinear(nn.Module):
     """A linear layer that runs with a kernel; TorchScript can take it as a part.
 
     Attributes:
-        kernel: its packed weights.
+        kernel: which.
+        product: it, with its packed weights.
     """
 
-    __jit_unused_properties__ = ("weight", "bias")
+    __jit_unused_properties__ = ("weight",)
 
-    def __init__(self, kernel: Kernel, rows: Sequence[int], in_features: int, out_features: int) -> None:
+    def __init__(self, choice: Choice, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
-        self.kernel, self.product, self._rows = kernel, kernel.product, list(rows)
-        self.in_features, self.out_features = in_features, out_features
+        self.out_features, self.in_features = weight.shape
+        self.kernel, self.product, self._rows = choice.kernel, choice.kernel.packed_for(weight, bias), list(choice.rows)
+        self.bias = bias
 
     @property
     def weight(self) -> Tensor:
         """[out, in], as it is used."""
-        return self.kernel.weight
-
-    @property
-    def bias(self) -> Tensor | None:
-        """[out], or None."""
-        return self.kernel.bias
+        return self.kernel.weight_of(self.product)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out]; not differentiable."""
@@ -277,7 +274,7 @@ def price(model: PreTrainedModel, weight_format: str) -> float:
     times, then, now = Times(), 0.0, 0.0
     for places in _by_key(_places(model)).values():
         linears = [place.linear for place in places]
-        used = {type(linear.kernel) for linear in linears if isinstance(linear, KernelLinear)} or {Stock}
+        used = {linear.kernel for linear in linears if isinstance(linear, KernelLinear)} or {Stock}
         then += len(places) * min(each[0] for each in times.of(_kernels(places[0], weight_format), linears).values())
         now += len(places) * min(each[0] for each in times.of(tuple(used), linears).values())
     times.keep()
@@ -325,10 +322,10 @@ class _Place:
 
     @torch.no_grad()
     def replace(self, choice: Choice) -> None:
-        linear = self.linear
-        weight, bias = linear.weight.detach(), None if linear.bias is None else linear.bias.detach()
-        packed = choice.kernel(weight.clone() if choice.kernel is Stock and not self.shared else weight, bias)
-        setattr(self.parent, self.name, KernelLinear(packed, choice.rows, linear.in_features, linear.out_features))
+        weight, bias = self.linear.weight.detach(), None if self.linear.bias is None else self.linear.bias.detach()
+        if choice.kernel is Stock and not self.shared:
+            weight = weight.clone()
+        setattr(self.parent, self.name, KernelLinear(choice, weight, bias))
 
 
 def _places(module: nn.Module) -> Iterator[_Place]:
