@@ -166,7 +166,7 @@ def shipped_for(target: HFModel) -> Path | None:
 
 
 def fits(folder: Path, target: HFModel) -> bool:
-    """Whether the head in a folder was trained for this model, or for another form of it. Reads no weights but the sample.
+    """Whether a head was trained for this model, or for another form of it; reads no weights but the sample.
 
     Raises:
         ModelFileError: it cannot be read.

@@ -24,9 +24,7 @@ every = pytest.mark.parametrize("kernel", HERE, ids=lambda k: k.name)
 shapes = pytest.mark.parametrize("shape", SHAPES, ids=str)
 
 
-def made(
-    kernel: type[Kernel], inputs: int, outputs: int, bias: bool = False
-) -> tuple[nn.Module, Tensor, Tensor | None]:
+def made(kernel: type[Kernel], inputs: int, outputs: int, bias: bool = False) -> tuple[Any, Tensor, Tensor | None]:
     noise = torch.Generator().manual_seed(inputs + outputs)
     weight = torch.randn((outputs, inputs), generator=noise) / inputs**0.5
     shift = torch.randn(outputs, generator=noise) if bias else None
