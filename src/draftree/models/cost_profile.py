@@ -52,7 +52,7 @@ class Identity:
 
     @classmethod
     def of(cls, model: LanguageModel) -> Identity:
-        """The model's on this machine."""
+        """That of a model on this machine."""
         can = model.capabilities
         return cls(
             model=can.name,
@@ -193,7 +193,7 @@ def load_profile(model: LanguageModel) -> Profile | None:
 
 
 def warn(message: str) -> None:
-    """Of a profile that is not used or not kept."""
+    """Warn of measured times that are not used or not kept."""
     warnings.warn(message, DraftreeWarning, stacklevel=3)
 
 
@@ -244,7 +244,7 @@ class Grid:
             raise ConfigError(f"batches end with {self.batches[-1]}: use at most {_MOST_ROWS} rows a pass")
 
     def fitting(self, longest: int) -> Grid:
-        """Without sizes above half of the longest sequence."""
+        """The grid without sizes above half of the longest sequence."""
         return replace(self, sizes=tuple(n for n in self.sizes if n == 1 or n <= longest // 2))
 
     @property
@@ -266,8 +266,6 @@ def measure(model: LanguageModel, grid: Grid, progress: Callable[[int], None] = 
     order: what a pass leaves in the processor's caches is no size's own cost.
 
     Args:
-        model: the model.
-        grid: what to measure.
         progress: called after each pass with how many have been made.
 
     Raises:
@@ -314,7 +312,7 @@ def _spread(times: dict[int, list[float]]) -> float:
 
 
 def _shortened(grid: Grid, model: LanguageModel) -> Grid:
-    """With contexts that leave room for the largest pass."""
+    """The grid with contexts that leave room for the largest pass."""
     can = model.capabilities
     room = can.max_length - grid.sizes[-1]
     if room < 1:

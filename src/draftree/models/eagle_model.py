@@ -50,10 +50,8 @@ class HeadRow(Row):
 class HeadModel:
     """A head that drafts for one target, as a ``LanguageModel``.
 
-    Where the target has a weight format it computes in the fastest one here, whichever the target's is: what it drafts
-    need not be the target's to the last bit.
-
-    The network is the model's own from then on: its layers may be given other kernels.
+    Where the target has a weight format it computes in the fastest one, whichever the target's is: what it drafts need
+    not be the target's to the last bit. The network is the model's own from then on: its layers get other kernels.
 
     Attributes:
         vocabulary: [D] int64 ascending ids that it always drafts from.
@@ -144,7 +142,7 @@ class HeadModel:
 
         Args:
             rows: open rows.
-            tokens: for each row [n] int64; none for a row whose last token is asked about again.
+            tokens: for each row [n] int64; none for a row whose last token is scored again.
             features: for each row [n, H], the target's hidden states at the tokens before each of them.
 
         Returns:
@@ -237,7 +235,7 @@ class HeadModel:
         return states, queries, keys, values
 
     def _finish(self, inputs: Tensor, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-        """[B, n, H] predictions; query heads that share a key head are asked as more queries of it (faster)."""
+        """[B, n, H] predictions."""
         found = attend_as_one(queries.transpose(1, 2), keys, values, mask, None)
         return self.network.finish(inputs, found.flatten(2))
 

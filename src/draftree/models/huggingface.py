@@ -91,14 +91,12 @@ class HFModel:
             launching them).
 
     Args:
-        model, tokenizer: of transformers.
-        name: what to call it.
         weight_format: of its linear layers on a CPU (``draftree.models.cpu.quantization``): the weights are replaced
             in ``model``; None leaves it as it is.
         self_test: compare tree logits with sequential ones.
 
     Raises:
-        UnsupportedModelError: the model cannot be given draft trees; the message says why and what to do.
+        UnsupportedModelError: the model cannot be given draft trees.
         ConfigError: no such weight format, or the model has others already.
     """
 
@@ -153,9 +151,7 @@ class HFModel:
         return self._rows.cache
 
     def in_weight_format(self, weight_format: str) -> HFModel:
-        """The same model once more in another weight format, or in "int4", with rows and a cache of its own.
-
-        Its embedding and norms are this one's.
+        """The same model once more in another weight format, with rows and a cache of its own; it shares the embedding.
 
         Raises:
             ConfigError: this model has not float32 weights on a CPU.
@@ -171,16 +167,13 @@ class HFModel:
         return other
 
     def on_rows_of(self, host: HFModel) -> HFModel:
-        """A second model on the same weights that goes on from what another has read, and keeps no cache of its own.
+        """A second model on the same weights that works on the rows of another, and keeps no cache of its own.
 
-        Its passes append uncommitted nodes to that one's rows, as that one's own do: whoever lets it draft drops them
-        before the other goes on.
-
-        Args:
-            host: the other, with layers of the same shapes: such as the same model in another weight format.
+        Its passes append uncommitted nodes to the host's rows, as the host's own do: they have to be dropped before the
+        host goes on.
 
         Raises:
-            ConfigError: their keys and values do not go together.
+            ConfigError: the keys and values of the two do not go together.
         """
         if (self.slot_bytes, self.capabilities.dtype) != (host.slot_bytes, host.capabilities.dtype):
             raise ConfigError(f"{self.capabilities.name} cannot read the cache of {host.capabilities.name}")

@@ -51,7 +51,6 @@ _HALF_TOLERANCE = 0.2
 
 
 def capabilities(model: PreTrainedModel, name: str) -> Capabilities:
-    """Probe ``model``."""
     config = model.config.get_text_config(decoder=True)
     max_length, reason = _max_length(config)
     return Capabilities(
@@ -70,10 +69,10 @@ def capabilities(model: PreTrainedModel, name: str) -> Capabilities:
 
 
 def refuse(model: PreTrainedModel, name: str) -> None:
-    """Refuse what is known not to work.
+    """Reject what is known not to work.
 
     Raises:
-        UnsupportedModelError: it cannot be given draft trees; the message says why and what to do.
+        UnsupportedModelError: it cannot be given draft trees.
     """
     takes = inspect.signature(model.forward).parameters
     config = model.config.get_text_config(decoder=True)

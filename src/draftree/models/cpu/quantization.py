@@ -210,12 +210,7 @@ Linear = nn.Linear | Concatenated | KernelLinear
 
 
 def check(weight_format: str, device: torch.device, dtype: torch.dtype | None, drafting: bool = False) -> None:
-    """Refuse what cannot be had, before any model is loaded.
-
-    Args:
-        weight_format: what is wanted.
-        device, dtype: of the weights.
-        drafting: it is for a drafter.
+    """Reject a weight format that weights of this device and dtype cannot have, before any model is loaded.
 
     Raises:
         ConfigError: no such weight format, or it needs a CPU and float32 weights.
@@ -232,9 +227,12 @@ def check(weight_format: str, device: torch.device, dtype: torch.dtype | None, d
 
 
 def convert(module: nn.Module, weight_format: str = DEFAULT_WEIGHT_FORMAT) -> str:
-    """Give every float32 linear layer on a CPU in ``module`` a kernel, and free its weights; the weight format in use.
+    """Give every float32 linear layer on a CPU in ``module`` a kernel, and free its weights.
 
-    "stock" where there is no such layer. Times of shapes not met before are measured, which takes a second or two.
+    Times of shapes not met before are measured, which takes a second or two.
+
+    Returns:
+        the weight format in use, "stock" where there is no such layer.
 
     Raises:
         ConfigError: no such weight format.
