@@ -204,11 +204,11 @@ def test_compact_touches_only_the_slots_that_the_path_fills() -> None:
         assert changed == [[1, start + 1], [1, start + 2]]
 
 
-def test_layers_of_one_shape_share_blocks_and_others_have_their_own() -> None:
+def test_layers_that_are_allotted_together_share_blocks() -> None:
     """A pass that brings all layers at once; each keeps its own states through growth, compaction and copies."""
-    cache, heads = TreeCache(20), [1 + (layer == 5) for layer in range(20)]
+    cache = TreeCache(20)
     cache.place(0, [0], 4, CPU)
-    keys, values = cache.storage([(n, torch.empty(1, h, 1, DIM)) for n, h in enumerate(heads)])
+    keys, values = cache.storage(torch.empty(1, HEADS, 1, DIM))
     for n, (key, value) in enumerate(zip(keys, values, strict=True)):
         key[0, :, :4] = torch.arange(4.0)[:, None] + 10 * n
         value[0, :, :4] = -torch.arange(4.0)[:, None] - 10 * n
@@ -218,7 +218,7 @@ def test_layers_of_one_shape_share_blocks_and_others_have_their_own() -> None:
     cache.compact(0, 1, [1, 2])
     cache.copy_row(0, 1, 3)
     for n, (key, value) in enumerate(storage(cache)):
-        assert key.shape[1] == heads[n]
+        assert key.shape[1] == HEADS
         for row in (0, 1):
             assert key[row, 0, :3, 0].tolist() == [10 * n, 10 * n + 2, 10 * n + 3]
             assert torch.equal(value[row, :, :3], -key[row, :, :3])

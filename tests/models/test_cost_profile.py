@@ -20,6 +20,12 @@ GRID = Grid(sizes=(1, 2, 4), contexts=(3, 9), batches=(1, 2), repeats=2)
 ME = Identity("toy", "ToyModel", 1, "float32", "none", "cpu", 1, "t", "t")
 
 
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is measured when no profile is kept takes no time."""
+    monkeypatch.setattr("draftree.models.cost_profile.SHORT", GRID)
+
+
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Profiles of these tests go to a folder of their own; how busy the machine is has no say."""
@@ -119,12 +125,13 @@ def test_a_falling_curve_is_not_carried_below_zero() -> None:
     assert Profile(ME, (curve(1, 9, 3.0, 2.0, 1.0),)).seconds(1000, 9) == 1.0
 
 
+@pytest.mark.usefixtures("short")
 def test_a_profile_is_kept_and_read_again(cache: Path) -> None:
     model = ToyModel()
-    first = kept_or_measured(model, GRID)
+    first = kept_or_measured(model)
     assert [p.name for p in cache.iterdir()] == [first.identity.file_name]
     assert load_profile(model) == first
-    assert kept_or_measured(model, Grid((1,), (1,), (1,), 1)) == first
+    assert kept_or_measured(model) == first
 
 
 def test_a_profile_of_other_threads_is_another_profile() -> None:
@@ -132,12 +139,13 @@ def test_a_profile_of_other_threads_is_another_profile() -> None:
     assert replace(ME, torch="other").file_name == ME.file_name
 
 
+@pytest.mark.usefixtures("short")
 def test_a_stale_profile_is_measured_again_and_says_so() -> None:
     model = ToyModel()
     stale = Profile(replace(Identity.of(model), torch="1.0"), (curve(1, 9, 1.0, 2.0, 3.0),))
     stale.save()
     with pytest.warns(DraftreeWarning, match=r"of toy was measured with torch 1\.0, now .*: measuring again"):
-        fresh = kept_or_measured(model, GRID)
+        fresh = kept_or_measured(model)
     assert fresh.identity.torch == torch.__version__
     assert load_profile(model) == fresh
 
@@ -181,12 +189,13 @@ def test_points_that_cannot_be_are_corrupt(cache: Path, change: dict[str, object
         assert load_profile(model) is None
 
 
+@pytest.mark.usefixtures("short")
 def test_a_folder_that_cannot_be_written_costs_warnings_only(cache: Path) -> None:
     cache.parent.mkdir(parents=True)
     cache.write_text("a file in the way")
     kept = pytest.warns(DraftreeWarning, match="is not kept: .*: set XDG_CACHE_HOME")
     with kept, pytest.warns(DraftreeWarning, match="cannot be read"):
-        assert kept_or_measured(ToyModel(), GRID).points
+        assert kept_or_measured(ToyModel()).points
 
 
 @pytest.mark.parametrize(

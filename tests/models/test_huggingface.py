@@ -241,12 +241,12 @@ def test_reserve_makes_room_so_that_the_cache_need_not_grow() -> None:
     assert storage(model.cache)[0][0] is keys
 
 
-def test_passes_are_counted_without_prefills() -> None:
+def test_passes_are_timed_without_prefills() -> None:
     model = fresh("llama")
     row = model.open([1, 2, 3])
-    assert (model.passes, model.pass_seconds) == (0, 0.0)
+    assert model.pass_seconds == 0.0
     model.extend([row], [Nodes.chain([4])])
-    assert model.passes == 1 and model.pass_seconds > 0
+    assert model.pass_seconds > 0
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])

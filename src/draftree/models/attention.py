@@ -2,7 +2,7 @@
 
 Grouped-query models share each key head among several query heads. Under a 4-D mask transformers repeats keys and
 values for every query head in every layer of every pass. PyTorch's CPU kernel reads the shared heads in place, with
-bit-equal results; for its CUDA kernels, which do not, the query heads of a key head are asked as further queries of it.
+bit-equal results; for its CUDA kernels, which do not, the query heads of a key head become further queries of it.
 `python -m benchmarks.step_cost steps` shows what it saves.
 """
 

@@ -1,7 +1,6 @@
 """The seam between decoding and a model: *here are new nodes with their parents; what follows each of them?*
 
-Token ids only: nothing here knows of text, drafts or sampling. Rows are sequences; every call takes a ragged batch of
-rows, and one row is a batch of one.
+Token ids only: nothing here knows of text, drafts or sampling. Every call takes a ragged batch of rows.
 """
 
 from __future__ import annotations
@@ -25,11 +24,9 @@ class Capabilities:
         name: what the user called it.
         architecture: its class.
         parameters: number of weights.
-        max_length: most tokens of one sequence, prompt included.
-        max_length_reason: what sets ``max_length``.
+        max_length: most tokens of one sequence, prompt included; ``max_length_reason`` is what sets it.
         vocab_size: width V of its logits.
         eos_ids: tokens that end a sequence.
-        dtype, device: of its weights.
         attention: attention implementation in use.
         weight_format: of its linear layers (``draftree.models.cpu.quantization``); "stock": as they were loaded.
         fingerprint: of its weights (``draftree.models.probe``); "": they cannot be read.
@@ -51,9 +48,7 @@ class Capabilities:
 
 @dataclass(slots=True, eq=False)
 class Row:
-    """A sequence inside a model: its committed tokens and the nodes that wait for a commit.
-
-    Owned by the model that opened it; others read ``length`` and ``logits``.
+    """A sequence inside a model, which owns it: its committed tokens and the nodes that wait for a commit.
 
     Attributes:
         slot: the model's number for it; changes when other rows close.
@@ -73,14 +68,14 @@ class Row:
     pending: list[Tensor] = field(default_factory=list)
 
     def waiting_features(self) -> Tensor:
-        """[m, H] hidden states of the m tokens committed since the last ``drop_features``, on the model's device.
+        """[m, H] hidden states of the tokens committed since the last ``drop_features``, on the model's device.
 
         Raises:
             CacheError: the model does not track them.
         """
         if not self.features:
             raise CacheError("no hidden states wait: call the model's track_features before the row is opened")
-        return self.features[0] if len(self.features) == 1 else torch.cat(self.features)
+        return _joined(self.features)
 
     def last_features(self, count: int) -> Tensor:
         """[count, H] hidden states of the last committed tokens, on the model's device.
@@ -96,7 +91,7 @@ class Row:
             count -= len(piece)
         if count > 0 or not pieces:
             raise CacheError("hidden states are missing: call the model's track_features before the row is opened")
-        return pieces[0] if len(pieces) == 1 else torch.cat(pieces[::-1])
+        return _joined(pieces[::-1])
 
     def pending_feature(self, node: int) -> Tensor:
         """[H] hidden state of an uncommitted node, on the model's device.
@@ -111,31 +106,29 @@ class Row:
         raise CacheError("the node has no hidden state: call the model's track_features before it is fed")
 
     def drop_features(self) -> None:
-        """They have been used."""
+        """Forget the hidden states of committed tokens."""
         self.features = []
 
-    def keep_features(self, path: Sequence[int]) -> None:
-        """Follow a commit: the hidden states of the uncommitted nodes of ``path`` stay, the others are dropped."""
-        if self.pending and path:
-            pending = self.pending[0] if len(self.pending) == 1 else torch.cat(self.pending)
-            self.features.append(pending if len(path) == len(pending) else pending[list(path)])
-        self.pending = []
+    def keep_features(self, keep: Sequence[int], trunk: int) -> None:
+        """Follow a commit or a prune: of the uncommitted nodes' hidden states those of ``keep`` stay.
+
+        The first ``trunk`` of them are those of committed tokens from now on.
+        """
+        pieces, self.pending = self.pending, []
+        if pieces and keep:
+            pending = _joined(pieces)
+            kept = pending if len(keep) == len(pending) else pending[list(keep)]
+            if trunk:
+                self.features.append(kept[:trunk])
+            if trunk < len(keep):
+                self.pending.append(kept[trunk:])
 
     def pruned(self, keep: Sequence[int], trunk: int) -> Tensor:
-        """Parents of the uncommitted nodes that stay when ``ForestModel.prune`` is asked for ``keep`` and ``trunk``.
-
-        Returns:
-            [len(keep) - trunk] int64, in the numbers that these nodes have from then on.
-
-        Raises:
-            CacheError: a node would stay without its parent, or the trunk is not one.
-        """
-        numbers = torch.full((len(self.parents) + 1,), ROOT - 1)
-        if list(keep) != sorted(set(keep)) or not all(0 <= node < len(self.parents) for node in keep):
-            raise CacheError(
-                f"cannot keep {list(keep)} of {len(self.parents)} nodes: name each once, in ascending order"
-            )
-        kept = torch.tensor(list(keep), dtype=torch.int64)
+        """[len(keep) - trunk] int64 parents of the uncommitted nodes that stay after ``ForestModel.prune``."""
+        count, kept = len(self.parents), torch.tensor(list(keep), dtype=torch.int64)
+        if list(keep) != sorted(set(keep)) or not all(0 <= node < count for node in keep):
+            raise CacheError(f"cannot keep {list(keep)} of {count} nodes: name each once, in ascending order")
+        numbers = torch.full((count + 1,), ROOT - 1)
         numbers[kept], numbers[-1] = torch.arange(len(kept)), ROOT  # ROOT reads the last
         parents = numbers[self.parents[kept]]
         if bool((parents < ROOT).any()):
@@ -145,12 +138,10 @@ class Row:
             raise CacheError(f"the first {trunk} of nodes {list(keep)} are no path that all the others descend from")
         return parents[trunk:] - trunk
 
-    def prune_features(self, keep: Sequence[int], trunk: int) -> None:
-        """Follow a prune: the hidden states of the trunk are those of committed tokens, of ``keep`` no others stay."""
-        if self.pending:
-            pending = torch.cat(self.pending)[list(keep)]
-            self.features += [pending[:trunk]] * bool(trunk)
-            self.pending = [pending[trunk:]]
+
+def _joined(pieces: list[Tensor]) -> Tensor:
+    """[m, H] of pieces [n, H], without a copy where there is but one."""
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +182,7 @@ class LanguageModel(Protocol):
         """Prefill a new row; its ``logits`` follow the last prompt token.
 
         Raises:
-            PromptError: the prompt is empty or longer than ``capabilities.max_length``.
+            PromptError: the prompt is empty, too long, or holds an id outside the vocabulary.
         """
 
     def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Tensor:
@@ -200,10 +191,18 @@ class LanguageModel(Protocol):
         Returns:
             [B, n, V] logits, n the most nodes of any row; entry (b, i) follows node i of ``nodes[b]``; entries past
             a row's own nodes mean nothing.
+
+        Raises:
+            CacheError: a node would lie beyond the longest sequence, a parent does not come before its child, or a row
+                is closed; nothing has changed.
         """
 
     def commit(self, row: Row, path: Sequence[int]) -> None:
-        """Keep these uncommitted nodes, a path from the last committed token down, and drop all others."""
+        """Keep these uncommitted nodes, a path from the last committed token down, and drop all others.
+
+        Raises:
+            CacheError: they are no such path; nothing has changed.
+        """
 
     def fork(self, row: Row) -> Row:
         """A new row with the same committed tokens; uncommitted nodes are not copied."""
@@ -221,4 +220,7 @@ class ForestModel(LanguageModel, Protocol):
 
         The first ``trunk`` of them, a path from the last committed token down that all the others descend from, are
         committed; the others wait on, and the i-th of them is node i from now on.
+
+        Raises:
+            CacheError: ``keep`` or the trunk is none; nothing has changed.
         """

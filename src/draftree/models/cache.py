@@ -1,23 +1,23 @@
 """TreeCache: the KV cache of many rows, written at slots, compacted by a gather over the accepted slots.
 
 Storage of a layer is [rows, heads, slots, head_dim], a part of a block of several layers' storage. A row's committed
-tokens fill its first slots, in order, and its uncommitted nodes the slots behind them. Knows nothing of trees: who may
-attend to whom is the caller's mask.
+tokens fill its first slots, in order, and its uncommitted nodes the slots behind them. ``Rows`` makes the masks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from ..errors import CacheError
-from ..tree import ROOT
-from .base import Row
+from ..tree import ROOT, ancestors
+from .base import Nodes, Row
 
 GRAIN = 64
 """Slots are allotted in multiples of this."""
@@ -87,7 +87,7 @@ class CacheBlock:
     def _take(self, states: list[Tensor]) -> None:
         self.states = states
         for layer, keys, values in zip(self._layers, *states, strict=True):
-            layer.keys, layer.values = keys, values
+            layer.lazy_initialization(keys, values)
 
     def _allot(self, like: Tensor, at: Placement) -> Tensor:
         """Zeroed: masked slots take part in 0 x value, so they must never hold a NaN."""
@@ -112,29 +112,16 @@ class TreeLayer(CacheLayerMixin):
     keys: Tensor
     values: Tensor
 
-    def __init__(self, placement: Placement, blocks: list[CacheBlock]) -> None:
+    def __init__(self, placement: Placement) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.placement = placement
-        self._blocks = blocks
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Allot a block of its own."""
-        self._blocks.append(CacheBlock([self], key_states, value_states, self.placement))
-        self.has_storage(key_states)
-
-    def has_storage(self, like: Tensor) -> None:
-        """Its keys and values are there."""
-        self.dtype, self.device = like.dtype, like.device
-        self.is_initialized = True
-
-    def forget(self) -> None:
-        """Its keys and values are gone."""
-        super().__init__()  # type: ignore[no-untyped-call]
+        """Take its part of a block's storage."""
+        self.keys, self.values, self.is_initialized = key_states, value_states, True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Write a pass's states at its slots and return views of all that it may attend to."""
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
         at = self.placement
         return write(self.keys, self.values, key_states, value_states, at.first, at.starts[0], at.end, at.index)
 
@@ -158,36 +145,28 @@ class TreeCache(Cache):
     def __init__(self, layers: int) -> None:
         self.placement = Placement()
         self._blocks: list[CacheBlock] = []
-        self._layers = [TreeLayer(self.placement, self._blocks) for _ in range(layers)]
+        self._layers = [TreeLayer(self.placement) for _ in range(layers)]
         super().__init__(layers=list(self._layers))
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         """Write a layer's states and return all that it may attend to."""
-        return self._layers[layer_idx].update(key_states, value_states)
+        layer = self._layers[layer_idx]
+        if not layer.is_initialized:
+            self._blocks.append(CacheBlock([layer], key_states, value_states, self.placement))
+        return layer.update(key_states, value_states)
 
-    def storage(self, layers: Iterable[tuple[int, Tensor]]) -> tuple[list[Tensor], list[Tensor]]:
-        """Keys and values of some layers, for ``write``; allotted if they are not yet.
+    def storage(self, like: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        """Keys and values of all layers, for ``write``; allotted if they are not yet.
 
         Args:
-            layers: number of each, and any tensor [..., heads, ..., head_dim] like its states.
+            like: any tensor [..., heads, ..., head_dim] like each layer's keys, and like its values.
         """
-        own = [(self._layers[number], like) for number, like in layers]
-        if new := [(layer, like) for layer, like in own if not layer.is_initialized]:
-            self._allot(new)
-        return [layer.keys for layer, _ in own], [layer.values for layer, _ in own]
-
-    def _allot(self, layers: Sequence[tuple[TreeLayer, Tensor]]) -> None:
-        alike: dict[object, list[TreeLayer]] = {}
-        for layer, like in layers:
-            layer.has_storage(like)
-            alike.setdefault((like.shape, like.dtype, like.device), []).append(layer)
-        likes = {id(layer): like for layer, like in layers}
-        for group in alike.values():
-            like = likes[id(group[0])]
-            for at in range(0, len(group), _TOGETHER):
-                self._blocks.append(CacheBlock(group[at : at + _TOGETHER], like, like, self.placement))
+        new = [layer for layer in self._layers if not layer.is_initialized]
+        for at in range(0, len(new), _TOGETHER):
+            self._blocks.append(CacheBlock(new[at : at + _TOGETHER], like, like, self.placement))
+        return [layer.keys for layer in self._layers], [layer.values for layer in self._layers]
 
     @property
     def nbytes(self) -> int:
@@ -212,31 +191,21 @@ class TreeCache(Cache):
             at.rows, at.slots = size
             raise
 
-    def clear(self) -> None:
-        """Free all storage; the next is allotted anew."""
-        at = self.placement
-        at.rows, at.slots = Placement().rows, Placement().slots
-        self._blocks.clear()
-        for layer in self._layers:
-            layer.forget()
-
     def place(self, first: int, starts: Sequence[int], width: int, device: torch.device) -> None:
-        """Say where the next pass writes: rows from ``first`` on, each from its own start slot."""
+        """Set where the next pass writes: rows from ``first`` on, each from its own start slot."""
         at = self.placement
         last, end = first + len(starts), max(starts) + width
         self.reserve(last, end)
-        at.first, at.starts, at.end = first, starts, end
-        ragged = min(starts) != max(starts)
-        at.index = None
-        if ragged:
+        at.first, at.starts, at.end, at.index = first, starts, end, None
+        if min(starts) != max(starts):
             slots = torch.tensor(starts)[:, None] + torch.arange(width)
             at.index = slots.to(device, non_blocking=True)
 
     def place_at(self, slots: Tensor, end: int) -> None:
-        """Say that the next pass writes one slot of each row from the first on, [B, 1] int64 that the device knows.
+        """Let the next pass write one slot of each row from the first on.
 
         Args:
-            slots: all allotted.
+            slots: [B, 1] int64 on the device, all allotted.
             end: slots that the pass may attend to.
         """
         at = self.placement
@@ -268,14 +237,7 @@ R = TypeVar("R", bound=Row)
 
 
 class Rows(Generic[R]):
-    """Open rows; the slot of each is its place in the cache's storage, and none between them is empty.
-
-    Attributes:
-        cache: keys and values of all of them.
-
-    Args:
-        layers: of the model.
-    """
+    """Open rows of a model and their keys and values; each row has a slot in the cache, and none between is empty."""
 
     def __init__(self, layers: int) -> None:
         self.cache = TreeCache(layers)
@@ -285,16 +247,12 @@ class Rows(Generic[R]):
         return len(self._open)
 
     def add(self, row: R) -> None:
-        """Behind the others."""
+        """Give a row the slot behind the others."""
         row.slot = len(self._open)
         self._open.append(row)
 
     def own(self, row: Row) -> R:
-        """An open row of this model.
-
-        Raises:
-            CacheError: it is not.
-        """
+        """``row``, if it is open and this model's; else a ``CacheError``."""
         if 0 <= row.slot < len(self._open) and (found := self._open[row.slot]) is row:
             return found
         raise CacheError("the row is closed, or another model's: open its prompt again")
@@ -316,12 +274,38 @@ class Rows(Generic[R]):
         self.cache.place(first, starts, width, device)
         return first, covered, starts, width
 
-    def commit(self, row: R, path: Sequence[int]) -> int:
-        """Keep the uncommitted nodes of ``path``, drop the others; the last of the path, or ROOT.
+    def place_nodes(
+        self, rows: Sequence[R], nodes: Sequence[Nodes], device: torch.device
+    ) -> tuple[int, list[Tensor], Tensor, Tensor]:
+        """Room for a pass that appends uncommitted nodes to each of some rows, and its inputs on the CPU.
+
+        A padding query attends to the first slot: its output is finite, and never read.
+
+        Returns:
+            slot of the first of the B rows that the pass covers; parents of the uncommitted nodes of each of ``rows``,
+            the new ones included; [B, 2, width] int64 tokens and positions; [B, width, S] bool, the slots that each new
+            node attends to.
 
         Raises:
-            CacheError: ``path`` is not a path from the last committed token down.
+            CacheError: a parent does not come before its child; nothing has changed.
         """
+        grown = [torch.cat([row.parents, new.parents]) for row, new in zip(rows, nodes, strict=True)]
+        for parents in grown:
+            if bool((parents >= torch.arange(parents.shape[0])).any()):
+                raise CacheError(f"parents {parents.tolist()} are not in order: a parent comes before its child")
+        first, covered, starts, width = self.place(rows, [new.tokens.shape[0] for new in nodes], device)
+        inputs: list[Tensor | None] = [None] * len(covered)
+        masks = inputs.copy()
+        for row, new, parents in zip(rows, nodes, grown, strict=True):
+            seen, depths = ancestors(parents, row.parents.shape[0])
+            inputs[row.slot - first] = torch.stack([new.tokens, depths.add_(row.length - 1)])
+            masks[row.slot - first] = pad(seen, (row.length, 0), value=True)
+        mask = side_by_side(masks, width, max(starts) + width)
+        mask[..., 0] = True
+        return first, grown, side_by_side(inputs, 2, width), mask
+
+    def commit(self, row: R, path: Sequence[int]) -> int:
+        """Keep the uncommitted nodes of ``path``, drop the others; the last of the path, or ROOT."""
         last = ROOT
         for node in path:
             if not 0 <= node < row.parents.shape[0] or int(row.parents[node]) != last:
@@ -333,11 +317,7 @@ class Rows(Generic[R]):
         return last
 
     def prune(self, row: R, keep: Sequence[int], trunk: int) -> None:
-        """Keep some uncommitted nodes and commit the first of them (``ForestModel.prune``).
-
-        Raises:
-            CacheError: they are not closed under parents, or the trunk is no path that all others descend from.
-        """
+        """Keep some uncommitted nodes and commit the first of them (``ForestModel.prune``)."""
         parents = row.pruned(keep, trunk)
         self.cache.compact(row.slot, row.length, keep)
         row.length += trunk
@@ -356,3 +336,15 @@ class Rows(Generic[R]):
             moved.slot = row.slot
             self._open[row.slot] = moved
         row.slot = -1
+
+
+def side_by_side(parts: Sequence[Tensor | None], height: int, width: int) -> Tensor:
+    """[B, height, width] of [h, w] parts, each filled up with zeros; a part that is None is nothing but them."""
+    there = [part for part in parts if part is not None]
+    if len(parts) == 1:
+        return there[0][None]
+    out = there[0].new_zeros((len(parts), height, width))
+    for b, part in enumerate(parts):
+        if part is not None:
+            out[b, : part.shape[0], : part.shape[1]] = part
+    return out

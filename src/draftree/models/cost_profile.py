@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import platform
 import re
 import statistics
 import time
 import warnings
-from collections.abc import Callable
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from random import Random
+from typing import Annotated, TypeVar
 
 import platformdirs
 import torch
 import transformers
+from pydantic import Field, PositiveFloat, PositiveInt
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ..artifacts import JsonFormat
@@ -27,13 +29,15 @@ from ..progress import err
 from ..tree import ROOT
 from .base import LanguageModel, Nodes, Row
 
-FORMAT, VERSION = "draftree-profile", 4
-"""A new version of our own passes has new times."""
+VERSION = 4
+"""Of profiles: a new version of our own passes has new times."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a profile depends on: with any other it would be another profile."""
+    """What a profile depends on."""
 
     model: str
     architecture: str
@@ -48,7 +52,7 @@ class Identity:
 
     @classmethod
     def of(cls, model: LanguageModel) -> Identity:
-        """The model's on this machine."""
+        """That of a model on this machine."""
         can = model.capabilities
         return cls(
             model=can.name,
@@ -82,38 +86,44 @@ def processor() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One measured curve: ``seconds[i]`` is the median of passes over ``sizes[i]`` nodes in each of ``batch`` rows."""
+    """One measured curve: ``seconds[i]`` is the median of passes over ``sizes[i]`` nodes in each of ``batch`` rows.
 
-    batch: int
-    context: int
+    Raises:
+        ValueError: the sizes do not ascend from 1, or are not as many as the seconds.
+    """
+
+    batch: PositiveInt
+    context: PositiveInt
     sizes: tuple[int, ...]
-    seconds: tuple[float, ...]
+    seconds: tuple[PositiveFloat, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.sizes) != len(self.seconds) or self.sizes[:1] != (1,) or not _ascend(self.sizes):
+            raise ValueError(f"{len(self.seconds)} times of sizes {self.sizes}")
 
     def at(self, tokens: float) -> float:
         """Seconds over ``tokens`` nodes: linear between the measured sizes, and beyond them as from 1 to the last."""
-        above = next((i for i, size in enumerate(self.sizes) if size >= tokens), None)
-        if above == 0:
-            return self.seconds[0]
-        if above is None:
-            if len(self.sizes) == 1:
-                return self.seconds[0]
-            slope = (self.seconds[-1] - self.seconds[0]) / (self.sizes[-1] - self.sizes[0])
-            return self.seconds[-1] + max(0.0, slope) * (tokens - self.sizes[-1])
-        (low, high), (first, last) = self.sizes[above - 1 : above + 1], self.seconds[above - 1 : above + 1]
+        sizes, seconds = self.sizes, self.seconds
+        above = bisect_left(sizes, tokens)
+        if above == 0 or len(sizes) == 1:
+            return seconds[0]
+        if above == len(sizes):
+            slope = (seconds[-1] - seconds[0]) / (sizes[-1] - sizes[0])
+            return seconds[-1] + max(0.0, slope) * (tokens - sizes[-1])
+        (low, high), (first, last) = sizes[above - 1 : above + 1], seconds[above - 1 : above + 1]
         return first + (last - first) * (tokens - low) / (high - low)
+
+
+def _ascend(numbers: Sequence[int]) -> bool:
+    return list(numbers) == sorted(set(numbers))
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Measured pass times of one model on one machine.
-
-    Attributes:
-        identity: whose they are.
-        points: curves over the number of nodes, one for each batch size and context.
-    """
+    """Measured pass times of one model on one machine: curves over nodes, one for each batch size and context."""
 
     identity: Identity
-    points: tuple[Point, ...]
+    points: Annotated[tuple[Point, ...], Field(min_length=1)]
 
     def seconds(self, nodes: float, context: int, batch: int = 1) -> float:
         """Seconds of a pass over ``nodes`` nodes in each of ``batch`` rows behind ``context`` tokens.
@@ -136,22 +146,27 @@ class Profile:
         """[nodes + 1] seconds of passes over 1, 2, ... nodes + 1 tokens: the root, and so many drafted nodes."""
         return [self.seconds(n, context, batch) for n in range(1, nodes + 2)]
 
-    def save(self) -> Path:
-        """Write it to the cache directory, in one piece; where it is.
-
-        Raises:
-            RunError: it cannot be written.
-        """
-        path = profile_folder() / self.identity.file_name
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise RunError(f"cannot make the folder {path.parent}: {error.strerror}: set XDG_CACHE_HOME") from None
-        _FORMAT.write(path, self)
-        return path
+    def save(self) -> None:
+        """Write it to the cache directory (raises as ``write_cached``)."""
+        write_cached(_FORMAT, profile_folder() / self.identity.file_name, self)
 
 
-_FORMAT = JsonFormat(FORMAT, VERSION, "profile", "measure it again with 'draftree profile'", content=Profile)
+def write_cached(kind: JsonFormat[T], path: Path, content: T) -> None:
+    """Write a file under the cache directory.
+
+    Raises:
+        RunError: it cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"cannot make the folder {path.parent}: {error.strerror}: set XDG_CACHE_HOME") from None
+    kind.write(path, content)
+
+
+_FORMAT = JsonFormat(
+    "draftree-profile", VERSION, "profile", "measure it again with 'draftree profile'", content=Profile
+)
 
 
 def profile_folder() -> Path:
@@ -165,10 +180,9 @@ def load_profile(model: LanguageModel) -> Profile | None:
     path = profile_folder() / identity.file_name
     try:
         profile = _FORMAT.read(path)
-        _check(profile)
     except FileNotFoundError:
         return None
-    except ValueError as error:
+    except ConfigError as error:
         warn(f"the profile {path} cannot be read ({error}): measuring again")
         return None
     for name, value in asdict(identity).items():
@@ -178,18 +192,8 @@ def load_profile(model: LanguageModel) -> Profile | None:
     return profile
 
 
-def _check(profile: Profile) -> None:
-    if not profile.points:
-        raise ValueError("no points")
-    for p in profile.points:
-        if len(p.sizes) != len(p.seconds) or p.sizes[:1] != (1,) or list(p.sizes) != sorted(set(p.sizes)):
-            raise ValueError("sizes do not fit")
-        if not all(0 < s < math.inf for s in p.seconds) or p.batch < 1 or p.context < 1:
-            raise ValueError("seconds out of range")
-
-
 def warn(message: str) -> None:
-    """Of a profile that is not used or not kept."""
+    """Warn of measured times that are not used or not kept."""
     warnings.warn(message, DraftreeWarning, stacklevel=3)
 
 
@@ -226,7 +230,7 @@ class Grid:
     def __post_init__(self) -> None:
         for name in ("sizes", "contexts", "batches"):
             values = getattr(self, name)
-            if not values or min(values) < 1 or list(values) != sorted(set(values)):
+            if not values or min(values) < 1 or not _ascend(values):
                 raise ConfigError(f"{name} are {values}: give ascending whole numbers from 1 on")
         if self.sizes[0] != 1:
             raise ConfigError(f"sizes are {self.sizes}: start at 1, the pass of AR decoding")
@@ -240,7 +244,7 @@ class Grid:
             raise ConfigError(f"batches end with {self.batches[-1]}: use at most {_MOST_ROWS} rows a pass")
 
     def fitting(self, longest: int) -> Grid:
-        """Without sizes above half of the longest sequence."""
+        """The grid without sizes above half of the longest sequence."""
         return replace(self, sizes=tuple(n for n in self.sizes if n == 1 or n <= longest // 2))
 
     @property
@@ -262,16 +266,16 @@ def measure(model: LanguageModel, grid: Grid, progress: Callable[[int], None] = 
     order: what a pass leaves in the processor's caches is no size's own cost.
 
     Args:
-        model: the model.
-        grid: what to measure.
         progress: called after each pass with how many have been made.
 
     Raises:
         ConfigError: the passes do not fit the model's longest sequence.
     """
     can, done, shuffled = model.capabilities, 0, Random(0)  # noqa: S311 - an order, not a secret
-    points = []
-    grid = _shortened(grid, model)
+    points, grid = [], _shortened(grid, model)
+    tokens = (5 * torch.arange(grid.sizes[-1]) + 3) % can.vocab_size
+    # Children of the last committed token: what any model takes in one pass, a draft head too.
+    fans = {size: Nodes(tokens[:size], torch.full((size,), ROOT)) for size in grid.sizes}
     for batch in grid.batches:
         model.reserve(batch, grid.contexts[-1] + grid.sizes[-1])
         for context in grid.contexts:
@@ -285,10 +289,9 @@ def measure(model: LanguageModel, grid: Grid, progress: Callable[[int], None] = 
                     if turn == grid.repeats + 1 and not (busy := _spread(times) > _BUSY):
                         break
                     for size in shuffled.sample(grid.sizes, len(grid.sizes)):
-                        nodes = [_fan([(5 * i + 3) % can.vocab_size for i in range(size)])] * batch
                         _finish(can.device)
                         began = time.perf_counter()
-                        model.extend(rows, nodes)
+                        model.extend(rows, [fans[size]] * batch)
                         _finish(can.device)
                         times[size].append(time.perf_counter() - began)
                         for row in rows:
@@ -308,13 +311,8 @@ def _spread(times: dict[int, list[float]]) -> float:
     return statistics.median(statistics.median(each[1:]) / min(each[1:]) for each in times.values())
 
 
-def _fan(tokens: list[int]) -> Nodes:
-    """Children of the last committed token: what any model may be asked about in one pass, a draft head too."""
-    return Nodes(torch.tensor(tokens), torch.full((len(tokens),), ROOT))
-
-
 def _shortened(grid: Grid, model: LanguageModel) -> Grid:
-    """With contexts that leave room for the largest pass."""
+    """The grid with contexts that leave room for the largest pass."""
     can = model.capabilities
     room = can.max_length - grid.sizes[-1]
     if room < 1:
@@ -331,18 +329,15 @@ _UNKEPT: dict[Identity, Profile] = {}
 """Profiles of this process that could not be written."""
 
 
-def kept_or_measured(model: LanguageModel, grid: Grid | None = None) -> Profile:
-    """The kept profile of a model or, when there is none, a new one of ``grid`` (``SHORT``), kept from then on.
-
-    Measuring shows a progress bar in a terminal.
-    """
+def kept_or_measured(model: LanguageModel) -> Profile:
+    """The kept profile of a model or, when there is none, a new one of ``SHORT``, kept from then on."""
     if (identity := Identity.of(model)) in _UNKEPT:
         return _UNKEPT[identity]
-    return load_profile(model) or measure_and_keep(model, grid or SHORT.fitting(model.capabilities.max_length))
+    return load_profile(model) or measure_and_keep(model, SHORT.fitting(model.capabilities.max_length))
 
 
 def measure_and_keep(model: LanguageModel, grid: Grid) -> Profile:
-    """A new profile, shown as it is measured and kept for later starts."""
+    """A new profile, measured with a progress bar and kept for later starts."""
     grid = _shortened(grid, model)
     with Progress(TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), console=err) as bar:
         task = bar.add_task(f"measuring passes of {model.capabilities.name}", total=grid.passes)

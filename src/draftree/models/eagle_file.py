@@ -44,7 +44,7 @@ _FORMAT = JsonFormat(FORMAT, VERSION, "config of a draft head", "train another",
 
 
 def is_head(folder: Path) -> bool:
-    """Is there a head in this folder, whole or not?"""
+    """Whether there is a head in this folder, whole or not."""
     try:
         return bool(json.loads((folder / CONFIG).read_text(encoding="utf-8"))["format"] == FORMAT)
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
@@ -89,15 +89,12 @@ def read_head(folder: Path) -> tuple[str, HeadNetwork, Tensor, Tensor]:
             network = HeadNetwork(document.config)
         tensors = load_file(folder / WEIGHTS)
         vocabulary, known = tensors.pop("vocabulary"), _numbers(tensors.pop("target_sample"), "target_sample")
-        if vocabulary.dtype not in (torch.int32, torch.int64) or vocabulary.dim() != 1:
-            raise ValueError("its draft vocabulary is not a list of tokens")
-        vocabulary = vocabulary.long()
         network.load_state_dict({name: _numbers(value, name) for name, value in tensors.items()}, assign=True)
-        if not len(vocabulary) or bool((vocabulary.diff() <= 0).any()) or not 0 <= int(vocabulary[0]):
-            raise ValueError("its draft vocabulary is not a list of different tokens")
-        if int(vocabulary[-1]) >= network.config.vocab_size:
-            raise ValueError("its draft vocabulary goes beyond the target's")
-    return document.target, network, vocabulary, known
+        if vocabulary.dtype not in (torch.int32, torch.int64) or vocabulary.dim() != 1 or not len(vocabulary):
+            raise ValueError("its draft vocabulary is not a list of tokens")
+        if bool((vocabulary.diff() <= 0).any()) or not 0 <= vocabulary[0] <= vocabulary[-1] < network.config.vocab_size:
+            raise ValueError("its draft vocabulary is not an ascending list of the target's tokens")
+    return document.target, network, vocabulary.long(), known
 
 
 def _numbers(weight: Tensor, name: str) -> Tensor:
@@ -145,7 +142,7 @@ def load_head(folder: Path, target: HFModel) -> HeadModel:
 
 
 def _sizes(config: HeadConfig, given: Tensor) -> tuple[tuple[str, int, int], ...]:
-    """What must agree: its name, the head's size, and that of the target's embeddings."""
+    """What must agree: its name, the head's size, and the target's."""
     return (
         ("hidden size", config.hidden_size, given.shape[1]),
         ("vocabulary size", config.vocab_size, given.shape[0]),
@@ -169,7 +166,7 @@ def shipped_for(target: HFModel) -> Path | None:
 
 
 def fits(folder: Path, target: HFModel) -> bool:
-    """Was the head in this folder trained for this model, or for another form of it? Reads no weights but the sample.
+    """Whether a head was trained for this model, or for another form of it; reads no weights but the sample.
 
     Raises:
         ModelFileError: it cannot be read.

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import sys
-from dataclasses import dataclass, fields
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Annotated, Any, NamedTuple
 
 import torch
+from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..errors import ConfigError
+
+PositiveNumber = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,26 +29,20 @@ class HeadConfig:
         embedding_scale: embeddings are multiplied by this, so that they weigh as much as hidden states.
 
     Raises:
-        ConfigError: a value is out of range.
+        ConfigError: heads cannot share key heads so, or the size of a head is odd.
     """
 
-    hidden_size: int
-    vocab_size: int
-    intermediate_size: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    rope_theta: float = 10000.0
-    norm_eps: float = 1e-5
-    embedding_scale: float = 1.0
+    hidden_size: PositiveInt
+    vocab_size: PositiveInt
+    intermediate_size: PositiveInt
+    heads: PositiveInt
+    kv_heads: PositiveInt
+    head_dim: PositiveInt
+    rope_theta: PositiveNumber = 10000.0
+    norm_eps: PositiveNumber = 1e-5
+    embedding_scale: PositiveNumber = 1.0
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value, whole = getattr(self, field.name), field.type == "int"
-            if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
-                raise ConfigError(f"{field.name} is {value!r}: use a {'whole ' if whole else ''}number")
-            if not 0 < value <= sys.float_info.max:
-                raise ConfigError(f"{field.name} is {value}: use a positive number")
         if self.heads % self.kv_heads or self.head_dim % 2:
             raise ConfigError(
                 f"{self.heads} heads of {self.head_dim} share {self.kv_heads} key heads: use a divisor and an even size"
@@ -140,10 +136,6 @@ def embeddings(target: PreTrainedModel) -> Tensor:
     return weight
 
 
-_UNITS = 64
-"""Unit vectors that an output layer is given at once."""
-
-
 class OutputLayer(NamedTuple):
     """What turns hidden states into logits.
 
@@ -158,19 +150,8 @@ class OutputLayer(NamedTuple):
 
 @torch.inference_mode()
 def output_layer(target: PreTrainedModel) -> OutputLayer:
-    """The target's output layer.
-
-    Where its weights have been put into another form, they are those of the embeddings if it shares them, else found
-    out: a linear layer's output for the unit vectors is its weight.
-    """
-    layer = target.get_output_embeddings()
-    weight, bias = getattr(layer, "weight", None), getattr(layer, "bias", None)
-    if isinstance(weight, Tensor) and weight.ndim == 2:
-        return OutputLayer(weight.detach(), bias.detach() if isinstance(bias, Tensor) else None)
-    like = embeddings(target).detach()
-    if target.config.get_text_config(decoder=True).tie_word_embeddings:
-        return OutputLayer(like, None)
-    zero = layer(like.new_zeros((1, like.shape[1])))[0]
-    units = torch.eye(like.shape[1], dtype=like.dtype, device=like.device).split(_UNITS)
-    found = torch.cat([(layer(some) - zero).T for some in units], dim=1)
-    return OutputLayer(found, zero if bool(zero.any()) else None)
+    """The target's output layer; where it shares the embeddings' weight, that one, which is never packed."""
+    layer: Any = target.get_output_embeddings()
+    tied = target.config.get_text_config(decoder=True).tie_word_embeddings
+    weight = embeddings(target) if tied else layer.weight
+    return OutputLayer(weight.detach(), None if layer.bias is None else layer.bias.detach())

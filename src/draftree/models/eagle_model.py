@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
@@ -18,10 +18,9 @@ from torch.nn.functional import embedding, linear, pad
 from torch.nn.utils import skip_init
 
 from ..errors import CacheError
-from ..tree import ancestors
 from .attention import attend_as_one
-from .base import Capabilities, Nodes, Row
-from .cache import NO_NODES, Rows, TreeCache
+from .base import Nodes, Row
+from .cache import NO_NODES, Rows, side_by_side
 from .cpu.quantization import AUTO, STOCK, convert
 from .eagle_head import HeadNetwork, embeddings, output_layer
 from .huggingface import HFModel
@@ -31,7 +30,7 @@ _GRAIN = 64
 """Logits come in multiples of this, filled up with -inf: their largest are found faster, chunk by chunk."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class HeadRow(Row):
     """A sequence inside a head.
 
@@ -42,19 +41,17 @@ class HeadRow(Row):
         known: [V] bool, which ids are in ``tokens``.
     """
 
-    predicted: Tensor = field(default_factory=lambda: torch.zeros(0))
-    tokens: Tensor = field(default_factory=lambda: torch.zeros(0))
-    extra: Tensor = field(default_factory=lambda: torch.zeros(0))
-    known: Tensor = field(default_factory=lambda: torch.zeros(0))
+    predicted: Tensor
+    tokens: Tensor
+    extra: Tensor
+    known: Tensor
 
 
 class HeadModel:
     """A head that drafts for one target, as a ``LanguageModel``.
 
-    Where the target has a weight format it computes in the fastest one here, whichever the target's is: what it drafts
-    need not be the target's to the last bit.
-
-    The network is the model's own from then on: its layers may be given other kernels.
+    Where the target has a weight format it computes in the fastest one, whichever the target's is: what it drafts need
+    not be the target's to the last bit. The network is the model's own from then on: its layers get other kernels.
 
     Attributes:
         vocabulary: [D] int64 ascending ids that it always drafts from.
@@ -80,49 +77,34 @@ class HeadModel:
                 output.bias.copy_(layer.bias[self.vocabulary])
         self.layers = nn.ModuleDict({"network": network.to(can.device, can.dtype), "output": output})
         self.layers.eval().requires_grad_(False)
-        parameters, weights = sum(p.numel() for p in network.parameters()), fingerprint(network.parameters())
-        weight_format = STOCK if can.weight_format == STOCK else convert(self.layers, AUTO)
+        self.capabilities = replace(
+            can,
+            name=name,
+            architecture=type(self).__name__,
+            parameters=sum(p.numel() for p in network.parameters()),
+            attention="sdpa",
+            fingerprint=fingerprint(network.parameters()),
+        )
+        if can.weight_format != STOCK:
+            self.capabilities = replace(self.capabilities, weight_format=convert(self.layers, AUTO))
         self._known = torch.zeros(can.vocab_size, dtype=torch.bool)
         self._known[vocabulary] = True
         self._turns = self.network.turns(torch.arange(0, device=can.device))
         self._rows: Rows[HeadRow] = Rows(1)
         self.pass_seconds = 0.0
-        self.capabilities = Capabilities(
-            name=name,
-            architecture=type(self).__name__,
-            parameters=parameters,
-            max_length=can.max_length,
-            max_length_reason=can.max_length_reason,
-            vocab_size=can.vocab_size,
-            eos_ids=can.eos_ids,
-            dtype=can.dtype,
-            device=can.device,
-            attention="sdpa",
-            weight_format=weight_format,
-            fingerprint=weights,
-        )
 
     @property
     def network(self) -> HeadNetwork:
         """The trained part."""
         return cast(HeadNetwork, self.layers["network"])
 
-    @property
-    def cache(self) -> TreeCache:
-        """Keys and values of all open rows."""
-        return self._rows.cache
-
     def own(self, row: Row) -> HeadRow:
-        """An open row of this model.
-
-        Raises:
-            CacheError: it is not.
-        """
+        """``row``, if it is open and this model's; else a ``CacheError``."""
         return self._rows.own(row)
 
     def reserve(self, rows: int, tokens: int) -> None:
         """Make room for ``rows`` rows of ``tokens`` tokens at once."""
-        self.cache.reserve(rows, tokens)
+        self._rows.cache.reserve(rows, tokens)
 
     def start(self) -> HeadRow:
         """A new row without tokens."""
@@ -160,7 +142,7 @@ class HeadModel:
 
         Args:
             rows: open rows.
-            tokens: for each row [n] int64; none for a row whose last token is asked about again.
+            tokens: for each row [n] int64; none for a row whose last token is scored again.
             features: for each row [n, H], the target's hidden states at the tokens before each of them.
 
         Returns:
@@ -179,26 +161,20 @@ class HeadModel:
     def _feed(self, rows: Sequence[HeadRow], tokens: Sequence[Tensor], features: Sequence[Tensor]) -> None:
         """Append tokens to each row, with the hidden states before them, in one pass."""
         device = self.capabilities.device
-        first, covered, starts, width = self._rows.place(rows, [len(t) for t in tokens], device)
-        ids = torch.zeros((len(covered), width), dtype=torch.int64)
-        lasts = torch.zeros(len(covered), dtype=torch.int64)
-        given = self._zeros(len(covered), width, self.network.config.hidden_size)
+        first, covered, _, width = self._rows.place(rows, [len(t) for t in tokens], device)
+        inputs: list[Tensor | None] = [None] * len(covered)
+        given, lasts = inputs.copy(), torch.zeros((2, len(covered)), dtype=torch.int64)
         for row, new, known in zip(rows, tokens, features, strict=True):
             b = row.slot - first
-            ids[b, : len(new)] = new
-            given[b, : len(new)] = known
-            lasts[b] = len(new) - 1
-        offsets = torch.tensor(starts)[:, None] + torch.arange(width)
-        ids, offsets = torch.stack([ids, offsets]).to(device, non_blocking=True)
-        inputs = self.network.read(embedding(ids, self._embeddings), given)
-        queries, keys, values = self.network.attend_with(inputs, self._turns_at(offsets))
-        keys, values = self._store(keys, values)
-        # Only the last token of each row is asked what follows: no others need their queries.
-        lasts = lasts.to(device, non_blocking=True)
+            inputs[b] = torch.stack([new, torch.arange(len(new)) + row.length])
+            given[b] = known
+            lasts[:, b] = torch.tensor([len(new) - 1, row.length + len(new) - 1])
+        states, queries, keys, values = self._read(side_by_side(inputs, 2, width), given)
+        # Only the last token of each row is scored: no others need their queries.
         batch = torch.arange(len(covered), device=device)
-        ends = (lasts + offsets[:, 0])[:, None, None, None]
-        mask = torch.arange(keys.shape[2], device=device) <= ends if len(covered) > 1 else None
-        predicted = self._finish(inputs[batch, lasts][:, None], queries[batch, lasts][:, None], keys, values, mask)
+        last, end = lasts.to(device, non_blocking=True)
+        mask = torch.arange(keys.shape[2], device=device) <= end[:, None, None, None] if len(covered) > 1 else None
+        predicted = self._finish(states[batch, last][:, None], queries[batch, last][:, None], keys, values, mask)
         for row, new in zip(rows, tokens, strict=True):
             row.predicted = predicted[row.slot - first]
             row.length += len(new)
@@ -215,54 +191,51 @@ class HeadModel:
                 predicted for these tokens.
         """
         began = time.perf_counter()
-        own = [self.own(row) for row in rows]
-        for row, new in zip(own, nodes, strict=True):
-            if features is None and bool((new.parents >= row.parents.shape[0]).any()):
-                raise CacheError("the parent of a node comes with it: its hidden state is not predicted yet")
-        counts, device = [n.tokens.shape[0] for n in nodes], self.capabilities.device
-        first, covered, starts, width = self._rows.place(own, counts, device)
-        inputs, masks, given = (cast(list[Tensor | None], [None] * len(covered)) for _ in range(3))
-        for at, (row, new) in enumerate(zip(own, nodes, strict=True)):
-            b, start = row.slot - first, row.parents.shape[0]
-            if features is None:
-                given[b] = row.predicted.index_select(0, (new.parents + 1).to(device, non_blocking=True))
-            else:
-                given[b] = features[at]
-            row.parents = torch.cat([row.parents, new.parents])
-            seen, depths = ancestors(row.parents, start)
-            inputs[b] = torch.stack([new.tokens, depths.add_(row.length - 1)])
-            masks[b] = pad(seen, (row.length, 0), value=True)
-        mask = _side_by_side(masks, width, max(starts) + width)[:, None]
-        mask[..., 0] = True  # padding attends to something
-        tokens, positions = _side_by_side(inputs, 2, width).to(device, non_blocking=True).unbind(1)
-        states = self.network.read(
-            embedding(tokens, self._embeddings), _side_by_side(given, width, self._embeddings.shape[1])
-        )
-        queries, keys, values = self.network.attend_with(states, self._turns_at(positions))
-        keys, values = self._store(keys, values)
-        predicted = self._finish(states, queries, keys, values, mask.to(device, non_blocking=True))
-        fresh = [predicted[row.slot - first, :n] for row, n in zip(own, counts, strict=True)]
-        for row, part in zip(own, fresh, strict=True):
-            row.predicted = torch.cat([row.predicted, part])
-        if features is not None:  # they are text, not guesses
+        own, device, are_text = [self.own(row) for row in rows], self.capabilities.device, features is not None
+        if features is None:
+            for row, new in zip(own, nodes, strict=True):
+                if bool((new.parents >= row.parents.shape[0]).any()):
+                    raise CacheError("the parent of a node comes with it: its hidden state is not predicted yet")
+            befores = [(new.parents + 1).to(device, non_blocking=True) for new in nodes]
+            features = [row.predicted.index_select(0, before) for row, before in zip(own, befores, strict=True)]
+        first, grown, inputs, mask = self._rows.place_nodes(own, nodes, device)
+        given: list[Tensor | None] = [None] * len(mask)
+        for row, known in zip(own, features, strict=True):
+            given[row.slot - first] = known
+        states, queries, keys, values = self._read(inputs, given)
+        predicted = self._finish(states, queries, keys, values, mask[:, None].to(device, non_blocking=True))
+        fresh = [predicted[row.slot - first, : new.tokens.shape[0]] for row, new in zip(own, nodes, strict=True)]
+        for row, parents, part in zip(own, grown, fresh, strict=True):
+            row.parents, row.predicted = parents, torch.cat([row.predicted, part])
+        if are_text:
             for row, new in zip(own, nodes, strict=True):
                 self._learn(row, new.tokens)
         logits = self._logits(own, fresh)
         self.pass_seconds += time.perf_counter() - began
         return logits
 
-    def _store(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        stored, also = self.cache.update(keys.transpose(1, 2), values.transpose(1, 2), 0)
-        return stored, also
+    def _read(self, inputs: Tensor, features: Sequence[Tensor | None]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """What the layer computes before attention.
 
-    def _turns_at(self, positions: Tensor) -> Tensor:
-        """Rotations [B, n, 1, D / 2], from a table that grows with the rows."""
-        if self._turns.shape[0] < self.cache.placement.slots:
-            self._turns = self.network.turns(torch.arange(self.cache.placement.slots, device=positions.device))
-        return self._turns[positions]
+        Args:
+            inputs: [B, 2, n] tokens and positions, on the CPU.
+            features: for each row [n, H] hidden states before them, or fewer; None: padding.
+
+        Returns:
+            [B, n, H] its input; [B, n, heads, D] queries; [B, kv_heads, S, D] keys and values of all slots.
+        """
+        cache, device = self._rows.cache, self.capabilities.device
+        if self._turns.shape[0] < cache.placement.slots:
+            self._turns = self.network.turns(torch.arange(cache.placement.slots, device=device))
+        tokens, positions = inputs.to(device, non_blocking=True).unbind(1)
+        before = side_by_side(features, tokens.shape[1], self._embeddings.shape[1])
+        states = self.network.read(embedding(tokens, self._embeddings), before)
+        queries, keys, values = self.network.attend_with(states, self._turns[positions])
+        keys, values = cache.update(keys.transpose(1, 2), values.transpose(1, 2), 0)
+        return states, queries, keys, values
 
     def _finish(self, inputs: Tensor, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-        """[B, n, H] predictions; query heads that share a key head are asked as more queries of it (faster)."""
+        """[B, n, H] predictions."""
         found = attend_as_one(queries.transpose(1, 2), keys, values, mask, None)
         return self.network.finish(inputs, found.flatten(2))
 
@@ -274,12 +247,10 @@ class HeadModel:
         for row, states in zip(rows, predicted, strict=True):
             logits = output(states)
             if row.extra.shape[0]:
-                logits = torch.cat([logits, linear(states, row.extra, self._bias(row.tokens[own:]))], dim=-1)
+                bias = None if self._all.bias is None else self._all.bias[row.tokens[own:]]
+                logits = torch.cat([logits, linear(states, row.extra, bias)], dim=-1)
             parts.append(pad(logits, (0, width - logits.shape[1], 0, height - logits.shape[0]), value=float("-inf")))
         return parts[0][None] if len(parts) == 1 else torch.stack(parts)
-
-    def _bias(self, tokens: Tensor) -> Tensor | None:
-        return None if self._all.bias is None else self._all.bias[tokens]
 
     def _learn(self, row: HeadRow, tokens: Tensor) -> None:
         """Add a text's tokens to its row's draft vocabulary."""
@@ -309,15 +280,3 @@ class HeadModel:
     def close(self, row: Row) -> None:
         """Forget a row (``LanguageModel.close``)."""
         self._rows.close(self.own(row))
-
-
-def _side_by_side(parts: Sequence[Tensor | None], height: int, width: int) -> Tensor:
-    """[B, height, width] of [h, w] parts, each filled up with zeros; a part that is None is nothing but them."""
-    there = [part for part in parts if part is not None]
-    if len(parts) == 1:
-        return there[0][None]
-    out = there[0].new_zeros((len(parts), height, width))
-    for b, part in enumerate(parts):
-        if part is not None:
-            out[b, : part.shape[0], : part.shape[1]] = part
-    return out

@@ -10,7 +10,7 @@ import inspect
 import time
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import wraps
 from threading import RLock
 from typing import Concatenate, ParamSpec, TypeVar
@@ -22,25 +22,33 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..config import typed
 from ..errors import CacheError, ConfigError, PromptError, UnsupportedModelError
-from ..tree import ancestors
-from . import probe
-from .attention import share_key_heads
+from . import attention, probe
 from .base import Capabilities, Nodes, Row
 from .cache import NO_NODES, Rows, TreeCache
-from .cpu.fused_layers import merge_layers
-from .cpu.fused_model import Decoder, direct
+from .cpu.fused_model import Decoder, direct, merge_layers
 from .cpu.quantization import apart, check, convert
-from .hidden_states import HiddenStates, hidden_states
-
-_PASSED: WeakKeyDictionary[PreTrainedModel, str] = WeakKeyDictionary()
-"""Models that have passed the self-test, and with which attention."""
-
-_CONVERTED: WeakKeyDictionary[PreTrainedModel, tuple[Capabilities, Decoder | None]] = WeakKeyDictionary()
-"""Models whose layers were replaced: what was probed before, and their weight format; and their direct pass."""
 
 
-_LOCKS: WeakKeyDictionary[PreTrainedModel, RLock] = WeakKeyDictionary()
-"""Held by the thread that is inside a method of any ``HFModel`` on these weights."""
+@dataclass(slots=True)
+class SharedState:
+    """What all ``HFModel`` on the same weights share.
+
+    Attributes:
+        lock: held by the thread that is inside a method of any of them.
+        tested: attention with which the self-test was passed.
+        capabilities: with the weight format, where layers were replaced; what was probed is gone then.
+        decoder: the direct pass of replaced layers.
+        hidden: reads hidden states.
+    """
+
+    lock: RLock = field(default_factory=RLock)
+    tested: str | None = None
+    capabilities: Capabilities | None = None
+    decoder: Decoder | None = None
+    hidden: probe.HiddenStates | None = None
+
+
+_SHARED: WeakKeyDictionary[PreTrainedModel, SharedState] = WeakKeyDictionary()
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -79,18 +87,16 @@ class HFModel:
         capabilities: what was probed at load.
         tokenizer: the model's tokenizer, or None for a model of bare token ids.
         model: the Hugging Face model.
-        passes: forward passes so far, prefills not counted.
-        pass_seconds: wall-clock seconds inside them (on an accelerator, of launching them).
+        pass_seconds: wall-clock seconds inside forward passes so far, prefills not counted (on an accelerator, of
+            launching them).
 
     Args:
-        model, tokenizer: of transformers.
-        name: what to call it.
         weight_format: of its linear layers on a CPU (``draftree.models.cpu.quantization``): the weights are replaced
             in ``model``; None leaves it as it is.
         self_test: compare tree logits with sequential ones.
 
     Raises:
-        UnsupportedModelError: the model cannot be given draft trees; the message says why and what to do.
+        UnsupportedModelError: the model cannot be given draft trees.
         ConfigError: no such weight format, or the model has others already.
     """
 
@@ -106,16 +112,17 @@ class HFModel:
     ) -> None:
         name = name or model.config.name_or_path or "model"
         probe.refuse(model, name)
-        share_key_heads(model)
+        attention.share_key_heads(model)
         self.model = model.eval()
         self.tokenizer = tokenizer
-        self.capabilities, self._decoder = _converted(model, name, weight_format)
+        shared = _SHARED.setdefault(model, SharedState())
+        self.capabilities = _converted(model, name, weight_format, shared)
+        self._decoder, self._lock = shared.decoder, shared.lock
         self._layers: int = model.config.get_text_config(decoder=True).num_hidden_layers
         self._keep_last = "logits_to_keep" in inspect.signature(model.forward).parameters
-        self._hidden: HiddenStates | None = None
-        self._lock = _LOCKS.setdefault(model, RLock())
+        self._hidden: probe.HiddenStates | None = None
         self._start()
-        if self_test and _PASSED.get(model) != self.capabilities.attention:
+        if self_test and shared.tested != self.capabilities.attention:
             try:
                 probe.self_test(self)
             except CacheError:
@@ -125,12 +132,12 @@ class HFModel:
                     f"{name} ({type(model).__name__}) fails the tree self-test with {type(error).__name__}: {error}: "
                     "use transformers' own generate for it"
                 ) from error
-            _PASSED[model] = self.capabilities.attention
+            shared.tested = self.capabilities.attention
             self._start()
 
     def _start(self) -> None:
         self._rows: Rows[Row] = Rows(self._layers)
-        self.passes, self.pass_seconds = 0, 0.0
+        self.pass_seconds = 0.0
 
     def twin(self) -> HFModel:
         """A second model on the same weights with rows and a cache of its own."""
@@ -144,9 +151,7 @@ class HFModel:
         return self._rows.cache
 
     def in_weight_format(self, weight_format: str) -> HFModel:
-        """The same model once more in another weight format, or in "int4", with rows and a cache of its own.
-
-        Its embedding and norms are this one's.
+        """The same model once more in another weight format, with rows and a cache of its own; it shares the embedding.
 
         Raises:
             ConfigError: this model has not float32 weights on a CPU.
@@ -157,21 +162,18 @@ class HFModel:
         merge_layers(other.model)
         made = convert(other.model, weight_format)
         other.capabilities = replace(can, weight_format=made, fingerprint=f"{can.fingerprint}:{weight_format}")
-        other._decoder = direct(other.model) if self._decoder is None else Decoder(other.model)
+        other._decoder = direct(other.model)
         other._hidden = None
         return other
 
     def on_rows_of(self, host: HFModel) -> HFModel:
-        """A second model on the same weights that goes on from what another has read, and keeps no cache of its own.
+        """A second model on the same weights that works on the rows of another, and keeps no cache of its own.
 
-        Its passes append uncommitted nodes to that one's rows, as that one's own do: whoever lets it draft drops them
-        before the other goes on.
-
-        Args:
-            host: the other, with layers of the same shapes: such as the same model in another weight format.
+        Its passes append uncommitted nodes to the host's rows, as the host's own do: they have to be dropped before the
+        host goes on.
 
         Raises:
-            ConfigError: their keys and values do not go together.
+            ConfigError: the keys and values of the two do not go together.
         """
         if (self.slot_bytes, self.capabilities.dtype) != (host.slot_bytes, host.capabilities.dtype):
             raise ConfigError(f"{self.capabilities.name} cannot read the cache of {host.capabilities.name}")
@@ -186,8 +188,10 @@ class HFModel:
         Raises:
             UnsupportedModelError: they cannot be read, or its logits are not its output layer's of them.
         """
-        if self._hidden is None:
-            self._hidden = hidden_states(self.model, self.capabilities.name)
+        shared = _SHARED.setdefault(self.model, SharedState())
+        if shared.hidden is None:
+            shared.hidden = probe.HiddenStates(self.model, self.capabilities.name)
+        self._hidden = shared.hidden
 
     @property
     def tracks_features(self) -> bool:
@@ -209,16 +213,17 @@ class HFModel:
         """Make room for ``rows`` rows of ``tokens`` tokens at once; exactly that while no row is open."""
         at = self.cache.placement
         if not self._rows and (rows > at.rows or tokens > at.slots):
-            self.cache.clear()
+            self.free_cache()
         self.cache.reserve(rows, tokens)
 
     @_alone
-    def open(self, prompt_ids: Sequence[int]) -> Row:
-        """Prefill a new row (``LanguageModel.open``).
+    def free_cache(self) -> None:
+        """Free the keys and values of rows that were closed; none may be open."""
+        self._rows.cache = TreeCache(self._layers)
 
-        Raises:
-            PromptError: the prompt is empty, too long, or holds an id outside the vocabulary.
-        """
+    @_alone
+    def open(self, prompt_ids: Sequence[int]) -> Row:
+        """Prefill a new row (``LanguageModel.open``)."""
         self._check_prompt(prompt_ids)
         slot, device = len(self._rows), self.capabilities.device
         self.cache.place(slot, [0], len(prompt_ids), device)
@@ -246,42 +251,27 @@ class HFModel:
 
     @_alone
     def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Tensor:
-        """Append uncommitted nodes to each row in one pass (``LanguageModel.extend``).
-
-        Raises:
-            CacheError: a node would lie beyond the model's longest sequence, or a row is closed; nothing has changed.
-        """
-        own = [self._rows.own(row) for row in rows]
-        grown = [self._grown(row, new) for row, new in zip(own, nodes, strict=True)]
-        device = self.capabilities.device
-        first, covered, starts, width = self._rows.place(own, [n.tokens.shape[0] for n in nodes], device)
-
-        # A padding query repeats the last committed position and attends to the first slot: finite, and never read.
-        inputs = torch.zeros((2, len(covered), width), dtype=torch.int64)
-        inputs[1] = torch.tensor([r.length - 1 for r in covered])[:, None]
-        mask = torch.zeros((len(covered), 1, width, max(starts) + width), dtype=torch.bool)
-        mask[..., 0] = True
-        for row, new, (parents, seen, depths) in zip(rows, nodes, grown, strict=True):
-            b, n = row.slot - first, new.tokens.shape[0]
-            inputs[0, b, :n] = new.tokens
-            inputs[1, b, :n] += depths
-            mask[b, 0, :n, : row.length] = True
-            mask[b, 0, :n, row.length : row.length + parents.shape[0]] = seen
-        tokens, positions = inputs.to(device, non_blocking=True)
+        """Append uncommitted nodes to each row in one pass (``LanguageModel.extend``)."""
+        can, own = self.capabilities, [self._rows.own(row) for row in rows]
+        first, grown, inputs, mask = self._rows.place_nodes(own, nodes, can.device)
+        if inputs.numel() and (last := int(inputs[:, 1].max())) >= can.max_length:
+            raise CacheError(
+                f"a node at position {last} is beyond the {can.max_length} tokens of {can.name}: draft less deep"
+            )
+        tokens, positions = inputs.to(can.device, non_blocking=True).unbind(1)
         began = time.perf_counter()
-        logits = self._forward(tokens, positions, self._additive(mask.to(device, non_blocking=True)))
-        self.passes += 1
+        logits = self._forward(tokens, positions, self._additive(mask[:, None].to(can.device, non_blocking=True)))
         self.pass_seconds += time.perf_counter() - began
-        for row, new, (parents, _, _) in zip(rows, nodes, grown, strict=True):
+        for row, new, parents in zip(own, nodes, grown, strict=True):
             row.parents = parents
             if self._hidden:
                 row.pending.append(self._hidden.last[row.slot - first, : new.tokens.shape[0]])
-        order = [r.slot - first for r in rows]
-        return logits if order == list(range(len(covered))) else logits[order]
+        order = [row.slot - first for row in own]
+        return logits if order == list(range(len(mask))) else logits[order]
 
     @_alone
     def feed(self, tokens: Tensor, positions: Tensor, end: int) -> tuple[Tensor, Tensor]:
-        """One more token in each of B rows that only the caller knows, without asking the host: no other row is open.
+        """One more token in each of B rows that only the caller knows, without a transfer to the host.
 
         Args:
             tokens, positions: [B] int64 on the model's device; what was at a position before is replaced.
@@ -289,6 +279,9 @@ class HFModel:
 
         Returns:
             [B, V] logits; [B, H] hidden states, H = 0 where they are not tracked.
+
+        Raises:
+            CacheError: rows are open, or there is no room.
         """
         at = self.cache.placement
         if self._rows or len(tokens) > at.rows or end > at.slots:
@@ -298,27 +291,13 @@ class HFModel:
         logits = self._forward(tokens[:, None], positions[:, None], self._additive(seen[:, None, None]))[:, 0]
         return logits, self._hidden.last[:, 0] if self._hidden else logits[:, :0]
 
-    def _grown(self, row: Row, new: Nodes) -> tuple[Tensor, Tensor, Tensor]:
-        """A row's uncommitted parents with the new ones, and these nodes' ``ancestors`` and depths; changes nothing."""
-        can, start = self.capabilities, row.parents.shape[0]
-        parents = torch.cat([row.parents, new.parents])
-        if bool((parents >= torch.arange(parents.shape[0])).any()):
-            raise CacheError(f"parents {parents.tolist()} are not in order: a parent comes before its child")
-        seen, depths = ancestors(parents, start)
-        deepest = row.length + (int(depths.max()) if len(depths) else 0)
-        if deepest > can.max_length:
-            raise CacheError(
-                f"a node at position {deepest - 1} is beyond the {can.max_length} tokens of {can.name}: draft less deep"
-            )
-        return parents, seen, depths
-
     def _additive(self, mask: Tensor) -> Tensor:
         """Eager attention adds its mask; SDPA takes either kind."""
         dtype = self.capabilities.dtype
         return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, torch.finfo(dtype).min)
 
     def _forward(self, tokens: Tensor, positions: Tensor, mask: Tensor | None, last_only: bool = False) -> Tensor:
-        if self._decoder is not None:
+        if self._decoder is not None and self.model.config._attn_implementation == attention.NAME:
             states, logits = self._decoder(tokens, positions, mask, self.cache, last_only)
             if self._hidden:
                 self._hidden.last = states
@@ -336,23 +315,15 @@ class HFModel:
 
     @_alone
     def commit(self, row: Row, path: Sequence[int]) -> None:
-        """Keep the uncommitted nodes of ``path`` and drop the others (``LanguageModel.commit``).
-
-        Raises:
-            CacheError: ``path`` is not a path from the last committed token down.
-        """
+        """Keep the uncommitted nodes of ``path`` and drop the others (``LanguageModel.commit``)."""
         self._rows.commit(self._rows.own(row), path)
-        row.keep_features(path)
+        row.keep_features(path, len(path))
 
     @_alone
     def prune(self, row: Row, keep: Sequence[int], trunk: int) -> None:
-        """Keep some uncommitted nodes and commit the first of them (``ForestModel.prune``).
-
-        Raises:
-            CacheError: they are not closed under parents, or the trunk is no path that all others descend from.
-        """
+        """Keep some uncommitted nodes and commit the first of them (``ForestModel.prune``)."""
         self._rows.prune(self._rows.own(row), keep, trunk)
-        row.prune_features(keep, trunk)
+        row.keep_features(keep, trunk)
 
     @property
     def slot_bytes(self) -> int:
@@ -377,18 +348,17 @@ class HFModel:
             self._rows.close(self._rows.own(row))
 
 
-def _converted(model: PreTrainedModel, name: str, weight_format: str | None) -> tuple[Capabilities, Decoder | None]:
-    """What a model can do, with its layers in ``weight_format`` from now on, unless that is None; its direct pass."""
-    known = _CONVERTED.get(model)
+def _converted(model: PreTrainedModel, name: str, weight_format: str | None, shared: SharedState) -> Capabilities:
+    """What a model can do, with its layers in ``weight_format`` from now on, unless that is None."""
+    known = shared.capabilities
     if known is None:
         can = probe.capabilities(model, name)
         if weight_format is None:
-            return can, None
+            return can
         merge_layers(model)
-        can = replace(can, weight_format=convert(model, weight_format))
-        _CONVERTED[model] = can, direct(model)
-        return _CONVERTED[model]
-    can, decoder = known
-    if weight_format not in (None, can.weight_format):
-        raise ConfigError(f"{name} has weight format {can.weight_format} and its own weights no more: load it again")
-    return replace(can, name=name, attention=model.config._attn_implementation), decoder
+        shared.capabilities = replace(can, weight_format=convert(model, weight_format))
+        shared.decoder = direct(model)
+        return shared.capabilities
+    if weight_format not in (None, known.weight_format):
+        raise ConfigError(f"{name} has weight format {known.weight_format} and its own weights no more: load it again")
+    return replace(known, name=name, attention=model.config._attn_implementation)

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import glob
 import hashlib
 import importlib.util
 import io
 import json
 import os
-import platform
 import shutil
 import sys
 import tempfile
+import time
 import warnings
 from pathlib import Path
 
@@ -40,8 +39,10 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 ATTENTIONS = ("sdpa", "eager")
 _SHARD = "64MB"
 """Of converted models: a file stays mapped, and counts as memory, until the last of its weights has been replaced."""
-_OWNED = f".{platform.node()}-"
-"""Begins the name of a folder in which a process of this machine, its number next, makes a conversion."""
+_PART = ".part-"
+"""Begins the name of a folder in which a conversion is made."""
+_ABANDONED = 24 * 3600
+"""Seconds since its last new file after which such a folder is that of a process that was killed."""
 
 
 @typed
@@ -115,8 +116,8 @@ def _device(device: str | None) -> torch.device:
     try:
         place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     except RuntimeError:
-        raise ConfigError(f"device is {device!r}: use cpu, cuda or cuda:N") from None
-    if place.type not in ("cpu", "cuda"):
+        place = None
+    if place is None or place.type not in ("cpu", "cuda"):
         raise ConfigError(f"device is {device!r}: use cpu, cuda or cuda:N")
     if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
         raise ConfigError(f"device is {device!r} but there are {torch.cuda.device_count()} CUDA devices here: use cpu")
@@ -170,7 +171,8 @@ def _converted(
     try:
         return read_pretrained(str(folder), name, dtype=weights, attention=attention)
     except ModelFileError as error:
-        _warn(f"the conversion of {gguf.name} in {folder} is damaged ({error}): it is made again")
+        message = f"the conversion of {gguf.name} in {folder} is damaged ({error}): it is made again"
+        warnings.warn(message, DraftreeWarning, stacklevel=3)
     try:
         shutil.rmtree(folder)
     except OSError as error:
@@ -194,7 +196,7 @@ def convert(gguf: Path) -> Path:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         _clean(folder.parent)
-        part = Path(tempfile.mkdtemp(prefix=f"{_OWNED}{os.getpid()}-", dir=folder.parent))
+        part = Path(tempfile.mkdtemp(prefix=_PART, dir=folder.parent))
     except OSError as error:
         raise _unwritable(error) from None
     try:
@@ -230,23 +232,11 @@ def _unwritable(error: Exception) -> RunError:
 
 
 def _clean(cache: Path) -> None:
-    """Remove what conversions have left behind whose process on this machine was killed."""
-    for part in cache.glob(glob.escape(_OWNED) + "*"):
-        process = part.name.removeprefix(_OWNED).split("-")[0]
-        if process.isdecimal() and not _runs(int(process)):
-            shutil.rmtree(part, ignore_errors=True)
-
-
-def _runs(process: int) -> bool:
-    if os.name != "posix":  # there, signal 0 is no question
-        return True
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except (PermissionError, OverflowError):
-        pass
-    return True
+    """Remove what conversions have left behind whose process was killed."""
+    for part in cache.glob(f"{_PART}*"):
+        with contextlib.suppress(FileNotFoundError):  # it has been finished in between
+            if part.stat().st_mtime < time.time() - _ABANDONED:
+                shutil.rmtree(part, ignore_errors=True)
 
 
 def _identity(gguf: Path) -> str:
@@ -261,7 +251,3 @@ def _identity(gguf: Path) -> str:
         stat = os.fstat(file.fileno())
     known = [str(gguf.resolve()), stat.st_size, stat.st_mtime_ns]
     return hashlib.sha256(json.dumps(known).encode()).hexdigest()[:12]
-
-
-def _warn(message: str) -> None:
-    warnings.warn(message, DraftreeWarning, stacklevel=4)

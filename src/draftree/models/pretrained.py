@@ -59,7 +59,7 @@ def read_pretrained(
 
 
 def read_gguf(path: Path, *, bars: bool) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The model of a GGUF file in float32, and its tokenizer; with progress bars if asked for.
+    """The model of a GGUF file in float32, and its tokenizer.
 
     Raises:
         ModelFileError: it cannot be read, or lacks weights.
@@ -89,7 +89,7 @@ def _read(
 
 
 def _check_files(folder: Path, name: str) -> None:
-    """Refuse by its files what transformers would read otherwise, or with a message that does not help."""
+    """Raise for files that transformers would read in another way, or reject with a message that does not help."""
     if not (folder / _CONFIG).is_file():
         raise ModelFileError(f"folder {name} has no {_CONFIG}: give a folder that holds a transformers model")
     if (folder / _ADAPTER).is_file():
@@ -116,11 +116,7 @@ def _pickled(name: str, file: str) -> ModelFileError:
 
 
 def _check_weights(report: dict[str, Any], name: str) -> None:
-    """Every weight comes from the checkpoint; what the checkpoint has beside them costs a warning.
-
-    Raises:
-        ModelFileError: weights are missing, or have other shapes.
-    """
+    """Every weight has to come from the checkpoint; what the checkpoint has beside them costs a warning."""
     if missing := report["missing_keys"]:
         raise ModelFileError(f"cannot load {name!r}: it lacks {_list(missing)}: copy it again, whole")
     if other := report["mismatched_keys"]:
@@ -142,14 +138,7 @@ def _list(weights: Any) -> str:
 
 @contextlib.contextmanager
 def _reading(name: str, part: str, *, bars: bool = False, passed: tuple[type[Exception], ...] = ()) -> Iterator[None]:
-    """transformers, silent, its errors as one line of ours.
-
-    Args:
-        name: what the message calls the model.
-        part: what is read of it.
-        bars: leave it its progress bars.
-        passed: errors that are left as they are.
-    """
+    """Silence transformers, and turn its errors, but for those of ``passed``, into one line."""
     try:
         with quiet(bars):
             yield
@@ -174,7 +163,7 @@ def first_line(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def quiet(bars: bool = False) -> Iterator[None]:
-    """transformers and the hub without their log lines, and with progress bars only if asked for."""
+    """Silence the log lines of transformers and the hub, and transformers' progress bars unless wanted."""
     level, shown = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
     hub = hub_logging.get_verbosity()
     transformers_logging.set_verbosity_error()

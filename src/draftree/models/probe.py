@@ -1,20 +1,23 @@
-"""What tells models of one name apart: a digest of their weights."""
+"""What is found out about a model when it is loaded: its limits, why it cannot be given trees, and its fingerprint."""
 
 from __future__ import annotations
 
 import hashlib
 import inspect
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..errors import UnsupportedModelError
 from . import attention
-from .base import Capabilities, LanguageModel, Nodes
+from .base import Capabilities, Nodes
+
+if TYPE_CHECKING:
+    from .huggingface import HFModel
 
 _SAMPLED = 4096
 """Entries of each tensor that are read: about a million of a model of 30 layers, some milliseconds."""
@@ -47,14 +50,7 @@ _TOLERANCE = {torch.float32: 2e-3, torch.float64: 1e-6}
 _HALF_TOLERANCE = 0.2
 
 
-class LoadedModel(LanguageModel, Protocol):
-    """A ``LanguageModel`` over a Hugging Face model."""
-
-    model: PreTrainedModel
-
-
 def capabilities(model: PreTrainedModel, name: str) -> Capabilities:
-    """Probe ``model``."""
     config = model.config.get_text_config(decoder=True)
     max_length, reason = _max_length(config)
     return Capabilities(
@@ -73,10 +69,10 @@ def capabilities(model: PreTrainedModel, name: str) -> Capabilities:
 
 
 def refuse(model: PreTrainedModel, name: str) -> None:
-    """Refuse what is known not to work.
+    """Reject what is known not to work.
 
     Raises:
-        UnsupportedModelError: it cannot be given draft trees; the message says why and what to do.
+        UnsupportedModelError: it cannot be given draft trees.
     """
     takes = inspect.signature(model.forward).parameters
     config = model.config.get_text_config(decoder=True)
@@ -133,7 +129,7 @@ def _whole(config: object, field: str) -> int:
 
 
 @torch.inference_mode()
-def self_test(model: LoadedModel) -> None:
+def self_test(model: HFModel) -> None:
     """Compare tree logits on two branches with sequential logits, and those with the model's own causal forward.
 
     Before and after a commit that moves slots. The causal forward is given nothing but tokens, so that it catches a
@@ -160,7 +156,7 @@ def self_test(model: LoadedModel) -> None:
     model.commit(branches[1], [0, 1])
     after = model.extend([row], [Nodes.chain([a])])[0]
     pairs.append((after, model.extend([branches[1]], [Nodes.chain([a])])[0]))
-    worst = max(_difference(x, y) for x, y in pairs)
+    worst = max(difference(x, y) for x, y in pairs)
     for opened in (row, *branches):
         model.close(opened)
     allowed = _HALF_TOLERANCE if can.weight_format == "int8" else tolerance(can.dtype)
@@ -177,7 +173,50 @@ def tolerance(dtype: torch.dtype) -> float:
     return _TOLERANCE.get(dtype, _HALF_TOLERANCE)
 
 
-def _difference(tree: Tensor, chain: Tensor) -> float:
-    """Largest difference in units of the logits' standard deviation."""
-    chain = chain.float()
-    return float((tree.float() - chain).abs().max() / chain.std().clamp_min(1e-12))
+def difference(found: Tensor, wanted: Tensor) -> float:
+    """Largest difference in standard deviations of ``wanted``."""
+    wanted = wanted.float()
+    return float((found.float() - wanted).abs().max() / wanted.std().clamp_min(1e-12))
+
+
+class HiddenStates:
+    """Hidden states of a model's last pass after its final norm: what its output layer turns into logits.
+
+    Read by a hook, so that no modeling code is forked, unless a ``Decoder`` makes the pass, which brings them along.
+
+    Attributes:
+        last: [B, n, H], of all tokens of the last pass, on the model's device.
+
+    Raises:
+        UnsupportedModelError: they cannot be read, or the model's logits are not its output layer's of them.
+    """
+
+    last: Tensor
+
+    def __init__(self, model: PreTrainedModel, name: str) -> None:
+        body, why = model.get_decoder(), "its decoder and its output layer are not apart"
+        if body is not None and body is not model and model.get_output_embeddings() is not None:
+            handle = body.register_forward_hook(self._keep)
+            if not (why := self._flaw(model)):
+                return
+            handle.remove()
+        raise UnsupportedModelError(
+            f"{name} ({type(model).__name__}) gives no hidden states to draft from: {why}: use drafter 'lookup' or a "
+            "model"
+        )
+
+    def _keep(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        self.last = output[0].detach()  # what the model's owner trains keeps no graph here
+
+    @torch.inference_mode()
+    def _flaw(self, model: PreTrainedModel) -> str:
+        """Why logits are not the output layer's of the hidden states within rounding; "" where they are."""
+        ids = torch.tensor([[11, 7, 5, 3]], device=model.device) % model.config.get_text_config(decoder=True).vocab_size
+        logits = model(input_ids=ids, use_cache=False).logits
+        try:
+            own = model.get_output_embeddings()(self.last)
+        except RuntimeError as error:
+            return f"its output layer does not take them ({error})"
+        if difference(own, logits) <= tolerance(model.dtype):
+            return ""
+        return "its logits are not its output layer's of them (they are scaled or capped)"

@@ -232,7 +232,7 @@ def respond_in_step(
         yield from _drawn(target, prompts, iter(numbers), rows=rows, max_tokens=max_tokens, seed=seed)
     finally:
         if not target.rows:
-            target.cache.clear()  # training on them needs the memory
+            target.free_cache()  # training on them needs the memory
 
 
 def _drawn(

@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from draftree.models.cpu import fused_layers as layers
-from draftree.models.cpu.fused_layers import merge_layers
+from draftree.models.cpu.fused_model import merge_layers
 from draftree.models.huggingface import HFModel
 
 from ...tiny import FAMILIES, causal_logits, tiny
@@ -90,13 +89,6 @@ def test_a_row_does_not_depend_on_its_neighbours() -> None:
     other[1] = hidden[1]
     with torch.inference_mode():
         assert torch.equal(layer(hidden, position_embeddings=turn)[1], layer(other, position_embeddings=turn)[1])
-
-
-def test_factors_of_a_rotation_are_worked_out_once_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    turn, rotation = (torch.ones(1, 2, 4), torch.ones(1, 2, 4)), layers.Rotation()
-    first = rotation(turn)
-    assert rotation(turn) is first
-    assert rotation((turn[0].clone(), turn[1])) is not first
 
 
 def test_a_model_on_merged_layers_passes_the_self_test() -> None:

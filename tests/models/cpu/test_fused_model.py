@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from draftree.models.base import Nodes
-from draftree.models.cpu.fused_layers import Norm, merge_layers
-from draftree.models.cpu.fused_model import direct
+from draftree.models.cpu.fused_model import Norm, direct, merge_layers
+from draftree.models.cpu.quantization import convert
 from draftree.models.huggingface import HFModel
 
 from ...tiny import FAMILIES, tiny
@@ -42,6 +42,7 @@ def passes(model: HFModel) -> list[Tensor]:
 def test_models_of_merged_layers_have_one_and_no_others(kind: str, attention: str) -> None:
     model = tiny(kind, attention=attention)
     merge_layers(model)
+    convert(model)
     assert (direct(model) is not None) == (kind in LLAMA_KIND)
 
 
@@ -71,6 +72,7 @@ def test_a_model_that_does_more_has_none() -> None:
     """Logits that are scaled or capped after the output layer: only trying tells."""
     model: Any = tiny()
     merge_layers(model)
+    convert(model)
     forward = model.forward
 
     def capped(*args: Any, **kwargs: Any) -> Any:
@@ -86,6 +88,7 @@ def test_a_model_with_one_stock_layer_has_none() -> None:
     model: Any = tiny()
     model.model.layers[1].self_attn.q_norm = nn.Identity()
     assert merge_layers(model) == 1
+    convert(model)
     assert direct(model) is None
 
 

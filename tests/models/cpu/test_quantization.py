@@ -149,7 +149,7 @@ def test_a_shared_embedding_that_is_most_of_the_model_is_not_kept_twice_in_float
 ) -> None:
     """A copy of it would take more than the 1.3-fold memory that is allowed."""
     model = tied()
-    monkeypatch.setattr(module, "choose", lambda times: Choice(list(times)[-1], (), 1.0))
+    monkeypatch.setattr(module, "choose", lambda times: Choice(list(times)[-1], (0,), 1.0))
     convert(model, "fp32")
     assert (model.head.kernel.name, model.inner.kernel.name) == ("stock", "prepacked")
     assert model.head.product.weight.data_ptr() == model.embedding.weight.data_ptr()
@@ -161,7 +161,7 @@ def test_auto_takes_the_fastest(fastest: str, monkeypatch: pytest.MonkeyPatch) -
     cost = {k.name: 1.0 if k.name in names else 2.0 for kinds in KERNELS.values() for k in kinds}
     cost["int4"] = 0.5  # and yet no target's
     monkeypatch.setattr(
-        module, "choose", lambda times: min((Choice(k, (), cost[k]) for k in times), key=lambda c: c.seconds)
+        module, "choose", lambda times: min((Choice(k, (0,), cost[k.name]) for k in times), key=lambda c: c.seconds)
     )
     assert converted("auto").capabilities.weight_format == fastest
 
@@ -175,7 +175,7 @@ def test_fewer_rows_are_filled_up_as_chosen_and_dropped_again() -> None:
             return linear(x, weight)
 
     weight = torch.randn((4, 8), generator=torch.Generator().manual_seed(0))
-    layer = KernelLinear(Stock(weight, None), (0, 4, 4, 3), 8, 4)
+    layer = KernelLinear(Choice(Stock, (0, 4, 4, 3), 1.0), weight, None)
     layer.product = Seeing()
     for rows, n in ((1, 1), (2, 1), (1, 3), (1, 5)):
         x = torch.randn((rows, n, 8), generator=torch.Generator().manual_seed(n))
@@ -277,9 +277,9 @@ def test_int4_has_its_output_layer_in_int8(kind: str) -> None:
 def test_the_price_of_a_weight_format_is_that_of_one_token(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of all layers together, each in the kernel that it runs with, against the fastest in this format."""
     seconds = {"stock": 3.0, "prepacked": 2.0, "int8": 0.5, "int8-onednn": 0.25, "fp16w": 1.0, "int4": 1.5}
-    monkeypatch.setattr(Times, "of", lambda self, kernels, linears: {k.name: (seconds[k.name], 9.0) for k in kernels})
+    monkeypatch.setattr(Times, "of", lambda self, kernels, linears: {k: (seconds[k.name], 9.0) for k in kernels})
     monkeypatch.setattr(
-        module, "choose", lambda times: min((Choice(k, (), t[0]) for k, t in times.items()), key=lambda c: c.seconds)
+        module, "choose", lambda times: min((Choice(k, (0,), t[0]) for k, t in times.items()), key=lambda c: c.seconds)
     )
     model = HFModel(tiny(), weight_format="fp32", self_test=False).model
     used = [m.kernel.name for m in model.modules() if isinstance(m, KernelLinear)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
@@ -19,36 +18,34 @@ _TOLERANCE = 0.02
 """Largest error of a kernel that works, relative to the largest result."""
 
 
-class Kernel(ABC):
-    """Packed weights, made from a weight [out, in] and a bias [out] or None.
+class Kernel(nn.Module):
+    """A linear layer of packed weights, [..., in] -> [..., out], n rows in all; TorchScript can take it as a part.
+
+    Made from a weight [out, in] and a bias [out] or None.
 
     Attributes:
         inputs: in.
-        bias: the bias.
-        product: [..., in] -> [..., out], n rows in all; TorchScript can take it as a part. It is in TorchScript itself
-            where the operator takes packed weights: to hand them over takes Python 10 microseconds a call.
     """
 
     name: ClassVar[str]
+    in_torchscript: ClassVar[bool] = True
+    """Its operator takes packed weights: to hand them over takes Python 10 microseconds a call."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
         self.inputs, self.bias = weight.shape[1], bias
-        self.product = self._packed(weight, bias)
-        self._multiply: Callable[[Tensor], Tensor] = self.product.forward
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """``product``."""
-        return self._multiply(x)
+    @classmethod
+    def packed_for(cls, weight: Tensor, bias: Tensor | None) -> nn.Module:
+        """This kernel of a weight and a bias, as it is called."""
+        made = cls(weight, bias)
+        return scripted(made) if cls.in_torchscript else made
 
-    @abstractmethod
-    def _packed(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
-        """``product``."""
-
-    @property
-    def weight(self) -> Tensor:
-        """[out, in], as it is used: what becomes of the unit matrix, where a packed weight cannot be unpacked."""
-        columns = self(torch.eye(self.inputs))
-        return (columns if self.bias is None else columns - self.bias).T.contiguous()
+    @classmethod
+    def weight_of(cls, made: Any) -> Tensor:
+        """[out, in] of what ``packed_for`` made, as it is used; of packed weights what becomes of the unit matrix."""
+        columns: Tensor = made.forward(torch.eye(made.inputs))
+        return (columns if made.bias is None else columns - made.bias).T.contiguous()
 
 
 @contextmanager
@@ -65,12 +62,12 @@ def fbgemm() -> Iterator[None]:
         quantized.engine = engine
 
 
-def works(kernel: Callable[[Tensor, Tensor | None], Kernel]) -> bool:
+def works(kernel: Callable[[Tensor, Tensor | None], nn.Module]) -> bool:
     """Is it there and right, where sums of products are largest?"""
     weight = torch.linspace(-1.0, 1.0, 32 * 64).reshape(32, 64).sign()
     want = linear(weight[::4], weight)
     try:
-        error = (kernel(weight, None)(weight[::4]) - want).abs().max()
+        error = (kernel(weight, None).forward(weight[::4]) - want).abs().max()
     except (RuntimeError, AttributeError):
         return False
     return bool(error <= _TOLERANCE * want.max())
@@ -83,48 +80,38 @@ _TYPICAL_ROWS = 16
 class Stock(Kernel):
     """PyTorch's own linear; keeps the weight itself, all others keep their packed copy only."""
 
-    name = "stock"
+    name, in_torchscript = "stock", False
 
-    def _packed(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
-        return _StockProduct(weight.detach(), bias)
-
-    @property
-    def weight(self) -> Tensor:
-        """The weight itself."""
-        return cast(Tensor, self.product.weight)
-
-
-class _StockProduct(nn.Module):
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        super().__init__()
-        self.weight, self.bias = weight, bias
+        super().__init__(weight, bias)
+        self.weight = weight.detach()
 
     def forward(self, x: Tensor) -> Tensor:
         return linear(x, self.weight, self.bias)
+
+    @classmethod
+    def weight_of(cls, made: Any) -> Tensor:
+        """The weight itself."""
+        return cast(Tensor, made.weight)
 
 
 class Prepacked(Kernel):
     """oneDNN with the weight already in its blocks."""
 
-    name = "prepacked"
+    name, in_torchscript = "prepacked", False
 
-    def _packed(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
-        return _PrepackedProduct(torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _TYPICAL_ROWS), bias)
-
-    @property
-    def weight(self) -> Tensor:
-        """Out of its blocks."""
-        return cast(Tensor, self.product.packed).to_dense()
-
-
-class _PrepackedProduct(nn.Module):
-    def __init__(self, packed: Tensor, bias: Tensor | None) -> None:
-        super().__init__()
-        self.packed, self.bias = packed, bias
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__(weight, bias)
+        self.packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _TYPICAL_ROWS)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
         return out
+
+    @classmethod
+    def weight_of(cls, made: Any) -> Tensor:
+        """Out of its blocks."""
+        return cast(Tensor, made.packed).to_dense()
 
 
 class HalfWeights(Kernel):
@@ -132,25 +119,20 @@ class HalfWeights(Kernel):
 
     name = "fp16w"
 
-    def _packed(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__(weight, bias)
         with fbgemm():
-            return scripted(_HalfProduct(torch.ops.quantized.linear_prepack_fp16(weight, bias)))
-
-    @property
-    def weight(self) -> Tensor:
-        """Widened."""
-        with fbgemm():
-            return cast(Tensor, torch.ops.quantized.linear_unpack_fp16(self.product.packed)[0])
-
-
-class _HalfProduct(nn.Module):
-    def __init__(self, packed: Any) -> None:
-        super().__init__()
-        self.packed = packed
+            self.packed: Any = torch.ops.quantized.linear_prepack_fp16(weight, bias)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = torch.ops.quantized.linear_dynamic_fp16(x, self.packed)
         return out
+
+    @classmethod
+    def weight_of(cls, made: Any) -> Tensor:
+        """Widened."""
+        with fbgemm():
+            return cast(Tensor, torch.ops.quantized.linear_unpack_fp16(made.packed)[0])
 
 
 _DIGITS = ((127, 128), (63, 64))
@@ -175,42 +157,30 @@ class _Int8(Kernel):
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, digits: tuple[int, int] | None = None) -> None:
-        self._digits = digits or _digits(type(self))
         super().__init__(weight, bias)
-
-    def _packed(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
-        largest, zero = self._digits
+        own: Callable[..., Kernel] = type(self)
+        self.largest, self.zero = digits or _digits(own)
+        self.step, self.least = 2 * self.largest, _SMALLEST
         scales = (torch.maximum(weight.amax(1), -weight.amin(1)) / 127).clamp_(min=_SMALLEST)
         whole = torch.empty(weight.shape, dtype=torch.int8)
         rows = max(1, _AT_ONCE // weight.shape[1])
         for into, part, scale in zip(whole.split(rows), weight.split(rows), scales.split(rows), strict=True):
             into.copy_((part / scale[:, None]).round_())
-        return scripted(_Digits(self._product(whole, scales, zero), largest, bias))
+        self._pack(whole, scales)
 
-    @abstractmethod
-    def _product(self, weight: Tensor, scales: Tensor, zero: int) -> nn.Module:
-        """Rounded digits [..., in] -> [..., out], products with a weight, times its scales.
+    def _pack(self, weight: Tensor, scales: Tensor) -> None:
+        """Take [out, in] int8 weights up to 127, and [out] scales of their rows."""
+        raise NotImplementedError
 
-        Args:
-            weight: [out, in] int8, up to 127.
-            scales: [out] of its rows.
-            zero: point that makes digits unsigned.
-        """
-
-
-class _Digits(nn.Module):
-    """A float32 product by way of two int8 digits."""
-
-    def __init__(self, product: nn.Module, largest: int, bias: Tensor | None) -> None:
-        super().__init__()
-        self.product, self.largest, self.step, self.least = product, largest, 2 * largest, _SMALLEST
-        self.bias = bias
+    def multiply(self, digits: Tensor) -> Tensor:
+        """Rounded digits [..., in] -> [..., out], products with the weight, times its scales."""
+        raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
         scale = x.abs().amax(-1, keepdim=True).clamp_(min=self.least).div_(self.largest)
         low = x / scale
         high = low.round()
-        highs, lows = self.product(torch.cat((high, low.sub_(high).mul_(self.step)))).chunk(2)
+        highs, lows = self.multiply(torch.cat((high, low.sub_(high).mul_(self.step)))).chunk(2)
         out = torch.add(highs, lows, alpha=1 / self.step).mul_(scale)
         return out if self.bias is None else out.add_(self.bias)
 
@@ -220,19 +190,13 @@ class Int8(_Int8):
 
     name = "int8"
 
-    def _product(self, weight: Tensor, scales: Tensor, zero: int) -> nn.Module:
+    def _pack(self, weight: Tensor, scales: Tensor) -> None:
         zeros = torch.zeros_like(scales, dtype=torch.int64)
         with fbgemm():
             whole = torch._make_per_channel_quantized_tensor(weight, scales.double(), zeros, 0)
-            return _Int8Product(torch.ops.quantized.linear_prepack(whole, None), zero)
+            self.packed: Any = torch.ops.quantized.linear_prepack(whole, None)
 
-
-class _Int8Product(nn.Module):
-    def __init__(self, packed: Any, zero: int) -> None:
-        super().__init__()
-        self.packed, self.zero = packed, zero
-
-    def forward(self, digits: Tensor) -> Tensor:
+    def multiply(self, digits: Tensor) -> Tensor:
         out: Tensor = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(
             digits, 1.0, self.zero, self.packed
         )
@@ -244,17 +208,11 @@ class Int8OneDNN(_Int8):
 
     name = "int8-onednn"
 
-    def _product(self, weight: Tensor, scales: Tensor, zero: int) -> nn.Module:
-        return _Int8OneDNNProduct(torch.ops.onednn.qlinear_prepack(weight, None), scales, zero)
+    def _pack(self, weight: Tensor, scales: Tensor) -> None:
+        self.packed: Tensor = torch.ops.onednn.qlinear_prepack(weight, None)
+        self.scales, self.zeros = scales, torch.zeros_like(scales, dtype=torch.int32)
 
-
-class _Int8OneDNNProduct(nn.Module):
-    def __init__(self, packed: Tensor, scales: Tensor, zero: int) -> None:
-        super().__init__()
-        self.packed, self.scales, self.zero = packed, scales, zero
-        self.zeros = torch.zeros_like(scales, dtype=torch.int32)
-
-    def forward(self, digits: Tensor) -> Tensor:
+    def multiply(self, digits: Tensor) -> Tensor:
         whole = digits.round_().add_(self.zero).to(torch.uint8)
         out: Tensor = torch.ops.onednn.qlinear_pointwise(
             whole, 1.0, self.zero, self.packed, self.scales, self.zeros, None, 1.0, 0, torch.float32, "none", [], ""
@@ -270,13 +228,15 @@ class Int4(Kernel):
     turns a close decision: it is for drafting, not for a target.
     """
 
-    name = "int4"
+    name, in_torchscript = "int4", False
 
-    def _packed(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
-        outputs, inputs = weight.shape
-        rows = max(_BLOCK, _AT_ONCE // inputs // _BLOCK * _BLOCK)
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__(weight, bias)
+        self.outputs = weight.shape[0]
+        self.more, self.group, self.exact = -self.inputs % _GROUP, _GROUP, self.outputs % _OUTPUTS == 0
+        rows = max(_BLOCK, _AT_ONCE // self.inputs // _BLOCK * _BLOCK)
         packed, levels = zip(*map(self._part, weight.split(rows)), strict=True)
-        return _Int4Product(torch.cat(packed), torch.cat(levels, 1), -inputs % _GROUP, outputs, bias)
+        self.packed, self.levels = torch.cat(packed), torch.cat(levels, 1)
 
     @staticmethod
     def _part(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -288,13 +248,6 @@ class Int4(Kernel):
         whole = ((groups - least) / scales).round_().to(torch.int32).view_as(weight)
         levels = torch.cat((scales, least + 8 * scales), -1).transpose(0, 1).bfloat16()
         return torch.ops.aten._convert_weight_to_int4pack_for_cpu(whole, 1), levels.contiguous()
-
-
-class _Int4Product(nn.Module):
-    def __init__(self, packed: Tensor, levels: Tensor, more: int, outputs: int, bias: Tensor | None) -> None:
-        super().__init__()
-        self.packed, self.levels, self.more, self.outputs, self.bias = packed, levels, more, outputs, bias
-        self.group, self.exact = _GROUP, outputs % _OUTPUTS == 0
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.flatten(0, -2).to(torch.bfloat16)
@@ -308,7 +261,7 @@ class _Int4Product(nn.Module):
 
 
 @cache
-def _digits(kernel: type[_Int8]) -> tuple[int, int]:
+def _digits(kernel: Callable[..., Kernel]) -> tuple[int, int]:
     """The finest digits that do not saturate; the first if all do."""
     return next((digits for digits in _DIGITS if works(partial(kernel, digits=digits))), _DIGITS[0])
 

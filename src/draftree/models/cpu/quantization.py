@@ -5,29 +5,30 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import statistics
 import time
 import warnings
 from collections import Counter, OrderedDict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, cast
 
 import platformdirs
 import torch
+from pydantic import PositiveFloat
 from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
-from ...artifacts import write_whole
+from ...artifacts import JsonFormat
 from ...errors import ConfigError, DraftreeWarning, RunError
-from ..cost_profile import processor
-from .fused_layers import Concatenated
+from ..cost_profile import processor, warn, write_cached
+from .fused_model import Concatenated
 from .kernels import KERNELS, Kernel, Stock, candidates, working
 
-FORMAT, VERSION = "draftree-kernels", 3
-"""A new version of the kernels, or of measuring them, has new times."""
+VERSION = 3
+"""Of kernel times: a new version of the kernels, or of measuring them, has new ones."""
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)
 """Rows a pass that count."""
 
@@ -39,20 +40,7 @@ _GAIN, _PADDING = 0.9, 5e-6
 """Run for more rows where that takes at most this share of the time, seconds of filling them up included."""
 
 
-class Linear(Protocol):
-    """What ``nn.Linear`` has."""
-
-    in_features: int
-    out_features: int
-
-    @property
-    def weight(self) -> Tensor: ...
-
-    @property
-    def bias(self) -> Tensor | None: ...
-
-
-Seconds = tuple[float, ...]
+Seconds = tuple[PositiveFloat, ...]
 """Of one call, for each of ``SIZES`` rows."""
 
 
@@ -61,19 +49,19 @@ class Choice:
     """What a layer runs with.
 
     Attributes:
-        kernel: name of the fastest kernel.
+        kernel: the fastest kernel.
         rows: [n] rows to run for n rows, for n = 0, 1, ...; as many as there are beyond its end.
         seconds: geometric mean over ``SIZES``.
     """
 
-    kernel: str
+    kernel: type[Kernel]
     rows: tuple[int, ...]
     seconds: float
 
 
-def choose(times: Mapping[str, Seconds]) -> Choice:
+def choose(times: Mapping[type[Kernel], Seconds]) -> Choice:
     """The kernel with the least geometric mean over ``SIZES``."""
-    choices = [Choice(name, padded(seconds), _mean(seconds)) for name, seconds in times.items()]
+    choices = [Choice(kernel, padded(each), statistics.geometric_mean(each)) for kernel, each in times.items()]
     return min(choices, key=lambda c: c.seconds)
 
 
@@ -88,86 +76,87 @@ def padded(seconds: Seconds) -> tuple[int, ...]:
     return tuple(rows)
 
 
-def _mean(seconds: Seconds) -> float:
-    return math.exp(sum(map(math.log, seconds)) / len(seconds))
-
-
 @torch.inference_mode()
 def measure(kernel: type[Kernel], layers: Sequence[Linear]) -> Seconds:
     """Least seconds of a call for ``SIZES`` rows, going through these layers of one shape in turn."""
-    packed = [kernel(layer.weight, None) for layer in layers]
+    packed = [kernel.packed_for(layer.weight, None) for layer in layers]
     inputs = [torch.ones(n, layers[0].in_features) for n in SIZES]
     seconds = [math.inf] * len(SIZES)
     for _ in range(1 + max(2, _CALLS // len(packed))):
         for i, x in enumerate(inputs):
-            for call in packed:
+            for made in packed:
                 began = time.perf_counter()
-                call(x)
+                made.forward(x)
                 seconds[i] = min(seconds[i], time.perf_counter() - began)
     return tuple(seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class KernelTimes:
+    """What was measured on a machine.
+
+    Attributes:
+        sizes: ``SIZES``.
+        shapes: "inputs x outputs" of a layer -> name of a kernel -> seconds.
+
+    Raises:
+        ValueError: the sizes are others, or times for some of them are missing.
+    """
+
+    machine: dict[str, str | int]
+    sizes: tuple[int, ...]
+    shapes: dict[str, dict[str, Seconds]]
+
+    def __post_init__(self) -> None:
+        every = [seconds for times in self.shapes.values() for seconds in times.values()]
+        if self.sizes != SIZES or any(len(seconds) != len(SIZES) for seconds in every):
+            raise ValueError("times are of other sizes")
+
+
+_FORMAT = JsonFormat("draftree-kernels", VERSION, "file of kernel times", "delete it", content=KernelTimes)
 
 
 class Times:
     """The measured times of this machine: read when made, written by ``keep``."""
 
     def __init__(self) -> None:
-        self._machine = {"device": processor(), "threads": torch.get_num_threads(), "torch": torch.__version__}
-        digest = hashlib.sha256(json.dumps([VERSION, self._machine]).encode()).hexdigest()[:10]
+        machine: dict[str, str | int] = {
+            "device": processor(),
+            "threads": torch.get_num_threads(),
+            "torch": torch.__version__,
+        }
+        digest = hashlib.sha256(json.dumps([VERSION, machine]).encode()).hexdigest()[:10]
         self._path = kernels_folder() / f"{digest}.json"
-        self._known = self._read()
-        self._added = False
+        self._known, self._added = KernelTimes(machine, SIZES, {}), False
+        try:
+            self._known = _FORMAT.read(self._path)
+        except FileNotFoundError:
+            pass
+        except ConfigError as error:
+            warn(f"times of linear layers cannot be read ({error}): measuring again")
 
-    def of(self, kernels: Sequence[type[Kernel]], layers: Sequence[Linear]) -> dict[str, Seconds]:
+    def of(self, kernels: Sequence[type[Kernel]], layers: Sequence[Linear]) -> dict[type[Kernel], Seconds]:
         """Kept or measured times, by kernel, of layers of one shape."""
         inputs, outputs = layers[0].in_features, layers[0].out_features
-        known = self._known.setdefault(f"{inputs}x{outputs}", {})
+        known = self._known.shapes.setdefault(f"{inputs}x{outputs}", {})
         for kernel in kernels:
             if kernel.name not in known:
                 known[kernel.name] = measure(kernel, layers[: max(1, _COPIED // (4 * inputs * outputs))])
                 self._added = True
-        return {kernel.name: known[kernel.name] for kernel in kernels}
+        return {kernel: known[kernel.name] for kernel in kernels}
 
     def keep(self) -> None:
-        """Write what was added; where that cannot be, the next start measures again, and this one says so."""
-        if not self._added:
-            return
-        document = {"format": FORMAT, "version": VERSION, "machine": self._machine, "sizes": SIZES}
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(self._path, json.dumps(document | {"shapes": self._known}, indent=1))
-        except (OSError, RunError) as error:
-            _warn(f"times of linear layers are not kept: {error}: set XDG_CACHE_HOME")
-
-    def _read(self) -> dict[str, dict[str, Seconds]]:
-        try:
-            return _parse(json.loads(self._path.read_text(encoding="utf-8")))
-        except FileNotFoundError:
-            return {}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            _warn(f"times of linear layers, {self._path}, cannot be read ({type(error).__name__}): measuring again")
-            return {}
-
-
-def _parse(document: Any) -> dict[str, dict[str, Seconds]]:
-    if (document["format"], document["version"], document["sizes"]) != (FORMAT, VERSION, list(SIZES)):
-        raise ValueError("another format")
-    shapes = {
-        shape: {kernel: tuple(map(float, seconds)) for kernel, seconds in times.items()}
-        for shape, times in document["shapes"].items()
-    }
-    for seconds in (s for times in shapes.values() for s in times.values()):
-        if len(seconds) != len(SIZES) or not all(0 < s < math.inf for s in seconds):
-            raise ValueError("seconds out of range")
-    return shapes
+        """Write what was added; where that cannot be, the next start measures again, and this one warns."""
+        if self._added:
+            try:
+                write_cached(_FORMAT, self._path, self._known)
+            except RunError as error:
+                warn(f"times of linear layers are not kept: {error}")
 
 
 def kernels_folder() -> Path:
     """Where measured times of linear layers are kept."""
     return platformdirs.user_cache_path("draftree") / "kernels"
-
-
-def _warn(message: str) -> None:
-    warnings.warn(message, DraftreeWarning, stacklevel=3)
 
 
 AUTO, STOCK = "auto", "stock"
@@ -188,14 +177,22 @@ class KernelLinear(nn.Module):
     """A linear layer that runs with a kernel; TorchScript can take it as a part.
 
     Attributes:
-        in_features, out_features: as of ``nn.Linear``.
-        kernel: its packed weights.
+        kernel: which.
+        product: it, with its packed weights.
     """
 
-    def __init__(self, kernel: Kernel, rows: Sequence[int], in_features: int, out_features: int) -> None:
+    __jit_unused_properties__ = ("weight",)
+
+    def __init__(self, choice: Choice, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
-        self.kernel, self.product, self._rows = kernel, kernel.product, list(rows) or [0]
-        self.in_features, self.out_features = in_features, out_features
+        self.out_features, self.in_features = weight.shape
+        self.kernel, self.product, self._rows = choice.kernel, choice.kernel.packed_for(weight, bias), list(choice.rows)
+        self.bias = bias
+
+    @property
+    def weight(self) -> Tensor:
+        """[out, in], as it is used."""
+        return self.kernel.weight_of(self.product)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out]; not differentiable."""
@@ -209,13 +206,11 @@ class KernelLinear(nn.Module):
         return f"{self.in_features}, {self.out_features}, {self.kernel.name}"
 
 
-def check(weight_format: str, device: torch.device, dtype: torch.dtype | None, drafting: bool = False) -> None:
-    """Refuse what cannot be had, before any model is loaded.
+Linear = nn.Linear | Concatenated | KernelLinear
 
-    Args:
-        weight_format: what is wanted.
-        device, dtype: of the weights.
-        drafting: it is for a drafter.
+
+def check(weight_format: str, device: torch.device, dtype: torch.dtype | None, drafting: bool = False) -> None:
+    """Reject a weight format that weights of this device and dtype cannot have, before any model is loaded.
 
     Raises:
         ConfigError: no such weight format, or it needs a CPU and float32 weights.
@@ -232,9 +227,12 @@ def check(weight_format: str, device: torch.device, dtype: torch.dtype | None, d
 
 
 def convert(module: nn.Module, weight_format: str = DEFAULT_WEIGHT_FORMAT) -> str:
-    """Give every float32 linear layer on a CPU in ``module`` a kernel, and free its weights; the weight format in use.
+    """Give every float32 linear layer on a CPU in ``module`` a kernel, and free its weights.
 
-    "stock" where there is no such layer. Times of shapes not met before are measured, which takes a second or two.
+    Times of shapes not met before are measured, which takes a second or two.
+
+    Returns:
+        the weight format in use, "stock" where there is no such layer.
 
     Raises:
         ConfigError: no such weight format.
@@ -255,14 +253,12 @@ def convert(module: nn.Module, weight_format: str = DEFAULT_WEIGHT_FORMAT) -> st
     plans = {kind: _plan(places, kind, times) for kind in kinds}
     times.keep()
     used = min(kinds, key=lambda kind: sum(plans[kind][place.key].seconds for place in places))
-    available: list[type[Kernel]] = [Stock, *(kernel for kind in KERNELS for kernel in candidates(kind))]
-    kernels = {kernel.name: kernel for kernel in available}
     for parameter in module.parameters():
         if parameter.nbytes <= _SMALL:
             parameter.data = parameter.data.clone()
     while places:  # in the model's order and one by one, so that files are unmapped as the last of their weights goes
         place = places.popleft()
-        place.replace(kernels[plans[used][place.key].kernel], plans[used][place.key].rows)
+        place.replace(plans[used][place.key])
     return used
 
 
@@ -273,17 +269,14 @@ def price(model: PreTrainedModel, weight_format: str) -> float:
     """
     if not working(weight_format):
         return math.inf
-    groups: dict[_Key, list[_Place]] = {}
-    for place in _places(model):
-        groups.setdefault(place.key, []).append(place)
-    times, seconds = Times(), [0.0, 0.0]
-    for places in groups.values():
+    times, then, now = Times(), 0.0, 0.0
+    for places in _by_key(_places(model)).values():
         linears = [place.linear for place in places]
-        now = {type(linear.kernel) for linear in linears if isinstance(linear, _Unpacked)}
-        for i, kernels in enumerate((_kernels(places[0], weight_format), tuple(now) or (Stock,))):
-            seconds[i] += len(places) * min(each[0] for each in times.of(kernels, linears).values())
+        used = {linear.kernel for linear in linears if isinstance(linear, KernelLinear)} or {Stock}
+        then += len(places) * min(each[0] for each in times.of(_kernels(places[0], weight_format), linears).values())
+        now += len(places) * min(each[0] for each in times.of(tuple(used), linears).values())
     times.keep()
-    return seconds[0] / seconds[1] if seconds[1] else math.inf
+    return then / now if now else math.inf
 
 
 def apart(model: PreTrainedModel) -> PreTrainedModel:
@@ -301,22 +294,6 @@ def summary(module: nn.Module) -> str:
     linears = [m for m in module.modules() if isinstance(m, (KernelLinear, nn.Linear))]
     names = Counter(m.kernel.name if isinstance(m, KernelLinear) else STOCK for m in linears)
     return f"{len(linears)} layers, {', '.join(f'{count} {name}' for name, count in names.most_common())}"
-
-
-class _Unpacked:
-    """A layer with a kernel as the linear layer that it was; TorchScript would work out the properties of a module."""
-
-    def __init__(self, layer: KernelLinear) -> None:
-        self.in_features, self.out_features = layer.in_features, layer.out_features
-        self.kernel = layer.kernel
-
-    @property
-    def weight(self) -> Tensor:
-        return self.kernel.weight
-
-    @property
-    def bias(self) -> Tensor | None:
-        return self.kernel.bias
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,11 +319,11 @@ class _Place:
         return self.linear.in_features, self.linear.out_features, self.shared and self.large, self.output
 
     @torch.no_grad()
-    def replace(self, kernel: type[Kernel], rows: Sequence[int]) -> None:
-        linear = self.linear
-        weight, bias = linear.weight.detach(), None if linear.bias is None else linear.bias.detach()
-        packed = kernel(weight.clone() if kernel is Stock and not self.shared else weight, bias)
-        setattr(self.parent, self.name, KernelLinear(packed, rows, linear.in_features, linear.out_features))
+    def replace(self, choice: Choice) -> None:
+        weight, bias = self.linear.weight.detach(), None if self.linear.bias is None else self.linear.bias.detach()
+        if choice.kernel is Stock and not self.shared:
+            weight = weight.clone()
+        setattr(self.parent, self.name, KernelLinear(choice, weight, bias))
 
 
 def _places(module: nn.Module) -> Iterator[_Place]:
@@ -357,25 +334,28 @@ def _places(module: nn.Module) -> Iterator[_Place]:
     for parent in [m for m in module.modules() if not isinstance(m, (Concatenated, KernelLinear))]:
         for name, linear in parent.named_children():
             if isinstance(linear, KernelLinear):
-                yield _Place(parent, name, _Unpacked(linear), False, False, linear is output)
-            elif type(linear) in (nn.Linear, Concatenated) and all(
+                yield _Place(parent, name, linear, False, False, linear is output)
+            elif (type(linear) is nn.Linear or isinstance(linear, Concatenated)) and all(
                 p.dtype == torch.float32 and p.device.type == "cpu" for p in linear.parameters()
             ):
                 weight = next(linear.parameters())
                 large = weight.nbytes > _SHARED * whole
-                yield _Place(parent, name, cast(Linear, linear), id(weight) in shared, large, linear is output)
+                yield _Place(parent, name, linear, id(weight) in shared, large, linear is output)
 
 
-def _plan(places: Sequence[_Place], kind: str, times: Times) -> dict[_Key, Choice]:
-    """What layers would run with in this weight format, by their keys."""
-    groups: dict[_Key, list[Linear]] = {}
-    kernels = {place.key: _kernels(place, kind) for place in places}
+def _by_key(places: Iterable[_Place]) -> dict[_Key, list[_Place]]:
+    groups: dict[_Key, list[_Place]] = {}
     for place in places:
-        groups.setdefault(place.key, []).append(place.linear)
-    plan = {}
-    for key, linears in groups.items():
-        plan[key] = choose(times.of(kernels[key], linears))
-    return plan
+        groups.setdefault(place.key, []).append(place)
+    return groups
+
+
+def _plan(places: Iterable[_Place], kind: str, times: Times) -> dict[_Key, Choice]:
+    """What layers would run with in this weight format, by their keys."""
+    return {
+        key: choose(times.of(_kernels(group[0], kind), [place.linear for place in group]))
+        for key, group in _by_key(places).items()
+    }
 
 
 def _kernels(place: _Place, kind: str) -> tuple[type[Kernel], ...]:
