@@ -35,7 +35,6 @@ def prompts(tmp_path: Path) -> Path:
 
 def asked(model: str, prompts: Path, out: Path, *more: str) -> list[str]:
     given = ["train", "head", "--prompts", str(prompts), "--out", str(out), "--target", model, "--max-tokens", "24"]
-    given += ["--workers", "1"]  # several have tests of their own
     return [*given, "--steps", "6", "--held-out", "2", "--vocabulary", "40", "--batch", "2", "--no-bf16", *more]
 
 
@@ -148,7 +147,6 @@ BAD = {
     "no vocabulary": (["--vocabulary", "0"], "vocabulary is 0"),
     "no rows": (["--rows", "0"], "rows is 0"),
     "no responses": (["--responses", "0"], "responses is 0"),
-    "no workers": (["--workers", "0"], "workers is 0"),
     "fewer than none": (["--held-out", "-1"], "held_out is -1"),
     "one token": (["--max-tokens", "1"], "max_tokens is 1"),
     "no batch": (["--batch", "0"], "batch is 0"),

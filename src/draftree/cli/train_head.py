@@ -54,10 +54,7 @@ def head(
     held_out: Annotated[int, whole("N", "Prompts kept apart, for the figures.")] = 32,
     responses: Annotated[int, whole("N", "Most responses to a prompt; further ones are sampled.")] = 1,
     rows: Annotated[
-        int | None, whole("N", "Responses that a worker draws together; 32, on a GPU 1024, as memory allows.")
-    ] = None,
-    workers: Annotated[
-        int | None, whole("N", "Processes that draw responses; by default one a core, as memory allows; one on a GPU.")
+        int | None, whole("N", "Responses that are drawn together; 32, on a GPU 1024, as memory allows.")
     ] = None,
     init: Annotated[str | None, typer.Option(metavar="DIR", help="Start from this head, not afresh.")] = None,
     bf16: Annotated[
@@ -81,7 +78,6 @@ def head(
         vocabulary=vocabulary,
         responses=responses,
         rows=rows,
-        workers=workers,
     )
     if max_tokens < 2:
         raise ConfigError(f"max_tokens is {max_tokens}: use at least 2, for one token to draft")
@@ -95,7 +91,6 @@ def head(
         raise ConfigError(f"no draft head in {init}: give --init a folder that this command wrote")
     files = [read_prompts(name) for name in prompts]
     model = load(target, dtype=dtype, device=device)
-    limits.workers_on(model.capabilities.device)
     model.track_features()
     encoded_prompts = encoded(model, shuffled(files, seed), raw=raw)
     data = DataRecipe(

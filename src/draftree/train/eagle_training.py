@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -24,7 +23,6 @@ from ..models.huggingface import HFModel
 from .eagle_fit import DEPTH, RANKS, STRIDE, Fit, FitRecipe, Frozen, HeadFigures, evaluate, regress
 from .head_data import LONGEST_PROMPT, HeadData
 from .responses import AGAIN, MAX_ROWS, TEMPERATURES, Response
-from .workers import affordable
 
 Stage = Callable[[str, int, int], AbstractContextManager[Callable[[int], None]]]
 """What is done, how many units it has and how many of them are done -> a context that gives what is called with how
@@ -117,7 +115,7 @@ RESPONSE_SHARE, FIGURES_SHARE = 0.6, 0.05
 """Of the hours: for drawing responses, and for the figures at the end; the rest is for the fit."""
 _MOST_EPOCHS = 12
 _ROWS, _ROWS_IN_STEP = 32, 1024
-"""Responses that are drawn together on a CPU by each worker, and on a GPU."""
+"""Responses that are drawn together on a CPU, and on a GPU."""
 _TIMED = 6
 """Steps that are timed to see how many fit the hours."""
 _EVERY = 120.0
@@ -126,8 +124,8 @@ _SCALED_BY = 64
 """Responses whose hidden states set the scale of the embeddings."""
 
 
-_MOST = {"responses": 1024, "rows": MAX_ROWS, "workers": 4 * (os.cpu_count() or 1)}
-"""Beyond them a machine does nothing but hand out memory and processes: each worker loads the target anew."""
+_MOST = {"responses": 1024, "rows": MAX_ROWS}
+"""Beyond them a machine does nothing but hand out memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,10 +139,8 @@ class TrainingLimits:
         held_out: prompts that are kept apart for the figures.
         vocabulary: tokens of the draft vocabulary.
         responses: to a prompt, if the tokens and the hours allow.
-        rows: responses that are drawn together by each worker; None: 32 on a CPU, elsewhere as many as half of the
+        rows: responses that are drawn together; None: 32 on a CPU, elsewhere as many as half of the
             memory holds, up to 1024.
-        workers: processes that draw them; None: on a CPU one for each of torch's threads that memory allows, elsewhere
-            one.
 
     Raises:
         ConfigError: a value is out of range.
@@ -157,27 +153,16 @@ class TrainingLimits:
     vocabulary: int = 8192
     responses: int = 1
     rows: int | None = None
-    workers: int | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.hours < float("inf"):
             raise ConfigError(f"hours is {self.hours}: use a positive number")
-        for name in ("tokens", "steps", "vocabulary", "responses", "rows", "workers"):
+        for name in ("tokens", "steps", "vocabulary", "responses", "rows"):
             value, most = getattr(self, name), _MOST.get(name, math.inf)
             if value is not None and not 1 <= value <= most:
                 raise ConfigError(f"{name} is {value}: use {f'1 to {most}' if name in _MOST else 'at least 1'}")
         if self.held_out < 0:
             raise ConfigError(f"held_out is {self.held_out}: use 0 or more")
-
-    def workers_on(self, device: torch.device) -> int:
-        """Processes that draw responses for a target on this device.
-
-        Raises:
-            ConfigError: several would share what is no CPU.
-        """
-        if device.type != "cpu" and (self.workers or 1) > 1:
-            raise ConfigError(f"workers is {self.workers}: on {device} one process draws all: use more --rows instead")
-        return self.workers or (torch.get_num_threads() if device.type == "cpu" else 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,15 +206,13 @@ class HeadTraining:
         if not checkpoint.exists():
             share = 1.0 if limits.steps else RESPONSE_SHARE
             data.check_room(limits.tokens, self.target.hidden_size)
-            rows = limits.rows or self._rows()
             with stage("drawing response tokens", limits.tokens, data.store.tokens) as progress:
                 data.collect(
                     self.target,
                     tokens=limits.tokens,
                     seconds=seconds * share,
-                    rows=rows,
+                    rows=limits.rows or self._rows(),
                     progress=progress,
-                    workers=self._workers(rows),
                     each=limits.responses,
                     held_out=limits.held_out,
                 )
@@ -256,20 +239,12 @@ class HeadTraining:
         return greedy, sampled
 
     def _rows(self) -> int:
-        """Rows of each worker, by default."""
+        """Responses that are drawn together, by default."""
         device, tokens = self.target.capabilities.device, LONGEST_PROMPT + self.data.recipe.max_tokens
         if device.type != "cuda":
             return _ROWS
         memory = torch.cuda.mem_get_info(device)[1]
         return max(1, min(_ROWS_IN_STEP, memory // 2 // (tokens * self.target.slot_bytes)))
-
-    def _workers(self, rows: int) -> int:
-        """Worker processes; by default no more than fit the memory."""
-        workers, limits = self.limits.workers_on(self.target.capabilities.device), self.limits
-        if workers == 1 or limits.workers is not None:
-            return workers
-        tokens = LONGEST_PROMPT + self.data.recipe.max_tokens
-        return min(workers, affordable(self.target, rows=rows, tokens=tokens))
 
     def _fit(self, learned: list[Response], vocabulary: Tensor, checkpoint: Path, seconds: float) -> Fit:
         """The fit as its checkpoint has it, or from the start."""

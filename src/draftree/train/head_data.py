@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
-from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -21,7 +20,6 @@ from ..errors import ConfigError, PromptError, RunError
 from ..models.huggingface import HFModel
 from ..text import encode, user
 from .responses import Response, ResponseStore, respond
-from .workers import respond_in
 
 LONGEST_PROMPT = 512
 """Longer prompts are left out: prefill would take most of the time."""
@@ -152,7 +150,6 @@ class HeadData:
         seconds: float,
         rows: int,
         progress: Callable[[int], None],
-        workers: int = 1,
         each: int = 1,
         held_out: int = 0,
     ) -> None:
@@ -161,16 +158,15 @@ class HeadData:
         Interrupted, it keeps what is finished.
 
         Args:
-            rows: responses that are drawn together, by each worker.
-            workers: processes that draw them; 1: this one.
+            rows: responses that are drawn together.
             each: responses to a prompt, the second ones after the first ones to all.
             held_out: prompts at the front that are answered once.
 
         Raises:
-            RunError: a device has too little memory for the rows, a worker failed, or the disk is full.
+            RunError: a device has too little memory for the rows, or the disk is full.
         """
         began = time.monotonic() - self.seconds
-        order = by_length([*map(len, self.prompts)], _BATCHES * rows * workers)
+        order = by_length([*map(len, self.prompts)], _BATCHES * rows)
 
         def wanted() -> Iterator[int]:
             for again, prompt in product(range(each), order):
@@ -180,10 +176,9 @@ class HeadData:
                 if number not in self.store.numbers and not (again and prompt < held_out):
                     yield number
 
-        draw = respond if workers == 1 else partial(respond_in, workers)
         limits = {"rows": rows, "max_tokens": self.recipe.max_tokens, "seed": self.recipe.seed}
         try:
-            with closing(draw(target, self.prompts, wanted(), **limits)) as drawn:
+            with closing(respond(target, self.prompts, wanted(), **limits)) as drawn:
                 for response in drawn:
                     shards = len(self.store.paths)
                     self.store.add(response)
