@@ -12,7 +12,7 @@ from draftree.cli.main import run
 from draftree.train import eagle_fit as fit
 from draftree.train import head_data
 from draftree.train import responses as draw
-from draftree.train.responses import read_prompts
+from draftree.train.prompts import read_prompts
 
 from ..tiny import save_tiny
 

@@ -121,15 +121,11 @@ def test_a_checkpoint_without_a_part_is_refused(
 
 
 def test_a_full_disk_leaves_the_last_checkpoint(
-    target: HFModel, learned: list[Response], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    target: HFModel, learned: list[Response], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     fit = made(target, learned, 7)
     fit.save(tmp_path / "checkpoint.pt")
-
-    def full(*given: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(torch, "save", full)
+    request.getfixturevalue("full_disk")
     with pytest.raises(RunError, match="free some disk space; the same command goes on"):
         fit.save(tmp_path / "checkpoint.pt")
     assert [p.name for p in tmp_path.iterdir()] == ["checkpoint.pt"]

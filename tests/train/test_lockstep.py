@@ -29,10 +29,11 @@ def target() -> HFModel:
 @pytest.mark.parametrize("rows", [1, 3, 64])
 def test_they_are_those_of_the_engine(rows: int, target: HFModel) -> None:
     """Greedy and sampled ones, ended by a token or by their length, of prompts and of their second round."""
-    options = {"rows": rows, "max_tokens": 24, "seed": 5}
     numbers = [3, 0, 6, 2, 5, 1, 4, 9, 12]
-    want = {r.number: r for r in respond(target, MORE, numbers, **options)}
-    got = {r.number: r for r in respond_in_step(target, MORE, numbers, **options)}
+    want, got = (
+        {r.number: r for r in draw(target, MORE, numbers, rows=rows, max_tokens=24, seed=5)}
+        for draw in (respond, respond_in_step)
+    )
     assert sorted(got) == sorted(want) == sorted(numbers)
     assert max(r.gained for r in want.values()) == 24 > min(r.gained for r in want.values())
     for number, one in want.items():

@@ -24,8 +24,8 @@ from ..policies.fixed import TreeFile
 from ..progress import err
 from ..progress import out as output
 from ..text import Prompt, encode, user
+from ..train.prompts import read_prompts
 from ..train.rank_acceptance import AcceptanceMeasurement, Tally, TreeCosts, TruePath, check_ranges, conclude, measure
-from ..train.responses import read_prompts
 from .options import (
     ComputeOptions,
     DecodedTokens,

@@ -19,9 +19,9 @@ from ..models.loading import DEFAULT_MODEL, load
 from ..progress import err, progress_reporter
 from ..progress import out as output
 from ..train.eagle_fit import FitRecipe, HeadFigures
-from ..train.eagle_training import HeadTraining, PromptFile, TrainingLimits
-from ..train.head_data import DataRecipe, HeadData, digest, encoded, shuffled
-from ..train.responses import read_prompts
+from ..train.eagle_training import HeadTraining, TrainingLimits
+from ..train.head_data import DataRecipe, HeadData
+from ..train.prompts import PromptFile, digest, encoded, read_prompts, shuffled
 from .options import Device, Dtype, Target, number, whole
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -113,10 +113,10 @@ def head(
         init=start,
     )
     try:
-        greedy, sampled = training.run(partial(progress_reporter, err), force=force)
+        figures = training.run(partial(progress_reporter, err), force=force)
     except KeyboardInterrupt:
         raise RunError("interrupted: the same command goes on from there") from None
-    _report(folder, greedy, sampled)
+    _report(folder, figures)
 
 
 def _made_for_bf16(kind: str) -> bool:
@@ -157,10 +157,9 @@ def _check_place(name: str) -> Path:
     return folder
 
 
-def _report(folder: Path, greedy: HeadFigures | None, sampled: HeadFigures | None) -> None:
-    for name, figures in (("greedy", greedy), ("sampled", sampled)):
-        if figures:
-            rates = " ".join(f"{row[0]:.3f}" for row in figures.acceptance)
-            lengths = ", ".join(f"{tree} {mal:.2f}" for tree, mal in figures.mal.items())
-            output.print(f"{name}: acceptance at depth 1 to {len(figures.acceptance)}: {rates}; MAL: {lengths}")
+def _report(folder: Path, figures: dict[str, HeadFigures]) -> None:
+    for name, found in figures.items():
+        rates = " ".join(f"{row[0]:.3f}" for row in found.acceptance)
+        lengths = ", ".join(f"{tree} {mal:.2f}" for tree, mal in found.mal.items())
+        output.print(f"{name}: acceptance at depth 1 to {len(found.acceptance)}: {rates}; MAL: {lengths}")
     output.print(f"{folder}: draft with it by --drafter {folder}", markup=False)

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import asdict, dataclass
@@ -20,95 +20,14 @@ from ..errors import ConfigError, RunError
 from ..models.eagle_file import load_head, read_head, save_head
 from ..models.eagle_head import HeadConfig, HeadNetwork, embeddings, output_layer
 from ..models.huggingface import HFModel
-from .eagle_fit import DEPTH, RANKS, STRIDE, Fit, FitRecipe, Frozen, HeadFigures, evaluate, regress
-from .head_data import LONGEST_PROMPT, HeadData
+from .eagle_fit import RANKS, STRIDE, Fit, FitRecipe, Frozen, HeadFigures, evaluate, regress
+from .head_data import HeadData
+from .prompts import LONGEST_PROMPT, PromptFile
 from .responses import AGAIN, MAX_ROWS, TEMPERATURES, Response
 
 Stage = Callable[[str, int, int], AbstractContextManager[Callable[[int], None]]]
 """What is done, how many units it has and how many of them are done -> a context that gives what is called with how
 many are done."""
-
-
-@dataclass(frozen=True, slots=True)
-class PromptFile:
-    """A file of prompts.
-
-    Attributes:
-        name: without its folder.
-        count: prompts in it.
-        digest: SHA-256 of its bytes.
-        licence: as the user states it, or None.
-    """
-
-    name: str
-    count: int
-    digest: str
-    licence: str | None = None
-
-
-def card(
-    *,
-    target: str,
-    sources: Sequence[PromptFile],
-    recipe: Mapping[str, object],
-    greedy: HeadFigures | None,
-    sampled: HeadFigures | None,
-) -> str:
-    """Markdown.
-
-    Args:
-        target: name of the target.
-        sources: files of the prompts.
-        recipe: what the head was trained with, in words and numbers.
-        greedy, sampled: figures of the responses kept apart, where there are any.
-    """
-    lines = [
-        f"# Draft head for {target}",
-        "",
-        f'Drafts for `{target}` alone: `draftree generate "..." --target {target} --drafter FOLDER`.',
-        "One decoder layer in the line of EAGLE (Li et al., ICML 2024) that reads the target's hidden states;",
-        "embeddings and output layer are the target's own and are not in the files.",
-        "",
-        "## Data",
-        "",
-        "It learned from the target's own responses to the prompts of:",
-        "",
-        "| file | prompts | licence | SHA-256 |",
-        "|---|---|---|---|",
-        *(f"| {s.name} | {s.count} | {s.licence or 'not stated'} | `{s.digest[:16]}` |" for s in sources),
-        "",
-        "The prompts themselves are not in the head. Their licences and the target's are those of what it was made",
-        "from: mind them when you pass it on.",
-        "",
-        "## Recipe",
-        "",
-        *(f"- {name}: {value}" for name, value in recipe.items()),
-        "",
-        "## Figures",
-        "",
-        "On responses to prompts kept apart, drafted along the target's responses; acceptance lengths count the",
-        f"bonus token. Acceptance: every {STRIDE} tokens, share of drafts whose true token is among the most probable",
-        "1, 2 and 4, given that the tokens above it were true.",
-    ]
-    for name, figures in (("Greedy responses", greedy), ("Sampled responses", sampled)):
-        if figures is not None and figures.tokens:
-            lines += ["", f"{name} ({figures.responses} responses, {figures.tokens} tokens):", "", *_table(figures)]
-    return "\n".join(lines) + "\n"
-
-
-def _table(figures: HeadFigures) -> list[str]:
-    return [
-        "| depth | " + " | ".join(f"top {k}" for k in RANKS) + " | drafts |",
-        "|---|" + "---|" * len(RANKS) + "---|",
-        *(
-            f"| {d + 1} | " + " | ".join(f"{a:.3f}" for a in figures.acceptance[d]) + f" | {figures.trials[d]} |"
-            for d in range(DEPTH)
-        ),
-        "",
-        "| tree | acceptance length |",
-        "|---|---|",
-        *(f"| {name} | {mal:.2f} |" for name, mal in figures.mal.items()),
-    ]
 
 
 RESPONSE_SHARE, FIGURES_SHARE = 0.6, 0.05
@@ -122,8 +41,6 @@ _EVERY = 120.0
 """Seconds between checkpoints."""
 _SCALED_BY = 64
 """Responses whose hidden states set the scale of the embeddings."""
-
-
 _MOST = {"responses": 1024, "rows": MAX_ROWS}
 """Beyond them a machine does nothing but hand out memory."""
 
@@ -139,8 +56,8 @@ class TrainingLimits:
         held_out: prompts that are kept apart for the figures.
         vocabulary: tokens of the draft vocabulary.
         responses: to a prompt, if the tokens and the hours allow.
-        rows: responses that are drawn together; None: 32 on a CPU, elsewhere as many as half of the
-            memory holds, up to 1024.
+        rows: responses that are drawn together; None: 32 on a CPU, elsewhere as many as half of the memory holds, up to
+            1024.
 
     Raises:
         ConfigError: a value is out of range.
@@ -187,8 +104,8 @@ class HeadTraining:
     out: Path
     init: Path | None = None
 
-    def run(self, stage: Stage, *, force: bool = False) -> tuple[HeadFigures | None, HeadFigures | None]:
-        """All stages; greedy and sampled figures.
+    def run(self, stage: Stage, *, force: bool = False) -> dict[str, HeadFigures]:
+        """All stages; the figures of "greedy" and "sampled" responses, where there are any.
 
         Args:
             stage: reports the progress of each stage.
@@ -206,7 +123,7 @@ class HeadTraining:
         if not checkpoint.exists():
             share = 1.0 if limits.steps else RESPONSE_SHARE
             data.check_room(limits.tokens, self.target.hidden_size)
-            with stage("drawing response tokens", limits.tokens, data.store.tokens) as progress:
+            with stage("drawing response tokens", limits.tokens, data.tokens) as progress:
                 data.collect(
                     self.target,
                     tokens=limits.tokens,
@@ -227,16 +144,9 @@ class HeadTraining:
         fit = self._fit(learned, vocabulary, checkpoint, seconds * (1 - FIGURES_SHARE) - data.seconds)
         self._train(fit, checkpoint, stage)
         save_head(self.out, fit.network, vocabulary, self.target)
-        greedy, sampled = self._figures([r for r in apart if r.gained > 1], stage)
-        text = card(
-            target=self.target.capabilities.name,
-            sources=self.sources,
-            recipe=self._words(learned, fit),
-            greedy=greedy,
-            sampled=sampled,
-        )
-        write_whole(self.out / "README.md", text)
-        return greedy, sampled
+        figures = self._figures([r for r in apart if r.gained > 1], stage)
+        write_whole(self.out / "README.md", self._card(learned, fit, figures))
+        return figures
 
     def _rows(self) -> int:
         """Responses that are drawn together, by default."""
@@ -249,8 +159,7 @@ class HeadTraining:
     def _fit(self, learned: list[Response], vocabulary: Tensor, checkpoint: Path, seconds: float) -> Fit:
         """The fit as its checkpoint has it, or from the start."""
         model, device = self.target.model, self.target.capabilities.device
-        layer = output_layer(model)
-        ids = vocabulary.to(device)
+        layer, ids = output_layer(model), vocabulary.to(device)
         frozen = Frozen(
             embeddings(model).detach().float(),
             layer.weight[ids].float(),
@@ -285,7 +194,7 @@ class HeadTraining:
         return max(1, min(most, int(seconds / (sum(times[1:]) / (len(times) - 1)))))
 
     def _key(self, learned: list[Response], vocabulary: Tensor) -> str:
-        """Tells fits apart: settings, responses, and what they start from."""
+        """Identifies the fit: settings, responses, and what it starts from."""
         parts = [asdict(self.recipe), self.limits.steps, asdict(self.data.recipe), vocabulary.tolist()]
         init = None if self.init is None else hashlib.sha256((self.init / "head.safetensors").read_bytes()).hexdigest()
         document = json.dumps([*parts, [r.number for r in learned], init])
@@ -306,35 +215,86 @@ class HeadTraining:
             if fit.done > kept:
                 fit.save(checkpoint)
 
-    def _figures(self, apart: list[Response], stage: Stage) -> tuple[HeadFigures | None, HeadFigures | None]:
-        """On greedy responses and on sampled ones."""
+    def _figures(self, apart: list[Response], stage: Stage) -> dict[str, HeadFigures]:
         head = load_head(self.out, self.target)
-        groups = [[r for r in apart if (r.temperature == 0) == greedy] for greedy in (True, False)]
-        found: list[HeadFigures | None] = []
-        for name, group in zip(("greedy", "sampled"), groups, strict=True):
+        groups = {
+            "greedy": [r for r in apart if r.temperature == 0],
+            "sampled": [r for r in apart if r.temperature > 0],
+        }
+        found = {}
+        for name, group in groups.items():
             with stage(f"evaluating {name} responses", len(group), 0) as progress:
-                found.append(evaluate(head, group, self.data.recipe.seed, progress) if group else None)
-        figures = {name: f and f.as_dict() for name, f in zip(("greedy", "sampled"), found, strict=True)}
-        write_whole(self.data.folder / "figures.json", json.dumps(figures, indent=1) + "\n")
-        return found[0], found[1]
+                if group:
+                    found[name] = evaluate(head, group, self.data.recipe.seed, progress)
+        content = {name: asdict(found[name]) if name in found else None for name in groups}
+        write_whole(self.data.folder / "figures.json", json.dumps(content, indent=1) + "\n")
+        return found
 
-    def _words(self, learned: list[Response], fit: Fit) -> dict[str, object]:
-        recipe, kinds, further = self.recipe, *("/".join(f"{t:g}" for t in kind) for kind in (TEMPERATURES, AGAIN))
-        again = (
-            f"; second and further ones to a prompt {further}" if learned[-1].number >= len(self.data.prompts) else ""
-        )
-        return {
-            "responses": f"{len(learned)} of up to {self.data.recipe.max_tokens} tokens, "
-            f"{sum(r.gained for r in learned)} tokens in all, temperatures {kinds} in turn{again}",
-            "start": "ridge regression of the next hidden state" if self.init is None else f"the head {self.init.name}",
-            "loss": f"cross-entropy with the target distribution over {self.limits.vocabulary} tokens, and "
+    def _card(self, learned: list[Response], fit: Fit, figures: dict[str, HeadFigures]) -> str:
+        target, sources = self.target.capabilities.name, self.sources
+        lines = [
+            f"# Draft head for {target}",
+            "",
+            f'Drafts for `{target}` alone: `draftree generate "..." --target {target} --drafter FOLDER`.',
+            "One decoder layer in the line of EAGLE (Li et al., ICML 2024) that reads the target's hidden states;",
+            "embeddings and output layer are the target's own and are not in the files.",
+            "",
+            "## Data",
+            "",
+            "It learned from the target's own responses to the prompts of:",
+            "",
+            "| file | prompts | licence | SHA-256 |",
+            "|---|---|---|---|",
+            *(f"| {s.name} | {s.count} | {s.licence or 'not stated'} | `{s.digest[:16]}` |" for s in sources),
+            "",
+            "The prompts themselves are not in the head. Their licences and the target's are those of what it was made",
+            "from: mind them when you pass it on.",
+            "",
+            "## Recipe",
+            "",
+            *self._recipe_lines(learned, fit),
+            "",
+            "## Figures",
+            "",
+            "On responses to prompts kept apart, drafted along the target's responses; acceptance lengths count the",
+            f"bonus token. Acceptance: every {STRIDE} tokens, share of drafts whose true token is among the most",
+            "probable 1, 2 and 4, given that the tokens above it were true.",
+        ]
+        for name, found in figures.items():
+            if found.tokens:
+                title = f"{name.capitalize()} responses ({found.responses} responses, {found.tokens} tokens):"
+                lines += ["", title, "", *_tables(found)]
+        return "\n".join(lines) + "\n"
+
+    def _recipe_lines(self, learned: list[Response], fit: Fit) -> list[str]:
+        recipe, prompts = self.recipe, len(self.data.prompts)
+        first, further = ("/".join(f"{t:g}" for t in kind) for kind in (TEMPERATURES, AGAIN))
+        again = f"; second and further ones to a prompt {further}" if learned[-1].number >= prompts else ""
+        return [
+            f"- responses: {len(learned)} of up to {self.data.recipe.max_tokens} tokens, "
+            f"{sum(r.gained for r in learned)} tokens in all, temperatures {first} in turn{again}",
+            "- start: " + (f"the head {self.init.name}" if self.init else "ridge regression of the next hidden state"),
+            f"- loss: cross-entropy with the target distribution over {self.limits.vocabulary} tokens, and "
             f"{recipe.feature_weight} x smooth L1 of hidden states; {recipe.unroll} drafting steps, each further one "
             f"weighted {recipe.decay}",
-            "optimiser": f"Muon (matrices) and AdamW, {fit.steps} steps of {recipe.batch} responses, learning rate "
+            f"- optimiser: Muon (matrices) and AdamW, {fit.steps} steps of {recipe.batch} responses, learning rate "
             f"{recipe.learning_rate:g} falling to 0, weight decay {recipe.weight_decay:g}",
-            "precision": "bfloat16, weights float32" if recipe.bf16 else "float32",
-            "seed": recipe.seed,
-        }
+            "- precision: " + ("bfloat16, weights float32" if recipe.bf16 else "float32"),
+            f"- seed: {recipe.seed}",
+        ]
+
+
+def _tables(figures: HeadFigures) -> list[str]:
+    rows = zip(figures.acceptance, figures.trials, strict=True)
+    return [
+        "| depth | " + " | ".join(f"top {k}" for k in RANKS) + " | drafts |",
+        "|---|" + "---|" * len(RANKS) + "---|",
+        *(f"| {d} | " + " | ".join(f"{a:.3f}" for a in row) + f" | {n} |" for d, (row, n) in enumerate(rows, start=1)),
+        "",
+        "| tree | acceptance length |",
+        "|---|---|",
+        *(f"| {name} | {mal:.2f} |" for name, mal in figures.mal.items()),
+    ]
 
 
 def draft_vocabulary(responses: Sequence[Response], vocab_size: int, size: int) -> Tensor:
