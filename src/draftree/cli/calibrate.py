@@ -109,10 +109,10 @@ def calibrate(
     try:
         found = conclude(calibration, tally, nodes, _costs(model, drafts) if by_cost else None)
     except RunError:
-        tally.discard()
+        tally.path.unlink(missing_ok=True)
         raise
     found.save(path)
-    tally.discard()
+    tally.path.unlink(missing_ok=True)
     _report(found, path)
 
 
