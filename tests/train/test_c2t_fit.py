@@ -104,7 +104,7 @@ def test_an_epoch_that_recalls_less_of_the_prompts_kept_apart_is_not_chosen() ->
     kept apart follow, so that each epoch of learning the rule recalls less of them."""
     samples, held = (s._replace(accepted=s.features[:, P] > 0.5) for s in (synthetic(20_000), synthetic(2000, seed=1)))
     opposite, held = (s._replace(accepted=~s.accepted) for s in (samples, held))
-    recipe = ClassifierRecipe(features=("probability",), epochs=6, batch=64)
+    recipe = ClassifierRecipe(features=("probability",), epochs=3, batch=64)
     init = fit(opposite, replace(recipe, epochs=2), 1.0)
     first, last = fit(samples, replace(recipe, epochs=1), 1.0, init), fit(samples, recipe, 1.0, init)
     found = [evaluate(net, held, 1.0).betas["0.05"] for net in (first, last)]
