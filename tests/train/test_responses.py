@@ -15,9 +15,9 @@ from draftree.engine import Engine
 from draftree.errors import ConfigError, ModelFileError, PromptError, RunError
 from draftree.models.huggingface import HFModel
 from draftree.train import head_data
-from draftree.train.head_data import DataRecipe, HeadData, by_length
+from draftree.train.head_data import HeadData, by_length
 from draftree.train.prompts import digest, encoded, shuffled
-from draftree.train.responses import TEMPERATURES, Response, respond
+from draftree.train.responses import TEMPERATURES, DataRecipe, Response, respond
 
 from ..heads import PROMPTS
 from ..tiny import tiny, tiny_tokenizer

@@ -20,8 +20,9 @@ from ..progress import err, progress_reporter
 from ..progress import out as output
 from ..train.eagle_fit import FitRecipe, HeadFigures
 from ..train.eagle_training import HeadTraining, TrainingLimits
-from ..train.head_data import DataRecipe, HeadData
+from ..train.head_data import HeadData
 from ..train.prompts import PromptFile, digest, encoded, read_prompts, shuffled
+from ..train.responses import DataRecipe
 from .options import Device, Dtype, Target, number, whole
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)

@@ -29,7 +29,7 @@ from ..policies.best_paths import Eagle2Tree
 from ..policies.c2t import FEATURES, features, of_tree
 from ..tree import ROOT, DraftTree
 from .replay import Replay
-from .responses import Response, respond, seed_of
+from .responses import DataRecipe, Response, respond, seed_of
 
 WIDTH, LEVELS = 10, 11
 NODES = WIDTH + (LEVELS - 1) * WIDTH**2
@@ -135,31 +135,22 @@ def check_finite(samples: Samples) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SampleRecipe:
+class SampleRecipe(DataRecipe):
     """How samples are drawn; equal ones may be added to one another.
 
     Attributes:
-        target, drafter: names.
-        target_weights, drafter_weights: their fingerprints.
-        prompts: digest of all prompts in order.
-        max_tokens: most tokens of a response.
+        drafter: its name.
+        target_weights, drafter_weights: fingerprints.
         negatives: share of the nodes that were not accepted to keep.
-        seed: of the order of the prompts, of the responses and of the share.
-        dtype: of the target.
 
     Raises:
         ConfigError: a value is out of range.
     """
 
-    target: str
-    target_weights: str
     drafter: str
+    target_weights: str
     drafter_weights: str
-    prompts: str
-    max_tokens: int
     negatives: float
-    seed: int
-    dtype: str
 
     def __post_init__(self) -> None:
         check_recipe(self.max_tokens, self.negatives, self.seed)

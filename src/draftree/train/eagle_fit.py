@@ -66,7 +66,6 @@ def evaluate(head: HeadModel, responses: Sequence[Response], seed: int, progress
         progress: called with how many of them are done.
     """
     used = [r for r in responses if r.gained > 1]
-    trials, hits = [0] * DEPTH, [[0] * len(RANKS) for _ in range(DEPTH)]
     source = partial(EagleSource, head, head.capabilities.vocab_size)
     policy = TruePath()
     drafter = TreeDrafter(policy, source())
@@ -76,17 +75,14 @@ def evaluate(head: HeadModel, responses: Sequence[Response], seed: int, progress
         "opt-tree, 16 nodes": (TreeDrafter(OptTree(_DELTA), source()), 16),
     }
     gained, steps = 0, dict.fromkeys(trees, 0)
+    drafts: list[list[int | None]] = []
     for done, response in enumerate(used, start=1):
         ids = response.tokens.tolist()
         prompt, output = ids[: response.prompt_length], ids[response.prompt_length :]
         features = response.features.to(head.capabilities.device, head.capabilities.dtype)
         params = SamplingParams(temperature=response.temperature, seed=seed_of(response.number, seed))
-        along = {"depth": DEPTH, "stride": STRIDE}
-        for ranks in ranks_along(drafter, policy, prompt, output, params, features=features, **along):
-            for d, rank in enumerate(ranks):
-                trials[d] += 1
-                for i, limit in enumerate(RANKS):
-                    hits[d][i] += rank is not None and rank < limit
+        limits = {"depth": DEPTH, "stride": STRIDE}
+        drafts += ranks_along(drafter, policy, prompt, output, params, features=features, **limits)
         for name, (tree, nodes) in trees.items():
             with Replay(tree, prompt, output, params, features) as replay:
                 while replay.left:
@@ -94,9 +90,15 @@ def evaluate(head: HeadModel, responses: Sequence[Response], seed: int, progress
                     steps[name] += 1
         gained += len(output) - 1
         progress(done)
-    acceptance = [[h / max(1, n) for h in row] for n, row in zip(trials, hits, strict=True)]
+    layers = [[ranks[d] for ranks in drafts if len(ranks) > d] for d in range(DEPTH)]
+    acceptance = [[_share(ranks, most) for most in RANKS] for ranks in layers]
     mal = {name: gained / max(1, n) for name, n in steps.items()}
-    return HeadFigures(len(used), gained, trials, acceptance, mal)
+    return HeadFigures(len(used), gained, [len(ranks) for ranks in layers], acceptance, mal)
+
+
+def _share(ranks: Sequence[int | None], most: int) -> float:
+    """Share of ranks below ``most``."""
+    return sum(rank is not None and rank < most for rank in ranks) / max(1, len(ranks))
 
 
 _RIDGE_POSITIONS = 100_000

@@ -185,13 +185,12 @@ class HeadTraining:
 
     def _affordable(self, fit: Fit, learned: list[Response], seconds: float) -> int:
         """Steps that fit the time, by timing some on a copy; at least one, and no more than some rounds of the data."""
-        trial = Fit(self.recipe, deepcopy(fit.network), fit.frozen, learned, _TIMED, "")
-        times, began = [], time.monotonic()
-        for _ in trial.run():
-            times.append(time.monotonic() - began)
-            began = time.monotonic()
+        trial = Fit(self.recipe, deepcopy(fit.network), fit.frozen, learned, _TIMED, "").run()
+        next(trial)  # allocates memory and chooses kernels
+        began = time.monotonic()
+        timed = sum(1 for _ in trial)
         most = _MOST_EPOCHS * -(-len(learned) // self.recipe.batch)
-        return max(1, min(most, int(seconds / (sum(times[1:]) / (len(times) - 1)))))
+        return max(1, min(most, int(seconds * timed / (time.monotonic() - began))))
 
     def _key(self, learned: list[Response], vocabulary: Tensor) -> str:
         """Identifies the fit: settings, responses, and what it starts from."""
@@ -231,70 +230,77 @@ class HeadTraining:
         return found
 
     def _card(self, learned: list[Response], fit: Fit, figures: dict[str, HeadFigures]) -> str:
-        target, sources = self.target.capabilities.name, self.sources
-        lines = [
-            f"# Draft head for {target}",
-            "",
-            f'Drafts for `{target}` alone: `draftree generate "..." --target {target} --drafter FOLDER`.',
-            "One decoder layer in the line of EAGLE (Li et al., ICML 2024) that reads the target's hidden states;",
-            "embeddings and output layer are the target's own and are not in the files.",
-            "",
-            "## Data",
-            "",
-            "It learned from the target's own responses to the prompts of:",
-            "",
-            "| file | prompts | licence | SHA-256 |",
-            "|---|---|---|---|",
-            *(f"| {s.name} | {s.count} | {s.licence or 'not stated'} | `{s.digest[:16]}` |" for s in sources),
-            "",
-            "The prompts themselves are not in the head. Their licences and the target's are those of what it was made",
-            "from: mind them when you pass it on.",
-            "",
-            "## Recipe",
-            "",
-            *self._recipe_lines(learned, fit),
-            "",
-            "## Figures",
-            "",
-            "On responses to prompts kept apart, drafted along the target's responses; acceptance lengths count the",
-            f"bonus token. Acceptance: every {STRIDE} tokens, share of drafts whose true token is among the most",
-            "probable 1, 2 and 4, given that the tokens above it were true.",
-        ]
-        for name, found in figures.items():
-            if found.tokens:
-                title = f"{name.capitalize()} responses ({found.responses} responses, {found.tokens} tokens):"
-                lines += ["", title, "", *_tables(found)]
-        return "\n".join(lines) + "\n"
-
-    def _recipe_lines(self, learned: list[Response], fit: Fit) -> list[str]:
-        recipe, prompts = self.recipe, len(self.data.prompts)
         first, further = ("/".join(f"{t:g}" for t in kind) for kind in (TEMPERATURES, AGAIN))
-        again = f"; second and further ones to a prompt {further}" if learned[-1].number >= prompts else ""
-        return [
-            f"- responses: {len(learned)} of up to {self.data.recipe.max_tokens} tokens, "
-            f"{sum(r.gained for r in learned)} tokens in all, temperatures {first} in turn{again}",
-            "- start: " + (f"the head {self.init.name}" if self.init else "ridge regression of the next hidden state"),
-            f"- loss: cross-entropy with the target distribution over {self.limits.vocabulary} tokens, and "
-            f"{recipe.feature_weight} x smooth L1 of hidden states; {recipe.unroll} drafting steps, each further one "
-            f"weighted {recipe.decay}",
-            f"- optimiser: Muon (matrices) and AdamW, {fit.steps} steps of {recipe.batch} responses, learning rate "
-            f"{recipe.learning_rate:g} falling to 0, weight decay {recipe.weight_decay:g}",
-            "- precision: " + ("bfloat16, weights float32" if recipe.bf16 else "float32"),
-            f"- seed: {recipe.seed}",
-        ]
+        several = learned[-1].number >= len(self.data.prompts)
+        return _CARD.format(
+            target=self.target.capabilities.name,
+            sources="\n".join(
+                f"| {s.name} | {s.count} | {s.licence or 'not stated'} | `{s.digest[:16]}` |" for s in self.sources
+            ),
+            responses=len(learned),
+            tokens=sum(r.gained for r in learned),
+            data=self.data.recipe,
+            temperatures=f"{first} in turn" + (f"; second and further ones to a prompt {further}" if several else ""),
+            start=f"the head {self.init.name}" if self.init else "ridge regression of the next hidden state",
+            limits=self.limits,
+            recipe=self.recipe,
+            steps=fit.steps,
+            precision="bfloat16, weights float32" if self.recipe.bf16 else "float32",
+            stride=STRIDE,
+            tables="".join(_tables(name, found) for name, found in figures.items() if found.tokens),
+        )
 
 
-def _tables(figures: HeadFigures) -> list[str]:
-    rows = zip(figures.acceptance, figures.trials, strict=True)
-    return [
+_CARD = """\
+# Draft head for {target}
+
+Drafts for `{target}` alone: `draftree generate "..." --target {target} --drafter FOLDER`.
+One decoder layer in the line of EAGLE (Li et al., ICML 2024) that reads the target's hidden states;
+embeddings and output layer are the target's own and are not in the files.
+
+## Data
+
+It learned from the target's own responses to the prompts of:
+
+| file | prompts | licence | SHA-256 |
+|---|---|---|---|
+{sources}
+
+The prompts themselves are not in the head. Their licences and the target's are those of what it was made
+from: mind them when you pass it on.
+
+## Recipe
+
+- responses: {responses} of up to {data.max_tokens} tokens, {tokens} tokens in all, temperatures {temperatures}
+- start: {start}
+- loss: cross-entropy with the target distribution over {limits.vocabulary} tokens, and {recipe.feature_weight} x \
+smooth L1 of hidden states; {recipe.unroll} drafting steps, each further one weighted {recipe.decay}
+- optimiser: Muon (matrices) and AdamW, {steps} steps of {recipe.batch} responses, \
+learning rate {recipe.learning_rate:g} falling to 0, weight decay {recipe.weight_decay:g}
+- precision: {precision}
+- seed: {recipe.seed}
+
+## Figures
+
+On responses to prompts kept apart, drafted along the target's responses; acceptance lengths count the
+bonus token. Acceptance: every {stride} tokens, share of drafts whose true token is among the most probable
+1, 2 and 4, given that the tokens above it were true.
+{tables}"""
+
+
+def _tables(name: str, figures: HeadFigures) -> str:
+    lines = [
+        "",
+        f"{name.capitalize()} responses ({figures.responses} responses, {figures.tokens} tokens):",
+        "",
         "| depth | " + " | ".join(f"top {k}" for k in RANKS) + " | drafts |",
         "|---|" + "---|" * len(RANKS) + "---|",
-        *(f"| {d} | " + " | ".join(f"{a:.3f}" for a in row) + f" | {n} |" for d, (row, n) in enumerate(rows, start=1)),
-        "",
-        "| tree | acceptance length |",
-        "|---|---|",
-        *(f"| {name} | {mal:.2f} |" for name, mal in figures.mal.items()),
     ]
+    for depth, (shares, drafts) in enumerate(zip(figures.acceptance, figures.trials, strict=True), start=1):
+        lines.append(f"| {depth} | " + " | ".join(f"{share:.3f}" for share in shares) + f" | {drafts} |")
+    lines += ["", "| tree | acceptance length |", "|---|---|"]
+    lines += [f"| {tree} | {mal:.2f} |" for tree, mal in figures.mal.items()]
+    return "\n".join(lines) + "\n"
 
 
 def draft_vocabulary(responses: Sequence[Response], vocab_size: int, size: int) -> Tensor:

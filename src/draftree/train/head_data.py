@@ -18,32 +18,13 @@ from torch import Tensor
 from ..artifacts import check_disk, make_folder, write_whole
 from ..errors import ConfigError, ModelFileError, RunError
 from ..models.huggingface import HFModel
-from .responses import Response, respond
+from .responses import DataRecipe, Response, respond
 
 SHARD_TOKENS = 1 << 15
 _BATCHES = 8
 """So many batches' prompts are put in order of length: a batch's attention is as long as its longest row."""
 _COLUMNS = ("numbers", "lengths", "prompt_lengths", "temperatures")
 _DISK_FULL = "free some disk space; the same command goes on"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DataRecipe:
-    """What responses are drawn; equal ones may be added to one another.
-
-    Attributes:
-        target: its name.
-        prompts: digest of all prompts in order.
-        max_tokens: most tokens of a response.
-        seed: of the order of the prompts, and of the responses.
-        dtype: of the target.
-    """
-
-    target: str
-    prompts: str
-    max_tokens: int
-    seed: int
-    dtype: str
 
 
 def by_length(lengths: Sequence[int], some: int) -> list[int]:

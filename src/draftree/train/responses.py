@@ -53,6 +53,25 @@ class Response:
         return self.tokens.shape[0] - self.prompt_length
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataRecipe:
+    """What responses are drawn; equal ones may be added to one another.
+
+    Attributes:
+        target: its name.
+        prompts: digest of all prompts in order.
+        max_tokens: most tokens of a response.
+        seed: of the order of the prompts, and of the responses.
+        dtype: of the target.
+    """
+
+    target: str
+    prompts: str
+    max_tokens: int
+    seed: int
+    dtype: str
+
+
 def seed_of(number: int, seed: int) -> int:
     """Of response ``number``."""
     return (seed + number) % 2**63
