@@ -45,12 +45,12 @@ PROMPTS = [[3, 14, 15, 9, 2, 6, 14, 15], [27, 1, 8], [31, 41, 5, 9, 26, 53, 58, 
 P = list(FEATURES).index("probability")
 
 
-class Coin(TokenSource):
-    """Says after everything: token 1 with probability 0.7, token 2 with 0.3."""
+class TwoTokens(TokenSource):
+    """Drafts token 1 with probability 0.7 and token 2 with 0.3, after any text."""
 
     @property
     def name(self) -> str:
-        return "coin"
+        return "two tokens"
 
     def begin(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
         return ScriptedScorer(lambda row, path: ([1, 2], [math.log(0.7), math.log(0.3)], 0.61))
@@ -62,9 +62,9 @@ def response(tokens: list[int], number: int = 0) -> Response:
     return Response(number, 0.0, 2, torch.tensor([5, 6, *tokens]), torch.zeros(len(tokens) + 1, 0))
 
 
-def test_labels_on_a_scripted_toy_are_the_path_that_the_target_says() -> None:
+def test_labels_on_a_scripted_toy_are_the_path_that_the_target_takes() -> None:
     # Behind the first token comes 1 2 2: a tree of depth 2 (the last token is the bonus) whose path 1, 2 is accepted.
-    found, trees = samples_along(TreeDrafter(full_trees(), Coin()), response([9, 1, 2, 2]), 0, share=1.0)
+    found, trees = samples_along(TreeDrafter(full_trees(), TwoTokens()), response([9, 1, 2, 2]), 0, share=1.0)
     assert trees == 1
     columns = (found.features[:, P], found.accepted, found.reached)
     got = sorted(zip(*(c.tolist() for c in columns), strict=True))
@@ -76,7 +76,7 @@ def test_labels_on_a_scripted_toy_are_the_path_that_the_target_says() -> None:
 
 def test_each_tree_begins_where_the_last_one_was_left() -> None:
     # 3 is never drafted: the trees are rooted at 9, 3 and 3; the one before the last token has no room.
-    found, trees = samples_along(TreeDrafter(full_trees(), Coin()), response([9, 2, 3, 3, 1, 1, 1]), 0, share=1.0)
+    found, trees = samples_along(TreeDrafter(full_trees(), TwoTokens()), response([9, 2, 3, 3, 1, 1, 1]), 0, share=1.0)
     assert trees == 3
     assert int(found.accepted.sum()) == 1 + 0 + 2
     assert found.numbers.tolist() == [0] * len(found.accepted)
@@ -238,7 +238,7 @@ def test_settings_out_of_range_are_refused(change: dict[str, object], named: str
 
 
 @pytest.mark.parametrize("name", ["head", "recycle"])
-def test_a_drafter_that_reads_hidden_states_or_laws_gets_them(name: str, tmp_path: Path) -> None:
+def test_a_drafter_that_reads_hidden_states_or_distributions_gets_them(name: str, tmp_path: Path) -> None:
     model = target()
     drafts = TreeDrafter(full_trees(), EagleSource(trained(model), VOCAB) if name == "head" else source(name, model))
     drafts.prepare(model)

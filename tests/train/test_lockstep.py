@@ -44,17 +44,17 @@ def test_they_are_those_of_the_engine(rows: int, target: HFModel) -> None:
         assert torch.allclose(other.features.float(), one.features.float(), atol=1e-2)
 
 
-def test_numbers_are_asked_for_as_rows_become_free(target: HFModel) -> None:
-    asked: list[int] = []
+def test_numbers_are_read_as_rows_become_free(target: HFModel) -> None:
+    read: list[int] = []
 
     def numbers() -> Iterator[int]:
         for number in range(7):
-            asked.append(number)
+            read.append(number)
             yield number
 
     drawn = respond_in_step(target, MORE, numbers(), rows=2, max_tokens=20, seed=0)
     next(drawn)
-    assert asked == [0, 1]
+    assert read == [0, 1]
     assert len(list(drawn)) == 6
     assert target.cache.nbytes == 0  # what was allotted for them is free again
 

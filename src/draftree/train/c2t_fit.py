@@ -35,9 +35,7 @@ class ClassifierRecipe:
         features: what it sees of a candidate.
         given_parent: learn the acceptance of nodes whose parents are accepted, from these alone.
         hidden: units of its first layer.
-        epochs: rounds over the samples.
         batch: samples of a step.
-        learning_rate: of Adam.
         seed: of the first weights and of the order.
 
     Raises:
@@ -80,7 +78,6 @@ def fit(
     a share s of the negatives makes the odds of every score 1 / s too high: ln s is added to the last bias.
 
     Args:
-        samples: to learn from.
         negatives: the share s that they have of what was not accepted.
         init: a classifier to start from, of the same features and units.
         progress: called with how many epochs are done.

@@ -59,7 +59,7 @@ class Samples(NamedTuple):
     numbers: Tensor
 
     def take(self, which: Tensor) -> Samples:
-        """Some of them; ``which`` is [M] bool or numbers."""
+        """Those of a mask [M]."""
         return Samples(*(column[which] for column in self))
 
     def columns(self, names: Sequence[str]) -> Tensor:
@@ -175,8 +175,6 @@ class SampleStore:
     """Samples in a folder: a file for each prompt, written whole or not at all, and ``recipe.json``.
 
     Attributes:
-        folder: where they are.
-        recipe: how they are drawn.
         done: prompts whose samples are there.
         count: samples that are there.
         trees: that they are of.

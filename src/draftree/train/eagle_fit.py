@@ -60,7 +60,6 @@ def evaluate(head: HeadModel, responses: Sequence[Response], seed: int, progress
     """Draft along responses: with the true token alone kept, for acceptance, and as decoding would, for its length.
 
     Args:
-        head: the head, with the target's own output layer.
         responses: of which only those with at least two tokens count.
         seed: with which they were drawn.
         progress: called with how many of them are done.
@@ -164,9 +163,6 @@ class Fit:
     """A fit under way.
 
     Attributes:
-        recipe: how it goes.
-        network: what is fitted.
-        frozen: what it stands on.
         responses: to learn from, at least one.
         steps: of the whole fit.
         key: identifies the fit; a checkpoint of another one is refused.

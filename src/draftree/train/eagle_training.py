@@ -29,7 +29,6 @@ Stage = Callable[[str, int, int], AbstractContextManager[Callable[[int], None]]]
 """What is done, how many units it has and how many of them are done -> a context that gives what is called with how
 many are done."""
 
-
 RESPONSE_SHARE, FIGURES_SHARE = 0.6, 0.05
 """Of the hours: for drawing responses, and for the figures at the end; the rest is for the fit."""
 _MOST_EPOCHS = 12
@@ -51,7 +50,7 @@ class TrainingLimits:
 
     Attributes:
         hours: for everything.
-        tokens: response tokens to draw, prompts kept apart included.
+        tokens: response tokens to draw, those to prompts kept apart included.
         steps: of the fit; None: as many as fit the hours.
         held_out: prompts that are kept apart for the figures.
         vocabulary: tokens of the draft vocabulary.
@@ -88,10 +87,7 @@ class HeadTraining:
 
     Attributes:
         target: tracks its hidden states.
-        data: responses, some of which may be there.
-        sources: files of the prompts.
-        recipe: of the fit.
-        limits: how much is done.
+        sources: files of the prompts, for the card.
         out: folder of the head.
         init: folder of a head to start from, in place of the regression.
     """
@@ -201,18 +197,17 @@ class HeadTraining:
 
     def _train(self, fit: Fit, checkpoint: Path, stage: Stage) -> None:
         """Do the steps that are left; interrupted, a checkpoint keeps those that are done."""
-        saved, kept = time.monotonic(), fit.done
+        fit.save(checkpoint)
+        saved = time.monotonic()
         try:
-            fit.save(checkpoint)
             with stage("training steps", fit.steps, fit.done) as progress:
                 for done in fit.run():
                     progress(done)
                     if time.monotonic() - saved >= _EVERY:
                         fit.save(checkpoint)
-                        saved, kept = time.monotonic(), done
+                        saved = time.monotonic()
         finally:
-            if fit.done > kept:
-                fit.save(checkpoint)
+            fit.save(checkpoint)
 
     def _figures(self, apart: list[Response], stage: Stage) -> dict[str, HeadFigures]:
         head = load_head(self.out, self.target)

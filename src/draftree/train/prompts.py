@@ -25,7 +25,6 @@ class PromptFile:
 
     Attributes:
         name: without its folder.
-        count: prompts in it.
         digest: SHA-256 of its bytes.
         licence: as the user states it, or None.
     """

@@ -33,7 +33,6 @@ class TruePath(GrowthPolicy):
     """Keeps the true next token alone, for one request at a time.
 
     Attributes:
-        truth: the target's next tokens.
         ranks: where the drafter ranked them, layer by layer; ends with None where it had no such candidate.
     """
 
@@ -219,19 +218,14 @@ def decoded(engine: Engine, prompt: Sequence[int], params: SamplingParams) -> tu
     try:
         while request.finish_reason is None:
             engine.step([request])
-        tracked = request.row is not None and request.row.features
-        return request.output_ids, request.row.waiting_features() if request.row and tracked else None
+        row = request.row
+        return request.output_ids, row.waiting_features() if row and row.features else None
     finally:
         engine.close(request)
 
 
 class TreeCosts(NamedTuple):
-    """What this machine takes for a tree.
-
-    Attributes:
-        verify: tokens of a target pass, the root among them -> its seconds.
-        layer: seconds of drafting one layer.
-    """
+    """Seconds of this machine: of a target pass, by its tokens, the root among them; and of drafting one layer."""
 
     verify: Callable[[int], float]
     layer: float
