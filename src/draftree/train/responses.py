@@ -104,7 +104,7 @@ def respond(
         numbers: which are still to do; read one by one, as rows become free.
         rows: responses that are decoded together.
         max_tokens: most tokens of a response.
-        alone: no other row of the target is opened meanwhile; rows in step would be overwritten by it.
+        alone: no other row of the target is opened meanwhile: it would overwrite one of those in step.
     """
     in_step = alone and target.capabilities.device.type != "cpu"
     draw = respond_in_step if in_step else _respond_by_engine
@@ -140,6 +140,7 @@ def _respond_by_engine(
 
 
 def _features(request: Request) -> Tensor:
+    """Those of a ``Response``."""
     if request.row is None or not request.row.features:
         return torch.zeros(len(request.ids) - 1, 0, dtype=torch.float16)
     return request.row.waiting_features().to("cpu", torch.float16)
@@ -150,7 +151,7 @@ def respond_in_step(
 ) -> Generator[Response]:
     """``respond`` with one token of each row a pass, prompts included; no row of the target may be open meanwhile.
 
-    The host looks at the rows once in some passes only, so that a GPU never waits for it.
+    The host reads which rows have ended after some passes only: between them a GPU does not wait for it.
     """
     waiting = iter(numbers)
     try:
@@ -199,10 +200,10 @@ class _Lanes:
         text = pad_sequence(prompts, batch_first=True)
         self._text[lanes, : text.shape[1]] = text.to(device)
         lengths = torch.tensor([len(prompt) for prompt in prompts])
-        room = self._target.capabilities.max_length - lengths - 1
+        left = self._target.capabilities.max_length - lengths - 1
         starts = torch.tensor([stream_start(seed_of(number, self._seed)) for number in numbers])
         self._given[lanes] = lengths.to(device)
-        self._last[lanes] = (lengths + room.clamp(max=self._max_tokens) - 1).to(device)
+        self._last[lanes] = (lengths + left.clamp(max=self._max_tokens) - 1).to(device)
         self._start[lanes] = starts.to(device)
         self._temperature[lanes] = torch.tensor([temperature_of(number, count) for number in numbers], device=device)
         self._going[lanes] = True
