@@ -131,8 +131,8 @@ def held_against(contestant: Contestant, texts: Sequence[KnownText]) -> tuple[Po
         source, nodes, steps, gained = RecordedSource(known), 0, 0, 0
         with Replay(TreeDrafter(policy, source), known.prompt, known.text, SamplingParams()) as replay:
             while replay.left:
-                tree, tokens = replay.step(budget)
-                nodes, steps, gained = nodes + len(tree), steps + 1, gained + tokens
+                tree, path = replay.step(budget)
+                nodes, steps, gained = nodes + len(tree), steps + 1, gained + len(path) + 1
         rows.append((nodes, steps, gained))
         scored, missing = scored + source.scored, missing + source.missing
     return Point(label, *torch.tensor(rows, dtype=torch.float64).T), missing / max(1, scored)

@@ -1,6 +1,6 @@
 """What does ``auto`` lose where no draft is ever right?
 
-    python benchmarks/strangers.py [--repeats 7] [--answers 2] [--tokens 32] [--shapes vocabulary,deep,wide]
+    python -m benchmarks.strangers [--repeats 7] [--answers 2] [--tokens 32] [--shapes vocabulary,deep,wide]
                                    [--drafters lookup,recycle,int4,int8,model,lookup+int8] [--real]
 
 Models of random weights decode greedily beside an AR engine of the same weights, one step of each in turn, so that the
@@ -181,8 +181,8 @@ def main() -> None:
                 for _ in range(args.repeats):
                     auto = Engine(target, drafter_for(name, target, shape))
                     alone = Engine(target.twin())
-                    asked = prompts(target, args.answers, real=args.real)
-                    found.append([answer(alone, auto, prompt, args.tokens) for prompt in asked])
+                    questions = prompts(target, args.answers, real=args.real)
+                    found.append([answer(alone, auto, prompt, args.tokens) for prompt in questions])
                 report(f"{shape or 'default'} {name}", found)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from functools import cache
+from copy import deepcopy
 
 import torch
 
 from draftree.models.eagle_head import HeadConfig, HeadNetwork, embeddings, output_layer
 from draftree.models.eagle_model import HeadModel
 from draftree.models.huggingface import HFModel
+from draftree.models.probe import fingerprint
 from draftree.train.eagle_fit import Fit, FitRecipe, Frozen, regress
 from draftree.train.eagle_training import draft_vocabulary
 from draftree.train.responses import Response, respond
@@ -43,9 +44,20 @@ def frozen(target: HFModel, vocabulary: torch.Tensor) -> Frozen:
     return Frozen(embeddings(target.model).detach(), weight, None)
 
 
-@cache
 def trained(target: HFModel) -> HeadModel:
     """A head that has learned the first two of ``responses``, which are greedy, nearly by heart."""
+    weights = fingerprint(target.model.parameters())
+    if weights not in _LEARNED:
+        _LEARNED[weights] = _learned(target)
+    network, vocabulary = _LEARNED[weights]
+    return HeadModel(deepcopy(network), vocabulary, target, "trained head")
+
+
+_LEARNED: dict[str, tuple[HeadNetwork, torch.Tensor]] = {}
+"""By the target's weights: many tests have a target of their own with the same ones."""
+
+
+def _learned(target: HFModel) -> tuple[HeadNetwork, torch.Tensor]:
     learned = responses(target)[:2]
     vocabulary = draft_vocabulary(learned, VOCAB, 40)
     with torch.random.fork_rng(devices=[]):
@@ -54,4 +66,4 @@ def trained(target: HFModel) -> HeadModel:
     regress(network, frozen(target, vocabulary), learned)
     fit = Fit(FitRecipe(learning_rate=4e-3, batch=2), network, frozen(target, vocabulary), learned, 300, "")
     assert list(fit.run())[-1] == 300
-    return HeadModel(network, vocabulary, target, "trained head")
+    return network, vocabulary

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar, get_type_hints
@@ -40,7 +41,34 @@ def is_path(name: str) -> bool:
         return False
 
 
-def write_whole(path: Path, content: str | bytes) -> None:
+_ELSEWHERE = "choose another place"
+
+
+def make_folder(folder: Path, way_out: str = _ELSEWHERE) -> None:
+    """Make a folder, and those above it, where they are missing.
+
+    Raises:
+        RunError: it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"cannot make the folder {folder}: {error.strerror}: {way_out}") from None
+
+
+def check_disk(folder: Path, needed: int, what: str, way_out: str) -> None:
+    """Make sure that the disk of a folder, which may be missing, has so many bytes left.
+
+    Raises:
+        ConfigError: it has fewer.
+    """
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    free = shutil.disk_usage(there).free
+    if needed > free:
+        raise ConfigError(f"{what} need {needed} bytes on disk and {folder.parent} has {free} free: {way_out}")
+
+
+def write_whole(path: Path, content: str | bytes | memoryview, way_out: str = _ELSEWHERE) -> None:
     """Write a file; until it is complete, what was there stays there.
 
     Raises:
@@ -54,7 +82,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
         finally:
             part.unlink(missing_ok=True)
     except OSError as error:
-        raise RunError(f"cannot write {path}: {error.strerror}: choose another place") from None
+        raise RunError(f"cannot write {path}: {error.strerror}: {way_out}") from None
 
 
 def first_error(error: ValidationError) -> str:

@@ -51,11 +51,11 @@ def test_trees_of_recorded_drafts_are_those_of_the_drafter(name: str, tmp_path: 
                 Replay(TreeDrafter(policy, RecordedSource(known)), known.prompt, known.text, SamplingParams()) as told,
             ):
                 while real.left:
-                    (tree, gained), (copy, same) = real.step(8), told.step(8)
+                    (tree, path), (copy, same) = real.step(8), told.step(8)
                     assert torch.equal(copy.tokens, tree.tokens)
                     assert torch.equal(copy.parents, tree.parents)
                     assert torch.allclose(copy.path_logprobs, tree.path_logprobs, atol=1e-3)
-                    assert gained == same
+                    assert path == same
 
 
 def test_what_was_not_recorded_is_counted_and_has_no_candidates() -> None:

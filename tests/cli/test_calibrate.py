@@ -12,8 +12,8 @@ from draftree.cli import calibrate as command
 from draftree.cli.main import run
 from draftree.models.cost_profile import Identity, Point, Profile
 from draftree.policies.fixed import read_tree
+from draftree.train.prompts import read_prompts
 from draftree.train.rank_acceptance import measure
-from draftree.train.responses import read_prompts
 
 from ..pairs import save_tree
 from ..tiny import MAX_LENGTH, save_tiny

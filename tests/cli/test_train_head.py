@@ -12,7 +12,7 @@ from draftree.cli.main import run
 from draftree.train import eagle_fit as fit
 from draftree.train import head_data
 from draftree.train import responses as draw
-from draftree.train.responses import read_prompts
+from draftree.train.prompts import read_prompts
 
 from ..tiny import save_tiny
 
@@ -35,7 +35,6 @@ def prompts(tmp_path: Path) -> Path:
 
 def asked(model: str, prompts: Path, out: Path, *more: str) -> list[str]:
     given = ["train", "head", "--prompts", str(prompts), "--out", str(out), "--target", model, "--max-tokens", "24"]
-    given += ["--workers", "1"]  # several have tests of their own
     return [*given, "--steps", "6", "--held-out", "2", "--vocabulary", "40", "--batch", "2", "--no-bf16", *more]
 
 
@@ -148,7 +147,6 @@ BAD = {
     "no vocabulary": (["--vocabulary", "0"], "vocabulary is 0"),
     "no rows": (["--rows", "0"], "rows is 0"),
     "no responses": (["--responses", "0"], "responses is 0"),
-    "no workers": (["--workers", "0"], "workers is 0"),
     "fewer than none": (["--held-out", "-1"], "held_out is -1"),
     "one token": (["--max-tokens", "1"], "max_tokens is 1"),
     "no batch": (["--batch", "0"], "batch is 0"),

@@ -23,8 +23,7 @@ def synthetic(count: int, seed: int = 0, prompts: int = 40) -> Samples:
     given[:, P] = torch.rand(count, generator=rng)
     given[:, H] = 4 * torch.rand(count, generator=rng)
     given[:, D] = torch.randint(0, 10, (count,), generator=rng).float()
-    law = truth(given)
-    accepted = torch.rand(count, generator=rng) < law
+    accepted = torch.rand(count, generator=rng) < truth(given)
     return Samples(given, accepted, torch.ones_like(accepted), torch.arange(count) % prompts)
 
 
@@ -54,8 +53,8 @@ def test_scores_are_probabilities_whatever_share_of_the_negatives_was_kept() -> 
     assert float((scores(net, held) - truth(held.features)).mean()) == pytest.approx(0.0, abs=0.02)
 
 
-def test_given_parents_only_nodes_that_the_target_judged_count() -> None:
-    """Behind refused parents everything is refused, however probable: nodes there say nothing of a node's own."""
+def test_given_parents_only_nodes_that_the_target_verified_count() -> None:
+    """Behind rejected parents everything is rejected, however probable: nodes there show nothing of a node's own."""
     samples = synthetic(40_000)
     reached = torch.rand(len(samples.accepted), generator=torch.Generator().manual_seed(5)) < 0.5
     mixed = samples._replace(accepted=samples.accepted & reached, reached=reached)
@@ -86,10 +85,10 @@ def test_fine_tuning_starts_from_the_other_classifiers_scores() -> None:
     assert not torch.allclose(scores(moved, held), scores(init, held), atol=1e-2)
 
 
-def test_epochs_are_told() -> None:
-    told: list[int] = []
-    fit(synthetic(2000), ClassifierRecipe(epochs=3), 1.0, progress=told.append)
-    assert told == [1, 2, 3]
+def test_epochs_are_reported() -> None:
+    seen: list[int] = []
+    fit(synthetic(2000), ClassifierRecipe(epochs=3), 1.0, progress=seen.append)
+    assert seen == [1, 2, 3]
 
 
 def test_the_net_with_the_best_recall_is_chosen_then_the_lowest_positive_rate_then_the_latest() -> None:
@@ -104,7 +103,7 @@ def test_an_epoch_that_recalls_less_of_the_prompts_kept_apart_is_not_chosen() ->
     kept apart follow, so that each epoch of learning the rule recalls less of them."""
     samples, held = (s._replace(accepted=s.features[:, P] > 0.5) for s in (synthetic(20_000), synthetic(2000, seed=1)))
     opposite, held = (s._replace(accepted=~s.accepted) for s in (samples, held))
-    recipe = ClassifierRecipe(features=("probability",), epochs=6, batch=64)
+    recipe = ClassifierRecipe(features=("probability",), epochs=3, batch=64)
     init = fit(opposite, replace(recipe, epochs=2), 1.0)
     first, last = fit(samples, replace(recipe, epochs=1), 1.0, init), fit(samples, recipe, 1.0, init)
     found = [evaluate(net, held, 1.0).betas["0.05"] for net in (first, last)]
@@ -115,12 +114,12 @@ def test_an_epoch_that_recalls_less_of_the_prompts_kept_apart_is_not_chosen() ->
     assert fit(samples, own, 1.0, init, validation=held) == fit(samples, own, 1.0, init)
 
 
-@pytest.mark.parametrize(("label", "said"), [(False, "none was accepted"), (True, "all were accepted")])
-def test_labels_that_are_all_equal_are_refused(label: bool, said: str) -> None:
-    with pytest.raises(RunError, match=f"nothing to learn from 8 drafted nodes, of which {said}: use more prompts"):
+@pytest.mark.parametrize(("label", "named"), [(False, "none was accepted"), (True, "all were accepted")])
+def test_labels_that_are_all_equal_are_refused(label: bool, named: str) -> None:
+    with pytest.raises(RunError, match=f"nothing to learn from 8 drafted nodes, of which {named}: use more prompts"):
         check_labels(torch.full((8,), label))
     samples = synthetic(8)._replace(accepted=torch.full((8,), label))
-    with pytest.raises(RunError, match=said):
+    with pytest.raises(RunError, match=named):
         fit(samples, ClassifierRecipe(), 1.0)
 
 

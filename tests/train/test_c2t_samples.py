@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -33,7 +33,7 @@ from draftree.train.c2t_samples import (
     samples_of,
     thinned,
 )
-from draftree.train.responses import Response, respond
+from draftree.train.responses import Response, respond, respond_in_step
 from draftree.tree import DraftTree
 
 from ..heads import trained
@@ -45,12 +45,12 @@ PROMPTS = [[3, 14, 15, 9, 2, 6, 14, 15], [27, 1, 8], [31, 41, 5, 9, 26, 53, 58, 
 P = list(FEATURES).index("probability")
 
 
-class Coin(TokenSource):
-    """Says after everything: token 1 with probability 0.7, token 2 with 0.3."""
+class TwoTokens(TokenSource):
+    """Drafts token 1 with probability 0.7 and token 2 with 0.3, after any text."""
 
     @property
     def name(self) -> str:
-        return "coin"
+        return "two tokens"
 
     def begin(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
         return ScriptedScorer(lambda row, path: ([1, 2], [math.log(0.7), math.log(0.3)], 0.61))
@@ -62,9 +62,9 @@ def response(tokens: list[int], number: int = 0) -> Response:
     return Response(number, 0.0, 2, torch.tensor([5, 6, *tokens]), torch.zeros(len(tokens) + 1, 0))
 
 
-def test_labels_on_a_scripted_toy_are_the_path_that_the_target_says() -> None:
+def test_labels_on_a_scripted_toy_are_the_path_that_the_target_takes() -> None:
     # Behind the first token comes 1 2 2: a tree of depth 2 (the last token is the bonus) whose path 1, 2 is accepted.
-    found, trees = samples_along(TreeDrafter(full_trees(), Coin()), response([9, 1, 2, 2]), 0, share=1.0)
+    found, trees = samples_along(TreeDrafter(full_trees(), TwoTokens()), response([9, 1, 2, 2]), 0, share=1.0)
     assert trees == 1
     columns = (found.features[:, P], found.accepted, found.reached)
     got = sorted(zip(*(c.tolist() for c in columns), strict=True))
@@ -76,7 +76,7 @@ def test_labels_on_a_scripted_toy_are_the_path_that_the_target_says() -> None:
 
 def test_each_tree_begins_where_the_last_one_was_left() -> None:
     # 3 is never drafted: the trees are rooted at 9, 3 and 3; the one before the last token has no room.
-    found, trees = samples_along(TreeDrafter(full_trees(), Coin()), response([9, 2, 3, 3, 1, 1, 1]), 0, share=1.0)
+    found, trees = samples_along(TreeDrafter(full_trees(), TwoTokens()), response([9, 2, 3, 3, 1, 1, 1]), 0, share=1.0)
     assert trees == 3
     assert int(found.accepted.sum()) == 1 + 0 + 2
     assert found.numbers.tolist() == [0] * len(found.accepted)
@@ -238,7 +238,7 @@ def test_settings_out_of_range_are_refused(change: dict[str, object], named: str
 
 
 @pytest.mark.parametrize("name", ["head", "recycle"])
-def test_a_drafter_that_reads_hidden_states_or_laws_gets_them(name: str, tmp_path: Path) -> None:
+def test_a_drafter_that_reads_hidden_states_or_distributions_gets_them(name: str, tmp_path: Path) -> None:
     model = target()
     drafts = TreeDrafter(full_trees(), EagleSource(trained(model), VOCAB) if name == "head" else source(name, model))
     drafts.prepare(model)
@@ -246,3 +246,25 @@ def test_a_drafter_that_reads_hidden_states_or_laws_gets_them(name: str, tmp_pat
     collect(store, model, drafts, PROMPTS, most=10**6, rows=2, progress=lambda count: None)
     assert store.done == {0, 1, 2, 3}
     assert bool(store.samples().accepted.any())
+
+
+def test_a_drafter_that_needs_the_targets_rows_leaves_those_in_step_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU responses go on in step, in rows that do not count as open: the passes that token recycling learns from
+    went to the first of them, and what was drawn there from then on was wrong."""
+    model = target()
+
+    def collected(folder: str) -> Samples:
+        store = SampleStore.open(tmp_path / folder, recipe(max_tokens=12))
+        drafts = drafter("recycle", model, full_trees())
+        collect(store, model, drafts, PROMPTS[:2], most=10**6, rows=2, progress=lambda count: None)
+        return store.samples()
+
+    def as_on_a_gpu(*given: object, alone: bool, **options: object) -> Iterator[Response]:
+        draw = respond_in_step if alone else respond
+        return draw(*given, **options)  # type: ignore[arg-type]
+
+    want = collected("engine")
+    monkeypatch.setattr(module, "respond", as_on_a_gpu)
+    assert torch.equal(collected("in step").accepted, want.accepted)

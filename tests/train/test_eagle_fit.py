@@ -121,15 +121,11 @@ def test_a_checkpoint_without_a_part_is_refused(
 
 
 def test_a_full_disk_leaves_the_last_checkpoint(
-    target: HFModel, learned: list[Response], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    target: HFModel, learned: list[Response], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     fit = made(target, learned, 7)
     fit.save(tmp_path / "checkpoint.pt")
-
-    def full(*given: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(torch, "save", full)
+    request.getfixturevalue("full_disk")
     with pytest.raises(RunError, match="free some disk space; the same command goes on"):
         fit.save(tmp_path / "checkpoint.pt")
     assert [p.name for p in tmp_path.iterdir()] == ["checkpoint.pt"]
@@ -146,6 +142,6 @@ def test_settings_out_of_range_are_refused(wrong: dict[str, float]) -> None:
 def test_the_draft_vocabulary_is_of_the_most_frequent_tokens() -> None:
     tokens = torch.tensor([9, 9, 9, 9, 5, 5, 5, 7, 7, 2])
     found = draft_vocabulary([Response(0, 0.0, 2, tokens, torch.zeros(9, 4))], 12, 4)
-    assert found.tolist() == [2, 5, 7, 9]  # the prompt's two 9 do not count, 9 itself is said twice
+    assert found.tolist() == [2, 5, 7, 9]  # the prompt's two 9 do not count, 9 itself comes twice in the response
     assert draft_vocabulary([Response(0, 0.0, 2, tokens, torch.zeros(9, 4))], 12, 6).tolist() == [0, 1, 2, 5, 7, 9]
     assert draft_vocabulary([Response(0, 0.0, 2, tokens, torch.zeros(9, 4))], 12, 99).tolist() == list(range(12))

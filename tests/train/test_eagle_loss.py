@@ -83,8 +83,8 @@ def test_the_loss_is_least_for_the_truth(target: HFModel) -> None:
         frozen(target, torch.arange(VOCAB)),
         Batch.of([response(target, LONG, prompt=5)], torch.device("cpu")),
     )
-    law = torch.nn.functional.linear(batch.truth[batch.valid], parts.weight).softmax(-1)
-    entropy = float(-(law * law.log()).sum(-1).mean())
+    p = torch.nn.functional.linear(batch.truth[batch.valid], parts.weight).softmax(-1)
+    entropy = float(-(p * p.log()).sum(-1).mean())
     best = float(loss([batch.truth], batch, parts.weight, None, decay=1.0, feature_weight=1.0))
     assert best == pytest.approx(entropy, rel=1e-4)
     assert float(loss([batch.truth + 0.3], batch, parts.weight, None, decay=1.0, feature_weight=1.0)) > best

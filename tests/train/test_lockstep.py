@@ -29,10 +29,11 @@ def target() -> HFModel:
 @pytest.mark.parametrize("rows", [1, 3, 64])
 def test_they_are_those_of_the_engine(rows: int, target: HFModel) -> None:
     """Greedy and sampled ones, ended by a token or by their length, of prompts and of their second round."""
-    options = {"rows": rows, "max_tokens": 24, "seed": 5}
     numbers = [3, 0, 6, 2, 5, 1, 4, 9, 12]
-    want = {r.number: r for r in respond(target, MORE, numbers, **options)}
-    got = {r.number: r for r in respond_in_step(target, MORE, numbers, **options)}
+    want, got = (
+        {r.number: r for r in draw(target, MORE, numbers, rows=rows, max_tokens=24, seed=5)}
+        for draw in (respond, respond_in_step)
+    )
     assert sorted(got) == sorted(want) == sorted(numbers)
     assert max(r.gained for r in want.values()) == 24 > min(r.gained for r in want.values())
     for number, one in want.items():
@@ -43,17 +44,17 @@ def test_they_are_those_of_the_engine(rows: int, target: HFModel) -> None:
         assert torch.allclose(other.features.float(), one.features.float(), atol=1e-2)
 
 
-def test_numbers_are_asked_for_as_rows_become_free(target: HFModel) -> None:
-    asked: list[int] = []
+def test_numbers_are_read_as_rows_become_free(target: HFModel) -> None:
+    read: list[int] = []
 
     def numbers() -> Iterator[int]:
         for number in range(7):
-            asked.append(number)
+            read.append(number)
             yield number
 
     drawn = respond_in_step(target, MORE, numbers(), rows=2, max_tokens=20, seed=0)
     next(drawn)
-    assert asked == [0, 1]
+    assert read == [0, 1]
     assert len(list(drawn)) == 6
     assert target.cache.nbytes == 0  # what was allotted for them is free again
 

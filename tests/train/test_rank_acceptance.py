@@ -42,10 +42,10 @@ def calibration(**changes: object) -> AcceptanceMeasurement:
     return AcceptanceMeasurement(**{**settings, **changes})  # type: ignore[arg-type]
 
 
-def counts(name: str, path: Path, asked: AcceptanceMeasurement) -> Counts:
+def counts(name: str, path: Path, wanted: AcceptanceMeasurement) -> Counts:
     model, policy = target(), TruePath()
-    tally = Tally.load(path, asked)
-    for _ in measure(asked, model, drafter(name, model, policy), policy, tally):
+    tally = Tally.load(path, wanted)
+    for _ in measure(wanted, model, drafter(name, model, policy), policy, tally):
         pass
     return tally.counts
 
@@ -69,7 +69,7 @@ def test_a_drafter_that_is_the_target_is_always_right_at_rank_0(stride: int, tmp
 @pytest.mark.parametrize("stride", [1, 2, 5, 30])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_the_ranks_of_a_model_are_those_of_a_plain_forward(stride: int, temperature: float) -> None:
-    """Whatever the stride and depth: a model's law depends on the tokens before, and on the target's noise, alone."""
+    """Whatever the stride and depth: distributions depend on the tokens before, and on the target's noise, alone."""
     policy, weights = TruePath(), tiny(seed=5)
     made = TreeDrafter(policy, ModelSource(HFModel(weights, self_test=False), VOCAB))
     output, _ = decoded(PROMPTS[0], temperature)
@@ -77,7 +77,7 @@ def test_the_ranks_of_a_model_are_those_of_a_plain_forward(stride: int, temperat
     if temperature:  # the drafter foresees the target's noise
         positions = range(len(PROMPTS[0]), len(PROMPTS[0]) + len(output))
         logits = logits + gumbel_noise([5] * len(output), positions, logits.shape[1])
-    ranks = [int((law > law[token]).sum()) for law, token in zip(logits, output, strict=True)]
+    ranks = [int((row > row[token]).sum()) for row, token in zip(logits, output, strict=True)]
     want = [ranks[start : start + 4] for start in range(1, len(output), stride)]
     assert along(made, policy, stride, temperature) == want
 
@@ -114,15 +114,15 @@ def test_the_drafter_is_left_without_sequences() -> None:
 @pytest.mark.parametrize("name", ["lookup", "relative"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_an_interrupted_calibration_goes_on_where_it_was(name: str, temperature: float, tmp_path: Path) -> None:
-    asked = calibration(temperature=temperature)
-    whole = counts(name, tmp_path / "whole", asked)
+    wanted = calibration(temperature=temperature)
+    whole = counts(name, tmp_path / "whole", wanted)
     model, policy = target(), TruePath()
-    first = Tally.load(tmp_path / "part", asked)
-    steps: Iterator[int] = measure(asked, model, drafter(name, model, policy), policy, first)
+    first = Tally.load(tmp_path / "part", wanted)
+    steps: Iterator[int] = measure(wanted, model, drafter(name, model, policy), policy, first)
     assert next(steps) == 1
-    second = Tally.load(tmp_path / "part", asked)
+    second = Tally.load(tmp_path / "part", wanted)
     assert second.done == 1
-    assert counts(name, tmp_path / "part", asked) == whole
+    assert counts(name, tmp_path / "part", wanted) == whole
     assert sum(whole.trials) > sum(second.trials)
 
 
@@ -199,8 +199,8 @@ def test_what_is_accepted_at_rank_0_is_what_the_drafters_own_argmax_gets_right(t
     for prompt in PROMPTS:
         output = Engine(model).generate([list(prompt)], SamplingParams(max_tokens=TOKENS))[0].token_ids
         made = drafter("relative", model, policy)
-        laws = causal_logits(made.source.model.model, [*prompt, *output])[len(prompt) :]  # type: ignore[attr-defined]
-        hits += int((laws[:-1].argmax(-1) == torch.tensor(output[1:])).sum())
+        logits = causal_logits(made.source.model.model, [*prompt, *output])[len(prompt) :]  # type: ignore[attr-defined]
+        hits += int((logits[:-1].argmax(-1) == torch.tensor(output[1:])).sum())
         total += len(output) - 1
     assert (found.accepted[0][0], found.trials[0]) == (hits, total)
     assert json.loads((tmp_path / "part").read_text())["done"] == len(PROMPTS)

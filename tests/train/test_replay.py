@@ -38,8 +38,8 @@ def replay(model: HFModel, drafter: Drafter, prompt: list[int], text: list[int],
     steps = []
     with Replay(drafter, prompt, text, SamplingParams(), target=verifier) as known:
         while known.left:
-            tree, gained = known.step(nodes)
-            steps.append(Step(tree.expected_acceptance_length, gained))
+            tree, path = known.step(nodes)
+            steps.append(Step(tree.expected_acceptance_length, len(path) + 1))
     return steps
 
 

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
+from draftree.artifacts import write_whole
 from draftree.config import SamplingParams
 from draftree.engine import Engine
 from draftree.errors import ConfigError, ModelFileError, PromptError, RunError
 from draftree.models.huggingface import HFModel
-from draftree.train import head_data, responses
-from draftree.train.head_data import DataRecipe, HeadData, by_length, digest, encoded, shuffled
-from draftree.train.responses import TEMPERATURES, Response, ResponseStore, respond
+from draftree.train import head_data
+from draftree.train.head_data import HeadData, by_length
+from draftree.train.prompts import digest, encoded, shuffled
+from draftree.train.responses import TEMPERATURES, DataRecipe, Response, respond
 
 from ..heads import PROMPTS
 from ..tiny import tiny, tiny_tokenizer
@@ -47,41 +49,76 @@ def test_their_hidden_states_are_those_of_their_tokens(target: HFModel) -> None:
         assert torch.allclose(r.features.float(), causal[:-1], atol=1e-2)
 
 
+def store(drawn: Sequence[Response], target: HFModel, folder: Path, patch: pytest.MonkeyPatch) -> HeadData:
+    """Responses kept as if they had been drawn; a shard is full with two of them."""
+    patch.setattr(head_data, "SHARD_TOKENS", 40)
+    patch.setattr(head_data, "respond", lambda *given, **options: (r for r in drawn))
+    data = HeadData.open(folder, RECIPE, PROMPTS)
+    data.collect(target, tokens=1000, seconds=60, rows=1, progress=lambda done: None)
+    return data
+
+
 def test_what_is_stored_is_what_is_read(target: HFModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(responses, "SHARD_TOKENS", 40)
     drawn = list(respond(target, PROMPTS, [2, 0, 1, 3], rows=4, max_tokens=20, seed=0))
-    store = ResponseStore.open(tmp_path / "work")
-    for r in drawn[:3]:
-        store.add(r)
-    store.flush()
-    store = ResponseStore.open(tmp_path / "work")  # as another run does
-    assert store.numbers == {r.number for r in drawn[:3]}
-    store.add(drawn[3])
-    store.flush()
-    assert store.tokens == 80
-    assert len(list((tmp_path / "work").iterdir())) == len(store.paths) > 1
-    again = ResponseStore.open(tmp_path / "work").responses()
+    store(drawn[:3], target, tmp_path / "work", monkeypatch)
+    data = HeadData.open(tmp_path / "work", RECIPE, PROMPTS)  # as another run does
+    assert (data.numbers, data.tokens) == ({r.number for r in drawn[:3]}, 60)
+    store(drawn[3:], target, tmp_path / "work", monkeypatch)
+    assert len(list((tmp_path / "work").glob("responses-*"))) > 1
+    again = HeadData.open(tmp_path / "work", RECIPE, PROMPTS).responses()
     for one, two in zip(sorted(drawn, key=lambda r: r.number), again, strict=True):
         assert (one.number, one.prompt_length) == (two.number, two.prompt_length)
+        assert (one.temperature, one.gained) == (two.temperature, two.gained)
         assert torch.equal(one.tokens, two.tokens)
         assert torch.equal(one.features, two.features)
 
 
-def test_a_truncated_shard_is_named(target: HFModel, tmp_path: Path) -> None:
-    store = ResponseStore.open(tmp_path)
-    store.add(next(respond(target, PROMPTS, [0], rows=1, max_tokens=5, seed=0)))
-    store.flush()
-    store.paths[0].write_bytes(store.paths[0].read_bytes()[:-10])
+def test_a_shard_that_was_removed_costs_its_own_responses_alone(
+    target: HFModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new shard was called by how many there were: after the first of three was removed, as the message about a
+    corrupt one says, it overwrote the third."""
+    drawn = [next(respond(target, PROMPTS, [n], rows=1, max_tokens=20, seed=0)) for n in range(4)]
+    for one in drawn[:3]:
+        store([one], target, tmp_path / "work", monkeypatch)
+    (tmp_path / "work" / "responses-00000.safetensors").unlink()
+    store(drawn[3:], target, tmp_path / "work", monkeypatch)
+    assert HeadData.open(tmp_path / "work", RECIPE, PROMPTS).numbers == {1, 2, 3}
+
+
+def test_a_run_that_is_killed_behind_its_first_shard_goes_on(
+    target: HFModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The recipe was written after the first shard; a folder without one is refused."""
+    written: list[str] = []
+
+    def killed(path: Path, content: str | bytes, way_out: str) -> None:
+        if written:
+            raise SystemExit
+        write_whole(path, content, way_out)
+        written.append(path.name)
+
+    drawn = list(respond(target, PROMPTS, [0], rows=1, max_tokens=20, seed=0))
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(head_data, "write_whole", killed)
+        store(drawn, target, tmp_path / "work", patch)
+    assert written == ["recipe.json"]
+    assert not HeadData.open(tmp_path / "work", RECIPE, PROMPTS).numbers
+
+
+def test_a_truncated_shard_is_named(target: HFModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store(list(respond(target, PROMPTS, [0], rows=1, max_tokens=5, seed=0)), target, tmp_path / "work", monkeypatch)
+    shard = tmp_path / "work" / "responses-00000.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-10])
     with pytest.raises(ModelFileError, match=r"cannot read .*responses-00000.* remove it; its responses will be drawn"):
-        ResponseStore.open(tmp_path)
+        HeadData.open(tmp_path / "work", RECIPE, PROMPTS)
 
 
 def test_a_full_disk_is_one_line(target: HFModel, tmp_path: Path, full_disk: None) -> None:
-    store = ResponseStore.open(tmp_path)
-    store.add(next(respond(target, PROMPTS, [0], rows=1, max_tokens=5, seed=0)))
+    data = HeadData.open(tmp_path / "work", RECIPE, PROMPTS)
     with pytest.raises(RunError, match="free some disk space; the same command goes on"):
-        store.flush()
-    assert not list(tmp_path.iterdir())
+        data.collect(target, tokens=1000, seconds=60, rows=1, progress=lambda done: None)
+    assert not list((tmp_path / "work").iterdir())
 
 
 def test_interrupted_drawing_goes_on_and_ends_the_same(target: HFModel, tmp_path: Path) -> None:
@@ -95,9 +132,9 @@ def test_interrupted_drawing_goes_on_and_ends_the_same(target: HFModel, tmp_path
     with pytest.raises(KeyboardInterrupt):
         data.collect(target, tokens=1000, seconds=60, rows=2, progress=interrupt)
     data = HeadData.open(tmp_path / "part", RECIPE, PROMPTS)
-    assert len(data.store.numbers) == 1
+    assert len(data.numbers) == 1
     data.collect(target, tokens=1000, seconds=60, rows=2, progress=lambda done: None)
-    found = [HeadData.open(tmp_path / name, RECIPE, PROMPTS).store.responses() for name in ("whole", "part")]
+    found = [HeadData.open(tmp_path / name, RECIPE, PROMPTS).responses() for name in ("whole", "part")]
     for one, two in zip(*found, strict=True):
         assert torch.equal(one.tokens, two.tokens)
         assert torch.allclose(one.features.float(), two.features.float(), atol=1e-2)
@@ -114,17 +151,17 @@ def test_rows_that_do_not_fit_a_devices_memory_are_one_line(
     data = HeadData.open(tmp_path / "a", RECIPE, PROMPTS)
     with pytest.raises(RunError, match="7 rows do not fit the memory: the same command goes on with fewer --rows"):
         data.collect(target, tokens=1000, seconds=60, rows=7, progress=lambda done: None)
-    assert HeadData.open(tmp_path / "a", RECIPE, PROMPTS).store.numbers == {2}
+    assert HeadData.open(tmp_path / "a", RECIPE, PROMPTS).numbers == {2}
 
 
 def test_drawing_stops_at_the_tokens_or_the_time(target: HFModel, tmp_path: Path) -> None:
     data = HeadData.open(tmp_path / "a", RECIPE, PROMPTS)
     data.collect(target, tokens=21, seconds=60, rows=1, progress=lambda done: None)
-    assert data.store.tokens == 40
+    assert data.tokens == 40
     data.collect(target, tokens=1000, seconds=0, rows=1, progress=lambda done: None)
-    assert data.store.tokens == 40
+    assert data.tokens == 40
     data.collect(target, tokens=1000, seconds=60, rows=1, progress=lambda done: None)
-    assert (data.store.tokens, data.store.numbers) == (80, {0, 1, 2, 3})
+    assert (data.tokens, data.numbers) == (80, {0, 1, 2, 3})
 
 
 def test_the_first_prompts_are_kept_apart(target: HFModel, tmp_path: Path) -> None:
@@ -137,7 +174,7 @@ def test_the_first_prompts_are_kept_apart(target: HFModel, tmp_path: Path) -> No
 def test_further_responses_to_a_prompt_are_sampled_and_others(target: HFModel, tmp_path: Path) -> None:
     data = HeadData.open(tmp_path / "a", RECIPE, PROMPTS)
     data.collect(target, tokens=1000, seconds=60, rows=4, progress=lambda done: None, each=3, held_out=1)
-    found = {r.number: r for r in data.store.responses()}
+    found = {r.number: r for r in data.responses()}
     assert sorted(found) == [0, 1, 2, 3, 5, 6, 7, 9, 10, 11]  # the first prompt is kept apart, and answered once
     assert [found[n].temperature for n in (5, 6, 7, 9, 10, 11)] == [0.7, 1.0, 0.7, 1.0, 0.7, 1.0]
     for number, response in found.items():
@@ -185,7 +222,7 @@ def test_prompts_of_like_length_are_answered_together(target: HFModel, tmp_path:
     prompts = [[1] * n for n in (4, 2, 5, 3)]
     data = HeadData.open(tmp_path / "a", RECIPE, prompts)
     data.collect(target, tokens=21, seconds=60, rows=1, progress=lambda done: None)
-    assert data.store.numbers == {1, 3}  # the two shortest
+    assert data.numbers == {1, 3}  # the two shortest
 
 
 def test_prompts_that_are_too_long_are_left_out(target: HFModel) -> None:

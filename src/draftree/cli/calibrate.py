@@ -24,8 +24,8 @@ from ..policies.fixed import TreeFile
 from ..progress import err
 from ..progress import out as output
 from ..text import Prompt, encode, user
+from ..train.prompts import read_prompts
 from ..train.rank_acceptance import AcceptanceMeasurement, Tally, TreeCosts, TruePath, check_ranges, conclude, measure
-from ..train.responses import read_prompts
 from .options import (
     ComputeOptions,
     DecodedTokens,
@@ -109,10 +109,10 @@ def calibrate(
     try:
         found = conclude(calibration, tally, nodes, _costs(model, drafts) if by_cost else None)
     except RunError:
-        tally.discard()
+        tally.path.unlink(missing_ok=True)
         raise
     found.save(path)
-    tally.discard()
+    tally.path.unlink(missing_ok=True)
     _report(found, path)
 
 

@@ -30,9 +30,8 @@ from ..train.c2t_fit import (
     fit,
 )
 from ..train.c2t_samples import APART, SampleRecipe, SampleStore, check_recipe, check_room, collect, full_trees
-from ..train.eagle_training import PromptFile
-from ..train.head_data import LONGEST_PROMPT, digest, encoded, shuffled
-from ..train.responses import MAX_ROWS, TEMPERATURES, read_prompts
+from ..train.prompts import LONGEST_PROMPT, PromptFile, digest, encoded, read_prompts, shuffled
+from ..train.responses import MAX_ROWS, TEMPERATURES
 from .calibrate import check_place
 from .options import Device, Drafter, Dtype, Target, number, whole
 from .train_head import sha256, stated
@@ -160,7 +159,7 @@ def classifier(
         "recipe": asdict(recipe),
         "fine_tuned_from": None if fine_tune is None else Path(fine_tune).name,
     }
-    ClassifierFile(found, made_for, trained_on, figures.as_dict()).save(path)
+    ClassifierFile(found, made_for, trained_on, asdict(figures)).save(path)
     _report(found, figures, path, folder)
 
 

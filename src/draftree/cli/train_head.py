@@ -19,9 +19,10 @@ from ..models.loading import DEFAULT_MODEL, load
 from ..progress import err, progress_reporter
 from ..progress import out as output
 from ..train.eagle_fit import FitRecipe, HeadFigures
-from ..train.eagle_training import HeadTraining, PromptFile, TrainingLimits
-from ..train.head_data import DataRecipe, HeadData, digest, encoded, shuffled
-from ..train.responses import read_prompts
+from ..train.eagle_training import HeadTraining, TrainingLimits
+from ..train.head_data import HeadData
+from ..train.prompts import PromptFile, digest, encoded, read_prompts, shuffled
+from ..train.responses import DataRecipe
 from .options import Device, Dtype, Target, number, whole
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -54,10 +55,7 @@ def head(
     held_out: Annotated[int, whole("N", "Prompts kept apart, for the figures.")] = 32,
     responses: Annotated[int, whole("N", "Most responses to a prompt; further ones are sampled.")] = 1,
     rows: Annotated[
-        int | None, whole("N", "Responses that a worker draws together; 32, on a GPU 1024, as memory allows.")
-    ] = None,
-    workers: Annotated[
-        int | None, whole("N", "Processes that draw responses; by default one a core, as memory allows; one on a GPU.")
+        int | None, whole("N", "Responses that are drawn together; 32, on a GPU 1024, as memory allows.")
     ] = None,
     init: Annotated[str | None, typer.Option(metavar="DIR", help="Start from this head, not afresh.")] = None,
     bf16: Annotated[
@@ -81,7 +79,6 @@ def head(
         vocabulary=vocabulary,
         responses=responses,
         rows=rows,
-        workers=workers,
     )
     if max_tokens < 2:
         raise ConfigError(f"max_tokens is {max_tokens}: use at least 2, for one token to draft")
@@ -95,7 +92,6 @@ def head(
         raise ConfigError(f"no draft head in {init}: give --init a folder that this command wrote")
     files = [read_prompts(name) for name in prompts]
     model = load(target, dtype=dtype, device=device)
-    limits.workers_on(model.capabilities.device)
     model.track_features()
     encoded_prompts = encoded(model, shuffled(files, seed), raw=raw)
     data = DataRecipe(
@@ -118,10 +114,10 @@ def head(
         init=start,
     )
     try:
-        greedy, sampled = training.run(partial(progress_reporter, err), force=force)
+        figures = training.run(partial(progress_reporter, err), force=force)
     except KeyboardInterrupt:
         raise RunError("interrupted: the same command goes on from there") from None
-    _report(folder, greedy, sampled)
+    _report(folder, figures)
 
 
 def _made_for_bf16(kind: str) -> bool:
@@ -162,10 +158,9 @@ def _check_place(name: str) -> Path:
     return folder
 
 
-def _report(folder: Path, greedy: HeadFigures | None, sampled: HeadFigures | None) -> None:
-    for name, figures in (("greedy", greedy), ("sampled", sampled)):
-        if figures:
-            rates = " ".join(f"{row[0]:.3f}" for row in figures.acceptance)
-            lengths = ", ".join(f"{tree} {mal:.2f}" for tree, mal in figures.mal.items())
-            output.print(f"{name}: acceptance at depth 1 to {len(figures.acceptance)}: {rates}; MAL: {lengths}")
+def _report(folder: Path, figures: dict[str, HeadFigures]) -> None:
+    for name, found in figures.items():
+        rates = " ".join(f"{row[0]:.3f}" for row in found.acceptance)
+        lengths = ", ".join(f"{tree} {mal:.2f}" for tree, mal in found.mal.items())
+        output.print(f"{name}: acceptance at depth 1 to {len(found.acceptance)}: {rates}; MAL: {lengths}")
     output.print(f"{folder}: draft with it by --drafter {folder}", markup=False)

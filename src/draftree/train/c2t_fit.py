@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from ..errors import ConfigError, RunError
-from ..policies.c2t import BETA, DEFAULT_FEATURES, FEATURES, MAX_HIDDEN, Classifier, check_features
+from ..policies.c2t import BETA, DEFAULT_FEATURES, MAX_HIDDEN, Classifier, check_features
 from .c2t_samples import APART, Samples
 
 EPOCHS, BATCH = 10, 1024
@@ -35,9 +35,7 @@ class ClassifierRecipe:
         features: what it sees of a candidate.
         given_parent: learn the acceptance of nodes whose parents are accepted, from these alone.
         hidden: units of its first layer.
-        epochs: rounds over the samples.
         batch: samples of a step.
-        learning_rate: of Adam.
         seed: of the first weights and of the order.
 
     Raises:
@@ -80,7 +78,6 @@ def fit(
     a share s of the negatives makes the odds of every score 1 / s too high: ln s is added to the last bias.
 
     Args:
-        samples: to learn from.
         negatives: the share s that they have of what was not accepted.
         init: a classifier to start from, of the same features and units.
         progress: called with how many epochs are done.
@@ -92,8 +89,7 @@ def fit(
     if recipe.given_parent:
         samples = samples.take(samples.reached)
     check_labels(samples.accepted)
-    names = list(FEATURES)
-    given = samples.features[:, [names.index(name) for name in recipe.features]]
+    given = samples.columns(recipe.features)
     mean, scale = given.mean(0), given.std(0).clamp(min=1e-6)
     x, y = (given - mean) / scale, samples.accepted.float()
     with torch.random.fork_rng(devices=[]):
@@ -189,10 +185,6 @@ class ClassifierFigures:
     calibration_error: float
     betas: dict[str, tuple[float, float, float]]
 
-    def as_dict(self) -> dict[str, object]:
-        """For a file."""
-        return asdict(self)
-
 
 def evaluate(classifier: Classifier, samples: Samples, negatives: float) -> ClassifierFigures:
     """Hold a classifier against samples that it has not learned from.
@@ -216,7 +208,8 @@ def evaluate(classifier: Classifier, samples: Samples, negatives: float) -> Clas
 
 def _scored(classifier: Classifier, samples: Samples, negatives: float) -> tuple[Tensor, Tensor, Tensor]:
     """[M] scores, labels and weights; thinned nodes are weighted up."""
-    return _scores(classifier, samples), samples.accepted, _weights(samples, negatives)
+    scores = classifier.scores(samples.columns(classifier.features)).double()
+    return scores, samples.accepted, torch.where(samples.accepted, 1.0, 1 / negatives).double()
 
 
 def _at(beta: float, scores: Tensor, accepted: Tensor, weights: Tensor) -> tuple[float, float, float]:
@@ -226,23 +219,12 @@ def _at(beta: float, scores: Tensor, accepted: Tensor, weights: Tensor) -> tuple
     return found / kept if kept else 0.0, found / max(1, int(accepted.sum())), kept / max(float(weights.sum()), 1e-9)
 
 
-def _scores(classifier: Classifier, samples: Samples) -> Tensor:
-    names = list(FEATURES)
-    return classifier.scores(samples.features[:, [names.index(name) for name in classifier.features]]).double()
-
-
-def _weights(samples: Samples, negatives: float) -> Tensor:
-    return torch.where(samples.accepted, 1.0, 1 / negatives).double()
-
-
 def _calibration_error(scores: Tensor, accepted: Tensor, weights: Tensor) -> float:
     counted = scores >= _LEAST
-    bins = (scores[counted] * _BINS).long().clamp(max=_BINS - 1)
-    sums = [
-        torch.zeros(_BINS, dtype=torch.float64).index_add_(0, bins, weights[counted] * value)
-        for value in (scores[counted], accepted[counted].double())
-    ]
-    return float((sums[0] - sums[1]).abs().sum()) / max(1e-9, float(weights[counted].sum()))
+    scores, accepted, weights = scores[counted], accepted[counted], weights[counted]
+    bins = (scores * _BINS).long().clamp(max=_BINS - 1)
+    gaps = torch.bincount(bins, weights * (scores - accepted.double()))
+    return float(gaps.abs().sum()) / max(1e-9, float(weights.sum()))
 
 
 def check_split(prompts: int, every: int = APART) -> None:

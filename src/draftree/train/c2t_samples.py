@@ -8,7 +8,6 @@ are those of a trace of such decoding (``StepRecord.accepted``), and no target p
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
@@ -20,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from ..artifacts import write_whole
+from ..artifacts import check_disk, make_folder, write_whole
 from ..config import SamplingParams
 from ..drafters.base import Drafter
 from ..errors import ConfigError, ModelFileError, RunError
@@ -30,7 +29,7 @@ from ..policies.best_paths import Eagle2Tree
 from ..policies.c2t import FEATURES, features, of_tree
 from ..tree import ROOT, DraftTree
 from .replay import Replay
-from .responses import Response, respond, seed_of
+from .responses import DataRecipe, Response, respond, seed_of
 
 WIDTH, LEVELS = 10, 11
 NODES = WIDTH + (LEVELS - 1) * WIDTH**2
@@ -60,8 +59,13 @@ class Samples(NamedTuple):
     numbers: Tensor
 
     def take(self, which: Tensor) -> Samples:
-        """Some of them; ``which`` is [M] bool or numbers."""
+        """Those of a mask [M]."""
         return Samples(*(column[which] for column in self))
+
+    def columns(self, names: Sequence[str]) -> Tensor:
+        """[M, n] the features of these names."""
+        known = list(FEATURES)
+        return self.features[:, [known.index(name) for name in names]]
 
     @classmethod
     def joined(cls, parts: Sequence[Samples]) -> Samples:
@@ -105,13 +109,11 @@ def samples_along(
     generator = torch.Generator().manual_seed(seed_of(response.number, seed))
     ids, start = response.tokens.tolist(), response.prompt_length
     params = SamplingParams(temperature=response.temperature, seed=seed_of(response.number, seed))
-    given = response.features if response.features.shape[1] and verifier is None else None
+    states = response.features if response.features.shape[1] else None
     parts: list[Samples] = []
-    with Replay(drafter, ids[:start], ids[start:], params, given, verifier) as replay:
+    with Replay(drafter, ids[:start], ids[start:], params, states, verifier) as replay:
         while replay.left:
-            tree = replay.propose(NODES, len(replay.left) - 1)
-            path = replay.accepted(tree)
-            replay.advance(tree, path, len(path) + 1)
+            tree, path = replay.step(NODES)
             if len(tree):
                 parts.append(thinned(samples_of(tree, path, response.number), share, generator))
     return Samples.joined(parts), len(parts)
@@ -132,36 +134,23 @@ def check_finite(samples: Samples) -> None:
         )
 
 
-_BYTES = 4 * len(FEATURES) + 10
-"""Of a sample on disk."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SampleRecipe:
+class SampleRecipe(DataRecipe):
     """How samples are drawn; equal ones may be added to one another.
 
     Attributes:
-        target, drafter: names.
-        target_weights, drafter_weights: their fingerprints.
-        prompts: digest of all prompts in order.
-        max_tokens: most tokens of a response.
+        drafter: its name.
+        target_weights, drafter_weights: fingerprints.
         negatives: share of the nodes that were not accepted to keep.
-        seed: of the order of the prompts, of the responses and of the share.
-        dtype: of the target.
 
     Raises:
         ConfigError: a value is out of range.
     """
 
-    target: str
-    target_weights: str
     drafter: str
+    target_weights: str
     drafter_weights: str
-    prompts: str
-    max_tokens: int
     negatives: float
-    seed: int
-    dtype: str
 
     def __post_init__(self) -> None:
         check_recipe(self.max_tokens, self.negatives, self.seed)
@@ -186,8 +175,6 @@ class SampleStore:
     """Samples in a folder: a file for each prompt, written whole or not at all, and ``recipe.json``.
 
     Attributes:
-        folder: where they are.
-        recipe: how they are drawn.
         done: prompts whose samples are there.
         count: samples that are there.
         trees: that they are of.
@@ -242,10 +229,7 @@ class SampleStore:
         Raises:
             RunError: the disk is full, or cannot be written.
         """
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise RunError(f"cannot make folder {self.folder}: {error.strerror}: choose another place") from None
+        make_folder(self.folder)
         if not self.done:
             write_whole(self.folder / "recipe.json", json.dumps(asdict(self.recipe), indent=1) + "\n")
         columns = {name: column.contiguous() for name, column in samples._asdict().items()}
@@ -275,13 +259,12 @@ def check_room(folder: Path, samples: int) -> None:
     Raises:
         ConfigError: it cannot.
     """
-    needed = samples * _BYTES
-    free = shutil.disk_usage(next(p for p in (folder, *folder.absolute().parents) if p.exists())).free
-    if needed > free:
-        raise ConfigError(
-            f"{samples} samples need {needed} bytes on disk and {folder.parent} has {free} free: "
-            "ask for fewer --samples, or choose another folder with --data"
-        )
+    check_disk(
+        folder,
+        samples * (4 * len(FEATURES) + 10),  # bytes of the columns
+        f"{samples} samples",
+        "ask for fewer --samples, or choose another folder with --data",
+    )
 
 
 def collect(
@@ -314,9 +297,17 @@ def collect(
             if number not in store.done:
                 yield number
 
-    drawn = respond(target, prompts, wanted(), rows=rows, max_tokens=recipe.max_tokens, seed=recipe.seed)
-    with closing(drawn) as responses:
-        for response in responses:
+    drawn = respond(
+        target,
+        prompts,
+        wanted(),
+        rows=rows,
+        max_tokens=recipe.max_tokens,
+        seed=recipe.seed,
+        alone=verifier is None and drafter.host is None,
+    )
+    with closing(drawn):
+        for response in drawn:
             if store.count >= most:
                 return
             read = replace(response, features=response.features.to(can.device, can.dtype))

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import io
 import math
-import os
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from ..artifacts import write_whole
 from ..config import SamplingParams
 from ..drafters.base import TreeDrafter
 from ..drafters.eagle import EagleSource
-from ..errors import ConfigError, RunError
+from ..errors import ConfigError
 from ..models.eagle_head import HeadNetwork
 from ..models.eagle_model import HeadModel
-from ..policies.base import GrowthPolicy
 from ..policies.best_paths import OptTree
 from ..policies.fixed import StaticTree
 from .eagle_loss import Batch, loss, unrolled
@@ -36,18 +37,9 @@ _DELTA = 0.05
 """Least gain in E(A) for which another layer of the best tree is drafted: machines differ, these figures do not."""
 
 
-def shapes() -> dict[str, tuple[GrowthPolicy, int]]:
-    """The trees whose acceptance lengths are measured: policy and nodes."""
-    return {
-        "chain of 4": (StaticTree(width=1, depth=4), 4),
-        "opt-tree, 8 nodes": (OptTree(_DELTA), 8),
-        "opt-tree, 16 nodes": (OptTree(_DELTA), 16),
-    }
-
-
 @dataclass(frozen=True, slots=True)
 class HeadFigures:
-    """What was found.
+    """How often a head is right, and what its trees gain.
 
     Attributes:
         responses, tokens: that were drafted along.
@@ -62,48 +54,50 @@ class HeadFigures:
     acceptance: list[list[float]]
     mal: dict[str, float]
 
-    def as_dict(self) -> dict[str, object]:
-        """For a file."""
-        return asdict(self)
-
 
 @torch.inference_mode()
 def evaluate(head: HeadModel, responses: Sequence[Response], seed: int, progress: Callable[[int], None]) -> HeadFigures:
     """Draft along responses: with the true token alone kept, for acceptance, and as decoding would, for its length.
 
     Args:
-        head: the head, with the target's own output layer.
         responses: of which only those with at least two tokens count.
         seed: with which they were drawn.
         progress: called with how many of them are done.
     """
-    vocabulary = head.capabilities.vocab_size
     used = [r for r in responses if r.gained > 1]
-    trials, hits = [0] * DEPTH, [[0] * len(RANKS) for _ in range(DEPTH)]
+    source = partial(EagleSource, head, head.capabilities.vocab_size)
     policy = TruePath()
-    drafter = TreeDrafter(policy, EagleSource(head, vocabulary))
-    trees = {name: (TreeDrafter(p, EagleSource(head, vocabulary)), nodes) for name, (p, nodes) in shapes().items()}
+    drafter = TreeDrafter(policy, source())
+    trees = {
+        "chain of 4": (TreeDrafter(StaticTree(width=1, depth=4), source()), 4),
+        "opt-tree, 8 nodes": (TreeDrafter(OptTree(_DELTA), source()), 8),
+        "opt-tree, 16 nodes": (TreeDrafter(OptTree(_DELTA), source()), 16),
+    }
     gained, steps = 0, dict.fromkeys(trees, 0)
+    drafts: list[list[int | None]] = []
     for done, response in enumerate(used, start=1):
-        prompt, output = response.tokens.tolist()[: response.prompt_length], response.tokens[response.prompt_length :]
+        ids = response.tokens.tolist()
+        prompt, output = ids[: response.prompt_length], ids[response.prompt_length :]
         features = response.features.to(head.capabilities.device, head.capabilities.dtype)
         params = SamplingParams(temperature=response.temperature, seed=seed_of(response.number, seed))
-        known = output.tolist()
-        for ranks in ranks_along(drafter, policy, prompt, known, params, depth=DEPTH, stride=STRIDE, features=features):
-            for d, rank in enumerate(ranks):
-                trials[d] += 1
-                for i, limit in enumerate(RANKS):
-                    hits[d][i] += rank is not None and rank < limit
+        limits = {"depth": DEPTH, "stride": STRIDE}
+        drafts += ranks_along(drafter, policy, prompt, output, params, features=features, **limits)
         for name, (tree, nodes) in trees.items():
-            with Replay(tree, prompt, known, params, features) as replay:
+            with Replay(tree, prompt, output, params, features) as replay:
                 while replay.left:
                     replay.step(nodes)
                     steps[name] += 1
-        gained += len(known) - 1
+        gained += len(output) - 1
         progress(done)
-    acceptance = [[h / max(1, n) for h in row] for n, row in zip(trials, hits, strict=True)]
+    layers = [[ranks[d] for ranks in drafts if len(ranks) > d] for d in range(DEPTH)]
+    acceptance = [[_share(ranks, most) for most in RANKS] for ranks in layers]
     mal = {name: gained / max(1, n) for name, n in steps.items()}
-    return HeadFigures(len(used), gained, trials, acceptance, mal)
+    return HeadFigures(len(used), gained, [len(ranks) for ranks in layers], acceptance, mal)
+
+
+def _share(ranks: Sequence[int | None], most: int) -> float:
+    """Share of ranks below ``most``."""
+    return sum(rank is not None and rank < most for rank in ranks) / max(1, len(ranks))
 
 
 _RIDGE_POSITIONS = 100_000
@@ -164,54 +158,47 @@ class Frozen:
     bias: Tensor | None
 
 
+@dataclass(slots=True, eq=False)
 class Fit:
     """A fit under way.
 
     Attributes:
-        network: what is fitted.
-        frozen: what it stands on.
-        done: steps so far.
+        responses: to learn from, at least one.
         steps: of the whole fit.
+        key: identifies the fit; a checkpoint of another one is refused.
+        done: steps so far.
         losses: of all steps so far.
     """
 
-    def __init__(
-        self,
-        recipe: FitRecipe,
-        network: HeadNetwork,
-        frozen: Frozen,
-        responses: Sequence[Response],
-        steps: int,
-        key: str,
-    ) -> None:
-        """
-        Args:
-            responses: to learn from; must not be empty.
-            key: identifies the fit; a checkpoint of another one is refused.
-        """
-        self.network = network
-        self.done, self.steps = 0, steps
-        self.losses: list[float] = []
-        self.frozen = frozen
-        self._recipe, self._responses, self._key = recipe, responses, key
+    recipe: FitRecipe
+    network: HeadNetwork
+    frozen: Frozen
+    responses: Sequence[Response]
+    steps: int
+    key: str
+    done: int = 0
+    losses: list[float] = field(default_factory=list)
+    _optimizers: list[torch.optim.Optimizer] = field(init=False)
+
+    def __post_init__(self) -> None:
+        recipe, network, rate = self.recipe, self.network, self.recipe.learning_rate
         matrices = [p for p in network.parameters() if p.ndim > 1]
         others = [p for p in network.parameters() if p.ndim <= 1]
-        rate = recipe.learning_rate
-        self._optimizers: list[torch.optim.Optimizer] = [
+        self._optimizers = [
             torch.optim.Muon(matrices, rate, recipe.weight_decay, adjust_lr_fn="match_rms_adamw"),
             torch.optim.AdamW(others, rate, betas=(0.9, 0.95), weight_decay=0.0),
         ]
 
     def _order(self, epoch: int) -> Tensor:
-        generator = torch.Generator().manual_seed(self._recipe.seed * 1_000_003 + epoch)
-        return torch.randperm(len(self._responses), generator=generator)
+        generator = torch.Generator().manual_seed(self.recipe.seed * 1_000_003 + epoch)
+        return torch.randperm(len(self.responses), generator=generator)
 
     def _batch(self, step: int) -> Batch:
         """The responses of a step: neighbours in a random order of all of them."""
-        size = min(self._recipe.batch, len(self._responses))
-        each = len(self._responses) // size
+        size = min(self.recipe.batch, len(self.responses))
+        each = len(self.responses) // size
         chosen = self._order(step // each)[step % each * size :][:size].tolist()
-        return Batch.of([self._responses[i] for i in chosen], self.frozen.weight.device)
+        return Batch.of([self.responses[i] for i in chosen], self.frozen.weight.device)
 
     def _batches(self) -> Iterator[Batch]:
         """Of the steps that are left; each is put together while the one before it is learned from."""
@@ -229,7 +216,7 @@ class Fit:
 
     def run(self) -> Iterator[int]:
         """Do the steps that are left, one by one; gives out how many are done."""
-        recipe, frozen = self._recipe, self.frozen
+        recipe, frozen = self.recipe, self.frozen
         kind = frozen.weight.device.type
         self.network.train()
         for batch in self._batches():
@@ -238,14 +225,8 @@ class Fit:
                 group["lr"] = rate
             with torch.autocast(kind, torch.bfloat16, enabled=recipe.bf16):
                 predicted = unrolled(self.network, frozen.embeddings, batch, recipe.unroll)
-                total = loss(
-                    predicted,
-                    batch,
-                    frozen.weight,
-                    frozen.bias,
-                    decay=recipe.decay,
-                    feature_weight=recipe.feature_weight,
-                )
+                weights = {"decay": recipe.decay, "feature_weight": recipe.feature_weight}
+                total = loss(predicted, batch, frozen.weight, frozen.bias, **weights)
             self.network.zero_grad(set_to_none=True)
             total.backward()
             torch.nn.utils.clip_grad_norm_(self.network.parameters(), recipe.clip)
@@ -261,21 +242,17 @@ class Fit:
         Raises:
             RunError: it cannot be written.
         """
-        part = path.with_name(f".{path.name}.{os.getpid()}")
         state = {
-            "key": self._key,
+            "key": self.key,
             "done": self.done,
             "steps": self.steps,
             "losses": self.losses,
             "network": self.network.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
         }
-        try:
-            torch.save(state, part)
-            part.replace(path)
-        except (OSError, RuntimeError) as error:
-            part.unlink(missing_ok=True)
-            raise RunError(f"cannot write {path}: {error}: free some disk space; the same command goes on") from None
+        content = io.BytesIO()
+        torch.save(state, content)
+        write_whole(path, content.getbuffer(), "free some disk space; the same command goes on")
 
     def resume(self, path: Path) -> bool:
         """Go on from a checkpoint; false where there is none.
@@ -287,7 +264,7 @@ class Fit:
             return False
         try:
             state = torch.load(path, map_location=self.frozen.weight.device, weights_only=True)
-            if same := state["key"] == self._key:
+            if same := state["key"] == self.key:
                 self.network.load_state_dict(state["network"])
                 for optimizer, kept in zip(self._optimizers, state["optimizers"], strict=True):
                     optimizer.load_state_dict(kept)

@@ -14,10 +14,7 @@ from torch import Tensor
 from torch.nn.functional import linear, pad, smooth_l1_loss
 
 from ..models.eagle_head import HeadNetwork
-from .responses import Response
-
-_GRAIN = 64
-"""Shapes are multiples of this: kernels are made for each shape, and kept."""
+from .responses import Response, rounded_up
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,18 +43,14 @@ class Batch:
         """Pad responses to one shape."""
         firsts = torch.tensor([max(r.prompt_length - 2, 0) for r in responses])
         counts = torch.tensor([len(r.features) - 1 for r in responses]) - firsts
-        width = _rounded(max(len(r.features) - 1 for r in responses))
+        width = rounded_up(max(len(r.features) - 1 for r in responses))
         tokens = _padded([r.tokens[1:-1] for r in responses], width).to(device)
         states = _padded([r.features for r in responses], width + 1).to(device).float()
-        columns = torch.arange(_rounded(int(counts.max())))
+        columns = torch.arange(rounded_up(int(counts.max())))
         valid = columns < counts[:, None]
         at = torch.where(valid, firsts[:, None] + columns, 0).to(device)
         truth = states[torch.arange(len(at), device=device)[:, None], at + 1]
         return cls(tokens, states[:, :-1], truth, at, valid.to(device))
-
-
-def _rounded(size: int) -> int:
-    return -(-size // _GRAIN) * _GRAIN
 
 
 def _padded(parts: Sequence[Tensor], length: int) -> Tensor:
@@ -86,13 +79,13 @@ def unrolled(network: HeadNetwork, embeddings: Tensor, batch: Batch, steps: int)
             inputs = network.read(embedded, before.to(embedded.dtype))
             queries, *fresh = network.attend_with(inputs, turns)
             own.append((fresh[0], fresh[1]))
-        asked = queries.unflatten(2, (-1, group)) * config.head_dim**-0.5  # [B, R, kv, group, D]
+        scaled = queries.unflatten(2, (-1, group)) * config.head_dim**-0.5  # [B, R, kv, group, D]
         seen = positions <= (batch.at - (step - 1))[..., None]
-        scores = torch.einsum("brkgd,bnkd->brkgn", asked, keys).float()
+        scores = torch.einsum("brkgd,bnkd->brkgn", scaled, keys).float()
         scores = scores.masked_fill(~seen[:, :, None, None], torch.finfo(torch.float32).min)
         # Above a node of depth step - 1 are one node of each depth from 1 on: the columns just before its own.
         above = [(torch.roll(k, step - i, dims=1), torch.roll(v, step - i, dims=1)) for i, (k, v) in enumerate(own, 2)]
-        extra = [torch.einsum("brkgd,brkd->brkg", asked, k).float()[..., None] for k, _ in above]
+        extra = [torch.einsum("brkgd,brkd->brkg", scaled, k).float()[..., None] for k, _ in above]
         weights = torch.cat([scores, *extra], dim=-1).softmax(-1).to(values.dtype)
         found = torch.einsum("brkgn,bnkd->brkgd", weights[..., : len(positions)], values)
         for i, (_, v) in enumerate(above):
@@ -128,7 +121,7 @@ def loss(
         if not len(chosen):
             break
         share = torch.ones_like(chosen, dtype=torch.float32) / len(chosen)
-        spare = -len(chosen) % _GRAIN
+        spare = rounded_up(len(chosen)) - len(chosen)
         chosen, share = pad(chosen, (0, spare)), pad(share, (0, spare))  # padding has no share in the mean
         own, truth = states.flatten(0, 1)[chosen], batch.truth.flatten(0, 1)[chosen]
         logs = linear(own, weight, bias).float().log_softmax(-1)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import asdict, dataclass
@@ -21,113 +20,28 @@ from ..errors import ConfigError, RunError
 from ..models.eagle_file import load_head, read_head, save_head
 from ..models.eagle_head import HeadConfig, HeadNetwork, embeddings, output_layer
 from ..models.huggingface import HFModel
-from .eagle_fit import DEPTH, RANKS, STRIDE, Fit, FitRecipe, Frozen, HeadFigures, evaluate, regress
-from .head_data import LONGEST_PROMPT, HeadData
+from .eagle_fit import RANKS, STRIDE, Fit, FitRecipe, Frozen, HeadFigures, evaluate, regress
+from .head_data import HeadData
+from .prompts import LONGEST_PROMPT, PromptFile
 from .responses import AGAIN, MAX_ROWS, TEMPERATURES, Response
-from .workers import affordable
 
 Stage = Callable[[str, int, int], AbstractContextManager[Callable[[int], None]]]
 """What is done, how many units it has and how many of them are done -> a context that gives what is called with how
 many are done."""
 
-
-@dataclass(frozen=True, slots=True)
-class PromptFile:
-    """A file of prompts.
-
-    Attributes:
-        name: without its folder.
-        count: prompts in it.
-        digest: SHA-256 of its bytes.
-        licence: as the user states it, or None.
-    """
-
-    name: str
-    count: int
-    digest: str
-    licence: str | None = None
-
-
-def card(
-    *,
-    target: str,
-    sources: Sequence[PromptFile],
-    recipe: Mapping[str, object],
-    greedy: HeadFigures | None,
-    sampled: HeadFigures | None,
-) -> str:
-    """Markdown.
-
-    Args:
-        target: name of the target.
-        sources: files of the prompts.
-        recipe: what the head was trained with, in words and numbers.
-        greedy, sampled: figures of the responses kept apart, where there are any.
-    """
-    lines = [
-        f"# Draft head for {target}",
-        "",
-        f'Drafts for `{target}` alone: `draftree generate "..." --target {target} --drafter FOLDER`.',
-        "One decoder layer in the line of EAGLE (Li et al., ICML 2024) that reads the target's hidden states;",
-        "embeddings and output layer are the target's own and are not in the files.",
-        "",
-        "## Data",
-        "",
-        "It learned from the target's own responses to the prompts of:",
-        "",
-        "| file | prompts | licence | SHA-256 |",
-        "|---|---|---|---|",
-        *(f"| {s.name} | {s.count} | {s.licence or 'not stated'} | `{s.digest[:16]}` |" for s in sources),
-        "",
-        "The prompts themselves are not in the head. Their licences and the target's are those of what it was made",
-        "from: mind them when you pass it on.",
-        "",
-        "## Recipe",
-        "",
-        *(f"- {name}: {value}" for name, value in recipe.items()),
-        "",
-        "## Figures",
-        "",
-        "On responses to prompts kept apart, drafted along the target's responses; acceptance lengths count the",
-        f"bonus token. Acceptance: every {STRIDE} tokens, share of drafts whose true token is among the most probable",
-        "1, 2 and 4, given that the tokens above it were true.",
-    ]
-    for name, figures in (("Greedy responses", greedy), ("Sampled responses", sampled)):
-        if figures is not None and figures.tokens:
-            lines += ["", f"{name} ({figures.responses} responses, {figures.tokens} tokens):", "", *_table(figures)]
-    return "\n".join(lines) + "\n"
-
-
-def _table(figures: HeadFigures) -> list[str]:
-    return [
-        "| depth | " + " | ".join(f"top {k}" for k in RANKS) + " | drafts |",
-        "|---|" + "---|" * len(RANKS) + "---|",
-        *(
-            f"| {d + 1} | " + " | ".join(f"{a:.3f}" for a in figures.acceptance[d]) + f" | {figures.trials[d]} |"
-            for d in range(DEPTH)
-        ),
-        "",
-        "| tree | acceptance length |",
-        "|---|---|",
-        *(f"| {name} | {mal:.2f} |" for name, mal in figures.mal.items()),
-    ]
-
-
 RESPONSE_SHARE, FIGURES_SHARE = 0.6, 0.05
 """Of the hours: for drawing responses, and for the figures at the end; the rest is for the fit."""
 _MOST_EPOCHS = 12
 _ROWS, _ROWS_IN_STEP = 32, 1024
-"""Responses that are drawn together on a CPU by each worker, and on a GPU."""
+"""Responses that are drawn together on a CPU, and on a GPU."""
 _TIMED = 6
 """Steps that are timed to see how many fit the hours."""
 _EVERY = 120.0
 """Seconds between checkpoints."""
 _SCALED_BY = 64
 """Responses whose hidden states set the scale of the embeddings."""
-
-
-_MOST = {"responses": 1024, "rows": MAX_ROWS, "workers": 4 * (os.cpu_count() or 1)}
-"""Beyond them a machine does nothing but hand out memory and processes: each worker loads the target anew."""
+_MOST = {"responses": 1024, "rows": MAX_ROWS}
+"""Beyond them a machine does nothing but hand out memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,15 +50,13 @@ class TrainingLimits:
 
     Attributes:
         hours: for everything.
-        tokens: response tokens to draw, prompts kept apart included.
+        tokens: response tokens to draw, those to prompts kept apart included.
         steps: of the fit; None: as many as fit the hours.
         held_out: prompts that are kept apart for the figures.
         vocabulary: tokens of the draft vocabulary.
         responses: to a prompt, if the tokens and the hours allow.
-        rows: responses that are drawn together by each worker; None: 32 on a CPU, elsewhere as many as half of the
-            memory holds, up to 1024.
-        workers: processes that draw them; None: on a CPU one for each of torch's threads that memory allows, elsewhere
-            one.
+        rows: responses that are drawn together; None: 32 on a CPU, elsewhere as many as half of the memory holds, up to
+            1024.
 
     Raises:
         ConfigError: a value is out of range.
@@ -157,27 +69,16 @@ class TrainingLimits:
     vocabulary: int = 8192
     responses: int = 1
     rows: int | None = None
-    workers: int | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.hours < float("inf"):
             raise ConfigError(f"hours is {self.hours}: use a positive number")
-        for name in ("tokens", "steps", "vocabulary", "responses", "rows", "workers"):
+        for name in ("tokens", "steps", "vocabulary", "responses", "rows"):
             value, most = getattr(self, name), _MOST.get(name, math.inf)
             if value is not None and not 1 <= value <= most:
                 raise ConfigError(f"{name} is {value}: use {f'1 to {most}' if name in _MOST else 'at least 1'}")
         if self.held_out < 0:
             raise ConfigError(f"held_out is {self.held_out}: use 0 or more")
-
-    def workers_on(self, device: torch.device) -> int:
-        """Processes that draw responses for a target on this device.
-
-        Raises:
-            ConfigError: several would share what is no CPU.
-        """
-        if device.type != "cpu" and (self.workers or 1) > 1:
-            raise ConfigError(f"workers is {self.workers}: on {device} one process draws all: use more --rows instead")
-        return self.workers or (torch.get_num_threads() if device.type == "cpu" else 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,10 +87,7 @@ class HeadTraining:
 
     Attributes:
         target: tracks its hidden states.
-        data: responses, some of which may be there.
-        sources: files of the prompts.
-        recipe: of the fit.
-        limits: how much is done.
+        sources: files of the prompts, for the card.
         out: folder of the head.
         init: folder of a head to start from, in place of the regression.
     """
@@ -202,8 +100,8 @@ class HeadTraining:
     out: Path
     init: Path | None = None
 
-    def run(self, stage: Stage, *, force: bool = False) -> tuple[HeadFigures | None, HeadFigures | None]:
-        """All stages; greedy and sampled figures.
+    def run(self, stage: Stage, *, force: bool = False) -> dict[str, HeadFigures]:
+        """All stages; the figures of "greedy" and "sampled" responses, where there are any.
 
         Args:
             stage: reports the progress of each stage.
@@ -221,15 +119,13 @@ class HeadTraining:
         if not checkpoint.exists():
             share = 1.0 if limits.steps else RESPONSE_SHARE
             data.check_room(limits.tokens, self.target.hidden_size)
-            rows = limits.rows or self._rows()
-            with stage("drawing response tokens", limits.tokens, data.store.tokens) as progress:
+            with stage("drawing response tokens", limits.tokens, data.tokens) as progress:
                 data.collect(
                     self.target,
                     tokens=limits.tokens,
                     seconds=seconds * share,
-                    rows=rows,
+                    rows=limits.rows or self._rows(),
                     progress=progress,
-                    workers=self._workers(rows),
                     each=limits.responses,
                     held_out=limits.held_out,
                 )
@@ -244,38 +140,22 @@ class HeadTraining:
         fit = self._fit(learned, vocabulary, checkpoint, seconds * (1 - FIGURES_SHARE) - data.seconds)
         self._train(fit, checkpoint, stage)
         save_head(self.out, fit.network, vocabulary, self.target)
-        greedy, sampled = self._figures([r for r in apart if r.gained > 1], stage)
-        text = card(
-            target=self.target.capabilities.name,
-            sources=self.sources,
-            recipe=self._words(learned, fit),
-            greedy=greedy,
-            sampled=sampled,
-        )
-        write_whole(self.out / "README.md", text)
-        return greedy, sampled
+        figures = self._figures([r for r in apart if r.gained > 1], stage)
+        write_whole(self.out / "README.md", self._card(learned, fit, figures))
+        return figures
 
     def _rows(self) -> int:
-        """Rows of each worker, by default."""
+        """Responses that are drawn together, by default."""
         device, tokens = self.target.capabilities.device, LONGEST_PROMPT + self.data.recipe.max_tokens
         if device.type != "cuda":
             return _ROWS
         memory = torch.cuda.mem_get_info(device)[1]
         return max(1, min(_ROWS_IN_STEP, memory // 2 // (tokens * self.target.slot_bytes)))
 
-    def _workers(self, rows: int) -> int:
-        """Worker processes; by default no more than fit the memory."""
-        workers, limits = self.limits.workers_on(self.target.capabilities.device), self.limits
-        if workers == 1 or limits.workers is not None:
-            return workers
-        tokens = LONGEST_PROMPT + self.data.recipe.max_tokens
-        return min(workers, affordable(self.target, rows=rows, tokens=tokens))
-
     def _fit(self, learned: list[Response], vocabulary: Tensor, checkpoint: Path, seconds: float) -> Fit:
         """The fit as its checkpoint has it, or from the start."""
         model, device = self.target.model, self.target.capabilities.device
-        layer = output_layer(model)
-        ids = vocabulary.to(device)
+        layer, ids = output_layer(model), vocabulary.to(device)
         frozen = Frozen(
             embeddings(model).detach().float(),
             layer.weight[ids].float(),
@@ -301,16 +181,15 @@ class HeadTraining:
 
     def _affordable(self, fit: Fit, learned: list[Response], seconds: float) -> int:
         """Steps that fit the time, by timing some on a copy; at least one, and no more than some rounds of the data."""
-        trial = Fit(self.recipe, deepcopy(fit.network), fit.frozen, learned, _TIMED, "")
-        times, began = [], time.monotonic()
-        for _ in trial.run():
-            times.append(time.monotonic() - began)
-            began = time.monotonic()
+        trial = Fit(self.recipe, deepcopy(fit.network), fit.frozen, learned, _TIMED, "").run()
+        next(trial)  # allocates memory and chooses kernels
+        began = time.monotonic()
+        timed = sum(1 for _ in trial)
         most = _MOST_EPOCHS * -(-len(learned) // self.recipe.batch)
-        return max(1, min(most, int(seconds / (sum(times[1:]) / (len(times) - 1)))))
+        return max(1, min(most, int(seconds * timed / (time.monotonic() - began))))
 
     def _key(self, learned: list[Response], vocabulary: Tensor) -> str:
-        """Tells fits apart: settings, responses, and what they start from."""
+        """Identifies the fit: settings, responses, and what it starts from."""
         parts = [asdict(self.recipe), self.limits.steps, asdict(self.data.recipe), vocabulary.tolist()]
         init = None if self.init is None else hashlib.sha256((self.init / "head.safetensors").read_bytes()).hexdigest()
         document = json.dumps([*parts, [r.number for r in learned], init])
@@ -318,48 +197,105 @@ class HeadTraining:
 
     def _train(self, fit: Fit, checkpoint: Path, stage: Stage) -> None:
         """Do the steps that are left; interrupted, a checkpoint keeps those that are done."""
-        saved, kept = time.monotonic(), fit.done
+        fit.save(checkpoint)
+        saved = time.monotonic()
         try:
-            fit.save(checkpoint)
             with stage("training steps", fit.steps, fit.done) as progress:
                 for done in fit.run():
                     progress(done)
                     if time.monotonic() - saved >= _EVERY:
                         fit.save(checkpoint)
-                        saved, kept = time.monotonic(), done
+                        saved = time.monotonic()
         finally:
-            if fit.done > kept:
-                fit.save(checkpoint)
+            fit.save(checkpoint)
 
-    def _figures(self, apart: list[Response], stage: Stage) -> tuple[HeadFigures | None, HeadFigures | None]:
-        """On greedy responses and on sampled ones."""
+    def _figures(self, apart: list[Response], stage: Stage) -> dict[str, HeadFigures]:
         head = load_head(self.out, self.target)
-        groups = [[r for r in apart if (r.temperature == 0) == greedy] for greedy in (True, False)]
-        found: list[HeadFigures | None] = []
-        for name, group in zip(("greedy", "sampled"), groups, strict=True):
-            with stage(f"evaluating {name} responses", len(group), 0) as progress:
-                found.append(evaluate(head, group, self.data.recipe.seed, progress) if group else None)
-        figures = {name: f and f.as_dict() for name, f in zip(("greedy", "sampled"), found, strict=True)}
-        write_whole(self.data.folder / "figures.json", json.dumps(figures, indent=1) + "\n")
-        return found[0], found[1]
-
-    def _words(self, learned: list[Response], fit: Fit) -> dict[str, object]:
-        recipe, kinds, further = self.recipe, *("/".join(f"{t:g}" for t in kind) for kind in (TEMPERATURES, AGAIN))
-        again = (
-            f"; second and further ones to a prompt {further}" if learned[-1].number >= len(self.data.prompts) else ""
-        )
-        return {
-            "responses": f"{len(learned)} of up to {self.data.recipe.max_tokens} tokens, "
-            f"{sum(r.gained for r in learned)} tokens in all, temperatures {kinds} in turn{again}",
-            "start": "ridge regression of the next hidden state" if self.init is None else f"the head {self.init.name}",
-            "loss": f"cross-entropy with the target distribution over {self.limits.vocabulary} tokens, and "
-            f"{recipe.feature_weight} x smooth L1 of hidden states; {recipe.unroll} drafting steps, each further one "
-            f"weighted {recipe.decay}",
-            "optimiser": f"Muon (matrices) and AdamW, {fit.steps} steps of {recipe.batch} responses, learning rate "
-            f"{recipe.learning_rate:g} falling to 0, weight decay {recipe.weight_decay:g}",
-            "precision": "bfloat16, weights float32" if recipe.bf16 else "float32",
-            "seed": recipe.seed,
+        groups = {
+            "greedy": [r for r in apart if r.temperature == 0],
+            "sampled": [r for r in apart if r.temperature > 0],
         }
+        found = {}
+        for name, group in groups.items():
+            with stage(f"evaluating {name} responses", len(group), 0) as progress:
+                if group:
+                    found[name] = evaluate(head, group, self.data.recipe.seed, progress)
+        content = {name: asdict(found[name]) if name in found else None for name in groups}
+        write_whole(self.data.folder / "figures.json", json.dumps(content, indent=1) + "\n")
+        return found
+
+    def _card(self, learned: list[Response], fit: Fit, figures: dict[str, HeadFigures]) -> str:
+        first, further = ("/".join(f"{t:g}" for t in kind) for kind in (TEMPERATURES, AGAIN))
+        several = learned[-1].number >= len(self.data.prompts)
+        return _CARD.format(
+            target=self.target.capabilities.name,
+            sources="\n".join(
+                f"| {s.name} | {s.count} | {s.licence or 'not stated'} | `{s.digest[:16]}` |" for s in self.sources
+            ),
+            responses=len(learned),
+            tokens=sum(r.gained for r in learned),
+            data=self.data.recipe,
+            temperatures=f"{first} in turn" + (f"; second and further ones to a prompt {further}" if several else ""),
+            start=f"the head {self.init.name}" if self.init else "ridge regression of the next hidden state",
+            limits=self.limits,
+            recipe=self.recipe,
+            steps=fit.steps,
+            precision="bfloat16, weights float32" if self.recipe.bf16 else "float32",
+            stride=STRIDE,
+            tables="".join(_tables(name, found) for name, found in figures.items() if found.tokens),
+        )
+
+
+_CARD = """\
+# Draft head for {target}
+
+Drafts for `{target}` alone: `draftree generate "..." --target {target} --drafter FOLDER`.
+One decoder layer in the line of EAGLE (Li et al., ICML 2024) that reads the target's hidden states;
+embeddings and output layer are the target's own and are not in the files.
+
+## Data
+
+It learned from the target's own responses to the prompts of:
+
+| file | prompts | licence | SHA-256 |
+|---|---|---|---|
+{sources}
+
+The prompts themselves are not in the head. Their licences and the target's are those of what it was made
+from: mind them when you pass it on.
+
+## Recipe
+
+- responses: {responses} of up to {data.max_tokens} tokens, {tokens} tokens in all, temperatures {temperatures}
+- start: {start}
+- loss: cross-entropy with the target distribution over {limits.vocabulary} tokens, and {recipe.feature_weight} x \
+smooth L1 of hidden states; {recipe.unroll} drafting steps, each further one weighted {recipe.decay}
+- optimiser: Muon (matrices) and AdamW, {steps} steps of {recipe.batch} responses, \
+learning rate {recipe.learning_rate:g} falling to 0, weight decay {recipe.weight_decay:g}
+- precision: {precision}
+- seed: {recipe.seed}
+
+## Figures
+
+On responses to prompts kept apart, drafted along the target's responses; acceptance lengths count the
+bonus token. Acceptance: every {stride} tokens, share of drafts whose true token is among the most probable
+1, 2 and 4, given that the tokens above it were true.
+{tables}"""
+
+
+def _tables(name: str, figures: HeadFigures) -> str:
+    lines = [
+        "",
+        f"{name.capitalize()} responses ({figures.responses} responses, {figures.tokens} tokens):",
+        "",
+        "| depth | " + " | ".join(f"top {k}" for k in RANKS) + " | drafts |",
+        "|---|" + "---|" * len(RANKS) + "---|",
+    ]
+    for depth, (shares, drafts) in enumerate(zip(figures.acceptance, figures.trials, strict=True), start=1):
+        lines.append(f"| {depth} | " + " | ".join(f"{share:.3f}" for share in shares) + f" | {drafts} |")
+    lines += ["", "| tree | acceptance length |", "|---|---|"]
+    lines += [f"| {tree} | {mal:.2f} |" for tree, mal in figures.mal.items()]
+    return "\n".join(lines) + "\n"
 
 
 def draft_vocabulary(responses: Sequence[Response], vocab_size: int, size: int) -> Tensor:

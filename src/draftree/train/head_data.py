@@ -1,76 +1,30 @@
-"""What a draft head is trained on: prompts in a fixed order, responses to them on disk, and which are kept apart."""
+"""What a draft head is trained on: responses in a folder, drawn prompt by prompt, and which are kept apart."""
 
 from __future__ import annotations
 
-import hashlib
 import json
-import random
-import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
-from functools import partial
+from dataclasses import asdict, dataclass, field
 from itertools import product
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
 
-from ..artifacts import write_whole
-from ..errors import ConfigError, PromptError, RunError
+from ..artifacts import check_disk, make_folder, write_whole
+from ..errors import ConfigError, ModelFileError, RunError
 from ..models.huggingface import HFModel
-from ..text import encode, user
-from .responses import Response, ResponseStore, respond
-from .workers import respond_in
+from .responses import DataRecipe, Response, respond
 
-LONGEST_PROMPT = 512
-"""Longer prompts are left out: prefill would take most of the time."""
+SHARD_TOKENS = 1 << 15
 _BATCHES = 8
 """So many batches' prompts are put in order of length: a batch's attention is as long as its longest row."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DataRecipe:
-    """What responses are drawn; equal ones may be added to one another.
-
-    Attributes:
-        target: its name.
-        prompts: digest of all prompts in order.
-        max_tokens: most tokens of a response.
-        seed: of the order of the prompts, and of the responses.
-        dtype: of the target.
-    """
-
-    target: str
-    prompts: str
-    max_tokens: int
-    seed: int
-    dtype: str
-
-
-def shuffled(files: Sequence[Sequence[str]], seed: int) -> list[str]:
-    """All prompts of some files once each, in an order that the seed gives."""
-    prompts = list(dict.fromkeys(prompt for file in files for prompt in file))
-    random.Random(seed).shuffle(prompts)  # noqa: S311 - an order, not a secret
-    return prompts
-
-
-def encoded(target: HFModel, prompts: Sequence[str], *, raw: bool) -> list[list[int]]:
-    """Token ids of the prompts that are short enough, through the target's chat template unless they are taken raw.
-
-    Raises:
-        PromptError: none is.
-    """
-    longest = min(LONGEST_PROMPT, target.capabilities.max_length // 2)
-    found = [encode(target.tokenizer, prompt if raw else user(prompt)) for prompt in prompts]
-    if not (short := [ids for ids in found if len(ids) <= longest]):
-        raise PromptError(f"all prompts are longer than {longest} tokens: give shorter ones")
-    return short
-
-
-def digest(prompts: Sequence[Sequence[int]]) -> str:
-    """Tells lists of prompts apart."""
-    return hashlib.sha256(json.dumps([list(p) for p in prompts]).encode()).hexdigest()[:16]
+_COLUMNS = ("numbers", "lengths", "prompt_lengths", "temperatures")
+_DISK_FULL = "free some disk space; the same command goes on"
 
 
 def by_length(lengths: Sequence[int], some: int) -> list[int]:
@@ -84,34 +38,37 @@ def by_length(lengths: Sequence[int], some: int) -> list[int]:
 
 @dataclass(slots=True)
 class HeadData:
-    """Responses in a folder.
+    """Responses in a folder: shards of some thousand tokens, each written whole, and ``recipe.json``.
 
     Attributes:
-        folder: holds the shards and ``recipe.json``.
+        folder: made when the first response is there.
         recipe: how they are drawn.
         prompts: token ids, in order.
-        store: what is there.
+        numbers: of the responses that are there.
+        tokens: of these responses, prompts left out.
         seconds: spent drawing them so far, over all runs.
     """
 
     folder: Path
     recipe: DataRecipe
     prompts: list[list[int]]
-    store: ResponseStore
+    numbers: set[int] = field(default_factory=set)
+    tokens: int = 0
     seconds: float = 0.0
+    _waiting: list[Response] = field(default_factory=list)
 
     @classmethod
     def open(cls, folder: Path, recipe: DataRecipe, prompts: list[list[int]]) -> HeadData:
-        """What is in a folder.
+        """What is in a folder; nothing where there is none.
 
         Raises:
             ConfigError: it is of another recipe.
             ModelFileError: a shard cannot be read.
         """
-        seconds, path = 0.0, folder / "recipe.json"
+        data = cls(folder, recipe, prompts)
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-            same, seconds = found["recipe"] == asdict(recipe), float(found["seconds"])
+            found = json.loads((folder / "recipe.json").read_text(encoding="utf-8"))
+            same, data.seconds = found["recipe"] == asdict(recipe), float(found["seconds"])
         except FileNotFoundError:
             same = not folder.exists()
         except (OSError, ValueError, TypeError, KeyError):
@@ -121,11 +78,19 @@ class HeadData:
                 f"{folder} holds responses of another target, other prompts or other settings: repeat that command to "
                 "go on with them, or choose another --out"
             )
-        return cls(folder, recipe, prompts, ResponseStore.open(folder), seconds)
+        for shard in data._shards:
+            numbers, lengths, prompt_lengths, _ = _read_columns(shard)
+            data.numbers.update(numbers.tolist())
+            data.tokens += int((lengths - prompt_lengths).sum())
+        return data
+
+    @property
+    def _shards(self) -> list[Path]:
+        return sorted(self.folder.glob("responses-*.safetensors"))
 
     def bytes_needed(self, tokens: int, hidden_size: int) -> int:
         """Bytes on disk for responses of so many tokens in all, at most: tokens and hidden states, prompts included."""
-        left = max(0, tokens - self.store.tokens)
+        left = max(0, tokens - self.tokens)
         responses = left / self.recipe.max_tokens * 2  # many end early
         prompt = sum(map(len, self.prompts)) / len(self.prompts)
         return int((left + responses * prompt) * (2 * hidden_size + 4))
@@ -137,12 +102,9 @@ class HeadData:
             ConfigError: it cannot.
         """
         needed = self.bytes_needed(tokens, hidden_size)
-        free = shutil.disk_usage(next(p for p in (self.folder, *self.folder.parents) if p.exists())).free
-        if needed > free:
-            raise ConfigError(
-                f"responses of {tokens} tokens need {needed} bytes on disk and {self.folder.parent} has {free} free: "
-                "ask for fewer --tokens, or choose another --out"
-            )
+        check_disk(
+            self.folder, needed, f"responses of {tokens} tokens", "ask for fewer --tokens, or choose another --out"
+        )
 
     def collect(
         self,
@@ -152,7 +114,6 @@ class HeadData:
         seconds: float,
         rows: int,
         progress: Callable[[int], None],
-        workers: int = 1,
         each: int = 1,
         held_out: int = 0,
     ) -> None:
@@ -161,48 +122,83 @@ class HeadData:
         Interrupted, it keeps what is finished.
 
         Args:
-            rows: responses that are drawn together, by each worker.
-            workers: processes that draw them; 1: this one.
+            rows: responses that are drawn together.
+            progress: called with how many tokens there are.
             each: responses to a prompt, the second ones after the first ones to all.
             held_out: prompts at the front that are answered once.
 
         Raises:
-            RunError: a device has too little memory for the rows, a worker failed, or the disk is full.
+            RunError: a device has too little memory for the rows, or the disk is full.
         """
         began = time.monotonic() - self.seconds
-        order = by_length([*map(len, self.prompts)], _BATCHES * rows * workers)
+        order = by_length([*map(len, self.prompts)], _BATCHES * rows)
 
         def wanted() -> Iterator[int]:
             for again, prompt in product(range(each), order):
-                if self.store.tokens >= tokens or time.monotonic() - began >= seconds:
+                if self.tokens >= tokens or time.monotonic() - began >= seconds:
                     return
                 number = again * len(self.prompts) + prompt
-                if number not in self.store.numbers and not (again and prompt < held_out):
+                if number not in self.numbers and not (again and prompt < held_out):
                     yield number
 
-        draw = respond if workers == 1 else partial(respond_in, workers)
-        limits = {"rows": rows, "max_tokens": self.recipe.max_tokens, "seed": self.recipe.seed}
+        recipe = self.recipe
+        drawn = respond(target, self.prompts, wanted(), rows=rows, max_tokens=recipe.max_tokens, seed=recipe.seed)
         try:
-            with closing(draw(target, self.prompts, wanted(), **limits)) as drawn:
+            with closing(drawn):
                 for response in drawn:
-                    shards = len(self.store.paths)
-                    self.store.add(response)
-                    progress(self.store.tokens)
-                    if len(self.store.paths) > shards:
-                        self._note(time.monotonic() - began)
+                    self._waiting.append(response)
+                    self.numbers.add(response.number)
+                    self.tokens += response.gained
+                    progress(self.tokens)
+                    if sum(r.tokens.shape[0] for r in self._waiting) >= SHARD_TOKENS:
+                        self._save(time.monotonic() - began)
         except torch.OutOfMemoryError:
             raise RunError(f"{rows} rows do not fit the memory: the same command goes on with fewer --rows") from None
         finally:
-            self.store.flush()
-            self._note(time.monotonic() - began)
+            self._save(time.monotonic() - began)
 
-    def _note(self, seconds: float) -> None:
+    def _save(self, seconds: float) -> None:
+        """Write the recipe, and then the responses that are not on disk yet: without a recipe they would be refused."""
         self.seconds = seconds
-        self.folder.mkdir(parents=True, exist_ok=True)
         content = {"recipe": asdict(self.recipe), "seconds": round(seconds, 1)}
-        write_whole(self.folder / "recipe.json", json.dumps(content, indent=1) + "\n")
+        make_folder(self.folder, _DISK_FULL)
+        write_whole(self.folder / "recipe.json", json.dumps(content, indent=1) + "\n", _DISK_FULL)
+        if not self._waiting:
+            return
+        kept = self._waiting
+        columns = {
+            "numbers": torch.tensor([r.number for r in kept]),
+            "lengths": torch.tensor([r.tokens.shape[0] for r in kept]),
+            "prompt_lengths": torch.tensor([r.prompt_length for r in kept]),
+            "temperatures": torch.tensor([r.temperature for r in kept], dtype=torch.float64),
+            "tokens": torch.cat([r.tokens for r in kept]).int(),
+            "features": torch.cat([r.features for r in kept]),
+        }
+        shards = self._shards
+        number = 1 + int(shards[-1].stem.removeprefix("responses-")) if shards else 0
+        write_whole(self.folder / f"responses-{number:05d}.safetensors", save(columns), _DISK_FULL)
+        kept.clear()
+
+    def responses(self) -> list[Response]:
+        """All responses on disk in the order of their numbers; features are read from disk when they are used."""
+        found: list[Response] = []
+        for path in self._shards:
+            numbers, lengths, prompt_lengths, temperatures = (column.tolist() for column in _read_columns(path))
+            with safe_open(path, framework="pt") as file:
+                tokens, features = file.get_tensor("tokens").long(), file.get_tensor("features")
+            texts, states = tokens.split(lengths), features.split([length - 1 for length in lengths])
+            found += map(Response, numbers, temperatures, prompt_lengths, texts, states)
+        return sorted(found, key=lambda r: r.number)
 
     def split(self, held_out: int) -> tuple[list[Response], list[Response]]:
         """Responses to train on, and those to the first ``held_out`` prompts, which are kept apart."""
-        found, prompts = self.store.responses(), len(self.prompts)
+        found, prompts = self.responses(), len(self.prompts)
         return [r for r in found if r.number % prompts >= held_out], [r for r in found if r.number < held_out]
+
+
+def _read_columns(path: Path) -> list[Tensor]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            return [file.get_tensor(name) for name in _COLUMNS]
+    except (OSError, SafetensorError) as error:
+        raise ModelFileError(f"cannot read {path}: {error}: remove it; its responses will be drawn again") from None

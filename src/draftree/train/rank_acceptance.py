@@ -33,7 +33,6 @@ class TruePath(GrowthPolicy):
     """Keeps the true next token alone, for one request at a time.
 
     Attributes:
-        truth: the target's next tokens.
         ranks: where the drafter ranked them, layer by layer; ends with None where it had no such candidate.
     """
 
@@ -72,9 +71,7 @@ def ranks_along(
 
     Args:
         drafter: with ``policy``.
-        prompt, output: a prompt and the target's response.
-        params: how the target decodes; the draft distribution follows its temperature.
-        features: [n, H] the target's hidden states at all tokens but the last, for a drafter that reads them.
+        prompt, output, params, features: as ``Replay`` takes them.
     """
     with Replay(drafter, prompt, output, params, features) as replay:
         while replay.left:
@@ -90,15 +87,12 @@ class AcceptanceMeasurement:
     """What is measured: equal ones count the same, so that one can go on where another was interrupted.
 
     Attributes:
-        made_for: names of target and drafter.
         prompts: token ids.
         depth: deepest level to measure.
         stride: tokens from one start of a draft to the next.
         max_tokens: most tokens to decode after a prompt, within the context.
-        temperature: of the target.
         seed: of the first prompt; each has its own.
-        dtype: of the target's weights.
-        weight_format: of its linear layers.
+        dtype, weight_format: of the target's weights.
 
     Raises:
         ConfigError: a value is out of range.
@@ -119,7 +113,7 @@ class AcceptanceMeasurement:
 
     @property
     def key(self) -> str:
-        """Tells calibrations apart."""
+        """Identifies the calibration."""
         return hashlib.sha256(json.dumps(asdict(self)).encode()).hexdigest()
 
 
@@ -142,7 +136,6 @@ class Tally:
     """Counts of the first prompts, in a file beside the result until all are done.
 
     Attributes:
-        path: the file.
         key: of the calibration.
         done: prompts that are counted.
         trials, accepted: as in ``Counts``, with ``MAX_WIDTH`` ranks.
@@ -161,20 +154,17 @@ class Tally:
         Raises:
             ConfigError: the file is of another calibration.
         """
-        fresh = cls(
-            path, calibration.key, 0, [0] * calibration.depth, [[0] * MAX_WIDTH for _ in range(calibration.depth)]
-        )
+        depth, key = calibration.depth, calibration.key
+        fresh = cls(path, key, 0, [0] * depth, [[0] * MAX_WIDTH for _ in range(depth)])
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
             counts = Counts(tuple(content["trials"]), tuple(map(tuple, content["accepted"])))
-            same = content["key"] == fresh.key
-            done = int(content["done"])
+            if content["key"] == key:
+                return cls(path, key, int(content["done"]), list(counts.trials), [list(row) for row in counts.accepted])
         except FileNotFoundError:
             return fresh
         except (OSError, ValueError, TypeError, KeyError):
-            same = False
-        if same:
-            return cls(path, fresh.key, done, list(counts.trials), [list(row) for row in counts.accepted])
+            pass
         if not force:
             raise ConfigError(
                 f"{path} is of a calibration with other models, prompts or settings: repeat that one to finish it, "
@@ -193,10 +183,6 @@ class Tally:
         """Write the file."""
         fields = {"key": self.key, "done": self.done, "trials": self.trials, "accepted": self.accepted}
         write_whole(self.path, json.dumps(fields) + "\n")
-
-    def discard(self) -> None:
-        """Remove the file."""
-        self.path.unlink(missing_ok=True)
 
     @property
     def counts(self) -> Counts:
@@ -219,7 +205,7 @@ def measure(
         )
         output, features = decoded(engine, prompt, params)
         limits = {"depth": calibration.depth, "stride": calibration.stride}
-        for ranks in list(ranks_along(drafter, policy, prompt, output, params, features=features, **limits)):
+        for ranks in ranks_along(drafter, policy, prompt, output, params, features=features, **limits):
             tally.add(ranks)
         tally.done = i + 1
         tally.save()
@@ -232,19 +218,14 @@ def decoded(engine: Engine, prompt: Sequence[int], params: SamplingParams) -> tu
     try:
         while request.finish_reason is None:
             engine.step([request])
-        tracked = request.row is not None and request.row.features
-        return request.output_ids, request.row.waiting_features() if request.row and tracked else None
+        row = request.row
+        return request.output_ids, row.waiting_features() if row and row.features else None
     finally:
         engine.close(request)
 
 
 class TreeCosts(NamedTuple):
-    """What this machine takes for a tree.
-
-    Attributes:
-        verify: tokens of a target pass, the root among them -> its seconds.
-        layer: seconds of drafting one layer.
-    """
+    """Seconds of this machine: of a target pass, by its tokens, the root among them; and of drafting one layer."""
 
     verify: Callable[[int], float]
     layer: float
@@ -256,8 +237,7 @@ def conclude(calibration: AcceptanceMeasurement, tally: Tally, nodes: int, costs
     Raises:
         RunError: the drafter was never right, or too seldom to pay.
     """
-    counts = tally.counts
-    acceptance = counts.acceptance
+    acceptance = tally.counts.acceptance
     tree = best_size(acceptance, costs.verify, costs.layer, nodes) if costs else best_tree(acceptance, nodes)
     if not tree and costs and best_tree(acceptance, 1):
         raise RunError(
@@ -266,14 +246,14 @@ def conclude(calibration: AcceptanceMeasurement, tally: Tally, nodes: int, costs
         )
     if not tree:
         raise RunError(
-            f"drafter {calibration.made_for.drafter} was never right in {sum(counts.trials)} trials: "
+            f"drafter {calibration.made_for.drafter} was never right in {sum(tally.trials)} trials: "
             "use more prompts, a larger --max-tokens, or another drafter"
         )
     return TreeFile(
         made_for=calibration.made_for,
         temperature=calibration.temperature,
         prompts=tally.done,
-        counts=counts,
+        counts=tally.counts,
         expected_acceptance_length=expected_acceptance_length(acceptance, tree),
         tree=tree,
     )

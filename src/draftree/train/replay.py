@@ -79,12 +79,12 @@ class Replay:
         self._drafter.observe([Outcome(self._request, tree, path, gained, len(gained), cost, found)])
         self._request.stats.steps += 1
 
-    def step(self, nodes: int) -> tuple[DraftTree, int]:
-        """Draft and advance as decoding with match verification does; the tree, and how many tokens were gained."""
+    def step(self, nodes: int) -> tuple[DraftTree, list[int]]:
+        """Draft and advance as decoding with match verification does; the tree, and the path accepted of it."""
         tree = self.propose(nodes, len(self.left) - 1)  # the last token is the bonus
         path = self.accepted(tree)
         self.advance(tree, path, len(path) + 1)
-        return tree, len(path) + 1
+        return tree, path
 
     @torch.inference_mode()
     def _verified(self, target: LanguageModel, tree: DraftTree, path: list[int]) -> Successors | None:
