@@ -16,9 +16,8 @@ import pytest
 import torch
 
 from draftree.bench import contestants
-from draftree.bench import results as folder
 from draftree.bench.contestants import entries
-from draftree.bench.results import AnswerRecord, Turn, read_items, read_results
+from draftree.bench.results import Turn, read_items, read_results
 from draftree.bench.run import Interrupts, RunPlan
 from draftree.bench.suites import Item
 from draftree.cli.bench import commit
@@ -231,17 +230,15 @@ def test_a_folder_of_something_else_is_refused(model: str, suite: str, tmp_path:
 def test_a_full_disk_is_one_line_and_keeps_what_is_done(
     model: str, suite: str, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked, written = _asked(model, suite, tmp_path / "out", methods="chain"), folder.RunFolder.append
+    asked = _asked(model, suite, tmp_path / "out", methods="chain")
+    opened: Any = Path.open
 
-    def append(self: folder.RunFolder, record: AnswerRecord) -> None:
-        if len(self.records) == 2:
-            assert self._file is not None
-            self._file.close()
-            self._file = Full(0)
-        written(self, record)
+    def find_room_for_two(path: Path, mode: str = "r", *more: Any, **options: Any) -> Any:
+        full = mode == "ab" and path.exists() and path.read_bytes().count(b"\n") == 2
+        return Full(0) if full else opened(path, mode, *more, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(folder.RunFolder, "append", append)
+        patch.setattr(Path, "open", find_room_for_two)
         assert run(asked) == 1
     complaint = capsys.readouterr().err
     assert "No space left on device" in complaint and complaint.count("\n") == 1

@@ -19,7 +19,7 @@ from ..errors import ConfigError
 from ..verify.schemes import DEFAULT_SCHEME
 from .compare import EQUAL, Key, ar_labels, compare, read_differences
 from .contestants import AR, Entry
-from .results import CONFIG, AnswerRecord, read_config, read_results, read_summary
+from .results import CONFIG, AnswerRecord, read_config, read_results
 
 DRAWS = 2000
 
@@ -369,8 +369,7 @@ def _load(path: Path) -> LoadedRun:
     def unfinished() -> NoReturn:
         raise ConfigError(f"{path} is not finished: give its command again: {config['command']}")
 
-    known = read_differences(read_summary(path).get("differences", []))
-    verdicts, _ = compare(records, entries, [], known, unfinished)
+    verdicts, _ = compare(records, entries, [], read_differences(path), unfinished)
     return LoadedRun(path, config, entries, tuple(records), tabulate(records, ar_labels(entries), verdicts))
 
 
@@ -399,10 +398,10 @@ def report(run: LoadedRun, level: int = 2) -> str:
             for method, rows in run.table.items()
         ]
         parts += [f"{deeper} Speed-up over AR decoding by category", markdown(["method", *categories], rows)]
-    if differences := read_summary(run.path).get("differences"):
+    if differences := read_differences(run.path):
         rows = [
-            [p["method"], p["prompt"], str(p["index"]), "" if p["gap"] is None else f"{p['gap']:.2g}", p["verdict"]]
-            for p in differences[:_MOST_DIFFERENCES]
+            [d.method, d.prompt, str(d.index), "" if d.gap is None else f"{d.gap:.2g}", d.verdict]
+            for d in differences[:_MOST_DIFFERENCES]
         ]
         header = ["method", "prompt", "token", "gap in logits", "verdict"]
         shown = f" (first {len(rows)} of {len(differences)})" if len(differences) > len(rows) else ""

@@ -23,9 +23,8 @@ import typer
 
 from ..artifacts import user_path
 from ..bench.compare import ar_labels, compare, read_differences
-from ..bench.compare import as_json as differences_as_json
 from ..bench.contestants import Models, entries, split_names
-from ..bench.results import RunFolder, read_summary
+from ..bench.results import RunFolder
 from ..bench.run import Interrupts, Run, RunPlan, check_lengths, find_meter
 from ..bench.suites import SUITES, Item, choose, load_suite
 from ..bench.summary import HEADER, READING, Table, load_runs, markdown, overview, tabulate
@@ -113,8 +112,8 @@ def bench(
     }
     plan = RunPlan(items, contestants, max_tokens, repeats, seed)
     options = {"target": target, **asdict(compute)}
-    with RunFolder(out_folder, config, items) as folder:
-        table = _run(plan, folder, options, skip_bad=skip_bad)
+    folder = RunFolder(out_folder, config, items)
+    table = _run(plan, folder, options, skip_bad=skip_bad)
     out.print(markdown(HEADER, overview(table)), markup=False)
     err.print(f"{folder.path}: 'draftree report {folder.path}' prints its tables", markup=False)
 
@@ -141,7 +140,7 @@ def _run(plan: RunPlan, folder: RunFolder, options: dict[str, str | None], *, sk
                 err.print(f"beside decoding the harness took {run.other / run.decoding:.2%} of the time")
         if not folder.records:
             raise RunError("interrupted before the first answer")
-        known = read_differences(read_summary(folder.path).get("differences", []))
+        known = read_differences(folder.path)
         verdicts, differences = compare(folder.records, plan.entries, plan.items, known, lambda: models().target)
         table = tabulate(folder.records, ar_labels(plan.entries), verdicts)
         done = len(folder.records)
@@ -151,7 +150,7 @@ def _run(plan: RunPlan, folder: RunFolder, options: dict[str, str | None], *, sk
                 "answers": done,
                 "of": total,
                 "methods": table_as_json(table),
-                "differences": differences_as_json(differences),
+                "differences": [asdict(found) for found in differences],
             }
         )
     if done < total:

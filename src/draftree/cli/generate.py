@@ -111,11 +111,12 @@ def _compare(engine: Engine, request: Request, report: dict[str, object], *, qui
     """Decode the same prompt without drafts and report on both; true when Ctrl-C ended it."""
     without = Engine(engine.target, NoDrafter(), tokenizer=engine.tokenizer)
     prompt = request.ids[: request.prompt_length]
-    other = without.open(prompt, replace(request.params, seed=request.seed))
+    params = replace(request.params, seed=request.seed)
+    other = without.open(prompt, params)
     if run(without, other, silent=True):
         return True
     one, two = request.output_ids, other.output_ids
-    difference = first_difference(engine.target, prompt, one, two, request.params, request.seed)
+    difference = first_difference(engine.target, prompt, one, two, params)
     ratio = request.stats.tokens_per_second / other.stats.tokens_per_second
     same = difference is None
     report["ar"] = {"same_tokens": same, "speedup": ratio, "stats": show.as_json(other.stats)}
