@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import shutil
 import signal
@@ -18,7 +19,7 @@ import torch
 from draftree.bench import contestants
 from draftree.bench.contestants import entries
 from draftree.bench.results import Turn, read_items, read_results
-from draftree.bench.run import Interrupts, RunPlan
+from draftree.bench.run import RunPlan, interrupts, peak_memory, reset_peak
 from draftree.bench.suites import Item
 from draftree.cli.bench import commit
 from draftree.cli.main import run
@@ -178,7 +179,8 @@ def _plan(prompts: int, repeats: int = 1) -> RunPlan:
 
 
 def test_contestants_take_turns_and_each_is_first_as_often() -> None:
-    rounds = [[e.label for e in order] for _, _, order in _plan(3, repeats=2).rounds()]
+    labels = [entry.label for _, _, entry in _plan(3, repeats=2).missing([])]
+    rounds = [labels[at : at + 3] for at in range(0, len(labels), 3)]
     assert all(sorted(order) == ["ar", "chain", "opt-tree"] for order in rounds)
     assert [order[0] for order in rounds] == ["ar", "chain", "opt-tree"] * 2
     left = _plan(2).missing({("0", 0, "ar"), ("1", 0, "opt-tree")})
@@ -323,33 +325,24 @@ def test_the_entry_of_a_line_says_who_it_was(model: str, suite: str, tmp_path: P
     assert (chain.drafter, chain.temperature) == ("self", 0.0)
 
 
-_PEAK = """
-import torch
-from draftree.bench.run import Peak
-
-size = 1 << 27
-peak = Peak(torch.device("cpu"))
-peak.start()
-block = bytearray(size)
-block[:: 1 << 12] = b"x" * len(block[:: 1 << 12])
-most = peak.read()
-del block
-peak.start()
-assert most - peak.read() > size // 2
-"""
-
-
 def test_the_peak_is_that_since_the_start() -> None:
-    """In a process of its own: what other tests hold and free would be part of the figures."""
-    subprocess.run([sys.executable, "-c", _PEAK], check=True)  # noqa: S603 (our own interpreter)
+    size, cpu = 1 << 27, torch.device("cpu")
+    reset_peak(cpu)
+    with mmap.mmap(-1, size) as block:
+        for page in range(0, size, mmap.PAGESIZE):
+            block[page] = 1
+    most = peak_memory(cpu)
+    reset_peak(cpu)
+    least = peak_memory(cpu)
+    assert most is not None and least is not None and most - least > size // 2
 
 
 def test_the_first_ctrl_c_notifies_and_the_second_stops() -> None:
     notified: list[str] = []
-    with Interrupts(lambda: notified.append("once")) as interrupts:
-        assert not interrupts.pressed
+    with interrupts(lambda: notified.append("once")) as pressed:
+        assert not pressed()
         os.kill(os.getpid(), signal.SIGINT)
-        assert (interrupts.pressed, notified) == (True, ["once"])
+        assert (pressed(), notified) == (True, ["once"])
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -360,8 +353,8 @@ def test_outside_the_main_thread_it_does_nothing() -> None:
 
     def enter() -> None:
         try:
-            with Interrupts(lambda: None):
-                pass
+            with interrupts(lambda: None) as pressed:
+                assert not pressed()
         except ValueError as error:
             failed.append(error)
 
