@@ -18,7 +18,7 @@ from ..artifacts import user_path
 from ..errors import ConfigError
 from ..verify.schemes import DEFAULT_SCHEME
 from .compare import EQUAL, Key, ar_labels, compare, read_differences
-from .contestants import AR, Entry
+from .contestants import Entry
 from .results import CONFIG, AnswerRecord, read_config, read_results
 
 DRAWS = 2000
@@ -51,19 +51,21 @@ def interval(values: Sequence[float], draws: int = DRAWS) -> Interval:
     return Interval(sum(values) / n, float(means[draws // 40]), float(means[-draws // 40]))
 
 
-def ratio(own: Sequence[float], base: Sequence[float], draws: int = DRAWS) -> Interval:
+def ratio(own: Sequence[float], base: Sequence[float]) -> Interval:
     """Geometric mean of the ratios own / base, paired by prompt, and its interval.
 
     Raises:
         ValueError: there are no values, or not as many of both.
     """
-    logs = [math.log(a / b) for a, b in zip(own, base, strict=True)]
-    return Interval(*(math.exp(x) for x in interval(logs, draws)))
+    return _geometric([math.log(a / b) for a, b in zip(own, base, strict=True)])
+
+
+def _geometric(logs: Sequence[float]) -> Interval:
+    return Interval(*map(math.exp, interval(logs)))
 
 
 NO_METER = "no meter"
 """In place of energy where nothing measures it."""
-Rows = list[list[str]]
 ALL = "all"
 """The category of everything."""
 
@@ -87,20 +89,18 @@ HEADER = [
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table whose columns line up as text too; the first column is flush left, the others right."""
     cells = [[c.replace("|", "\\|") for c in row] for row in (header, *rows)]
-    widths = [max(3, *(len(row[i]) for row in cells)) for i in range(len(header))]
-    lines = [
-        "| "
-        + " | ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
-        + " |"
-        for row in cells
-    ]
-    rule = "|" + "|".join("-" * (w + 2) if i == 0 else "-" * (w + 1) + ":" for i, w in enumerate(widths)) + "|"
-    return "\n".join([lines[0], rule, *lines[1:]])
+    left, *right = (max(3, *map(len, column)) for column in zip(*cells, strict=True))
+    lines = []
+    for first, *others in cells:
+        aligned = [first.ljust(left), *map(str.rjust, others, right)]
+        lines.append(f"| {' | '.join(aligned)} |")
+    rule = "|".join(["-" * (left + 2), *("-" * (width + 1) + ":" for width in right)])
+    return "\n".join([lines[0], f"|{rule}|", *lines[1:]])
 
 
-def overview(table: Table, category: str = ALL) -> Rows:
+def overview(table: Table) -> list[list[str]]:
     """A row for each method, for ``HEADER``."""
-    return [_row(method, found[category]) for method, found in table.items() if category in found]
+    return [_row(method, found[ALL]) for method, found in table.items()]
 
 
 def _row(method: str, f: MethodFigures) -> list[str]:
@@ -189,10 +189,8 @@ class MethodFigures:
 def figures(own: Sequence[AnswerRecord], ar: Sequence[AnswerRecord], verdicts: Mapping[Key, str]) -> MethodFigures:
     """Figures of one method's records beside AR decoding's of the same prompts, paired where AR has them."""
     tokens, seconds = sum(r.tokens for r in own), sum(r.seconds for r in own)
-    passes = [r.passes for r in own]
-    counted = sum(p for p in passes if p is not None)
-    gained = sum(r.gained for r in own)
-    known = None not in passes
+    passes = [r.passes for r in own if r.passes is not None]
+    mal = sum(r.gained for r in own) / sum(passes) if sum(passes) else 1.0
     steps = [t.steps for r in own for t in r.turns if t.steps is not None]
     ours = len(steps) == sum(len(r.turns) for r in own)
     counts = Counter(verdicts[r.key] for r in own if r.key in verdicts)
@@ -207,7 +205,7 @@ def figures(own: Sequence[AnswerRecord], ar: Sequence[AnswerRecord], verdicts: M
         tokens_per_second=tokens / seconds,
         speedup=paired(own, ar, lambda r: r.rate),
         speedup_decode=paired(own, ar, lambda r: r.decode_rate),
-        mal=(gained / counted if counted else 1.0) if known else None,
+        mal=mal if len(passes) == len(own) else None,
         nodes_per_token=sum(sum(s.nodes) for s in steps) / tokens if ours else None,
         nodes_per_step=_mean(s.nodes for s in steps) if ours else None,
         depth_per_step=_mean(s.depth for s in steps) if ours else None,
@@ -235,7 +233,7 @@ def paired(
             logs[r.prompt].append(math.log(a / b))
     if not logs:
         return None
-    return ratio([math.exp(statistics.mean(x)) for x in logs.values()], [1.0] * len(logs))
+    return _geometric([statistics.mean(x) for x in logs.values()])
 
 
 def _parts(own: Sequence[AnswerRecord]) -> dict[str, float | None]:
@@ -271,9 +269,7 @@ def tabulate(records: Sequence[AnswerRecord], base: Mapping[float, str], verdict
         base: temperature -> label of AR decoding at it.
         verdicts: how records compare with AR decoding's.
     """
-    groups: dict[str, list[AnswerRecord]] = defaultdict(list)
-    for record in records:
-        groups[record.method].append(record)
+    groups = _by_method(records)
     table: Table = {}
     for method, own in groups.items():
         ar = groups.get(base.get(own[0].temperature, ""), [])
@@ -283,6 +279,13 @@ def tabulate(records: Sequence[AnswerRecord], base: Mapping[float, str], verdict
             for c in categories
         }
     return table
+
+
+def _by_method(records: Iterable[AnswerRecord]) -> dict[str, list[AnswerRecord]]:
+    groups: dict[str, list[AnswerRecord]] = defaultdict(list)
+    for record in records:
+        groups[record.method].append(record)
+    return dict(groups)
 
 
 def as_json(table: Table) -> dict[str, Any]:
@@ -326,10 +329,7 @@ class LoadedRun:
     @cached_property
     def by_method(self) -> dict[str, list[AnswerRecord]]:
         """Label -> records."""
-        found: dict[str, list[AnswerRecord]] = defaultdict(list)
-        for record in self.records:
-            found[record.method].append(record)
-        return dict(found)
+        return _by_method(self.records)
 
     def of(self, wanted: Callable[[Entry], bool]) -> list[Entry]:
         """The contestants that are wanted and have answers."""
@@ -341,8 +341,7 @@ class LoadedRun:
 
     def ar(self, temperature: float) -> list[AnswerRecord]:
         """AR decoding's answers."""
-        labels = [e.label for e in self.entries if e.method == AR and e.temperature == temperature]
-        return self.by_method.get(labels[0], []) if labels else []
+        return self.by_method.get(ar_labels(self.entries).get(temperature, ""), [])
 
 
 def load_runs(name: str | Path) -> list[LoadedRun]:

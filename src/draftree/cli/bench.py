@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import os
@@ -12,9 +11,10 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
@@ -112,20 +112,14 @@ def bench(
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     plan = RunPlan(items, contestants, max_tokens, repeats, seed)
-    options = {"target": target, **asdict(compute)}
     folder = RunFolder(out_folder, config, items)
-    table = _run(plan, folder, options, skip_bad=skip_bad)
+    table = _run(plan, folder, cache(partial(Models, target, **asdict(compute))), skip_bad=skip_bad)
     out.print(markdown(HEADER, overview(table)), markup=False)
     err.print(f"{folder.path}: 'draftree report {folder.path}' prints its tables", markup=False)
 
 
-def _run(plan: RunPlan, folder: RunFolder, options: dict[str, str | None], *, skip_bad: bool) -> Table:
+def _run(plan: RunPlan, folder: RunFolder, models: Callable[[], Models], *, skip_bad: bool) -> Table:
     """Decode what is missing, then write the summary; an interrupted run writes it too."""
-
-    @functools.cache
-    def models() -> Models:
-        return Models(**options)  # type: ignore[arg-type]
-
     with interrupts(lambda: complain("finishing this answer; Ctrl-C again stops at once")) as pressed:
         if len(folder.records) < plan.answers:
             plan = replace(plan, items=check_lengths(models().target, plan.items, skip_bad))
