@@ -123,7 +123,7 @@ def _run(plan: RunPlan, folder: RunFolder, models: Callable[[], Models], *, skip
     with interrupts(lambda: complain("finishing this answer; Ctrl-C again stops at once")) as pressed:
         if len(folder.records) < plan.answers:
             plan = replace(plan, items=check_lengths(models().target, plan.items, skip_bad))
-            with progress_reporter(err, "decoding", plan.answers, len(folder.records)) as notify:
+            with progress_reporter("decoding", plan.answers, len(folder.records)) as notify:
                 meter = find_meter(models().target.capabilities.device)
                 harness = Run(plan, models(), folder, meter).decode(pressed, notify)
             if harness is not None:

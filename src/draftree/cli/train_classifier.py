@@ -15,8 +15,8 @@ from ..drafters.spec import DEFAULT_DRAFTER, NONE, DrafterSpec
 from ..errors import ConfigError, RunError
 from ..models.loading import DEFAULT_MODEL, load
 from ..policies.c2t import DEFAULT_FEATURES, Classifier, ClassifierFile, read_classifier
-from ..progress import err, progress_reporter
 from ..progress import out as output
+from ..progress import progress_reporter
 from ..train.c2t_fit import (
     BATCH,
     EPOCHS,
@@ -135,12 +135,12 @@ def classifier(
         for n, found, stated_licence in zip(prompts, files, licences, strict=True)
     ]
     try:
-        with progress_reporter(err, "collecting samples", samples, store.count) as progress:
+        with progress_reporter("collecting samples", samples, store.count) as progress:
             drafts.prepare(model)
             model.reserve(rows + 1, LONGEST_PROMPT + max_tokens)
             collect(store, model, drafts, tokens, most=samples, rows=rows, progress=progress)
         learned, kept_apart = store.samples().split(apart)
-        with progress_reporter(err, "fitting, epochs", epochs) as progress:
+        with progress_reporter("fitting, epochs", epochs) as progress:
             found = fit(learned, recipe, negatives, init, progress, kept_apart)
     except KeyboardInterrupt:
         raise RunError(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -16,8 +15,8 @@ from ..artifacts import user_path
 from ..errors import ConfigError, RunError
 from ..models.eagle_file import is_head
 from ..models.loading import DEFAULT_MODEL, load
-from ..progress import err, progress_reporter
 from ..progress import out as output
+from ..progress import progress_reporter
 from ..train.eagle_fit import FitRecipe, HeadFigures
 from ..train.eagle_training import HeadTraining, PromptFile, TrainingLimits
 from ..train.head_data import DataRecipe, HeadData, digest, encoded, shuffled
@@ -118,7 +117,7 @@ def head(
         init=start,
     )
     try:
-        greedy, sampled = training.run(partial(progress_reporter, err), force=force)
+        greedy, sampled = training.run(progress_reporter, force=force)
     except KeyboardInterrupt:
         raise RunError("interrupted: the same command goes on from there") from None
     _report(folder, greedy, sampled)
