@@ -69,22 +69,6 @@ NO_METER = "no meter"
 ALL = "all"
 """The category of everything."""
 
-HEADER = [
-    "method",
-    "tokens/s",
-    "over AR",
-    "prefill left out",
-    "MAL",
-    "nodes/token",
-    "nodes/step",
-    "depth",
-    "accepted at depth 1, 2, ...",
-    "draft/verify/other",
-    "peak MiB",
-    "J/token",
-    "ids equal AR's",
-]
-
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table whose columns line up as text too; the first column is flush left, the others right."""
@@ -98,29 +82,10 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([lines[0], f"|{rule}|", *lines[1:]])
 
 
-def overview(table: Table) -> list[list[str]]:
-    """A row for each method, for ``HEADER``."""
-    return [_row(method, found[ALL]) for method, found in table.items()]
-
-
-def _row(method: str, f: MethodFigures) -> list[str]:
-    shares = "" if f.share is None else "/".join(f"{100 * x:.0f}%" for x in f.share.values())
-    depths = "" if f.acceptance_by_depth is None else " ".join(f"{x:.2f}" for x in f.acceptance_by_depth[:4])
-    return [
-        method,
-        f"{f.tokens_per_second:.1f}",
-        ratio_text(f.speedup),
-        ratio_text(f.speedup_decode),
-        number(f.mal),
-        number(f.nodes_per_token),
-        number(f.nodes_per_step),
-        number(f.depth_per_step),
-        depths,
-        shares,
-        "" if f.peak_memory is None else f"{f.peak_memory / 2**20:.0f}",
-        NO_METER if f.joules_per_token is None else f"{f.joules_per_token:.3g}",
-        verdict_text(f.verdicts, f.ids_equal),
-    ]
+def overview(table: Table) -> str:
+    """A row for each method, in Markdown."""
+    rows = [[method, *(cell(found[ALL]) for cell in _COLUMNS.values())] for method, found in table.items()]
+    return markdown(["method", *_COLUMNS], rows)
 
 
 def ratio_text(found: Interval | None) -> str:
@@ -133,12 +98,36 @@ def number(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}"
 
 
-def verdict_text(verdicts: Mapping[str, int], equal: float | None) -> str:
+def _acceptance_text(f: MethodFigures) -> str:
+    return " ".join(f"{x:.2f}" for x in (f.acceptance_by_depth or [])[:4])
+
+
+def _share_text(f: MethodFigures) -> str:
+    return "/".join(f"{100 * x:.0f}%" for x in (f.share or {}).values())
+
+
+def _verdict_text(f: MethodFigures) -> str:
     """The share of equal answers, and what the others are."""
-    if equal is None:
+    if f.ids_equal is None:
         return ""
-    others = [f"{count} {verdict}" for verdict, count in verdicts.items() if verdict != EQUAL]
-    return ", ".join([f"{100 * equal:.0f}%", *others])
+    others = [f"{count} {verdict}" for verdict, count in f.verdicts.items() if verdict != EQUAL]
+    return ", ".join([f"{100 * f.ids_equal:.0f}%", *others])
+
+
+_COLUMNS: Mapping[str, Callable[[MethodFigures], str]] = {
+    "tokens/s": lambda f: f"{f.tokens_per_second:.1f}",
+    "over AR": lambda f: ratio_text(f.speedup),
+    "prefill left out": lambda f: ratio_text(f.speedup_decode),
+    "MAL": lambda f: number(f.mal),
+    "nodes/token": lambda f: number(f.nodes_per_token),
+    "nodes/step": lambda f: number(f.nodes_per_step),
+    "depth": lambda f: number(f.depth_per_step),
+    "accepted at depth 1, 2, ...": _acceptance_text,
+    "draft/verify/other": _share_text,
+    "peak MiB": lambda f: "" if f.peak_memory is None else f"{f.peak_memory / 2**20:.0f}",
+    "J/token": lambda f: NO_METER if f.joules_per_token is None else f"{f.joules_per_token:.3g}",
+    "ids equal AR's": _verdict_text,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,7 +377,7 @@ def report(run: LoadedRun, level: int = 2) -> str:
         run: the run.
         level: of its heading.
     """
-    parts = [f"{'#' * level} Run {run.path.name}", _described(run), markdown(HEADER, overview(run.table))]
+    parts = [f"{'#' * level} Run {run.path.name}", _described(run), overview(run.table)]
     deeper = "#" * (level + 1)
     categories = [c for c in next(iter(run.table.values())) if c != ALL]
     if len(categories) > 1:

@@ -28,7 +28,7 @@ from ..bench.contestants import Models, entries, split_names
 from ..bench.results import RunFolder
 from ..bench.run import Run, RunPlan, check_lengths, find_meter, interrupts
 from ..bench.suites import SUITES, Item, choose, load_suite
-from ..bench.summary import HEADER, READING, Table, load_runs, markdown, overview, tabulate
+from ..bench.summary import READING, Table, load_runs, overview, tabulate
 from ..bench.summary import as_json as table_as_json
 from ..bench.summary import report as of_run
 from ..config import SamplingParams
@@ -114,7 +114,7 @@ def bench(
     plan = RunPlan(items, contestants, max_tokens, repeats, seed)
     folder = RunFolder(out_folder, config, items)
     table = _run(plan, folder, cache(partial(Models, target, **asdict(compute))), skip_bad=skip_bad)
-    out.print(markdown(HEADER, overview(table)), markup=False)
+    out.print(overview(table), markup=False)
     err.print(f"{folder.path}: 'draftree report {folder.path}' prints its tables", markup=False)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from dataclasses import Field, dataclass, fields, is_dataclass
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
@@ -111,7 +111,7 @@ def _parameter(field: Field[Any], hint: Any, optional: bool) -> inspect.Paramete
         kind = Path
     metavar = about["metavar"] or "|".join(about["choices"]) or None
     made = typer.Option(flag_of(field), parser=parser, metavar=metavar, help=about["help"])
-    default = None if optional or kind == list[str] or field.default is MISSING else field.default
+    default = None if optional or kind == list[str] else field.default
     if kind is bool:
         default = False
     elif about["choices"]:
@@ -200,8 +200,6 @@ Nodes = Annotated[int | None, _like(SpeculationParams, "nodes")]
 Candidates = Annotated[str | None, _like(SpeculationParams, "candidates")]
 Temperature = Annotated[float, _like(SamplingParams, "temperature")]
 Seed = Annotated[int | None, _like(SamplingParams, "seed")]
-Dtype = Annotated[str | None, _like(ComputeOptions, "dtype")]
-Device = Annotated[str | None, _like(ComputeOptions, "device")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

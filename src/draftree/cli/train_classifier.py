@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +14,7 @@ from ..drafters.base import TreeDrafter
 from ..drafters.registry import load_drafter, provenance
 from ..drafters.spec import DEFAULT_DRAFTER, NONE, DrafterSpec
 from ..errors import ConfigError, RunError
-from ..models.loading import DEFAULT_MODEL, load
+from ..models.loading import DEFAULT_MODEL
 from ..policies.c2t import DEFAULT_FEATURES, Classifier, ClassifierFile, read_classifier
 from ..progress import out as output
 from ..progress import progress_reporter
@@ -34,11 +35,13 @@ from ..train.eagle_training import PromptFile
 from ..train.head_data import LONGEST_PROMPT, digest, encoded, shuffled
 from ..train.responses import MAX_ROWS, TEMPERATURES, read_prompts
 from .calibrate import check_place
-from .options import Device, Drafter, Dtype, Target, number, whole
+from .options import ComputeOptions, Drafter, Target, number, whole, with_options
 from .train_head import sha256, stated
 
 
+@partial(with_options, without=("weight_format",))
 def classifier(
+    *,
     prompts: Annotated[
         list[str],
         typer.Option(metavar="FILE", help="Prompts: one a line, .jsonl or .csv; may be repeated."),
@@ -79,8 +82,7 @@ def classifier(
     force: Annotated[
         bool, typer.Option("--force", help="Overwrite an existing classifier, and samples of other settings.")
     ] = False,
-    dtype: Dtype = None,
-    device: Device = None,
+    compute: ComputeOptions,
 ) -> None:
     """Train a classifier of drafts (--method c2t --set classifier=FILE) on the target's own responses to prompts.
 
@@ -112,7 +114,7 @@ def classifier(
     check_split(len(shuffled(files, seed)), apart)
     folder = user_path(data) if data else path.with_name(f"{path.name}.samples")
     check_room(folder, samples)
-    model = load(target, dtype=dtype, device=device)
+    model = compute.load(target)
     drafts = load_drafter(spec, model, full_trees(), learning=False)
     tokens = encoded(model, shuffled(files, seed), raw=raw)
     check_split(len(tokens), apart)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -14,14 +15,14 @@ import typer
 from ..artifacts import user_path
 from ..errors import ConfigError, RunError
 from ..models.eagle_file import is_head
-from ..models.loading import DEFAULT_MODEL, load
+from ..models.loading import DEFAULT_MODEL
 from ..progress import out as output
 from ..progress import progress_reporter
 from ..train.eagle_fit import FitRecipe, HeadFigures
 from ..train.eagle_training import HeadTraining, PromptFile, TrainingLimits
 from ..train.head_data import DataRecipe, HeadData, digest, encoded, shuffled
 from ..train.responses import read_prompts
-from .options import Device, Dtype, Target, number, whole
+from .options import ComputeOptions, Target, number, whole, with_options
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -32,7 +33,9 @@ def train() -> None:
 
 
 @app.command()
+@partial(with_options, without=("weight_format",))
 def head(
+    *,
     prompts: Annotated[
         list[str],
         typer.Option(metavar="FILE", help="Prompts: one a line, .jsonl or .csv; may be repeated."),
@@ -65,8 +68,7 @@ def head(
     raw: Annotated[bool, typer.Option("--raw", help="Take prompts as they are, without the chat template.")] = False,
     seed: Annotated[int, whole("S", "Of responses, order and weights.")] = 0,
     force: Annotated[bool, typer.Option("--force", help="Drop a training with other settings.")] = False,
-    dtype: Dtype = None,
-    device: Device = None,
+    compute: ComputeOptions,
 ) -> None:
     """Train a draft head (--drafter DIR) on the target's own responses to prompts.
 
@@ -93,7 +95,7 @@ def head(
     if start is not None and not is_head(start):
         raise ConfigError(f"no draft head in {init}: give --init a folder that this command wrote")
     files = [read_prompts(name) for name in prompts]
-    model = load(target, dtype=dtype, device=device)
+    model = compute.load(target)
     limits.workers_on(model.capabilities.device)
     model.track_features()
     encoded_prompts = encoded(model, shuffled(files, seed), raw=raw)
