@@ -64,9 +64,6 @@ def compare(
     """Verdicts of all records that have one of AR decoding to compare with, and where answers differ.
 
     Args:
-        records: of a run.
-        entries: what took part.
-        items: its prompts.
         known: found earlier; they need no target.
         target: returns the target; called only where a difference is new.
     """

@@ -19,8 +19,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..beams.beam_engine import BeamEngine
 from ..beams.params import BeamParams
 from ..config import MAX_NODES, SamplingParams, named_settings
-from ..drafters.base import Drafter, NoDrafter, TreeDrafter
-from ..drafters.registry import is_model, load_drafter
+from ..drafters.base import TreeDrafter
+from ..drafters.registry import is_model
 from ..drafters.source import TokenSource
 from ..drafters.spec import AUTO, NONE, DrafterSpec
 from ..engine import Engine
@@ -103,6 +103,20 @@ class Entry:
         """The growth policy of its method."""
         return find_method(self.method).policy(self.settings)
 
+    def speculation(self, drafter: str | HFModel) -> SpeculationParams:
+        """How it drafts and verifies.
+
+        Raises:
+            InputError: what it is made of does not go together.
+        """
+        return SpeculationParams(
+            drafter=drafter,
+            method=self.policy(),
+            nodes=self.nodes,
+            verification=self.verify,
+            candidates=self.candidates,
+        )
+
 
 def split_names(text: str) -> list[str]:
     """Names of contestants that are written with commas between them; commas within steps of entropy do not count."""
@@ -119,7 +133,6 @@ def entries(
     """AR decoding, every method with every drafter, and the peers, at every temperature.
 
     Args:
-        methods, drafters, temperatures: names and numbers, as written.
         nodes: node budget of methods that name none; without it each has its own.
         candidates: of methods that name none and verify by match.
 
@@ -165,9 +178,9 @@ def _method(
     if str(DrafterSpec.parse(drafter)) == NONE:
         raise ConfigError("drafter 'none' is AR decoding ('ar'), which takes part anyway: leave it out")
     candidates = settings.pop("candidates", candidates if isinstance(find_scheme(verify), Match) else None)
-    policy = find_method(name).policy(settings)
-    entry = Entry(label, name, drafter, temperature, settings, node_budget(policy, nodes), verify, candidates)
-    SpeculationParams(drafter=drafter, method=policy, nodes=entry.nodes, verification=verify, candidates=candidates)
+    nodes = node_budget(find_method(name).policy(settings), nodes)
+    entry = Entry(label, name, drafter, temperature, settings, nodes, verify, candidates)
+    entry.speculation(drafter)  # checks that they go together
     return entry
 
 
@@ -215,23 +228,17 @@ class _Collector(Observer):
 
 
 class EngineContestant:
-    """One of our engines.
-
-    Args:
-        entry: what it is.
-        target: the target, loaded.
-        drafter: the drafter's name, or the draft model, loaded; None decodes autoregressively.
-    """
+    """One of our engines; without a drafter it decodes autoregressively."""
 
     def __init__(self, entry: Entry, target: HFModel, drafter: str | HFModel | None) -> None:
-        scheme = find_scheme(entry.verify, entry.candidates)
-        made: Drafter = NoDrafter()
-        if drafter is not None:
-            made = load_drafter(drafter, target, entry.policy(), learning=not scheme.draws)
         self._collector = _Collector()
+        if drafter is None:
+            self._engine = Engine(target, observers=[self._collector])
+        else:
+            self._engine = entry.speculation(drafter).engine(target, [self._collector])
+        made = self._engine.drafter
         models = made.source.models if isinstance(made, TreeDrafter) else ()
         self._target, self._drafting = target, [m for m in models if isinstance(m, (HFModel, HeadModel))]
-        self._engine = Engine(target, made, nodes=entry.nodes, verification=scheme, observers=[self._collector])
 
     def decode(self, prompt: list[int], params: SamplingParams) -> Turn:
         self._collector.outcomes, before = [], self._inside()
@@ -298,7 +305,7 @@ class Models:
     Args:
         target: the target's name.
         dtype, device: of the target and of peers.
-        weight_format: of the target and of drafting models.
+        weight_format: of the target and of draft models.
     """
 
     def __init__(
@@ -388,13 +395,7 @@ def beam_params(text: str, settings: Mapping[str, str]) -> BeamParams:
 
 
 class BeamContestant:
-    """An engine for beams.
-
-    Args:
-        target: the target, loaded.
-        source: what drafts; None: nothing does.
-        beams: how many there are.
-    """
+    """An engine for beams; without a source nothing is drafted."""
 
     def __init__(self, target: HFModel, source: TokenSource | None, beams: BeamParams) -> None:
         self._engine, self._beams = BeamEngine(target, source), beams

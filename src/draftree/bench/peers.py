@@ -95,12 +95,7 @@ class _FirstTokens(BaseStreamer):
 
 
 class TransformersPeer:
-    """transformers' ``generate``.
-
-    Args:
-        model, tokenizer: the target.
-        options: more arguments of ``generate``; with beams the time of the first token is unknown.
-    """
+    """transformers' ``generate`` with these options; with beams the time of the first token is unknown."""
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, **options: Any) -> None:
         self._model, self._tokenizer, self._options = model, tokenizer, options
@@ -139,12 +134,7 @@ class TransformersPeer:
 
 
 class FlashspecPeer:
-    """flashspec's engine with its n-gram drafter.
-
-    Args:
-        model, tokenizer: the target.
-        name: the target's.
-    """
+    """flashspec's engine with its n-gram drafter."""
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, name: str) -> None:
         logging.getLogger("flashspec").setLevel(logging.ERROR)  # it warns at every start that one drafter is one

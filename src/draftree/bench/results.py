@@ -204,7 +204,6 @@ class RunFolder:
         records: what is there, in the order of writing.
 
     Args:
-        path: the folder.
         config: what the run is made of, as JSON can hold it.
         items: its prompts, which are kept beside the answers.
 

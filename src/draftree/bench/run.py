@@ -93,13 +93,10 @@ _WARM_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """What a run decodes.
+    """What a run decodes: an answer of each contestant to each prompt in each repeat.
 
     Attributes:
-        items: prompts.
-        entries: contestants.
         max_tokens: most tokens of an answer.
-        repeats: how often each contestant answers each prompt.
         seed: of the first repeat; each repeat has its own, the same for all contestants.
     """
 
@@ -126,14 +123,7 @@ class RunPlan:
 
 
 class Run:
-    """Decodes what a folder lacks of a plan.
-
-    Args:
-        plan: what to decode.
-        models: loads contestants.
-        folder: where the answers go.
-        meter: of energy; None: there is none.
-    """
+    """Decodes what a folder lacks of a plan."""
 
     def __init__(self, plan: RunPlan, models: Models, folder: RunFolder, meter: Meter | None = None) -> None:
         self._plan, self._models, self._folder, self._meter = plan, models, folder, meter
@@ -279,12 +269,7 @@ def _rapl_meter(zones: Sequence[Path]) -> Meter:
 
 
 def find_meter(device: torch.device, folder: Path = _RAPL) -> Meter | None:
-    """The meter of what a model on this device takes; None: the machine has none that this user may read.
-
-    Args:
-        device: where the target computes.
-        folder: of the system's RAPL zones.
-    """
+    """The meter of what a model on this device takes; None: the machine has none that this user may read."""
     if device.type == "cuda":
         try:
             nvml = importlib.import_module("pynvml")

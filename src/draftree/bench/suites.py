@@ -98,13 +98,7 @@ def _squad(context: str, query: str, key: str, answers: list[str]) -> Item:
 
 
 def spider(row: Row, number: int, schemas: Mapping[str, str]) -> Item | None:
-    """Spider; None where its database is not there. The reference is the gold query and the database's name.
-
-    Args:
-        row: of ``dev.jsonl``.
-        number: its line.
-        schemas: database -> its schema as text.
-    """
+    """Spider; None where its database has no schema. The reference is the gold query and the database's name."""
     name = _text(row["db_id"])
     if name not in schemas:
         return None

@@ -254,9 +254,7 @@ def tabulate(records: Sequence[AnswerRecord], base: Mapping[float, str], verdict
     """Figures of every method in every category, methods in the order of their first record.
 
     Args:
-        records: of a run.
         base: temperature -> label of AR decoding at it.
-        verdicts: how records compare with AR decoding's.
     """
     groups = _by_method(records)
     table: Table = {}
@@ -289,15 +287,7 @@ def _values(found: MethodFigures) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class LoadedRun:
-    """A run as its folder has it; read without models.
-
-    Attributes:
-        path: its folder.
-        config: ``config.json``.
-        entries: its contestants.
-        records: its answers.
-        table: its figures.
-    """
+    """A run as its folder has it; read without models."""
 
     path: Path
     config: dict[str, Any]
@@ -371,12 +361,7 @@ _MOST_DIFFERENCES = 40
 
 
 def report(run: LoadedRun, level: int = 2) -> str:
-    """A run in Markdown: what it was made of and on, its table, speed-ups by category, answers that differ from AR's.
-
-    Args:
-        run: the run.
-        level: of its heading.
-    """
+    """A run in Markdown, its heading at this level: what it was made of and on, figures, answers unlike AR's."""
     parts = [f"{'#' * level} Run {run.path.name}", _described(run), overview(run.table)]
     deeper = "#" * (level + 1)
     categories = [c for c in next(iter(run.table.values())) if c != ALL]
