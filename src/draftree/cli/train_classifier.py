@@ -31,27 +31,20 @@ from ..train.c2t_fit import (
     fit,
 )
 from ..train.c2t_samples import APART, SampleRecipe, SampleStore, check_recipe, check_room, collect, full_trees
-from ..train.eagle_training import PromptFile
-from ..train.head_data import LONGEST_PROMPT, digest, encoded, shuffled
-from ..train.responses import MAX_ROWS, TEMPERATURES, read_prompts
+from ..train.head_data import LONGEST_PROMPT, digest, encoded
+from ..train.responses import MAX_ROWS, TEMPERATURES
 from .calibrate import check_place
 from .options import ComputeOptions, Drafter, Target, number, whole, with_options
-from .train_head import sha256, stated
+from .train_head import PromptOptions
 
 
 @partial(with_options, without=("weight_format",))
 def classifier(
     *,
-    prompts: Annotated[
-        list[str],
-        typer.Option(metavar="FILE", help="Prompts: one a line, .jsonl or .csv; may be repeated."),
-    ],
+    source: PromptOptions,
     out: Annotated[str, typer.Option(metavar="FILE", help="Where to write the classifier.")],
     target: Target = DEFAULT_MODEL,
     drafter: Drafter = DEFAULT_DRAFTER,
-    licence: Annotated[
-        list[str] | None, typer.Option(metavar="TEXT", help="Of each prompt file, in their order, for the file.")
-    ] = None,
     samples: Annotated[int, whole("N", "Nodes of draft trees to learn from, if there are prompts enough.")] = 600_000,
     negatives: Annotated[
         float, number("R", "Share of the nodes that the target does not accept to keep; the score makes up for it.")
@@ -71,11 +64,9 @@ def classifier(
     fine_tune: Annotated[
         str | None, typer.Option("--fine-tune", metavar="FROM", help="Start from this classifier, not afresh.")
     ] = None,
-    raw: Annotated[bool, typer.Option("--raw", help="Take prompts as they are, without the chat template.")] = False,
     apart: Annotated[
         int, whole("N", "One prompt in N is kept apart, to choose among epochs and for the figures.")
     ] = APART,
-    seed: Annotated[int, whole("S", "Of responses, order and weights.")] = 0,
     data: Annotated[
         str | None, typer.Option(metavar="DIR", help="Folder of the samples, for several fits; else FILE.samples.")
     ] = None,
@@ -98,9 +89,9 @@ def classifier(
         epochs=epochs,
         batch=batch,
         learning_rate=rate,
-        seed=seed,
+        seed=source.seed,
     )
-    check_recipe(max_tokens, negatives, seed)
+    check_recipe(max_tokens, negatives, source.seed)
     if samples < 1:
         raise ConfigError(f"samples is {samples}: use at least 1")
     if not 1 <= rows <= MAX_ROWS:
@@ -109,14 +100,13 @@ def classifier(
     spec = DrafterSpec.parse(drafter)
     if str(spec) == NONE:
         raise ConfigError("drafter none drafts nothing: train for lookup, a head, a draft model or an ensemble")
-    licences = stated(licence, len(prompts))
-    files = [read_prompts(name) for name in prompts]
-    check_split(len(shuffled(files, seed)), apart)
+    texts, files = source.read()
+    check_split(len(texts), apart)
     folder = user_path(data) if data else path.with_name(f"{path.name}.samples")
     check_room(folder, samples)
     model = compute.load(target)
     drafts = load_drafter(spec, model, full_trees(), learning=False)
-    tokens = encoded(model, shuffled(files, seed), raw=raw)
+    tokens = encoded(model, texts, raw=source.raw)
     check_split(len(tokens), apart)
     assert isinstance(drafts, TreeDrafter)  # noqa: S101 - drafter none is refused above
     made_for = provenance(model, drafts.source, drafts.name)
@@ -127,15 +117,11 @@ def classifier(
             prompts=digest(tokens),
             max_tokens=max_tokens,
             negatives=negatives,
-            seed=seed,
+            seed=source.seed,
             dtype=str(model.capabilities.dtype),
         ),
         force=force,
     )
-    sources = [
-        PromptFile(Path(n).name, len(found), sha256(n), stated_licence)
-        for n, found, stated_licence in zip(prompts, files, licences, strict=True)
-    ]
     try:
         with progress_reporter("collecting samples", samples, store.count) as progress:
             drafts.prepare(model)
@@ -150,7 +136,7 @@ def classifier(
         ) from None
     figures = evaluate(found, kept_apart, negatives)
     trained_on = {
-        "prompts": [asdict(source) for source in sources],
+        "prompts": [asdict(file) for file in files],
         "responses": len(store.done),
         "trees": store.trees,
         "samples": len(learned.accepted),
