@@ -38,7 +38,9 @@ class PromptOptions:
     """The files of prompts that something is trained on."""
 
     prompts: tuple[str, ...] = option("Prompts: one a line, .jsonl or .csv; may be repeated.", (), metavar="FILE")
-    licence: tuple[str, ...] = option("Of each prompt file, in their order; it is kept with the result.", (), metavar="TEXT")
+    licence: tuple[str, ...] = option(
+        "Of each prompt file, in their order; it is kept with the result.", (), metavar="TEXT"
+    )
     raw: bool = option("Take prompts as they are, without the chat template.", False)
     seed: int = option("Of responses, order and weights.", 0, metavar="S")
 
