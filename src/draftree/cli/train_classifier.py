@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -19,10 +19,7 @@ from ..policies.c2t import DEFAULT_FEATURES, Classifier, ClassifierFile, read_cl
 from ..progress import out as output
 from ..progress import progress_reporter
 from ..train.c2t_fit import (
-    BATCH,
-    EPOCHS,
     FINE_RATE,
-    HIDDEN,
     RATE,
     ClassifierFigures,
     ClassifierRecipe,
@@ -52,12 +49,7 @@ def classifier(
     max_tokens: Annotated[int, whole("N", "Most tokens of a response.")] = 96,
     rows: Annotated[int, whole("N", "Responses that are drawn together.")] = 16,
     features: Annotated[str, typer.Option(help="What it sees of a node, with commas.")] = ",".join(DEFAULT_FEATURES),
-    given_parent: Annotated[
-        bool, typer.Option("--given-parent", help="Score nodes given that their parents are accepted, not whole paths.")
-    ] = False,
-    hidden: Annotated[int, whole("N", "Units of its first layer.")] = HIDDEN,
-    epochs: Annotated[int, whole("N", "Rounds over the samples.")] = EPOCHS,
-    batch: Annotated[int, whole("N", "Samples of one training step.")] = BATCH,
+    recipe: ClassifierRecipe,
     learning_rate: Annotated[
         float | None, number("R", f"Of Adam; {RATE:g}, or {FINE_RATE:g} with --fine-tune.")
     ] = None,
@@ -82,15 +74,7 @@ def classifier(
     path = check_place(out, force)
     names = tuple(name.strip() for name in features.split(","))
     rate = learning_rate if learning_rate is not None else RATE if fine_tune is None else FINE_RATE
-    recipe = ClassifierRecipe(
-        features=names,
-        given_parent=given_parent,
-        hidden=hidden,
-        epochs=epochs,
-        batch=batch,
-        learning_rate=rate,
-        seed=source.seed,
-    )
+    recipe = replace(recipe, features=names, learning_rate=rate, seed=source.seed)
     check_recipe(max_tokens, negatives, source.seed)
     if samples < 1:
         raise ConfigError(f"samples is {samples}: use at least 1")
@@ -128,7 +112,7 @@ def classifier(
             model.reserve(rows + 1, LONGEST_PROMPT + max_tokens)
             collect(store, model, drafts, tokens, most=samples, rows=rows, progress=progress)
         learned, kept_apart = store.samples().split(apart)
-        with progress_reporter("fitting, epochs", epochs) as progress:
+        with progress_reporter("fitting, epochs", recipe.epochs) as progress:
             found = fit(learned, recipe, negatives, init, progress, kept_apart)
     except KeyboardInterrupt:
         raise RunError(

@@ -23,7 +23,7 @@ from ..train.eagle_fit import FitRecipe, HeadFigures
 from ..train.eagle_training import HeadTraining, PromptFile, TrainingLimits
 from ..train.head_data import DataRecipe, HeadData, digest, encoded, shuffled
 from ..train.responses import read_prompts
-from .options import ComputeOptions, Target, number, whole, with_options
+from .options import ComputeOptions, Target, whole, with_options
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -72,22 +72,9 @@ def head(
     source: PromptOptions,
     out: Annotated[str, typer.Option(metavar="DIR", help="Folder for the head, and for what training needs.")],
     target: Target = DEFAULT_MODEL,
-    hours: Annotated[float, number("H", "Time for everything, earlier runs of this command included.")] = 3.0,
-    tokens: Annotated[int, whole("N", "Response tokens to draw, if the hours allow.")] = 600_000,
     max_tokens: Annotated[int, whole("N", "Most tokens of a response.")] = 160,
-    steps: Annotated[int | None, whole("N", "Training steps; by default what fits the hours.")] = None,
-    batch: Annotated[int, whole("N", "Responses of one training step.")] = 8,
-    learning_rate: Annotated[float, number("R", "The highest; it falls to 0.")] = 1e-3,
-    unroll: Annotated[int, whole("N", "Drafting steps that are trained.")] = 3,
-    vocabulary: Annotated[int, whole("N", "Tokens that the head drafts; the text's own come on top.")] = 8192,
-    held_out: Annotated[int, whole("N", "Prompts kept apart, for the figures.")] = 32,
-    responses: Annotated[int, whole("N", "Most responses to a prompt; further ones are sampled.")] = 1,
-    rows: Annotated[
-        int | None, whole("N", "Responses that a worker draws together; 32, on a GPU 1024, as memory allows.")
-    ] = None,
-    workers: Annotated[
-        int | None, whole("N", "Processes that draw responses; by default one a core, as memory allows; one on a GPU.")
-    ] = None,
+    limits: TrainingLimits,
+    recipe: FitRecipe,
     init: Annotated[str | None, typer.Option(metavar="DIR", help="Start from this head, not afresh.")] = None,
     bf16: Annotated[
         bool | None, typer.Option("--bf16/--no-bf16", help="Compute in bfloat16; by default where that is fast.")
@@ -99,19 +86,8 @@ def head(
 
     Ctrl-C keeps what is done: the same command goes on from there.
     """
-    limits = TrainingLimits(
-        hours=hours,
-        tokens=tokens,
-        steps=steps,
-        held_out=held_out,
-        vocabulary=vocabulary,
-        responses=responses,
-        rows=rows,
-        workers=workers,
-    )
     if max_tokens < 2:
         raise ConfigError(f"max_tokens is {max_tokens}: use at least 2, for one token to draft")
-    recipe = FitRecipe(batch=batch, learning_rate=learning_rate, unroll=unroll, seed=source.seed)
     folder = _check_place(out)
     start = None if init is None else user_path(init)
     if start is not None and not is_head(start):
@@ -134,7 +110,7 @@ def head(
         target=model,
         data=HeadData.open(folder / "work", data, encoded_prompts),
         sources=files,
-        recipe=replace(recipe, bf16=bf16),
+        recipe=replace(recipe, bf16=bf16, seed=source.seed),
         limits=limits,
         out=folder,
         init=start,
