@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +161,7 @@ def test_a_killed_run_loses_nothing_and_repeats_nothing(model: str, suite: str, 
     process = subprocess.Popen(program, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=same)  # noqa: S603
     while not results.exists() or results.read_bytes().count(b"\n") < 7:
         assert process.poll() is None
+        time.sleep(0.05)
     process.kill()
     process.wait()
     kept = results.read_bytes()

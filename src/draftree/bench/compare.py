@@ -34,7 +34,6 @@ class AnswerDifference:
     """Where an answer first differs from AR decoding's.
 
     Attributes:
-        prompt, repeat, method: whose answer.
         turn: of the conversation.
         index: of the first token that differs.
         gap: as in ``Difference``.

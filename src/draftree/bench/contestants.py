@@ -57,10 +57,8 @@ class Entry:
         label: its name in results; no other has it.
         method: a method's name, ``AR``, ``BEAMS``, or "peer:" and a peer's name.
         drafter: a drafter's name; None for AR decoding and peers without a model of their own.
-        temperature: of sampling.
         settings: of the method.
         nodes: node budget.
-        verify: verification scheme.
         candidates: of verification match (``CANDIDATES``); None: the scheme's own.
     """
 

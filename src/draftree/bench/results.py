@@ -49,8 +49,7 @@ class StepColumns:
     Attributes:
         gained: tokens taken.
         accepted: nodes on the accepted path.
-        nodes: nodes verified.
-        depth: depth of the tree.
+        nodes, depth: of the tree that was verified.
         expected: E(A) of the tree, root counted as 1.
         drafted_by_depth, accepted_by_depth: [d] nodes at depth d + 1 that were drafted, and accepted.
         accepted_entropies, rejected_entropies: nats, as in ``Stats``.
@@ -81,11 +80,8 @@ class Turn:
     """One answer.
 
     Attributes:
-        prompt_tokens: tokens before it.
         ids: its tokens, end-of-request included.
-        text: its text.
         finish: why it ended; None where a peer does not report it.
-        seconds: what it took.
         passes: target passes after the prefill; a peer that drafts before its prefill has that pass in it; None: not
             known.
         steps: None for peers.
@@ -117,10 +113,7 @@ class AnswerRecord:
     Attributes:
         prompt, category: the item's id and category.
         method: the contestant's label (``Entry.label``).
-        drafter, temperature: its own.
         repeat: from 0.
-        seed: of sampling.
-        turns: the answers, in order.
         peak_memory: most bytes in use while it decoded: of the accelerator, or resident bytes of the whole process, the
             models of all contestants included; None where the system does not report it.
         joules: energy that the accelerator, or the processor packages, took while it decoded; None: no meter.
@@ -144,12 +137,10 @@ class AnswerRecord:
 
     @property
     def tokens(self) -> int:
-        """Generated tokens."""
         return sum(len(t.ids) for t in self.turns)
 
     @property
     def seconds(self) -> float:
-        """All of the time."""
         return sum(t.seconds.total for t in self.turns)
 
     @property
@@ -197,11 +188,7 @@ _UNCOMPARED = ("command", "date")
 
 
 class RunFolder:
-    """A run's folder, made if it is not there.
-
-    Attributes:
-        path: the folder.
-        records: what is there, in the order of writing.
+    """A run's folder, made if it is not there; its records are in the order of writing.
 
     Args:
         config: what the run is made of, as JSON can hold it.
@@ -247,11 +234,7 @@ class RunFolder:
         self.records.append(record)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Write ``summary.json`` in one piece.
-
-        Raises:
-            RunError: it cannot be written.
-        """
+        """Write ``summary.json`` in one piece, or raise RunError."""
         _write_json(self.path / SUMMARY, summary)
 
 

@@ -135,8 +135,7 @@ class MethodFigures:
     """One method on the prompts of one category.
 
     Attributes:
-        prompts: prompts, each counted once.
-        tokens: generated.
+        prompts: each counted once.
         tokens_per_second: all tokens over all seconds, prefill included.
         speedup: over AR decoding, prefill included.
         speedup_decode: the same with the prefill left out; None where it is not known.
@@ -150,7 +149,7 @@ class MethodFigures:
         target_share, drafter_share: of the passes of the target, and of draft models and heads, in the time after
             the prefill; None for peers.
         peak_memory: bytes, the largest.
-        joules_per_token: energy; None: there was no meter.
+        joules_per_token: None: there was no meter.
         ids_equal: share of answers whose ids equal AR decoding's; None: there is none to compare with.
         verdicts: verdict -> answers.
     """

@@ -73,7 +73,7 @@ def with_options(function: Callable[..., None], without: Collection[str] = ()) -
         for name, (made, optional) in filled.items():
             values = {f.name: _read(f, given.pop(f.name, None)) for f, _ in _option_fields(made)}
             values = {key: value for key, value in values.items() if value is not None}
-            given[name] = _made_if_asked(made, values) if optional else made(**values)
+            given[name] = _made_if_given(made, values) if optional else made(**values)
         function(**given)
 
     command.__name__, command.__doc__ = function.__name__, function.__doc__
@@ -95,20 +95,12 @@ def flag_of(field: Field[Any]) -> str:
 def _parameter(field: Field[Any], hint: Any, optional: bool) -> inspect.Parameter:
     about = field.metadata
     kinds = {get_origin(kind) or kind for kind in get_args(hint) or (hint,)}
-    parser: Callable[[str], Any] | None = None
     kind: Any = str
     if get_origin(hint) is tuple or Mapping in kinds:
         kind = list[str]
-    elif about["choices"]:
-        pass
-    elif bool in kinds:
-        kind = bool
-    elif int in kinds:
-        kind, parser = int, _to_whole
-    elif float in kinds:
-        kind, parser = float, _to_number
-    elif Path in kinds:
-        kind = Path
+    elif not about["choices"]:
+        kind = next((known for known in (bool, int, float, Path) if known in kinds), str)
+    parser = {int: _to_whole, float: _to_number}.get(kind)
     metavar = about["metavar"] or "|".join(about["choices"]) or None
     made = typer.Option(flag_of(field), parser=parser, metavar=metavar, help=about["help"])
     default = None if optional or kind == list[str] else field.default
@@ -141,7 +133,7 @@ def _read(field: Field[Any], value: Any) -> Any:
     return pairs
 
 
-def _made_if_asked(made: Any, values: dict[str, Any]) -> Any:
+def _made_if_given(made: Any, values: dict[str, Any]) -> Any:
     first, *others = (f for f, _ in _option_fields(made))
     if first.name in values:
         return made(**values)
