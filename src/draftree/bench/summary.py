@@ -19,7 +19,7 @@ from ..errors import ConfigError
 from ..verify.schemes import DEFAULT_SCHEME
 from .compare import EQUAL, Key, ar_labels, compare, read_differences
 from .contestants import Entry
-from .results import CONFIG, AnswerRecord, read_config, read_results
+from .results import CONFIG, AnswerRecord, StepColumns, read_config, read_results
 
 DRAWS = 2000
 
@@ -197,7 +197,7 @@ def figures(own: Sequence[AnswerRecord], ar: Sequence[AnswerRecord], verdicts: M
         nodes_per_token=sum(sum(s.nodes) for s in steps) / tokens if ours else None,
         nodes_per_step=_mean(s.nodes for s in steps) if ours else None,
         depth_per_step=_mean(s.depth for s in steps) if ours else None,
-        acceptance_by_depth=_acceptance(own) if ours else None,
+        acceptance_by_depth=_acceptance(steps) if ours else None,
         seconds=parts,
         share=None if alone is None else {k: (parts[k] or 0.0) / alone for k in ("draft", "verify", "other")},
         target_share=None if alone is None else sum(s.target_seconds for s in steps) / alone,
@@ -237,11 +237,9 @@ def _mean(columns: Iterable[Sequence[int]]) -> float | None:
     return statistics.fmean(values) if values else None
 
 
-def _acceptance(own: Iterable[AnswerRecord]) -> list[float]:
-    drafted, accepted = list[int](), list[int]()
-    for steps in (t.steps for r in own for t in r.turns if t.steps is not None):
-        drafted = [a + b for a, b in zip_longest(drafted, steps.drafted_by_depth, fillvalue=0)]
-        accepted = [a + b for a, b in zip_longest(accepted, steps.accepted_by_depth, fillvalue=0)]
+def _acceptance(steps: Sequence[StepColumns]) -> list[float]:
+    drafted = map(sum, zip_longest(*(s.drafted_by_depth for s in steps), fillvalue=0))
+    accepted = map(sum, zip_longest(*(s.accepted_by_depth for s in steps), fillvalue=0))
     return [a / d if d else 0.0 for a, d in zip_longest(accepted, drafted, fillvalue=0)]
 
 

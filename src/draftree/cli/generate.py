@@ -118,8 +118,7 @@ def _compare(engine: Engine, request: Request, report: dict[str, object], *, qui
     one, two = request.output_ids, other.output_ids
     difference = first_difference(engine.target, prompt, one, two, params)
     ratio = request.stats.tokens_per_second / other.stats.tokens_per_second
-    same = difference is None
-    report["ar"] = {"same_tokens": same, "speedup": ratio, "stats": show.as_json(other.stats)}
+    report["ar"] = {"same_tokens": difference is None, "speedup": ratio, "stats": show.as_json(other.stats)}
     if not quiet:
         err.print(f"none (AR decoding): {show.figures(other.stats)}")
         verdict = "the same text" if difference is None else f"text differs from token {difference.index} on"
