@@ -326,7 +326,7 @@ def recorded(args: argparse.Namespace) -> Recording:
         raise ConfigError(f"--drafter {args.drafter} learns, or drafts nothing: use a head, a model or lookup")
     suites: dict[str, list[KnownText]] = {}
     for suite, chosen in items.items():
-        prompts = [encode(target.tokenizer, user(item.prompt)) for item in chosen]
+        prompts = [encode(target.tokenizer, user(item.turns[0])) for item in chosen]
         category = {tuple(prompt): item.category for prompt, item in zip(prompts, chosen, strict=True)}
         size = f"{args.limit}-{args.max_tokens}-{args.beam}x{args.layers}"
         file = args.cache and args.cache / f"{args.drafter}-{args.weight_format}-{suite}-{size}.safetensors"

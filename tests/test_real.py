@@ -52,7 +52,7 @@ def prompts(model: HFModel) -> list[list[int]]:
 
 
 def _agree(model: HFModel, prompt: list[int], want: list[int], got: list[int], params: SamplingParams) -> None:
-    difference = first_difference(model, prompt, want, got, params, params.seed or 0)
+    difference = first_difference(model, prompt, want, got, params)
     assert difference is None or difference.near_tie, difference
 
 

@@ -30,11 +30,11 @@ _EVERY = 60.0
 
 
 @contextmanager
-def progress_reporter(console: Console, what: str, total: int, done: int = 0) -> Iterator[Callable[[int], None]]:
+def progress_reporter(what: str, total: int, done: int = 0) -> Iterator[Callable[[int], None]]:
     """Show a stage of ``total`` units, ``done`` of them before; yields the function to call with how many are done."""
-    if console.is_terminal:
+    if err.is_terminal:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=console) as bar:
+        with Progress(*columns, console=err) as bar:
             task = bar.add_task(what, total=total, completed=done)
             yield lambda now: bar.update(task, completed=now)
         return
@@ -46,6 +46,6 @@ def progress_reporter(console: Console, what: str, total: int, done: int = 0) ->
         if at - last >= _EVERY:
             last = at
             left = (at - began) * (total - now) / max(1, now - done) / 60
-            console.print(f"{what}: {now} of {total}, {max(0.0, left):.0f} minutes left")
+            err.print(f"{what}: {now} of {total}, {max(0.0, left):.0f} minutes left")
 
     yield report

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -76,9 +75,9 @@ def save(folder: Path, made: Sequence[Entry], records: Sequence[AnswerRecord], s
         "command": f"draftree bench --suite {suite}",
         "date": "2026-01-01T00:00:00",
     }
-    with RunFolder(folder, json.loads(json.dumps(config)), []) as open_folder:
-        for line in records:
-            open_folder.append(line)
+    made_folder = RunFolder(folder, config, [])
+    for line in records:
+        made_folder.append(line)
     return folder
 
 

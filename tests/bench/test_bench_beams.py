@@ -10,7 +10,7 @@ import pytest
 
 from draftree.beams.params import BeamParams
 from draftree.bench.contestants import Models, entries
-from draftree.bench.results import AnswerRecord, decode, encode, read_results
+from draftree.bench.results import RECORD_LINE, AnswerRecord, read_results
 from draftree.cli.main import run
 from draftree.config import SamplingParams
 from draftree.errors import DraftreeError
@@ -120,6 +120,7 @@ def test_drafted_layers_are_recorded(drafter: str, model: str) -> None:
     """What a report calls DSBD depends on them."""
     (_, entry) = entries([f"beams:width=2:depth=2:drafter={drafter}"], ["lookup"], [1.0], 8)
     turn = Models(model).contestant(entry).decode(PROMPT, SamplingParams(max_tokens=12, temperature=1.0, seed=1))
-    found = decode(json.loads(encode(AnswerRecord("p", "c", "m", None, 1.0, 0, 1, [turn]))))
+    record = AnswerRecord("p", "c", "m", None, 1.0, 0, 1, [turn])
+    found = RECORD_LINE.validate_json(RECORD_LINE.dump_json(record))
     assert found.drafted_layers == turn.drafted_layers
     assert (found.drafted_layers >= 2) is (drafter == "self")

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
 import torch
 
-from draftree.bench.compare import as_json, compare, read_differences
+from draftree.bench.compare import compare, read_differences
 from draftree.bench.contestants import Entry, entries
-from draftree.bench.results import AnswerRecord, Turn, decode, encode
+from draftree.bench.results import RECORD_LINE, AnswerRecord, Parts, RunFolder, Turn, read_items, read_results
 from draftree.bench.run import encode_turns
 from draftree.bench.suites import Item
+from draftree.errors import ConfigError
 from draftree.models.huggingface import HFModel
 
 from ..tiny import tiny, tiny_tokenizer
@@ -82,14 +84,15 @@ def test_a_difference_has_its_reason(method: str, temperature: float, verdict: s
     assert _judge(target, method, [5, 9, 7], [5, 6, 7], temperature) == verdict
 
 
-def test_what_is_known_is_not_asked_again(target: HFModel) -> None:
+def test_what_is_known_is_not_asked_again(target: HFModel, tmp_path: Path) -> None:
     def nobody() -> NoReturn:
         raise AssertionError("the target was asked")
 
     made = entries(["chain"], ["lookup"], [0.0], 8)
     records = [record(made[0], 0, _answer([5, 6])), record(made[1], 0, _answer([5, 9]))]
     _, differences = compare(records, made, [ITEM], [], lambda: target)
-    verdicts, again = compare(records, made, [], read_differences(as_json(differences)), nobody)
+    (tmp_path / "summary.json").write_text(json.dumps({"differences": [asdict(found) for found in differences]}))
+    verdicts, again = compare(records, made, [], read_differences(tmp_path), nobody)
     assert again == differences
     assert verdicts[records[1].key] == "different"
     with pytest.raises(AssertionError):
@@ -106,13 +109,32 @@ def test_an_answer_without_a_plain_one_is_not_compared(target: HFModel) -> None:
 def test_a_line_comes_back_as_it_was() -> None:
     entry = Entry("chain", "chain", "lookup", 0.4)
     line: AnswerRecord = record(entry, 1, turn([2, 3], 1.0), joules=2.5)
-    assert decode(json.loads(encode(line))) == line
+    assert RECORD_LINE.validate_json(RECORD_LINE.dump_json(line)) == line
 
 
-@pytest.mark.parametrize("values", [{}, {"turns": []}, {"turns": [{"ids": []}]}, {"turns": 3}])
-def test_what_is_no_line_is_refused(values: dict[str, object]) -> None:
-    with pytest.raises(ValueError):
-        decode(values)
+@pytest.mark.parametrize(
+    ("change", "where"),
+    [
+        ({"turns": []}, "turns"),
+        ({"turns": 3}, "turns"),
+        ({"turns": [{}]}, "turns.0.prompt_tokens"),
+        ({"turns": [asdict(replace(turn([1], 1.0), ids=[]))]}, "turns.0.ids"),
+        ({"turns": [asdict(replace(turn([1], 1.0), seconds=Parts(0.0)))]}, "turns.0.seconds.total"),
+        ({"repeat": "x"}, "repeat"),
+    ],
+)
+def test_a_line_that_is_no_answer_is_named(change: dict[str, object], where: str, tmp_path: Path) -> None:
+    line = asdict(record(Entry("chain", "chain", "lookup", 0.4), 1, turn([2, 3], 1.0)))
+    (tmp_path / "results.jsonl").write_text(f"{json.dumps(line)}\n{json.dumps({**line, **change})}\n")
+    with pytest.raises(ConfigError, match=f"line 2 is corrupt \\({where}: "):
+        read_results(tmp_path)
+
+
+def test_prompts_come_back_whatever_breaks_lines_in_them(tmp_path: Path) -> None:
+    """A line separator (U+2028) in a prompt cut its line of JSON in two: the run could not be scored."""
+    items = [Item("a", "b", ("one\u2028two\x85three\r\nfour",), {"test": "x"}), Item("b", "b", ("c", "d"))]
+    RunFolder(tmp_path / "run", {}, items)
+    assert read_items(tmp_path / "run") == items
 
 
 def test_a_model_without_a_chat_template_gets_plain_text() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from draftree.bench.run import NvmlMeter, RaplMeter, find_meter
+from draftree.bench.run import find_meter
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 1)
 
@@ -27,7 +27,7 @@ def test_rapl_adds_up_the_packages_and_leaves_out_their_parts(tmp_path: Path) ->
     packages = [zone(tmp_path, f"intel-rapl:{i}", 5_000_000) for i in range(2)]
     part = zone(tmp_path, "intel-rapl:0:0", 0)
     meter = find_meter(CPU, tmp_path)
-    assert isinstance(meter, RaplMeter)
+    assert meter is not None
     meter.start()
     for place, now in zip((*packages, part), (7_500_000, 6_000_000, 9_000_000), strict=True):
         (place / "energy_uj").write_text(str(now))
@@ -77,7 +77,7 @@ def test_an_accelerator_is_asked_for_its_own_counter(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "pynvml", Nvml([1.0, 2.0, 9.5]))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="bb"))
     meter = find_meter(CUDA)
-    assert isinstance(meter, NvmlMeter)
+    assert meter is not None
     meter.start()
     assert meter.read() == 7.5
 

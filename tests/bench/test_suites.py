@@ -79,7 +79,7 @@ def test_questions_have_turns(name: str, data: str) -> None:
 def test_humaneval_asks_for_the_function_and_keeps_its_test(data: str) -> None:
     (item,) = load_suite("humaneval", data=data)
     assert item.id == "HumanEval/0"
-    assert "def one():" in item.prompt
+    assert "def one():" in item.turns[0]
     assert item.reference["prefix"] == HUMANEVAL["prompt"]
     assert item.reference["test"].rstrip().endswith("check(one)")
 
@@ -87,25 +87,25 @@ def test_humaneval_asks_for_the_function_and_keeps_its_test(data: str) -> None:
 def test_gsm8k_keeps_the_number(data: str) -> None:
     (item,) = load_suite("gsm8k", data=data)
     assert item.reference == "1200"
-    assert item.prompt.startswith("How many legs")
+    assert item.turns[0].startswith("How many legs")
 
 
 def test_mbpp_is_its_test_split(data: str) -> None:
     (item,) = load_suite("mbpp", data=data)
     assert item.id == "11"
-    assert "assert f() == 1" in item.prompt and "assert 1\n" not in item.prompt
+    assert "assert f() == 1" in item.turns[0] and "assert 1\n" not in item.turns[0]
     assert item.reference["test"] == "x = 1\nassert f() == 1\nassert 1"
 
 
 def test_squad_has_the_text_and_all_answers(data: str) -> None:
     (item,) = load_suite("squad", data=data)
     assert (item.id, item.reference) == ("q1", ["Switzerland"])
-    assert "Bern lies in" in item.prompt and "Where is Bern?" in item.prompt
+    assert "Bern lies in" in item.turns[0] and "Where is Bern?" in item.turns[0]
 
 
 def test_spider_has_the_schema_and_only_databases_that_are_there(data: str) -> None:
     (item,) = load_suite("spider", data=data)
-    assert "owner(name)\npet(name, age)" in item.prompt
+    assert "owner(name)\npet(name, age)" in item.turns[0]
     assert item.reference == {"query": "SELECT count(*) FROM pet", "database": "pets"}
 
 
@@ -141,7 +141,7 @@ def test_a_bad_line_is_named_and_skipped_only_if_asked(line: str, why: str, tmp_
         load_suite(str(path))
     assert why in str(error.value)
     with pytest.warns(DraftreeWarning, match="1 bad lines left out \\(3\\)"):
-        assert [i.prompt for i in load_suite(str(path), skip_bad=True)] == ["good", "good too"]
+        assert [i.turns[0] for i in load_suite(str(path), skip_bad=True)] == ["good", "good too"]
 
 
 def test_two_prompts_of_one_id_are_refused(tmp_path: Path) -> None:

@@ -294,11 +294,10 @@ def test_a_model_that_cannot_do_trees_is_refused_with_a_way_out(tmp_path: Path, 
     assert "ALiBi" in capsys.readouterr().err
 
 
-def test_the_installed_command_works_and_fails_with_its_exit_code(model: str) -> None:
+def test_the_installed_command_fails_with_its_exit_code() -> None:
+    """``test_the_module_is_the_command`` has what does not fail: a process of its own takes seconds to load torch."""
     command = shutil.which("draftree", path=str(Path(sys.executable).parent))
     assert command, "the entry point is not installed"
-    good = subprocess.run([command, "methods"], capture_output=True, text=True, check=True)  # noqa: S603 - our own command
-    assert "dynamic-width" in good.stdout
     bad = subprocess.run([command, "info", "./nowhere"], capture_output=True, text=True, check=False)  # noqa: S603
     assert (bad.returncode, bad.stdout) == (2, "")
     assert bad.stderr == "draftree: no such folder: './nowhere'\n"

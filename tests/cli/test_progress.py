@@ -17,9 +17,8 @@ def test_it_reports_how_far_and_how_long(terminal: bool, monkeypatch: pytest.Mon
     if not terminal:
         monkeypatch.setattr(module.time, "monotonic", lambda: float(next(now)))  # type: ignore[attr-defined]
     text = io.StringIO()
-    with progress_reporter(
-        Console(file=text, force_terminal=terminal, width=100), "steps", total=50, done=10
-    ) as report:
+    monkeypatch.setattr(module, "err", Console(file=text, force_terminal=terminal, width=100))
+    with progress_reporter("steps", total=50, done=10) as report:
         for done in (20, 30, 40):
             report(done)
     if terminal:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,6 +32,15 @@ def prompts(tmp_path: Path) -> Path:
     path = tmp_path / "prompts.txt"
     path.write_text("\n".join(QUESTIONS))
     return path
+
+
+@pytest.fixture(scope="module")
+def trained(model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a head that was trained by ``asked``; ``--rows`` changes nothing about it."""
+    folder = tmp_path_factory.mktemp("trained")
+    (folder / "prompts.txt").write_text("\n".join(QUESTIONS))
+    assert run(asked(model, folder / "prompts.txt", folder / "head", "--rows", "2")) == 0
+    return folder / "head"
 
 
 def asked(model: str, prompts: Path, out: Path, *more: str) -> list[str]:
@@ -71,9 +81,8 @@ def test_it_trains_a_head_that_generate_drafts_with(
                 "--drafter", str(out), "--max-tokens", "24", "--depth", "3"]) == 0  # fmt: skip
 
 
-def test_a_second_run_has_nothing_left_to_do(model: str, prompts: Path, tmp_path: Path) -> None:
-    out = tmp_path / "head"
-    assert run(asked(model, prompts, out)) == 0
+def test_a_second_run_has_nothing_left_to_do(model: str, trained: Path, prompts: Path, tmp_path: Path) -> None:
+    out = shutil.copytree(trained, tmp_path / "head")
     before = {p: p.read_bytes() for p in (out / "head.safetensors", out / "README.md", out / "work" / "figures.json")}
     (out / "head.safetensors").unlink()
     assert run(asked(model, prompts, out)) == 0
@@ -82,10 +91,15 @@ def test_a_second_run_has_nothing_left_to_do(model: str, prompts: Path, tmp_path
 
 @pytest.mark.parametrize("stage", ["responses", "steps"])
 def test_an_interrupted_training_ends_as_an_uninterrupted_one(
-    stage: str, model: str, prompts: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+    stage: str,
+    model: str,
+    trained: Path,
+    prompts: Path,
+    tmp_path: Path,
+    capsys: Captured,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    whole, out = tmp_path / "whole", tmp_path / "head"
-    assert run(asked(model, prompts, whole, "--rows", "2")) == 0
+    out = tmp_path / "head"
     drawn, steps = draw.respond, fit.Fit.run
 
     def interrupted(given: Iterator[object]) -> Iterator[object]:
@@ -104,7 +118,7 @@ def test_an_interrupted_training_ends_as_an_uninterrupted_one(
     assert not (out / "config.json").exists()
     assert run(asked(model, prompts, out, "--rows", "2")) == 0
     for name in ("head.safetensors", "README.md", "config.json"):
-        assert (out / name).read_bytes() == (whole / name).read_bytes(), name
+        assert (out / name).read_bytes() == (trained / name).read_bytes(), name
 
 
 def test_steps_follow_the_hours(model: str, prompts: Path, tmp_path: Path) -> None:
@@ -114,17 +128,17 @@ def test_steps_follow_the_hours(model: str, prompts: Path, tmp_path: Path) -> No
     assert "steps of 2 responses" in (tmp_path / "head" / "README.md").read_text()
 
 
-def test_a_head_can_start_from_another(model: str, prompts: Path, tmp_path: Path) -> None:
-    assert run(asked(model, prompts, tmp_path / "one")) == 0
-    assert run(asked(model, prompts, tmp_path / "two", "--init", str(tmp_path / "one"), "--learning-rate", "1e-9")) == 0
-    assert "start: the head one" in (tmp_path / "two" / "README.md").read_text()
-    heads = [(tmp_path / name / "head.safetensors").read_bytes() for name in ("one", "two")]
+def test_a_head_can_start_from_another(model: str, trained: Path, prompts: Path, tmp_path: Path) -> None:
+    assert run(asked(model, prompts, tmp_path / "two", "--init", str(trained), "--learning-rate", "1e-9")) == 0
+    assert "start: the head head" in (tmp_path / "two" / "README.md").read_text()
+    heads = [(folder / "head.safetensors").read_bytes() for folder in (trained, tmp_path / "two")]
     assert sum(a != b for a, b in zip(*heads, strict=True)) < 0.01 * len(heads[0])
 
 
-def test_other_settings_are_refused_unless_forced(model: str, prompts: Path, tmp_path: Path, capsys: Captured) -> None:
-    out = tmp_path / "head"
-    assert run(asked(model, prompts, out)) == 0
+def test_other_settings_are_refused_unless_forced(
+    model: str, trained: Path, prompts: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    out = shutil.copytree(trained, tmp_path / "head")
     capsys.readouterr()
     assert run(asked(model, prompts, out, "--learning-rate", "1e-4")) == 2
     assert "of a training with other responses or settings" in complaint(capsys)

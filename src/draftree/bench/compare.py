@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -15,7 +15,7 @@ from ..models.huggingface import HFModel
 from ..sampling import Draws, gumbel_noise, warp
 from ..verify.schemes import find_scheme
 from .contestants import AR, Entry
-from .results import AnswerRecord
+from .results import AnswerRecord, read_summary
 from .run import encode_turns
 from .suites import Item
 
@@ -34,10 +34,9 @@ class AnswerDifference:
     """Where an answer first differs from AR decoding's.
 
     Attributes:
-        prompt, repeat, method: whose answer.
         turn: of the conversation.
         index: of the first token that differs.
-        gap: by how much the target prefers one of the two there, in logits; None: one is a beginning of the other.
+        gap: as in ``Difference``.
         verdict: one of those above.
     """
 
@@ -64,32 +63,29 @@ def compare(
     """Verdicts of all records that have one of AR decoding to compare with, and where answers differ.
 
     Args:
-        records: of a run.
-        entries: what took part.
-        items: its prompts.
         known: found earlier; they need no target.
         target: returns the target; called only where a difference is new.
     """
     by_label, by_id = {e.label: e for e in entries}, {i.id: i for i in items}
     base = ar_labels(entries)
     ar = {(r.prompt, r.repeat, r.temperature): r for r in records if r.method == base.get(r.temperature)}
-    before = {p.key: p for p in known}
+    before = {d.key: d for d in known}
     verdicts: dict[Key, str] = {}
     differences: list[AnswerDifference] = []
     for record in records:
         other = ar.get((record.prompt, record.repeat, record.temperature))
         if other is None:
             continue
-        turn = _first_turn(record, other)
+        verdicts[record.key] = EQUAL
+        turns = enumerate(zip(record.turns, other.turns, strict=False))
+        turn = next((i for i, (one, two) in turns if one.ids != two.ids), None)
         if turn is not None:
             found = before.get(record.key)
             if found is None:
                 model = target()  # may raise: without it no new difference is compared
-                found = _part(record, other, turn, by_label[record.method], by_id[record.prompt], model)
+                found = _difference(record, other, turn, by_label[record.method], by_id[record.prompt], model)
             differences.append(found)
             verdicts[record.key] = found.verdict
-        else:
-            verdicts[record.key] = EQUAL
     return verdicts, differences
 
 
@@ -98,28 +94,18 @@ def ar_labels(entries: Sequence[Entry]) -> dict[float, str]:
     return {e.temperature: e.label for e in entries if e.method == AR}
 
 
-def read_differences(values: Sequence[Mapping[str, Any]]) -> list[AnswerDifference]:
-    """Read what ``as_json`` wrote."""
-    return [AnswerDifference(**value) for value in values]
+def read_differences(folder: Path) -> list[AnswerDifference]:
+    """Those in the summary of a run; none where there is no summary yet."""
+    return [AnswerDifference(**values) for values in read_summary(folder).get("differences", [])]
 
 
-def as_json(differences: Sequence[AnswerDifference]) -> list[dict[str, Any]]:
-    return [asdict(p) for p in differences]
-
-
-def _first_turn(record: AnswerRecord, other: AnswerRecord) -> int | None:
-    pairs = zip(record.ids, other.ids, strict=False)
-    return next((i for i, (a, b) in enumerate(pairs) if a != b), None)
-
-
-def _part(
+def _difference(
     record: AnswerRecord, other: AnswerRecord, turn: int, entry: Entry, item: Item, target: HFModel
 ) -> AnswerDifference:
-    before = [x for i in range(turn) for x in (item.turns[i], other.turns[i].text)]
+    before = [text for i in range(turn) for text in (item.turns[i], other.turns[i].text)]
     prompt = encode_turns(target, [*before, item.turns[turn]])
     params = SamplingParams(temperature=record.temperature, seed=record.seed)
-    one, two = other.turns[turn].ids, record.turns[turn].ids
-    found = first_difference(target, prompt, one, two, params, record.seed)
+    found = first_difference(target, prompt, other.turns[turn].ids, record.turns[turn].ids, params)
     if found is None:
         raise ValueError(f"turn {turn} of prompt {record.prompt} does not differ")
     if entry.beams is not None:
@@ -133,8 +119,7 @@ def _part(
     else:
         cheaper = target.capabilities.weight_format not in (STOCK, DEFAULT_WEIGHT_FORMAT)
         verdict = OTHER_FORMAT if entry.is_peer and cheaper else DIFFERENT
-    gap = found.gap if found.gap != float("inf") else None
-    return AnswerDifference(record.prompt, record.repeat, record.method, turn, found.index, gap, verdict)
+    return AnswerDifference(record.prompt, record.repeat, record.method, turn, found.index, found.gap, verdict)
 
 
 LARGEST_GAP = 1e-3
@@ -149,36 +134,27 @@ class Difference:
 
     Attributes:
         index: of the first generated token that differs.
-        gap: by how much the target prefers one of the two tokens there, in (warped, noisy) logits; infinite when
-            one decoding is a beginning of the other.
-        tie: largest gap that rounding explains.
+        gap: by how much the target prefers one of the two tokens there, in (warped, noisy) logits; None: one decoding
+            is the beginning of the other.
+        near_tie: rounding explains the gap.
     """
 
     index: int
-    gap: float
-    tie: float = LARGEST_GAP
-
-    @property
-    def near_tie(self) -> bool:
-        return self.gap <= self.tie
+    gap: float | None
+    near_tie: bool
 
 
 @torch.inference_mode()
 def first_difference(
-    target: LanguageModel,
-    prompt_ids: Sequence[int],
-    one: Sequence[int],
-    other: Sequence[int],
-    params: SamplingParams,
-    seed: int = 0,
+    target: LanguageModel, prompt_ids: Sequence[int], one: Sequence[int], other: Sequence[int], params: SamplingParams
 ) -> Difference | None:
     """The first difference between two decodings of one prompt under one seed; None when they are equal."""
     shared = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
     if shared == len(one) == len(other):
         return None
     if shared in (len(one), len(other)):
-        return Difference(shared, float("inf"))
-    ids = [*prompt_ids, *one[:shared]]
+        return Difference(shared, None, near_tie=False)
+    seed, ids = params.seed or 0, [*prompt_ids, *one[:shared]]
     row = target.open(ids)
     draws = Draws([params], [seed], [ids])
     logits = draws.process(row.logits[None].float(), torch.empty((1, 0), dtype=torch.int64, device=row.logits.device))
@@ -186,4 +162,4 @@ def first_difference(
     if params.temperature > 0:
         logits = warp(logits, params) + gumbel_noise([seed], [len(ids)], logits.shape[-1], logits.device)
     gap = float((logits[0, one[shared]] - logits[0, other[shared]]).abs())
-    return Difference(shared, gap, NEAR_TIES.get(target.capabilities.weight_format, LARGEST_GAP))
+    return Difference(shared, gap, gap <= NEAR_TIES.get(target.capabilities.weight_format, LARGEST_GAP))

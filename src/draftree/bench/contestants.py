@@ -17,25 +17,26 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..beams.beam_engine import BeamEngine
-from ..beams.params import BeamParams, EarlyStopping
+from ..beams.params import BeamParams
 from ..config import MAX_NODES, SamplingParams, named_settings
-from ..drafters.base import Drafter, NoDrafter, TreeDrafter
-from ..drafters.registry import is_model, load_drafter
+from ..drafters.base import TreeDrafter
+from ..drafters.registry import is_model
 from ..drafters.source import TokenSource
 from ..drafters.spec import AUTO, NONE, DrafterSpec
-from ..engine import Engine, Generation
+from ..engine import Engine
 from ..errors import ConfigError
 from ..load import SpeculationParams, beam_drafter, load_beam_source
+from ..models.cpu.quantization import DEFAULT_WEIGHT_FORMAT
 from ..models.eagle_model import HeadModel
 from ..models.huggingface import HFModel
 from ..models.loading import load, load_stock
 from ..policies.base import GrowthPolicy, node_budget
 from ..policies.methods import find_method
-from ..request import Outcome
+from ..request import Outcome, Seconds, Stats
 from ..trace import Observer
 from ..tree import ROOT
 from ..verify.schemes import DEFAULT_SCHEME, Match, find_scheme
-from .peers import LOOKUP_TOKENS, PEERS, FlashspecPeer, TransformersPeer, bare, check_peer
+from .peers import LOOKUP_TOKENS, PEERS, FlashspecPeer, TransformersPeer, bare, find_peer
 from .results import BINS, Parts, StepColumns, Turn
 
 AR = "ar"
@@ -56,10 +57,8 @@ class Entry:
         label: its name in results; no other has it.
         method: a method's name, ``AR``, ``BEAMS``, or "peer:" and a peer's name.
         drafter: a drafter's name; None for AR decoding and peers without a model of their own.
-        temperature: of sampling.
         settings: of the method.
         nodes: node budget.
-        verify: verification scheme.
         candidates: of verification match (``CANDIDATES``); None: the scheme's own.
     """
 
@@ -102,6 +101,20 @@ class Entry:
         """The growth policy of its method."""
         return find_method(self.method).policy(self.settings)
 
+    def speculation(self, drafter: str | HFModel) -> SpeculationParams:
+        """How it drafts and verifies.
+
+        Raises:
+            InputError: what it is made of does not go together.
+        """
+        return SpeculationParams(
+            drafter=drafter,
+            method=self.policy(),
+            nodes=self.nodes,
+            verification=self.verify,
+            candidates=self.candidates,
+        )
+
 
 def split_names(text: str) -> list[str]:
     """Names of contestants that are written with commas between them; commas within steps of entropy do not count."""
@@ -118,7 +131,6 @@ def entries(
     """AR decoding, every method with every drafter, and the peers, at every temperature.
 
     Args:
-        methods, drafters, temperatures: names and numbers, as written.
         nodes: node budget of methods that name none; without it each has its own.
         candidates: of methods that name none and verify by match.
 
@@ -163,13 +175,10 @@ def _method(
         verify += f":{key}={settings.pop(key)}"
     if str(DrafterSpec.parse(drafter)) == NONE:
         raise ConfigError("drafter 'none' is AR decoding ('ar'), which takes part anyway: leave it out")
-    if "candidates" in settings or isinstance(find_scheme(verify), Match):
-        candidates = settings.pop("candidates", candidates)
-    else:
-        candidates = None
-    policy = find_method(name).policy(settings)
-    entry = Entry(label, name, drafter, temperature, settings, node_budget(policy, nodes), verify, candidates)
-    SpeculationParams(drafter=drafter, method=policy, nodes=entry.nodes, verification=verify, candidates=candidates)
+    candidates = settings.pop("candidates", candidates if isinstance(find_scheme(verify), Match) else None)
+    nodes = node_budget(find_method(name).policy(settings), nodes)
+    entry = Entry(label, name, drafter, temperature, settings, nodes, verify, candidates)
+    entry.speculation(drafter)  # checks that they go together
     return entry
 
 
@@ -184,17 +193,19 @@ def _beams(text: str, label: str, temperature: float) -> Entry:
 def _peer(text: str, label: str, drafters: Sequence[str], temperature: float) -> Entry:
     """A peer, with the model that drafts for it or the beams that it has."""
     name, settings = named_settings(text.removeprefix(PEER))
-    check_peer(name)
-    if PEERS[name].has_beams:
+    peer = find_peer(name)
+    if peer.has_beams:
         if wrong := next((key for key in settings if key not in PEER_BEAMS), None):
             raise ConfigError(f"{PEER}{name} has no setting {wrong!r}: choose from {', '.join(PEER_BEAMS)}")
         beam_params(text, settings).check(SamplingParams(temperature=temperature))
     elif settings:
         raise ConfigError(f"{PEER}{name} has no settings: leave out {', '.join(settings)}")
-    models = [d for d in drafters if is_model(DrafterSpec.parse(d))] if PEERS[name].drafts_by_model else []
-    if PEERS[name].drafts_by_model and not models:
-        raise ConfigError(f"{text} needs a draft model: name one in --drafters, or leave this peer out")
-    return Entry(label, PEER + name, models[0] if models else None, temperature, settings)
+    drafter = None
+    if peer.drafts_by_model:
+        drafter = next((d for d in drafters if is_model(DrafterSpec.parse(d))), None)
+        if drafter is None:
+            raise ConfigError(f"{text} needs a draft model: name one in --drafters, or leave this peer out")
+    return Entry(label, PEER + name, drafter, temperature, settings)
 
 
 class Contestant(Protocol):
@@ -215,41 +226,32 @@ class _Collector(Observer):
 
 
 class EngineContestant:
-    """One of our engines.
-
-    Args:
-        entry: what it is.
-        target: the target, loaded.
-        drafter: the drafter's name, or the draft model, loaded; None decodes autoregressively.
-    """
+    """One of our engines; without a drafter it decodes autoregressively."""
 
     def __init__(self, entry: Entry, target: HFModel, drafter: str | HFModel | None) -> None:
-        scheme = find_scheme(entry.verify, entry.candidates)
-        made: Drafter = NoDrafter()
-        if drafter is not None:
-            made = load_drafter(drafter, target, entry.policy(), learning=not scheme.drawing.random)
         self._collector = _Collector()
+        if drafter is None:
+            self._engine = Engine(target, observers=[self._collector])
+        else:
+            self._engine = entry.speculation(drafter).engine(target, [self._collector])
+        made = self._engine.drafter
         models = made.source.models if isinstance(made, TreeDrafter) else ()
         self._target, self._drafting = target, [m for m in models if isinstance(m, (HFModel, HeadModel))]
-        self._engine = Engine(target, made, nodes=entry.nodes, verification=scheme, observers=[self._collector])
 
     def decode(self, prompt: list[int], params: SamplingParams) -> Turn:
         self._collector.outcomes, before = [], self._inside()
         began = time.perf_counter()
         answer = self._engine.generate([prompt], params)[0]
         total = time.perf_counter() - began
-        s = answer.stats.seconds
-        parts = Parts(total, s.prefill, s.draft, s.verify, total - s.prefill - s.draft - s.verify)
+        inside = [now - then for now, then in zip(self._inside(), before, strict=True)]
         return Turn(
             prompt_tokens=len(prompt),
             ids=answer.token_ids,
             text=answer.text,
             finish=answer.finish_reason,
-            seconds=parts,
+            seconds=_parts(total, answer.stats.seconds),
             passes=answer.stats.steps,
-            steps=_steps(
-                self._collector.outcomes, answer, *(b - a for a, b in zip(before, self._inside(), strict=True))
-            ),
+            steps=_steps(self._collector.outcomes, answer.stats, *inside),
             drafted=[int(chunk.drafted) for chunk in answer.chunks],
             pieces=[chunk.text for chunk in answer.chunks],
         )
@@ -259,13 +261,15 @@ class EngineContestant:
         return self._target.pass_seconds, sum(model.pass_seconds for model in self._drafting)
 
 
-def _steps(outcomes: list[Outcome], answer: Generation, target: float, drafter: float) -> StepColumns:
-    stats = answer.stats
-    reached, accepted = torch.zeros(BINS, dtype=torch.int64), torch.zeros(BINS, dtype=torch.int64)
+def _parts(total: float, s: Seconds) -> Parts:
+    return Parts(total, s.prefill, s.draft, s.verify, total - s.prefill - s.draft - s.verify)
+
+
+def _steps(outcomes: list[Outcome], stats: Stats, target: float, drafter: float) -> StepColumns:
+    counts = torch.zeros((2, BINS), dtype=torch.int64)
     for outcome in outcomes:
-        of, on = _probabilities(outcome)
-        reached += of
-        accepted += on
+        counts += _by_probability(outcome)
+    reached, accepted = counts.tolist()
     return StepColumns(
         gained=[o.taken for o in outcomes],
         accepted=[len(o.path) for o in outcomes],
@@ -276,21 +280,21 @@ def _steps(outcomes: list[Outcome], answer: Generation, target: float, drafter: 
         accepted_by_depth=list(stats.accepted),
         accepted_entropies=list(stats.accepted_entropies),
         rejected_entropies=list(stats.rejected_entropies),
-        reached_by_probability=reached.tolist(),
-        accepted_by_probability=accepted.tolist(),
+        reached_by_probability=reached,
+        accepted_by_probability=accepted,
         draft_passes=stats.draft_passes,
         target_seconds=target,
         drafter_seconds=drafter,
     )
 
 
-def _probabilities(outcome: Outcome) -> tuple[torch.Tensor, torch.Tensor]:
-    """[BINS] reached and [BINS] accepted nodes by draft probability; reached are the children of accepted nodes."""
+def _by_probability(outcome: Outcome) -> torch.Tensor:
+    """[2, BINS] reached and accepted nodes by draft probability; reached are the children of accepted nodes."""
     tree, path = outcome.tree, outcome.path
     above = torch.cat([tree.path_logprobs, torch.zeros(1)])[tree.parents]  # ROOT reads the last
     bins = ((tree.path_logprobs - above).exp() * BINS).long().clamp(0, BINS - 1)
     seen = torch.isin(tree.parents, torch.tensor([ROOT, *path]))
-    return torch.bincount(bins[seen], minlength=BINS), torch.bincount(bins[path], minlength=BINS)
+    return torch.stack([torch.bincount(bins[which], minlength=BINS) for which in (seen, path)])
 
 
 class Models:
@@ -298,13 +302,20 @@ class Models:
 
     Args:
         target: the target's name.
-        options: dtype, device and weight format of the target.
+        dtype, device: of the target and of peers.
+        weight_format: of the target and of draft models.
     """
 
-    def __init__(self, target: str, **options: str | None) -> None:
-        self._options = {key: value for key, value in options.items() if value is not None}
-        self.target = load(target, **self._options)
-        self._name = target
+    def __init__(
+        self,
+        target: str,
+        *,
+        dtype: str | None = None,
+        device: str | None = None,
+        weight_format: str = DEFAULT_WEIGHT_FORMAT,
+    ) -> None:
+        self.target = load(target, dtype=dtype, device=device, weight_format=weight_format)
+        self._name, self._dtype, self._device, self._weight_format = target, dtype, device, weight_format
         self._stock: dict[str, tuple[PreTrainedModel, PreTrainedTokenizerBase | None]] = {}
         self._drafters: dict[str, HFModel] = {}
 
@@ -312,27 +323,20 @@ class Models:
         """An entry, ready to decode."""
         if entry.is_peer:
             return self._peer(entry)
-        if entry.method == BEAMS and entry.beams is not None:
-            name = self._drafter(entry.drafter or "none")
-            source = load_beam_source(name, self.target, sampled=entry.temperature > 0)
+        drafter = None if entry.drafter is None else self._drafter(entry.drafter)
+        if entry.beams is not None:
+            source = load_beam_source(drafter or NONE, self.target, sampled=entry.temperature > 0)
             return BeamContestant(self.target, source, entry.beams)
-        if entry.method == AR or entry.drafter is None:
-            return EngineContestant(entry, self.target, None)
-        return EngineContestant(entry, self.target, self._drafter(entry.drafter))
+        return EngineContestant(entry, self.target, drafter)
 
     def _drafter(self, name: str) -> str | HFModel:
         """Drafting models are shared: one contestant decodes at a time."""
         if not is_model(DrafterSpec.parse(name)):
             return name
         if name not in self._drafters:
-            self._drafters[name] = load(
-                name, device=str(self.target.capabilities.device), weight_format=self._weight_format
-            )
+            device = str(self.target.capabilities.device)
+            self._drafters[name] = load(name, device=device, weight_format=self._weight_format)
         return self._drafters[name].twin()
-
-    @property
-    def _weight_format(self) -> str:
-        return str(self._options.get("weight_format", "fp32"))
 
     def _peer(self, entry: Entry) -> Contestant:
         model, tokenizer = self._stocked(self._name)
@@ -342,22 +346,20 @@ class Models:
         if entry.peer == "hf-prompt-lookup":
             options = {"prompt_lookup_num_tokens": LOOKUP_TOKENS}
         elif entry.beams is not None:
-            wide = entry.beams
-            options = {"num_beams": wide.width, "length_penalty": wide.length_penalty}
-            options["early_stopping"] = wide.early_stopping
+            beams = entry.beams
+            options = {"num_beams": beams.width, "length_penalty": beams.length_penalty}
+            options["early_stopping"] = beams.early_stopping
         elif entry.drafter is not None:
             options = {"assistant_model": self._stocked(entry.drafter)[0]}
         return TransformersPeer(model, tokenizer, **options)
 
     def _stocked(self, name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
         if name not in self._stock:
-            stock_options = {key: value for key, value in self._options.items() if key != "weight_format"}
-            model, tokenizer = load_stock(name, **stock_options)
+            model, tokenizer = load_stock(name, dtype=self._dtype, device=self._device)
             self._stock[name] = bare(model), tokenizer
         return self._stock[name]
 
 
-_EARLY: Mapping[str, EarlyStopping] = {"yes": True, "no": False, "never": "never"}
 _READ: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "width": ("width", int),
     "draft": ("draft_width", int),
@@ -365,7 +367,7 @@ _READ: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "threshold": ("threshold", float),
     "least": ("min_width", int),
     "penalty": ("length_penalty", float),
-    "early": ("early_stopping", _EARLY.__getitem__),
+    "early": ("early_stopping", {"yes": True, "no": False, "never": "never"}.__getitem__),
     "single": ("single_cache", {"yes": True, "no": False}.__getitem__),
     "warp": ("warp", str),
 }
@@ -391,13 +393,7 @@ def beam_params(text: str, settings: Mapping[str, str]) -> BeamParams:
 
 
 class BeamContestant:
-    """An engine for beams.
-
-    Args:
-        target: the target, loaded.
-        source: what drafts; None: nothing does.
-        beams: how many there are.
-    """
+    """An engine for beams; without a source nothing is drafted."""
 
     def __init__(self, target: HFModel, source: TokenSource | None, beams: BeamParams) -> None:
         self._engine, self._beams = BeamEngine(target, source), beams
@@ -407,14 +403,13 @@ class BeamContestant:
         began = time.perf_counter()
         answer = self._engine.generate([prompt], params, self._beams)[0]
         total = time.perf_counter() - began
-        best, s = answer.hypotheses[0], answer.stats.seconds
-        parts = Parts(total, s.prefill, s.draft, s.verify, total - s.prefill - s.draft - s.verify)
+        best = answer.hypotheses[0]
         return Turn(
             prompt_tokens=len(prompt),
             ids=best.token_ids,
             text=best.text,
             finish=best.finish_reason,
-            seconds=parts,
+            seconds=_parts(total, answer.stats.seconds),
             passes=answer.stats.steps,
             layers=answer.stats.tokens,
             drafted_layers=answer.stats.drafted_layers,

@@ -52,8 +52,8 @@ PEERS = {
 }
 
 
-def check_peer(name: str) -> None:
-    """Make sure that a peer can run.
+def find_peer(name: str) -> Peer:
+    """A peer that can run.
 
     Raises:
         UnknownNameError: there is none of that name.
@@ -61,9 +61,10 @@ def check_peer(name: str) -> None:
     """
     if name not in PEERS:
         raise UnknownNameError(f"no peer {name!r}: choose from {', '.join(f'peer:{p}' for p in PEERS)}")
-    package = PEERS[name].package
-    if package and importlib.util.find_spec(package) is None:
-        raise ConfigError(f"peer:{name} is not installed: pip install {package}, or leave it out")
+    peer = PEERS[name]
+    if peer.package and importlib.util.find_spec(peer.package) is None:
+        raise ConfigError(f"peer:{name} is not installed: pip install {peer.package}, or leave it out")
+    return peer
 
 
 def bare(model: PreTrainedModel) -> PreTrainedModel:
@@ -94,12 +95,7 @@ class _FirstTokens(BaseStreamer):
 
 
 class TransformersPeer:
-    """transformers' ``generate``.
-
-    Args:
-        model, tokenizer: the target.
-        options: more arguments of ``generate``; with beams the time of the first token is unknown.
-    """
+    """transformers' ``generate`` with these options; with beams the time of the first token is unknown."""
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, **options: Any) -> None:
         self._model, self._tokenizer, self._options = model, tokenizer, options
@@ -138,12 +134,7 @@ class TransformersPeer:
 
 
 class FlashspecPeer:
-    """flashspec's engine with its n-gram drafter.
-
-    Args:
-        model, tokenizer: the target.
-        name: the target's.
-    """
+    """flashspec's engine with its n-gram drafter."""
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, name: str) -> None:
         logging.getLogger("flashspec").setLevel(logging.ERROR)  # it warns at every start that one drafter is one

@@ -5,18 +5,22 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any
+from typing import Annotated, Any
 
-from ..artifacts import user_path, write_whole
+from pydantic import Field, PlainSerializer, TypeAdapter, ValidationError
+
+from ..artifacts import first_error, user_path, write_whole
 from ..errors import ConfigError, DraftreeWarning, RunError
 from .suites import Item
 
 BINS = 20
 """Of draft probabilities, from 0 to 1."""
+Short = Annotated[float, PlainSerializer(lambda value: float(f"{value:.6g}"))]
+"""Written with 6 significant digits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +35,11 @@ class Parts:
         other: the rest of the total.
     """
 
-    total: float
-    prefill: float | None = None
-    draft: float | None = None
-    verify: float | None = None
-    other: float | None = None
+    total: Annotated[Short, Field(gt=0)]
+    prefill: Short | None = None
+    draft: Short | None = None
+    verify: Short | None = None
+    other: Short | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +49,7 @@ class StepColumns:
     Attributes:
         gained: tokens taken.
         accepted: nodes on the accepted path.
-        nodes: nodes verified.
-        depth: depth of the tree.
+        nodes, depth: of the tree that was verified.
         expected: E(A) of the tree, root counted as 1.
         drafted_by_depth, accepted_by_depth: [d] nodes at depth d + 1 that were drafted, and accepted.
         accepted_entropies, rejected_entropies: nats, as in ``Stats``.
@@ -60,16 +63,16 @@ class StepColumns:
     accepted: list[int]
     nodes: list[int]
     depth: list[int]
-    expected: list[float]
+    expected: list[Short]
     drafted_by_depth: list[int]
     accepted_by_depth: list[int]
-    accepted_entropies: list[float]
-    rejected_entropies: list[float]
+    accepted_entropies: list[Short]
+    rejected_entropies: list[Short]
     reached_by_probability: list[int]
     accepted_by_probability: list[int]
     draft_passes: int
-    target_seconds: float
-    drafter_seconds: float
+    target_seconds: Short
+    drafter_seconds: Short
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +80,8 @@ class Turn:
     """One answer.
 
     Attributes:
-        prompt_tokens: tokens before it.
         ids: its tokens, end-of-request included.
-        text: its text.
         finish: why it ended; None where a peer does not report it.
-        seconds: what it took.
         passes: target passes after the prefill; a peer that drafts before its prefill has that pass in it; None: not
             known.
         steps: None for peers.
@@ -93,7 +93,7 @@ class Turn:
     """
 
     prompt_tokens: int
-    ids: list[int]
+    ids: Annotated[list[int], Field(min_length=1)]
     text: str
     finish: str | None
     seconds: Parts
@@ -113,10 +113,7 @@ class AnswerRecord:
     Attributes:
         prompt, category: the item's id and category.
         method: the contestant's label (``Entry.label``).
-        drafter, temperature: its own.
         repeat: from 0.
-        seed: of sampling.
-        turns: the answers, in order.
         peak_memory: most bytes in use while it decoded: of the accelerator, or resident bytes of the whole process, the
             models of all contestants included; None where the system does not report it.
         joules: energy that the accelerator, or the processor packages, took while it decoded; None: no meter.
@@ -129,9 +126,9 @@ class AnswerRecord:
     temperature: float
     repeat: int
     seed: int
-    turns: list[Turn]
+    turns: Annotated[list[Turn], Field(min_length=1)]
     peak_memory: int | None = None
-    joules: float | None = None
+    joules: Short | None = None
 
     @property
     def key(self) -> tuple[str, int, str]:
@@ -140,12 +137,10 @@ class AnswerRecord:
 
     @property
     def tokens(self) -> int:
-        """Generated tokens."""
         return sum(len(t.ids) for t in self.turns)
 
     @property
     def seconds(self) -> float:
-        """All of the time."""
         return sum(t.seconds.total for t in self.turns)
 
     @property
@@ -179,60 +174,10 @@ class AnswerRecord:
         """Layers of beams that were drafted, as far as it is recorded."""
         return sum(t.drafted_layers or 0 for t in self.turns)
 
-    @property
-    def ids(self) -> list[list[int]]:
-        """Of every turn."""
-        return [t.ids for t in self.turns]
 
-
-def encode(record: AnswerRecord) -> bytes:
-    """A line of the file; floats with 6 significant digits, but the temperature as it is: it is part of a name."""
-    line = {**_short(asdict(record)), "temperature": record.temperature}
-    return _line(line).encode() + b"\n"
-
-
-def _line(values: Mapping[str, Any]) -> str:
-    return json.dumps(values, ensure_ascii=False, separators=(",", ":"))
-
-
-def decode(line: Mapping[str, Any]) -> AnswerRecord:
-    """The record of a parsed line; keys that it does not know are left out.
-
-    Raises:
-        ValueError: it is not one.
-    """
-    try:
-        turns = [_turn(turn) for turn in line["turns"]]
-        record: AnswerRecord = _known(AnswerRecord, {**line, "turns": turns})
-        if not turns or not all(t.ids and t.seconds.total > 0 for t in turns):
-            raise ValueError("no turns, or one without tokens or time")
-    except KeyError as error:
-        raise ValueError(f"no {error}") from None
-    except (TypeError, AttributeError) as error:
-        raise ValueError(str(error)) from None
-    return record
-
-
-def _turn(values: Mapping[str, Any]) -> Turn:
-    steps = values.get("steps")
-    read = {"seconds": _known(Parts, values["seconds"]), "steps": None if steps is None else _known(StepColumns, steps)}
-    turn: Turn = _known(Turn, {**values, **read})
-    return turn
-
-
-def _known(kind: type[Any], values: Mapping[str, Any]) -> Any:
-    names = {f.name for f in fields(kind)}
-    return kind(**{key: value for key, value in values.items() if key in names})
-
-
-def _short(value: Any) -> Any:
-    if isinstance(value, float):
-        return float(f"{value:.6g}")
-    if isinstance(value, dict):
-        return {key: _short(x) for key, x in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_short(x) for x in value]
-    return value
+RECORD_LINE: TypeAdapter[AnswerRecord] = TypeAdapter(AnswerRecord)
+_ITEM_LINE: TypeAdapter[Item] = TypeAdapter(Item)
+"""A record, or an item, and its line of JSON; unknown keys are left out."""
 
 
 CONFIG, PROMPTS, RESULTS, SUMMARY = "config.json", "prompts.jsonl", "results.jsonl", "summary.json"
@@ -243,14 +188,9 @@ _UNCOMPARED = ("command", "date")
 
 
 class RunFolder:
-    """A run's folder, open for writing.
-
-    Attributes:
-        path: the folder.
-        records: what is there, in the order of writing.
+    """A run's folder, made if it is not there; its records are in the order of writing.
 
     Args:
-        path: the folder; made if it is not there.
         config: what the run is made of, as JSON can hold it.
         items: its prompts, which are kept beside the answers.
 
@@ -260,52 +200,28 @@ class RunFolder:
     """
 
     def __init__(self, path: str | Path, config: Mapping[str, Any], items: Sequence[Item]) -> None:
-        self.path, self._items = user_path(path), items
-        self._config = {"format": FORMAT, "version": VERSION, **json.loads(json.dumps(config))}
-        self._file: IO[bytes] | None = None
+        self.path = user_path(path)
         self.records: list[AnswerRecord] = []
+        config = {"format": FORMAT, "version": VERSION, **json.loads(json.dumps(config))}
         if self.path.exists() and not self.path.is_dir():
             raise ConfigError(f"{self.path} is a file: give --out a folder")
-        kept = read_config(self.path) if (self.path / CONFIG).exists() else None
-        if kept is not None:
-            self._check_same(kept)
+        if (self.path / CONFIG).exists():
+            _check_same(self.path, read_config(self.path), config)
             self.records = read_results(self.path)
+            self._cut_torn_line()
         elif self.path.exists() and any(self.path.iterdir()):
             raise ConfigError(f"{self.path} is not empty and holds no run: give --out a folder of its own")
+        else:
+            with _writing(self.path):
+                self.path.mkdir(parents=True, exist_ok=True)
+            write_whole(self.path / PROMPTS, b"".join(_ITEM_LINE.dump_json(item) + b"\n" for item in items))
+            _write_json(self.path / CONFIG, config)
 
-    def _check_same(self, kept: Mapping[str, Any]) -> None:
-        for key in [*self._config, *(k for k in kept if k not in self._config)]:
-            old, new = kept.get(key), self._config.get(key)
-            if key not in _UNCOMPARED and old != new:
-                if isinstance(old, dict) and isinstance(new, dict):
-                    key, old, new = next(
-                        (f"{key} {k}", old.get(k), new.get(k)) for k in {**old, **new} if old.get(k) != new.get(k)
-                    )
-                raise ConfigError(
-                    f"{self.path} holds a run with {key} {_shown(old)} and this one has {_shown(new)}: "
-                    "give --out another folder, or take that run's settings"
-                )
-
-    def __enter__(self) -> RunFolder:
-        """Write the configuration and the prompts, and open the results, cut behind the last whole line."""
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            if not (self.path / CONFIG).exists():
-                write_whole(self.path / PROMPTS, "".join(f"{_line(asdict(item))}\n" for item in self._items))
-                write_whole(self.path / CONFIG, json.dumps(self._config, indent=1, ensure_ascii=False) + "\n")
-            self._file = (self.path / RESULTS).open("ab")
-            self._file.truncate(_whole(self.path / RESULTS))
-        except OSError as error:
-            raise self._unwritten(error) from None
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self._file is not None:
-            try:
-                self._file.close()
-            except OSError as late:  # it tries again what it could not write
-                if error is None:
-                    raise self._unwritten(late) from None
+    def _cut_torn_line(self) -> None:
+        file = self.path / RESULTS
+        if file.exists():
+            with _writing(self.path):
+                os.truncate(file, file.read_bytes().rfind(b"\n") + 1)
 
     def append(self, record: AnswerRecord) -> None:
         """Write one line.
@@ -313,28 +229,57 @@ class RunFolder:
         Raises:
             RunError: it cannot be written; the lines before it are kept.
         """
-        if self._file is None:
-            raise RunError(f"{self.path} is not open: use it in a with statement")
-        try:
-            self._file.write(encode(record))
-            self._file.flush()
-        except OSError as error:
-            raise self._unwritten(error) from None
+        with _writing(self.path), (self.path / RESULTS).open("ab") as file:
+            file.write(RECORD_LINE.dump_json(record) + b"\n")
         self.records.append(record)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Write ``summary.json`` in one piece.
+        """Write ``summary.json`` in one piece, or raise RunError."""
+        _write_json(self.path / SUMMARY, summary)
 
-        Raises:
-            RunError: it cannot be written.
-        """
-        write_whole(self.path / SUMMARY, json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
 
-    def _unwritten(self, error: OSError) -> RunError:
-        return RunError(
-            f"cannot write {self.path}: {os.strerror(error.errno) if error.errno else error}: what is done is kept; "
-            "make room there, then give the same command again"
-        )
+def _write_json(path: Path, values: Mapping[str, Any]) -> None:
+    write_whole(path, json.dumps(values, indent=1, ensure_ascii=False) + "\n")
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise RunError(
+            f"cannot write {path}: {error.strerror or error}: what is done is kept; make room there, then give the "
+            "same command again"
+        ) from None
+
+
+def _check_same(path: Path, kept: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+    """Check that two configurations of a run are one.
+
+    Raises:
+        ConfigError: they are not.
+    """
+    before, now = _flat(kept), _flat(config)
+    for key in {**now, **before}:
+        old, new = before.get(key), now.get(key)
+        if old != new and key not in _UNCOMPARED:
+            raise ConfigError(
+                f"{path} holds a run with {key} {_shown(old)} and this one has {_shown(new)}: "
+                "give --out another folder, or take that run's settings"
+            )
+
+
+def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Objects in the configuration as one entry a key."""
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        flat |= {f"{key} {inner}": x for inner, x in value.items()} if isinstance(value, dict) else {key: value}
+    return flat
+
+
+def _shown(value: Any) -> str:
+    text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -363,9 +308,8 @@ def read_items(path: Path) -> list[Item]:
         ConfigError: they are not there, or are corrupt.
     """
     try:
-        rows = [json.loads(line) for line in (path / PROMPTS).read_text().splitlines()]
-        return [Item(**{**row, "turns": tuple(row["turns"])}) for row in rows]
-    except (OSError, ValueError, KeyError, TypeError):
+        return [_ITEM_LINE.validate_json(line) for line in (path / PROMPTS).read_bytes().splitlines()]
+    except (OSError, ValidationError):
         raise ConfigError(f"no prompts in {path}: name a folder that 'draftree bench --out' wrote") from None
 
 
@@ -384,9 +328,9 @@ def read_results(path: Path) -> list[AnswerRecord]:
             warnings.warn(f"{file}, line {number}: torn by an interruption: left out", DraftreeWarning, stacklevel=2)
             break
         try:
-            record = decode(json.loads(line))
-        except ValueError as error:
-            raise ConfigError(f"{file}, line {number} is corrupt ({error}): take that line out") from None
+            record = RECORD_LINE.validate_json(line)
+        except ValidationError as error:
+            raise ConfigError(f"{file}, line {number} is corrupt ({first_error(error)}): take that line out") from None
         if record.key in records:
             raise ConfigError(f"{file}, line {number} repeats prompt {record.prompt!r} of {record.method}: take it out")
         records[record.key] = record
@@ -399,13 +343,3 @@ def read_summary(path: Path) -> dict[str, Any]:
         return dict(json.loads((path / SUMMARY).read_text()))
     except (OSError, ValueError):
         return {}
-
-
-def _whole(path: Path) -> int:
-    """Bytes up to the end of the last whole line."""
-    return path.read_bytes().rfind(b"\n") + 1
-
-
-def _shown(value: Any) -> str:
-    text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -12,11 +12,13 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Any, Protocol
+from types import FrameType
+from typing import Any
 
 import torch
 
@@ -29,97 +31,72 @@ from .results import AnswerRecord, RunFolder, Turn
 from .suites import Item
 
 
-class Interrupts:
-    """Counts Ctrl-C while it is entered; does nothing outside the main thread, which alone receives signals.
+@contextmanager
+def interrupts(notify: Callable[[], None]) -> Iterator[Callable[[], bool]]:
+    """Count Ctrl-C: the first one calls ``notify``, the second one raises KeyboardInterrupt.
 
-    Attributes:
-        pressed: once.
+    Outside the main thread, which alone receives signals, nothing is counted.
 
-    Args:
-        notify: called at the first.
+    Yields:
+        whether there was one.
     """
+    pressed = False
 
-    def __init__(self, notify: Callable[[], None]) -> None:
-        self.pressed = False
-        self._notify = notify
-        self._before: Any = None
-
-    def __enter__(self) -> Interrupts:
-        if threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGINT, self._press)
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)
-
-    def _press(self, number: int, frame: FrameType | None) -> None:
-        if self.pressed:
+    def press(number: int, frame: FrameType | None) -> None:
+        nonlocal pressed
+        if pressed:
             raise KeyboardInterrupt
-        self.pressed = True
-        self._notify()
+        pressed = True
+        notify()
+
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    before = signal.signal(signal.SIGINT, press)
+    try:
+        yield lambda: pressed
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 _RESET_PEAK = "5"
 """What /proc/self/clear_refs takes to let the peak of resident memory start anew (proc(5), Linux 4.0)."""
 
 
-class Peak:
-    """Measures from ``start`` to ``read``, on the device of a model.
-
-    Args:
-        device: where the model computes.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
-    def start(self) -> None:
-        """From now on."""
-        if self._device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self._device)
-        else:
-            with contextlib.suppress(OSError):  # elsewhere the peak is that of the whole life of the process
-                Path("/proc/self/clear_refs").write_text(_RESET_PEAK)
-
-    def read(self) -> int | None:
-        """Most bytes since ``start``: allocated on the accelerator, or resident of the process; None: nobody knows."""
-        if self._device.type == "cuda":
-            return int(torch.cuda.max_memory_allocated(self._device))
+def reset_peak(device: torch.device) -> None:
+    """Let ``peak_memory`` start anew; outside Linux and CUDA the peak is that of the whole life of the process."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    else:
         with contextlib.suppress(OSError):
-            for line in Path("/proc/self/status").read_text().splitlines():
-                if line.startswith("VmHWM:"):
-                    return 1024 * int(line.split()[1])
-        try:
-            import resource
-        except ImportError:  # Windows
-            return None
-        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return most if sys.platform == "darwin" else 1024 * most
+            Path("/proc/self/clear_refs").write_text(_RESET_PEAK)
 
 
-class Meter(Protocol):
-    """A counter of energy."""
+def peak_memory(device: torch.device) -> int | None:
+    """Most bytes since ``reset_peak``: allocated on the accelerator, or resident of the process; None: not known."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return 1024 * int(line.split()[1])
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else 1024 * most
 
-    def start(self) -> None:
-        """Count from now on."""
 
-    def read(self) -> float:
-        """Joules since ``start``."""
-
-
-WARM_TOKENS = 16
+_WARM_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """What a run decodes.
+    """What a run decodes: an answer of each contestant to each prompt in each repeat.
 
     Attributes:
-        items: prompts.
-        entries: contestants.
         max_tokens: most tokens of an answer.
-        repeats: how often each contestant answers each prompt.
         seed: of the first repeat; each repeat has its own, the same for all contestants.
     """
 
@@ -129,46 +106,30 @@ class RunPlan:
     repeats: int = 1
     seed: int = 11
 
-    def rounds(self) -> Iterator[tuple[int, Item, list[Entry]]]:
-        """(repeat, prompt, contestants in their order)."""
-        at = 0
-        for repeat in range(self.repeats):
-            for item in self.items:
-                start = at % len(self.entries)
-                yield repeat, item, [*self.entries[start:], *self.entries[:start]]
-                at += 1
+    @property
+    def answers(self) -> int:
+        """All answers of the run."""
+        return self.repeats * len(self.items) * len(self.entries)
 
-    def missing(self, done: set[tuple[str, int, str]]) -> list[tuple[int, Item, Entry]]:
-        """What is left to decode, in order."""
-        return [
-            (repeat, item, entry)
-            for repeat, item, order in self.rounds()
-            for entry in order
-            if (item.id, repeat, entry.label) not in done
-        ]
+    def missing(self, done: Collection[tuple[str, int, str]]) -> list[tuple[int, Item, Entry]]:
+        """Repeat, prompt and contestant of the answers that are left, in order; each contestant is first in turn."""
+        left = []
+        for at, (repeat, item) in enumerate(product(range(self.repeats), self.items)):
+            first = at % len(self.entries)
+            for entry in (*self.entries[first:], *self.entries[:first]):
+                if (item.id, repeat, entry.label) not in done:
+                    left.append((repeat, item, entry))
+        return left
 
 
 class Run:
-    """Decodes what a folder lacks of a plan.
-
-    Attributes:
-        decoding: seconds that contestants took.
-        other: seconds that the rest took: prompts, records, files.
-
-    Args:
-        plan: what to decode.
-        models: loads contestants.
-        folder: open for writing.
-        meter: of energy; None: there is none.
-    """
+    """Decodes what a folder lacks of a plan."""
 
     def __init__(self, plan: RunPlan, models: Models, folder: RunFolder, meter: Meter | None = None) -> None:
         self._plan, self._models, self._folder, self._meter = plan, models, folder, meter
         self._contestants: dict[str, Contestant] = {}
-        self._peak = Peak(models.target.capabilities.device)
-        self.decoding = self.other = 0.0
 
-    def decode(self, stop: Callable[[], bool], notify: Callable[[int], None]) -> bool:
+    def decode(self, stop: Callable[[], bool], notify: Callable[[int], None]) -> float | None:
         """Decode all that is missing.
 
         Args:
@@ -176,7 +137,7 @@ class Run:
             notify: called after each with how many are done in all.
 
         Returns:
-            whether all is done.
+            seconds of all else (prompts, records, files) over seconds of decoding; None: nothing was decoded.
 
         Raises:
             RunError: a line cannot be written.
@@ -185,45 +146,44 @@ class Run:
         missing = self._plan.missing({r.key for r in self._folder.records})
         for entry in {entry.label: entry for _, _, entry in missing}.values():
             if stop():
-                return False
+                return None
             self._contestants[entry.label] = self._models.contestant(entry)
             self._warm(entry)
+        elapsed = decoding = 0.0
         for repeat, item, entry in missing:
             if stop():
-                return False
-            began, before = time.perf_counter(), self.decoding
-            self._folder.append(self._answer(item, entry, repeat))
-            self.other += time.perf_counter() - began - (self.decoding - before)
+                break
+            began = time.perf_counter()
+            record = self._answer(item, entry, repeat)
+            self._folder.append(record)
+            elapsed += time.perf_counter() - began
+            decoding += record.seconds
             notify(len(self._folder.records))
-        return True
+        return elapsed / decoding - 1 if decoding else None
 
-    def _params(self, entry: Entry, repeat: int) -> SamplingParams:
-        return SamplingParams(
-            max_tokens=self._plan.max_tokens, temperature=entry.temperature, seed=self._plan.seed + repeat
-        )
+    def _params(self, entry: Entry, repeat: int, most: int) -> SamplingParams:
+        max_tokens = max(1, min(most, self._plan.max_tokens))
+        return SamplingParams(max_tokens=max_tokens, temperature=entry.temperature, seed=self._plan.seed + repeat)
 
     def _warm(self, entry: Entry) -> None:
         """A few tokens that do not count: memory is allocated, kernels are chosen, costs are measured."""
         prompt = encode_turns(self._models.target, ["Hello"])
-        params = replace(self._params(entry, 0), max_tokens=min(WARM_TOKENS, self._plan.max_tokens))
-        self._contestants[entry.label].decode(prompt, params)
+        self._contestants[entry.label].decode(prompt, self._params(entry, 0, _WARM_TOKENS))
 
     def _answer(self, item: Item, entry: Entry, repeat: int) -> AnswerRecord:
-        target, turns = self._models.target, list[Turn]()
-        self._peak.start()
+        target, can = self._models.target, self._models.target.capabilities
+        turns: list[Turn] = []
+        texts: list[str] = []
+        reset_peak(can.device)
         if self._meter is not None:
             self._meter.start()
-        for number in range(len(item.turns)):
-            earlier = [x for i in range(number) for x in (item.turns[i], turns[i].text)]
-            prompt = encode_turns(target, [*earlier, item.turns[number]])
-            left = target.capabilities.max_length - len(prompt)
+        for question in item.turns:
+            prompt = encode_turns(target, [*texts, question])
+            left = can.max_length - len(prompt)
             if left < 1 and turns:
                 break  # the conversation has outgrown the model
-            params = self._params(entry, repeat)
-            if left < self._plan.max_tokens:
-                params = replace(params, max_tokens=max(1, left))
-            turns.append(self._contestants[entry.label].decode(prompt, params))
-            self.decoding += turns[-1].seconds.total
+            turns.append(self._contestants[entry.label].decode(prompt, self._params(entry, repeat, left)))
+            texts += [question, turns[-1].text]
         return AnswerRecord(
             prompt=item.id,
             category=item.category,
@@ -233,7 +193,7 @@ class Run:
             repeat=repeat,
             seed=self._plan.seed + repeat,
             turns=turns,
-            peak_memory=self._peak.read(),
+            peak_memory=peak_memory(can.device),
             joules=None if self._meter is None else self._meter.read(),
         )
 
@@ -271,77 +231,55 @@ def check_lengths(target: HFModel, items: Sequence[Item], skip_bad: bool) -> lis
 _RAPL = Path("/sys/class/powercap")
 
 
-class NvmlMeter:
-    """One accelerator's own counter (NVIDIA, from Volta on).
+class Meter:
+    """Joules, by counters of which each begins again at the end of its range.
 
     Args:
-        nvml: the module ``pynvml``.
-        uuid: of the device; its number among those that this process may see is not NVML's.
-
-    Raises:
-        the module's ``NVMLError``: the device has none.
+        count: reads the counters.
+        ranges: their ranges.
+        per_joule: counts in a joule.
     """
 
-    def __init__(self, nvml: Any, uuid: str) -> None:
-        self._nvml = nvml
-        nvml.nvmlInit()
-        self._device = nvml.nvmlDeviceGetHandleByUUID(uuid)
-        self._before = self._count()
-
-    def _count(self) -> int:
-        """Millijoules since the driver was loaded."""
-        return int(self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._device))
+    def __init__(self, count: Callable[[], list[int]], ranges: Sequence[int], per_joule: float) -> None:
+        self._count, self._ranges, self._per_joule = count, ranges, per_joule
+        self.start()
 
     def start(self) -> None:
+        """Count from now on."""
         self._before = self._count()
 
     def read(self) -> float:
-        return (self._count() - self._before) / 1e3
+        """Joules since ``start``."""
+        counts = zip(self._count(), self._before, self._ranges, strict=True)
+        return sum((now - before) % most for now, before, most in counts) / self._per_joule
 
 
-class RaplMeter:
-    """The processor packages' counters, in microjoules, which begin again at their ranges' ends.
+def _nvml_meter(nvml: Any, device: torch.device) -> Meter:
+    """An accelerator's own counter of millijoules (NVIDIA, from Volta on)."""
+    nvml.nvmlInit()
+    uuid = torch.cuda.get_device_properties(device).uuid  # its number, among those this process sees, is not NVML's
+    handle = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+    return Meter(lambda: [nvml.nvmlDeviceGetTotalEnergyConsumption(handle)], [2**64], 1e3)
 
-    Args:
-        zones: their folders, with ``energy_uj`` and ``max_energy_range_uj``.
 
-    Raises:
-        OSError: one cannot be read.
-    """
-
-    def __init__(self, zones: list[Path]) -> None:
-        self._zones = zones
-        self._ranges = [int((zone / "max_energy_range_uj").read_text()) for zone in zones]
-        self._before = self._counts()
-
-    def _counts(self) -> list[int]:
-        return [int((zone / "energy_uj").read_text()) for zone in self._zones]
-
-    def start(self) -> None:
-        self._before = self._counts()
-
-    def read(self) -> float:
-        pairs = zip(self._counts(), self._before, self._ranges, strict=True)
-        return sum((now - before) % most for now, before, most in pairs) / 1e6
+def _rapl_meter(zones: Sequence[Path]) -> Meter:
+    """The processor packages' counters of microjoules."""
+    ranges = [int((zone / "max_energy_range_uj").read_text()) for zone in zones]
+    return Meter(lambda: [int((zone / "energy_uj").read_text()) for zone in zones], ranges, 1e6)
 
 
 def find_meter(device: torch.device, folder: Path = _RAPL) -> Meter | None:
-    """The meter of what a model on this device takes; None: the machine has none that this user may read.
-
-    Args:
-        device: where the target computes.
-        folder: of the system's RAPL zones.
-    """
+    """The meter of what a model on this device takes; None: the machine has none that this user may read."""
     if device.type == "cuda":
         try:
             nvml = importlib.import_module("pynvml")
         except ImportError:
             return None
         with contextlib.suppress(nvml.NVMLError):
-            return NvmlMeter(nvml, f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+            return _nvml_meter(nvml, device)
         return None
     packages = sorted(p for p in folder.glob("intel-rapl:*") if p.name.count(":") == 1)
     if packages:
         with contextlib.suppress(OSError, ValueError):
-            return RaplMeter(packages)
+            return _rapl_meter(packages)
     return None

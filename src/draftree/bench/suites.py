@@ -1,4 +1,4 @@
-"""Rows of published prompt sets as items: one function for each format. Knows no files.
+"""Published prompt sets, and files of JSON lines, as items: one parser for each format, and where sets are found.
 
 A parser raises ValueError, KeyError, TypeError or IndexError where a row is not of its format.
 """
@@ -17,6 +17,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +42,6 @@ class Item:
     category: str
     turns: tuple[str, ...]
     reference: Any = None
-
-    @property
-    def prompt(self) -> str:
-        """The first turn."""
-        return self.turns[0]
 
 
 _PYTHON = "Answer with the whole function in one Python code block."
@@ -102,13 +98,7 @@ def _squad(context: str, query: str, key: str, answers: list[str]) -> Item:
 
 
 def spider(row: Row, number: int, schemas: Mapping[str, str]) -> Item | None:
-    """Spider; None where its database is not there. The reference is the gold query and the database's name.
-
-    Args:
-        row: of ``dev.jsonl``.
-        number: its line.
-        schemas: database -> its schema as text.
-    """
+    """Spider; None where its database has no schema. The reference is the gold query and the database's name."""
     name = _text(row["db_id"])
     if name not in schemas:
         return None
@@ -234,19 +224,28 @@ def load_suite(name: str, *, data: str | None = None, skip_bad: bool = False) ->
 
     Raises:
         UnknownNameError: there is no such suite or file; the message says where to put it.
-        PromptError: a line cannot be read; the message has its number.
+        PromptError: a line cannot be read; the message has its number. Or two prompts have one id.
     """
-    if name not in SUITES:
+    if name in SUITES:
+        items = _published(name, data_folder(data), skip_bad)
+    else:
         path = user_path(name)
         if not path.is_file():
             raise UnknownNameError(f"no suite {name!r}: choose from {', '.join(SUITES)}, or name a file of JSON lines")
-        return _unique(_parsed(_rows(path), own, str(path), skip_bad), name)
-    suite, folder = SUITES[name], data_folder(data)
-    found = next((p for f in suite.files if (p := folder / f).is_file()), None) or _packaged(suite)
-    if found is not None:
-        return _unique(_parsed(_rows(found), suite.parser(folder), str(found), skip_bad), name)
+        items = _parsed(_rows(path), own, str(path), skip_bad)
+    key, count = Counter(item.id for item in items).most_common(1)[0]
+    if count > 1:  # their results could not be distinguished
+        raise PromptError(f"suite {name} has {count} prompts with id {key!r}: give each its own")
+    return items
+
+
+def _published(name: str, folder: Path, skip_bad: bool) -> list[Item]:
+    suite = SUITES[name]
+    for path in [*(folder / file for file in suite.files), *_packaged(suite)]:
+        if path.is_file():
+            return _parsed(_rows(path), suite.parser(folder), str(path), skip_bad)
     if suite.hub and importlib.util.find_spec("datasets"):
-        return _unique(_parsed(_hub(name, *suite.hub), suite.parser(folder), suite.hub[0], skip_bad), name)
+        return _parsed(_hub(name, *suite.hub), suite.parser(folder), suite.hub[0], skip_bad)
     hub = "; or pip install datasets, to read it from the hub" if suite.hub else ""
     raise UnknownNameError(
         f"no {name} at {folder / suite.files[0]}: put it there (from {suite.home}) and set {DATA} or --data to the "
@@ -268,8 +267,7 @@ def choose(items: Iterable[Item], *, categories: Collection[str] | None = None, 
     if limit is not None and limit < 1:
         raise UnknownNameError(f"limit is {limit}: ask for at least 1 prompt")
     wanted = [own for name, own in groups.items() if not categories or name in categories]
-    turns = [own[i] for i in range(max(map(len, wanted))) for own in wanted if i < len(own)]
-    return turns[:limit]
+    return [item for turn in zip_longest(*wanted) for item in turn if item is not None][:limit]
 
 
 def _rows(path: Path) -> Iterator[tuple[int, Row | Exception]]:
@@ -320,24 +318,13 @@ def _parsed(rows: Iterable[tuple[int, Row | Exception]], parse: Parse, where: st
     return items
 
 
-def _unique(items: list[Item], name: str) -> list[Item]:
-    """The same items.
-
-    Raises:
-        PromptError: two prompts have one id: their results could not be distinguished.
-    """
-    key, count = Counter(item.id for item in items).most_common(1)[0]
-    if count > 1:
-        raise PromptError(f"suite {name} has {count} prompts with id {key!r}: give each its own")
-    return items
-
-
-def _packaged(suite: Suite) -> Path | None:
+def _packaged(suite: Suite) -> list[Path]:
     """The file of an installed package, which is found and not imported."""
-    if suite.package is None or (spec := importlib.util.find_spec(suite.package[0])) is None or spec.origin is None:
-        return None
-    path = Path(spec.origin).parent / suite.package[1]
-    return path if path.is_file() else None
+    if suite.package is None:
+        return []
+    package, file = suite.package
+    spec = importlib.util.find_spec(package)
+    return [Path(spec.origin).parent / file] if spec and spec.origin else []
 
 
 def _hub(name: str, dataset: str, configuration: str | None, split: str) -> Iterator[tuple[int, Row]]:

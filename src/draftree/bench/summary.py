@@ -18,8 +18,8 @@ from ..artifacts import user_path
 from ..errors import ConfigError
 from ..verify.schemes import DEFAULT_SCHEME
 from .compare import EQUAL, Key, ar_labels, compare, read_differences
-from .contestants import AR, Entry
-from .results import CONFIG, AnswerRecord, read_config, read_results, read_summary
+from .contestants import Entry
+from .results import CONFIG, AnswerRecord, StepColumns, read_config, read_results
 
 DRAWS = 2000
 
@@ -51,76 +51,41 @@ def interval(values: Sequence[float], draws: int = DRAWS) -> Interval:
     return Interval(sum(values) / n, float(means[draws // 40]), float(means[-draws // 40]))
 
 
-def ratio(own: Sequence[float], base: Sequence[float], draws: int = DRAWS) -> Interval:
+def ratio(own: Sequence[float], base: Sequence[float]) -> Interval:
     """Geometric mean of the ratios own / base, paired by prompt, and its interval.
 
     Raises:
         ValueError: there are no values, or not as many of both.
     """
-    logs = [math.log(a / b) for a, b in zip(own, base, strict=True)]
-    return Interval(*(math.exp(x) for x in interval(logs, draws)))
+    return _geometric([math.log(a / b) for a, b in zip(own, base, strict=True)])
+
+
+def _geometric(logs: Sequence[float]) -> Interval:
+    return Interval(*map(math.exp, interval(logs)))
 
 
 NO_METER = "no meter"
 """In place of energy where nothing measures it."""
-Rows = list[list[str]]
 ALL = "all"
 """The category of everything."""
-
-HEADER = [
-    "method",
-    "tokens/s",
-    "over AR",
-    "prefill left out",
-    "MAL",
-    "nodes/token",
-    "nodes/step",
-    "depth",
-    "accepted at depth 1, 2, ...",
-    "draft/verify/other",
-    "peak MiB",
-    "J/token",
-    "ids equal AR's",
-]
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table whose columns line up as text too; the first column is flush left, the others right."""
     cells = [[c.replace("|", "\\|") for c in row] for row in (header, *rows)]
-    widths = [max(3, *(len(row[i]) for row in cells)) for i in range(len(header))]
-    lines = [
-        "| "
-        + " | ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
-        + " |"
-        for row in cells
-    ]
-    rule = "|" + "|".join("-" * (w + 2) if i == 0 else "-" * (w + 1) + ":" for i, w in enumerate(widths)) + "|"
-    return "\n".join([lines[0], rule, *lines[1:]])
+    left, *right = (max(3, *map(len, column)) for column in zip(*cells, strict=True))
+    lines = []
+    for first, *others in cells:
+        aligned = [first.ljust(left), *map(str.rjust, others, right)]
+        lines.append(f"| {' | '.join(aligned)} |")
+    rule = "|".join(["-" * (left + 2), *("-" * (width + 1) + ":" for width in right)])
+    return "\n".join([lines[0], f"|{rule}|", *lines[1:]])
 
 
-def overview(table: Table, category: str = ALL) -> Rows:
-    """A row for each method, for ``HEADER``."""
-    return [_row(method, found[category]) for method, found in table.items() if category in found]
-
-
-def _row(method: str, f: MethodFigures) -> list[str]:
-    shares = "" if f.share is None else "/".join(f"{100 * x:.0f}%" for x in f.share.values())
-    depths = "" if f.acceptance_by_depth is None else " ".join(f"{x:.2f}" for x in f.acceptance_by_depth[:4])
-    return [
-        method,
-        f"{f.tokens_per_second:.1f}",
-        ratio_text(f.speedup),
-        ratio_text(f.speedup_decode),
-        number(f.mal),
-        number(f.nodes_per_token),
-        number(f.nodes_per_step),
-        number(f.depth_per_step),
-        depths,
-        shares,
-        "" if f.peak_memory is None else f"{f.peak_memory / 2**20:.0f}",
-        NO_METER if f.joules_per_token is None else f"{f.joules_per_token:.3g}",
-        verdict_text(f.verdicts, f.ids_equal),
-    ]
+def overview(table: Table) -> str:
+    """A row for each method, in Markdown."""
+    rows = [[method, *(cell(found[ALL]) for cell in _COLUMNS.values())] for method, found in table.items()]
+    return markdown(["method", *_COLUMNS], rows)
 
 
 def ratio_text(found: Interval | None) -> str:
@@ -133,12 +98,36 @@ def number(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}"
 
 
-def verdict_text(verdicts: Mapping[str, int], equal: float | None) -> str:
+def _acceptance_text(f: MethodFigures) -> str:
+    return " ".join(f"{x:.2f}" for x in (f.acceptance_by_depth or [])[:4])
+
+
+def _share_text(f: MethodFigures) -> str:
+    return "/".join(f"{100 * x:.0f}%" for x in (f.share or {}).values())
+
+
+def _verdict_text(f: MethodFigures) -> str:
     """The share of equal answers, and what the others are."""
-    if equal is None:
+    if f.ids_equal is None:
         return ""
-    others = [f"{count} {verdict}" for verdict, count in verdicts.items() if verdict != EQUAL]
-    return ", ".join([f"{100 * equal:.0f}%", *others])
+    others = [f"{count} {verdict}" for verdict, count in f.verdicts.items() if verdict != EQUAL]
+    return ", ".join([f"{100 * f.ids_equal:.0f}%", *others])
+
+
+_COLUMNS: Mapping[str, Callable[[MethodFigures], str]] = {
+    "tokens/s": lambda f: f"{f.tokens_per_second:.1f}",
+    "over AR": lambda f: ratio_text(f.speedup),
+    "prefill left out": lambda f: ratio_text(f.speedup_decode),
+    "MAL": lambda f: number(f.mal),
+    "nodes/token": lambda f: number(f.nodes_per_token),
+    "nodes/step": lambda f: number(f.nodes_per_step),
+    "depth": lambda f: number(f.depth_per_step),
+    "accepted at depth 1, 2, ...": _acceptance_text,
+    "draft/verify/other": _share_text,
+    "peak MiB": lambda f: "" if f.peak_memory is None else f"{f.peak_memory / 2**20:.0f}",
+    "J/token": lambda f: NO_METER if f.joules_per_token is None else f"{f.joules_per_token:.3g}",
+    "ids equal AR's": _verdict_text,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +135,7 @@ class MethodFigures:
     """One method on the prompts of one category.
 
     Attributes:
-        prompts: prompts, each counted once.
-        tokens: generated.
+        prompts: each counted once.
         tokens_per_second: all tokens over all seconds, prefill included.
         speedup: over AR decoding, prefill included.
         speedup_decode: the same with the prefill left out; None where it is not known.
@@ -161,7 +149,7 @@ class MethodFigures:
         target_share, drafter_share: of the passes of the target, and of draft models and heads, in the time after
             the prefill; None for peers.
         peak_memory: bytes, the largest.
-        joules_per_token: energy; None: there was no meter.
+        joules_per_token: None: there was no meter.
         ids_equal: share of answers whose ids equal AR decoding's; None: there is none to compare with.
         verdicts: verdict -> answers.
     """
@@ -189,10 +177,8 @@ class MethodFigures:
 def figures(own: Sequence[AnswerRecord], ar: Sequence[AnswerRecord], verdicts: Mapping[Key, str]) -> MethodFigures:
     """Figures of one method's records beside AR decoding's of the same prompts, paired where AR has them."""
     tokens, seconds = sum(r.tokens for r in own), sum(r.seconds for r in own)
-    passes = [r.passes for r in own]
-    counted = sum(p for p in passes if p is not None)
-    gained = sum(r.gained for r in own)
-    known = None not in passes
+    passes = [r.passes for r in own if r.passes is not None]
+    mal = sum(r.gained for r in own) / sum(passes) if sum(passes) else 1.0
     steps = [t.steps for r in own for t in r.turns if t.steps is not None]
     ours = len(steps) == sum(len(r.turns) for r in own)
     counts = Counter(verdicts[r.key] for r in own if r.key in verdicts)
@@ -207,11 +193,11 @@ def figures(own: Sequence[AnswerRecord], ar: Sequence[AnswerRecord], verdicts: M
         tokens_per_second=tokens / seconds,
         speedup=paired(own, ar, lambda r: r.rate),
         speedup_decode=paired(own, ar, lambda r: r.decode_rate),
-        mal=(gained / counted if counted else 1.0) if known else None,
+        mal=mal if len(passes) == len(own) else None,
         nodes_per_token=sum(sum(s.nodes) for s in steps) / tokens if ours else None,
         nodes_per_step=_mean(s.nodes for s in steps) if ours else None,
         depth_per_step=_mean(s.depth for s in steps) if ours else None,
-        acceptance_by_depth=_acceptance(own) if ours else None,
+        acceptance_by_depth=_acceptance(steps) if ours else None,
         seconds=parts,
         share=None if alone is None else {k: (parts[k] or 0.0) / alone for k in ("draft", "verify", "other")},
         target_share=None if alone is None else sum(s.target_seconds for s in steps) / alone,
@@ -235,7 +221,7 @@ def paired(
             logs[r.prompt].append(math.log(a / b))
     if not logs:
         return None
-    return ratio([math.exp(statistics.mean(x)) for x in logs.values()], [1.0] * len(logs))
+    return _geometric([statistics.mean(x) for x in logs.values()])
 
 
 def _parts(own: Sequence[AnswerRecord]) -> dict[str, float | None]:
@@ -251,11 +237,9 @@ def _mean(columns: Iterable[Sequence[int]]) -> float | None:
     return statistics.fmean(values) if values else None
 
 
-def _acceptance(own: Iterable[AnswerRecord]) -> list[float]:
-    drafted, accepted = list[int](), list[int]()
-    for steps in (t.steps for r in own for t in r.turns if t.steps is not None):
-        drafted = [a + b for a, b in zip_longest(drafted, steps.drafted_by_depth, fillvalue=0)]
-        accepted = [a + b for a, b in zip_longest(accepted, steps.accepted_by_depth, fillvalue=0)]
+def _acceptance(steps: Sequence[StepColumns]) -> list[float]:
+    drafted = map(sum, zip_longest(*(s.drafted_by_depth for s in steps), fillvalue=0))
+    accepted = map(sum, zip_longest(*(s.accepted_by_depth for s in steps), fillvalue=0))
     return [a / d if d else 0.0 for a, d in zip_longest(accepted, drafted, fillvalue=0)]
 
 
@@ -267,13 +251,9 @@ def tabulate(records: Sequence[AnswerRecord], base: Mapping[float, str], verdict
     """Figures of every method in every category, methods in the order of their first record.
 
     Args:
-        records: of a run.
         base: temperature -> label of AR decoding at it.
-        verdicts: how records compare with AR decoding's.
     """
-    groups: dict[str, list[AnswerRecord]] = defaultdict(list)
-    for record in records:
-        groups[record.method].append(record)
+    groups = _by_method(records)
     table: Table = {}
     for method, own in groups.items():
         ar = groups.get(base.get(own[0].temperature, ""), [])
@@ -283,6 +263,13 @@ def tabulate(records: Sequence[AnswerRecord], base: Mapping[float, str], verdict
             for c in categories
         }
     return table
+
+
+def _by_method(records: Iterable[AnswerRecord]) -> dict[str, list[AnswerRecord]]:
+    groups: dict[str, list[AnswerRecord]] = defaultdict(list)
+    for record in records:
+        groups[record.method].append(record)
+    return dict(groups)
 
 
 def as_json(table: Table) -> dict[str, Any]:
@@ -297,15 +284,7 @@ def _values(found: MethodFigures) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class LoadedRun:
-    """A run as its folder has it; read without models.
-
-    Attributes:
-        path: its folder.
-        config: ``config.json``.
-        entries: its contestants.
-        records: its answers.
-        table: its figures.
-    """
+    """A run as its folder has it; read without models."""
 
     path: Path
     config: dict[str, Any]
@@ -326,10 +305,7 @@ class LoadedRun:
     @cached_property
     def by_method(self) -> dict[str, list[AnswerRecord]]:
         """Label -> records."""
-        found: dict[str, list[AnswerRecord]] = defaultdict(list)
-        for record in self.records:
-            found[record.method].append(record)
-        return dict(found)
+        return _by_method(self.records)
 
     def of(self, wanted: Callable[[Entry], bool]) -> list[Entry]:
         """The contestants that are wanted and have answers."""
@@ -341,8 +317,7 @@ class LoadedRun:
 
     def ar(self, temperature: float) -> list[AnswerRecord]:
         """AR decoding's answers."""
-        labels = [e.label for e in self.entries if e.method == AR and e.temperature == temperature]
-        return self.by_method.get(labels[0], []) if labels else []
+        return self.by_method.get(ar_labels(self.entries).get(temperature, ""), [])
 
 
 def load_runs(name: str | Path) -> list[LoadedRun]:
@@ -369,8 +344,7 @@ def _load(path: Path) -> LoadedRun:
     def unfinished() -> NoReturn:
         raise ConfigError(f"{path} is not finished: give its command again: {config['command']}")
 
-    known = read_differences(read_summary(path).get("differences", []))
-    verdicts, _ = compare(records, entries, [], known, unfinished)
+    verdicts, _ = compare(records, entries, [], read_differences(path), unfinished)
     return LoadedRun(path, config, entries, tuple(records), tabulate(records, ar_labels(entries), verdicts))
 
 
@@ -384,13 +358,8 @@ _MOST_DIFFERENCES = 40
 
 
 def report(run: LoadedRun, level: int = 2) -> str:
-    """A run in Markdown: what it was made of and on, its table, speed-ups by category, answers that differ from AR's.
-
-    Args:
-        run: the run.
-        level: of its heading.
-    """
-    parts = [f"{'#' * level} Run {run.path.name}", _described(run), markdown(HEADER, overview(run.table))]
+    """A run in Markdown, its heading at this level: what it was made of and on, figures, answers unlike AR's."""
+    parts = [f"{'#' * level} Run {run.path.name}", _described(run), overview(run.table)]
     deeper = "#" * (level + 1)
     categories = [c for c in next(iter(run.table.values())) if c != ALL]
     if len(categories) > 1:
@@ -399,10 +368,10 @@ def report(run: LoadedRun, level: int = 2) -> str:
             for method, rows in run.table.items()
         ]
         parts += [f"{deeper} Speed-up over AR decoding by category", markdown(["method", *categories], rows)]
-    if differences := read_summary(run.path).get("differences"):
+    if differences := read_differences(run.path):
         rows = [
-            [p["method"], p["prompt"], str(p["index"]), "" if p["gap"] is None else f"{p['gap']:.2g}", p["verdict"]]
-            for p in differences[:_MOST_DIFFERENCES]
+            [d.method, d.prompt, str(d.index), "" if d.gap is None else f"{d.gap:.2g}", d.verdict]
+            for d in differences[:_MOST_DIFFERENCES]
         ]
         header = ["method", "prompt", "token", "gap in logits", "verdict"]
         shown = f" (first {len(rows)} of {len(differences)})" if len(differences) > len(rows) else ""

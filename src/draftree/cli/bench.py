@@ -11,9 +11,10 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,12 +24,11 @@ import typer
 
 from ..artifacts import user_path
 from ..bench.compare import ar_labels, compare, read_differences
-from ..bench.compare import as_json as differences_as_json
 from ..bench.contestants import Models, entries, split_names
-from ..bench.results import RunFolder, read_summary
-from ..bench.run import Interrupts, Run, RunPlan, check_lengths, find_meter
+from ..bench.results import RunFolder
+from ..bench.run import Run, RunPlan, check_lengths, find_meter, interrupts
 from ..bench.suites import SUITES, Item, choose, load_suite
-from ..bench.summary import HEADER, READING, Table, load_runs, markdown, overview, tabulate
+from ..bench.summary import READING, Table, load_runs, overview, tabulate
 from ..bench.summary import as_json as table_as_json
 from ..bench.summary import report as of_run
 from ..config import SamplingParams
@@ -89,7 +89,7 @@ def bench(
     named = [str(spec.without_loop_back() if no_loop_back else spec) for spec in parsed]
     contestants = entries(split_names(methods), named, temperatures, nodes, candidates)
     chosen = choose(load_suite(suite, data=data, skip_bad=skip_bad), categories=_names(categories or ""), limit=limit)
-    items = [_shortened(item, turns) for item in chosen]
+    items = [replace(item, turns=item.turns[:turns]) for item in chosen]
     config = {
         "suite": suite,
         "prompts": len(items),
@@ -112,50 +112,39 @@ def bench(
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     plan = RunPlan(items, contestants, max_tokens, repeats, seed)
-    options = {"target": target, **asdict(compute)}
-    with RunFolder(out_folder, config, items) as folder:
-        table = _run(plan, folder, options, skip_bad=skip_bad)
-    out.print(markdown(HEADER, overview(table)), markup=False)
+    folder = RunFolder(out_folder, config, items)
+    table = _run(plan, folder, cache(partial(Models, target, **asdict(compute))), skip_bad=skip_bad)
+    out.print(overview(table), markup=False)
     err.print(f"{folder.path}: 'draftree report {folder.path}' prints its tables", markup=False)
 
 
-def _run(plan: RunPlan, folder: RunFolder, options: dict[str, str | None], *, skip_bad: bool) -> Table:
+def _run(plan: RunPlan, folder: RunFolder, models: Callable[[], Models], *, skip_bad: bool) -> Table:
     """Decode what is missing, then write the summary; an interrupted run writes it too."""
-    loaded: list[Models] = []
-
-    def models() -> Models:
-        if not loaded:
-            loaded.append(Models(**options))  # type: ignore[arg-type]
-        return loaded[0]
-
-    total = plan.repeats * len(plan.items) * len(plan.entries)
-    with Interrupts(lambda: complain("finishing this answer; Ctrl-C again stops at once")) as interrupts:
-        if len(folder.records) < total:
-            fit = check_lengths(models().target, plan.items, skip_bad)
-            plan = RunPlan(fit, plan.entries, plan.max_tokens, plan.repeats, plan.seed)
-            total = plan.repeats * len(fit) * len(plan.entries)
-            with progress_reporter(err, "decoding", total, len(folder.records)) as notify:
-                run = Run(plan, models(), folder, find_meter(models().target.capabilities.device))
-                run.decode(lambda: interrupts.pressed, notify)
-            if run.decoding:
-                err.print(f"beside decoding the harness took {run.other / run.decoding:.2%} of the time")
+    with interrupts(lambda: complain("finishing this answer; Ctrl-C again stops at once")) as pressed:
+        if len(folder.records) < plan.answers:
+            plan = replace(plan, items=check_lengths(models().target, plan.items, skip_bad))
+            with progress_reporter("decoding", plan.answers, len(folder.records)) as notify:
+                meter = find_meter(models().target.capabilities.device)
+                harness = Run(plan, models(), folder, meter).decode(pressed, notify)
+            if harness is not None:
+                err.print(f"beside decoding the harness took {harness:.2%} of the time")
         if not folder.records:
             raise RunError("interrupted before the first answer")
-        known = read_differences(read_summary(folder.path).get("differences", []))
+        known = read_differences(folder.path)
         verdicts, differences = compare(folder.records, plan.entries, plan.items, known, lambda: models().target)
         table = tabulate(folder.records, ar_labels(plan.entries), verdicts)
         done = len(folder.records)
         folder.write_summary(
             {
-                "complete": done == total,
+                "complete": done == plan.answers,
                 "answers": done,
-                "of": total,
+                "of": plan.answers,
                 "methods": table_as_json(table),
-                "differences": differences_as_json(differences),
+                "differences": [asdict(found) for found in differences],
             }
         )
-    if done < total:
-        raise RunError(f"interrupted after {done} of {total} answers: the same command goes on from there")
+    if done < plan.answers:
+        raise RunError(f"interrupted after {done} of {plan.answers} answers: the same command goes on from there")
     return table
 
 
@@ -171,10 +160,6 @@ def _numbers(text: str) -> list[float]:
     if not found:
         raise ConfigError("no temperature: use 0 for greedy decoding")
     return found
-
-
-def _shortened(item: Item, turns: int | None) -> Item:
-    return Item(item.id, item.category, item.turns[:turns], item.reference)
 
 
 def _files(names: Iterable[str]) -> dict[str, str]:

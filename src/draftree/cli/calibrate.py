@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import Progress
 
 from ..artifacts import user_path
 from ..config import Budget, SamplingParams
@@ -21,23 +20,12 @@ from ..models.huggingface import HFModel
 from ..models.loading import DEFAULT_MODEL
 from ..policies.base import Provenance
 from ..policies.fixed import TreeFile
-from ..progress import err
 from ..progress import out as output
+from ..progress import progress_reporter
 from ..text import Prompt, encode, user
 from ..train.prompts import read_prompts
 from ..train.rank_acceptance import AcceptanceMeasurement, Tally, TreeCosts, TruePath, check_ranges, conclude, measure
-from .options import (
-    ComputeOptions,
-    DecodedTokens,
-    Depth,
-    Drafter,
-    Seed,
-    Stride,
-    Target,
-    Temperature,
-    whole,
-    with_options,
-)
+from .options import ComputeOptions, Drafter, Seed, Target, Temperature, whole, with_options
 
 _SHOWN_RANKS = 6
 _CONTEXT = 512
@@ -52,9 +40,9 @@ def calibrate(
     target: Target = DEFAULT_MODEL,
     drafter: Drafter = DEFAULT_DRAFTER,
     nodes: Annotated[int, whole("N", "Most nodes of the tree.")] = 64,
-    depth: Depth = 8,
-    stride: Stride = 4,
-    max_tokens: DecodedTokens = 128,
+    depth: Annotated[int, whole("D", "Deepest level of the tree.")] = 8,
+    stride: Annotated[int, whole("N", "Tokens from one start of a draft to the next; 1 measures most.")] = 4,
+    max_tokens: Annotated[int, whole("N", "Most tokens to decode after each prompt.")] = 128,
     temperature: Temperature = 0.0,
     seed: Seed = 0,
     raw: Annotated[bool, typer.Option("--raw", help="Take prompts as they are, without the chat template.")] = False,
@@ -98,10 +86,9 @@ def calibrate(
     )
     tally = Tally.load(path.with_name(f"{path.name}.part"), calibration, force=force)
     try:
-        with Progress(console=err, disable=not err.is_terminal) as bar:
-            task = bar.add_task("calibrating", total=len(texts), completed=tally.done)
+        with progress_reporter("calibrating", len(texts), tally.done) as progress:
             for done in measure(calibration, model, drafts, policy, tally):
-                bar.update(task, completed=done)
+                progress(done)
     except KeyboardInterrupt:
         raise RunError(
             f"interrupted after {tally.done} of {len(texts)} prompts: the same command goes on from there"

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 
-from rich.console import Console
 from rich.text import Text
 from rich.tree import Tree
-from transformers import PreTrainedTokenizerBase
 
 from ..engine import Engine
 from ..errors import PromptError, shortened
 from ..progress import err, out
-from ..request import Chunk, Outcome, Request, Stats
+from ..request import Chunk, Outcome, Request, Seconds, Stats
 from ..trace import Observer, Setup
 from ..tree import ROOT
 
@@ -28,21 +26,20 @@ DRAFTED, OWN = "green", "yellow"
 LEGEND = Text.assemble(("drafted and accepted", DRAFTED), "  ", ("drawn by the target", OWN))
 
 
-def token(chunk: Chunk) -> Text:
-    """A streamed token in the colour of its origin."""
-    return Text(chunk.text, style=DRAFTED if chunk.drafted else OWN)
-
-
 def figures(stats: Stats, lossy: bool = False) -> str:
     """One line of figures, and a note where the scheme is lossy."""
     s = stats.seconds
     return (
         f"{stats.tokens} tokens in {s.total:.2f} s ({stats.tokens_per_second:.1f} tokens/s) · "
         f"{stats.steps} target passes · MAL {stats.mal:.2f} (bonus included) · "
-        f"{sum(stats.drafted)} nodes drafted, {sum(stats.accepted)} accepted · "
-        f"prefill {s.prefill:.2f} s, draft {s.draft:.2f} s, verify {s.verify:.2f} s, other {s.other:.2f} s"
+        f"{sum(stats.drafted)} nodes drafted, {sum(stats.accepted)} accepted · {parts(s)}"
         + (" · lossy: the text does not follow the target's distribution" if lossy else "")
     )
+
+
+def parts(s: Seconds) -> str:
+    """The time by what it went into."""
+    return f"prefill {s.prefill:.2f} s, draft {s.draft:.2f} s, verify {s.verify:.2f} s, other {s.other:.2f} s"
 
 
 def stages(stats: Stats) -> str:
@@ -58,7 +55,6 @@ def stages(stats: Stats) -> str:
 
 def as_json(stats: Stats) -> dict[str, object]:
     """The figures for ``--json``; seconds are wall-clock, ``mal`` includes the bonus token."""
-    s = stats.seconds
     return {
         "tokens": stats.tokens,
         "steps": stats.steps,
@@ -68,24 +64,14 @@ def as_json(stats: Stats) -> dict[str, object]:
         "drafted_by_depth": stats.drafted,
         "accepted_by_depth": stats.accepted,
         "draft_passes": stats.draft_passes,
-        "seconds": {
-            "prefill": s.prefill,
-            "draft": s.draft,
-            "verify": s.verify,
-            "other": s.other,
-            "total": s.total,
-        },
+        "seconds": asdict(stats.seconds) | {"total": stats.seconds.total},
         "tokens_per_second": stats.tokens_per_second,
         "stages": [asdict(stage) for stage in stats.stages],
     }
 
 
 class Trees(Observer):
-    """Prints every step's draft tree."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._tokenizer: PreTrainedTokenizerBase | None = None
+    """Prints every step's draft tree: each node's token and path probability, the accepted path in colour."""
 
     def begin(self, setup: Setup) -> None:
         """Learn how tokens are spelt."""
@@ -94,36 +80,26 @@ class Trees(Observer):
     def stepped(self, outcomes: Sequence[Outcome], learned: float) -> None:
         """Print one tree for each request."""
         for outcome in outcomes:
-            self._console.print(tree(outcome, outcome.request.stats.steps, self._text_of))
+            out.print(self._tree(outcome))
+
+    def _tree(self, outcome: Outcome) -> Tree:
+        drafted, path, gained = outcome.tree, set(outcome.path), outcome.tokens[: outcome.taken]
+        root = Tree(
+            Text.assemble(
+                f"step {outcome.request.stats.steps}: {len(drafted)} drafted, {len(path)} accepted, gained ",
+                *((self._text_of(t) + " ", DRAFTED if i < len(path) else OWN) for i, t in enumerate(gained)),
+            )
+        )
+        branches = {ROOT: root}
+        columns = drafted.parents.tolist(), drafted.tokens.tolist(), drafted.path_logprobs.exp().tolist()
+        for node, (parent, t, probability) in enumerate(zip(*columns, strict=True)):
+            mark, style = ("✓ ", DRAFTED) if node in path else ("", "dim")
+            text = Text(f"{mark}{self._text_of(t)} {probability:.2f}", style=style)
+            branches[node] = branches[parent].add(text, guide_style="dim")
+        return root
 
     def _text_of(self, token: int) -> str:
-        return str(self._tokenizer.decode([token])) if self._tokenizer else str(token)
-
-
-def tree(outcome: Outcome, step: int, text_of: Callable[[int], str]) -> Tree:
-    """One step's draft tree: each node's token and path probability, the accepted path in colour.
-
-    Args:
-        outcome: the step's outcome.
-        step: its number.
-        text_of: text of a token.
-    """
-    drafted, path, gained = outcome.tree, set(outcome.path), outcome.tokens[: outcome.taken]
-    root = Tree(
-        Text.assemble(
-            f"step {step}: {len(drafted)} drafted, {len(path)} accepted, gained ",
-            *((repr(text_of(t)) + " ", DRAFTED if i < len(path) else OWN) for i, t in enumerate(gained)),
-        )
-    )
-    branches = {ROOT: root}
-    probabilities = drafted.path_logprobs.exp().tolist()
-    for node, (parent, t) in enumerate(zip(drafted.parents.tolist(), drafted.tokens.tolist(), strict=True)):
-        style = DRAFTED if node in path else "dim"
-        mark = "✓ " if node in path else ""
-        branches[node] = branches[parent].add(
-            Text(f"{mark}{text_of(t)!r} {probabilities[node]:.2f}", style=style), guide_style="dim"
-        )
-    return root
+        return repr(str(self._tokenizer.decode([token])) if self._tokenizer else str(token))
 
 
 def read_prompt(prompt: str) -> str:
@@ -160,7 +136,7 @@ def run(engine: Engine, request: Request, *, silent: bool = False, stream: bool 
 def _print(chunk: Chunk) -> None:
     """Coloured in a terminal; byte for byte elsewhere (a console would expand tabs)."""
     if out.is_terminal:
-        out.print(token(chunk), end="")
+        out.print(Text(chunk.text, style=DRAFTED if chunk.drafted else OWN), end="")
     else:
         sys.stdout.write(chunk.text)
         sys.stdout.flush()

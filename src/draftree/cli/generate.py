@@ -63,15 +63,15 @@ def generate(
     message: Prompt = text if raw else user(text)
     if beams is not None:
         flags = {"--show-trees": show_trees, "--explain": explain, "--compare": compare}
-        exclude(given(speculation) | given(trace) | {flag: True for flag, on in flags.items() if on})
+        _exclude(given(speculation) | given(trace) | {flag: True for flag, on in flags.items() if on})
         beams.check(params)
         sampled = params.temperature > 0
         beam_engine = load_beam_engine(target, drafter=speculation.spec, sampled=sampled, **asdict(compute))
-        print_beams(beam_engine, message, params, beams, as_json)
+        _print_beams(beam_engine, message, params, beams, as_json)
         return
     observers = trace.observers(context, method)
     if show_trees:
-        observers.append(show.Trees(out))
+        observers.append(show.Trees())
     engine = speculation.engine(compute.load(target), observers)
     request = engine.open(message, params)
     interrupted = run(engine, request, silent=as_json, stream=not show_trees)
@@ -111,14 +111,14 @@ def _compare(engine: Engine, request: Request, report: dict[str, object], *, qui
     """Decode the same prompt without drafts and report on both; true when Ctrl-C ended it."""
     without = Engine(engine.target, NoDrafter(), tokenizer=engine.tokenizer)
     prompt = request.ids[: request.prompt_length]
-    other = without.open(prompt, replace(request.params, seed=request.seed))
+    params = replace(request.params, seed=request.seed)
+    other = without.open(prompt, params)
     if run(without, other, silent=True):
         return True
     one, two = request.output_ids, other.output_ids
-    difference = first_difference(engine.target, prompt, one, two, request.params, request.seed)
+    difference = first_difference(engine.target, prompt, one, two, params)
     ratio = request.stats.tokens_per_second / other.stats.tokens_per_second
-    same = difference is None
-    report["ar"] = {"same_tokens": same, "speedup": ratio, "stats": show.as_json(other.stats)}
+    report["ar"] = {"same_tokens": difference is None, "speedup": ratio, "stats": show.as_json(other.stats)}
     if not quiet:
         err.print(f"none (AR decoding): {show.figures(other.stats)}")
         verdict = "the same text" if difference is None else f"text differs from token {difference.index} on"
@@ -135,11 +135,8 @@ def _compare(engine: Engine, request: Request, report: dict[str, object], *, qui
 _DRAFTER = ("--drafter", "--no-loop-back")
 
 
-def exclude(options: Mapping[str, object]) -> None:
+def _exclude(options: Mapping[str, object]) -> None:
     """Check that no option was given, beside --beams, that beams have no use for.
-
-    Args:
-        options: those that were given: flag -> value.
 
     Raises:
         ConfigError: one was.
@@ -150,7 +147,7 @@ def exclude(options: Mapping[str, object]) -> None:
             raise ConfigError(f"--beams and {what} exclude each other: leave one out")
 
 
-def print_beams(engine: BeamEngine, prompt: Prompt, params: SamplingParams, beams: BeamParams, as_json: bool) -> None:
+def _print_beams(engine: BeamEngine, prompt: Prompt, params: SamplingParams, beams: BeamParams, as_json: bool) -> None:
     """Decode one prompt and print its best sequences: figures go to standard error."""
     began = time.perf_counter()
     made = engine.generate([prompt], params, beams)[0]
@@ -164,14 +161,11 @@ def print_beams(engine: BeamEngine, prompt: Prompt, params: SamplingParams, beam
         out.out(found.text, highlight=False)
     kind = "sampled" if params.temperature else "searched"
     s = made.stats
-    t = s.seconds
     err.print(
         f"{engine.name}: {beams.width} beams {kind}, {s.tokens} layers in {seconds:.2f} s "
         f"({s.tokens / seconds:.1f} tokens/s of one beam) · {s.steps} target passes · {s.mal:.2f} layers a pass (bonus "
         f"included) · {sum(s.drafted)} nodes drafted in {s.drafted_layers} layers, {sum(s.accepted)} went on · "
-        f"prefill {t.prefill:.2f} s, "
-        f"draft {t.draft:.2f} s, verify {t.verify:.2f} s, other {t.other:.2f} s · "
-        f"at most {made.peak_slots} tokens in the cache",
+        f"{show.parts(s.seconds)} · at most {made.peak_slots} tokens in the cache",
         markup=False,
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from dataclasses import Field, dataclass, fields, is_dataclass
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
@@ -73,7 +73,7 @@ def with_options(function: Callable[..., None], without: Collection[str] = ()) -
         for name, (made, optional) in filled.items():
             values = {f.name: _read(f, given.pop(f.name, None)) for f, _ in _option_fields(made)}
             values = {key: value for key, value in values.items() if value is not None}
-            given[name] = _made_if_asked(made, values) if optional else made(**values)
+            given[name] = _made_if_given(made, values) if optional else made(**values)
         function(**given)
 
     command.__name__, command.__doc__ = function.__name__, function.__doc__
@@ -95,23 +95,15 @@ def flag_of(field: Field[Any]) -> str:
 def _parameter(field: Field[Any], hint: Any, optional: bool) -> inspect.Parameter:
     about = field.metadata
     kinds = {get_origin(kind) or kind for kind in get_args(hint) or (hint,)}
-    parser: Callable[[str], Any] | None = None
     kind: Any = str
     if get_origin(hint) is tuple or Mapping in kinds:
         kind = list[str]
-    elif about["choices"]:
-        pass
-    elif bool in kinds:
-        kind = bool
-    elif int in kinds:
-        kind, parser = int, _to_whole
-    elif float in kinds:
-        kind, parser = float, _to_number
-    elif Path in kinds:
-        kind = Path
+    elif not about["choices"]:
+        kind = next((known for known in (bool, int, float, Path) if known in kinds), str)
+    parser = {int: _to_whole, float: _to_number}.get(kind)
     metavar = about["metavar"] or "|".join(about["choices"]) or None
     made = typer.Option(flag_of(field), parser=parser, metavar=metavar, help=about["help"])
-    default = None if optional or kind == list[str] or field.default is MISSING else field.default
+    default = None if optional or kind == list[str] else field.default
     if kind is bool:
         default = False
     elif about["choices"]:
@@ -141,7 +133,7 @@ def _read(field: Field[Any], value: Any) -> Any:
     return pairs
 
 
-def _made_if_asked(made: Any, values: dict[str, Any]) -> Any:
+def _made_if_given(made: Any, values: dict[str, Any]) -> Any:
     first, *others = (f for f, _ in _option_fields(made))
     if first.name in values:
         return made(**values)
@@ -198,13 +190,8 @@ Drafter = Annotated[str, _like(SpeculationParams, "drafter")]
 NoLoopBack = Annotated[bool, _like(SpeculationOptions, "no_loop_back")]
 Nodes = Annotated[int | None, _like(SpeculationParams, "nodes")]
 Candidates = Annotated[str | None, _like(SpeculationParams, "candidates")]
-DecodedTokens = Annotated[int, whole("N", "Most tokens to decode after each prompt.")]
-Depth = Annotated[int, whole("D", "Deepest level of the tree.")]
-Stride = Annotated[int, whole("N", "Tokens from one start of a draft to the next; 1 measures most.")]
 Temperature = Annotated[float, _like(SamplingParams, "temperature")]
 Seed = Annotated[int | None, _like(SamplingParams, "seed")]
-Dtype = Annotated[str | None, _like(ComputeOptions, "dtype")]
-Device = Annotated[str | None, _like(ComputeOptions, "device")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -13,15 +14,12 @@ from ..drafters.base import TreeDrafter
 from ..drafters.registry import load_drafter, provenance
 from ..drafters.spec import DEFAULT_DRAFTER, NONE, DrafterSpec
 from ..errors import ConfigError, RunError
-from ..models.loading import DEFAULT_MODEL, load
+from ..models.loading import DEFAULT_MODEL
 from ..policies.c2t import DEFAULT_FEATURES, Classifier, ClassifierFile, read_classifier
-from ..progress import err, progress_reporter
 from ..progress import out as output
+from ..progress import progress_reporter
 from ..train.c2t_fit import (
-    BATCH,
-    EPOCHS,
     FINE_RATE,
-    HIDDEN,
     RATE,
     ClassifierFigures,
     ClassifierRecipe,
@@ -30,24 +28,20 @@ from ..train.c2t_fit import (
     fit,
 )
 from ..train.c2t_samples import APART, SampleRecipe, SampleStore, check_recipe, check_room, collect, full_trees
-from ..train.prompts import LONGEST_PROMPT, PromptFile, digest, encoded, read_prompts, shuffled
+from ..train.prompts import LONGEST_PROMPT, digest, encoded
 from ..train.responses import MAX_ROWS, TEMPERATURES
 from .calibrate import check_place
-from .options import Device, Drafter, Dtype, Target, number, whole
-from .train_head import sha256, stated
+from .options import ComputeOptions, Drafter, Target, number, whole, with_options
+from .train_head import PromptOptions
 
 
+@partial(with_options, without=("weight_format",))
 def classifier(
-    prompts: Annotated[
-        list[str],
-        typer.Option(metavar="FILE", help="Prompts: one a line, .jsonl or .csv; may be repeated."),
-    ],
+    *,
+    source: PromptOptions,
     out: Annotated[str, typer.Option(metavar="FILE", help="Where to write the classifier.")],
     target: Target = DEFAULT_MODEL,
     drafter: Drafter = DEFAULT_DRAFTER,
-    licence: Annotated[
-        list[str] | None, typer.Option(metavar="TEXT", help="Of each prompt file, in their order, for the file.")
-    ] = None,
     samples: Annotated[int, whole("N", "Nodes of draft trees to learn from, if there are prompts enough.")] = 600_000,
     negatives: Annotated[
         float, number("R", "Share of the nodes that the target does not accept to keep; the score makes up for it.")
@@ -55,31 +49,23 @@ def classifier(
     max_tokens: Annotated[int, whole("N", "Most tokens of a response.")] = 96,
     rows: Annotated[int, whole("N", "Responses that are drawn together.")] = 16,
     features: Annotated[str, typer.Option(help="What it sees of a node, with commas.")] = ",".join(DEFAULT_FEATURES),
-    given_parent: Annotated[
-        bool, typer.Option("--given-parent", help="Score nodes given that their parents are accepted, not whole paths.")
-    ] = False,
-    hidden: Annotated[int, whole("N", "Units of its first layer.")] = HIDDEN,
-    epochs: Annotated[int, whole("N", "Rounds over the samples.")] = EPOCHS,
-    batch: Annotated[int, whole("N", "Samples of one training step.")] = BATCH,
+    recipe: ClassifierRecipe,
     learning_rate: Annotated[
         float | None, number("R", f"Of Adam; {RATE:g}, or {FINE_RATE:g} with --fine-tune.")
     ] = None,
     fine_tune: Annotated[
         str | None, typer.Option("--fine-tune", metavar="FROM", help="Start from this classifier, not afresh.")
     ] = None,
-    raw: Annotated[bool, typer.Option("--raw", help="Take prompts as they are, without the chat template.")] = False,
     apart: Annotated[
         int, whole("N", "One prompt in N is kept apart, to choose among epochs and for the figures.")
     ] = APART,
-    seed: Annotated[int, whole("S", "Of responses, order and weights.")] = 0,
     data: Annotated[
         str | None, typer.Option(metavar="DIR", help="Folder of the samples, for several fits; else FILE.samples.")
     ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Overwrite an existing classifier, and samples of other settings.")
     ] = False,
-    dtype: Dtype = None,
-    device: Device = None,
+    compute: ComputeOptions,
 ) -> None:
     """Train a classifier of drafts (--method c2t --set classifier=FILE) on the target's own responses to prompts.
 
@@ -88,16 +74,8 @@ def classifier(
     path = check_place(out, force)
     names = tuple(name.strip() for name in features.split(","))
     rate = learning_rate if learning_rate is not None else RATE if fine_tune is None else FINE_RATE
-    recipe = ClassifierRecipe(
-        features=names,
-        given_parent=given_parent,
-        hidden=hidden,
-        epochs=epochs,
-        batch=batch,
-        learning_rate=rate,
-        seed=seed,
-    )
-    check_recipe(max_tokens, negatives, seed)
+    recipe = replace(recipe, features=names, learning_rate=rate, seed=source.seed)
+    check_recipe(max_tokens, negatives, source.seed)
     if samples < 1:
         raise ConfigError(f"samples is {samples}: use at least 1")
     if not 1 <= rows <= MAX_ROWS:
@@ -106,14 +84,13 @@ def classifier(
     spec = DrafterSpec.parse(drafter)
     if str(spec) == NONE:
         raise ConfigError("drafter none drafts nothing: train for lookup, a head, a draft model or an ensemble")
-    licences = stated(licence, len(prompts))
-    files = [read_prompts(name) for name in prompts]
-    check_split(len(shuffled(files, seed)), apart)
+    texts, files = source.read()
+    check_split(len(texts), apart)
     folder = user_path(data) if data else path.with_name(f"{path.name}.samples")
     check_room(folder, samples)
-    model = load(target, dtype=dtype, device=device)
+    model = compute.load(target)
     drafts = load_drafter(spec, model, full_trees(), learning=False)
-    tokens = encoded(model, shuffled(files, seed), raw=raw)
+    tokens = encoded(model, texts, raw=source.raw)
     check_split(len(tokens), apart)
     assert isinstance(drafts, TreeDrafter)  # noqa: S101 - drafter none is refused above
     made_for = provenance(model, drafts.source, drafts.name)
@@ -124,22 +101,18 @@ def classifier(
             prompts=digest(tokens),
             max_tokens=max_tokens,
             negatives=negatives,
-            seed=seed,
+            seed=source.seed,
             dtype=str(model.capabilities.dtype),
         ),
         force=force,
     )
-    sources = [
-        PromptFile(Path(n).name, len(found), sha256(n), stated_licence)
-        for n, found, stated_licence in zip(prompts, files, licences, strict=True)
-    ]
     try:
-        with progress_reporter(err, "collecting samples", samples, store.count) as progress:
+        with progress_reporter("collecting samples", samples, store.count) as progress:
             drafts.prepare(model)
             model.reserve(rows + 1, LONGEST_PROMPT + max_tokens)
             collect(store, model, drafts, tokens, most=samples, rows=rows, progress=progress)
         learned, kept_apart = store.samples().split(apart)
-        with progress_reporter(err, "fitting, epochs", epochs) as progress:
+        with progress_reporter("fitting, epochs", recipe.epochs) as progress:
             found = fit(learned, recipe, negatives, init, progress, kept_apart)
     except KeyboardInterrupt:
         raise RunError(
@@ -147,7 +120,7 @@ def classifier(
         ) from None
     figures = evaluate(found, kept_apart, negatives)
     trained_on = {
-        "prompts": [asdict(source) for source in sources],
+        "prompts": [asdict(file) for file in files],
         "responses": len(store.done),
         "trees": store.trees,
         "samples": len(learned.accepted),

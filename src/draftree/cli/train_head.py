@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -13,17 +13,18 @@ import torch
 import typer
 
 from ..artifacts import user_path
+from ..config import option
 from ..errors import ConfigError, RunError
 from ..models.eagle_file import is_head
-from ..models.loading import DEFAULT_MODEL, load
-from ..progress import err, progress_reporter
+from ..models.loading import DEFAULT_MODEL
 from ..progress import out as output
+from ..progress import progress_reporter
 from ..train.eagle_fit import FitRecipe, HeadFigures
 from ..train.eagle_training import HeadTraining, TrainingLimits
 from ..train.head_data import HeadData
 from ..train.prompts import PromptFile, digest, encoded, read_prompts, shuffled
 from ..train.responses import DataRecipe
-from .options import Device, Dtype, Target, number, whole
+from .options import ComputeOptions, Target, whole, with_options
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -33,112 +34,92 @@ def train() -> None:
     """Train what drafts."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptOptions:
+    """The files of prompts that something is trained on."""
+
+    prompts: tuple[str, ...] = option("Prompts: one a line, .jsonl or .csv; may be repeated.", (), metavar="FILE")
+    licence: tuple[str, ...] = option(
+        "Of each prompt file, in their order; it is kept with the result.", (), metavar="TEXT"
+    )
+    raw: bool = option("Take prompts as they are, without the chat template.", False)
+    seed: int = option("Of responses, order and weights.", 0, metavar="S")
+
+    def __post_init__(self) -> None:
+        if not self.prompts:
+            raise ConfigError("no --prompts: give a file with one prompt a line")
+        if self.licence and len(self.licence) != len(self.prompts):
+            raise ConfigError(
+                f"{len(self.licence)} --licence for {len(self.prompts)} --prompts: give one for each, or none"
+            )
+        if not 0 <= self.seed < 2**62:
+            raise ConfigError(f"seed is {self.seed}: use a whole number from 0 to 2^62 - 1")
+
+    def read(self) -> tuple[list[str], list[PromptFile]]:
+        """All prompts, in the order that the seed gives, and the files that they are from."""
+        files: list[PromptFile] = []
+        prompts: list[list[str]] = []
+        for name, licence in zip(self.prompts, self.licence or [None] * len(self.prompts), strict=True):
+            prompts.append(read_prompts(name))
+            digest = hashlib.sha256(user_path(name).read_bytes()).hexdigest()
+            files.append(PromptFile(Path(name).name, len(prompts[-1]), digest, licence))
+        return shuffled(prompts, self.seed), files
+
+
 @app.command()
+@partial(with_options, without=("weight_format",))
 def head(
-    prompts: Annotated[
-        list[str],
-        typer.Option(metavar="FILE", help="Prompts: one a line, .jsonl or .csv; may be repeated."),
-    ],
+    *,
+    source: PromptOptions,
     out: Annotated[str, typer.Option(metavar="DIR", help="Folder for the head, and for what training needs.")],
     target: Target = DEFAULT_MODEL,
-    licence: Annotated[
-        list[str] | None, typer.Option(metavar="TEXT", help="Of each prompt file, in their order, for the card.")
-    ] = None,
-    hours: Annotated[float, number("H", "Time for everything, earlier runs of this command included.")] = 3.0,
-    tokens: Annotated[int, whole("N", "Response tokens to draw, if the hours allow.")] = 600_000,
     max_tokens: Annotated[int, whole("N", "Most tokens of a response.")] = 160,
-    steps: Annotated[int | None, whole("N", "Training steps; by default what fits the hours.")] = None,
-    batch: Annotated[int, whole("N", "Responses of one training step.")] = 8,
-    learning_rate: Annotated[float, number("R", "The highest; it falls to 0.")] = 1e-3,
-    unroll: Annotated[int, whole("N", "Drafting steps that are trained.")] = 3,
-    vocabulary: Annotated[int, whole("N", "Tokens that the head drafts; the text's own come on top.")] = 8192,
-    held_out: Annotated[int, whole("N", "Prompts kept apart, for the figures.")] = 32,
-    responses: Annotated[int, whole("N", "Most responses to a prompt; further ones are sampled.")] = 1,
-    rows: Annotated[
-        int | None, whole("N", "Responses that are drawn together; 32, on a GPU 1024, as memory allows.")
-    ] = None,
+    limits: TrainingLimits,
+    recipe: FitRecipe,
     init: Annotated[str | None, typer.Option(metavar="DIR", help="Start from this head, not afresh.")] = None,
     bf16: Annotated[
         bool | None, typer.Option("--bf16/--no-bf16", help="Compute in bfloat16; by default where that is fast.")
     ] = None,
-    raw: Annotated[bool, typer.Option("--raw", help="Take prompts as they are, without the chat template.")] = False,
-    seed: Annotated[int, whole("S", "Of responses, order and weights.")] = 0,
     force: Annotated[bool, typer.Option("--force", help="Drop a training with other settings.")] = False,
-    dtype: Dtype = None,
-    device: Device = None,
+    compute: ComputeOptions,
 ) -> None:
     """Train a draft head (--drafter DIR) on the target's own responses to prompts.
 
     Ctrl-C keeps what is done: the same command goes on from there.
     """
-    limits = TrainingLimits(
-        hours=hours,
-        tokens=tokens,
-        steps=steps,
-        held_out=held_out,
-        vocabulary=vocabulary,
-        responses=responses,
-        rows=rows,
-    )
     if max_tokens < 2:
         raise ConfigError(f"max_tokens is {max_tokens}: use at least 2, for one token to draft")
-    if not 0 <= seed < 2**62:
-        raise ConfigError(f"seed is {seed}: use a whole number from 0 to 2^62 - 1")
-    recipe = FitRecipe(batch=batch, learning_rate=learning_rate, unroll=unroll, bf16=bool(bf16), seed=seed)
-    licences = stated(licence, len(prompts))
     folder = _check_place(out)
     start = None if init is None else user_path(init)
     if start is not None and not is_head(start):
         raise ConfigError(f"no draft head in {init}: give --init a folder that this command wrote")
-    files = [read_prompts(name) for name in prompts]
-    model = load(target, dtype=dtype, device=device)
+    texts, files = source.read()
+    model = compute.load(target)
     model.track_features()
-    encoded_prompts = encoded(model, shuffled(files, seed), raw=raw)
+    encoded_prompts = encoded(model, texts, raw=source.raw)
     data = DataRecipe(
         target=model.capabilities.name,
         prompts=digest(encoded_prompts),
         max_tokens=max_tokens,
-        seed=seed,
+        seed=source.seed,
         dtype=str(model.capabilities.dtype),
     )
+    if bf16 is None:  # where it multiplies faster than float32
+        bf16 = model.capabilities.device.type == "cuda" or bool(torch.cpu._is_avx512_bf16_supported())
     training = HeadTraining(
         target=model,
         data=HeadData.open(folder / "work", data, encoded_prompts),
-        sources=[
-            PromptFile(Path(name).name, len(found), sha256(name), stated_licence)
-            for name, found, stated_licence in zip(prompts, files, licences, strict=True)
-        ],
-        recipe=recipe if bf16 is not None else replace(recipe, bf16=_made_for_bf16(model.capabilities.device.type)),
+        sources=files,
+        recipe=replace(recipe, bf16=bf16, seed=source.seed),
         limits=limits,
         out=folder,
         init=start,
     )
     try:
-        figures = training.run(partial(progress_reporter, err), force=force)
+        figures = training.run(progress_reporter, force=force)
     except KeyboardInterrupt:
         raise RunError("interrupted: the same command goes on from there") from None
     _report(folder, figures)
-
-
-def _made_for_bf16(kind: str) -> bool:
-    """Does this kind of device multiply bfloat16 matrices faster than float32 ones?"""
-    return kind == "cuda" or bool(torch.cpu._is_avx512_bf16_supported())
-
-
-def stated(licences: list[str] | None, files: int) -> list[str | None]:
-    """A licence, or none, for each file of prompts.
-
-    Raises:
-        ConfigError: there are more or fewer.
-    """
-    if licences and len(licences) != files:
-        raise ConfigError(f"{len(licences)} --licence for {files} --prompts: give one for each, or none")
-    return [*licences] if licences else [None] * files
-
-
-def sha256(name: str) -> str:
-    """Of a file's bytes."""
-    return hashlib.sha256(user_path(name).read_bytes()).hexdigest()
 
 
 def _check_place(name: str) -> Path:

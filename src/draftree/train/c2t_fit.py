@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from ..config import option
 from ..errors import ConfigError, RunError
 from ..policies.c2t import BETA, DEFAULT_FEATURES, MAX_HIDDEN, Classifier, check_features
 from .c2t_samples import APART, Samples
@@ -43,10 +44,10 @@ class ClassifierRecipe:
     """
 
     features: tuple[str, ...] = DEFAULT_FEATURES
-    given_parent: bool = False
-    hidden: int = HIDDEN
-    epochs: int = EPOCHS
-    batch: int = BATCH
+    given_parent: bool = option("Score nodes given that their parents are accepted, not whole paths.", False)
+    hidden: int = option("Units of its first layer.", HIDDEN, metavar="N")
+    epochs: int = option("Rounds over the samples.", EPOCHS, metavar="N")
+    batch: int = option("Samples of one training step.", BATCH, metavar="N")
     learning_rate: float = RATE
     seed: int = 0
 

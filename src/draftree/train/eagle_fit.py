@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..artifacts import write_whole
-from ..config import SamplingParams
+from ..config import SamplingParams, option
 from ..drafters.base import TreeDrafter
 from ..drafters.eagle import EagleSource
 from ..errors import ConfigError
@@ -127,11 +127,11 @@ class FitRecipe:
         ConfigError: a value is out of range.
     """
 
-    batch: int = 8
-    learning_rate: float = 1e-3
+    batch: int = option("Responses of one training step.", 8, metavar="N")
+    learning_rate: float = option("The highest; it falls to 0.", 1e-3, metavar="R")
     weight_decay: float = 0.01
     clip: float = 1.0
-    unroll: int = 3
+    unroll: int = option("Drafting steps that are trained.", 3, metavar="N")
     decay: float = 0.8
     feature_weight: float = 0.1
     bf16: bool = False

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ..artifacts import write_whole
+from ..config import option
 from ..errors import ConfigError, RunError
 from ..models.eagle_file import load_head, read_head, save_head
 from ..models.eagle_head import HeadConfig, HeadNetwork, embeddings, output_layer
@@ -62,13 +63,13 @@ class TrainingLimits:
         ConfigError: a value is out of range.
     """
 
-    hours: float = 3.0
-    tokens: int = 600_000
-    steps: int | None = None
-    held_out: int = 32
-    vocabulary: int = 8192
-    responses: int = 1
-    rows: int | None = None
+    hours: float = option("Time for everything, earlier runs of this command included.", 3.0, metavar="H")
+    tokens: int = option("Response tokens to draw, if the hours allow.", 600_000, metavar="N")
+    steps: int | None = option("Training steps; by default what fits the hours.", metavar="N")
+    held_out: int = option("Prompts kept apart, for the figures.", 32, metavar="N")
+    vocabulary: int = option("Tokens that the head drafts; the text's own come on top.", 8192, metavar="N")
+    responses: int = option("Most responses to a prompt; further ones are sampled.", 1, metavar="N")
+    rows: int | None = option("Responses that are drawn together; 32, on a GPU 1024, as memory allows.", metavar="N")
 
     def __post_init__(self) -> None:
         if not 0 < self.hours < float("inf"):

@@ -92,7 +92,7 @@ def test_trees_give_the_ids_of_plain_decoding_in_the_same_weight_format(
     want = [Engine(model).generate([p], params)[0].token_ids for p in PROMPTS]
     trees = Engine(model, drafter(name, model, METHODS["opt-tree"].policy())).generate(PROMPTS, params)
     for prompt, ids, got in zip(PROMPTS, want, trees, strict=True):
-        difference = first_difference(model, prompt, ids, got.token_ids, params, seed=5)
+        difference = first_difference(model, prompt, ids, got.token_ids, params)
         assert difference is None or difference.near_tie, difference
 
 
