@@ -28,9 +28,9 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from draftree.config import Budget, SamplingParams
-from draftree.drafters.base import NoDrafter, TreeDrafter
+from draftree.drafters.base import NoDrafter, UnscoredNode
 from draftree.drafters.distributions import Drawn
-from draftree.drafters.grow import grow
+from draftree.drafters.grow import TreeDrafter, grow
 from draftree.drafters.registry import load_drafter
 from draftree.engine import Engine
 from draftree.errors import RunError
@@ -134,14 +134,8 @@ class _RandomScorer:
         top = logits.log_softmax(-1).topk(width)
         self._found = Candidates(top.indices, top.values, torch.distributions.Categorical(logits=logits).entropy())
 
-    def score_roots(self, rows: Sequence[int], width: int) -> Candidates:
-        return self._first(len(rows))
-
-    def score(self, rows: Tensor, nodes: Tensor, parents: Tensor, tokens: Tensor, width: int) -> Candidates:
-        return self._first(len(rows))
-
-    def _first(self, count: int) -> Candidates:
-        found = self._found
+    def score(self, nodes: Sequence[UnscoredNode], width: int) -> Candidates:
+        found, count = self._found, len(nodes)
         return Candidates(found.tokens[:count], found.logprobs[:count], found.entropies[:count])
 
     def draw(self, counts: Tensor) -> Drawn:

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from draftree.config import Budget
+from draftree.drafters.base import Scorer, UnscoredNode
 from draftree.drafters.distributions import Drawn
 from draftree.drafters.grow import grow
-from draftree.drafters.source import Scorer
 from draftree.errors import CacheError, PromptError
 from draftree.models.base import Capabilities, Nodes, Row
 from draftree.policies.base import Candidates, GrowthPolicy
@@ -176,17 +176,12 @@ class ScriptedScorer:
         """All that it was asked about but the roots."""
         return [asked for call in self.calls for asked in call if asked[1]]
 
-    def score_roots(self, rows: Sequence[int], width: int) -> Candidates:
+    def score(self, nodes: Sequence[UnscoredNode], width: int) -> Candidates:
         """See ``Scorer``."""
-        self._paths |= {(b, ROOT): () for b in rows}
-        return self._ask([(b, ()) for b in rows], width)
-
-    def score(self, rows: Tensor, nodes: Tensor, parents: Tensor, tokens: Tensor, width: int) -> Candidates:
-        """See ``Scorer``."""
-        assert rows.tolist() == sorted(rows.tolist())
+        assert [n.row for n in nodes] == sorted(n.row for n in nodes)
         asked = []
-        for b, node, parent, token in torch.stack([rows, nodes, parents, tokens], 1).tolist():
-            self._paths[b, node] = (*self._paths[b, parent], token)
+        for b, node, parent, token in nodes:
+            self._paths[b, node] = () if node == ROOT else (*self._paths[b, parent], token)
             asked.append((b, self._paths[b, node]))
         return self._ask(asked, width)
 

@@ -14,8 +14,8 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from ..config import SamplingParams, typed
+from ..drafters.base import BeamSource, TokenSource
 from ..drafters.eagle import EagleSource
-from ..drafters.source import BeamSource, TokenSource
 from ..engine import each_params, room_for
 from ..errors import ConfigError
 from ..models.base import ForestModel, LanguageModel

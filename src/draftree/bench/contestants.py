@@ -19,9 +19,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..beams.beam_engine import BeamEngine
 from ..beams.params import BeamParams, EarlyStopping
 from ..config import MAX_NODES, SamplingParams, named_settings
-from ..drafters.base import Drafter, NoDrafter, TreeDrafter
+from ..drafters.base import Drafter, NoDrafter, TokenSource
+from ..drafters.grow import TreeDrafter
 from ..drafters.registry import is_model, load_drafter
-from ..drafters.source import TokenSource
 from ..drafters.spec import AUTO, NONE, DrafterSpec
 from ..engine import Engine, Generation
 from ..errors import ConfigError

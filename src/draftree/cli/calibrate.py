@@ -12,7 +12,7 @@ from rich.progress import Progress
 from ..artifacts import user_path
 from ..config import Budget, SamplingParams
 from ..drafters.base import Drafter as Drafts
-from ..drafters.base import TreeDrafter
+from ..drafters.grow import TreeDrafter
 from ..drafters.registry import learns, load_drafter
 from ..drafters.spec import DEFAULT_DRAFTER, NONE, DrafterSpec
 from ..errors import ConfigError, PromptError, RunError

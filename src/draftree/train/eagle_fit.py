@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from ..config import SamplingParams
-from ..drafters.base import TreeDrafter
 from ..drafters.eagle import EagleSource
+from ..drafters.grow import TreeDrafter
 from ..errors import ConfigError, RunError
 from ..models.eagle_head import HeadNetwork
 from ..models.eagle_model import HeadModel
