@@ -76,7 +76,7 @@ class KnownText:
     category: str = ""
 
 
-class _Recorder:
+class _Recorder(Scorer):
     """A scorer that keeps what another one returns.
 
     Attributes:
@@ -246,7 +246,7 @@ class RecordedSource(TokenSource):
         pass
 
 
-class _RecordedScorer:
+class _RecordedScorer(Scorer):
     """Finds the distributions of a position by the tokens from the root."""
 
     def __init__(self, source: RecordedSource, position: int) -> None:
@@ -265,9 +265,6 @@ class _RecordedScorer:
         known = torch.tensor(numbers)
         logprobs = drafts.logprobs[known, :width].masked_fill((known == ROOT)[:, None], float("-inf"))
         return Candidates(drafts.tokens[known, :width], logprobs, drafts.entropies[known])
-
-    def draw(self, counts: Tensor) -> Drawn:
-        raise ConfigError("recorded drafts do not draw children: use verification match")
 
 
 @dataclass(slots=True)

@@ -69,7 +69,7 @@ def stranger(shape: str, seed: int = 0, layers: int | None = None) -> HFModel:
     return HFModel(model.eval(), name=f"stranger-{shape}-{config.num_hidden_layers}", self_test=False)
 
 
-class WrongScorer:
+class WrongScorer(Scorer):
     """Another scorer's candidates, each token replaced by the next one of the vocabulary."""
 
     def __init__(self, scorer: Scorer, vocab: int) -> None:

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from draftree.config import Budget
 from draftree.drafters.base import Scorer, UnscoredNode
-from draftree.drafters.distributions import Drawn
 from draftree.drafters.grow import grow
 from draftree.errors import CacheError, PromptError
 from draftree.models.base import Capabilities, Nodes, Row
@@ -159,7 +158,7 @@ Script = Callable[[int, Path], tuple[Sequence[int], Sequence[float], float]]
 """(row, path) -> tokens, their log-probs in descending order, and the entropy of the law."""
 
 
-class ScriptedScorer:
+class ScriptedScorer(Scorer):
     """A ``Scorer`` that reads its candidates from a script.
 
     Attributes:
@@ -184,10 +183,6 @@ class ScriptedScorer:
             self._paths[b, node] = () if node == ROOT else (*self._paths[b, parent], token)
             asked.append((b, self._paths[b, node]))
         return self._ask(asked, width)
-
-    def draw(self, counts: Tensor) -> Drawn:
-        """See ``Scorer``; nothing is drawn here."""
-        raise NotImplementedError
 
     def _ask(self, asked: list[tuple[int, Path]], width: int) -> Candidates:
         self.calls.append(asked)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import RepetitionPenaltyLogitsProcessor
 
-from draftree.beams.beam_distributions import KeyedDraws
+from draftree.beams.beam_distributions import BeamDraws
 from draftree.beams.beam_engine import BeamEngine
 from draftree.beams.drafting import grow
 from draftree.beams.params import BeamParams, BeamWarp
@@ -308,7 +308,7 @@ def test_a_source_scores_below_beams_as_below_a_request_of_their_tokens(drafter:
     engine.open(request)
     apart = 0
     while not request.done:
-        forest = grow(drafting, [request], [KeyedDraws(0, 0)], [1])[0]
+        forest = grow(drafting, [request], [BeamDraws(0, 0)], [1])[0]
         for node in forest.drafted.values():
             assert node.parent is not None
             alone, fresh = Request(request.history(node.parent), SamplingParams(), 9, frozenset(), NoText()), made()

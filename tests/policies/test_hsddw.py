@@ -84,7 +84,7 @@ class Levels:
 
     @property
     def taus(self) -> tuple[float, float]:
-        return self.window.threshold(self.request).value, self.source.rule.threshold(self.request).value
+        return self.window.threshold(self.request).value, self.source.verifiers[-1].rule.threshold(self.request).value
 
     @property
     def proposed(self) -> int:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from draftree.config import Budget
-from draftree.drafters.base import UnscoredNode
+from draftree.drafters.base import Scorer, UnscoredNode
 from draftree.drafters.distributions import Drawing, Drawn
 from draftree.drafters.grow import grow
 from draftree.policies.base import Candidates, GrowthPolicy
@@ -63,7 +63,7 @@ def outcomes(program: Callable[[Chance], T]) -> Iterator[tuple[T, float]]:
         script = [at for at, _ in made[:-1]] + [made[-1][0] + 1] if made else None
 
 
-class DrawingScorer:
+class DrawingScorer(Scorer):
     """A ``Scorer`` over a toy that draws children as the schemes define it, by the script."""
 
     def __init__(self, model: ToyModel, drawing: Drawing, chance: Chance) -> None:

@@ -16,6 +16,7 @@ from typing import ClassVar, NamedTuple, Protocol
 from torch import Tensor
 
 from ..config import Budget
+from ..errors import ConfigError
 from ..models.base import LanguageModel
 from ..policies.base import Candidates, GrowthPolicy
 from ..request import Outcome, Request
@@ -116,14 +117,20 @@ class UnscoredNode(NamedTuple):
     token: int
 
 
-class Scorer(Protocol):
+class Scorer(ABC):
     """Scores the nodes of growing trees."""
 
+    @abstractmethod
     def score(self, nodes: Sequence[UnscoredNode], width: int) -> Candidates:
         """Candidates after new nodes, in order of their rows; each of them comes after its parent, and a root first."""
 
     def draw(self, counts: Tensor) -> Drawn:
-        """Draw ``counts`` ([F]) children for the nodes that were scored last, in that order."""
+        """Draw ``counts`` ([F]) children for the nodes that were scored last, in that order.
+
+        Raises:
+            ConfigError: it draws none. Schemes that draw children reject sources that learn from other requests.
+        """
+        raise ConfigError("this drafter does not draw children: use verification match")
 
 
 class Grown(NamedTuple):

@@ -64,12 +64,10 @@ class ModelSource(BeamSource):
 
     @property
     def name(self) -> str:
-        """The model's."""
         return self.model.capabilities.name
 
     @property
     def fingerprint(self) -> str:
-        """The model's."""
         return self.model.capabilities.fingerprint
 
     @property
@@ -157,12 +155,11 @@ class ModelSource(BeamSource):
         state.kept = len(running)
 
     def close(self, request: Request) -> None:
-        """Forget a request's row."""
         if request in self._states:
             self.model.close(self._states.pop(request).row)
 
 
-class ModelScorer:
+class ModelScorer(Scorer):
     """Scores nodes of the trees under construction by model passes over them."""
 
     def __init__(self, source: ModelSource, requests: Sequence[Request], drawing: Drawing) -> None:
@@ -207,7 +204,6 @@ class ModelScorer:
         return self._source.model.extend(rows, new)
 
     def draw(self, counts: Tensor) -> Drawn:
-        """See ``Scorer``; one more transfer to the host."""
         return self._logits.draw(counts)
 
 
@@ -225,7 +221,6 @@ class SelfSpeculationSource(ModelSource):
 
     @property
     def host(self) -> LanguageModel:
-        """The target."""
         return self.target
 
     def prepare(self, target: LanguageModel) -> None:
@@ -257,7 +252,6 @@ class SelfSpeculationSource(ModelSource):
         """The target has committed what was accepted."""
 
     def leave(self, requests: Sequence[Request]) -> None:
-        """Drop what was drafted."""
         self._drop(requests)
 
     def prune(self, request: Request, keep: Sequence[int], trunk: int) -> None:

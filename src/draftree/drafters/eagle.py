@@ -83,7 +83,6 @@ class EagleSource(ModelSource):
             state.slots = {}
 
     def close(self, request: Request) -> None:
-        """Forget a request's row."""
         self._given.pop(request, None)
         super(EagleSource, self).close(request)
 

@@ -16,7 +16,6 @@ from operator import itemgetter
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from ..config import Budget
 from ..errors import ConfigError
@@ -25,7 +24,7 @@ from ..policies.base import Candidates
 from ..request import Outcome, Request
 from ..tree import ROOT, DraftTree
 from .base import Grown, Scorer, TokenSource, UnscoredNode
-from .distributions import Drawing, Drawn, candidates_of
+from .distributions import Drawing, candidates_of
 
 _LEAST = 0.005
 """Candidates that their source finds less probable than this are left out."""
@@ -66,17 +65,14 @@ class EnsembleSource(TokenSource):
 
     @property
     def name(self) -> str:
-        """All names, joined by "+"."""
         return "+".join(part.name for part in self.parts)
 
     @property
     def fingerprint(self) -> str:
-        """All fingerprints, joined by "+"."""
         return "+".join(part.fingerprint for part in self.parts)
 
     @property
     def sources(self) -> tuple[TokenSource, ...]:
-        """Its parts."""
         return self.parts
 
     def enable(self, parts: Sequence[bool]) -> None:
@@ -123,7 +119,6 @@ class EnsembleSource(TokenSource):
         super(EnsembleSource, self).observe(outcomes)
 
     def close(self, request: Request) -> None:
-        """Notify all parts."""
         self._limits.pop(request, None)
         super(EnsembleSource, self).close(request)
 
@@ -133,7 +128,7 @@ _Prediction = tuple[list[int], list[float]]
 _NOTHING: _Prediction = ([], [])
 
 
-class _EnsembleScorer:
+class _EnsembleScorer(Scorer):
     """Scores by all parts and merges their predictions.
 
     Attributes:
@@ -178,11 +173,11 @@ class _EnsembleScorer:
             _, probabilities, kinds = _flat(parts)
             accepted = iter(self._calibration.acceptance(probabilities, kinds))
             merged.append(merge([(tokens, list(islice(accepted, len(tokens)))) for tokens, _ in parts]))
-        found = candidates_of([blend for blend, _ in merged], min(width, max(1, *(len(blend) for blend, _ in merged))))
+        widest = max(len(blend) for blend, _ in merged)
+        found = candidates_of([blend for blend, _ in merged], min(width, max(1, widest)))
         rows = zip(found.tokens.tolist(), merged, strict=True)
-        return replace(
-            found, origins=torch.tensor([[origins.get(token, 0) for token in row] for row, (_, origins) in rows])
-        )
+        origins = [[bits.get(token, 0) for token in tokens] for tokens, (_, bits) in rows]
+        return replace(found, origins=torch.tensor(origins))
 
     def tried(self, row: int, tokens: Sequence[int]) -> list[Tried]:
         """The candidates of a request along the target's tokens."""
@@ -195,10 +190,6 @@ class _EnsembleScorer:
             tried += [Tried(p, guess == token, kind) for guess, p, kind in candidates]
             node = self._children.get((row, node, token))
         return tried
-
-    def draw(self, counts: Tensor) -> Drawn:
-        """Never called: schemes that need it refuse what ``learns``."""
-        raise ConfigError("an ensemble does not draw children: use verification match")
 
 
 def _flat(parts: Sequence[_Prediction]) -> tuple[list[int], list[float], list[int]]:

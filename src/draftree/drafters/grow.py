@@ -238,13 +238,14 @@ def _finish(
     paths, entropies, tags = (
         torch.cat([getattr(x, n) for x in layers]) for n in ("path_logprobs", "entropies", "tags")
     )
-    parts = [x.origins for x in layers if x.origins is not None]
-    origins = torch.cat(parts) if parts else None
     depths = torch.cat([torch.full_like(x.rows, d) for d, x in enumerate(layers, start=1)])
     own: list[Tensor | slice] = [rows == b for b in range(len(budgets))] if len(budgets) > 1 else [slice(None)]
+    found = [x.origins for x in layers if x.origins is not None]
+    every = torch.cat(found) if found else None
+    origins = [None if every is None else every[m] for m in own]
     pools = [
-        DraftTree(tokens[m], parents[m], depths[m], paths[m], entropies[m], q, _at(origins, m))
-        for m, q in zip(own, drawn_from, strict=True)
+        DraftTree(tokens[m], parents[m], depths[m], paths[m], entropies[m], q, parts)
+        for m, q, parts in zip(own, drawn_from, origins, strict=True)
     ]
     grown = []
     kept = policy.prune(pools, [tags[m] for m in own], budgets)
@@ -258,7 +259,3 @@ def _finish(
         if len(grown[-1].tree) > budget.nodes:
             raise ConfigError(f"the policy kept {len(grown[-1].tree)} nodes of {budget.nodes}: prune to the budget")
     return grown
-
-
-def _at(column: Tensor | None, own: Tensor | slice) -> Tensor | None:
-    return None if column is None else column[own]

@@ -90,23 +90,20 @@ class NgramSource(BeamSource):
         return "lookup"
 
     def open(self, request: Request) -> None:
-        """Index the prompt."""
         self._indexes[request] = index = NgramIndex(self.shortest, self.longest)
         index.extend(request.ids)
 
     def begin(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
-        """Index the new tokens."""
         indexes = [self._indexes[r] for r in requests]
         for index, request in zip(indexes, requests, strict=True):
             index.extend(request.ids[len(index) :])
         return _NgramScorer(indexes, requests, drawing)
 
     def close(self, request: Request) -> None:
-        """Forget a request's index."""
         self._indexes.pop(request, None)
 
 
-class _NgramScorer:
+class _NgramScorer(Scorer):
     """Scores nodes of the trees under construction by the last tokens on their paths."""
 
     def __init__(self, indexes: Sequence[NgramIndex], requests: Sequence[Request], drawing: Drawing) -> None:

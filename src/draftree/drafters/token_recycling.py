@@ -25,7 +25,7 @@ from ..policies.base import Candidates
 from ..request import Outcome, Request, Successors
 from ..tree import ROOT
 from .base import Scorer, TokenSource, UnscoredNode
-from .distributions import Drawing, Drawn, candidates_of
+from .distributions import Drawing, candidates_of
 
 FORMAT = "draftree recycled successors"
 VERSION = "1"
@@ -210,7 +210,6 @@ class TokenRecyclingSource(TokenSource):
 
     @property
     def successors(self) -> int:
-        """As many as are kept."""
         return self.width
 
     def prepare(self, target: LanguageModel) -> None:
@@ -225,11 +224,9 @@ class TokenRecyclingSource(TokenSource):
                 self._table.fill(entries)
 
     def open(self, request: Request) -> None:
-        """Count it."""
         self._open.add(request)
 
     def begin(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
-        """Read the table."""
         return _RecyclingScorer(self._table, requests)
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
@@ -257,7 +254,7 @@ class TokenRecyclingSource(TokenSource):
                 warnings.warn(str(error), DraftreeWarning, stacklevel=2)
 
 
-class _RecyclingScorer:
+class _RecyclingScorer(Scorer):
     """Scores nodes by the last two tokens on their paths."""
 
     def __init__(self, table: SuccessorTable, requests: Sequence[Request]) -> None:
@@ -276,7 +273,3 @@ class _RecyclingScorer:
             self._tokens[b, node] = context[1]
             contexts.append(context)
         return self._table.after(contexts, width)
-
-    def draw(self, counts: Tensor) -> Drawn:
-        """Never called: schemes that need it refuse what ``learns``."""
-        raise ConfigError("recycle does not draw children: use verification match")

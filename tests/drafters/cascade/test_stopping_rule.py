@@ -49,7 +49,7 @@ def test_a_tau_too_low_rises_where_all_that_it_let_through_was_right(memory: flo
     assert tree.depth == 3  # one round of two tokens, and the upper stage's own
     one.ids += [1, 1, 1, 7]
     drafter.observe([Outcome(one, tree, [0, 1, 2], [1, 1, 1, 7], 4, StepCost(1, 1.0, 1.0, 0.0, 0))])
-    assert made.rule.threshold(one).value == pytest.approx(tau)
+    assert made.verifiers[0].rule.threshold(one).value == pytest.approx(tau)
 
 
 def test_a_pending_run_is_no_longer_than_its_cap() -> None:

@@ -18,7 +18,6 @@ from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
 
 from ...config import Budget
 from ...errors import ConfigError
@@ -26,8 +25,8 @@ from ...policies.base import Candidates, GrowthPolicy
 from ...policies.chains import Threshold, check_threshold, learn
 from ...request import Outcome, Request, StepCost
 from ...tree import ROOT, DraftTree
-from ..base import TokenSource, UnscoredNode
-from ..distributions import Drawing, Drawn, joined, split
+from ..base import Scorer, TokenSource, UnscoredNode
+from ..distributions import Drawing, joined, split
 from ..grow import grow
 from .trie import TokenTrie
 
@@ -179,7 +178,18 @@ class PendingRun:
 
 
 class VerifierStage:
-    """Scores nodes of the tries by rounds."""
+    """Scores nodes of the tries by rounds.
+
+    Attributes:
+        found: for each row, node -> what follows it.
+
+    Args:
+        verifier: scores the proposals.
+        below: proposes.
+        requests, tries: of the proposal.
+        fits: of each request, the budget that each stage's source can draft within.
+        drawing: how children come out of the distributions.
+    """
 
     def __init__(
         self,
@@ -190,18 +200,10 @@ class VerifierStage:
         fits: Sequence[Sequence[Budget]],
         drawing: Drawing,
     ) -> None:
-        """
-        Args:
-            verifier: scores the proposals.
-            below: proposes.
-            requests: of the proposal.
-            tries: of the requests.
-            fits: of each request, the budget that each stage's source can draft within.
-            drawing: how children come out of the distributions.
-        """
         self._verifier, self._below, self._requests, self._tries = verifier, below, requests, tries
         self._fits, self._drawing = fits, drawing
         self._upper = SourceStage(verifier.source, requests, tries, drawing)
+        self.found = self._upper.found
         self._runs = [PendingRun() for _ in requests]
         self._ended = [set[int]() for _ in requests]
         self._proposers = [dict[int, int]() for _ in requests]
@@ -210,11 +212,6 @@ class VerifierStage:
     def passes(self) -> int:
         """Model passes of this stage and those below it so far."""
         return self._below.passes + self._upper.passes
-
-    @property
-    def found(self) -> list[dict[int, Candidates]]:
-        """For each row, node -> what follows it."""
-        return self._upper.found
 
     def proposer(self, row: int, node: int) -> int:
         """The stage whose token a node is: its own unless it was proposed."""
@@ -280,9 +277,9 @@ class VerifierStage:
         if policy.enabled is not None:
             self._verifier.below.enable(policy.enabled)
         scorer = TrieScorer(self._below, self._tries, list(anchors.items()))
+        grown = grow(scorer, policy, budgets, self._drawing)
         proposals = []
-        trees = [tree for tree, _ in grow(scorer, policy, budgets, self._drawing)]
-        for (row, anchor), tree in zip(anchors.items(), trees, strict=True):
+        for (row, anchor), (tree, _) in zip(anchors.items(), grown, strict=True):
             nodes = self._tries[row].nodes_of(tree, anchor)
             for node in nodes:
                 self._proposers[row].setdefault(node, self._below.proposer(row, node))
@@ -347,7 +344,7 @@ def _logprob(found: Candidates, token: int) -> float:
 Stage = SourceStage | VerifierStage
 
 
-class TrieScorer:
+class TrieScorer(Scorer):
     """Scores the nodes of growing trees, each below a node of a trie.
 
     The one place where the growth loop's numbers of nodes become nodes of a trie.
@@ -369,10 +366,6 @@ class TrieScorer:
 
     def _candidates(self, places: Sequence[TrieNode], width: int) -> Candidates:
         return joined(self._stage.predict(places, width))
-
-    def draw(self, counts: Tensor) -> Drawn:
-        """Never called: schemes that draw children refuse what ``learns``."""
-        raise ConfigError("a cascade does not draw children: use verification match")
 
 
 class CascadeScorer(TrieScorer):

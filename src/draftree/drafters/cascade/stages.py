@@ -64,12 +64,10 @@ class CascadeSource(TokenSource):
 
     @property
     def name(self) -> str:
-        """All names, joined by ">"."""
         return ">".join(self.stage_names)
 
     @property
     def fingerprint(self) -> str:
-        """All fingerprints, joined by ">"."""
         return ">".join(source.fingerprint for source in self.sources)
 
     @property
@@ -78,11 +76,6 @@ class CascadeSource(TokenSource):
         lower, upper = self.called
         below = self.lower.stage_names if isinstance(self.lower, CascadeSource) else (lower or self.lower.name,)
         return (*below, upper or self.upper.name)
-
-    @property
-    def rule(self) -> StoppingRule:
-        """Of the last stage."""
-        return self.verifiers[-1].rule
 
     def prepare(self, target: LanguageModel) -> None:
         """Prepare the stages, and the policies for the models that verify what they shape.
@@ -99,7 +92,6 @@ class CascadeSource(TokenSource):
                 raise ConfigError(f"cascade {self.name}: {name} is no model: use another method than auto below")
 
     def open(self, request: Request) -> None:
-        """Open the request in all stages."""
         request.stats.stages = [StageStats(name) for name in self.stage_names]
         super(CascadeSource, self).open(request)
 
@@ -132,15 +124,14 @@ class CascadeSource(TokenSource):
             for row, (outcome, trie) in enumerate(zip(outcomes, self._tries, strict=True)):
                 nodes = trie.nodes_of(outcome.tree)
                 self._last.learn(outcome, row)
-                levels, accepted = outcome.request.stats.stages, outcome.path[: outcome.taken]
-                levels[-1].proposed += len(nodes)
-                levels[-1].accepted += len(accepted)
+                stages, accepted = outcome.request.stats.stages, outcome.path[: outcome.taken]
+                stages[-1].proposed += len(nodes)
+                stages[-1].accepted += len(accepted)
                 for n in accepted:
-                    levels[self._last.proposer(row, nodes[n])].emitted += 1
+                    stages[self._last.proposer(row, nodes[n])].emitted += 1
         self._last = None
         super(CascadeSource, self).observe(outcomes)
 
     def close(self, request: Request) -> None:
-        """Close the request in all stages."""
         self._fits.pop(request, None)
         super(CascadeSource, self).close(request)
