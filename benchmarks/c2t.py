@@ -32,7 +32,7 @@ from torch import Tensor
 from draftree.artifacts import write_whole
 from draftree.bench.summary import ratio
 from draftree.config import SamplingParams
-from draftree.drafters.base import TreeDrafter
+from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.registry import check_made_for, load_drafter, provenance
 from draftree.engine import Engine
 from draftree.errors import InputError

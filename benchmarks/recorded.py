@@ -20,10 +20,10 @@ from torch.nn.functional import pad
 from draftree.artifacts import write_whole
 from draftree.bench.suites import choose, load_suite
 from draftree.config import MAX_NODES, Budget, SamplingParams
-from draftree.drafters.base import NoDrafter, TreeDrafter
+from draftree.drafters.base import Grown, NoDrafter, Scorer, TokenSource, UnscoredNode
 from draftree.drafters.distributions import Drawing, Drawn
+from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.registry import load_drafter
-from draftree.drafters.source import Grown, Scorer, TokenSource
 from draftree.engine import Engine
 from draftree.errors import ConfigError
 from draftree.models.base import LanguageModel
@@ -76,7 +76,7 @@ class KnownText:
     category: str = ""
 
 
-class _Recorder:
+class _Recorder(Scorer):
     """A scorer that keeps what another one returns.
 
     Attributes:
@@ -91,15 +91,9 @@ class _Recorder:
         self.last: list[int] = []
         self.layers: list[Candidates] = []
 
-    def score_roots(self, rows: Sequence[int], width: int) -> Candidates:
-        return self._keep([(ROOT, ROOT, 0)], self._scorer.score_roots(rows, width))
-
-    def score(self, rows: Tensor, nodes: Tensor, parents: Tensor, tokens: Tensor, width: int) -> Candidates:
-        scored = list(zip(nodes.tolist(), parents.tolist(), tokens.tolist(), strict=True))
-        return self._keep(scored, self._scorer.score(rows, nodes, parents, tokens, width))
-
-    def _keep(self, scored: list[tuple[int, int, int]], found: Candidates) -> Candidates:
-        for node, parent, token in scored:
+    def score(self, nodes: Sequence[UnscoredNode], width: int) -> Candidates:
+        found = self._scorer.score(nodes, width)
+        for _, node, parent, token in nodes:
             self.above.append(self._numbers.get(parent, ROOT))
             self.last.append(token)
             self._numbers[node] = len(self.last) - 1
@@ -252,35 +246,25 @@ class RecordedSource(TokenSource):
         pass
 
 
-class _RecordedScorer:
+class _RecordedScorer(Scorer):
     """Finds the distributions of a position by the tokens from the root."""
 
     def __init__(self, source: RecordedSource, position: int) -> None:
         self._source, self._position = source, position
-        self._paths: dict[int, Tokens] = {ROOT: ()}
+        self._paths: dict[int, Tokens] = {}
 
-    def score_roots(self, rows: Sequence[int], width: int) -> Candidates:
-        return self._found([()], width)
-
-    def score(self, rows: Tensor, nodes: Tensor, parents: Tensor, tokens: Tensor, width: int) -> Candidates:
-        scored = zip(nodes.tolist(), parents.tolist(), tokens.tolist(), strict=True)
-        new = {node: (*self._paths[parent], token) for node, parent, token in scored}
-        self._paths |= new
-        return self._found(list(new.values()), width)
-
-    def _found(self, paths: list[Tokens], width: int) -> Candidates:
+    def score(self, nodes: Sequence[UnscoredNode], width: int) -> Candidates:
         """Nodes that were not recorded have no candidates."""
         drafts = self._source.known.drafts[self._position]
-        numbers = [drafts.numbers.get(path, ROOT) for path in paths]
+        for _, node, parent, token in nodes:
+            self._paths[node] = () if node == ROOT else (*self._paths[parent], token)
+        numbers = [drafts.numbers.get(self._paths[n.node], ROOT) for n in nodes]
         self._source.scored += len(numbers)
         self._source.layers += 1
         self._source.missing += numbers.count(ROOT)
         known = torch.tensor(numbers)
         logprobs = drafts.logprobs[known, :width].masked_fill((known == ROOT)[:, None], float("-inf"))
         return Candidates(drafts.tokens[known, :width], logprobs, drafts.entropies[known])
-
-    def draw(self, counts: Tensor) -> Drawn:
-        raise ConfigError("recorded drafts do not draw children: use verification match")
 
 
 @dataclass(slots=True)

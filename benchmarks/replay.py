@@ -32,9 +32,9 @@ from rich.progress import track
 from draftree.bench.contestants import AR, entries, split_names
 from draftree.bench.summary import markdown, ratio
 from draftree.config import DEFAULT_NODES, SamplingParams
-from draftree.drafters.base import TreeDrafter
+from draftree.drafters.base import Scorer, TokenSource
 from draftree.drafters.distributions import Drawing
-from draftree.drafters.source import Scorer, TokenSource
+from draftree.drafters.grow import TreeDrafter
 from draftree.errors import InputError
 from draftree.models.base import LanguageModel
 from draftree.models.cost_profile import Profile, kept_or_measured

@@ -28,12 +28,10 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from draftree.config import Budget, SamplingParams
-from draftree.drafters.base import NoDrafter, TreeDrafter
-from draftree.drafters.distributions import Drawn
-from draftree.drafters.grow import grow
+from draftree.drafters.base import NoDrafter, Scorer, UnscoredNode
+from draftree.drafters.grow import TreeDrafter, grow
 from draftree.drafters.registry import load_drafter
 from draftree.engine import Engine
-from draftree.errors import RunError
 from draftree.models import attention
 from draftree.models.base import LanguageModel, Nodes
 from draftree.models.cpu.quantization import AUTO, DEFAULT_WEIGHT_FORMAT, DRAFTING, STOCK, WEIGHT_FORMATS, summary
@@ -125,7 +123,7 @@ def _measure_steps(target: HFModel, context: int, nodes: int, count: int) -> Non
     _compare_attention(target, prompt)
 
 
-class _RandomScorer:
+class _RandomScorer(Scorer):
     """Random distributions, made beforehand: a model that takes no time."""
 
     def __init__(self, width: int) -> None:
@@ -134,18 +132,9 @@ class _RandomScorer:
         top = logits.log_softmax(-1).topk(width)
         self._found = Candidates(top.indices, top.values, torch.distributions.Categorical(logits=logits).entropy())
 
-    def score_roots(self, rows: Sequence[int], width: int) -> Candidates:
-        return self._first(len(rows))
-
-    def score(self, rows: Tensor, nodes: Tensor, parents: Tensor, tokens: Tensor, width: int) -> Candidates:
-        return self._first(len(rows))
-
-    def _first(self, count: int) -> Candidates:
-        found = self._found
+    def score(self, nodes: Sequence[UnscoredNode], width: int) -> Candidates:
+        found, count = self._found, len(nodes)
         return Candidates(found.tokens[:count], found.logprobs[:count], found.entropies[:count])
-
-    def draw(self, counts: Tensor) -> Drawn:
-        raise RunError("nothing is drawn here: use drawing TOP")
 
 
 def _build_trees(repeats: int = 200) -> None:

@@ -21,16 +21,15 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from draftree.config import SamplingParams
-from draftree.drafters.base import TreeDrafter
+from draftree.drafters.base import Scorer, TokenSource, UnscoredNode
 from draftree.drafters.distributions import Drawing
 from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.ensemble import EnsembleSource
+from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.registry import load_drafter
-from draftree.drafters.source import Scorer, TokenSource
 from draftree.engine import Engine
 from draftree.models.cost_profile import Grid, load_profile, measure_and_keep
 from draftree.models.huggingface import HFModel
@@ -70,19 +69,14 @@ def stranger(shape: str, seed: int = 0, layers: int | None = None) -> HFModel:
     return HFModel(model.eval(), name=f"stranger-{shape}-{config.num_hidden_layers}", self_test=False)
 
 
-class WrongScorer:
+class WrongScorer(Scorer):
     """Another scorer's candidates, each token replaced by the next one of the vocabulary."""
 
     def __init__(self, scorer: Scorer, vocab: int) -> None:
         self._scorer, self._vocab = scorer, vocab
 
-    def score_roots(self, rows: Sequence[int], width: int) -> Candidates:
-        return self._wrong(self._scorer.score_roots(rows, width))
-
-    def score(self, rows: Tensor, nodes: Tensor, parents: Tensor, tokens: Tensor, width: int) -> Candidates:
-        return self._wrong(self._scorer.score(rows, nodes, parents, tokens, width))
-
-    def _wrong(self, found: Candidates) -> Candidates:
+    def score(self, nodes: Sequence[UnscoredNode], width: int) -> Candidates:
+        found = self._scorer.score(nodes, width)
         return replace(found, tokens=(found.tokens + 1) % self._vocab)
 
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from transformers import PreTrainedModel
 
-from draftree.drafters.base import Drafter, NoDrafter, TreeDrafter
+from draftree.drafters.base import Drafter, NoDrafter, TokenSource
+from draftree.drafters.cascade.rounds import StoppingRule
+from draftree.drafters.cascade.stages import CascadeSource
 from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.ensemble import EnsembleSource
+from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.ngram import NgramSource
-from draftree.drafters.source import TokenSource
 from draftree.drafters.token_recycling import TokenRecyclingSource
 from draftree.models.cost_profile import Identity, Point, Profile
 from draftree.models.huggingface import HFModel
@@ -22,6 +25,7 @@ from draftree.policies.base import GrowthPolicy, Provenance
 from draftree.policies.c2t import DEFAULT, DEFAULT_WIDTH, ClassifierTree, LearnedTree, LearnedWidth, read_classifier
 from draftree.policies.fixed import Counts, RankTree, TreeFile, expected_acceptance_length
 from draftree.policies.methods import METHODS
+from draftree.request import Request
 
 from .tiny import VOCAB, tiny
 
@@ -64,6 +68,19 @@ def source(name: str, model: HFModel, kind: str = "llama") -> TokenSource:
 def drafter(name: str, model: HFModel, policy: GrowthPolicy, kind: str = "llama") -> Drafter:
     """A drafter for ``model`` by name (as ``source``, or "none")."""
     return NoDrafter() if name == "none" else TreeDrafter(policy, source(name, model, kind))
+
+
+class Endless(StoppingRule):
+    """Makes a round below every token."""
+
+    def goes_on(self, request: Request, depth: int, entropy: float) -> bool:
+        return True
+
+
+def endless(cascade: CascadeSource) -> CascadeSource:
+    """A cascade that loops back for as long as its trees grow."""
+    cascade.verifiers = tuple(replace(v, rule=Endless(v.rule.settings)) for v in cascade.verifiers)
+    return cascade
 
 
 TREE = ((0,), (0, 0), (1,), (0, 0, 0), (0, 1), (2,), (1, 0), (3,))

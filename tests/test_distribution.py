@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from draftree.config import SamplingParams
-from draftree.drafters.base import TreeDrafter
 from draftree.drafters.draft_model import ModelSource
+from draftree.drafters.grow import TreeDrafter
 from draftree.engine import Engine
 from draftree.policies.base import GrowthPolicy
 from draftree.policies.entropy import EntropyTree

@@ -11,8 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM, RepetitionPenaltyLogitsProcessor
 
 from draftree.config import DEFAULT_NODES, MAX_NODES, Processor, SamplingParams
-from draftree.drafters.base import TreeDrafter
 from draftree.drafters.draft_model import ModelSource
+from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.ngram import NgramSource
 from draftree.engine import Engine, Generation
 from draftree.errors import ConfigError, InputError, PromptError

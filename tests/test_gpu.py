@@ -11,8 +11,9 @@ from transformers import PreTrainedModel
 from draftree.beams.beam_engine import BeamEngine
 from draftree.beams.params import BeamParams
 from draftree.config import SamplingParams
-from draftree.drafters.base import Drafter, TreeDrafter
+from draftree.drafters.base import Drafter
 from draftree.drafters.draft_model import ModelSource
+from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.ngram import NgramSource
 from draftree.drafters.token_recycling import TokenRecyclingSource
 from draftree.engine import Engine

@@ -14,7 +14,7 @@ import torch
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from draftree.config import SamplingParams
-from draftree.drafters.base import TreeDrafter
+from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.ngram import NgramSource
 from draftree.engine import Engine
 from draftree.errors import ConfigError, DraftreeWarning, TraceError

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from draftree.config import Budget
-from draftree.drafters.distributions import Drawn
+from draftree.drafters.base import Scorer, UnscoredNode
 from draftree.drafters.grow import grow
-from draftree.drafters.source import Scorer
 from draftree.errors import CacheError, PromptError
 from draftree.models.base import Capabilities, Nodes, Row
 from draftree.policies.base import Candidates, GrowthPolicy
@@ -159,7 +158,7 @@ Script = Callable[[int, Path], tuple[Sequence[int], Sequence[float], float]]
 """(row, path) -> tokens, their log-probs in descending order, and the entropy of the law."""
 
 
-class ScriptedScorer:
+class ScriptedScorer(Scorer):
     """A ``Scorer`` that reads its candidates from a script.
 
     Attributes:
@@ -176,23 +175,14 @@ class ScriptedScorer:
         """All that it was asked about but the roots."""
         return [asked for call in self.calls for asked in call if asked[1]]
 
-    def score_roots(self, rows: Sequence[int], width: int) -> Candidates:
+    def score(self, nodes: Sequence[UnscoredNode], width: int) -> Candidates:
         """See ``Scorer``."""
-        self._paths |= {(b, ROOT): () for b in rows}
-        return self._ask([(b, ()) for b in rows], width)
-
-    def score(self, rows: Tensor, nodes: Tensor, parents: Tensor, tokens: Tensor, width: int) -> Candidates:
-        """See ``Scorer``."""
-        assert rows.tolist() == sorted(rows.tolist())
+        assert [n.row for n in nodes] == sorted(n.row for n in nodes)
         asked = []
-        for b, node, parent, token in torch.stack([rows, nodes, parents, tokens], 1).tolist():
-            self._paths[b, node] = (*self._paths[b, parent], token)
+        for b, node, parent, token in nodes:
+            self._paths[b, node] = () if node == ROOT else (*self._paths[b, parent], token)
             asked.append((b, self._paths[b, node]))
         return self._ask(asked, width)
-
-    def draw(self, counts: Tensor) -> Drawn:
-        """See ``Scorer``; nothing is drawn here."""
-        raise NotImplementedError
 
     def _ask(self, asked: list[tuple[int, Path]], width: int) -> Candidates:
         self.calls.append(asked)

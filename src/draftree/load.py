@@ -8,8 +8,8 @@ from pathlib import Path
 
 from .beams.beam_engine import BeamEngine
 from .config import check_fields, option, typed
+from .drafters.base import TokenSource
 from .drafters.registry import check_recycle_file, fast_in_int4, learns, load_drafter, load_source
-from .drafters.source import TokenSource
 from .drafters.spec import AUTO, DEFAULT_DRAFTER, NONE, DrafterSpec
 from .engine import Engine
 from .errors import ConfigError

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
+from draftree.drafters.base import BeamSource
 from draftree.drafters.draft_model import ModelSource, SelfSpeculationSource
 from draftree.drafters.eagle import EagleSource
 from draftree.drafters.ngram import NgramSource
-from draftree.drafters.source import BeamSource
 from draftree.models.huggingface import HFModel
 
 from ..heads import random_head

@@ -11,17 +11,17 @@ import pytest
 import torch
 from transformers import RepetitionPenaltyLogitsProcessor
 
-from draftree.beams.beam_distributions import KeyedDraws
+from draftree.beams.beam_distributions import BeamDraws
 from draftree.beams.beam_engine import BeamEngine
 from draftree.beams.drafting import grow
 from draftree.beams.params import BeamParams, BeamWarp
 from draftree.config import SamplingParams
+from draftree.drafters.base import BeamSource, Scorer, UnscoredNode
 from draftree.drafters.distributions import Drawing
 from draftree.drafters.draft_model import ModelSource, SelfSpeculationSource
 from draftree.drafters.eagle import EagleSource
 from draftree.drafters.ngram import NgramSource
 from draftree.drafters.registry import load_source
-from draftree.drafters.source import BeamSource, Scorer
 from draftree.drafters.spec import DrafterSpec
 from draftree.errors import ConfigError, PromptError, RunError, VocabularyError
 from draftree.load import load_beam_engine, load_beam_source
@@ -29,6 +29,7 @@ from draftree.models.huggingface import HFModel
 from draftree.models.loading import load
 from draftree.request import Request
 from draftree.text import NoText
+from draftree.tree import ROOT
 
 from ..heads import random_head
 from ..pairs import target
@@ -307,12 +308,12 @@ def test_a_source_scores_below_beams_as_below_a_request_of_their_tokens(drafter:
     engine.open(request)
     apart = 0
     while not request.done:
-        forest = grow(drafting, [request], [KeyedDraws(0, 0)], [1])[0]
+        forest = grow(drafting, [request], [BeamDraws(0, 0)], [1])[0]
         for node in forest.drafted.values():
             assert node.parent is not None
             alone, fresh = Request(request.history(node.parent), SamplingParams(), 9, frozenset(), NoText()), made()
             alone.row = model.open(alone.ids[:-1])
-            found = fresh.begin([alone], Drawing.TOP).score_roots([0], VOCAB)
+            found = fresh.begin([alone], Drawing.TOP).score([UnscoredNode(0, ROOT, ROOT, 0)], VOCAB)
             want = float(found.logprobs[0][found.tokens[0] == node.token].max())
             assert node.score - node.parent.score == pytest.approx(want, abs=1e-4)
             fresh.close(alone)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from draftree.beams import speculative as rules
-from draftree.beams.beam_distributions import Cell, target_distributions
+from draftree.beams.beam_distributions import BeamDraws, Cell, target_distributions
 from draftree.beams.beam_engine import BeamEngine
 from draftree.beams.forest import BeamRequest
 from draftree.beams.params import BeamParams, BeamWarp
@@ -125,8 +125,8 @@ class BeamLaw:
         return found
 
 
-class Scripted:
-    """``draftree.beams.beam_distributions.BeamDraws`` that goes every way in turn."""
+class Scripted(BeamDraws):
+    """Draws that go every way in turn."""
 
     replacement = True
 
@@ -158,7 +158,7 @@ class Scriptable(BeamEngine):
 
     script: Scripted
 
-    def _draws(self, request: BeamRequest) -> Scripted:  # type: ignore[override]
+    def _draws(self, request: BeamRequest) -> Scripted:
         return self.script
 
 
@@ -344,7 +344,7 @@ def test_the_dynamic_width_differs_from_beam_to_beam() -> None:
 def final_law(model: HFModel, prompt: list[int], params: SamplingParams, limit: int, beam_warp: BeamWarp) -> BeamLaw:
     def after(beam: Tokens) -> Tensor:
         row = model.open([*prompt, *beam])
-        law = target_distributions(row.logits[None], PLAIN, beam_warp, list)[0].exp()
+        law = target_distributions(row.logits[None], PLAIN, beam_warp, [])[0].exp()
         model.close(row)
         return law
 

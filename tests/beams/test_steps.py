@@ -13,7 +13,7 @@ from draftree.beams import speculative as rules
 from draftree.beams.beam_distributions import Cell
 from draftree.beams.forest import BeamRequest
 from draftree.beams.params import BeamParams
-from draftree.beams.speculative import LayerResult, Residuals, acceptance_distribution, expected_layers, verify
+from draftree.beams.speculative import Residuals, acceptance_distribution, expected_layers, verify
 from draftree.drafters.draft_model import ModelSource
 
 from ..toy import ToyModel
@@ -50,12 +50,12 @@ def steps(models: Models, beams: BeamParams, monkeypatch: pytest.MonkeyPatch) ->
         width: int,
         accepts: Callable[[float], bool],
         draw: Callable[[Tensor, Sequence[int]], list[Cell]],
-    ) -> LayerResult:
+    ) -> tuple[list[Cell], int]:
         law = acceptance_distribution(residuals.mean_acceptances(len(drafts)))
-        verdict = verify(residuals, drafts, width, accepts, draw)
+        found, accepted = verify(residuals, drafts, width, accepts, draw)
         if all(layer.accepted for layer in seen):
-            seen.append(Judged(sum(law[width:]), sum(law[beams.min_width :]), verdict.accepted == width))
-        return verdict
+            seen.append(Judged(sum(law[width:]), sum(law[beams.min_width :]), accepted == width))
+        return found, accepted
 
     monkeypatch.setattr(rules, "verify", observed)
 

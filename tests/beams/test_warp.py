@@ -109,7 +109,7 @@ WEIGHTS = (0.7, 0.3)
 def cells(params: SamplingParams, beam_warp: BeamWarp, counts: tuple[int, int] = (1, 1)) -> Tensor:
     """[2, 3] p_beam, the beams' scores being those of their warp's own distribution."""
     logits = ROWS.log().float()
-    laws = target_distributions(logits, params, beam_warp, list)
+    laws = target_distributions(logits, params, beam_warp, [])
     return beam_distribution([torch.tensor(w).log().item() for w in WEIGHTS], counts, laws, params, beam_warp)
 
 
@@ -137,7 +137,7 @@ def test_top_p_and_min_p_are_of_the_joint_distribution() -> None:
 @pytest.mark.parametrize("params", WARPS)
 def test_a_beam_that_was_drawn_twice_has_two_copies_of_its_cells(params: SamplingParams) -> None:
     """W x V cells whatever coincides; of copies all are kept or none."""
-    laws = target_distributions(ROWS.log().float(), params, "joint", list)
+    laws = target_distributions(ROWS.log().float(), params, "joint", [])
     scores = [torch.tensor(w).log().item() for w in WEIGHTS]
     thrice = beam_distribution(
         [scores[0], scores[0], scores[1]], [1, 1, 1], laws[torch.tensor([0, 0, 1])], params, "joint"
@@ -181,11 +181,11 @@ def test_rows_of_the_token_warp_are_transformers(params: SamplingParams, monkeyp
     )
     for accumulated, running in steps[1:]:  # at first all beams but one are masked
         logits = torch.stack([after(model, ids) for ids in running])
-        rows = target_distributions(logits, params, "token", list)
+        rows = target_distributions(logits, params, "token", [])
         torch.testing.assert_close(accumulated.double().softmax(-1), rows.exp(), rtol=1e-3, atol=1e-5)
         if params is TEMPERED:
             scores = [score(model, ids, len(prompt)) for ids in running]
-            laws = target_distributions(logits, params, "joint", list)
+            laws = target_distributions(logits, params, "joint", [])
             joint = beam_distribution(scores, [1] * len(running), laws, params, "joint")
             torch.testing.assert_close(
                 accumulated.double().flatten().softmax(-1), joint.flatten(), rtol=1e-3, atol=1e-5

@@ -11,9 +11,9 @@ from benchmarks.c2t import held_against, joint
 from benchmarks.recorded import Drafts, KnownText, RecordedSource, record
 from benchmarks.replay import Costs, ReadSource, Speed, along, foresight, hindsight, main
 from draftree.config import SamplingParams
-from draftree.drafters.base import TreeDrafter
+from draftree.drafters.base import TokenSource
 from draftree.drafters.eagle import EagleSource
-from draftree.drafters.source import TokenSource
+from draftree.drafters.grow import TreeDrafter
 from draftree.models.cost_profile import Point as Size
 from draftree.models.cost_profile import Profile
 from draftree.models.huggingface import HFModel

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from draftree.config import Budget, SamplingParams
-from draftree.drafters.base import TreeDrafter
 from draftree.drafters.distributions import Drawing, Key, draw
 from draftree.drafters.draft_model import ModelSource
+from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.ngram import NgramIndex, NgramSource
 from draftree.errors import ConfigError
 from draftree.policies.base import Frontier, Growth, GrowthPolicy
@@ -138,8 +138,8 @@ def test_lookup_draws_from_its_blend_normalised_over_what_it_knows(drawing: Draw
         tree = drafter.propose([made], [Budget(1)], drawing)[0]
         counts[tree.tokens[0]] += 1
         drafter.close(made)
-    known, blend, _ = _blend(text)
-    law = torch.zeros(7).index_put((torch.tensor(known),), torch.tensor(blend))
+    blend = _blend(text)
+    law = torch.zeros(7).index_put((torch.tensor(list(blend)),), torch.tensor(list(blend.values())))
     assert chi_square(counts, law / law.sum()) > 1e-4
     assert torch.allclose(tree.distributions[ROOT].dense(7).softmax(-1).float(), law / law.sum(), atol=1e-6)
 
@@ -152,7 +152,7 @@ def test_lookup_draws_no_more_children_than_it_knows_tokens() -> None:
     assert sorted(tree.tokens.tolist()) == [3, 4]
 
 
-def _blend(text: list[int]) -> tuple[list[int], list[float], float]:
+def _blend(text: list[int]) -> dict[int, float]:
     index = NgramIndex(1, 2)
     index.extend(text)
-    return index.predict(index.tail, 99)
+    return index.predict(index.tail)

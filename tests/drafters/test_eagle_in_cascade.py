@@ -7,14 +7,13 @@ import torch
 from torch import Tensor
 
 from draftree.config import SamplingParams
-from draftree.drafters.base import TreeDrafter
+from draftree.drafters.base import TokenSource
 from draftree.drafters.cascade.stages import CascadeSource
-from draftree.drafters.cascade.stopping_rule import LoopBack
 from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.eagle import EagleSource
 from draftree.drafters.ensemble import EnsembleSource
+from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.ngram import NgramSource
-from draftree.drafters.source import TokenSource
 from draftree.engine import Engine
 from draftree.errors import CacheError
 from draftree.models.base import Nodes, Row
@@ -23,10 +22,8 @@ from draftree.models.huggingface import HFModel
 from draftree.policies.fixed import StaticTree
 
 from ..heads import PROMPTS, random_head, trained
-from ..pairs import relative
+from ..pairs import endless, relative
 from ..tiny import VOCAB, tiny
-
-ENDLESS = LoopBack("always")
 
 
 @pytest.fixture(scope="module")
@@ -42,10 +39,10 @@ def middle() -> HFModel:
     return HFModel(relative(), self_test=False)
 
 
-def below(head: HeadModel, middle: HFModel, shape: StaticTree, loop: LoopBack = ENDLESS) -> CascadeSource:
+def below(head: HeadModel, middle: HFModel, shape: StaticTree) -> CascadeSource:
     upper = ModelSource(middle.twin(), VOCAB)
     upper.model.track_features()  # type: ignore[attr-defined]
-    return CascadeSource(EagleSource(head, VOCAB, verifier=upper), upper, shape, loop)
+    return endless(CascadeSource(EagleSource(head, VOCAB, verifier=upper), upper, shape))
 
 
 def engine(target: HFModel, source: TokenSource, depth: int = 8, nodes: int = 12) -> Engine:
@@ -70,7 +67,7 @@ def test_ids_are_those_of_plain_decoding_in_a_union(target: HFModel, middle: HFM
     upper = ModelSource(middle.twin(), VOCAB)
     upper.model.track_features()  # type: ignore[attr-defined]
     union = EnsembleSource((NgramSource(shortest=1), EagleSource(random_head(middle), VOCAB, verifier=upper)))
-    made = engine(target, CascadeSource(union, upper, StaticTree(2, 2), ENDLESS))
+    made = engine(target, endless(CascadeSource(union, upper, StaticTree(2, 2))))
     want = [g.token_ids for g in Engine(target).generate(PROMPTS, params)]
     assert [g.token_ids for g in made.generate(PROMPTS, params)] == want
 
@@ -123,7 +120,7 @@ def test_a_head_that_knows_the_text_is_believed_beyond_the_first_round(target: H
     for reads in (True, False):
         made = below(trained(target), target, StaticTree(1, 2))
         if not reads:
-            made = CascadeSource(EagleSource(trained(target), VOCAB), made.upper, StaticTree(1, 2), ENDLESS)
+            made = endless(CascadeSource(EagleSource(trained(target), VOCAB), made.upper, StaticTree(1, 2)))
         levels = [g.stats.stages[0] for g in engine(target, made, 10).generate(PROMPTS[:2], params)]
         shares.append(sum(x.accepted for x in levels) / sum(x.proposed for x in levels))
     assert shares[0] > 0.9

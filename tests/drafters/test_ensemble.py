@@ -8,16 +8,15 @@ from pathlib import Path
 from random import Random
 
 import pytest
-import torch
 
 from draftree.config import Budget, SamplingParams
-from draftree.drafters.base import TreeDrafter
+from draftree.drafters.base import Scorer, TokenSource, UnscoredNode
 from draftree.drafters.distributions import Drawing
 from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.ensemble import EnsembleSource
+from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.ngram import NgramSource
 from draftree.drafters.registry import load_drafter
-from draftree.drafters.source import Scorer, TokenSource
 from draftree.drafters.spec import DrafterSpec
 from draftree.drafters.token_recycling import TokenRecyclingSource
 from draftree.engine import Engine
@@ -354,12 +353,11 @@ def test_what_is_said_in_several_rounds_has_the_depth_of_its_node() -> None:
     request = request_of()
     union.fit(request, Budget(20))
     scorer = union.begin([request], Drawing.TOP)
-    scorer.score_roots([0], 4)
-    node = torch.tensor([0])
+    scorer.score([UnscoredNode(0, ROOT, ROOT, 0)], 4)
     for number in range(4):  # four siblings, one after another: all of depth 1
-        found = scorer.score(node, torch.tensor([number]), torch.tensor([ROOT]), torch.tensor([number + 5]), 4)
+        found = scorer.score([UnscoredNode(0, number, ROOT, number + 5)], 4)
         assert found.tokens[0].tolist()[0] == 1
-    found = scorer.score(node, torch.tensor([9]), torch.tensor([3]), torch.tensor([1]), 4)
+    found = scorer.score([UnscoredNode(0, 9, 3, 1)], 4)
     assert 1 not in found.tokens[0].tolist()  # depth 2 is the last one that the part drafts
 
 

@@ -11,15 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftree.config import Budget, SamplingParams
-from draftree.drafters.base import TreeDrafter
+from draftree.drafters.distributions import candidates_of
+from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.ngram import NgramIndex, NgramSource
 from draftree.errors import ConfigError
 from draftree.policies.fixed import StaticTree
 from draftree.request import Request
 from draftree.text import NoText
 from draftree.tree import DraftTree
-
-ALL = 99
 
 
 def index_of(text: Sequence[int], shortest: int, longest: int) -> NgramIndex:
@@ -51,53 +50,58 @@ examples = settings(max_examples=150, deadline=None, derandomize=True)
 @given(text=texts, tail=st.lists(st.integers(0, 2), max_size=6), shortest=st.integers(1, 3), more=st.integers(0, 3))
 @examples
 def test_the_law_equals_a_recount(text: list[int], tail: list[int], shortest: int, more: int) -> None:
-    tokens, law, entropy = index_of(text, shortest, shortest + more).predict(tuple(tail), ALL)
+    blend = index_of(text, shortest, shortest + more).predict(tuple(tail))
     counted, expected_entropy = recount(text, tail, shortest, shortest + more)
-    assert dict(zip(tokens, law, strict=True)) == pytest.approx(counted)
-    assert law == sorted(law, reverse=True)
-    assert entropy == pytest.approx(expected_entropy)
+    assert blend == pytest.approx(counted)
+    assert list(blend.values()) == sorted(blend.values(), reverse=True)
+    assert float(candidates_of([blend], 1).entropies) == pytest.approx(expected_entropy)
 
 
 def test_the_blend_of_two_match_lengths_by_hand() -> None:
     """After (1, 2) came 3 twice and 4 once: C = 3, U = 2; after 2 alone the same and 5 once: C = 4, U = 3."""
-    tokens, law, entropy = index_of([1, 2, 3, 1, 2, 4, 1, 2, 3, 2, 5], 1, 2).predict((1, 2), ALL)
+    blend = index_of([1, 2, 3, 1, 2, 4, 1, 2, 3, 2, 5], 1, 2).predict((1, 2))
     three, four, five, left = 2 / 5 + 2 / 5 * 2 / 7, 1 / 5 + 2 / 5 * 1 / 7, 2 / 5 * 1 / 7, 2 / 5 * 3 / 7
-    assert tokens == [3, 4, 5]
-    assert law == pytest.approx([three, four, five])
-    assert entropy == pytest.approx(-sum(p * math.log(p) for p in (three, four, five, left)))
+    assert list(blend) == [3, 4, 5]
+    assert list(blend.values()) == pytest.approx([three, four, five])
+    entropy = -sum(p * math.log(p) for p in (three, four, five, left))
+    assert float(candidates_of([blend], 1).entropies) == pytest.approx(entropy)
 
 
 def test_of_equally_frequent_successors_the_most_recent_comes_first() -> None:
-    assert index_of([1, 2, 1, 3, 1, 4], 1, 1).predict((1,), ALL)[0] == [4, 3, 2]
-    assert index_of([1, 4, 1, 3, 1, 2, 1, 3, 1, 4], 1, 1).predict((1,), ALL)[0] == [4, 3, 2]
+    assert list(index_of([1, 2, 1, 3, 1, 4], 1, 1).predict((1,))) == [4, 3, 2]
+    assert list(index_of([1, 4, 1, 3, 1, 2, 1, 3, 1, 4], 1, 1).predict((1,))) == [4, 3, 2]
 
 
 def test_a_more_frequent_successor_comes_before_a_more_recent_one() -> None:
-    assert index_of([1, 2, 1, 2, 1, 3], 1, 1).predict((1,), ALL)[0] == [2, 3]
+    assert list(index_of([1, 2, 1, 2, 1, 3], 1, 1).predict((1,))) == [2, 3]
 
 
 def test_a_successor_after_a_longer_match_comes_before_one_as_frequent_after_a_shorter() -> None:
-    assert index_of([7, 1, 2, 8, 1, 3], 1, 2).predict((7, 1), ALL)[0] == [2, 3]
+    assert list(index_of([7, 1, 2, 8, 1, 3], 1, 2).predict((7, 1))) == [2, 3]
 
 
-@pytest.mark.parametrize("width", [0, 1, 2, 3])
+@pytest.mark.parametrize("width", [1, 2, 3])
 def test_no_more_than_the_width_is_predicted_and_the_law_is_not_renormalised(width: int) -> None:
-    index = index_of([1, 2, 1, 3, 1, 4], 1, 1)
-    tokens, law, entropy = index.predict((1,), ALL)
-    assert index.predict((1,), width) == (tokens[:width], law[:width], entropy)
+    blend = index_of([1, 2, 1, 3, 1, 4], 1, 1).predict((1,))
+    found, whole = candidates_of([blend], width), candidates_of([blend], 5)
+    assert found.tokens.tolist()[0] == list(blend)[:width]
+    assert found.logprobs.exp().tolist()[0] == pytest.approx(list(blend.values())[:width])
+    assert found.entropies == whole.entropies
+    assert whole.logprobs.tolist()[0][3:] == [-math.inf, -math.inf]
 
 
 def test_nothing_is_predicted_from_less_than_the_shortest_match() -> None:
-    assert index_of([1, 2, 3, 1, 2, 3], 3, 5).predict((1, 2), ALL) == ([], [], 0)
-    assert index_of([1, 2, 3, 9, 2], 2, 5).predict((9, 2), ALL) == ([], [], 0)
+    assert index_of([1, 2, 3, 1, 2, 3], 3, 5).predict((1, 2)) == {}
+    assert index_of([1, 2, 3, 9, 2], 2, 5).predict((9, 2)) == {}
 
 
 def test_nothing_is_predicted_without_a_text() -> None:
-    assert NgramIndex(1, 3).predict((1,), ALL) == ([], [], 0)
+    assert NgramIndex(1, 3).predict((1,)) == {}
+    assert float(candidates_of([{}], 1).entropies) == 0
 
 
 def test_nothing_is_predicted_across_the_end_of_the_text() -> None:
-    assert index_of([1, 2, 3], 1, 3).predict((3,), ALL)[0] == []
+    assert index_of([1, 2, 3], 1, 3).predict((3,)) == {}
 
 
 @given(text=texts, cuts=st.lists(st.integers(0, 40), max_size=4))
@@ -110,7 +114,7 @@ def test_an_index_that_grew_in_parts_equals_one_built_at_once(text: list[int], c
     whole = index_of(text, 1, 3)
     assert (len(grown), grown.tail) == (len(whole), whole.tail) == (len(text), tuple(text[-3:]))
     for tail in ((a, b, c) for a in range(3) for b in range(3) for c in range(3)):
-        assert grown.predict(tail, ALL) == whole.predict(tail, ALL)
+        assert list(grown.predict(tail).items()) == list(whole.predict(tail).items())
 
 
 def request_of(ids: Sequence[int]) -> Request:

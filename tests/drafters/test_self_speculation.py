@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from draftree.config import Budget, SamplingParams
-from draftree.drafters.base import TreeDrafter
 from draftree.drafters.draft_model import ModelSource, SelfSpeculationSource
+from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.registry import load_drafter
 from draftree.engine import Engine
 from draftree.errors import ConfigError, RunError

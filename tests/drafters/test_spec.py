@@ -11,11 +11,11 @@ from typer.testing import CliRunner
 
 from draftree.cli.main import app
 from draftree.config import SamplingParams
-from draftree.drafters.base import TreeDrafter
+from draftree.drafters.cascade.rounds import LoopBack
 from draftree.drafters.cascade.stages import CascadeSource
-from draftree.drafters.cascade.stopping_rule import LoopBack
 from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.ensemble import EnsembleSource
+from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.registry import is_model, learns, load_drafter
 from draftree.drafters.spec import DrafterSpec, StageSpec
 from draftree.engine import Engine
@@ -78,9 +78,9 @@ def test_what_is_no_hierarchy_is_one_level(tmp_path: Path) -> None:
 
 
 def test_settings_reach_what_they_are_of(model: HFModel) -> None:
-    made = source("lookup:method=static:width=3:depth=2>int8:loop=gain:tau=0.7:pending=5", model)
+    made = source("lookup:method=static:width=3:depth=2>int8:loop=entropy:tau=0.7:pending=5", model)
     assert made.policy == StaticTree(3, 2)
-    assert made.settings == LoopBack("gain", 0.7, 5)
+    assert made.settings == LoopBack(0.7, 5)
     default = source("lookup>int8", model)
     assert default.policy == DynamicWindow()
     assert default.settings == LoopBack()
@@ -103,7 +103,7 @@ def test_levels_nest_to_any_depth_and_are_of_any_kind(model: HFModel) -> None:
 def test_an_engine_of_names_gives_the_targets_text(folder: Path, method: str, temperature: float) -> None:
     params = SamplingParams(max_tokens=TOKENS, temperature=temperature, seed=3)
     plain = load_engine(str(folder), drafter="none").generate(["the rain is in"], params)[0].token_ids
-    engine = load_engine(str(folder), drafter="lookup>int8:loop=gain", method=method)
+    engine = load_engine(str(folder), drafter="lookup>int8:loop=entropy:tau=0.7", method=method)
     assert engine.generate(["the rain is in"], params)[0].token_ids == plain
 
 
@@ -138,7 +138,7 @@ def test_hierarchies_learn_and_are_no_models() -> None:
         ("lookup:method=hsddw:start=-1>int8", "start is -1.0: use an entropy in nats"),
         ("lookup:method=chian>int8", "no method 'chian': did you mean chain"),
         ("lookup:depth=x:method=chain>int8", "depth is 'x': method chain needs a whole number there"),
-        ("lookup>int8:loop=often", "loop is 'often': choose from entropy, gain, always, never"),
+        ("lookup>int8:loop=often", "loop is 'often': choose from entropy, never"),
         ("lookup>int8:tau=-2", "tau is -2.0: use an entropy in nats"),
         ("lookup>int8:tau=high", "tau is 'high': use an entropy"),
         ("lookup>int8:memory=0.5", "memory is 0.5: use a number of tokens, 1 or more, or inf"),
@@ -197,14 +197,14 @@ def test_without_looping_back_every_level_above_the_lowest_never_does() -> None:
     assert str(DrafterSpec.parse("lookup>int8").without_loop_back()) == "lookup>int8:loop=never"
     whole = DrafterSpec.parse("lookup:method=static:width=3 > fp16w:tau=0.5 > int8:loop=never").without_loop_back()
     assert str(whole) == "lookup:method=static:width=3>fp16w:tau=0.5:loop=never>int8:loop=never"
-    assert [stage.loop_back().rule for stage in whole.stages[1:]] == ["never", "never"]
+    assert [stage.loop_back().pending for stage in whole.stages[1:]] == [1, 1]
 
 
 @pytest.mark.parametrize(
     ("name", "said"),
     [
         ("lookup", "drafter 'lookup' is no cascade and never loops back: leave --no-loop-back out, or name one as"),
-        ("lookup>int8:loop=gain", "stage int8 has loop=gain: leave that out, or --no-loop-back"),
+        ("lookup>int8:loop=entropy", "stage int8 has loop=entropy: leave that out, or --no-loop-back"),
     ],
 )
 def test_what_does_not_go_with_no_looping_back_is_refused(name: str, said: str) -> None:

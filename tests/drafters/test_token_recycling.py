@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from draftree.config import Budget, SamplingParams
-from draftree.drafters.base import TreeDrafter
+from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.token_recycling import ANY, SuccessorTable, TokenRecyclingSource, read_entries, vocabulary_of
 from draftree.engine import Engine
 from draftree.errors import ConfigError, DraftreeWarning

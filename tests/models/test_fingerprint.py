@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from draftree.drafters.source import TokenSource
+from draftree.drafters.base import TokenSource
 from draftree.models.huggingface import HFModel
 from draftree.models.probe import fingerprint
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from draftree.config import Budget, SamplingParams
-from draftree.drafters.base import TreeDrafter
+from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.registry import check_made_for, load_drafter, provenance, resolved
 from draftree.drafters.spec import DrafterSpec
 from draftree.engine import Engine

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from draftree.config import Budget
-from draftree.drafters.base import TreeDrafter
+from draftree.drafters.base import Scorer, TokenSource
 from draftree.drafters.distributions import Drawing
-from draftree.drafters.source import Scorer, TokenSource
+from draftree.drafters.grow import TreeDrafter
 from draftree.errors import ConfigError, UnknownNameError
 from draftree.policies.auto.policy import AutoTree
 from draftree.policies.chains import DynamicWindow, Threshold, Window

@@ -12,12 +12,12 @@ from typer.testing import CliRunner
 
 from draftree.cli.main import app
 from draftree.config import MAX_NODES, Budget, SamplingParams
-from draftree.drafters.base import TreeDrafter
+from draftree.drafters.base import Scorer, TokenSource
+from draftree.drafters.cascade.rounds import LoopBack
 from draftree.drafters.cascade.stages import CascadeSource
-from draftree.drafters.cascade.stopping_rule import LoopBack
 from draftree.drafters.distributions import Drawing
+from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.registry import load_drafter
-from draftree.drafters.source import Scorer, TokenSource
 from draftree.drafters.spec import DrafterSpec
 from draftree.load import load_engine
 from draftree.models.base import LanguageModel
@@ -84,7 +84,7 @@ class Levels:
 
     @property
     def taus(self) -> tuple[float, float]:
-        return self.window.threshold(self.request).value, self.source.rule.threshold(self.request).value
+        return self.window.threshold(self.request).value, self.source.verifiers[-1].rule.threshold(self.request).value
 
     @property
     def proposed(self) -> int:
@@ -193,7 +193,7 @@ def test_the_method_hsddw_over_a_hierarchy_is_the_published_one(folder: Path) ->
     made, source = loaded("lookup>int8", "hsddw", load(str(folder)))
     assert made.policy == StaticTree(1, MAX_NODES)
     assert source.policy == DynamicWindow(Window(None, True, 1, 10, math.inf))
-    assert source.settings == LoopBack("entropy", None, 50, math.inf)
+    assert source.settings == LoopBack(None, 50, math.inf)
 
 
 def test_a_level_with_a_method_of_its_own_keeps_it(folder: Path) -> None:

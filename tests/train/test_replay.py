@@ -8,10 +8,10 @@ from typing import NamedTuple
 import pytest
 
 from draftree.config import SamplingParams
-from draftree.drafters.base import Drafter, TreeDrafter
+from draftree.drafters.base import Drafter, TokenSource
 from draftree.drafters.eagle import EagleSource
 from draftree.drafters.ensemble import EnsembleSource
-from draftree.drafters.source import TokenSource
+from draftree.drafters.grow import TreeDrafter
 from draftree.engine import Engine
 from draftree.models.huggingface import HFModel
 from draftree.policies.best_paths import OptTree

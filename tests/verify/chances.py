@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from draftree.config import Budget
+from draftree.drafters.base import Scorer, UnscoredNode
 from draftree.drafters.distributions import Drawing, Drawn
 from draftree.drafters.grow import grow
 from draftree.policies.base import Candidates, GrowthPolicy
@@ -62,25 +63,21 @@ def outcomes(program: Callable[[Chance], T]) -> Iterator[tuple[T, float]]:
         script = [at for at, _ in made[:-1]] + [made[-1][0] + 1] if made else None
 
 
-class DrawingScorer:
+class DrawingScorer(Scorer):
     """A ``Scorer`` over a toy that draws children as the schemes define it, by the script."""
 
     def __init__(self, model: ToyModel, drawing: Drawing, chance: Chance) -> None:
         self._model = model
         self._drawing = drawing
         self._chance = chance
-        self._paths: dict[int, Path] = {ROOT: ()}
+        self._paths: dict[int, Path] = {}
         self._laws: list[Tensor] = []
 
-    def score_roots(self, rows: Sequence[int], width: int) -> Candidates:
+    def score(self, nodes: Sequence[UnscoredNode], width: int) -> Candidates:
         """See ``Scorer``."""
-        return self._ask([()], width)
-
-    def score(self, rows: Tensor, nodes: Tensor, parents: Tensor, tokens: Tensor, width: int) -> Candidates:
-        """See ``Scorer``."""
-        for node, parent, token in torch.stack([nodes, parents, tokens], 1).tolist():
-            self._paths[node] = (*self._paths[parent], token)
-        return self._ask([self._paths[n] for n in nodes.tolist()], width)
+        for _, node, parent, token in nodes:
+            self._paths[node] = () if node == ROOT else (*self._paths[parent], token)
+        return self._ask([self._paths[n.node] for n in nodes], width)
 
     def _ask(self, paths: Sequence[Path], width: int) -> Candidates:
         self._laws = [self._model.after([*PROMPT, *path]).double().log_softmax(-1) for path in paths]

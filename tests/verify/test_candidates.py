@@ -13,13 +13,12 @@ from typer.testing import CliRunner
 from draftree.bench.contestants import EngineContestant, entries
 from draftree.cli.main import app
 from draftree.config import SamplingParams
-from draftree.drafters.base import TreeDrafter
+from draftree.drafters.base import TokenSource
 from draftree.drafters.cascade.stages import CascadeSource
-from draftree.drafters.cascade.stopping_rule import LoopBack
 from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.eagle import EagleSource
+from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.ngram import NgramSource
-from draftree.drafters.source import TokenSource
 from draftree.engine import Engine
 from draftree.errors import ConfigError
 from draftree.hf_generate import custom_generate
@@ -31,7 +30,7 @@ from draftree.sampling import gumbel_noise, warp
 from draftree.trace import read_trace
 
 from ..heads import random_head
-from ..pairs import costs, target
+from ..pairs import costs, endless, target
 from ..tiny import VOCAB, save_tiny
 from ..toy import ToyModel
 
@@ -102,7 +101,7 @@ def test_policies_see_the_warped_draft_distribution_or_the_coupled_one(
     drafting, spy = ToyModel(SIZE, seed=8), Spy()
     source: TokenSource = ModelSource(drafting, SIZE)
     if cascade:
-        source = CascadeSource(NgramSource(), source, StaticTree(1, 2), LoopBack("always"))
+        source = endless(CascadeSource(NgramSource(), source, StaticTree(1, 2)))
     engine = Engine(ToyModel(SIZE), TreeDrafter(spy, source), nodes=4, candidates=kind)
     request = engine.open([1, 2, 3], params)
     ids = list(request.ids)

@@ -8,8 +8,9 @@ from torch import Tensor
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from draftree.config import SamplingParams
-from draftree.drafters.base import Drafter, TreeDrafter
+from draftree.drafters.base import Drafter
 from draftree.drafters.draft_model import ModelSource
+from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.ngram import NgramSource
 from draftree.engine import Engine, Generation
 from draftree.errors import ConfigError, UnknownNameError

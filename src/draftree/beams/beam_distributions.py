@@ -8,9 +8,8 @@ in transformers' beam search.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -19,25 +18,21 @@ from ..config import SamplingParams
 from ..sampling import derive_seed, gumbel_noise, uniform, warp
 from .params import BeamWarp
 
-Histories = Callable[[], Sequence[Sequence[int]]]
-"""Token ids before each row's token, prompt included; computed only where processors read them."""
 
-
-def target_distributions(logits: Tensor, params: SamplingParams, beam_warp: BeamWarp, histories: Histories) -> Tensor:
+def target_distributions(
+    logits: Tensor, params: SamplingParams, beam_warp: BeamWarp, histories: Sequence[Sequence[int]]
+) -> Tensor:
     """[R, V] log-probabilities (nats) of the next token, whose sums score beams: float64 sampled, float32 searched.
 
     Args:
         logits: [R, V].
         params: how the request is decoded.
         beam_warp: where beams are sampled: "token" warps these rows, "joint" leaves that to ``beam_distribution``.
-        histories: [R].
+        histories: [R] token ids before each row's token, prompt included; read where there are processors.
     """
-    if params.temperature:
-        return _sampled(_processed(logits.float(), params, histories), params, beam_warp)
-    return _processed(logits.float().log_softmax(-1), params, histories)
-
-
-def _sampled(rows: Tensor, params: SamplingParams, beam_warp: BeamWarp) -> Tensor:
+    if not params.temperature:
+        return _processed(logits.float().log_softmax(-1), params, histories)
+    rows = _processed(logits.float(), params, histories)
     return (warp(rows, params) if beam_warp == "token" else rows).double().log_softmax(-1)
 
 
@@ -67,11 +62,11 @@ def beam_distribution(
     return cells.flatten().softmax(0).view_as(cells)
 
 
-def _processed(rows: Tensor, params: SamplingParams, histories: Histories) -> Tensor:
+def _processed(rows: Tensor, params: SamplingParams, histories: Sequence[Sequence[int]]) -> Tensor:
     if not params.processors:
         return rows
     done = []
-    for row, history in zip(rows.split(1), histories(), strict=True):
+    for row, history in zip(rows.split(1), histories, strict=True):
         ids = torch.tensor([list(history)]).to(rows.device, non_blocking=True)
         for processor in params.processors:
             row = processor(ids, row)
@@ -86,34 +81,9 @@ Cell = tuple[int, int]
 """(row of a joint distribution over (beam, token), token)."""
 
 
-class BeamDraws(Protocol):
-    """The random draws of one step of one request."""
-
-    def accepts(self, probability: float) -> bool:
-        """A new acceptance draw at each call; 1 and more always accepts, 0 never."""
-
-    def draft_cells(self, cells: Tensor, count: int, depth: int) -> list[Cell]:
-        """``count`` independent draws of drafted beams, ``depth`` layers below the step's root.
-
-        Args:
-            cells: [R, V] float64, probability of each cell; they sum to 1.
-            count: how many.
-            depth: 0 for the first drafted layer.
-        """
-
-    def target_cells(self, cells: Tensor, numbers: Sequence[int], position: int) -> list[Cell]:
-        """The target's own draws: one for each of ``numbers``, its place among the beams at ``position``.
-
-        Args:
-            cells: [R, V] float64, proportional to the probability of each cell; need not sum to 1.
-            numbers: no two draws of a position have the same.
-            position: absolute, of the token.
-        """
-
-
 @dataclass(slots=True)
-class KeyedDraws:
-    """``BeamDraws`` by counter-based noise.
+class BeamDraws:
+    """The random draws of one step of one request, by counter-based noise.
 
     Attributes:
         seed: the request's.
@@ -125,11 +95,18 @@ class KeyedDraws:
     _accepting: int = 0
 
     def accepts(self, probability: float) -> bool:
+        """A new acceptance draw at each call; 1 and more always accepts, 0 never."""
         self._accepting += 1
         return uniform(derive_seed(self.seed, _ACCEPTANCE, self._accepting), self.root) <= probability
 
     def draft_cells(self, cells: Tensor, count: int, depth: int) -> list[Cell]:
-        """By inverse distribution functions."""
+        """Independent draws of drafted beams, by inverse distribution functions.
+
+        Args:
+            cells: [R, V] float64, probability of each cell; they sum to 1.
+            count: how many.
+            depth: layers below the step's root, 0 for the first drafted layer.
+        """
         keys = [derive_seed(self.seed, _DRAFTS, depth, i) for i in range(count)]
         rows = _picked(cells.sum(-1), [uniform(key, self.root) for key in keys])
         uniforms = [uniform(derive_seed(key, _DRAWS), self.root) for key in keys]
@@ -141,7 +118,13 @@ class KeyedDraws:
         return list(zip(rows, tokens, strict=True))
 
     def target_cells(self, cells: Tensor, numbers: Sequence[int], position: int) -> list[Cell]:
-        """The beam by its inverse distribution function, the token by Gumbel noise."""
+        """The target's own draws: the beam by its inverse distribution function, the token by Gumbel noise.
+
+        Args:
+            cells: [R, V] float64, proportional to the probability of each cell; need not sum to 1.
+            numbers: of the draws among the beams at ``position``, no two the same.
+            position: absolute, of the token.
+        """
         seeds = [self.seed if n == 0 else derive_seed(self.seed, _DRAWS, n) for n in numbers]
         rows = _picked(cells.sum(-1), [uniform(derive_seed(self.seed, _BEAMS, n), position) for n in numbers])
         noise = gumbel_noise(seeds, [position] * len(seeds), cells.shape[-1], cells.device)

@@ -1,4 +1,4 @@
-"""Will the beams of a batch fit into memory? Predicted before anything is decoded."""
+"""Decoding with beams, drafted or not: draft, verify, go on; and whether a batch of them fits into memory."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from ..config import SamplingParams, typed
+from ..drafters.base import BeamSource, TokenSource
 from ..drafters.eagle import EagleSource
-from ..drafters.source import BeamSource, TokenSource
 from ..engine import each_params, token_limit
 from ..errors import ConfigError
 from ..models.base import ForestModel, LanguageModel
 from ..request import Stats
 from ..text import Prompt, encode
-from .beam_distributions import KeyedDraws, target_distributions
+from .beam_distributions import BeamDraws, target_distributions
 from .drafting import DepthRule, draft_width, grow
 from .forest import Beam, BeamRequest, DraftRecord, TreeRow, feed
 from .params import BeamParams
@@ -254,22 +254,19 @@ class BeamEngine:
             return request.beams.depth or 0
         return self._depths.depth(request)
 
-    def _draws(self, request: BeamRequest) -> KeyedDraws:
-        return KeyedDraws(request.seed, len(request.ids) + request.length - 1)
+    def _draws(self, request: BeamRequest) -> BeamDraws:
+        return BeamDraws(request.seed, len(request.ids) + request.length - 1)
 
-    def _advance(self, request: BeamRequest, forest: DraftForest, draws: KeyedDraws) -> None:
+    def _advance(self, request: BeamRequest, forest: DraftForest, draws: BeamDraws) -> None:
         """As many layers as the target has seen the beams of, and one more; then only the beams that go on are kept."""
         tree, params, stats, depth = request.open_tree, request.params, request.stats, 0
         for node in forest.drafted.values():
             _count(stats.drafted, node.length - request.length - 1)
         stats.drafted_layers += sum(bool(layer.drafts) for layer in forest.layers)
         while True:
-            logprobs = target_distributions(
-                torch.stack([tree.logits[node] for node in request.ends]),
-                params,
-                request.beams.warp,
-                lambda: [request.history(node) for node in request.ends],
-            )
+            logits = torch.stack([tree.logits[node] for node in request.ends])
+            histories = [request.history(node) for node in request.ends] if params.processors else []
+            logprobs = target_distributions(logits, params, request.beams.warp, histories)
             if params.temperature:
                 sample(request, logprobs, forest, depth, draws)
             else:

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from ..config import Budget
+from ..drafters.base import BeamSource, UnscoredNode
 from ..drafters.distributions import Drawing
 from ..drafters.eagle import EagleSource
-from ..drafters.source import BeamSource, UnscoredNode, score_nodes
 from ..errors import DraftreeError, DraftreeWarning
 from ..models.base import LanguageModel
 from ..models.cost_profile import Profile, kept_or_measured
@@ -171,7 +171,7 @@ def _grow(source: BeamSource, growing: Sequence[_Growing]) -> None:
             if g.left > 0 and g.nodes:
                 new += _unread(source, g, b) if not g.layers else [_unscored(g, b, node) for node in g.nodes]
                 ends.append((g, len(new)))
-        found = score_nodes(scorer, new, width)
+        found = scorer.score(new, width)
         for g, end in ends:
             rows = range(end - len(g.nodes), end)
             kept = _top(g, found, rows) if g.draws is None else _drawn(g, g.draws, found, rows)

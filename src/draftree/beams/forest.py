@@ -196,12 +196,8 @@ class BeamRequest:
         ids: the prompt's tokens.
         trunk: what a token source sees of it: the prompt, and the tokens that the target has committed since; to draw
             from its distributions they are warped here with the token warp alone.
-        params: how tokens are drawn.
-        beams: how many beams there are, and what becomes of finished ones.
-        seed: the seed in use.
         limit: most tokens of a beam.
         drafted: drafted beams W_S of a layer.
-        eos_ids: tokens that end a beam.
         tree: its tree in the target's cache; None once it is closed.
         running: beams that go on, all of one length.
         finished: at most W, best first.
@@ -266,8 +262,8 @@ class BeamRequest:
         return [beam.node for beam in self.running]
 
     @property
-    def slots(self) -> int:
-        """Beams that are not finished, of W."""
+    def unfinished(self) -> int:
+        """Beams of W that are not finished."""
         return self.beams.width - len(self.finished)
 
     def history(self, node: BeamNode) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from ..config import MAX_NODES, SamplingParams, check_fields, option
 from ..errors import ConfigError
@@ -71,7 +71,7 @@ class BeamParams:
     length_penalty: float = option(
         "Beams score their log-probability over length to this power; 1 by default.", 1.0, metavar="P"
     )
-    early_stopping: EarlyStopping = option(
+    early_stopping: bool | Literal["never"] = option(
         "Of beam search, as in transformers.", False, choices={"yes": True, "no": False, "never": "never"}
     )
     single_cache: bool = option("Sampled beams: only the best goes on after each target pass.", False)
@@ -111,10 +111,6 @@ class BeamParams:
             raise ConfigError(
                 f"length penalty is {self.length_penalty}: use a number from -{MAX_PENALTY} to {MAX_PENALTY}"
             )
-        if self.early_stopping not in (True, False, "never"):
-            raise ConfigError(f"early_stopping is {self.early_stopping!r}: use True, False or 'never'")
-        if self.warp not in get_args(BeamWarp):
-            raise ConfigError(f"beam warp is {self.warp!r}: use {' or '.join(get_args(BeamWarp))}")
         if self.nodes > MAX_NODES:
             raise ConfigError(
                 f"{self.drafted} draft beams in {self.nodes // self.drafted} layers are {self.nodes} nodes: use at "

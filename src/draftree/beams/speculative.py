@@ -9,7 +9,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -117,7 +116,7 @@ def sample(request: BeamRequest, logprobs: Tensor, forest: DraftForest, depth: i
     if depth < len(forest.layers):
         cells = _verified(request, p, forest.layers[depth], position, draws)
     else:
-        cells = draws.target_cells(p, range(request.slots), position)
+        cells = draws.target_cells(p, range(request.unfinished), position)
     logs = logprobs[tuple(torch.tensor(cells).T.to(logprobs.device))].tolist()
     drawn: Counter[BeamNode] = Counter()
     made: dict[Cell, BeamNode] = {}
@@ -128,7 +127,7 @@ def sample(request: BeamRequest, logprobs: Tensor, forest: DraftForest, depth: i
         drawn[made[cell]] += 1
     request.running = [Beam(node, count) for node, count in drawn.items() if request.ended(node) is None]
     request.finish([node for node in drawn.elements() if request.ended(node) is not None])
-    request.done = not request.running or not request.slots
+    request.done = not request.running or not request.unfinished
 
 
 def _verified(request: BeamRequest, p: Tensor, layer: DraftLayer, position: int, draws: BeamDraws) -> list[Cell]:
@@ -138,7 +137,7 @@ def _verified(request: BeamRequest, p: Tensor, layer: DraftLayer, position: int,
     rows = {parent: r for r, parent in enumerate(parents)}
     here = torch.tensor([drafted[parent] for parent in parents]).to(p.device)
     residuals = Residuals(p, layer.cells[here])
-    width = request.slots
+    width = request.unfinished
     if beams.threshold is not None:
         alphas = residuals.mean_acceptances(len(layer.drafts))
         width = width_for(alphas, beams.threshold, min(beams.min_width, width), width)
@@ -147,7 +146,8 @@ def _verified(request: BeamRequest, p: Tensor, layer: DraftLayer, position: int,
     def draw(cells: Tensor, numbers: Sequence[int]) -> list[Cell]:
         return draws.target_cells(cells, numbers, position)
 
-    return verify(residuals, drafts, width, draws.accepts, draw).cells
+    cells, _ = verify(residuals, drafts, width, draws.accepts, draw)
+    return cells
 
 
 class Residuals:
@@ -222,25 +222,13 @@ def width_for(alphas: Sequence[float], threshold: float, least: int, most: int) 
     return min(most, max(least, width))
 
 
-class LayerResult(NamedTuple):
-    """What became of one layer's drafts.
-
-    Attributes:
-        cells: the layer's beams in the order they were found: (row of p, token).
-        accepted: how many of them, the first ones, were drafted.
-    """
-
-    cells: list[Cell]
-    accepted: int
-
-
 Draw = Callable[[Tensor, Sequence[int]], list[Cell]]
 """(a distribution, numbers among the layer's beams) -> a draw from it for each."""
 
 
 def verify(
     residuals: Residuals, drafts: Sequence[Cell], width: int, accepts: Callable[[float], bool], draw: Draw
-) -> LayerResult:
+) -> tuple[list[Cell], int]:
     """Take ``width`` beams that are independent draws from p (Algorithm 1, lines 13 to 31, corrected).
 
     Args:
@@ -249,6 +237,10 @@ def verify(
         width: how many beams.
         accepts: an acceptance draw of this probability.
         draw: the target's own draws.
+
+    Returns:
+        (the layer's beams in the order they were found: (row of p, token); how many of them, the first ones, were
+        drafted).
     """
     cells, rejected = list[Cell](), 0
     for cell in drafts:
@@ -263,7 +255,7 @@ def verify(
     if accepted < width:
         cells += draw(residuals.distribution(rejected), [accepted])
         cells += draw(residuals.p, range(accepted + 1, width)) if accepted + 1 < width else []
-    return LayerResult(cells, accepted)
+    return cells, accepted
 
 
 def expected_layers(acceptance: float, depth: int) -> float:

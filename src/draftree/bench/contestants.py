@@ -19,9 +19,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..beams.beam_engine import BeamEngine
 from ..beams.params import BeamParams
 from ..config import MAX_NODES, SamplingParams, named_settings
-from ..drafters.base import TreeDrafter
+from ..drafters.base import TokenSource
+from ..drafters.grow import TreeDrafter
 from ..drafters.registry import is_model
-from ..drafters.source import TokenSource
 from ..drafters.spec import AUTO, NONE, DrafterSpec
 from ..engine import Engine
 from ..errors import ConfigError

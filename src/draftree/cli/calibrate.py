@@ -11,7 +11,7 @@ import typer
 from ..artifacts import user_path
 from ..config import Budget, SamplingParams
 from ..drafters.base import Drafter as Drafts
-from ..drafters.base import TreeDrafter
+from ..drafters.grow import TreeDrafter
 from ..drafters.registry import learns, load_drafter
 from ..drafters.spec import DEFAULT_DRAFTER, NONE, DrafterSpec
 from ..errors import ConfigError, PromptError, RunError

@@ -15,8 +15,8 @@ import torch
 import typer
 
 from ..config import DEFAULT_NODES
-from ..drafters.cascade.stopping_rule import RULES
 from ..drafters.registry import DRAFTERS
+from ..drafters.spec import LOOPS
 from ..errors import DraftreeWarning, InputError, RunError
 from ..policies.methods import METHODS
 from ..progress import out
@@ -72,7 +72,7 @@ def methods() -> None:
     out.print(f"{'MODEL':20} any model with the target's vocabulary")
     out.print(f"{'A+B':20} an ensemble: one tree out of what A and B propose")
     out.print(f"{'A>B':20} a cascade: A proposes to B, B verifies, corrects and lets A go on, before the target")
-    loop = f"loop={'|'.join(RULES)}:tau=H:memory=N:pending=N"
+    loop = f"loop={'|'.join(LOOPS)}:tau=H:memory=N:pending=N"
     out.print(f"{'':20} A:method=M:... shapes proposals; B:{loop} sets when", markup=False)
 
 

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from ..artifacts import user_path
-from ..drafters.base import TreeDrafter
+from ..drafters.grow import TreeDrafter
 from ..drafters.registry import load_drafter, provenance
 from ..drafters.spec import DEFAULT_DRAFTER, NONE, DrafterSpec
 from ..errors import ConfigError, RunError

@@ -1,19 +1,27 @@
-"""The seam between the engine and whatever proposes trees; drafters that grow trees from a token source."""
+"""The seams of drafting: what proposes trees to the engine, what predicts their tokens, what scores their nodes.
+
+A source shapes nothing: the growth loop and its policy choose among its candidates (``grow.py``).
+
+A node has one number while a proposal grows: that of the pool (``grow.py``), or of the proposal's trie in a cascade
+(``cascade/trie.py``). In the finished tree it has another. ``Grown.numbers`` maps the second to the first, and
+``TokenSource.settle`` is where a source changes over.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Protocol, runtime_checkable
+from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
+
+from torch import Tensor
 
 from ..config import Budget
+from ..errors import ConfigError
 from ..models.base import LanguageModel
-from ..policies.base import GrowthPolicy
+from ..policies.base import Candidates, GrowthPolicy
 from ..request import Outcome, Request
 from ..tree import DraftTree
-from .distributions import Drawing
-from .grow import grow
-from .source import TokenSource
+from .distributions import Drawing, Drawn
 
 
 @runtime_checkable
@@ -21,7 +29,7 @@ class Drafter(Protocol):
     """Proposes a draft tree for each request and keeps whatever state that takes.
 
     Attributes:
-        name: what people call it: the name that ``load_drafter`` made it by.
+        name: that ``load_drafter`` made it by.
         passes: drafter model passes so far; each brings its candidates to the host in one transfer, and its drawn
             children in another.
         policy: what shapes its trees; None: it drafts nothing.
@@ -49,7 +57,7 @@ class Drafter(Protocol):
     def host(self) -> LanguageModel | None: ...
 
     def prepare(self, target: LanguageModel) -> None:
-        """It will draft for ``target``: called once, before anything else."""
+        """Make ready to draft for ``target``: called once, before anything else."""
 
     def open(self, request: Request) -> None:
         """A request begins: its prompt is in ``request.ids``."""
@@ -63,7 +71,7 @@ class Drafter(Protocol):
         """
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """What became of the proposed trees; ``request.ids`` already ends with the tokens gained."""
+        """Learn what became of the proposed trees; ``request.ids`` already ends with the tokens gained."""
 
     def close(self, request: Request) -> None:
         """A request has ended."""
@@ -94,71 +102,173 @@ class NoDrafter:
     def close(self, request: Request) -> None: ...
 
 
-@dataclass(slots=True)
-class TreeDrafter:
-    """Grows a tree for each request out of a source's candidates.
+class UnscoredNode(NamedTuple):
+    """A node to be scored.
 
     Attributes:
-        policy: shapes the trees.
-        source: predicts what may follow.
-        name: by default the source's.
+        row: which request of the proposal.
+        node: its number; ROOT for the request's root.
+        parent: number of its parent; ROOT for a root.
+        token: its token; of a root it means nothing.
     """
 
-    policy: GrowthPolicy
-    source: TokenSource
-    name: str = ""
-    _enabled: Sequence[bool] = field(init=False, repr=False)
+    row: int
+    node: int
+    parent: int
+    token: int
 
-    def __post_init__(self) -> None:
-        self.name = self.name or self.source.name
-        self._enabled = [True] * len(self.source.parts)
+
+class Scorer(ABC):
+    """Scores the nodes of growing trees."""
+
+    @abstractmethod
+    def score(self, nodes: Sequence[UnscoredNode], width: int) -> Candidates:
+        """Candidates after new nodes, in order of their rows; each of them comes after its parent, and a root first."""
+
+    def draw(self, counts: Tensor) -> Drawn:
+        """Draw ``counts`` ([F]) children for the nodes that were scored last, in that order.
+
+        Raises:
+            ConfigError: it draws none. Schemes that draw children reject sources that learn from other requests.
+        """
+        raise ConfigError("this drafter does not draw children: use verification match")
+
+
+class Grown(NamedTuple):
+    """A finished tree.
+
+    Attributes:
+        tree: what is verified.
+        numbers: [N] int64, the number that each node had while it grew.
+    """
+
+    tree: DraftTree
+    numbers: Tensor
+
+
+class TokenSource(ABC):
+    """Predicts what may follow, and keeps what state that takes for each request.
+
+    Attributes:
+        learns: its predictions depend on other requests, so that drawn children would not repeat under the same seed.
+        near: its distributions are nearly the target's, and so is its first candidate, however probable it finds it.
+    """
+
+    learns: ClassVar[bool] = False
+    near: bool = False
 
     @property
-    def passes(self) -> int:
-        return self.source.passes
+    @abstractmethod
+    def name(self) -> str: ...
 
     @property
-    def successors(self) -> int:
-        """Of the parts that are enabled."""
-        return max((p.successors for p, on in zip(self.source.parts, self._enabled, strict=True) if on), default=0)
+    def fingerprint(self) -> str:
+        """What it drafts with: the fingerprint of its model's weights, or its name where it has no model."""
+        return self.name
 
     @property
-    def learns(self) -> bool:
-        return self.source.learns
+    def sources(self) -> tuple[TokenSource, ...]:
+        """The sources that it is made of: the parts of an ensemble, the stages of a cascade."""
+        return ()
+
+    @property
+    def parts(self) -> tuple[TokenSource, ...]:
+        """What a policy enables or disables: the sources that an ensemble joins; else itself."""
+        return (self,)
+
+    @property
+    def model(self) -> LanguageModel | None:
+        """The language model whose passes it makes, one for each layer of the trees; None: there is none."""
+        return None
+
+    @property
+    def models(self) -> tuple[LanguageModel, ...]:
+        """All language models that make passes for it."""
+        own = (self.model,) if self.model else ()
+        return own + tuple(model for source in self.sources for model in source.models)
 
     @property
     def host(self) -> LanguageModel | None:
-        return self.source.host
+        """The target whose rows it drafts on; None: it keeps what it needs itself."""
+        return next((source.host for source in self.sources if source.host is not None), None)
+
+    def unread(self, request: Request) -> list[tuple[LanguageModel, int]]:
+        """Its models, each with how many tokens it must read before it can score a request's root."""
+        return [pair for source in self.sources for pair in source.unread(request)]
+
+    @property
+    def passes(self) -> int:
+        """Model passes so far, prefills not counted.
+
+        Each brings its candidates to the host in one transfer, and its drawn children in another.
+        """
+        return sum(source.passes for source in self.sources)
+
+    @property
+    def successors(self) -> int:
+        """How many of the target's most probable tokens after each verified node it learns from; 0: none."""
+        return max((source.successors for source in self.sources), default=0)
 
     def prepare(self, target: LanguageModel) -> None:
-        self.source.prepare(target)
-        self.policy.prepare(target, self.source.parts)
+        """Make ready to draft for ``target``: called once, before anything else."""
+        for source in self.sources:
+            source.prepare(target)
 
     def open(self, request: Request) -> None:
-        self.source.open(request)
+        """A request begins: its prompt is in ``request.ids``."""
+        for source in self.sources:
+            source.open(request)
 
-    def propose(
-        self, requests: Sequence[Request], budgets: Sequence[Budget], drawing: Drawing = Drawing.COUPLED
-    ) -> list[DraftTree]:
-        """Plan, grow, and settle."""
-        planned = self.policy.plan(requests, budgets)
-        if (enabled := self.policy.enabled) is not None:
-            self._enabled = enabled
-            self.source.enable(enabled)
-        if not any(budget.nodes for budget in planned):
-            return [DraftTree.empty() for _ in requests]
-        fitting = [self.source.fit(s, b) for s, b in zip(requests, planned, strict=True)]
-        grown = grow(self.source.begin(requests, drawing), self.policy, fitting, drawing)
-        self.source.settle(requests, grown)
-        return [g.tree for g in grown]
+    def fit(self, request: Request, budget: Budget) -> Budget:
+        """The part of a budget that it can draft within; no nodes or no depth: it drafts nothing for this request."""
+        return budget
+
+    @abstractmethod
+    def begin(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
+        """What scores the nodes of one proposal's trees, whose roots are the last tokens of ``request.ids``."""
+
+    def is_stale(self, request: Request, node: int, parent: int) -> bool:
+        """Scoring this node again would use what an intermediate verifier has computed at its parent since."""
+        return False
+
+    def enable(self, parts: Sequence[bool]) -> None:  # noqa: B027
+        """Which of its ``parts`` draft from now on."""
+
+    @property
+    def seconds(self) -> tuple[float, ...]:
+        """What each of its ``parts`` took of the last proposal; none where it is the only one."""
+        return ()
+
+    def settle(self, requests: Sequence[Request], grown: Sequence[Grown]) -> None:  # noqa: B027
+        """The proposal's trees are finished: from now on node i of a tree is what was node ``numbers[i]``."""
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Notify source and policy; the policy learns what each part of the source took."""
-        self.source.observe(outcomes)
-        if self.source.seconds:
-            step = replace(outcomes[0].step, drafters=self.source.seconds)
-            outcomes = [replace(outcome, step=step) for outcome in outcomes]
-        self.policy.observe(outcomes)
+        """Learn what became of the trees; ``request.ids`` already ends with the tokens gained."""
+        for source in self.sources:
+            source.observe(outcomes)
 
     def close(self, request: Request) -> None:
-        self.source.close(request)
+        """A request has ended."""
+        for source in self.sources:
+            source.close(request)
+
+
+class BeamSource(TokenSource):
+    """A source that can draft for beams: a request that goes on with several paths below its last token.
+
+    The target has read the last token of ``request.ids`` and some nodes below it; these have the numbers that they have
+    in the target's row. Nodes that the source has not read are scored once more, those above them first.
+    """
+
+    def has_read(self, request: Request, node: int) -> bool:
+        """It holds this node, or the root, so that nodes below can be scored."""
+        return False
+
+    def leave(self, requests: Sequence[Request]) -> None:  # noqa: B027
+        """The drafts of these requests are made, or could not be: the target goes on with its rows."""
+
+    def prune(self, request: Request, keep: Sequence[int], trunk: int) -> None:  # noqa: B027
+        """Keep these nodes and drop all others, as ``ForestModel.prune``; the first ``trunk`` are in ``request.ids``.
+
+        The last of these is the root from now on, and the i-th of the others is node i.
+        """

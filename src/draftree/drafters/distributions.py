@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple
 
@@ -43,6 +44,55 @@ class Drawn(NamedTuple):
     tokens: Tensor
     logprobs: Tensor
     distributions: Sequence[DraftDistribution | None]
+
+
+def candidates_of(blends: Sequence[Mapping[int, float]], width: int) -> Candidates:
+    """Candidates after nodes whose distributions are over few tokens, for which lists are faster than tensors.
+
+    Args:
+        blends: [F] token -> probability, in descending order; what is missing from 1 is one outcome of the entropy.
+        width: most candidates of a node.
+    """
+    tokens = [list(blend)[:width] + [0] * (width - len(blend)) for blend in blends]
+    probabilities = [list(blend.values())[:width] + [0.0] * (width - len(blend)) for blend in blends]
+    entropies = [_entropy(blend) for blend in blends]
+    return Candidates(torch.tensor(tokens), torch.tensor(probabilities).log(), torch.tensor(entropies))
+
+
+def _entropy(blend: Mapping[int, float]) -> float:
+    rest = 1 - sum(blend.values())
+    return -sum(p * math.log(p) for p in blend.values()) - (rest * math.log(rest) if rest > 0 else 0.0)
+
+
+def split(found: Candidates) -> list[Candidates]:
+    """Candidates after each of F nodes apart."""
+    return [
+        Candidates(
+            found.tokens[f : f + 1],
+            found.logprobs[f : f + 1],
+            found.entropies[f : f + 1],
+            None if found.origins is None else found.origins[f : f + 1],
+            distributions=found.distributions[f : f + 1],
+        )
+        for f in range(len(found.tokens))
+    ]
+
+
+def joined(parts: Sequence[Candidates]) -> Candidates:
+    """Candidates of several calls as those of one, in their order; origins are lost where a part has none."""
+    width = max(part.tokens.shape[1] for part in parts)
+
+    def column(name: str, fill: float = 0) -> Tensor:
+        own = [getattr(part, name) for part in parts]
+        return torch.cat([pad(x, (0, width - x.shape[1]), value=fill) for x in own])
+
+    return Candidates(
+        column("tokens"),
+        column("logprobs", float("-inf")),
+        torch.cat([part.entropies for part in parts]),
+        None if any(part.origins is None for part in parts) else column("origins"),
+        distributions=[q for part in parts for q in part.distributions],
+    )
 
 
 class Key(NamedTuple):

@@ -20,8 +20,8 @@ from ..models.huggingface import HFModel
 from ..policies.base import Candidates
 from ..request import Outcome, Request
 from ..tree import ROOT
+from .base import BeamSource, Grown, Scorer, UnscoredNode
 from .distributions import DraftLogits, Drawing, Drawn
-from .source import BeamSource, Grown, Scorer, UnscoredNode
 
 
 @dataclass(slots=True)
@@ -64,12 +64,10 @@ class ModelSource(BeamSource):
 
     @property
     def name(self) -> str:
-        """The model's."""
         return self.model.capabilities.name
 
     @property
     def fingerprint(self) -> str:
-        """The model's."""
         return self.model.capabilities.fingerprint
 
     @property
@@ -157,37 +155,27 @@ class ModelSource(BeamSource):
         state.kept = len(running)
 
     def close(self, request: Request) -> None:
-        """Forget a request's row."""
         if request in self._states:
             self.model.close(self._states.pop(request).row)
 
 
-class ModelScorer:
+class ModelScorer(Scorer):
     """Scores nodes of the trees under construction by model passes over them."""
 
     def __init__(self, source: ModelSource, requests: Sequence[Request], drawing: Drawing) -> None:
         self._source = source
         self._requests = requests
         self._logits = DraftLogits(drawing)
-        self._scored: list[tuple[Request, int]] = []  # requests and nodes of the last call
         self._depths: dict[tuple[int, int], int] = {}
 
     def _state(self, row: int) -> State:
         return self._source._states[self._requests[row]]
 
-    def score_roots(self, rows: Sequence[int], width: int) -> Candidates:
-        """Feed each request's waiting tokens; the last of them is the root."""
-        return self.score_all([UnscoredNode(b, ROOT, ROOT, 0) for b in rows], width)
-
-    def score(self, rows: Tensor, nodes: Tensor, parents: Tensor, tokens: Tensor, width: int) -> Candidates:
-        columns = torch.stack([rows, nodes, parents, tokens], 1)
-        return self.score_all([UnscoredNode(*node) for node in columns.tolist()], width)
-
-    def score_all(self, new: Sequence[UnscoredNode], width: int) -> Candidates:
+    def score(self, nodes: Sequence[UnscoredNode], width: int) -> Candidates:
         """Feed nodes, and the waiting tokens of requests whose roots are among them, in one pass."""
         fed: dict[int, tuple[list[int], list[int]]] = {}
         column = []
-        for b, node, parent, token in new:
+        for b, node, parent, token in nodes:
             state = self._source.opened(self._requests[b]) if node == ROOT else self._state(b)
             tokens, parents = fed.setdefault(b, ([], []))
             start = state.row.parents.shape[0]
@@ -201,22 +189,21 @@ class ModelScorer:
             self._depths[b, node] = 0 if node == ROOT else self._depths.get((b, parent), 0) + 1
             column.append(len(tokens) - 1)
         rows = {b: i for i, b in enumerate(fed)}
-        nodes = [Nodes(torch.tensor(tokens), torch.tensor(parents)) for tokens, parents in fed.values()]
-        self._scored = [(self._requests[b], node) for b, node, _, _ in new]
-        depths = [self._depths[b, node] for b, node, _, _ in new]
-        batch = torch.tensor([rows[b] for b, *_ in new])
+        new = [Nodes(torch.tensor(tokens), torch.tensor(parents)) for tokens, parents in fed.values()]
+        scored = [(self._requests[b], node) for b, node, _, _ in nodes]
+        depths = [self._depths[b, node] for b, node, _, _ in nodes]
+        batch = torch.tensor([rows[b] for b, *_ in nodes])
         own = [self._state(b).row for b in rows]
-        logits = self._pass(own, nodes, new)[..., : self._source.vocab_size]
+        logits = self._pass(own, new, nodes)[..., : self._source.vocab_size]
         self._source._passes += 1
         named = self._source.tokens(own)
-        return self._logits.candidates(self._scored, logits, batch, torch.tensor(column), width, named, depths=depths)
+        return self._logits.candidates(scored, logits, batch, torch.tensor(column), width, named, depths=depths)
 
-    def _pass(self, rows: Sequence[Row], nodes: Sequence[Nodes], new: Sequence[UnscoredNode]) -> Tensor:
-        """[B, n, V] logits after ``new`` nodes, and after what waits before them."""
-        return self._source.model.extend(rows, nodes)
+    def _pass(self, rows: Sequence[Row], new: Sequence[Nodes], nodes: Sequence[UnscoredNode]) -> Tensor:
+        """[B, n, V] logits after ``new``: the unscored nodes, and before them what waits in their rows."""
+        return self._source.model.extend(rows, new)
 
     def draw(self, counts: Tensor) -> Drawn:
-        """See ``Scorer``; one more transfer to the host."""
         return self._logits.draw(counts)
 
 
@@ -234,7 +221,6 @@ class SelfSpeculationSource(ModelSource):
 
     @property
     def host(self) -> LanguageModel:
-        """The target."""
         return self.target
 
     def prepare(self, target: LanguageModel) -> None:
@@ -266,7 +252,6 @@ class SelfSpeculationSource(ModelSource):
         """The target has committed what was accepted."""
 
     def leave(self, requests: Sequence[Request]) -> None:
-        """Drop what was drafted."""
         self._drop(requests)
 
     def prune(self, request: Request, keep: Sequence[int], trunk: int) -> None:

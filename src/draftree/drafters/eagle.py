@@ -21,9 +21,9 @@ from ..models.eagle_model import HeadModel, HeadRow
 from ..policies.base import Candidates
 from ..request import Outcome, Request
 from ..tree import ROOT
-from .distributions import Drawing
+from .base import Grown, Scorer, UnscoredNode
+from .distributions import Drawing, joined, split
 from .draft_model import ModelScorer, ModelSource, State
-from .source import Grown, Scorer, UnscoredNode, joined
 
 
 @dataclass(slots=True)
@@ -83,7 +83,6 @@ class EagleSource(ModelSource):
             state.slots = {}
 
     def close(self, request: Request) -> None:
-        """Forget a request's row."""
         self._given.pop(request, None)
         super(EagleSource, self).close(request)
 
@@ -93,7 +92,23 @@ class _EagleScorer(ModelScorer):
 
     _source: EagleSource
 
-    def score_roots(self, rows: Sequence[int], width: int) -> Candidates:
+    def score(self, nodes: Sequence[UnscoredNode], width: int) -> Candidates:
+        """Feed nodes in as few passes as it takes: a node that follows a predicted hidden state comes after it."""
+        waves: dict[tuple[int, int], int] = {}
+        for b, node, parent, _ in nodes:
+            before = waves.get((b, parent), 0)
+            waves[b, node] = 0 if node == ROOT else before if before and self._is_read(b, parent) else before + 1
+        found: dict[int, Candidates] = {}
+        for wave in sorted(set(waves.values())):
+            own = [i for i, n in enumerate(nodes) if waves[n.row, n.node] == wave]
+            some = [nodes[i] for i in own]
+            scored = super().score(some, width) if wave else self._score_roots([n.row for n in some], width)
+            if len(own) == len(nodes):
+                return scored
+            found |= zip(own, split(scored), strict=True)
+        return joined([found[i] for i in range(len(nodes))])
+
+    def _score_roots(self, rows: Sequence[int], width: int) -> Candidates:
         """Feed each request's new tokens with the target's hidden states; the last of them is the root."""
         source = self._source
         fed: list[HeadRow] = []
@@ -114,7 +129,7 @@ class _EagleScorer(ModelScorer):
             known = request.row.last_features(new + ahead) if new or ahead else source.model.nothing
             features.append(known[:new])
             roots.append(known[new:])
-        self._scored = [(self._requests[b], ROOT) for b in rows]
+        scored = [(self._requests[b], ROOT) for b in rows]
         self._depths |= {(b, ROOT): 0 for b in rows}
         logits = source.model.advance(fed, tokens, features)[:, None]
         source._passes += 1
@@ -123,22 +138,7 @@ class _EagleScorer(ModelScorer):
                 row.predicted = root
         batch = torch.arange(len(rows))
         column, none = torch.zeros_like(batch), [0] * len(rows)
-        return self._logits.candidates(self._scored, logits, batch, column, width, source.tokens(fed), depths=none)
-
-    def score_all(self, new: Sequence[UnscoredNode], width: int) -> Candidates:
-        """Feed nodes in as few passes as it takes: a node that follows a predicted hidden state comes after it."""
-        waves: dict[tuple[int, int], int] = {}
-        for b, node, parent, _ in new:
-            before = waves.get((b, parent), 0)
-            waves[b, node] = 0 if node == ROOT else before if before and self._is_read(b, parent) else before + 1
-        parts: list[Candidates] = []
-        order: list[int] = []
-        for wave in sorted(set(waves.values())):
-            own = [i for i, (b, node, *_) in enumerate(new) if waves[b, node] == wave]
-            order += own
-            some = [new[i] for i in own]
-            parts.append(super().score_all(some, width) if wave else self.score_roots([a.row for a in some], width))
-        return parts[0] if len(parts) == 1 else joined(parts, order)
+        return self._logits.candidates(scored, logits, batch, column, width, source.tokens(fed), depths=none)
 
     def _is_beam(self, request: Request) -> bool:
         """The target has read the root, and maybe nodes below it."""
@@ -158,13 +158,13 @@ class _EagleScorer(ModelScorer):
             return cast(Row, request.row).pending_feature(node)
         return verifier.hidden(request, node)
 
-    def _pass(self, rows: Sequence[Row], nodes: Sequence[Nodes], new: Sequence[UnscoredNode]) -> Tensor:
+    def _pass(self, rows: Sequence[Row], new: Sequence[Nodes], nodes: Sequence[UnscoredNode]) -> Tensor:
         """A node's input is the hidden state at its parent: the verifier's, or else what was predicted there."""
         source = self._source
-        if not any(self._is_read(b, parent) for b, _, parent, _ in new):
-            return source.model.extend(rows, nodes)
+        if not any(self._is_read(b, parent) for b, _, parent, _ in nodes):
+            return source.model.extend(rows, new)
         features: dict[int, list[Tensor]] = {}
-        for b, node, parent, _ in new:
+        for b, node, parent, _ in nodes:
             request, state = self._requests[b], self._state(b)
             if self._is_read(b, parent):
                 source._given.setdefault(request, set()).add(state.slots[node])
@@ -172,4 +172,4 @@ class _EagleScorer(ModelScorer):
             else:
                 state_there = source.model.own(state.row).predicted[state.slots[parent] + 1]
             features.setdefault(b, []).append(state_there)
-        return source.model.extend(rows, nodes, [torch.stack(given) for given in features.values()])
+        return source.model.extend(rows, new, [torch.stack(given) for given in features.values()])

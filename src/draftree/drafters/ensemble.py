@@ -9,23 +9,22 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from itertools import islice
+from operator import itemgetter
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from ..config import Budget
 from ..errors import ConfigError
-from ..models.base import LanguageModel
 from ..policies.auto.calibration import Calibration, Tried, first_or_not
 from ..policies.base import Candidates
 from ..request import Outcome, Request
 from ..tree import ROOT, DraftTree
-from .distributions import Drawing, Drawn
-from .source import Grown, Scorer, TokenSource
+from .base import Grown, Scorer, TokenSource, UnscoredNode
+from .distributions import Drawing, candidates_of
 
 _LEAST = 0.005
 """Candidates that their source finds less probable than this are left out."""
@@ -66,32 +65,15 @@ class EnsembleSource(TokenSource):
 
     @property
     def name(self) -> str:
-        """All names, joined by "+"."""
         return "+".join(part.name for part in self.parts)
 
     @property
     def fingerprint(self) -> str:
-        """All fingerprints, joined by "+"."""
         return "+".join(part.fingerprint for part in self.parts)
 
     @property
-    def passes(self) -> int:
-        return sum(part.passes for part in self.parts)
-
-    @property
-    def successors(self) -> int:
-        """As many as the part that wants most."""
-        return max(part.successors for part in self.parts)
-
-    def prepare(self, target: LanguageModel) -> None:
-        """Notify all parts."""
-        for part in self.parts:
-            part.prepare(target)
-
-    def open(self, request: Request) -> None:
-        """Notify all parts."""
-        for part in self.parts:
-            part.open(request)
+    def sources(self) -> tuple[TokenSource, ...]:
+        return self.parts
 
     def enable(self, parts: Sequence[bool]) -> None:
         """The others are not begun, and draft nothing."""
@@ -115,12 +97,13 @@ class EnsembleSource(TokenSource):
         """Score by the parts that are enabled."""
         parts = zip(self.parts, self._enabled, strict=True)
         scorers = [part.begin(requests, drawing) if enabled else None for part, enabled in parts]
-        self._scorer = _EnsembleScorer(self.parts, scorers, self._calibration, [self._limits[s] for s in requests])
+        self._scorer = _EnsembleScorer(scorers, self._calibration, [self._limits[s] for s in requests])
         return self._scorer
 
     def is_stale(self, request: Request, node: int, parent: int) -> bool:
-        """See ``TokenSource``; of the parts that score this proposal."""
-        return self._scorer is not None and any(p.is_stale(request, node, parent) for p in self._scorer.active)
+        """Of the parts that are enabled."""
+        parts = zip(self.parts, self._enabled, strict=True)
+        return any(enabled and part.is_stale(request, node, parent) for part, enabled in parts)
 
     def settle(self, requests: Sequence[Request], grown: Sequence[Grown]) -> None:
         """Notify all parts; one that is disabled has numbered none of these nodes."""
@@ -130,130 +113,83 @@ class EnsembleSource(TokenSource):
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Calibrate each part by the target's tokens, and notify all parts."""
-        scorer = self._scorer
-        if scorer is not None and scorer.predicted:
+        if self._scorer is not None:
             for row, outcome in enumerate(outcomes):
-                self._learn(scorer.predicted, row, outcome.tokens[: outcome.taken])
-        for part in self.parts:
-            part.observe(outcomes)
-
-    def _learn(
-        self, known: Mapping[_Place, tuple[int, Sequence[_Prediction]]], row: int, tokens: Sequence[int]
-    ) -> None:
-        """Walk down along the target's tokens: every candidate on the way was tried."""
-        place: _Place = (row, ROOT, ROOT)
-        tried = list[Tried]()
-        for token in tokens:
-            if place not in known:
-                break
-            node, parts = known[place]
-            tried += [Tried(p, guess == token, kind) for guess, p, kind in zip(*_flat(parts), strict=True)]
-            place = (row, node, token)
-        self._calibration.learn(tried)
+                self._calibration.learn(self._scorer.tried(row, outcome.tokens[: outcome.taken]))
+        super(EnsembleSource, self).observe(outcomes)
 
     def close(self, request: Request) -> None:
-        """Notify all parts."""
         self._limits.pop(request, None)
-        for part in self.parts:
-            part.close(request)
+        super(EnsembleSource, self).close(request)
 
 
-_Place = tuple[int, int, int]
-"""Row, number of the parent and token of a scored node; (row, ROOT, ROOT) for a root."""
 _Prediction = tuple[list[int], list[float]]
 """A part's candidates after one node, and the probabilities that it gives them."""
 _NOTHING: _Prediction = ([], [])
 
 
-class _EnsembleScorer:
+class _EnsembleScorer(Scorer):
     """Scores by all parts and merges their predictions.
 
     Attributes:
-        predicted: of each scored node, its number and each part's prediction.
-        active: the parts that score.
         seconds: that each part took.
     """
 
     def __init__(
-        self,
-        parts: Sequence[TokenSource],
-        scorers: Sequence[Scorer | None],
-        calibration: Calibration,
-        limits: Sequence[Sequence[float]],
+        self, scorers: Sequence[Scorer | None], calibration: Calibration, limits: Sequence[Sequence[float]]
     ) -> None:
-        self._parts = list(zip(parts, scorers, strict=True))
-        self.active = [part for part, scorer in self._parts if scorer is not None]
+        self._scorers = scorers
         self._calibration = calibration
         self._limits = limits
         self.seconds = [0.0] * len(scorers)
-        self.predicted: dict[_Place, tuple[int, list[_Prediction]]] = {}
+        self._predicted: dict[tuple[int, int], list[_Prediction]] = {}
+        self._children: dict[tuple[int, int, int], int] = {}
+        """Row, parent and token of each scored node but the roots -> its number."""
         self._depths: dict[tuple[int, int], int] = {}
 
-    def score_roots(self, rows: Sequence[int], width: int) -> Candidates:
-        places = [((b, ROOT, ROOT), ROOT) for b in rows]
-
-        def score(scorer: Scorer, own: list[int]) -> Candidates:
-            return scorer.score_roots([rows[i] for i in own], _wide(width))
-
-        return self._join(places, score, width)
-
-    def score(self, rows: Tensor, nodes: Tensor, parents: Tensor, tokens: Tensor, width: int) -> Candidates:
-        asked = torch.stack([rows, nodes, parents, tokens])
-        listed = asked.T.tolist()
-        places = [((b, parent, token), node) for b, node, parent, token in listed]
-
-        def score(scorer: Scorer, own: list[int]) -> Candidates:
-            some = asked if len(own) == len(listed) else asked[:, own]
-            row, node, parent, token = some
-            return scorer.score(row, node, parent, token, _wide(width))
-
-        return self._join(places, score, width)
-
-    def draw(self, counts: Tensor) -> Drawn:
-        """Never called: schemes that need it refuse what ``learns``."""
-        raise ConfigError("an ensemble does not draw children: use verification match")
-
-    def _join(
-        self, places: Sequence[tuple[_Place, int]], score: Callable[[Scorer, list[int]], Candidates], width: int
-    ) -> Candidates:
+    def score(self, nodes: Sequence[UnscoredNode], width: int) -> Candidates:
         """One distribution of all parts; what none of them predicts is one outcome of its entropy."""
         depths = []
-        for (b, parent, _), node in places:
-            depths.append(0 if node == ROOT else self._depths[b, parent] + 1)
-            self._depths[b, node] = depths[-1]
-        predictions: list[list[_Prediction]] = [[_NOTHING for _ in self._parts] for _ in places]
-        for kind, (_, scorer) in enumerate(self._parts):
-            own = [i for i, ((b, *_), _) in enumerate(places) if self._limits[b][kind] > depths[i]]
+        for row, node, parent, token in nodes:
+            depths.append(0 if node == ROOT else self._depths[row, parent] + 1)
+            self._depths[row, node] = depths[-1]
+            if node != ROOT:
+                self._children[row, parent, token] = node
+        predictions: list[list[_Prediction]] = [[_NOTHING for _ in self._scorers] for _ in nodes]
+        for kind, scorer in enumerate(self._scorers):
+            own = [i for i, n in enumerate(nodes) if self._limits[n.row][kind] > depths[i]]
             if scorer is not None and own:
                 began = time.perf_counter()
-                found = score(scorer, own)
+                found = scorer.score([nodes[i] for i in own], max(width, _WIDTH))
                 self.seconds[kind] += time.perf_counter() - began
                 for i, likely in zip(own, _likely(found), strict=True):
                     predictions[i][kind] = likely
-        for (place, node), parts in zip(places, predictions, strict=True):
-            self.predicted[place] = node, parts
+        self._predicted |= {(n.row, n.node): parts for n, parts in zip(nodes, predictions, strict=True)}
         return self._merged(predictions, width)
 
     def _merged(self, predictions: Sequence[Sequence[_Prediction]], width: int) -> Candidates:
-        """The merged candidates; lists are faster than tensors for so few numbers."""
         merged = []
         for parts in predictions:
             _, probabilities, kinds = _flat(parts)
             accepted = iter(self._calibration.acceptance(probabilities, kinds))
             merged.append(merge([(tokens, list(islice(accepted, len(tokens)))) for tokens, _ in parts]))
-        width = min(width, max(1, *(len(m) for m in merged)))
-        tokens, logprobs, origins = [], [], []
-        for candidates in merged:
-            best, none = candidates[:width], width - len(candidates)
-            tokens.append([token for token, _, _ in best] + [0] * none)
-            logprobs.append([math.log(p) for _, p, _ in best] + [-math.inf] * none)
-            origins.append([bits for _, _, bits in best] + [0] * none)
-        entropies = torch.tensor([_entropy([p for _, p, _ in candidates]) for candidates in merged])
-        return Candidates(torch.tensor(tokens), torch.tensor(logprobs), entropies, torch.tensor(origins))
+        widest = max(len(blend) for blend, _ in merged)
+        found = candidates_of([blend for blend, _ in merged], min(width, max(1, widest)))
+        rows = zip(found.tokens.tolist(), merged, strict=True)
+        origins = [[bits.get(token, 0) for token in tokens] for tokens, (_, bits) in rows]
+        return replace(found, origins=torch.tensor(origins))
 
-
-def _wide(width: int) -> int:
-    return max(width, _WIDTH)
+    def tried(self, row: int, tokens: Sequence[int]) -> list[Tried]:
+        """The candidates of a request along the target's tokens."""
+        node: int | None = ROOT
+        tried: list[Tried] = []
+        for token in tokens:
+            if node is None or (row, node) not in self._predicted:
+                break
+            candidates = zip(*_flat(self._predicted[row, node]), strict=True)
+            tried += [Tried(p, guess == token, kind) for guess, p, kind in candidates]
+            node = self._children.get((row, node, token))
+        return tried
 
 
 def _flat(parts: Sequence[_Prediction]) -> tuple[list[int], list[float], list[int]]:
@@ -275,15 +211,15 @@ def _likely(found: Candidates) -> list[_Prediction]:
     ]
 
 
-def merge(parts: Sequence[_Prediction]) -> list[tuple[int, float, int]]:
+def merge(parts: Sequence[_Prediction]) -> tuple[dict[int, float], dict[int, int]]:
     """One distribution of several: equal tokens become one candidate.
 
     Args:
         parts: of each, its candidates after one node, and the probabilities that they are accepted.
 
     Returns:
-        tokens, with the largest of their probabilities, scaled down where they sum to more than 1, and with the bits of
-        the parts that give it at least half of that; in descending order.
+        (tokens in descending order, with the largest of their probabilities, scaled down where they sum to more than 1;
+        the bits of the parts that give a token at least half of the largest).
     """
     best: dict[int, float] = {}
     for tokens, accepted in parts:
@@ -295,10 +231,5 @@ def merge(parts: Sequence[_Prediction]) -> list[tuple[int, float, int]]:
             if p >= _BACKED * best[token]:
                 origins[token] |= 1 << kind
     total = max(1.0, sum(best.values()))
-    return [(token, best[token] / total, origins[token]) for token in sorted(best, key=best.__getitem__, reverse=True)]
-
-
-def _entropy(probabilities: Sequence[float]) -> float:
-    """In nats; what is missing from 1 is one outcome."""
-    rest = 1 - sum(probabilities)
-    return -sum(p * math.log(p) for p in probabilities) - (rest * math.log(rest) if rest > 0 else 0.0)
+    ranked = sorted(best.items(), key=itemgetter(1), reverse=True)
+    return {token: p / total for token, p in ranked}, origins

@@ -1,4 +1,6 @@
-"""The one growth loop: layer by layer, a scorer predicts what may follow and a policy chooses, within a budget.
+"""Drafters that grow trees out of a source's candidates, by the one growth loop.
+
+Layer by layer, a scorer predicts what may follow and a policy chooses, within a budget.
 
 A node's number in the pool is its index among the drafted nodes of its request, layer by layer. ``Grown.numbers`` maps
 the nodes of the finished tree to it.
@@ -15,6 +17,7 @@ trees stand on.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
@@ -22,10 +25,83 @@ from torch import Tensor
 
 from ..config import Budget
 from ..errors import ConfigError
+from ..models.base import LanguageModel
 from ..policies.base import Frontier, Growth, GrowthPolicy, Pool, best_per_row, count_within
+from ..request import Outcome, Request
 from ..tree import ROOT, DraftDistribution, DraftTree
+from .base import Grown, Scorer, TokenSource, UnscoredNode
 from .distributions import Drawing
-from .source import Grown, Scorer
+
+
+@dataclass(slots=True)
+class TreeDrafter:
+    """Grows a tree for each request out of a source's candidates.
+
+    Attributes:
+        policy: shapes the trees.
+        source: predicts what may follow.
+        name: by default the source's.
+    """
+
+    policy: GrowthPolicy
+    source: TokenSource
+    name: str = ""
+    _enabled: Sequence[bool] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.name = self.name or self.source.name
+        self._enabled = [True] * len(self.source.parts)
+
+    @property
+    def passes(self) -> int:
+        return self.source.passes
+
+    @property
+    def successors(self) -> int:
+        """Of the parts that are enabled."""
+        return max((p.successors for p, on in zip(self.source.parts, self._enabled, strict=True) if on), default=0)
+
+    @property
+    def learns(self) -> bool:
+        return self.source.learns
+
+    @property
+    def host(self) -> LanguageModel | None:
+        return self.source.host
+
+    def prepare(self, target: LanguageModel) -> None:
+        self.source.prepare(target)
+        self.policy.prepare(target, self.source.parts)
+
+    def open(self, request: Request) -> None:
+        self.source.open(request)
+
+    def propose(
+        self, requests: Sequence[Request], budgets: Sequence[Budget], drawing: Drawing = Drawing.COUPLED
+    ) -> list[DraftTree]:
+        """Plan, grow, and settle."""
+        planned = self.policy.plan(requests, budgets)
+        if (enabled := self.policy.enabled) is not None:
+            self._enabled = enabled
+            self.source.enable(enabled)
+        if not any(budget.nodes for budget in planned):
+            return [DraftTree.empty() for _ in requests]
+        fitting = [self.source.fit(s, b) for s, b in zip(requests, planned, strict=True)]
+        grown = grow(self.source.begin(requests, drawing), self.policy, fitting, drawing)
+        self.source.settle(requests, grown)
+        return [g.tree for g in grown]
+
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
+        """Notify source and policy; the policy learns what each part of the source took."""
+        self.source.observe(outcomes)
+        if self.source.seconds:
+            step = replace(outcomes[0].step, drafters=self.source.seconds)
+            outcomes = [replace(outcome, step=step) for outcome in outcomes]
+        self.policy.observe(outcomes)
+
+    def close(self, request: Request) -> None:
+        self.source.close(request)
+
 
 _NOTHING = Grown(DraftTree.empty(), torch.zeros(0, dtype=torch.int64))
 
@@ -69,7 +145,7 @@ def grow(
         nodes=torch.full_like(roots, ROOT),
         path_logprobs=none,
         tags=torch.zeros_like(roots),
-        candidates=scorer.score_roots(active, width),
+        candidates=scorer.score([UnscoredNode(b, ROOT, ROOT, 0) for b in active], width),
         budgets=torch.tensor(nodes),
         limits=limits,
         pool=Pool(roots[:0], none[:0], none[:0]),
@@ -93,13 +169,14 @@ def grow(
             return _finish(layers, drawn_from, policy, budgets)
         columns = (layer.rows, layer.nodes, layer.parents, layer.tokens, layer.path_logprobs, layer.tags)
         rows, numbers, parents, tokens, paths, tags = (x.take(more) for x in columns)
+        unscored = torch.stack([rows, numbers, parents, tokens], 1).tolist()
         frontier = Frontier(
             depth=depth,
             rows=rows,
             nodes=numbers,
             path_logprobs=paths,
             tags=tags,
-            candidates=scorer.score(rows, numbers, parents, tokens, width),
+            candidates=scorer.score([UnscoredNode(*node) for node in unscored], width),
             budgets=frontier.budgets,
             limits=limits,
             pool=frontier.pool.plus(layer.rows, layer.path_logprobs, layer.tags),
@@ -161,13 +238,14 @@ def _finish(
     paths, entropies, tags = (
         torch.cat([getattr(x, n) for x in layers]) for n in ("path_logprobs", "entropies", "tags")
     )
-    parts = [x.origins for x in layers if x.origins is not None]
-    origins = torch.cat(parts) if parts else None
     depths = torch.cat([torch.full_like(x.rows, d) for d, x in enumerate(layers, start=1)])
     own: list[Tensor | slice] = [rows == b for b in range(len(budgets))] if len(budgets) > 1 else [slice(None)]
+    found = [x.origins for x in layers if x.origins is not None]
+    every = torch.cat(found) if found else None
+    origins = [None if every is None else every[m] for m in own]
     pools = [
-        DraftTree(tokens[m], parents[m], depths[m], paths[m], entropies[m], q, _at(origins, m))
-        for m, q in zip(own, drawn_from, strict=True)
+        DraftTree(tokens[m], parents[m], depths[m], paths[m], entropies[m], q, parts)
+        for m, q, parts in zip(own, drawn_from, origins, strict=True)
     ]
     grown = []
     kept = policy.prune(pools, [tags[m] for m in own], budgets)
@@ -181,7 +259,3 @@ def _finish(
         if len(grown[-1].tree) > budget.nodes:
             raise ConfigError(f"the policy kept {len(grown[-1].tree)} nodes of {budget.nodes}: prune to the budget")
     return grown
-
-
-def _at(column: Tensor | None, own: Tensor | slice) -> Tensor | None:
-    return None if column is None else column[own]

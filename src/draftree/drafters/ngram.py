@@ -8,9 +8,9 @@ they mean for a model: every growth policy works unchanged. What the shortest co
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 import torch
 from torch import Tensor
@@ -19,8 +19,8 @@ from ..errors import ConfigError
 from ..policies.base import Candidates
 from ..request import Request
 from ..tree import ROOT, DraftDistribution
-from .distributions import Drawing, Drawn, Key, draw
-from .source import BeamSource, Scorer
+from .base import BeamSource, Scorer, UnscoredNode
+from .distributions import Drawing, Drawn, Key, candidates_of, draw
 
 Tail = tuple[int, ...]
 
@@ -50,11 +50,8 @@ class NgramIndex:
         """The last ``longest`` tokens."""
         return tuple(self._text[-self._lengths.start :])
 
-    def predict(self, tail: Tail, width: int) -> tuple[list[int], list[float], float]:
-        """The ``width`` most probable next tokens, their probabilities, and the entropy in nats of the blend.
-
-        Equal probabilities: the most recent successor first.
-        """
+    def predict(self, tail: Tail) -> dict[int, float]:
+        """Probabilities of the next tokens in descending order; of equal ones the most recent successor comes first."""
         blend: dict[int, float] = {}
         left = 1.0
         for n in self._lengths:
@@ -64,9 +61,7 @@ class NgramIndex:
                 for token in reversed(counts):
                     blend[token] = blend.get(token, 0.0) + left * counts[token] / total
                 left *= len(counts) / total
-        entropy = -sum(p * math.log(p) for p in blend.values()) - (left * math.log(left) if blend else 0.0)
-        best = sorted(blend, key=blend.__getitem__, reverse=True)[:width]
-        return best, [blend[t] for t in best], entropy
+        return dict(sorted(blend.items(), key=itemgetter(1), reverse=True))
 
 
 @dataclass(slots=True)
@@ -95,23 +90,20 @@ class NgramSource(BeamSource):
         return "lookup"
 
     def open(self, request: Request) -> None:
-        """Index the prompt."""
         self._indexes[request] = index = NgramIndex(self.shortest, self.longest)
         index.extend(request.ids)
 
     def begin(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
-        """Index the new tokens."""
         indexes = [self._indexes[r] for r in requests]
         for index, request in zip(indexes, requests, strict=True):
             index.extend(request.ids[len(index) :])
         return _NgramScorer(indexes, requests, drawing)
 
     def close(self, request: Request) -> None:
-        """Forget a request's index."""
         self._indexes.pop(request, None)
 
 
-class _NgramScorer:
+class _NgramScorer(Scorer):
     """Scores nodes of the trees under construction by the last tokens on their paths."""
 
     def __init__(self, indexes: Sequence[NgramIndex], requests: Sequence[Request], drawing: Drawing) -> None:
@@ -121,16 +113,11 @@ class _NgramScorer:
         self._tails: dict[tuple[int, int], Tail] = {}
         self._scored: list[tuple[int, int, Tail]] = []
 
-    def score_roots(self, rows: Sequence[int], width: int) -> Candidates:
-        return self._predict([(b, ROOT, self._indexes[b].tail) for b in rows], width)
-
-    def score(self, rows: Tensor, nodes: Tensor, parents: Tensor, tokens: Tensor, width: int) -> Candidates:
-        scored = []
-        for b, node, parent, token in torch.stack([rows, nodes, parents, tokens], 1).tolist():
-            above = self._tails.get((b, parent)) or self._indexes[b].tail
-            self._tails[b, node] = (*above, token)
-            scored.append((b, node, self._tails[b, node]))
-        return self._predict(scored, width)
+    def score(self, nodes: Sequence[UnscoredNode], width: int) -> Candidates:
+        for b, node, parent, token in nodes:
+            self._tails[b, node] = self._indexes[b].tail if node == ROOT else (*self._tails[b, parent], token)
+        self._scored = [(b, node, self._tails[b, node]) for b, node, _, _ in nodes]
+        return candidates_of([self._indexes[b].predict(tail) for b, _, tail in self._scored], width)
 
     def draw(self, counts: Tensor) -> Drawn:
         """Draw from the blend, normalised over the tokens that it knows; see ``Scorer``."""
@@ -142,21 +129,10 @@ class _NgramScorer:
             drawing = self._drawing if request.params.temperature else Drawing.TOP
             distributions.append(None)
             if count:
-                known, p, _ = self._indexes[b].predict(tail, len(self._indexes[b]))
-                blend = DraftDistribution(torch.tensor(p).log(), torch.tensor(known))
+                blend = self._indexes[b].predict(tail)
+                known, logits = torch.tensor(list(blend)), torch.tensor(list(blend.values())).log()
                 key = Key(request.seed, len(request.ids), node)
-                columns = draw(blend.logits[None], [count], [key], drawing)[0]
-                tokens[f, :count], logprobs[f, :count] = torch.tensor(known)[columns], blend.logits[columns]
-                distributions[f] = blend if drawing.random else None
+                columns = draw(logits[None], [count], [key], drawing)[0]
+                tokens[f, :count], logprobs[f, :count] = known[columns], logits[columns]
+                distributions[f] = DraftDistribution(logits, known) if drawing.random else None
         return Drawn(tokens, logprobs, distributions)
-
-    def _predict(self, scored: list[tuple[int, int, Tail]], width: int) -> Candidates:
-        self._scored = scored
-        tokens, probabilities, entropies = [], [], []
-        for b, _, tail in scored:
-            best, p, entropy = self._indexes[b].predict(tail, width)
-            none = width - len(best)
-            tokens.append(best + [-1] * none)
-            probabilities.append(p + [0.0] * none)
-            entropies.append(entropy)
-        return Candidates(torch.tensor(tokens), torch.tensor(probabilities).log(), torch.tensor(entropies))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
@@ -22,15 +23,43 @@ from ..models.huggingface import HFModel
 from ..models.loading import load
 from ..policies.base import GrowthPolicy, Provenance
 from ..policies.chains import CHAIN, DynamicWindow, Window
-from .base import Drafter, NoDrafter, TreeDrafter
+from .base import Drafter, NoDrafter, TokenSource
 from .cascade.stages import CascadeSource
 from .draft_model import ModelSource, SelfSpeculationSource
 from .eagle import EagleSource
 from .ensemble import EnsembleSource
+from .grow import TreeDrafter
 from .ngram import NgramSource
-from .source import TokenSource
-from .spec import AUTO, NONE, DrafterSpec, StageSpec
+from .spec import AUTO, NONE, DrafterSpec
 from .token_recycling import TokenRecyclingSource
+
+
+def _folder_or_model(name: str | HFModel, target: HFModel) -> HFModel | HeadModel:
+    if not isinstance(name, str):
+        check_vocabulary(target, name)
+        return name
+    if is_head(folder := user_path(name)):
+        return load_head(folder, target)
+    can, weight_format = target.capabilities, DEFAULT_WEIGHT_FORMAT
+    if can.weight_format in WEIGHT_FORMATS:
+        weight_format = can.weight_format
+    try:
+        model = load(name, device=str(can.device), weight_format=weight_format)
+    except UnknownNameError as error:
+        raise UnknownNameError(f"no drafter {name!r}: not one of {', '.join(DRAFTERS)}, and {error}") from None
+    check_vocabulary(target, model)
+    return model
+
+
+def _in_weight_format(name: str | HFModel, target: HFModel) -> HFModel:
+    known = _IN_WEIGHT_FORMATS.setdefault(target.model, {})
+    if name not in known:
+        known[name] = target.in_weight_format(str(name))
+    return known[name].twin()
+
+
+_IN_WEIGHT_FORMATS: WeakKeyDictionary[PreTrainedModel, dict[str | HFModel, HFModel]] = WeakKeyDictionary()
+"""Targets once more, by their weight format."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,46 +70,18 @@ class SourceKind:
         names: as they are written.
         summary: one line for ``draftree methods``.
         source: makes the source from the file of ``--recycle-file``.
-        model: makes the model from the name and the target.
-        learns: its drafts depend on other requests, so that drawn children would not repeat under the same seed.
-        on_target: the model is the target itself, in another form: it can draft on the target's rows.
-        near: its distributions are nearly the target's.
+        model: makes the model from the name, or a loaded model, and the target.
+        learns: see ``TokenSource``.
+        on_target: the model is the target itself in a cheaper weight format: it can draft on the target's rows, and its
+            distributions are nearly the target's.
     """
 
     names: tuple[str, ...]
     summary: str
     source: Callable[[Path | None], TokenSource] | None = None
-    model: Callable[[str, HFModel], HFModel | HeadModel] | None = None
+    model: Callable[[str | HFModel, HFModel], HFModel | HeadModel] = _folder_or_model
     learns: bool = False
     on_target: bool = False
-    near: bool = False
-
-
-def _own(name: str, target: HFModel) -> HFModel:
-    known = _OWN.setdefault(target.model, {})
-    if name not in known:
-        known[name] = target.in_weight_format(name)
-    return known[name].twin()
-
-
-_OWN: WeakKeyDictionary[PreTrainedModel, dict[str, HFModel]] = WeakKeyDictionary()
-"""Targets once more, by their weight format."""
-
-
-def _folder_or_model(name: str, target: HFModel) -> HFModel | HeadModel:
-    if is_head(folder := user_path(name)):
-        return load_head(folder, target)
-    weight_format = (
-        target.capabilities.weight_format
-        if target.capabilities.weight_format in WEIGHT_FORMATS
-        else DEFAULT_WEIGHT_FORMAT
-    )
-    try:
-        model = load(name, device=str(target.capabilities.device), weight_format=weight_format)
-    except UnknownNameError as error:
-        raise UnknownNameError(f"no drafter {name!r}: not one of {', '.join(DRAFTERS)}, and {error}") from None
-    check_vocabulary(target, model)
-    return model
 
 
 SOURCES = (
@@ -103,9 +104,8 @@ SOURCES = (
     SourceKind(
         names=("int4", "int8", "fp16w"),
         summary="the target itself in this weight format, on its own cache: mostly right, cheaper than float32",
-        model=_own,
+        model=_in_weight_format,
         on_target=True,
-        near=True,
     ),
     SourceKind(
         names=("self",),
@@ -113,7 +113,7 @@ SOURCES = (
         model=lambda name, target: target.twin(),
     ),
 )
-_BY_PATH = SourceKind(names=(), summary="", model=_folder_or_model)
+_BY_PATH = SourceKind(names=(), summary="")
 _BY_NAME = {name: kind for kind in SOURCES for name in kind.names}
 DRAFTERS = {
     AUTO: "int4 where a float32 target is on a CPU that is fast in it, else lookup+recycle+head where a head comes for "
@@ -137,7 +137,7 @@ def is_model(drafter: DrafterSpec) -> bool:
 
 
 def learns(drafter: DrafterSpec) -> bool:
-    """Its drafts depend on other requests (``TokenSource.learns``); "auto" is chosen so that they may."""
+    """As ``TokenSource.learns``; "auto" is chosen so that it may."""
     return len(drafter.sources) > 1 or kind_of(drafter.sources[0]).learns
 
 
@@ -158,56 +158,6 @@ _CHEAP = 0.6
 Right 97 times in 100, eight in a row are 1.3 times as fast as AR decoding if verifying them takes 1.5 of its passes."""
 _CONTEXT = 512
 """Tokens behind which passes of stages are compared."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Making:
-    """Makes the sources of one drafter.
-
-    Attributes:
-        target: the model that it drafts for.
-        recycle_file: where "recycle" keeps what it has learned.
-        alone: the target itself is one of the sources, and no other is: it drafts on its own rows.
-        window: shapes the proposals of stages that have no method of their own; None: their default does.
-    """
-
-    target: HFModel
-    recycle_file: Path | None
-    alone: bool
-    window: Window | None = None
-
-    def cascade(self, stages: Sequence[StageSpec], count: int, verifier: TokenSource | None = None) -> TokenSource:
-        """The source of the first stages of ``count``, before ``verifier``; of one stage an ensemble or one source."""
-        *before, last = stages
-        try:
-            sources = tuple(self._source(part, None if before else verifier) for part in last.sources)
-        except VocabularyError as error:
-            place = f"stage {len(stages)} of {count}, {last.name}: " if count > 1 else ""
-            raise VocabularyError(f"{place}{error}") from None
-        source = sources[0] if len(sources) == 1 else EnsembleSource(sources)
-        if not before:
-            return source
-        if source.model is not None:
-            _warn_if_slow(len(stages), source.model, self.target)
-        lower = self.cascade(before, count, source)
-        policy = before[-1].policy(self.window)
-        return CascadeSource(lower, source, policy, last.loop_back(), (before[-1].name, last.name))
-
-    def _source(self, name: str | HFModel, verifier: TokenSource | None) -> TokenSource:
-        target, kind = self.target, kind_of(name)
-        if kind.source is not None:
-            return kind.source(self.recycle_file)
-        if isinstance(name, str) and isinstance(verifier, ModelSource) and isinstance(verifier.model, HFModel):
-            folder = shipped_for(target) if name == "head" else user_path(name)
-            if folder and is_head(folder) and fits(folder, target) and fits(folder, verifier.model):
-                target.track_features()  # committed tokens come with the target's hidden states
-                return EagleSource(load_head(folder, verifier.model), target.capabilities.vocab_size, verifier=verifier)
-        model, vocab = draft_model(name, target), target.capabilities.vocab_size
-        if isinstance(model, HeadModel):
-            return EagleSource(model, vocab)
-        if self.alone and kind.on_target:
-            return SelfSpeculationSource(model.on_rows_of(target), vocab, target=target, near=kind.near)
-        return ModelSource(model, vocab, near=kind.near)
 
 
 @typed
@@ -262,16 +212,57 @@ def load_source(
         name, target, recycle_file: as ``load_drafter``.
         window: shapes the proposals of stages that have no method of their own; None: their default does.
     """
-    drafter = DrafterSpec.parse(name)
+    stages = DrafterSpec.parse(name).stages
     file = None if recycle_file is None else user_path(recycle_file)
-    alone = sum(kind_of(source).on_target for source in drafter.sources) == 1
-    return _Making(target, file, alone, window).cascade(drafter.stages, len(drafter.stages))
+    alone = sum(kind_of(part).on_target for stage in stages for part in stage.sources) == 1
+    made: list[TokenSource] = []  # of the stages, the last one first: a head reads the hidden states of the one above
+    for number, stage in reversed(list(enumerate(stages, start=1))):
+        verifier = made[-1] if made and number == 1 else None
+        try:
+            parts = tuple(_source(part, target, file, alone, verifier) for part in stage.sources)
+        except VocabularyError as error:
+            place = f"stage {number} of {len(stages)}, {stage.name}: " if len(stages) > 1 else ""
+            raise VocabularyError(f"{place}{error}") from None
+        made.append(parts[0] if len(parts) == 1 else EnsembleSource(parts))
+        if number > 1 and (model := made[-1].model) is not None:
+            _warn_if_slow(number, model, target)
+    source = made.pop()
+    for below, stage in pairwise(stages):
+        names = (below.name, stage.name)
+        source = CascadeSource(source, made.pop(), below.policy(window), stage.loop_back(), names)
+    return source
+
+
+def _source(
+    name: str | HFModel, target: HFModel, file: Path | None, alone: bool, verifier: TokenSource | None
+) -> TokenSource:
+    """The source of one name.
+
+    Args:
+        name, target: what drafts, for what.
+        file: where "recycle" keeps what it has learned.
+        alone: no other source of the drafter is the target itself: this one may draft on the target's rows.
+        verifier: of the stage above the first one.
+    """
+    kind, vocab = kind_of(name), target.capabilities.vocab_size
+    if kind.source is not None:
+        return kind.source(file)
+    if isinstance(name, str) and isinstance(verifier, ModelSource) and isinstance(verifier.model, HFModel):
+        folder = shipped_for(target) if name == "head" else user_path(name)
+        if folder and is_head(folder) and fits(folder, target) and fits(folder, verifier.model):
+            target.track_features()  # committed tokens come with the target's hidden states
+            return EagleSource(load_head(folder, verifier.model), vocab, verifier=verifier)
+    model = kind.model(name, target)
+    if isinstance(model, HeadModel):
+        return EagleSource(model, vocab)
+    if alone and kind.on_target:
+        return SelfSpeculationSource(model.on_rows_of(target), vocab, target=target, near=True)
+    return ModelSource(model, vocab, near=kind.on_target)
 
 
 def provenance(target: LanguageModel, source: TokenSource, drafter: str) -> Provenance:
     """The models behind drafts of this source, which people call ``drafter``."""
-    weights = "+".join(part.fingerprint for part in source.parts)
-    return Provenance(target.capabilities.name, drafter, target.capabilities.fingerprint, weights)
+    return Provenance(target.capabilities.name, drafter, target.capabilities.fingerprint, source.fingerprint)
 
 
 def check_made_for(made_for: Provenance | None, used: Provenance) -> None:
@@ -341,23 +332,6 @@ def resolved(drafter: DrafterSpec, target: HFModel, policy: GrowthPolicy, *, lea
 def fast_in_int4(target: HFModel) -> bool:
     """It computes in float32 on a CPU that takes ``_CHEAP`` of the time for the same in int4."""
     return target.capabilities.weight_format == DEFAULT_WEIGHT_FORMAT and price(target.model, DRAFTING) <= _CHEAP
-
-
-def draft_model(source: str | HFModel, target: HFModel) -> HFModel | HeadModel:
-    """The model of a source that drafts by passes of its own.
-
-    Raises:
-        ConfigError: it does not fit the target, or makes no passes.
-        UnknownNameError: there is no such drafter.
-        VocabularyError: it has another vocabulary than the target.
-        ModelFileError: the draft head cannot be read.
-    """
-    if not isinstance(source, str):
-        check_vocabulary(target, source)
-        return source
-    if (make := kind_of(source).model) is None:
-        raise ConfigError(f"drafter {source} has no model: use a draft model or a head")
-    return make(source, target)
 
 
 def check_vocabulary(target: HFModel, drafter: HFModel) -> None:

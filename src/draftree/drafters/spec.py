@@ -16,12 +16,15 @@ from ..models.huggingface import HFModel
 from ..policies.base import GrowthPolicy, read_number
 from ..policies.chains import MEMORIES, DynamicWindow, Window, read_start
 from ..policies.methods import find_method
-from .cascade.stopping_rule import NEVER, LoopBack
+from .cascade.rounds import LoopBack
 
 AUTO = DEFAULT_DRAFTER = "auto"
 NONE = "none"
 METHOD = "hsddw"
 """The default method of a stage's proposals."""
+NEVER = "never"
+LOOPS = ("entropy", NEVER)
+"""When a stage lets the one before it draft again: by its entropy, or in one round a proposal (``LoopBack``)."""
 _LOOP = ("loop", "tau", "pending", "memory")
 """Settings of ``LoopBack``; "memory" may be one of a method too."""
 
@@ -33,7 +36,6 @@ class StageSpec:
     Attributes:
         sources: names of ``registry.SOURCES``, folders and models, or one loaded model; several are an ensemble.
         settings: as written.
-        verifies: it verifies the stage before it.
 
     Raises:
         InputError: a source has no name, stands there twice or cannot be joined; a setting does not exist or is out of
@@ -42,34 +44,32 @@ class StageSpec:
 
     sources: tuple[str | HFModel, ...]
     settings: Mapping[str, str] = field(default_factory=dict)
-    verifies: bool = field(default=False, compare=False)
 
     def __post_init__(self) -> None:
         if len(self.sources) > 1:
-            name = "+".join(map(str, self.sources))
             if not all(self.sources):
-                raise ConfigError(f"drafter {name!r} has a part without a name: write it as lookup+recycle")
+                raise ConfigError(f"drafter {self.name!r} has a part without a name: write it as lookup+recycle")
             for part in self.sources:
                 if self.sources.count(part) > 1:
-                    raise ConfigError(f"drafter {name!r} has {part} twice: name each part once")
+                    raise ConfigError(f"drafter {self.name!r} has {part} twice: name each part once")
             if NONE in self.sources:
-                raise ConfigError(f"drafter {name!r}: none drafts nothing and joins nothing: leave it out")
+                raise ConfigError(f"drafter {self.name!r}: none drafts nothing and joins nothing: leave it out")
             if AUTO in self.sources:
                 raise ConfigError(
-                    f"drafter {name!r}: auto chooses all parts itself: use it alone, or name what it should join"
+                    f"drafter {self.name!r}: auto chooses all parts itself: use it alone, or name what it should join"
                 )
 
     @classmethod
-    def parse(cls, text: str, verifies: bool = False) -> StageSpec:
+    def parse(cls, text: str) -> StageSpec:
         """Read A+B:KEY=VALUE:KEY=VALUE; the name of a model or a folder may hold colons, that of a folder any sign."""
         if text and is_path(text):
-            return cls((text,), verifies=verifies)
+            return cls((text,))
         head, *rest = text.split(":")
         settings: dict[str, str] = {}
         while rest and "=" in rest[-1]:
             key, _, value = rest.pop().partition("=")
             settings = {key.strip(): value.strip()} | settings
-        return cls(_sources(":".join([head, *rest])), settings, verifies)
+        return cls(_sources(":".join([head, *rest])), settings)
 
     @property
     def name(self) -> str:
@@ -79,31 +79,36 @@ class StageSpec:
     def __str__(self) -> str:
         return ":".join([self.name, *(f"{key}={value}" for key, value in self.settings.items())])
 
+    @property
+    def loop_settings(self) -> list[str]:
+        """Names of its settings that are of ``LoopBack`` alone, and not of its method."""
+        method = find_method(self.settings.get("method", METHOD))
+        return [key for key in self.settings if key in _LOOP and key not in method.settings]
+
     def policy(self, window: Window | None = None) -> GrowthPolicy:
         """A new policy that shapes its proposals to the next stage, from "method" and the settings of that method.
 
         Args:
             window: of ``hsddw``, in place of ``METHOD`` where the stage has no such settings.
         """
-        method = find_method(self.settings.get("method", METHOD))
-        loop = [key for key in _LOOP if self.verifies and key not in method.settings]
-        given = {key: value for key, value in self.settings.items() if key not in loop}
+        given = {key: value for key, value in self.settings.items() if key not in self.loop_settings}
         if window is not None and not given:
             return DynamicWindow(window)
-        given.pop("method", None)
-        return method.policy(given)
+        return find_method(given.pop("method", METHOD)).policy(given)
 
     def loop_back(self) -> LoopBack:
         """When it lets the stage before it draft again: the settings ``_LOOP``."""
-        default = LoopBack()
+        loop, default = self.settings.get("loop", LOOPS[0]), LoopBack()
+        if loop not in LOOPS:
+            raise ConfigError(f"loop is {loop!r}: choose from {', '.join(LOOPS)}")
         pending, memory = (self.settings.get(key, str(getattr(default, key))) for key in ("pending", "memory"))
         try:
             most = int(pending)
         except ValueError:
             raise ConfigError(f"pending is {pending!r}: use a whole number of tokens, at least 1") from None
         tau = read_start("tau", self.settings.get("tau", "first"))
-        tokens = read_number(float, "memory", memory, MEMORIES)
-        return LoopBack(self.settings.get("loop", default.rule), tau, most, tokens)
+        made = LoopBack(tau, most, read_number(float, "memory", memory, MEMORIES))
+        return replace(made, pending=1) if loop == NEVER else made
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,13 +125,14 @@ class DrafterSpec:
         if not self.is_cascade:
             return
         first, last = self.stages[0], self.stages[-1]
-        for where, stage, wrong in (
-            ("first", first, [key for key in first.settings if key in ("loop", "tau", "pending")]),
-            ("last", last, [key for key in last.settings if key not in _LOOP]),
-        ):
-            if wrong:
-                has = "method and its settings" if stage is first else ", ".join(_LOOP)
-                raise ConfigError(f"drafter '{self}': its {where} stage has no setting {wrong[0]!r}: it has {has}")
+        if wrong := first.loop_settings:
+            raise ConfigError(
+                f"drafter '{self}': its first stage has no setting {wrong[0]!r}: it has method and its settings"
+            )
+        if wrong := [key for key in last.settings if key not in _LOOP]:
+            raise ConfigError(
+                f"drafter '{self}': its last stage has no setting {wrong[0]!r}: it has {', '.join(_LOOP)}"
+            )
         for stage in self.stages[:-1]:
             stage.policy()
         for stage in self.stages[1:]:
@@ -148,8 +154,7 @@ class DrafterSpec:
             return cls((StageSpec((drafter,)),))
         if ">" not in drafter:
             return cls((StageSpec(_sources(drafter)),))
-        written = [part.strip() for part in drafter.split(">")]
-        stages = tuple(StageSpec.parse(part, verifies=i > 0) for i, part in enumerate(written))
+        stages = tuple(StageSpec.parse(part.strip()) for part in drafter.split(">"))
         if not all(stage.name for stage in stages):
             raise ConfigError(f"drafter {drafter!r} has a stage without a name: write it as lookup>int8")
         return cls(stages)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import warnings
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
@@ -25,8 +25,8 @@ from ..policies.base import Candidates
 from ..request import Outcome, Request
 from ..sampling import Successors
 from ..tree import ROOT
-from .distributions import Drawing, Drawn
-from .source import Scorer, TokenSource
+from .base import Scorer, TokenSource, UnscoredNode
+from .distributions import Drawing, candidates_of
 
 FORMAT = "draftree recycled successors"
 VERSION = "1"
@@ -37,7 +37,7 @@ class Entries(NamedTuple):
     """Contexts and their successors.
 
     Attributes:
-        contexts: [R, 2] int64, the token before the last, -1 for whatever, and the last token.
+        contexts: [R, 2] int64 (``Context``).
         successors: [R, k] int32.
         probabilities: [R, k] float32, descending; 0 where there is none.
     """
@@ -48,17 +48,18 @@ class Entries(NamedTuple):
 
     def fit(self, vocab: int) -> bool:
         """They can be of a vocabulary of this size."""
-        kinds = (self.contexts.dtype, self.successors.dtype, self.probabilities.dtype)
-        if kinds != (torch.int64, torch.int32, torch.float32) or self.contexts.dim() != 2:
+        contexts, successors, probabilities = self
+        if [x.dtype for x in self] != [torch.int64, torch.int32, torch.float32] or any(x.dim() != 2 for x in self):
             return False
-        count, width = self.successors.shape if self.successors.dim() == 2 else (-1, 0)
-        if not width or self.contexts.shape != (count, 2) or self.probabilities.shape != (count, width):
+        count, width = successors.shape
+        if not width or contexts.shape != (count, 2) or probabilities.shape != (count, width):
             return False
-        before, last = self.contexts.T
-        ids = torch.cat([before + (before == -1).long(), last, self.successors.flatten().long()])
-        inside = bool(((self.probabilities >= 0) & (self.probabilities <= 1.001)).all())
-        ranked = inside and bool((self.probabilities[:, 1:] <= self.probabilities[:, :-1]).all())
-        return ranked and bool(((ids >= 0) & (ids < vocab)).all())
+        return bool(
+            ((contexts >= torch.tensor([ANY, 0])) & (contexts < vocab)).all()
+            and ((successors >= 0) & (successors < vocab)).all()
+            and ((probabilities >= 0) & (probabilities <= 1.001)).all()
+            and (probabilities[:, 1:] <= probabilities[:, :-1]).all()
+        )
 
 
 def vocabulary_of(target: LanguageModel) -> str:
@@ -150,20 +151,10 @@ class SuccessorTable:
 
     def after(self, contexts: Sequence[Context], width: int) -> Candidates:
         """The blend after [F] contexts, blended of the last two tokens' and the last one's; the rest is one outcome."""
-        width = min(width, 2 * self._tokens.shape[1])
-        tokens, logprobs, entropies = [], [], []
-        for context in contexts:
-            blend = self._law(context)
-            best, none = sorted(blend, key=blend.__getitem__, reverse=True)[:width], max(0, width - len(blend))
-            tokens.append(best + [0] * none)
-            logprobs.append([math.log(blend[token]) for token in best] + [-math.inf] * none)
-            rest = 1 - sum(blend.values())
-            left = rest * math.log(rest) if 0 < rest < 1 else 0.0
-            entropies.append(-sum(p * math.log(p) for p in blend.values()) - left)
-        return Candidates(torch.tensor(tokens), torch.tensor(logprobs), torch.tensor(entropies))
+        return candidates_of([self._blend(context) for context in contexts], min(width, 2 * self._tokens.shape[1]))
 
-    def _law(self, context: Context) -> dict[int, float]:
-        """Probabilities of all that is known to follow, the surer source's first."""
+    def _blend(self, context: Context) -> dict[int, float]:
+        """Probabilities of all that is known to follow in descending order; of equal ones the surer source's first."""
         before, token = context
         pair, one = None if before == ANY else self._rows.get(context), self._rows.get((ANY, token))
         blend: dict[int, float] = {}
@@ -172,7 +163,7 @@ class SuccessorTable:
                 for successor, p in zip(self._tokens[row].tolist(), self._probabilities[row].tolist(), strict=True):
                     if p:
                         blend[successor] = blend.get(successor, 0.0) + weight * p
-        return blend
+        return dict(sorted(blend.items(), key=itemgetter(1), reverse=True))
 
     @property
     def entries(self) -> Entries:
@@ -220,7 +211,6 @@ class TokenRecyclingSource(TokenSource):
 
     @property
     def successors(self) -> int:
-        """As many as are kept."""
         return self.width
 
     def prepare(self, target: LanguageModel) -> None:
@@ -235,11 +225,9 @@ class TokenRecyclingSource(TokenSource):
                 self._table.fill(entries)
 
     def open(self, request: Request) -> None:
-        """Count it."""
         self._open.add(request)
 
     def begin(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
-        """Read the table."""
         return _RecyclingScorer(self._table, requests)
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
@@ -267,7 +255,7 @@ class TokenRecyclingSource(TokenSource):
                 warnings.warn(str(error), DraftreeWarning, stacklevel=2)
 
 
-class _RecyclingScorer:
+class _RecyclingScorer(Scorer):
     """Scores nodes by the last two tokens on their paths."""
 
     def __init__(self, table: SuccessorTable, requests: Sequence[Request]) -> None:
@@ -275,18 +263,14 @@ class _RecyclingScorer:
         self._requests = requests
         self._tokens: dict[tuple[int, int], int] = {}
 
-    def score_roots(self, rows: Sequence[int], width: int) -> Candidates:
-        ends = [self._requests[b].ids[-2:] for b in rows]
-        self._tokens |= {(b, ROOT): end[-1] for b, end in zip(rows, ends, strict=True)}
-        return self._table.after([(end[0] if len(end) > 1 else ANY, end[-1]) for end in ends], width)
-
-    def score(self, rows: Tensor, nodes: Tensor, parents: Tensor, tokens: Tensor, width: int) -> Candidates:
+    def score(self, nodes: Sequence[UnscoredNode], width: int) -> Candidates:
         contexts = []
-        for b, node, parent, token in torch.stack([rows, nodes, parents, tokens], 1).tolist():
-            self._tokens[b, node] = token
-            contexts.append((self._tokens[b, parent], token))
+        for b, node, parent, token in nodes:
+            if node == ROOT:
+                ids = self._requests[b].ids
+                context = ids[-2] if len(ids) > 1 else ANY, ids[-1]
+            else:
+                context = self._tokens[b, parent], token
+            self._tokens[b, node] = context[1]
+            contexts.append(context)
         return self._table.after(contexts, width)
-
-    def draw(self, counts: Tensor) -> Drawn:
-        """Never called: schemes that need it refuse what ``learns``."""
-        raise ConfigError("recycle does not draw children: use verification match")

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from ..artifacts import write_whole
 from ..config import SamplingParams, option
-from ..drafters.base import TreeDrafter
 from ..drafters.eagle import EagleSource
+from ..drafters.grow import TreeDrafter
 from ..errors import ConfigError
 from ..models.eagle_head import HeadNetwork
 from ..models.eagle_model import HeadModel

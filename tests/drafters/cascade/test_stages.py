@@ -12,21 +12,20 @@ import pytest
 import torch
 
 from draftree.config import Budget, SamplingParams
-from draftree.drafters.base import TreeDrafter
+from draftree.drafters.base import TokenSource, UnscoredNode
+from draftree.drafters.cascade.rounds import LoopBack
 from draftree.drafters.cascade.stages import CascadeSource
-from draftree.drafters.cascade.stopping_rule import LoopBack
-from draftree.drafters.cascade.trie import Distribution, candidates_of, distributions_of
-from draftree.drafters.distributions import Drawing
+from draftree.drafters.distributions import Drawing, joined, split
 from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.eagle import EagleSource
 from draftree.drafters.ensemble import EnsembleSource
-from draftree.drafters.source import TokenSource, joined
+from draftree.drafters.grow import TreeDrafter
 from draftree.engine import Engine, Generation
 from draftree.errors import ConfigError
 from draftree.models.base import Nodes, Row
 from draftree.models.huggingface import HFModel
 from draftree.policies.auto.policy import AutoTree
-from draftree.policies.base import GrowthPolicy
+from draftree.policies.base import Candidates, GrowthPolicy
 from draftree.policies.chains import DynamicWindow, EntropyStop, Window
 from draftree.policies.fixed import StaticTree
 from draftree.policies.methods import METHODS
@@ -36,13 +35,14 @@ from draftree.trace import Trace, read_trace
 from draftree.tree import ROOT
 
 from ...heads import random_head
-from ...pairs import costs, source, target
+from ...pairs import costs, endless, source, target
 from ...pairs import policy as policy_of
 from ...tiny import MAX_LENGTH, VOCAB
 from ..test_ensemble import Says, request_of
 
 PROMPTS = [[3, 14, 15, 9, 2, 6, 14, 15], [27, 1, 8], [31, 41, 5, 9, 26, 53, 58, 9, 7, 9, 3, 2, 3, 8]]
 TOKENS = 16
+ENDLESS, ONCE = LoopBack(tau=math.inf), LoopBack(pending=1)
 PAIRS = (
     "lookup>relative",
     "stranger>relative",
@@ -64,7 +64,8 @@ def hierarchy(
     if not lower:
         return source(upper, model)
     below = hierarchy(lower, model, policy, loop)
-    return CascadeSource(below, source(upper, model), deepcopy(policy) or DynamicWindow(), loop or LoopBack())
+    made = CascadeSource(below, source(upper, model), deepcopy(policy) or DynamicWindow(), loop or LoopBack())
+    return endless(made) if loop is ENDLESS else made
 
 
 def decode(
@@ -106,11 +107,11 @@ def test_every_method_draws_trees_from_a_hierarchy(method: str) -> None:
 
 
 @pytest.mark.parametrize("below", [StaticTree(2, 3), EntropyStop(), "opt-tree", "auto"])
-@pytest.mark.parametrize("rule", ["entropy", "never"])
-def test_every_shape_of_proposals_and_every_rule(below: GrowthPolicy | str, rule: str) -> None:
+@pytest.mark.parametrize("loop", [LoopBack(), ONCE])
+def test_every_shape_of_proposals_and_every_rule(below: GrowthPolicy | str, loop: LoopBack) -> None:
     policy = policy_of(below) if isinstance(below, str) else below
     params = SamplingParams(max_tokens=TOKENS, temperature=0.8, seed=3)
-    got = decode("lookup>relative", params, StaticTree(2, 5), policy, LoopBack(rule))
+    got = decode("lookup>relative", params, StaticTree(2, 5), policy, loop)
     assert [g.token_ids for g in got] == plain(params)
 
 
@@ -122,7 +123,7 @@ def test_any_thresholds_end_and_give_the_same_text() -> None:
         floor = random.randint(1, 4)
         low, high = (random.choice([None, 0.0, random.expovariate(1.0), 1e9]) for _ in range(2))
         window = Window(low, random.random() < 0.5, floor, floor + random.randint(0, 5), 1 + random.expovariate(0.1))
-        loop = LoopBack("entropy", high, random.randint(1, 20), random.choice([1.0, 7.0, math.inf]))
+        loop = LoopBack(high, random.randint(1, 20), random.choice([1.0, 7.0, math.inf]))
         name = random.choice(["stranger>relative", "lookup>stranger>relative", "relative>lookup"])
         method = random.choice([StaticTree(1, 20), StaticTree(2, 4), DynamicWindow(window)])
         got = decode(name, params, method, DynamicWindow(window), loop, PROMPTS[:2], nodes=random.randint(1, 20))
@@ -132,7 +133,7 @@ def test_any_thresholds_end_and_give_the_same_text() -> None:
 def test_a_lower_level_that_proposes_nothing_leaves_the_upper_one_to_draft_alone() -> None:
     params = SamplingParams(max_tokens=TOKENS)
     model = target()
-    silent = CascadeSource(Says("silent", {}), source("relative", model), DynamicWindow(), LoopBack("always"))
+    silent = endless(CascadeSource(Says("silent", {}), source("relative", model), DynamicWindow()))
     got = Engine(model, TreeDrafter(StaticTree(1, 5), silent), nodes=5).generate(PROMPTS, params)
     alone = decode("relative", params, StaticTree(1, 5), nodes=5)
     assert [g.token_ids for g in got] == plain(params)
@@ -144,9 +145,8 @@ def test_a_lower_level_that_proposes_nothing_leaves_the_upper_one_to_draft_alone
 def test_the_trees_are_those_that_the_upper_level_would_draft_alone(name: str) -> None:
     """Whoever proposes: the upper level's word is what counts, and the lower one saves it passes."""
     params = SamplingParams(max_tokens=TOKENS, temperature=0.9, seed=2)
-    endless = LoopBack("always")
     for method in (StaticTree(1, 6), StaticTree(2, 3)):
-        got, alone = (decode(n, params, method, None, endless) for n in (name, "relative"))
+        got, alone = (decode(n, params, method, None, ENDLESS) for n in (name, "relative"))
         assert [g.stats.drafted for g in got] == [g.stats.drafted for g in alone]
         assert [g.stats.accepted for g in got] == [g.stats.accepted for g in alone]
 
@@ -154,7 +154,7 @@ def test_the_trees_are_those_that_the_upper_level_would_draft_alone(name: str) -
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_all_levels_the_same_model_are_always_right(temperature: float) -> None:
     params = SamplingParams(max_tokens=31, temperature=temperature, seed=3)
-    g = decode("self>self>self", params, StaticTree(1, 5), StaticTree(1, 3), LoopBack("always"), PROMPTS[:1])[0]
+    g = decode("self>self>self", params, StaticTree(1, 5), StaticTree(1, 3), ENDLESS, PROMPTS[:1])[0]
     assert g.stats.accepted == g.stats.drafted
     assert g.stats.mal == 6.0
     for level in g.stats.stages:
@@ -186,17 +186,16 @@ def test_passes_of_the_levels_are_the_drafters() -> None:
 
 def test_without_looping_back_the_upper_level_passes_once_a_step() -> None:
     params = SamplingParams(max_tokens=TOKENS)
-    one = decode("stranger>relative", params, loop=LoopBack("never"), prompts=PROMPTS[:1])[0].stats
+    one = decode("stranger>relative", params, loop=ONCE, prompts=PROMPTS[:1])[0].stats
     assert one.steps - 1 <= one.stages[1].passes <= one.steps  # a last token is not drafted
-    more = decode("stranger>relative", params, loop=LoopBack("always"), prompts=PROMPTS[:1])[0].stats
+    more = decode("stranger>relative", params, loop=ENDLESS, prompts=PROMPTS[:1])[0].stats
     assert more.stages[1].passes > more.steps
     assert more.steps < one.steps
 
 
 def test_a_level_that_is_right_saves_the_one_above_passes() -> None:
     params = SamplingParams(max_tokens=TOKENS)
-    endless = LoopBack("always")
-    guided = decode("relative>relative", params, StaticTree(1, 8), StaticTree(1, 8), endless, PROMPTS[:1])[0].stats
+    guided = decode("relative>relative", params, StaticTree(1, 8), StaticTree(1, 8), ENDLESS, PROMPTS[:1])[0].stats
     alone = decode("relative", params, StaticTree(1, 8), prompts=PROMPTS[:1])[0].stats
     assert guided.drafted == alone.drafted
     assert 2 * guided.stages[1].passes < alone.draft_passes
@@ -218,7 +217,7 @@ def test_nothing_is_fed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, made in (("low", lower), ("high", upper)):
         assert isinstance(made.model, HFModel)
         made.model.capabilities = replace(made.model.capabilities, name=name)
-    hierarchy = CascadeSource(lower, upper, StaticTree(1, 3), LoopBack("always"))
+    hierarchy = endless(CascadeSource(lower, upper, StaticTree(1, 3)))
     tokens = 37
     g = Engine(model, TreeDrafter(StaticTree(1, 5), hierarchy), nodes=5).generate(
         PROMPTS[:1], SamplingParams(max_tokens=tokens)
@@ -234,14 +233,13 @@ def test_nothing_is_fed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"rule": "often"}, "loop is 'often': choose from entropy, gain, always, never"),
         ({"tau": -1.0}, "tau is -1.0: use an entropy in nats, 0 or more"),
         ({"tau": math.nan}, "tau is nan"),
-        ({"pending": 0}, "pending is 0: use at least 1 token, or loop=never"),
+        ({"pending": 0}, "pending is 0: use at least 1 token"),
         ({"memory": 0.0}, "memory is 0.0"),
     ],
 )
-def test_nonsense_is_refused(settings: dict[str, float | str], said: str) -> None:
+def test_nonsense_is_refused(settings: dict[str, float], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         LoopBack(**settings)  # type: ignore[arg-type]
 
@@ -262,14 +260,14 @@ def test_schemes_that_draw_children_are_refused(scheme: str) -> None:
 
 def test_a_context_that_is_nearly_full_is_filled_to_the_last_token() -> None:
     prompt = (PROMPTS[2] * 9)[: MAX_LENGTH - 12]
-    g = decode("stranger>relative", SamplingParams(), prompts=[prompt], loop=LoopBack("always"))[0]
+    g = decode("stranger>relative", SamplingParams(), prompts=[prompt], loop=ENDLESS)[0]
     assert g.token_ids == plain(SamplingParams(), [prompt])[0]
     assert len(g.token_ids) == 12
 
 
 def test_a_trace_has_the_levels_and_their_settings(tmp_path: Path) -> None:
     model, file = target(), tmp_path / "t.jsonl"
-    drafter = TreeDrafter(StaticTree(1, 5), hierarchy("stranger>relative", model, StaticTree(2, 2), LoopBack("never")))
+    drafter = TreeDrafter(StaticTree(1, 5), hierarchy("stranger>relative", model, StaticTree(2, 2), ONCE))
     with Trace(file) as trace:
         engine = Engine(model, drafter, nodes=9, observers=[trace])
         g = engine.generate(PROMPTS[:1], SamplingParams(max_tokens=TOKENS))[0]
@@ -277,7 +275,7 @@ def test_a_trace_has_the_levels_and_their_settings(tmp_path: Path) -> None:
     run, end = records[0], records[-1]
     assert isinstance(run, RunRecord)
     assert isinstance(end, EndRecord)
-    assert run.drafter["source"]["settings"]["rule"] == "never"
+    assert run.drafter["source"]["settings"]["pending"] == 1
     assert run.drafter["source"]["policy"] == {"class": "StaticTree", "width": 2, "depth": 2}
     assert run.drafter["source"]["lower"]["class"] == "ModelSource"
     assert [(x.name, x.passes, x.emitted) for x in end.stats.stages] == [
@@ -317,7 +315,7 @@ def test_auto_leaves_a_hierarchy_out_where_it_loses_and_keeps_it_where_it_wins(
     """The target takes a second, and the upper level some part of that for every token that it looks at."""
     clock, truth = Clock(), {1: 0.7, 2: 0.3}
     upper = Slow({1: 0.7, 2: 0.2}, clock, seconds)
-    made = CascadeSource(Says("lower", {1: 0.6}), upper, StaticTree(1, 3), LoopBack("always"))
+    made = endless(CascadeSource(Says("lower", {1: 0.6}), upper, StaticTree(1, 3)))
     chosen, one, rng = AutoTree(depth=4, target=costs(1.0)), request_of(), Random(3)
     drafter = TreeDrafter(chosen, made)
     chosen.prepare(target(), made.parts)
@@ -348,7 +346,7 @@ def test_a_head_may_propose_or_verify(at: str, temperature: float) -> None:
     model = target()
     head, other = EagleSource(random_head(model), VOCAB), source("relative", model)
     lower, upper = (head, other) if at == "lower" else (other, head)
-    made = CascadeSource(lower, upper, StaticTree(2, 2), LoopBack("always"))
+    made = endless(CascadeSource(lower, upper, StaticTree(2, 2)))
     params = SamplingParams(max_tokens=TOKENS, temperature=temperature, seed=3)
     got = Engine(model, TreeDrafter(StaticTree(1, 6), made), nodes=8).generate(PROMPTS, params)
     assert [g.token_ids for g in got] == plain(params)
@@ -361,7 +359,7 @@ def test_a_middle_level_that_is_no_model_is_led_to_where_the_next_run_begins(nam
     above the root."""
     for seed in range(4):
         params = SamplingParams(max_tokens=TOKENS, temperature=0.9, seed=seed)
-        got = decode(name, params, StaticTree(2, 5), StaticTree(2, 3), LoopBack("always"), nodes=24)
+        got = decode(name, params, StaticTree(2, 5), StaticTree(2, 3), ENDLESS, nodes=24)
         assert [g.token_ids for g in got] == plain(params)
 
 
@@ -391,15 +389,9 @@ def test_auto_below_weighs_reading_against_what_is_left_of_the_answer() -> None:
 def test_candidates_that_pass_through_a_hierarchy_keep_their_origins() -> None:
     union = EnsembleSource((Says("one", {1: 0.6, 2: 0.2}), Says("other", {3: 0.5})))
     union.fit(request := request_of(), Budget(20))
-    found = union.begin([request], Drawing.TOP).score_roots([0], 4)
+    found = union.begin([request], Drawing.TOP).score([UnscoredNode(0, ROOT, ROOT, 0)], 4)
     assert found.origins is not None
-    back = candidates_of(distributions_of(found))
-    assert back.origins is not None
-    assert back.origins.tolist() == found.origins.tolist()
-    assert (
-        candidates_of([*distributions_of(found), Distribution(torch.tensor([7]), torch.tensor([0.0]), 0.0)]).origins
-        is None
-    )
-    both = joined([found, found], [1, 0])
+    both = joined([*split(found), found])
     assert both.origins is not None
     assert both.origins.tolist() == found.origins.tolist() * 2
+    assert joined([found, Candidates(torch.tensor([[7]]), torch.zeros((1, 1)), torch.zeros(1))]).origins is None

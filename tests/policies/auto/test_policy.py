@@ -10,9 +10,8 @@ from random import Random
 import pytest
 
 from draftree.config import Budget, SamplingParams
-from draftree.drafters.base import TreeDrafter
 from draftree.drafters.draft_model import ModelSource
-from draftree.drafters.grow import grow
+from draftree.drafters.grow import TreeDrafter, grow
 from draftree.engine import Engine
 from draftree.errors import ConfigError
 from draftree.models.cost_profile import Identity, Point, Profile

@@ -1,7 +1,10 @@
 """The rounds of a cascade: the stage below proposes, the intermediate verifier scores all of it in one pass.
 
-Every stage scores nodes of the proposal's tries. A node that the verifier has scored keeps its distribution. Below any
+Every stage scores nodes of the proposal's tries. A node that the verifier has scored keeps its candidates. Below any
 other node a round begins if the stopping rule lets the pending run go on; else nothing follows it, and the run ends.
+
+The rule is that of Syu & Lee, *HSDDW*: while the intermediate verifier's entropy is at most the stopping threshold
+tau2, the mean entropy of its tokens that the target has rejected.
 """
 
 from __future__ import annotations
@@ -11,25 +14,75 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
 
 from ...config import Budget
 from ...errors import ConfigError
 from ...policies.base import Candidates, GrowthPolicy
+from ...policies.chains import Threshold, check_threshold
 from ...request import Outcome, Request, StepCost
 from ...tree import ROOT, DraftTree
-from ..distributions import Drawing, Drawn
+from ..base import Scorer, TokenSource, UnscoredNode
+from ..distributions import Drawing, joined, split
 from ..grow import grow
-from ..source import TokenSource, UnscoredNode, score_nodes
-from .stopping_rule import RunEnd, StoppingRule
-from .trie import NO_CANDIDATES, Distribution, TokenTrie, candidates_of, distributions_of
+from .trie import TokenTrie
 
 TrieNode = tuple[int, int]
 """Row of the request, and the node in its trie."""
+_NO_CANDIDATES = Candidates(torch.zeros((1, 1), dtype=torch.int64), torch.full((1, 1), float("-inf")), torch.zeros(1))
+
+
+@dataclass(frozen=True, slots=True)
+class LoopBack:
+    """When the stage below drafts again, rather than the pending run going to the target; by default as published.
+
+    Attributes:
+        tau: threshold before any rejection in nats; None: the least entropy of the request's first draft.
+        pending: from this many tokens on a run is not drafted further, 50 as in the authors' code; 1: one round a
+            proposal, the paper's ablation.
+        memory: see ``Threshold``.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    tau: float | None = None
+    pending: int = 50
+    memory: float = math.inf
+
+    def __post_init__(self) -> None:
+        check_threshold("tau", self.tau, self.memory)
+        if self.pending < 1:
+            raise ConfigError(f"pending is {self.pending}: use at least 1 token, for one round")
+
+
+@dataclass(frozen=True, slots=True)
+class StoppingRule:
+    """Decides on another round.
+
+    Attributes:
+        settings: how.
+    """
+
+    settings: LoopBack
+    _thresholds: WeakKeyDictionary[Request, Threshold] = field(default_factory=WeakKeyDictionary, repr=False)
+
+    def threshold(self, request: Request) -> Threshold:
+        """The stopping threshold of a request."""
+        return self._thresholds.setdefault(request, Threshold(self.settings.tau, self.settings.memory))
+
+    def goes_on(self, request: Request, depth: int, entropy: float) -> bool:
+        """Whether a round is made below a token that the verifier has chosen and not scored.
+
+        Args:
+            request: whose run it ends.
+            depth: of the token below the run's base.
+            entropy: nats, of the distribution that it was taken from.
+        """
+        return depth < self.settings.pending and entropy <= self.threshold(request).value
 
 
 class SourceStage:
@@ -44,7 +97,7 @@ class SourceStage:
     ) -> None:
         self._source, self._requests, self._tries = source, requests, tries
         self._scorer = source.begin(requests, drawing)
-        self.found: list[dict[int, Distribution]] = [{} for _ in requests]
+        self.found: list[dict[int, Candidates]] = [{} for _ in requests]
 
     @property
     def passes(self) -> int:
@@ -55,13 +108,13 @@ class SourceStage:
         """The stage whose token a node is: this one."""
         return 0
 
-    def predict(self, nodes: Sequence[TrieNode], width: int) -> list[Distribution]:
+    def predict(self, nodes: Sequence[TrieNode], width: int) -> list[Candidates]:
         """What follows these nodes; those above them that the source has not read are scored with them."""
         unread = dict.fromkeys(place for row, node in nodes for place in self._unread(row, node))
         if unread:
-            found = distributions_of(score_nodes(self._scorer, [self._located(*place) for place in unread], width))
-            for (row, node), distribution in zip(unread, found, strict=True):
-                self.found[row][node] = distribution
+            scored = self._scorer.score([self._tries[row].unscored(row, node) for row, node in unread], width)
+            for (row, node), candidates in zip(unread, split(scored), strict=True):
+                self.found[row][node] = candidates
         return [self.found[row][node] for row, node in nodes]
 
     def _unread(self, row: int, node: int) -> list[TrieNode]:
@@ -74,14 +127,6 @@ class SourceStage:
             way.append((row, node))
             node = trie.parent(node)
         return way[::-1]
-
-    def _located(self, row: int, node: int) -> UnscoredNode:
-        trie = self._tries[row]
-        return (
-            UnscoredNode(row, ROOT, ROOT, 0)
-            if node == ROOT
-            else UnscoredNode(row, node, trie.parent(node), trie.token(node))
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,17 +170,26 @@ class PendingRun:
 
     Attributes:
         base: the node that it begins below.
-        rounds: its nodes below which further rounds were drafted.
         refused: least entropy of a distribution whose token was not drafted further, since it was too unsure.
     """
 
     base: int = ROOT
-    rounds: list[int] = field(default_factory=list)
     refused: float = math.inf
 
 
 class VerifierStage:
-    """Scores nodes of the tries by rounds."""
+    """Scores nodes of the tries by rounds.
+
+    Attributes:
+        found: for each row, node -> what follows it.
+
+    Args:
+        verifier: scores the proposals.
+        below: proposes.
+        requests, tries: of the proposal.
+        fits: of each request, the budget that each stage's source can draft within.
+        drawing: how children come out of the distributions.
+    """
 
     def __init__(
         self,
@@ -146,32 +200,18 @@ class VerifierStage:
         fits: Sequence[Sequence[Budget]],
         drawing: Drawing,
     ) -> None:
-        """
-        Args:
-            verifier: scores the proposals.
-            below: proposes.
-            requests: of the proposal.
-            tries: of the requests.
-            fits: of each request, the budget that each stage's source can draft within.
-            drawing: how children come out of the distributions.
-        """
         self._verifier, self._below, self._requests, self._tries = verifier, below, requests, tries
         self._fits, self._drawing = fits, drawing
         self._upper = SourceStage(verifier.source, requests, tries, drawing)
+        self.found = self._upper.found
         self._runs = [PendingRun() for _ in requests]
         self._ended = [set[int]() for _ in requests]
         self._proposers = [dict[int, int]() for _ in requests]
-        self._timed = all(request.stats.steps for request in requests)  # in a first step models read their prompts
 
     @property
     def passes(self) -> int:
         """Model passes of this stage and those below it so far."""
         return self._below.passes + self._upper.passes
-
-    @property
-    def found(self) -> list[dict[int, Distribution]]:
-        """For each row, node -> what follows it."""
-        return self._upper.found
 
     def proposer(self, row: int, node: int) -> int:
         """The stage whose token a node is: its own unless it was proposed."""
@@ -181,7 +221,7 @@ class VerifierStage:
         """A new run begins below this node."""
         self._runs[row] = PendingRun(base)
 
-    def predict(self, nodes: Sequence[TrieNode], width: int) -> list[Distribution]:
+    def predict(self, nodes: Sequence[TrieNode], width: int) -> list[Candidates]:
         """What follows nodes of one depth; nothing where the run ends."""
         wanted: dict[int, list[int]] = defaultdict(list)
         for row, node in nodes:
@@ -192,7 +232,7 @@ class VerifierStage:
                     self._ended[row].add(node)
         if wanted:
             self._round(dict(sorted(wanted.items())), width)
-        return [self.found[row].get(node, NO_CANDIDATES) for row, node in nodes]
+        return [self.found[row].get(node, _NO_CANDIDATES) for row, node in nodes]
 
     def _goes_on(self, row: int, node: int) -> bool:
         """Whether the run is drafted further below a node."""
@@ -200,19 +240,12 @@ class VerifierStage:
         above = self.found[row].get(trie.parent(node))
         if above is None:
             return False
-        end = RunEnd(trie.depth(node) - trie.depth(run.base), above.entropy, self._edges(row, node))
-        if rule.goes_on(self._requests[row], end):
-            run.rounds.append(node)
+        depth, entropy = trie.depth(node) - trie.depth(run.base), float(above.entropies)
+        if rule.goes_on(self._requests[row], depth, entropy):
             return True
-        if rule.unsure(end):
-            run.refused = min(run.refused, above.entropy)
+        if depth < rule.settings.pending:
+            run.refused = min(run.refused, entropy)
         return False
-
-    def _edges(self, row: int, node: int) -> list[float]:
-        """The verifier's probabilities from the run's base down to a node, each given the one before."""
-        found, trie = self.found[row], self._tries[row]
-        path = trie.path(node, self._runs[row].base)
-        return [math.exp(found[trie.parent(n)].logprob(trie.token(n))) for n in path]
 
     def _round(self, wanted: Mapping[int, Sequence[int]], width: int) -> None:
         """Propose below the likeliest wanted node of each request, and score all of it."""
@@ -223,13 +256,15 @@ class VerifierStage:
         draft, verify = proposed - began, time.perf_counter() - proposed
         cost = StepCost(len(proposals), draft, verify, 0.0, self._below.passes - passes[0])
         self._observe(proposals, [self._outcome(p, cost) for p in proposals], self._upper.passes - passes[1])
-        if self._timed:
-            self._verifier.rule.took(draft + verify)
 
     def _likeliest(self, row: int, wanted: Sequence[int]) -> int:
-        if len(wanted) == 1:
-            return wanted[0]
-        return max(wanted, key=lambda node: math.prod(self._edges(row, node)))
+        """The node whose path from the run's base down the verifier finds most probable."""
+        found, trie, base = self.found[row], self._tries[row], self._runs[row].base
+
+        def logprob(node: int) -> float:
+            return sum(_logprob(found[trie.parent(n)], trie.token(n)) for n in trie.path(node, base))
+
+        return wanted[0] if len(wanted) == 1 else max(wanted, key=logprob)
 
     def _propose(self, anchors: Mapping[int, int]) -> list[StageProposal]:
         """What the stage below proposes below a node of each request."""
@@ -242,9 +277,9 @@ class VerifierStage:
         if policy.enabled is not None:
             self._verifier.below.enable(policy.enabled)
         scorer = TrieScorer(self._below, self._tries, list(anchors.items()))
+        grown = grow(scorer, policy, budgets, self._drawing)
         proposals = []
-        trees = [tree for tree, _ in grow(scorer, policy, budgets, self._drawing)]
-        for (row, anchor), tree in zip(anchors.items(), trees, strict=True):
+        for (row, anchor), (tree, _) in zip(anchors.items(), grown, strict=True):
             nodes = self._tries[row].nodes_of(tree, anchor)
             for node in nodes:
                 self._proposers[row].setdefault(node, self._below.proposer(row, node))
@@ -264,7 +299,7 @@ class VerifierStage:
         row, node, tree, nodes = proposal
         at, path, tokens = ROOT, list[int](), list[int]()
         while True:
-            tokens.append(self.found[row][node].best)
+            tokens.append(_best(self.found[row][node]))
             accepted = [child for child in tree.children(at) if int(tree.tokens[child]) == tokens[-1]]
             if not accepted:
                 return Outcome(self._requests[row], tree, path, tokens, len(tokens), cost)
@@ -284,25 +319,32 @@ class VerifierStage:
             below.proposed += len(outcome.tree)
             below.accepted += len(outcome.path)
             if isinstance(self._below, VerifierStage):
-                self._below.learn(outcome, proposal.row, proposal.nodes)
+                self._below.learn(outcome, proposal.row)
             else:
                 below.rounds += 1
                 below.passes += outcome.step.draft_passes
                 below.seconds += outcome.step.draft
 
-    def learn(self, outcome: Outcome, row: int, nodes: Sequence[int]) -> None:
-        """The stage above, or the target, has verified a pending run, whose nodes are these in the trie."""
-        run = self._runs[row]
-        accepted = [nodes[n] for n in outcome.path[: outcome.taken]]
-        begins = [i for i, node in enumerate(accepted) if node in run.rounds]
-        gained = [after - at for at, after in pairwise([*begins, len(accepted) - 1])]
-        self._verifier.rule.observe(outcome, run.refused, gained)
+    def learn(self, outcome: Outcome, row: int) -> None:
+        """The stage above, or the target, has verified a pending run."""
+        self._verifier.rule.threshold(outcome.request).learn(outcome, self._runs[row].refused)
+
+
+def _best(found: Candidates) -> int:
+    """The most probable token after one node; -1 where there is no candidate."""
+    return int(found.tokens[0, 0]) if float(found.logprobs[0, 0]) > -math.inf else -1
+
+
+def _logprob(found: Candidates, token: int) -> float:
+    """Of a candidate after one node; -inf for any other token."""
+    matching = found.logprobs[found.tokens == token]
+    return float(matching[0]) if len(matching) else -math.inf
 
 
 Stage = SourceStage | VerifierStage
 
 
-class TrieScorer:
+class TrieScorer(Scorer):
     """Scores the nodes of growing trees, each below a node of a trie.
 
     The one place where the growth loop's numbers of nodes become nodes of a trie.
@@ -310,25 +352,20 @@ class TrieScorer:
 
     def __init__(self, stage: Stage, tries: Sequence[TokenTrie], anchors: Sequence[TrieNode]) -> None:
         self._stage, self._tries, self._anchors = stage, tries, anchors
-        self._nodes = {(tree, ROOT): anchor for tree, (_, anchor) in enumerate(anchors)}
+        self._nodes: dict[tuple[int, int], int] = {}
 
-    def score_roots(self, rows: Sequence[int], width: int) -> Candidates:
-        return self._candidates([self._anchors[tree] for tree in rows], width)
-
-    def score(self, rows: Tensor, nodes: Tensor, parents: Tensor, tokens: Tensor, width: int) -> Candidates:
+    def score(self, nodes: Sequence[UnscoredNode], width: int) -> Candidates:
         places = []
-        for tree, node, parent, token in torch.stack([rows, nodes, parents, tokens], 1).tolist():
-            row = self._anchors[tree][0]
-            own = self._nodes[tree, node] = self._tries[row].child(self._nodes[tree, parent], token)
+        for tree, node, parent, token in nodes:
+            row, own = self._anchors[tree]
+            if node != ROOT:
+                own = self._tries[row].child(self._nodes[tree, parent], token)
+            self._nodes[tree, node] = own
             places.append((row, own))
         return self._candidates(places, width)
 
     def _candidates(self, places: Sequence[TrieNode], width: int) -> Candidates:
-        return candidates_of(self._stage.predict(places, width))
-
-    def draw(self, counts: Tensor) -> Drawn:
-        """Never called: schemes that draw children refuse what ``learns``."""
-        raise ConfigError("a cascade does not draw children: use verification match")
+        return joined(self._stage.predict(places, width))
 
 
 class CascadeScorer(TrieScorer):

@@ -21,10 +21,9 @@ from ...policies.auto.policy import AutoTree
 from ...policies.base import GrowthPolicy
 from ...request import Outcome, Request, StageStats
 from ...tree import ROOT
+from ..base import Grown, Scorer, TokenSource
 from ..distributions import Drawing
-from ..source import Grown, Scorer, TokenSource
-from .rounds import CascadeScorer, SourceStage, Stage, Verifier, VerifierStage
-from .stopping_rule import LoopBack, StoppingRule
+from .rounds import CascadeScorer, LoopBack, SourceStage, Stage, StoppingRule, Verifier, VerifierStage
 from .trie import TokenTrie
 
 
@@ -65,12 +64,10 @@ class CascadeSource(TokenSource):
 
     @property
     def name(self) -> str:
-        """All names, joined by ">"."""
         return ">".join(self.stage_names)
 
     @property
     def fingerprint(self) -> str:
-        """All fingerprints, joined by ">"."""
         return ">".join(source.fingerprint for source in self.sources)
 
     @property
@@ -80,61 +77,23 @@ class CascadeSource(TokenSource):
         below = self.lower.stage_names if isinstance(self.lower, CascadeSource) else (lower or self.lower.name,)
         return (*below, upper or self.upper.name)
 
-    @property
-    def rule(self) -> StoppingRule:
-        """Of the last stage."""
-        return self.verifiers[-1].rule
-
-    @property
-    def model(self) -> LanguageModel | None:
-        """None: it does not make one pass of one model for each layer."""
-        return None
-
-    @property
-    def models(self) -> tuple[LanguageModel, ...]:
-        """Of all stages."""
-        return tuple(model for source in self.sources for model in source.models)
-
-    @property
-    def host(self) -> LanguageModel | None:
-        """Of any stage."""
-        return next((source.host for source in self.sources[::-1] if source.host), None)
-
-    def unread(self, request: Request) -> list[tuple[LanguageModel, int]]:
-        """Of all stages."""
-        return [pair for source in self.sources for pair in source.unread(request)]
-
-    @property
-    def passes(self) -> int:
-        """Of all stages."""
-        return sum(source.passes for source in self.sources)
-
-    @property
-    def successors(self) -> int:
-        """As many as the stage that wants most."""
-        return max(source.successors for source in self.sources)
-
     def prepare(self, target: LanguageModel) -> None:
         """Prepare the stages, and the policies for the models that verify what they shape.
 
         Raises:
             ConfigError: a policy counts seconds of a verifier's model, and there is none.
         """
-        for source in self.sources[::-1]:
-            source.prepare(target)
+        super(CascadeSource, self).prepare(target)
         for verifier in self.verifiers:
             name, model = verifier.source.name, verifier.source.model
             if model is not None:
                 verifier.policy.prepare(model, verifier.below.parts)
             elif isinstance(verifier.policy, AutoTree):
                 raise ConfigError(f"cascade {self.name}: {name} is no model: use another method than auto below")
-            verifier.rule.prepare(target if model is None or verifier is self.verifiers[-1] else model)
 
     def open(self, request: Request) -> None:
-        """Open the request in all stages."""
         request.stats.stages = [StageStats(name) for name in self.stage_names]
-        for source in self.sources[::-1]:
-            source.open(request)
+        super(CascadeSource, self).open(request)
 
     def fit(self, request: Request, budget: Budget) -> Budget:
         """What the last stage can draft within."""
@@ -156,7 +115,7 @@ class CascadeSource(TokenSource):
             Grown(tree, torch.tensor(trie.nodes_of(tree), dtype=torch.int64))
             for trie, (tree, _) in zip(self._tries, grown, strict=True)
         ]
-        for source in self.sources[::-1]:
+        for source in self.sources:
             source.settle(requests, ours)
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
@@ -164,18 +123,15 @@ class CascadeSource(TokenSource):
         if self._last is not None:
             for row, (outcome, trie) in enumerate(zip(outcomes, self._tries, strict=True)):
                 nodes = trie.nodes_of(outcome.tree)
-                self._last.learn(outcome, row, nodes)
-                levels, accepted = outcome.request.stats.stages, outcome.path[: outcome.taken]
-                levels[-1].proposed += len(nodes)
-                levels[-1].accepted += len(accepted)
+                self._last.learn(outcome, row)
+                stages, accepted = outcome.request.stats.stages, outcome.path[: outcome.taken]
+                stages[-1].proposed += len(nodes)
+                stages[-1].accepted += len(accepted)
                 for n in accepted:
-                    levels[self._last.proposer(row, nodes[n])].emitted += 1
+                    stages[self._last.proposer(row, nodes[n])].emitted += 1
         self._last = None
-        for source in self.sources[::-1]:
-            source.observe(outcomes)
+        super(CascadeSource, self).observe(outcomes)
 
     def close(self, request: Request) -> None:
-        """Close the request in all stages."""
         self._fits.pop(request, None)
-        for source in self.sources[::-1]:
-            source.close(request)
+        super(CascadeSource, self).close(request)

@@ -1,49 +1,11 @@
-"""Token paths of one proposal, and what a stage of a cascade predicts after them.
-
-The trie belongs to the proposal: a node has one number in all stages of a cascade, whoever proposed or scored it.
-"""
+"""Token paths of one proposal: a node has one number in all stages of a cascade, whoever proposed or scored it."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import torch
-from torch import Tensor
-from torch.nn.functional import pad
-
-from ...policies.base import Candidates
 from ...tree import ROOT, DraftTree
-
-
-@dataclass(slots=True)
-class Distribution:
-    """The most probable tokens after a node.
-
-    Attributes:
-        tokens, logprobs: [K], in descending order; -inf where there is no candidate.
-        entropy: nats.
-        origins: [K] which parts of an ensemble predict them; None: one source.
-    """
-
-    tokens: Tensor
-    logprobs: Tensor
-    entropy: float
-    origins: Tensor | None = None
-
-    @property
-    def best(self) -> int:
-        """The most probable token; -1 where there is no candidate."""
-        return int(self.tokens[0]) if len(self.tokens) and float(self.logprobs[0]) > -math.inf else -1
-
-    def logprob(self, token: int) -> float:
-        """Of a candidate; -inf for any other token."""
-        at = (self.tokens == token).nonzero()[:, 0].tolist()
-        return float(self.logprobs[at[0]]) if at else -math.inf
-
-
-NO_CANDIDATES = Distribution(torch.zeros(1, dtype=torch.int64), torch.full((1,), -math.inf), 0.0)
+from ..base import UnscoredNode
 
 
 @dataclass(slots=True)
@@ -77,6 +39,12 @@ class TokenTrie:
         """Of a node that is not the root."""
         return self._nodes[node][1]
 
+    def unscored(self, row: int, node: int) -> UnscoredNode:
+        """A node as scorers take it, for this row of the proposal."""
+        if node == ROOT:
+            return UnscoredNode(row, ROOT, ROOT, 0)
+        return UnscoredNode(row, node, self.parent(node), self.token(node))
+
     def path(self, node: int, top: int = ROOT) -> list[int]:
         """The nodes from ``top``, left out, down to this one."""
         down: list[int] = []
@@ -91,22 +59,3 @@ class TokenTrie:
         for parent, token in zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True):
             nodes.append(self.child(anchor if parent == ROOT else nodes[parent], token))
         return nodes
-
-
-def candidates_of(distributions: Sequence[Distribution]) -> Candidates:
-    """[F] distributions as candidates."""
-    width = max(len(d.tokens) for d in distributions)
-    origins = [d.origins for d in distributions if d.origins is not None]
-    return Candidates(
-        torch.stack([pad(d.tokens, (0, width - len(d.tokens))) for d in distributions]),
-        torch.stack([pad(d.logprobs, (0, width - len(d.logprobs)), value=-math.inf) for d in distributions]),
-        torch.tensor([d.entropy for d in distributions]),
-        torch.stack([pad(o, (0, width - len(o))) for o in origins]) if len(origins) == len(distributions) else None,
-    )
-
-
-def distributions_of(found: Candidates) -> list[Distribution]:
-    """[F] candidates as distributions."""
-    origins = [None] * len(found.tokens) if found.origins is None else found.origins
-    rows = zip(found.tokens, found.logprobs, found.entropies.tolist(), origins, strict=True)
-    return [Distribution(*row) for row in rows]
