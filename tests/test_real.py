@@ -94,6 +94,12 @@ def test_the_default_drafter_is_the_target_in_int4(
     monkeypatch.setattr("draftree.drafters.registry.price", lambda model, weight_format: 0.4)
     made = draftree.load_drafter("auto", model, policy("chain"))
     assert made.name == "int4"
+    (drafting,) = made.source.models  # type: ignore[attr-defined]
+
+    def slow(*args: object, **kwargs: object) -> None:
+        raise AssertionError("transformers' own forward, which takes a third longer, made a pass")
+
+    monkeypatch.setattr(drafting.model, "forward", slow)
     before = sum(p.nbytes for p in model.model.parameters())
     for prompt, want, got in zip(
         prompts, greedy, Engine(model, made, nodes=4).generate(prompts, SamplingParams(max_tokens=TOKENS)), strict=True
