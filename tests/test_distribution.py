@@ -1,4 +1,4 @@
-"""The law of sampled text on the real code path: engine, drafter, verification and commits over a toy (oracle 5)."""
+"""Sampled text of the real code, by chi-square: engine, drafter, verification and commits of a toy (oracle 5)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from draftree.tree import TreeBatch
 from draftree.verify import schemes
 from draftree.verify.match import Verdict, match
 
-from .toy import ToyModel, chi_square, law
+from .toy import ToyModel, chi_square, distribution
 
 VOCAB, LENGTH, PROMPT, BATCH = 4, 3, [1, 2], 4000
 
@@ -36,9 +36,9 @@ def _counts(policy: GrowthPolicy, requests: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("policy", [StaticTree(width=2, depth=2), EntropyTree(depth=2)], ids=["static", "entropy"])
-def test_sampled_text_through_trees_follows_the_targets_law(policy: GrowthPolicy) -> None:
+def test_sampled_text_through_trees_follows_the_targets_distribution(policy: GrowthPolicy) -> None:
     counts = _counts(policy, 36_000)  # of three draws each, twice: 2e5 draws
-    assert chi_square(counts.flatten(), law(ToyModel(VOCAB, spread=1.0), PROMPT, LENGTH).flatten()) > 1e-4
+    assert chi_square(counts.flatten(), distribution(ToyModel(VOCAB, spread=1.0), PROMPT, LENGTH).flatten()) > 1e-4
 
 
 def test_a_verification_that_prefers_drafts_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,4 +52,4 @@ def test_a_verification_that_prefers_drafts_is_caught(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(schemes, "match", biased)
     counts = _counts(StaticTree(width=2, depth=2), 36_000)
-    assert chi_square(counts.flatten(), law(ToyModel(VOCAB, spread=1.0), PROMPT, LENGTH).flatten()) < 1e-4
+    assert chi_square(counts.flatten(), distribution(ToyModel(VOCAB, spread=1.0), PROMPT, LENGTH).flatten()) < 1e-4

@@ -66,13 +66,13 @@ def test_greedy_ids_equal_transformers_generate_alone_and_batched(kind: str, met
 @pytest.mark.parametrize("name", DRAFTERS)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("temperature", [0.4, 1.0])
-def test_sampled_ids_equal_plain_decoding_under_the_same_seed(temperature: float, method: str, name: str) -> None:
+def test_sampled_ids_equal_ar_decoding_under_the_same_seed(temperature: float, method: str, name: str) -> None:
     params = SamplingParams(max_tokens=TOKENS, temperature=temperature, seed=11)
     assert [g.token_ids for g in _decode(method, name, PROMPTS, params)] == _ar(params)
 
 
 @pytest.mark.parametrize("shape", [{"top_k": 5}, {"top_p": 0.8}, {"min_p": 0.1}, {"top_k": 9, "top_p": 0.9}])
-def test_warped_sampling_equals_plain_decoding_under_the_same_seed(shape: dict[str, float]) -> None:
+def test_warped_sampling_equals_ar_decoding_under_the_same_seed(shape: dict[str, float]) -> None:
     params = SamplingParams(max_tokens=TOKENS, temperature=1.5, seed=3, **shape)  # type: ignore[arg-type]
     assert [g.token_ids for g in _decode("dynamic-width", "relative", PROMPTS, params)] == _ar(params)
 
@@ -99,11 +99,11 @@ def test_a_processor_sees_each_node_on_its_own_path(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "law", [{}, {"temperature": 1.0}, {"temperature": 1.7, "top_k": 9}, {"temperature": 0.6, "top_p": 0.8}]
+    "distribution", [{}, {"temperature": 1.0}, {"temperature": 1.7, "top_k": 9}, {"temperature": 0.6, "top_p": 0.8}]
 )
-def test_the_target_as_its_own_drafter_is_always_right(law: dict[str, float]) -> None:
+def test_the_target_as_its_own_drafter_is_always_right(distribution: dict[str, float]) -> None:
     """Sampled, too: it foresees the target's noise."""
-    params = SamplingParams(max_tokens=41, seed=3, **law)  # type: ignore[arg-type]
+    params = SamplingParams(max_tokens=41, seed=3, **distribution)  # type: ignore[arg-type]
     stats = _decode("chain", "self", PROMPTS[:1], params)[0].stats
     assert stats.accepted == stats.drafted
     assert stats.mal == 5.0  # chains of 4 and the bonus token, 40 tokens in 8 steps

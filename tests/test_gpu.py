@@ -47,7 +47,7 @@ def _drafter(name: str) -> Drafter:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("name", ["lookup", "recycle", "relative"])
-def test_batched_trees_give_the_ids_of_plain_decoding(name: str, temperature: float) -> None:
+def test_batched_trees_give_the_ids_of_ar_decoding(name: str, temperature: float) -> None:
     target = _on_gpu(tiny())
     params = SamplingParams(max_tokens=40, temperature=temperature, seed=5)
     want = [Engine(target).generate([p], params)[0].token_ids for p in PROMPTS]
@@ -56,7 +56,7 @@ def test_batched_trees_give_the_ids_of_plain_decoding(name: str, temperature: fl
 
 @pytest.mark.parametrize("name", ["lookup", "relative"])
 @pytest.mark.parametrize("scheme", ["multi-round", "multi-round-replacement", "top1-residual", "relaxed"])
-def test_schemes_that_throw_coins_run_on_the_device(scheme: str, name: str) -> None:
+def test_schemes_that_draw_uniformly_run_on_the_device(scheme: str, name: str) -> None:
     target = _on_gpu(tiny())
     params = [SamplingParams(max_tokens=30, temperature=t, seed=5) for t in (1.0, 0.0, 0.7)]
     texts = [

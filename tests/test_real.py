@@ -137,7 +137,7 @@ def test_greedy_ids_equal_with_a_drafting_model(
 
 
 @pytest.mark.parametrize("temperature", [0.4, 1.0])
-def test_sampled_ids_equal_plain_decoding(temperature: float, model: HFModel, prompts: list[list[int]]) -> None:
+def test_sampled_ids_equal_ar_decoding(temperature: float, model: HFModel, prompts: list[list[int]]) -> None:
     params = SamplingParams(max_tokens=TOKENS, temperature=temperature, top_p=0.95, seed=9)
     trees = Engine(model, draftree.load_drafter("lookup", model, METHODS["dynamic-width"].policy()))
     plain = Engine(model)
@@ -176,7 +176,7 @@ def _command() -> str:
     return command
 
 
-def test_the_command_decodes_as_plain_decoding_and_does_not_convert_again(model: HFModel) -> None:
+def test_the_command_decodes_as_ar_decoding_and_does_not_convert_again(model: HFModel) -> None:
     asked = [_command(), "generate", QUESTIONS[0], "--max-tokens", "32", "--json", "--compare"]
     done = subprocess.run(asked, capture_output=True, text=True, check=True)  # noqa: S603 - our own command
     report = json.loads(done.stdout)

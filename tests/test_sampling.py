@@ -1,4 +1,4 @@
-"""Drawing one token: the warped law is transformers', the noise is keyed and standard, the draws follow the law."""
+"""Drawing one token: the warped distribution is transformers', the noise is keyed and standard, draws follow it."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_warping_equals_transformers(vocab: int, spread: float, params: Sampling
 
 
 def test_a_nucleus_wider_than_the_first_sort_equals_transformers() -> None:
-    """The tokens sorted at first hold too little of a flat law, though enough of the peaked one beside it."""
+    """The tokens sorted at first hold too little of a flat distribution, though enough of the peaked one beside it."""
     logits = torch.cat([0.1 * normal(1, 5000), 6 * normal(1, 5000)])
     params = SamplingParams(temperature=1.0, top_p=0.9)
     flat, peaked = warp(logits, params).isfinite().sum(-1).tolist()
@@ -158,11 +158,11 @@ def test_every_seed_and_position_has_noise_of_its_own() -> None:
 
 
 def kolmogorov(sample: Tensor) -> float:
-    """Kolmogorov's statistic against the standard Gumbel law: above 2.23 with probability 1e-4."""
+    """Kolmogorov's statistic against the standard Gumbel distribution: above 2.23 with probability 1e-4."""
     x = sample.double().flatten().sort().values
-    law = (-(-x).exp()).exp()
+    distribution = (-(-x).exp()).exp()
     steps = torch.arange(len(x) + 1, dtype=torch.float64) / len(x)
-    return math.sqrt(len(x)) * max(float((law - steps[:-1]).max()), float((steps[1:] - law).max()))
+    return math.sqrt(len(x)) * max(float((distribution - steps[:-1]).max()), float((steps[1:] - distribution).max()))
 
 
 def along(axis: str) -> Tensor:
@@ -179,12 +179,12 @@ axes = pytest.mark.parametrize("axis", ["tokens", "positions", "seeds"])
 
 
 @axes
-def test_noise_follows_the_standard_gumbel_law(axis: str) -> None:
+def test_noise_follows_the_standard_gumbel_distribution(axis: str) -> None:
     assert kolmogorov(along(axis)) < 2.23
 
 
 @axes
-def test_noise_has_the_mean_and_variance_of_the_standard_gumbel_law(axis: str) -> None:
+def test_noise_has_the_mean_and_variance_of_the_standard_gumbel_distribution(axis: str) -> None:
     noise = along(axis).double()
     n, variance = noise.numel(), math.pi**2 / 6
     assert abs(float(noise.mean()) - 0.5772156649) < 4 * math.sqrt(variance / n)
@@ -213,26 +213,26 @@ def draw(
 
 
 def frequencies(logits: Tensor, params: SamplingParams) -> Tensor:
-    """[V] how often each token is drawn from one law over ``DRAWS`` seeds."""
+    """[V] how often each token is drawn from one distribution over ``DRAWS`` seeds."""
     drawn = [draw([params] * 10_000, logits.expand(10_000, -1), seed=first) for first in range(0, DRAWS, 10_000)]
     return torch.cat(drawn).bincount(minlength=len(logits))
 
 
 @pytest.mark.parametrize("name", ["temperature", "top-k", "top-p", "min-p", "all"])
-def test_draws_over_seeds_follow_the_warped_law(name: str) -> None:
+def test_draws_over_seeds_follow_the_warped_distribution(name: str) -> None:
     logits = 1.5 * normal(24, seed=3)
     params = SETTINGS[name]
     expected = transformers_warp(logits[None], params)[0].double().softmax(-1)
     assert chi_square(frequencies(logits, params), expected) > REFUSED
 
 
-def test_the_chi_square_test_sees_a_law_that_is_a_little_off() -> None:
+def test_the_chi_square_test_sees_a_distribution_that_is_a_little_off() -> None:
     logits = 1.5 * normal(24, seed=3)
     counts = frequencies(logits, SamplingParams(temperature=1.0))
     assert chi_square(counts, (logits / 1.02).softmax(-1)) < REFUSED
 
 
-def test_draws_over_positions_follow_the_law() -> None:
+def test_draws_over_positions_follow_the_distribution() -> None:
     logits, params = normal(12, seed=4), [SamplingParams(temperature=1.0)] * 100
     counts = torch.zeros(12, dtype=torch.int64)
     draws = Draws(params, [7] * 100, [[0] * n for n in range(1, 101)])
@@ -244,7 +244,7 @@ def test_draws_over_positions_follow_the_law() -> None:
 @pytest.mark.parametrize("step", [(0, 1), (1, 0), (1, -1)], ids=["next position", "next seed", "same sum"])
 def test_two_draws_with_neighbouring_keys_are_independent(step: tuple[int, int]) -> None:
     vocab, p = 5, normal(5, seed=5)
-    law = p.double().softmax(-1)
+    distribution = p.double().softmax(-1)
     counts = torch.zeros(vocab * vocab, dtype=torch.int64)
     for first in range(0, DRAWS, 20_000):
         here, there = (
@@ -257,7 +257,7 @@ def test_two_draws_with_neighbouring_keys_are_independent(step: tuple[int, int])
             for k in (0, 1)
         )
         counts += (here * vocab + there).bincount(minlength=vocab * vocab)
-    assert chi_square(counts, torch.outer(law, law).flatten()) > REFUSED
+    assert chi_square(counts, torch.outer(distribution, distribution).flatten()) > REFUSED
 
 
 def test_a_draw_depends_on_the_absolute_position_not_on_where_a_step_began() -> None:

@@ -184,7 +184,7 @@ def test_infinities_and_every_float32_come_back_and_json_stays_json(tmp_path: Pa
     assert back.tree.entropies.tolist() == floats.flip(0).tolist()
 
 
-def test_the_parts_of_a_union_and_what_each_node_came_from_come_back(tmp_path: Path) -> None:
+def test_the_parts_of_an_ensemble_and_what_each_node_came_from_come_back(tmp_path: Path) -> None:
     witness = Witness()
     with Trace(tmp_path / "t.jsonl") as trace:
         _engine(trace, witness, name="lookup+relative").generate(PROMPTS[:1], SamplingParams(max_tokens=12))

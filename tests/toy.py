@@ -1,4 +1,4 @@
-"""Toys whose laws can be enumerated: a Markov language model, a scorer that follows a script, and a chi-square test."""
+"""Toys that can be enumerated: a Markov language model, a scorer that follows a script, and a chi-square test."""
 
 from __future__ import annotations
 
@@ -146,16 +146,16 @@ def _path(tokens: Sequence[int], parents: Sequence[int], node: int) -> list[int]
     return [] if node == ROOT else [*_path(tokens, parents, parents[node]), tokens[node]]
 
 
-def law(model: ToyModel, prompt: Sequence[int], length: int) -> Tensor:
+def distribution(model: ToyModel, prompt: Sequence[int], length: int) -> Tensor:
     """[V] * length float64: exact probability of each continuation of ``prompt`` by ``length`` tokens."""
     if length == 0:
         return torch.ones((), dtype=torch.float64)
     p = model.after(prompt).double().softmax(-1)
-    return torch.stack([p[y] * law(model, [*prompt, y], length - 1) for y in range(len(p))])
+    return torch.stack([p[y] * distribution(model, [*prompt, y], length - 1) for y in range(len(p))])
 
 
 Script = Callable[[int, Path], tuple[Sequence[int], Sequence[float], float]]
-"""(row, path) -> tokens, their log-probs in descending order, and the entropy of the law."""
+"""(row, path) -> tokens, their log-probs in descending order, and the entropy of the distribution."""
 
 
 class ScriptedScorer(Scorer):
@@ -199,12 +199,12 @@ def trees_of(scorer: Scorer, policy: GrowthPolicy, budgets: Sequence[Budget]) ->
     return [grown.tree for grown in grow(scorer, policy, budgets)]
 
 
-def chi_square(counts: Tensor, law: Tensor) -> float:
-    """p-value of Pearson's test that ``counts`` were drawn from ``law``, both flat; cells under 5 expected are merged.
+def chi_square(counts: Tensor, distribution: Tensor) -> float:
+    """p-value of Pearson's test that ``counts`` were drawn from ``distribution``, both flat; cells under 5 are merged.
 
     0 when a cell of probability 0 was hit; 1 when a single cell is left.
     """
-    counts, expected = counts.double(), law.double() * counts.sum()
+    counts, expected = counts.double(), distribution.double() * counts.sum()
     if bool(counts[expected == 0].any()):
         return 0.0
     small = expected < 5

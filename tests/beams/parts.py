@@ -21,8 +21,10 @@ PROMPTS = [[3, 14, 15, 9, 2, 6, 14, 15], [27, 1, 8], [31, 41, 5, 9, 26, 53, 58, 
 
 
 def source(name: str, target: HFModel, kind: str = "llama") -> BeamSource | None:
-    """What drafts beams for ``target``: "none", "lookup", "self", "relative", "stranger", "head", or "guest", a
-    relative on the target's own rows."""
+    """Drafts beams for ``target``: "none", "lookup", "self", "relative", "stranger", "head", or "self_speculation".
+
+    The last is a relative on the target's own rows.
+    """
     if name == "none":
         return None
     if name == "lookup":
@@ -31,9 +33,9 @@ def source(name: str, target: HFModel, kind: str = "llama") -> BeamSource | None
         return ModelSource(target.twin(), VOCAB)
     if name == "head":
         return EagleSource(random_head(target), VOCAB)
-    if name == "guest":
-        guest = HFModel(relative(kind), name="guest", self_test=False)
-        return SelfSpeculationSource(guest.on_rows_of(target), VOCAB, target=target)
+    if name == "self_speculation":
+        made = HFModel(relative(kind), name="self_speculation", self_test=False)
+        return SelfSpeculationSource(made.on_rows_of(target), VOCAB, target=target)
     weights = relative(kind) if name == "relative" else tiny(kind, seed=5)
     return ModelSource(HFModel(weights, self_test=False), VOCAB)
 

@@ -58,7 +58,7 @@ def test_one_token_comes_from_the_prefill_alone(drafter: str, temperature: float
 
 
 @TEMPERATURES
-@pytest.mark.parametrize("drafter", ["self", "head", "relative", "guest"])
+@pytest.mark.parametrize("drafter", ["self", "head", "relative", "self_speculation"])
 def test_a_prompt_of_one_token_will_do(drafter: str, temperature: float) -> None:
     model = target()
     params = SamplingParams(max_tokens=8, temperature=temperature, seed=1)
@@ -113,7 +113,7 @@ def test_processors_see_each_sampled_beams_history() -> None:
             assert len({*PROMPTS[1], *tokens}) == len(PROMPTS[1]) + len(tokens)
 
 
-@pytest.mark.parametrize("drafter", ["none", "relative", "guest", "head"])
+@pytest.mark.parametrize("drafter", ["none", "relative", "self_speculation", "head"])
 def test_a_seed_repeats_its_beams(drafter: str) -> None:
     model = target()
     engine = BeamEngine(model, source(drafter, model))
@@ -222,9 +222,9 @@ def test_auto_is_int4_where_that_is_fast(share: float, tmp_path: Path, monkeypat
     assert load_beam_engine(folder).name == ("int4" if share < 0.6 else "lookup")
 
 
-def test_a_guest_keeps_nothing_and_leaves_nothing_behind() -> None:
+def test_self_speculation_keeps_nothing_and_leaves_nothing_behind() -> None:
     model = target()
-    drafting = source("guest", model)
+    drafting = source("self_speculation", model)
     assert isinstance(drafting, SelfSpeculationSource)
     engine = BeamEngine(model, drafting)
     params = SamplingParams(max_tokens=12, temperature=1.0, seed=1)
@@ -242,9 +242,9 @@ def test_a_guest_keeps_nothing_and_leaves_nothing_behind() -> None:
     assert not model._rows
 
 
-def test_a_guest_whose_pass_fails_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_self_speculation_whose_pass_fails_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     model = target()
-    engine = BeamEngine(model, drafting := source("guest", model))
+    engine = BeamEngine(model, drafting := source("self_speculation", model))
     assert isinstance(drafting, SelfSpeculationSource)
     params, beams = SamplingParams(max_tokens=9), BeamParams(width=2, depth=3)
     want = engine.generate([PROMPTS[0]], params, beams)[0].hypotheses
@@ -282,7 +282,7 @@ def test_a_drafters_output_layer_may_be_padded() -> None:
 
 
 @pytest.mark.parametrize("warp", ["joint", "token"])
-def test_laws_of_the_engine_are_finite(warp: BeamWarp) -> None:
+def test_distributions_of_the_engine_are_finite(warp: BeamWarp) -> None:
     """Where warping leaves one token, all draws are that token: its warped probability is 1, its own is not."""
     engine = BeamEngine(ToyModel(5), ModelSource(ToyModel(5, 1), 5))
     params = SamplingParams(max_tokens=8, temperature=1.0, top_k=1, seed=1)
@@ -291,7 +291,7 @@ def test_laws_of_the_engine_are_finite(warp: BeamWarp) -> None:
     assert all((abs(h.score) < 1e-6) is (warp == "token") and math.isfinite(h.score) for h in found)
 
 
-@pytest.mark.parametrize("drafter", ["relative", "guest", "head"])
+@pytest.mark.parametrize("drafter", ["relative", "self_speculation", "head"])
 def test_a_source_scores_below_beams_as_below_a_request_of_their_tokens(drafter: str) -> None:
     """Whatever it kept of the beams: a head's input is the target's hidden state wherever the target has read."""
     model = target()

@@ -20,7 +20,7 @@ from draftree.errors import CacheError, DraftreeWarning
 from ..pairs import costs, target
 from ..toy import ToyModel
 from .parts import PROMPTS, source
-from .test_sampling import Law, Scriptable, distance, law_after, law_of, toys
+from .test_sampling import Distribution, Scriptable, distance, distribution_after, distribution_of, toys
 
 STEPS = 100
 
@@ -154,7 +154,7 @@ def test_searched_beams_are_the_same_at_any_depth() -> None:
             assert [h.token_ids for h in one.hypotheses] == [h.token_ids for h in other.hypotheses]
 
 
-@pytest.mark.parametrize("drafter", ["relative", "stranger", "head", "guest"])
+@pytest.mark.parametrize("drafter", ["relative", "stranger", "head", "self_speculation"])
 def test_a_seed_repeats_its_beams_alone_in_a_batch_and_later(drafter: str) -> None:
     """Depths follow the request's own steps and kept costs, not the clock.
 
@@ -191,17 +191,17 @@ class Peeking(Scriptable):
         return 1
 
 
-def laws(kind: type[Scriptable], width: int, limit: int) -> Sequence[Law]:
+def distributions(kind: type[Scriptable], width: int, limit: int) -> Sequence[Distribution]:
     """Of an engine's beams at the end, and of beam sampling's."""
     models, beams = toys(2), BeamParams(width=width, draft_width=width, depth=1)  # so that drafts are read
-    found = law_after(limit, lambda: kind(models[0], ModelSource(models[1], 2)), beams, limit)
-    return found, law_of(models[0], width, limit).final(((),))
+    found = distribution_after(limit, lambda: kind(models[0], ModelSource(models[1], 2)), beams, limit)
+    return found, distribution_of(models[0], width, limit).final(((),))
 
 
 @pytest.mark.parametrize(("width", "limit"), [(1, 5), (2, 3)])
-def test_a_depth_that_follows_from_steps_before_leaves_the_law_as_it_is(width: int, limit: int) -> None:
-    assert distance(*laws(Learning, width, limit)) < 1e-12
+def test_a_depth_that_follows_from_steps_before_leaves_the_distribution_as_it_is(width: int, limit: int) -> None:
+    assert distance(*distributions(Learning, width, limit)) < 1e-12
 
 
 def test_a_depth_that_follows_from_the_drafts_themselves_is_caught() -> None:
-    assert distance(*laws(Peeking, 1, 3)) > 1e-3
+    assert distance(*distributions(Peeking, 1, 3)) > 1e-3

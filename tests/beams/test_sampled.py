@@ -50,21 +50,21 @@ def sampled(
 
 @pytest.mark.parametrize("beam_warp", BOTH)
 @pytest.mark.parametrize("seed", range(4))
-def test_one_plain_beam_draws_the_tokens_of_plain_decoding(seed: int, beam_warp: BeamWarp, model: HFModel) -> None:
+def test_one_plain_beam_draws_the_tokens_of_ar_decoding(seed: int, beam_warp: BeamWarp, model: HFModel) -> None:
     """A single beam has one row of cells, where both warps are that of single sequences."""
     params = SamplingParams(max_tokens=TOKENS, temperature=0.8, top_k=20, top_p=0.95, seed=seed)
     want = [[g.token_ids] for g in Engine(model).generate(PROMPTS, params)]
     assert sampled(model, "none", PROMPTS, seed, 0.8, width=1, warp=beam_warp) == want
 
 
-@pytest.mark.parametrize("drafter", ["none", "self", "relative", "stranger", "head", "guest"])
+@pytest.mark.parametrize("drafter", ["none", "self", "relative", "stranger", "head", "self_speculation"])
 @pytest.mark.parametrize("settings", [{}, {"threshold": 0.7, "min_width": 2}, {"single_cache": True}])
 def test_a_batch_draws_what_each_prompt_draws_alone(drafter: str, settings: dict[str, Any], model: HFModel) -> None:
     alone = [sampled(model, drafter, [p], width=3, returned=3, **settings)[0] for p in PROMPTS]
     assert sampled(model, drafter, PROMPTS, width=3, returned=3, **settings) == alone
 
 
-def test_a_drafter_with_the_targets_law_is_never_refused(model: HFModel) -> None:
+def test_a_drafter_with_the_targets_distribution_is_never_refused(model: HFModel) -> None:
     engine, params = BeamEngine(target(), source("self", model)), SamplingParams(max_tokens=17, temperature=1.0, seed=3)
     made = engine.generate([PROMPTS[0]], params, BeamParams(width=3, draft_width=3, depth=3))[0]
     assert made.stats.steps == 4
@@ -90,13 +90,13 @@ def test_scores_are_cumulative_log_probabilities(beam_warp: BeamWarp, model: HFM
         total = 0.0
         for i, token in enumerate(found.token_ids):
             row = model.open([*PROMPTS[2], *found.token_ids[:i]])
-            total += float(rules_law(row.logits, params, beam_warp)[token])
+            total += float(rules_distribution(row.logits, params, beam_warp)[token])
             model.close(row)
         assert found.logprob == pytest.approx(total, abs=1e-3)
         assert found.score == pytest.approx(found.logprob / len(found.token_ids) ** 0.5, abs=1e-6)
 
 
-def rules_law(logits: Tensor, params: SamplingParams, beam_warp: BeamWarp) -> Tensor:
+def rules_distribution(logits: Tensor, params: SamplingParams, beam_warp: BeamWarp) -> Tensor:
     """[V] log-probabilities by the definition."""
     return (warp(logits[None], params)[0] if beam_warp == "token" else logits).log_softmax(-1)
 
@@ -145,8 +145,8 @@ def test_a_single_cache_keeps_the_beam_of_lowest_unwarped_perplexity(monkeypatch
 
     def by(node: BeamNode, beam_warp: BeamWarp) -> float:
         tokens = [1, 0, *node.tokens]
-        laws = [rules_law(toy.after(tokens[:i]), params, beam_warp) for i in range(2, len(tokens))]
-        return sum(float(law[token]) for law, token in zip(laws, tokens[2:], strict=True))
+        distributions = [rules_distribution(toy.after(tokens[:i]), params, beam_warp) for i in range(2, len(tokens))]
+        return sum(float(distribution[token]) for distribution, token in zip(distributions, tokens[2:], strict=True))
 
     monkeypatch.setattr(engines, "sample", seen)
     for seed in range(40):

@@ -1,4 +1,4 @@
-"""Sampled beams follow the law of beam sampling: by exact enumeration through the engine, and by a chi-square test."""
+"""Sampled beams follow the distribution of beam sampling: by enumeration through the engine, and by chi-square."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PLAIN = SamplingParams(temperature=1.0)
 Tokens = tuple[int, ...]
 State = tuple[Tokens, ...]
 """Beams with their multiplicities, sorted: running and finished ones alike (finished ones end with an end token)."""
-Law = dict[State, float]
+Distribution = dict[State, float]
 After = Callable[[Tokens], Tensor]
 """Generated tokens -> [V] float64 probabilities of the next."""
 
@@ -55,7 +55,7 @@ def warped(weights: Sequence[float], params: SamplingParams) -> list[float]:
     return [w / sum(left) for w in left]
 
 
-class BeamLaw:
+class BeamDistribution:
     """Beam sampling by its definition: of W places, those of running beams are drawn anew, each from the joint
     distribution over (running beam, next token), in which a beam is as often as it was drawn.
 
@@ -76,8 +76,12 @@ class BeamLaw:
         beam_warp: BeamWarp = "token",
     ) -> None:
         def rows(beam: Tokens) -> Tensor:
-            law = after(beam)
-            return torch.tensor(warped(law.tolist(), params), dtype=torch.float64) if beam_warp == "token" else law
+            distribution = after(beam)
+            return (
+                torch.tensor(warped(distribution.tolist(), params), dtype=torch.float64)
+                if beam_warp == "token"
+                else distribution
+            )
 
         self.after, self._width, self._limit, self._eos = cache(rows), width, limit, eos
         self._params = params if beam_warp == "joint" else PLAIN
@@ -102,8 +106,8 @@ class BeamLaw:
                 found[beam] += p
         return found
 
-    def layer(self, state: State, width: int | None = None) -> Law:
-        """The law of the beams one layer on."""
+    def layer(self, state: State, width: int | None = None) -> Distribution:
+        """The distribution of the beams one layer on."""
         finished = [beam for beam in state if self.ended(beam)]
         running = [beam for beam in state if not self.ended(beam)]
         cells, found = self.cells(running), defaultdict[State, float](float)
@@ -114,8 +118,8 @@ class BeamLaw:
             found[tuple(sorted([*finished, *draws]))] += chance
         return found
 
-    def final(self, state: State) -> Law:
-        """The law of the finished beams."""
+    def final(self, state: State) -> Distribution:
+        """The distribution of the finished beams."""
         if all(self.ended(beam) for beam in state):
             return {state: 1.0}
         found: dict[State, float] = defaultdict(float)
@@ -137,19 +141,19 @@ class Scripted(BeamDraws):
         return self._chance.accepts(chance)
 
     def draft_cells(self, cells: Tensor, count: int, depth: int) -> list[Cell]:
-        law, found = cells.clone(), list[Cell]()
-        for _ in range(min(count, int((law > 0).sum())) if not self.replacement else count):
-            found += self._cells(law)
+        distribution, found = cells.clone(), list[Cell]()
+        for _ in range(min(count, int((distribution > 0).sum())) if not self.replacement else count):
+            found += self._cells(distribution)
             if not self.replacement:
-                law[found[-1]] = 0
+                distribution[found[-1]] = 0
         return found
 
     def target_cells(self, cells: Tensor, numbers: Sequence[int], position: int) -> list[Cell]:
         return [cell for _ in numbers for cell in self._cells(cells)]
 
-    def _cells(self, law: Tensor) -> list[Cell]:
-        flat = (law / law.sum()).flatten().tolist()
-        row, token = divmod(self._chance.choose(flat), law.shape[1])
+    def _cells(self, distribution: Tensor) -> list[Cell]:
+        flat = (distribution / distribution.sum()).flatten().tolist()
+        row, token = divmod(self._chance.choose(flat), distribution.shape[1])
         return [(row, token)]
 
 
@@ -168,13 +172,13 @@ def toys(vocab: int, eos: frozenset[int] = frozenset(), seed: int = 3) -> tuple[
     return ToyModel(vocab, seed, **options), ToyModel(vocab, 11, **options)  # type: ignore[arg-type]
 
 
-def law_of(
+def distribution_of(
     model: ToyModel, width: int, limit: int, params: SamplingParams = PLAIN, beam_warp: BeamWarp = "token"
-) -> BeamLaw:
+) -> BeamDistribution:
     def after(beam: Tokens) -> Tensor:
         return model.after([*PROMPT, *beam]).float().double().softmax(-1)
 
-    return BeamLaw(after, width, limit, model.capabilities.eos_ids, params, beam_warp)
+    return BeamDistribution(after, width, limit, model.capabilities.eos_ids, params, beam_warp)
 
 
 def states(request: BeamRequest) -> State:
@@ -188,21 +192,21 @@ def one_step(
     limit: int,
     script: type[Scripted] = Scripted,
     params: SamplingParams = PLAIN,
-) -> Law:
-    """The exact law of the beams after the prefill and one step."""
+) -> Distribution:
+    """The exact distribution of the beams after the prefill and one step."""
     drafting = ModelSource(models[1], models[1].capabilities.vocab_size)
-    return law_after(1, lambda: Scriptable(models[0], drafting), beams, limit, script, params)
+    return distribution_after(1, lambda: Scriptable(models[0], drafting), beams, limit, script, params)
 
 
-def law_after(
+def distribution_after(
     steps: int,
     made: Callable[[], Scriptable],
     beams: BeamParams,
     limit: int,
     script: type[Scripted] = Scripted,
     params: SamplingParams = PLAIN,
-) -> Law:
-    """The exact law of the beams after the prefill and so many steps of an engine."""
+) -> Distribution:
+    """The exact distribution of the beams after the prefill and so many steps of an engine."""
 
     def program(chance: Chance) -> State:
         engine = made()
@@ -223,10 +227,10 @@ def law_after(
     return found
 
 
-def completed(law: Law, want: BeamLaw) -> Law:
-    """The exact law of the finished beams where those that still run go on by the definition."""
+def completed(distribution: Distribution, want: BeamDistribution) -> Distribution:
+    """The exact distribution of the finished beams where those that still run go on by the definition."""
     found: dict[State, float] = defaultdict(float)
-    for state, chance in law.items():
+    for state, chance in distribution.items():
         for end, rest in want.final(state).items():
             found[end] += chance * rest
     return found
@@ -245,12 +249,12 @@ def variation(
     """Total variation between one speculative step's beams, completed by the definition, and the definition's."""
     models, limit = toys(vocab, eos), depth + 2
     beams = BeamParams(width=width, draft_width=drafted, depth=depth, warp=beam_warp)
-    want = law_of(models[0], width, limit, params, beam_warp)
+    want = distribution_of(models[0], width, limit, params, beam_warp)
     got = completed(one_step(models, beams, limit, script, params), want)
     return distance(got, want.final(((),)))
 
 
-def distance(one: Law, other: Law) -> float:
+def distance(one: Distribution, other: Distribution) -> float:
     """Total variation."""
     return 0.5 * sum(abs(one.get(end, 0.0) - other.get(end, 0.0)) for end in {*one, *other})
 
@@ -258,7 +262,7 @@ def distance(one: Law, other: Law) -> float:
 @pytest.mark.parametrize(
     ("vocab", "width", "drafted", "depth"), [(3, 1, 2, 1), (2, 1, 2, 2), (2, 2, 2, 1), (2, 2, 3, 1)]
 )
-def test_beams_follow_the_law_of_beam_sampling(vocab: int, width: int, drafted: int, depth: int) -> None:
+def test_beams_follow_the_distribution_of_beam_sampling(vocab: int, width: int, drafted: int, depth: int) -> None:
     assert variation(vocab, width, drafted, depth) < 1e-12
 
 
@@ -281,8 +285,8 @@ def test_drawing_without_replacement_is_caught() -> None:
 
 
 def test_beams_that_coincide_count_twice() -> None:
-    """A law that forgets how often a beam is there is another law, and the test above would see it."""
-    want = law_of(toys(2)[0], 2, 3)
+    """A distribution that forgets how often a beam is there is another one, and the test above would see it."""
+    want = distribution_of(toys(2)[0], 2, 3)
     twice = want.layer(((0,), (0,)))
     assert twice == pytest.approx(want.layer(((0,),), 2))
     mixed = want.cells([(0,), (0,), (1,)])
@@ -294,13 +298,16 @@ SHARP = SamplingParams(temperature=0.5)
 
 @pytest.mark.parametrize(("params", "beam_warp"), [(PLAIN, "token"), (SHARP, "token"), (SHARP, "joint")])
 @pytest.mark.parametrize("threshold", [0.2, 0.9])
-def test_a_layer_of_dynamic_width_has_that_many_draws_of_its_law(
+def test_a_layer_of_dynamic_width_has_that_many_draws_of_its_distribution(
     threshold: float, params: SamplingParams, beam_warp: BeamWarp
 ) -> None:
-    """The width follows from the two models' laws alone, so given the first layer it is a number; the layer behind the
+    """The width follows from the two distributions alone, so given the first layer it is a number; the layer behind the
     drafted one has all W beams."""
     models, width, drafted = toys(2), 2, 3
-    want, drafter = law_of(models[0], width, 3, params, beam_warp), law_of(models[1], width, 3, params, beam_warp)
+    want, drafter = (
+        distribution_of(models[0], width, 3, params, beam_warp),
+        distribution_of(models[1], width, 3, params, beam_warp),
+    )
     beams = BeamParams(width=width, draft_width=drafted, depth=1, threshold=threshold, warp=beam_warp)
     exact, got = defaultdict[State, float](float), defaultdict[State, float](float)
     for first, chance in want.layer(((),)).items():
@@ -314,7 +321,9 @@ def test_a_layer_of_dynamic_width_has_that_many_draws_of_its_law(
     assert distance(got, exact) < 1e-12
 
 
-def expected_width(drafter: BeamLaw, want: BeamLaw, state: State, drafted: int, threshold: float) -> int:
+def expected_width(
+    drafter: BeamDistribution, want: BeamDistribution, state: State, drafted: int, threshold: float
+) -> int:
     """Eq. 4 to 7 by their definitions."""
     p, q = want.cells(state), want.cells(state, drafter.after)
     left, alphas = dict(p), []
@@ -322,33 +331,35 @@ def expected_width(drafter: BeamLaw, want: BeamLaw, state: State, drafted: int, 
         alphas.append(sum(min(left[x], q[x]) for x in p))
         left = {x: max(left[x] - q[x], 0.0) for x in p}
         left = {x: mass / sum(left.values()) for x, mass in left.items()}
-    law = [0.0] * (drafted + 1)
+    distribution = [0.0] * (drafted + 1)
     for made in product((True, False), repeat=drafted):
         chance, refused = 1.0, 0
         for yes in made:
             chance *= alphas[refused] if yes else 1 - alphas[refused]
             refused = 0 if yes else refused + 1
-        law[sum(made)] += chance
-    widest = max(k for k in range(drafted + 1) if sum(law[k:]) >= threshold)
+        distribution[sum(made)] += chance
+    widest = max(k for k in range(drafted + 1) if sum(distribution[k:]) >= threshold)
     return min(2, max(1, widest))
 
 
 def test_the_dynamic_width_differs_from_beam_to_beam() -> None:
     """Else the test above would be one of a fixed width."""
     models = toys(2)
-    want, drafter = law_of(models[0], 2, 3), law_of(models[1], 2, 3)
+    want, drafter = distribution_of(models[0], 2, 3), distribution_of(models[1], 2, 3)
     widths = {expected_width(drafter, want, s, 3, t) for s in want.layer(((),)) for t in (0.2, 0.5, 0.9)}
     assert widths == {1, 2}
 
 
-def final_law(model: HFModel, prompt: list[int], params: SamplingParams, limit: int, beam_warp: BeamWarp) -> BeamLaw:
+def final_distribution(
+    model: HFModel, prompt: list[int], params: SamplingParams, limit: int, beam_warp: BeamWarp
+) -> BeamDistribution:
     def after(beam: Tokens) -> Tensor:
         row = model.open([*prompt, *beam])
-        law = target_distributions(row.logits[None], PLAIN, beam_warp, [])[0].exp()
+        distribution = target_distributions(row.logits[None], PLAIN, beam_warp, [])[0].exp()
         model.close(row)
-        return law
+        return distribution
 
-    return BeamLaw(after, 2, limit, params=params, beam_warp=beam_warp)
+    return BeamDistribution(after, 2, limit, params=params, beam_warp=beam_warp)
 
 
 class Eager(Residuals):
@@ -360,7 +371,12 @@ class Eager(Residuals):
 
 @pytest.mark.parametrize(
     ("wrong", "drafter", "beam_warp"),
-    [(None, "relative", "joint"), (None, "relative", "token"), (Eager, "relative", "joint"), (None, "guest", "joint")],
+    [
+        (None, "relative", "joint"),
+        (None, "relative", "token"),
+        (Eager, "relative", "joint"),
+        (None, "self_speculation", "joint"),
+    ],
 )
 def test_sampled_beams_of_a_real_model_pass_a_chi_square_test(
     wrong: type[Residuals] | None, drafter: str, beam_warp: BeamWarp, monkeypatch: pytest.MonkeyPatch
@@ -368,13 +384,15 @@ def test_sampled_beams_of_a_real_model_pass_a_chi_square_test(
     if wrong:
         monkeypatch.setattr(rules, "Residuals", wrong)
     made, count, batch = target(), 2000, 500
-    law = final_law(made, PROMPTS[1], SamplingParams(temperature=1.0, top_k=2), 3, beam_warp).final(((),))
+    distribution = final_distribution(made, PROMPTS[1], SamplingParams(temperature=1.0, top_k=2), 3, beam_warp).final(
+        ((),)
+    )
     engine, seen = BeamEngine(made, source(drafter, made)), Counter[State]()
     beams = BeamParams(width=2, returned=2, draft_width=3, depth=2, warp=beam_warp)
     for start in range(0, count, batch):
         each = [SamplingParams(max_tokens=3, temperature=1.0, top_k=2, seed=start + i) for i in range(batch)]
         for one in engine.generate([PROMPTS[1]] * batch, each, beams):
             seen[tuple(sorted(tuple(h.token_ids) for h in one.hypotheses))] += 1
-    assert set(seen) <= set(law)
-    p = chi_square(torch.tensor([seen[s] for s in law]), torch.tensor(list(law.values())))
+    assert set(seen) <= set(distribution)
+    p = chi_square(torch.tensor([seen[s] for s in distribution]), torch.tensor(list(distribution.values())))
     assert p < 1e-4 if wrong else p > 1e-4

@@ -49,7 +49,7 @@ def beams_of(
     return engine.generate([prompt], params, BeamParams(**settings))[0]  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("drafter", ["none", "self", "relative", "stranger", "lookup", "head", "guest"])
+@pytest.mark.parametrize("drafter", ["none", "self", "relative", "stranger", "lookup", "head", "self_speculation"])
 @pytest.mark.parametrize("width", [2, 3, 4, 5])
 def test_sequences_and_scores_are_those_of_transformers(width: int, drafter: str, model: HFModel) -> None:
     for prompt in PROMPTS:
@@ -108,7 +108,7 @@ def test_width_one_is_greedy_decoding(model: HFModel) -> None:
     assert found.token_ids[: len(greedy.token_ids)] == greedy.token_ids
 
 
-@pytest.mark.parametrize("drafter", ["none", "relative", "guest", "head", "lookup"])
+@pytest.mark.parametrize("drafter", ["none", "relative", "self_speculation", "head", "lookup"])
 def test_a_batch_finds_what_each_prompt_finds_alone(drafter: str, model: HFModel) -> None:
     engine, params = BeamEngine(model, source(drafter, model)), SamplingParams(max_tokens=TOKENS)
     beams = BeamParams(width=3, returned=3)
@@ -132,8 +132,8 @@ def test_scores_are_cumulative(model: HFModel) -> None:
         logits = [row.logits]
         logits += list(model.extend([row], [Nodes.chain(found.token_ids)])[0][:-1])
         model.close(row)
-        laws = torch.stack(logits).log_softmax(-1)
-        total = float(laws[torch.arange(len(found.token_ids)), torch.tensor(found.token_ids)].sum())
+        distributions = torch.stack(logits).log_softmax(-1)
+        total = float(distributions[torch.arange(len(found.token_ids)), torch.tensor(found.token_ids)].sum())
         assert found.logprob == pytest.approx(total, abs=1e-3)
         assert found.score == pytest.approx(found.logprob / len(found.token_ids), abs=1e-6)
 

@@ -1,4 +1,4 @@
-"""One layer of beams: the law of what is accepted by exact enumeration, its width, and what must fail the same test."""
+"""One layer of beams: what is accepted, by exact enumeration, its width, and what must fail the same test."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..verify.chances import Chance, outcomes
 ROWS, VOCAB = 2, 3
 
 
-def laws(seed: int, dead: float = 0.0) -> tuple[Tensor, Tensor]:
+def distributions(seed: int, dead: float = 0.0) -> tuple[Tensor, Tensor]:
     """p and q over (row, token); a share ``dead`` of q's mass belongs to beams that were not accepted."""
     rng = torch.Generator().manual_seed(seed)
     p, q = torch.rand((2, ROWS, VOCAB), generator=rng, dtype=torch.float64).pow(2)
@@ -29,8 +29,8 @@ def cells() -> list[Cell]:
     return list(product(range(ROWS), range(VOCAB)))
 
 
-def drawn(chance: Chance, law: Tensor, count: int) -> list[Cell]:
-    flat = (law / law.sum()).flatten().tolist()
+def drawn(chance: Chance, distribution: Tensor, count: int) -> list[Cell]:
+    flat = (distribution / distribution.sum()).flatten().tolist()
     return [cells()[chance.choose(flat)] for _ in range(count)]
 
 
@@ -68,7 +68,7 @@ def variation(
                 draw(chance, q, drafts),
                 width,
                 chance.accepts,
-                lambda law, numbers: drawn(chance, law, len(numbers)),
+                lambda distribution, numbers: drawn(chance, distribution, len(numbers)),
             )[0]
         )
 
@@ -82,24 +82,24 @@ def variation(
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(("drafts", "width"), [(1, 1), (2, 1), (2, 2), (3, 2)])
-def test_accepted_beams_are_independent_draws_from_the_targets_law(seed: int, drafts: int, width: int) -> None:
-    assert variation(*laws(seed), drafts, width) < 1e-12
+def test_accepted_beams_are_independent_draws_from_the_targets_distribution(seed: int, drafts: int, width: int) -> None:
+    assert variation(*distributions(seed), drafts, width) < 1e-12
 
 
 @pytest.mark.parametrize("dead", [0.3, 1.0])
 def test_drafts_of_refused_beams_count_as_refused(dead: float) -> None:
-    assert variation(*laws(4, dead), 3, 2) < 1e-12
+    assert variation(*distributions(4, dead), 3, 2) < 1e-12
 
 
-def test_equal_laws_are_always_accepted() -> None:
-    p, _ = laws(0)
+def test_equal_distributions_are_always_accepted() -> None:
+    p, _ = distributions(0)
     for (_, accepted), _ in outcomes(
         lambda chance: verify(Residuals(p, p.clone()), with_replacement(chance, p, 2), 2, chance.accepts, never)
     ):
         assert accepted == 2
 
 
-def never(law: Tensor, numbers: Sequence[int]) -> list[Cell]:
+def never(distribution: Tensor, numbers: Sequence[int]) -> list[Cell]:
     raise AssertionError("nothing is left to draw")
 
 
@@ -107,8 +107,8 @@ class Upside(Residuals):
     """The ratio as Algorithm 1 prints it."""
 
     def acceptance(self, cell: Cell, rejected: int) -> float:
-        law = self.distribution(rejected)
-        p = float(law[cell] / law.sum())
+        distribution = self.distribution(rejected)
+        p = float(distribution[cell] / distribution.sum())
         return min(1.0, float(self.q[cell]) / p) if p else 1.0
 
 
@@ -122,28 +122,28 @@ class Twice(Residuals):
 
 
 def test_the_printed_ratio_is_caught() -> None:
-    assert variation(*laws(0), 2, 2, residuals=Upside) > 1e-3
+    assert variation(*distributions(0), 2, 2, residuals=Upside) > 1e-3
 
 
 def test_subtracting_twice_is_caught() -> None:
-    assert variation(*laws(0), 2, 2, residuals=Twice) > 1e-3
+    assert variation(*distributions(0), 2, 2, residuals=Twice) > 1e-3
 
 
 def test_drawing_without_replacement_is_caught() -> None:
-    assert variation(*laws(0), 2, 2, draw=without_replacement) > 1e-3
+    assert variation(*distributions(0), 2, 2, draw=without_replacement) > 1e-3
 
 
-def test_leaving_out_dead_drafts_without_renormalising_their_law_is_caught() -> None:
+def test_leaving_out_dead_drafts_without_renormalising_their_distribution_is_caught() -> None:
     """To count them as refused, or to leave them out and renormalise q: either is lossless, the mixture is not."""
 
     def living(chance: Chance, q: Tensor, count: int) -> list[Cell]:
         return [cell for cell in with_replacement(chance, q, count) if cell[0] >= 0]
 
-    assert variation(*laws(4, 0.5), 2, 1, draw=living) > 1e-3
+    assert variation(*distributions(4, 0.5), 2, 1, draw=living) > 1e-3
 
 
 def test_residuals_are_those_of_the_definition() -> None:
-    p, q = laws(1)
+    p, q = distributions(1)
     made, left = Residuals(p, q), p
     for refused, alpha in enumerate(made.mean_acceptances(4)):
         torch.testing.assert_close(made.distribution(refused) / made.distribution(refused).sum(), left)
@@ -155,23 +155,27 @@ def test_residuals_are_those_of_the_definition() -> None:
 GOLDEN = torch.tensor([[0.5, 0.3, 0.2]], dtype=torch.float64), torch.tensor([[0.2, 0.2, 0.6]], dtype=torch.float64)
 
 
-def test_the_law_of_accepted_drafts_is_that_of_the_golden_example() -> None:
+def test_the_distribution_of_accepted_drafts_is_that_of_the_golden_example() -> None:
     assert acceptance_distribution(Residuals(*GOLDEN).mean_acceptances(2)) == pytest.approx(
         [0.24, 0.40, 0.36], abs=1e-12
     )
 
 
-def test_the_references_code_gets_another_law() -> None:
+def test_the_references_code_gets_another_distribution() -> None:
     assert acceptance_distribution(Twice(*GOLDEN).mean_acceptances(2)) != pytest.approx([0.24, 0.40, 0.36], abs=1e-3)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_law_of_accepted_drafts_is_that_of_the_rounds(seed: int) -> None:
-    p, q = laws(seed, 0.2)
+def test_the_distribution_of_accepted_drafts_is_that_of_the_rounds(seed: int) -> None:
+    p, q = distributions(seed, 0.2)
     counts = [0.0] * 4
     for (_, accepted), probability in outcomes(
         lambda chance: verify(
-            Residuals(p, q), with_replacement(chance, q, 3), 4, chance.accepts, lambda law, n: [(0, 0)] * len(n)
+            Residuals(p, q),
+            with_replacement(chance, q, 3),
+            4,
+            chance.accepts,
+            lambda distribution, n: [(0, 0)] * len(n),
         )
     ):
         counts[accepted] += probability

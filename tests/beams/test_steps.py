@@ -51,10 +51,10 @@ def steps(models: Models, beams: BeamParams, monkeypatch: pytest.MonkeyPatch) ->
         accepts: Callable[[float], bool],
         draw: Callable[[Tensor, Sequence[int]], list[Cell]],
     ) -> tuple[list[Cell], int]:
-        law = acceptance_distribution(residuals.mean_acceptances(len(drafts)))
+        distribution = acceptance_distribution(residuals.mean_acceptances(len(drafts)))
         found, accepted = verify(residuals, drafts, width, accepts, draw)
         if all(layer.accepted for layer in seen):
-            seen.append(Judged(sum(law[width:]), sum(law[beams.min_width :]), accepted == width))
+            seen.append(Judged(sum(distribution[width:]), sum(distribution[beams.min_width :]), accepted == width))
         return found, accepted
 
     monkeypatch.setattr(rules, "verify", observed)
@@ -86,12 +86,12 @@ def paper_layers(step: Step) -> int:
 class Memoryless(ToyModel):
     """Every token has one distribution, whatever came before it."""
 
-    def __init__(self, law: Sequence[float]) -> None:
-        super().__init__(len(law), dtype=torch.float64)
-        self._law = torch.tensor(law, dtype=torch.float64).log()
+    def __init__(self, distribution: Sequence[float]) -> None:
+        super().__init__(len(distribution), dtype=torch.float64)
+        self._distribution = torch.tensor(distribution, dtype=torch.float64).log()
 
     def after(self, ids: Sequence[int]) -> Tensor:
-        return self._law
+        return self._distribution
 
 
 ALIKE = Memoryless([0.5, 0.3, 0.2]), Memoryless([0.2, 0.2, 0.6])

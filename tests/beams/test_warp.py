@@ -19,7 +19,17 @@ from draftree.errors import ConfigError
 
 from ..pairs import target
 from .parts import PROMPTS
-from .test_sampling import PLAIN, Law, Scripted, completed, distance, law_of, one_step, toys, variation
+from .test_sampling import (
+    PLAIN,
+    Distribution,
+    Scripted,
+    completed,
+    distance,
+    distribution_of,
+    one_step,
+    toys,
+    variation,
+)
 
 SHARP = SamplingParams(temperature=0.5)
 WARPS = [
@@ -36,8 +46,8 @@ WIDE = (2, 2, 2, 1)
 
 
 @cache
-def stepped(shape: tuple[int, int, int, int], params: SamplingParams, beam_warp: BeamWarp) -> Law:
-    """The exact law of the beams after a step; shape: V, W, W_S and depth."""
+def stepped(shape: tuple[int, int, int, int], params: SamplingParams, beam_warp: BeamWarp) -> Distribution:
+    """The exact distribution of the beams after a step; shape: V, W, W_S and depth."""
     vocab, width, drafted, depth = shape
     beams = BeamParams(width=width, draft_width=drafted, depth=depth, warp=beam_warp)
     return one_step(toys(vocab, seed=SEED), beams, depth + 2, params=params)
@@ -48,7 +58,7 @@ def from_definition(
 ) -> float:
     """Total variation between a step's beams, completed by a definition, and the definition's."""
     vocab, width, _, depth = shape
-    want = law_of(toys(vocab, seed=SEED)[0], width, depth + 2, params, definition)
+    want = distribution_of(toys(vocab, seed=SEED)[0], width, depth + 2, params, definition)
     return distance(completed(stepped(shape, params, beam_warp), want), want.final(((),)))
 
 
@@ -109,8 +119,8 @@ WEIGHTS = (0.7, 0.3)
 def cells(params: SamplingParams, beam_warp: BeamWarp, counts: tuple[int, int] = (1, 1)) -> Tensor:
     """[2, 3] p_beam, the beams' scores being those of their warp's own distribution."""
     logits = ROWS.log().float()
-    laws = target_distributions(logits, params, beam_warp, [])
-    return beam_distribution([torch.tensor(w).log().item() for w in WEIGHTS], counts, laws, params, beam_warp)
+    distributions = target_distributions(logits, params, beam_warp, [])
+    return beam_distribution([torch.tensor(w).log().item() for w in WEIGHTS], counts, distributions, params, beam_warp)
 
 
 def test_the_warps_differ_at_temperature_one_half() -> None:
@@ -137,10 +147,10 @@ def test_top_p_and_min_p_are_of_the_joint_distribution() -> None:
 @pytest.mark.parametrize("params", WARPS)
 def test_a_beam_that_was_drawn_twice_has_two_copies_of_its_cells(params: SamplingParams) -> None:
     """W x V cells whatever coincides; of copies all are kept or none."""
-    laws = target_distributions(ROWS.log().float(), params, "joint", [])
+    distributions = target_distributions(ROWS.log().float(), params, "joint", [])
     scores = [torch.tensor(w).log().item() for w in WEIGHTS]
     thrice = beam_distribution(
-        [scores[0], scores[0], scores[1]], [1, 1, 1], laws[torch.tensor([0, 0, 1])], params, "joint"
+        [scores[0], scores[0], scores[1]], [1, 1, 1], distributions[torch.tensor([0, 0, 1])], params, "joint"
     )
     torch.testing.assert_close(
         cells(params, "joint", (2, 1)), torch.stack([thrice[0] + thrice[1], thrice[2]]), rtol=0, atol=1e-12
@@ -148,7 +158,7 @@ def test_a_beam_that_was_drawn_twice_has_two_copies_of_its_cells(params: Samplin
 
 
 def test_the_definition_counts_copies_too() -> None:
-    want = law_of(toys(2)[0], 2, 3, SHARP, "joint")
+    want = distribution_of(toys(2)[0], 2, 3, SHARP, "joint")
     assert want.cells([(0,), (0,), (1,)]) != pytest.approx(want.cells([(0,), (1,)]))
 
 
@@ -185,8 +195,8 @@ def test_rows_of_the_token_warp_are_transformers(params: SamplingParams, monkeyp
         torch.testing.assert_close(accumulated.double().softmax(-1), rows.exp(), rtol=1e-3, atol=1e-5)
         if params is TEMPERED:
             scores = [score(model, ids, len(prompt)) for ids in running]
-            laws = target_distributions(logits, params, "joint", [])
-            joint = beam_distribution(scores, [1] * len(running), laws, params, "joint")
+            distributions = target_distributions(logits, params, "joint", [])
+            joint = beam_distribution(scores, [1] * len(running), distributions, params, "joint")
             torch.testing.assert_close(
                 accumulated.double().flatten().softmax(-1), joint.flatten(), rtol=1e-3, atol=1e-5
             )

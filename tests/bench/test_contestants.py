@@ -74,7 +74,7 @@ def test_bad_names_are_one_line(method: str, drafter: str, why: str, monkeypatch
     assert why in str(error.value)
 
 
-def test_other_draws_are_expected_where_the_law_alone_is_kept() -> None:
+def test_other_draws_are_expected_where_the_distribution_alone_is_kept() -> None:
     made = entries(["static:verify=multi-round", "peer:hf-generate", "static"], ["lookup"], [1.0], 8)
     assert [e.draws_as_ar for e in made] == [True, False, False, True]
     assert all(e.draws_as_ar for e in entries(["static", "peer:hf-generate"], ["lookup"], [0.0], 8))

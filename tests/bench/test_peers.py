@@ -107,7 +107,7 @@ def test_models_are_loaded_once(model: str, monkeypatch: pytest.MonkeyPatch) -> 
     assert count == [1]
 
 
-def test_only_the_law_that_was_asked_for_counts(model: str, tmp_path: Path) -> None:
+def test_only_the_distribution_that_was_asked_for_counts(model: str, tmp_path: Path) -> None:
     """Checkpoints come with repetition penalties of their own, which ``generate`` would take up."""
     copy = save_tiny(tmp_path / "copy")
     config = copy / "generation_config.json"

@@ -83,8 +83,12 @@ def test_the_tree_of_a_drafter_that_is_always_right_is_a_chain(model: str, promp
 def test_what_an_interrupted_calibration_has_measured_is_kept(
     model: str, prompts: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole, out, law = tmp_path / "whole.json", tmp_path / "tree.json", ("--temperature", "1", "--drafter", "self")
-    assert run(asked(model, prompts, whole, *law)) == 0
+    whole, out, distribution = (
+        tmp_path / "whole.json",
+        tmp_path / "tree.json",
+        ("--temperature", "1", "--drafter", "self"),
+    )
+    assert run(asked(model, prompts, whole, *distribution)) == 0
 
     def interrupted(*arguments: object) -> Iterator[int]:
         yield next(measure(*arguments))  # type: ignore[arg-type]
@@ -93,10 +97,10 @@ def test_what_an_interrupted_calibration_has_measured_is_kept(
     capsys.readouterr()
     with monkeypatch.context() as patch:
         patch.setattr(command, "measure", interrupted)
-        assert run(asked(model, prompts, out, *law)) == 1
+        assert run(asked(model, prompts, out, *distribution)) == 1
     assert "interrupted after 1 of 3 prompts: the same command goes on from there" in complaint(capsys)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["prompts.txt", "tree.json.part", "whole.json"]
-    assert run(asked(model, prompts, out, *law)) == 0
+    assert run(asked(model, prompts, out, *distribution)) == 0
     assert out.read_text() == whole.read_text()
     assert not (tmp_path / "tree.json.part").exists()
 

@@ -49,9 +49,7 @@ def test_json_is_one_object_with_text_ids_and_figures(model: str, capsys: Captur
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_prints_the_text_of_plain_decoding(
-    method: str, model: str, tmp_path: Path, capsys: Captured
-) -> None:
+def test_every_method_prints_the_text_of_ar_decoding(method: str, model: str, tmp_path: Path, capsys: Captured) -> None:
     asked = ["generate", "the cat in the hat", "--target", model, "--max-tokens", "20"]
     assert run([*asked, "--drafter", "none"]) == 0
     want = capsys.readouterr().out

@@ -33,7 +33,7 @@ def test_generate_traces_what_it_prints(model: str, tmp_path: Path, capsys: Capt
     report = json.loads(capsys.readouterr().out)
     records = list(read_trace(tmp_path / "t.jsonl"))
     begun = [r for r in records if isinstance(r, RequestRecord)]
-    assert len(begun) == 1, "plain decoding is not what --trace was asked for"
+    assert len(begun) == 1, "AR decoding is not what --trace was asked for"
     gained = [t for r in records if isinstance(r, StepRecord) for t in r.tokens[: r.taken]]
     assert [begun[0].first, *gained] == report["token_ids"]
     assert isinstance(records[0], RunRecord)

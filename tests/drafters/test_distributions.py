@@ -1,4 +1,4 @@
-"""Candidates of a model's laws: the right tokens, log-probs and entropies; and the noise that they foresee."""
+"""Candidates of a model's distributions: the right tokens, log-probs and entropies; and the noise that they foresee."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def logits(*shape: int, seed: int = 0) -> Tensor:
 
 
 def picks(row: Tensor, params: SamplingParams, position: int) -> Tensor:
-    """[V] the law of the target's pick, by the module's formula."""
+    """[V] the distribution of the target's pick, by the module's formula."""
     if not params.temperature:
         return row.log_softmax(-1)
     noise = gumbel_noise([params.seed or 0], [position], VOCAB)[0]
@@ -45,17 +45,17 @@ LAWS = [
 @pytest.mark.parametrize("reduced", [False, True])
 def test_layers_foresee_the_noise_of_their_own_positions(params: SamplingParams, reduced: bool) -> None:
     known = torch.arange(VOCAB - 1, -1, -1) if reduced else None  # entry i is token V - 1 - i
-    laws, made, none = DraftLogits(Drawing.COUPLED), request(params), torch.zeros(1, dtype=torch.int64)
+    distributions, made, none = DraftLogits(Drawing.COUPLED), request(params), torch.zeros(1, dtype=torch.int64)
     for depth in range(3):
         row = logits(VOCAB, seed=depth)
         shown = row.flip(0) if reduced else row
         names = None if known is None else [known]
-        found = laws.candidates([(made, depth)], shown[None, None], none, none, WIDTH, names, depths=[depth])
-        law = picks(row, params, len(HISTORY) + depth)
-        want = law.topk(WIDTH)
+        found = distributions.candidates([(made, depth)], shown[None, None], none, none, WIDTH, names, depths=[depth])
+        distribution = picks(row, params, len(HISTORY) + depth)
+        want = distribution.topk(WIDTH)
         assert found.tokens[0].tolist() == want.indices.tolist()
         assert torch.allclose(found.logprobs[0], want.values, atol=1e-5)
-        assert float(found.entropies) == pytest.approx(float(torch.special.entr(law.exp()).sum()), abs=1e-4)
+        assert float(found.entropies) == pytest.approx(float(torch.special.entr(distribution.exp()).sum()), abs=1e-4)
 
 
 def test_nodes_of_many_sequences_and_depths_have_the_noise_of_their_own() -> None:
@@ -74,7 +74,7 @@ def test_nodes_of_many_sequences_and_depths_have_the_noise_of_their_own() -> Non
 
 
 def test_a_model_that_is_nearly_right_is_believed_as_often_as_it_says() -> None:
-    """With errors of its logits as large as the law allows for, the first candidate comes true as often as it claims;
+    """With errors of its logits as large as it allows for, the first candidate comes true as often as it claims;
     without the noise it would claim less and be right less often."""
     count, hits, claimed, blind = 3000, 0, 0.0, 0
     none = torch.zeros(1, dtype=torch.int64)
@@ -114,10 +114,12 @@ def test_candidates_are_those_of_log_softmax(temperature: float, spread: float) 
     found = DraftLogits(drawing).candidates(
         nodes, logits, torch.zeros(3, dtype=torch.int64), torch.arange(3), 5, depths=[0] * 3
     )
-    law = (logits[0].double() / (temperature or 1.0)).log_softmax(-1)
-    assert torch.equal(found.tokens, law.topk(5).indices)
-    torch.testing.assert_close(found.logprobs.double(), law.topk(5).values, atol=1e-4, rtol=0)
-    torch.testing.assert_close(found.entropies.double(), torch.special.entr(law.exp()).sum(-1), atol=1e-4, rtol=0)
+    distribution = (logits[0].double() / (temperature or 1.0)).log_softmax(-1)
+    assert torch.equal(found.tokens, distribution.topk(5).indices)
+    torch.testing.assert_close(found.logprobs.double(), distribution.topk(5).values, atol=1e-4, rtol=0)
+    torch.testing.assert_close(
+        found.entropies.double(), torch.special.entr(distribution.exp()).sum(-1), atol=1e-4, rtol=0
+    )
 
 
 def test_some_columns_of_several_rows_can_be_asked_for() -> None:

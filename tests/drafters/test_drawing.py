@@ -1,4 +1,4 @@
-"""Children drawn from the draft law: their law, their keys, and what drafters make of them."""
+"""Children drawn from the draft distribution: their distribution, their keys, and what drafters make of them."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ RANDOM = [Drawing.WITHOUT_REPLACEMENT, Drawing.WITH_REPLACEMENT, Drawing.TOP_AND
 DRAWS = 200_000
 
 
-def law_of(drawing: Drawing, count: int) -> Tensor:
-    """[V] * count: exact law of the drawn tuples."""
+def distribution_of(drawing: Drawing, count: int) -> Tensor:
+    """[V] * count: exact distribution of the drawn tuples."""
     out = torch.zeros([len(Q)] * count, dtype=torch.float64)
     for tokens in itertools.product(range(len(Q)), repeat=count):
         left, chance = Q.double(), 1.0
@@ -46,11 +46,11 @@ def law_of(drawing: Drawing, count: int) -> Tensor:
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 @pytest.mark.parametrize("drawing", RANDOM)
-def test_children_follow_the_law_of_their_drawing(drawing: Drawing, count: int) -> None:
+def test_children_follow_the_distribution_of_their_drawing(drawing: Drawing, count: int) -> None:
     n = DRAWS // count
     drawn = draw(Q.log().expand(n, -1), [count] * n, [Key(seed, 7, ROOT) for seed in range(n)], drawing)
     counts = torch.zeros([len(Q)] * count).index_put_(tuple(drawn.T), torch.ones(n), accumulate=True)
-    assert chi_square(counts.flatten(), law_of(drawing, count).flatten()) > 1e-4
+    assert chi_square(counts.flatten(), distribution_of(drawing, count).flatten()) > 1e-4
 
 
 @pytest.mark.parametrize("other", [Key(3, 8, 0), Key(3, 7, 1), Key(4, 7, 0)])
@@ -84,14 +84,14 @@ def model_tree(params: SamplingParams, drawing: Drawing, policy: GrowthPolicy, n
 
 @pytest.mark.parametrize("drawing", RANDOM)
 @pytest.mark.parametrize("shape", [{}, {"top_k": 3}, {"top_p": 0.7}, {"min_p": 0.2}])
-def test_the_law_of_a_model_draft_is_warped_as_the_targets(shape: dict[str, float], drawing: Drawing) -> None:
+def test_the_distribution_of_a_model_draft_is_warped_as_the_targets(shape: dict[str, float], drawing: Drawing) -> None:
     params = SamplingParams(temperature=0.7, seed=4, **shape)  # type: ignore[arg-type]
     tree = model_tree(params, drawing, StaticTree(width=2, depth=2))
     assert {ROOT, *tree.parents.tolist()} == set(tree.distributions)
-    for parent, law in tree.distributions.items():
+    for parent, distribution in tree.distributions.items():
         path = [] if parent == ROOT else [int(tree.tokens[parent])]
         want = warp(ToyModel(6, seed=2).after([1, 2, 3, *path])[None], params)[0].softmax(-1)
-        assert torch.allclose(law.dense(6).softmax(-1).float(), want, atol=1e-6)
+        assert torch.allclose(distribution.dense(6).softmax(-1).float(), want, atol=1e-6)
         above = 0.0 if parent == ROOT else float(tree.path_logprobs[parent])
         for child in tree.children(parent):
             logprob = float(tree.path_logprobs[child]) - above
@@ -139,9 +139,11 @@ def test_lookup_draws_from_its_blend_normalised_over_what_it_knows(drawing: Draw
         counts[tree.tokens[0]] += 1
         drafter.close(made)
     blend = _blend(text)
-    law = torch.zeros(7).index_put((torch.tensor(list(blend)),), torch.tensor(list(blend.values())))
-    assert chi_square(counts, law / law.sum()) > 1e-4
-    assert torch.allclose(tree.distributions[ROOT].dense(7).softmax(-1).float(), law / law.sum(), atol=1e-6)
+    distribution = torch.zeros(7).index_put((torch.tensor(list(blend)),), torch.tensor(list(blend.values())))
+    assert chi_square(counts, distribution / distribution.sum()) > 1e-4
+    assert torch.allclose(
+        tree.distributions[ROOT].dense(7).softmax(-1).float(), distribution / distribution.sum(), atol=1e-6
+    )
 
 
 def test_lookup_draws_no_more_children_than_it_knows_tokens() -> None:

@@ -38,7 +38,7 @@ def engine(target: HFModel, head: HeadModel, method: str, nodes: int = 9, scheme
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("method", METHODS)
-def test_ids_equal_plain_decoding(method: str, temperature: float, target: HFModel) -> None:
+def test_ids_equal_ar_decoding(method: str, temperature: float, target: HFModel) -> None:
     params = [SamplingParams(max_tokens=12, temperature=temperature, seed=i) for i in range(len(PROMPTS))]
     plain = [g.token_ids for g in Engine(target).generate(PROMPTS, params)]
     made = engine(target, trained(target), method)
@@ -48,23 +48,23 @@ def test_ids_equal_plain_decoding(method: str, temperature: float, target: HFMod
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("method", METHODS)
-def test_ids_equal_plain_decoding_in_a_union(method: str, temperature: float, target: HFModel) -> None:
+def test_ids_equal_ar_decoding_in_an_ensemble(method: str, temperature: float, target: HFModel) -> None:
     params = SamplingParams(max_tokens=24, temperature=temperature, seed=4)
     plain = [g.token_ids for g in Engine(target).generate(PROMPTS, params)]
-    union = EnsembleSource((NgramSource(shortest=1), TokenRecyclingSource(), EagleSource(trained(target), VOCAB)))
-    made = Engine(target, TreeDrafter(policy(method), union), nodes=9)
+    ensemble = EnsembleSource((NgramSource(shortest=1), TokenRecyclingSource(), EagleSource(trained(target), VOCAB)))
+    made = Engine(target, TreeDrafter(policy(method), ensemble), nodes=9)
     assert [g.token_ids for g in made.generate(PROMPTS, params)] == plain
     assert made.generate(PROMPTS[1:2], params)[0].token_ids == plain[1]
 
 
 def test_a_head_that_has_rested_catches_up(target: HFModel) -> None:
     params = SamplingParams(max_tokens=40)
-    union = EnsembleSource((NgramSource(shortest=6, longest=6), EagleSource(trained(target), VOCAB)))
-    made = Engine(target, TreeDrafter(policy("chain"), union), nodes=4)
+    ensemble = EnsembleSource((NgramSource(shortest=6, longest=6), EagleSource(trained(target), VOCAB)))
+    made = Engine(target, TreeDrafter(policy("chain"), ensemble), nodes=4)
     request = made.open(PROMPTS[0], params)
     accepted = []
     for step in range(8):
-        union.enable([True, not 2 <= step < 5])
+        ensemble.enable([True, not 2 <= step < 5])
         accepted.append(len(made.step([request])[0].path))
     made.close(request)
     assert min(accepted[:2] + accepted[5:]) > 2
@@ -99,7 +99,7 @@ def test_drawn_children_are_the_same_alone_and_batched(scheme: str, target: HFMo
     assert [made.generate([p], q)[0].token_ids for p, q in zip(PROMPTS, params, strict=True)] == together
 
 
-def test_entropies_are_of_the_law_over_the_draft_vocabulary(target: HFModel) -> None:
+def test_entropies_are_of_the_distribution_over_the_draft_vocabulary(target: HFModel) -> None:
     head = random_head(target)
     made = engine(target, head, "chain")
     request = made.open(PROMPTS[0], SamplingParams(max_tokens=8))
@@ -108,9 +108,9 @@ def test_entropies_are_of_the_law_over_the_draft_vocabulary(target: HFModel) -> 
     row = head.start()
     ids = torch.tensor([*PROMPTS[0], request.output_ids[0]])
     opened = target.open(PROMPTS[0])
-    law = head.advance([row], [ids[1:]], [opened.waiting_features()])[0].softmax(-1)
-    assert float(tree.entropies[0]) == pytest.approx(float(torch.special.entr(law).sum()), abs=1e-4)
-    assert float(tree.path_logprobs[0]) == pytest.approx(float(law.max().log()), abs=1e-4)
+    distribution = head.advance([row], [ids[1:]], [opened.waiting_features()])[0].softmax(-1)
+    assert float(tree.entropies[0]) == pytest.approx(float(torch.special.entr(distribution).sum()), abs=1e-4)
+    assert float(tree.path_logprobs[0]) == pytest.approx(float(distribution.max().log()), abs=1e-4)
 
 
 def test_one_pass_for_each_layer(target: HFModel) -> None:

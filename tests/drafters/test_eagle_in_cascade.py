@@ -51,9 +51,7 @@ def engine(target: HFModel, source: TokenSource, depth: int = 8, nodes: int = 12
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("shape", [StaticTree(1, 3), StaticTree(2, 3)])
-def test_ids_are_those_of_plain_decoding(
-    target: HFModel, middle: HFModel, shape: StaticTree, temperature: float
-) -> None:
+def test_ids_are_those_of_ar_decoding(target: HFModel, middle: HFModel, shape: StaticTree, temperature: float) -> None:
     params = [SamplingParams(max_tokens=14, temperature=temperature, seed=i) for i in range(len(PROMPTS))]
     plain = [g.token_ids for g in Engine(target).generate(PROMPTS, params)]
     for tree in (StaticTree(1, 8), StaticTree(2, 3)):
@@ -62,12 +60,12 @@ def test_ids_are_those_of_plain_decoding(
         assert made.generate(PROMPTS[:1], params[:1])[0].token_ids == plain[0]
 
 
-def test_ids_are_those_of_plain_decoding_in_a_union(target: HFModel, middle: HFModel) -> None:
+def test_ids_are_those_of_ar_decoding_in_an_ensemble(target: HFModel, middle: HFModel) -> None:
     params = SamplingParams(max_tokens=14)
     upper = ModelSource(middle.twin(), VOCAB)
     upper.model.track_features()  # type: ignore[attr-defined]
-    union = EnsembleSource((NgramSource(shortest=1), EagleSource(random_head(middle), VOCAB, verifier=upper)))
-    made = engine(target, endless(CascadeSource(union, upper, StaticTree(2, 2))))
+    ensemble = EnsembleSource((NgramSource(shortest=1), EagleSource(random_head(middle), VOCAB, verifier=upper)))
+    made = engine(target, endless(CascadeSource(ensemble, upper, StaticTree(2, 2))))
     want = [g.token_ids for g in Engine(target).generate(PROMPTS, params)]
     assert [g.token_ids for g in made.generate(PROMPTS, params)] == want
 

@@ -1,4 +1,4 @@
-"""Unions: what several sources say becomes one law and one tree, and what each is worth is learned."""
+"""Unions: what several sources say becomes one distribution and one tree, and what each is worth is learned."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from ..toy import ScriptedScorer
 
 PROMPTS = [[3, 14, 15, 9, 2, 6, 14, 15], [27, 1, 8], [31, 41, 5, 9, 26]]
 TOKENS = 18
-Law = dict[int, float]
+Distribution = dict[int, float]
 
 
 class Says(TokenSource):
@@ -49,9 +49,9 @@ class Says(TokenSource):
         asked: paths that it was asked about.
     """
 
-    def __init__(self, name: str, law: Law, depth: int | None = None, seconds: float = 0.0) -> None:
+    def __init__(self, name: str, distribution: Distribution, depth: int | None = None, seconds: float = 0.0) -> None:
         self._name = name
-        self._law = sorted(law.items(), key=lambda item: -item[1])
+        self._distribution = sorted(distribution.items(), key=lambda item: -item[1])
         self._depth = depth
         self._seconds = seconds
         self.took = 0.0
@@ -70,7 +70,7 @@ class Says(TokenSource):
     def _script(self, row: int, path: Nodes) -> tuple[list[int], list[float], float]:
         self.asked.append(path)
         self.took += self._seconds
-        return [t for t, _ in self._law], [math.log(p) for _, p in self._law], 1.0
+        return [t for t, _ in self._distribution], [math.log(p) for _, p in self._distribution], 1.0
 
     def close(self, request: Request) -> None: ...
 
@@ -79,28 +79,28 @@ def request_of(*ids: int) -> Request:
     return Request(ids or (0,), SamplingParams(), 10**6, frozenset(), NoText())
 
 
-def drafted(union: EnsembleSource, nodes: int = 20, width: int = 4, depth: int = 1) -> DraftTree:
-    return TreeDrafter(StaticTree(width, depth), union).propose([request_of()], [Budget(nodes)])[0]
+def drafted(ensemble: EnsembleSource, nodes: int = 20, width: int = 4, depth: int = 1) -> DraftTree:
+    return TreeDrafter(StaticTree(width, depth), ensemble).propose([request_of()], [Budget(nodes)])[0]
 
 
-def law_of(tree: DraftTree) -> Law:
+def distribution_of(tree: DraftTree) -> Distribution:
     return dict(zip(tree.tokens.tolist(), tree.path_logprobs.exp().tolist(), strict=True))
 
 
-# one law
+# one distribution
 
 
 def test_equal_tokens_are_one_candidate_and_the_surer_source_counts() -> None:
     tree = drafted(EnsembleSource((Says("a", {1: 0.5, 2: 0.2}), Says("b", {2: 0.3, 3: 0.1}))))
-    assert law_of(tree) == pytest.approx({1: 0.5, 2: 0.3, 3: 0.1})
+    assert distribution_of(tree) == pytest.approx({1: 0.5, 2: 0.3, 3: 0.1})
     assert tree.tokens.tolist() == [1, 2, 3]
     assert tree.origins is not None
     assert tree.origins.tolist() == [1, 3, 2]
 
 
-def test_the_law_sums_to_1_at_most() -> None:
+def test_the_distribution_sums_to_1_at_most() -> None:
     tree = drafted(EnsembleSource((Says("a", {1: 0.9}), Says("b", {2: 0.6}))))
-    assert law_of(tree) == pytest.approx({1: 0.6, 2: 0.4})
+    assert distribution_of(tree) == pytest.approx({1: 0.6, 2: 0.4})
     assert float(tree.entropies[0]) == pytest.approx(-0.6 * math.log(0.6) - 0.4 * math.log(0.4))
 
 
@@ -128,13 +128,13 @@ def test_a_disabled_source_is_not_asked() -> None:
     one, two = Says("a", {1: 0.5}), Says("b", {2: 0.4})
     ensemble = EnsembleSource((one, two))
     ensemble.enable([True, False])
-    assert law_of(drafted(ensemble)) == pytest.approx({1: 0.5})
+    assert distribution_of(drafted(ensemble)) == pytest.approx({1: 0.5})
     assert not two.asked
 
 
 def test_subtrees_keep_the_origins_of_their_nodes() -> None:
-    union = EnsembleSource((Says("a", {1: 0.5, 3: 0.05}), Says("b", {2: 0.4, 3: 0.05})))
-    tree = TreeDrafter(OptTree(0.001), union).propose([request_of()], [Budget(3)])[0]
+    ensemble = EnsembleSource((Says("a", {1: 0.5, 3: 0.05}), Says("b", {2: 0.4, 3: 0.05})))
+    tree = TreeDrafter(OptTree(0.001), ensemble).propose([request_of()], [Budget(3)])[0]
     assert tree.tokens.tolist() == [1, 2, 1]
     assert tree.origins is not None
     assert tree.origins.tolist() == [1, 2, 1]
@@ -144,20 +144,20 @@ def test_subtrees_keep_the_origins_of_their_nodes() -> None:
 
 
 def decode(
-    union: EnsembleSource, truth: Law, steps: int, policy: GrowthPolicy | None = None, seconds: float = 1e-4
+    ensemble: EnsembleSource, truth: Distribution, steps: int, policy: GrowthPolicy | None = None, seconds: float = 1e-4
 ) -> None:
     """Steps of a target whose tokens are drawn from ``truth``, whatever came before.
 
     Drafting takes ``seconds`` beside what the parts take.
     """
-    made, request, rng = TreeDrafter(policy or StaticTree(4, 1), union), request_of(), Random(3)
+    made, request, rng = TreeDrafter(policy or StaticTree(4, 1), ensemble), request_of(), Random(3)
     for _ in range(steps):
-        for part in union.parts:
+        for part in ensemble.parts:
             part.took = 0.0  # type: ignore[attr-defined]
         tree = made.propose([request], [Budget(8)])[0]
-        if union._scorer is not None:
-            union._scorer.seconds = [part.took for part in union.parts]  # type: ignore[attr-defined]
-        draft = seconds + sum(union.seconds)
+        if ensemble._scorer is not None:
+            ensemble._scorer.seconds = [part.took for part in ensemble.parts]  # type: ignore[attr-defined]
+        draft = seconds + sum(ensemble.seconds)
         path, tokens = list[int](), list[int]()
         node: int | None = ROOT
         while node is not None:
@@ -170,79 +170,79 @@ def decode(
 
 
 def test_an_overconfident_source_is_found_out_and_a_modest_one_too() -> None:
-    union = EnsembleSource((Says("a", {1: 0.95}), Says("b", {2: 0.15})))
-    decode(union, {1: 0.2, 2: 0.7, 3: 0.1}, 400)
-    law = law_of(drafted(union))
-    assert law[1] == pytest.approx(0.2, abs=0.06)
-    assert law[2] == pytest.approx(0.7, abs=0.06)
+    ensemble = EnsembleSource((Says("a", {1: 0.95}), Says("b", {2: 0.15})))
+    decode(ensemble, {1: 0.2, 2: 0.7, 3: 0.1}, 400)
+    distribution = distribution_of(drafted(ensemble))
+    assert distribution[1] == pytest.approx(0.2, abs=0.06)
+    assert distribution[2] == pytest.approx(0.7, abs=0.06)
 
 
 def test_sources_are_judged_apart() -> None:
     """Each of them is as sure of its own token."""
-    union = EnsembleSource((Says("a", {1: 0.4}), Says("b", {2: 0.4})))
-    decode(union, {1: 0.8, 2: 0.1, 3: 0.1}, 300)
-    law = law_of(drafted(union))
-    assert law[1] == pytest.approx(0.8, abs=0.06)
-    assert law[2] == pytest.approx(0.1, abs=0.06)
+    ensemble = EnsembleSource((Says("a", {1: 0.4}), Says("b", {2: 0.4})))
+    decode(ensemble, {1: 0.8, 2: 0.1, 3: 0.1}, 300)
+    distribution = distribution_of(drafted(ensemble))
+    assert distribution[1] == pytest.approx(0.8, abs=0.06)
+    assert distribution[2] == pytest.approx(0.1, abs=0.06)
 
 
 class TestAuto:
     def test_a_source_that_never_pays_is_dropped_and_tried_again(self) -> None:
         good, bad = Says("good", {1: 0.8}), Says("bad", {2: 0.5}, seconds=0.1)
-        union, chosen = EnsembleSource((good, bad)), AutoTree(depth=3, target=costs(1.0))
-        chosen.prepare(target(), union.parts)
-        decode(union, {1: 0.8, 3: 0.2}, 100, chosen)
+        ensemble, chosen = EnsembleSource((good, bad)), AutoTree(depth=3, target=costs(1.0))
+        chosen.prepare(target(), ensemble.parts)
+        decode(ensemble, {1: 0.8, 3: 0.2}, 100, chosen)
         good.asked.clear()
         bad.asked.clear()
-        decode(union, {1: 0.8, 3: 0.2}, 150, chosen)
+        decode(ensemble, {1: 0.8, 3: 0.2}, 150, chosen)
         assert 0 < bad.asked.count(()) < 30
-        assert good.asked.count(()) >= 145  # all but the plain passes that speed is compared with
+        assert good.asked.count(()) >= 145  # all but the AR passes that speed is compared with
         text = chosen.report.text(chosen.selection)
         assert "drafter bad: enabled in" in text
         assert text.count(": in use") >= 1
 
     def test_it_comes_back_when_the_text_has_changed(self) -> None:
         good, bad = Says("good", {1: 0.8}), Says("bad", {2: 0.8}, seconds=0.004)
-        union, chosen = EnsembleSource((good, bad)), AutoTree(depth=3, target=costs(1.0))
-        chosen.prepare(target(), union.parts)
-        decode(union, {1: 0.8, 3: 0.2}, 100, chosen)
-        decode(union, {1: 0.4, 2: 0.4, 3: 0.2}, 200, chosen)
+        ensemble, chosen = EnsembleSource((good, bad)), AutoTree(depth=3, target=costs(1.0))
+        chosen.prepare(target(), ensemble.parts)
+        decode(ensemble, {1: 0.8, 3: 0.2}, 100, chosen)
+        decode(ensemble, {1: 0.4, 2: 0.4, 3: 0.2}, 200, chosen)
         bad.asked.clear()
-        decode(union, {1: 0.4, 2: 0.4, 3: 0.2}, 100, chosen)
+        decode(ensemble, {1: 0.4, 2: 0.4, 3: 0.2}, 100, chosen)
         assert bad.asked.count(()) > 80
 
     def test_what_paid_in_the_long_run_is_asked_when_a_sequence_begins(self) -> None:
         good, bad = Says("good", {1: 0.8}, seconds=0.1), Says("bad", {2: 0.5}, seconds=0.1)
-        union, chosen = EnsembleSource((good, bad)), AutoTree(depth=3, target=costs(1.0))
-        chosen.prepare(target(), union.parts)
-        decode(union, {1: 0.8, 3: 0.2}, 300, chosen)
+        ensemble, chosen = EnsembleSource((good, bad)), AutoTree(depth=3, target=costs(1.0))
+        chosen.prepare(target(), ensemble.parts)
+        decode(ensemble, {1: 0.8, 3: 0.2}, 300, chosen)
         good.asked.clear()
-        decode(union, {3: 1.0}, 200, chosen)
+        decode(ensemble, {3: 1.0}, 200, chosen)
         assert good.asked.count(()) < 120
         for said in (good, bad):
             said.asked.clear()
-        decode(union, {1: 0.8, 3: 0.2}, 3, chosen)
+        decode(ensemble, {1: 0.8, 3: 0.2}, 3, chosen)
         assert good.asked.count(()) == 3
         assert bad.asked.count(()) <= 1
 
     def test_to_ask_in_vain_is_not_free(self) -> None:
         mute, silent = Says("mute", {}), Says("silent", {})
-        union, chosen = EnsembleSource((mute, silent)), AutoTree(depth=3, target=costs(1.0))
-        chosen.prepare(target(), union.parts)
-        decode(union, {1: 1.0}, 200, chosen, seconds=0.1)
+        ensemble, chosen = EnsembleSource((mute, silent)), AutoTree(depth=3, target=costs(1.0))
+        chosen.prepare(target(), ensemble.parts)
+        decode(ensemble, {1: 1.0}, 200, chosen, seconds=0.1)
         mute.asked.clear()
-        decode(union, {1: 1.0}, 100, chosen, seconds=0.1)
+        decode(ensemble, {1: 1.0}, 100, chosen, seconds=0.1)
         assert 0 < mute.asked.count(()) < 30
 
     def test_of_two_sources_that_say_the_same_one_stays(self) -> None:
         """Neither offers anything that the other does not: both were left out."""
         one, two = Says("a", {1: 0.8}, seconds=0.002), Says("b", {1: 0.8}, seconds=0.02)
-        union, chosen = EnsembleSource((one, two)), AutoTree(depth=3, target=costs(1.0))
-        chosen.prepare(target(), union.parts)
-        decode(union, {1: 0.8, 3: 0.2}, 100, chosen)
+        ensemble, chosen = EnsembleSource((one, two)), AutoTree(depth=3, target=costs(1.0))
+        chosen.prepare(target(), ensemble.parts)
+        decode(ensemble, {1: 0.8, 3: 0.2}, 100, chosen)
         one.asked.clear()
         two.asked.clear()
-        decode(union, {1: 0.8, 3: 0.2}, 100, chosen)
+        decode(ensemble, {1: 0.8, 3: 0.2}, 100, chosen)
         assert one.asked.count(()) > 90
         assert two.asked.count(()) < 20
 
@@ -252,7 +252,7 @@ class TestAuto:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("method", METHODS)
-def test_the_text_is_that_of_plain_decoding(method: str, temperature: float) -> None:
+def test_the_text_is_that_of_ar_decoding(method: str, temperature: float) -> None:
     model, params = target(), SamplingParams(max_tokens=TOKENS, temperature=temperature, seed=4)
     want = [g.token_ids for g in Engine(model).generate(PROMPTS, params)]
     engine = Engine(model, drafter("lookup+recycle+relative", model, policy_of(method)), nodes=9)
@@ -260,7 +260,7 @@ def test_the_text_is_that_of_plain_decoding(method: str, temperature: float) -> 
     assert engine.generate(PROMPTS[1:2], params)[0].token_ids == want[1]
 
 
-def test_a_union_accepts_more_than_its_parts() -> None:
+def test_an_ensemble_accepts_more_than_its_parts() -> None:
     model, params, mal = target(), SamplingParams(max_tokens=60), {}
     for name in ("recycle", "relative", "recycle+relative"):
         engine = Engine(model, drafter(name, model, OptTree(0.001)), nodes=6)
@@ -271,12 +271,12 @@ def test_a_union_accepts_more_than_its_parts() -> None:
 
 def test_a_model_that_has_rested_catches_up() -> None:
     model, params = target(), SamplingParams(max_tokens=50)
-    union = EnsembleSource((Says("quiet", {0: 0.006}), source("self", model)))
-    engine = Engine(model, TreeDrafter(StaticTree(1, 3), union), nodes=3)
+    ensemble = EnsembleSource((Says("quiet", {0: 0.006}), source("self", model)))
+    engine = Engine(model, TreeDrafter(StaticTree(1, 3), ensemble), nodes=3)
     request = engine.open(PROMPTS[0], params)
     accepted = []
     for step in range(9):
-        union.enable([True, not 2 <= step < 5])
+        ensemble.enable([True, not 2 <= step < 5])
         accepted.append(len(engine.step([request])[0].path))
     engine.close(request)
     assert accepted[:2] + accepted[5:] == [3] * 6
@@ -285,16 +285,16 @@ def test_a_model_that_has_rested_catches_up() -> None:
 
 def test_closing_frees_the_models_rows() -> None:
     model = target()
-    union = source("lookup+self", model)
-    Engine(model, TreeDrafter(StaticTree(), union)).generate(PROMPTS, SamplingParams(max_tokens=5))
-    assert union.parts[1].model is not None
-    assert union.parts[1].model.open(PROMPTS[1]).slot == model.open(PROMPTS[1]).slot == 0
+    ensemble = source("lookup+self", model)
+    Engine(model, TreeDrafter(StaticTree(), ensemble)).generate(PROMPTS, SamplingParams(max_tokens=5))
+    assert ensemble.parts[1].model is not None
+    assert ensemble.parts[1].model.open(PROMPTS[1]).slot == model.open(PROMPTS[1]).slot == 0
 
 
 # names
 
 
-def test_a_union_is_made_by_name_in_any_order() -> None:
+def test_an_ensemble_is_made_by_name_in_any_order() -> None:
     for name, kinds in (("lookup+recycle", [NgramSource, TokenRecyclingSource]), ("recycle + self + lookup", None)):
         made = load_drafter(name, target(), StaticTree())
         assert isinstance(made, TreeDrafter)
@@ -339,7 +339,7 @@ def test_a_recycle_file_without_recycling_is_refused() -> None:
         load_engine("./nowhere", drafter="lookup+self", recycle_file="seen")
 
 
-def test_a_union_of_one_or_of_twins_is_refused() -> None:
+def test_an_ensemble_of_one_or_of_twins_is_refused() -> None:
     with pytest.raises(ConfigError, match="at least two sources"):
         EnsembleSource((NgramSource(),))
     with pytest.raises(ConfigError, match="each source once"):
@@ -347,12 +347,12 @@ def test_a_union_of_one_or_of_twins_is_refused() -> None:
 
 
 def test_what_is_said_in_several_rounds_has_the_depth_of_its_node() -> None:
-    """In a hierarchy a union is asked in rounds; each round counted as one level deeper, until parts fell silent."""
+    """In a cascade an ensemble is asked in rounds; each round counted as one level deeper, until parts fell silent."""
     short = Says("short", {1: 0.6}, depth=2)
-    union = EnsembleSource((short, Says("long", {2: 0.3})))
+    ensemble = EnsembleSource((short, Says("long", {2: 0.3})))
     request = request_of()
-    union.fit(request, Budget(20))
-    scorer = union.begin([request], Drawing.TOP)
+    ensemble.fit(request, Budget(20))
+    scorer = ensemble.begin([request], Drawing.TOP)
     scorer.score([UnscoredNode(0, ROOT, ROOT, 0)], 4)
     for number in range(4):  # four siblings, one after another: all of depth 1
         found = scorer.score([UnscoredNode(0, number, ROOT, number + 5)], 4)
@@ -365,11 +365,11 @@ def test_a_part_that_rests_commits_nothing_that_a_failed_step_left_behind() -> N
     """Its numbers were those of another tree."""
     model = target()
     part = ModelSource(model.twin(), VOCAB)
-    union = EnsembleSource((part, Says("sure", {5: 0.9})))
+    ensemble = EnsembleSource((part, Says("sure", {5: 0.9})))
     request = request_of(3, 14, 15, 9)
-    TreeDrafter(StaticTree(1, 3), union).propose([request], [Budget(3)])  # and its verification fails
-    union.enable([False, True])
-    drafter = TreeDrafter(StaticTree(1, 3), union)
+    TreeDrafter(StaticTree(1, 3), ensemble).propose([request], [Budget(3)])  # and its verification fails
+    ensemble.enable([False, True])
+    drafter = TreeDrafter(StaticTree(1, 3), ensemble)
     tree = drafter.propose([request], [Budget(3)])[0]
     assert tree.tokens.tolist() == [5, 5, 5]
     request.ids += [5, 5, 7]

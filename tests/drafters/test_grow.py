@@ -226,7 +226,7 @@ def test_a_scorer_may_offer_fewer_candidates_than_the_policy_is_wide() -> None:
     assert len(trees_of(ScriptedScorer(even([-0.5, -1.0])), StaticTree(7, 2), [Budget(99)])[0]) == 2 + 4
 
 
-def test_siblings_share_the_entropy_of_the_law_that_they_were_taken_from() -> None:
+def test_siblings_share_the_entropy_of_the_distribution_that_they_were_taken_from() -> None:
     def script(row: int, path: Path) -> tuple[list[int], list[float], float]:
         return [4, 5], [-0.5, -1.0], 0.25 + sum(path)
 

@@ -1,4 +1,4 @@
-"""Lookup: the n-gram law against a recount and by hand, and the trees drafted from it."""
+"""Lookup: the n-gram distribution against a recount and by hand, and the trees drafted from it."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def index_of(text: Sequence[int], shortest: int, longest: int) -> NgramIndex:
 
 
 def recount(text: Sequence[int], tail: Sequence[int], shortest: int, longest: int) -> tuple[dict[int, float], float]:
-    """The blended law (escape method C) and its entropy, by reading the whole text for every match length."""
-    law: defaultdict[int, float] = defaultdict(float)
+    """The blended distribution (escape method C) and its entropy, by reading the whole text for every match length."""
+    distribution: defaultdict[int, float] = defaultdict(float)
     left = 1.0
     for n in range(min(longest, len(tail)), shortest - 1, -1):
         context = list(tail[len(tail) - n :])
@@ -37,10 +37,10 @@ def recount(text: Sequence[int], tail: Sequence[int], shortest: int, longest: in
         if found:
             total, kinds = found.total(), len(found)
             for token, count in found.items():
-                law[token] += left * count / (total + kinds)
+                distribution[token] += left * count / (total + kinds)
             left *= kinds / (total + kinds)
-    outcomes = [*law.values(), left]
-    return dict(law), -sum(p * math.log(p) for p in outcomes)
+    outcomes = [*distribution.values(), left]
+    return dict(distribution), -sum(p * math.log(p) for p in outcomes)
 
 
 texts = st.lists(st.integers(0, 2), max_size=40)
@@ -49,7 +49,7 @@ examples = settings(max_examples=150, deadline=None, derandomize=True)
 
 @given(text=texts, tail=st.lists(st.integers(0, 2), max_size=6), shortest=st.integers(1, 3), more=st.integers(0, 3))
 @examples
-def test_the_law_equals_a_recount(text: list[int], tail: list[int], shortest: int, more: int) -> None:
+def test_the_distribution_equals_a_recount(text: list[int], tail: list[int], shortest: int, more: int) -> None:
     blend = index_of(text, shortest, shortest + more).predict(tuple(tail))
     counted, expected_entropy = recount(text, tail, shortest, shortest + more)
     assert blend == pytest.approx(counted)
@@ -81,7 +81,7 @@ def test_a_successor_after_a_longer_match_comes_before_one_as_frequent_after_a_s
 
 
 @pytest.mark.parametrize("width", [1, 2, 3])
-def test_no_more_than_the_width_is_predicted_and_the_law_is_not_renormalised(width: int) -> None:
+def test_no_more_than_the_width_is_predicted_and_the_distribution_is_not_renormalised(width: int) -> None:
     blend = index_of([1, 2, 1, 3, 1, 4], 1, 1).predict((1,))
     found, whole = candidates_of([blend], width), candidates_of([blend], 5)
     assert found.tokens.tolist()[0] == list(blend)[:width]
@@ -156,9 +156,11 @@ def test_a_drafts_probability_and_entropy_are_those_of_the_blend() -> None:
     text = [1, 2, 3, 1, 2, 4, 1, 2, 3, 1, 2]
     drafter = TreeDrafter(StaticTree(width=9, depth=1), NgramSource())
     tree = propose(drafter, opened(drafter, text))[0]
-    law, entropy = recount(text, text[-6:], 2, 6)
-    assert dict(zip(tree.tokens.tolist(), tree.path_logprobs.exp().tolist(), strict=True)) == pytest.approx(law)
-    assert tree.entropies.tolist() == pytest.approx([entropy] * len(law))
+    distribution, entropy = recount(text, text[-6:], 2, 6)
+    assert dict(zip(tree.tokens.tolist(), tree.path_logprobs.exp().tolist(), strict=True)) == pytest.approx(
+        distribution
+    )
+    assert tree.entropies.tolist() == pytest.approx([entropy] * len(distribution))
 
 
 def test_each_branch_is_continued_by_its_own_tail() -> None:

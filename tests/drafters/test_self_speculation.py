@@ -40,7 +40,7 @@ def told_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("draftree.drafters.registry.kept_or_measured", lambda model: costs(1.0))
 
 
-def guest(model: HFModel, drafting: HFModel | None = None) -> SelfSpeculationSource:
+def self_speculation(model: HFModel, drafting: HFModel | None = None) -> SelfSpeculationSource:
     return SelfSpeculationSource((drafting or model.twin()).on_rows_of(model), VOCAB, target=model)
 
 
@@ -50,7 +50,7 @@ def ids(engine: Engine, prompts: list[list[int]], params: list[SamplingParams]) 
 
 @pytest.mark.parametrize("name", [*OWN, "lookup>int8", "lookup+int8", "fp16w>int8"])
 @pytest.mark.parametrize("method", ["chain", "opt-tree", "auto", "hsddw"])
-def test_ids_are_those_of_plain_decoding(model: HFModel, plain: list[list[int]], name: str, method: str) -> None:
+def test_ids_are_those_of_ar_decoding(model: HFModel, plain: list[list[int]], name: str, method: str) -> None:
     engine = Engine(model, load_drafter(name, model, policy(method)), nodes=8)
     assert ids(engine, PROMPTS, PARAMS) == plain
     assert [ids(engine, [p], [q])[0] for p, q in zip(PROMPTS, PARAMS, strict=True)] == plain
@@ -59,7 +59,7 @@ def test_ids_are_those_of_plain_decoding(model: HFModel, plain: list[list[int]],
 @pytest.mark.parametrize("scheme", ["multi-round", "top1-residual", "block"])
 def test_its_children_can_be_drawn(model: HFModel, scheme: str) -> None:
     made = StaticTree(1, 4) if scheme == "block" else StaticTree(2, 3)
-    for source in (guest(model), ModelSource(model.twin(), VOCAB)):
+    for source in (self_speculation(model), ModelSource(model.twin(), VOCAB)):
         engine = Engine(model, TreeDrafter(made, source), nodes=9, verification=scheme)
         drawn = ids(engine, PROMPTS, PARAMS)
         if isinstance(source, SelfSpeculationSource):
@@ -68,7 +68,7 @@ def test_its_children_can_be_drawn(model: HFModel, scheme: str) -> None:
 
 
 def test_a_twin_of_the_target_is_always_right(model: HFModel) -> None:
-    source = guest(model)
+    source = self_speculation(model)
     (found,) = Engine(model, TreeDrafter(StaticTree(1, 4), source), nodes=4).generate(PROMPTS[:1], PARAMS[:1])
     assert found.stats.accepted == found.stats.drafted
     assert found.stats.steps == 4, "1 + 4 x 5 tokens, the last step short of one"
@@ -83,7 +83,7 @@ def test_trees_are_those_of_the_same_model_with_a_cache_of_its_own(name: str) ->
         engine = Engine(model)
         request = engine.open(prompt, PARAMS[0])
         trees = []
-        for source in (guest(model), ModelSource(model.twin(), VOCAB)):
+        for source in (self_speculation(model), ModelSource(model.twin(), VOCAB)):
             drafter = TreeDrafter(METHODS["opt-tree"].policy(), source)
             trees.append(drafter.propose([request], [Budget(9)])[0])
             drafter.close(request)
@@ -97,7 +97,7 @@ def test_trees_are_those_of_the_same_model_with_a_cache_of_its_own(name: str) ->
 
 
 def test_it_reads_no_prompt_and_makes_one_pass_a_layer(model: HFModel) -> None:
-    source = guest(model)
+    source = self_speculation(model)
     engine = Engine(model, TreeDrafter(StaticTree(1, 3), source), nodes=3)
     request = engine.open(PROMPTS[0], PARAMS[0])
     assert source.unread(request) == [(source.model, 0)]
@@ -112,7 +112,7 @@ def test_it_reads_no_prompt_and_makes_one_pass_a_layer(model: HFModel) -> None:
 
 
 def test_a_step_that_failed_in_between_leaves_nothing_that_counts(model: HFModel, plain: list[list[int]]) -> None:
-    source = guest(model)
+    source = self_speculation(model)
     engine = Engine(model, TreeDrafter(StaticTree(2, 3), source), nodes=6)
     request = engine.open(PROMPTS[0], PARAMS[0])
     extend, count = source.model.extend, [0]

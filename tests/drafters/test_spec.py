@@ -1,4 +1,4 @@
-"""Hierarchies by name: how they are written, what they are made of, and what is said of those that cannot be."""
+"""Cascades by name: how they are written, what they are made of, and what is said of those that cannot be."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_levels_are_written_from_the_lowest_up_with_settings_of_their_own() -> N
     )
 
 
-def test_what_is_no_hierarchy_is_one_level(tmp_path: Path) -> None:
+def test_what_is_no_cascade_is_one_level(tmp_path: Path) -> None:
     odd = tmp_path / "a>b:c=d"
     odd.mkdir()
     for name in ("lookup", "int8", "a/model:latest", str(odd)):
@@ -115,7 +115,7 @@ def test_the_target_in_another_weight_format_is_loaded_once_more(folder: Path, m
     assert g.token_ids == Engine(model).generate([[5, 6, 7]], SamplingParams(max_tokens=TOKENS))[0].token_ids
 
 
-def test_hierarchies_learn_and_are_no_models() -> None:
+def test_cascades_learn_and_are_no_models() -> None:
     for name in ("lookup>fp16w", "lookup>some/model"):
         assert learns(DrafterSpec.parse(name))
         assert not is_model(DrafterSpec.parse(name))
@@ -220,7 +220,7 @@ def test_what_does_not_go_with_no_looping_back_is_refused(name: str, said: str) 
         ["bench", "--suite", "spec-bench", "--out", "x", "--drafters", "lookup>int8,lookup", "--no-loop-back"],
     ],
 )
-def test_the_flag_says_in_a_line_that_a_drafter_is_no_hierarchy(command: list[str]) -> None:
+def test_the_flag_says_in_a_line_that_a_drafter_is_no_cascade(command: list[str]) -> None:
     found = CliRunner().invoke(app, command)
     assert found.exit_code != 0
     assert isinstance(found.exception, ConfigError)

@@ -33,11 +33,11 @@ TOKENS = 20
 NEVER = float("-inf")
 
 
-def found(*laws: Sequence[tuple[int, float]]) -> Successors:
+def found(*distributions: Sequence[tuple[int, float]]) -> Successors:
     """Successors of nodes, as (token, probability)."""
     return Successors(
-        torch.tensor([[t for t, _ in law] for law in laws]),
-        torch.tensor([[math.log(p) for _, p in law] for law in laws]),
+        torch.tensor([[t for t, _ in distribution] for distribution in distributions]),
+        torch.tensor([[math.log(p) for _, p in distribution] for distribution in distributions]),
     )
 
 
@@ -65,14 +65,14 @@ class TestTable:
         assert said.tokens.tolist()[0][:3] == [2, 7, 1]
         assert said.logprobs.exp().tolist() == [pytest.approx([*want.values(), 0.0])]
 
-    def test_the_entropy_is_of_the_whole_law_whatever_the_width(self) -> None:
+    def test_the_entropy_is_of_the_whole_distribution_whatever_the_width(self) -> None:
         table = SuccessorTable(2)
         table.put([(ANY, 3)], found([(1, 0.5), (2, 0.25)]))
-        law = [0.275, 0.1375, 0.5875]
+        distribution = [0.275, 0.1375, 0.5875]
         for width in (1, 2):
             said = table.after([(0, 3)], width)
             assert said.tokens.shape == (1, width)
-            assert float(said.entropies[0]) == pytest.approx(-sum(p * math.log(p) for p in law))
+            assert float(said.entropies[0]) == pytest.approx(-sum(p * math.log(p) for p in distribution))
 
     def test_a_full_table_forgets_what_was_seen_longest_ago(self) -> None:
         table = SuccessorTable(1, capacity=2)
@@ -109,8 +109,8 @@ def taught(source: TokenRecyclingSource) -> Request:
     source.open(request)
     tree = pair(2, 3)
     request.ids += [2, 4]
-    laws = found([(2, 0.6), (3, 0.3)], [(4, 0.8), (5, 0.1)], [(1, 0.7), (5, 0.1)])
-    source.observe([Outcome(request, tree, [0], [2, 4], 2, StepCost(1, 0.0, 0.0, 0.0, 0), laws)])
+    distributions = found([(2, 0.6), (3, 0.3)], [(4, 0.8), (5, 0.1)], [(1, 0.7), (5, 0.1)])
+    source.observe([Outcome(request, tree, [0], [2, 4], 2, StepCost(1, 0.0, 0.0, 0.0, 0), distributions)])
     return request
 
 
@@ -153,8 +153,8 @@ def test_the_accepted_path_counts_more_than_a_rejected_node_with_the_same_token(
     source, request = prepared(), request_of(0, 1)
     tree = pair(1, 2)
     request.ids += [2, 4]
-    laws = found([(2, 0.6), (3, 0.3)], [(8, 0.8), (9, 0.1)], [(4, 0.7), (5, 0.1)])
-    source.observe([Outcome(request, tree, [1], [2, 4], 2, StepCost(1, 0.0, 0.0, 0.0, 0), laws)])
+    distributions = found([(2, 0.6), (3, 0.3)], [(8, 0.8), (9, 0.1)], [(4, 0.7), (5, 0.1)])
+    source.observe([Outcome(request, tree, [1], [2, 4], 2, StepCost(1, 0.0, 0.0, 0.0, 0), distributions)])
     assert drafted(source, request_of(1), nodes=2).tokens.tolist() == [2, 3]
 
 
@@ -169,7 +169,7 @@ def test_sequences_share_what_was_seen() -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("method", METHODS)
-def test_the_text_is_that_of_plain_decoding(method: str, temperature: float) -> None:
+def test_the_text_is_that_of_ar_decoding(method: str, temperature: float) -> None:
     model, params = target(), SamplingParams(max_tokens=TOKENS, temperature=temperature, seed=4)
     want = [g.token_ids for g in Engine(model).generate(PROMPTS, params)]
     engine = Engine(model, TreeDrafter(policy(method), TokenRecyclingSource()), nodes=9)
@@ -177,7 +177,7 @@ def test_the_text_is_that_of_plain_decoding(method: str, temperature: float) -> 
     assert engine.generate(PROMPTS[1:2], params)[0].token_ids == want[1]
 
 
-class Laws(Observer):
+class Distributions(Observer):
     """Compares what a drafter is told with what the target says of each node's own path."""
 
     def __init__(self, count: int) -> None:
@@ -200,12 +200,12 @@ class Laws(Observer):
 
 @pytest.mark.parametrize("verification", ["match", "relaxed"])
 def test_a_drafter_is_told_what_the_target_says_after_every_node(verification: str) -> None:
-    laws = Laws(3)
+    distributions = Distributions(3)
     params = [SamplingParams(max_tokens=8, temperature=t, seed=2) for t in (0.0, 1.0, 0.7)]
     made = TreeDrafter(StaticTree(width=2, depth=2), TokenRecyclingSource(3))
     for each in (params, params[:1] * 3):
-        Engine(target(), made, nodes=6, verification=verification, observers=[laws]).generate(PROMPTS, each)
-    assert laws.seen > 60
+        Engine(target(), made, nodes=6, verification=verification, observers=[distributions]).generate(PROMPTS, each)
+    assert distributions.seen > 60
 
 
 def test_drawn_children_are_refused() -> None:

@@ -26,13 +26,13 @@ TINY = 1e-9
 
 
 def markov(seed: int, vocab: int = 3) -> Script:
-    """A toy drafter: the law hangs on the whole path."""
+    """A toy drafter: the distribution hangs on the whole path."""
 
     def script(row: int, path: Path) -> tuple[list[int], list[float], float]:
         rng = Random(f"{seed} {row} {path}")
         weights = [rng.random() + 0.01 for _ in range(vocab)]
-        law = sorted(((w / sum(weights), t) for t, w in enumerate(weights)), reverse=True)
-        return [t for _, t in law], [math.log(p) for p, _ in law], 1.0
+        distribution = sorted(((w / sum(weights), t) for t, w in enumerate(weights)), reverse=True)
+        return [t for _, t in distribution], [math.log(p) for p, _ in distribution], 1.0
 
     return script
 
@@ -62,18 +62,20 @@ def paths(tree: DraftTree) -> set[Path]:
 def test_opt_tree_is_the_best_of_all_subtrees(seed: int, nodes: int, depth: int) -> None:
     script = markov(seed)
     tree = trees_of(ScriptedScorer(script), OptTree(TINY, depth), [Budget(nodes)])[0]
-    law = every_path(script, min(depth, nodes))
+    distribution = every_path(script, min(depth, nodes))
     best = max(
-        sum(law[p] for p in some)
-        for some in itertools.combinations(sorted(law, key=law.__getitem__, reverse=True)[:12], min(nodes, len(law)))
+        sum(distribution[p] for p in some)
+        for some in itertools.combinations(
+            sorted(distribution, key=distribution.__getitem__, reverse=True)[:12], min(nodes, len(distribution))
+        )
         if all(len(p) == 1 or p[:-1] in some for p in some)
     )
-    assert len(tree) == min(nodes, len(law))
+    assert len(tree) == min(nodes, len(distribution))
     assert tree.expected_acceptance_length == pytest.approx(1 + best, abs=1e-5)
 
 
 def figure_4(row: int, path: Path) -> tuple[list[int], list[float], float]:
-    """The draft law of OPT-Tree's Figure 4, from the calculation in its Appendix B."""
+    """The draft distribution of OPT-Tree's Figure 4, from the calculation in its Appendix B."""
     children = {
         (): {0: 0.5, 1: 0.4},
         (0,): {0: 0.8, 1: 0.1},
@@ -81,8 +83,8 @@ def figure_4(row: int, path: Path) -> tuple[list[int], list[float], float]:
         (0, 0): {0: 0.5, 1: 0.2},
         (1, 0): {0: 0.5},
     }.get(path, {})
-    law = [*children.items()] + [(7 + i, 0.0) for i in range(2 - len(children))]
-    return [t for t, _ in law], [math.log(p) if p else -math.inf for _, p in law], 1.0
+    distribution = [*children.items()] + [(7 + i, 0.0) for i in range(2 - len(children))]
+    return [t for t, _ in distribution], [math.log(p) if p else -math.inf for _, p in distribution], 1.0
 
 
 def test_the_papers_example_has_an_expected_acceptance_length_of_3_07() -> None:

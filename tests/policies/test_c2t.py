@@ -90,9 +90,9 @@ def test_all_that_scores_at_least_beta_below_what_does_is_verified(seed: int, be
 @given(seed=st.integers(0, 10_000), nodes=st.integers(1, 12))
 def test_a_budget_keeps_the_paths_with_the_highest_least_score(seed: int, nodes: int) -> None:
     tree = grown(seed, [Budget(nodes)], beta=0.1, width=WIDTH, top=None, depth=3)[0]
-    law = every(seed, 0.1, 3)
-    found = sorted((law[p] for p in paths(tree)), reverse=True)
-    assert found == pytest.approx(sorted(law.values(), reverse=True)[:nodes])
+    distribution = every(seed, 0.1, 3)
+    found = sorted((distribution[p] for p in paths(tree)), reverse=True)
+    assert found == pytest.approx(sorted(distribution.values(), reverse=True)[:nodes])
     for path in paths(tree):
         assert len(path) == 1 or path[:-1] in paths(tree)
 
@@ -148,12 +148,14 @@ def test_the_second_top_k_is_set_or_switched_off_by_name(value: str | int, top: 
 @given(seed=st.integers(0, 10_000), nodes=st.integers(1, 12))
 def test_scores_given_their_parents_are_multiplied_along_a_path(seed: int, nodes: int) -> None:
     scores = Scripted(seed, ScriptedScorer(flat))
-    law: dict[Tokens, float] = {(): 1.0}
+    distribution: dict[Tokens, float] = {(): 1.0}
     for depth in range(3):
-        law |= {(*p, t): x * scores.of(0, (*p, t)) for p, x in law.items() if len(p) == depth for t in (1, 2, 3)}
-    best = sorted((x for p, x in law.items() if p and x >= 0.05), reverse=True)[:nodes]
+        distribution |= {
+            (*p, t): x * scores.of(0, (*p, t)) for p, x in distribution.items() if len(p) == depth for t in (1, 2, 3)
+        }
+    best = sorted((x for p, x in distribution.items() if p and x >= 0.05), reverse=True)[:nodes]
     tree = grown(seed, [Budget(nodes)], beta=0.05, width=WIDTH, top=None, depth=3, given_parent=True)[0]
-    assert sorted((law[p] for p in paths(tree)), reverse=True) == pytest.approx(best)
+    assert sorted((distribution[p] for p in paths(tree)), reverse=True) == pytest.approx(best)
 
 
 def test_what_cannot_be_in_the_tree_is_not_asked_about() -> None:
@@ -194,7 +196,7 @@ PROMPTS = [[3, 14, 15, 9, 2, 6, 14, 15], [27, 1, 8], [31, 41, 5, 9, 26, 53, 58, 
 
 @pytest.mark.parametrize("name", ["lookup", "relative", "stranger", "lookup+relative"])
 @pytest.mark.parametrize(("temperature", "width"), [(0.0, 15), (1.0, 15), (0.0, 1), (1.0, 1)])
-def test_output_is_plain_decodings_alone_and_in_a_batch_of_three(name: str, temperature: float, width: int) -> None:
+def test_output_is_ar_decodings_alone_and_in_a_batch_of_three(name: str, temperature: float, width: int) -> None:
     model, params = target(), SamplingParams(max_tokens=30, temperature=temperature, seed=5)
     want = [g.token_ids for g in Engine(model).generate(PROMPTS, params)]
     policy = ClassifierTree(NET, 0.3, width)
@@ -267,7 +269,7 @@ def test_a_target_without_a_head_gets_lookup_and_a_warning() -> None:
     assert made.name == "lookup"
 
 
-def test_a_law_that_is_no_law_is_refused_by_the_features_name() -> None:
+def test_a_distribution_that_is_no_distribution_is_refused_by_the_features_name() -> None:
     script: Script = lambda row, path: ([1, 2], [-0.5, -1.0], math.nan)  # noqa: E731
     with pytest.raises(ConfigError, match="the draft distribution has entropy nan: its logits are no numbers"):
         trees_of(ScriptedScorer(script), ClassifierTree(NET), [Budget(4)])

@@ -33,7 +33,7 @@ class Watched(Eagle2Tree):
         return growth
 
 
-def law(row: int, path: Path) -> tuple[list[int], list[float], float]:
+def distribution(row: int, path: Path) -> tuple[list[int], list[float], float]:
     rng = Random(f"{row} {path}")
     weights = sorted((rng.random() + 0.01 for _ in range(4)), reverse=True)
     return [1, 2, 3, 4], [math.log(w / sum(weights)) for w in weights], rng.random()
@@ -42,7 +42,7 @@ def law(row: int, path: Path) -> tuple[list[int], list[float], float]:
 def test_growing_and_finished_trees_have_the_same_features() -> None:
     policy = Watched(width=4, depth=3)
     object.__setattr__(policy, "seen", [])
-    tree = grow(ScriptedScorer(law), policy, [Budget(100)])[0].tree
+    tree = grow(ScriptedScorer(distribution), policy, [Budget(100)])[0].tree
     assert len(tree) == 4 + 16 + 16
     assert torch.allclose(torch.cat(policy.seen), features(of_tree(tree), NAMES), atol=1e-6)
 

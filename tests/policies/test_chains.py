@@ -49,10 +49,10 @@ class Script:
         self.source = Unsure(lambda path: 0.0)
         self.drafter = TreeDrafter(policy, self.source)
         if entropies:
-            self.laws(*entropies)
+            self.distributions(*entropies)
 
-    def laws(self, *entropies: float) -> None:
-        """Entropies of the laws by depth; the last one goes on."""
+    def distributions(self, *entropies: float) -> None:
+        """Entropies of the distributions by depth; the last one goes on."""
         self.source.entropy = lambda path: entropies[min(len(path), len(entropies) - 1)]
 
     def draft(self, nodes: int = 20) -> DraftTree:
@@ -83,7 +83,7 @@ def test_tau_is_the_mean_entropy_of_rejected_tokens() -> None:
     for accepted in (2, 0, 3):  # rejected: the token of entropy 0.9, that of 0.1, none
         lengths.append(script.step(accepted))
         taus.append(script.tau)
-    script.laws(0.1, 0.2, 0.3, 2.0)
+    script.distributions(0.1, 0.2, 0.3, 2.0)
     lengths.append(script.step(3))  # rejected: 2.0
     taus.append(script.tau)
     assert lengths == [10, 4, 3, 4]
@@ -102,7 +102,7 @@ def test_tau_starts_at_the_least_entropy_of_the_first_draft() -> None:
     assert script.tau == math.inf
     assert script.step(4) == 4  # as far as the cap goes, and nothing is rejected
     assert script.tau == pytest.approx(0.3)
-    script.laws(0.2, 0.2, 0.2, 0.2)
+    script.distributions(0.2, 0.2, 0.2, 0.2)
     script.step(4)
     assert script.tau == pytest.approx(0.3)
 

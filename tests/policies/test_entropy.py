@@ -41,7 +41,7 @@ PAPER = [
 
 
 def drafted(policy: GrowthPolicy | str, entropies: Callable[[Path], float], nodes: int = 200) -> DraftTree:
-    """The tree of a policy, or of a method with its defaults, where the law after a path has this entropy.
+    """The tree of a policy, or of a method with its defaults, where the distribution after a path has this entropy.
 
     The children of every node are tokens 0, 1, ... in order of probability.
     """
@@ -68,7 +68,7 @@ def levels(tree: DraftTree) -> list[int]:
 
 
 def by_depth(*entropies: float) -> Callable[[Path], float]:
-    """The entropy of the law after a path of 0, 1, ... tokens."""
+    """The entropy of the distribution after a path of 0, 1, ... tokens."""
     return lambda path: entropies[len(path)]
 
 
@@ -97,7 +97,7 @@ def test_early_stopping_goes_on_at_an_entropy_of_exactly_one() -> None:
     assert drafted("early-stop", by_depth(1.0, 1.001, 0.0)).depth == 2
 
 
-def test_early_stopping_drafts_one_token_where_the_first_law_is_unsure() -> None:
+def test_early_stopping_drafts_one_token_where_the_first_distribution_is_unsure() -> None:
     assert len(drafted("early-stop", always(3.0))) == 1
 
 

@@ -188,7 +188,7 @@ def loaded(name: str, method: str, model: HFModel) -> tuple[TreeDrafter, Cascade
     return made, made.source
 
 
-def test_the_method_hsddw_over_a_hierarchy_is_the_published_one(folder: Path) -> None:
+def test_the_method_hsddw_over_a_cascade_is_the_published_one(folder: Path) -> None:
     """One method name sets all: M1's window, and a run that tau2 and its cap alone end."""
     made, source = loaded("lookup>int8", "hsddw", load(str(folder)))
     assert made.policy == StaticTree(1, MAX_NODES)

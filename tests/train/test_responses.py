@@ -33,7 +33,7 @@ def target() -> HFModel:
 
 
 @pytest.mark.parametrize("rows", [1, 3])
-def test_responses_are_what_plain_decoding_says(rows: int, target: HFModel) -> None:
+def test_responses_are_what_ar_decoding_says(rows: int, target: HFModel) -> None:
     found = {r.number: r for r in respond(target, PROMPTS, [3, 0, 2, 1], rows=rows, max_tokens=20, seed=5)}
     for number, prompt in enumerate(PROMPTS):
         params = SamplingParams(max_tokens=20, temperature=TEMPERATURES[number], seed=5 + number)

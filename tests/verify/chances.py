@@ -1,4 +1,4 @@
-"""Every outcome of chance, with its probability: draws of children, acceptance coins and residual draws by script."""
+"""Every outcome of chance, with its probability: draws of children, acceptance draws and residual draws by script."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from draftree.tree import ROOT, DraftDistribution, DraftTree
 from draftree.verify.match import Verdict
 from draftree.verify.rejection import TargetLogits, UniformDraws
 
-from ..toy import Path, ToyModel, law
+from ..toy import Path, ToyModel, distribution
 
 T = TypeVar("T")
 PROMPT = [1, 0, 2]
@@ -71,7 +71,7 @@ class DrawingScorer(Scorer):
         self._drawing = drawing
         self._chance = chance
         self._paths: dict[int, Path] = {}
-        self._laws: list[Tensor] = []
+        self._distributions: list[Tensor] = []
 
     def score(self, nodes: Sequence[UnscoredNode], width: int) -> Candidates:
         """See ``Scorer``."""
@@ -80,18 +80,18 @@ class DrawingScorer(Scorer):
         return self._ask([self._paths[n.node] for n in nodes], width)
 
     def _ask(self, paths: Sequence[Path], width: int) -> Candidates:
-        self._laws = [self._model.after([*PROMPT, *path]).double().log_softmax(-1) for path in paths]
-        top = torch.stack(self._laws).topk(min(width, len(self._laws[0])))
-        entropies = torch.special.entr(torch.stack(self._laws).exp()).sum(-1)
+        self._distributions = [self._model.after([*PROMPT, *path]).double().log_softmax(-1) for path in paths]
+        top = torch.stack(self._distributions).topk(min(width, len(self._distributions[0])))
+        entropies = torch.special.entr(torch.stack(self._distributions).exp()).sum(-1)
         return Candidates(top.indices, top.values.float(), entropies.float())
 
     def draw(self, counts: Tensor) -> Drawn:
         """See ``Scorer``."""
         tokens = torch.zeros((len(counts), int(counts.max())), dtype=torch.int64)
         for f, count in enumerate(counts.tolist()):
-            tokens[f, :count] = torch.tensor(self._children(self._laws[f], count), dtype=torch.int64)
-        logprobs = torch.stack(self._laws).gather(1, tokens)
-        return Drawn(tokens, logprobs.float(), [DraftDistribution(x) for x in self._laws])
+            tokens[f, :count] = torch.tensor(self._children(self._distributions[f], count), dtype=torch.int64)
+        logprobs = torch.stack(self._distributions).gather(1, tokens)
+        return Drawn(tokens, logprobs.float(), [DraftDistribution(x) for x in self._distributions])
 
     def _children(self, logits: Tensor, count: int) -> list[int]:
         logits, out = logits.clone(), list[int]()
@@ -117,8 +117,8 @@ def verdicts_of(judge: Judge, model: ToyModel, tree: DraftTree) -> Iterator[tupl
     return outcomes(lambda chance: judge(tree, lambda node, drawn: model.after([*PROMPT, *drawn]), chance))
 
 
-def emitted_law(judge: Judge, model: ToyModel, trees: Iterator[tuple[DraftTree, float]]) -> Tensor:
-    """[V] * HORIZON: exact law of one step's tokens over all trees, completed by plain draws."""
+def emitted_distribution(judge: Judge, model: ToyModel, trees: Iterator[tuple[DraftTree, float]]) -> Tensor:
+    """[V] * HORIZON: exact distribution of one step's tokens over all trees, completed by plain draws."""
     chances: dict[tuple[int, ...], float] = {}
     for tree, weight in trees:
         for verdict, chance in verdicts_of(judge, model, tree):
@@ -127,10 +127,10 @@ def emitted_law(judge: Judge, model: ToyModel, trees: Iterator[tuple[DraftTree, 
             chances[tokens] = chances.get(tokens, 0.0) + weight * chance
     total = torch.zeros([model.capabilities.vocab_size] * HORIZON, dtype=torch.float64)
     for tokens, chance in chances.items():
-        total[tokens] += chance * law(model, [*PROMPT, *tokens], HORIZON - len(tokens))
+        total[tokens] += chance * distribution(model, [*PROMPT, *tokens], HORIZON - len(tokens))
     return total
 
 
 def variation(judge: Judge, model: ToyModel, trees: Iterator[tuple[DraftTree, float]]) -> float:
-    """Total variation between the law of a scheme's output and the model's own."""
-    return 0.5 * float((emitted_law(judge, model, trees) - law(model, PROMPT, HORIZON)).abs().sum())
+    """Total variation between the distribution of a scheme's output and the model's own."""
+    return 0.5 * float((emitted_distribution(judge, model, trees) - distribution(model, PROMPT, HORIZON)).abs().sum())

@@ -45,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("drafter", ["self", "int8", "recycle", "lookup+recycle+int8", "lookup>int8"])
 def test_ids_are_the_targets_own_with_either_kind(folder: Path, drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A twin, the target's own rows, n-grams and a table, a union, a cascade; greedy and sampled in one batch.
+    """A twin, the target's own rows, n-grams and a table, an ensemble, a cascade; greedy and sampled in one batch.
 
     Costs are given: a level that a busy machine finds slower than the target is warned of.
     """

@@ -1,4 +1,4 @@
-"""Every scheme through the engine: the law of the text (oracle 5), greedy text, batches, seeds, refusals."""
+"""Every scheme through the engine: the distribution of the text (oracle 5), greedy text, batches, seeds, refusals."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from draftree.verify.schemes import SCHEMES, Relaxed, Scheme
 
 from ..pairs import DRAFTERS, drafter, generated, policy, target
 from ..tiny import tiny
-from ..toy import ToyModel, chi_square, law
+from ..toy import ToyModel, chi_square, distribution
 
 LOSSLESS = [name for name, scheme in SCHEMES.items() if not scheme.lossy]
 DRAWING = [name for name in LOSSLESS if name != "match"]
@@ -61,23 +61,23 @@ class Warped(ToyModel):
 
 
 @pytest.mark.parametrize("scheme", DRAWING)
-def test_sampled_text_follows_the_targets_warped_law(scheme: str) -> None:
+def test_sampled_text_follows_the_targets_warped_distribution(scheme: str) -> None:
     params = {"temperature": 1.3, "top_k": 3}
     made = TreeDrafter(policy_for(scheme), ModelSource(ToyModel(VOCAB, seed=8, spread=1.0), VOCAB))
     counts = counts_of(scheme, made, params)
-    assert chi_square(counts, law(Warped(params), PROMPT, LENGTH).flatten()) > 1e-4
+    assert chi_square(counts, distribution(Warped(params), PROMPT, LENGTH).flatten()) > 1e-4
 
 
 @pytest.mark.parametrize("scheme", DRAWING)
-def test_sampled_text_follows_the_targets_law_when_lookup_drafts(scheme: str) -> None:
+def test_sampled_text_follows_the_targets_distribution_when_lookup_drafts(scheme: str) -> None:
     counts = counts_of(scheme, TreeDrafter(policy_for(scheme), NgramSource(shortest=1)), {"temperature": 1.0})
-    assert chi_square(counts, law(ToyModel(VOCAB, spread=1.0), PROMPT, LENGTH).flatten()) > 1e-4
+    assert chi_square(counts, distribution(ToyModel(VOCAB, spread=1.0), PROMPT, LENGTH).flatten()) > 1e-4
 
 
 def test_a_lossy_scheme_is_caught() -> None:
     made = TreeDrafter(StaticTree(width=2, depth=2), ModelSource(ToyModel(VOCAB, seed=8, spread=1.0), VOCAB))
     counts = counts_of(Relaxed(lambda entropy: 2), made, {"temperature": 1.0})
-    assert chi_square(counts, law(ToyModel(VOCAB, spread=1.0), PROMPT, LENGTH).flatten()) < 1e-4
+    assert chi_square(counts, distribution(ToyModel(VOCAB, spread=1.0), PROMPT, LENGTH).flatten()) < 1e-4
 
 
 def decode(
@@ -126,7 +126,7 @@ def test_the_target_as_its_own_drafter_is_accepted(scheme: str) -> None:
 
 
 @pytest.mark.parametrize("scheme", DRAWING)
-def test_processors_shape_the_law_at_each_node(scheme: str) -> None:
+def test_processors_shape_the_distribution_at_each_node(scheme: str) -> None:
     """A processor that allows one token after each path leaves no choice: drafts are refused, the text is its own."""
 
     def counting(ids: Tensor, logits: Tensor) -> Tensor:
@@ -193,7 +193,7 @@ def test_a_misspelt_scheme_is_answered_with_the_nearest_and_all_names() -> None:
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_without_a_drafter_every_scheme_is_plain_decoding(scheme: str) -> None:
+def test_without_a_drafter_every_scheme_is_ar_decoding(scheme: str) -> None:
     params = SamplingParams(max_tokens=TOKENS, temperature=1.0, seed=9)
     want = decode("match", "none", PROMPTS, params)
     assert [g.token_ids for g in decode(scheme, "none", PROMPTS, params)] == [g.token_ids for g in want]

@@ -1,6 +1,6 @@
-"""*match*: its law by enumerating coins (oracle 4), its acceptance (oracle 6), ragged batches.
+"""*match*: its distribution by enumerating draws (oracle 4), its acceptance (oracle 6), ragged batches.
 
-A scheme is run once for every script of coins, all of them in one batch; a coin is the outcome of one draw.
+A scheme is run once for every script of outcomes, one outcome a draw, all of them in one batch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from draftree.tree import ROOT, DraftTree, TreeBatch
 from draftree.verify.match import Draw, Verdict, greedy, match
 
 from ..test_tree import tree
-from ..toy import ToyModel, law
+from ..toy import ToyModel, distribution
 
 Scheme = Callable[[Tensor, TreeBatch, Draw], list[Verdict]]
 
@@ -59,40 +59,42 @@ def logits_over(model: ToyModel, prompt: Sequence[int], drafted: DraftTree) -> T
     return logits
 
 
-def enumerate_coins(scheme: Scheme, model: ToyModel, drafted: DraftTree) -> list[tuple[Verdict, float]]:
-    """Every verdict that coins can lead to, with its exact probability; the same verdict may come several times."""
+def enumerate_draws(scheme: Scheme, model: ToyModel, drafted: DraftTree) -> list[tuple[Verdict, float]]:
+    """Every verdict that draws can lead to, with its exact probability; the same verdict may come several times."""
     vocab, draws = model.capabilities.vocab_size, drafted.depth + 2
-    coins = torch.tensor(list(itertools.product(range(vocab), repeat=draws)))
-    chances = torch.full(coins.shape, 1 / vocab, dtype=torch.float64)  # of coins that are never thrown
-    thrown = 0
+    outcomes = torch.tensor(list(itertools.product(range(vocab), repeat=draws)))
+    chances = torch.full(outcomes.shape, 1 / vocab, dtype=torch.float64)  # of draws that are never made
+    made = 0
 
     def scripted(logits: Tensor, drawn: Tensor) -> Tensor:
-        nonlocal thrown
-        coin = coins[:, thrown]
-        chances[:, thrown] = logits.softmax(-1).gather(1, coin[:, None])[:, 0]
-        thrown += 1
-        return coin
+        nonlocal made
+        outcome = outcomes[:, made]
+        chances[:, made] = logits.softmax(-1).gather(1, outcome[:, None])[:, 0]
+        made += 1
+        return outcome
 
-    logits = logits_over(model, PROMPT, drafted).expand(len(coins), -1, -1)
-    verdicts = scheme(logits, TreeBatch.pad([drafted] * len(coins)), scripted)
+    logits = logits_over(model, PROMPT, drafted).expand(len(outcomes), -1, -1)
+    verdicts = scheme(logits, TreeBatch.pad([drafted] * len(outcomes)), scripted)
     return list(zip(verdicts, chances.prod(1).tolist(), strict=True))
 
 
-def emitted_law(scheme: Scheme, model: ToyModel, drafted: DraftTree) -> Tensor:
-    """[V] * HORIZON: exact law of one step's tokens, completed by plain draws."""
+def emitted_distribution(scheme: Scheme, model: ToyModel, drafted: DraftTree) -> Tensor:
+    """[V] * HORIZON: exact distribution of one step's tokens, completed by plain draws."""
     chances: dict[tuple[int, ...], float] = {}
-    for verdict, chance in enumerate_coins(scheme, model, drafted):
+    for verdict, chance in enumerate_draws(scheme, model, drafted):
         tokens = tuple(verdict.tokens)
         chances[tokens] = chances.get(tokens, 0.0) + chance
     total = torch.zeros([model.capabilities.vocab_size] * HORIZON, dtype=torch.float64)
     for tokens, chance in chances.items():
-        total[tokens] += chance * law(model, [*PROMPT, *tokens], HORIZON - len(tokens))
+        total[tokens] += chance * distribution(model, [*PROMPT, *tokens], HORIZON - len(tokens))
     return total
 
 
 def variation(scheme: Scheme, model: ToyModel, drafted: DraftTree) -> float:
-    """Total variation between the law of a scheme's output and the model's own."""
-    return 0.5 * float((emitted_law(scheme, model, drafted) - law(model, PROMPT, HORIZON)).abs().sum())
+    """Total variation between the distribution of a scheme's output and the model's own."""
+    return 0.5 * float(
+        (emitted_distribution(scheme, model, drafted) - distribution(model, PROMPT, HORIZON)).abs().sum()
+    )
 
 
 def fits(trees: TreeBatch, parent: int, tokens: Tensor) -> Tensor:
@@ -126,14 +128,14 @@ def credulous(logits: Tensor, trees: TreeBatch, draw: Draw) -> list[Verdict]:
 
 @pytest.mark.parametrize("vocab", [3, 4, 5])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_the_law_of_matched_tokens_is_the_models_own(shape: list[int], vocab: int) -> None:
+def test_the_distribution_of_matched_tokens_is_the_models_own(shape: list[int], vocab: int) -> None:
     model = ToyModel(vocab, seed=vocab, dtype=torch.float64)
     assert variation(match, model, distinct(shape, vocab, seed=len(shape))) < 1e-12
 
 
 @given(data=st.data(), size=st.integers(1, 8))
 @settings(max_examples=15, deadline=None, derandomize=True)
-def test_the_law_is_the_models_own_for_any_tree(data: st.DataObject, size: int) -> None:
+def test_the_distribution_is_the_models_own_for_any_tree(data: st.DataObject, size: int) -> None:
     depths, parents = [0], list[int]()
     for i in range(size):
         choices = [p for p in range(ROOT, i) if depths[p + 1] < 3 and p >= (parents[-1] if parents else ROOT)]
@@ -145,7 +147,7 @@ def test_the_law_is_the_models_own_for_any_tree(data: st.DataObject, size: int) 
 
 
 @pytest.mark.parametrize("tokens", [[1, 1, 2, 0, 0], [2, 2, 2, 1, 2]])
-def test_equal_siblings_do_not_change_the_law(tokens: list[int]) -> None:
+def test_equal_siblings_do_not_change_the_distribution(tokens: list[int]) -> None:
     model = ToyModel(3, seed=7, dtype=torch.float64)
     assert variation(match, model, tree([ROOT, ROOT, ROOT, 0, 1], tokens)) < 1e-12
 
@@ -161,19 +163,19 @@ def test_the_enumeration_sees_a_scheme_that_is_not_lossless(scheme: Scheme, shap
 def test_acceptance_at_a_node_is_the_sum_of_its_childrens_probabilities(shape: list[int]) -> None:
     model = ToyModel(4, seed=2, dtype=torch.float64)
     drafted = distinct(shape, 4, seed=3)
-    outcomes = enumerate_coins(match, model, drafted)
-    laws = logits_over(model, PROMPT, drafted).softmax(-1)
+    outcomes = enumerate_draws(match, model, drafted)
+    distributions = logits_over(model, PROMPT, drafted).softmax(-1)
     for node in range(ROOT, len(drafted)):
         reached = sum(c for v, c in outcomes if node == ROOT or node in v.path)
         passed = sum(c for v, c in outcomes if any(child in v.path for child in drafted.children(node)))
-        expected = float(laws[node + 1][drafted.tokens[drafted.children(node)]].sum())
+        expected = float(distributions[node + 1][drafted.tokens[drafted.children(node)]].sum())
         assert passed / reached == pytest.approx(expected, abs=1e-12)
 
 
 def test_the_tokens_of_a_verdict_are_those_of_its_path_and_one_more() -> None:
     model = ToyModel(4, seed=4, dtype=torch.float64)
     drafted = distinct(SHAPES["deep and wide"], 4, seed=1)
-    for verdict, _ in enumerate_coins(match, model, drafted):
+    for verdict, _ in enumerate_draws(match, model, drafted):
         assert verdict.tokens[:-1] == drafted.tokens[verdict.path].tolist()
         assert drafted.parents[verdict.path].tolist() == [ROOT, *verdict.path][: len(verdict.path)]
 
@@ -181,7 +183,7 @@ def test_the_tokens_of_a_verdict_are_those_of_its_path_and_one_more() -> None:
 def test_the_walk_goes_on_while_a_child_fits() -> None:
     model = ToyModel(4, seed=4, dtype=torch.float64)
     drafted = distinct(SHAPES["binary"], 4, seed=1)
-    for verdict, _ in enumerate_coins(match, model, drafted):
+    for verdict, _ in enumerate_draws(match, model, drafted):
         end = verdict.path[-1] if verdict.path else ROOT
         assert verdict.tokens[-1] not in drafted.tokens[drafted.children(end)].tolist()
 

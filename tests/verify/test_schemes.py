@@ -1,4 +1,4 @@
-"""The schemes that throw coins: their laws and acceptance by exact enumeration (oracles 4 and 6), with controls."""
+"""The schemes that draw at random: their outputs and acceptance by exact enumeration (oracles 4 and 6)."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "shape"), CASES)
-def test_the_law_of_the_output_is_the_models_own(name: str, shape: str) -> None:
+def test_the_distribution_of_the_output_is_the_models_own(name: str, shape: str) -> None:
     vocab, policy, nodes = POLICIES[shape]
     model, drafter = pair(vocab, seed=vocab)
     trees = drawn_trees(drafter, policy, scheme(name).drawing, nodes)
@@ -69,7 +69,7 @@ def test_the_law_of_the_output_is_the_models_own(name: str, shape: str) -> None:
 
 
 @pytest.mark.parametrize("name", DRAWING)
-def test_a_drafter_with_the_models_own_law_is_always_accepted(name: str) -> None:
+def test_a_drafter_with_the_models_own_distribution_is_always_accepted(name: str) -> None:
     model = ToyModel(4, 3, dtype=torch.float64)
     for tree, _ in drawn_trees(model, StaticTree(width=1, depth=2), scheme(name).drawing, 4):
         for verdict, chance in verdicts_of(scheme(name).accept, model, tree):
@@ -93,20 +93,20 @@ def pruned(tree: DraftTree) -> DraftTree:
     return tree.subset(highest(tree.path_logprobs, 1))
 
 
-def unlucky(judge: Judge, tree: DraftTree, law: TargetLogits, coins: UniformDraws) -> Verdict:
-    """Negative control: the first child is refused without a coin."""
+def unlucky(judge: Judge, tree: DraftTree, distribution: TargetLogits, draws: UniformDraws) -> Verdict:
+    """Negative control: the first child is refused without a draw."""
 
     class Refusing:
         first = True
 
         def accepts(self, chance: float) -> bool:
             refused, self.first = self.first, False
-            return not refused and coins.accepts(chance)
+            return not refused and draws.accepts(chance)
 
         def draw(self, logits: Tensor, depth: int) -> int:
-            return coins.draw(logits, depth)
+            return draws.draw(logits, depth)
 
-    return judge(tree, law, Refusing())
+    return judge(tree, distribution, Refusing())
 
 
 @pytest.mark.parametrize("name", NODE_BY_NODE[:2])
@@ -134,7 +134,7 @@ def test_a_chain_shortened_for_what_its_last_token_is_is_caught() -> None:
     assert variation(Block().accept, model, trees) > 1e-3
 
 
-def test_without_the_draft_law_nothing_is_judged() -> None:
+def test_without_the_draft_distribution_nothing_is_judged() -> None:
     model, drafter = pair(3)
     tree, _ = next(drawn_trees(drafter, StaticTree(width=2, depth=1), MultiRound.drawing, 9))
     with pytest.raises(ValueError, match="chose children"):
@@ -151,7 +151,7 @@ def accepted_at_the_root(name: str, width: int, vocab: int, seed: int) -> float:
     )
 
 
-def laws(vocab: int, seed: int) -> tuple[Tensor, Tensor]:
+def distributions(vocab: int, seed: int) -> tuple[Tensor, Tensor]:
     """p and q after the prompt."""
     model, drafter = pair(vocab, seed)
     return model.after(PROMPT).softmax(-1), drafter.after(PROMPT).softmax(-1)
@@ -174,7 +174,7 @@ def refused(p: Tensor, q: Tensor, draws: int) -> float:
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("width", [1, 2, 3])
 def test_the_acceptance_of_rounds_is_one_less_the_product_of_refusals(width: int, seed: int) -> None:
-    p, q = laws(5, seed)
+    p, q = distributions(5, seed)
     assert accepted_at_the_root("multi-round", width, 5, seed) == pytest.approx(1 - refused(p, q, width), abs=1e-12)
     missed, left = 1.0, p
     for _ in range(width):
@@ -186,7 +186,7 @@ def test_the_acceptance_of_rounds_is_one_less_the_product_of_refusals(width: int
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("width", [1, 2, 3])
 def test_the_acceptance_of_top_and_one_is_its_formula_and_never_below_matching_the_top(width: int, seed: int) -> None:
-    p, q = laws(5, seed)
+    p, q = distributions(5, seed)
     top = q.topk(width - 1).indices
     rest = q.index_fill(0, top, 0)
     outside = torch.minimum(p.index_fill(0, top, 0), rest / rest.sum())
@@ -221,7 +221,7 @@ def test_equal_draws_with_replacement_stay_separate_nodes() -> None:
     assert any(t.tokens[0] == t.tokens[1] for t in trees)
 
 
-def test_no_more_children_are_drawn_than_the_law_can_give() -> None:
+def test_no_more_children_are_drawn_than_the_distribution_can_give() -> None:
     class Narrow(ToyModel):
         def after(self, ids: list[int]) -> Tensor:  # type: ignore[override]
             return super().after(ids).index_fill(0, torch.tensor([0, 2]), float("-inf"))
@@ -236,7 +236,7 @@ def place(p: list[float], children: list[int], entropy: float = 0.0) -> Visit:
     return Visit(torch.tensor(p, dtype=torch.float64).log(), children, None, 0, entropy)
 
 
-def relaxed_law(p: list[float], children: list[int], allowed: Callable[[float], int]) -> list[float]:
+def relaxed_distribution(p: list[float], children: list[int], allowed: Callable[[float], int]) -> list[float]:
     total = [0.0] * len(p)
     for token, chance in outcomes(lambda c: relaxed(place(p, children), c, allowed=allowed)):
         total[token] += chance
@@ -245,10 +245,10 @@ def relaxed_law(p: list[float], children: list[int], allowed: Callable[[float], 
 
 def test_relaxed_takes_the_best_ranked_child_among_the_allowed() -> None:
     p = [0.4, 0.3, 0.2, 0.1]
-    assert relaxed_law(p, [3, 2, 1], lambda h: 2) == pytest.approx([0.0, 0.7, 0.2, 0.1])
-    assert relaxed_law(p, [3, 2], lambda h: 2) == pytest.approx(p)
-    assert relaxed_law(p, [3, 2], lambda h: 3) == pytest.approx([0.0, 0.0, 0.9, 0.1])
-    assert relaxed_law(p, [0, 1], lambda h: 0) == pytest.approx(p)
+    assert relaxed_distribution(p, [3, 2, 1], lambda h: 2) == pytest.approx([0.0, 0.7, 0.2, 0.1])
+    assert relaxed_distribution(p, [3, 2], lambda h: 2) == pytest.approx(p)
+    assert relaxed_distribution(p, [3, 2], lambda h: 3) == pytest.approx([0.0, 0.0, 0.9, 0.1])
+    assert relaxed_distribution(p, [0, 1], lambda h: 0) == pytest.approx(p)
 
 
 def test_relaxed_is_told_the_targets_entropy_in_nats_and_never_takes_an_impossible_token() -> None:
@@ -258,7 +258,7 @@ def test_relaxed_is_told_the_targets_entropy_in_nats_and_never_takes_an_impossib
         told.append(entropy)
         return 4
 
-    assert relaxed_law([0.5, 0.5, 0.0], [2], allowed) == pytest.approx([0.5, 0.5, 0.0])
+    assert relaxed_distribution([0.5, 0.5, 0.0], [2], allowed) == pytest.approx([0.5, 0.5, 0.0])
     assert told == pytest.approx([0.6931471805599453] * len(told))
 
 
@@ -273,21 +273,21 @@ def test_a_function_that_gives_no_count_is_refused(answer: object) -> None:
         relaxed(place([0.5, 0.5], [1]), Chance([]), allowed=lambda h: answer)  # type: ignore[arg-type, return-value]
 
 
-def test_a_sparse_draft_law_is_read_at_its_tokens() -> None:
+def test_a_sparse_draft_distribution_is_read_at_its_tokens() -> None:
     dense = DraftDistribution(torch.tensor([0.25, 0.75]).log(), torch.tensor([3, 1])).dense(5)
     assert dense.exp().tolist() == pytest.approx([0, 0.75, 0, 0.25, 0])
 
 
-def test_a_walk_reads_only_the_laws_of_the_nodes_that_it_visits() -> None:
+def test_a_walk_reads_only_the_distributions_of_the_nodes_that_it_visits() -> None:
     model, drafter = pair(3)
     tree, _ = next(drawn_trees(drafter, StaticTree(2, 2), MultiRound.drawing, 9))
     asked: list[int] = []
 
-    def law(node: int, drawn: object) -> Tensor:
+    def distribution(node: int, drawn: object) -> Tensor:
         asked.append(node)
         return model.after([*PROMPT, *tree.tokens[[n for n in asked if n != ROOT]].tolist()])
 
-    verdict = walk(tree, law, partial(multi_round, replacement=False), Chance([]))
+    verdict = walk(tree, distribution, partial(multi_round, replacement=False), Chance([]))
     assert asked == [ROOT, *verdict.path]
 
 
@@ -313,7 +313,7 @@ def test_the_draft_entropy_is_that_of_the_node_whose_children_are_judged() -> No
     )
     seen = []
 
-    def decide(at: Visit, coins: UniformDraws) -> int:
+    def decide(at: Visit, draws: UniformDraws) -> int:
         seen.append(at.entropy)
         return at.children[0]
 

@@ -1,4 +1,4 @@
-"""Hierarchies: the text is the target's own, whoever proposes and verifies; each level learns from the one above."""
+"""Cascades: the text is the target's own, whoever proposes and verifies; each level learns from the one above."""
 
 from __future__ import annotations
 
@@ -56,14 +56,12 @@ PAIRS = (
 )
 
 
-def hierarchy(
-    name: str, model: HFModel, policy: GrowthPolicy | None = None, loop: LoopBack | None = None
-) -> TokenSource:
-    """A hierarchy by names of ``pairs.source``."""
+def cascade(name: str, model: HFModel, policy: GrowthPolicy | None = None, loop: LoopBack | None = None) -> TokenSource:
+    """A cascade by names of ``pairs.source``."""
     lower, _, upper = name.rpartition(">")
     if not lower:
         return source(upper, model)
-    below = hierarchy(lower, model, policy, loop)
+    below = cascade(lower, model, policy, loop)
     made = CascadeSource(below, source(upper, model), deepcopy(policy) or DynamicWindow(), loop or LoopBack())
     return endless(made) if loop is ENDLESS else made
 
@@ -78,7 +76,7 @@ def decode(
     nodes: int = 12,
 ) -> list[Generation]:
     model = target()
-    drafter = TreeDrafter(method or StaticTree(1, 12), hierarchy(name, model, policy, loop))
+    drafter = TreeDrafter(method or StaticTree(1, 12), cascade(name, model, policy, loop))
     return Engine(model, drafter, nodes=nodes).generate(prompts, params)
 
 
@@ -91,7 +89,7 @@ def plain(params: SamplingParams, prompts: list[list[int]] = PROMPTS) -> list[li
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 @pytest.mark.parametrize("name", PAIRS)
-def test_ids_are_those_of_plain_decoding(name: str, temperature: float) -> None:
+def test_ids_are_those_of_ar_decoding(name: str, temperature: float) -> None:
     params = SamplingParams(max_tokens=TOKENS, temperature=temperature, seed=7)
     want = plain(params)
     assert [g.token_ids for g in decode(name, params)] == want
@@ -99,7 +97,7 @@ def test_ids_are_those_of_plain_decoding(name: str, temperature: float) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_draws_trees_from_a_hierarchy(method: str) -> None:
+def test_every_method_draws_trees_from_a_cascade(method: str) -> None:
     for temperature in (0.0, 1.0):
         params = SamplingParams(max_tokens=TOKENS, temperature=temperature, seed=3)
         got = decode("stranger>relative", params, policy_of(method), StaticTree(2, 3))
@@ -217,9 +215,9 @@ def test_nothing_is_fed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, made in (("low", lower), ("high", upper)):
         assert isinstance(made.model, HFModel)
         made.model.capabilities = replace(made.model.capabilities, name=name)
-    hierarchy = endless(CascadeSource(lower, upper, StaticTree(1, 3)))
+    cascade = endless(CascadeSource(lower, upper, StaticTree(1, 3)))
     tokens = 37
-    g = Engine(model, TreeDrafter(StaticTree(1, 5), hierarchy), nodes=5).generate(
+    g = Engine(model, TreeDrafter(StaticTree(1, 5), cascade), nodes=5).generate(
         PROMPTS[:1], SamplingParams(max_tokens=tokens)
     )[0]
     assert g.stats.accepted == g.stats.drafted
@@ -255,7 +253,7 @@ def test_auto_below_what_is_no_model_is_refused() -> None:
 def test_schemes_that_draw_children_are_refused(scheme: str) -> None:
     model = target()
     with pytest.raises(ConfigError, match="use verification match"):
-        Engine(model, TreeDrafter(StaticTree(1, 3), hierarchy("lookup>relative", model)), verification=scheme)
+        Engine(model, TreeDrafter(StaticTree(1, 3), cascade("lookup>relative", model)), verification=scheme)
 
 
 def test_a_context_that_is_nearly_full_is_filled_to_the_last_token() -> None:
@@ -267,7 +265,7 @@ def test_a_context_that_is_nearly_full_is_filled_to_the_last_token() -> None:
 
 def test_a_trace_has_the_levels_and_their_settings(tmp_path: Path) -> None:
     model, file = target(), tmp_path / "t.jsonl"
-    drafter = TreeDrafter(StaticTree(1, 5), hierarchy("stranger>relative", model, StaticTree(2, 2), ONCE))
+    drafter = TreeDrafter(StaticTree(1, 5), cascade("stranger>relative", model, StaticTree(2, 2), ONCE))
     with Trace(file) as trace:
         engine = Engine(model, drafter, nodes=9, observers=[trace])
         g = engine.generate(PROMPTS[:1], SamplingParams(max_tokens=TOKENS))[0]
@@ -299,8 +297,8 @@ class Clock:
 class Slow(Says):
     """Takes its time for every node."""
 
-    def __init__(self, law: dict[int, float], clock: Clock, seconds: float) -> None:
-        super().__init__("upper", law)
+    def __init__(self, distribution: dict[int, float], clock: Clock, seconds: float) -> None:
+        super().__init__("upper", distribution)
         self._clock, self._each = clock, seconds
 
     def _script(self, row: int, path: tuple[int, ...]) -> tuple[list[int], list[float], float]:
@@ -309,7 +307,7 @@ class Slow(Says):
 
 
 @pytest.mark.parametrize(("seconds", "low", "high"), [(0.01, 140, 150), (0.9, 0, 20)])
-def test_auto_leaves_a_hierarchy_out_where_it_loses_and_keeps_it_where_it_wins(
+def test_auto_leaves_a_cascade_out_where_it_loses_and_keeps_it_where_it_wins(
     seconds: float, low: int, high: int
 ) -> None:
     """The target takes a second, and the upper level some part of that for every token that it looks at."""
@@ -386,10 +384,10 @@ def test_auto_below_weighs_reading_against_what_is_left_of_the_answer() -> None:
     assert policy.plan([request], [Budget(8, 3)])[0].nodes == 8
 
 
-def test_candidates_that_pass_through_a_hierarchy_keep_their_origins() -> None:
-    union = EnsembleSource((Says("one", {1: 0.6, 2: 0.2}), Says("other", {3: 0.5})))
-    union.fit(request := request_of(), Budget(20))
-    found = union.begin([request], Drawing.TOP).score([UnscoredNode(0, ROOT, ROOT, 0)], 4)
+def test_candidates_that_pass_through_a_cascade_keep_their_origins() -> None:
+    ensemble = EnsembleSource((Says("one", {1: 0.6, 2: 0.2}), Says("other", {3: 0.5})))
+    ensemble.fit(request := request_of(), Budget(20))
+    found = ensemble.begin([request], Drawing.TOP).score([UnscoredNode(0, ROOT, ROOT, 0)], 4)
     assert found.origins is not None
     both = joined([*split(found), found])
     assert both.origins is not None

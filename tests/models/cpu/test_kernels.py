@@ -129,7 +129,7 @@ def test_parts_of_a_large_weight_are_packed_as_the_whole(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("kernel", [Int8, Int8OneDNN], ids=lambda k: k.name)
 def test_activations_are_as_fine_as_two_digits(kernel: Any) -> None:
-    """Against one digit, whose noise made the ids of a tree pass and of plain decoding differ."""
+    """Against one digit, whose noise made the ids of a tree pass and of AR decoding differ."""
     made(kernel, 32, 61)
     weight = (torch.randint(-127, 128, (61, 32), generator=torch.Generator().manual_seed(0)) / 127).float()
     weight[:, 0] = 1  # the scales are 1 / 127: weights lose nothing

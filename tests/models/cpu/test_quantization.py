@@ -84,7 +84,7 @@ def test_fp32_gives_the_ids_of_transformers(kind: str) -> None:
 @each
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("name", ["lookup", "relative"])
-def test_trees_give_the_ids_of_plain_decoding_in_the_same_weight_format(
+def test_trees_give_the_ids_of_ar_decoding_in_the_same_weight_format(
     name: str, temperature: float, weight_format: str
 ) -> None:
     model = converted(weight_format)

@@ -121,7 +121,7 @@ def test_where_each_token_costs_as_much_as_a_pass_nothing_is_verified(true: floa
 def test_on_a_stepped_curve_trees_end_at_an_edge() -> None:
     late = decode(AutoTree(depth=NODES, target=costs(CURVES["stepped"])), 300, 0.8, 0.8)[100:]
     assert all(n % 8 == 7 or n == 0 for n in late)
-    assert late.count(0) <= len(late) / 16  # plain passes, to compare with
+    assert late.count(0) <= len(late) / 16  # AR passes, to compare with
 
 
 def test_an_overconfident_drafter_is_found_out() -> None:
@@ -219,7 +219,7 @@ class TestWithADraftingModel:
             policy.observe([Outcome(request, tree, [], [1], 1, StepCost(1, 0.3, 1.0, 0.0, 1))])
         assert 0 < asked <= 30
 
-    def test_it_is_asked_about_few_nodes_and_layers_where_many_candidates_share_the_law(self) -> None:
+    def test_it_is_asked_about_few_nodes_and_layers_where_many_candidates_share_the_distribution(self) -> None:
         asked: Counter[int] = Counter()
 
         def script(row: int, path: Path) -> tuple[list[int], list[float], float]:
@@ -280,8 +280,8 @@ def test_the_report_says_what_was_predicted_and_measured() -> None:
 def test_choosing_never_breaks_a_tree() -> None:
     def script(row: int, path: Path) -> tuple[list[int], list[float], float]:
         rng = Random(f"{row} {path}")
-        law = sorted((rng.random() for _ in range(4)), reverse=True)
-        return [rng.randrange(1000) for _ in law], [math.log(x / sum(law)) for x in law], 1.0
+        distribution = sorted((rng.random() for _ in range(4)), reverse=True)
+        return [rng.randrange(1000) for _ in distribution], [math.log(x / sum(distribution)) for x in distribution], 1.0
 
     policy = AutoTree(target=costs(CURVES["affine"]))
     for seed in range(30):
@@ -305,16 +305,19 @@ def test_the_best_path_of_every_sequence_is_drafted_on(batch: int) -> None:
     flat = Profile(ME, tuple(Point(b, 64, (1, NODES + 1), (1.0, 1.0)) for b in (1, batch)))
     policy = AutoTree(target=flat, drafter=wide)
     policy.plan([Fake() for _ in range(batch)], [Budget(NODES)] * batch)
-    laws = [0.9, *[0.5] * (batch - 1)]  # all but the first are less sure, and still worth a pass that is nearly free
-    script = lambda row, path: ([len(path) + 1], [math.log(laws[row])], 1.0)  # noqa: E731
+    distributions = [
+        0.9,
+        *[0.5] * (batch - 1),
+    ]  # all but the first are less sure, and still worth a pass that is nearly free
+    script = lambda row, path: ([len(path) + 1], [math.log(distributions[row])], 1.0)  # noqa: E731
     trees = [g.tree for g in grow(ScriptedScorer(script), policy, [Budget(NODES)] * batch)]
     assert all(len(tree) > 1 for tree in trees)
 
 
-def test_no_plain_pass_is_made_where_prompts_are_to_be_read() -> None:
+def test_no_ar_pass_is_made_where_prompts_are_to_be_read() -> None:
     """Then the drafter would read them in a step whose seconds count, and be judged by that."""
     policy = AutoTree(target=costs(lambda n: 1.0))
-    decode(policy, 40, 0.05, 0.05)  # long without a plain pass, or nearly so
+    decode(policy, 40, 0.05, 0.05)  # long without an AR pass, or nearly so
     request = Fake()
     request.stats = Stats(steps=0)
     assert policy._costs is not None
