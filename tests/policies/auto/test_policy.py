@@ -137,13 +137,6 @@ def test_a_modest_drafter_is_found_out() -> None:
     assert sum(chosen[200:]) / 100 >= 0.7 * best(seconds, 0.9)
 
 
-def test_a_profile_that_flatters_drafting_is_found_out() -> None:
-    told, real = costs(lambda n: 1.0 + 0.05 * n), costs(lambda n: 1.0 if n == 1 else 1.9 + 0.05 * n)
-    chosen = decode(AutoTree(target=told), 300, says=0.4, true=0.4, real=real)
-    assert chosen[2:12].count(0) < 5
-    assert chosen[100:].count(0) > 0.75 * len(chosen[100:])
-
-
 def test_a_machine_that_is_slower_throughout_changes_nothing() -> None:
     seconds = CURVES["stepped"]
     as_kept, slower = (
@@ -312,16 +305,3 @@ def test_the_best_path_of_every_sequence_is_drafted_on(batch: int) -> None:
     script = lambda row, path: ([len(path) + 1], [math.log(distributions[row])], 1.0)  # noqa: E731
     trees = [g.tree for g in grow(ScriptedScorer(script), policy, [Budget(NODES)] * batch)]
     assert all(len(tree) > 1 for tree in trees)
-
-
-def test_no_ar_pass_is_made_where_prompts_are_to_be_read() -> None:
-    """Then the drafter would read them in a step whose seconds count, and be judged by that."""
-    policy = AutoTree(target=costs(lambda n: 1.0))
-    decode(policy, 40, 0.05, 0.05)  # long without an AR pass, or nearly so
-    request = Fake()
-    request.stats = Stats(steps=0)
-    assert policy._costs is not None
-    policy._costs._since_ar = 10**6
-    assert policy.plan([request], [Budget(NODES)])[0].nodes == NODES
-    request.stats = Stats(steps=1)
-    assert policy.plan([request], [Budget(NODES)])[0].nodes == 0

@@ -18,7 +18,6 @@ class AutoSettings:
         context_step: costs are looked up for contexts rounded to so many tokens.
         layer_nodes: mean nodes of a drafted layer, whose seconds a draft model's profile gives.
         max_drift: a pass that took more than so many times its profile counts as so many times.
-        ar_interval: most steps between two AR steps, against which the cost of drafting is compared.
         min_probability: candidates that are less likely to be accepted are not drafted.
         learning_share: part of the time of AR decoding that may be lost to learning what a drafter gains.
         first_balance: AR passes that new drafters may lose together before they are disabled.
@@ -33,7 +32,6 @@ class AutoSettings:
     context_step: int = 64
     layer_nodes: float = 1.5
     max_drift: float = 4.0
-    ar_interval: int = 16
     min_probability: float = 0.01
     learning_share: float = 0.02
     first_balance: float = 0.2
