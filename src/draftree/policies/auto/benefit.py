@@ -11,17 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import NamedTuple
 
 from ...models.cost_profile import Profile
 from ...request import Outcome, Request, StepCost
 from ..base import SourceInfo
+from .cost_model import Floats
 from .settings import DEFAULTS, AutoSettings
-
-Floats: TypeAlias = NDArray[np.float64]
 
 
 @dataclass(slots=True, eq=False)

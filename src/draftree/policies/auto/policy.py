@@ -24,8 +24,9 @@ from ...models.cost_profile import Profile, kept_or_measured
 from ...request import Outcome, Request
 from ...tree import ROOT, DraftTree
 from ..base import Frontier, Growth, GrowthPolicy, SourceInfo, best_per_row, check_count, highest
-from .benefit import Benefit, Floats, Price, Selection
+from .benefit import Benefit, Price, Selection
 from .calibration import Calibration, Tried, first_or_not
+from .cost_model import CostModel, Floats
 from .explain import Report
 from .settings import DEFAULTS, AutoSettings
 
@@ -37,6 +38,7 @@ class Proposal:
     """One proposal, from the budgets to the outcome.
 
     Attributes:
+        context: tokens of the longest of B requests.
         verify: [N + 1] seconds of verifying 0, 1, ... nodes of each request.
         price: of drafting.
         rate: tokens a second that a step must yield, of all requests together.
@@ -49,6 +51,7 @@ class Proposal:
         expected: tokens of what is verified, the target's own included, summed over requests.
     """
 
+    context: int
     verify: Floats
     price: Price
     rate: float
@@ -124,7 +127,7 @@ class AutoTree(GrowthPolicy):
     report: Report = field(default_factory=Report, init=False, repr=False, compare=False)
     _plan: Proposal | None = field(default=None, repr=False, compare=False)
     _models: list[Capabilities] | None = field(default=None, repr=False, compare=False)
-    _curves: dict[tuple[int, int, int], Floats] = field(default_factory=dict, repr=False, compare=False)
+    _costs: CostModel | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -160,24 +163,17 @@ class AutoTree(GrowthPolicy):
 
     def plan(self, requests: Sequence[Request], budgets: Sequence[Budget]) -> Sequence[Budget]:
         """Look up the costs and choose the drafters; no nodes where drafting cannot win."""
+        if self.target is None:
+            raise ConfigError("auto has no measured costs: give its drafter to an Engine, which measures them")
+        self._costs = self._costs or CostModel(self.target, self.settings)
         batch, context = len(requests), max(len(request.ids) for request in requests)
-        verify = self._curve(max(budget.nodes for budget in budgets), context, batch)
+        verify = self._costs.curve(max(budget.nodes for budget in budgets), context, batch)
         depth = self.depth if any(budget.depth != 0 for budget in budgets) else 0
         pace, left = self.selection.pace, max(request.tokens_left for request in requests)
         price = self.selection.begin(requests, verify, context, depth, left)
         best: list[list[float]] = [[] for _ in requests]
-        self._plan = Proposal(verify, price, batch * pace / float(verify[0]), batch, best)
+        self._plan = Proposal(context, verify, price, batch * pace / float(verify[0]), batch, best)
         return budgets if any(self.selection.enabled) else [Budget(0, b.depth) for b in budgets]
-
-    def _curve(self, nodes: int, context: int, batch: int) -> Floats:
-        """[N + 1] seconds of passes over 1, 2, ... tokens behind about ``context`` tokens; the first is an AR pass."""
-        if self.target is None:
-            raise ConfigError("auto has no measured costs: give its drafter to an Engine, which measures them")
-        step = self.settings.context_step
-        key = (nodes, context // step * step, batch)
-        if key not in self._curves:
-            self._curves[key] = np.array(self.target.curve(*key))
-        return self._curves[key]
 
     @property
     def enabled(self) -> Sequence[bool]:
@@ -241,13 +237,14 @@ class AutoTree(GrowthPolicy):
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Learn from every candidate that was put to the test, drafted to be verified or not."""
         plan, self._plan = self._plan, None
-        if plan is None:
+        if plan is None or self._costs is None:
             return
         if plan.frontiers:
             for row, outcome in enumerate(outcomes):
                 self._calibrate(plan, row, outcome.tokens[: outcome.taken])
         cost, batch = outcomes[0].step, len(outcomes)
         self.selection.learn(plan.verify, plan.price, plan.passes, plan.chosen, outcomes)
+        self._costs.learn(plan.chosen, plan.context, batch, cost.verify - cost.beside)
         self.report.add(plan.chosen, plan.expected / batch, sum(outcome.taken for outcome in outcomes) / batch, cost)
 
     def _calibrate(self, plan: Proposal, row: int, tokens: Sequence[int]) -> None:
