@@ -88,7 +88,8 @@ def test_passes_that_do_not_fit_at_all_are_refused() -> None:
         measure(ToyModel(max_length=16), Grid((1, 20), (8,), (1,), 1))
 
 
-def test_short_models_are_measured_with_fewer_tokens() -> None:
+def test_short_models_are_measured_with_fewer_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("draftree.models.cost_profile.SHORT", Grid((1, 4, 8, 12), (64,), (1,), 1))
     assert max(kept_or_measured(ToyModel(max_length=16)).points[0].sizes) == 8
     assert kept_or_measured(ToyModel(max_length=2, vocab=4)).points[0].sizes == (1,)
 

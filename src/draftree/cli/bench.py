@@ -34,6 +34,7 @@ from ..bench.summary import report as of_run
 from ..config import SamplingParams
 from ..drafters.spec import DrafterSpec
 from ..errors import ConfigError, RunError
+from ..models.cost_profile import processor
 from ..models.loading import DEFAULT_MODEL
 from ..policies.methods import DEFAULT_METHOD
 from ..progress import err, out, progress_reporter
@@ -192,7 +193,7 @@ def machine() -> dict[str, Any]:
     """What decodes: processor, cores that this process may use, threads, accelerator."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
-        "processor": _processor(),
+        "processor": processor(),
         "cores": cores,
         "threads": torch.get_num_threads(),
         "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
@@ -216,15 +217,6 @@ def commit() -> str | None:
 
     changed = "-dirty" if output("status", "--porcelain") else ""
     return output("log", "-1", "--format=%h") + changed or None
-
-
-def _processor() -> str:
-    info = Path("/proc/cpuinfo")
-    if info.is_file():
-        for line in info.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
 
 
 def report(
