@@ -162,8 +162,7 @@ class HFModel:
         merge_layers(other.model)
         made = convert(other.model, weight_format)
         other.capabilities = replace(can, weight_format=made, fingerprint=f"{can.fingerprint}:{weight_format}")
-        # the target has passed the trial; rounding to few bits makes the same products differ too much for it
-        other._decoder = Decoder(other.model) if self._decoder else direct(other.model)
+        other._decoder = direct(other.model, trusted=self._decoder is not None)
         other._hidden = None
         return other
 
