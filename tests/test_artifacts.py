@@ -16,7 +16,7 @@ from draftree.errors import ConfigError, InputError
 from draftree.models.huggingface import HFModel
 from draftree.models.loading import load
 from draftree.policies.methods import find_policy
-from draftree.trace import read_trace
+from draftree.tracing.trace import read_trace
 
 from .tiny import save_tiny, tiny
 

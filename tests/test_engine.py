@@ -21,7 +21,7 @@ from draftree.policies.entropy import EntropyTree
 from draftree.policies.fixed import StaticTree
 from draftree.policies.methods import METHODS
 from draftree.request import Request
-from draftree.trace import Observer
+from draftree.tracing.trace import Observer
 
 from .pairs import DRAFTERS, drafter, generated, policy, relative, target
 from .tiny import MAX_LENGTH, VOCAB, tiny

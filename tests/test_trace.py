@@ -19,9 +19,9 @@ from draftree.drafters.ngram import NgramSource
 from draftree.engine import Engine
 from draftree.errors import ConfigError, DraftreeWarning, TraceError
 from draftree.policies.methods import METHODS
-from draftree.records import EndRecord, RequestRecord, RunRecord, StepRecord, encode
 from draftree.request import Outcome, Request, Stats
-from draftree.trace import Observer, Trace, read_trace
+from draftree.tracing.records import EndRecord, RequestRecord, RunRecord, StepRecord, encode
+from draftree.tracing.trace import Observer, Trace, read_trace
 from draftree.tree import DraftTree
 
 from .conftest import Full

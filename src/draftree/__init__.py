@@ -26,10 +26,10 @@ from .policies.chains import DynamicWindow, EntropyStop, Window
 from .policies.entropy import BranchingSteps, BudgetTree, EntropyTree
 from .policies.fixed import RankTree, StaticTree
 from .policies.methods import METHODS
-from .records import EndRecord, RequestRecord, RunRecord, StepRecord
 from .request import Chunk, Seconds, StageStats, Stats
 from .text import user
-from .trace import Observer, Trace, read_trace
+from .tracing.records import EndRecord, RequestRecord, RunRecord, StepRecord
+from .tracing.trace import Observer, Trace, read_trace
 from .tree import DraftTree
 from .verify.schemes import SCHEMES, Relaxed
 

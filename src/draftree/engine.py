@@ -25,7 +25,7 @@ from .policies.base import node_budget
 from .request import Chunk, Outcome, Request, Stats, StepClock
 from .sampling import Draws, Successors, successors
 from .text import Prompt, encode, text_stream
-from .trace import Observer, Setup
+from .tracing.trace import Observer, Setup
 from .tree import DraftTree
 from .verify.match import Verdict
 from .verify.schemes import DEFAULT_SCHEME, Scheme, find_scheme

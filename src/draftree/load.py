@@ -19,7 +19,7 @@ from .models.huggingface import HFModel
 from .models.loading import DEFAULT_MODEL, load
 from .policies.base import GrowthPolicy, node_budget
 from .policies.methods import DEFAULT_METHOD, find_policy
-from .trace import Observer
+from .tracing.trace import Observer
 from .verify.schemes import DEFAULT_SCHEME, Scheme, find_scheme
 
 

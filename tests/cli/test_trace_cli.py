@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from draftree.cli.main import run
-from draftree.records import EndRecord, RequestRecord, RunRecord, StepRecord
-from draftree.trace import read_trace
+from draftree.tracing.records import EndRecord, RequestRecord, RunRecord, StepRecord
+from draftree.tracing.trace import read_trace
 
 from ..tiny import save_tiny
 

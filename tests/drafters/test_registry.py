@@ -20,8 +20,8 @@ from draftree.models.eagle_file import save_head
 from draftree.models.huggingface import HFModel
 from draftree.policies.base import Provenance
 from draftree.policies.fixed import read_tree
-from draftree.records import RunRecord
-from draftree.trace import read_trace
+from draftree.tracing.records import RunRecord
+from draftree.tracing.trace import read_trace
 from draftree.verify.schemes import SCHEMES
 
 from ..heads import DRAFTED, random_head

@@ -21,7 +21,7 @@ from draftree.policies.methods import METHODS
 from draftree.request import Outcome, Request, StepCost
 from draftree.sampling import Successors
 from draftree.text import NoText
-from draftree.trace import Observer
+from draftree.tracing.trace import Observer
 from draftree.tree import DraftTree
 
 from ..pairs import costs, policy, target

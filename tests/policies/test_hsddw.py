@@ -27,9 +27,9 @@ from draftree.models.loading import load
 from draftree.policies.chains import CHAIN, DynamicWindow, Window
 from draftree.policies.fixed import StaticTree
 from draftree.policies.methods import find_policy
-from draftree.records import RunRecord
 from draftree.request import Outcome, Request, StepCost
-from draftree.trace import read_trace
+from draftree.tracing.records import RunRecord
+from draftree.tracing.trace import read_trace
 
 from ..drafters.test_ensemble import request_of
 from ..pairs import costs

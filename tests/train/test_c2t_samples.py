@@ -17,9 +17,9 @@ from draftree.drafters.grow import TreeDrafter
 from draftree.engine import Engine
 from draftree.errors import ConfigError, ModelFileError, RunError
 from draftree.policies.c2t import FEATURES, of_tree
-from draftree.records import RequestRecord, StepRecord
 from draftree.request import Request
-from draftree.trace import Trace, read_trace
+from draftree.tracing.records import RequestRecord, StepRecord
+from draftree.tracing.trace import Trace, read_trace
 from draftree.train import c2t_samples as module
 from draftree.train.c2t_samples import (
     NODES,

@@ -16,7 +16,7 @@ from draftree.engine import Engine
 from draftree.models.huggingface import HFModel
 from draftree.policies.best_paths import OptTree
 from draftree.request import Outcome
-from draftree.trace import Observer
+from draftree.tracing.trace import Observer
 from draftree.train.replay import Replay
 
 from ..heads import trained

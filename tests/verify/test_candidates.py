@@ -25,9 +25,9 @@ from draftree.hf_generate import custom_generate
 from draftree.load import load_engine
 from draftree.policies.base import Frontier, Growth, GrowthPolicy
 from draftree.policies.fixed import StaticTree
-from draftree.records import RunRecord
 from draftree.sampling import gumbel_noise, warp
-from draftree.trace import read_trace
+from draftree.tracing.records import RunRecord
+from draftree.tracing.trace import read_trace
 
 from ..heads import random_head
 from ..pairs import costs, endless, target

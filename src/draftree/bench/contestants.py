@@ -33,7 +33,7 @@ from ..models.loading import load, load_stock
 from ..policies.base import GrowthPolicy, node_budget
 from ..policies.methods import find_method
 from ..request import Outcome, Seconds, Stats
-from ..trace import Observer
+from ..tracing.trace import Observer
 from ..tree import ROOT
 from ..verify.schemes import DEFAULT_SCHEME, Match, find_scheme
 from .peers import LOOKUP_TOKENS, PEERS, FlashspecPeer, TransformersPeer, bare, find_peer

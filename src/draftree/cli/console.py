@@ -13,7 +13,7 @@ from ..engine import Engine
 from ..errors import PromptError, shortened
 from ..progress import err, out
 from ..request import Chunk, Outcome, Request, Seconds, Stats
-from ..trace import Observer, Setup
+from ..tracing.trace import Observer, Setup
 from ..tree import ROOT
 
 

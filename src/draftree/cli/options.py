@@ -17,7 +17,7 @@ from ..load import SpeculationParams
 from ..models.cpu.quantization import DEFAULT_WEIGHT_FORMAT
 from ..models.huggingface import HFModel
 from ..models.loading import load
-from ..trace import Observer, Trace
+from ..tracing.trace import Observer, Trace
 from .console import complain
 
 _LARGEST = 2**63

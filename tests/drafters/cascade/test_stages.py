@@ -29,9 +29,9 @@ from draftree.policies.base import Candidates, GrowthPolicy
 from draftree.policies.chains import DynamicWindow, EntropyStop, Window
 from draftree.policies.fixed import StaticTree
 from draftree.policies.methods import METHODS
-from draftree.records import EndRecord, RunRecord
 from draftree.request import Outcome, StepCost
-from draftree.trace import Trace, read_trace
+from draftree.tracing.records import EndRecord, RunRecord
+from draftree.tracing.trace import Trace, read_trace
 from draftree.tree import ROOT
 
 from ...heads import random_head

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
@@ -147,7 +148,7 @@ _GROUP, _OUTPUTS, _BLOCK = 32, 16, 64
 packed weights lie together."""
 
 
-class _Int8(Kernel):
+class _Int8(Kernel, ABC):
     """int8 weights with a scale for each output; activations of two int8 digits with a scale for each row.
 
     x = s (h + l / 2d) within s / 4d, where d is the largest digit and s = max |x| / d over the row. Both digits are
@@ -168,13 +169,13 @@ class _Int8(Kernel):
             into.copy_((part / scale[:, None]).round_())
         self._pack(whole, scales)
 
+    @abstractmethod
     def _pack(self, weight: Tensor, scales: Tensor) -> None:
         """Take [out, in] int8 weights up to 127, and [out] scales of their rows."""
-        raise NotImplementedError
 
+    @abstractmethod
     def multiply(self, digits: Tensor) -> Tensor:
         """Rounded digits [..., in] -> [..., out], products with the weight, times its scales."""
-        raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
         scale = x.abs().amax(-1, keepdim=True).clamp_(min=self.least).div_(self.largest)

@@ -17,11 +17,12 @@ from typing import IO, Any, Literal
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from .artifacts import user_path
-from .config import typed
-from .drafters.base import Drafter
-from .errors import ConfigError, DraftreeWarning, TraceError
-from .models.base import LanguageModel
+from ..artifacts import user_path
+from ..config import typed
+from ..drafters.base import Drafter
+from ..errors import ConfigError, DraftreeWarning, TraceError
+from ..models.base import LanguageModel
+from ..request import Outcome, Request
 from .records import (
     FORMAT,
     VERSION,
@@ -36,7 +37,6 @@ from .records import (
     name_of,
     plain,
 )
-from .request import Outcome, Request
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,9 +18,9 @@ from pydantic_core import CoreSchema
 from pydantic_core.core_schema import no_info_after_validator_function
 from torch import Tensor
 
-from .artifacts import first_error
-from .request import Stats
-from .tree import ROOT, DraftTree
+from ..artifacts import first_error
+from ..request import Stats
+from ..tree import ROOT, DraftTree
 
 FORMAT = "draftree-trace"
 VERSION = 2
