@@ -132,7 +132,7 @@ def _gguf(name: str) -> Path | None:
     if path.suffix != ".gguf":
         return None
     if not path.is_file():
-        raise UnknownNameError(f"no such file: {name}")
+        raise UnknownNameError(f"no such file: {name}: give a .gguf file that exists")
     return path
 
 
@@ -144,7 +144,7 @@ def _source(name: str) -> str:
     if path.exists():
         raise ModelFileError(f"{name} is neither a folder nor a .gguf file: give one of these, or a hub id")
     if name.startswith((".", "/", "~")) or not name.strip():
-        raise UnknownNameError(f"no such folder: {name!r}")
+        raise UnknownNameError(f"no such folder: {name!r}: give a model folder, a .gguf file or a hub id")
     if close := difflib.get_close_matches(name, EMBEDDED, n=1):
         raise UnknownNameError(f"no model {name!r}: did you mean {close[0]}?")
     return name

@@ -129,6 +129,7 @@ class SourceInfo(Protocol):
     Attributes:
         fingerprint: of what it drafts with.
         model: makes one pass for each layer of its trees; None: there is no such model.
+        near: its distributions are nearly the target's.
         models: all that make passes for it.
         successors: of the target's most probable tokens after each verified node, how many it learns from.
     """
@@ -147,6 +148,9 @@ class SourceInfo(Protocol):
 
     @property
     def successors(self) -> int: ...
+
+    @property
+    def near(self) -> bool: ...
 
     def unread(self, request: Request) -> Sequence[tuple[LanguageModel, int]]:
         """Its models, each with how many tokens it must read before it can draft for a request."""

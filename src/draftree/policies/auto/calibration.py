@@ -36,15 +36,16 @@ class Calibration:
     log-odds shifted by what the kind learns (one step of Newton's method an observation).
 
     Args:
-        kinds: how many kinds of candidates there are, such as those of different drafters or ranks.
+        shifts: of each kind's log-odds, before anything is learned.
         settings: of ``auto``.
     """
 
-    def __init__(self, kinds: int = 1, settings: AutoSettings = DEFAULTS) -> None:
+    def __init__(self, shifts: Sequence[float] = (0.0,), settings: AutoSettings = DEFAULTS) -> None:
+        kinds = len(shifts)
         self._settings = settings
         self._hits = [[0.0] * (len(settings.bins) + 1) for _ in range(kinds)]
         self._trials = [[0.0] * (len(settings.bins) + 1) for _ in range(kinds)]
-        self._shift = [0.0] * kinds
+        self._shift = list(shifts)
         self._prior = settings.pseudo_count / 4  # Fisher information of as many trials at p = 1/2
         self._information = [self._prior] * kinds
 
