@@ -33,7 +33,7 @@ from draftree.drafters.grow import TreeDrafter, grow
 from draftree.drafters.registry import load_drafter
 from draftree.engine import Engine
 from draftree.models import attention
-from draftree.models.base import LanguageModel, Nodes
+from draftree.models.base import LanguageModel, Nodes, prefill
 from draftree.models.cpu.quantization import AUTO, DEFAULT_WEIGHT_FORMAT, DRAFTING, STOCK, WEIGHT_FORMATS, summary
 from draftree.models.eagle_file import shipped_for, shipped_head
 from draftree.models.eagle_model import HeadModel
@@ -202,7 +202,7 @@ def _inside(models: list[LanguageModel]) -> float:
 
 def _compare_attention(target: HFModel, prompt: list[int]) -> None:
     """Passes with keys read in place and with keys repeated by transformers, in turn."""
-    row = target.open(prompt)
+    row = prefill(target, prompt)
     print("\nmilliseconds of a target pass   " + "tokens  repeated  in place")
     for n in (1, 2, 4, 8, 16, 17, 32):
         times: dict[str, list[float]] = {"sdpa": [], attention.NAME: []}
@@ -248,7 +248,7 @@ def pass_seconds(
     models: Mapping[str, LanguageModel], context: int, sizes: tuple[int, ...], repeats: int
 ) -> dict[str, dict[int, float]]:
     """Median seconds of passes behind a context, by model and tokens; all take turns, and the first round warms up."""
-    rows = {name: m.open([i % m.capabilities.vocab_size for i in range(context)]) for name, m in models.items()}
+    rows = {name: prefill(m, [i % m.capabilities.vocab_size for i in range(context)]) for name, m in models.items()}
     seen: dict[tuple[str, int], list[float]] = {(name, n): [] for name in models for n in sizes}
     for _ in range(repeats + 1):
         for n in sizes:
@@ -291,7 +291,7 @@ def _print_agreement(models: dict[str, HFModel]) -> None:
 def _logprobs(model: HFModel) -> tuple[Tensor, Tensor]:
     """[n, V] log-probs of the token after each of a fixed text, and its [n] ids."""
     ids = torch.tensor(encode(model.tokenizer, TEXT)[: model.capabilities.max_length])
-    row = model.open(ids[:1].tolist())
+    row = prefill(model, ids[:1].tolist())
     logits = model.extend([row], [Nodes.chain(ids[1:].tolist())])[0]
     logprobs = torch.cat([row.logits[None], logits]).double().log_softmax(-1)
     model.close(row)

@@ -16,6 +16,7 @@ from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.ngram import NgramSource
 from draftree.engine import Engine, Generation
 from draftree.errors import ConfigError, InputError, PromptError
+from draftree.models.base import prefill
 from draftree.models.huggingface import HFModel
 from draftree.policies.entropy import EntropyTree
 from draftree.policies.fixed import StaticTree
@@ -200,8 +201,8 @@ def test_leaving_a_stream_early_frees_its_rows() -> None:
     )
     next(stream)
     stream.close()  # type: ignore[attr-defined]
-    assert model.open(PROMPTS[1]).slot == 0
-    assert drafting.open(PROMPTS[1]).slot == 0
+    assert prefill(model, PROMPTS[1]).slot == 0
+    assert prefill(drafting, PROMPTS[1]).slot == 0
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -333,7 +334,7 @@ def test_a_sequence_that_fails_to_open_leaves_no_row_behind() -> None:
     bad = SamplingParams(max_tokens=9, processors=(_failing_at(len(PROMPTS[1])),))
     with pytest.raises(_Failing):
         Engine(model, made).generate(PROMPTS[:2], [SamplingParams(max_tokens=9), bad])
-    assert model.open(PROMPTS[1]).slot == drafting.open(PROMPTS[1]).slot == 0
+    assert prefill(model, PROMPTS[1]).slot == prefill(drafting, PROMPTS[1]).slot == 0
 
 
 def test_a_batch_goes_on_rightly_after_a_step_that_failed() -> None:
@@ -354,7 +355,7 @@ def test_a_batch_goes_on_rightly_after_a_step_that_failed() -> None:
 def test_a_stream_that_is_never_read_opens_no_row() -> None:
     model = target()
     Engine(model).stream(PROMPTS[0])
-    assert model.open(PROMPTS[1]).slot == 0
+    assert prefill(model, PROMPTS[1]).slot == 0
     with pytest.raises(PromptError):
         Engine(model).stream([])
 
@@ -401,7 +402,7 @@ def test_an_observer_that_fails_leaves_no_row_open() -> None:
     engine = Engine(model, TreeDrafter(StaticTree(), ModelSource(drafting, VOCAB)), observers=observers)
     with pytest.raises(_Failing):
         engine.generate(PROMPTS, [SamplingParams(max_tokens=n) for n in (3, 20, 20)])
-    assert model.open(PROMPTS[0]).slot == drafting.open(PROMPTS[0]).slot == 0
+    assert prefill(model, PROMPTS[0]).slot == prefill(drafting, PROMPTS[0]).slot == 0
     assert [len(o.told) for o in observers] == [3, 3]
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from draftree.config import Budget
 from draftree.drafters.base import Scorer, UnscoredNode
 from draftree.drafters.grow import grow
-from draftree.errors import CacheError, PromptError
+from draftree.errors import CacheError
 from draftree.models.base import Capabilities, Nodes, Row
 from draftree.policies.base import Candidates, GrowthPolicy
 from draftree.tree import ROOT, DraftTree
@@ -74,16 +74,9 @@ class ToyModel:
     def reserve(self, rows: int, tokens: int) -> None:
         """Nothing to reserve."""
 
-    def open(self, prompt_ids: Sequence[int]) -> Row:
+    def open(self) -> Row:
         """See ``LanguageModel``."""
-        can = self.capabilities
-        if not prompt_ids:
-            raise PromptError("the prompt is empty: give at least one token")
-        if len(prompt_ids) > can.max_length:
-            raise PromptError(f"the prompt has {len(prompt_ids)} tokens but toy takes {can.max_length}: shorten it")
-        for bad in (i for i in prompt_ids if not 0 <= i < can.vocab_size):
-            raise PromptError(f"prompt token {bad} is outside toy's vocabulary of {can.vocab_size}")
-        return self._add(list(prompt_ids), self.after(prompt_ids))
+        return self._add([], torch.zeros(0))
 
     def _add(self, ids: list[int], logits: Tensor) -> Row:
         row = Row(slot=len(self._rows), length=len(ids), logits=logits, parents=_NO_NODES)
@@ -94,7 +87,7 @@ class ToyModel:
     def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Tensor:
         """See ``LanguageModel``; padding is NaN, so that nobody can read it unseen."""
         can = self.capabilities
-        width = max(len(new.tokens) for new in nodes)
+        width = max(new.logits for new in nodes)
         logits = torch.full((len(rows), width, can.vocab_size), float("nan"), dtype=can.dtype)
         grown = []
         for b, (row, new) in enumerate(zip(rows, nodes, strict=True)):
@@ -104,7 +97,8 @@ class ToyModel:
                 ids = self._ids[row] + _path(tokens, parents.tolist(), len(row.parents) + i)
                 if len(ids) > can.max_length:
                     raise CacheError(f"a node at position {len(ids) - 1} is beyond toy's {can.max_length} tokens")
-                logits[b, i] = self.after(ids)
+                if (at := i - len(new.tokens) + new.logits) >= 0:
+                    logits[b, at] = self.after(ids)
             grown.append((row, tokens, parents))
         for row, tokens, parents in grown:
             self._nodes[row], row.parents = tokens, parents
@@ -129,9 +123,9 @@ class ToyModel:
         self._nodes[row] = kept[trunk:]
         row.length, row.parents = len(self._ids[row]), parents
 
-    def fork(self, row: Row) -> Row:
+    def fork(self, row: Row, length: int | None = None) -> Row:
         """See ``LanguageModel``."""
-        return self._add(list(self._ids[row]), row.logits)
+        return self._add(self._ids[row][:length], row.logits)
 
     def close(self, row: Row) -> None:
         """See ``LanguageModel``; the last row takes the slot."""

@@ -18,7 +18,7 @@ from draftree.bench.run import encode_turns
 from draftree.bench.suites import Item, spider_databases
 from draftree.bench.summary import interval
 from draftree.errors import ConfigError
-from draftree.models.base import Nodes
+from draftree.models.base import Nodes, prefill
 from draftree.models.huggingface import HFModel
 from draftree.models.loading import load
 
@@ -134,7 +134,7 @@ def _entropies(target: HFModel, item: Item, record: AnswerRecord) -> Iterator[fl
 def answer_entropy(target: HFModel, prompt: list[int], answer: list[int]) -> float:
     """Mean entropy (nats, at temperature 1) of the target's distribution at each token of an answer."""
     target.reserve(1, len(prompt) + len(answer))
-    row = target.open(prompt)
+    row = prefill(target, prompt)
     logits = row.logits[None]
     if len(answer) > 1:
         logits = torch.cat([logits, target.extend([row], [Nodes.chain(answer[:-1])])[0]])

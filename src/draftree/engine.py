@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerBase
 from .config import Budget, SamplingParams, typed
 from .drafters.base import Drafter, NoDrafter
 from .errors import ConfigError, PromptError, RunError
-from .models.base import LanguageModel, Nodes, Row
+from .models.base import LanguageModel, Nodes, Row, prefill
 from .policies.base import node_budget
 from .request import Chunk, Outcome, Request, Stats, StepClock
 from .sampling import Draws, Successors, successors
@@ -173,7 +173,7 @@ class Engine:
     def _prefill(self, request: Request) -> None:
         began = time.perf_counter()
         self.target.reserve(1, self._slots(request))
-        request.row = self.target.open(request.ids)
+        request.row = prefill(self.target, request.ids)
         try:
             self.drafter.open(request)
             first = self._verify(request.row.logits[None, None], [DraftTree.empty()], [request])[0]
@@ -204,7 +204,7 @@ class Engine:
             budgets = [Budget(self.nodes, depth=request.tokens_left - 1) for request in requests]
             trees = self.drafter.propose(requests, budgets, self.verification.drawing)
         with clock.time("verify"):
-            nodes = [Nodes.below(request.ids[-1], tree) for request, tree in zip(requests, trees, strict=True)]
+            nodes = [Nodes.below(request.ids[-1:], tree) for request, tree in zip(requests, trees, strict=True)]
             logits = self.target.extend(rows, nodes)
             with clock.time("successors"):
                 beside = successors(logits, self.drafter.successors) if self.drafter.successors else None

@@ -25,6 +25,7 @@ from draftree.drafters.registry import load_source
 from draftree.drafters.spec import DrafterSpec
 from draftree.errors import ConfigError, PromptError, RunError, VocabularyError
 from draftree.load import load_beam_engine, load_beam_source
+from draftree.models.base import prefill
 from draftree.models.huggingface import HFModel
 from draftree.models.loading import load
 from draftree.request import Request
@@ -312,7 +313,7 @@ def test_a_source_scores_below_beams_as_below_a_request_of_their_tokens(drafter:
         for node in forest.drafted.values():
             assert node.parent is not None
             alone, fresh = Request(request.history(node.parent), SamplingParams(), 9, frozenset(), NoText()), made()
-            alone.row = model.open(alone.ids[:-1])
+            alone.row = prefill(model, alone.ids[:-1])
             found = fresh.begin([alone], Drawing.TOP).score([UnscoredNode(0, ROOT, ROOT, 0)], VOCAB)
             want = float(found.logprobs[0][found.tokens[0] == node.token].max())
             assert node.score - node.parent.score == pytest.approx(want, abs=1e-4)

@@ -18,6 +18,7 @@ from draftree.beams.speculative import sample
 from draftree.config import SamplingParams
 from draftree.drafters.draft_model import ModelSource
 from draftree.engine import Engine
+from draftree.models.base import prefill
 from draftree.models.huggingface import HFModel
 from draftree.sampling import warp
 
@@ -89,7 +90,7 @@ def test_scores_are_cumulative_log_probabilities(beam_warp: BeamWarp, model: HFM
     for found in BeamEngine(model, source("relative", model)).generate([PROMPTS[2]], params, beams)[0].hypotheses:
         total = 0.0
         for i, token in enumerate(found.token_ids):
-            row = model.open([*PROMPTS[2], *found.token_ids[:i]])
+            row = prefill(model, [*PROMPTS[2], *found.token_ids[:i]])
             total += float(rules_distribution(row.logits, params, beam_warp)[token])
             model.close(row)
         assert found.logprob == pytest.approx(total, abs=1e-3)

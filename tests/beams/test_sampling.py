@@ -19,6 +19,7 @@ from draftree.beams.params import BeamParams, BeamWarp
 from draftree.beams.speculative import Residuals
 from draftree.config import SamplingParams
 from draftree.drafters.draft_model import ModelSource
+from draftree.models.base import prefill
 from draftree.models.huggingface import HFModel
 
 from ..pairs import target
@@ -354,7 +355,7 @@ def final_distribution(
     model: HFModel, prompt: list[int], params: SamplingParams, limit: int, beam_warp: BeamWarp
 ) -> BeamDistribution:
     def after(beam: Tokens) -> Tensor:
-        row = model.open([*prompt, *beam])
+        row = prefill(model, [*prompt, *beam])
         distribution = target_distributions(row.logits[None], PLAIN, beam_warp, [])[0].exp()
         model.close(row)
         return distribution

@@ -10,7 +10,7 @@ from draftree.beams.beam_engine import BeamEngine, BeamGeneration
 from draftree.beams.params import BeamParams
 from draftree.config import SamplingParams
 from draftree.engine import Engine
-from draftree.models.base import Nodes
+from draftree.models.base import Nodes, prefill
 from draftree.models.huggingface import HFModel
 
 from ..pairs import target
@@ -128,7 +128,7 @@ def test_a_drafter_that_is_always_right_saves_passes(model: HFModel) -> None:
 def test_scores_are_cumulative(model: HFModel) -> None:
     """Each sequence's log-probability is that of a fresh causal pass over its tokens."""
     for found in beams_of(model, "relative", PROMPTS[1], width=4, returned=4).hypotheses:
-        row = model.open(PROMPTS[1])
+        row = prefill(model, PROMPTS[1])
         logits = [row.logits]
         logits += list(model.extend([row], [Nodes.chain(found.token_ids)])[0][:-1])
         model.close(row)

@@ -16,6 +16,7 @@ from draftree.beams.params import BeamParams, BeamWarp
 from draftree.beams.speculative import Residuals
 from draftree.config import SamplingParams
 from draftree.errors import ConfigError
+from draftree.models.base import prefill
 
 from ..pairs import target
 from .parts import PROMPTS
@@ -204,7 +205,7 @@ def test_rows_of_the_token_warp_are_transformers(params: SamplingParams, monkeyp
 
 
 def after(model: Any, ids: list[int]) -> Tensor:
-    row = model.open(ids)
+    row = prefill(model, ids)
     logits: Tensor = row.logits.clone()
     model.close(row)
     return logits

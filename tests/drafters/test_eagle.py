@@ -13,6 +13,7 @@ from draftree.drafters.ngram import NgramSource
 from draftree.drafters.token_recycling import TokenRecyclingSource
 from draftree.engine import Engine
 from draftree.errors import CacheError
+from draftree.models.base import prefill
 from draftree.models.eagle_model import HeadModel
 from draftree.models.huggingface import HFModel
 from draftree.policies.auto.policy import AutoTree
@@ -105,9 +106,9 @@ def test_entropies_are_of_the_distribution_over_the_draft_vocabulary(target: HFM
     request = made.open(PROMPTS[0], SamplingParams(max_tokens=8))
     tree = made.step([request])[0].tree
     made.close(request)
-    row = head.start()
+    row = head.open()
     ids = torch.tensor([*PROMPTS[0], request.output_ids[0]])
-    opened = target.open(PROMPTS[0])
+    opened = prefill(target, PROMPTS[0])
     distribution = head.advance([row], [ids[1:]], [opened.waiting_features()])[0].softmax(-1)
     assert float(tree.entropies[0]) == pytest.approx(float(torch.special.entr(distribution).sum()), abs=1e-4)
     assert float(tree.path_logprobs[0]) == pytest.approx(float(distribution.max().log()), abs=1e-4)

@@ -16,7 +16,7 @@ from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.ngram import NgramSource
 from draftree.engine import Engine
 from draftree.errors import CacheError
-from draftree.models.base import Nodes, Row
+from draftree.models.base import Nodes, Row, prefill
 from draftree.models.eagle_model import HeadModel, HeadRow
 from draftree.models.huggingface import HFModel
 from draftree.policies.fixed import StaticTree
@@ -72,7 +72,7 @@ def test_ids_are_those_of_ar_decoding_in_an_ensemble(target: HFModel, middle: HF
 
 def truth(model: HFModel, ids: list[int]) -> Tensor:
     """[n, H] the model's hidden states, of a pass of its own."""
-    row = model.open(ids)
+    row = prefill(model, ids)
     states = row.waiting_features().clone()
     model.close(row)
     return states
@@ -169,7 +169,7 @@ def test_its_cache_holds_what_a_pass_over_the_text_would_leave(target: HFModel) 
     own = head.own(lower._states[request].row)
     assert own.length > request.prompt_length
     ids = request.ids[: own.length + 1]
-    fresh = head.start()
+    fresh = head.open()
     head.advance([fresh], [torch.tensor(ids[1:])], [truth(target, ids[:-1])])
     torch.testing.assert_close(own.predicted, fresh.predicted, rtol=1e-3, atol=1e-3)
     head.close(fresh)
@@ -177,7 +177,7 @@ def test_its_cache_holds_what_a_pass_over_the_text_would_leave(target: HFModel) 
 
 
 def test_a_state_of_a_node_that_was_not_fed_is_refused(middle: HFModel) -> None:
-    row = middle.open([3, 4, 5])
+    row = prefill(middle, [3, 4, 5])
     with pytest.raises(CacheError, match="no hidden state"):
         row.pending_feature(0)
     middle.close(row)

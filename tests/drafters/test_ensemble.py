@@ -22,6 +22,7 @@ from draftree.drafters.token_recycling import TokenRecyclingSource
 from draftree.engine import Engine
 from draftree.errors import ConfigError, UnknownNameError
 from draftree.load import load_engine
+from draftree.models.base import prefill
 from draftree.policies.auto.policy import AutoTree
 from draftree.policies.base import GrowthPolicy
 from draftree.policies.best_paths import OptTree
@@ -288,7 +289,7 @@ def test_closing_frees_the_models_rows() -> None:
     ensemble = source("lookup+self", model)
     Engine(model, TreeDrafter(StaticTree(), ensemble)).generate(PROMPTS, SamplingParams(max_tokens=5))
     assert ensemble.parts[1].model is not None
-    assert ensemble.parts[1].model.open(PROMPTS[1]).slot == model.open(PROMPTS[1]).slot == 0
+    assert prefill(ensemble.parts[1].model, PROMPTS[1]).slot == prefill(model, PROMPTS[1]).slot == 0
 
 
 # names

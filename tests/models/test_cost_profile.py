@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from draftree.errors import ConfigError, DraftreeWarning
-from draftree.models.base import Nodes
+from draftree.models.base import Nodes, prefill
 from draftree.models.cost_profile import Grid, Identity, Point, Profile, kept_or_measured, load_profile, measure
 
 from ..toy import ToyModel
@@ -50,7 +50,7 @@ def test_every_batch_context_and_size_is_measured() -> None:
 
 def test_the_median_of_the_passes_counts_and_the_first_is_not_among_them(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, model = [0.0], ToyModel()
-    prices = iter([100.0, 3.0, 1.0, 2.0])  # to warm up, then three that count
+    prices = iter([0.0, 100.0, 3.0, 1.0, 2.0])  # the context, a pass to warm up, then three that count
     extend = model.extend
 
     def slow(*arguments: object) -> torch.Tensor:
@@ -69,7 +69,7 @@ def test_on_a_busy_machine_passes_are_repeated_and_the_fastest_counts(monkeypatc
     extend = model.extend
 
     def slow(rows: object, nodes: list[Nodes]) -> torch.Tensor:
-        clock[0] += next(prices[len(nodes[0].tokens)])
+        clock[0] += next(prices.get(len(nodes[0].tokens), iter([0.0])))
         return extend(rows, nodes)  # type: ignore[arg-type]
 
     monkeypatch.setattr(model, "extend", slow)
@@ -97,7 +97,7 @@ def test_short_models_are_measured_with_fewer_tokens(monkeypatch: pytest.MonkeyP
 def test_no_rows_stay_open() -> None:
     model = ToyModel()
     measure(model, GRID)
-    assert model.open([1]).slot == 0
+    assert prefill(model, [1]).slot == 0
 
 
 def curve(batch: int, context: int, *seconds: float) -> Point:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from draftree.drafters.registry import load_drafter
 from draftree.errors import ConfigError, ModelFileError, RunError, UnknownNameError
 from draftree.models import eagle_model as head_model
-from draftree.models.base import Nodes
+from draftree.models.base import Nodes, prefill
 from draftree.models.cpu.kernels import working
 from draftree.models.eagle_file import SHIPPED, is_head, load_head, read_head, save_head, shipped_head
 from draftree.models.eagle_head import HeadConfig, HeadNetwork, output_layer
@@ -110,10 +110,10 @@ def test_a_head_computes_in_what_is_fastest_whatever_its_target_does(
         patch.setattr(head_model, "AUTO", fastest)  # as if it were found to be so
         head = load_head(folder, target)
     assert head.capabilities.weight_format == fastest
-    row, stock = target.open([1, 2, 3, 4]), load_head(folder, HFModel(tiny(), self_test=False))
+    row, stock = prefill(target, [1, 2, 3, 4]), load_head(folder, HFModel(tiny(), self_test=False))
     features, logits = row.waiting_features()[:-1], []
     for model in (head, stock):
-        fed = model.start()
+        fed = model.open()
         after = model.advance([fed], [torch.tensor([2, 3, 4])], [features])[0]
         drafted = model.extend([fed], [Nodes(torch.tensor([5, 7]), torch.tensor([-1, -1]))])[0]
         logits.append(torch.cat([after[None], drafted]))

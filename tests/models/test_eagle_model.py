@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from draftree.errors import CacheError
-from draftree.models.base import Nodes
+from draftree.models.base import Nodes, prefill
 from draftree.models.eagle_model import HeadModel, HeadRow
 from draftree.models.huggingface import HFModel
 from draftree.tree import ROOT
@@ -30,8 +30,8 @@ def target() -> HFModel:
 
 def fed(head: HeadModel, target: HFModel, prompt: list[int]) -> tuple[HeadRow, Tensor]:
     """A row with all of a prompt, and the logits after it."""
-    row = target.open(prompt)
-    new = head.start()
+    row = prefill(target, prompt)
+    new = head.open()
     logits = head.advance([new], [torch.tensor(prompt[1:])], [row.waiting_features()[:-1]])
     target.close(row)
     return new, logits
@@ -62,8 +62,8 @@ def test_rows_of_a_batch_do_not_see_each_other(target: HFModel) -> None:
         row, after = fed(head, target, prompt)
         alone.append((after[0], head.extend([row], [tree])[0]))
         head.close(row)
-    opened = [target.open(p) for p in PROMPTS]
-    rows = [head.start() for _ in PROMPTS]
+    opened = [prefill(target, p) for p in PROMPTS]
+    rows = [head.open() for _ in PROMPTS]
     features = [row.waiting_features()[:-1] for row in opened]
     after = head.advance(rows, [torch.tensor(p[1:]) for p in PROMPTS], features)
     logits = head.extend(rows, trees)
@@ -76,8 +76,8 @@ def test_rows_of_a_batch_do_not_see_each_other(target: HFModel) -> None:
 
 def test_tokens_in_pieces_equal_tokens_at_once(target: HFModel) -> None:
     head, prompt = random_head(target), PROMPTS[0]
-    features = target.open(prompt).waiting_features()
-    row = head.start()
+    features = prefill(target, prompt).waiting_features()
+    row = head.open()
     head.advance([row], [torch.tensor(prompt[1:3])], [features[:2]])
     head.extend([row], [TREE])  # what was drafted is forgotten
     logits = head.advance([row], [torch.tensor(prompt[3:])], [features[2:-1]])
@@ -141,7 +141,8 @@ def test_a_parent_must_have_been_drafted_before(target: HFModel) -> None:
 
 
 def test_passes_can_be_measured_without_a_target(target: HFModel) -> None:
-    row = random_head(target).open([1, 2, 3])
+    head = random_head(target)
+    row = head.own(prefill(head, [1, 2, 3]))
     assert row.length == 3
     assert bool(row.logits[: len(row.tokens)].isfinite().all())
     assert int(row.tokens.max()) < VOCAB

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from draftree.errors import CacheError, UnsupportedModelError
-from draftree.models.base import Nodes
+from draftree.models.base import Nodes, prefill
 from draftree.models.huggingface import HFModel
 
 from ..tiny import FAMILIES, tiny
@@ -26,7 +26,7 @@ def tracked(kind: str = "llama") -> HFModel:
 @torch.no_grad()
 def test_they_are_what_the_output_layer_turns_into_logits(kind: str) -> None:
     model = tracked(kind)
-    row = model.open(PROMPT)
+    row = prefill(model, PROMPT)
     features = row.waiting_features()
     causal = model.model(input_ids=torch.tensor([PROMPT]), use_cache=False).logits[0]
     assert torch.allclose(model.model.get_output_embeddings()(features), causal, atol=1e-4)
@@ -34,7 +34,7 @@ def test_they_are_what_the_output_layer_turns_into_logits(kind: str) -> None:
 
 def test_a_commit_keeps_those_of_its_path() -> None:
     model = tracked()
-    rows = [model.open(PROMPT), model.open(PROMPT[:2])]
+    rows = [prefill(model, PROMPT), prefill(model, PROMPT[:2])]
     for row in rows:
         row.drop_features()
     model.extend(rows, [TREE, Nodes.chain([7])])
@@ -48,7 +48,7 @@ def test_a_commit_keeps_those_of_its_path() -> None:
 
 def test_several_commits_wait_until_they_are_dropped() -> None:
     model = tracked()
-    row = model.open(PROMPT)
+    row = prefill(model, PROMPT)
     for token in (7, 8):
         model.extend([row], [Nodes.chain([token])])
         model.commit(row, [0])
@@ -59,7 +59,7 @@ def test_several_commits_wait_until_they_are_dropped() -> None:
 
 def test_nodes_fed_in_two_passes_are_one_path() -> None:
     model = tracked()
-    row = model.open(PROMPT)
+    row = prefill(model, PROMPT)
     row.drop_features()
     model.extend([row], [Nodes.chain([7])])
     model.extend([row], [Nodes(torch.tensor([8]), torch.tensor([0]))])
@@ -70,7 +70,7 @@ def test_nodes_fed_in_two_passes_are_one_path() -> None:
 
 def test_a_fork_has_its_own() -> None:
     model = tracked()
-    row = model.open(PROMPT)
+    row = prefill(model, PROMPT)
     fork = model.fork(row)
     assert torch.equal(row.waiting_features(), fork.waiting_features())
 
@@ -79,7 +79,7 @@ def test_two_models_on_the_same_weights_read_them_by_one_hook() -> None:
     first = tracked()
     second = first.twin()
     second.track_features()
-    one, two = first.open(PROMPT), second.open(PROMPT[:3])
+    one, two = prefill(first, PROMPT), prefill(second, PROMPT[:3])
     first.extend([one], [Nodes.chain([7])])
     second.extend([two], [Nodes.chain([7, 8])])
     first.commit(one, [0])
@@ -91,7 +91,7 @@ def test_two_models_on_the_same_weights_read_them_by_one_hook() -> None:
 
 def test_a_model_that_nobody_asks_keeps_none() -> None:
     model = HFModel(tiny(), self_test=False)
-    row = model.open(PROMPT)
+    row = prefill(model, PROMPT)
     model.extend([row], [Nodes.chain([7])])
     model.commit(row, [0])
     assert not row.features

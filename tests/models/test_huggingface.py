@@ -14,7 +14,7 @@ from torch import Tensor
 
 from draftree.errors import CacheError, PromptError, UnsupportedModelError
 from draftree.models import probe
-from draftree.models.base import Nodes
+from draftree.models.base import Nodes, prefill
 from draftree.models.huggingface import HFModel
 
 from ..tiny import FAMILIES, MAX_LENGTH, VOCAB, causal_logits, tiny
@@ -42,21 +42,21 @@ shapes = pytest.mark.parametrize("parents", SHAPES.values(), ids=SHAPES)
 @families
 def test_open_gives_the_logits_of_the_last_prompt_token(kind: str) -> None:
     prompt = random_ids(Random(0), 9)
-    assert_close(fresh(kind).open(prompt).logits, causal_logits(reference(kind), prompt)[-1])
+    assert_close(prefill(fresh(kind), prompt).logits, causal_logits(reference(kind), prompt)[-1])
 
 
 @families
 def test_open_computes_the_logits_of_the_last_prompt_token_only(kind: str) -> None:
     model, shapes = fresh(kind), []
     model.model.register_forward_hook(lambda _module, _args, out: shapes.append(out.logits.shape))
-    model.open([1, 2, 3, 4])
+    prefill(model, [1, 2, 3, 4])
     assert shapes == [(1, 1, VOCAB)]
 
 
 def test_open_takes_the_last_logits_of_a_model_that_computes_them_all() -> None:
     model, prompt = fresh("llama"), [1, 2, 3, 4]
     model._keep_last = False
-    assert_close(model.open(prompt).logits, causal_logits(reference("llama"), prompt)[-1])
+    assert_close(prefill(model, prompt).logits, causal_logits(reference("llama"), prompt)[-1])
 
 
 @families
@@ -64,7 +64,7 @@ def test_open_takes_the_last_logits_of_a_model_that_computes_them_all() -> None:
 def test_logits_at_each_node_equal_the_causal_forward_on_its_path(kind: str, parents: list[int]) -> None:
     rng = Random(1)
     model, prompt, tree = fresh(kind), random_ids(rng, 8), nodes(random_ids(rng, len(parents)), parents)
-    assert_close(model.extend([model.open(prompt)], [tree])[0], expected(kind, prompt, tree))
+    assert_close(model.extend([prefill(model, prompt)], [tree])[0], expected(kind, prompt, tree))
 
 
 @families
@@ -72,7 +72,7 @@ def test_logits_of_random_trees_equal_the_causal_forwards(kind: str) -> None:
     rng, model = Random(2), fresh(kind)
     for size in (1, 5, 13, 24):
         prompt, tree = random_ids(rng, rng.randint(1, 30)), random_tree(rng, size)
-        assert_close(model.extend([model.open(prompt)], [tree])[0], expected(kind, prompt, tree))
+        assert_close(model.extend([prefill(model, prompt)], [tree])[0], expected(kind, prompt, tree))
 
 
 @families
@@ -80,7 +80,7 @@ def test_logits_of_random_trees_equal_the_causal_forwards(kind: str) -> None:
 def test_nodes_may_arrive_in_several_calls(kind: str, parents: list[int]) -> None:
     rng = Random(3)
     model, prompt, tree = fresh(kind), random_ids(rng, 6), nodes(random_ids(rng, len(parents)), parents)
-    row, parts = model.open(prompt), []
+    row, parts = prefill(model, prompt), []
     for part in (slice(0, 1), slice(1, 4), slice(4, None)):
         parts.append(model.extend([row], [Nodes(tree.tokens[part], tree.parents[part])])[0])
     assert_close(torch.cat(parts), expected(kind, prompt, tree))
@@ -93,7 +93,7 @@ def test_any_tree_in_any_parts_commits_any_path(data: st.DataObject, size: int) 
     cut, leaf = data.draw(st.integers(0, size)), data.draw(st.integers(-1, size - 1))
     tree, prompt = nodes([(5 * i + 3) % VOCAB for i in range(size)], parents), [9, 2, 31]
     model = _shared()
-    row = model.open(prompt)
+    row = prefill(model, prompt)
     parts = [model.extend([row], [Nodes(tree.tokens[s], tree.parents[s])])[0] for s in _parts(cut, size)]
     assert_close(torch.cat(parts), expected("llama", prompt, tree))
     path = path_to(parents, leaf)
@@ -115,7 +115,7 @@ def _parts(cut: int, size: int) -> list[slice]:
 def test_the_committed_cache_equals_a_fresh_prefill_after_many_commits_and_growths(kind: str) -> None:
     rng, model = Random(9), fresh(kind)
     ids = random_ids(rng, 5)
-    row = model.open(ids)
+    row = prefill(model, ids)
     assert model.cache.placement.slots == 64
     while row.length < MAX_LENGTH - 1:
         tree = shallow_tree(rng, 14, MAX_LENGTH - row.length)
@@ -131,7 +131,7 @@ def test_the_committed_cache_equals_a_fresh_prefill_after_many_commits_and_growt
 def test_a_committed_path_out_of_slot_order_answers_as_its_tokens_do(kind: str) -> None:
     rng, model = Random(10), fresh(kind)
     prompt, tree = random_ids(rng, 7), nodes(random_ids(rng, 12), SHAPES["binary"])
-    row = model.open(prompt)
+    row = prefill(model, prompt)
     model.extend([row], [tree])
     model.commit(row, [1, 5, 11])
     ids, then = [*prompt, *tree.tokens[[1, 5, 11]].tolist()], random_tree(rng, 6)
@@ -142,7 +142,7 @@ def test_a_committed_path_out_of_slot_order_answers_as_its_tokens_do(kind: str) 
 def test_committing_nothing_forgets_the_nodes(kind: str) -> None:
     rng, model = Random(11), fresh(kind)
     prompt, tree = random_ids(rng, 7), random_tree(rng, 6)
-    row = model.open(prompt)
+    row = prefill(model, prompt)
     model.extend([row], [random_tree(rng, 9)])
     model.commit(row, [])
     assert row.length == 7
@@ -161,7 +161,7 @@ def test_committing_nothing_forgets_the_nodes(kind: str) -> None:
 )
 def test_commit_of_a_non_path_raises_cache_error(path: list[int], culprit: str) -> None:
     model = fresh("llama")
-    row = model.open([1, 2, 3])
+    row = prefill(model, [1, 2, 3])
     model.extend([row], [nodes([4, 5, 6, 7], [-1, -1, 0, 1])])
     with pytest.raises(CacheError, match=culprit):
         model.commit(row, path)
@@ -169,7 +169,7 @@ def test_commit_of_a_non_path_raises_cache_error(path: list[int], culprit: str) 
 
 def test_a_refused_commit_leaves_the_row_as_it_was() -> None:
     model = fresh("llama")
-    row = model.open([1, 2, 3])
+    row = prefill(model, [1, 2, 3])
     model.extend([row], [nodes([4, 5, 6, 7], [-1, -1, 0, 1])])
     with pytest.raises(CacheError):
         model.commit(row, [1, 2])
@@ -181,12 +181,12 @@ def test_the_last_position_of_the_context_can_be_used() -> None:
     rng, model = Random(16), fresh("gpt2")
     prompt = random_ids(rng, MAX_LENGTH - 2)
     tree = nodes([1, 2, 3], [-1, -1, 0])
-    assert_close(model.extend([model.open(prompt)], [tree])[0], expected("gpt2", prompt, tree))
+    assert_close(model.extend([prefill(model, prompt)], [tree])[0], expected("gpt2", prompt, tree))
 
 
 def test_a_node_beyond_the_longest_sequence_raises_cache_error() -> None:
     model = fresh("llama")
-    row = model.open(random_ids(Random(17), MAX_LENGTH - 2))
+    row = prefill(model, random_ids(Random(17), MAX_LENGTH - 2))
     with pytest.raises(CacheError, match=f"position {MAX_LENGTH} is beyond the {MAX_LENGTH} tokens of llama"):
         model.extend([row], [Nodes.chain([1, 2, 3])])
 
@@ -195,7 +195,7 @@ def test_a_refused_extend_leaves_its_rows_as_they_were() -> None:
     """Nodes that were refused once stayed in the row, so that the next tree hung below slots nobody had written."""
     model = fresh("llama")
     prompts = [random_ids(Random(18), n) for n in (6, MAX_LENGTH - 2)]
-    rows = [model.open(p) for p in prompts]
+    rows = [prefill(model, p) for p in prompts]
     with pytest.raises(CacheError):
         model.extend(rows, [Nodes.chain([1, 2, 3]), Nodes.chain([1, 2, 3])])
     logits = model.extend(rows, [Nodes.chain([4, 5]), Nodes.chain([4, 5])])
@@ -208,32 +208,32 @@ def test_a_refused_extend_leaves_its_rows_as_they_were() -> None:
     [
         ([], "empty"),
         ([1] * (MAX_LENGTH + 1), f"has {MAX_LENGTH + 1} tokens but llama takes {MAX_LENGTH} .*: shorten the prompt"),
-        ([1, VOCAB, 2], f"token {VOCAB} is outside llama's vocabulary of {VOCAB}"),
-        ([1, -3, 2], f"token -3 is outside llama's vocabulary of {VOCAB}"),
+        ([1, VOCAB, 2], f"token id {VOCAB} but those of llama are 0 to {VOCAB - 1}"),
+        ([1, -3, 2], f"token id -3 but those of llama are 0 to {VOCAB - 1}"),
     ],
     ids=["empty", "too long", "above", "below"],
 )
 def test_a_prompt_that_cannot_be_read_raises_prompt_error_naming_the_value(prompt: list[int], culprit: str) -> None:
     with pytest.raises(PromptError, match=culprit):
-        fresh("llama").open(prompt)
+        prefill(fresh("llama"), prompt)
 
 
 def test_a_refused_prompt_opens_no_row() -> None:
     model = fresh("llama")
     with pytest.raises(PromptError):
-        model.open([VOCAB])
-    assert model.open([1, 2]).slot == 0
+        prefill(model, [VOCAB])
+    assert prefill(model, [1, 2]).slot == 0
 
 
 def test_a_prompt_that_fills_the_context_is_taken() -> None:
     prompt = random_ids(Random(19), MAX_LENGTH)
-    assert_close(fresh("opt").open(prompt).logits, causal_logits(reference("opt"), prompt)[-1])
+    assert_close(prefill(fresh("opt"), prompt).logits, causal_logits(reference("opt"), prompt)[-1])
 
 
 def test_reserve_makes_room_so_that_the_cache_need_not_grow() -> None:
     model = fresh("llama")
     model.reserve(2, 100)
-    rows = [model.open([1, 2, 3]), model.open([4])]
+    rows = [prefill(model, [1, 2, 3]), prefill(model, [4])]
     keys = storage(model.cache)[0][0]
     for row in rows:
         model.extend([row], [Nodes.chain([5] * 90)])
@@ -243,7 +243,7 @@ def test_reserve_makes_room_so_that_the_cache_need_not_grow() -> None:
 
 def test_passes_are_timed_without_prefills() -> None:
     model = fresh("llama")
-    row = model.open([1, 2, 3])
+    row = prefill(model, [1, 2, 3])
     assert model.pass_seconds == 0.0
     model.extend([row], [Nodes.chain([4])])
     assert model.pass_seconds > 0
@@ -254,7 +254,7 @@ def test_passes_are_timed_without_prefills() -> None:
 def test_either_attention_gives_the_same_logits(kind: str, attention: str) -> None:
     rng, model = Random(20), HFModel(tiny(kind, attention=attention), name=kind)
     prompts, trees = [random_ids(rng, n) for n in (6, 13)], [random_tree(rng, n) for n in (11, 4)]
-    logits = model.extend([model.open(p) for p in prompts], trees)
+    logits = model.extend([prefill(model, p) for p in prompts], trees)
     for b, (prompt, tree) in enumerate(zip(prompts, trees, strict=True)):
         assert_close(logits[b, : len(tree.tokens)], expected(kind, prompt, tree))
 
@@ -288,7 +288,7 @@ def test_a_model_that_ignores_mask_or_positions_would_be_seen(
     else:
         monkeypatch.setattr(HFModel, "_forward", depthless_positions(HFModel._forward))
     prompt, tree = random_ids(rng, 8), nodes(random_ids(rng, 6), SHAPES["two branches"])
-    logits, wanted = model.extend([model.open(prompt)], [tree])[0], expected(kind, prompt, tree)
+    logits, wanted = model.extend([prefill(model, prompt)], [tree])[0], expected(kind, prompt, tree)
     assert (logits - wanted).abs().max() > 1000 * ATOL
     assert not torch.equal(logits.argmax(-1), wanted.argmax(-1))
     with pytest.raises(UnsupportedModelError, match=f"{kind} .*fails the tree self-test.*attn_implementation"):

@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 from draftree.cli.main import run
 from draftree.errors import ConfigError, DraftreeWarning, ModelFileError, PromptError, RunError, UnsupportedModelError
 from draftree.models import loading
-from draftree.models.base import Nodes
+from draftree.models.base import Nodes, prefill
 from draftree.models.loading import cache_folder, load, load_stock
 from draftree.text import encode, user
 
@@ -334,7 +334,7 @@ def test_a_damaged_conversion_is_made_again(damage: Callable[[Path], None], tmp_
     damage(next(cache.iterdir()))
     with pytest.warns(DraftreeWarning, match="made again"):
         loaded = load(str(path))
-    row = loaded.open([5])
+    row = prefill(loaded, [5])
     assert torch.allclose(loaded.extend([row], [Nodes.chain([6])])[0, 0], causal_logits(tiny(), [5, 6])[1], atol=1e-3)
     load(str(path))
 

@@ -7,6 +7,7 @@ import torch
 
 from draftree.errors import PromptError, UnsupportedModelError
 from draftree.models import probe
+from draftree.models.base import prefill
 from draftree.models.huggingface import HFModel
 
 from ..tiny import FAMILIES, MAX_LENGTH, VOCAB, WINDOW, tiny
@@ -79,7 +80,7 @@ def test_a_sliding_window_limits_the_length_and_says_so() -> None:
 
 def test_a_prompt_longer_than_the_sliding_window_is_refused_for_the_window() -> None:
     with pytest.raises(PromptError, match="sliding_window"):
-        HFModel(tiny("mistral_window")).open([1] * (WINDOW + 1))
+        prefill(HFModel(tiny("mistral_window")), [1] * (WINDOW + 1))
 
 
 def test_a_sliding_window_that_no_layer_uses_limits_nothing() -> None:
@@ -142,7 +143,7 @@ def test_the_self_test_passes_in_other_precisions(kind: str, dtype: torch.dtype)
 def test_the_self_test_leaves_no_trace() -> None:
     model = HFModel(tiny("llama"))
     assert (model.pass_seconds, model.cache.nbytes) == (0.0, 0)
-    assert model.open([1]).slot == 0
+    assert prefill(model, [1]).slot == 0
 
 
 def test_a_model_that_fails_the_self_test_can_be_loaded_without_it(monkeypatch: pytest.MonkeyPatch) -> None:

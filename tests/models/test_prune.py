@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from draftree.errors import CacheError
-from draftree.models.base import Nodes
+from draftree.models.base import Nodes, prefill
 from draftree.models.huggingface import HFModel
 from draftree.tree import ROOT
 
@@ -34,8 +34,8 @@ SHAPE = [-1, -1, 0, 0, 2, 2, 3, 5]
 def test_nodes_below_kept_ones_see_their_own_path(kind: str, keep: list[int], trunk: int, parents: list[int]) -> None:
     rng, model = Random(3), fresh(kind)
     prompt, tokens = random_ids(rng, 9), random_ids(rng, len(SHAPE))
-    model.open(random_ids(rng, 20))  # a neighbour of another length
-    row = model.open(prompt)
+    prefill(model, random_ids(rng, 20))  # a neighbour of another length
+    row = prefill(model, prompt)
     model.extend([row], [nodes(tokens, SHAPE)])
     model.prune(row, keep, trunk)
     assert row.parents.tolist() == parents
@@ -65,7 +65,7 @@ def test_nodes_below_kept_ones_see_their_own_path(kind: str, keep: list[int], tr
 )
 def test_what_is_no_part_of_the_tree_is_refused(keep: list[int], trunk: int, said: str) -> None:
     model = fresh("llama")
-    row = model.open([3, 4, 5])
+    row = prefill(model, [3, 4, 5])
     model.extend([row], [nodes(range(8), SHAPE)])
     with pytest.raises(CacheError, match=said):
         model.prune(row, keep, trunk)
@@ -75,10 +75,10 @@ def test_what_is_no_part_of_the_tree_is_refused(keep: list[int], trunk: int, sai
 def test_hidden_states_follow() -> None:
     model = HFModel(tiny(), self_test=False)
     model.track_features()
-    row, tokens = model.open([3, 4, 5]), list(range(10, 18))
+    row, tokens = prefill(model, [3, 4, 5]), list(range(10, 18))
     model.extend([row], [nodes(tokens, SHAPE)])
     model.prune(row, [0, 2, 4, 5], 2)
-    text = model.open([3, 4, 5, tokens[0], tokens[2], tokens[5]])
+    text = prefill(model, [3, 4, 5, tokens[0], tokens[2], tokens[5]])
     want = text.waiting_features()
     assert_close(row.waiting_features(), want[:5])
     assert_close(torch.cat(row.pending)[1], want[5])
@@ -89,7 +89,7 @@ def test_hidden_states_follow() -> None:
 def test_a_slot_takes_as_many_bytes_as_it_says() -> None:
     for kind in FAMILIES:
         model = fresh(kind)
-        model.open([1, 2, 3])
+        prefill(model, [1, 2, 3])
         at = model.cache.placement
         assert model.slot_bytes * at.rows * at.slots == model.cache.nbytes
 
@@ -101,14 +101,14 @@ def test_a_heads_beams_are_fed_as_text_is() -> None:
     """Tokens that come with the target's hidden states are predicted as if they had been committed one by one."""
     target = HFModel(tiny(), self_test=False)
     head, prompt = random_head(target), [2, 4, 6, 8]
-    hidden = target.open([*prompt, 2, 8, 6]).waiting_features()
-    other = target.open([*prompt, 2, 4]).waiting_features()
-    row = head.start()
+    hidden = prefill(target, [*prompt, 2, 8, 6]).waiting_features()
+    other = prefill(target, [*prompt, 2, 4]).waiting_features()
+    row = head.open()
     head.advance([row], [torch.tensor(prompt[1:])], [hidden[:3]])
     features = torch.stack([hidden[3], hidden[4], other[4], hidden[5]])
     logits = head.extend([row], [TREE], [features])[0]
     for node, path in enumerate([[2], [2, 8], [2, 4], [2, 8, 6]]):
-        alone = head.start()
+        alone = head.open()
         want = head.advance(
             [alone], [torch.tensor([*prompt[1:], *path])], [(other if 4 in path else hidden)[: 3 + len(path)]]
         )

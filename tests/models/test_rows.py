@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from draftree.models.base import Nodes, Row
+from draftree.models.base import Nodes, Row, prefill
 
 from ..tiny import FAMILIES
 from .trees import (
@@ -29,7 +29,7 @@ families = pytest.mark.parametrize("kind", FAMILIES)
 def test_a_ragged_batch_equals_the_causal_forwards(kind: str) -> None:
     rng, model = Random(4), fresh(kind)
     prompts = [random_ids(rng, n) for n in (3, 17, 9)]
-    rows = [model.open(p) for p in prompts]
+    rows = [prefill(model, p) for p in prompts]
     for sizes in ((5, 1, 12), (2, 6, 3)):
         trees = [random_tree(rng, n) for n in sizes]
         logits = model.extend(rows, trees)
@@ -42,7 +42,7 @@ def test_a_ragged_batch_equals_the_causal_forwards(kind: str) -> None:
 def test_any_rows_may_be_asked_in_any_order(kind: str) -> None:
     rng, model = Random(5), fresh(kind)
     prompts = [random_ids(rng, n) for n in (7, 12, 4, 9)]
-    rows = [model.open(p) for p in prompts]
+    rows = [prefill(model, p) for p in prompts]
     for asked in ([2], [2, 0], [3, 1], [1, 3, 0], [0, 2]):
         trees = [random_tree(rng, rng.randint(1, 9)) for _ in asked]
         logits = model.extend([rows[r] for r in asked], trees)
@@ -55,7 +55,7 @@ def test_any_rows_may_be_asked_in_any_order(kind: str) -> None:
 def test_uncommitted_nodes_outlive_passes_that_do_not_ask_their_row(kind: str) -> None:
     rng, model = Random(6), fresh(kind)
     prompts = [random_ids(rng, n) for n in (5, 8, 11)]
-    rows = [model.open(p) for p in prompts]
+    rows = [prefill(model, p) for p in prompts]
     tree = nodes(random_ids(rng, 6), SHAPES["two branches"])
     model.extend([rows[1]], [Nodes(tree.tokens[:4], tree.parents[:4])])
     model.extend([rows[0], rows[2]], [random_tree(rng, 7), random_tree(rng, 3)])  # row 1 rides along with padding
@@ -67,16 +67,16 @@ def test_uncommitted_nodes_outlive_passes_that_do_not_ask_their_row(kind: str) -
 def test_a_row_in_a_batch_answers_as_it_does_alone(kind: str) -> None:
     rng, model, alone = Random(7), fresh(kind), fresh(kind)
     prompts, trees = [random_ids(rng, n) for n in (4, 21, 10)], [random_tree(rng, n) for n in (9, 2, 6)]
-    together = model.extend([model.open(p) for p in prompts], trees)
+    together = model.extend([prefill(model, p) for p in prompts], trees)
     for b, (prompt, tree) in enumerate(zip(prompts, trees, strict=True)):
-        assert_close(together[b, : len(tree.tokens)], alone.extend([alone.open(prompt)], [tree])[0])
+        assert_close(together[b, : len(tree.tokens)], alone.extend([prefill(alone, prompt)], [tree])[0])
 
 
 def test_a_row_without_new_nodes_rides_along_in_a_batch() -> None:
     rng, model = Random(8), fresh("llama")
     prompts = [random_ids(rng, n) for n in (6, 9)]
     tree = random_tree(rng, 5)
-    logits = model.extend([model.open(p) for p in prompts], [nodes([], []), tree])
+    logits = model.extend([prefill(model, p) for p in prompts], [nodes([], []), tree])
     assert_close(logits[1], expected("llama", prompts[1], tree))
 
 
@@ -89,7 +89,7 @@ def test_rows_that_open_fork_commit_and_close_at_random_stay_exact(kind: str, se
         action = rng.random()
         if not rows or (action < 0.15 and len(rows) < 6):
             ids = random_ids(rng, rng.randint(1, 30))
-            rows.append((model.open(ids), ids))
+            rows.append((prefill(model, ids), ids))
         elif action < 0.25 and len(rows) < 6:
             row, ids = rng.choice(rows)
             rows.append((model.fork(row), list(ids)))
@@ -113,7 +113,7 @@ def test_rows_that_open_fork_commit_and_close_at_random_stay_exact(kind: str, se
 def test_closing_a_row_keeps_the_uncommitted_nodes_of_the_row_that_takes_its_place(kind: str) -> None:
     rng, model = Random(12), fresh(kind)
     prompts = [random_ids(rng, n) for n in (9, 5, 7)]
-    rows = [model.open(p) for p in prompts]
+    rows = [prefill(model, p) for p in prompts]
     tree = nodes(random_ids(rng, 6), SHAPES["two branches"])
     model.extend([rows[2]], [Nodes(tree.tokens[:4], tree.parents[:4])])
     model.close(rows[0])
@@ -125,7 +125,7 @@ def test_closing_a_row_keeps_the_uncommitted_nodes_of_the_row_that_takes_its_pla
 
 def test_open_rows_stay_side_by_side_when_one_closes() -> None:
     model = fresh("llama")
-    rows = [model.open([i + 1]) for i in range(4)]
+    rows = [prefill(model, [i + 1]) for i in range(4)]
     model.close(rows.pop(1))
     assert sorted(row.slot for row in rows) == [0, 1, 2]
 
@@ -134,7 +134,7 @@ def test_open_rows_stay_side_by_side_when_one_closes() -> None:
 def test_a_fork_and_its_origin_go_their_own_ways(kind: str) -> None:
     rng, model = Random(13), fresh(kind)
     prompt = random_ids(rng, 11)
-    origin = model.open(prompt)
+    origin = prefill(model, prompt)
     other = model.fork(origin)
     for row, tokens in ((origin, [1, 2, 3]), (other, [4, 5])):
         model.extend([row], [Nodes.chain(tokens)])
@@ -146,7 +146,7 @@ def test_a_fork_and_its_origin_go_their_own_ways(kind: str) -> None:
 def test_a_fork_leaves_uncommitted_nodes_behind() -> None:
     rng, model = Random(14), fresh("llama")
     prompt, tree = random_ids(rng, 6), random_tree(rng, 5)
-    origin = model.open(prompt)
+    origin = prefill(model, prompt)
     model.extend([origin], [random_tree(rng, 4)])
     other = model.fork(origin)
     assert other.parents.numel() == 0
@@ -156,7 +156,7 @@ def test_a_fork_leaves_uncommitted_nodes_behind() -> None:
 def test_a_twin_has_rows_and_a_cache_of_its_own() -> None:
     rng, model = Random(15), fresh("llama")
     twin, (prompt, other) = model.twin(), (random_ids(rng, 8), random_ids(rng, 8))
-    row, its = model.open(prompt), twin.open(other)
+    row, its = prefill(model, prompt), prefill(twin, other)
     assert twin.model is model.model
     assert (row.slot, its.slot) == (0, 0)
     assert_cached(model, "llama", row, prompt)

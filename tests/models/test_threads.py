@@ -14,7 +14,7 @@ from draftree.config import SamplingParams
 from draftree.drafters.registry import load_drafter
 from draftree.engine import Engine
 from draftree.errors import CacheError
-from draftree.models.base import Nodes
+from draftree.models.base import Nodes, prefill
 from draftree.models.huggingface import HFModel
 
 from ..pairs import policy
@@ -92,7 +92,7 @@ def test_a_step_inside_another_threads_pass_is_refused(shared: bool, model: HFMo
 
 def test_closing_waits_for_another_threads_pass(model: HFModel) -> None:
     """An engine that was refused closes its rows all the same: they would stay in the cache for ever."""
-    rows = [model.open(list(p)) for p in PROMPTS]
+    rows = [prefill(model, list(p)) for p in PROMPTS]
     logits: list[Tensor] = []
     closing = threading.Thread(target=model.close, args=(rows[1],))
     with Gate(model).held(lambda: logits.append(model.extend([rows[0]], [Nodes.chain([6])]))):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from draftree.models.base import Nodes
+from draftree.models.base import Nodes, prefill
 from draftree.models.eagle_head import embeddings
 from draftree.models.huggingface import HFModel
 from draftree.train.eagle_loss import Batch, loss, unrolled
@@ -26,7 +26,7 @@ def target() -> HFModel:
 
 
 def response(target: HFModel, ids: list[int], prompt: int) -> Response:
-    row = target.open(ids)
+    row = prefill(target, ids)
     features = row.waiting_features()[:-1].clone()
     target.close(row)
     return Response(0, 0.0, prompt, torch.tensor(ids), features)
@@ -39,7 +39,7 @@ def test_unrolled_steps_equal_drafting(target: HFModel) -> None:
     batch = Batch.of([response(target, LONG[3:9], prompt=2), learned], torch.device("cpu"))
     predicted = unrolled(head.network, embeddings(target.model), batch, STEPS)
     for root in range(5, 9):
-        row = head.start()
+        row = head.open()
         head.advance([row], [learned.tokens[1 : root + 1]], [learned.features[:root]])
         for depth in range(1, STEPS):
             head.extend([row], [Nodes(learned.tokens[root + depth, None], torch.tensor([depth - 2]))])

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from draftree.errors import CacheError
+from draftree.models.base import prefill
 from draftree.models.huggingface import HFModel
 from draftree.train.responses import respond, respond_in_step
 
@@ -67,7 +68,7 @@ def test_a_model_that_tracks_no_hidden_states_gives_none() -> None:
 
 
 def test_open_rows_are_not_overwritten(target: HFModel) -> None:
-    row = target.open([1, 2, 3])
+    row = prefill(target, [1, 2, 3])
     with pytest.raises(CacheError, match="cannot feed 2 rows of 64: close the open rows"):
         next(respond_in_step(target, [[5]], [0], rows=2, max_tokens=8, seed=0))
     target.close(row)

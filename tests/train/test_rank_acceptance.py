@@ -16,6 +16,7 @@ from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.ngram import NgramIndex, NgramSource
 from draftree.engine import Engine
 from draftree.errors import ConfigError, RunError
+from draftree.models.base import prefill
 from draftree.models.huggingface import HFModel
 from draftree.policies.base import Provenance
 from draftree.policies.fixed import Counts
@@ -109,7 +110,7 @@ def test_the_drafter_is_left_without_sequences() -> None:
     policy, model = TruePath(), target()
     drafting = model.twin()
     along(TreeDrafter(policy, ModelSource(drafting, VOCAB)), policy, 3)
-    assert drafting.open(list(PROMPTS[1])).slot == 0
+    assert prefill(drafting, list(PROMPTS[1])).slot == 0
 
 
 @pytest.mark.parametrize("name", ["lookup", "relative"])

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from draftree.config import SamplingParams
-from draftree.models.base import Nodes
+from draftree.models.base import Nodes, prefill
 from draftree.sampling import Draws
 from draftree.tree import ROOT, DraftTree, TreeBatch
 from draftree.verify.match import Draw, Verdict, greedy, match
@@ -51,7 +51,7 @@ def distinct(shape: Sequence[int], vocab: int, seed: int) -> DraftTree:
 
 def logits_over(model: ToyModel, prompt: Sequence[int], drafted: DraftTree) -> Tensor:
     """[1 + N, V]: what the model says after the prompt and after each node, as the engine asks for it."""
-    row = model.open(prompt[:-1])
+    row = prefill(model, prompt[:-1])
     root = torch.tensor([prompt[-1]])
     nodes = Nodes(torch.cat([root, drafted.tokens]), torch.cat([torch.tensor([ROOT]), drafted.parents + 1]))
     logits = model.extend([row], [nodes])[0]

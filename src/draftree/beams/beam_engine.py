@@ -18,7 +18,7 @@ from ..drafters.base import BeamSource, TokenSource
 from ..drafters.eagle import EagleSource
 from ..engine import each_params, token_limit
 from ..errors import ConfigError
-from ..models.base import ForestModel, LanguageModel
+from ..models.base import ForestModel, LanguageModel, prefill
 from ..request import Stats
 from ..text import Prompt, encode
 from .beam_distributions import BeamDraws, target_distributions
@@ -201,7 +201,7 @@ class BeamEngine:
         beams = request.beams
         drafts = beams.nodes if self.source else 0
         self.target.reserve(1, len(request.ids) + (request.params.max_tokens or 0) + beams.width + drafts)
-        request.trunk.row = row = self.target.open(request.ids)
+        request.trunk.row = row = prefill(self.target, request.ids)
         request.tree = TreeRow(row, request.root)
         request.drafting = self._depths is not None and (beams.depth is not None or self._depths.opens(request))
         if self.source is not None and request.drafting:

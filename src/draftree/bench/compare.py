@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from ..config import SamplingParams
-from ..models.base import LanguageModel
+from ..models.base import LanguageModel, prefill
 from ..models.cpu.quantization import DEFAULT_WEIGHT_FORMAT, STOCK
 from ..models.huggingface import HFModel
 from ..sampling import Draws, gumbel_noise, warp
@@ -155,7 +155,7 @@ def first_difference(
     if shared in (len(one), len(other)):
         return Difference(shared, None, near_tie=False)
     seed, ids = params.seed or 0, [*prompt_ids, *one[:shared]]
-    row = target.open(ids)
+    row = prefill(target, ids)
     draws = Draws([params], [seed], [ids])
     logits = draws.process(row.logits[None].float(), torch.empty((1, 0), dtype=torch.int64, device=row.logits.device))
     target.close(row)

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from ..artifacts import user_path
 from ..errors import ConfigError
+from ..models.base import prefill
 from ..models.cost_profile import FULL, Grid, Profile, measure_and_keep, profile_folder
 from ..models.cpu.openmp import WAITING
 from ..models.cpu.quantization import summary
@@ -58,7 +59,7 @@ def info(
     began = time.perf_counter()
     loaded = compute.load(model)
     seconds, can = time.perf_counter() - began, loaded.capabilities
-    row = loaded.open([0])
+    row = prefill(loaded, [0])
     per_token = loaded.cache.nbytes / (loaded.cache.placement.rows * loaded.cache.placement.slots)
     loaded.close(row)
     for what, value in {

@@ -6,6 +6,7 @@ that ended a fully accepted path, and the target's bonus token) is fed as a shor
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import cast
@@ -90,8 +91,7 @@ class ModelSource(BeamSource):
         """The state of a request that may be new: then its prompt is read."""
         if request not in self._states:
             self.model.reserve(1, request.prompt_length + (request.params.max_tokens or 0))
-            # beams begin behind the prompt, which may be one token: it is read at once, and not scored
-            self._states[request] = State(self.model.open(request.ids[:-1] or request.ids))
+            self._states[request] = State(self.model.open())
         return self._states[request]
 
     def begin(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
@@ -174,6 +174,7 @@ class ModelScorer(Scorer):
     def score(self, nodes: Sequence[UnscoredNode], width: int) -> Candidates:
         """Feed nodes, and the waiting tokens of requests whose roots are among them, in one pass."""
         fed: dict[int, tuple[list[int], list[int]]] = {}
+        scored_of: Counter[int] = Counter()
         column = []
         for b, node, parent, token in nodes:
             state = self._source.opened(self._requests[b]) if node == ROOT else self._state(b)
@@ -187,9 +188,10 @@ class ModelScorer(Scorer):
                 parents.append(state.slots[parent])
             state.slots[node] = start + len(tokens) - 1
             self._depths[b, node] = 0 if node == ROOT else self._depths.get((b, parent), 0) + 1
-            column.append(len(tokens) - 1)
+            column.append(scored_of[b])
+            scored_of[b] += 1
         rows = {b: i for i, b in enumerate(fed)}
-        new = [Nodes(torch.tensor(tokens), torch.tensor(parents)) for tokens, parents in fed.values()]
+        new = [Nodes(torch.tensor(t), torch.tensor(p), scored_of[b]) for b, (t, p) in fed.items()]
         scored = [(self._requests[b], node) for b, node, _, _ in nodes]
         depths = [self._depths[b, node] for b, node, _, _ in nodes]
         batch = torch.tensor([rows[b] for b, *_ in nodes])

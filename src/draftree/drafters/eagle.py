@@ -119,7 +119,7 @@ class _EagleScorer(ModelScorer):
                 raise CacheError("a draft head reads the target's hidden states: give it a request with an open row")
             if request not in source._states:
                 source.model.reserve(1, request.prompt_length + (request.params.max_tokens or 0))
-                source._states[request] = State(source.model.start())
+                source._states[request] = State(source.model.open())
             state = source._states[request]
             state.slots = {ROOT: ROOT}
             source._given.pop(request, None)

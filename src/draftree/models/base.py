@@ -12,7 +12,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from ..errors import CacheError
+from ..errors import CacheError, PromptError
 from ..tree import ROOT, DraftTree
 
 
@@ -53,7 +53,7 @@ class Row:
     Attributes:
         slot: the model's number for it; changes when other rows close.
         length: committed tokens.
-        logits: [V] logits of the last prompt token, as ``open`` found them.
+        logits: [V] logits of the last token that ``prefill`` has read; empty where nothing was read by it.
         parents: [u] int64, parents of the uncommitted nodes, ROOT for children of the last committed token.
         features: hidden states of committed tokens in order, in pieces [n, H], since the last ``drop_features``; none
             where the model does not track them.
@@ -152,20 +152,30 @@ class Nodes:
         tokens: [n] int64.
         parents: [n] int64, numbers among the row's uncommitted nodes in the order of their arrival, these ones
             included; ROOT (-1) is the last committed token.
+        wanted: of so many of them, the last ones, the logits are wanted; None: of all.
     """
 
     tokens: Tensor
     parents: Tensor
+    wanted: int | None = None
+
+    @property
+    def logits(self) -> int:
+        """How many of them the logits are wanted of."""
+        return len(self.tokens) if self.wanted is None else self.wanted
 
     @classmethod
-    def chain(cls, tokens: Sequence[int]) -> Nodes:
+    def chain(cls, tokens: Sequence[int], wanted: int | None = None) -> Nodes:
         """``tokens`` one after the other, below the last committed token."""
-        return cls(torch.tensor(tokens, dtype=torch.int64), torch.arange(len(tokens)) + ROOT)
+        return cls(torch.tensor(tokens, dtype=torch.int64), torch.arange(len(tokens)) + ROOT, wanted)
 
     @classmethod
-    def below(cls, root: int, tree: DraftTree) -> Nodes:
-        """A root, the last token, which is not committed yet, and then its draft tree."""
-        return cls(torch.cat([torch.tensor([root]), tree.tokens]), torch.cat([torch.tensor([ROOT]), tree.parents + 1]))
+    def below(cls, head: Sequence[int], tree: DraftTree) -> Nodes:
+        """Tokens that are not committed yet, and below the last of them, which is the root, its draft tree."""
+        n = len(head)
+        parents = torch.where(tree.parents == ROOT, n - 1, tree.parents + n)
+        tokens = torch.cat([torch.tensor(head, dtype=torch.int64), tree.tokens])
+        return cls(tokens, torch.cat([torch.arange(n) + ROOT, parents]), 1 + len(tree))
 
 
 @runtime_checkable
@@ -178,19 +188,15 @@ class LanguageModel(Protocol):
     def reserve(self, rows: int, tokens: int) -> None:
         """Make room for ``rows`` sequences of ``tokens`` tokens at once, so that the cache need not grow."""
 
-    def open(self, prompt_ids: Sequence[int]) -> Row:
-        """Prefill a new row; its ``logits`` follow the last prompt token.
-
-        Raises:
-            PromptError: the prompt is empty, too long, or holds an id outside the vocabulary.
-        """
+    def open(self) -> Row:
+        """A new row without tokens."""
 
     def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Tensor:
         """Append uncommitted nodes to each row in one pass.
 
         Returns:
-            [B, n, V] logits, n the most nodes of any row; entry (b, i) follows node i of ``nodes[b]``; entries past
-            a row's own nodes mean nothing.
+            [B, w, V] logits, w the most that are wanted of any row; entry (b, i) follows the i-th node of ``nodes[b]``
+            whose logits are wanted; entries past a row's own mean nothing.
 
         Raises:
             CacheError: a node would lie beyond the longest sequence, a parent does not come before its child, or a row
@@ -204,11 +210,50 @@ class LanguageModel(Protocol):
             CacheError: they are no such path; nothing has changed.
         """
 
-    def fork(self, row: Row) -> Row:
-        """A new row with the same committed tokens; uncommitted nodes are not copied."""
+    def fork(self, row: Row, length: int | None = None) -> Row:
+        """A new row with the first ``length`` committed tokens, or all; uncommitted nodes are not copied.
+
+        Raises:
+            CacheError: there are not so many.
+        """
 
     def close(self, row: Row) -> None:
         """Forget a row."""
+
+
+def prefill(model: LanguageModel, ids: Sequence[int]) -> Row:
+    """A new row that has read a text; its ``logits`` follow the last token.
+
+    Raises:
+        PromptError: the text is empty, too long, or holds an id outside the vocabulary.
+    """
+    check_text(model.capabilities, ids)
+    row = model.open()
+    try:
+        logits = model.extend([row], [Nodes.chain(ids, wanted=1)])
+        model.commit(row, range(len(ids)))
+        row.logits = logits[0, 0].clone()
+    except BaseException:
+        model.close(row)
+        raise
+    return row
+
+
+def check_text(can: Capabilities, ids: Sequence[int]) -> None:
+    """Check that a model can read a text.
+
+    Raises:
+        PromptError: the text is empty, too long, or holds an id outside the vocabulary.
+    """
+    if not ids:
+        raise PromptError("the prompt is empty: give at least one token")
+    if len(ids) > can.max_length:
+        raise PromptError(
+            f"the prompt has {len(ids)} tokens but {can.name} takes {can.max_length} ({can.max_length_reason}): "
+            "shorten the prompt"
+        )
+    if wrong := next((i for i in (min(ids), max(ids)) if not 0 <= i < can.vocab_size), None):
+        raise PromptError(f"the prompt has token id {wrong} but those of {can.name} are 0 to {can.vocab_size - 1}")
 
 
 @runtime_checkable

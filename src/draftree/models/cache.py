@@ -324,9 +324,9 @@ class Rows(Generic[R]):
         row.parents = parents
 
     def fork(self, row: R, other: R) -> None:
-        """Add a row with another's committed tokens."""
+        """Add a row with the first ``other.length`` of another's committed tokens."""
         self.add(other)
-        self.cache.copy_row(row.slot, other.slot, row.length)
+        self.cache.copy_row(row.slot, other.slot, other.length)
 
     def close(self, row: R) -> None:
         """Forget a row; the last one in storage takes its place, so that open rows stay side by side."""

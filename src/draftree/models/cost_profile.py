@@ -27,7 +27,7 @@ from ..config import MAX_NODES
 from ..errors import ConfigError, DraftreeWarning, RunError
 from ..progress import err
 from ..tree import ROOT
-from .base import LanguageModel, Nodes, Row
+from .base import LanguageModel, Nodes, Row, prefill
 
 VERSION = 4
 """Of profiles: a new version of our own passes has new times."""
@@ -283,7 +283,7 @@ def measure(model: LanguageModel, grid: Grid, progress: Callable[[int], None] = 
             times: dict[int, list[float]] = {size: [] for size in grid.sizes}
             try:
                 for b in range(batch):
-                    rows.append(model.open([(7 * i + b) % can.vocab_size for i in range(context)]))
+                    rows.append(prefill(model, [(7 * i + b) % can.vocab_size for i in range(context)]))
                 busy = False
                 for turn in range(_LONGER * grid.repeats + 1):
                     if turn == grid.repeats + 1 and not (busy := _spread(times) > _BUSY):

@@ -106,8 +106,8 @@ class HeadModel:
         """Make room for ``rows`` rows of ``tokens`` tokens at once."""
         self._rows.cache.reserve(rows, tokens)
 
-    def start(self) -> HeadRow:
-        """A new row without tokens."""
+    def open(self) -> HeadRow:
+        """A new row (``LanguageModel.open``)."""
         row = HeadRow(
             slot=len(self._rows),
             length=0,
@@ -128,13 +128,6 @@ class HeadModel:
 
     def _zeros(self, *shape: int) -> Tensor:
         return torch.zeros(shape, dtype=self.capabilities.dtype, device=self.capabilities.device)
-
-    def open(self, prompt_ids: Sequence[int]) -> HeadRow:
-        """A new row whose tokens come without hidden states (``LanguageModel.open``): to measure passes."""
-        row = self.start()
-        features = self._zeros(len(prompt_ids), self.network.config.hidden_size)
-        row.logits = self.advance([row], [torch.tensor(list(prompt_ids))], [features])[0]
-        return row
 
     @torch.inference_mode()
     def advance(self, rows: Sequence[HeadRow], tokens: Sequence[Tensor], features: Sequence[Tensor]) -> Tensor:
@@ -188,11 +181,13 @@ class HeadModel:
             rows: open rows.
             nodes: for each row.
             features: for each row [n, H], the target's hidden states at the tokens before the nodes; None: what was
-                predicted for these tokens.
+                predicted for these tokens, and zeros in rows that are empty: to measure passes.
         """
         began = time.perf_counter()
         own, device, are_text = [self.own(row) for row in rows], self.capabilities.device, features is not None
-        if features is None:
+        if features is None and not any(row.length for row in own):
+            features = [self._zeros(len(new.tokens), self.network.config.hidden_size) for new in nodes]
+        elif features is None:
             for row, new in zip(own, nodes, strict=True):
                 if bool((new.parents >= row.parents.shape[0]).any()):
                     raise CacheError("the parent of a node comes with it: its hidden state is not predicted yet")
@@ -210,7 +205,7 @@ class HeadModel:
         if are_text:
             for row, new in zip(own, nodes, strict=True):
                 self._learn(row, new.tokens)
-        logits = self._logits(own, fresh)
+        logits = self._logits(own, [part[len(part) - new.logits :] for part, new in zip(fresh, nodes, strict=True)])
         self.pass_seconds += time.perf_counter() - began
         return logits
 
@@ -269,9 +264,15 @@ class HeadModel:
         own.predicted = own.predicted[last + 1 : last + 2]
 
     @torch.inference_mode()
-    def fork(self, row: Row) -> HeadRow:
-        """A new row with the same committed tokens (``LanguageModel.fork``)."""
+    def fork(self, row: Row, length: int | None = None) -> HeadRow:
+        """A new row with the same committed tokens (``LanguageModel.fork``).
+
+        Raises:
+            CacheError: fewer are wanted, whose last prediction is not kept.
+        """
         own = self.own(row)
+        if length not in (None, own.length):
+            raise CacheError(f"cannot fork {length} tokens of a row of {own.length} in a head: read them again")
         other = replace(own, parents=NO_NODES, predicted=own.predicted[:1], known=own.known.clone())
         self._rows.fork(own, other)
         return other

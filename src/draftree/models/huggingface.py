@@ -21,7 +21,8 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..config import typed
-from ..errors import CacheError, ConfigError, PromptError, UnsupportedModelError
+from ..errors import CacheError, ConfigError, UnsupportedModelError
+from ..tree import ROOT
 from . import attention, probe
 from .base import Capabilities, Nodes, Row
 from .cache import NO_NODES, Rows, TreeCache
@@ -222,37 +223,18 @@ class HFModel:
         self._rows.cache = TreeCache(self._layers)
 
     @_alone
-    def open(self, prompt_ids: Sequence[int]) -> Row:
-        """Prefill a new row (``LanguageModel.open``)."""
-        self._check_prompt(prompt_ids)
-        slot, device = len(self._rows), self.capabilities.device
-        self.cache.place(slot, [0], len(prompt_ids), device)
-        tokens = torch.tensor([list(prompt_ids)], device=device)
-        positions = torch.arange(len(prompt_ids), device=device)[None]
-        logits = self._forward(tokens, positions, None, last_only=True)[0, -1].clone()
-        row = Row(slot=slot, length=len(prompt_ids), logits=logits, parents=NO_NODES)
-        if self._hidden:
-            row.features.append(self._hidden.last[0].clone())
+    def open(self) -> Row:
+        """A new row (``LanguageModel.open``)."""
+        row = Row(slot=-1, length=0, logits=torch.zeros(0), parents=NO_NODES)
         self._rows.add(row)
         return row
-
-    def _check_prompt(self, prompt_ids: Sequence[int]) -> None:
-        can = self.capabilities
-        if not prompt_ids:
-            raise PromptError("the prompt is empty: give at least one token")
-        if len(prompt_ids) > can.max_length:
-            raise PromptError(
-                f"the prompt has {len(prompt_ids)} tokens but {can.name} takes {can.max_length} "
-                f"({can.max_length_reason}): shorten the prompt"
-            )
-        if not 0 <= min(prompt_ids) <= max(prompt_ids) < can.vocab_size:
-            bad = next(i for i in prompt_ids if not 0 <= i < can.vocab_size)
-            raise PromptError(f"prompt token {bad} is outside {can.name}'s vocabulary of {can.vocab_size}")
 
     @_alone
     def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Tensor:
         """Append uncommitted nodes to each row in one pass (``LanguageModel.extend``)."""
         can, own = self.capabilities, [self._rows.own(row) for row in rows]
+        if len(own) == 1 and own[0].length + len(own[0].parents) == 0 and _is_chain(nodes[0]):
+            return self._read(own[0], nodes[0])
         first, grown, inputs, mask = self._rows.place_nodes(own, nodes, can.device)
         if inputs.numel() and (last := int(inputs[:, 1].max())) >= can.max_length:
             raise CacheError(
@@ -267,7 +249,24 @@ class HFModel:
             if self._hidden:
                 row.pending.append(self._hidden.last[row.slot - first, : new.tokens.shape[0]])
         order = [row.slot - first for row in own]
-        return logits if order == list(range(len(mask))) else logits[order]
+        logits = logits if order == list(range(len(mask))) else logits[order]
+        if all(new.wanted in (None, len(new.tokens)) for new in nodes):
+            return logits
+        most = max(new.logits for new in nodes)
+        starts = torch.tensor([len(new.tokens) - new.logits for new in nodes])
+        columns = (starts[:, None] + torch.arange(most)).clamp(max=logits.shape[1] - 1).to(can.device)
+        return logits[torch.arange(len(own), device=can.device)[:, None], columns]
+
+    def _read(self, row: Row, text: Nodes) -> Tensor:
+        """The first tokens of a row, a chain: attention is plain causal, so that no mask is needed."""
+        device, n = self.capabilities.device, len(text.tokens)
+        self.cache.place(row.slot, [0], n, device)
+        positions = torch.arange(n, device=device)[None]
+        logits = self._forward(text.tokens[None].to(device), positions, None, last_only=text.logits <= 1)
+        row.parents = text.parents
+        if self._hidden:
+            row.pending.append(self._hidden.last[0].clone())
+        return logits[:, logits.shape[1] - text.logits :]
 
     @_alone
     def feed(self, tokens: Tensor, positions: Tensor, end: int) -> tuple[Tensor, Tensor]:
@@ -335,9 +334,13 @@ class HFModel:
         return 2 * self._layers * int(shared * width) * self.capabilities.dtype.itemsize
 
     @_alone
-    def fork(self, row: Row) -> Row:
-        """A new row with the same committed tokens (``LanguageModel.fork``)."""
-        other = replace(row, parents=NO_NODES, features=list(row.features), pending=[])
+    def fork(self, row: Row, length: int | None = None) -> Row:
+        """A new row with the first committed tokens of another (``LanguageModel.fork``)."""
+        length = row.length if length is None else length
+        if not 0 <= length <= row.length:
+            raise CacheError(f"cannot fork {length} tokens of a row of {row.length}")
+        features = list(row.features) if length == row.length else []
+        other = replace(row, length=length, parents=NO_NODES, features=features, pending=[])
         self._rows.fork(self._rows.own(row), other)
         return other
 
@@ -346,6 +349,10 @@ class HFModel:
         """Forget a row (``LanguageModel.close``); another thread's pass is waited for, so that no row stays open."""
         with self._lock:
             self._rows.close(self._rows.own(row))
+
+
+def _is_chain(nodes: Nodes) -> bool:
+    return len(nodes.tokens) > 1 and torch.equal(nodes.parents, torch.arange(len(nodes.tokens)) + ROOT)
 
 
 def _converted(model: PreTrainedModel, name: str, weight_format: str | None, shared: SharedState) -> Capabilities:

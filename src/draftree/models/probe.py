@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from ..errors import UnsupportedModelError
 from . import attention
-from .base import Capabilities, Nodes
+from .base import Capabilities, Nodes, prefill
 
 if TYPE_CHECKING:
     from .huggingface import HFModel
@@ -144,7 +144,7 @@ def self_test(model: HFModel) -> None:
         [t % can.vocab_size for t in (2, 13, 17, 19)],
     )
     tree = Nodes(torch.tensor([a, b, c, d]), torch.tensor([-1, -1, 0, 1]))  # root -> a -> c and root -> b -> d
-    row = model.open(prompt)
+    row = prefill(model, prompt)
     branches = [model.fork(row), model.fork(row)]
     chains = model.extend(branches, [Nodes.chain([a, c]), Nodes.chain([b, d])])
     logits = model.extend([row], [tree])[0]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..config import Budget, SamplingParams
 from ..drafters.base import Drafter
-from ..models.base import LanguageModel, Nodes, Row
+from ..models.base import LanguageModel, Nodes, Row, prefill
 from ..request import Outcome, Request, StepCost
 from ..sampling import Successors, successors
 from ..text import NoText
@@ -48,7 +48,7 @@ class Replay:
         self._request = Request(prompt, params, len(output), frozenset(), NoText())
         none = torch.zeros(0)
         own = Row(slot=-1, length=0, logits=none, parents=none.long())
-        self._row = self._request.row = own if target is None else target.open(prompt)
+        self._row = self._request.row = own if target is None else prefill(target, prompt)
         drafter.open(self._request)
         self._gain(list(output[:1]))
 
@@ -89,7 +89,7 @@ class Replay:
     @torch.inference_mode()
     def _verified(self, target: LanguageModel, tree: DraftTree, path: list[int]) -> Successors | None:
         """The target's pass over a tree; its most probable tokens after each node, where the drafter uses them."""
-        logits = target.extend([self._row], [Nodes.below(self._request.ids[-1], tree)])
+        logits = target.extend([self._row], [Nodes.below(self._request.ids[-1:], tree)])
         target.commit(self._row, [0, *(n + 1 for n in path)])
         count = self._drafter.successors
         return Successors.unpack(successors(logits, count)[0].cpu()) if count else None

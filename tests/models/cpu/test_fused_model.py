@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from draftree.models.base import Nodes
+from draftree.models.base import Nodes, prefill
 from draftree.models.cpu.fused_model import Norm, direct, merge_layers
 from draftree.models.cpu.quantization import convert
 from draftree.models.huggingface import HFModel
@@ -27,7 +27,7 @@ llama_kind = pytest.mark.parametrize("kind", sorted(LLAMA_KIND))
 def passes(model: HFModel) -> list[Tensor]:
     """Logits and hidden states of two prompts, of trees below them, and of what follows a commit."""
     model.track_features()
-    rows = [model.open(prompt) for prompt in PROMPTS]
+    rows = [prefill(model, prompt) for prompt in PROMPTS]
     found = [row.logits for row in rows]
     logits = model.extend(rows, TREES)
     found += [logits[0], logits[1, :1]]

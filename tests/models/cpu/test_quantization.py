@@ -19,7 +19,7 @@ from draftree.bench.compare import first_difference
 from draftree.config import SamplingParams
 from draftree.engine import Engine
 from draftree.errors import ConfigError, DraftreeWarning
-from draftree.models.base import Nodes
+from draftree.models.base import Nodes, prefill
 from draftree.models.cost_profile import Identity
 from draftree.models.cpu import quantization as module
 from draftree.models.cpu.kernels import KERNELS, Stock, working
@@ -107,7 +107,7 @@ def test_logits_are_close_to_those_of_float32(weight_format: str) -> None:
 def test_a_nodes_logits_do_not_depend_on_what_its_neighbours_are(weight_format: str) -> None:
     model = converted(weight_format)
     parents = torch.tensor([-1, -1, 0, 1])  # two branches
-    rows = [model.open(PROMPTS[0]) for _ in range(2)]
+    rows = [prefill(model, PROMPTS[0]) for _ in range(2)]
     one, other = (
         model.extend([row], [Nodes(torch.tensor([5, neighbour, 9, neighbour]), parents)])[0]
         for row, neighbour in zip(rows, (7, 33), strict=True)
@@ -119,7 +119,7 @@ def test_a_nodes_logits_do_not_depend_on_what_its_neighbours_are(weight_format: 
 @each
 def test_a_rows_logits_do_not_depend_on_the_other_rows_of_a_batch(weight_format: str) -> None:
     model = converted(weight_format)
-    rows = [model.open(p) for p in ([1, 2, 3], [4, 5, 6], [1, 2, 3], [9, 9, 9])]
+    rows = [prefill(model, p) for p in ([1, 2, 3], [4, 5, 6], [1, 2, 3], [9, 9, 9])]
     nodes = [Nodes.chain([7, 8])] * 2
     assert torch.equal(model.extend(rows[:2], nodes)[0], model.extend(rows[2:], nodes)[0])
 
@@ -297,7 +297,7 @@ def test_other_weight_formats_follow_what_is_tracked_in_neither() -> None:
     first = HFModel(tiny(), weight_format="fp32", self_test=False)
     first.track_features()
     second = first.in_weight_format("int8")
-    row = second.open(PROMPTS[0])
+    row = prefill(second, PROMPTS[0])
     assert not second.tracks_features
     assert row.features == []
     second.close(row)

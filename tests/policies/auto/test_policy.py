@@ -14,6 +14,7 @@ from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.grow import TreeDrafter, grow
 from draftree.engine import Engine
 from draftree.errors import ConfigError
+from draftree.models.base import prefill
 from draftree.models.cost_profile import Identity, Point, Profile
 from draftree.policies.auto.explain import Report
 from draftree.policies.auto.policy import AutoTree
@@ -244,7 +245,7 @@ class TestWithADraftingModel:
         flat = costs(lambda n: 1.0)
         engine = Engine(target, TreeDrafter(AutoTree(target=flat, drafter=costs(lambda n: 2.0)), ModelSource(model, 5)))
         engine.generate([[1, 2, 3]])
-        assert model.open([1]).slot == 0
+        assert prefill(model, [1]).slot == 0
         assert not model._nodes[model._rows[0]]
         assert engine.drafter.passes == 0
 
