@@ -121,9 +121,9 @@ def answer(alone: Engine, auto: Engine, prompt: list[int], tokens: int) -> Answe
         if one.finish_reason is None:
             alone.step([one])
         if other.finish_reason is None:
-            passes = auto.drafter.passes
+            passes = auto.speculation.drafter.passes
             (outcome,) = auto.step([other])
-            drafted += bool(len(outcome.tree) or auto.drafter.passes > passes)
+            drafted += bool(len(outcome.tree) or auto.speculation.drafter.passes > passes)
     if one.output_ids != other.output_ids:
         print("the ids differ (a near-tie, or a bug)")
     took = [r.stats.seconds.draft + r.stats.seconds.verify + r.stats.seconds.other for r in (one, other)]

@@ -433,7 +433,7 @@ def test_an_unbounded_tree_reserves_little_and_ends_with_the_context() -> None:
     prompt = (PROMPTS[0] * 20)[: MAX_LENGTH - 8]
     plain = Engine(target()).generate([prompt], SamplingParams(ignore_eos=True))[0].token_ids
     engine = Engine(model, drafter("relative", model, policy("dynamic-width")))
-    assert engine.nodes == MAX_NODES
+    assert engine.speculation.nodes == MAX_NODES
     request = engine.open(PROMPTS[0], SamplingParams(max_tokens=10))
     assert model.cache.placement.slots < 400 + kept
     engine.close(request)
@@ -445,5 +445,5 @@ def test_an_unbounded_tree_reserves_little_and_ends_with_the_context() -> None:
 def test_a_node_budget_that_is_given_goes_before_the_methods_own() -> None:
     model = target()
     for nodes, want in ((None, MAX_NODES), (9, 9)):
-        assert Engine(model, drafter("relative", model, EntropyTree()), nodes=nodes).nodes == want
-    assert Engine(model, drafter("relative", model, StaticTree())).nodes == DEFAULT_NODES
+        assert Engine(model, drafter("relative", model, EntropyTree()), nodes=nodes).speculation.nodes == want
+    assert Engine(model, drafter("relative", model, StaticTree())).speculation.nodes == DEFAULT_NODES

@@ -1,37 +1,37 @@
-"""The loop: draft a tree, verify it in one target pass, commit the accepted path, stream.
+"""The engine: requests are submitted, scheduled, and run to their end in steps that they share.
 
-    prefill -> [ propose -> extend -> verify -> commit -> append ] *
+    submit -> [ end, admit, step ] * -> result
 
-Joins drafting and verification, which know nothing of each other.
+Any thread may submit and wait. One thread at a time works on the models: the one that runs ``run``, or else one of
+those that wait, for all of them.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import cast
+from functools import partial
 
-import torch
-from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from .config import Budget, SamplingParams, typed
-from .drafters.base import Drafter, NoDrafter
-from .errors import ConfigError, PromptError, RunError
-from .models.base import LanguageModel, Nodes, Row, prefill
-from .policies.base import node_budget
-from .request import Chunk, Outcome, Request, Stats, StepClock
-from .sampling import Draws, Successors, successors
-from .text import Prompt, encode, text_stream
-from .tracing.trace import Observer, Setup
-from .tree import DraftTree
-from .verify.match import Verdict
-from .verify.schemes import DEFAULT_SCHEME, Scheme, find_scheme
+from .config import SamplingParams
+from .drafters.base import Drafter
+from .errors import RunError
+from .models.base import LanguageModel
+from .request import Chunk, Request, Stats
+from .scheduler import Job, Scheduler, SchedulerParams
+from .speculation import Speculation, SpeculationParams
+from .step import Stepper, each_params
+from .text import Prompt
+from .tracing.trace import Observer
+from .verify.schemes import DEFAULT_SCHEME, Scheme
 
-_RESERVED = 256
-"""Most slots that are reserved for the drafted nodes of a request."""
+_CHUNK_ON_CPU, _CHUNK = 64, 512
+"""``SchedulerParams.chunk`` where none is given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Generation:
     Attributes:
         text: generated text, without the stop string that ended it.
         token_ids: generated tokens, the end-of-request token included.
-        finish_reason: "eos", "stop", "length" or "criteria".
+        finish_reason: one of ``draftree.request.FINISH_REASONS``.
         seed: reproduces it.
         lossy: the verification was a lossy one: the tokens do not follow the target distribution.
     """
@@ -55,23 +55,71 @@ class Generation:
     lossy: bool = False
 
 
-class Engine:
-    """Decodes requests with draft trees; the output is the target's own, token for token, unless asked otherwise.
+class Handle:
+    """A request that was submitted: its tokens as they come, or its result."""
+
+    def __init__(self, engine: Engine, job: Job) -> None:
+        self._engine, self._job = engine, job
+        self.request = job.request
+
+    @property
+    def done(self) -> bool:
+        """It has ended, and holds nothing."""
+        return self._job.done
+
+    def cancel(self) -> None:
+        """End it as soon as the step under way is over; its tokens stay readable. Twice is harmless."""
+        self._job.cancelled = True
+        self._engine.sweep()
+
+    def __iter__(self) -> Iterator[Chunk]:
+        """Its tokens as they come; leaving early cancels it.
+
+        Raises:
+            the exception that ended it.
+        """
+        given, chunks = 0, self.request.chunks
+        try:
+            while not (self.done and given == len(chunks)):
+                self._engine.wait(partial(self._moved, given))
+                while given < len(chunks):
+                    given += 1
+                    yield chunks[given - 1]
+        finally:
+            if not self.done:
+                self.cancel()
+        if self.request.error is not None:
+            raise self.request.error
+
+    def _moved(self, given: int) -> bool:
+        return self.done or len(self.request.chunks) > given
+
+    def result(self) -> Generation:
+        """Wait for its end.
+
+        Raises:
+            the exception that ended it.
+        """
+        self._engine.wait(lambda: self.done)
+        if self.request.error is not None:
+            raise self.request.error
+        return self.generation
+
+    @property
+    def generation(self) -> Generation:
+        """What it has generated so far."""
+        r = self.request
+        lossy = r.speculation is not None and r.speculation.scheme.lossy
+        return Generation(r.text, r.output_ids, r.finish_reason or "", r.seed, r.chunks, r.stats, lossy)
+
+
+class Engine(Stepper):
+    """Runs requests of one target (``Stepper`` for the other arguments).
 
     Args:
-        drafter: proposes trees; without one it is AR decoding.
-        nodes: node budget of one request's tree at one step; the policy's own by default.
-        tokenizer: for text prompts and text output; the target's own by default, None for bare token ids.
-        verification: a name of ``SCHEMES`` or a scheme.
-        candidates: of verification match, one of ``CANDIDATES``; by default the scheme's own (coupled).
-        observers: are notified in this order.
-
-    Raises:
-        ConfigError: the node budget is out of range, or the verification cannot judge the drafter's trees.
-        UnknownNameError: there is no such verification.
+        scheduling: what runs at once.
     """
 
-    @typed
     def __init__(
         self,
         target: LanguageModel,
@@ -82,252 +130,265 @@ class Engine:
         verification: str | Scheme = DEFAULT_SCHEME,
         candidates: str | None = None,
         observers: Sequence[Observer] = (),
+        scheduling: SchedulerParams | None = None,
     ) -> None:
-        self.target = target
-        self.drafter = drafter or NoDrafter()
-        self.nodes = node_budget(self.drafter.policy, nodes)
-        self.tokenizer = tokenizer or getattr(target, "tokenizer", None)
-        self.verification = find_scheme(verification, candidates)
-        if self.drafter.policy is not None:
-            self.verification.check(self.drafter.policy, self.nodes, self.drafter.learns)
-        self.drafter.prepare(target)
-        self.observers = tuple(observers)
-        self._learned = 0.0
-        for observer in self.observers:
-            scheme = self.verification
-            observer.begin(Setup(target, self.drafter, self.nodes, scheme.name, scheme.candidates, self.tokenizer))
+        scheduling = SchedulerParams() if scheduling is None else scheduling
+        super().__init__(
+            target,
+            drafter,
+            nodes=nodes,
+            tokenizer=tokenizer,
+            verification=verification,
+            candidates=candidates,
+            observers=observers,
+            prefixes=scheduling.prefixes,
+        )
+        chunk = scheduling.chunk or (_CHUNK_ON_CPU if target.capabilities.device.type == "cpu" else _CHUNK)
+        self.scheduler = Scheduler(scheduling, chunk, self._holds, self._evict)
+        self._changed = threading.Condition()  # guards the scheduler and the tasks; notified after every step
+        self._tasks: deque[tuple[Future[Speculation], Callable[[], Speculation]]] = deque()
+        self._stepping = threading.Lock()  # held by the thread that works on the models
+        self._worker: int | None = None  # that thread
+        self._runs = self._stopped = False  # a thread is inside ``run``; it is to leave
+
+    # Requests come and go: any thread.
+
+    def submit(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        speculation: SpeculationParams | Speculation | None = None,
+        *,
+        priority: int = 0,
+        timeout: float | None = None,
+    ) -> Handle:
+        """Let a request wait for its turn.
+
+        Args:
+            prompt, params, speculation: as in ``request``.
+            priority: lower runs sooner; a request that has waited ten seconds longer comes before the next lower one.
+            timeout: seconds in which it has to end; then it ends with what it has, for the reason "deadline".
+
+        Raises:
+            InputError: it does not fit the model or its cache, or names what does not exist.
+            QueueFullError: too many wait.
+        """
+        return self._submit(self.request(prompt, params, speculation), priority, timeout)
+
+    def _submit(
+        self, request: Request, priority: int = 0, timeout: float | None = None, *, bounded: bool = True
+    ) -> Handle:
+        job = Job(request, self.slots(request, most=True), priority, timeout)
+        with self._changed:
+            self.scheduler.add(job, bounded=bounded)
+            self._changed.notify_all()
+        return Handle(self, job)
+
+    def _speculation(self, given: SpeculationParams | Speculation | None) -> Speculation:
+        """A new drafter is loaded and prepared between two steps, by the thread that works on the models."""
+        find = super()._speculation
+        if given is None or given in self._made or self._worker == threading.get_ident():
+            return find(given)
+        future: Future[Speculation] = Future()
+        with self._changed:
+            self._tasks.append((future, lambda: find(given)))
+            self._changed.notify_all()
+        self.wait(future.done)
+        return future.result()
 
     def generate(
-        self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        speculation: SpeculationParams | Speculation | None = None,
     ) -> list[Generation]:
-        """Decode a batch to its end: one target pass a step for all requests that still run.
+        """Decode prompts to their end, together.
 
         Args:
             prompts: texts (taken as they are), conversations or token ids.
             params: for all prompts, or one each; greedy to the end of the context by default.
+            speculation: of all prompts.
 
         Raises:
             InputError: a prompt or its settings do not fit the model; found before anything is decoded.
+            the exception that ended one of them.
         """
         each = each_params(prompts, params)
-        requests = [self._request(prompt, one) for prompt, one in zip(prompts, each, strict=True)]
-        self.target.reserve(len(requests), max(map(self._slots, requests), default=0))
-        with ExitStack() as closing:  # what fails to close, keeps no other from it
+        requests = [self.request(p, one, speculation) for p, one in zip(prompts, each, strict=True)]
+        handles = list[Handle]()
+        try:
             for request in requests:
-                closing.callback(self.close, request)
-                self._prefill(request)
-            while running := [r for r in requests if r.finish_reason is None]:
-                self.step(sorted(running, key=lambda r: _row(r).slot))  # storage order: no logits are copied
-                for request in running:
-                    if request.finish_reason is not None:
-                        self.close(request)  # a finished row would ride along in every pass
-        lossy = self.verification.lossy
-        return [
-            Generation(r.text, r.output_ids, r.finish_reason or "", r.seed, r.chunks, r.stats, lossy) for r in requests
-        ]
+                handles.append(self._submit(request, bounded=False))
+            self.wait(lambda: all(h.done for h in handles) or any(h.request.error for h in handles))
+            if error := next((h.request.error for h in handles if h.request.error), None):
+                raise error
+            return [handle.generation for handle in handles]
+        finally:
+            for handle in handles:
+                if not handle.done:
+                    handle.cancel()
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Chunk]:
-        """Decode one prompt, giving out tokens as they come (``generate`` for the arguments).
+    def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        speculation: SpeculationParams | Speculation | None = None,
+    ) -> Iterator[Chunk]:
+        """Decode one prompt, giving out tokens as they come (``request`` for the arguments).
 
         Raises:
-            InputError: at once, as ``generate``; the prefill waits until the first token is asked for.
+            InputError: at once; it is submitted when the first token is wanted.
         """
-        return self._stream(self._request(prompt, params))
+        return self._stream(self.request(prompt, params, speculation))
 
     def _stream(self, request: Request) -> Iterator[Chunk]:
-        self._prefill(request)
-        yield from self.follow(request)
+        yield from self._submit(request, bounded=False)
 
-    def follow(self, request: Request) -> Iterator[Chunk]:
-        """Run an open request to its end, giving out its tokens as they come; leaving early closes it."""
-        given = 0
+    # Steps are made: one thread at a time.
+
+    def advance(self) -> bool:
+        """End what has to end, admit what may run, and make one step of it; false where there was nothing to do.
+
+        An exception ends the request that it comes from, which is found by stepping each of them alone.
+        """
+        worked = self._work_off() or self._end()
+        running = self._admit()
+        prompt_tokens = self.scheduler.prompt_tokens
         try:
-            while True:
-                yield from request.chunks[given:]
-                given = len(request.chunks)
-                if request.finish_reason is not None:
-                    return
-                self.step([request])
+            self.step(running, prompt_tokens)
+        except Exception as error:  # noqa: BLE001 - whatever ends a request, the others go on
+            for request in running:
+                self._step_alone(request, prompt_tokens, error if len(running) == 1 else None)
+        return self._end() or worked or bool(running)
+
+    def _work_off(self) -> bool:
+        """Do what other threads wait for; whether there was anything."""
+        worked = False
+        while self._tasks:
+            worked, (future, task) = True, self._tasks.popleft()
+            try:
+                future.set_result(task())
+            except Exception as error:  # noqa: BLE001 - it is the caller's
+                future.set_exception(error)
+        return worked
+
+    def _admit(self) -> list[Request]:
+        """All requests that run, those included whose turn has come."""
+        with self._changed:
+            admitted = self.scheduler.admit()
+        jobs = self.scheduler.running
+        if admitted:
+            self.target.reserve(len(jobs) + len(self.prefixes.lengths), max(self.slots(job.request) for job in jobs))
+        for job in admitted:
+            try:
+                self.begin(job.request)
+            except Exception as error:  # noqa: BLE001
+                job.request.fail(error)
+        return [job.request for job in jobs if job.request.finish_reason is None]
+
+    def _step_alone(self, request: Request, prompt_tokens: int, error: Exception | None) -> None:
+        """Step a request of a step that failed; ``error``: what it failed with, where it was alone."""
+        try:
+            if error is not None:
+                raise error
+            if request.finish_reason is None:
+                self.step([request], prompt_tokens)
+        except Exception as own:  # noqa: BLE001
+            request.fail(own)
+
+    def _end(self) -> bool:
+        """Close what has ended or has to; whether there was anything."""
+        with self._changed:
+            ended = self.scheduler.ended()
+        for job in ended:
+            try:
+                self.close(job.request)
+            except Exception as error:  # noqa: BLE001
+                job.request.fail(error)
+        return bool(ended)
+
+    def run(self) -> None:
+        """Make steps until ``shutdown``, waiting where there is nothing to do; no other thread makes any meanwhile.
+
+        What still runs then is cancelled.
+
+        Raises:
+            RunError: another thread is in here.
+        """
+        if self._runs:
+            raise RunError("another thread runs this engine: one is enough")
+        self._runs, self._stopped = True, False
+        try:
+            with self._at_work(blocking=True):
+                while not self._stopped:
+                    worked = self.advance()
+                    with self._changed:
+                        self._changed.notify_all()
+                        if not worked:
+                            self._changed.wait_for(lambda: self._stopped or self._tasks or self.scheduler.jobs)
+                for job in self.scheduler.jobs:
+                    job.cancelled = True
+                self._end()
         finally:
-            self.close(request)
+            self._runs = False
 
-    def open(self, prompt: Prompt, params: SamplingParams | None = None) -> Request:
-        """Prefill a request and draw its first token.
+    def shutdown(self) -> None:
+        """Let ``run`` return after the step under way."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+
+    def wait(self, ready: Callable[[], bool]) -> None:
+        """Wait until something is so, making the steps for all meanwhile, unless another thread makes them.
 
         Raises:
-            InputError: the prompt or its settings do not fit the model.
+            RunError: this thread is inside a step: a callback cannot wait for another request of its engine.
         """
-        request = self._request(prompt, params)
-        self._prefill(request)
-        return request
+        if self._worker == threading.get_ident():
+            raise RunError("a callback waits for a request of the engine that runs it: give it another engine")
+        while not ready():
+            with self._at_work() as working:
+                while working and not ready() and self.advance():
+                    self._notify()
+            if not working:
+                with self._changed:
+                    if not ready() and self._busy:
+                        self._changed.wait(1.0)
 
-    def _request(self, prompt: Prompt, params: SamplingParams | None) -> Request:
-        """A request that fits the model; nothing is open for it yet."""
-        params = SamplingParams() if params is None else params
-        ids = encode(self.tokenizer, prompt)
-        limit = token_limit(self.target, ids, params)
-        stream = text_stream(self.tokenizer, params.stop, ids)
-        return Request(ids, params, limit, self.target.capabilities.eos_ids, stream)
+    def sweep(self) -> None:
+        """Close what was cancelled, unless a thread is at work, which does so itself."""
+        with self._at_work() as working:
+            if working:
+                self._end()
 
-    @torch.inference_mode()
-    def _prefill(self, request: Request) -> None:
-        began = time.perf_counter()
-        self.target.reserve(1, self._slots(request))
-        request.row = prefill(self.target, request.ids)
+    @property
+    def _busy(self) -> bool:
+        """A thread works on the models."""
+        return self._runs or self._stepping.locked()
+
+    @contextmanager
+    def _at_work(self, *, blocking: bool = False) -> Iterator[bool]:
+        """Be the thread that works on the models; false where another is and this one does not wait for it."""
+        if self._runs and not blocking or not self._stepping.acquire(blocking=blocking):
+            yield False
+            return
+        self._worker = threading.get_ident()
         try:
-            self.drafter.open(request)
-            first = self._verify(request.row.logits[None, None], [DraftTree.empty()], [request])[0]
-            request.append(first.tokens, accepted=0)
-            request.stats.tokens = 1
-            request.stats.seconds.prefill = time.perf_counter() - began
-            for observer in self.observers:
-                observer.opened(request)
-        except BaseException:
-            self.close(request)
-            raise
+            yield True
+        finally:
+            self._worker = None
+            self._stepping.release()
+            self._notify()
 
-    @torch.inference_mode()
-    def step(self, requests: Sequence[Request]) -> list[Outcome]:
-        """Draft, verify and commit once for each of these open requests, together.
+    def _notify(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
 
-        Raises:
-            ConfigError: one is closed or finished, or there twice; or they are no list.
-        """
-        if not isinstance(requests, (list, tuple)):
-            raise ConfigError(f"step takes a list of requests: {requests!r} is none")
-        if not requests:
-            return []
-        rows = self._ready(requests)
-        clock, passes = StepClock(), self.drafter.passes
-        with clock.time("draft"):
-            # a path of depth d gains d + 1 tokens: no node is deeper than the tokens left, less the bonus token
-            budgets = [Budget(self.nodes, depth=request.tokens_left - 1) for request in requests]
-            trees = self.drafter.propose(requests, budgets, self.verification.drawing)
-        with clock.time("verify"):
-            nodes = [Nodes.below(request.ids[-1:], tree) for request, tree in zip(requests, trees, strict=True)]
-            logits = self.target.extend(rows, nodes)
-            with clock.time("successors"):
-                beside = successors(logits, self.drafter.successors) if self.drafter.successors else None
-            verdicts = self._verify(logits, trees, requests, beside)
-        with clock.time("other"):
-            taken = []
-            for request, row, verdict in zip(requests, rows, verdicts, strict=True):
-                self.target.commit(row, [0, *(n + 1 for n in verdict.path)])
-                taken.append(request.append(verdict.tokens, len(verdict.path)))
-        cost = clock.cost(len(requests), self.drafter.passes - passes, self._learned)
-        outcomes = [
-            Outcome(request, tree, verdict.path, verdict.tokens, count, cost, _successors(verdict, tree))
-            for request, tree, verdict, count in zip(requests, trees, verdicts, taken, strict=True)
-        ]
-        with clock.time("learn"):
-            self.drafter.observe(outcomes)
-        self._learned = clock.seconds["learn"]
-        for outcome in outcomes:
-            outcome.count(self._learned)
-        for observer in self.observers:
-            observer.stepped(outcomes, self._learned)
-        return outcomes
+    def _holds(self, lengths: Sequence[int]) -> bool:
+        return True
 
-    def _ready(self, requests: Sequence[Request]) -> list[Row]:
-        """The rows of requests that can go on, without what a failed step has left behind.
-
-        Raises:
-            ConfigError: one is closed or finished, or there twice.
-            RunError: a step of one failed after its commit.
-        """
-        rows = [_row(request) for request in requests]
-        if len(set(rows)) < len(rows):
-            raise ConfigError("a request is in this step twice: step each once")
-        for request, row in zip(requests, rows, strict=True):
-            if row.length != len(request.ids) - 1:
-                raise RunError("a step of this request failed half-way: open its prompt again")
-            if len(row.parents):
-                self.target.commit(row, [])
-        return rows
-
-    def close(self, request: Request) -> None:
-        """Free what a request holds in the models; its tokens and figures stay readable. Twice is harmless.
-
-        All observers are notified, even where one of them fails.
-        """
-        row, request.row = request.row, None
-        if row is not None:
-            with ExitStack() as closing:  # from the last to the first
-                for observer in reversed(self.observers):
-                    closing.callback(observer.closed, request)
-                closing.callback(self.drafter.close, request)
-                self.target.close(row)
-
-    def _verify(
-        self, logits: Tensor, trees: Sequence[DraftTree], requests: Sequence[Request], beside: Tensor | None = None
-    ) -> list[Verdict]:
-        draws = Draws([r.params for r in requests], [r.seed for r in requests], [r.ids for r in requests])
-        return self.verification.verify(logits, trees, draws, beside)
-
-    def _slots(self, request: Request) -> int:
-        """Cache slots to reserve for a request; a drafter on its row needs some for all that it may score.
-
-        Of a large node budget only a part: most trees stay far below it, and the cache grows for one that does not.
-        """
-        policy = self.drafter.policy if self.drafter.host is not None else None
-        drafted = 0 if policy is None else policy.pool(self.nodes)
-        tokens = len(request.ids) + (request.params.max_tokens or 0) + 1
-        return tokens + min(max(self.nodes, drafted), _RESERVED)
-
-
-def each_params(
-    prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
-) -> list[SamplingParams]:
-    """The sampling params of each prompt of a batch.
-
-    Raises:
-        ConfigError: the prompts are no list, or there are not as many params.
-    """
-    if not isinstance(prompts, (list, tuple)) or any(isinstance(p, (int, Mapping)) for p in prompts):
-        raise ConfigError("generate takes a list of prompts: put this one into a list, or use stream")
-    if not isinstance(params, (list, tuple)):
-        return [SamplingParams() if params is None else cast(SamplingParams, params)] * len(prompts)
-    if len(params) != len(prompts):
-        raise ConfigError(f"{len(params)} sampling params for {len(prompts)} prompts: give one for all, or one each")
-    return list(params)
-
-
-def token_limit(target: LanguageModel, ids: Sequence[int], params: SamplingParams) -> int:
-    """Most tokens that may be generated behind a prompt.
-
-    Raises:
-        PromptError: the prompt is empty, has other tokens than the model, or does not fit the context.
-        ConfigError: ``max_tokens`` does not fit behind it, or ``params`` are something else.
-    """
-    if not isinstance(params, SamplingParams):
-        raise ConfigError(f"sampling params are {params!r}: give SamplingParams")
-    can = target.capabilities
-    left = can.max_length - len(ids)
-    if not ids:
-        raise PromptError("the prompt is empty: give at least one token")
-    if wrong := next((i for i in (min(ids), max(ids)) if not 0 <= i < can.vocab_size), None):
-        raise PromptError(f"the prompt has token id {wrong} but those of {can.name} are 0 to {can.vocab_size - 1}")
-    if left < 1:
-        raise PromptError(
-            f"the prompt has {len(ids)} tokens but {can.name} takes {can.max_length} ({can.max_length_reason}), "
-            f"generated ones included: shorten the prompt to {can.max_length - 1} or fewer"
-        )
-    if params.max_tokens is not None and params.max_tokens > left:
-        raise ConfigError(
-            f"max_tokens is {params.max_tokens} but {can.name} takes {can.max_length} tokens and the prompt has "
-            f"{len(ids)}: ask for at most {left}"
-        )
-    return params.max_tokens or left
-
-
-def _row(request: Request) -> Row:
-    if not isinstance(request, Request):
-        raise ConfigError(f"{request!r} is no request: give what open returned")
-    if request.row is None or request.finish_reason is not None:
-        raise ConfigError("a closed or finished request cannot go on: open its prompt again")
-    return request.row
-
-
-def _successors(verdict: Verdict, tree: DraftTree) -> Successors | None:
-    """Of the root and the tree's own nodes, without the padding of the pass."""
-    return None if verdict.beside is None else Successors.unpack(verdict.beside[: 1 + len(tree)])
+    def _evict(self) -> bool:
+        if not self.prefixes.lengths:
+            return False
+        self.prefixes.evict()
+        return True

@@ -10,7 +10,8 @@ DraftreeError
 │   ├── VocabularyError      drafter and target do not share a vocabulary
 │   └── UnsupportedModelError  the model cannot be given draft trees
 └── RunError                 something failed while running (exit code 1)
-    └── CacheError           a KV cache was used against its contract
+    ├── CacheError           a KV cache was used against its contract
+    └── QueueFullError       as many requests wait as may: come back later
 """
 
 from __future__ import annotations
@@ -68,6 +69,18 @@ class RunError(DraftreeError, RuntimeError):
 
 class CacheError(RunError):
     """A KV cache was used against its contract."""
+
+
+class QueueFullError(RunError):
+    """As many requests wait as may.
+
+    Attributes:
+        retry_after: seconds after which to come back.
+    """
+
+    def __init__(self, waiting: int, retry_after: float) -> None:
+        super().__init__(f"{waiting} requests wait, as many as may: come back in {retry_after:.0f} s")
+        self.retry_after = retry_after
 
 
 class DraftreeWarning(UserWarning):

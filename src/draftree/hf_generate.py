@@ -23,11 +23,12 @@ from .config import Criterion, Processor, SamplingParams
 from .drafters.registry import is_model
 from .drafters.spec import DEFAULT_DRAFTER
 from .errors import ConfigError
-from .load import SpeculationParams
+from .load import make_engine
 from .models.huggingface import HFModel
 from .models.loading import load
 from .policies.base import GrowthPolicy
 from .policies.methods import DEFAULT_METHOD
+from .speculation import SpeculationParams
 from .verify.schemes import DEFAULT_SCHEME, Scheme
 
 
@@ -83,7 +84,7 @@ def generate_with(
     attention, training = model.config._attn_implementation, model.training
     try:
         target = HFModel(model)
-        engine = speculation.engine(target)
+        engine = make_engine(target, speculation)
         prompts = [row[seen.bool()].tolist() for row, seen in zip(input_ids, mask, strict=True)]
         rows = [
             _PaddedRow(b, len(prompts), row[~seen.bool()])

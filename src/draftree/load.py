@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from .beams.beam_engine import BeamEngine
-from .config import check_fields, option, typed
+from .config import typed
 from .drafters.base import TokenSource
-from .drafters.registry import check_recycle_file, fast_in_int4, learns, load_drafter, load_source
+from .drafters.registry import fast_in_int4, load_source
 from .drafters.spec import AUTO, DEFAULT_DRAFTER, NONE, DrafterSpec
 from .engine import Engine
 from .errors import ConfigError
@@ -17,70 +16,31 @@ from .models.cpu.quantization import DEFAULT_WEIGHT_FORMAT, DRAFTING
 from .models.eagle_file import shipped_for
 from .models.huggingface import HFModel
 from .models.loading import DEFAULT_MODEL, load
-from .policies.base import GrowthPolicy, node_budget
-from .policies.methods import DEFAULT_METHOD, find_policy
+from .policies.base import GrowthPolicy
+from .policies.methods import DEFAULT_METHOD
+from .scheduler import SchedulerParams
+from .speculation import SpeculationParams
 from .tracing.trace import Observer
-from .verify.schemes import DEFAULT_SCHEME, Scheme, find_scheme
+from .verify.schemes import DEFAULT_SCHEME, Scheme
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpeculationParams:
-    """How drafts are made and verified, parsed and checked before any model is loaded.
-
-    Attributes:
-        spec, policy, scheme: what ``drafter``, ``method`` with its ``settings``, and ``verification`` name.
-
-    Raises:
-        InputError: a name or a setting does not exist, or they do not go together.
-    """
-
-    drafter: str | DrafterSpec | HFModel = option(
-        "What drafts: auto (the best that is there for the target), lookup, recycle, head, a draft head's folder, a "
-        "model with the target's vocabulary, int4, int8, fp16w, none, self, or several: A+B joins, A>B lets "
-        "B verify A.",
-        DEFAULT_DRAFTER,
+def make_engine(
+    target: HFModel,
+    speculation: SpeculationParams,
+    observers: Sequence[Observer] = (),
+    *,
+    scheduling: SchedulerParams | None = None,
+) -> Engine:
+    """An engine whose requests are drafted for so, unless they choose otherwise."""
+    made = speculation.made_for(target)
+    return Engine(
+        target,
+        made.drafter,
+        nodes=made.nodes,
+        verification=made.scheme,
+        observers=observers,
+        scheduling=scheduling,
     )
-    method: str | GrowthPolicy = option("How trees grow; 'draftree methods' lists them.", DEFAULT_METHOD)
-    settings: Mapping[str, float | str] | None = option(
-        "A setting of the method; may be repeated.", name="--set", metavar="KEY=VALUE", pairs=True
-    )
-    nodes: int | None = option(
-        "Most drafted tokens in one step's tree; the method's own bound by default, mostly 31.", metavar="N"
-    )
-    verification: str | Scheme = option(
-        "How trees are verified, NAME:KEY=VALUE...; 'draftree methods' lists the schemes.",
-        DEFAULT_SCHEME,
-        name="--verify",
-    )
-    candidates: str | None = option(
-        "At a temperature, under match: coupled ranks drafts knowing the target's noise (the default), plain by the "
-        "draft distribution alone, as the papers do; the text is the same.",
-        metavar="KIND",
-    )
-    recycle_file: str | Path | None = option(
-        "Where recycle keeps what it has learned, for the next run.", metavar="FILE"
-    )
-    spec: DrafterSpec = field(init=False)
-    policy: GrowthPolicy = field(init=False)
-    scheme: Scheme = field(init=False)
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        policy, scheme = find_policy(self.method, self.settings), find_scheme(self.verification, self.candidates)
-        spec = DrafterSpec.parse(self.drafter)
-        check_recycle_file(spec, self.recycle_file)
-        budget = node_budget(policy, self.nodes)
-        if str(spec) != NONE:
-            scheme.check(policy, budget, learns(spec))
-        for name, value in (("spec", spec), ("policy", policy), ("scheme", scheme)):
-            object.__setattr__(self, name, value)
-
-    def engine(self, target: HFModel, observers: Sequence[Observer] = ()) -> Engine:
-        """An engine that drafts so for a target."""
-        drafter = load_drafter(
-            self.spec, target, self.policy, recycle_file=self.recycle_file, learning=not self.scheme.drawing.random
-        )
-        return Engine(target, drafter, nodes=self.nodes, verification=self.scheme, observers=observers)
 
 
 @typed
@@ -98,6 +58,7 @@ def load_engine(
     weight_format: str = DEFAULT_WEIGHT_FORMAT,
     observers: Sequence[Observer] = (),
     recycle_file: str | Path | None = None,
+    scheduling: SchedulerParams | None = None,
 ) -> Engine:
     """An engine from names alone: ``load``, ``SpeculationParams`` and ``Engine`` for the arguments."""
     speculation = SpeculationParams(
@@ -109,7 +70,8 @@ def load_engine(
         candidates=candidates,
         recycle_file=recycle_file,
     )
-    return speculation.engine(load(target, dtype=dtype, device=device, weight_format=weight_format), observers)
+    model = load(target, dtype=dtype, device=device, weight_format=weight_format)
+    return make_engine(model, speculation, observers, scheduling=scheduling)
 
 
 _BEAM_DRAFTERS = "beams are drafted by a draft model, head, int4, int8, fp16w, self, none or, for beam search, lookup"

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import secrets
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -17,12 +16,16 @@ from .sampling import Successors
 from .text import TextStream
 from .tree import ROOT, DraftTree
 
+if TYPE_CHECKING:
+    from .speculation import Speculation
+
 
 @dataclass(slots=True)
 class Seconds:
     """Wall-clock seconds of one request. Requests that share a step each count all of it.
 
     Attributes:
+        prefill: steps in which its prompt was read.
         draft: proposing trees; at the first one a drafting model reads the prompt.
         verify: the target's passes, the draws and their transfer to the host.
         other: commits, text, bookkeeping.
@@ -116,6 +119,11 @@ class Chunk:
     depth: int
 
 
+FINISH_REASONS = ("eos", "stop", "length", "criteria", "cancelled", "deadline", "error")
+"""Why a request ended: an end-of-sequence token, a stop string, ``max_tokens`` or the context, one of its stopping
+criteria, ``cancel``, its deadline, an exception."""
+
+
 class Request:
     """A prompt and what has been generated after it.
 
@@ -124,7 +132,9 @@ class Request:
         seed: the seed in use (drawn afresh when ``params.seed`` is None).
         limit: most tokens to generate.
         row: its row in the target; None once it is closed.
-        finish_reason: None while it runs; then "eos", "stop", "length" or "criteria".
+        speculation: how it is drafted for and verified; None: it makes no steps of its own (beams).
+        finish_reason: None while it runs; then one of ``FINISH_REASONS``.
+        error: what ended it where that is "error".
         chunks: one for each generated token.
     """
 
@@ -135,7 +145,9 @@ class Request:
         limit: int,
         eos_ids: frozenset[int],
         stream: TextStream,
+        speculation: Speculation | None = None,
     ) -> None:
+        self.speculation = speculation
         self.ids = list(prompt_ids)
         self.prompt_length = len(self.ids)
         self.params = params
@@ -143,6 +155,7 @@ class Request:
         self.limit = limit
         self.row: Row | None = None
         self.finish_reason: str | None = None
+        self.error: Exception | None = None
         self.chunks: list[Chunk] = []
         self.stats = Stats()
         self._eos_ids = frozenset() if params.ignore_eos else eos_ids
@@ -156,6 +169,20 @@ class Request:
     def text(self) -> str:
         """Generated text; a stop string that ended it is left out."""
         return "".join(chunk.text for chunk in self.chunks)
+
+    @property
+    def unread(self) -> int:
+        """Tokens that its row has not: the last one, while it decodes; what is left of the prompt before that."""
+        return len(self.ids) - (self.row.length if self.row else 0)
+
+    @property
+    def decodes(self) -> bool:
+        """Its prompt is read."""
+        return len(self.ids) > self.prompt_length
+
+    def fail(self, error: Exception) -> None:
+        """End it by an error; its tokens stay readable."""
+        self.finish_reason, self.error = "error", error
 
     @property
     def tokens_left(self) -> int:
@@ -192,11 +219,11 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """Wall-clock seconds of one step, shared by its requests.
+    """Wall-clock seconds of one step, shared by its requests that have the same drafter.
 
     Attributes:
-        batch: requests in it.
-        draft, verify, other: as in ``Seconds``.
+        batch: requests in the step, those with other drafters and those whose prompts are read included.
+        draft, verify, other: as in ``Seconds``; ``draft`` of this drafter.
         draft_passes: drafter model passes.
         beside: the part of ``verify`` in which the drafter's successors were found.
         learned: what the drafter took to learn from the step before.
@@ -211,28 +238,6 @@ class StepCost:
     beside: float = 0.0
     learned: float = 0.0
     drafters: tuple[float, ...] = ()
-
-
-class StepClock:
-    """Measures the stages of one step: ``with clock.time("draft"): ...``.
-
-    Attributes:
-        seconds: stage -> wall-clock seconds.
-    """
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def time(self, stage: str) -> Iterator[None]:
-        began = time.perf_counter()
-        yield
-        self.seconds[stage] = time.perf_counter() - began
-
-    def cost(self, batch: int, draft_passes: int, learned: float) -> StepCost:
-        """The cost of the step, once all but learning from it is over."""
-        s = self.seconds
-        return StepCost(batch, s["draft"], s["verify"], s["other"], draft_passes, s["successors"], learned)
 
 
 @dataclass(frozen=True, slots=True)

@@ -148,7 +148,7 @@ def test_a_sequence_without_a_row_is_refused(target: HFModel) -> None:
     made = Engine(target, drafter)
     request = Request([1, 2, 3], SamplingParams(), 9, frozenset(), NoText())
     with pytest.raises(CacheError, match="open row"):
-        made.drafter.propose([request], [Budget(made.nodes)])
+        made.speculation.drafter.propose([request], [Budget(made.speculation.nodes)])
 
 
 def test_auto_measures_what_a_head_costs(target: HFModel) -> None:

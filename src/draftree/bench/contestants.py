@@ -25,7 +25,7 @@ from ..drafters.registry import is_model
 from ..drafters.spec import AUTO, NONE, DrafterSpec
 from ..engine import Engine
 from ..errors import ConfigError
-from ..load import SpeculationParams, beam_drafter, load_beam_source
+from ..load import beam_drafter, load_beam_source, make_engine
 from ..models.cpu.quantization import DEFAULT_WEIGHT_FORMAT
 from ..models.eagle_model import HeadModel
 from ..models.huggingface import HFModel
@@ -33,6 +33,7 @@ from ..models.loading import load, load_stock
 from ..policies.base import GrowthPolicy, node_budget
 from ..policies.methods import find_method
 from ..request import Outcome, Seconds, Stats
+from ..speculation import SpeculationParams
 from ..tracing.trace import Observer
 from ..tree import ROOT
 from ..verify.schemes import DEFAULT_SCHEME, Match, find_scheme
@@ -233,8 +234,8 @@ class EngineContestant:
         if drafter is None:
             self._engine = Engine(target, observers=[self._collector])
         else:
-            self._engine = entry.speculation(drafter).engine(target, [self._collector])
-        made = self._engine.drafter
+            self._engine = make_engine(target, entry.speculation(drafter), [self._collector])
+        made = self._engine.speculation.drafter
         models = made.source.models if isinstance(made, TreeDrafter) else ()
         self._target, self._drafting = target, [m for m in models if isinstance(m, (HFModel, HeadModel))]
 

@@ -9,12 +9,17 @@ import typer
 
 from ..config import SamplingParams
 from ..errors import InputError
+from ..load import make_engine
 from ..models.loading import DEFAULT_MODEL
 from ..progress import err
+from ..scheduler import SchedulerParams
 from ..text import user
 from . import console as show
 from .console import complain, run
 from .options import ComputeOptions, SpeculationOptions, Target, TraceOptions, with_options
+
+_ONE_CHAT = SchedulerParams(rows=1, prefixes=1)
+"""A turn reads what is new in it: the row of the turn before is kept."""
 
 
 @partial(with_options, without=("stop",))
@@ -29,7 +34,7 @@ def chat(
 ) -> None:
     """Talk to the target: /reset forgets the conversation, /exit or Ctrl-D ends it, Ctrl-C ends an answer."""
     observers = trace.observers(context, str(speculation.method))
-    engine = speculation.engine(compute.load(target), observers)
+    engine = make_engine(compute.load(target), speculation, observers, scheduling=_ONE_CHAT)
     messages: list[dict[str, str]] = []
     err.print("/reset forgets the conversation, /exit ends it", style="dim")
     while True:
@@ -50,13 +55,11 @@ def chat(
         if not line.strip():
             continue
         try:
-            request = engine.open([*messages, *user(line)], params)
-        except KeyboardInterrupt:
-            err.print()
-            continue
+            handle = engine.submit([*messages, *user(line)], params)
         except InputError as error:
             complain(f"{error}, or forget the conversation with /reset" if messages else str(error))
             continue
-        run(engine, request)
-        err.print(show.figures(request.stats, engine.verification.lossy), style="dim")
-        messages += [*user(line), {"role": "assistant", "content": request.text}]
+        run(handle)
+        answer = handle.generation
+        err.print(show.figures(answer.stats, answer.lossy), style="dim")
+        messages += [*user(line), {"role": "assistant", "content": answer.text}]

@@ -9,10 +9,10 @@ from dataclasses import asdict
 from rich.text import Text
 from rich.tree import Tree
 
-from ..engine import Engine
+from ..engine import Handle
 from ..errors import PromptError, shortened
 from ..progress import err, out
-from ..request import Chunk, Outcome, Request, Seconds, Stats
+from ..request import Chunk, Outcome, Seconds, Stats
 from ..tracing.trace import Observer, Setup
 from ..tree import ROOT
 
@@ -118,18 +118,17 @@ def read_prompt(prompt: str) -> str:
     return text
 
 
-def run(engine: Engine, request: Request, *, silent: bool = False, stream: bool = True) -> bool:
+def run(handle: Handle, *, silent: bool = False, stream: bool = True) -> bool:
     """Run a request to its end and print its text, as it comes or at the end; true when Ctrl-C ended it."""
     try:
-        for chunk in engine.follow(request):
+        for chunk in handle:
             if stream and not silent:
                 _print(chunk)
     except KeyboardInterrupt:
         return True
     finally:
-        engine.close(request)
         if not silent:
-            out.out("" if stream else request.text, highlight=False)
+            out.out("" if stream else handle.request.text, highlight=False)
     return False
 
 

@@ -18,7 +18,7 @@ from ..drafters.base import NoDrafter
 from ..drafters.spec import NONE
 from ..engine import Engine
 from ..errors import ConfigError, RunError
-from ..load import load_beam_engine
+from ..load import load_beam_engine, make_engine
 from ..models.loading import DEFAULT_MODEL
 from ..policies.auto.policy import AutoTree
 from ..policies.methods import DEFAULT_METHOD
@@ -72,26 +72,27 @@ def generate(
     observers = trace.observers(context, method)
     if show_trees:
         observers.append(show.Trees())
-    engine = speculation.engine(compute.load(target), observers)
-    request = engine.open(message, params)
-    interrupted = run(engine, request, silent=as_json, stream=not show_trees)
+    engine = make_engine(compute.load(target), speculation, observers)
+    handle = engine.submit(message, params)
+    request, scheme, drafter = handle.request, engine.speculation.scheme, engine.speculation.drafter
+    interrupted = run(handle, silent=as_json, stream=not show_trees)
     report: dict[str, object] = {
         "text": request.text,
         "token_ids": request.output_ids,
-        "finish_reason": request.finish_reason or "interrupted",
+        "finish_reason": "interrupted" if interrupted else request.finish_reason,
         "seed": request.seed,
         "verification": verify,
-        "candidates": engine.verification.candidates,
-        "lossy": engine.verification.lossy,
+        "candidates": scheme.candidates,
+        "lossy": scheme.lossy,
         "stats": show.as_json(request.stats),
     }
-    policy = engine.drafter.policy
+    policy = drafter.policy
     if explain and isinstance(policy, AutoTree):
         report["explanation"] = policy.report.text(policy.selection)
     if not as_json:
         err.print(show.LEGEND)
-        names = f"{engine.drafter.name}, {method}, {verify}"
-        err.print(f"{names}: {show.figures(request.stats, engine.verification.lossy)}", markup=False)
+        names = f"{drafter.name}, {method}, {verify}"
+        err.print(f"{names}: {show.figures(request.stats, scheme.lossy)}", markup=False)
         if request.stats.stages:
             err.print(show.stages(request.stats), markup=False)
         if explain:
@@ -112,9 +113,10 @@ def _compare(engine: Engine, request: Request, report: dict[str, object], *, qui
     without = Engine(engine.target, NoDrafter(), tokenizer=engine.tokenizer)
     prompt = request.ids[: request.prompt_length]
     params = replace(request.params, seed=request.seed)
-    other = without.open(prompt, params)
-    if run(without, other, silent=True):
+    handle = without.submit(prompt, params)
+    if run(handle, silent=True):
         return True
+    other, scheme = handle.request, engine.speculation.scheme
     one, two = request.output_ids, other.output_ids
     difference = first_difference(engine.target, prompt, one, two, params)
     ratio = request.stats.tokens_per_second / other.stats.tokens_per_second
@@ -124,10 +126,10 @@ def _compare(engine: Engine, request: Request, report: dict[str, object], *, qui
         verdict = "the same text" if difference is None else f"text differs from token {difference.index} on"
         if difference and difference.near_tie:
             verdict += f" (a near-tie: the two logits are {difference.gap:.1g} apart)"
-        elif difference and engine.verification.lossy:
-            verdict += f" ({engine.verification.name} is lossy)"
-        elif difference and request.params.temperature and not isinstance(engine.verification, Match):
-            verdict += f" ({engine.verification.name}: another draw from the same distribution)"
+        elif difference and scheme.lossy:
+            verdict += f" ({scheme.name} is lossy)"
+        elif difference and request.params.temperature and not isinstance(scheme, Match):
+            verdict += f" ({scheme.name}: another draw from the same distribution)"
         err.print(f"draft trees decode {ratio:.2f}x as fast as AR decoding (tokens per second), {verdict}")
     return False
 

@@ -13,10 +13,10 @@ import typer
 
 from ..config import SamplingParams, option
 from ..errors import ConfigError
-from ..load import SpeculationParams
 from ..models.cpu.quantization import DEFAULT_WEIGHT_FORMAT
 from ..models.huggingface import HFModel
 from ..models.loading import load
+from ..speculation import SpeculationParams
 from ..tracing.trace import Observer, Trace
 from .console import complain
 

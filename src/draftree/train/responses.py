@@ -11,10 +11,12 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from ..config import SamplingParams
-from ..engine import Engine
+from ..engine import Engine, Handle
 from ..models.huggingface import HFModel
-from ..request import Request
+from ..request import Outcome, Request
 from ..sampling import gumbel_noise_at, stream_start
+from ..scheduler import SchedulerParams
+from ..tracing.trace import Observer
 
 MAX_ROWS = 1 << 16
 """Responses that may be decoded together: far beyond what pays on any device."""
@@ -115,35 +117,50 @@ def _respond_by_engine(
     target: HFModel, prompts: Sequence[Sequence[int]], numbers: Iterable[int], *, rows: int, max_tokens: int, seed: int
 ) -> Generator[Response]:
     target.reserve(rows, max(map(len, prompts)) + max_tokens)
-    engine, waiting = Engine(target, nodes=1), iter(numbers)
-    running: dict[int, Request] = {}
+    ended = _EndedFeatures()
+    engine = Engine(target, nodes=1, observers=[ended], scheduling=SchedulerParams(rows=rows))
+    waiting, running = iter(numbers), dict[int, Handle]()
     try:
         while True:
             for number in islice(waiting, rows - len(running)):
                 prompt, temperature = prompts[number % len(prompts)], temperature_of(number, len(prompts))
                 limit = min(max_tokens, target.capabilities.max_length - len(prompt) - 1)
                 params = SamplingParams(max_tokens=limit, temperature=temperature, seed=seed_of(number, seed))
-                running[number] = engine.open(prompt, params)
+                running[number] = engine.submit(prompt, params)
             if not running:
                 return
-            going = [request for request in running.values() if request.finish_reason is None]
-            engine.step(sorted(going, key=lambda request: request.row.slot if request.row else -1))
-            for number in [n for n, request in running.items() if request.finish_reason is not None]:
-                request = running.pop(number)
-                features = _features(request)
-                engine.close(request)
-                ids = torch.tensor(request.ids)
+            engine.wait(lambda: any(handle.done for handle in running.values()))
+            for number in [n for n, handle in running.items() if handle.done]:
+                handle = running.pop(number)
+                handle.result()  # raises what ended it
+                request = handle.request
+                ids, features = torch.tensor(request.ids), ended.features.pop(request)
                 yield Response(number, request.params.temperature, request.prompt_length, ids, features)
     finally:
-        for request in running.values():
-            engine.close(request)
+        for handle in running.values():
+            handle.cancel()
 
 
-def _features(request: Request) -> Tensor:
-    """Those of a ``Response``."""
-    if request.row is None or not request.row.features:
-        return torch.zeros(len(request.ids) - 1, 0, dtype=torch.float16)
-    return request.row.waiting_features().to("cpu", torch.float16)
+class _EndedFeatures(Observer):
+    """Keeps the hidden states of requests that have ended, as a ``Response`` has them."""
+
+    def __init__(self) -> None:
+        self.features: dict[Request, Tensor] = {}
+
+    def opened(self, request: Request) -> None:
+        self._keep(request)
+
+    def stepped(self, outcomes: Sequence[Outcome], learned: float) -> None:
+        for outcome in outcomes:
+            self._keep(outcome.request)
+
+    def _keep(self, request: Request) -> None:
+        if request.finish_reason is None or request.row is None:
+            return
+        if request.row.features:
+            self.features[request] = request.row.waiting_features().to("cpu", torch.float16)
+        else:
+            self.features[request] = torch.zeros(len(request.ids) - 1, 0, dtype=torch.float16)
 
 
 def respond_in_step(

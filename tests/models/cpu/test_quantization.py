@@ -332,4 +332,4 @@ def test_a_drafting_model_takes_the_targets_weight_format(folder: Path) -> None:
     engine = draftree.load_engine(str(folder), drafter=str(folder), weight_format="fp16w")
     assert isinstance(engine.target, HFModel)
     assert engine.target.capabilities.weight_format == "fp16w"
-    assert engine.drafter.source.model.capabilities.weight_format == "fp16w"  # type: ignore[attr-defined]
+    assert engine.speculation.drafter.source.model.capabilities.weight_format == "fp16w"  # type: ignore[attr-defined]

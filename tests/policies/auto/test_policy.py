@@ -247,7 +247,7 @@ class TestWithADraftingModel:
         engine.generate([[1, 2, 3]])
         assert prefill(model, [1]).slot == 0
         assert not model._nodes[model._rows[0]]
-        assert engine.drafter.passes == 0
+        assert engine.speculation.drafter.passes == 0
 
 
 def test_a_policy_without_costs_says_how_to_get_them() -> None:

@@ -1,0 +1,75 @@
+"""Rows of texts that a model has read, kept for texts that begin as they do: the turns of a chat, a common preamble."""
+
+from __future__ import annotations
+
+from bisect import bisect
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .base import LanguageModel, Row
+
+_LEAST = 16
+"""Tokens in common from which on a row is used again: fewer are read as fast as they are copied."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    ids: Sequence[int]
+    row: Row
+
+
+class PrefixCache:
+    """Rows that nobody works on, the least recently used first.
+
+    Args:
+        model: whose rows they are.
+        most: rows that are kept; 0: none.
+    """
+
+    def __init__(self, model: LanguageModel, most: int) -> None:
+        self._model, self._most = model, most
+        self._kept: list[_Kept] = []
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each row."""
+        return [len(kept.ids) for kept in self._kept]
+
+    def find(self, ids: Sequence[int]) -> Row:
+        """A row with as much of a text as is kept of it, but for its last token; an empty one where nothing is.
+
+        A kept row that holds nothing else is taken over, any other is forked.
+        """
+        shared = [min(common_prefix(kept.ids, ids), len(ids) - 1) for kept in self._kept]
+        length = max(shared, default=0)
+        if length < _LEAST:
+            return self._model.open()
+        at = shared.index(length)
+        found = self._kept.pop(at)
+        if length == len(found.ids):
+            return found.row
+        self._kept.append(found)
+        return self._model.fork(found.row, length)
+
+    def keep(self, ids: Sequence[int], row: Row) -> None:
+        """Keep a row that has committed ``ids``, in place of the oldest where there are too many."""
+        self._model.commit(row, [])
+        self._kept.append(_Kept(ids, row))
+        while len(self._kept) > self._most:
+            self.evict()
+
+    def evict(self) -> None:
+        """Close the row that was used least recently."""
+        self._model.close(self._kept.pop(0).row)
+
+    def clear(self) -> None:
+        """Close all rows."""
+        while self._kept:
+            self.evict()
+
+
+def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens two texts begin with in common."""
+    most = min(len(one), len(other))
+    # slices are compared in C: a handful of comparisons in place of one a token
+    return bisect(range(1, most + 1), False, key=lambda n: one[:n] != other[:n])

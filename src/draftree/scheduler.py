@@ -1,0 +1,183 @@
+"""Which requests run: a queue, admission by cache room, and how much of waiting prompts a step reads.
+
+Knows no model and makes no step: it keeps the books of requests that an engine runs.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from .config import check_fields, option
+from .errors import ConfigError, QueueFullError
+from .request import Request
+
+_PRIORITY = 10.0
+"""Seconds of waiting that one step of priority stands for: whoever waits long enough comes before all others."""
+_ALONE = 2048
+"""Prompt tokens of a step while nobody waits for a next token: bounds the memory of a pass and the time to cancel."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerParams:
+    """What an engine runs at once.
+
+    Attributes:
+        rows: most requests that run together; others wait.
+        queue: most requests that wait; more are rejected.
+        chunk: most prompt tokens that a step reads while other requests wait for their next token; None: 64 on a CPU,
+            where they take about as long as two AR steps of the default model, and 512 elsewhere.
+        prefixes: rows of ended requests that are kept, for prompts that begin as they do.
+
+    Raises:
+        ConfigError: a number is out of range.
+    """
+
+    rows: int = option("Most requests that run together.", 8, metavar="N")
+    queue: int = option("Most requests that wait.", 256, metavar="N")
+    chunk: int | None = option("Most prompt tokens that a step reads while others decode.", metavar="N")
+    prefixes: int = option("Rows of ended requests that are kept for prompts that begin as they do.", 0, metavar="N")
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        least = {"rows": 1, "queue": 1, "chunk": 1, "prefixes": 0}
+        for name, lowest in least.items():
+            value = getattr(self, name)
+            if value is not None and value < lowest:
+                raise ConfigError(f"{name} is {value}: use at least {lowest}")
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A request with what decides when it runs.
+
+    Attributes:
+        slots: most cache slots that it may come to need.
+        priority: lower runs sooner, by ten seconds of waiting a step.
+        timeout: seconds from its arrival in which it has to end; None: any.
+        cancelled: it is to end.
+    """
+
+    request: Request
+    slots: int
+    priority: int = 0
+    timeout: float | None = None
+    arrival: float = field(default_factory=time.monotonic)
+    cancelled: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.priority, int):
+            raise ConfigError(f"priority is {self.priority!r}: use a whole number, the lower the sooner")
+        if self.timeout is not None and not (isinstance(self.timeout, (int, float)) and self.timeout > 0):
+            raise ConfigError(f"timeout is {self.timeout!r}: use seconds, more than 0")
+
+    @property
+    def done(self) -> bool:
+        """It has ended, and holds nothing."""
+        return self.request.finish_reason is not None and self.request.row is None
+
+    def due(self, now: float) -> str | None:
+        """Why it has to end now, if it has."""
+        if self.cancelled:
+            return "cancelled"
+        late = self.timeout is not None and now - self.arrival > self.timeout
+        return "deadline" if late else None
+
+
+class Scheduler:
+    """Requests that wait and requests that run.
+
+    Args:
+        chunk: prompt tokens that a step reads while others decode.
+        holds: whether the models can hold rows of these lengths at once.
+        evict: frees a row that is kept of ended requests; false where there is none.
+    """
+
+    def __init__(
+        self,
+        params: SchedulerParams,
+        chunk: int,
+        holds: Callable[[Sequence[int]], bool],
+        evict: Callable[[], bool],
+    ) -> None:
+        self._params, self._chunk, self._holds, self._evict = params, chunk, holds, evict
+        self._waiting: list[tuple[float, int, Job]] = []
+        self._count = itertools.count()
+        self.running: list[Job] = []
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait."""
+        return len(self._waiting)
+
+    @property
+    def jobs(self) -> list[Job]:
+        """Requests that run, and those that wait."""
+        return [*self.running, *(job for _, _, job in self._waiting)]
+
+    def add(self, job: Job, *, bounded: bool = True) -> None:
+        """Let a request wait for its turn.
+
+        Args:
+            bounded: reject it where the queue is full.
+
+        Raises:
+            ConfigError: it needs more cache than there is.
+            QueueFullError: the queue is full; it says when to come back.
+        """
+        if not self._holds([job.slots]):
+            raise ConfigError(
+                f"the request needs {job.slots} cache slots, more than the memory of the cache has: lower max_tokens, "
+                "shorten the prompt, or give the cache more memory"
+            )
+        if bounded and len(self._waiting) >= self._params.queue:
+            raise QueueFullError(len(self._waiting), self._retry_after())
+        heapq.heappush(self._waiting, (job.priority * _PRIORITY + job.arrival, next(self._count), job))
+
+    def _retry_after(self) -> float:
+        """Seconds in which a place may be free: as long as those that run have taken so far, at most a minute."""
+        now = time.monotonic()
+        return min(60.0, max(1.0, max((now - job.arrival for job in self.running), default=1.0)))
+
+    def ended(self) -> list[Job]:
+        """Requests that have to end, or have ended; they are not scheduled any more."""
+        now, found = time.monotonic(), list[Job]()
+        for job in self.jobs:
+            request = job.request
+            if request.finish_reason is None:
+                request.finish_reason = job.due(now)
+            if request.finish_reason is not None:
+                found.append(job)
+        if found:
+            out = set(map(id, found))
+            self.running = [job for job in self.running if id(job) not in out]
+            self._waiting = [entry for entry in self._waiting if id(entry[2]) not in out]
+            heapq.heapify(self._waiting)
+        return found
+
+    def admit(self) -> list[Job]:
+        """Requests whose turn it is, while there are rows and room for them; they run from now on.
+
+        Nobody overtakes: a large request that waits for room is not passed by small ones for ever.
+        """
+        admitted = list[Job]()
+        while self._waiting and len(self.running) < self._params.rows:
+            job = self._waiting[0][2]
+            lengths = [other.slots for other in self.running]
+            while not (fits := self._holds([*lengths, job.slots])) and self._evict():
+                pass
+            if not fits:
+                break
+            heapq.heappop(self._waiting)
+            self.running.append(job)
+            admitted.append(job)
+        return admitted
+
+    @property
+    def prompt_tokens(self) -> int:
+        """How many tokens of prompts the next step may read."""
+        streaming = any(job.request.decodes for job in self.running)
+        return min(self._chunk, _ALONE) if streaming else _ALONE

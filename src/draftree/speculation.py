@@ -1,0 +1,163 @@
+"""How one request is drafted for and verified: by name, and made for a target."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Lock
+
+from .config import check_fields, option
+from .drafters.base import Drafter, NoDrafter
+from .drafters.registry import check_recycle_file, learns, load_drafter
+from .drafters.spec import DEFAULT_DRAFTER, NONE, DrafterSpec
+from .errors import ConfigError
+from .models.base import LanguageModel
+from .models.huggingface import HFModel
+from .policies.base import GrowthPolicy, node_budget
+from .policies.methods import DEFAULT_METHOD, find_policy
+from .verify.schemes import DEFAULT_SCHEME, Scheme, find_scheme
+
+_KEPT = 32
+"""Speculations by name that an engine keeps made; of more, those that were last used."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculationParams:
+    """How drafts are made and verified, parsed and checked before any model is loaded.
+
+    Attributes:
+        spec, policy, scheme: what ``drafter``, ``method`` with its ``settings``, and ``verification`` name.
+
+    Raises:
+        InputError: a name or a setting does not exist, or they do not go together.
+    """
+
+    drafter: str | DrafterSpec | HFModel = option(
+        "What drafts: auto (the best that is there for the target), lookup, recycle, head, a draft head's folder, a "
+        "model with the target's vocabulary, int4, int8, fp16w, none, self, or several: A+B joins, A>B lets "
+        "B verify A.",
+        DEFAULT_DRAFTER,
+    )
+    method: str | GrowthPolicy = option("How trees grow; 'draftree methods' lists them.", DEFAULT_METHOD)
+    settings: Mapping[str, float | str] | None = option(
+        "A setting of the method; may be repeated.", name="--set", metavar="KEY=VALUE", pairs=True
+    )
+    nodes: int | None = option(
+        "Most drafted tokens in one step's tree; the method's own bound by default, mostly 31.", metavar="N"
+    )
+    verification: str | Scheme = option(
+        "How trees are verified, NAME:KEY=VALUE...; 'draftree methods' lists the schemes.",
+        DEFAULT_SCHEME,
+        name="--verify",
+    )
+    candidates: str | None = option(
+        "At a temperature, under match: coupled ranks drafts knowing the target's noise (the default), plain by the "
+        "draft distribution alone, as the papers do; the text is the same.",
+        metavar="KIND",
+    )
+    recycle_file: str | Path | None = option(
+        "Where recycle keeps what it has learned, for the next run.", metavar="FILE"
+    )
+    spec: DrafterSpec = field(init=False)
+    policy: GrowthPolicy = field(init=False)
+    scheme: Scheme = field(init=False)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        policy, scheme = find_policy(self.method, self.settings), find_scheme(self.verification, self.candidates)
+        spec = DrafterSpec.parse(self.drafter)
+        check_recycle_file(spec, self.recycle_file)
+        budget = node_budget(policy, self.nodes)
+        if str(spec) != NONE:
+            scheme.check(policy, budget, learns(spec))
+        for name, value in (("spec", spec), ("policy", policy), ("scheme", scheme)):
+            object.__setattr__(self, name, value)
+
+    @property
+    def key(self) -> Hashable:
+        """The same for params that mean the same."""
+        named = [x if isinstance(x, str) else id(x) for x in (self.method, self.verification)]
+        drafter = self.drafter if isinstance(self.drafter, (str, DrafterSpec)) else id(self.drafter)
+        settings = tuple(sorted((self.settings or {}).items()))
+        return (str(drafter), *named, settings, self.nodes, self.candidates, str(self.recycle_file))
+
+    def made_for(self, target: HFModel) -> Speculation:
+        """Load the drafter."""
+        drafter = load_drafter(
+            self.spec, target, self.policy, recycle_file=self.recycle_file, learning=not self.scheme.drawing.random
+        )
+        return Speculation(drafter, node_budget(drafter.policy, self.nodes), self.scheme)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Speculation:
+    """What drafts for a request, within how many nodes, and what verifies. Requests may share it.
+
+    Raises:
+        ConfigError: the node budget is out of range, or the scheme cannot verify the drafter's trees.
+    """
+
+    drafter: Drafter = field(default_factory=NoDrafter)
+    nodes: int = 1
+    scheme: Scheme = field(default_factory=lambda: find_scheme(DEFAULT_SCHEME))
+
+    def __post_init__(self) -> None:
+        if self.drafter.policy is not None:
+            self.scheme.check(self.drafter.policy, self.nodes, self.drafter.learns)
+
+    @property
+    def slots(self) -> int:
+        """Most cache slots that one step's nodes take in the target's row, those that a drafter on it scores too."""
+        policy = self.drafter.policy if self.drafter.host is not None else None
+        return max(self.nodes, 0 if policy is None else policy.pool(self.nodes))
+
+
+class Speculations:
+    """What requests choose, made for one target; equal params share one drafter, and what it has learned."""
+
+    def __init__(self, target: LanguageModel) -> None:
+        self._target = target
+        self._made: OrderedDict[Hashable, tuple[SpeculationParams, Speculation]] = OrderedDict()
+        self._prepared: dict[int, Speculation] = {}  # by their drafters
+        self._lock = Lock()
+
+    def __contains__(self, choice: SpeculationParams | Speculation) -> bool:
+        if isinstance(choice, SpeculationParams):
+            return choice.key in self._made
+        return id(choice.drafter) in self._prepared
+
+    def find(self, params: SpeculationParams) -> Speculation:
+        """Load what is named, unless it is there.
+
+        Raises:
+            InputError: the drafter cannot be loaded for the target.
+        """
+        with self._lock:
+            if params.key not in self._made:
+                made = params.made_for(self._target)  # type: ignore[arg-type]
+                self._made[params.key] = params, self.prepared(made)
+                if len(self._made) > _KEPT:
+                    _, (_, old) = self._made.popitem(last=False)
+                    del self._prepared[id(old.drafter)]
+            self._made.move_to_end(params.key)
+            return self._made[params.key][1]
+
+    def prepared(self, speculation: Speculation) -> Speculation:
+        """``speculation``, whose drafter is prepared for the target, once.
+
+        Raises:
+            ConfigError: the drafter makes its children in another way for another speculation.
+        """
+        drafter = speculation.drafter
+        if known := self._prepared.get(id(drafter)):
+            if known.scheme.drawing != speculation.scheme.drawing:
+                raise ConfigError(
+                    f"drafter {drafter.name} drafts for {known.scheme.name} and {speculation.scheme.name}, whose trees "
+                    "come out of the draft distribution in two ways: give each a drafter of its own"
+                )
+        else:
+            drafter.prepare(self._target)
+            self._prepared[id(drafter)] = speculation
+        return speculation

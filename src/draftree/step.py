@@ -1,0 +1,391 @@
+"""One step for the requests that run together: draft, verify in one target pass, commit, append.
+
+    begin -> [ draft -> extend -> verify -> commit -> append ] * -> close
+
+Joins drafting and verification, which know nothing of each other. A request whose prompt is not read yet takes part
+with the next tokens of it in place of a tree; when the last of them is read, its first token is drawn.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import cast
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from .config import Budget, SamplingParams, typed
+from .drafters.base import Drafter, NoDrafter
+from .errors import ConfigError, PromptError, RunError
+from .models.base import LanguageModel, Nodes, Row, check_text
+from .models.prefixes import PrefixCache
+from .policies.base import node_budget
+from .request import Outcome, Request, StepCost
+from .sampling import Draws, Successors, successors
+from .speculation import Speculation, SpeculationParams, Speculations
+from .text import Prompt, encode, text_stream
+from .tracing.trace import Observer, Setup
+from .tree import DraftTree
+from .verify.match import Verdict
+from .verify.schemes import DEFAULT_SCHEME, Scheme, find_scheme
+
+_RESERVED = 256
+"""Most slots that are reserved for the drafted nodes of a request."""
+
+
+@dataclass(slots=True, eq=False)
+class _Part:
+    """What one request adds to the step's pass.
+
+    Attributes:
+        head: tokens that its row has not: of a prompt as many as are read now, else the last token alone.
+        decodes: its prompt has been read.
+        tree: drafted below the head.
+        verdict: on the tree; None: the head does not end with the request's last token.
+        taken: tokens that the request took of the verdict.
+    """
+
+    request: Request
+    speculation: Speculation
+    row: Row
+    head: list[int]
+    decodes: bool
+    tree: DraftTree = field(default_factory=DraftTree.empty)
+    verdict: Verdict | None = None
+    taken: int = 0
+
+    @property
+    def ends(self) -> bool:
+        """The head ends with the request's last token: the next one is drawn."""
+        return self.row.length + len(self.head) == len(self.request.ids)
+
+    @property
+    def nodes(self) -> Nodes:
+        return Nodes.below(self.head, self.tree) if self.ends else Nodes.chain(self.head, 0)
+
+    def append(self) -> None:
+        """Give the request its tokens; an exception of a stopping criterion ends it, and no other."""
+        verdict, request, before = self.verdict or Verdict([], []), self.request, len(self.request.ids)
+        try:
+            request.append(verdict.tokens, len(verdict.path))
+        except Exception as error:  # noqa: BLE001 - a criterion raises what it likes
+            request.fail(error)
+        self.taken = len(request.ids) - before
+
+    def outcome(self, cost: StepCost) -> Outcome:
+        """What became of the tree, without the padding of the pass."""
+        verdict = self.verdict or Verdict([], [])
+        found = None if verdict.beside is None else Successors.unpack(verdict.beside[: 1 + len(self.tree)])
+        return Outcome(self.request, self.tree, verdict.path, verdict.tokens, self.taken, cost, found)
+
+
+@dataclass(slots=True, eq=False)
+class _Group:
+    """The parts of one drafter; what drafting for them took."""
+
+    drafter: Drafter
+    parts: list[_Part]
+    seconds: float = 0.0
+    passes: int = 0
+
+    def draft(self) -> None:
+        began, passes = time.perf_counter(), self.drafter.passes
+        requests = [part.request for part in self.parts]
+        # a path of depth d gains d + 1 tokens: no node is deeper than the tokens left, less the bonus token
+        budgets = [Budget(part.speculation.nodes, depth=part.request.tokens_left - 1) for part in self.parts]
+        trees = self.drafter.propose(requests, budgets, self.parts[0].speculation.scheme.drawing)
+        for part, tree in zip(self.parts, trees, strict=True):
+            part.tree = tree
+        self.seconds, self.passes = time.perf_counter() - began, self.drafter.passes - passes
+
+
+class Stepper:
+    """Makes steps of requests; their output is the target's own, token for token, unless it was asked otherwise.
+
+    Args:
+        drafter: proposes trees for requests that choose no speculation of their own; None: AR decoding.
+        nodes: node budget of one request's tree at one step; the policy's own by default.
+        tokenizer: for text prompts and text output; the target's own by default, None for bare token ids.
+        verification: a name of ``SCHEMES`` or a scheme.
+        candidates: of verification match, one of ``CANDIDATES``; by default the scheme's own (coupled).
+        observers: are notified in this order.
+        prefixes: most rows of closed requests that are kept, for prompts that begin as they do.
+
+    Raises:
+        ConfigError: the node budget is out of range, or the verification cannot judge the drafter's trees.
+        UnknownNameError: there is no such verification.
+    """
+
+    @typed
+    def __init__(
+        self,
+        target: LanguageModel,
+        drafter: Drafter | None = None,
+        *,
+        nodes: int | None = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        verification: str | Scheme = DEFAULT_SCHEME,
+        candidates: str | None = None,
+        observers: Sequence[Observer] = (),
+        prefixes: int = 0,
+    ) -> None:
+        self.target = target
+        self.tokenizer = tokenizer or getattr(target, "tokenizer", None)
+        drafter, scheme = drafter or NoDrafter(), find_scheme(verification, candidates)
+        self.speculation = Speculation(drafter, node_budget(drafter.policy, nodes), scheme)
+        self.prefixes = PrefixCache(target, prefixes)
+        self.observers = tuple(observers)
+        self._made = Speculations(target)
+        self._made.prepared(self.speculation)
+        self._learned: dict[int, float] = {}  # seconds that drafters took to learn from the last step, by id
+        self._encoding = Lock()  # a tokenizer that two threads use at once raises
+        for observer in self.observers:
+            observer.begin(
+                Setup(target, drafter, self.speculation.nodes, scheme.name, scheme.candidates, self.tokenizer)
+            )
+
+    def request(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        speculation: SpeculationParams | Speculation | None = None,
+    ) -> Request:
+        """A request that fits the model; nothing is held for it yet.
+
+        Args:
+            prompt: text (taken as it is), a conversation or token ids.
+            params: greedy to the end of the context by default.
+            speculation: how it is drafted for and verified; None: as the engine does by default.
+
+        Raises:
+            InputError: the prompt or a setting does not fit the model, or the drafter cannot be loaded for it.
+        """
+        params = SamplingParams() if params is None else params
+        with self._encoding:
+            ids = encode(self.tokenizer, prompt)
+        limit = token_limit(self.target, ids, params)
+        stream = text_stream(self.tokenizer, params.stop, ids)
+        return Request(ids, params, limit, self.target.capabilities.eos_ids, stream, self._speculation(speculation))
+
+    def _speculation(self, given: SpeculationParams | Speculation | None) -> Speculation:
+        if given is None:
+            return self.speculation
+        if isinstance(given, SpeculationParams):
+            return self._made.find(given)
+        if isinstance(given, Speculation):
+            return self._made.prepared(given)
+        raise ConfigError(f"speculation is {given!r}: give SpeculationParams, a Speculation or None")
+
+    @torch.inference_mode()
+    def begin(self, request: Request) -> None:
+        """Give a request its row in the target, with what is kept of its prompt; steps read the rest."""
+        self.target.reserve(1, self.slots(request))
+        request.row = self.prefixes.find(request.ids)
+
+    def open(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        speculation: SpeculationParams | Speculation | None = None,
+    ) -> Request:
+        """A request that has read its prompt and drawn its first token (``request`` for the arguments)."""
+        request = self.request(prompt, params, speculation)
+        self.begin(request)
+        try:
+            self.step([request])
+        except BaseException:
+            self.close(request)
+            raise
+        return request
+
+    @torch.inference_mode()
+    def step(self, requests: Sequence[Request], prompt_tokens: int | None = None) -> list[Outcome]:
+        """Draft, verify and commit once for each of these requests, together.
+
+        Args:
+            requests: begun, each once.
+            prompt_tokens: most tokens of prompts that are read, the first requests' first; None: all.
+
+        Returns:
+            an outcome for each request whose prompt had been read before.
+
+        Raises:
+            ConfigError: a request is closed or finished, or there twice; or they are no list.
+            RunError: a step of one failed after its commit.
+        """
+        began = time.perf_counter()
+        parts = self._parts(requests, prompt_tokens)
+        if not parts:
+            return []
+        groups = _grouped_by_drafter([part for part in parts if part.decodes])
+        for group in groups:
+            group.draft()
+        drafted = time.perf_counter()
+        logits = self.target.extend([part.row for part in parts], [part.nodes for part in parts])
+        opened = [part for part in parts if part.ends and not part.decodes]
+        for part in opened:
+            part.speculation.drafter.open(part.request)
+        beside = self._verify(parts, logits)
+        verified = time.perf_counter()
+        for part in parts:
+            n, path = len(part.head), part.verdict.path if part.verdict else []
+            self.target.commit(part.row, [*range(n), *(n + node for node in path)])
+            if part.verdict:
+                part.append()
+        ended = time.perf_counter()
+        outcomes: dict[Request, Outcome] = {}
+        for group in groups:
+            learned = self._learned.get(id(group.drafter), 0.0)
+            times = group.seconds, verified - drafted, ended - verified
+            cost = StepCost(len(parts), *times, group.passes, beside, learned)
+            own = [part.outcome(cost) for part in group.parts]
+            self._observe(group.drafter, own)
+            outcomes |= {outcome.request: outcome for outcome in own}
+        for part in parts:
+            if not part.decodes:
+                part.request.stats.seconds.prefill += time.perf_counter() - began
+        for part in opened:
+            part.request.stats.tokens = part.taken
+            for observer in self.observers:
+                observer.opened(part.request)
+        return [outcomes[request] for request in requests if request in outcomes]
+
+    def _observe(self, drafter: Drafter, outcomes: Sequence[Outcome]) -> None:
+        began = time.perf_counter()
+        drafter.observe(outcomes)
+        learned = self._learned[id(drafter)] = time.perf_counter() - began
+        for outcome in outcomes:
+            outcome.count(learned)
+        for observer in self.observers:
+            observer.stepped(outcomes, learned)
+
+    def _parts(self, requests: Sequence[Request], prompt_tokens: int | None) -> list[_Part]:
+        """What each request feeds, in the order of their rows, so that no logits are copied.
+
+        What a failed step has left behind is dropped.
+        """
+        if not isinstance(requests, (list, tuple)):
+            raise ConfigError(f"step takes a list of requests: {requests!r} is none")
+        rows = [_row(request) for request in requests]
+        if len(set(rows)) < len(rows):
+            raise ConfigError("a request is in this step twice: step each once")
+        parts, left = list[_Part](), prompt_tokens
+        for request, row in zip(requests, rows, strict=True):
+            decodes, count = request.decodes, request.unread
+            if count != 1 if decodes else count < 1:
+                raise RunError("a step of this request failed half-way: open its prompt again")
+            if len(row.parents):
+                self.target.commit(row, [])
+            if not decodes and left is not None:
+                count = min(count, left)
+                left -= count
+            if count:
+                head = request.ids[row.length : row.length + count]
+                parts.append(_Part(request, request.speculation or self.speculation, row, head, decodes))
+        return sorted(parts, key=lambda part: part.row.slot)
+
+    def _verify(self, parts: Sequence[_Part], logits: Tensor) -> float:
+        """Find the verdicts, by one scheme after the other; seconds of finding what drafters learn from."""
+        seconds = 0.0
+        waiting = [(number, part) for number, part in enumerate(parts) if part.ends]
+        while waiting:
+            scheme = waiting[0][1].speculation.scheme
+            numbers, own = zip(*(pair for pair in waiting if pair[1].speculation.scheme == scheme), strict=True)
+            waiting = [pair for pair in waiting if pair[1].speculation.scheme != scheme]
+            some = logits if len(own) == len(parts) else logits[list(numbers), : max(1 + len(p.tree) for p in own)]
+            began = time.perf_counter()
+            count = max(part.speculation.drafter.successors for part in own)
+            beside = successors(some, count) if count else None
+            seconds += time.perf_counter() - began
+            requests = [part.request for part in own]
+            draws = Draws([r.params for r in requests], [r.seed for r in requests], [r.ids for r in requests])
+            verdicts = scheme.verify(some, [part.tree for part in own], draws, beside)
+            for part, verdict in zip(own, verdicts, strict=True):
+                part.verdict = verdict
+        return seconds
+
+    @torch.inference_mode()
+    def close(self, request: Request) -> None:
+        """Free what a request holds in the models; its tokens and figures stay readable. Twice is harmless.
+
+        All observers are notified, even where one of them fails.
+        """
+        row, request.row = request.row, None
+        if row is not None:
+            with ExitStack() as closing:  # from the last to the first
+                for observer in reversed(self.observers):
+                    closing.callback(observer.closed, request)
+                closing.callback((request.speculation or self.speculation).drafter.close, request)
+                self.prefixes.keep(request.ids[: row.length], row)
+
+    def slots(self, request: Request, *, most: bool = False) -> int:
+        """Cache slots to reserve for a request, or all that it may come to need.
+
+        Of a large node budget only a part: most trees stay far below it, and the cache grows for one that does not.
+        """
+        speculation = request.speculation or self.speculation
+        tokens = request.limit if most else request.params.max_tokens or 0
+        return request.prompt_length + tokens + 1 + min(speculation.slots, _RESERVED)
+
+
+def _grouped_by_drafter(parts: Sequence[_Part]) -> list[_Group]:
+    groups: dict[int, _Group] = {}
+    for part in parts:
+        drafter = part.speculation.drafter
+        groups.setdefault(id(drafter), _Group(drafter, [])).parts.append(part)
+    return list(groups.values())
+
+
+def each_params(
+    prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
+) -> list[SamplingParams]:
+    """The sampling params of each prompt of a batch.
+
+    Raises:
+        ConfigError: the prompts are no list, or there are not as many params.
+    """
+    if not isinstance(prompts, (list, tuple)) or any(isinstance(p, (int, Mapping)) for p in prompts):
+        raise ConfigError("generate takes a list of prompts: put this one into a list, or use stream")
+    if not isinstance(params, (list, tuple)):
+        return [SamplingParams() if params is None else cast(SamplingParams, params)] * len(prompts)
+    if len(params) != len(prompts):
+        raise ConfigError(f"{len(params)} sampling params for {len(prompts)} prompts: give one for all, or one each")
+    return list(params)
+
+
+def token_limit(target: LanguageModel, ids: Sequence[int], params: SamplingParams) -> int:
+    """Most tokens that may be generated behind a prompt.
+
+    Raises:
+        PromptError: the prompt is empty, has other tokens than the model, or does not fit the context.
+        ConfigError: ``max_tokens`` does not fit behind it, or ``params`` are something else.
+    """
+    if not isinstance(params, SamplingParams):
+        raise ConfigError(f"sampling params are {params!r}: give SamplingParams")
+    can = target.capabilities
+    left = can.max_length - len(ids)
+    if left < 1:
+        raise PromptError(
+            f"the prompt has {len(ids)} tokens but {can.name} takes {can.max_length} ({can.max_length_reason}), "
+            f"generated ones included: shorten the prompt to {can.max_length - 1} or fewer"
+        )
+    check_text(can, ids)
+    if params.max_tokens is not None and params.max_tokens > left:
+        raise ConfigError(
+            f"max_tokens is {params.max_tokens} but {can.name} takes {can.max_length} tokens and the prompt has "
+            f"{len(ids)}: ask for at most {left}"
+        )
+    return params.max_tokens or left
+
+
+def _row(request: Request) -> Row:
+    if not isinstance(request, Request):
+        raise ConfigError(f"{request!r} is no request: give what open returned")
+    if request.row is None or request.finish_reason is not None:
+        raise ConfigError("a closed or finished request cannot go on: open its prompt again")
+    return request.row
