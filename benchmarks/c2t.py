@@ -34,7 +34,7 @@ from draftree.bench.summary import ratio
 from draftree.config import SamplingParams
 from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.registry import check_made_for, load_drafter, provenance
-from draftree.engine import Engine
+from draftree.engine.engine import Engine
 from draftree.errors import InputError
 from draftree.models.huggingface import HFModel
 from draftree.policies.base import Frontier, GrowthPolicy

@@ -24,7 +24,7 @@ from draftree.drafters.base import Grown, NoDrafter, Scorer, TokenSource, Unscor
 from draftree.drafters.distributions import Drawing, Drawn
 from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.registry import load_drafter
-from draftree.engine import Engine
+from draftree.engine.engine import Engine
 from draftree.errors import ConfigError
 from draftree.models.base import LanguageModel
 from draftree.models.cpu.quantization import DEFAULT_WEIGHT_FORMAT

@@ -31,7 +31,7 @@ from draftree.config import Budget, SamplingParams
 from draftree.drafters.base import NoDrafter, Scorer, UnscoredNode
 from draftree.drafters.grow import TreeDrafter, grow
 from draftree.drafters.registry import load_drafter
-from draftree.engine import Engine
+from draftree.engine.engine import Engine
 from draftree.models import attention
 from draftree.models.base import LanguageModel, Nodes, prefill
 from draftree.models.cpu.quantization import AUTO, DEFAULT_WEIGHT_FORMAT, DRAFTING, STOCK, WEIGHT_FORMATS, summary

@@ -30,7 +30,7 @@ from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.ensemble import EnsembleSource
 from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.registry import load_drafter
-from draftree.engine import Engine
+from draftree.engine.engine import Engine
 from draftree.models.cost_profile import Grid, load_profile, measure_and_keep
 from draftree.models.huggingface import HFModel
 from draftree.models.loading import load

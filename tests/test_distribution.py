@@ -8,7 +8,7 @@ import torch
 from draftree.config import SamplingParams
 from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.grow import TreeDrafter
-from draftree.engine import Engine
+from draftree.engine.engine import Engine
 from draftree.policies.base import GrowthPolicy
 from draftree.policies.entropy import EntropyTree
 from draftree.policies.fixed import StaticTree

@@ -14,7 +14,7 @@ from draftree.config import DEFAULT_NODES, MAX_NODES, Processor, SamplingParams
 from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.ngram import NgramSource
-from draftree.engine import Engine, Generation
+from draftree.engine.engine import Engine, Generation
 from draftree.errors import ConfigError, InputError, PromptError
 from draftree.models.base import prefill
 from draftree.models.huggingface import HFModel

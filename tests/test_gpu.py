@@ -16,7 +16,7 @@ from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.ngram import NgramSource
 from draftree.drafters.token_recycling import TokenRecyclingSource
-from draftree.engine import Engine
+from draftree.engine.engine import Engine
 from draftree.models.huggingface import HFModel
 from draftree.policies.entropy import EntropyTree
 from draftree.train.responses import respond, seed_of

@@ -19,7 +19,7 @@ import draftree
 from draftree.bench.compare import first_difference
 from draftree.config import SamplingParams
 from draftree.drafters.registry import load_drafter
-from draftree.engine import Engine
+from draftree.engine.engine import Engine
 from draftree.models.huggingface import HFModel
 from draftree.models.loading import load_stock
 from draftree.policies.methods import METHODS

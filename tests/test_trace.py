@@ -16,7 +16,7 @@ from transformers import RepetitionPenaltyLogitsProcessor
 from draftree.config import SamplingParams
 from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.ngram import NgramSource
-from draftree.engine import Engine
+from draftree.engine.engine import Engine
 from draftree.errors import ConfigError, DraftreeWarning, TraceError
 from draftree.policies.methods import METHODS
 from draftree.request import Outcome, Request, Stats
@@ -222,14 +222,14 @@ def test_a_step_knows_which_nodes_were_judged_and_which_accepted(tmp_path: Path)
     assert replace(record, path=(), tokens=(2,), taken=1).reached.tolist() == [True, True, False, False, False]
 
 
-def test_a_sequence_that_is_left_early_ends_without_a_reason(tmp_path: Path) -> None:
+def test_a_request_that_is_left_early_was_cancelled(tmp_path: Path) -> None:
     with Trace(tmp_path / "t.jsonl") as trace:
         stream = _engine(trace).stream(PROMPTS[0], SamplingParams(max_tokens=30))
         next(stream)
         del stream
     *_, end = read_trace(tmp_path / "t.jsonl")
     assert isinstance(end, EndRecord)
-    assert end.finish_reason is None
+    assert end.finish_reason == "cancelled"
 
 
 def test_a_trace_belongs_to_one_engine(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from .beams.beam_engine import BeamEngine, BeamGeneration, Hypothesis
 from .beams.params import BeamParams
 from .config import Budget, SamplingParams
 from .drafters.registry import load_drafter
-from .engine import Engine, Generation
+from .engine.engine import Engine, Generation
 from .errors import DraftreeError, DraftreeWarning, InputError, RunError
 from .hf_generate import custom_generate, generate_with
 from .load import load_beam_engine, load_beam_source, load_engine

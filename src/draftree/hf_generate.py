@@ -22,13 +22,13 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel,
 from .config import Criterion, Processor, SamplingParams
 from .drafters.registry import is_model
 from .drafters.spec import DEFAULT_DRAFTER
+from .engine.speculation import SpeculationParams
 from .errors import ConfigError
 from .load import make_engine
 from .models.huggingface import HFModel
 from .models.loading import load
 from .policies.base import GrowthPolicy
 from .policies.methods import DEFAULT_METHOD
-from .speculation import SpeculationParams
 from .verify.schemes import DEFAULT_SCHEME, Scheme
 
 

@@ -10,7 +10,9 @@ from .config import typed
 from .drafters.base import TokenSource
 from .drafters.registry import fast_in_int4, load_source
 from .drafters.spec import AUTO, DEFAULT_DRAFTER, NONE, DrafterSpec
-from .engine import Engine
+from .engine.engine import Engine
+from .engine.scheduler import SchedulerParams
+from .engine.speculation import SpeculationParams
 from .errors import ConfigError
 from .models.cpu.quantization import DEFAULT_WEIGHT_FORMAT, DRAFTING
 from .models.eagle_file import shipped_for
@@ -18,8 +20,6 @@ from .models.huggingface import HFModel
 from .models.loading import DEFAULT_MODEL, load
 from .policies.base import GrowthPolicy
 from .policies.methods import DEFAULT_METHOD
-from .scheduler import SchedulerParams
-from .speculation import SpeculationParams
 from .tracing.trace import Observer
 from .verify.schemes import DEFAULT_SCHEME, Scheme
 

@@ -17,7 +17,7 @@ from .text import TextStream
 from .tree import ROOT, DraftTree
 
 if TYPE_CHECKING:
-    from .speculation import Speculation
+    from .engine.speculation import Speculation
 
 
 @dataclass(slots=True)

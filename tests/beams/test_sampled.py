@@ -17,7 +17,7 @@ from draftree.beams.params import BeamParams, BeamWarp
 from draftree.beams.speculative import sample
 from draftree.config import SamplingParams
 from draftree.drafters.draft_model import ModelSource
-from draftree.engine import Engine
+from draftree.engine.engine import Engine
 from draftree.models.base import prefill
 from draftree.models.huggingface import HFModel
 from draftree.sampling import warp

@@ -9,7 +9,7 @@ from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor
 from draftree.beams.beam_engine import BeamEngine, BeamGeneration
 from draftree.beams.params import BeamParams
 from draftree.config import SamplingParams
-from draftree.engine import Engine
+from draftree.engine.engine import Engine
 from draftree.models.base import Nodes, prefill
 from draftree.models.huggingface import HFModel
 

@@ -298,7 +298,7 @@ def test_the_installed_command_fails_with_its_exit_code() -> None:
     assert command, "the entry point is not installed"
     bad = subprocess.run([command, "info", "./nowhere"], capture_output=True, text=True, check=False)  # noqa: S603
     assert (bad.returncode, bad.stdout) == (2, "")
-    assert bad.stderr == "draftree: no such folder: './nowhere'\n"
+    assert bad.stderr == "draftree: no such folder: './nowhere': give a model folder, a .gguf file or a hub id\n"
 
 
 def test_compare_finds_the_same_tokens_when_sampling_without_a_seed(model: str, capsys: Captured) -> None:

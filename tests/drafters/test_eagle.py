@@ -11,7 +11,7 @@ from draftree.drafters.ensemble import EnsembleSource
 from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.ngram import NgramSource
 from draftree.drafters.token_recycling import TokenRecyclingSource
-from draftree.engine import Engine
+from draftree.engine.engine import Engine
 from draftree.errors import CacheError
 from draftree.models.base import prefill
 from draftree.models.eagle_model import HeadModel

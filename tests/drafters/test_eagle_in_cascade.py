@@ -14,7 +14,7 @@ from draftree.drafters.eagle import EagleSource
 from draftree.drafters.ensemble import EnsembleSource
 from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.ngram import NgramSource
-from draftree.engine import Engine
+from draftree.engine.engine import Engine
 from draftree.errors import CacheError
 from draftree.models.base import Nodes, Row, prefill
 from draftree.models.eagle_model import HeadModel, HeadRow

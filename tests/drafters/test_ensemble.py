@@ -19,7 +19,7 @@ from draftree.drafters.ngram import NgramSource
 from draftree.drafters.registry import load_drafter
 from draftree.drafters.spec import DrafterSpec
 from draftree.drafters.token_recycling import TokenRecyclingSource
-from draftree.engine import Engine
+from draftree.engine.engine import Engine
 from draftree.errors import ConfigError, UnknownNameError
 from draftree.load import load_engine
 from draftree.models.base import prefill

@@ -9,7 +9,7 @@ from draftree.config import Budget, SamplingParams
 from draftree.drafters.draft_model import ModelSource, SelfSpeculationSource
 from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.registry import load_drafter
-from draftree.engine import Engine
+from draftree.engine.engine import Engine
 from draftree.errors import ConfigError, RunError
 from draftree.models.huggingface import HFModel
 from draftree.policies.fixed import StaticTree

@@ -18,7 +18,7 @@ from draftree.drafters.ensemble import EnsembleSource
 from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.registry import is_model, learns, load_drafter
 from draftree.drafters.spec import DrafterSpec, StageSpec
-from draftree.engine import Engine
+from draftree.engine.engine import Engine
 from draftree.errors import ConfigError, DraftreeWarning, InputError, UnknownNameError, VocabularyError
 from draftree.load import load_engine
 from draftree.models.base import LanguageModel

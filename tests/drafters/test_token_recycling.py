@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from draftree.config import Budget, SamplingParams
 from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.token_recycling import ANY, SuccessorTable, TokenRecyclingSource, read_entries, vocabulary_of
-from draftree.engine import Engine
+from draftree.engine.engine import Engine
 from draftree.errors import ConfigError, DraftreeWarning
 from draftree.policies.auto.policy import AutoTree
 from draftree.policies.fixed import StaticTree

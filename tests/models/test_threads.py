@@ -12,7 +12,7 @@ from torch import Tensor
 
 from draftree.config import SamplingParams
 from draftree.drafters.registry import load_drafter
-from draftree.engine import Engine
+from draftree.engine.engine import Engine
 from draftree.errors import CacheError
 from draftree.models.base import Nodes, prefill
 from draftree.models.huggingface import HFModel

@@ -17,7 +17,7 @@ from draftree.config import Budget, SamplingParams
 from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.registry import check_made_for, load_drafter, provenance, resolved
 from draftree.drafters.spec import DrafterSpec
-from draftree.engine import Engine
+from draftree.engine.engine import Engine
 from draftree.errors import ConfigError, DraftreeWarning
 from draftree.load import load_engine
 from draftree.models.eagle_file import SHIPPED, load_head, read_head, save_head

@@ -11,7 +11,7 @@ import pytest
 
 from draftree.config import SamplingParams
 from draftree.drafters.registry import load_drafter
-from draftree.engine import Engine
+from draftree.engine.engine import Engine
 from draftree.errors import ConfigError, RunError, UnknownNameError
 from draftree.load import load_engine
 from draftree.policies.base import Provenance

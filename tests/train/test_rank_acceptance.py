@@ -14,7 +14,7 @@ from draftree.drafters.base import Drafter
 from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.ngram import NgramIndex, NgramSource
-from draftree.engine import Engine
+from draftree.engine.engine import Engine
 from draftree.errors import ConfigError, RunError
 from draftree.models.base import prefill
 from draftree.models.huggingface import HFModel

@@ -12,7 +12,7 @@ from draftree.drafters.base import Drafter, TokenSource
 from draftree.drafters.eagle import EagleSource
 from draftree.drafters.ensemble import EnsembleSource
 from draftree.drafters.grow import TreeDrafter
-from draftree.engine import Engine
+from draftree.engine.engine import Engine
 from draftree.models.huggingface import HFModel
 from draftree.policies.best_paths import OptTree
 from draftree.request import Outcome

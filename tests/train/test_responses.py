@@ -11,7 +11,7 @@ import torch
 
 from draftree.artifacts import write_whole
 from draftree.config import SamplingParams
-from draftree.engine import Engine
+from draftree.engine.engine import Engine
 from draftree.errors import ConfigError, ModelFileError, PromptError, RunError
 from draftree.models.huggingface import HFModel
 from draftree.train import head_data

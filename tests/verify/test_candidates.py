@@ -19,7 +19,7 @@ from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.eagle import EagleSource
 from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.ngram import NgramSource
-from draftree.engine import Engine
+from draftree.engine.engine import Engine
 from draftree.errors import ConfigError
 from draftree.hf_generate import custom_generate
 from draftree.load import load_engine

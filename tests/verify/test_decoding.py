@@ -12,7 +12,7 @@ from draftree.drafters.base import Drafter
 from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.ngram import NgramSource
-from draftree.engine import Engine, Generation
+from draftree.engine.engine import Engine, Generation
 from draftree.errors import ConfigError, UnknownNameError
 from draftree.load import load_engine
 from draftree.policies.base import GrowthPolicy

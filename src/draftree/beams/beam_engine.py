@@ -16,10 +16,10 @@ from transformers import PreTrainedTokenizerBase
 from ..config import SamplingParams, typed
 from ..drafters.base import BeamSource, TokenSource
 from ..drafters.eagle import EagleSource
+from ..engine.step import each_params, token_limit
 from ..errors import ConfigError
 from ..models.base import ForestModel, LanguageModel, prefill
 from ..request import Stats
-from ..step import each_params, token_limit
 from ..text import Prompt, encode
 from .beam_distributions import BeamDraws, target_distributions
 from .drafting import DepthRule, draft_width, grow

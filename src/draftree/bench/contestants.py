@@ -23,7 +23,8 @@ from ..drafters.base import TokenSource
 from ..drafters.grow import TreeDrafter
 from ..drafters.registry import is_model
 from ..drafters.spec import AUTO, NONE, DrafterSpec
-from ..engine import Engine
+from ..engine.engine import Engine
+from ..engine.speculation import SpeculationParams
 from ..errors import ConfigError
 from ..load import beam_drafter, load_beam_source, make_engine
 from ..models.cpu.quantization import DEFAULT_WEIGHT_FORMAT
@@ -33,7 +34,6 @@ from ..models.loading import load, load_stock
 from ..policies.base import GrowthPolicy, node_budget
 from ..policies.methods import find_method
 from ..request import Outcome, Seconds, Stats
-from ..speculation import SpeculationParams
 from ..tracing.trace import Observer
 from ..tree import ROOT
 from ..verify.schemes import DEFAULT_SCHEME, Match, find_scheme

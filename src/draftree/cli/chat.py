@@ -8,11 +8,11 @@ from functools import partial
 import typer
 
 from ..config import SamplingParams
+from ..engine.scheduler import SchedulerParams
 from ..errors import InputError
 from ..load import make_engine
 from ..models.loading import DEFAULT_MODEL
 from ..progress import err
-from ..scheduler import SchedulerParams
 from ..text import user
 from . import console as show
 from .console import complain, run

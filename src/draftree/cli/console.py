@@ -9,7 +9,7 @@ from dataclasses import asdict
 from rich.text import Text
 from rich.tree import Tree
 
-from ..engine import Handle
+from ..engine.engine import Handle
 from ..errors import PromptError, shortened
 from ..progress import err, out
 from ..request import Chunk, Outcome, Seconds, Stats

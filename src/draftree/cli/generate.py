@@ -16,7 +16,7 @@ from ..bench.compare import first_difference
 from ..config import SamplingParams
 from ..drafters.base import NoDrafter
 from ..drafters.spec import NONE
-from ..engine import Engine
+from ..engine.engine import Engine
 from ..errors import ConfigError, RunError
 from ..load import load_beam_engine, make_engine
 from ..models.loading import DEFAULT_MODEL

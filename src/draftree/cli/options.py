@@ -12,11 +12,11 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 import typer
 
 from ..config import SamplingParams, option
+from ..engine.speculation import SpeculationParams
 from ..errors import ConfigError
 from ..models.cpu.quantization import DEFAULT_WEIGHT_FORMAT
 from ..models.huggingface import HFModel
 from ..models.loading import load
-from ..speculation import SpeculationParams
 from ..tracing.trace import Observer, Trace
 from .console import complain
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from ..artifacts import write_whole
 from ..config import SamplingParams
 from ..drafters.base import Drafter, NoDrafter
-from ..engine import Engine
+from ..engine.engine import Engine
 from ..errors import ConfigError, RunError
 from ..models.base import LanguageModel
 from ..policies.base import MAX_WIDTH, Frontier, Growth, GrowthPolicy, Provenance

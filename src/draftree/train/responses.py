@@ -11,11 +11,11 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from ..config import SamplingParams
-from ..engine import Engine, Handle
+from ..engine.engine import Engine, Handle
+from ..engine.scheduler import SchedulerParams
 from ..models.huggingface import HFModel
 from ..request import Outcome, Request
 from ..sampling import gumbel_noise_at, stream_start
-from ..scheduler import SchedulerParams
 from ..tracing.trace import Observer
 
 MAX_ROWS = 1 << 16

@@ -20,7 +20,7 @@ from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.eagle import EagleSource
 from draftree.drafters.ensemble import EnsembleSource
 from draftree.drafters.grow import TreeDrafter
-from draftree.engine import Engine, Generation
+from draftree.engine.engine import Engine, Generation
 from draftree.errors import ConfigError
 from draftree.models.base import Nodes, Row
 from draftree.models.huggingface import HFModel

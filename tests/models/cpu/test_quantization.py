@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 import draftree
 from draftree.bench.compare import first_difference
 from draftree.config import SamplingParams
-from draftree.engine import Engine
+from draftree.engine.engine import Engine
 from draftree.errors import ConfigError, DraftreeWarning
 from draftree.models.base import Nodes, prefill
 from draftree.models.cost_profile import Identity

@@ -12,7 +12,7 @@ import pytest
 from draftree.config import Budget, SamplingParams
 from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.grow import TreeDrafter, grow
-from draftree.engine import Engine
+from draftree.engine.engine import Engine
 from draftree.errors import ConfigError
 from draftree.models.base import prefill
 from draftree.models.cost_profile import Identity, Point, Profile

@@ -19,20 +19,20 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from .config import Budget, SamplingParams, typed
-from .drafters.base import Drafter, NoDrafter
-from .errors import ConfigError, PromptError, RunError
-from .models.base import LanguageModel, Nodes, Row, check_text
-from .models.prefixes import PrefixCache
-from .policies.base import node_budget
-from .request import Outcome, Request, StepCost
-from .sampling import Draws, Successors, successors
+from ..config import Budget, SamplingParams, typed
+from ..drafters.base import Drafter, NoDrafter
+from ..errors import ConfigError, PromptError, RunError
+from ..models.base import LanguageModel, Nodes, Row, check_text
+from ..models.prefixes import PrefixCache
+from ..policies.base import node_budget
+from ..request import Outcome, Request, StepCost
+from ..sampling import Draws, Successors, successors
+from ..text import Prompt, encode, text_stream
+from ..tracing.trace import Observer, Setup
+from ..tree import DraftTree
+from ..verify.match import Verdict
+from ..verify.schemes import DEFAULT_SCHEME, Scheme, find_scheme
 from .speculation import Speculation, SpeculationParams, Speculations
-from .text import Prompt, encode, text_stream
-from .tracing.trace import Observer, Setup
-from .tree import DraftTree
-from .verify.match import Verdict
-from .verify.schemes import DEFAULT_SCHEME, Scheme, find_scheme
 
 _RESERVED = 256
 """Most slots that are reserved for the drafted nodes of a request."""

@@ -10,10 +10,11 @@ import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from .config import check_fields, option
-from .errors import ConfigError, QueueFullError
-from .request import Request
+from ..config import check_fields, option
+from ..errors import ConfigError, QueueFullError
+from ..request import Request
 
 _PRIORITY = 10.0
 """Seconds of waiting that one step of priority stands for: whoever waits long enough comes before all others."""
@@ -87,13 +88,23 @@ class Job:
         return "deadline" if late else None
 
 
+class KeptRows(Protocol):
+    """Rows that nobody works on."""
+
+    @property
+    def lengths(self) -> Sequence[int]: ...
+
+    def evict(self) -> None:
+        """Free the one that was used least recently."""
+
+
 class Scheduler:
     """Requests that wait and requests that run.
 
     Args:
         chunk: prompt tokens that a step reads while others decode.
         holds: whether the models can hold rows of these lengths at once.
-        evict: frees a row that is kept of ended requests; false where there is none.
+        kept: rows of ended requests.
     """
 
     def __init__(
@@ -101,9 +112,9 @@ class Scheduler:
         params: SchedulerParams,
         chunk: int,
         holds: Callable[[Sequence[int]], bool],
-        evict: Callable[[], bool],
+        kept: KeptRows,
     ) -> None:
-        self._params, self._chunk, self._holds, self._evict = params, chunk, holds, evict
+        self._params, self._chunk, self._holds, self._kept = params, chunk, holds, kept
         self._waiting: list[tuple[float, int, Job]] = []
         self._count = itertools.count()
         self.running: list[Job] = []
@@ -166,10 +177,10 @@ class Scheduler:
         admitted = list[Job]()
         while self._waiting and len(self.running) < self._params.rows:
             job = self._waiting[0][2]
-            lengths = [other.slots for other in self.running]
-            while not (fits := self._holds([*lengths, job.slots])) and self._evict():
-                pass
-            if not fits:
+            lengths = [*(other.slots for other in self.running), job.slots]
+            while not self._holds([*lengths, *self._kept.lengths]) and self._kept.lengths:
+                self._kept.evict()
+            if not self._holds([*lengths, *self._kept.lengths]):
                 break
             heapq.heappop(self._waiting)
             self.running.append(job)

@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
 
-from .config import check_fields, option
-from .drafters.base import Drafter, NoDrafter
-from .drafters.registry import check_recycle_file, learns, load_drafter
-from .drafters.spec import DEFAULT_DRAFTER, NONE, DrafterSpec
-from .errors import ConfigError
-from .models.base import LanguageModel
-from .models.huggingface import HFModel
-from .policies.base import GrowthPolicy, node_budget
-from .policies.methods import DEFAULT_METHOD, find_policy
-from .verify.schemes import DEFAULT_SCHEME, Scheme, find_scheme
+from ..config import check_fields, option
+from ..drafters.base import Drafter, NoDrafter
+from ..drafters.registry import check_recycle_file, learns, load_drafter
+from ..drafters.spec import DEFAULT_DRAFTER, NONE, DrafterSpec
+from ..errors import ConfigError
+from ..models.base import LanguageModel
+from ..models.huggingface import HFModel
+from ..policies.base import GrowthPolicy, node_budget
+from ..policies.methods import DEFAULT_METHOD, find_policy
+from ..verify.schemes import DEFAULT_SCHEME, Scheme, find_scheme
 
 _KEPT = 32
 """Speculations by name that an engine keeps made; of more, those that were last used."""
@@ -126,7 +126,7 @@ class Speculations:
     def __contains__(self, choice: SpeculationParams | Speculation) -> bool:
         if isinstance(choice, SpeculationParams):
             return choice.key in self._made
-        return id(choice.drafter) in self._prepared
+        return isinstance(choice, Speculation) and id(choice.drafter) in self._prepared
 
     def find(self, params: SpeculationParams) -> Speculation:
         """Load what is named, unless it is there.

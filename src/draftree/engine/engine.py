@@ -18,17 +18,17 @@ from functools import partial
 
 from transformers import PreTrainedTokenizerBase
 
-from .config import SamplingParams
-from .drafters.base import Drafter
-from .errors import RunError
-from .models.base import LanguageModel
-from .request import Chunk, Request, Stats
+from ..config import SamplingParams
+from ..drafters.base import Drafter
+from ..errors import RunError
+from ..models.base import LanguageModel
+from ..request import Chunk, Request, Stats
+from ..text import Prompt
+from ..tracing.trace import Observer
+from ..verify.schemes import DEFAULT_SCHEME, Scheme
 from .scheduler import Job, Scheduler, SchedulerParams
 from .speculation import Speculation, SpeculationParams
 from .step import Stepper, each_params
-from .text import Prompt
-from .tracing.trace import Observer
-from .verify.schemes import DEFAULT_SCHEME, Scheme
 
 _CHUNK_ON_CPU, _CHUNK = 64, 512
 """``SchedulerParams.chunk`` where none is given."""
@@ -144,7 +144,7 @@ class Engine(Stepper):
             prefixes=scheduling.prefixes,
         )
         chunk = scheduling.chunk or (_CHUNK_ON_CPU if target.capabilities.device.type == "cpu" else _CHUNK)
-        self.scheduler = Scheduler(scheduling, chunk, self._holds, self._evict)
+        self.scheduler = Scheduler(scheduling, chunk, self._holds, self.prefixes)
         self._changed = threading.Condition()  # guards the scheduler and the tasks; notified after every step
         self._tasks: deque[tuple[Future[Speculation], Callable[[], Speculation]]] = deque()
         self._stepping = threading.Lock()  # held by the thread that works on the models
@@ -385,10 +385,4 @@ class Engine(Stepper):
             self._changed.notify_all()
 
     def _holds(self, lengths: Sequence[int]) -> bool:
-        return True
-
-    def _evict(self) -> bool:
-        if not self.prefixes.lengths:
-            return False
-        self.prefixes.evict()
         return True

@@ -1,0 +1,137 @@
+"""The books of the scheduler: order, room, deadlines and the queue, without any model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from draftree.config import SamplingParams
+from draftree.engine.scheduler import Job, Scheduler, SchedulerParams
+from draftree.errors import ConfigError, QueueFullError
+from draftree.models.base import Row
+from draftree.request import Request
+from draftree.text import NoText
+from draftree.tree import DraftTree
+
+_NONE = DraftTree.empty().tokens
+
+
+def job(slots: int = 10, *, priority: int = 0, arrival: float = 0.0, timeout: float | None = None) -> Job:
+    request = Request([1, 2, 3], SamplingParams(), 100, frozenset(), NoText())
+    return Job(request, slots, priority, timeout, arrival)
+
+
+class Kept:
+    """Rows of ended requests that can be freed."""
+
+    def __init__(self, *lengths: int) -> None:
+        self.lengths = list(lengths)
+
+    def evict(self) -> None:
+        self.lengths.pop(0)
+
+
+def scheduler(room: int = 1000, kept: Kept | None = None, **params: int) -> Scheduler:
+    def holds(lengths: Sequence[int]) -> bool:
+        return sum(lengths) <= room
+
+    return Scheduler(SchedulerParams(**params), params.get("chunk", 64), holds, kept or Kept())
+
+
+def test_whoever_came_first_runs_first_and_no_more_than_there_are_rows() -> None:
+    made, jobs = scheduler(rows=2), [job(arrival=i) for i in range(4)]
+    for one in (jobs[2], jobs[0], jobs[3], jobs[1]):
+        made.add(one)
+    assert made.admit() == jobs[:2]
+    assert made.admit() == []
+    jobs[0].request.finish_reason = "eos"
+    assert made.ended() == [jobs[0]]
+    assert made.admit() == [jobs[2]]
+
+
+def test_priority_is_worth_ten_seconds_of_waiting() -> None:
+    made = scheduler(rows=1)
+    early, urgent, patient = job(arrival=0.0), job(arrival=5.0, priority=-1), job(arrival=9.0, priority=-1)
+    late = job(arrival=30.0, priority=-2)
+    for one in (late, patient, early, urgent):
+        made.add(one)
+    order = []
+    while found := made.admit():
+        order += found
+        found[0].request.finish_reason = "eos"
+        made.ended()
+    assert order == [urgent, patient, early, late]
+
+
+def test_a_large_request_waits_for_room_and_nobody_overtakes_it() -> None:
+    made = scheduler(room=100)
+    first, large, small = job(60, arrival=0), job(90, arrival=1), job(10, arrival=2)
+    for one in (first, large, small):
+        made.add(one)
+    assert made.admit() == [first]
+    first.request.finish_reason = "length"
+    made.ended()
+    assert made.admit() == [large, small]
+
+
+def test_one_that_could_never_fit_is_refused_at_once() -> None:
+    with pytest.raises(ConfigError, match="101 cache slots"):
+        scheduler(room=100).add(job(101))
+
+
+def test_kept_rows_make_room_before_anybody_waits() -> None:
+    kept = Kept(30, 30, 30)
+    made = scheduler(room=100, kept=kept)
+    made.add(one := job(35))
+    assert made.admit() == [one]
+    assert kept.lengths == [30, 30]
+
+
+def test_a_full_queue_says_when_to_come_back() -> None:
+    made = scheduler(queue=2)
+    made.add(job())
+    made.add(job())
+    with pytest.raises(QueueFullError) as full:
+        made.add(job())
+    assert 1 <= full.value.retry_after <= 60
+    made.add(job(), bounded=False)
+    assert made.waiting == 3
+
+
+def test_the_cancelled_and_the_late_end_whether_they_run_or_wait() -> None:
+    made = scheduler(rows=1)
+    running, cancelled, late, waiting = job(), job(), job(timeout=1e-9), job()
+    for one in (running, cancelled, late, waiting):
+        made.add(one)
+    assert made.admit() == [running]
+    cancelled.cancelled = running.cancelled = True
+    assert set(map(id, made.ended())) == set(map(id, (running, cancelled, late)))
+    assert [one.request.finish_reason for one in (running, cancelled, late)] == ["cancelled", "cancelled", "deadline"]
+    assert made.admit() == [waiting]
+    assert waiting.request.finish_reason is None
+
+
+def test_prompts_are_read_in_chunks_only_while_others_wait_for_their_next_token() -> None:
+    made = scheduler(chunk=16)
+    reading, decoding = job(), job()
+    made.add(reading)
+    made.admit()
+    alone = made.prompt_tokens
+    made.add(decoding)
+    made.admit()
+    decoding.request.row = Row(0, 3, _NONE, _NONE)
+    decoding.request.append([7], 0)
+    assert alone > made.prompt_tokens == 16
+
+
+@pytest.mark.parametrize("bad", [{"rows": 0}, {"queue": 0}, {"chunk": 0}, {"prefixes": -1}, {"rows": 1.5}])
+def test_params_out_of_range_are_refused(bad: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(bad))):
+        SchedulerParams(**bad)
+
+
+@pytest.mark.parametrize("bad", [{"timeout": 0.0}, {"timeout": -1.0}, {"priority": 0.5}])
+def test_a_job_out_of_range_is_refused(bad: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(bad))):
+        job(**bad)  # type: ignore[arg-type]
