@@ -12,8 +12,10 @@ from .beams.beam_engine import BeamEngine, BeamGeneration, Hypothesis
 from .beams.params import BeamParams
 from .config import Budget, SamplingParams
 from .drafters.registry import load_drafter
-from .engine.engine import Engine, Generation
-from .errors import DraftreeError, DraftreeWarning, InputError, RunError
+from .engine.engine import Engine, Generation, Handle
+from .engine.scheduler import SchedulerParams
+from .engine.speculation import Speculation, SpeculationParams
+from .errors import DraftreeError, DraftreeWarning, InputError, QueueFullError, RunError
 from .hf_generate import custom_generate, generate_with
 from .load import load_beam_engine, load_beam_source, load_engine
 from .models.huggingface import HFModel
@@ -56,6 +58,7 @@ __all__ = [
     "EntropyTree",
     "Generation",
     "GrowthPolicy",
+    "Handle",
     "HFModel",
     "Hypothesis",
     "InputError",
@@ -63,13 +66,17 @@ __all__ = [
     "StageStats",
     "Observer",
     "OptTree",
+    "QueueFullError",
     "RankTree",
     "Relaxed",
     "RunError",
     "RunRecord",
     "SamplingParams",
+    "SchedulerParams",
     "Seconds",
     "RequestRecord",
+    "Speculation",
+    "SpeculationParams",
     "StaticTree",
     "Stats",
     "StepRecord",

@@ -276,11 +276,10 @@ class Engine(Stepper):
         """All requests that run, those included whose turn has come."""
         with self._changed:
             admitted = self.scheduler.admit()
-        jobs = self.scheduler.running
-        if admitted:
-            self.target.reserve(len(jobs) + len(self.prefixes.lengths), max(self.slots(job.request) for job in jobs))
+        jobs, kept = self.scheduler.running, len(self.prefixes.lengths)
         for job in admitted:
-            try:
+            try:  # the cache grows once for all
+                self.target.reserve(len(jobs) + kept, max(self.slots(each.request) for each in jobs))
                 self.begin(job.request)
             except Exception as error:  # noqa: BLE001
                 job.request.fail(error)
@@ -317,7 +316,7 @@ class Engine(Stepper):
         """
         if self._runs:
             raise RunError("another thread runs this engine: one is enough")
-        self._runs, self._stopped = True, False
+        self._runs = True
         try:
             with self._at_work(blocking=True):
                 while not self._stopped:
@@ -330,7 +329,7 @@ class Engine(Stepper):
                     job.cancelled = True
                 self._end()
         finally:
-            self._runs = False
+            self._runs = self._stopped = False
 
     def shutdown(self) -> None:
         """Let ``run`` return after the step under way."""

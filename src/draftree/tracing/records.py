@@ -23,7 +23,7 @@ from ..request import Stats
 from ..tree import ROOT, DraftTree
 
 FORMAT = "draftree-trace"
-VERSION = 2
+VERSION = 3
 """Rises when a key changes its meaning or goes; new keys alone do not raise it."""
 
 
@@ -94,6 +94,7 @@ class RequestRecord:
         prompt: token ids.
         limit: most tokens to generate.
         params: values of its ``SamplingParams``; processors and criteria by their names.
+        drafter, nodes, verification, candidates: its own, by name.
         first: the token that the prefill gave.
         prefill: seconds of the prefill, drafter included.
     """
@@ -105,6 +106,10 @@ class RequestRecord:
     seed: Whole
     limit: Whole
     params: Mapping[str, Any]
+    drafter: str
+    nodes: Whole
+    verification: str
+    candidates: str
     first: Whole
     prefill: float
 

@@ -153,7 +153,9 @@ class Trace(Observer):
 
     def opened(self, request: Request) -> None:
         """Write where a request begins."""
-        self._numbers[request] = next(self._count)
+        self._numbers[request], speculation = next(self._count), request.speculation
+        if speculation is None:
+            raise ConfigError("a request without a speculation: traces are of engines, not of beams")
         record = RequestRecord(
             request=self._numbers[request],
             prompt_length=request.prompt_length,
@@ -161,6 +163,10 @@ class Trace(Observer):
             seed=request.seed,
             limit=request.limit,
             params=plain(request.params),
+            drafter=speculation.drafter.name,
+            nodes=speculation.nodes,
+            verification=speculation.scheme.name,
+            candidates=speculation.scheme.candidates,
             first=request.ids[request.prompt_length],
             prefill=request.stats.seconds.prefill,
         )

@@ -1,0 +1,237 @@
+"""What do requests that share an engine cost one another?
+
+    python -m benchmarks.serving gaps [--prompt 1500] [--streams 4] [--method none|auto]
+    python -m benchmarks.serving chat
+    python -m benchmarks.serving throughput [--requests 8] [--tokens 64] [--repeats 3] [--drafter auto] [--methods auto]
+    python -m benchmarks.serving overhead [--requests 8]
+    python -m benchmarks.serving storm [--requests 2000]
+
+``gaps``: requests stream while a long prompt arrives: the longest time between two tokens of any of them, with it and
+without, in AR steps of as many requests, and how soon the newcomer has its first token. ``chat``: seconds to the first
+token of each turn of a conversation, with rows kept and without. ``throughput``: tokens a second of requests decoded
+together, over AR decoding of the same, the two in turn. ``overhead``: milliseconds of a scheduled step outside the step
+itself. ``storm``: many short requests of which a tenth are cancelled and a twentieth fail: rows that are left, resident
+memory as it goes on, and whether each text that was finished is what the request gives alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from random import Random
+
+import psutil
+import torch
+from torch import Tensor
+
+from draftree.bench.suites import choose, load_suite
+from draftree.config import SamplingParams
+from draftree.engine.engine import Engine, Handle
+from draftree.engine.scheduler import SchedulerParams
+from draftree.engine.speculation import SpeculationParams
+from draftree.load import make_engine
+from draftree.models.loading import DEFAULT_MODEL, load
+from draftree.text import encode, user
+
+
+def questions(count: int) -> list[str]:
+    """First turns of Spec-Bench, spread over its tasks."""
+    return [item.turns[0] for item in choose(load_suite("spec-bench"), limit=count)]
+
+
+def made(args: argparse.Namespace, method: str, scheduling: SchedulerParams) -> Engine:
+    """An engine with a method; "none" is AR decoding."""
+    speculation = (
+        SpeculationParams(drafter="none")
+        if method == "none"
+        else SpeculationParams(drafter=args.drafter, method=method)
+    )
+    return make_engine(args.model, speculation, scheduling=scheduling)
+
+
+def wait(engine: Engine, handles: list[Handle]) -> None:
+    engine.wait(lambda: all(handle.done for handle in handles))
+
+
+def gaps(args: argparse.Namespace) -> None:
+    """Print the longest gaps."""
+    text = encode(args.model.tokenizer, " ".join(questions(40)))[: args.prompt]
+    longest: dict[bool, list[float]] = {False: [], True: []}
+    steps, first = list[float](), list[float]()
+    for repeat in range(args.repeats + 1):
+        for comes, found in longest.items():
+            times, arrived = _stream(args, text if comes else [])
+            if repeat:  # the first time warms up
+                found.append(max(times))
+                if comes:
+                    first.append(arrived)
+                else:
+                    steps += times
+    step, (without, beside) = statistics.median(steps), map(statistics.median, longest.values())
+    print(f"{args.streams} streams, method {args.method}: a step takes {1e3 * step:.1f} ms")
+    print(
+        f"longest gap between tokens: {1e3 * without:.1f} ms, with a prompt of {len(text)} tokens {1e3 * beside:.1f} ms"
+    )
+    print(f"delay {(beside - without) / step:.2f} steps; first token after {statistics.median(first):.2f} s")
+
+
+def _stream(args: argparse.Namespace, text: list[int]) -> tuple[list[float], float]:
+    """Seconds of the steps of some streams from the arrival of a prompt on, and until its first token."""
+    params = SamplingParams(max_tokens=args.tokens, ignore_eos=True)
+    engine = made(args, args.method, SchedulerParams(rows=args.streams + 1))
+    streams = [engine.submit(user(q), params) for q in questions(args.streams)]
+    engine.wait(lambda: all(len(s.request.chunks) >= 8 for s in streams))
+    late = engine.submit(text, SamplingParams(max_tokens=1)) if text else None
+    began, times, arrived = time.perf_counter(), list[float](), 0.0
+    while not any(s.done for s in streams):
+        before = time.perf_counter()
+        engine.advance()
+        times.append(time.perf_counter() - before)
+        if late is not None and late.request.decodes and not arrived:
+            arrived = time.perf_counter() - began
+    for handle in [*streams, *([late] if late else [])]:
+        handle.cancel()
+    return times, arrived
+
+
+def chat(args: argparse.Namespace) -> None:
+    """Print seconds to the first token."""
+    turns = questions(4)
+    for kept in (0, 1, 0, 1):
+        engine = made(args, "none", SchedulerParams(rows=1, prefixes=kept))
+        messages, seconds = [], []
+        for turn in turns:
+            messages += user(turn)
+            began = time.perf_counter()
+            handle = engine.submit(messages, SamplingParams(max_tokens=48))
+            engine.wait(lambda: bool(handle.request.chunks))  # noqa: B023 - called here
+            seconds.append(time.perf_counter() - began)
+            messages += [{"role": "assistant", "content": handle.result().text}]
+        print(f"{kept} rows kept: first token after", ", ".join(f"{s:.3f}" for s in seconds), "s")
+
+
+def throughput(args: argparse.Namespace) -> None:
+    """Print tokens a second over those of AR decoding."""
+    prompts = [user(q) for q in questions(args.requests)]
+    params = SamplingParams(max_tokens=args.tokens)
+    methods = ("none", *args.methods.split(","))
+    engines = {m: made(args, m, SchedulerParams(rows=args.requests)) for m in methods}
+    rates: dict[str, list[float]] = {m: [] for m in methods}
+    mal: dict[str, list[float]] = {m: [] for m in methods}
+    texts: dict[str, list[list[int]]] = {}
+    for repeat in range(args.repeats + 1):
+        for name in (*methods[repeat % len(methods) :], *methods[: repeat % len(methods)]):
+            began = time.perf_counter()
+            answers = engines[name].generate(prompts, params)
+            seconds = time.perf_counter() - began - answers[0].stats.seconds.prefill
+            texts[name] = [a.token_ids for a in answers]
+            if repeat:
+                rates[name].append(sum(len(a.token_ids) for a in answers) / seconds)
+                mal[name].append(statistics.fmean(a.stats.mal for a in answers))
+    for name in methods:
+        ratios = [mine / ar for mine, ar in zip(rates[name], rates["none"], strict=True)]
+        equal = sum(mine == ar for mine, ar in zip(texts[name], texts["none"], strict=True))
+        print(
+            f"{args.requests} requests, {name:12} {statistics.median(rates[name]):7.1f} tokens/s, of AR "
+            f"{statistics.median(ratios):.3f} [{min(ratios):.3f}, {max(ratios):.3f}], MAL "
+            f"{statistics.fmean(mal[name]):.2f}, {equal} of {len(answers)} texts equal"
+        )
+
+
+def overhead(args: argparse.Namespace) -> None:
+    """Print milliseconds outside the steps."""
+    engine = made(args, "none", SchedulerParams(rows=args.requests))
+    inside: list[float] = []
+    step = engine.step
+
+    def timed(*arguments: object) -> object:
+        began = time.perf_counter()
+        result = step(*arguments)  # type: ignore[arg-type]
+        inside.append(time.perf_counter() - began)
+        return result
+
+    engine.step = timed  # type: ignore[method-assign, assignment]
+    handles = [
+        engine.submit(user(q), SamplingParams(max_tokens=args.tokens, ignore_eos=True))
+        for q in questions(args.requests)
+    ]
+    outside = []
+    while not all(handle.done for handle in handles):
+        began = time.perf_counter()
+        engine.advance()
+        outside.append(time.perf_counter() - began - inside[-1])
+    print(f"{args.requests} requests: {1e3 * statistics.median(outside):.3f} ms a step outside it, of ", end="")
+    print(f"{1e3 * statistics.median(inside):.1f} ms; largest {1e3 * max(outside[2:-2]):.3f} ms")
+
+
+def _breaks(ids: Tensor, logits: Tensor) -> Tensor:
+    raise ValueError("broken on purpose")
+
+
+def storm(args: argparse.Namespace) -> None:
+    """Print what is left, and how memory went."""
+    rng, process = Random(1), psutil.Process()  # noqa: S311 - fates, not secrets
+    engine = made(args, "auto", SchedulerParams(rows=8, queue=args.requests, prefixes=2))
+    kinds = [
+        (user(q[:80]), SamplingParams(max_tokens=4 + i % 9, temperature=(0.0, 0.8)[i % 2], seed=i))
+        for i, q in enumerate(questions(24))
+    ]
+    alone: list[list[int]] = [Engine(args.model).generate([prompt], params)[0].token_ids for prompt, params in kinds]
+    fates = ["cancelled"] * (args.requests // 10) + ["error"] * (args.requests // 20)
+    fates += [""] * (args.requests - len(fates))
+    rng.shuffle(fates)
+    handles, differ, memory = list[tuple[Handle, int, str]](), 0, list[float]()
+    for i, fate in enumerate(fates):
+        prompt, params = kinds[i % len(kinds)]
+        given = SamplingParams(max_tokens=params.max_tokens, processors=(_breaks,)) if fate == "error" else params
+        handles.append((engine.submit(prompt, given), i % len(kinds), fate))
+        for handle, _, other in handles[-16:]:
+            if other == "cancelled" and rng.random() < 0.2:
+                handle.cancel()
+        engine.advance()
+        if i % (args.requests // 8) == 0:
+            engine.wait(lambda: engine.scheduler.waiting < 16)
+            memory.append(process.memory_info().rss / 2**20)
+    for handle, _, fate in handles:
+        if fate == "cancelled":
+            handle.cancel()
+    wait(engine, [handle for handle, *_ in handles])
+    memory.append(process.memory_info().rss / 2**20)
+    counts: dict[str, int] = {}
+    for handle, kind, fate in handles:
+        reason = handle.request.finish_reason or ""
+        counts[reason] = counts.get(reason, 0) + 1
+        if fate == "" or (fate == "cancelled" and reason != "cancelled"):
+            differ += handle.request.output_ids != alone[kind]
+    engine.prefixes.clear()
+    print(f"{args.requests} requests ended: {counts}; {differ} finished texts differ from the request alone")
+    print(f"rows left: {args.model.rows}; MiB resident: " + ", ".join(f"{m:.0f}" for m in memory))
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    what: dict[str, Callable[[argparse.Namespace], None]] = {
+        f.__name__: f for f in (gaps, chat, throughput, overhead, storm)
+    }
+    parser.add_argument("what", choices=what)
+    parser.add_argument("--target", default=DEFAULT_MODEL)
+    parser.add_argument("--drafter", default="auto")
+    parser.add_argument("--method", default="none")
+    parser.add_argument("--methods", default="auto")
+    parser.add_argument("--requests", type=int)
+    parser.add_argument("--streams", type=int, default=4)
+    parser.add_argument("--prompt", type=int, default=1500)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--repeats", type=int, default=3)
+    args = parser.parse_args()
+    args.requests = args.requests or (2000 if args.what == "storm" else 8)
+    args.model = load(args.target)
+    torch.manual_seed(0)
+    what[args.what](args)
+
+
+if __name__ == "__main__":
+    main()
