@@ -23,7 +23,7 @@ from ..request import Stats
 from ..tree import ROOT, DraftTree
 
 FORMAT = "draftree-trace"
-VERSION = 3
+VERSION = 2
 """Rises when a key changes its meaning or goes; new keys alone do not raise it."""
 
 
@@ -94,7 +94,7 @@ class RequestRecord:
         prompt: token ids.
         limit: most tokens to generate.
         params: values of its ``SamplingParams``; processors and criteria by their names.
-        drafter, nodes, verification, candidates: its own, by name.
+        drafter, nodes, verification, candidates: its own, by name; None: not recorded.
         first: the token that the prefill gave.
         prefill: seconds of the prefill, drafter included.
     """
@@ -106,10 +106,10 @@ class RequestRecord:
     seed: Whole
     limit: Whole
     params: Mapping[str, Any]
-    drafter: str
-    nodes: Whole
-    verification: str
-    candidates: str
+    drafter: str | None = None
+    nodes: Whole | None = None
+    verification: str | None = None
+    candidates: str | None = None
     first: Whole
     prefill: float
 
