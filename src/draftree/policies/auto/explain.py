@@ -15,7 +15,7 @@ class Report:
 
     Attributes:
         predicted, gained: tokens a request, as predicted and as they came.
-        chosen: how often each number of nodes was verified.
+        chosen: how often each number of nodes was verified, in all.
         draft, verify, other: measured seconds.
     """
 
