@@ -32,8 +32,6 @@ from .cost_model import ARPass, CostModel, Floats
 from .explain import Report
 from .settings import DEFAULTS, AutoSettings
 
-_NOWHERE = -2  # no node has this number
-
 
 @dataclass(slots=True, kw_only=True)
 class AutoPlan(Plan):
@@ -68,9 +66,9 @@ class AutoPlan(Plan):
         """Weigh a new layer.
 
         Returns:
-            the least acceptance probability of nodes that may get children: no child of another can be verified, for
-            it is not among the best of as many as gain most so far; and the expected tokens of one more layer, if it
-            gains less than this one by as much as this one than the last.
+            the least acceptance probability of nodes that may get children, of whichever request: no child of another
+            can be verified, for it is not among the best of as many as gain most so far; and the expected tokens of
+            one more layer, if it gains less than this one by as much as this one than the last.
         """
         verify = self.price.verify[1:]
         within = (own[: budget.nodes] for own, budget in zip(self.best, self.budgets, strict=True))
@@ -83,14 +81,8 @@ class AutoPlan(Plan):
         self.totals, self.gained = totals, max(gained, 1e-9)
         return best[size], ahead
 
-    def affords(self, nodes: int) -> bool:
-        """Verifying so many (one: anything) costs no more than the drafters may lose if none is accepted."""
-        verify, limit = self.price.verify, self.price.limit
-        beyond = float(verify[nodes] - verify[0]) + (self.passes - 1) * sum(self.price.layers)
-        return not nodes or 0 < limit and (nodes == 1 or beyond <= limit)
-
     def affords_layer(self) -> bool:
-        """The same of one more layer, and of the cheapest pass over a chain of all layers."""
+        """One more layer, and the cheapest pass over a chain of all layers, cost no more than the drafters may lose."""
         verify = self.price.verify
         deepest = float(verify[self.passes + 1 :].min(initial=verify[-1]) - verify[0])
         return deepest + self.passes * sum(self.price.layers) <= self.price.limit
@@ -198,13 +190,17 @@ class AutoTree(GrowthPolicy):
 
     def prune(self, plan: Plan, pools: Sequence[DraftTree], tags: Sequence[Tensor]) -> Sequence[Tensor | None]:
         """The number of nodes that gains most, and the best nodes of all requests: they share the pass."""
-        plan, paths, sizes = cast(AutoPlan, plan), torch.cat(list(tags)), [len(tag) for tag in tags]
+        plan = cast(AutoPlan, plan)
+        price, paths, sizes = plan.price, torch.cat(list(tags)), [len(tag) for tag in tags]
         rows = torch.arange(len(pools)).repeat_interleave(torch.tensor(sizes))
         within = best_per_row(paths, rows, torch.tensor([budget.nodes for budget in plan.budgets]))
-        best = paths[within].sort(descending=True).values[: len(plan.price.verify) - 1]
+        best = paths[within].sort(descending=True).values[: len(price.verify) - 1]
         expected = len(pools) + np.cumsum([0.0, *best.tolist()])
-        net = expected - plan.price.rate * plan.price.verify[: len(expected)]
-        plan.chosen = max(filter(plan.affords, range(len(net))), key=lambda n: float(net[n]))
+        verify = price.verify[: len(expected)]
+        lost = verify - verify[0] + (plan.passes - 1) * sum(price.layers)  # where none is accepted
+        net = expected - price.rate * verify
+        net[2:][lost[2:] > price.limit] = -np.inf  # one node may always be tried while there is anything to lose
+        plan.chosen = int(net.argmax()) if price.limit > 0 else 0
         plan.pools, plan.expected = pools, float(expected[plan.chosen])
         return list(torch.split(highest(paths.masked_fill(~within, -1.0), plan.chosen), sizes))
 
@@ -234,6 +230,8 @@ class AutoTree(GrowthPolicy):
             likely = [p for p in found.logprobs[at].double().exp().tolist() if p > self.settings.min_probability]
             offered, kinds = found.tokens[at, : len(likely)].tolist(), first_or_not(len(likely))
             tried += [Tried(p, t == token, kind) for p, t, kind in zip(likely, offered, kinds, strict=True)]
-            children = (child for child in pool.children(node) if int(pool.tokens[child]) == token)
-            node = next(children, _NOWHERE)
+            children = [child for child in pool.children(node) if int(pool.tokens[child]) == token]
+            if not children:
+                break
+            node = children[0]
         self.calibration.learn(tried)
