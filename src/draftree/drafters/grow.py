@@ -237,10 +237,8 @@ def _drawn(layer: _Layer, frontier: Frontier, scorer: Scorer, drawn_from: list[d
 def _finish(
     layers: list[_Layer], drawn_from: list[dict[int, DraftDistribution]], policy: GrowthPolicy, plan: Plan
 ) -> list[Grown]:
-    rows, tokens, parents = (torch.cat([getattr(x, n) for x in layers]) for n in ("rows", "tokens", "parents"))
-    paths, entropies, tags = (
-        torch.cat([getattr(x, n) for x in layers]) for n in ("path_logprobs", "entropies", "tags")
-    )
+    columns = ("rows", "tokens", "parents", "path_logprobs", "entropies", "tags")
+    rows, tokens, parents, paths, entropies, tags = (torch.cat([getattr(x, n) for x in layers]) for n in columns)
     depths = torch.cat([torch.full_like(x.rows, d) for d, x in enumerate(layers, start=1)])
     own: list[Tensor | slice] = [rows == b for b in range(len(drawn_from))] if len(drawn_from) > 1 else [slice(None)]
     found = [x.origins for x in layers if x.origins is not None]
