@@ -25,7 +25,7 @@ from ...models.base import Capabilities, LanguageModel
 from ...models.cost_profile import Profile, kept_or_measured
 from ...request import Outcome, Request
 from ...tree import ROOT, DraftTree
-from ..base import Frontier, Growth, GrowthPolicy, Plan, SourceInfo, best_per_row, check_count, highest
+from ..base import Candidates, Frontier, Growth, GrowthPolicy, Plan, SourceInfo, best_per_row, check_count, highest
 from .benefit import Benefit, Price, Selection
 from .calibration import Calibration, Tried, first_or_not
 from .cost_model import ARPass, CostModel, Floats
@@ -41,7 +41,7 @@ class AutoPlan(Plan):
         price: what drafting and verifying take.
         gained: expected tokens that the last layer has added.
         best: [B] acceptance probabilities of each request's drafted nodes, in descending order.
-        frontiers: what was proposed, layer by layer.
+        proposed: rows, nodes and candidates of each layer's frontier.
         totals: [N] expected tokens of the best 1, 2, ... nodes of all requests.
         passes: layers that the drafters made a pass for: not those that were cached.
         pools, chosen: what was drafted, and how many nodes in all are verified.
@@ -51,7 +51,7 @@ class AutoPlan(Plan):
     price: Price
     gained: float = field(init=False)
     best: list[list[float]] = field(init=False)
-    frontiers: list[Frontier] = field(default_factory=list)
+    proposed: list[tuple[Tensor, Tensor, Candidates]] = field(default_factory=list)
     totals: Floats = field(default_factory=lambda: np.zeros(1))
     passes: int = 1
     pools: Sequence[DraftTree] = ()
@@ -163,7 +163,7 @@ class AutoTree(GrowthPolicy):
         none = torch.zeros(found.logprobs.shape, dtype=torch.bool)
         if not frontier.depth and not bool(found.logprobs.isfinite().any()):
             return Growth(none, none)  # often so where texts repeat little: nothing to weigh or to learn
-        plan.frontiers.append(frontier)
+        plan.proposed.append((frontier.rows, frontier.nodes, found))
         paths = self._paths(frontier)
         rows = frontier.rows.repeat_interleave(paths.shape[1])
         keep = best_per_row(paths.flatten(), rows, frontier.budgets).view_as(paths)
@@ -207,9 +207,8 @@ class AutoTree(GrowthPolicy):
     def observe(self, plan: Plan, outcomes: Sequence[Outcome]) -> None:
         """Learn from every candidate that was put to the test, drafted to be verified or not."""
         plan, cost, batch = cast(AutoPlan, plan), outcomes[0].step, len(outcomes)
-        if plan.frontiers:
-            for row, outcome in enumerate(outcomes):
-                self._calibrate(plan, row, outcome.tokens[: outcome.taken])
+        for row, outcome in enumerate(outcomes if plan.proposed else ()):
+            self._calibrate(plan, row, outcome.tokens[: outcome.taken])
         self.selection.learn(plan.price, plan.passes, plan.chosen, outcomes)
         if self._costs is not None:
             self._costs.learn(plan.chosen, plan.price.ar, cost.verify - cost.beside)
@@ -222,11 +221,11 @@ class AutoTree(GrowthPolicy):
         """
         pool = plan.pools[row] if plan.pools else DraftTree.empty()
         node, tried = ROOT, list[Tried]()
-        for token, frontier in zip(tokens, plan.frontiers, strict=False):
-            scored = ((frontier.rows == row) & (frontier.nodes == node)).nonzero()
+        for token, (rows, nodes, found) in zip(tokens, plan.proposed, strict=False):
+            scored = ((rows == row) & (nodes == node)).nonzero()
             if not len(scored):
                 break
-            found, at = frontier.candidates, int(scored[0])
+            at = int(scored[0])
             likely = [p for p in found.logprobs[at].double().exp().tolist() if p > self.settings.min_probability]
             offered, kinds = found.tokens[at, : len(likely)].tolist(), first_or_not(len(likely))
             tried += [Tried(p, t == token, kind) for p, t, kind in zip(likely, offered, kinds, strict=True)]
