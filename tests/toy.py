@@ -12,7 +12,7 @@ from draftree.drafters.base import Scorer, UnscoredNode
 from draftree.drafters.grow import grow
 from draftree.errors import CacheError
 from draftree.models.base import Capabilities, Nodes, Row
-from draftree.policies.base import Candidates, GrowthPolicy
+from draftree.policies.base import Candidates, GrowthPolicy, Plan
 from draftree.tree import ROOT, DraftTree
 
 torch.set_num_threads(1)
@@ -190,7 +190,7 @@ class ScriptedScorer(Scorer):
 
 def trees_of(scorer: Scorer, policy: GrowthPolicy, budgets: Sequence[Budget]) -> list[DraftTree]:
     """The trees alone of what ``grow`` gives."""
-    return [grown.tree for grown in grow(scorer, policy, budgets)]
+    return [grown.tree for grown in grow(scorer, policy, Plan(budgets))]
 
 
 def chi_square(counts: Tensor, distribution: Tensor) -> float:

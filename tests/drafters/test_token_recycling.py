@@ -125,7 +125,7 @@ def test_no_successors_are_looked_for_while_it_is_disabled() -> None:
     drafter.propose([request_of(1, 2)], [Budget(4)])
     assert drafter.successors == 2
     policy.selection.drafters[0].balance = -1.0
-    policy.selection.drafters[0].measure(0.5, layers=1)
+    policy.selection.drafters[0].measure(0.5, layers=1, layer=0.0)
     drafter.propose([request_of(1, 2)], [Budget(4)])
     assert drafter.successors == 0
 

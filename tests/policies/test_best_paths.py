@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from draftree.config import Budget
 from draftree.errors import ConfigError
-from draftree.policies.base import GrowthPolicy, highest
+from draftree.policies.base import GrowthPolicy, Plan, highest
 from draftree.policies.best_paths import Eagle2Tree, OptTree
 from draftree.request import Outcome, Request, Stats, StepCost
 from draftree.tree import DraftTree
@@ -162,12 +162,12 @@ def test_the_automatic_threshold_is_the_rate_times_the_time_of_a_pass() -> None:
     assert policy.threshold == 0.5
     first = outcome(depth=4, taken=3, draft=9.0, verify=0.8)
     first.request.stats.steps = 0
-    policy.observe([first])  # a drafting model has read the prompt
+    policy.observe(Plan([]), [first])  # a drafting model has read the prompt
     assert policy.threshold == 0.5
-    policy.observe([outcome(depth=4, taken=3, draft=0.2, verify=0.8)])
+    policy.observe(Plan([]), [outcome(depth=4, taken=3, draft=0.2, verify=0.8)])
     assert policy.threshold == pytest.approx(3 / 1.0 * 0.2 / 4)
     for _ in range(200):
-        policy.observe([outcome(depth=2, taken=1, draft=0.5, verify=0.5)])
+        policy.observe(Plan([]), [outcome(depth=2, taken=1, draft=0.5, verify=0.5)])
     assert policy.threshold == pytest.approx(1.0 * 0.25, rel=1e-3)
 
 

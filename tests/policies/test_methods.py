@@ -7,6 +7,7 @@ import math
 import pytest
 
 from draftree.config import DEFAULT_NODES, Budget
+from draftree.drafters.grow import grow
 from draftree.errors import ConfigError, UnknownNameError
 from draftree.policies.base import GrowthPolicy
 from draftree.policies.chains import DynamicWindow, EntropyStop, Window
@@ -15,7 +16,7 @@ from draftree.policies.fixed import StaticTree
 from draftree.policies.methods import DEFAULT_METHOD, METHODS, find_method, find_policy
 
 from ..drafters.test_ensemble import request_of
-from ..toy import ScriptedScorer, trees_of
+from ..toy import ScriptedScorer
 
 MEASURED = ("auto", "dynamic-window")
 """Methods that draft by measured costs: an engine hands them over."""
@@ -27,8 +28,8 @@ NUMBERS = [
 @pytest.mark.parametrize("name", [m.name for m in METHODS.values() if m.complete and m.name not in MEASURED])
 def test_every_method_drafts_with_its_defaults(name: str) -> None:
     policy = find_policy(name)
-    policy.plan([request_of(1)], [Budget(12)])
-    tree = trees_of(ScriptedScorer(lambda row, path: (range(7), [-0.5] * 7, 0.5)), policy, [Budget(12)])[0]
+    scorer = ScriptedScorer(lambda row, path: (range(7), [-0.5] * 7, 0.5))
+    tree = grow(scorer, policy, policy.plan([request_of(1)], [Budget(12)]))[0].tree
     assert 4 <= len(tree) <= 12
 
 

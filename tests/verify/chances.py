@@ -12,7 +12,7 @@ from draftree.config import Budget
 from draftree.drafters.base import Scorer, UnscoredNode
 from draftree.drafters.distributions import Drawing, Drawn
 from draftree.drafters.grow import grow
-from draftree.policies.base import Candidates, GrowthPolicy
+from draftree.policies.base import Candidates, GrowthPolicy, Plan
 from draftree.tree import ROOT, DraftDistribution, DraftTree
 from draftree.verify.match import Verdict
 from draftree.verify.rejection import TargetLogits, UniformDraws
@@ -108,7 +108,7 @@ def drawn_trees(
 ) -> Iterator[tuple[DraftTree, float]]:
     """Every tree that the growth loop can draw, with its probability."""
     return outcomes(
-        lambda chance: grow(DrawingScorer(drafter, drawing, chance), policy, [Budget(nodes)], drawing)[0].tree
+        lambda chance: grow(DrawingScorer(drafter, drawing, chance), policy, Plan([Budget(nodes)]), drawing)[0].tree
     )
 
 

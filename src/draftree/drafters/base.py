@@ -63,11 +63,17 @@ class Drafter(Protocol):
         """A request begins: its prompt is in ``request.ids``."""
 
     def propose(
-        self, requests: Sequence[Request], budgets: Sequence[Budget], drawing: Drawing = Drawing.COUPLED
+        self,
+        requests: Sequence[Request],
+        budgets: Sequence[Budget],
+        drawing: Drawing = Drawing.COUPLED,
+        beside: int = 0,
     ) -> list[DraftTree]:
         """One tree for each request, rooted at its last token and within its budget.
 
-        ``drawing``: how children come out of the draft distribution; a request at temperature 0 gets the most probable.
+        Args:
+            drawing: how children come out of the draft distribution; at temperature 0 they are the most probable ones.
+            beside: tokens that the pass which verifies the trees computes for other requests.
         """
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
@@ -92,7 +98,11 @@ class NoDrafter:
     def open(self, request: Request) -> None: ...
 
     def propose(
-        self, requests: Sequence[Request], budgets: Sequence[Budget], drawing: Drawing = Drawing.COUPLED
+        self,
+        requests: Sequence[Request],
+        budgets: Sequence[Budget],
+        drawing: Drawing = Drawing.COUPLED,
+        beside: int = 0,
     ) -> list[DraftTree]:
         """Empty trees."""
         return [DraftTree.empty() for _ in requests]

@@ -26,7 +26,7 @@ from torch import Tensor
 from ..config import Budget
 from ..errors import ConfigError
 from ..models.base import LanguageModel
-from ..policies.base import Frontier, Growth, GrowthPolicy, Pool, best_per_row, count_within
+from ..policies.base import Frontier, Growth, GrowthPolicy, Plan, Pool, best_per_row, count_within
 from ..request import Outcome, Request
 from ..tree import ROOT, DraftDistribution, DraftTree
 from .base import Grown, Scorer, TokenSource, UnscoredNode
@@ -46,11 +46,11 @@ class TreeDrafter:
     policy: GrowthPolicy
     source: TokenSource
     name: str = ""
-    _enabled: Sequence[bool] = field(init=False, repr=False)
+    _plan: Plan | None = field(default=None, init=False, repr=False)
+    """Of the proposal whose outcomes are still to come."""
 
     def __post_init__(self) -> None:
         self.name = self.name or self.source.name
-        self._enabled = [True] * len(self.source.parts)
 
     @property
     def passes(self) -> int:
@@ -59,7 +59,9 @@ class TreeDrafter:
     @property
     def successors(self) -> int:
         """Of the parts that are enabled."""
-        return max((p.successors for p, on in zip(self.source.parts, self._enabled, strict=True) if on), default=0)
+        parts = self.source.parts
+        enabled = (self._plan and self._plan.enabled) or [True] * len(parts)
+        return max(on * part.successors for part, on in zip(parts, enabled, strict=True))
 
     @property
     def learns(self) -> bool:
@@ -77,17 +79,20 @@ class TreeDrafter:
         self.source.open(request)
 
     def propose(
-        self, requests: Sequence[Request], budgets: Sequence[Budget], drawing: Drawing = Drawing.COUPLED
+        self,
+        requests: Sequence[Request],
+        budgets: Sequence[Budget],
+        drawing: Drawing = Drawing.COUPLED,
+        beside: int = 0,
     ) -> list[DraftTree]:
         """Plan, grow, and settle."""
-        planned = self.policy.plan(requests, budgets)
-        if (enabled := self.policy.enabled) is not None:
-            self._enabled = enabled
-            self.source.enable(enabled)
-        if not any(budget.nodes for budget in planned):
+        plan = self._plan = self.policy.plan(requests, budgets, beside)
+        if plan.enabled is not None:
+            self.source.enable(plan.enabled)
+        if not any(budget.nodes for budget in plan.budgets):
             return [DraftTree.empty() for _ in requests]
-        fitting = [self.source.fit(s, b) for s, b in zip(requests, planned, strict=True)]
-        grown = grow(self.source.begin(requests, drawing), self.policy, fitting, drawing)
+        plan.budgets = [self.source.fit(r, b) for r, b in zip(requests, plan.budgets, strict=True)]
+        grown = grow(self.source.begin(requests, drawing), self.policy, plan, drawing)
         self.source.settle(requests, grown)
         return [g.tree for g in grown]
 
@@ -97,7 +102,9 @@ class TreeDrafter:
         if self.source.seconds:
             step = replace(outcomes[0].step, drafters=self.source.seconds)
             outcomes = [replace(outcome, step=step) for outcome in outcomes]
-        self.policy.observe(outcomes)
+        if self._plan is not None:
+            self.policy.observe(self._plan, outcomes)
+        self._plan = None
 
     def close(self, request: Request) -> None:
         self.source.close(request)
@@ -120,14 +127,13 @@ class _Layer(NamedTuple):
     counts: Tensor
 
 
-def grow(
-    scorer: Scorer, policy: GrowthPolicy, budgets: Sequence[Budget], drawing: Drawing = Drawing.COUPLED
-) -> list[Grown]:
-    """Grow one tree a request, each within its budget.
+def grow(scorer: Scorer, policy: GrowthPolicy, plan: Plan, drawing: Drawing = Drawing.COUPLED) -> list[Grown]:
+    """Grow one tree a request, each within its budget of the policy's plan.
 
     Raises:
         ConfigError: the policy kept more than the budget, or children to be drawn other than by their number.
     """
+    budgets = plan.budgets
     active = [b for b, budget in enumerate(budgets) if budget.nodes and budget.depth != 0]
     if not active:
         return [_NOTHING for _ in budgets]
@@ -140,6 +146,7 @@ def grow(
     size = torch.zeros(len(budgets), dtype=torch.int64)
     roots, none = torch.tensor(active), torch.zeros(len(active))
     frontier = Frontier(
+        plan=plan,
         depth=0,
         rows=roots,
         nodes=torch.full_like(roots, ROOT),
@@ -166,19 +173,18 @@ def grow(
         depth = frontier.depth + 1
         more = (layer.extend & ((limits > depth) & (room > size)).take(layer.rows)).nonzero()[:, 0]
         if not len(more):
-            return _finish(layers, drawn_from, policy, budgets)
+            return _finish(layers, drawn_from, policy, plan)
         columns = (layer.rows, layer.nodes, layer.parents, layer.tokens, layer.path_logprobs, layer.tags)
         rows, numbers, parents, tokens, paths, tags = (x.take(more) for x in columns)
         unscored = torch.stack([rows, numbers, parents, tokens], 1).tolist()
-        frontier = Frontier(
+        frontier = replace(
+            frontier,
             depth=depth,
             rows=rows,
             nodes=numbers,
             path_logprobs=paths,
             tags=tags,
             candidates=scorer.score([UnscoredNode(*node) for node in unscored], width),
-            budgets=frontier.budgets,
-            limits=limits,
             pool=frontier.pool.plus(layer.rows, layer.path_logprobs, layer.tags),
         )
 
@@ -229,17 +235,12 @@ def _drawn(layer: _Layer, frontier: Frontier, scorer: Scorer, drawn_from: list[d
 
 
 def _finish(
-    layers: list[_Layer],
-    drawn_from: list[dict[int, DraftDistribution]],
-    policy: GrowthPolicy,
-    budgets: Sequence[Budget],
+    layers: list[_Layer], drawn_from: list[dict[int, DraftDistribution]], policy: GrowthPolicy, plan: Plan
 ) -> list[Grown]:
-    rows, tokens, parents = (torch.cat([getattr(x, n) for x in layers]) for n in ("rows", "tokens", "parents"))
-    paths, entropies, tags = (
-        torch.cat([getattr(x, n) for x in layers]) for n in ("path_logprobs", "entropies", "tags")
-    )
+    columns = ("rows", "tokens", "parents", "path_logprobs", "entropies", "tags")
+    rows, tokens, parents, paths, entropies, tags = (torch.cat([getattr(x, n) for x in layers]) for n in columns)
     depths = torch.cat([torch.full_like(x.rows, d) for d, x in enumerate(layers, start=1)])
-    own: list[Tensor | slice] = [rows == b for b in range(len(budgets))] if len(budgets) > 1 else [slice(None)]
+    own: list[Tensor | slice] = [rows == b for b in range(len(drawn_from))] if len(drawn_from) > 1 else [slice(None)]
     found = [x.origins for x in layers if x.origins is not None]
     every = torch.cat(found) if found else None
     origins = [None if every is None else every[m] for m in own]
@@ -248,8 +249,8 @@ def _finish(
         for m, q, parts in zip(own, drawn_from, origins, strict=True)
     ]
     grown = []
-    kept = policy.prune(pools, [tags[m] for m in own], budgets)
-    for pool, keep, budget in zip(pools, kept, budgets, strict=True):
+    kept = policy.prune(plan, pools, [tags[m] for m in own])
+    for pool, keep, budget in zip(pools, kept, plan.budgets, strict=True):
         if keep is None:
             grown.append(Grown(pool, torch.arange(len(pool))))
         elif not bool(keep.any()):

@@ -59,11 +59,25 @@ class Pool(NamedTuple):
         return Pool(*(torch.cat([old, more]) for old, more in zip(self, new, strict=True)))
 
 
+@dataclass(slots=True)
+class Plan:
+    """One proposal, from its budgets to its outcomes: a policy that keeps more of it has a subclass of its own.
+
+    Attributes:
+        budgets: [B] to draft within; a drafter narrows them to what its source can draft.
+        enabled: which of the drafters of ``GrowthPolicy.prepare`` draft; None: all.
+    """
+
+    budgets: Sequence[Budget]
+    enabled: Sequence[bool] | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Frontier:
     """Nodes of one depth that may get children, over all requests, in order of request and number.
 
     Attributes:
+        plan: of the proposal.
         depth: 0 for the roots.
         rows: [F] int64, which request.
         nodes: [F] int64, number in the request's tree, ROOT (-1) for roots.
@@ -75,6 +89,7 @@ class Frontier:
         pool: what has been drafted so far, these nodes included.
     """
 
+    plan: Plan
     depth: int
     rows: Tensor
     nodes: Tensor
@@ -159,6 +174,8 @@ class SourceInfo(Protocol):
 class GrowthPolicy(ABC):
     """Shapes trees: ``grow`` is all that a policy must have.
 
+    It keeps what it learns, and nothing of a proposal: that is in the plan, so that several may be under way at once.
+
     A policy without ``pool`` stays within the budget layer by layer: where a layer wants more nodes than are left, the
     most probable paths stay. One with it drafts more and ``prune``s the finished pool down to the budget.
 
@@ -178,11 +195,6 @@ class GrowthPolicy(ABC):
         """The models that it was made for, by calibration or training; None: any."""
         return None
 
-    @property
-    def enabled(self) -> Sequence[bool] | None:
-        """Which of the drafters of ``prepare`` draft in the proposal that ``plan`` began; None: all."""
-        return None
-
     @abstractmethod
     def grow(self, frontier: Frontier) -> Growth:
         """Choose the children of a frontier."""
@@ -191,17 +203,18 @@ class GrowthPolicy(ABC):
         """Most children of a node in a tree of ``nodes`` nodes: the K of the scorers' candidates."""
         return nodes
 
-    def plan(self, requests: Sequence[Request], budgets: Sequence[Budget]) -> Sequence[Budget]:
-        """Before a proposal: the budgets to draft within; without nodes the drafter is not run."""
-        return budgets
+    def plan(self, requests: Sequence[Request], budgets: Sequence[Budget], beside: int = 0) -> Plan:
+        """Begin a proposal; without nodes in the plan's budgets the drafter is not run.
+
+        ``beside``: tokens that the pass which verifies the trees computes for other requests.
+        """
+        return Plan(budgets)
 
     def pool(self, nodes: int) -> int:
         """Most nodes to draft for a finished tree of ``nodes``."""
         return nodes
 
-    def prune(
-        self, pools: Sequence[DraftTree], tags: Sequence[Tensor], budgets: Sequence[Budget]
-    ) -> Sequence[Tensor | None]:
+    def prune(self, plan: Plan, pools: Sequence[DraftTree], tags: Sequence[Tensor]) -> Sequence[Tensor | None]:
         """Which nodes of each drafted pool, with these tags, are verified.
 
         Returns:
@@ -212,8 +225,8 @@ class GrowthPolicy(ABC):
     def prepare(self, target: LanguageModel, sources: Sequence[SourceInfo]) -> None:  # noqa: B027
         """Before any drafting: the model that verifies the trees, and the drafters of their candidates."""
 
-    def observe(self, outcomes: Sequence[Outcome]) -> None:  # noqa: B027
-        """Learn from the outcomes of the last proposal."""
+    def observe(self, plan: Plan, outcomes: Sequence[Outcome]) -> None:  # noqa: B027
+        """Learn from the outcomes of a proposal."""
 
 
 def node_budget(policy: GrowthPolicy | None, nodes: int | None) -> int:

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ..config import MAX_NODES, Budget, check_fields
+from ..config import MAX_NODES, check_fields
 from ..errors import ConfigError
 from ..request import Outcome
 from ..tree import DraftTree
-from .base import Frontier, Growth, GrowthPolicy, Pool, best_per_row, check_count, highest_in_budget
+from .base import Frontier, Growth, GrowthPolicy, Plan, Pool, best_per_row, check_count, highest_in_budget
 
 _DECAY = 0.9
 """Exponential decay of the averages behind the automatic threshold, per step."""
@@ -28,10 +28,8 @@ class BestPaths(GrowthPolicy):
 
     by_value = True
 
-    def prune(
-        self, pools: Sequence[DraftTree], tags: Sequence[Tensor], budgets: Sequence[Budget]
-    ) -> list[Tensor | None]:
-        return highest_in_budget([pool.path_logprobs for pool in pools], budgets)
+    def prune(self, plan: Plan, pools: Sequence[DraftTree], tags: Sequence[Tensor]) -> list[Tensor | None]:
+        return highest_in_budget([pool.path_logprobs for pool in pools], plan.budgets)
 
 
 @dataclass(slots=True)
@@ -91,7 +89,7 @@ class OptTree(BestPaths):
         gain = _mass(every, after, frontier.budgets) - _mass(pool, before, frontier.budgets)
         return Growth(keep, keep & (gain > self.threshold).take(frontier.rows)[:, None])
 
-    def observe(self, outcomes: Sequence[Outcome]) -> None:
+    def observe(self, plan: Plan, outcomes: Sequence[Outcome]) -> None:
         """Learn the tokens a second and the seconds of a layer for the automatic threshold.
 
         The first step of a request is left out: a drafting model reads the prompt in it.

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..artifacts import JsonFormat, user_path
-from ..config import DEFAULT_NODES, Budget, check_fields, typed
+from ..config import DEFAULT_NODES, check_fields, typed
 from ..errors import ConfigError, UnknownNameError
 from ..tree import DraftTree
 from .base import (
@@ -19,6 +19,7 @@ from .base import (
     Frontier,
     Growth,
     GrowthPolicy,
+    Plan,
     Provenance,
     best_per_row,
     check_count,
@@ -301,11 +302,9 @@ class ClassifierTree(GrowthPolicy):
         keep = keep.masked_scatter(keep, stay)
         return Growth(keep, torch.full_like(keep, frontier.depth + 1 < self.depth), least)
 
-    def prune(
-        self, pools: Sequence[DraftTree], tags: Sequence[Tensor], budgets: Sequence[Budget]
-    ) -> list[Tensor | None]:
+    def prune(self, plan: Plan, pools: Sequence[DraftTree], tags: Sequence[Tensor]) -> list[Tensor | None]:
         """The budget's best nodes by least C on the path: none exceeds its parent, so parents stay."""
-        return highest_in_budget(tags, budgets)
+        return highest_in_budget(tags, plan.budgets)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 from ..config import MAX_NODES, Budget, check_fields
 from ..errors import ConfigError
 from ..request import Outcome, Request
-from .base import MAX_WIDTH, Frontier, Growth, GrowthPolicy, check_count, check_entropy, read_number
+from .base import MAX_WIDTH, Frontier, Growth, GrowthPolicy, Plan, check_count, check_entropy, read_number
 from .fixed import StaticTree
 
 FIRST = "first"
@@ -151,6 +152,19 @@ def read_start(what: str, text: float | str) -> float | None:
     return None if text == FIRST else read_number(float, what, text, _STARTS)
 
 
+@dataclass(slots=True, kw_only=True)
+class WindowPlan(Plan):
+    """A plan of ``DynamicWindow``.
+
+    Attributes:
+        thresholds: [B] of the requests.
+        crossed: [B] the entropies that ended their drafts; infinite: none did.
+    """
+
+    thresholds: Sequence[Threshold]
+    crossed: Tensor
+
+
 @dataclass(slots=True)
 class DynamicWindow(GrowthPolicy):
     """A chain that ends where the entropy exceeds tau, the mean entropy of the request's rejected tokens."""
@@ -159,10 +173,6 @@ class DynamicWindow(GrowthPolicy):
     _thresholds: WeakKeyDictionary[Request, Threshold] = field(
         default_factory=WeakKeyDictionary, repr=False, compare=False
     )
-    _planned: Sequence[Threshold] = field(default=(), repr=False, compare=False)
-    """Of the requests of the proposal under way."""
-    _crossed: Tensor = field(default_factory=lambda: torch.zeros(0), repr=False, compare=False)
-    """[B] the entropies that ended their drafts; infinite: none did."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -173,26 +183,25 @@ class DynamicWindow(GrowthPolicy):
     def width_for(self, nodes: int) -> int:
         return 1
 
-    def plan(self, requests: Sequence[Request], budgets: Sequence[Budget]) -> Sequence[Budget]:
-        self._planned = [self.threshold(request) for request in requests]
-        self._crossed = torch.full((len(requests),), math.inf)
-        return budgets
+    def plan(self, requests: Sequence[Request], budgets: Sequence[Budget], beside: int = 0) -> WindowPlan:
+        thresholds = [self.threshold(request) for request in requests]
+        return WindowPlan(budgets, thresholds=thresholds, crossed=torch.full((len(requests),), math.inf))
 
     def grow(self, frontier: Frontier) -> Growth:
         """The most probable token, unless tau is crossed beyond the floor."""
-        depth, window = frontier.depth + 1, self.window
+        plan, depth, window = cast(WindowPlan, frontier.plan), frontier.depth + 1, self.window
         entropies, rows = frontier.candidates.entropies, frontier.rows
-        crossed = entropies > torch.tensor([self._planned[b].value for b in rows.tolist()])
+        crossed = entropies > torch.tensor([plan.thresholds[b].value for b in rows.tolist()])
         crossed &= depth >= window.floor
-        self._crossed[rows[crossed]] = entropies[crossed]
+        plan.crossed[rows[crossed]] = entropies[crossed]
         keep = torch.zeros_like(frontier.candidates.logprobs, dtype=torch.bool)
         keep[:, :1] = True
         if not window.keep and depth > window.floor:
             keep &= ~crossed[:, None]
         return Growth(keep, (~crossed & (depth < window.cap))[:, None].expand_as(keep))
 
-    def observe(self, outcomes: Sequence[Outcome]) -> None:
+    def observe(self, plan: Plan, outcomes: Sequence[Outcome]) -> None:
         """Learn tau: from each rejected token, and from drafts that tau ended though all of them was accepted."""
-        for outcome, tau, crossed in zip(outcomes, self._planned, self._crossed.tolist(), strict=False):
+        plan = cast(WindowPlan, plan)
+        for outcome, tau, crossed in zip(outcomes, plan.thresholds, plan.crossed.tolist(), strict=True):
             tau.learn(outcome, crossed)
-        self._planned = ()

@@ -381,7 +381,7 @@ def test_auto_below_weighs_reading_against_what_is_left_of_the_answer() -> None:
     lower = source("self", model)
     policy.prepare(model, [lower])
     request = request_of(*[5] * 40)
-    assert policy.plan([request], [Budget(8, 3)])[0].nodes == 8
+    assert policy.plan([request], [Budget(8, 3)]).budgets[0].nodes == 8
 
 
 def test_candidates_that_pass_through_a_cascade_keep_their_origins() -> None:

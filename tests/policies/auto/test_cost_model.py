@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from draftree.models.cost_profile import Point, Profile
-from draftree.policies.auto.cost_model import CostModel
+from draftree.policies.auto.cost_model import ARPass, CostModel
 
 from .test_policy import ME
+
+AR = ARPass(64, 1)
 
 
 def model(*seconds: float) -> CostModel:
@@ -14,7 +16,7 @@ def model(*seconds: float) -> CostModel:
 
 def dearer(costs: CostModel) -> float:
     """How much a pass over a drafted node takes beside an AR pass."""
-    verify = costs.curve(1, 64, 1)
+    verify = costs.curve(1, AR)
     return float(verify[1] / verify[0])
 
 
@@ -22,25 +24,25 @@ def test_drafts_that_have_become_dearer_are_found_out() -> None:
     costs = model(1.0, 2.0)
     assert dearer(costs) == 2.0
     for _ in range(100):
-        costs.learn(0, 64, 1, 1.0)
-        costs.learn(1, 64, 1, 6.0)
+        costs.learn(0, AR, 1.0)
+        costs.learn(1, AR, 6.0)
     assert 4.0 < dearer(costs) <= 6.0
 
 
 def test_another_load_on_the_machine_changes_nothing() -> None:
     costs = model(1.0, 2.0)
     for _ in range(100):
-        costs.learn(0, 64, 1, 3.0)
-        costs.learn(1, 64, 1, 6.0)
+        costs.learn(0, AR, 3.0)
+        costs.learn(1, AR, 6.0)
     assert abs(dearer(costs) - 2.0) < 1e-9
 
 
 def test_one_wild_pass_teaches_little() -> None:
     costs = model(1.0, 1.0)
     for _ in range(20):
-        costs.learn(0, 64, 1, 1.0)
-        costs.learn(1, 64, 1, 1.0)
-    costs.learn(1, 64, 1, 1000.0)
+        costs.learn(0, AR, 1.0)
+        costs.learn(1, AR, 1.0)
+    costs.learn(1, AR, 1000.0)
     assert dearer(costs) < 1.15
 
 
@@ -48,9 +50,9 @@ def test_one_slow_pass_over_drafts_is_no_drift_and_is_forgotten_over_ar_passes()
     """It made every draft look three times as dear, and while nothing was drafted nothing could correct it."""
     costs = model(1.0, 1.0)
     for _ in range(5):
-        costs.learn(0, 64, 1, 1.0)
-    costs.learn(1, 64, 1, 4.0)
+        costs.learn(0, AR, 1.0)
+    costs.learn(1, AR, 4.0)
     assert dearer(costs) < 2.1
     for _ in range(100):
-        costs.learn(0, 64, 1, 1.0)
+        costs.learn(0, AR, 1.0)
     assert dearer(costs) < 1.05

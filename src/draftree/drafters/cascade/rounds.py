@@ -21,7 +21,7 @@ import torch
 
 from ...config import Budget
 from ...errors import ConfigError
-from ...policies.base import Candidates, GrowthPolicy
+from ...policies.base import Candidates, GrowthPolicy, Plan
 from ...policies.chains import Threshold, check_threshold
 from ...request import Outcome, Request, StepCost
 from ...tree import ROOT, DraftTree
@@ -250,12 +250,14 @@ class VerifierStage:
     def _round(self, wanted: Mapping[int, Sequence[int]], width: int) -> None:
         """Propose below the likeliest wanted node of each request, and score all of it."""
         began, passes = time.perf_counter(), (self._below.passes, self._upper.passes)
-        proposals = self._propose({row: self._likeliest(row, nodes) for row, nodes in wanted.items()})
+        plan, proposals = self._propose({row: self._likeliest(row, nodes) for row, nodes in wanted.items()})
         proposed = time.perf_counter()
         self._upper.predict([(p.row, node) for p in proposals for node in [*wanted[p.row], *p.nodes]], width)
         draft, verify = proposed - began, time.perf_counter() - proposed
         cost = StepCost(len(proposals), draft, verify, 0.0, self._below.passes - passes[0])
-        self._observe(proposals, [self._outcome(p, cost) for p in proposals], self._upper.passes - passes[1])
+        outcomes = [self._outcome(p, cost) for p in proposals]
+        self._verifier.policy.observe(plan, outcomes)
+        self._observe(proposals, outcomes, self._upper.passes - passes[1])
 
     def _likeliest(self, row: int, wanted: Sequence[int]) -> int:
         """The node whose path from the run's base down the verifier finds most probable."""
@@ -266,25 +268,25 @@ class VerifierStage:
 
         return wanted[0] if len(wanted) == 1 else max(wanted, key=logprob)
 
-    def _propose(self, anchors: Mapping[int, int]) -> list[StageProposal]:
-        """What the stage below proposes below a node of each request."""
+    def _propose(self, anchors: Mapping[int, int]) -> tuple[Plan, list[StageProposal]]:
+        """What the stage below proposes below a node of each request, and the policy's plan of it."""
         policy = self._verifier.policy
         if isinstance(self._below, VerifierStage):
             for row, anchor in anchors.items():
                 self._below.begin_run(row, anchor)
         requests = [self._requests[row] for row in anchors]
-        budgets = policy.plan(requests, [self._budget(row, anchor) for row, anchor in anchors.items()])
-        if policy.enabled is not None:
-            self._verifier.below.enable(policy.enabled)
+        plan = policy.plan(requests, [self._budget(row, anchor) for row, anchor in anchors.items()])
+        if plan.enabled is not None:
+            self._verifier.below.enable(plan.enabled)
         scorer = TrieScorer(self._below, self._tries, list(anchors.items()))
-        grown = grow(scorer, policy, budgets, self._drawing)
+        grown = grow(scorer, policy, plan, self._drawing)
         proposals = []
         for (row, anchor), (tree, _) in zip(anchors.items(), grown, strict=True):
             nodes = self._tries[row].nodes_of(tree, anchor)
             for node in nodes:
                 self._proposers[row].setdefault(node, self._below.proposer(row, node))
             proposals.append(StageProposal(row, anchor, tree, nodes))
-        return proposals
+        return plan, proposals
 
     def _budget(self, row: int, anchor: int) -> Budget:
         """What the verifier can score below a node: nothing below the deepest layer, and no leaf of it."""
@@ -308,8 +310,7 @@ class VerifierStage:
             path.append(at)
 
     def _observe(self, proposals: Sequence[StageProposal], outcomes: Sequence[Outcome], passes: int) -> None:
-        """Policy and stage below learn from a round; ``passes`` are the verifier's."""
-        self._verifier.policy.observe(outcomes)
+        """The stage below learns from a round; ``passes`` are the verifier's."""
         stage = self._verifier.stage
         for proposal, outcome in zip(proposals, outcomes, strict=True):
             below, above = outcome.request.stats.stages[stage - 1 : stage + 1]

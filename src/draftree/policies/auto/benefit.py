@@ -1,22 +1,26 @@
 """What each drafter gains and costs, and which of them draft in the next proposal.
 
-Seconds are counted in passes of AR decoding. A drafter pays where the tokens that only it brings, a pass that it takes,
-are more than decoding yields a pass anyway. This ratio has a Gamma posterior: gained tokens are Poisson in the passes
-spent, and its prior is one token a pass, which is AR decoding. Beside it each drafter has a balance of what it has
-gained less what it has spent. It drafts while that is above 0, no deeper than it can pay for: the first probes are
-cheap, success pays for more, and a drafter that is never right loses no more than its first balance.
+Seconds are counted in passes of AR decoding over all requests, tokens for each one that such a pass yields. A drafter
+pays where the tokens that only it brings, a pass that it takes, are more than decoding yields a pass anyway. This ratio
+has a Gamma posterior: gained tokens are Poisson in the passes spent, and its prior is one token a pass, which is AR
+decoding. Beside it each drafter has a balance of what it has gained less what it has spent. It drafts while that is
+above 0, no deeper than it can pay for: the first probes are cheap, success pays for more, and a drafter that is never
+right loses no more than its first balance.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import NamedTuple
+
+import numpy as np
 
 from ...models.cost_profile import Profile
 from ...request import Outcome, Request, StepCost
 from ..base import SourceInfo
-from .cost_model import Floats
+from .cost_model import ARPass, Floats
 from .settings import DEFAULTS, AutoSettings
 
 
@@ -29,8 +33,6 @@ class Benefit:
         profiles: measured costs of the models that make passes for it, by ``id``.
         profile: of these, that of the model that makes one pass a layer; None: there is none.
         balance: AR passes that it may lose.
-        enabled: it drafts in the proposal under way.
-        layer: seconds of drafting one layer, in that proposal.
         steps, tokens, seconds: how often it drafted, accepted tokens that were its alone, what it took.
     """
 
@@ -39,8 +41,6 @@ class Benefit:
     profiles: dict[int, Profile] = field(default_factory=dict, repr=False)
     settings: AutoSettings = DEFAULTS
     balance: float = 0.0
-    enabled: bool = False
-    layer: float = 0.0
     steps: int = 0
     tokens: float = 0.0
     seconds: float = 0.0
@@ -63,44 +63,38 @@ class Benefit:
 
     def reading(self, requests: Sequence[Request]) -> float:
         """Seconds in which its models read what they have not read of these requests."""
-        if self.source is None or not self.profiles:
-            return 0.0
-        unread = [pair for request in requests for pair in self.source.unread(request)]
+        unread = [pair for request in requests for pair in (self.source.unread(request) if self.source else ())]
         return sum(self.profiles[id(model)].seconds(n, n) for model, n in unread if n > self.settings.context_step // 2)
 
-    def begin(
-        self, verify: Floats, context: int, batch: int, depth: int, reading: float, left: float, pace: float
-    ) -> None:
-        """Settle whether it drafts.
+    def layer(self, ar: ARPass) -> float:
+        """Seconds of drafting one layer."""
+        nodes = self.settings.layer_nodes
+        return self._scale * (self.profile.seconds(nodes, ar.context, ar.batch) if self.profile else 1.0)
 
-        Args:
-            verify: [N + 1] seconds of verifying.
-            context, batch: of the requests.
-            depth: of the deepest layer; 0: nothing may be drafted.
-            reading: seconds before it can draft the first.
-            left: AR passes of the rest of the longest answer.
-            pace: tokens an AR pass that decoding yields.
+    def pays(self, verify: Floats, ar: ARPass, depth: int, reading: float, left: float, pace: float) -> bool:
+        """Whether it drafts, ``depth`` layers at most, if its models must read for ``reading`` seconds first.
+
+        ``verify``: as in ``Price``; ``left``: AR passes of the rest of the longest answer; ``pace``: of decoding.
         """
-        ar, *deeper = verify.tolist()
-        measured = self.profile.seconds(self.settings.layer_nodes, context, batch) if self.profile else 1.0
-        self.layer = self._scale * measured
+        layer, seconds = self.layer(ar), float(verify[0])
         affordable = 1 - 1 / pace if self.rate > pace else self.settings.learning_share * self.rate / pace
-        all_right = any((2 + d) * ar > seconds + (1 + d) * self.layer for d, seconds in enumerate(deeper[:depth]))
-        self.enabled = (
-            all_right  # some depth is faster than AR decoding if all of it is accepted
-            and (self.balance * ar > (self.layer if self.rate < 1 else 0.0) or self.layer < self._share * ar)
-            and reading <= left * affordable * ar
+        nodes = np.arange(1, min(len(verify) - 1, depth * ar.batch) + 1)
+        drafted = verify[nodes] + np.ceil(nodes / ar.batch) * layer
+        return bool(
+            ((1 + nodes / ar.tokens) * seconds > drafted).any()  # some are faster than AR decoding if all are accepted
+            and (self.balance * seconds > (layer if self.rate < 1 else 0.0) or layer < self._share * seconds)
+            and reading <= left * affordable * seconds
         )
 
-    def measure(self, seconds: float, layers: int) -> float:
-        """Drafting ``layers`` took so many seconds: those that count, for a stall of the machine is no cost."""
+    def measure(self, seconds: float, layers: int, layer: float) -> float:
+        """Drafting ``layers`` of ``layer`` seconds each took so many: those that count, for a stall is no cost."""
         most, keep = self.settings.max_drift, self.settings.fast_decay
-        if not self.layer:
+        if not layer:
             self._scale = seconds / layers
             return seconds
-        ratio = max(1 / most, min(most, seconds / layers / self.layer))
+        ratio = max(1 / most, min(most, seconds / layers / layer))
         self._scale *= keep + (1 - keep) * ratio
-        return min(seconds, most * layers * self.layer)
+        return min(seconds, most * layers * layer)
 
     def learn(self, gained: float, spent: float, pace: float) -> None:
         """It has gained so many tokens and spent so many AR passes."""
@@ -116,12 +110,23 @@ class Benefit:
 
 
 class Price(NamedTuple):
-    """Of drafting: seconds of a layer by all enabled drafters, and seconds that they may lose.
+    """What one step's drafting and verifying take, in seconds.
 
-    ``fresh``: a model reads much of a text first, so that measured seconds are not those of layers.
+    Attributes:
+        ar: the pass without drafts.
+        verify: [N + 1] of verifying 0, 1, ... nodes in all.
+        rate: tokens a second that the step must yield.
+        enabled: [D] which drafters draft.
+        layers: [D] of one layer by each, 0 if it does not.
+        limit: that they may lose.
+        fresh: a model reads much of a text first, so that measured seconds are not those of layers.
     """
 
-    layer: float
+    ar: ARPass
+    verify: Floats
+    rate: float
+    enabled: tuple[bool, ...]
+    layers: tuple[float, ...]
     limit: float
     fresh: bool
 
@@ -149,68 +154,61 @@ class Selection:
     def pace(self) -> float:
         return max(1.0, self._tokens / self._passes)
 
-    @property
-    def enabled(self) -> tuple[bool, ...]:
-        return tuple(drafter.enabled for drafter in self.drafters)
+    def begin(self, requests: Sequence[Request], verify: Floats, ar: ARPass, depth: int) -> Price:
+        """Settle which drafters are enabled, and what they cost (``Benefit.pays``)."""
+        pace, left = self.pace, max(request.tokens_left for request in requests)
+        reading = [drafter.reading(requests) for drafter in self.drafters]
+        pairs = zip(self.drafters, reading, strict=True)
+        enabled = tuple(drafter.pays(verify, ar, depth, seconds, left, pace) for drafter, seconds in pairs)
+        layers = tuple(on * drafter.layer(ar) for drafter, on in zip(self.drafters, enabled, strict=True))
+        balance = sum(max(0.0, drafter.balance) for drafter in compress(self.drafters, enabled))
+        fresh = any(request.stats.steps == 0 for request in requests) or any(compress(reading, enabled))
+        seconds = float(verify[0])
+        return Price(ar, verify, ar.tokens * pace / seconds, enabled, layers, balance * seconds, fresh)
 
-    def begin(self, requests: Sequence[Request], verify: Floats, context: int, depth: int, left: float) -> Price:
-        """Settle which drafters are enabled, and what they cost (``Benefit.begin``)."""
-        fresh = any(request.stats.steps == 0 for request in requests)
-        for drafter in self.drafters:
-            reading = drafter.reading(requests)
-            drafter.begin(verify, context, len(requests), depth, reading, left, self.pace)
-            fresh |= drafter.enabled and reading > 0
-        enabled = [drafter for drafter in self.drafters if drafter.enabled]
-        balance = sum(max(0.0, drafter.balance) for drafter in enabled)
-        return Price(sum(drafter.layer for drafter in enabled), balance * float(verify[0]), fresh)
+    def learn(self, price: Price, passes: int, chosen: int, outcomes: Sequence[Outcome]) -> None:
+        """A step is over, and ``chosen`` nodes verified; what it took counts at the speed of the profile.
 
-    def learn(self, verify: Floats, price: Price, passes: int, chosen: int, outcomes: Sequence[Outcome]) -> None:
-        """A step is over; what it took counts at the speed of the profile.
-
-        Args:
-            verify, price: of the step.
-            passes: layers that the drafters made a pass for.
-            chosen: verified nodes of a request.
-            outcomes: of all requests.
+        ``passes``: layers that the drafters made a pass for.
         """
-        batch, ar, seconds, pace = len(outcomes), float(verify[0]), float(verify[chosen]), self.pace
+        tokens, ar, seconds, pace = price.ar.tokens, float(price.verify[0]), float(price.verify[chosen]), self.pace
         took = self._took(seconds, price, passes, outcomes[0].step)
-        owners = [self._owners(outcome) for outcome in outcomes]
+        owners = [_owners(outcome, price) for outcome in outcomes]
         nodes = max(1, sum(map(len, owners)))
         for index, (drafter, drafting) in enumerate(zip(self.drafters, took, strict=True)):
-            if drafter.enabled:
+            if price.enabled[index]:
                 gained = sum(_gained(outcome, own, index) for outcome, own in zip(outcomes, owners, strict=True))
                 shared = max(0.0, seconds - ar) * sum(own.count(index) for own in owners) / nodes
                 drafter.seconds += drafting
-                drafter.learn(gained / batch, (drafting + shared) / ar, pace)
+                drafter.learn(gained / tokens, (drafting + shared) / ar, pace)
         passed = (seconds + sum(took)) / ar
         keep = self.settings.fast_decay**passed
-        self._tokens = keep * self._tokens + sum(outcome.taken for outcome in outcomes) / batch
+        self._tokens = keep * self._tokens + (sum(outcome.taken for outcome in outcomes) + price.ar.beside) / tokens
         self._passes = keep * self._passes + passed
         for drafter in self.drafters:
             drafter.grant(passed)
 
     def _took(self, verify: float, price: Price, passes: int, cost: StepCost) -> list[float]:
         """Seconds of drafting by each drafter: its own, and its part of those of growing and learning."""
-        if not any(self.enabled) or price.fresh:
-            return [drafter.enabled * passes * drafter.layer for drafter in self.drafters]
+        if not any(price.enabled) or price.fresh:
+            return [passes * layer for layer in price.layers]
         scale = verify / max(cost.verify - cost.beside, 1e-9)
         own = cost.drafters or [0.0] * len(self.drafters)
-        rest = max(0.0, cost.draft + cost.learned - sum(own)) / sum(self.enabled)
-        found = []
-        for drafter, seconds in zip(self.drafters, own, strict=True):
-            beside = cost.beside if drafter.source and drafter.source.successors else 0.0
-            took = (seconds + rest + beside) * scale
-            found.append(drafter.measure(took, passes) if drafter.enabled else 0.0)
+        rest = max(0.0, cost.draft + cost.learned - sum(own)) / sum(price.enabled)
+        found = [0.0] * len(self.drafters)
+        for i in compress(range(len(found)), price.enabled):
+            source = self.drafters[i].source
+            took = own[i] + rest + (cost.beside if source and source.successors else 0.0)
+            found[i] = self.drafters[i].measure(took * scale, passes, price.layers[i])
         return found
 
-    def _owners(self, outcome: Outcome) -> list[int]:
-        """Whose each node is: of all that offer it the cheapest one's, so that of two that offer the same one stays."""
-        on = [index for index, enabled in enumerate(self.enabled) if enabled]
-        order = sorted(on, key=lambda index: self.drafters[index].layer)
-        if (origins := outcome.tree.origins) is None:
-            return order[:1] * len(outcome.tree)
-        return [next((index for index in order if bits >> index & 1), -1) for bits in origins.tolist()]
+
+def _owners(outcome: Outcome, price: Price) -> list[int]:
+    """Whose each node is: of all that offer it the cheapest one's, so that of two that offer the same one stays."""
+    order = sorted(compress(range(len(price.layers)), price.enabled), key=price.layers.__getitem__)
+    if (origins := outcome.tree.origins) is None:
+        return order[:1] * len(outcome.tree)
+    return [next((index for index in order if bits >> index & 1), -1) for bits in origins.tolist()]
 
 
 def _gained(outcome: Outcome, owners: Sequence[int], drafter: int) -> int:

@@ -41,13 +41,12 @@ class Calibration:
     """
 
     def __init__(self, shifts: Sequence[float] = (0.0,), settings: AutoSettings = DEFAULTS) -> None:
-        kinds = len(shifts)
         self._settings = settings
-        self._hits = [[0.0] * (len(settings.bins) + 1) for _ in range(kinds)]
-        self._trials = [[0.0] * (len(settings.bins) + 1) for _ in range(kinds)]
+        self._hits = [[0.0] * (len(settings.bins) + 1) for _ in shifts]
+        self._trials = [[0.0] * (len(settings.bins) + 1) for _ in shifts]
         self._shift = list(shifts)
         self._prior = settings.pseudo_count / 4  # Fisher information of as many trials at p = 1/2
-        self._information = [self._prior] * kinds
+        self._information = [self._prior] * len(shifts)
 
     def acceptance(self, probabilities: Iterable[float], kinds: Iterable[int]) -> list[float]:
         """Acceptance probabilities of candidates with these draft probabilities and kinds."""

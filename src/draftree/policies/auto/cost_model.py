@@ -6,7 +6,7 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 from statistics import median
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,9 +17,22 @@ from .settings import DEFAULTS, AutoSettings
 Floats: TypeAlias = NDArray[np.float64]
 
 
+class ARPass(NamedTuple):
+    """A pass without drafts: over ``batch`` requests of up to ``context`` tokens, and ``beside`` tokens of others."""
+
+    context: int
+    batch: int
+    beside: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """That it computes, and as many it yields: one read of a prompt is worth one generated."""
+        return self.batch + self.beside
+
+
 @dataclass(slots=True)
 class CostModel:
-    """A target's seconds by tokens, context and batch.
+    """A target's seconds by tokens, context and batch: a pass computes no more than the tokens of its requests.
 
     A profile repeats one pass; between passes that draft, a pass finds its weights less often in the processor's
     caches. So AR passes drift from it and passes over drafted nodes do. A factor common to both (another load on the
@@ -28,18 +41,19 @@ class CostModel:
 
     profile: Profile
     settings: AutoSettings = DEFAULTS
-    _curves: dict[tuple[int, int, int], Floats] = field(default_factory=dict, repr=False)
+    _curves: dict[tuple[int, int], list[float]] = field(default_factory=dict, repr=False)
     _ar: deque[float] = field(default_factory=lambda: deque(maxlen=6), repr=False)  # log-ratios to the profile
     _drafted: float = field(default=0.0, repr=False)
     _weight: float = field(default=0.0, repr=False)
 
-    def curve(self, nodes: int, context: int, batch: int) -> Floats:
-        """[N + 1] seconds of passes over 1, 2, ... tokens behind about ``context`` tokens; the first is an AR pass."""
+    def curve(self, nodes: int, ar: ARPass) -> Floats:
+        """[N + 1] seconds of verifying 0, 1, ... nodes in all, behind about ``context`` tokens."""
         step = self.settings.context_step
-        key = (nodes, context // step * step, batch)
-        if key not in self._curves:
-            self._curves[key] = np.array(self.profile.curve(*key))
-        verify = self._curves[key].copy()
+        context, last = ar.context // step * step, ar.tokens + nodes
+        seconds = self._curves.setdefault((context, ar.batch), [])  # of passes over 0, 1, ... tokens
+        for tokens in range(len(seconds), last + 1):
+            seconds.append(self.profile.seconds(tokens / ar.batch, context, ar.batch))
+        verify = np.array(seconds[ar.tokens : last + 1])
         verify[0] *= math.exp(self.drift)
         return verify
 
@@ -51,10 +65,10 @@ class CostModel:
         ar, count = median(self._ar), len(self._ar)
         return count / (count + 1) * (ar - (self._drafted + ar) / (self._weight + 1))
 
-    def learn(self, nodes: int, context: int, batch: int, measured: float) -> None:
-        """A pass over the root and ``nodes`` nodes of each request took ``measured`` seconds."""
+    def learn(self, nodes: int, ar: ARPass, measured: float) -> None:
+        """A pass over ``nodes`` nodes in all took ``measured`` seconds."""
         most, keep = math.log(self.settings.max_drift), self.settings.fast_decay
-        expected = self.profile.seconds(nodes + 1, context, batch)
+        expected = self.profile.seconds((ar.tokens + nodes) / ar.batch, ar.context, ar.batch)
         ratio = max(-most, min(most, math.log(max(measured, 1e-9) / expected)))
         self._weight = keep * self._weight + (nodes > 0)
         self._drafted = keep * self._drafted + (ratio if nodes else 0.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ...request import StepCost
@@ -15,25 +16,21 @@ class Report:
 
     Attributes:
         predicted, gained: tokens a request, as predicted and as they came.
-        chosen: how often each number of nodes was verified.
-        draft, verify, other: measured seconds.
+        chosen: how often each number of nodes was verified, in all.
+        seconds: that drafting, verifying and all else took.
     """
 
     predicted: float = 0.0
     gained: float = 0.0
     chosen: Counter[int] = field(default_factory=Counter)
-    draft: float = 0.0
-    verify: float = 0.0
-    other: float = 0.0
+    seconds: Sequence[float] = (0.0, 0.0, 0.0)
 
     def add(self, chosen: int, predicted: float, gained: float, cost: StepCost) -> None:
         """One step: nodes verified, tokens a request predicted and gained, and what it cost."""
         self.chosen[chosen] += 1
         self.predicted += predicted
         self.gained += gained
-        self.draft += cost.draft
-        self.verify += cost.verify
-        self.other += cost.other
+        self.seconds = [a + b for a, b in zip(self.seconds, (cost.draft, cost.verify, cost.other), strict=True)]
 
     @property
     def drift(self) -> float:
@@ -45,11 +42,11 @@ class Report:
         steps = self.chosen.total()
         if not steps:
             return "auto has not decoded anything yet"
+        draft, verify, other = (1e3 * seconds / steps for seconds in self.seconds)
         lines = [
             f"auto, {steps} steps: MAL predicted {self.predicted / steps:.2f}, measured {self.gained / steps:.2f} "
             f"(drift {self.drift:+.1%})",
-            f"a step: drafting {1e3 * self.draft / steps:.1f} ms, verifying {1e3 * self.verify / steps:.1f} ms, "
-            f"other {1e3 * self.other / steps:.1f} ms",
+            f"a step: drafting {draft:.1f} ms, verifying {verify:.1f} ms, other {other:.1f} ms",
             "verified: " + ", ".join(f"{k} nodes {self.chosen[k] / steps:.0%}" for k in sorted(self.chosen)),
         ]
         for drafter in selection.drafters:

@@ -18,6 +18,7 @@ class AutoSettings:
         near_shift: the first such correction of a target that drafts for itself, whose first candidates are nearly
             always right and whose others nearly never.
         context_step: costs are looked up for contexts rounded to so many tokens.
+        most_nodes: a pass over several requests verifies no more in all, so that looking for how many stays quick.
         layer_nodes: mean nodes of a drafted layer, whose seconds a draft model's profile gives.
         max_drift: a pass that took more than so many times its profile counts as so many times.
         min_probability: candidates that are less likely to be accepted are not drafted.
@@ -33,6 +34,7 @@ class AutoSettings:
     max_shift: float = 4.0
     near_shift: float = 3.0
     context_step: int = 64
+    most_nodes: int = 512
     layer_nodes: float = 1.5
     max_drift: float = 4.0
     min_probability: float = 0.01

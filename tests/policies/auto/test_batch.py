@@ -1,0 +1,157 @@
+"""``auto`` over several requests that share a pass: one node budget, spent where it gains most."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from draftree.config import Budget, SamplingParams
+from draftree.drafters.draft_model import ModelSource
+from draftree.drafters.grow import TreeDrafter, grow
+from draftree.engine import Engine
+from draftree.models.cost_profile import Point, Profile
+from draftree.policies.auto.cost_model import ARPass, CostModel
+from draftree.policies.auto.policy import AutoPlan, AutoTree
+from draftree.policies.auto.settings import DEFAULTS, AutoSettings
+from draftree.request import Outcome, StepCost
+from draftree.tree import DraftTree
+
+from ...toy import Path, ScriptedScorer, ToyModel
+from .test_policy import CURVES, ME, Fake, costs, decode
+
+RICH = AutoSettings(first_balance=16.0)
+"""May lose so much at once that the balance limits nothing."""
+
+
+def affine(fixed: float, token: float) -> Profile:
+    """A machine on which a pass takes ``fixed`` seconds, and ``token`` for each of its tokens."""
+    sizes = (1, 1025)
+    return Profile(ME, (Point(1, 64, sizes, tuple(fixed + token * n for n in sizes)),))
+
+
+def chains(*probabilities: float) -> Callable[[int, Path], tuple[Sequence[int], Sequence[float], float]]:
+    """One candidate after every node, of a probability by request."""
+    return lambda row, path: ([len(path) + 1], [math.log(probabilities[row])], 1.0)
+
+
+def drafted(policy: AutoTree, *probabilities: float, budget: Budget, beside: int = 0) -> list[DraftTree]:
+    """The trees of one proposal for as many requests."""
+    plan = policy.plan([Fake() for _ in probabilities], [budget] * len(probabilities), beside)
+    return [grown.tree for grown in grow(ScriptedScorer(chains(*probabilities)), policy, plan)]
+
+
+def decoded(policy: AutoTree, batch: int, steps: int, says: float, beside: int = 0) -> list[int]:
+    """How many nodes in all each step verifies where all that is drafted is right."""
+    chosen, requests = [], [Fake() for _ in range(batch)]
+    for _ in range(steps):
+        plan = policy.plan(requests, [Budget(8)] * batch, beside)
+        trees = [grown.tree for grown in grow(ScriptedScorer(chains(*[says] * batch)), policy, plan)]
+        chosen.append(sum(map(len, trees)))
+        assert policy.target is not None
+        cost = StepCost(batch, 1e-6, policy.target.seconds(batch + beside + chosen[-1], 64), 0.0, 0)
+        policy.observe(
+            plan,
+            [
+                Outcome(r, tree, list(range(len(tree))), [*tree.tokens.tolist(), len(tree) + 1], len(tree) + 1, cost)
+                for r, tree in zip(requests, trees, strict=True)
+            ],
+        )
+    return chosen
+
+
+@pytest.mark.parametrize("sure", [0, 1])
+def test_nodes_go_to_the_request_that_is_predictable(sure: int) -> None:
+    probabilities = [0.15, 0.15]
+    probabilities[sure] = 0.95
+    trees = drafted(AutoTree(target=affine(1.0, 0.2), settings=RICH), *probabilities, budget=Budget(8))
+    assert len(trees[sure]) >= 3
+    assert len(trees[1 - sure]) == 0
+
+
+def test_requests_that_are_alike_get_alike_trees() -> None:
+    one, other = drafted(AutoTree(target=affine(1.0, 0.05), settings=RICH), 0.8, 0.8, budget=Budget(8))
+    assert len(one) >= len(other) >= len(one) - 1 > 0
+
+
+def test_each_request_stays_within_its_own_budget() -> None:
+    policy, script = AutoTree(target=affine(1.0, 0.0), settings=RICH), chains(0.99, 0.9, 0.8)
+    budgets = [Budget(2), Budget(9, 3), Budget(5)]
+    plan = policy.plan([Fake() for _ in budgets], budgets)
+    assert [len(grown.tree) for grown in grow(ScriptedScorer(script), policy, plan)] == [2, 3, 5]
+
+
+def test_a_large_batch_on_a_steep_curve_is_decoded_without_drafts() -> None:
+    steep = affine(1.0, 0.05)
+    assert decode(AutoTree(target=steep), 60, 0.7, 0.7)[-1] > 0
+    assert set(decode(AutoTree(target=steep), 30, 0.7, 0.7, batch=128)[5:]) == {0}
+
+
+def test_tokens_beside_the_trees_leave_less_for_drafts_and_at_last_nothing() -> None:
+    policy = AutoTree(target=affine(1.0, 0.1), settings=RICH)
+    sizes = [len(drafted(policy, 0.8, budget=Budget(16), beside=beside)[0]) for beside in (0, 4, 16, 64, 256)]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[0] > sizes[2] > sizes[-1] == 0
+
+
+def test_tokens_beside_cost_nothing_where_passes_cost_the_same() -> None:
+    alone, beside = (decoded(AutoTree(target=affine(1.0, 0.0)), 2, 30, says=0.8, beside=b) for b in (0, 40))
+    assert alone[-1] == beside[-1] == 16
+
+
+def test_load_that_has_passed_leaves_no_mark() -> None:
+    policy = AutoTree(target=affine(1.0, 0.1))
+    before = decoded(policy, 1, 30, says=0.8)[-1]
+    assert set(decoded(policy, 1, 100, says=0.8, beside=400)[-50:]) == {0}
+    assert decoded(policy, 1, 30, says=0.8)[-1] >= before - 1 > 0
+
+
+def test_a_pass_is_priced_by_its_tokens() -> None:
+    costs = CostModel(affine(1.0, 0.5))
+    for ar in (ARPass(64, 1), ARPass(64, 3), ARPass(64, 3, beside=7), ARPass(64, 1)):
+        assert costs.curve(4, ar).tolist() == pytest.approx([1.0 + 0.5 * (ar.tokens + n) for n in range(5)])
+
+
+def test_what_ragged_passes_take_is_no_drift() -> None:
+    model, ar = CostModel(affine(1.0, 0.5)), ARPass(64, 3, beside=7)
+    for nodes in (0, 5) * 20:
+        model.learn(nodes, ar, 1.0 + 0.5 * (ar.tokens + nodes))
+    assert model.drift == pytest.approx(0.0)
+
+
+def test_no_more_nodes_are_weighed_in_all_than_are_of_use_unless_one_request_may_have_them() -> None:
+    policy, most = AutoTree(target=affine(1.0, 0.0)), DEFAULTS.most_nodes
+    for batch, nodes, weighed in ((1, 31, 31), (3, 31, 93), (64, 31, most), (2, most + 100, most + 100)):
+        plan = policy.plan([Fake() for _ in range(batch)], [Budget(nodes)] * batch)
+        assert len(plan.price.verify) == weighed + 1
+
+
+def test_ties_between_requests_never_break_a_tree() -> None:
+    """A child that is certain is as likely as its parent: the earlier one stays, whichever request both are of."""
+    policy = AutoTree(target=costs(CURVES["affine"]), settings=RICH)
+    policy.calibration.acceptance = lambda probabilities, kinds: [1.0 for _ in probabilities]  # type: ignore[method-assign]
+    trees = drafted(policy, 0.9, 0.9, 0.9, budget=Budget(7))
+    assert sum(map(len, trees)) > 0
+    for tree in trees:
+        assert tree.parents.tolist() == list(range(-1, len(tree) - 1))
+
+
+def test_a_plan_is_priced_beside_what_its_engine_computes() -> None:
+    policy = AutoTree(target=affine(1.0, 0.1), settings=RICH)
+    drafter = TreeDrafter(policy, ModelSource(ToyModel(), 5))
+    drafter.propose([Fake()], [Budget(0)], beside=9)
+    assert isinstance(drafter._plan, AutoPlan)
+    assert drafter._plan.price.ar == ARPass(64, 1, 9)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_output_is_the_targets_own(temperature: float) -> None:
+    prompts = [[1, 2, 3], [4], [2, 2, 0, 1]]
+    params = SamplingParams(max_tokens=30, temperature=temperature, seed=3)
+    free = AutoTree(target=affine(1.0, 0.05), drafter=affine(0.01, 0.0), settings=RICH)
+    want = [g.token_ids for g in Engine(ToyModel()).generate(prompts, params)]
+    drafting = Engine(ToyModel(), TreeDrafter(free, ModelSource(ToyModel(seed=0, spread=1.2), 5)))
+    got = drafting.generate(prompts, params)
+    assert [g.token_ids for g in got] == want
+    assert sum(map(sum, (g.stats.drafted for g in got))) > 0
