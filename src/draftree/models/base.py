@@ -119,7 +119,7 @@ class Row:
             pending = _joined(pieces)
             kept = pending if len(keep) == len(pending) else pending[list(keep)]
             if trunk:
-                self.features.append(kept[:trunk])
+                self.features.append(_owned(kept[:trunk]))
             if trunk < len(keep):
                 self.pending.append(kept[trunk:])
 
@@ -142,6 +142,11 @@ class Row:
 def _joined(pieces: list[Tensor]) -> Tensor:
     """[m, H] of pieces [n, H], without a copy where there is but one."""
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+
+def _owned(states: Tensor) -> Tensor:
+    """``states`` in memory of their own: a part of a pass's would keep all of these."""
+    return states.clone() if states.untyped_storage().nbytes() > states.nbytes else states
 
 
 @dataclass(frozen=True, slots=True)

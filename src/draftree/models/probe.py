@@ -43,7 +43,7 @@ def fingerprint(weights: Iterable[Tensor]) -> str:
     return digest.hexdigest()[:16]
 
 
-_MASKED = ("sdpa", "eager", attention.NAME)
+_MASKED = ("sdpa", "eager", attention.NAME, attention.EAGER)
 _KNOWN_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 _SLOT_POSITIONS = {"bloom", "mpt", "gpt_neo", "doge"}
 _TOLERANCE = {torch.float32: 2e-3, torch.float64: 1e-6}
@@ -185,7 +185,7 @@ class HiddenStates:
     Read by a hook, so that no modeling code is forked, unless a ``Decoder`` makes the pass, which brings them along.
 
     Attributes:
-        last: [B, n, H], of all tokens of the last pass, on the model's device.
+        last: [1, T, H], of all tokens of the last pass, on the model's device.
 
     Raises:
         UnsupportedModelError: they cannot be read, or the model's logits are not its output layer's of them.
