@@ -328,8 +328,8 @@ class HFModel:
         length = row.length if length is None else length
         if not 0 <= length <= row.length:
             raise CacheError(f"cannot fork {length} tokens of a row of {row.length}")
-        features = list(row.features) if length == row.length else []
-        other = replace(row, length=length, parents=NO_NODES, features=features, pending=[])
+        features = row.first_features(length)
+        other = replace(row, length=length, parents=NO_NODES, features=features, read=0, pending=[])
         self._rows.fork(self._rows.own(row), other)
         return other
 
