@@ -243,6 +243,15 @@ def test_reserve_makes_room_so_that_the_cache_need_not_grow() -> None:
     assert storage(model.cache)[0][0] is keys
 
 
+def test_it_holds_as_many_rows_as_the_memory_of_its_cache_takes() -> None:
+    model = fresh("llama")
+    model.cache_bytes = 4 * 64 * model.slot_bytes
+    assert model.holds([])
+    assert model.holds([64, 3, 10, 1])
+    assert not model.holds([65, 3, 10]), "all rows are as long as the longest, to the grain"
+    assert model.holds([65, 3])
+
+
 def test_passes_are_timed_without_prefills() -> None:
     model = fresh("llama")
     row = prefill(model, [1, 2, 3])

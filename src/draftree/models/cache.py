@@ -292,6 +292,11 @@ class TreeCache(Cache):
                 states[:, target, :, :length] = states[:, source, :, :length]
 
 
+def bytes_of(lengths: Sequence[int], slot_bytes: int) -> int:
+    """Bytes of a cache for rows of so many tokens, each of which takes ``slot_bytes``: all rows are as long."""
+    return len(lengths) * -(-max(lengths, default=0) // GRAIN) * GRAIN * slot_bytes
+
+
 NO_NODES = torch.zeros(0, dtype=torch.int64)
 """Parents of a row that has no uncommitted nodes."""
 

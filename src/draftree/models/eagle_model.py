@@ -20,7 +20,7 @@ from torch.nn.utils import skip_init
 from ..errors import CacheError
 from .attention import attend_as_one
 from .base import Nodes, Row
-from .cache import NO_NODES, Rows, packed, padded
+from .cache import NO_NODES, Rows, bytes_of, packed, padded
 from .cpu.quantization import AUTO, STOCK, convert
 from .eagle_head import HeadNetwork, embeddings, output_layer
 from .huggingface import HFModel
@@ -57,6 +57,7 @@ class HeadModel:
         vocabulary: [D] int64 ascending ids that it always drafts from.
         layers: "network", the trained part, and "output", the target's output layer for the vocabulary.
         capabilities: as the target's, whose tokens it takes.
+        cache_bytes: memory that its cache may use (``holds``); by default as much as the target's.
         pass_seconds: wall-clock seconds inside its passes so far (on an accelerator, of launching them).
 
     Raises:
@@ -91,7 +92,7 @@ class HeadModel:
         self._known[vocabulary] = True
         self._turns = self.network.turns(torch.arange(0, device=can.device))
         self._rows: Rows[HeadRow] = Rows(1)
-        self.pass_seconds = 0.0
+        self.cache_bytes, self.pass_seconds = target.cache_bytes, 0.0
 
     @property
     def network(self) -> HeadNetwork:
@@ -105,6 +106,12 @@ class HeadModel:
     def reserve(self, rows: int, tokens: int) -> None:
         """Make room for ``rows`` rows of ``tokens`` tokens at once."""
         self._rows.cache.reserve(rows, tokens)
+
+    def holds(self, lengths: Sequence[int]) -> bool:
+        """Rows of so many tokens can be open together, within ``cache_bytes``."""
+        config = self.network.config
+        slot_bytes = 2 * config.kv_heads * config.head_dim * self.capabilities.dtype.itemsize
+        return bytes_of(lengths, slot_bytes) <= self.cache_bytes
 
     def open(self) -> HeadRow:
         """A new row (``LanguageModel.open``)."""

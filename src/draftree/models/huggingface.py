@@ -24,7 +24,7 @@ from ..errors import CacheError, ConfigError, UnsupportedModelError
 from ..tree import ROOT
 from . import attention, probe
 from .base import Capabilities, Nodes, Row
-from .cache import NO_NODES, Rows, TreeCache
+from .cache import NO_NODES, Rows, TreeCache, bytes_of
 from .cpu.fused_model import Decoder, direct, merge_layers
 from .cpu.quantization import apart, check, convert
 from .runner import Pass, Runner, StockRunner
@@ -88,6 +88,7 @@ class HFModel:
         capabilities: what was probed at load.
         tokenizer: the model's tokenizer, or None for a model of bare token ids.
         model: the Hugging Face model.
+        cache_bytes: memory that the cache may use (``holds``); by default half of what was free at load.
         pass_seconds: wall-clock seconds inside forward passes so far, prefills not counted (on an accelerator, of
             launching them).
 
@@ -121,6 +122,7 @@ class HFModel:
         self._decoder, self._lock = shared.decoder, shared.lock
         self._layers: int = model.config.get_text_config(decoder=True).num_hidden_layers
         self._stock = StockRunner(model)
+        self.cache_bytes = probe.free_bytes(self.capabilities.device) // 2
         self._start()
         if self_test and shared.tested != self.capabilities.attention:
             try:
@@ -215,6 +217,10 @@ class HFModel:
         if not self._rows and (rows > at.rows or tokens > at.slots):
             self.free_cache()
         self.cache.reserve(rows, tokens)
+
+    def holds(self, lengths: Sequence[int]) -> bool:
+        """Rows of so many tokens can be open together, within ``cache_bytes``."""
+        return bytes_of(lengths, self.slot_bytes) <= self.cache_bytes
 
     @_alone
     def free_cache(self) -> None:

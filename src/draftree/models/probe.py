@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import psutil  # type: ignore[import-untyped]
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -66,6 +67,13 @@ def capabilities(model: PreTrainedModel, name: str) -> Capabilities:
         attention=config._attn_implementation,
         fingerprint=fingerprint(model.parameters()),
     )
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory of a device that nobody uses."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return int(psutil.virtual_memory().available)
 
 
 def refuse(model: PreTrainedModel, name: str) -> None:
