@@ -15,7 +15,6 @@ from typing import cast
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 from .config import Budget, SamplingParams, typed
 from .drafters.base import Drafter, NoDrafter
@@ -24,7 +23,7 @@ from .models.base import LanguageModel, Nodes, Row, prefill
 from .policies.base import node_budget
 from .request import Chunk, Outcome, Request, Stats, StepClock
 from .sampling import Draws, Successors, successors
-from .text import Prompt, encode, text_stream
+from .text import Prompt, Tokenizer, encode, text_stream
 from .tracing.trace import Observer, Setup
 from .tree import DraftTree
 from .verify.match import Verdict
@@ -78,7 +77,7 @@ class Engine:
         drafter: Drafter | None = None,
         *,
         nodes: int | None = None,
-        tokenizer: PreTrainedTokenizerBase | None = None,
+        tokenizer: Tokenizer | None = None,
         verification: str | Scheme = DEFAULT_SCHEME,
         candidates: str | None = None,
         observers: Sequence[Observer] = (),

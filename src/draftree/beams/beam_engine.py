@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
-from transformers import PreTrainedTokenizerBase
 
 from ..config import SamplingParams, typed
 from ..drafters.base import BeamSource, TokenSource
@@ -18,7 +17,7 @@ from ..engine import each_params, token_limit
 from ..errors import ConfigError
 from ..models.base import ForestModel, LanguageModel, prefill
 from ..request import Stats
-from ..text import Prompt, encode
+from ..text import Prompt, Tokenizer, encode
 from .beam_distributions import BeamDraws, target_distributions
 from .drafting import DepthRule, draft_width, grow
 from .forest import Beam, BeamRequest, DraftRecord, TreeRow, feed
@@ -104,7 +103,7 @@ class BeamEngine:
         target: LanguageModel,
         source: TokenSource | None = None,
         *,
-        tokenizer: PreTrainedTokenizerBase | None = None,
+        tokenizer: Tokenizer | None = None,
         name: str | None = None,
     ) -> None:
         if not isinstance(target, ForestModel):

@@ -17,10 +17,11 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from ..config import typed
 from ..errors import CacheError, ConfigError, UnsupportedModelError
+from ..text import Tokenizer
 from ..tree import ROOT
 from . import attention, probe
 from .base import Capabilities, Nodes, Row
@@ -106,7 +107,7 @@ class HFModel:
     def __init__(
         self,
         model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase | None = None,
+        tokenizer: Tokenizer | None = None,
         *,
         name: str | None = None,
         weight_format: str | None = None,
