@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable
 from random import Random
 
-import psutil
+import psutil  # type: ignore[import-untyped]
 import torch
 from torch import Tensor
 

@@ -27,6 +27,9 @@ Path = tuple[int, ...]
 class ToyModel:
     """A ``LanguageModel`` whose next-token logits depend on the last two tokens and on the position.
 
+    Attributes:
+        most_tokens: of rows that can be open together (``holds``); None: any number.
+
     Args:
         vocab: V.
         seed: of its tables; the global random state is left alone.
@@ -50,6 +53,7 @@ class ToyModel:
         scale = spread / 2**0.5
         self._pairs = torch.randn((vocab + 1, vocab, vocab), generator=rng, dtype=torch.float64) * scale
         self._places = torch.randn((max_length, vocab), generator=rng, dtype=torch.float64) * scale
+        self.most_tokens: int | None = None
         self._rows: list[Row] = []
         self._ids: dict[Row, list[int]] = {}
         self._nodes: dict[Row, list[int]] = {}
@@ -73,6 +77,10 @@ class ToyModel:
 
     def reserve(self, rows: int, tokens: int) -> None:
         """Nothing to reserve."""
+
+    def holds(self, lengths: Sequence[int]) -> bool:
+        """See ``LanguageModel``: at most ``most_tokens`` at once."""
+        return self.most_tokens is None or sum(lengths) <= self.most_tokens
 
     def open(self) -> Row:
         """See ``LanguageModel``."""

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Protocol, cast, runtime_checkable
 
 from jinja2 import TemplateError
-from transformers import PreTrainedTokenizerBase
 
 from .errors import InputError, PromptError
 
@@ -19,6 +18,33 @@ _WINDOW = 16
 _INCOMPLETE = "\ufffd"
 _TEMPLATE_FAILS = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RecursionError)
 """What a damaged template may raise beside jinja2's own errors, which it runs as code."""
+
+
+@runtime_checkable
+class Tokenizer(Protocol):
+    """Text to token ids and back; transformers' tokenizers are such as they are.
+
+    Attributes:
+        chat_template: None, or empty, where a model has none.
+    """
+
+    chat_template: str | dict[str, str] | None
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text, with the special tokens that begin one."""
+
+    def decode(
+        self, token_ids: list[int], *, skip_special_tokens: bool = ..., clean_up_tokenization_spaces: bool = ...
+    ) -> str | list[str]:
+        """The text of ids (no list of texts: that is of lists of ids, which nobody gives)."""
+
+    def apply_chat_template(
+        self, conversation: list[dict[str, str]], *, add_generation_prompt: bool, return_dict: bool
+    ) -> object:
+        """The ids of a conversation, with what begins an answer; both are as given here: true, and false."""
+
+    def get_vocab(self) -> dict[str, int]:
+        """The ids of all tokens."""
 
 
 class NoText:
@@ -40,9 +66,7 @@ class Detokenizer:
         stopped: a stop string has appeared; the text given out ends before it.
     """
 
-    def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str] = (), context: Sequence[int] = ()
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = (), context: Sequence[int] = ()) -> None:
         self.stopped = False
         self._tokenizer = tokenizer
         self._stop = tuple(stop)
@@ -98,9 +122,7 @@ TextStream = Detokenizer | NoText
 """Turns tokens into text as they come."""
 
 
-def text_stream(
-    tokenizer: PreTrainedTokenizerBase | None, stop: Sequence[str], context: Sequence[int] = ()
-) -> TextStream:
+def text_stream(tokenizer: Tokenizer | None, stop: Sequence[str], context: Sequence[int] = ()) -> TextStream:
     """The stream for one request.
 
     Raises:
@@ -113,7 +135,7 @@ def text_stream(
     return NoText()
 
 
-def encode(tokenizer: PreTrainedTokenizerBase | None, prompt: Prompt) -> list[int]:
+def encode(tokenizer: Tokenizer | None, prompt: Prompt) -> list[int]:
     """Token ids of a prompt: text as it is, a conversation through the model's chat template, ids unchanged.
 
     Raises:
@@ -131,7 +153,7 @@ def encode(tokenizer: PreTrainedTokenizerBase | None, prompt: Prompt) -> list[in
         raise PromptError("the prompt is text but the model has no tokenizer: give token ids, or load one with it")
     if isinstance(prompt, str):
         _check_text(prompt)
-        return cast(list[int], tokenizer(prompt)["input_ids"])
+        return tokenizer.encode(prompt)
     messages = [dict(cast(Mapping[str, str], m)) for m in prompt]
     for message in messages:
         if not all(isinstance(message.get(key), str) for key in ("role", "content")):
@@ -142,13 +164,13 @@ def encode(tokenizer: PreTrainedTokenizerBase | None, prompt: Prompt) -> list[in
     if not tokenizer.chat_template:
         raise PromptError("the model has no chat template: give the prompt as raw text (--raw on the command line)")
     try:
-        encoded: Any = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
+        ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
     except (TemplateError, *_TEMPLATE_FAILS) as error:
         raise PromptError(
             f"the model's chat template does not take this conversation ({type(error).__name__}: {error}): "
             "give the prompt as raw text (--raw on the command line)"
         ) from None
-    return cast(list[int], encoded["input_ids"])
+    return list(cast(list[int], ids))
 
 
 def _check_text(text: str) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from draftree.beams import beam_engine as room
 from draftree.cli.main import run
+from draftree.models import probe
 
 from ..tiny import save_tiny
 
@@ -136,22 +136,19 @@ def test_bad_input_is_one_line_and_exit_code_2(arguments: list[str], said: str, 
     assert said in printed.err
 
 
-def test_beams_beyond_the_memory_are_refused_with_the_predicted_bytes(
+def test_beams_beyond_the_memory_are_refused_with_their_tokens(
     model: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(room, "free_bytes", lambda device: 10_000)
+    monkeypatch.setattr(probe, "free_bytes", lambda device: 10_000)
     assert run(["generate", "the", "--raw", "--target", model, "--max-tokens", "50", "--beams", "4"]) == 2
     said = capsys.readouterr().err
-    tokens = 1 + 4 * 50 + 8 * 5
-    assert (
-        f"may take {tokens * 2 * 2 * 2 * 8 * 4} bytes of cache" in said
-    )  # keys and values, layers, heads, width, float
-    assert "10000 are free" in said
+    assert f"1 x {1 + 4 * 50 + 8 * 5} tokens" in said
     assert len(said.splitlines()) == 1
 
 
 def test_the_same_request_fits_where_there_is_room(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "free_bytes", lambda device: (1 + 4 * 50 + 8 * 5) * 256)
+    slot = 2 * 2 * 2 * 8 * 4  # keys and values, layers, heads, width, float
+    monkeypatch.setattr(probe, "free_bytes", lambda device: 2 * 256 * slot)  # 241 tokens, to the grain; half is used
     assert run(["generate", "the", "--raw", "--target", model, "--max-tokens", "50", "--beams", "4"]) == 0
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -157,12 +159,12 @@ def test_the_cache_need_not_grow_for_what_is_drafted_and_not_verified() -> None:
     engine = Engine(model, load_drafter("int8", model, METHODS["eagle2"].policy()), nodes=6)
     request = engine.open([(7 * i) % VOCAB for i in range(50)], SamplingParams(max_tokens=6, ignore_eos=True))
     before, most = model.cache.placement.slots, 0
-    extend = model.cache.place
+    place = model.cache.place
 
-    def placed(first: int, starts: list[int], width: int, device: torch.device) -> None:
+    def placed(*given: Any) -> None:
         nonlocal most
-        most = max(most, max(starts) + width)
-        extend(first, starts, width, device)
+        place(*given)
+        most = max(most, model.cache.placement.end)
 
     model.cache.place = placed  # type: ignore[method-assign, assignment]
     while request.finish_reason is None:

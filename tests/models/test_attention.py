@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from draftree.models.attention import NAME, attend, attend_as_one, grouped_sdpa, share_key_heads
+from draftree.models.attention import EAGER, NAME, attend, attend_as_one, grouped_sdpa, take_over
 from draftree.models.huggingface import HFModel
 
 from ..tiny import FAMILIES, causal_logits, tiny
@@ -95,14 +95,16 @@ def test_a_softcap_is_refused_as_transformers_refuses_it() -> None:
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "opt", "gemma"])
 def test_a_model_on_sdpa_is_switched(kind: str) -> None:
     model = tiny(kind, attention="sdpa")
-    share_key_heads(model)
+    take_over(model)
     assert model.config._attn_implementation == NAME
 
 
-def test_a_model_on_eager_attention_is_left_alone() -> None:
+def test_a_model_on_eager_attention_keeps_its_own() -> None:
     model = tiny("llama", attention="eager")
-    share_key_heads(model)
-    assert model.config._attn_implementation == "eager"
+    before = causal_logits(model, range(20))
+    take_over(model)
+    assert model.config._attn_implementation == EAGER
+    assert torch.equal(causal_logits(model, range(20)), before)
 
 
 @pytest.mark.parametrize("kind", FAMILIES)

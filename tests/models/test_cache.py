@@ -8,21 +8,24 @@ import pytest
 import torch
 from torch import Tensor
 
-from draftree.models.cache import GRAIN, TreeCache, TreeLayer
+from draftree.models.cache import GRAIN, TreeCache, TreeLayer, packed, padded
 
 LAYERS, HEADS, DIM = 2, 3, 4
 CPU = torch.device("cpu")
 
 
-def states(rows: int, width: int, first: int = 1) -> Tensor:
-    """[rows, HEADS, width, DIM] numbers from ``first`` on, all different and none of them zero."""
-    return torch.arange(first, first + rows * HEADS * width * DIM).reshape(rows, HEADS, width, DIM).float()
+def states(tokens: int, first: int = 1) -> Tensor:
+    """[1, HEADS, tokens, DIM] numbers from ``first`` on, all different and none of them zero."""
+    return torch.arange(first, first + HEADS * tokens * DIM).reshape(1, HEADS, tokens, DIM).float()
 
 
-def write(cache: TreeCache, first: int, starts: Sequence[int], width: int) -> list[tuple[Tensor, Tensor]]:
+def write(
+    cache: TreeCache, first: int, starts: Sequence[int], width: int | Sequence[int]
+) -> list[tuple[Tensor, Tensor]]:
     """One pass: write states at ``starts`` of rows ``first``.. of each layer; values are the keys' negatives."""
-    cache.place(first, starts, width, CPU)
-    given = [states(len(starts), width, 1 + 1000 * i) for i in range(LAYERS)]
+    counts = [width] * len(starts) if isinstance(width, int) else list(width)
+    cache.place(first, starts, counts, CPU)
+    given = [states(sum(counts), 1 + 1000 * i) for i in range(LAYERS)]
     return [cache.update(keys, -keys, i) for i, keys in enumerate(given)]
 
 
@@ -123,17 +126,31 @@ def test_growing_token_by_token_reallocates_a_logarithmic_number_of_times() -> N
     assert sorted(seen) == [64, 128, 256, 512, 1024, 2048]
 
 
-@pytest.mark.parametrize("starts", [[3, 3, 3], [0, 7, 2], [9]], ids=["uniform", "ragged", "one row"])
-def test_a_pass_writes_each_row_at_its_own_start_and_nowhere_else(starts: list[int]) -> None:
-    cache, first, width = TreeCache(LAYERS), 1, 4
+@pytest.mark.parametrize("counts", [[4, 4, 4], [1, 4, 2], [4, 0, 3]], ids=["even", "uneven", "one gets none"])
+@pytest.mark.parametrize("starts", [[3, 3, 3], [0, 7, 2]], ids=["uniform", "ragged"])
+def test_a_pass_writes_each_row_at_its_own_start_and_nowhere_else(starts: list[int], counts: list[int]) -> None:
+    cache, first = TreeCache(LAYERS), 1
     cache.reserve(6, GRAIN)
-    write(cache, first, starts, width)
+    write(cache, first, starts, counts)
     for i, (keys, values) in enumerate(storage(cache)):
-        given, wanted = states(len(starts), width, 1 + 1000 * i), torch.zeros_like(keys)
-        for b, start in enumerate(starts):
-            wanted[first + b, :, start : start + width] = given[b]
+        given = states(sum(counts), 1 + 1000 * i)[0].split(counts, dim=1)
+        wanted = torch.zeros_like(keys)
+        for b, (start, count) in enumerate(zip(starts, counts, strict=True)):
+            wanted[first + b, :, start : start + count] = given[b]
         assert torch.equal(keys, wanted)
         assert torch.equal(values, -wanted)
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2], [2, 0, 1], [2, 0]], ids=["as they lie", "another", "some"])
+@pytest.mark.parametrize("counts", [[2, 2, 2], [1, 3, 2]], ids=["even", "uneven"])
+def test_what_is_padded_is_packed_again(order: list[int], counts: list[int]) -> None:
+    cache, counts = TreeCache(LAYERS), [n if b in order else 0 for b, n in enumerate(counts)]
+    cache.place(0, [5, 5, 5], counts, CPU, order)
+    at, given = cache.placement, states(sum(counts))
+    lines = padded(given, at.count, at.sources)
+    for b, own in zip(order, given.split([counts[b] for b in order], dim=2), strict=True):
+        assert torch.equal(lines[b, :, : counts[b]], own[0])
+    assert torch.equal(packed(lines.transpose(1, 2), at.index, at.sources), given.transpose(1, 2))
 
 
 @pytest.mark.parametrize("starts", [[3, 3], [0, 7]], ids=["uniform", "ragged"])
@@ -155,22 +172,22 @@ def test_a_pass_gets_views_and_no_copies() -> None:
 
 def test_a_uniform_pass_needs_no_index() -> None:
     cache = TreeCache(LAYERS)
-    cache.place(0, [4, 4], 3, CPU)
+    cache.place(0, [4, 4], [3, 3], CPU)
     assert cache.placement.index is None
-    cache.place(0, [4, 6], 3, CPU)
+    cache.place(0, [4, 6], [3, 2], CPU)
     assert cache.placement.index is not None
-    assert cache.placement.index.tolist() == [[4, 5, 6], [6, 7, 8]]
+    assert cache.placement.index.tolist() == [[0, 0, 0, 1, 1], [4, 5, 6, 6, 7], [0, 1, 2, 0, 1]]
 
 
 def test_place_makes_room_for_the_pass() -> None:
     cache = TreeCache(LAYERS)
-    cache.place(2, [GRAIN - 1, 0], 2, CPU)
+    cache.place(2, [GRAIN - 1, 0], [2, 2], CPU)
     assert (cache.placement.rows, cache.placement.slots) == (4, 2 * GRAIN)
 
 
 def test_the_mask_covers_all_slots_that_the_pass_sees() -> None:
     cache = TreeCache(LAYERS)
-    cache.place(0, [2, 9], 4, CPU)
+    cache.place(0, [2, 9], [4, 4], CPU)
     assert cache.get_mask_sizes(4, 0) == (13, 0)
     assert cache.get_seq_length() == 2
 
@@ -207,7 +224,7 @@ def test_compact_touches_only_the_slots_that_the_path_fills() -> None:
 def test_layers_that_are_allotted_together_share_blocks() -> None:
     """A pass that brings all layers at once; each keeps its own states through growth, compaction and copies."""
     cache = TreeCache(20)
-    cache.place(0, [0], 4, CPU)
+    cache.place(0, [0], [4], CPU)
     keys, values = cache.storage(torch.empty(1, HEADS, 1, DIM))
     for n, (key, value) in enumerate(zip(keys, values, strict=True)):
         key[0, :, :4] = torch.arange(4.0)[:, None] + 10 * n

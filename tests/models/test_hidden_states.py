@@ -54,7 +54,19 @@ def test_several_commits_wait_until_they_are_dropped() -> None:
         model.commit(row, [0])
     assert row.waiting_features().shape == (len(PROMPT) + 2, 32)
     row.drop_features()
-    assert not row.features
+    assert row.last_features(len(PROMPT) + 2).shape == (len(PROMPT) + 2, 32), "they are kept"
+
+
+def test_they_are_kept_in_few_pieces() -> None:
+    model = tracked()
+    row = prefill(model, PROMPT)
+    for _ in range(100):
+        model.extend([row], [Nodes.chain([7])])
+        model.commit(row, [0])
+        row.drop_features()
+    assert len(row.features) < 70
+    causal = model.model.base_model(input_ids=torch.tensor([[*PROMPT, *[7] * 100]]), use_cache=False)[0][0]
+    assert torch.allclose(row.last_features(len(PROMPT) + 100), causal, atol=1e-4)
 
 
 def test_nodes_fed_in_two_passes_are_one_path() -> None:
@@ -73,6 +85,26 @@ def test_a_fork_has_its_own() -> None:
     row = prefill(model, PROMPT)
     fork = model.fork(row)
     assert torch.equal(row.waiting_features(), fork.waiting_features())
+
+
+@pytest.mark.parametrize("length", [2, len(PROMPT), len(PROMPT) + 1])
+def test_a_fork_has_those_of_its_tokens_and_nobody_has_read_them(length: int) -> None:
+    model = tracked()
+    row = prefill(model, PROMPT)
+    model.extend([row], [Nodes.chain([7, 8])])
+    model.commit(row, [0, 1])
+    row.drop_features()
+    assert torch.equal(model.fork(row, length).waiting_features(), row.last_features(len(PROMPT) + 2)[:length])
+
+
+def test_a_fork_of_a_row_that_was_tracked_late_has_what_there_is() -> None:
+    model = HFModel(tiny(), self_test=False)
+    row = prefill(model, PROMPT)
+    model.track_features()
+    model.extend([row], [Nodes.chain([7, 8])])
+    model.commit(row, [0, 1])
+    assert torch.equal(model.fork(row, len(PROMPT) + 1).waiting_features(), row.waiting_features()[:1])
+    assert not model.fork(row, len(PROMPT)).features
 
 
 def test_two_models_on_the_same_weights_read_them_by_one_hook() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -16,6 +17,7 @@ from draftree.errors import CacheError, PromptError, UnsupportedModelError
 from draftree.models import probe
 from draftree.models.base import Nodes, prefill
 from draftree.models.huggingface import HFModel
+from draftree.models.runner import Pass
 
 from ..tiny import FAMILIES, MAX_LENGTH, VOCAB, causal_logits, tiny
 from .trees import (
@@ -55,7 +57,7 @@ def test_open_computes_the_logits_of_the_last_prompt_token_only(kind: str) -> No
 
 def test_open_takes_the_last_logits_of_a_model_that_computes_them_all() -> None:
     model, prompt = fresh("llama"), [1, 2, 3, 4]
-    model._keep_last = False
+    model._stock._selects = False
     assert_close(prefill(model, prompt).logits, causal_logits(reference("llama"), prompt)[-1])
 
 
@@ -241,6 +243,15 @@ def test_reserve_makes_room_so_that_the_cache_need_not_grow() -> None:
     assert storage(model.cache)[0][0] is keys
 
 
+def test_it_holds_as_many_rows_as_the_memory_of_its_cache_takes() -> None:
+    model = fresh("llama")
+    model.cache_bytes = 4 * 64 * model.slot_bytes
+    assert model.holds([])
+    assert model.holds([64, 3, 10, 1])
+    assert not model.holds([65, 3, 10]), "all rows are as long as the longest, to the grain"
+    assert model.holds([65, 3])
+
+
 def test_passes_are_timed_without_prefills() -> None:
     model = fresh("llama")
     row = prefill(model, [1, 2, 3])
@@ -267,11 +278,9 @@ def open_mask(self: HFModel, mask: Tensor) -> Tensor:
 def depthless_positions(forward: Any) -> Any:
     """Positions count slots, as a model does that is given none."""
 
-    def count_slots(self: HFModel, tokens: Tensor, positions: Tensor, mask: Tensor | None, **options: Any) -> Tensor:
+    def count_slots(self: HFModel, step: Pass) -> Any:
         end = self.cache.placement.end
-        slots = torch.arange(end - tokens.shape[1], end).expand_as(tokens)
-        logits: Tensor = forward(self, tokens, slots, mask, **options)
-        return logits
+        return forward(self, replace(step, positions=torch.arange(end - len(step.tokens), end)))
 
     return count_slots
 

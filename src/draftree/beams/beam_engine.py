@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 
 import torch
-from transformers import PreTrainedTokenizerBase
 
 from ..config import SamplingParams, typed
 from ..drafters.base import BeamSource, TokenSource
@@ -20,7 +17,7 @@ from ..engine.step import each_params, token_limit
 from ..errors import ConfigError
 from ..models.base import ForestModel, LanguageModel, prefill
 from ..request import Stats
-from ..text import Prompt, encode
+from ..text import Prompt, Tokenizer, encode
 from .beam_distributions import BeamDraws, target_distributions
 from .drafting import DepthRule, draft_width, grow
 from .forest import Beam, BeamRequest, DraftRecord, TreeRow, feed
@@ -28,36 +25,22 @@ from .params import BeamParams
 from .speculative import DraftForest, sample, search
 
 
-def free_bytes(device: torch.device) -> int | None:
-    """Memory of a device that nobody uses; None: the system does not tell."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    with contextlib.suppress(OSError):  # not a Linux
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return 1024 * int(line.split()[1])
-    return None
-
-
-def check_memory(target: ForestModel, requests: Sequence[BeamRequest]) -> None:
+def check_memory(target: LanguageModel, requests: Sequence[BeamRequest]) -> None:
     """Make sure that a cache for these requests fits, should their beams share nothing but the prompt.
 
     Raises:
         ConfigError: it does not.
     """
-    slot = getattr(target, "slot_bytes", None)
-    free = free_bytes(target.capabilities.device)
-    if slot is None or free is None or not requests:
+    if not requests:
         return
     beams, most = requests[0].beams, max(requests, key=lambda r: len(r.ids) + r.beams.width * r.limit)
     width = 1 if beams.single_cache else beams.width
     tokens = len(most.ids) + width * most.limit + beams.nodes
-    need = len(requests) * tokens * slot
-    if need > free:
+    if not target.holds([tokens] * len(requests)):
         raise ConfigError(
-            f"{width} beams of up to {most.limit} tokens after a prompt of {len(most.ids)} may take {need} bytes of "
-            f"cache ({len(requests)} x {tokens} tokens of {slot} bytes) and {free} are free: use fewer beams or a "
-            "lower max_tokens"
+            f"{width} beams of up to {most.limit} tokens after a prompt of {len(most.ids)} may take a cache of "
+            f"{len(requests)} x {tokens} tokens, more than the memory that {target.capabilities.name} may use for it: "
+            "use fewer beams or a lower max_tokens"
         )
 
 
@@ -120,7 +103,7 @@ class BeamEngine:
         target: LanguageModel,
         source: TokenSource | None = None,
         *,
-        tokenizer: PreTrainedTokenizerBase | None = None,
+        tokenizer: Tokenizer | None = None,
         name: str | None = None,
     ) -> None:
         if not isinstance(target, ForestModel):

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from ..beams.beam_engine import BeamEngine
 from ..beams.params import BeamParams
@@ -34,6 +34,7 @@ from ..models.loading import load, load_stock
 from ..policies.base import GrowthPolicy, node_budget
 from ..policies.methods import find_method
 from ..request import Outcome, Seconds, Stats
+from ..text import Tokenizer
 from ..tracing.trace import Observer
 from ..tree import ROOT
 from ..verify.schemes import DEFAULT_SCHEME, Match, find_scheme
@@ -317,7 +318,7 @@ class Models:
     ) -> None:
         self.target = load(target, dtype=dtype, device=device, weight_format=weight_format)
         self._name, self._dtype, self._device, self._weight_format = target, dtype, device, weight_format
-        self._stock: dict[str, tuple[PreTrainedModel, PreTrainedTokenizerBase | None]] = {}
+        self._stock: dict[str, tuple[PreTrainedModel, Tokenizer | None]] = {}
         self._drafters: dict[str, HFModel] = {}
 
     def contestant(self, entry: Entry) -> Contestant:
@@ -354,7 +355,7 @@ class Models:
             options = {"assistant_model": self._stocked(entry.drafter)[0]}
         return TransformersPeer(model, tokenizer, **options)
 
-    def _stocked(self, name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
+    def _stocked(self, name: str) -> tuple[PreTrainedModel, Tokenizer | None]:
         if name not in self._stock:
             model, tokenizer = load_stock(name, dtype=self._dtype, device=self._device)
             self._stock[name] = bare(model), tokenizer

@@ -15,11 +15,12 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
 from ..config import SamplingParams
 from ..errors import ConfigError, UnknownNameError
+from ..text import Tokenizer
 from .results import Parts, Turn
 
 LOOKUP_TOKENS = 10
@@ -97,7 +98,7 @@ class _FirstTokens(BaseStreamer):
 class TransformersPeer:
     """transformers' ``generate`` with these options; with beams the time of the first token is unknown."""
 
-    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, **options: Any) -> None:
+    def __init__(self, model: PreTrainedModel, tokenizer: Tokenizer | None, **options: Any) -> None:
         self._model, self._tokenizer, self._options = model, tokenizer, options
         self._generate: Callable[..., Tensor] = cast(Any, model).generate
 
@@ -136,7 +137,7 @@ class TransformersPeer:
 class FlashspecPeer:
     """flashspec's engine with its n-gram drafter."""
 
-    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, name: str) -> None:
+    def __init__(self, model: PreTrainedModel, tokenizer: Tokenizer | None, name: str) -> None:
         logging.getLogger("flashspec").setLevel(logging.ERROR)  # it warns at every start that one drafter is one
         self._flashspec: Any = importlib.import_module("flashspec")
         parts: Any = importlib.import_module("flashspec.engine")
@@ -171,5 +172,5 @@ class FlashspecPeer:
         return self._engines[key]
 
 
-def _text(tokenizer: PreTrainedTokenizerBase | None, ids: list[int]) -> str:
+def _text(tokenizer: Tokenizer | None, ids: list[int]) -> str:
     return "" if tokenizer is None else str(tokenizer.decode(ids, skip_special_tokens=True))

@@ -16,14 +16,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
-from transformers import PreTrainedTokenizerBase
-
 from ..config import SamplingParams
 from ..drafters.base import Drafter
 from ..errors import RunError
 from ..models.base import LanguageModel
 from ..request import Chunk, Request, Stats
-from ..text import Prompt
+from ..text import Prompt, Tokenizer
 from ..tracing.trace import Observer
 from ..verify.schemes import DEFAULT_SCHEME, Scheme
 from .scheduler import Job, Scheduler, SchedulerParams
@@ -126,7 +124,7 @@ class Engine(Stepper):
         drafter: Drafter | None = None,
         *,
         nodes: int | None = None,
-        tokenizer: PreTrainedTokenizerBase | None = None,
+        tokenizer: Tokenizer | None = None,
         verification: str | Scheme = DEFAULT_SCHEME,
         candidates: str | None = None,
         observers: Sequence[Observer] = (),
@@ -144,7 +142,7 @@ class Engine(Stepper):
             prefixes=scheduling.prefixes,
         )
         chunk = scheduling.chunk or (_CHUNK_ON_CPU if target.capabilities.device.type == "cpu" else _CHUNK)
-        self.scheduler = Scheduler(scheduling, chunk, self._holds, self.prefixes)
+        self.scheduler = Scheduler(scheduling, chunk, target.holds, self.prefixes)
         self._changed = threading.Condition()  # guards the scheduler and the tasks; notified after every step
         self._tasks: deque[tuple[Future[Speculation], Callable[[], Speculation]]] = deque()
         self._stepping = threading.Lock()  # held by the thread that works on the models
@@ -382,6 +380,3 @@ class Engine(Stepper):
     def _notify(self) -> None:
         with self._changed:
             self._changed.notify_all()
-
-    def _holds(self, lengths: Sequence[int]) -> bool:
-        return True

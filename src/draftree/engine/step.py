@@ -17,7 +17,6 @@ from typing import cast
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 from ..config import Budget, SamplingParams, typed
 from ..drafters.base import Drafter, NoDrafter
@@ -27,7 +26,7 @@ from ..models.prefixes import PrefixCache
 from ..policies.base import node_budget
 from ..request import Outcome, Request, StepCost
 from ..sampling import Draws, Successors, successors
-from ..text import Prompt, encode, text_stream
+from ..text import Prompt, Tokenizer, encode, text_stream
 from ..tracing.trace import Observer, Setup
 from ..tree import DraftTree
 from ..verify.match import Verdict
@@ -93,12 +92,13 @@ class _Group:
     seconds: float = 0.0
     passes: int = 0
 
-    def draft(self) -> None:
+    def draft(self, beside: int) -> None:
+        """Draft, where the pass computes ``beside`` tokens of other parts."""
         began, passes = time.perf_counter(), self.drafter.passes
         requests = [part.request for part in self.parts]
         # a path of depth d gains d + 1 tokens: no node is deeper than the tokens left, less the bonus token
         budgets = [Budget(part.speculation.nodes, depth=part.request.tokens_left - 1) for part in self.parts]
-        trees = self.drafter.propose(requests, budgets, self.parts[0].speculation.scheme.drawing)
+        trees = self.drafter.propose(requests, budgets, self.parts[0].speculation.scheme.drawing, beside)
         for part, tree in zip(self.parts, trees, strict=True):
             part.tree = tree
         self.seconds, self.passes = time.perf_counter() - began, self.drafter.passes - passes
@@ -128,7 +128,7 @@ class Stepper:
         drafter: Drafter | None = None,
         *,
         nodes: int | None = None,
-        tokenizer: PreTrainedTokenizerBase | None = None,
+        tokenizer: Tokenizer | None = None,
         verification: str | Scheme = DEFAULT_SCHEME,
         candidates: str | None = None,
         observers: Sequence[Observer] = (),
@@ -224,7 +224,7 @@ class Stepper:
             return []
         groups = _grouped_by_drafter([part for part in parts if part.decodes])
         for group in groups:
-            group.draft()
+            group.draft(sum(len(p.head) + len(p.tree) for p in parts if p not in group.parts))
         drafted = time.perf_counter()
         logits = self.target.extend([part.row for part in parts], [part.nodes for part in parts])
         opened = [part for part in parts if part.ends and not part.decodes]

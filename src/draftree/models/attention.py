@@ -4,19 +4,61 @@ Grouped-query models share each key head among several query heads. Under a 4-D 
 values for every query head in every layer of every pass. PyTorch's CPU kernel reads the shared heads in place, with
 bit-equal results; for its CUDA kernels, which do not, the query heads of a key head become further queries of it.
 `python -m benchmarks.step_cost steps` shows what it saves.
+
+A pass brings the tokens of all rows packed, as one sequence; here alone each row has a line of its own (``laid_out``).
 """
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from threading import local
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
+from transformers.masking_utils import eager_mask, sdpa_mask
+
+from .cache import Placement, packed, padded
 
 NAME = "draftree_sdpa"
+EAGER = "draftree_eager"
+
+Attention = Callable[..., tuple[Tensor, Tensor | None]]
+"""transformers' interface: a layer, query [B, H, n, D], key and value [B, kv_heads, S, D], mask -> [B, n, H, D] and
+weights, or None."""
+
+_UNDER_WAY = local()
+
+
+@contextmanager
+def laid_out(at: Placement) -> Iterator[None]:
+    """What attends in here, in this thread, belongs to a pass that was placed so."""
+    _UNDER_WAY.placement = at
+    try:
+        yield
+    finally:
+        _UNDER_WAY.placement = None
+
+
+def by_rows(attention: Attention) -> Attention:
+    """An attention that takes the packed tokens of the pass under way (``laid_out``); else it is what it was."""
+
+    @wraps(attention)
+    def run(
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        at: Placement | None = getattr(_UNDER_WAY, "placement", None)
+        if at is None or at.count == 1:
+            return attention(module, query, key, value, mask, **options)
+        found, _ = attention(module, padded(query, at.count, at.sources), key, value, mask, **options)
+        return packed(found, at.index, at.sources), None
+
+    return run
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None) -> Tensor:
@@ -47,7 +89,7 @@ def grouped_sdpa(
     dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' attention interface: query [B, H, n, D], key and value [B, kv_heads, S, D] -> [B, n, H, D]."""
+    """An ``Attention``."""
     special = dropout or kwargs.get("softcap") is not None or kwargs.get("position_bias") is not None
     if attention_mask is None or attention_mask.shape[1] > 1 or special:
         output: tuple[Tensor, None] = sdpa_attention_forward(
@@ -70,9 +112,23 @@ def attend_as_one(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
     return apart.flatten(2, 3)
 
 
-def share_key_heads(model: PreTrainedModel) -> None:
-    """Use ``grouped_sdpa`` in a model that uses transformers' SDPA; leave any other alone."""
-    if model.config._attn_implementation == "sdpa":
-        AttentionInterface.register(NAME, grouped_sdpa)
+def eager(module: nn.Module, *given: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
+    """An ``Attention``: the eager one of the layer's own modeling code."""
+    own: Attention = sys.modules[type(module).__module__].eager_attention_forward
+    return own(module, *given, **options)
+
+
+def take_over(model: PreTrainedModel) -> None:
+    """Give a model that uses transformers' SDPA ``grouped_sdpa``, and let it or eager attention take packed rows."""
+    name = {"sdpa": NAME, "eager": EAGER}.get(model.config._attn_implementation)
+    if name and model._can_set_attn_implementation():
+        AttentionInterface.register(NAME, by_rows(grouped_sdpa))
         AttentionMaskInterface.register(NAME, sdpa_mask)
-        model.set_attn_implementation(NAME)
+        AttentionInterface.register(EAGER, by_rows(eager))
+        AttentionMaskInterface.register(EAGER, eager_mask)
+        model.set_attn_implementation(name)
+
+
+def takes_packed_rows(model: PreTrainedModel) -> bool:
+    """Several rows can share a pass: the model attends by one of the functions here."""
+    return model.config.get_text_config(decoder=True)._attn_implementation in (NAME, EAGER)

@@ -15,6 +15,9 @@ from torch import Tensor
 from ..errors import CacheError, PromptError
 from ..tree import ROOT, DraftTree
 
+_PIECES = 64
+"""Most pieces that a row's hidden states are kept in: a step adds one, and a copy of all is paid once in so many."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
@@ -55,8 +58,8 @@ class Row:
         length: committed tokens.
         logits: [V] logits of the last token that ``prefill`` has read; empty where nothing was read by it.
         parents: [u] int64, parents of the uncommitted nodes, ROOT for children of the last committed token.
-        features: hidden states of committed tokens in order, in pieces [n, H], since the last ``drop_features``; none
-            where the model does not track them.
+        features: hidden states of committed tokens in order, in pieces [n, H], since the model tracks them.
+        read: how many of these ``drop_features`` has left behind.
         pending: hidden states of the uncommitted nodes, in pieces.
     """
 
@@ -65,6 +68,7 @@ class Row:
     logits: Tensor
     parents: Tensor
     features: list[Tensor] = field(default_factory=list)
+    read: int = 0
     pending: list[Tensor] = field(default_factory=list)
 
     def waiting_features(self) -> Tensor:
@@ -73,9 +77,10 @@ class Row:
         Raises:
             CacheError: the model does not track them.
         """
-        if not self.features:
+        waiting = sum(map(len, self.features)) - self.read
+        if not waiting:
             raise CacheError("no hidden states wait: call the model's track_features before the row is opened")
-        return _joined(self.features)
+        return self.last_features(waiting)
 
     def last_features(self, count: int) -> Tensor:
         """[count, H] hidden states of the last committed tokens, on the model's device.
@@ -105,9 +110,19 @@ class Row:
             node -= len(piece)
         raise CacheError("the node has no hidden state: call the model's track_features before it is fed")
 
+    def first_features(self, length: int) -> list[Tensor]:
+        """Hidden states of the first ``length`` committed tokens, in pieces, as far as they are tracked."""
+        left = length - self.length + sum(map(len, self.features))
+        pieces: list[Tensor] = []
+        for piece in self.features:
+            if left > 0:
+                pieces.append(piece[:left])
+            left -= len(piece)
+        return pieces
+
     def drop_features(self) -> None:
-        """Forget the hidden states of committed tokens."""
-        self.features = []
+        """Let those of tokens that are committed now wait no more; they are kept."""
+        self.read = sum(map(len, self.features))
 
     def keep_features(self, keep: Sequence[int], trunk: int) -> None:
         """Follow a commit or a prune: of the uncommitted nodes' hidden states those of ``keep`` stay.
@@ -119,7 +134,9 @@ class Row:
             pending = _joined(pieces)
             kept = pending if len(keep) == len(pending) else pending[list(keep)]
             if trunk:
-                self.features.append(kept[:trunk])
+                self.features.append(_owned(kept[:trunk]))
+                if len(self.features) > _PIECES:
+                    self.features = [torch.cat(self.features)]
             if trunk < len(keep):
                 self.pending.append(kept[trunk:])
 
@@ -142,6 +159,11 @@ class Row:
 def _joined(pieces: list[Tensor]) -> Tensor:
     """[m, H] of pieces [n, H], without a copy where there is but one."""
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+
+def _owned(states: Tensor) -> Tensor:
+    """``states`` in memory of their own: a part of a pass's would keep all of these."""
+    return states.clone() if states.untyped_storage().nbytes() > states.nbytes else states
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +209,9 @@ class LanguageModel(Protocol):
 
     def reserve(self, rows: int, tokens: int) -> None:
         """Make room for ``rows`` sequences of ``tokens`` tokens at once, so that the cache need not grow."""
+
+    def holds(self, lengths: Sequence[int]) -> bool:
+        """Rows of so many tokens can be open together, within the memory that the model may use for its cache."""
 
     def open(self) -> Row:
         """A new row without tokens."""

@@ -12,7 +12,6 @@ from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from ..errors import CacheError
@@ -29,48 +28,87 @@ _TOGETHER = 8
 class Placement:
     """Where the next pass writes, shared by all layers.
 
+    A pass is over T new tokens of B rows, packed: one row's behind another's. Attention alone takes them padded, each
+    row's in a line of [B, width].
+
     Attributes:
         rows, slots: allotted size of the storage.
-        first: the pass covers rows from this on.
-        starts: slot of each covered row's first new node.
+        first, count: the pass covers B = ``count`` rows from the first on.
+        width: most new tokens of a row.
+        start: slot of the first new token, the least of all rows'.
         end: slots that the pass may attend to.
-        index: [covered rows, new nodes] int64 slots on the device, or None when all rows start at the same slot.
+        index: [3, T] int64 on the device: of each token its row among the B, its slot, and its column of [B, width];
+            None: all rows have ``width`` tokens, from slot ``start`` on.
+        sources: [B x width] int64 on the device, the token in each entry of [B, width]; padding has the first one;
+            None: the tokens lie in the order of these entries, and there is no padding.
     """
 
     rows: int = 1
     slots: int = GRAIN
     first: int = 0
-    starts: Sequence[int] = (0,)
+    count: int = 1
+    width: int = 1
+    start: int = 0
     end: int = 0
     index: Tensor | None = None
+    sources: Tensor | None = None
 
 
 def write(
-    keys: Tensor, values: Tensor, key: Tensor, value: Tensor, first: int, start: int, end: int, index: Tensor | None
+    keys: Tensor,
+    values: Tensor,
+    key: Tensor,
+    value: Tensor,
+    first: int,
+    count: int,
+    start: int,
+    end: int,
+    index: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """Write a pass's states and return views of all that it may attend to; TorchScript can take it as a part.
 
     Args:
         keys, values: [rows, heads, slots, head_dim], the storage of a layer.
-        key, value: [B, heads, width, head_dim], for its rows from ``first`` on.
-        start: slot of the first of them in each row, where ``index`` does not say otherwise.
-        end: slots that the pass may attend to.
-        index: as of ``Placement``.
+        key, value: [1, heads, T, head_dim].
+        first, count, start, end, index: as of ``Placement``.
 
     Returns:
         [B, heads, end, head_dim] keys and values.
     """
-    count, width = key.shape[0], key.shape[2]
     if count < keys.shape[0]:
         keys, values = keys.narrow(0, first, count), values.narrow(0, first, count)
     if index is None:
-        keys.narrow(2, start, width).copy_(key)
-        values.narrow(2, start, width).copy_(value)
+        width = key.shape[2] // count
+        keys.narrow(2, start, width).copy_(padded(key, count, None))
+        values.narrow(2, start, width).copy_(padded(value, count, None))
     else:
-        row = torch.arange(count, device=keys.device)[:, None]
-        keys[row, :, index] = key.transpose(1, 2)
-        values[row, :, index] = value.transpose(1, 2)
+        keys[index[0], :, index[1]] = key[0].transpose(0, 1)
+        values[index[0], :, index[1]] = value[0].transpose(0, 1)
     return keys.narrow(2, 0, end), values.narrow(2, 0, end)
+
+
+def padded(states: Tensor, count: int, sources: Tensor | None) -> Tensor:
+    """[1, heads, T, head_dim] of packed tokens -> [B, heads, width, head_dim]; TorchScript can take it as a part.
+
+    Args:
+        states: queries, keys or values.
+        count, sources: as of ``Placement``.
+    """
+    if count == 1:
+        return states
+    if sources is not None:
+        states = states.index_select(2, sources)
+    lines: Tensor = states[0].unflatten(1, (count, -1))
+    return lines.transpose(0, 1)
+
+
+def packed(states: Tensor, index: Tensor | None, sources: Tensor | None) -> Tensor:
+    """[B, width, heads, head_dim] -> [1, T, heads, head_dim], what ``padded`` has laid out; for TorchScript too."""
+    if states.shape[0] == 1:
+        return states
+    if sources is None or index is None:
+        return states.flatten(0, 1)[None]
+    return states[index[0], index[2]][None]
 
 
 class CacheBlock:
@@ -123,13 +161,14 @@ class TreeLayer(CacheLayerMixin):
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Write a pass's states at its slots and return views of all that it may attend to."""
         at = self.placement
-        return write(self.keys, self.values, key_states, value_states, at.first, at.starts[0], at.end, at.index)
+        own = self.keys, self.values, key_states, value_states
+        return write(*own, at.first, at.count, at.start, at.end, at.index)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.placement.end, 0
 
     def get_seq_length(self) -> int:
-        return min(self.placement.starts)
+        return self.placement.start
 
     def get_max_length(self) -> int:
         return -1
@@ -191,25 +230,48 @@ class TreeCache(Cache):
             at.rows, at.slots = size
             raise
 
-    def place(self, first: int, starts: Sequence[int], width: int, device: torch.device) -> None:
-        """Set where the next pass writes: rows from ``first`` on, each from its own start slot."""
-        at = self.placement
-        last, end = first + len(starts), max(starts) + width
-        self.reserve(last, end)
-        at.first, at.starts, at.end, at.index = first, starts, end, None
-        if min(starts) != max(starts):
-            slots = torch.tensor(starts)[:, None] + torch.arange(width)
-            at.index = slots.to(device, non_blocking=True)
+    def place(
+        self,
+        first: int,
+        starts: Sequence[int],
+        counts: Sequence[int],
+        device: torch.device,
+        order: Sequence[int] | None = None,
+    ) -> None:
+        """Set where the next pass writes.
 
-    def place_at(self, slots: Tensor, end: int) -> None:
+        Args:
+            first: first row that it covers.
+            starts, counts: of each row that it covers, the slot of the first new token, and how many are new.
+            order: of these rows those with new tokens, as their tokens come; by default as they lie.
+        """
+        at, own = self.placement, list(range(len(starts))) if order is None else list(order)
+        at.first, at.count, at.width = first, len(starts), max(counts)
+        at.start, at.end = min(starts[b] for b in own), max(starts[b] + counts[b] for b in own)
+        self.reserve(first + len(starts), at.end)
+        at.index = at.sources = None
+        even = own == list(range(len(starts))) and min(counts) == at.width
+        if even and (len(own) == 1 or at.start + at.width == at.end):
+            return
+        rows, columns = [b for b in own for _ in range(counts[b])], [i for b in own for i in range(counts[b])]
+        slots = [starts[b] + i for b, i in zip(rows, columns, strict=True)]
+        index = torch.tensor([rows, slots, columns])
+        at.index = index.to(device, non_blocking=True)
+        if not even:
+            sources = torch.zeros(at.count * at.width, dtype=torch.int64)
+            sources[index[0] * at.width + index[2]] = torch.arange(len(rows))
+            at.sources = sources.to(device, non_blocking=True)
+
+    def place_at(self, slots: Tensor, end: int, first: int = 0) -> None:
         """Let the next pass write one slot of each row from the first on.
 
         Args:
-            slots: [B, 1] int64 on the device, all allotted.
+            slots: [B] int64 on the device, all allotted.
             end: slots that the pass may attend to.
         """
-        at = self.placement
-        at.first, at.starts, at.end, at.index = 0, [end - 1] * len(slots), end, slots
+        at, rows = self.placement, torch.arange(len(slots), device=slots.device)
+        at.first, at.count, at.width, at.start, at.end = first, len(slots), 1, end - 1, end
+        at.index, at.sources = torch.stack([rows, slots, torch.zeros_like(rows)]), None
 
     def compact(self, row: int, start: int, path: Sequence[int]) -> None:
         """Move slots ``start + p`` of a row, p in ``path`` (ascending), to ``start`` and on: one gather a block."""
@@ -228,6 +290,11 @@ class TreeCache(Cache):
         for block in self._blocks:
             for states in block.states:
                 states[:, target, :, :length] = states[:, source, :, :length]
+
+
+def bytes_of(lengths: Sequence[int], slot_bytes: int) -> int:
+    """Bytes of a cache for rows of so many tokens, each of which takes ``slot_bytes``: all rows are as long."""
+    return len(lengths) * -(-max(lengths, default=0) // GRAIN) * GRAIN * slot_bytes
 
 
 NO_NODES = torch.zeros(0, dtype=torch.int64)
@@ -257,34 +324,30 @@ class Rows(Generic[R]):
             return found
         raise CacheError("the row is closed, or another model's: open its prompt again")
 
-    def place(
-        self, rows: Sequence[R], counts: Sequence[int], device: torch.device
-    ) -> tuple[int, list[R], list[int], int]:
-        """Room for a pass that appends so many tokens to each of some rows.
-
-        Rows between them ride along with padding, so that no keys or values are copied.
-
-        Returns:
-            slot of the first row; all rows that the pass covers; where the new slots of each of these start; and the
-            width of the pass.
-        """
+    def place(self, rows: Sequence[R], counts: Sequence[int], device: torch.device) -> None:
+        """Room for a pass that appends so many tokens to each of some rows; those between them get none."""
         first, last = min(r.slot for r in rows), max(r.slot for r in rows) + 1
-        covered, width = self._open[first:last], max(counts)
-        starts = [r.length + r.parents.shape[0] for r in covered]
-        self.cache.place(first, starts, width, device)
-        return first, covered, starts, width
+        starts = [r.length + r.parents.shape[0] for r in self._open[first:last]]
+        fresh = [0] * len(starts)
+        for row, count in zip(rows, counts, strict=True):
+            fresh[row.slot - first] = count
+        self.cache.place(first, starts, fresh, device, [row.slot - first for row in rows])
+
+    def place_chain(self, row: R, text: Nodes, device: torch.device) -> tuple[list[Tensor], Tensor, None]:
+        """``place_nodes`` for the first tokens of one row, a chain: attention is plain causal, so there is no mask."""
+        self.place([row], [len(text.tokens)], device)
+        return [text.parents], torch.stack([text.tokens, torch.arange(len(text.tokens))]), None
 
     def place_nodes(
         self, rows: Sequence[R], nodes: Sequence[Nodes], device: torch.device
-    ) -> tuple[int, list[Tensor], Tensor, Tensor]:
+    ) -> tuple[list[Tensor], Tensor, Tensor]:
         """Room for a pass that appends uncommitted nodes to each of some rows, and its inputs on the CPU.
 
-        A padding query attends to the first slot: its output is finite, and never read.
+        Padding attends to the first slot: what it finds is finite, and never read.
 
         Returns:
-            slot of the first of the B rows that the pass covers; parents of the uncommitted nodes of each of ``rows``,
-            the new ones included; [B, 2, width] int64 tokens and positions; [B, width, S] bool, the slots that each new
-            node attends to.
+            parents of the uncommitted nodes of each of ``rows``, the new ones included; [2, T] int64 tokens and
+            positions; [B, 1, width, S] bool, the slots that each new node attends to.
 
         Raises:
             CacheError: a parent does not come before its child; nothing has changed.
@@ -293,16 +356,17 @@ class Rows(Generic[R]):
         for parents in grown:
             if bool((parents >= torch.arange(parents.shape[0])).any()):
                 raise CacheError(f"parents {parents.tolist()} are not in order: a parent comes before its child")
-        first, covered, starts, width = self.place(rows, [new.tokens.shape[0] for new in nodes], device)
-        inputs: list[Tensor | None] = [None] * len(covered)
-        masks = inputs.copy()
+        self.place(rows, [new.tokens.shape[0] for new in nodes], device)
+        at, inputs = self.cache.placement, []
+        mask = torch.zeros((at.count, 1, at.width, at.end), dtype=torch.bool)
+        mask[..., 0] = True
         for row, new, parents in zip(rows, nodes, grown, strict=True):
             seen, depths = ancestors(parents, row.parents.shape[0])
-            inputs[row.slot - first] = torch.stack([new.tokens, depths.add_(row.length - 1)])
-            masks[row.slot - first] = pad(seen, (row.length, 0), value=True)
-        mask = side_by_side(masks, width, max(starts) + width)
-        mask[..., 0] = True
-        return first, grown, side_by_side(inputs, 2, width), mask
+            inputs.append(torch.stack([new.tokens, depths.add_(row.length - 1)]))
+            own = mask[row.slot - at.first, 0, : seen.shape[0]]
+            own[:, : row.length] = True
+            own[:, row.length : row.length + seen.shape[1]] = seen
+        return grown, inputs[0] if len(inputs) == 1 else torch.cat(inputs, dim=1), mask
 
     def commit(self, row: R, path: Sequence[int]) -> int:
         """Keep the uncommitted nodes of ``path``, drop the others; the last of the path, or ROOT."""
@@ -336,15 +400,3 @@ class Rows(Generic[R]):
             moved.slot = row.slot
             self._open[row.slot] = moved
         row.slot = -1
-
-
-def side_by_side(parts: Sequence[Tensor | None], height: int, width: int) -> Tensor:
-    """[B, height, width] of [h, w] parts, each filled up with zeros; a part that is None is nothing but them."""
-    there = [part for part in parts if part is not None]
-    if len(parts) == 1:
-        return there[0][None]
-    out = there[0].new_zeros((len(parts), height, width))
-    for b, part in enumerate(parts):
-        if part is not None:
-            out[b, : part.shape[0], : part.shape[1]] = part
-    return out

@@ -20,7 +20,7 @@ from torch.nn.utils import skip_init
 from ..errors import CacheError
 from .attention import attend_as_one
 from .base import Nodes, Row
-from .cache import NO_NODES, Rows, side_by_side
+from .cache import NO_NODES, Rows, bytes_of, packed, padded
 from .cpu.quantization import AUTO, STOCK, convert
 from .eagle_head import HeadNetwork, embeddings, output_layer
 from .huggingface import HFModel
@@ -57,6 +57,7 @@ class HeadModel:
         vocabulary: [D] int64 ascending ids that it always drafts from.
         layers: "network", the trained part, and "output", the target's output layer for the vocabulary.
         capabilities: as the target's, whose tokens it takes.
+        cache_bytes: memory that its cache may use (``holds``); by default as much as the target's.
         pass_seconds: wall-clock seconds inside its passes so far (on an accelerator, of launching them).
 
     Raises:
@@ -91,7 +92,7 @@ class HeadModel:
         self._known[vocabulary] = True
         self._turns = self.network.turns(torch.arange(0, device=can.device))
         self._rows: Rows[HeadRow] = Rows(1)
-        self.pass_seconds = 0.0
+        self.cache_bytes, self.pass_seconds = target.cache_bytes, 0.0
 
     @property
     def network(self) -> HeadNetwork:
@@ -105,6 +106,12 @@ class HeadModel:
     def reserve(self, rows: int, tokens: int) -> None:
         """Make room for ``rows`` rows of ``tokens`` tokens at once."""
         self._rows.cache.reserve(rows, tokens)
+
+    def holds(self, lengths: Sequence[int]) -> bool:
+        """Rows of so many tokens can be open together, within ``cache_bytes``."""
+        config = self.network.config
+        slot_bytes = 2 * config.kv_heads * config.head_dim * self.capabilities.dtype.itemsize
+        return bytes_of(lengths, slot_bytes) <= self.cache_bytes
 
     def open(self) -> HeadRow:
         """A new row (``LanguageModel.open``)."""
@@ -153,23 +160,23 @@ class HeadModel:
 
     def _feed(self, rows: Sequence[HeadRow], tokens: Sequence[Tensor], features: Sequence[Tensor]) -> None:
         """Append tokens to each row, with the hidden states before them, in one pass."""
-        device = self.capabilities.device
-        first, covered, _, width = self._rows.place(rows, [len(t) for t in tokens], device)
-        inputs: list[Tensor | None] = [None] * len(covered)
-        given, lasts = inputs.copy(), torch.zeros((2, len(covered)), dtype=torch.int64)
-        for row, new, known in zip(rows, tokens, features, strict=True):
-            b = row.slot - first
-            inputs[b] = torch.stack([new, torch.arange(len(new)) + row.length])
-            given[b] = known
-            lasts[:, b] = torch.tensor([len(new) - 1, row.length + len(new) - 1])
-        states, queries, keys, values = self._read(side_by_side(inputs, 2, width), given)
+        device, counts = self.capabilities.device, [len(new) for new in tokens]
+        self._rows.place(rows, counts, device)
+        at = self._rows.cache.placement
+        positions = [torch.arange(row.length, row.length + n) for row, n in zip(rows, counts, strict=True)]
+        inputs = torch.stack([torch.cat(list(tokens)), torch.cat(positions)])
+        states, queries, keys, values = self._read(inputs, torch.cat(list(features)))
         # Only the last token of each row is scored: no others need their queries.
-        batch = torch.arange(len(covered), device=device)
+        lasts, total = torch.zeros((2, at.count), dtype=torch.int64), 0
+        for row, n in zip(rows, counts, strict=True):
+            total += n
+            lasts[:, row.slot - at.first] = torch.tensor([total - 1, row.length + n - 1])
         last, end = lasts.to(device, non_blocking=True)
-        mask = torch.arange(keys.shape[2], device=device) <= end[:, None, None, None] if len(covered) > 1 else None
-        predicted = self._finish(states[batch, last][:, None], queries[batch, last][:, None], keys, values, mask)
+        mask = torch.arange(keys.shape[2], device=device) <= end[:, None, None, None] if at.count > 1 else None
+        found = attend_as_one(queries[0, last][:, :, None], keys, values, mask, None)
+        predicted = self._finish(states[0, last][:, None], found)
         for row, new in zip(rows, tokens, strict=True):
-            row.predicted = predicted[row.slot - first]
+            row.predicted = predicted[row.slot - at.first]
             row.length += len(new)
             self._learn(row, new)
 
@@ -193,13 +200,13 @@ class HeadModel:
                     raise CacheError("the parent of a node comes with it: its hidden state is not predicted yet")
             befores = [(new.parents + 1).to(device, non_blocking=True) for new in nodes]
             features = [row.predicted.index_select(0, before) for row, before in zip(own, befores, strict=True)]
-        first, grown, inputs, mask = self._rows.place_nodes(own, nodes, device)
-        given: list[Tensor | None] = [None] * len(mask)
-        for row, known in zip(own, features, strict=True):
-            given[row.slot - first] = known
-        states, queries, keys, values = self._read(inputs, given)
-        predicted = self._finish(states, queries, keys, values, mask[:, None].to(device, non_blocking=True))
-        fresh = [predicted[row.slot - first, : new.tokens.shape[0]] for row, new in zip(own, nodes, strict=True)]
+        grown, inputs, mask = self._rows.place_nodes(own, nodes, device)
+        states, queries, keys, values = self._read(inputs, torch.cat(list(features)))
+        at = self._rows.cache.placement
+        lines = padded(queries.transpose(1, 2), at.count, at.sources)
+        found = attend_as_one(lines, keys, values, mask.to(device, non_blocking=True), None)
+        predicted = self._finish(states, packed(found, at.index, at.sources))[0]
+        fresh = predicted.split([new.tokens.shape[0] for new in nodes])
         for row, parents, part in zip(own, grown, fresh, strict=True):
             row.parents, row.predicted = parents, torch.cat([row.predicted, part])
         if are_text:
@@ -209,29 +216,27 @@ class HeadModel:
         self.pass_seconds += time.perf_counter() - began
         return logits
 
-    def _read(self, inputs: Tensor, features: Sequence[Tensor | None]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _read(self, inputs: Tensor, features: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """What the layer computes before attention.
 
         Args:
-            inputs: [B, 2, n] tokens and positions, on the CPU.
-            features: for each row [n, H] hidden states before them, or fewer; None: padding.
+            inputs: [2, T] tokens and positions, on the CPU.
+            features: [T, H] hidden states before them.
 
         Returns:
-            [B, n, H] its input; [B, n, heads, D] queries; [B, kv_heads, S, D] keys and values of all slots.
+            [1, T, H] its input; [1, T, heads, D] queries; [B, kv_heads, S, D] keys and values of all slots.
         """
         cache, device = self._rows.cache, self.capabilities.device
         if self._turns.shape[0] < cache.placement.slots:
             self._turns = self.network.turns(torch.arange(cache.placement.slots, device=device))
-        tokens, positions = inputs.to(device, non_blocking=True).unbind(1)
-        before = side_by_side(features, tokens.shape[1], self._embeddings.shape[1])
-        states = self.network.read(embedding(tokens, self._embeddings), before)
+        tokens, positions = inputs.to(device, non_blocking=True)[:, None]
+        states = self.network.read(embedding(tokens, self._embeddings), features[None])
         queries, keys, values = self.network.attend_with(states, self._turns[positions])
         keys, values = cache.update(keys.transpose(1, 2), values.transpose(1, 2), 0)
         return states, queries, keys, values
 
-    def _finish(self, inputs: Tensor, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-        """[B, n, H] predictions."""
-        found = attend_as_one(queries.transpose(1, 2), keys, values, mask, None)
+    def _finish(self, inputs: Tensor, found: Tensor) -> Tensor:
+        """[B, n, H] predictions, of the layer's input and what attention gave [B, n, heads, D]."""
         return self.network.finish(inputs, found.flatten(2))
 
     def _logits(self, rows: Sequence[HeadRow], predicted: Sequence[Tensor]) -> Tensor:

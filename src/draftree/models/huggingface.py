@@ -6,7 +6,6 @@ positions and a ``TreeCache``. Knows nothing of drafts, sampling or text (the to
 
 from __future__ import annotations
 
-import inspect
 import time
 from collections.abc import Callable, Sequence
 from copy import copy
@@ -18,16 +17,18 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from ..config import typed
 from ..errors import CacheError, ConfigError, UnsupportedModelError
+from ..text import Tokenizer
 from ..tree import ROOT
 from . import attention, probe
 from .base import Capabilities, Nodes, Row
-from .cache import NO_NODES, Rows, TreeCache
+from .cache import NO_NODES, Rows, TreeCache, bytes_of
 from .cpu.fused_model import Decoder, direct, merge_layers
 from .cpu.quantization import apart, check, convert
+from .runner import Pass, Runner, StockRunner
 
 
 @dataclass(slots=True)
@@ -88,6 +89,7 @@ class HFModel:
         capabilities: what was probed at load.
         tokenizer: the model's tokenizer, or None for a model of bare token ids.
         model: the Hugging Face model.
+        cache_bytes: memory that the cache may use (``holds``); by default half of what was free at load.
         pass_seconds: wall-clock seconds inside forward passes so far, prefills not counted (on an accelerator, of
             launching them).
 
@@ -105,7 +107,7 @@ class HFModel:
     def __init__(
         self,
         model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase | None = None,
+        tokenizer: Tokenizer | None = None,
         *,
         name: str | None = None,
         weight_format: str | None = None,
@@ -113,15 +115,15 @@ class HFModel:
     ) -> None:
         name = name or model.config.name_or_path or "model"
         probe.refuse(model, name)
-        attention.share_key_heads(model)
+        attention.take_over(model)
         self.model = model.eval()
         self.tokenizer = tokenizer
         shared = _SHARED.setdefault(model, SharedState())
         self.capabilities = _converted(model, name, weight_format, shared)
         self._decoder, self._lock = shared.decoder, shared.lock
         self._layers: int = model.config.get_text_config(decoder=True).num_hidden_layers
-        self._keep_last = "logits_to_keep" in inspect.signature(model.forward).parameters
-        self._hidden: probe.HiddenStates | None = None
+        self._stock = StockRunner(model)
+        self.cache_bytes = probe.free_bytes(self.capabilities.device) // 2
         self._start()
         if self_test and shared.tested != self.capabilities.attention:
             try:
@@ -164,7 +166,7 @@ class HFModel:
         made = convert(other.model, weight_format)
         other.capabilities = replace(can, weight_format=made, fingerprint=f"{can.fingerprint}:{weight_format}")
         other._decoder = direct(other.model, trusted=self._decoder is not None)
-        other._hidden = None
+        other._stock = StockRunner(other.model)
         return other
 
     def on_rows_of(self, host: HFModel) -> HFModel:
@@ -192,12 +194,12 @@ class HFModel:
         shared = _SHARED.setdefault(self.model, SharedState())
         if shared.hidden is None:
             shared.hidden = probe.HiddenStates(self.model, self.capabilities.name)
-        self._hidden = shared.hidden
+        self._stock = StockRunner(self.model, shared.hidden)
 
     @property
     def tracks_features(self) -> bool:
         """Hidden states are kept."""
-        return self._hidden is not None
+        return self._stock.hidden is not None
 
     @property
     def rows(self) -> int:
@@ -217,6 +219,10 @@ class HFModel:
             self.free_cache()
         self.cache.reserve(rows, tokens)
 
+    def holds(self, lengths: Sequence[int]) -> bool:
+        """Rows of so many tokens can be open together, within ``cache_bytes``."""
+        return bytes_of(lengths, self.slot_bytes) <= self.cache_bytes
+
     @_alone
     def free_cache(self) -> None:
         """Free the keys and values of rows that were closed; none may be open."""
@@ -232,41 +238,35 @@ class HFModel:
     @_alone
     def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Tensor:
         """Append uncommitted nodes to each row in one pass (``LanguageModel.extend``)."""
-        can, own = self.capabilities, [self._rows.own(row) for row in rows]
-        if len(own) == 1 and own[0].length + len(own[0].parents) == 0 and _is_chain(nodes[0]):
-            return self._read(own[0], nodes[0])
-        first, grown, inputs, mask = self._rows.place_nodes(own, nodes, can.device)
-        if inputs.numel() and (last := int(inputs[:, 1].max())) >= can.max_length:
+        own = [self._rows.own(row) for row in rows]
+        if len(own) == 1 or attention.takes_packed_rows(self.model):
+            return _in_lines(self._extend(own, nodes), [new.logits for new in nodes])
+        logits = [self._extend([row], [new]) for row, new in zip(own, nodes, strict=True)]
+        return _in_lines(torch.cat(logits), [new.logits for new in nodes])
+
+    def _extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Tensor:
+        """[W, V] logits of the wanted nodes, row by row."""
+        can = self.capabilities
+        if len(rows) == 1 and rows[0].length + len(rows[0].parents) == 0 and _is_chain(nodes[0]):
+            grown, inputs, mask = self._rows.place_chain(rows[0], nodes[0], can.device)
+        else:
+            grown, inputs, mask = self._rows.place_nodes(rows, nodes, can.device)
+        if inputs.numel() and (last := int(inputs[1].max())) >= can.max_length:
             raise CacheError(
                 f"a node at position {last} is beyond the {can.max_length} tokens of {can.name}: draft less deep"
             )
-        tokens, positions = inputs.to(can.device, non_blocking=True).unbind(1)
+        additive = None if mask is None else self._additive(mask.to(can.device, non_blocking=True))
+        tokens, positions = inputs.to(can.device, non_blocking=True)
         began = time.perf_counter()
-        logits = self._forward(tokens, positions, self._additive(mask[:, None].to(can.device, non_blocking=True)))
-        self.pass_seconds += time.perf_counter() - began
-        for row, new, parents in zip(own, nodes, grown, strict=True):
+        states, logits = self._forward(Pass(tokens, positions, additive, _wanted(nodes, can.device)))
+        if mask is not None:
+            self.pass_seconds += time.perf_counter() - began
+        for row, parents in zip(rows, grown, strict=True):
             row.parents = parents
-            if self._hidden:
-                row.pending.append(self._hidden.last[row.slot - first, : new.tokens.shape[0]])
-        order = [row.slot - first for row in own]
-        logits = logits if order == list(range(len(mask))) else logits[order]
-        if all(new.wanted in (None, len(new.tokens)) for new in nodes):
-            return logits
-        most = max(new.logits for new in nodes)
-        starts = torch.tensor([len(new.tokens) - new.logits for new in nodes])
-        columns = (starts[:, None] + torch.arange(most)).clamp(max=logits.shape[1] - 1).to(can.device)
-        return logits[torch.arange(len(own), device=can.device)[:, None], columns]
-
-    def _read(self, row: Row, text: Nodes) -> Tensor:
-        """The first tokens of a row, a chain: attention is plain causal, so that no mask is needed."""
-        device, n = self.capabilities.device, len(text.tokens)
-        self.cache.place(row.slot, [0], n, device)
-        positions = torch.arange(n, device=device)[None]
-        logits = self._forward(text.tokens[None].to(device), positions, None, last_only=text.logits <= 1)
-        row.parents = text.parents
-        if self._hidden:
-            row.pending.append(self._hidden.last[0].clone())
-        return logits[:, logits.shape[1] - text.logits :]
+        if states is not None and self.tracks_features:
+            for row, part in zip(rows, states.split([len(new.tokens) for new in nodes]), strict=True):
+                row.pending.append(part)
+        return logits
 
     @_alone
     def feed(self, tokens: Tensor, positions: Tensor, end: int) -> tuple[Tensor, Tensor]:
@@ -285,32 +285,28 @@ class HFModel:
         at = self.cache.placement
         if self._rows or len(tokens) > at.rows or end > at.slots:
             raise CacheError(f"cannot feed {len(tokens)} rows of {end}: close the open rows, and reserve room")
-        self.cache.place_at(positions[:, None], end)
-        seen = torch.arange(end, device=positions.device) <= positions[:, None]
-        logits = self._forward(tokens[:, None], positions[:, None], self._additive(seen[:, None, None]))[:, 0]
-        return logits, self._hidden.last[:, 0] if self._hidden else logits[:, :0]
+        found = []
+        step = len(tokens) if attention.takes_packed_rows(self.model) else 1
+        for first, (own, places) in enumerate(zip(tokens.split(step), positions.split(step), strict=True)):
+            self.cache.place_at(places, end, first)
+            seen = torch.arange(end, device=positions.device) <= places[:, None]
+            found.append(self._forward(Pass(own, places, self._additive(seen[:, None, None]), slice(0, None))))
+        logits = torch.cat([logits for _, logits in found])
+        if not self.tracks_features:
+            return logits, logits[:, :0]
+        return logits, torch.cat([states for states, _ in found if states is not None])
 
     def _additive(self, mask: Tensor) -> Tensor:
         """Eager attention adds its mask; SDPA takes either kind."""
         dtype = self.capabilities.dtype
         return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, torch.finfo(dtype).min)
 
-    def _forward(self, tokens: Tensor, positions: Tensor, mask: Tensor | None, last_only: bool = False) -> Tensor:
+    def _forward(self, step: Pass) -> tuple[Tensor | None, Tensor]:
+        """A pass by the runner that can make it (``Runner.forward``)."""
+        runner: Runner = self._stock
         if self._decoder is not None and self.model.config._attn_implementation == attention.NAME:
-            states, logits = self._decoder(tokens, positions, mask, self.cache, last_only)
-            if self._hidden:
-                self._hidden.last = states
-            return logits
-        options = {"logits_to_keep": 1} if last_only and self._keep_last else {}
-        out = self.model(
-            input_ids=tokens,
-            attention_mask=mask,
-            position_ids=positions,
-            past_key_values=self.cache,
-            use_cache=True,
-            **options,
-        )
-        return out.logits  # type: ignore[no-any-return]
+            runner = self._decoder
+        return runner.forward(step, self.cache)
 
     @_alone
     def commit(self, row: Row, path: Sequence[int]) -> None:
@@ -339,8 +335,8 @@ class HFModel:
         length = row.length if length is None else length
         if not 0 <= length <= row.length:
             raise CacheError(f"cannot fork {length} tokens of a row of {row.length}")
-        features = list(row.features) if length == row.length else []
-        other = replace(row, length=length, parents=NO_NODES, features=features, pending=[])
+        features = row.first_features(length)
+        other = replace(row, length=length, parents=NO_NODES, features=features, read=0, pending=[])
         self._rows.fork(self._rows.own(row), other)
         return other
 
@@ -349,6 +345,28 @@ class HFModel:
         """Forget a row (``LanguageModel.close``); another thread's pass is waited for, so that no row stays open."""
         with self._lock:
             self._rows.close(self._rows.own(row))
+
+
+def _wanted(nodes: Sequence[Nodes], device: torch.device) -> slice | Tensor:
+    """Of the packed tokens of all rows those whose logits are wanted."""
+    total, logits = sum(len(new.tokens) for new in nodes), sum(new.logits for new in nodes)
+    if len(nodes) == 1 or logits in (0, total):
+        return slice(total - logits, None)
+    found, end = list[int](), 0
+    for new in nodes:
+        end += len(new.tokens)
+        found += range(end - new.logits, end)
+    return torch.tensor(found).to(device, non_blocking=True)
+
+
+def _in_lines(logits: Tensor, counts: Sequence[int]) -> Tensor:
+    """[W, V] logits, so many of each row -> [B, w, V]."""
+    most = max(counts)
+    if min(counts) == most:
+        return logits.view(len(counts), most, logits.shape[-1])
+    starts = torch.tensor([0, *counts[:-1]]).cumsum(0)
+    entries = (starts[:, None] + torch.arange(most)).clamp_(max=len(logits) - 1)
+    return logits[entries.to(logits.device, non_blocking=True)]
 
 
 def _is_chain(nodes: Nodes) -> bool:

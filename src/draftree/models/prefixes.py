@@ -40,16 +40,21 @@ class PrefixCache:
 
         A kept row that holds nothing else is taken over, any other is forked.
         """
-        shared = [min(common_prefix(kept.ids, ids), len(ids) - 1) for kept in self._kept]
+        shared = [min(common_prefix(kept.ids, ids), len(ids) - 1) * self._usable(kept) for kept in self._kept]
         length = max(shared, default=0)
         if length < _LEAST:
             return self._model.open()
         at = shared.index(length)
         found = self._kept.pop(at)
         if length == len(found.ids):
+            found.row.read = 0  # whoever reads its hidden states begins anew
             return found.row
         self._kept.append(found)
         return self._model.fork(found.row, length)
+
+    def _usable(self, kept: _Kept) -> bool:
+        """It has hidden states if it needs them: a row that was opened before they were tracked has not."""
+        return not getattr(self._model, "tracks_features", False) or sum(map(len, kept.row.features)) == len(kept.ids)
 
     def keep(self, ids: Sequence[int], row: Row) -> None:
         """Keep a row that has committed ``ids``, in place of the oldest where there are too many."""

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import psutil  # type: ignore[import-untyped]
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -43,7 +44,7 @@ def fingerprint(weights: Iterable[Tensor]) -> str:
     return digest.hexdigest()[:16]
 
 
-_MASKED = ("sdpa", "eager", attention.NAME)
+_MASKED = ("sdpa", "eager", attention.NAME, attention.EAGER)
 _KNOWN_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 _SLOT_POSITIONS = {"bloom", "mpt", "gpt_neo", "doge"}
 _TOLERANCE = {torch.float32: 2e-3, torch.float64: 1e-6}
@@ -66,6 +67,13 @@ def capabilities(model: PreTrainedModel, name: str) -> Capabilities:
         attention=config._attn_implementation,
         fingerprint=fingerprint(model.parameters()),
     )
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory of a device that nobody uses."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return int(psutil.virtual_memory().available)
 
 
 def refuse(model: PreTrainedModel, name: str) -> None:
@@ -185,7 +193,7 @@ class HiddenStates:
     Read by a hook, so that no modeling code is forked, unless a ``Decoder`` makes the pass, which brings them along.
 
     Attributes:
-        last: [B, n, H], of all tokens of the last pass, on the model's device.
+        last: [1, T, H], of all tokens of the last pass, on the model's device.
 
     Raises:
         UnsupportedModelError: they cannot be read, or the model's logits are not its output layer's of them.

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 import torch
-from transformers import PreTrainedTokenizerBase
 
 from ..artifacts import user_path
 from ..config import typed
@@ -23,6 +22,7 @@ from ..drafters.base import Drafter
 from ..errors import ConfigError, DraftreeWarning, TraceError
 from ..models.base import LanguageModel
 from ..request import Outcome, Request
+from ..text import Tokenizer
 from .records import (
     FORMAT,
     VERSION,
@@ -48,7 +48,7 @@ class Setup:
     nodes: int
     verification: str
     candidates: str
-    tokenizer: PreTrainedTokenizerBase | None
+    tokenizer: Tokenizer | None
 
 
 class Observer:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from draftree.models.attention import take_over
 from draftree.models.base import Nodes, prefill
 from draftree.models.cpu.fused_model import Norm, direct, merge_layers
 from draftree.models.cpu.quantization import convert
@@ -41,6 +42,7 @@ def passes(model: HFModel) -> list[Tensor]:
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_models_of_merged_layers_have_one_and_no_others(kind: str, attention: str) -> None:
     model = tiny(kind, attention=attention)
+    take_over(model)
     merge_layers(model)
     convert(model)
     assert (direct(model) is not None) == (kind in LLAMA_KIND)
@@ -71,6 +73,7 @@ def test_passes_leave_transformers_forward_out(monkeypatch: pytest.MonkeyPatch) 
 def test_a_model_that_does_more_has_none() -> None:
     """Logits that are scaled or capped after the output layer: only trying tells."""
     model: Any = tiny()
+    take_over(model)
     merge_layers(model)
     convert(model)
     forward = model.forward
@@ -86,6 +89,7 @@ def test_a_model_that_does_more_has_none() -> None:
 
 def test_a_model_with_one_stock_layer_has_none() -> None:
     model: Any = tiny()
+    take_over(model)
     model.model.layers[1].self_attn.q_norm = nn.Identity()
     assert merge_layers(model) == 1
     convert(model)

@@ -10,7 +10,7 @@ import pytest
 from draftree.config import Budget, SamplingParams
 from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.grow import TreeDrafter, grow
-from draftree.engine import Engine
+from draftree.engine.engine import Engine
 from draftree.models.cost_profile import Point, Profile
 from draftree.policies.auto.cost_model import ARPass, CostModel
 from draftree.policies.auto.policy import AutoPlan, AutoTree

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from typing import Any
@@ -24,9 +24,10 @@ from torch.nn.functional import embedding
 from transformers import Cache, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from ..attention import attend
-from ..cache import TreeCache, write
+from ..attention import EAGER, attend, by_rows
+from ..cache import TreeCache, packed, padded, write
 from ..probe import difference
+from ..runner import Pass, StockRunner
 
 _LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 _ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
@@ -150,7 +151,7 @@ class Forward:
     def __init__(self, merged: Merged, attention: Any) -> None:
         self.merged = merged
         self._config, self._number = attention.config, int(attention.layer_idx)
-        self._eager: Callable[..., Any] = sys.modules[type(attention).__module__].eager_attention_forward
+        self._eager = by_rows(sys.modules[type(attention).__module__].eager_attention_forward)
 
     def __call__(
         self,
@@ -166,7 +167,8 @@ class Forward:
         query, key, value = merged.before(hidden_states, *rotation(*position_embeddings))
         if past_key_values is not None:
             key, value = past_key_values.update(key, value, self._number)
-        attention = ALL_ATTENTION_FUNCTIONS.get_interface(self._config._attn_implementation, self._eager)
+        used = self._config._attn_implementation
+        attention = self._eager if used == EAGER else ALL_ATTENTION_FUNCTIONS.get_interface(used, self._eager)
         seen, _ = attention(merged, query, key, value, attention_mask, dropout=0.0, scaling=merged.scaling, **kwargs)
         return merged.after(hidden_states, seen)
 
@@ -279,27 +281,17 @@ class Decoder:
         self._like = layers[0].empty()
         self._layers = scripted(_Layers(all_scripted(layers))).forward
 
-    def __call__(
-        self, tokens: Tensor, positions: Tensor, mask: Tensor | None, cache: TreeCache, last_only: bool = False
-    ) -> tuple[Tensor, Tensor]:
-        """One pass over [B, n] tokens at [B, n] positions.
-
-        Args:
-            tokens, positions: int64.
-            mask: [B, 1, n, S], added to attention scores; None: causal.
-            cache: takes the keys and values.
-            last_only: logits after the last token alone.
-
-        Returns:
-            [B, n, H] hidden states after the final norm; [B, n or 1, V] logits.
-        """
-        states = embedding(tokens, self._embeddings)
-        cos, sin = rotation(*self._rotary.forward(states, positions))
+    def forward(self, step: Pass, cache: TreeCache) -> tuple[Tensor, Tensor]:
+        """One pass (``Runner.forward``)."""
+        states = embedding(step.tokens[None], self._embeddings)
+        cos, sin = rotation(*self._rotary.forward(states, step.positions[None]))
         at = cache.placement
-        keys, values = cache.storage(self._like)
-        states = self._layers(states, cos, sin, mask, keys, values, at.first, at.starts[0], at.end, at.index)
-        states = self._norm.forward(states)
-        return states, self._output.forward(states[:, -1:] if last_only else states)
+        place = at.first, at.count, at.start, at.end, at.index, at.sources
+        states = self._layers(states, cos, sin, step.mask, *cache.storage(self._like), *place)
+        states = self._norm.forward(states)[0]
+        last = step.last or 1  # there is no kernel for none
+        logits = self._output.forward(states[step.wanted] if step.last is None else states[len(states) - last :])
+        return states, logits[:0] if step.last == 0 else logits
 
 
 class _Layers(nn.Module):
@@ -316,14 +308,17 @@ class _Layers(nn.Module):
         keys: list[Tensor],
         values: list[Tensor],
         first: int,
+        count: int,
         start: int,
         end: int,
         index: Tensor | None,
+        sources: Tensor | None,
     ) -> Tensor:
         for i, layer in enumerate(self.layers):
             query, key, value = layer.before(states, cos, sin)
-            key, value = write(keys[i], values[i], key, value, first, start, end, index)
-            states = layer.after(states, attend(query, key, value, mask, layer.scaling))
+            key, value = write(keys[i], values[i], key, value, first, count, start, end, index)
+            found = attend(padded(query, count, sources), key, value, mask, layer.scaling)
+            states = layer.after(states, packed(found, index, sources))
         return states
 
 
@@ -331,31 +326,28 @@ class _Layers(nn.Module):
 def direct(model: PreTrainedModel, *, trusted: bool = False) -> Decoder | None:
     """A decoder for ``model`` if all of its layers are merged and nothing else is done in a pass of it.
 
-    Tried on two prompts, and on tokens behind them in rows that differ in length. Outputs are compared unless
-    ``trusted``: the model is one that has passed with its weights rounded, and rounding differs too much from pass to
-    pass. The trial also gives its TorchScript the one plan, without which its second pass takes half a second.
+    Tried on a prompt, and on tokens behind two, as many and not as many. Outputs are compared unless ``trusted``: the
+    model is one that has passed with its weights rounded, and rounding differs too much from pass to pass. The trial
+    also gives its TorchScript the one plan, without which its second pass takes half a second.
     """
     config = model.config.get_text_config(decoder=True)
-    ids = torch.tensor([[11, 7, 5, 3, 2], [2, 3, 5, 7, 11]]) % config.vocab_size
-    count, n = ids.shape
+    ids = torch.tensor([11, 7, 5, 3, 2, 2, 3, 5, 7, 11]) % config.vocab_size
     caches = [TreeCache(config.num_hidden_layers) for _ in range(2)]
+    every, n = slice(0, None), 5
     try:
-        decoder = Decoder(model)
+        decoder, stock = Decoder(model), StockRunner(model)
         with one_plan():
-            for starts, mask in (((0, 0), None), ((n, n - 2), torch.zeros((count, 1, n, 2 * n)))):
-                positions = torch.tensor(starts)[:, None] + torch.arange(n)
+            for starts, counts in (((0,), (n,)), ((0, 0), (n, n)), ((n, n - 2), (n, n)), ((n, n - 2), (n, 1))):
                 for cache in caches:
-                    cache.place(0, starts, n, ids.device)
-                got = decoder(ids, positions, mask, caches[0])[1]
+                    cache.place(0, starts, counts, ids.device)
+                total, at = sum(counts), caches[0].placement
+                positions = torch.cat([torch.arange(m) + start for start, m in zip(starts, counts, strict=True)])
+                mask = None if len(starts) == 1 else torch.zeros((len(starts), 1, n, at.end))
+                step = Pass(ids[:total], positions, mask, every)
+                got = decoder.forward(step, caches[0])[1]
                 if trusted:
                     continue
-                want = model(
-                    input_ids=ids,
-                    position_ids=positions,
-                    attention_mask=mask,
-                    past_key_values=caches[1],
-                    use_cache=True,
-                ).logits
+                want = stock.forward(step, caches[1])[1]
                 if want.shape != got.shape or not difference(got, want) <= _TOLERANCE:
                     return None
     except NOT_ALIKE:
