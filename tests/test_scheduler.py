@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from draftree.config import SamplingParams
-from draftree.engine.scheduler import Job, Scheduler, SchedulerParams
+from draftree.engine.scheduler import ChunkSize, Job, Scheduler, SchedulerParams
 from draftree.errors import ConfigError, QueueFullError
 from draftree.models.base import Row
 from draftree.request import Request
@@ -36,7 +36,7 @@ def scheduler(room: int = 1000, kept: Kept | None = None, **params: int) -> Sche
     def holds(lengths: Sequence[int]) -> bool:
         return sum(lengths) <= room
 
-    return Scheduler(SchedulerParams(**params), params.get("chunk", 64), holds, kept or Kept())
+    return Scheduler(SchedulerParams(**params), holds, kept or Kept())
 
 
 def test_whoever_came_first_runs_first_and_no_more_than_there_are_rows() -> None:
@@ -123,6 +123,17 @@ def test_prompts_are_read_in_chunks_only_while_others_wait_for_their_next_token(
     decoding.request.row = Row(0, 3, _NONE, _NONE)
     decoding.request.append([7], 0)
     assert alone > made.prompt_tokens == 16
+
+
+def test_a_chunk_takes_no_longer_than_it_may_whatever_a_token_costs() -> None:
+    for token in (0.001, 0.01, 0.0001):
+        chunk, longest = ChunkSize(), 0.0
+        for step in range(60):
+            tokens = chunk.size if step % 4 else 0
+            chunk.observe(tokens, 0.1 + token * tokens)
+            longest = tokens * token if step > 20 else 0.0
+        assert longest <= max(1.5 * 0.1, chunk.grain * token) + 1e-9
+        assert chunk.size == max(8, min(512, int(0.15 / token) // 8 * 8))
 
 
 @pytest.mark.parametrize("bad", [{"rows": 0}, {"queue": 0}, {"chunk": 0}, {"prefixes": -1}, {"rows": 1.5}])

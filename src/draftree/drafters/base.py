@@ -68,12 +68,15 @@ class Drafter(Protocol):
         budgets: Sequence[Budget],
         drawing: Drawing = Drawing.COUPLED,
         beside: int = 0,
+        reading: int | None = None,
     ) -> list[DraftTree]:
         """One tree for each request, rooted at its last token and within its budget.
 
         Args:
             drawing: how children come out of the draft distribution; at temperature 0 they are the most probable ones.
             beside: tokens that the pass which verifies the trees computes for other requests.
+            reading: most tokens of a text that draft models may read of a request now; one of which more is unread gets
+                no tree yet. None: all.
         """
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
@@ -103,6 +106,7 @@ class NoDrafter:
         budgets: Sequence[Budget],
         drawing: Drawing = Drawing.COUPLED,
         beside: int = 0,
+        reading: int | None = None,
     ) -> list[DraftTree]:
         """Empty trees."""
         return [DraftTree.empty() for _ in requests]
@@ -228,6 +232,13 @@ class TokenSource(ABC):
         """A request begins: its prompt is in ``request.ids``."""
         for source in self.sources:
             source.open(request)
+
+    def read(self, request: Request, most: int) -> bool:
+        """Read up to ``most`` tokens of what its models have not read of a request; true where more is not to be read.
+
+        What is left then is read when the request's root is scored.
+        """
+        return all([source.read(request, most) for source in self.sources])
 
     def fit(self, request: Request, budget: Budget) -> Budget:
         """The part of a budget that it can draft within; no nodes or no depth: it drafts nothing for this request."""

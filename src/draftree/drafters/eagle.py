@@ -41,6 +41,10 @@ class EagleSource(ModelSource):
     _given: dict[Request, set[int]] = field(default_factory=dict, repr=False)
     """Slots of the proposal's nodes, those that were fed with the verifier's hidden states."""
 
+    def read(self, request: Request, most: int) -> bool:
+        """It reads all at once, by one layer."""
+        return True
+
     def unread(self, request: Request) -> list[tuple[LanguageModel, int]]:
         """Nothing that counts: of a prompt it needs keys and values alone, of one layer."""
         return []

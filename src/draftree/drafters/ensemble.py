@@ -84,6 +84,11 @@ class EnsembleSource(TokenSource):
         """Of scoring, by each part."""
         return tuple(self._scorer.seconds) if self._scorer else ()
 
+    def read(self, request: Request, most: int) -> bool:
+        """By the parts that are enabled."""
+        parts = zip(self.parts, self._enabled, strict=True)
+        return all([part.read(request, most) for part, enabled in parts if enabled])
+
     def fit(self, request: Request, budget: Budget) -> Budget:
         """What the part with the most room can draft within."""
         parts = zip(self.parts, self._enabled, strict=True)

@@ -84,6 +84,7 @@ class TreeDrafter:
         budgets: Sequence[Budget],
         drawing: Drawing = Drawing.COUPLED,
         beside: int = 0,
+        reading: int | None = None,
     ) -> list[DraftTree]:
         """Plan, grow, and settle."""
         plan = self._plan = self.policy.plan(requests, budgets, beside)
@@ -91,7 +92,11 @@ class TreeDrafter:
             self.source.enable(plan.enabled)
         if not any(budget.nodes for budget in plan.budgets):
             return [DraftTree.empty() for _ in requests]
-        plan.budgets = [self.source.fit(r, b) for r, b in zip(requests, plan.budgets, strict=True)]
+        fits = [self.source.fit(r, b) for r, b in zip(requests, plan.budgets, strict=True)]
+        plan.budgets = [
+            fit if reading is None or not fit.nodes or self.source.read(r, reading) else Budget(0)
+            for r, fit in zip(requests, fits, strict=True)
+        ]
         grown = grow(self.source.begin(requests, drawing), self.policy, plan, drawing)
         self.source.settle(requests, grown)
         return [g.tree for g in grown]

@@ -9,6 +9,7 @@ those that wait, for all of them.
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -27,9 +28,6 @@ from ..verify.schemes import DEFAULT_SCHEME, Scheme
 from .scheduler import Job, Scheduler, SchedulerParams
 from .speculation import Speculation, SpeculationParams
 from .step import Stepper, each_params
-
-_CHUNK_ON_CPU, _CHUNK = 64, 512
-"""``SchedulerParams.chunk`` where none is given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +139,7 @@ class Engine(Stepper):
             observers=observers,
             prefixes=scheduling.prefixes,
         )
-        chunk = scheduling.chunk or (_CHUNK_ON_CPU if target.capabilities.device.type == "cpu" else _CHUNK)
-        self.scheduler = Scheduler(scheduling, chunk, target.holds, self.prefixes)
+        self.scheduler = Scheduler(scheduling, target.holds, self.prefixes)
         self._changed = threading.Condition()  # guards the scheduler and the tasks; notified after every step
         self._tasks: deque[tuple[Future[Speculation], Callable[[], Speculation]]] = deque()
         self._stepping = threading.Lock()  # held by the thread that works on the models
@@ -251,9 +248,13 @@ class Engine(Stepper):
         """
         worked = self._work_off() or self._end()
         running = self._admit()
-        prompt_tokens = self.scheduler.prompt_tokens
+        prompt_tokens, streams = self.scheduler.prompt_tokens, self.scheduler.streams
+        unread = sum(request.unread for request in running if not request.decodes)
+        began = time.perf_counter()
         try:
             self.step(running, prompt_tokens)
+            if streams:
+                self.scheduler.chunk.observe(min(unread, prompt_tokens), time.perf_counter() - began)
         except Exception as error:  # noqa: BLE001 - whatever ends a request, the others go on
             for request in running:
                 self._step_alone(request, prompt_tokens, error if len(running) == 1 else None)

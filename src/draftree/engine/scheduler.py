@@ -29,8 +29,8 @@ class SchedulerParams:
     Attributes:
         rows: most requests that run together; others wait.
         queue: most requests that wait; more are rejected.
-        chunk: most prompt tokens that a step reads while other requests wait for their next token; None: 64 on a CPU,
-            where they take about as long as two AR steps of the default model, and 512 elsewhere.
+        chunk: most prompt tokens that a step reads while other requests wait for their next token; None: as many as
+            take ``ChunkSize.pause`` times as long as a step without them, as far as steps have been measured.
         prefixes: rows of ended requests that are kept, for prompts that begin as they do.
 
     Raises:
@@ -49,6 +49,45 @@ class SchedulerParams:
             value = getattr(self, name)
             if value is not None and value < lowest:
                 raise ConfigError(f"{name} is {value}: use at least {lowest}")
+
+
+@dataclass(slots=True)
+class ChunkSize:
+    """How many prompt tokens a step may read, from what steps took lately.
+
+    Attributes:
+        fixed: so many, whatever they take.
+        pause: share of a step without prompts that reading may take; the next token of no request comes later than by
+            this. A pass costs more behind a longer context, so that twice a step, which users accept, takes a margin.
+        grain: tokens come in multiples of this, and at least so many.
+        most: tokens of a chunk.
+        decay: share of a mean that each further step leaves.
+    """
+
+    fixed: int | None = None
+    pause: float = 1.5
+    grain: int = 8
+    most: int = 512
+    decay: float = 0.7
+    _step: float = 0.0  # mean seconds of a step without prompts
+    _token: float = 0.0  # mean seconds that a token of a prompt adds to one
+
+    @property
+    def size(self) -> int:
+        """Of the next chunk; two grains as long as nothing is known."""
+        if self.fixed is not None:
+            return self.fixed
+        known = self._step and self._token
+        tokens = self.pause * self._step / self._token if known else 2 * self.grain
+        return max(self.grain, min(self.most, int(tokens) // self.grain * self.grain))
+
+    def observe(self, tokens: int, seconds: float) -> None:
+        """A step in which some requests gained a token read so many tokens of prompts."""
+        if not tokens:
+            self._step = self.decay * self._step + (1 - self.decay) * seconds if self._step else seconds
+        elif self._step:
+            extra = max(seconds - self._step, 1e-9) / tokens
+            self._token = self.decay * self._token + (1 - self.decay) * extra if self._token else extra
 
 
 @dataclass(slots=True, eq=False)
@@ -102,7 +141,6 @@ class Scheduler:
     """Requests that wait and requests that run.
 
     Args:
-        chunk: prompt tokens that a step reads while others decode.
         holds: whether the models can hold rows of these lengths at once.
         kept: rows of ended requests.
     """
@@ -110,11 +148,11 @@ class Scheduler:
     def __init__(
         self,
         params: SchedulerParams,
-        chunk: int,
         holds: Callable[[Sequence[int]], bool],
         kept: KeptRows,
     ) -> None:
-        self._params, self._chunk, self._holds, self._kept = params, chunk, holds, kept
+        self._params, self._holds, self._kept = params, holds, kept
+        self.chunk = ChunkSize(params.chunk)
         self._waiting: list[tuple[float, int, Job]] = []
         self._count = itertools.count()
         self.running: list[Job] = []
@@ -190,5 +228,9 @@ class Scheduler:
     @property
     def prompt_tokens(self) -> int:
         """How many tokens of prompts the next step may read."""
-        streaming = any(job.request.decodes for job in self.running)
-        return min(self._chunk, _ALONE) if streaming else _ALONE
+        return self.chunk.size if self.streams else _ALONE
+
+    @property
+    def streams(self) -> bool:
+        """Some request that runs waits for its next token, not for its first."""
+        return any(job.request.decodes for job in self.running)

@@ -92,13 +92,13 @@ class _Group:
     seconds: float = 0.0
     passes: int = 0
 
-    def draft(self, beside: int) -> None:
-        """Draft, where the pass computes ``beside`` tokens of other parts."""
+    def draft(self, beside: int, reading: int | None) -> None:
+        """Draft (``Drafter.propose`` for the arguments)."""
         began, passes = time.perf_counter(), self.drafter.passes
         requests = [part.request for part in self.parts]
         # a path of depth d gains d + 1 tokens: no node is deeper than the tokens left, less the bonus token
         budgets = [Budget(part.speculation.nodes, depth=part.request.tokens_left - 1) for part in self.parts]
-        trees = self.drafter.propose(requests, budgets, self.parts[0].speculation.scheme.drawing, beside)
+        trees = self.drafter.propose(requests, budgets, self.parts[0].speculation.scheme.drawing, beside, reading)
         for part, tree in zip(self.parts, trees, strict=True):
             part.tree = tree
         self.seconds, self.passes = time.perf_counter() - began, self.drafter.passes - passes
@@ -224,7 +224,7 @@ class Stepper:
             return []
         groups = _grouped_by_drafter([part for part in parts if part.decodes])
         for group in groups:
-            group.draft(sum(len(p.head) + len(p.tree) for p in parts if p not in group.parts))
+            group.draft(sum(len(p.head) + len(p.tree) for p in parts if p not in group.parts), prompt_tokens)
         drafted = time.perf_counter()
         logits = self.target.extend([part.row for part in parts], [part.nodes for part in parts])
         opened = [part for part in parts if part.ends and not part.decodes]
