@@ -24,8 +24,8 @@ from .drafters.registry import is_model
 from .drafters.spec import DEFAULT_DRAFTER
 from .errors import ConfigError
 from .load import SpeculationParams
-from .models.huggingface import HFModel
-from .models.loading import load
+from .models.base import LanguageModel
+from .models.loading import load, wrap
 from .policies.base import GrowthPolicy
 from .policies.methods import DEFAULT_METHOD
 from .verify.schemes import DEFAULT_SCHEME, Scheme
@@ -38,7 +38,7 @@ def generate_with(
     logits_processor: LogitsProcessorList,
     stopping_criteria: StoppingCriteriaList,
     generation_config: GenerationConfig,
-    drafter: str | HFModel = DEFAULT_DRAFTER,
+    drafter: str | LanguageModel = DEFAULT_DRAFTER,
     method: str | GrowthPolicy = DEFAULT_METHOD,
     settings: Mapping[str, float | str] | None = None,
     nodes: int | None = None,
@@ -82,7 +82,7 @@ def generate_with(
     mask = torch.ones_like(input_ids) if given is None else given
     attention, training = model.config._attn_implementation, model.training
     try:
-        target = HFModel(model)
+        target = wrap(model)
         engine = speculation.engine(target)
         prompts = [row[seen.bool()].tolist() for row, seen in zip(input_ids, mask, strict=True)]
         rows = [
@@ -102,7 +102,7 @@ def generate_with(
 
 def custom_generate(
     *,
-    drafter: str | HFModel = DEFAULT_DRAFTER,
+    drafter: str | LanguageModel = DEFAULT_DRAFTER,
     method: str | GrowthPolicy = DEFAULT_METHOD,
     settings: Mapping[str, float | str] | None = None,
     nodes: int | None = None,

@@ -13,9 +13,9 @@ from .drafters.registry import check_recycle_file, fast_in_int4, learns, load_dr
 from .drafters.spec import AUTO, DEFAULT_DRAFTER, NONE, DrafterSpec
 from .engine import Engine
 from .errors import ConfigError
+from .models.base import LanguageModel
 from .models.cpu.quantization import DEFAULT_WEIGHT_FORMAT, DRAFTING
 from .models.eagle_file import shipped_for
-from .models.huggingface import HFModel
 from .models.loading import DEFAULT_MODEL, load
 from .policies.base import GrowthPolicy, node_budget
 from .policies.methods import DEFAULT_METHOD, find_policy
@@ -34,7 +34,7 @@ class SpeculationParams:
         InputError: a name or a setting does not exist, or they do not go together.
     """
 
-    drafter: str | DrafterSpec | HFModel = option(
+    drafter: str | DrafterSpec | LanguageModel = option(
         "What drafts: auto (the best that is there for the target), lookup, recycle, head, a draft head's folder, a "
         "model with the target's vocabulary, int4, int8, fp16w, none, self, or several: A+B joins, A>B lets "
         "B verify A.",
@@ -75,7 +75,7 @@ class SpeculationParams:
         for name, value in (("spec", spec), ("policy", policy), ("scheme", scheme)):
             object.__setattr__(self, name, value)
 
-    def engine(self, target: HFModel, observers: Sequence[Observer] = ()) -> Engine:
+    def engine(self, target: LanguageModel, observers: Sequence[Observer] = ()) -> Engine:
         """An engine that drafts so for a target."""
         drafter = load_drafter(
             self.spec, target, self.policy, recycle_file=self.recycle_file, learning=not self.scheme.drawing.random
@@ -87,7 +87,7 @@ class SpeculationParams:
 def load_engine(
     target: str = DEFAULT_MODEL,
     *,
-    drafter: str | DrafterSpec | HFModel = DEFAULT_DRAFTER,
+    drafter: str | DrafterSpec | LanguageModel = DEFAULT_DRAFTER,
     method: str | GrowthPolicy = DEFAULT_METHOD,
     settings: Mapping[str, float | str] | None = None,
     nodes: int | None = None,
@@ -119,7 +119,7 @@ _BEAM_DRAFTERS = "beams are drafted by a draft model, head, int4, int8, fp16w, s
 def load_beam_engine(
     target: str = DEFAULT_MODEL,
     *,
-    drafter: str | DrafterSpec | HFModel = DEFAULT_DRAFTER,
+    drafter: str | DrafterSpec | LanguageModel = DEFAULT_DRAFTER,
     sampled: bool = False,
     dtype: str | None = None,
     device: str | None = None,
@@ -141,7 +141,7 @@ def load_beam_engine(
     return BeamEngine(model, load_beam_source(spec, model, sampled=sampled), name=str(spec))
 
 
-def beam_drafter(name: str | DrafterSpec | HFModel, sampled: bool) -> DrafterSpec:
+def beam_drafter(name: str | DrafterSpec | LanguageModel, sampled: bool) -> DrafterSpec:
     """Parse a drafter and check that it can draft beams.
 
     Raises:
@@ -162,7 +162,7 @@ def beam_drafter(name: str | DrafterSpec | HFModel, sampled: bool) -> DrafterSpe
 
 @typed
 def load_beam_source(
-    name: str | DrafterSpec | HFModel, target: HFModel, *, sampled: bool = False
+    name: str | DrafterSpec | LanguageModel, target: LanguageModel, *, sampled: bool = False
 ) -> TokenSource | None:
     """Make what drafts beams, by name; None drafts nothing.
 
@@ -181,7 +181,7 @@ def load_beam_source(
     return None if str(spec) == NONE else load_source(spec, target)
 
 
-def resolved_for_beams(drafter: DrafterSpec, target: HFModel, sampled: bool) -> DrafterSpec:
+def resolved_for_beams(drafter: DrafterSpec, target: LanguageModel, sampled: bool) -> DrafterSpec:
     """What "auto" stands for; any other drafter stands for itself.
 
     It is the target itself in int4 where it computes in float32 on a CPU that is fast in it (``fast_in_int4``). Else

@@ -245,7 +245,7 @@ def test_reserve_makes_room_so_that_the_cache_need_not_grow() -> None:
 
 def test_it_holds_as_many_rows_as_the_memory_of_its_cache_takes() -> None:
     model = fresh("llama")
-    model.cache_bytes = 4 * 64 * model.slot_bytes
+    model.cache_bytes = 4 * 64 * model.capabilities.slot_bytes
     assert model.holds([])
     assert model.holds([64, 3, 10, 1])
     assert not model.holds([65, 3, 10]), "all rows are as long as the longest, to the grain"

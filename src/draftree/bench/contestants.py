@@ -26,9 +26,9 @@ from ..drafters.spec import AUTO, NONE, DrafterSpec
 from ..engine import Engine
 from ..errors import ConfigError
 from ..load import SpeculationParams, beam_drafter, load_beam_source
+from ..models.abilities import TimedModel, self_drafting
+from ..models.base import LanguageModel
 from ..models.cpu.quantization import DEFAULT_WEIGHT_FORMAT
-from ..models.eagle_model import HeadModel
-from ..models.huggingface import HFModel
 from ..models.loading import load, load_stock
 from ..policies.base import GrowthPolicy, node_budget
 from ..policies.methods import find_method
@@ -102,7 +102,7 @@ class Entry:
         """The growth policy of its method."""
         return find_method(self.method).policy(self.settings)
 
-    def speculation(self, drafter: str | HFModel) -> SpeculationParams:
+    def speculation(self, drafter: str | LanguageModel) -> SpeculationParams:
         """How it drafts and verifies.
 
         Raises:
@@ -229,7 +229,7 @@ class _Collector(Observer):
 class EngineContestant:
     """One of our engines; without a drafter it decodes autoregressively."""
 
-    def __init__(self, entry: Entry, target: HFModel, drafter: str | HFModel | None) -> None:
+    def __init__(self, entry: Entry, target: LanguageModel, drafter: str | LanguageModel | None) -> None:
         self._collector = _Collector()
         if drafter is None:
             self._engine = Engine(target, observers=[self._collector])
@@ -237,7 +237,8 @@ class EngineContestant:
             self._engine = entry.speculation(drafter).engine(target, [self._collector])
         made = self._engine.drafter
         models = made.source.models if isinstance(made, TreeDrafter) else ()
-        self._target, self._drafting = target, [m for m in models if isinstance(m, (HFModel, HeadModel))]
+        self._verifying = [target] if isinstance(target, TimedModel) else []
+        self._drafting = [m for m in models if isinstance(m, TimedModel)]
 
     def decode(self, prompt: list[int], params: SamplingParams) -> Turn:
         self._collector.outcomes, before = [], self._inside()
@@ -259,7 +260,7 @@ class EngineContestant:
 
     def _inside(self) -> tuple[float, float]:
         """Seconds so far inside the passes of the target and of what drafts by a model."""
-        return self._target.pass_seconds, sum(model.pass_seconds for model in self._drafting)
+        return sum(m.pass_seconds for m in self._verifying), sum(m.pass_seconds for m in self._drafting)
 
 
 def _parts(total: float, s: Seconds) -> Parts:
@@ -318,7 +319,7 @@ class Models:
         self.target = load(target, dtype=dtype, device=device, weight_format=weight_format)
         self._name, self._dtype, self._device, self._weight_format = target, dtype, device, weight_format
         self._stock: dict[str, tuple[PreTrainedModel, Tokenizer | None]] = {}
-        self._drafters: dict[str, HFModel] = {}
+        self._drafters: dict[str, LanguageModel] = {}
 
     def contestant(self, entry: Entry) -> Contestant:
         """An entry, ready to decode."""
@@ -330,14 +331,14 @@ class Models:
             return BeamContestant(self.target, source, entry.beams)
         return EngineContestant(entry, self.target, drafter)
 
-    def _drafter(self, name: str) -> str | HFModel:
+    def _drafter(self, name: str) -> str | LanguageModel:
         """Drafting models are shared: one contestant decodes at a time."""
         if not is_model(DrafterSpec.parse(name)):
             return name
         if name not in self._drafters:
             device = str(self.target.capabilities.device)
             self._drafters[name] = load(name, device=device, weight_format=self._weight_format)
-        return self._drafters[name].twin()
+        return self_drafting(self._drafters[name]).twin()
 
     def _peer(self, entry: Entry) -> Contestant:
         model, tokenizer = self._stocked(self._name)
@@ -396,7 +397,7 @@ def beam_params(text: str, settings: Mapping[str, str]) -> BeamParams:
 class BeamContestant:
     """An engine for beams; without a source nothing is drafted."""
 
-    def __init__(self, target: HFModel, source: TokenSource | None, beams: BeamParams) -> None:
+    def __init__(self, target: LanguageModel, source: TokenSource | None, beams: BeamParams) -> None:
         self._engine, self._beams = BeamEngine(target, source), beams
 
     def decode(self, prompt: list[int], params: SamplingParams) -> Turn:

@@ -14,8 +14,8 @@ import typer
 from ..config import SamplingParams, option
 from ..errors import ConfigError
 from ..load import SpeculationParams
+from ..models.base import LanguageModel
 from ..models.cpu.quantization import DEFAULT_WEIGHT_FORMAT
-from ..models.huggingface import HFModel
 from ..models.loading import load
 from ..tracing.trace import Observer, Trace
 from .console import complain
@@ -165,7 +165,7 @@ class ComputeOptions:
         "Linear layers on a CPU: fp32, fp16w, int8, or auto, the fastest of these.", DEFAULT_WEIGHT_FORMAT
     )
 
-    def load(self, name: str) -> HFModel:
+    def load(self, name: str) -> LanguageModel:
         """Load a model (``draftree.load``)."""
         return load(name, dtype=self.dtype, device=self.device, weight_format=self.weight_format)
 

@@ -24,10 +24,10 @@ from ..errors import CacheError, ConfigError, UnsupportedModelError
 from ..text import Tokenizer
 from ..tree import ROOT
 from . import attention, probe
-from .base import Capabilities, Nodes, Row
+from .base import Capabilities, LanguageModel, Nodes, Row, prefill
 from .cache import NO_NODES, Rows, TreeCache, bytes_of
 from .cpu.fused_model import Decoder, direct, merge_layers
-from .cpu.quantization import apart, check, convert
+from .cpu.quantization import apart, check, convert, price, summary
 from .runner import Pass, Runner, StockRunner
 
 
@@ -41,6 +41,7 @@ class SharedState:
         capabilities: with the weight format, where layers were replaced; what was probed is gone then.
         decoder: the direct pass of replaced layers.
         hidden: reads hidden states.
+        formats: the model once more, by its weight format.
     """
 
     lock: RLock = field(default_factory=RLock)
@@ -48,6 +49,7 @@ class SharedState:
     capabilities: Capabilities | None = None
     decoder: Decoder | None = None
     hidden: probe.HiddenStates | None = None
+    formats: dict[str, HFModel] = field(default_factory=dict)
 
 
 _SHARED: WeakKeyDictionary[PreTrainedModel, SharedState] = WeakKeyDictionary()
@@ -128,6 +130,7 @@ class HFModel:
         if self_test and shared.tested != self.capabilities.attention:
             try:
                 probe.self_test(self)
+                self._check_causal()
             except CacheError:
                 raise
             except (RuntimeError, TypeError, IndexError, AttributeError) as error:
@@ -137,6 +140,22 @@ class HFModel:
                 ) from error
             shared.tested = self.capabilities.attention
             self._start()
+
+    @torch.inference_mode()
+    def _check_causal(self) -> None:
+        """Compare one-token decoding with the model's own causal forward.
+
+        That is given nothing but tokens, so that it catches a model whose positions do not start at 0 or that sees
+        tokens to come.
+        """
+        can = self.capabilities
+        prompt, then = [t % can.vocab_size for t in probe.PROMPT], [t % can.vocab_size for t in (2, 17)]
+        row = prefill(self, prompt)
+        found = torch.stack([row.logits, *probe.decoded(self, row, then)])
+        self.close(row)
+        ids = torch.tensor([[*prompt, *then]], device=can.device)
+        causal = self.model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 :]
+        probe.check_equal(self, [(found, causal)], "sequential and causal")
 
     def _start(self) -> None:
         self._rows: Rows[Row] = Rows(self._layers)
@@ -159,30 +178,34 @@ class HFModel:
         Raises:
             ConfigError: this model has not float32 weights on a CPU.
         """
+        formats = _SHARED.setdefault(self.model, SharedState()).formats
+        if weight_format not in formats:
+            formats[weight_format] = self._converted_to(weight_format)
+        return formats[weight_format].twin()
+
+    def _converted_to(self, weight_format: str) -> HFModel:
         can, other = self.capabilities, self.twin()
         check(weight_format, can.device, can.dtype, drafting=True)
         other.model = apart(self.model)
         merge_layers(other.model)
-        made = convert(other.model, weight_format)
-        other.capabilities = replace(can, weight_format=made, fingerprint=f"{can.fingerprint}:{weight_format}")
+        can = replace(can, weight_format=convert(other.model, weight_format), linear_layers=summary(other.model))
+        other.capabilities = replace(can, fingerprint=f"{can.fingerprint}:{weight_format}")
         other._decoder = direct(other.model, trusted=self._decoder is not None)
         other._stock = StockRunner(other.model)
         return other
 
-    def on_rows_of(self, host: HFModel) -> HFModel:
-        """A second model on the same weights that works on the rows of another, and keeps no cache of its own.
-
-        Its passes append uncommitted nodes to the host's rows, as the host's own do: they have to be dropped before the
-        host goes on.
-
-        Raises:
-            ConfigError: the keys and values of the two do not go together.
-        """
-        if (self.slot_bytes, self.capabilities.dtype) != (host.slot_bytes, host.capabilities.dtype):
+    def on_rows_of(self, host: LanguageModel) -> HFModel:
+        """A second model on the rows of another (``SelfDraftingModel.on_rows_of``)."""
+        own, its = self.capabilities, host.capabilities
+        if not isinstance(host, HFModel) or (own.slot_bytes, own.dtype) != (its.slot_bytes, its.dtype):
             raise ConfigError(f"{self.capabilities.name} cannot read the cache of {host.capabilities.name}")
         other = self.twin()
         other._rows = host._rows
         return other
+
+    def time_in(self, weight_format: str) -> float:
+        """Share of the time for its linear layers (``SelfDraftingModel.time_in``)."""
+        return price(self.model, weight_format)
 
     @_alone
     def track_features(self) -> None:
@@ -207,6 +230,11 @@ class HFModel:
         return len(self._rows)
 
     @property
+    def slots(self) -> int:
+        """Allotted slots of a row."""
+        return self.cache.placement.slots
+
+    @property
     def hidden_size(self) -> int:
         """H of its hidden states."""
         return self.model.get_input_embeddings().weight.shape[1]  # type: ignore[no-any-return]
@@ -221,7 +249,7 @@ class HFModel:
 
     def holds(self, lengths: Sequence[int]) -> bool:
         """Rows of so many tokens can be open together, within ``cache_bytes``."""
-        return bytes_of(lengths, self.slot_bytes) <= self.cache_bytes
+        return bytes_of(lengths, self.capabilities.slot_bytes) <= self.cache_bytes
 
     @_alone
     def free_cache(self) -> None:
@@ -320,15 +348,6 @@ class HFModel:
         self._rows.prune(self._rows.own(row), keep, trunk)
         row.keep_features(keep, trunk)
 
-    @property
-    def slot_bytes(self) -> int:
-        """Bytes that one token takes in the cache."""
-        config = self.model.config.get_text_config(decoder=True)
-        heads = config.num_attention_heads
-        shared = getattr(config, "num_key_value_heads", None) or heads
-        width = getattr(config, "head_dim", None) or config.hidden_size // heads
-        return 2 * self._layers * int(shared * width) * self.capabilities.dtype.itemsize
-
     @_alone
     def fork(self, row: Row, length: int | None = None) -> Row:
         """A new row with the first committed tokens of another (``LanguageModel.fork``)."""
@@ -345,6 +364,19 @@ class HFModel:
         """Forget a row (``LanguageModel.close``); another thread's pass is waited for, so that no row stays open."""
         with self._lock:
             self._rows.close(self._rows.own(row))
+
+
+def of_huggingface(model: LanguageModel) -> HFModel:
+    """``model``, if it is a Hugging Face model: what reads its weights needs one.
+
+    Raises:
+        UnsupportedModelError: it is of another kind.
+    """
+    if isinstance(model, HFModel):
+        return model
+    raise UnsupportedModelError(
+        f"{model.capabilities.name} has no embeddings that a draft head could read: use drafter 'lookup' or a model"
+    )
 
 
 def _wanted(nodes: Sequence[Nodes], device: torch.device) -> slice | Tensor:
@@ -377,11 +409,11 @@ def _converted(model: PreTrainedModel, name: str, weight_format: str | None, sha
     """What a model can do, with its layers in ``weight_format`` from now on, unless that is None."""
     known = shared.capabilities
     if known is None:
-        can = probe.capabilities(model, name)
+        can = replace(probe.capabilities(model, name), linear_layers=summary(model))
         if weight_format is None:
             return can
         merge_layers(model)
-        shared.capabilities = replace(can, weight_format=convert(model, weight_format))
+        shared.capabilities = replace(can, weight_format=convert(model, weight_format), linear_layers=summary(model))
         shared.decoder = direct(model)
         return shared.capabilities
     if weight_format not in (None, known.weight_format):

