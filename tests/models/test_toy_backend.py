@@ -1,4 +1,4 @@
-"""A model of tables, without weights or abilities, behind the seam: what needs none decodes with it, the rest says so."""
+"""A model of tables, without weights or abilities: what needs none decodes with it, and the rest is refused."""
 
 from __future__ import annotations
 

