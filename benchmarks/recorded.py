@@ -29,7 +29,7 @@ from draftree.errors import ConfigError
 from draftree.models.base import LanguageModel
 from draftree.models.cpu.quantization import DEFAULT_WEIGHT_FORMAT
 from draftree.models.huggingface import HFModel
-from draftree.models.loading import DEFAULT_MODEL, load
+from draftree.models.loading import DEFAULT_MODEL, load_huggingface
 from draftree.policies.base import Candidates
 from draftree.policies.best_paths import Eagle2Tree
 from draftree.request import Outcome, Request
@@ -304,7 +304,7 @@ def recorded(args: argparse.Namespace) -> Recording:
         if getattr(args, name) < 1:
             raise ConfigError(f"--{name} is {getattr(args, name)}: use at least 1")
     items = {suite: choose(load_suite(suite), limit=args.limit) for suite in args.suites.split(",")}
-    target = load(args.target, weight_format=args.weight_format)
+    target = load_huggingface(args.target, weight_format=args.weight_format)
     drafter = load_drafter(args.drafter, target, Eagle2Tree(args.beam, args.layers))
     if not isinstance(drafter, TreeDrafter) or drafter.learns:
         raise ConfigError(f"--drafter {args.drafter} learns, or drafts nothing: use a head, a model or lookup")

@@ -35,10 +35,10 @@ from draftree.engine.engine import Engine
 from draftree.models import attention
 from draftree.models.base import LanguageModel, Nodes, prefill
 from draftree.models.cpu.quantization import AUTO, DEFAULT_WEIGHT_FORMAT, DRAFTING, STOCK, WEIGHT_FORMATS, summary
-from draftree.models.eagle_file import shipped_for, shipped_head
-from draftree.models.eagle_model import HeadModel
+from draftree.models.heads.eagle_file import shipped_for, shipped_head
+from draftree.models.heads.eagle_model import HeadModel
 from draftree.models.huggingface import HFModel
-from draftree.models.loading import DEFAULT_MODEL, load, load_stock
+from draftree.models.loading import DEFAULT_MODEL, load_huggingface, load_stock
 from draftree.policies.base import Candidates, Frontier, Plan
 from draftree.policies.c2t import ClassifierTree, Score
 from draftree.policies.methods import METHODS, find_policy
@@ -82,11 +82,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     torch.set_num_threads(args.threads)
     if args.what == "steps":
-        _measure_steps(load(args.target), args.context, args.nodes, args.repeats)
+        _measure_steps(load_huggingface(args.target), args.context, args.nodes, args.repeats)
         return
     models = {STOCK: HFModel(*load_stock(args.target), name=args.target)}
     models |= {
-        weight_format: load(args.target, weight_format=weight_format)
+        weight_format: load_huggingface(args.target, weight_format=weight_format)
         for weight_format in WEIGHT_FORMATS
         if weight_format != AUTO
     }

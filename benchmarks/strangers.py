@@ -33,7 +33,7 @@ from draftree.drafters.registry import load_drafter
 from draftree.engine.engine import Engine
 from draftree.models.cost_profile import Grid, load_profile, measure_and_keep
 from draftree.models.huggingface import HFModel
-from draftree.models.loading import load
+from draftree.models.loading import load_huggingface
 from draftree.policies.auto.policy import AutoTree
 from draftree.policies.base import Candidates
 from draftree.request import Request
@@ -169,7 +169,7 @@ def main() -> None:
         if not args.real:  # a stranger's costs are of no use to anybody else
             os.environ["XDG_CACHE_HOME"] = args.cache or folder
         for shape in [None] if args.real else args.shapes.split(","):
-            target = load() if shape is None else stranger(shape)
+            target = load_huggingface() if shape is None else stranger(shape)
             for name in args.drafters.split(","):
                 found = []
                 for _ in range(args.repeats):

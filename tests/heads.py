@@ -6,8 +6,8 @@ from copy import deepcopy
 
 import torch
 
-from draftree.models.eagle_head import HeadConfig, HeadNetwork, embeddings, output_layer
-from draftree.models.eagle_model import HeadModel
+from draftree.models.heads.eagle_head import HeadConfig, HeadNetwork, embeddings, output_layer
+from draftree.models.heads.eagle_model import HeadModel
 from draftree.models.huggingface import HFModel
 from draftree.models.probe import fingerprint
 from draftree.train.eagle_fit import Fit, FitRecipe, Frozen, regress

@@ -93,7 +93,7 @@ def rows_of(model: LanguageModel) -> int:
 
 def test_requests_with_drafters_schemes_and_seeds_of_their_own_each_equal_themselves_alone() -> None:
     model = toy()
-    engine = Engine(model, scheduling=SchedulerParams(rows=8, chunk=3))
+    engine = Engine(model, scheduling=SchedulerParams(rows=8, chunk=9))
     handles, wanted = [], []
     for i, (way, method) in enumerate((w, m) for w in WAYS for m in METHODS_TRIED):
         prompt = tuple((3 * i + j * j) % 6 for j in range(1 + i % 11))

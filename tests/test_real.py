@@ -21,7 +21,7 @@ from draftree.config import SamplingParams
 from draftree.drafters.registry import load_drafter
 from draftree.engine.engine import Engine
 from draftree.models.huggingface import HFModel
-from draftree.models.loading import load_stock
+from draftree.models.loading import load_huggingface, load_stock
 from draftree.policies.methods import METHODS
 from draftree.text import encode
 
@@ -42,7 +42,7 @@ TOKENS = 24
 def model() -> Iterator[HFModel]:
     threads = torch.get_num_threads()
     torch.set_num_threads(os.cpu_count() or 1)
-    yield draftree.load("smollm2")
+    yield load_huggingface("smollm2")
     torch.set_num_threads(threads)
 
 
@@ -91,7 +91,7 @@ def test_the_default_drafter_is_the_target_in_int4(
     model: HFModel, prompts: list[list[int]], greedy: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its layers come from 4 bits, so that next to nothing is lost."""
-    monkeypatch.setattr("draftree.drafters.registry.price", lambda model, weight_format: 0.4)
+    monkeypatch.setattr("draftree.models.huggingface.price", lambda model, weight_format: 0.4)
     made = draftree.load_drafter("auto", model, policy("chain"))
     assert made.name == "int4"
     (drafting,) = made.source.models  # type: ignore[attr-defined]
@@ -112,7 +112,7 @@ def test_the_default_drafter_is_the_target_in_int4(
 def test_where_int4_is_slow_the_default_drafter_takes_the_head_that_ships(
     model: HFModel, prompts: list[list[int]], greedy: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("draftree.drafters.registry.price", lambda model, weight_format: 0.9)
+    monkeypatch.setattr("draftree.models.huggingface.price", lambda model, weight_format: 0.9)
     made = draftree.load_drafter("auto", model, policy("opt-tree"))
     assert made.name == "lookup+recycle+head"
     got = Engine(model, made, nodes=16).generate(prompts[:1], SamplingParams(max_tokens=TOKENS))[0]
@@ -148,7 +148,7 @@ def test_sampled_ids_equal_ar_decoding(temperature: float, model: HFModel, promp
 
 @pytest.fixture(scope="module", params=["fp16w", "int8"])
 def quantized(request: pytest.FixtureRequest) -> HFModel:
-    return draftree.load("smollm2", weight_format=request.param)
+    return load_huggingface("smollm2", weight_format=request.param)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -20,7 +20,7 @@ from draftree.bench.summary import interval
 from draftree.errors import ConfigError
 from draftree.models.base import Nodes, prefill
 from draftree.models.huggingface import HFModel
-from draftree.models.loading import load
+from draftree.models.loading import load_huggingface
 
 from .scores import scorer
 
@@ -65,7 +65,7 @@ def score_run(folder: Path, data: str | None = None, *, unsafe: bool = False, en
         raise ConfigError(f"answers to {config['suite']} have no right and wrong: take a run of another suite")
     ar = {e.label for e in (Entry(**values) for values in config["entries"]) if e.method == AR}
     options = {key: config[key] for key in ("dtype", "device", "weight_format") if config[key] is not None}
-    target = load(config["target"], **options) if entropy else None
+    target = load_huggingface(config["target"], **options) if entropy else None
     found = []
     for r in records:
         item = items[r.prompt]

@@ -25,8 +25,8 @@ from .drafters.spec import DEFAULT_DRAFTER
 from .engine.speculation import SpeculationParams
 from .errors import ConfigError
 from .load import make_engine
-from .models.huggingface import HFModel
-from .models.loading import load
+from .models.base import LanguageModel
+from .models.loading import load, wrap
 from .policies.base import GrowthPolicy
 from .policies.methods import DEFAULT_METHOD
 from .verify.schemes import DEFAULT_SCHEME, Scheme
@@ -39,7 +39,7 @@ def generate_with(
     logits_processor: LogitsProcessorList,
     stopping_criteria: StoppingCriteriaList,
     generation_config: GenerationConfig,
-    drafter: str | HFModel = DEFAULT_DRAFTER,
+    drafter: str | LanguageModel = DEFAULT_DRAFTER,
     method: str | GrowthPolicy = DEFAULT_METHOD,
     settings: Mapping[str, float | str] | None = None,
     nodes: int | None = None,
@@ -83,7 +83,7 @@ def generate_with(
     mask = torch.ones_like(input_ids) if given is None else given
     attention, training = model.config._attn_implementation, model.training
     try:
-        target = HFModel(model)
+        target = wrap(model)
         engine = make_engine(target, speculation)
         prompts = [row[seen.bool()].tolist() for row, seen in zip(input_ids, mask, strict=True)]
         rows = [
@@ -103,7 +103,7 @@ def generate_with(
 
 def custom_generate(
     *,
-    drafter: str | HFModel = DEFAULT_DRAFTER,
+    drafter: str | LanguageModel = DEFAULT_DRAFTER,
     method: str | GrowthPolicy = DEFAULT_METHOD,
     settings: Mapping[str, float | str] | None = None,
     nodes: int | None = None,

@@ -14,9 +14,9 @@ from .engine.engine import Engine
 from .engine.scheduler import SchedulerParams
 from .engine.speculation import SpeculationParams
 from .errors import ConfigError
+from .models.base import LanguageModel
 from .models.cpu.quantization import DEFAULT_WEIGHT_FORMAT, DRAFTING
-from .models.eagle_file import shipped_for
-from .models.huggingface import HFModel
+from .models.heads.eagle_file import shipped_for
 from .models.loading import DEFAULT_MODEL, load
 from .policies.base import GrowthPolicy
 from .policies.methods import DEFAULT_METHOD
@@ -25,7 +25,7 @@ from .verify.schemes import DEFAULT_SCHEME, Scheme
 
 
 def make_engine(
-    target: HFModel,
+    target: LanguageModel,
     speculation: SpeculationParams,
     observers: Sequence[Observer] = (),
     *,
@@ -47,7 +47,7 @@ def make_engine(
 def load_engine(
     target: str = DEFAULT_MODEL,
     *,
-    drafter: str | DrafterSpec | HFModel = DEFAULT_DRAFTER,
+    drafter: str | DrafterSpec | LanguageModel = DEFAULT_DRAFTER,
     method: str | GrowthPolicy = DEFAULT_METHOD,
     settings: Mapping[str, float | str] | None = None,
     nodes: int | None = None,
@@ -81,7 +81,7 @@ _BEAM_DRAFTERS = "beams are drafted by a draft model, head, int4, int8, fp16w, s
 def load_beam_engine(
     target: str = DEFAULT_MODEL,
     *,
-    drafter: str | DrafterSpec | HFModel = DEFAULT_DRAFTER,
+    drafter: str | DrafterSpec | LanguageModel = DEFAULT_DRAFTER,
     sampled: bool = False,
     dtype: str | None = None,
     device: str | None = None,
@@ -103,7 +103,7 @@ def load_beam_engine(
     return BeamEngine(model, load_beam_source(spec, model, sampled=sampled), name=str(spec))
 
 
-def beam_drafter(name: str | DrafterSpec | HFModel, sampled: bool) -> DrafterSpec:
+def beam_drafter(name: str | DrafterSpec | LanguageModel, sampled: bool) -> DrafterSpec:
     """Parse a drafter and check that it can draft beams.
 
     Raises:
@@ -124,7 +124,7 @@ def beam_drafter(name: str | DrafterSpec | HFModel, sampled: bool) -> DrafterSpe
 
 @typed
 def load_beam_source(
-    name: str | DrafterSpec | HFModel, target: HFModel, *, sampled: bool = False
+    name: str | DrafterSpec | LanguageModel, target: LanguageModel, *, sampled: bool = False
 ) -> TokenSource | None:
     """Make what drafts beams, by name; None drafts nothing.
 
@@ -143,7 +143,7 @@ def load_beam_source(
     return None if str(spec) == NONE else load_source(spec, target)
 
 
-def resolved_for_beams(drafter: DrafterSpec, target: HFModel, sampled: bool) -> DrafterSpec:
+def resolved_for_beams(drafter: DrafterSpec, target: LanguageModel, sampled: bool) -> DrafterSpec:
     """What "auto" stands for; any other drafter stands for itself.
 
     It is the target itself in int4 where it computes in float32 on a CPU that is fast in it (``fast_in_int4``). Else

@@ -211,7 +211,7 @@ def test_names_of_drafters() -> None:
 
 @pytest.mark.parametrize("share", [0.55, 0.65])
 def test_auto_is_int4_where_that_is_fast(share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draftree.drafters.registry.price", lambda model, weight_format: share)
+    monkeypatch.setattr("draftree.models.huggingface.price", lambda model, weight_format: share)
     folder = str(save_tiny(tmp_path / "model"))
     for sampled in (True, False):
         assert isinstance(load_beam_source("auto", load(folder), sampled=sampled), SelfSpeculationSource) == (
@@ -238,6 +238,7 @@ def test_self_speculation_keeps_nothing_and_leaves_nothing_behind() -> None:
             assert len(request.tree.row.parents) == len(request.tree.numbers)
         steps += 1
     assert steps < 11, "some drafts were right"
+    assert isinstance(drafting.model, HFModel)
     assert drafting.model.cache is model.cache
     engine.close(request)
     assert not model._rows

@@ -14,7 +14,7 @@ from draftree.drafters.token_recycling import TokenRecyclingSource
 from draftree.engine.engine import Engine
 from draftree.errors import CacheError
 from draftree.models.base import prefill
-from draftree.models.eagle_model import HeadModel
+from draftree.models.heads.eagle_model import HeadModel
 from draftree.models.huggingface import HFModel
 from draftree.policies.auto.policy import AutoTree
 from draftree.policies.methods import METHODS

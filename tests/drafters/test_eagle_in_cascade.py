@@ -16,8 +16,9 @@ from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.ngram import NgramSource
 from draftree.engine.engine import Engine
 from draftree.errors import CacheError
+from draftree.models.abilities import HeadRow
 from draftree.models.base import Nodes, Row, prefill
-from draftree.models.eagle_model import HeadModel, HeadRow
+from draftree.models.heads.eagle_model import HeadModel
 from draftree.models.huggingface import HFModel
 from draftree.policies.fixed import StaticTree
 

@@ -74,6 +74,7 @@ def test_a_twin_of_the_target_is_always_right(model: HFModel) -> None:
     (found,) = Engine(model, TreeDrafter(StaticTree(1, 4), source), nodes=4).generate(PROMPTS[:1], PARAMS[:1])
     assert found.stats.accepted == found.stats.drafted
     assert found.stats.steps == 4, "1 + 4 x 5 tokens, the last step short of one"
+    assert isinstance(source.model, HFModel)
     assert source.model.cache is model.cache, "it has none of its own"
 
 

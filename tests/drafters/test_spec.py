@@ -24,7 +24,7 @@ from draftree.load import load_engine
 from draftree.models.base import LanguageModel
 from draftree.models.cost_profile import Profile
 from draftree.models.huggingface import HFModel
-from draftree.models.loading import load
+from draftree.models.loading import load_huggingface
 from draftree.policies.chains import DynamicWindow
 from draftree.policies.fixed import StaticTree
 
@@ -41,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def model(folder: Path) -> HFModel:
-    return load(str(folder))
+    return load_huggingface(str(folder))
 
 
 @pytest.fixture(autouse=True)

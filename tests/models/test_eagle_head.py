@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from draftree.drafters.registry import load_drafter
 from draftree.errors import ConfigError, ModelFileError, RunError, UnknownNameError
-from draftree.models import eagle_model as head_model
 from draftree.models.base import Nodes, prefill
 from draftree.models.cpu.kernels import working
-from draftree.models.eagle_file import SHIPPED, is_head, load_head, read_head, save_head, shipped_head
-from draftree.models.eagle_head import HeadConfig, HeadNetwork, output_layer
+from draftree.models.heads import eagle_model as head_model
+from draftree.models.heads.eagle_file import SHIPPED, is_head, load_head, read_head, save_head, shipped_head
+from draftree.models.heads.eagle_head import HeadConfig, HeadNetwork, output_layer
 from draftree.models.huggingface import HFModel
 from draftree.policies.methods import find_policy
 

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from draftree.errors import CacheError
+from draftree.models.abilities import HeadRow
 from draftree.models.base import Nodes, prefill
-from draftree.models.eagle_model import HeadModel, HeadRow
+from draftree.models.heads.eagle_model import HeadModel
 from draftree.models.huggingface import HFModel
 from draftree.tree import ROOT
 

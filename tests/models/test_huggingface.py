@@ -17,7 +17,7 @@ from draftree.errors import CacheError, PromptError, UnsupportedModelError
 from draftree.models import probe
 from draftree.models.base import Nodes, prefill
 from draftree.models.huggingface import HFModel
-from draftree.models.runner import Pass
+from draftree.models.runner import Pass, StockRunner
 
 from ..tiny import FAMILIES, MAX_LENGTH, VOCAB, causal_logits, tiny
 from .trees import (
@@ -57,6 +57,7 @@ def test_open_computes_the_logits_of_the_last_prompt_token_only(kind: str) -> No
 
 def test_open_takes_the_last_logits_of_a_model_that_computes_them_all() -> None:
     model, prompt = fresh("llama"), [1, 2, 3, 4]
+    assert isinstance(model._stock, StockRunner)
     model._stock._selects = False
     assert_close(prefill(model, prompt).logits, causal_logits(reference("llama"), prompt)[-1])
 
@@ -245,7 +246,7 @@ def test_reserve_makes_room_so_that_the_cache_need_not_grow() -> None:
 
 def test_it_holds_as_many_rows_as_the_memory_of_its_cache_takes() -> None:
     model = fresh("llama")
-    model.cache_bytes = 4 * 64 * model.slot_bytes
+    model.cache_bytes = 4 * 64 * model.capabilities.slot_bytes
     assert model.holds([])
     assert model.holds([64, 3, 10, 1])
     assert not model.holds([65, 3, 10]), "all rows are as long as the longest, to the grain"

@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 from draftree.cli.main import run
 from draftree.errors import ConfigError, DraftreeWarning, ModelFileError, PromptError, RunError, UnsupportedModelError
 from draftree.models import loading
+from draftree.models.abilities import tokenizer_of
 from draftree.models.base import Nodes, prefill
 from draftree.models.loading import cache_folder, load, load_stock
 from draftree.text import encode, user
@@ -262,7 +263,7 @@ TEMPLATES = ("{% if %}", "{{ messages.nothing.more }}", "{{ 1 / 0 }}", "{{ raise
 def test_a_damaged_chat_template_is_one_line(template: str, folder: Path) -> None:
     (folder / "chat_template.jinja").write_text(template)
     with pytest.raises(PromptError, match="chat template"):
-        encode(load(str(folder)).tokenizer, user("the cat"))
+        encode(tokenizer_of(load(str(folder))), user("the cat"))
 
 
 def test_another_attention_is_refused_before_anything_is_loaded() -> None:

@@ -91,7 +91,7 @@ def test_a_slot_takes_as_many_bytes_as_it_says() -> None:
         model = fresh(kind)
         prefill(model, [1, 2, 3])
         at = model.cache.placement
-        assert model.slot_bytes * at.rows * at.slots == model.cache.nbytes
+        assert model.capabilities.slot_bytes * at.rows * at.slots == model.cache.nbytes
 
 
 TREE = Nodes(torch.tensor([2, 8, 4, 6]), torch.tensor([ROOT, 0, 0, 1]))

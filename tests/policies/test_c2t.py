@@ -20,7 +20,7 @@ from draftree.drafters.spec import DrafterSpec
 from draftree.engine.engine import Engine
 from draftree.errors import ConfigError, DraftreeWarning
 from draftree.load import load_engine
-from draftree.models.eagle_file import SHIPPED, load_head, read_head, save_head
+from draftree.models.heads.eagle_file import SHIPPED, load_head, read_head, save_head
 from draftree.models.huggingface import HFModel
 from draftree.models.probe import fingerprint
 from draftree.policies.base import Frontier

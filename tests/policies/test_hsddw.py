@@ -23,7 +23,7 @@ from draftree.load import load_engine
 from draftree.models.base import LanguageModel
 from draftree.models.cost_profile import Profile
 from draftree.models.huggingface import HFModel
-from draftree.models.loading import load
+from draftree.models.loading import load_huggingface
 from draftree.policies.chains import CHAIN, DynamicWindow, Window
 from draftree.policies.fixed import StaticTree
 from draftree.policies.methods import find_policy
@@ -190,14 +190,14 @@ def loaded(name: str, method: str, model: HFModel) -> tuple[TreeDrafter, Cascade
 
 def test_the_method_hsddw_over_a_cascade_is_the_published_one(folder: Path) -> None:
     """One method name sets all: M1's window, and a run that tau2 and its cap alone end."""
-    made, source = loaded("lookup>int8", "hsddw", load(str(folder)))
+    made, source = loaded("lookup>int8", "hsddw", load_huggingface(str(folder)))
     assert made.policy == StaticTree(1, MAX_NODES)
     assert source.policy == DynamicWindow(Window(None, True, 1, 10, math.inf))
     assert source.settings == LoopBack(None, 50, math.inf)
 
 
 def test_a_level_with_a_method_of_its_own_keeps_it(folder: Path) -> None:
-    model = load(str(folder))
+    model = load_huggingface(str(folder))
     for below in ("lookup:method=static:depth=2", "lookup:cap=7"):
         _, source = loaded(f"{below}>int8", "hsddw", model)
         assert source.policy == DrafterSpec.parse(f"{below}>int8").stages[0].policy()

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from draftree.errors import ConfigError, RunError
-from draftree.models.eagle_head import HeadConfig, HeadNetwork
+from draftree.models.heads.eagle_head import HeadConfig, HeadNetwork
 from draftree.models.huggingface import HFModel
 from draftree.train.eagle_fit import Fit, FitRecipe, evaluate, regress
 from draftree.train.eagle_training import draft_vocabulary

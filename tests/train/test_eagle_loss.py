@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from draftree.models.base import Nodes, prefill
-from draftree.models.eagle_head import embeddings
+from draftree.models.heads.eagle_head import embeddings
 from draftree.models.huggingface import HFModel
 from draftree.train.eagle_loss import Batch, loss, unrolled
 from draftree.train.responses import Response

@@ -11,7 +11,6 @@ import torch
 from ..config import SamplingParams
 from ..models.base import LanguageModel, prefill
 from ..models.cpu.quantization import DEFAULT_WEIGHT_FORMAT, STOCK
-from ..models.huggingface import HFModel
 from ..sampling import Draws, gumbel_noise, warp
 from ..verify.schemes import find_scheme
 from .contestants import AR, Entry
@@ -58,7 +57,7 @@ def compare(
     entries: Sequence[Entry],
     items: Sequence[Item],
     known: Sequence[AnswerDifference],
-    target: Callable[[], HFModel],
+    target: Callable[[], LanguageModel],
 ) -> tuple[dict[Key, str], list[AnswerDifference]]:
     """Verdicts of all records that have one of AR decoding to compare with, and where answers differ.
 
@@ -100,7 +99,7 @@ def read_differences(folder: Path) -> list[AnswerDifference]:
 
 
 def _difference(
-    record: AnswerRecord, other: AnswerRecord, turn: int, entry: Entry, item: Item, target: HFModel
+    record: AnswerRecord, other: AnswerRecord, turn: int, entry: Entry, item: Item, target: LanguageModel
 ) -> AnswerDifference:
     before = [text for i in range(turn) for text in (item.turns[i], other.turns[i].text)]
     prompt = encode_turns(target, [*before, item.turns[turn]])

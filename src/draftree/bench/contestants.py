@@ -27,10 +27,11 @@ from ..engine.engine import Engine
 from ..engine.speculation import SpeculationParams
 from ..errors import ConfigError
 from ..load import beam_drafter, load_beam_source, make_engine
+from ..models.abilities import TimedModel, self_drafting
+from ..models.base import LanguageModel
 from ..models.cpu.quantization import DEFAULT_WEIGHT_FORMAT
-from ..models.eagle_model import HeadModel
-from ..models.huggingface import HFModel
 from ..models.loading import load, load_stock
+from ..models.runner import EAGER
 from ..policies.base import GrowthPolicy, node_budget
 from ..policies.methods import find_method
 from ..request import Outcome, Seconds, Stats
@@ -103,7 +104,7 @@ class Entry:
         """The growth policy of its method."""
         return find_method(self.method).policy(self.settings)
 
-    def speculation(self, drafter: str | HFModel) -> SpeculationParams:
+    def speculation(self, drafter: str | LanguageModel) -> SpeculationParams:
         """How it drafts and verifies.
 
         Raises:
@@ -230,7 +231,7 @@ class _Collector(Observer):
 class EngineContestant:
     """One of our engines; without a drafter it decodes autoregressively."""
 
-    def __init__(self, entry: Entry, target: HFModel, drafter: str | HFModel | None) -> None:
+    def __init__(self, entry: Entry, target: LanguageModel, drafter: str | LanguageModel | None) -> None:
         self._collector = _Collector()
         if drafter is None:
             self._engine = Engine(target, observers=[self._collector])
@@ -238,7 +239,8 @@ class EngineContestant:
             self._engine = make_engine(target, entry.speculation(drafter), [self._collector])
         made = self._engine.speculation.drafter
         models = made.source.models if isinstance(made, TreeDrafter) else ()
-        self._target, self._drafting = target, [m for m in models if isinstance(m, (HFModel, HeadModel))]
+        self._verifying = [target] if isinstance(target, TimedModel) else []
+        self._drafting = [m for m in models if isinstance(m, TimedModel)]
 
     def decode(self, prompt: list[int], params: SamplingParams) -> Turn:
         self._collector.outcomes, before = [], self._inside()
@@ -260,7 +262,7 @@ class EngineContestant:
 
     def _inside(self) -> tuple[float, float]:
         """Seconds so far inside the passes of the target and of what drafts by a model."""
-        return self._target.pass_seconds, sum(model.pass_seconds for model in self._drafting)
+        return sum(m.pass_seconds for m in self._verifying), sum(m.pass_seconds for m in self._drafting)
 
 
 def _parts(total: float, s: Seconds) -> Parts:
@@ -306,6 +308,7 @@ class Models:
         target: the target's name.
         dtype, device: of the target and of peers.
         weight_format: of the target and of draft models.
+        runner: of the target.
     """
 
     def __init__(
@@ -315,11 +318,12 @@ class Models:
         dtype: str | None = None,
         device: str | None = None,
         weight_format: str = DEFAULT_WEIGHT_FORMAT,
+        runner: str = EAGER,
     ) -> None:
-        self.target = load(target, dtype=dtype, device=device, weight_format=weight_format)
+        self.target = load(target, dtype=dtype, device=device, weight_format=weight_format, runner=runner)
         self._name, self._dtype, self._device, self._weight_format = target, dtype, device, weight_format
         self._stock: dict[str, tuple[PreTrainedModel, Tokenizer | None]] = {}
-        self._drafters: dict[str, HFModel] = {}
+        self._drafters: dict[str, LanguageModel] = {}
 
     def contestant(self, entry: Entry) -> Contestant:
         """An entry, ready to decode."""
@@ -331,14 +335,14 @@ class Models:
             return BeamContestant(self.target, source, entry.beams)
         return EngineContestant(entry, self.target, drafter)
 
-    def _drafter(self, name: str) -> str | HFModel:
+    def _drafter(self, name: str) -> str | LanguageModel:
         """Drafting models are shared: one contestant decodes at a time."""
         if not is_model(DrafterSpec.parse(name)):
             return name
         if name not in self._drafters:
             device = str(self.target.capabilities.device)
             self._drafters[name] = load(name, device=device, weight_format=self._weight_format)
-        return self._drafters[name].twin()
+        return self_drafting(self._drafters[name]).twin()
 
     def _peer(self, entry: Entry) -> Contestant:
         model, tokenizer = self._stocked(self._name)
@@ -397,7 +401,7 @@ def beam_params(text: str, settings: Mapping[str, str]) -> BeamParams:
 class BeamContestant:
     """An engine for beams; without a source nothing is drafted."""
 
-    def __init__(self, target: HFModel, source: TokenSource | None, beams: BeamParams) -> None:
+    def __init__(self, target: LanguageModel, source: TokenSource | None, beams: BeamParams) -> None:
         self._engine, self._beams = BeamEngine(target, source), beams
 
     def decode(self, prompt: list[int], params: SamplingParams) -> Turn:

@@ -24,7 +24,8 @@ import torch
 
 from ..config import SamplingParams
 from ..errors import PromptError
-from ..models.huggingface import HFModel
+from ..models.abilities import tokenizer_of
+from ..models.base import LanguageModel
 from ..text import Prompt, encode
 from .contestants import Contestant, Entry, Models
 from .results import AnswerRecord, RunFolder, Turn
@@ -198,16 +199,16 @@ class Run:
         )
 
 
-def encode_turns(target: HFModel, texts: Sequence[str]) -> list[int]:
+def encode_turns(target: LanguageModel, texts: Sequence[str]) -> list[int]:
     """Token ids of a conversation that the user began: through the chat template, or as plain text without one."""
-    tokenizer = target.tokenizer
+    tokenizer = tokenizer_of(target)
     prompt: Prompt = "\n\n".join(texts)
     if tokenizer is not None and tokenizer.chat_template:
         prompt = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
     return encode(tokenizer, prompt)
 
 
-def check_lengths(target: HFModel, items: Sequence[Item], skip_bad: bool) -> list[Item]:
+def check_lengths(target: LanguageModel, items: Sequence[Item], skip_bad: bool) -> list[Item]:
     """The items whose first turn fits the model.
 
     Raises:

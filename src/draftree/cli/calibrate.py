@@ -15,8 +15,9 @@ from ..drafters.grow import TreeDrafter
 from ..drafters.registry import learns, load_drafter
 from ..drafters.spec import DEFAULT_DRAFTER, NONE, DrafterSpec
 from ..errors import ConfigError, PromptError, RunError
+from ..models.abilities import tokenizer_of
+from ..models.base import LanguageModel
 from ..models.cost_profile import kept_or_measured
-from ..models.huggingface import HFModel
 from ..models.loading import DEFAULT_MODEL
 from ..policies.base import Provenance
 from ..policies.fixed import TreeFile
@@ -103,7 +104,7 @@ def calibrate(
     _report(found, path)
 
 
-def _costs(target: HFModel, drafter: Drafts) -> TreeCosts:
+def _costs(target: LanguageModel, drafter: Drafts) -> TreeCosts:
     """Kept or measured; a layer of a drafter without a model costs next to nothing."""
     verify = kept_or_measured(target)
     model = drafter.source.model if isinstance(drafter, TreeDrafter) else None
@@ -127,14 +128,14 @@ def check_place(name: str, force: bool) -> Path:
     return path
 
 
-def _encode(model: HFModel, text: str, raw: bool, what: str) -> tuple[int, ...]:
+def _encode(model: LanguageModel, text: str, raw: bool, what: str) -> tuple[int, ...]:
     """Token ids of a prompt that leaves two tokens of the context, one of them drafted.
 
     Raises:
         PromptError: it is too long.
     """
     prompt: Prompt = text if raw else user(text)
-    ids = encode(model.tokenizer, prompt)
+    ids = encode(tokenizer_of(model), prompt)
     can = model.capabilities
     if len(ids) > can.max_length - 2:
         raise PromptError(

@@ -10,10 +10,9 @@ from rich.table import Table
 
 from ..artifacts import user_path
 from ..errors import ConfigError
-from ..models.base import prefill
+from ..models.abilities import tokenizer_of
 from ..models.cost_profile import FULL, Grid, Profile, measure_and_keep, profile_folder
 from ..models.cpu.openmp import WAITING
-from ..models.cpu.quantization import summary
 from ..progress import out
 from .options import ComputeOptions, whole, with_options
 
@@ -58,22 +57,19 @@ def info(
     """Load a model, test that it can verify draft trees, and print its capabilities."""
     began = time.perf_counter()
     loaded = compute.load(model)
-    seconds, can = time.perf_counter() - began, loaded.capabilities
-    row = prefill(loaded, [0])
-    per_token = loaded.cache.nbytes / (loaded.cache.placement.rows * loaded.cache.placement.slots)
-    loaded.close(row)
+    seconds, can, tokenizer = time.perf_counter() - began, loaded.capabilities, tokenizer_of(loaded)
     for what, value in {
         "model": can.name,
         "architecture": can.architecture,
         "parameters": f"{can.parameters / 1e6:.1f} million, {str(can.dtype).removeprefix('torch.')} on {can.device}",
         "longest sequence": f"{can.max_length} tokens ({can.max_length_reason})",
         "vocabulary": f"{can.vocab_size} tokens, end of sequence {sorted(can.eos_ids)}",
-        "linear layers": f"{can.weight_format}: {summary(loaded.model)}",
+        "linear layers": f"{can.weight_format}: {can.linear_layers}",
         "attention": can.attention,
         "waiting threads": WAITING,
         "draft trees": "yes: 4-D masks and depth positions are honoured (self-test passed)",
-        "KV cache": f"{per_token / 1024:.1f} KiB a token, compactable",
-        "chat template": "yes" if loaded.tokenizer and loaded.tokenizer.chat_template else "no: use --raw",
+        "KV cache": f"{can.slot_bytes / 1024:.1f} KiB a token, compactable",
+        "chat template": "yes" if tokenizer and tokenizer.chat_template else "no: use --raw",
         "loaded in": f"{seconds:.1f} s, self-test included",
     }.items():
         out.print(f"{what:17} {value}")

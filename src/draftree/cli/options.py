@@ -14,9 +14,10 @@ import typer
 from ..config import SamplingParams, option
 from ..engine.speculation import SpeculationParams
 from ..errors import ConfigError
+from ..models.base import LanguageModel
 from ..models.cpu.quantization import DEFAULT_WEIGHT_FORMAT
-from ..models.huggingface import HFModel
 from ..models.loading import load
+from ..models.runner import EAGER
 from ..tracing.trace import Observer, Trace
 from .console import complain
 
@@ -164,10 +165,11 @@ class ComputeOptions:
     weight_format: str = option(
         "Linear layers on a CPU: fp32, fp16w, int8, or auto, the fastest of these.", DEFAULT_WEIGHT_FORMAT
     )
+    runner: str = option("What makes passes: eager, or static, of few shapes.", EAGER)
 
-    def load(self, name: str) -> HFModel:
+    def load(self, name: str) -> LanguageModel:
         """Load a model (``draftree.load``)."""
-        return load(name, dtype=self.dtype, device=self.device, weight_format=self.weight_format)
+        return load(name, dtype=self.dtype, device=self.device, weight_format=self.weight_format, runner=self.runner)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,8 @@ import typer
 from ..artifacts import user_path
 from ..config import option
 from ..errors import ConfigError, RunError
-from ..models.eagle_file import is_head
+from ..models.abilities import trainable
+from ..models.heads.eagle_file import is_head
 from ..models.loading import DEFAULT_MODEL
 from ..progress import out as output
 from ..progress import progress_reporter
@@ -94,7 +95,7 @@ def head(
     if start is not None and not is_head(start):
         raise ConfigError(f"no draft head in {init}: give --init a folder that this command wrote")
     texts, files = source.read()
-    model = compute.load(target)
+    model = trainable(compute.load(target))
     model.track_features()
     encoded_prompts = encoded(model, texts, raw=source.raw)
     data = DataRecipe(

@@ -17,7 +17,6 @@ from torch import Tensor
 from ..config import Budget
 from ..errors import ConfigError, RunError
 from ..models.base import ForestModel, LanguageModel, Nodes, Row
-from ..models.huggingface import HFModel
 from ..policies.base import Candidates
 from ..request import Outcome, Request
 from ..tree import ROOT
@@ -227,12 +226,11 @@ class SelfSpeculationSource(ModelSource):
     """Self-speculation: a model that shares the target's rows; one such source at a time.
 
     Attributes:
-        model: the draft model (``HFModel.on_rows_of``).
+        model: the draft model (``SelfDraftingModel.on_rows_of``).
         target: whose rows it is on.
     """
 
-    model: HFModel
-    target: HFModel = field(kw_only=True)
+    target: LanguageModel = field(kw_only=True)
 
     @property
     def host(self) -> LanguageModel:

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from ..errors import CacheError
+from ..models.abilities import DraftHead, HeadRow
 from ..models.base import LanguageModel, Nodes, Row
-from ..models.eagle_model import HeadModel, HeadRow
 from ..policies.base import Candidates
 from ..request import Outcome, Request
 from ..tree import ROOT
@@ -36,7 +36,7 @@ class EagleSource(ModelSource):
             there is none, or they are of another kind than those that the head has learned from.
     """
 
-    model: HeadModel = field()
+    model: DraftHead = field()
     verifier: ModelSource | None = None
     _given: dict[Request, set[int]] = field(default_factory=dict, repr=False)
     """Slots of the proposal's nodes, those that were fed with the verifier's hidden states."""

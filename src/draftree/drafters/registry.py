@@ -7,19 +7,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from weakref import WeakKeyDictionary
-
-from transformers import PreTrainedModel
 
 from ..artifacts import user_path
 from ..config import typed
 from ..errors import ConfigError, DraftreeWarning, UnknownNameError, VocabularyError
+from ..models.abilities import DraftHead, FeatureModel, SelfDraftingModel, self_drafting, tokenizer_of
 from ..models.base import LanguageModel
 from ..models.cost_profile import kept_or_measured
-from ..models.cpu.quantization import DEFAULT_WEIGHT_FORMAT, DRAFTING, WEIGHT_FORMATS, price
-from ..models.eagle_file import fits, is_head, load_head, shipped_for, shipped_head
-from ..models.eagle_model import HeadModel
-from ..models.huggingface import HFModel
+from ..models.cpu.quantization import DEFAULT_WEIGHT_FORMAT, DRAFTING, WEIGHT_FORMATS
+from ..models.heads.eagle_file import fits, is_head, load_head, shipped_for, shipped_head
 from ..models.loading import load
 from ..policies.base import GrowthPolicy, Provenance
 from ..policies.chains import CHAIN, DynamicWindow, Window
@@ -34,7 +30,7 @@ from .spec import AUTO, NONE, DrafterSpec
 from .token_recycling import TokenRecyclingSource
 
 
-def _folder_or_model(name: str | HFModel, target: HFModel) -> HFModel | HeadModel:
+def _folder_or_model(name: str | LanguageModel, target: LanguageModel) -> LanguageModel:
     if not isinstance(name, str):
         check_vocabulary(target, name)
         return name
@@ -49,17 +45,6 @@ def _folder_or_model(name: str | HFModel, target: HFModel) -> HFModel | HeadMode
         raise UnknownNameError(f"no drafter {name!r}: not one of {', '.join(DRAFTERS)}, and {error}") from None
     check_vocabulary(target, model)
     return model
-
-
-def _in_weight_format(name: str | HFModel, target: HFModel) -> HFModel:
-    known = _IN_WEIGHT_FORMATS.setdefault(target.model, {})
-    if name not in known:
-        known[name] = target.in_weight_format(str(name))
-    return known[name].twin()
-
-
-_IN_WEIGHT_FORMATS: WeakKeyDictionary[PreTrainedModel, dict[str | HFModel, HFModel]] = WeakKeyDictionary()
-"""Targets once more, by their weight format."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +64,7 @@ class SourceKind:
     names: tuple[str, ...]
     summary: str
     source: Callable[[Path | None], TokenSource] | None = None
-    model: Callable[[str | HFModel, HFModel], HFModel | HeadModel] = _folder_or_model
+    model: Callable[[str | LanguageModel, LanguageModel], LanguageModel] = _folder_or_model
     learns: bool = False
     on_target: bool = False
 
@@ -104,13 +89,13 @@ SOURCES = (
     SourceKind(
         names=("int4", "int8", "fp16w"),
         summary="the target itself in this weight format, on its own cache: mostly right, cheaper than float32",
-        model=_in_weight_format,
+        model=lambda name, target: self_drafting(target).in_weight_format(str(name)),
         on_target=True,
     ),
     SourceKind(
         names=("self",),
         summary="the target drafts for itself: every draft is accepted; for tests",
-        model=lambda name, target: target.twin(),
+        model=lambda name, target: self_drafting(target).twin(),
     ),
 )
 _BY_PATH = SourceKind(names=(), summary="")
@@ -124,7 +109,7 @@ DRAFTERS = {
 """What ``draftree methods`` lists; any other name is a draft head's folder or a model (see ``draftree.load``)."""
 
 
-def kind_of(source: str | HFModel) -> SourceKind:
+def kind_of(source: str | LanguageModel) -> SourceKind:
     """What a name of a source makes; a folder or a model where no kind has the name."""
     return _BY_NAME.get(source, _BY_PATH) if isinstance(source, str) else _BY_PATH
 
@@ -162,8 +147,8 @@ _CONTEXT = 512
 
 @typed
 def load_drafter(
-    name: str | DrafterSpec | HFModel,
-    target: HFModel,
+    name: str | DrafterSpec | LanguageModel,
+    target: LanguageModel,
     policy: GrowthPolicy,
     *,
     recycle_file: str | Path | None = None,
@@ -200,8 +185,8 @@ def load_drafter(
 
 
 def load_source(
-    name: str | DrafterSpec | HFModel,
-    target: HFModel,
+    name: str | DrafterSpec | LanguageModel,
+    target: LanguageModel,
     *,
     recycle_file: str | Path | None = None,
     window: Window | None = None,
@@ -234,7 +219,7 @@ def load_source(
 
 
 def _source(
-    name: str | HFModel, target: HFModel, file: Path | None, alone: bool, verifier: TokenSource | None
+    name: str | LanguageModel, target: LanguageModel, file: Path | None, alone: bool, verifier: TokenSource | None
 ) -> TokenSource:
     """The source of one name.
 
@@ -247,16 +232,17 @@ def _source(
     kind, vocab = kind_of(name), target.capabilities.vocab_size
     if kind.source is not None:
         return kind.source(file)
-    if isinstance(name, str) and isinstance(verifier, ModelSource) and isinstance(verifier.model, HFModel):
+    if isinstance(name, str) and isinstance(verifier, ModelSource) and isinstance(verifier.model, FeatureModel):
         folder = shipped_for(target) if name == "head" else user_path(name)
-        if folder and is_head(folder) and fits(folder, target) and fits(folder, verifier.model):
+        usable = folder and is_head(folder) and fits(folder, target) and fits(folder, verifier.model)
+        if folder and usable and isinstance(target, FeatureModel):
             target.track_features()  # committed tokens come with the target's hidden states
             return EagleSource(load_head(folder, verifier.model), vocab, verifier=verifier)
     model = kind.model(name, target)
-    if isinstance(model, HeadModel):
+    if isinstance(model, DraftHead):
         return EagleSource(model, vocab)
     if alone and kind.on_target:
-        return SelfSpeculationSource(model.on_rows_of(target), vocab, target=target, near=True)
+        return SelfSpeculationSource(self_drafting(model).on_rows_of(target), vocab, target=target, near=True)
     return ModelSource(model, vocab, near=kind.on_target)
 
 
@@ -298,7 +284,7 @@ def short_name(model: str) -> str:
     return model.replace("\\", "/").rstrip("/").rpartition("/")[2] or model
 
 
-def _warn_if_slow(stage: int, model: LanguageModel, target: HFModel) -> None:
+def _warn_if_slow(stage: int, model: LanguageModel, target: LanguageModel) -> None:
     """Warn where a verifying stage takes longer than the target, by their measured costs."""
     if model.capabilities == target.capabilities:
         return
@@ -312,7 +298,9 @@ def _warn_if_slow(stage: int, model: LanguageModel, target: HFModel) -> None:
         )
 
 
-def resolved(drafter: DrafterSpec, target: HFModel, policy: GrowthPolicy, *, learning: bool = True) -> DrafterSpec:
+def resolved(
+    drafter: DrafterSpec, target: LanguageModel, policy: GrowthPolicy, *, learning: bool = True
+) -> DrafterSpec:
     """What "auto" stands for: the best that is there for a target. Any other drafter stands for itself.
 
     It is the drafter that the policy was made for, if it was made for one that is there; else the target itself in
@@ -329,24 +317,26 @@ def resolved(drafter: DrafterSpec, target: HFModel, policy: GrowthPolicy, *, lea
     return DrafterSpec.parse(("lookup+recycle+head" if learning else "head") if shipped else "lookup")
 
 
-def fast_in_int4(target: HFModel) -> bool:
+def fast_in_int4(target: LanguageModel) -> bool:
     """It computes in float32 on a CPU that takes ``_CHEAP`` of the time for the same in int4."""
-    return target.capabilities.weight_format == DEFAULT_WEIGHT_FORMAT and price(target.model, DRAFTING) <= _CHEAP
+    is_float = target.capabilities.weight_format == DEFAULT_WEIGHT_FORMAT
+    return is_float and isinstance(target, SelfDraftingModel) and target.time_in(DRAFTING) <= _CHEAP
 
 
-def check_vocabulary(target: HFModel, drafter: HFModel) -> None:
+def check_vocabulary(target: LanguageModel, drafter: LanguageModel) -> None:
     """Make sure that a token id means the same to both; their output layers may be padded differently.
 
     Raises:
         VocabularyError: it does not; the message gives both sizes and the first token that differs.
     """
     names = (target.capabilities.name, drafter.capabilities.name)
-    if target.tokenizer is None or drafter.tokenizer is None:
+    tokenizers = tokenizer_of(target), tokenizer_of(drafter)
+    if None in tokenizers:
         sizes = (target.capabilities.vocab_size, drafter.capabilities.vocab_size)
         if sizes[0] != sizes[1]:
             raise VocabularyError(f"{names[1]} has {sizes[1]} tokens and {names[0]} {sizes[0]}: {_WAY_OUT}")
         return
-    ours, theirs = ({i: t for t, i in m.tokenizer.get_vocab().items()} for m in (target, drafter) if m.tokenizer)
+    ours, theirs = ({i: t for t, i in m.get_vocab().items()} for m in tokenizers if m)
     if ours == theirs:
         return
     first = next(i for i in sorted(ours.keys() | theirs.keys()) if ours.get(i) != theirs.get(i))

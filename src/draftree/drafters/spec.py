@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from ..artifacts import is_path
 from ..errors import ConfigError
-from ..models.huggingface import HFModel
+from ..models.base import LanguageModel
 from ..policies.base import GrowthPolicy, read_number
 from ..policies.chains import MEMORIES, DynamicWindow, Window, read_start
 from ..policies.methods import find_method
@@ -42,7 +42,7 @@ class StageSpec:
             range.
     """
 
-    sources: tuple[str | HFModel, ...]
+    sources: tuple[str | LanguageModel, ...]
     settings: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -74,7 +74,7 @@ class StageSpec:
     @property
     def name(self) -> str:
         """Without the settings."""
-        return "+".join(s.capabilities.name if isinstance(s, HFModel) else s for s in self.sources)
+        return "+".join(s if isinstance(s, str) else s.capabilities.name for s in self.sources)
 
     def __str__(self) -> str:
         return ":".join([self.name, *(f"{key}={value}" for key, value in self.settings.items())])
@@ -142,7 +142,7 @@ class DrafterSpec:
                 raise ConfigError(f"drafter '{self}': {stage.name} is no stage of a cascade: name a drafter instead")
 
     @classmethod
-    def parse(cls, drafter: str | HFModel | DrafterSpec) -> DrafterSpec:
+    def parse(cls, drafter: str | LanguageModel | DrafterSpec) -> DrafterSpec:
         """Read A>B, each stage as ``StageSpec.parse`` reads it; a loaded model drafts alone, a parsed drafter is ready.
 
         Raises:
@@ -168,7 +168,7 @@ class DrafterSpec:
         return len(self.stages) > 1
 
     @property
-    def sources(self) -> tuple[str | HFModel, ...]:
+    def sources(self) -> tuple[str | LanguageModel, ...]:
         """The sources of all stages."""
         return tuple(source for stage in self.stages for source in stage.sources)
 

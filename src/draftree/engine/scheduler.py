@@ -228,7 +228,7 @@ class Scheduler:
     @property
     def prompt_tokens(self) -> int:
         """How many tokens of prompts the next step may read."""
-        return self.chunk.size if self.streams else _ALONE
+        return self.chunk.size if self.streams and len(self.running) > 1 else _ALONE
 
     @property
     def streams(self) -> bool:

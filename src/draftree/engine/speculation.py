@@ -14,7 +14,6 @@ from ..drafters.registry import check_recycle_file, learns, load_drafter
 from ..drafters.spec import DEFAULT_DRAFTER, NONE, DrafterSpec
 from ..errors import ConfigError
 from ..models.base import LanguageModel
-from ..models.huggingface import HFModel
 from ..policies.base import GrowthPolicy, node_budget
 from ..policies.methods import DEFAULT_METHOD, find_policy
 from ..verify.schemes import DEFAULT_SCHEME, Scheme, find_scheme
@@ -34,7 +33,7 @@ class SpeculationParams:
         InputError: a name or a setting does not exist, or they do not go together.
     """
 
-    drafter: str | DrafterSpec | HFModel = option(
+    drafter: str | DrafterSpec | LanguageModel = option(
         "What drafts: auto (the best that is there for the target), lookup, recycle, head, a draft head's folder, a "
         "model with the target's vocabulary, int4, int8, fp16w, none, self, or several: A+B joins, A>B lets "
         "B verify A.",
@@ -83,7 +82,7 @@ class SpeculationParams:
         settings = tuple(sorted((self.settings or {}).items()))
         return (str(drafter), *named, settings, self.nodes, self.candidates, str(self.recycle_file))
 
-    def made_for(self, target: HFModel) -> Speculation:
+    def made_for(self, target: LanguageModel) -> Speculation:
         """Load the drafter."""
         drafter = load_drafter(
             self.spec, target, self.policy, recycle_file=self.recycle_file, learning=not self.scheme.drawing.random
@@ -136,7 +135,7 @@ class Speculations:
         """
         with self._lock:
             if params.key not in self._made:
-                made = params.made_for(self._target)  # type: ignore[arg-type]
+                made = params.made_for(self._target)
                 self._made[params.key] = params, self.prepared(made)
                 if len(self._made) > _KEPT:
                     _, (_, old) = self._made.popitem(last=False)

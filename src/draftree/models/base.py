@@ -33,6 +33,8 @@ class Capabilities:
         attention: attention implementation in use.
         weight_format: of its linear layers (``draftree.models.cpu.quantization``); "stock": as they were loaded.
         fingerprint: of its weights (``draftree.models.probe``); "": they cannot be read.
+        linear_layers: what they compute with, for people.
+        slot_bytes: bytes of a token's keys and values in the cache.
     """
 
     name: str
@@ -47,6 +49,8 @@ class Capabilities:
     attention: str
     weight_format: str = "stock"
     fingerprint: str = ""
+    linear_layers: str = ""
+    slot_bytes: int = 0
 
 
 @dataclass(slots=True, eq=False)

@@ -24,11 +24,11 @@ from ..errors import CacheError, ConfigError, UnsupportedModelError
 from ..text import Tokenizer
 from ..tree import ROOT
 from . import attention, probe
-from .base import Capabilities, Nodes, Row
+from .base import Capabilities, LanguageModel, Nodes, Row, prefill
 from .cache import NO_NODES, Rows, TreeCache, bytes_of
 from .cpu.fused_model import Decoder, direct, merge_layers
-from .cpu.quantization import apart, check, convert
-from .runner import Pass, Runner, StockRunner
+from .cpu.quantization import apart, check, convert, price, summary
+from .runner import EAGER, RUNNERS, Pass, Runner, StockRunner
 
 
 @dataclass(slots=True)
@@ -41,6 +41,7 @@ class SharedState:
         capabilities: with the weight format, where layers were replaced; what was probed is gone then.
         decoder: the direct pass of replaced layers.
         hidden: reads hidden states.
+        formats: the model once more, by its weight format.
     """
 
     lock: RLock = field(default_factory=RLock)
@@ -48,6 +49,7 @@ class SharedState:
     capabilities: Capabilities | None = None
     decoder: Decoder | None = None
     hidden: probe.HiddenStates | None = None
+    formats: dict[str, HFModel] = field(default_factory=dict)
 
 
 _SHARED: WeakKeyDictionary[PreTrainedModel, SharedState] = WeakKeyDictionary()
@@ -96,6 +98,7 @@ class HFModel:
     Args:
         weight_format: of its linear layers on a CPU (``draftree.models.cpu.quantization``): the weights are replaced
             in ``model``; None leaves it as it is.
+        runner: a name of ``draftree.models.runner.RUNNERS``.
         self_test: compare tree logits with sequential ones.
 
     Raises:
@@ -111,6 +114,7 @@ class HFModel:
         *,
         name: str | None = None,
         weight_format: str | None = None,
+        runner: str = EAGER,
         self_test: bool = True,
     ) -> None:
         name = name or model.config.name_or_path or "model"
@@ -122,12 +126,15 @@ class HFModel:
         self.capabilities = _converted(model, name, weight_format, shared)
         self._decoder, self._lock = shared.decoder, shared.lock
         self._layers: int = model.config.get_text_config(decoder=True).num_hidden_layers
-        self._stock = StockRunner(model)
+        if runner not in RUNNERS:
+            raise ConfigError(f"runner is {runner!r}: choose from {', '.join(RUNNERS)}")
+        self._stock = RUNNERS[runner](model)
         self.cache_bytes = probe.free_bytes(self.capabilities.device) // 2
         self._start()
         if self_test and shared.tested != self.capabilities.attention:
             try:
                 probe.self_test(self)
+                self._check_causal()
             except CacheError:
                 raise
             except (RuntimeError, TypeError, IndexError, AttributeError) as error:
@@ -137,6 +144,22 @@ class HFModel:
                 ) from error
             shared.tested = self.capabilities.attention
             self._start()
+
+    @torch.inference_mode()
+    def _check_causal(self) -> None:
+        """Compare one-token decoding with the model's own causal forward.
+
+        That is given nothing but tokens, so that it catches a model whose positions do not start at 0 or that sees
+        tokens to come.
+        """
+        can = self.capabilities
+        prompt, then = [t % can.vocab_size for t in probe.PROMPT], [t % can.vocab_size for t in (2, 17)]
+        row = prefill(self, prompt)
+        found = torch.stack([row.logits, *probe.decoded(self, row, then)])
+        self.close(row)
+        ids = torch.tensor([[*prompt, *then]], device=can.device)
+        causal = self.model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 :]
+        probe.check_equal(self, [(found, causal)], "sequential and causal")
 
     def _start(self) -> None:
         self._rows: Rows[Row] = Rows(self._layers)
@@ -159,30 +182,34 @@ class HFModel:
         Raises:
             ConfigError: this model has not float32 weights on a CPU.
         """
+        formats = _SHARED.setdefault(self.model, SharedState()).formats
+        if weight_format not in formats:
+            formats[weight_format] = self._converted_to(weight_format)
+        return formats[weight_format].twin()
+
+    def _converted_to(self, weight_format: str) -> HFModel:
         can, other = self.capabilities, self.twin()
         check(weight_format, can.device, can.dtype, drafting=True)
         other.model = apart(self.model)
         merge_layers(other.model)
-        made = convert(other.model, weight_format)
-        other.capabilities = replace(can, weight_format=made, fingerprint=f"{can.fingerprint}:{weight_format}")
+        can = replace(can, weight_format=convert(other.model, weight_format), linear_layers=summary(other.model))
+        other.capabilities = replace(can, fingerprint=f"{can.fingerprint}:{weight_format}")
         other._decoder = direct(other.model, trusted=self._decoder is not None)
-        other._stock = StockRunner(other.model)
+        other._stock = type(self._stock)(other.model)
         return other
 
-    def on_rows_of(self, host: HFModel) -> HFModel:
-        """A second model on the same weights that works on the rows of another, and keeps no cache of its own.
-
-        Its passes append uncommitted nodes to the host's rows, as the host's own do: they have to be dropped before the
-        host goes on.
-
-        Raises:
-            ConfigError: the keys and values of the two do not go together.
-        """
-        if (self.slot_bytes, self.capabilities.dtype) != (host.slot_bytes, host.capabilities.dtype):
+    def on_rows_of(self, host: LanguageModel) -> HFModel:
+        """A second model on the rows of another (``SelfDraftingModel.on_rows_of``)."""
+        own, its = self.capabilities, host.capabilities
+        if not isinstance(host, HFModel) or (own.slot_bytes, own.dtype) != (its.slot_bytes, its.dtype):
             raise ConfigError(f"{self.capabilities.name} cannot read the cache of {host.capabilities.name}")
         other = self.twin()
         other._rows = host._rows
         return other
+
+    def time_in(self, weight_format: str) -> float:
+        """Share of the time for its linear layers (``SelfDraftingModel.time_in``)."""
+        return price(self.model, weight_format)
 
     @_alone
     def track_features(self) -> None:
@@ -194,7 +221,7 @@ class HFModel:
         shared = _SHARED.setdefault(self.model, SharedState())
         if shared.hidden is None:
             shared.hidden = probe.HiddenStates(self.model, self.capabilities.name)
-        self._stock = StockRunner(self.model, shared.hidden)
+        self._stock = type(self._stock)(self.model, shared.hidden)
 
     @property
     def tracks_features(self) -> bool:
@@ -205,6 +232,11 @@ class HFModel:
     def rows(self) -> int:
         """How many rows are open."""
         return len(self._rows)
+
+    @property
+    def slots(self) -> int:
+        """Allotted slots of a row."""
+        return self.cache.placement.slots
 
     @property
     def hidden_size(self) -> int:
@@ -221,7 +253,7 @@ class HFModel:
 
     def holds(self, lengths: Sequence[int]) -> bool:
         """Rows of so many tokens can be open together, within ``cache_bytes``."""
-        return bytes_of(lengths, self.slot_bytes) <= self.cache_bytes
+        return bytes_of(lengths, self.capabilities.slot_bytes) <= self.cache_bytes
 
     @_alone
     def free_cache(self) -> None:
@@ -304,8 +336,8 @@ class HFModel:
     def _forward(self, step: Pass) -> tuple[Tensor | None, Tensor]:
         """A pass by the runner that can make it (``Runner.forward``)."""
         runner: Runner = self._stock
-        if self._decoder is not None and self.model.config._attn_implementation == attention.NAME:
-            runner = self._decoder
+        if self._decoder is not None and isinstance(self._stock, StockRunner):
+            runner = self._decoder if self.model.config._attn_implementation == attention.NAME else runner
         return runner.forward(step, self.cache)
 
     @_alone
@@ -319,15 +351,6 @@ class HFModel:
         """Keep some uncommitted nodes and commit the first of them (``ForestModel.prune``)."""
         self._rows.prune(self._rows.own(row), keep, trunk)
         row.keep_features(keep, trunk)
-
-    @property
-    def slot_bytes(self) -> int:
-        """Bytes that one token takes in the cache."""
-        config = self.model.config.get_text_config(decoder=True)
-        heads = config.num_attention_heads
-        shared = getattr(config, "num_key_value_heads", None) or heads
-        width = getattr(config, "head_dim", None) or config.hidden_size // heads
-        return 2 * self._layers * int(shared * width) * self.capabilities.dtype.itemsize
 
     @_alone
     def fork(self, row: Row, length: int | None = None) -> Row:
@@ -345,6 +368,19 @@ class HFModel:
         """Forget a row (``LanguageModel.close``); another thread's pass is waited for, so that no row stays open."""
         with self._lock:
             self._rows.close(self._rows.own(row))
+
+
+def of_huggingface(model: LanguageModel) -> HFModel:
+    """``model``, if it is a Hugging Face model: what reads its weights needs one.
+
+    Raises:
+        UnsupportedModelError: it is of another kind.
+    """
+    if isinstance(model, HFModel):
+        return model
+    raise UnsupportedModelError(
+        f"{model.capabilities.name} has no embeddings that a draft head could read: use drafter 'lookup' or a model"
+    )
 
 
 def _wanted(nodes: Sequence[Nodes], device: torch.device) -> slice | Tensor:
@@ -377,11 +413,11 @@ def _converted(model: PreTrainedModel, name: str, weight_format: str | None, sha
     """What a model can do, with its layers in ``weight_format`` from now on, unless that is None."""
     known = shared.capabilities
     if known is None:
-        can = probe.capabilities(model, name)
+        can = replace(probe.capabilities(model, name), linear_layers=summary(model))
         if weight_format is None:
             return can
         merge_layers(model)
-        shared.capabilities = replace(can, weight_format=convert(model, weight_format))
+        shared.capabilities = replace(can, weight_format=convert(model, weight_format), linear_layers=summary(model))
         shared.decoder = direct(model)
         return shared.capabilities
     if weight_format not in (None, known.weight_format):

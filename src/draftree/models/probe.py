@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import psutil  # type: ignore[import-untyped]
@@ -15,10 +15,7 @@ from transformers import PreTrainedModel
 
 from ..errors import UnsupportedModelError
 from . import attention
-from .base import Capabilities, Nodes, prefill
-
-if TYPE_CHECKING:
-    from .huggingface import HFModel
+from .base import Capabilities, LanguageModel, Nodes, Row, prefill
 
 _SAMPLED = 4096
 """Entries of each tensor that are read: about a million of a model of 30 layers, some milliseconds."""
@@ -66,7 +63,16 @@ def capabilities(model: PreTrainedModel, name: str) -> Capabilities:
         device=model.device,
         attention=config._attn_implementation,
         fingerprint=fingerprint(model.parameters()),
+        slot_bytes=_slot_bytes(config, model.dtype),
     )
+
+
+def _slot_bytes(config: Any, dtype: torch.dtype) -> int:
+    """Bytes that one token takes in the cache."""
+    heads = config.num_attention_heads
+    shared = getattr(config, "num_key_value_heads", None) or heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return 2 * int(config.num_hidden_layers * shared * width) * dtype.itemsize
 
 
 def free_bytes(device: torch.device) -> int:
@@ -136,43 +142,57 @@ def _whole(config: object, field: str) -> int:
     return value
 
 
-@torch.inference_mode()
-def self_test(model: HFModel) -> None:
-    """Compare tree logits on two branches with sequential logits, and those with the model's own causal forward.
+PROMPT = (11, 7, 5, 3)
+"""Of the self-tests, modulo the vocabulary."""
 
-    Before and after a commit that moves slots. The causal forward is given nothing but tokens, so that it catches a
-    model whose positions do not start at 0 or that sees tokens to come.
+
+@torch.inference_mode()
+def self_test(model: LanguageModel) -> None:
+    """Compare the logits of a tree of two branches, beside a row of another width, with one-token decoding.
+
+    Before and after a commit that moves slots.
 
     Raises:
         UnsupportedModelError: they differ, so the mask or the positions are not honoured.
     """
-    can = model.capabilities
-    prompt, (a, b, c, d) = (
-        [t % can.vocab_size for t in (11, 7, 5, 3)],
-        [t % can.vocab_size for t in (2, 13, 17, 19)],
-    )
+    vocab = model.capabilities.vocab_size
+    prompt, (a, b, c, d) = [t % vocab for t in PROMPT], [t % vocab for t in (2, 13, 17, 19)]
     tree = Nodes(torch.tensor([a, b, c, d]), torch.tensor([-1, -1, 0, 1]))  # root -> a -> c and root -> b -> d
     row = prefill(model, prompt)
-    branches = [model.fork(row), model.fork(row)]
-    chains = model.extend(branches, [Nodes.chain([a, c]), Nodes.chain([b, d])])
-    logits = model.extend([row], [tree])[0]
-    ids = torch.tensor([[*prompt, a, c]], device=can.device)
-    causal = model.model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 :]
-    pairs = [(torch.stack([row.logits, *chains[0]]), causal)]
-    pairs += [(logits[[0, 2]], chains[0]), (logits[[1, 3]], chains[1])]
+    branches = [model.fork(row) for _ in range(2)]
+    chains = [decoded(model, branch, tokens) for branch, tokens in zip(branches, ([a, c], [b, d]), strict=True)]
+    beside = model.fork(row)
+    logits, other = model.extend([row, beside], [tree, Nodes.chain([a])])
+    pairs = [(logits[[0, 2]], chains[0]), (logits[[1, 3]], chains[1]), (other[:1], chains[0][:1])]
     model.commit(row, [1, 3])
-    model.commit(branches[1], [0, 1])
-    after = model.extend([row], [Nodes.chain([a])])[0]
-    pairs.append((after, model.extend([branches[1]], [Nodes.chain([a])])[0]))
-    worst = max(difference(x, y) for x, y in pairs)
-    for opened in (row, *branches):
+    pairs.append((decoded(model, row, [a]), decoded(model, branches[1], [a])))
+    for opened in (row, *branches, beside):
         model.close(opened)
+    check_equal(model, pairs, "tree and sequential")
+
+
+def decoded(model: LanguageModel, row: Row, tokens: Sequence[int]) -> Tensor:
+    """[n, V] logits after each of ``tokens``, fed one by one and committed."""
+    found = []
+    for token in tokens:
+        found.append(model.extend([row], [Nodes.chain([token])])[0, 0].clone())
+        model.commit(row, [0])
+    return torch.stack(found)
+
+
+def check_equal(model: LanguageModel, pairs: Iterable[tuple[Tensor, Tensor]], what: str) -> None:
+    """Check that logits in pairs, found in two ways, are the same within rounding.
+
+    Raises:
+        UnsupportedModelError: they are not.
+    """
+    can, worst = model.capabilities, max(difference(x, y) for x, y in pairs)
     allowed = _HALF_TOLERANCE if can.weight_format == "int8" else tolerance(can.dtype)
     if not worst <= allowed:
         raise UnsupportedModelError(
-            f"{can.name} ({can.architecture}) fails the tree self-test: tree, sequential and causal logits "
-            f"differ by {worst:.2g} standard deviations ({allowed:g} allowed), so it does not honour tree masks "
-            "or positions: load it with attn_implementation='sdpa' or 'eager', or use transformers' own generate for it"
+            f"{can.name} ({can.architecture}) fails the tree self-test: {what} logits differ by {worst:.2g} standard "
+            f"deviations ({allowed:g} allowed), so it does not honour tree masks or positions: load it with "
+            "attn_implementation='sdpa' or 'eager', or use transformers' own generate for it"
         )
 
 

@@ -10,11 +10,12 @@ import inspect
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from .attention import laid_out
-from .cache import TreeCache
+from .cache import GRAIN, Placement, TreeCache
 from .probe import HiddenStates
 
 
@@ -56,10 +57,11 @@ class StockRunner:
 
     Attributes:
         hidden: reads hidden states; None: nobody wants them.
+        dtype: of the model.
     """
 
     def __init__(self, model: PreTrainedModel, hidden: HiddenStates | None = None) -> None:
-        self._model, self.hidden = model, hidden
+        self._model, self.hidden, self.dtype = model, hidden, model.dtype
         self._selects = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     def forward(self, step: Pass, cache: TreeCache) -> tuple[Tensor | None, Tensor]:
@@ -81,3 +83,92 @@ class StockRunner:
         elif not self._selects:
             logits = logits[step.wanted]
         return self.hidden.last[0] if self.hidden else None, logits
+
+
+class StaticRunner:
+    """Passes by the model's own forward in few shapes, from inputs that stay where they are.
+
+    Tokens are filled up to a power of two, beyond 64 to a multiple of it, and slots to 64 times a power of two. Tokens
+    that fill up write to the slot behind all others, to which nothing attends. So a pass of a shape that has been is
+    the same kernels on the same inputs, whatever the tree: what a CUDA graph needs.
+
+    Attributes:
+        shapes: of the passes so far, (tokens, rows, width, slots, logits).
+    """
+
+    def __init__(self, model: PreTrainedModel, hidden: HiddenStates | None = None) -> None:
+        self._stock = StockRunner(model, hidden)
+        self._inputs: dict[tuple[int, ...], _StaticInputs] = {}
+
+    @property
+    def hidden(self) -> HiddenStates | None:
+        """As of ``StockRunner``."""
+        return self._stock.hidden
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        return list(self._inputs)
+
+    def forward(self, step: Pass, cache: TreeCache) -> tuple[Tensor | None, Tensor]:
+        """One pass (``Runner.forward``)."""
+        at, total = cache.placement, len(step.tokens)
+        logits = len(step.wanted) if isinstance(step.wanted, Tensor) else total - int(step.wanted.start)
+        tokens, slots = _filled(total), GRAIN
+        while slots < at.end:
+            slots *= 2
+        width = tokens if at.count == 1 else _filled(at.width)
+        shape = tokens, at.count, width, slots, _filled(logits)
+        if shape not in self._inputs:
+            self._inputs[shape] = _StaticInputs(*shape, step, self._stock.dtype)
+        cache.reserve(at.first + at.count, slots + 1)
+        states, found = self._stock.forward(self._inputs[shape].filled(step, at), cache)
+        return None if states is None else states[:total], found[:logits]
+
+
+def _filled(count: int) -> int:
+    """Tokens of a static pass over ``count``."""
+    return -(-count // 64) * 64 if count > 64 else 1 << max(0, count - 1).bit_length()
+
+
+class _StaticInputs:
+    """The inputs of passes of one shape (``StaticRunner.shapes``)."""
+
+    def __init__(
+        self, tokens: int, count: int, width: int, slots: int, logits: int, like: Pass, dtype: torch.dtype
+    ) -> None:
+        device = like.tokens.device
+        self._tokens, self._positions = torch.zeros((2, tokens), dtype=torch.int64, device=device)
+        self._index = torch.zeros((3, tokens), dtype=torch.int64, device=device)
+        self._sources = torch.zeros((count, width), dtype=torch.int64, device=device)
+        self._wanted = torch.zeros(logits, dtype=torch.int64, device=device)
+        self._mask = torch.zeros((count, 1, width, slots), dtype=dtype, device=device)
+        self._slots, self._every = slots, torch.arange(tokens, device=device)
+
+    def filled(self, step: Pass, at: Placement) -> Pass:
+        """The inputs of a pass, and its placement made to fit them."""
+        total, every = len(step.tokens), self._every[: len(step.tokens)]
+        self._tokens[:total], self._positions[:total] = step.tokens, step.positions
+        self._index.zero_()[1] = self._slots
+        if at.index is None:
+            self._index[0, :total], self._index[2, :total] = every // at.width, every % at.width
+            self._index[1, :total] = self._index[2, :total] + at.start
+        else:
+            self._index[:, :total] = at.index
+        self._sources[self._index[0, :total], self._index[2, :total]] = every
+        least = torch.finfo(self._mask.dtype).min
+        self._mask.fill_(least)[..., 0] = 0.0
+        if step.mask is None:
+            causal = every[:, None] < every
+            self._mask[0, 0, :total, :total].zero_().masked_fill_(causal, least)
+        else:
+            self._mask[:, :, : at.width, : at.end] = step.mask
+        wanted = every[step.wanted] if isinstance(step.wanted, slice) else step.wanted
+        self._wanted[: len(wanted)] = wanted
+        at.width, at.end, at.index = self._sources.shape[1], self._slots, self._index
+        at.sources = None if at.count == 1 else self._sources.view(-1)
+        return Pass(self._tokens, self._positions, self._mask, self._wanted)
+
+
+EAGER = "eager"
+RUNNERS: dict[str, type[StockRunner] | type[StaticRunner]] = {EAGER: StockRunner, "static": StaticRunner}
+"""What makes passes; "eager" is the fused one where layers were replaced by such as can be."""

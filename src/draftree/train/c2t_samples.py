@@ -23,7 +23,7 @@ from ..artifacts import check_disk, make_folder, write_whole
 from ..config import SamplingParams
 from ..drafters.base import Drafter
 from ..errors import ConfigError, ModelFileError, RunError
-from ..models.huggingface import HFModel
+from ..models.base import LanguageModel
 from ..policies.base import GrowthPolicy
 from ..policies.best_paths import Eagle2Tree
 from ..policies.c2t import FEATURES, features, of_tree
@@ -96,7 +96,7 @@ def thinned(samples: Samples, share: float, generator: torch.Generator) -> Sampl
 
 @torch.inference_mode()
 def samples_along(
-    drafter: Drafter, response: Response, seed: int, share: float, verifier: HFModel | None = None
+    drafter: Drafter, response: Response, seed: int, share: float, verifier: LanguageModel | None = None
 ) -> tuple[Samples, int]:
     """Samples from decoding a response again with full trees, and how many trees there were.
 
@@ -269,7 +269,7 @@ def check_room(folder: Path, samples: int) -> None:
 
 def collect(
     store: SampleStore,
-    target: HFModel,
+    target: LanguageModel,
     drafter: Drafter,
     prompts: Sequence[Sequence[int]],
     *,

@@ -19,8 +19,8 @@ from ..config import SamplingParams, option
 from ..drafters.eagle import EagleSource
 from ..drafters.grow import TreeDrafter
 from ..errors import ConfigError
-from ..models.eagle_head import HeadNetwork
-from ..models.eagle_model import HeadModel
+from ..models.abilities import DraftHead
+from ..models.heads.eagle_head import HeadNetwork
 from ..policies.best_paths import OptTree
 from ..policies.fixed import StaticTree
 from .eagle_loss import Batch, loss, unrolled
@@ -56,7 +56,7 @@ class HeadFigures:
 
 
 @torch.inference_mode()
-def evaluate(head: HeadModel, responses: Sequence[Response], seed: int, progress: Callable[[int], None]) -> HeadFigures:
+def evaluate(head: DraftHead, responses: Sequence[Response], seed: int, progress: Callable[[int], None]) -> HeadFigures:
     """Draft along responses: with the true token alone kept, for acceptance, and as decoding would, for its length.
 
     Args:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, pad, smooth_l1_loss
 
-from ..models.eagle_head import HeadNetwork
+from ..models.heads.eagle_head import HeadNetwork
 from .responses import Response, rounded_up
 
 

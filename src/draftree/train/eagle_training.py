@@ -18,9 +18,9 @@ from torch import Tensor
 from ..artifacts import write_whole
 from ..config import option
 from ..errors import ConfigError, RunError
-from ..models.eagle_file import load_head, read_head, save_head
-from ..models.eagle_head import HeadConfig, HeadNetwork, embeddings, output_layer
-from ..models.huggingface import HFModel
+from ..models.abilities import TrainableModel
+from ..models.heads.eagle_file import load_head, read_head, save_head
+from ..models.heads.eagle_head import HeadConfig, HeadNetwork, embeddings, output_layer
 from .eagle_fit import RANKS, STRIDE, Fit, FitRecipe, Frozen, HeadFigures, evaluate, regress
 from .head_data import HeadData
 from .prompts import LONGEST_PROMPT, PromptFile
@@ -93,7 +93,7 @@ class HeadTraining:
         init: folder of a head to start from, in place of the regression.
     """
 
-    target: HFModel
+    target: TrainableModel
     data: HeadData
     sources: Sequence[PromptFile]
     recipe: FitRecipe
@@ -151,7 +151,7 @@ class HeadTraining:
         if device.type != "cuda":
             return _ROWS
         memory = torch.cuda.mem_get_info(device)[1]
-        return max(1, min(_ROWS_IN_STEP, memory // 2 // (tokens * self.target.slot_bytes)))
+        return max(1, min(_ROWS_IN_STEP, memory // 2 // (tokens * self.target.capabilities.slot_bytes)))
 
     def _fit(self, learned: list[Response], vocabulary: Tensor, checkpoint: Path, seconds: float) -> Fit:
         """The fit as its checkpoint has it, or from the start."""

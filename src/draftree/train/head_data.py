@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..artifacts import check_disk, make_folder, write_whole
 from ..errors import ConfigError, ModelFileError, RunError
-from ..models.huggingface import HFModel
+from ..models.base import LanguageModel
 from .responses import DataRecipe, Response, respond
 
 SHARD_TOKENS = 1 << 15
@@ -108,7 +108,7 @@ class HeadData:
 
     def collect(
         self,
-        target: HFModel,
+        target: LanguageModel,
         *,
         tokens: int,
         seconds: float,

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from ..artifacts import user_path
 from ..errors import PromptError, UnknownNameError
-from ..models.huggingface import HFModel
+from ..models.abilities import tokenizer_of
+from ..models.base import LanguageModel
 from ..text import encode, user
 
 LONGEST_PROMPT = 512
@@ -42,14 +43,14 @@ def shuffled(files: Sequence[Sequence[str]], seed: int) -> list[str]:
     return prompts
 
 
-def encoded(target: HFModel, prompts: Sequence[str], *, raw: bool) -> list[list[int]]:
+def encoded(target: LanguageModel, prompts: Sequence[str], *, raw: bool) -> list[list[int]]:
     """Token ids of the prompts that are short enough, through the target's chat template unless they are taken raw.
 
     Raises:
         PromptError: none is.
     """
     longest = min(LONGEST_PROMPT, target.capabilities.max_length // 2)
-    found = [encode(target.tokenizer, prompt if raw else user(prompt)) for prompt in prompts]
+    found = [encode(tokenizer_of(target), prompt if raw else user(prompt)) for prompt in prompts]
     if not (short := [ids for ids in found if len(ids) <= longest]):
         raise PromptError(f"all prompts are longer than {longest} tokens: give shorter ones")
     return short

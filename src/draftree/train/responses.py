@@ -13,7 +13,8 @@ from torch.nn.utils.rnn import pad_sequence
 from ..config import SamplingParams
 from ..engine.engine import Engine, Handle
 from ..engine.scheduler import SchedulerParams
-from ..models.huggingface import HFModel
+from ..models.abilities import TrainableModel
+from ..models.base import LanguageModel
 from ..request import Outcome, Request
 from ..sampling import gumbel_noise_at, stream_start
 from ..tracing.trace import Observer
@@ -86,7 +87,7 @@ def temperature_of(number: int, prompts: int) -> float:
 
 
 def respond(
-    target: HFModel,
+    target: LanguageModel,
     prompts: Sequence[Sequence[int]],
     numbers: Iterable[int],
     *,
@@ -108,17 +109,24 @@ def respond(
         max_tokens: most tokens of a response.
         alone: no other row of the target is opened meanwhile: it would overwrite one of those in step.
     """
-    in_step = alone and target.capabilities.device.type != "cpu"
-    draw = respond_in_step if in_step else _respond_by_engine
-    return draw(target, prompts, numbers, rows=rows, max_tokens=max_tokens, seed=seed)
+    options = {"rows": rows, "max_tokens": max_tokens, "seed": seed}
+    if alone and target.capabilities.device.type != "cpu" and isinstance(target, TrainableModel):
+        return respond_in_step(target, prompts, numbers, **options)
+    return _respond_by_engine(target, prompts, numbers, **options)
 
 
 def _respond_by_engine(
-    target: HFModel, prompts: Sequence[Sequence[int]], numbers: Iterable[int], *, rows: int, max_tokens: int, seed: int
+    target: LanguageModel,
+    prompts: Sequence[Sequence[int]],
+    numbers: Iterable[int],
+    *,
+    rows: int,
+    max_tokens: int,
+    seed: int,
 ) -> Generator[Response]:
     target.reserve(rows, max(map(len, prompts)) + max_tokens)
     ended = _EndedFeatures()
-    engine = Engine(target, nodes=1, observers=[ended], scheduling=SchedulerParams(rows=rows))
+    engine = Engine(target, nodes=1, observers=[ended], scheduling=SchedulerParams(rows=rows, queue=rows))
     waiting, running = iter(numbers), dict[int, Handle]()
     try:
         while True:
@@ -164,7 +172,13 @@ class _EndedFeatures(Observer):
 
 
 def respond_in_step(
-    target: HFModel, prompts: Sequence[Sequence[int]], numbers: Iterable[int], *, rows: int, max_tokens: int, seed: int
+    target: TrainableModel,
+    prompts: Sequence[Sequence[int]],
+    numbers: Iterable[int],
+    *,
+    rows: int,
+    max_tokens: int,
+    seed: int,
 ) -> Generator[Response]:
     """``respond`` with one token of each row a pass, prompts included; no row of the target may be open meanwhile.
 
@@ -185,7 +199,7 @@ class _Lanes:
     """Rows of the cache that go on together; each holds a prompt and as much of its response as is drawn."""
 
     def __init__(
-        self, target: HFModel, prompts: Sequence[Sequence[int]], rows: int, max_tokens: int, seed: int
+        self, target: TrainableModel, prompts: Sequence[Sequence[int]], rows: int, max_tokens: int, seed: int
     ) -> None:
         longest, device = max(map(len, prompts)) + max_tokens, target.capabilities.device
         target.reserve(rows, rounded_up(longest))
@@ -229,7 +243,7 @@ class _Lanes:
     def step(self) -> None:
         """Some passes over all lanes; those that have ended stand still."""
         sampled = self._temperature.nonzero()[:, 0]
-        furthest, slots = int(self._position.max()), self._target.cache.placement.slots
+        furthest, slots = int(self._position.max()), self._target.slots
         for end in range(furthest + 1, furthest + 1 + _PASSES):
             self._pass(min(rounded_up(end), slots), sampled)
 

@@ -248,9 +248,12 @@ def test_a_model_can_be_had_in_other_weight_formats_beside_itself(host: str | No
     first = HFModel(tiny(), weight_format=host, self_test=False)
     before = causal_logits(first.model, range(20))
     second = first.in_weight_format(weight_format)
-    assert second.capabilities == replace(
-        first.capabilities, weight_format=weight_format, fingerprint=f"{first.capabilities.fingerprint}:{weight_format}"
+    can = second.capabilities
+    assert can.fingerprint == f"{first.capabilities.fingerprint}:{weight_format}"
+    assert replace(can, weight_format="", linear_layers="", fingerprint="") == replace(
+        first.capabilities, weight_format="", linear_layers="", fingerprint=""
     )
+    assert (can.weight_format, weight_format in can.linear_layers) == (weight_format, True)
     assert torch.equal(causal_logits(first.model, range(20)), before), "the first has stayed as it was"
     names = {m.kernel.name for m in second.model.modules() if isinstance(m, KernelLinear)}
     assert names <= {kernel.name for kind in (weight_format, "int8") for kernel in KERNELS[kind]}

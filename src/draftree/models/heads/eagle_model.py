@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import cast
 
 import torch
@@ -17,34 +17,18 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding, linear, pad
 from torch.nn.utils import skip_init
 
-from ..errors import CacheError
-from .attention import attend_as_one
-from .base import Nodes, Row
-from .cache import NO_NODES, Rows, bytes_of, packed, padded
-from .cpu.quantization import AUTO, STOCK, convert
+from ...errors import CacheError
+from ..abilities import HeadRow
+from ..attention import attend_as_one
+from ..base import LanguageModel, Nodes, Row
+from ..cache import NO_NODES, Rows, bytes_of, packed, padded
+from ..cpu.quantization import AUTO, STOCK, convert, summary
+from ..huggingface import of_huggingface
+from ..probe import fingerprint
 from .eagle_head import HeadNetwork, embeddings, output_layer
-from .huggingface import HFModel
-from .probe import fingerprint
 
 _GRAIN = 64
 """Logits come in multiples of this, filled up with -inf: their largest are found faster, chunk by chunk."""
-
-
-@dataclass(slots=True, eq=False, kw_only=True)
-class HeadRow(Row):
-    """A sequence inside a head.
-
-    Attributes:
-        predicted: [1 + u, H] predicted hidden states: of the last committed token, then of the uncommitted nodes.
-        tokens: [K] int64 ids of its draft vocabulary.
-        extra: [K - D, H] output weights of those that are not in the head's own.
-        known: [V] bool, which ids are in ``tokens``.
-    """
-
-    predicted: Tensor
-    tokens: Tensor
-    extra: Tensor
-    known: Tensor
 
 
 class HeadModel:
@@ -64,7 +48,8 @@ class HeadModel:
         UnsupportedModelError: the target's hidden states cannot be read.
     """
 
-    def __init__(self, network: HeadNetwork, vocabulary: Tensor, target: HFModel, name: str) -> None:
+    def __init__(self, network: HeadNetwork, vocabulary: Tensor, target: LanguageModel, name: str) -> None:
+        target = of_huggingface(target)
         target.track_features()
         can, layer = target.capabilities, output_layer(target.model)
         self.vocabulary = vocabulary.to(can.device)
@@ -84,10 +69,12 @@ class HeadModel:
             architecture=type(self).__name__,
             parameters=sum(p.numel() for p in network.parameters()),
             attention="sdpa",
+            slot_bytes=2 * network.config.kv_heads * network.config.head_dim * can.dtype.itemsize,
             fingerprint=fingerprint(network.parameters()),
         )
         if can.weight_format != STOCK:
             self.capabilities = replace(self.capabilities, weight_format=convert(self.layers, AUTO))
+        self.capabilities = replace(self.capabilities, linear_layers=summary(self.layers))
         self._known = torch.zeros(can.vocab_size, dtype=torch.bool)
         self._known[vocabulary] = True
         self._turns = self.network.turns(torch.arange(0, device=can.device))
@@ -109,9 +96,7 @@ class HeadModel:
 
     def holds(self, lengths: Sequence[int]) -> bool:
         """Rows of so many tokens can be open together, within ``cache_bytes``."""
-        config = self.network.config
-        slot_bytes = 2 * config.kv_heads * config.head_dim * self.capabilities.dtype.itemsize
-        return bytes_of(lengths, slot_bytes) <= self.cache_bytes
+        return bytes_of(lengths, self.capabilities.slot_bytes) <= self.cache_bytes
 
     def open(self) -> HeadRow:
         """A new row (``LanguageModel.open``)."""
@@ -138,16 +123,7 @@ class HeadModel:
 
     @torch.inference_mode()
     def advance(self, rows: Sequence[HeadRow], tokens: Sequence[Tensor], features: Sequence[Tensor]) -> Tensor:
-        """Commit tokens of the target, in one pass; uncommitted nodes are dropped.
-
-        Args:
-            rows: open rows.
-            tokens: for each row [n] int64; none for a row whose last token is scored again.
-            features: for each row [n, H], the target's hidden states at the tokens before each of them.
-
-        Returns:
-            [B, K] logits after each row's last token, over its draft vocabulary; -inf beyond its tokens.
-        """
+        """Commit tokens of the target, in one pass (``DraftHead.advance``)."""
         began = time.perf_counter()
         for row in rows:
             self.commit(row, [])
@@ -182,14 +158,7 @@ class HeadModel:
 
     @torch.inference_mode()
     def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes], features: Sequence[Tensor] | None = None) -> Tensor:
-        """Append uncommitted nodes to each row in one pass (``LanguageModel.extend``); [B, n, K] logits.
-
-        Args:
-            rows: open rows.
-            nodes: for each row.
-            features: for each row [n, H], the target's hidden states at the tokens before the nodes; None: what was
-                predicted for these tokens, and zeros in rows that are empty: to measure passes.
-        """
+        """Append uncommitted nodes to each row in one pass (``DraftHead.extend``)."""
         began = time.perf_counter()
         own, device, are_text = [self.own(row) for row in rows], self.capabilities.device, features is not None
         if features is None and not any(row.length for row in own):

@@ -10,7 +10,7 @@ from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ..errors import ConfigError
+from ...errors import ConfigError
 
 PositiveNumber = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 

@@ -14,16 +14,17 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from ..artifacts import JsonFormat, write_whole
-from ..errors import ConfigError, ModelFileError, RunError, UnknownNameError
+from ...artifacts import JsonFormat, write_whole
+from ...errors import ConfigError, ModelFileError, RunError, UnknownNameError, UnsupportedModelError
+from ..base import LanguageModel
+from ..huggingface import of_huggingface
+from ..pretrained import first_line
 from .eagle_head import HeadConfig, HeadNetwork, embeddings
 from .eagle_model import HeadModel
-from .huggingface import HFModel
-from .pretrained import first_line
 
 FORMAT, VERSION = "draftree-head", 1
 CONFIG, WEIGHTS = "config.json", "head.safetensors"
-SHIPPED = Path(__file__).parent.parent / "heads"
+SHIPPED = Path(__file__).parents[2] / "heads"
 """Folder of the heads that come with the package."""
 
 _SAMPLED = (64, 32)
@@ -51,14 +52,14 @@ def is_head(folder: Path) -> bool:
         return (folder / WEIGHTS).is_file()
 
 
-def sample(target: HFModel) -> Tensor:
+def sample(target: LanguageModel) -> Tensor:
     """[64, 32] float32, or less of a smaller model: evenly spaced rows of the embeddings."""
-    weight = embeddings(target.model)
+    weight = embeddings(of_huggingface(target).model)
     rows = torch.linspace(0, len(weight) - 1, min(_SAMPLED[0], len(weight)), device=weight.device).long()
     return weight.detach()[rows, : _SAMPLED[1]].float().cpu()
 
 
-def save_head(folder: Path, network: HeadNetwork, vocabulary: Tensor, target: HFModel) -> None:
+def save_head(folder: Path, network: HeadNetwork, vocabulary: Tensor, target: LanguageModel) -> None:
     """Write a head in half precision; the config comes last, and without it there is no head.
 
     Raises:
@@ -118,7 +119,7 @@ def _reading(folder: Path) -> Iterator[None]:
         ) from None
 
 
-def load_head(folder: Path, target: HFModel) -> HeadModel:
+def load_head(folder: Path, target: LanguageModel) -> HeadModel:
     """The head in a folder, for a target.
 
     Raises:
@@ -129,7 +130,7 @@ def load_head(folder: Path, target: HFModel) -> HeadModel:
     made_for, network, vocabulary, known = read_head(folder)
     name = target.capabilities.name
     way_out = f"train one for it with 'draftree train head --target {name}', or use drafter 'auto'"
-    for what, own, size in _sizes(network.config, embeddings(target.model)):
+    for what, own, size in _sizes(network.config, embeddings(of_huggingface(target).model)):
         if own != size:
             raise ConfigError(
                 f"draft head {folder} was trained for {made_for}, {what} {own}, but {name} has {size}: {way_out}"
@@ -154,7 +155,7 @@ def _same(known: Tensor, found: Tensor) -> bool:
     return found.shape == known.shape and bool(torch.corrcoef(torch.stack([found, known]).flatten(1))[0, 1] >= _SAME)
 
 
-def shipped_for(target: HFModel) -> Path | None:
+def shipped_for(target: LanguageModel) -> Path | None:
     """Folder of the head that comes with the package for a target, by whatever name it was loaded; None: there is none.
 
     Reads no weights but the samples of those heads that have the target's sizes.
@@ -165,15 +166,15 @@ def shipped_for(target: HFModel) -> Path | None:
     return next((folder for folder in sorted(SHIPPED.glob("*/")) if fits(folder, target)), None)
 
 
-def fits(folder: Path, target: HFModel) -> bool:
+def fits(folder: Path, target: LanguageModel) -> bool:
     """Whether a head was trained for this model, or for another form of it; reads no weights but the sample.
 
     Raises:
         ModelFileError: it cannot be read.
     """
     try:
-        given = embeddings(target.model)
-    except (AttributeError, NotImplementedError):  # a model with embeddings of its own kind
+        given = embeddings(of_huggingface(target).model)
+    except (AttributeError, NotImplementedError, UnsupportedModelError):  # it has embeddings of its own kind, or none
         return False
     with _reading(folder):
         if any(own != size for _, own, size in _sizes(_FORMAT.read(folder / CONFIG).config, given)):
@@ -183,7 +184,7 @@ def fits(folder: Path, target: HFModel) -> bool:
     return _same(known, sample(target))
 
 
-def shipped_head(target: HFModel) -> HeadModel:
+def shipped_head(target: LanguageModel) -> HeadModel:
     """The head that comes with the package for a target, by whatever name it was loaded.
 
     Raises:

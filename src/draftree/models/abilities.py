@@ -1,0 +1,195 @@
+"""What some models can do beside ``LanguageModel``: a protocol for each ability, and the error where it is missing.
+
+Rows with several live paths, which beams need, are ``ForestModel``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from torch import Tensor
+
+from ..errors import UnsupportedModelError
+from ..text import Tokenizer
+from .base import LanguageModel, Nodes, Row
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@runtime_checkable
+class TextModel(LanguageModel, Protocol):
+    """A language model that brings its tokenizer.
+
+    Attributes:
+        tokenizer: None for a model of bare token ids.
+    """
+
+    tokenizer: Tokenizer | None
+
+
+def tokenizer_of(model: LanguageModel) -> Tokenizer | None:
+    """The tokenizer that a model brings."""
+    return model.tokenizer if isinstance(model, TextModel) else None
+
+
+@runtime_checkable
+class FeatureModel(LanguageModel, Protocol):
+    """A language model whose hidden states can be read: what draft heads need."""
+
+    @property
+    def hidden_size(self) -> int:
+        """H of its hidden states."""
+
+    @property
+    def tracks_features(self) -> bool:
+        """Hidden states are kept."""
+
+    def track_features(self) -> None:
+        """Keep the hidden states of all tokens from now on (``Row.features``).
+
+        Raises:
+            UnsupportedModelError: they cannot be read.
+        """
+
+
+@runtime_checkable
+class TrainableModel(FeatureModel, Protocol):
+    """A model whose weights are at hand, and whose rows can be fed in step: what a head is trained with.
+
+    Attributes:
+        model: the weights.
+    """
+
+    model: PreTrainedModel
+
+    @property
+    def rows(self) -> int:
+        """How many rows are open."""
+
+    @property
+    def slots(self) -> int:
+        """Allotted slots of a row."""
+
+    def feed(self, tokens: Tensor, positions: Tensor, end: int) -> tuple[Tensor, Tensor]:
+        """One more token in each of B rows that only the caller knows (``HFModel.feed``)."""
+
+    def free_cache(self) -> None:
+        """Free the keys and values of rows that were closed; none may be open."""
+
+
+def trainable(model: LanguageModel) -> TrainableModel:
+    """``model``, if heads can be trained for it.
+
+    Raises:
+        UnsupportedModelError: they cannot.
+    """
+    if isinstance(model, TrainableModel):
+        return model
+    raise UnsupportedModelError(
+        f"{model.capabilities.name} has no weights that a head could be trained with: use drafter 'lookup' or a model"
+    )
+
+
+@runtime_checkable
+class SelfDraftingModel(LanguageModel, Protocol):
+    """A language model that can draft for itself: in cheaper weight formats, and on its own rows."""
+
+    def twin(self) -> SelfDraftingModel:
+        """A second model on the same weights, with rows and a cache of its own."""
+
+    def in_weight_format(self, weight_format: str) -> SelfDraftingModel:
+        """The same model in another weight format, with rows and a cache of its own.
+
+        Raises:
+            ConfigError: it cannot be had in this format.
+        """
+
+    def on_rows_of(self, host: LanguageModel) -> SelfDraftingModel:
+        """A second model on the same weights that works on the rows of another, and keeps no cache of its own.
+
+        Its passes append uncommitted nodes to the host's rows, which have to be dropped before the host goes on.
+
+        Raises:
+            ConfigError: the keys and values of the two do not go together.
+        """
+
+    def time_in(self, weight_format: str) -> float:
+        """Share of its time for linear layers that the same ones take in another weight format."""
+
+
+def self_drafting(model: LanguageModel) -> SelfDraftingModel:
+    """``model``, if it can draft for itself.
+
+    Raises:
+        UnsupportedModelError: it cannot.
+    """
+    if isinstance(model, SelfDraftingModel):
+        return model
+    raise UnsupportedModelError(
+        f"{model.capabilities.name} cannot draft for itself: use drafter 'lookup', or a model with its vocabulary"
+    )
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class HeadRow(Row):
+    """A sequence inside a draft head.
+
+    Attributes:
+        predicted: [1 + u, H] predicted hidden states: of the last committed token, then of the uncommitted nodes.
+        tokens: [K] int64 ids of its draft vocabulary.
+        extra: [K - D, H] output weights of those that are not in the head's own.
+        known: [V] bool, which ids are in ``tokens``.
+    """
+
+    predicted: Tensor
+    tokens: Tensor
+    extra: Tensor
+    known: Tensor
+
+
+@runtime_checkable
+class DraftHead(LanguageModel, Protocol):
+    """A model that drafts from a target's hidden states and its own predictions of them."""
+
+    @property
+    def nothing(self) -> Tensor:
+        """[0, H] no hidden states."""
+
+    def own(self, row: Row) -> HeadRow:
+        """``row``, if it is open and this model's; else a ``CacheError``."""
+
+    def advance(self, rows: Sequence[HeadRow], tokens: Sequence[Tensor], features: Sequence[Tensor]) -> Tensor:
+        """Commit tokens of the target, in one pass; uncommitted nodes are dropped.
+
+        Args:
+            rows: open rows.
+            tokens: for each row [n] int64; none for a row whose last token is scored again.
+            features: for each row [n, H], the target's hidden states at the tokens before each of them.
+
+        Returns:
+            [B, K] logits after each row's last token, over its draft vocabulary; -inf beyond its tokens.
+        """
+
+    def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes], features: Sequence[Tensor] | None = None) -> Tensor:
+        """Append uncommitted nodes (``LanguageModel.extend``); [B, w, K] logits.
+
+        Args:
+            rows: open rows.
+            nodes: for each row.
+            features: for each row [n, H], the target's hidden states at the tokens before the nodes; None: what was
+                predicted for these tokens, and zeros in rows that are empty: to measure passes.
+        """
+
+
+@runtime_checkable
+class TimedModel(LanguageModel, Protocol):
+    """A language model that measures its passes.
+
+    Attributes:
+        pass_seconds: wall-clock seconds inside forward passes so far.
+    """
+
+    pass_seconds: float
