@@ -125,15 +125,32 @@ def test_prompts_are_read_in_chunks_only_while_others_wait_for_their_next_token(
     assert alone > made.prompt_tokens == 16
 
 
-def test_a_chunk_takes_no_longer_than_it_may_whatever_a_token_costs() -> None:
-    for token in (0.001, 0.01, 0.0001):
-        chunk, longest = ChunkSize(), 0.0
-        for step in range(60):
-            tokens = chunk.size if step % 4 else 0
-            chunk.observe(tokens, 0.1 + token * tokens)
-            longest = tokens * token if step > 20 else 0.0
-        assert longest <= max(1.5 * 0.1, chunk.grain * token) + 1e-9
-        assert chunk.size == max(8, min(512, int(0.15 / token) // 8 * 8))
+@pytest.mark.parametrize("token", [0.001, 0.01, 0.0001])
+def test_chunks_become_as_large_as_a_step_may_take(token: float) -> None:
+    chunk = ChunkSize()
+    chunk.observe(0, 0.1)
+    for _ in range(100):
+        tokens = chunk.size
+        chunk.observe(tokens, 0.1 + token * tokens)
+    fits = max(8, min(512, 0.15 / token))
+    assert 0.7 * fits <= chunk.size <= 1.25 * fits
+
+
+def test_a_slow_moment_costs_a_chunk_a_quarter() -> None:
+    chunk = ChunkSize()
+    chunk.observe(0, 0.1)
+    before = chunk.size
+    chunk.observe(before, 10.0)
+    assert chunk.size == before * 3 // 4
+    chunk.observe(chunk.size - 1, 0.01)
+    assert chunk.size == before * 3 // 4, "the end of a prompt says nothing of a whole chunk"
+
+
+def test_a_chunk_that_is_given_stays() -> None:
+    chunk = ChunkSize(48)
+    chunk.observe(0, 0.1)
+    chunk.observe(48, 10.0)
+    assert chunk.size == 48
 
 
 @pytest.mark.parametrize("bad", [{"rows": 0}, {"queue": 0}, {"chunk": 0}, {"prefixes": -1}, {"rows": 1.5}])

@@ -27,22 +27,23 @@ def made(kind: str, attention: str, weight_format: str | None) -> HFModel:
     return model
 
 
-@pytest.mark.parametrize("wanted", [None, 1, 0])
+@pytest.mark.parametrize(("size", "wanted"), [(40, None), (60, 1), (60, 0)])
 @pytest.mark.parametrize(("kind", "attention", "weight_format"), KINDS)
 def test_a_chunk_beside_trees_is_read_as_alone(
-    kind: str, attention: str, weight_format: str | None, wanted: int | None
+    kind: str, attention: str, weight_format: str | None, size: int, wanted: int | None
 ) -> None:
     rng, model = Random(0), made(kind, attention, weight_format)
     prompts = [random_ids(rng, n) for n in LENGTHS]
     rows = [prefill(model, prompt) for prompt in prompts]
-    nodes = [Nodes.chain(random_ids(rng, 40), wanted), *(random_tree(rng, n) for n in (1, 3, 12))]
+    nodes = [Nodes.chain(random_ids(rng, size), wanted), *(random_tree(rng, n) for n in (1, 3, 12))]
     order = [2, 0, 3, 1]
     together = model.extend([rows[i] for i in order], [nodes[i] for i in order])
+    assert (model.cache.placement.apart is not None) == (size == 60), "the larger chunk attends apart"
     for line, i in zip(together, order, strict=True):
         alone = model.extend([prefill(model, prompts[i])], [nodes[i]])[0]
         assert alone.shape == (nodes[i].logits, VOCAB)
         assert_close(line[: nodes[i].logits], alone)
-    model.commit(rows[0], range(40))
+    model.commit(rows[0], range(size))
     model.commit(rows[3], [])
     then, read = random_tree(rng, 5), [*prompts[0], *nodes[0].tokens.tolist()]
     after = model.extend([rows[3], rows[0]], [Nodes.chain([7]), then])

@@ -53,41 +53,38 @@ class SchedulerParams:
 
 @dataclass(slots=True)
 class ChunkSize:
-    """How many prompt tokens a step may read, from what steps took lately.
+    """How many prompt tokens a step may read: a quarter more after a step that was fast enough, else a quarter less.
+
+    What a token costs depends on the context, the chunk and the machine; so no model of it is made.
 
     Attributes:
         fixed: so many, whatever they take.
-        pause: share of a step without prompts that reading may take; the next token of no request comes later than by
-            this. A pass costs more behind a longer context, so that twice a step, which users accept, takes a margin.
-        grain: tokens come in multiples of this, and at least so many.
-        most: tokens of a chunk.
-        decay: share of a mean that each further step leaves.
+        longest: how long a step with a chunk may take, in steps without: of these two and a half are under the three
+            that make streams wait for two steps' time, as steps vary.
+        least, most: tokens of a chunk.
+        decay: share of the mean step without a chunk that each further one leaves.
     """
 
     fixed: int | None = None
-    pause: float = 1.5
-    grain: int = 8
+    longest: float = 2.5
+    least: int = 8
     most: int = 512
-    decay: float = 0.7
-    _step: float = 0.0  # mean seconds of a step without prompts
-    _token: float = 0.0  # mean seconds that a token of a prompt adds to one
+    decay: float = 0.8
+    _size: float = 16.0
+    _step: float = 0.0  # mean seconds of a step without a chunk
 
     @property
     def size(self) -> int:
-        """Of the next chunk; two grains as long as nothing is known."""
-        if self.fixed is not None:
-            return self.fixed
-        known = self._step and self._token
-        tokens = self.pause * self._step / self._token if known else 2 * self.grain
-        return max(self.grain, min(self.most, int(tokens) // self.grain * self.grain))
+        """Of the next chunk."""
+        return self.fixed if self.fixed is not None else int(self._size)
 
     def observe(self, tokens: int, seconds: float) -> None:
         """A step in which some requests gained a token read so many tokens of prompts."""
         if not tokens:
             self._step = self.decay * self._step + (1 - self.decay) * seconds if self._step else seconds
-        elif self._step:
-            extra = max(seconds - self._step, 1e-9) / tokens
-            self._token = self.decay * self._token + (1 - self.decay) * extra if self._token else extra
+        elif self._step and tokens >= self.size:
+            change = 1.25 if seconds < self.longest * self._step else 0.75
+            self._size = max(self.least, min(self.most, change * self._size))
 
 
 @dataclass(slots=True, eq=False)

@@ -41,6 +41,9 @@ class Placement:
             None: all rows have ``width`` tokens, from slot ``start`` on.
         sources: [B x width] int64 on the device, the token in each entry of [B, width]; padding has the first one;
             None: the tokens lie in the order of these entries, and there is no padding.
+        apart: a row with far more new tokens than the others, such as a chunk of a prompt: its number among the B, its
+            first token of the T, and how many it has. It attends by itself, and its line of [B, width] is padding;
+            None: there is none.
     """
 
     rows: int = 1
@@ -52,6 +55,7 @@ class Placement:
     end: int = 0
     index: Tensor | None = None
     sources: Tensor | None = None
+    apart: tuple[int, int, int] | None = None
 
 
 def write(
@@ -237,6 +241,8 @@ class TreeCache(Cache):
         counts: Sequence[int],
         device: torch.device,
         order: Sequence[int] | None = None,
+        *,
+        split: bool = False,
     ) -> None:
         """Set where the next pass writes.
 
@@ -244,18 +250,24 @@ class TreeCache(Cache):
             first: first row that it covers.
             starts, counts: of each row that it covers, the slot of the first new token, and how many are new.
             order: of these rows those with new tokens, as their tokens come; by default as they lie.
+            split: a row may attend apart from the others.
         """
         at, own = self.placement, list(range(len(starts))) if order is None else list(order)
         at.first, at.count, at.width = first, len(starts), max(counts)
+        at.apart = _apart(counts, own) if split else None
+        if at.apart is not None:
+            at.width = max(1, *(n for b, n in enumerate(counts) if b != at.apart[0]))
         at.start, at.end = min(starts[b] for b in own), max(starts[b] + counts[b] for b in own)
         self.reserve(first + len(starts), at.end)
         at.index = at.sources = None
-        even = own == list(range(len(starts))) and min(counts) == at.width
+        even = at.apart is None and own == list(range(len(starts))) and min(counts) == at.width
         if even and (len(own) == 1 or at.start + at.width == at.end):
             return
         rows, columns = [b for b in own for _ in range(counts[b])], [i for b in own for i in range(counts[b])]
         slots = [starts[b] + i for b, i in zip(rows, columns, strict=True)]
         index = torch.tensor([rows, slots, columns])
+        if at.apart is not None:
+            index[2, at.apart[1] : at.apart[1] + at.apart[2]] = 0
         at.index = index.to(device, non_blocking=True)
         if not even:
             sources = torch.zeros(at.count * at.width, dtype=torch.int64)
@@ -271,7 +283,7 @@ class TreeCache(Cache):
         """
         at, rows = self.placement, torch.arange(len(slots), device=slots.device)
         at.first, at.count, at.width, at.start, at.end = first, len(slots), 1, end - 1, end
-        at.index, at.sources = torch.stack([rows, slots, torch.zeros_like(rows)]), None
+        at.index, at.sources, at.apart = torch.stack([rows, slots, torch.zeros_like(rows)]), None, None
 
     def compact(self, row: int, start: int, path: Sequence[int]) -> None:
         """Move slots ``start + p`` of a row, p in ``path`` (ascending), to ``start`` and on: one gather a block."""
@@ -290,6 +302,16 @@ class TreeCache(Cache):
         for block in self._blocks:
             for states in block.states:
                 states[:, target, :, :length] = states[:, source, :, :length]
+
+
+def _apart(counts: Sequence[int], order: Sequence[int]) -> tuple[int, int, int] | None:
+    """``Placement.apart`` of rows with so many new tokens, where padding all to the widest more than doubles them."""
+    widest = max(order, key=lambda b: counts[b])
+    others = max((n for b, n in enumerate(counts) if b != widest), default=0)
+    if len(counts) * counts[widest] <= 2 * (len(counts) * max(1, others) + counts[widest]):
+        return None
+    before = sum(counts[b] for b in order[: order.index(widest)])
+    return widest, before, counts[widest]
 
 
 def bytes_of(lengths: Sequence[int], slot_bytes: int) -> int:
@@ -324,30 +346,31 @@ class Rows(Generic[R]):
             return found
         raise CacheError("the row is closed, or another model's: open its prompt again")
 
-    def place(self, rows: Sequence[R], counts: Sequence[int], device: torch.device) -> None:
+    def place(self, rows: Sequence[R], counts: Sequence[int], device: torch.device, *, split: bool = False) -> None:
         """Room for a pass that appends so many tokens to each of some rows; those between them get none."""
         first, last = min(r.slot for r in rows), max(r.slot for r in rows) + 1
         starts = [r.length + r.parents.shape[0] for r in self._open[first:last]]
         fresh = [0] * len(starts)
         for row, count in zip(rows, counts, strict=True):
             fresh[row.slot - first] = count
-        self.cache.place(first, starts, fresh, device, [row.slot - first for row in rows])
+        self.cache.place(first, starts, fresh, device, [row.slot - first for row in rows], split=split)
 
-    def place_chain(self, row: R, text: Nodes, device: torch.device) -> tuple[list[Tensor], Tensor, None]:
+    def place_chain(self, row: R, text: Nodes, device: torch.device) -> tuple[list[Tensor], Tensor, list[Tensor]]:
         """``place_nodes`` for the first tokens of one row, a chain: attention is plain causal, so there is no mask."""
         self.place([row], [len(text.tokens)], device)
-        return [text.parents], torch.stack([text.tokens, torch.arange(len(text.tokens))]), None
+        return [text.parents], torch.stack([text.tokens, torch.arange(len(text.tokens))]), []
 
     def place_nodes(
-        self, rows: Sequence[R], nodes: Sequence[Nodes], device: torch.device
-    ) -> tuple[list[Tensor], Tensor, Tensor]:
+        self, rows: Sequence[R], nodes: Sequence[Nodes], device: torch.device, *, split: bool = False
+    ) -> tuple[list[Tensor], Tensor, list[Tensor]]:
         """Room for a pass that appends uncommitted nodes to each of some rows, and its inputs on the CPU.
 
         Padding attends to the first slot: what it finds is finite, and never read.
 
         Returns:
             parents of the uncommitted nodes of each of ``rows``, the new ones included; [2, T] int64 tokens and
-            positions; [B, 1, width, S] bool, the slots that each new node attends to.
+            positions; [B, 1, width, S] bool, the slots that each new node attends to, and where a row attends apart
+            (``split``) [1, 1, n, S] of its own.
 
         Raises:
             CacheError: a parent does not come before its child; nothing has changed.
@@ -356,17 +379,21 @@ class Rows(Generic[R]):
         for parents in grown:
             if bool((parents >= torch.arange(parents.shape[0])).any()):
                 raise CacheError(f"parents {parents.tolist()} are not in order: a parent comes before its child")
-        self.place(rows, [new.tokens.shape[0] for new in nodes], device)
+        self.place(rows, [new.tokens.shape[0] for new in nodes], device, split=split)
         at, inputs = self.cache.placement, []
-        mask = torch.zeros((at.count, 1, at.width, at.end), dtype=torch.bool)
-        mask[..., 0] = True
+        masks = [torch.zeros((at.count, 1, at.width, at.end), dtype=torch.bool)]
+        masks[0][..., 0] = True
+        if at.apart is not None:
+            masks.append(torch.zeros((1, 1, at.apart[2], at.end), dtype=torch.bool))
         for row, new, parents in zip(rows, nodes, grown, strict=True):
             seen, depths = ancestors(parents, row.parents.shape[0])
             inputs.append(torch.stack([new.tokens, depths.add_(row.length - 1)]))
-            own = mask[row.slot - at.first, 0, : seen.shape[0]]
+            line = row.slot - at.first
+            apart = at.apart is not None and line == at.apart[0]
+            own = masks[1][0, 0] if apart else masks[0][line, 0, : seen.shape[0]]
             own[:, : row.length] = True
             own[:, row.length : row.length + seen.shape[1]] = seen
-        return grown, inputs[0] if len(inputs) == 1 else torch.cat(inputs, dim=1), mask
+        return grown, inputs[0] if len(inputs) == 1 else torch.cat(inputs, dim=1), masks
 
     def commit(self, row: R, path: Sequence[int]) -> int:
         """Keep the uncommitted nodes of ``path``, drop the others; the last of the path, or ROOT."""

@@ -280,18 +280,19 @@ class HFModel:
         """[W, V] logits of the wanted nodes, row by row."""
         can = self.capabilities
         if len(rows) == 1 and rows[0].length + len(rows[0].parents) == 0 and _is_chain(nodes[0]):
-            grown, inputs, mask = self._rows.place_chain(rows[0], nodes[0], can.device)
+            grown, inputs, masks = self._rows.place_chain(rows[0], nodes[0], can.device)
         else:
-            grown, inputs, mask = self._rows.place_nodes(rows, nodes, can.device)
+            split = self._stock.splits
+            grown, inputs, masks = self._rows.place_nodes(rows, nodes, can.device, split=split)
         if inputs.numel() and (last := int(inputs[1].max())) >= can.max_length:
             raise CacheError(
                 f"a node at position {last} is beyond the {can.max_length} tokens of {can.name}: draft less deep"
             )
-        additive = None if mask is None else self._additive(mask.to(can.device, non_blocking=True))
+        additive = [self._additive(mask.to(can.device, non_blocking=True)) for mask in masks]
         tokens, positions = inputs.to(can.device, non_blocking=True)
         began = time.perf_counter()
-        states, logits = self._forward(Pass(tokens, positions, additive, _wanted(nodes, can.device)))
-        if mask is not None:
+        states, logits = self._forward(Pass(tokens, positions, _wanted(nodes, can.device), *additive))
+        if masks:
             self.pass_seconds += time.perf_counter() - began
         for row, parents in zip(rows, grown, strict=True):
             row.parents = parents
@@ -322,7 +323,7 @@ class HFModel:
         for first, (own, places) in enumerate(zip(tokens.split(step), positions.split(step), strict=True)):
             self.cache.place_at(places, end, first)
             seen = torch.arange(end, device=positions.device) <= places[:, None]
-            found.append(self._forward(Pass(own, places, self._additive(seen[:, None, None]), slice(0, None))))
+            found.append(self._forward(Pass(own, places, slice(0, None), self._additive(seen[:, None, None]))))
         logits = torch.cat([logits for _, logits in found])
         if not self.tracks_features:
             return logits, logits[:, :0]

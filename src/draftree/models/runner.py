@@ -25,15 +25,17 @@ class Pass:
 
     Attributes:
         tokens, positions: [T] int64 on the device.
+        wanted: of which tokens the logits are wanted: the last ones, or [W] int64 of them.
         mask: [B, 1, width, S], added to attention scores; None: one row that was empty reads a chain, so that attention
             is plain causal.
-        wanted: of which tokens the logits are wanted: the last ones, or [W] int64 of them.
+        apart: [1, 1, n, S], that of the row which attends apart (``Placement.apart``); None: there is none.
     """
 
     tokens: Tensor
     positions: Tensor
-    mask: Tensor | None
     wanted: slice | Tensor
+    mask: Tensor | None = None
+    apart: Tensor | None = None
 
     @property
     def last(self) -> int | None:
@@ -58,7 +60,10 @@ class StockRunner:
     Attributes:
         hidden: reads hidden states; None: nobody wants them.
         dtype: of the model.
+        splits: a row may attend apart from the others.
     """
+
+    splits = True
 
     def __init__(self, model: PreTrainedModel, hidden: HiddenStates | None = None) -> None:
         self._model, self.hidden, self.dtype = model, hidden, model.dtype
@@ -68,7 +73,7 @@ class StockRunner:
         """One pass (``Runner.forward``)."""
         last = step.last
         options = {"logits_to_keep": step.wanted if last is None else last or 1} if self._selects else {}
-        with laid_out(cache.placement):
+        with laid_out(cache.placement, step.apart):
             out = self._model(
                 input_ids=step.tokens[None],
                 attention_mask=step.mask,
@@ -94,7 +99,10 @@ class StaticRunner:
 
     Attributes:
         shapes: of the passes so far, (tokens, rows, width, slots, logits).
+        splits: as of ``StockRunner``.
     """
+
+    splits = False
 
     def __init__(self, model: PreTrainedModel, hidden: HiddenStates | None = None) -> None:
         self._stock = StockRunner(model, hidden)
@@ -166,7 +174,7 @@ class _StaticInputs:
         self._wanted[: len(wanted)] = wanted
         at.width, at.end, at.index = self._sources.shape[1], self._slots, self._index
         at.sources = None if at.count == 1 else self._sources.view(-1)
-        return Pass(self._tokens, self._positions, self._mask, self._wanted)
+        return Pass(self._tokens, self._positions, self._wanted, self._mask)
 
 
 EAGER = "eager"

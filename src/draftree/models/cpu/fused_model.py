@@ -286,8 +286,8 @@ class Decoder:
         states = embedding(step.tokens[None], self._embeddings)
         cos, sin = rotation(*self._rotary.forward(states, step.positions[None]))
         at = cache.placement
-        place = at.first, at.count, at.start, at.end, at.index, at.sources
-        states = self._layers(states, cos, sin, step.mask, *cache.storage(self._like), *place)
+        place = at.first, at.count, at.start, at.end, at.index, at.sources, at.apart
+        states = self._layers(states, cos, sin, step.mask, step.apart, *cache.storage(self._like), *place)
         states = self._norm.forward(states)[0]
         last = step.last or 1  # there is no kernel for none
         logits = self._output.forward(states[step.wanted] if step.last is None else states[len(states) - last :])
@@ -305,6 +305,7 @@ class _Layers(nn.Module):
         cos: Tensor,
         sin: Tensor,
         mask: Tensor | None,
+        own_mask: Tensor | None,
         keys: list[Tensor],
         values: list[Tensor],
         first: int,
@@ -313,12 +314,18 @@ class _Layers(nn.Module):
         end: int,
         index: Tensor | None,
         sources: Tensor | None,
+        apart: tuple[int, int, int] | None,
     ) -> Tensor:
         for i, layer in enumerate(self.layers):
             query, key, value = layer.before(states, cos, sin)
             key, value = write(keys[i], values[i], key, value, first, count, start, end, index)
-            found = attend(padded(query, count, sources), key, value, mask, layer.scaling)
-            states = layer.after(states, packed(found, index, sources))
+            found = packed(attend(padded(query, count, sources), key, value, mask, layer.scaling), index, sources)
+            if apart is not None:
+                line, begin, n = apart
+                row = key.narrow(0, line, 1), value.narrow(0, line, 1)
+                own = attend(query.narrow(2, begin, n), row[0], row[1], own_mask, layer.scaling)
+                found.narrow(1, begin, n).copy_(own)
+            states = layer.after(states, found)
         return states
 
 
@@ -343,7 +350,7 @@ def direct(model: PreTrainedModel, *, trusted: bool = False) -> Decoder | None:
                 total, at = sum(counts), caches[0].placement
                 positions = torch.cat([torch.arange(m) + start for start, m in zip(starts, counts, strict=True)])
                 mask = None if len(starts) == 1 else torch.zeros((len(starts), 1, n, at.end))
-                step = Pass(ids[:total], positions, mask, every)
+                step = Pass(ids[:total], positions, every, mask)
                 got = decoder.forward(step, caches[0])[1]
                 if trusted:
                     continue

@@ -169,7 +169,7 @@ class HeadModel:
                     raise CacheError("the parent of a node comes with it: its hidden state is not predicted yet")
             befores = [(new.parents + 1).to(device, non_blocking=True) for new in nodes]
             features = [row.predicted.index_select(0, before) for row, before in zip(own, befores, strict=True)]
-        grown, inputs, mask = self._rows.place_nodes(own, nodes, device)
+        grown, inputs, (mask,) = self._rows.place_nodes(own, nodes, device)
         states, queries, keys, values = self._read(inputs, torch.cat(list(features)))
         at = self._rows.cache.placement
         lines = padded(queries.transpose(1, 2), at.count, at.sources)
