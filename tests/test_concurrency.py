@@ -191,6 +191,21 @@ def test_a_common_preamble_is_forked_and_the_least_recently_used_row_goes_first(
     assert counting.fed == 1, "the row that was used last is still there"
 
 
+def test_a_draft_model_reads_what_is_new_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    counting = Counting(monkeypatch)
+    drafter = TreeDrafter(METHODS["chain"].policy(), ModelSource(counting.model, VOCAB))
+    engine = Engine(toy(), drafter, scheduling=SchedulerParams(prefixes=1))
+    params, text = SamplingParams(max_tokens=6, ignore_eos=True), [i % 6 for i in range(40)]
+    fed = []
+    for _ in range(2):
+        answer = engine.generate([text], params)[0].token_ids
+        assert answer == alone(tuple(text), params)
+        fed.append(counting.fed)
+        counting.fed, text = 0, [*text, *answer, 2]
+    assert fed[0] >= 40
+    assert fed[1] <= 16
+
+
 def failing(ids: Tensor, logits: Tensor, *, at: int) -> Tensor:
     if ids.shape[1] >= at:
         raise Broken

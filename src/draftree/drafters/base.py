@@ -56,8 +56,12 @@ class Drafter(Protocol):
     @property
     def host(self) -> LanguageModel | None: ...
 
-    def prepare(self, target: LanguageModel) -> None:
-        """Make ready to draft for ``target``: called once, before anything else."""
+    def prepare(self, target: LanguageModel, prefixes: int = 0) -> None:
+        """Make ready to draft for ``target``: called once, before anything else.
+
+        Args:
+            prefixes: rows of ended requests that each draft model keeps, for texts that begin as they do.
+        """
 
     def open(self, request: Request) -> None:
         """A request begins: its prompt is in ``request.ids``."""
@@ -96,7 +100,7 @@ class NoDrafter:
     policy: GrowthPolicy | None = None
     host: LanguageModel | None = None
 
-    def prepare(self, target: LanguageModel) -> None: ...
+    def prepare(self, target: LanguageModel, prefixes: int = 0) -> None: ...
 
     def open(self, request: Request) -> None: ...
 
@@ -223,10 +227,10 @@ class TokenSource(ABC):
         """How many of the target's most probable tokens after each verified node it learns from; 0: none."""
         return max((source.successors for source in self.sources), default=0)
 
-    def prepare(self, target: LanguageModel) -> None:
-        """Make ready to draft for ``target``: called once, before anything else."""
+    def prepare(self, target: LanguageModel, prefixes: int = 0) -> None:
+        """Make ready to draft (``Drafter.prepare``)."""
         for source in self.sources:
-            source.prepare(target)
+            source.prepare(target, prefixes)
 
     def open(self, request: Request) -> None:
         """A request begins: its prompt is in ``request.ids``."""

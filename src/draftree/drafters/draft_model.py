@@ -17,6 +17,7 @@ from torch import Tensor
 from ..config import Budget
 from ..errors import ConfigError, RunError
 from ..models.base import ForestModel, LanguageModel, Nodes, Row
+from ..models.prefixes import PrefixCache
 from ..policies.base import Candidates
 from ..request import Outcome, Request
 from ..tree import ROOT
@@ -61,6 +62,14 @@ class ModelSource(BeamSource):
     near: bool = field(default=False, kw_only=True)
     _passes: int = field(default=0, repr=False)
     _states: dict[Request, State] = field(default_factory=dict, repr=False)
+    _prefixes: PrefixCache = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._prefixes = PrefixCache(self.model, 0)
+
+    def prepare(self, target: LanguageModel, prefixes: int = 0) -> None:
+        """Keep so many rows."""
+        self._prefixes = PrefixCache(self.model, prefixes)
 
     @property
     def name(self) -> str:
@@ -103,7 +112,7 @@ class ModelSource(BeamSource):
         """The state of a request that may be new: then its prompt is read."""
         if request not in self._states:
             self.model.reserve(1, request.prompt_length + (request.params.max_tokens or 0))
-            self._states[request] = State(self.model.open())
+            self._states[request] = State(self._prefixes.find(request.ids))
         return self._states[request]
 
     def begin(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
@@ -168,7 +177,8 @@ class ModelSource(BeamSource):
 
     def close(self, request: Request) -> None:
         if request in self._states:
-            self.model.close(self._states.pop(request).row)
+            row = self._states.pop(request).row
+            self._prefixes.keep(request.ids[: row.length], row)
 
 
 class ModelScorer(Scorer):
@@ -236,7 +246,7 @@ class SelfSpeculationSource(ModelSource):
     def host(self) -> LanguageModel:
         return self.target
 
-    def prepare(self, target: LanguageModel) -> None:
+    def prepare(self, target: LanguageModel, prefixes: int = 0) -> None:
         """Make sure that it is on this target's rows.
 
         Raises:

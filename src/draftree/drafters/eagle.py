@@ -41,6 +41,9 @@ class EagleSource(ModelSource):
     _given: dict[Request, set[int]] = field(default_factory=dict, repr=False)
     """Slots of the proposal's nodes, those that were fed with the verifier's hidden states."""
 
+    def prepare(self, target: LanguageModel, prefixes: int = 0) -> None:
+        """Keep no rows: what a head has read of a text, it reads again in one pass of one layer."""
+
     def read(self, request: Request, most: int) -> bool:
         """It reads all at once, by one layer."""
         return True

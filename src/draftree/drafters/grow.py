@@ -71,8 +71,8 @@ class TreeDrafter:
     def host(self) -> LanguageModel | None:
         return self.source.host
 
-    def prepare(self, target: LanguageModel) -> None:
-        self.source.prepare(target)
+    def prepare(self, target: LanguageModel, prefixes: int = 0) -> None:
+        self.source.prepare(target, prefixes)
         self.policy.prepare(target, self.source.parts)
 
     def open(self, request: Request) -> None:

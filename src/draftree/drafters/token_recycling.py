@@ -213,7 +213,7 @@ class TokenRecyclingSource(TokenSource):
     def successors(self) -> int:
         return self.width
 
-    def prepare(self, target: LanguageModel) -> None:
+    def prepare(self, target: LanguageModel, prefixes: int = 0) -> None:
         """Read the file.
 
         Raises:

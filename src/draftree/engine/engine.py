@@ -246,7 +246,7 @@ class Engine(Stepper):
 
         An exception ends the request that it comes from, which is found by stepping each of them alone.
         """
-        worked = self._work_off() or self._end()
+        worked = self._work_off() | self._end()
         running = self._admit()
         prompt_tokens, streams = self.scheduler.prompt_tokens, self.scheduler.streams
         unread = sum(request.unread for request in running if not request.decodes)

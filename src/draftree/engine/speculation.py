@@ -114,10 +114,14 @@ class Speculation:
 
 
 class Speculations:
-    """What requests choose, made for one target; equal params share one drafter, and what it has learned."""
+    """What requests choose, made for one target; equal params share one drafter, and what it has learned.
 
-    def __init__(self, target: LanguageModel) -> None:
-        self._target = target
+    Args:
+        prefixes: of ``Drafter.prepare``.
+    """
+
+    def __init__(self, target: LanguageModel, prefixes: int = 0) -> None:
+        self._target, self._prefixes = target, prefixes
         self._made: OrderedDict[Hashable, tuple[SpeculationParams, Speculation]] = OrderedDict()
         self._prepared: dict[int, Speculation] = {}  # by their drafters
         self._lock = Lock()
@@ -157,6 +161,6 @@ class Speculations:
                     "come out of the draft distribution in two ways: give each a drafter of its own"
                 )
         else:
-            drafter.prepare(self._target)
+            drafter.prepare(self._target, self._prefixes)
             self._prepared[id(drafter)] = speculation
         return speculation

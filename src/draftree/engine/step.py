@@ -140,7 +140,7 @@ class Stepper:
         self.speculation = Speculation(drafter, node_budget(drafter.policy, nodes), scheme)
         self.prefixes = PrefixCache(target, prefixes)
         self.observers = tuple(observers)
-        self._made = Speculations(target)
+        self._made = Speculations(target, prefixes)
         self._made.prepared(self.speculation)
         self._learned: dict[int, float] = {}  # seconds that drafters took to learn from the last step, by id
         self._encoding = Lock()  # a tokenizer that two threads use at once raises

@@ -77,13 +77,13 @@ class CascadeSource(TokenSource):
         below = self.lower.stage_names if isinstance(self.lower, CascadeSource) else (lower or self.lower.name,)
         return (*below, upper or self.upper.name)
 
-    def prepare(self, target: LanguageModel) -> None:
+    def prepare(self, target: LanguageModel, prefixes: int = 0) -> None:
         """Prepare the stages, and the policies for the models that verify what they shape.
 
         Raises:
             ConfigError: a policy counts seconds of a verifier's model, and there is none.
         """
-        super(CascadeSource, self).prepare(target)
+        super(CascadeSource, self).prepare(target, prefixes)
         for verifier in self.verifiers:
             name, model = verifier.source.name, verifier.source.model
             if model is not None:
