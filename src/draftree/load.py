@@ -17,6 +17,7 @@ from .models.base import LanguageModel
 from .models.cpu.quantization import DEFAULT_WEIGHT_FORMAT, DRAFTING
 from .models.eagle_file import shipped_for
 from .models.loading import DEFAULT_MODEL, load
+from .models.runner import EAGER
 from .policies.base import GrowthPolicy, node_budget
 from .policies.methods import DEFAULT_METHOD, find_policy
 from .tracing.trace import Observer
@@ -96,6 +97,7 @@ def load_engine(
     dtype: str | None = None,
     device: str | None = None,
     weight_format: str = DEFAULT_WEIGHT_FORMAT,
+    runner: str = EAGER,
     observers: Sequence[Observer] = (),
     recycle_file: str | Path | None = None,
 ) -> Engine:
@@ -109,7 +111,8 @@ def load_engine(
         candidates=candidates,
         recycle_file=recycle_file,
     )
-    return speculation.engine(load(target, dtype=dtype, device=device, weight_format=weight_format), observers)
+    model = load(target, dtype=dtype, device=device, weight_format=weight_format, runner=runner)
+    return speculation.engine(model, observers)
 
 
 _BEAM_DRAFTERS = "beams are drafted by a draft model, head, int4, int8, fp16w, self, none or, for beam search, lookup"
@@ -124,11 +127,12 @@ def load_beam_engine(
     dtype: str | None = None,
     device: str | None = None,
     weight_format: str = DEFAULT_WEIGHT_FORMAT,
+    runner: str = EAGER,
 ) -> BeamEngine:
     """An engine for beams from names alone.
 
     Args:
-        target, dtype, device, weight_format: as ``draftree.load``.
+        target, dtype, device, weight_format, runner: as ``draftree.load``.
         drafter: as ``load_beam_source``.
         sampled: beams will be sampled, not searched.
 
@@ -136,7 +140,7 @@ def load_beam_engine(
         InputError: a name is unknown or does not fit; what needs no model is checked before one is loaded.
     """
     spec = beam_drafter(drafter, sampled)
-    model = load(target, dtype=dtype, device=device, weight_format=weight_format)
+    model = load(target, dtype=dtype, device=device, weight_format=weight_format, runner=runner)
     spec = resolved_for_beams(spec, model, sampled)
     return BeamEngine(model, load_beam_source(spec, model, sampled=sampled), name=str(spec))
 

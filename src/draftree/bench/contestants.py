@@ -30,6 +30,7 @@ from ..models.abilities import TimedModel, self_drafting
 from ..models.base import LanguageModel
 from ..models.cpu.quantization import DEFAULT_WEIGHT_FORMAT
 from ..models.loading import load, load_stock
+from ..models.runner import EAGER
 from ..policies.base import GrowthPolicy, node_budget
 from ..policies.methods import find_method
 from ..request import Outcome, Seconds, Stats
@@ -306,6 +307,7 @@ class Models:
         target: the target's name.
         dtype, device: of the target and of peers.
         weight_format: of the target and of draft models.
+        runner: of the target.
     """
 
     def __init__(
@@ -315,8 +317,9 @@ class Models:
         dtype: str | None = None,
         device: str | None = None,
         weight_format: str = DEFAULT_WEIGHT_FORMAT,
+        runner: str = EAGER,
     ) -> None:
-        self.target = load(target, dtype=dtype, device=device, weight_format=weight_format)
+        self.target = load(target, dtype=dtype, device=device, weight_format=weight_format, runner=runner)
         self._name, self._dtype, self._device, self._weight_format = target, dtype, device, weight_format
         self._stock: dict[str, tuple[PreTrainedModel, Tokenizer | None]] = {}
         self._drafters: dict[str, LanguageModel] = {}
