@@ -18,6 +18,7 @@ from .models.base import LanguageModel
 from .models.cpu.quantization import DEFAULT_WEIGHT_FORMAT, DRAFTING
 from .models.heads.eagle_file import shipped_for
 from .models.loading import DEFAULT_MODEL, load
+from .models.runner import EAGER
 from .policies.base import GrowthPolicy
 from .policies.methods import DEFAULT_METHOD
 from .tracing.trace import Observer
@@ -56,6 +57,7 @@ def load_engine(
     dtype: str | None = None,
     device: str | None = None,
     weight_format: str = DEFAULT_WEIGHT_FORMAT,
+    runner: str = EAGER,
     observers: Sequence[Observer] = (),
     recycle_file: str | Path | None = None,
     scheduling: SchedulerParams | None = None,
@@ -70,6 +72,7 @@ def load_engine(
         candidates=candidates,
         recycle_file=recycle_file,
     )
+from .models.runner import EAGER
     model = load(target, dtype=dtype, device=device, weight_format=weight_format)
     return make_engine(model, speculation, observers, scheduling=scheduling)
 
@@ -86,11 +89,12 @@ def load_beam_engine(
     dtype: str | None = None,
     device: str | None = None,
     weight_format: str = DEFAULT_WEIGHT_FORMAT,
+    runner: str = EAGER,
 ) -> BeamEngine:
     """An engine for beams from names alone.
 
     Args:
-        target, dtype, device, weight_format: as ``draftree.load``.
+        target, dtype, device, weight_format, runner: as ``draftree.load``.
         drafter: as ``load_beam_source``.
         sampled: beams will be sampled, not searched.
 
@@ -98,7 +102,7 @@ def load_beam_engine(
         InputError: a name is unknown or does not fit; what needs no model is checked before one is loaded.
     """
     spec = beam_drafter(drafter, sampled)
-    model = load(target, dtype=dtype, device=device, weight_format=weight_format)
+    model = load(target, dtype=dtype, device=device, weight_format=weight_format, runner=runner)
     spec = resolved_for_beams(spec, model, sampled)
     return BeamEngine(model, load_beam_source(spec, model, sampled=sampled), name=str(spec))
 

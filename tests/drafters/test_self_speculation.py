@@ -162,9 +162,9 @@ def test_the_cache_need_not_grow_for_what_is_drafted_and_not_verified() -> None:
     before, most = model.cache.placement.slots, 0
     place = model.cache.place
 
-    def placed(*given: Any) -> None:
+    def placed(*given: Any, **options: Any) -> None:
         nonlocal most
-        place(*given)
+        place(*given, **options)
         most = max(most, model.cache.placement.end)
 
     model.cache.place = placed  # type: ignore[method-assign, assignment]
