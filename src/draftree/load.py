@@ -72,8 +72,7 @@ def load_engine(
         candidates=candidates,
         recycle_file=recycle_file,
     )
-from .models.runner import EAGER
-    model = load(target, dtype=dtype, device=device, weight_format=weight_format)
+    model = load(target, dtype=dtype, device=device, weight_format=weight_format, runner=runner)
     return make_engine(model, speculation, observers, scheduling=scheduling)
 
 
