@@ -5,13 +5,15 @@
     python -m benchmarks.serving throughput [--requests 8] [--tokens 64] [--repeats 3] [--drafter auto] [--methods auto]
     python -m benchmarks.serving overhead [--requests 8]
     python -m benchmarks.serving storm [--requests 2000]
+    python -m benchmarks.serving mixed [--tokens 12]
 
 ``gaps``: requests stream while a long prompt arrives: the longest time between two tokens of any of them, with it and
 without, in AR steps of as many requests, and how soon the newcomer has its first token. ``chat``: seconds to the first
 token of each turn of a conversation, with rows kept and without. ``throughput``: tokens a second of requests decoded
 together, over AR decoding of the same, the two in turn. ``overhead``: milliseconds of a scheduled step outside the step
 itself. ``storm``: many short requests of which a tenth are cancelled and a twentieth fail: rows that are left, resident
-memory as it goes on, and whether each text that was finished is what the request gives alone.
+memory as it goes on, and whether each text that was finished is what the request gives alone. ``mixed``: 13 prompts by
+10 methods and 4 drafters, greedy and sampled, eight at a time in random order: how many give AR decoding's ids.
 """
 
 from __future__ import annotations
@@ -20,12 +22,14 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from itertools import product
 from random import Random
 
 import psutil  # type: ignore[import-untyped]
 import torch
 from torch import Tensor
 
+from draftree.bench.compare import first_difference
 from draftree.bench.suites import choose, load_suite
 from draftree.config import SamplingParams
 from draftree.engine.engine import Engine, Handle
@@ -210,11 +214,46 @@ def storm(args: argparse.Namespace) -> None:
     print(f"rows left: {args.model.rows}; MiB resident: " + ", ".join(f"{m:.0f}" for m in memory))
 
 
+MIXED_METHODS = (
+    "auto", "chain", "static", "binary", "dynamic-width-budget", "opt-tree", "eagle2", "hsddw", "naive-width", "c2t"
+)  # fmt: skip
+MIXED_DRAFTERS = ("lookup", "int4", "head", "lookup+recycle")
+
+
+def mixed(args: argparse.Namespace) -> None:
+    """Print how many ids are equal."""
+    engine, ar = made(args, "none", SchedulerParams(rows=8, queue=10**6)), Engine(args.model)
+    kinds = [
+        (user(question), SamplingParams(max_tokens=args.tokens + i % 5, temperature=temperature, seed=i))
+        for i, question in enumerate(questions(13))
+        for temperature in (0.0, 1.0)
+    ]
+    alone = [ar.generate([prompt], params)[0].token_ids for prompt, params in kinds]
+    cases = list(product(range(len(kinds)), MIXED_METHODS, MIXED_DRAFTERS))
+    Random(3).shuffle(cases)  # noqa: S311 - an order, not a secret
+    handles = []
+    for kind, method, drafter in cases:
+        prompt, params = kinds[kind]
+        handles.append(engine.submit(prompt, params, SpeculationParams(drafter=drafter, method=method)))
+    wait(engine, handles)
+    differ = [
+        (case, handle.request.finish_reason)
+        for case, handle in zip(cases, handles, strict=True)
+        if handle.request.output_ids != alone[case[0]]
+    ]
+    accepted = sum(sum(handle.request.stats.accepted) for handle in handles)
+    print(f"{len(cases) - len(differ)} of {len(cases)} equal; {accepted} drafted tokens accepted")
+    for (kind, method, drafter), reason in differ:
+        one, other = alone[kind], handles[cases.index((kind, method, drafter))].request.output_ids
+        found = first_difference(args.model, encode(args.model.tokenizer, kinds[kind][0]), one, other, kinds[kind][1])
+        print(f"  prompt {kind}, {method}, {drafter}: {reason}; {found}")
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     what: dict[str, Callable[[argparse.Namespace], None]] = {
-        f.__name__: f for f in (gaps, chat, throughput, overhead, storm)
+        f.__name__: f for f in (gaps, chat, throughput, overhead, storm, mixed)
     }
     parser.add_argument("what", choices=what)
     parser.add_argument("--target", default=DEFAULT_MODEL)

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from ..artifacts import user_path
 from ..errors import ConfigError
-from ..models.abilities import tokenizer_of
+from ..models.abilities import abilities, tokenizer_of
 from ..models.cost_profile import FULL, Grid, Profile, measure_and_keep, profile_folder
 from ..models.cpu.openmp import WAITING
 from ..progress import out
@@ -68,6 +68,7 @@ def info(
         "attention": can.attention,
         "waiting threads": WAITING,
         "draft trees": "yes: 4-D masks and depth positions are honoured (self-test passed)",
+        "abilities": ", ".join(abilities(loaded)) or "none beside trees",
         "KV cache": f"{can.slot_bytes / 1024:.1f} KiB a token, compactable",
         "chat template": "yes" if tokenizer and tokenizer.chat_template else "no: use --raw",
         "loaded in": f"{seconds:.1f} s, self-test included",

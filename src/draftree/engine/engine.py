@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
-from ..config import SamplingParams
+from ..config import SamplingParams, typed
 from ..drafters.base import Drafter
 from ..errors import RunError
 from ..models.base import LanguageModel
@@ -116,6 +116,7 @@ class Engine(Stepper):
         scheduling: what runs at once.
     """
 
+    @typed
     def __init__(
         self,
         target: LanguageModel,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..errors import UnsupportedModelError
 from ..text import Tokenizer
-from .base import LanguageModel, Nodes, Row
+from .base import ForestModel, LanguageModel, Nodes, Row
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -193,3 +193,16 @@ class TimedModel(LanguageModel, Protocol):
     """
 
     pass_seconds: float
+
+
+_ABILITIES: dict[str, type] = {
+    "hidden states": FeatureModel,
+    "several live paths a row": ForestModel,
+    "self-speculation": SelfDraftingModel,
+    "training of heads": TrainableModel,
+}
+
+
+def abilities(model: LanguageModel) -> list[str]:
+    """What a model can do beside verifying trees, in words."""
+    return [name for name, protocol in _ABILITIES.items() if isinstance(model, protocol)]
