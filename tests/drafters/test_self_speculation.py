@@ -167,7 +167,7 @@ def test_the_cache_need_not_grow_for_what_is_drafted_and_not_verified() -> None:
         place(*given, **options)
         most = max(most, model.cache.placement.end)
 
-    model.cache.place = placed  # type: ignore[method-assign]
+    model.cache.place = placed  # type: ignore[method-assign, assignment]
     while request.finish_reason is None:
         engine.step([request])
     engine.close(request)

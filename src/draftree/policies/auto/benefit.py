@@ -33,7 +33,6 @@ class Benefit:
         profiles: measured costs of the models that make passes for it, by ``id``.
         profile: of these, that of the model that makes one pass a layer; None: there is none.
         balance: AR passes that it may lose.
-        share: of the time of AR decoding, that may be lost to learning about it.
         steps, tokens, seconds: how often it drafted, accepted tokens that were its alone, what it took.
     """
 
@@ -42,7 +41,6 @@ class Benefit:
     profiles: dict[int, Profile] = field(default_factory=dict, repr=False)
     settings: AutoSettings = DEFAULTS
     balance: float = 0.0
-    share: float = DEFAULTS.learning_share
     steps: int = 0
     tokens: float = 0.0
     seconds: float = 0.0
@@ -61,7 +59,7 @@ class Benefit:
     @property
     def _share(self) -> float:
         """Of time that may be lost to learning more about it."""
-        return self.share * min(1.0, self.rate) ** 2
+        return self.settings.learning_share * min(1.0, self.rate) ** 2
 
     def reading(self, requests: Sequence[Request]) -> float:
         """Seconds in which its models read what they have not read of these requests."""
@@ -79,7 +77,7 @@ class Benefit:
         ``verify``: as in ``Price``; ``left``: AR passes of the rest of the longest answer; ``pace``: of decoding.
         """
         layer, seconds = self.layer(ar), float(verify[0])
-        affordable = 1 - 1 / pace if self.rate > pace else self.share * self.rate / pace
+        affordable = 1 - 1 / pace if self.rate > pace else self.settings.learning_share * self.rate / pace
         nodes = np.arange(1, min(len(verify) - 1, depth * ar.batch) + 1)
         drafted = verify[nodes] + np.ceil(nodes / ar.batch) * layer
         return bool(
@@ -151,7 +149,6 @@ class Selection:
         self._tokens = self._passes = self.settings.pseudo_count
         for drafter in self.drafters:
             drafter.balance = self.settings.first_balance / len(self.drafters)
-            drafter.share = self.settings.learning_share / len(self.drafters)
 
     @property
     def pace(self) -> float:

@@ -22,7 +22,7 @@ class AutoSettings:
         layer_nodes: mean nodes of a drafted layer, whose seconds a draft model's profile gives.
         max_drift: a pass that took more than so many times its profile counts as so many times.
         min_probability: candidates that are less likely to be accepted are not drafted.
-        learning_share: part of the time of AR decoding that may be lost to learning what drafters gain, all together.
+        learning_share: part of the time of AR decoding that may be lost to learning what a drafter gains.
         first_balance: AR passes that new drafters may lose together before they are disabled.
         max_balance: the same of a drafter that has gained.
     """
