@@ -126,7 +126,7 @@ def test_a_step_that_failed_in_between_leaves_nothing_that_counts(model: HFModel
             raise RunError("out of memory")
         return extend(rows, nodes)  # type: ignore[arg-type]
 
-    source.model.extend = failing  # type: ignore[method-assign, assignment]
+    source.model.extend = failing  # type: ignore[method-assign]
     with pytest.raises(RunError):
         engine.step([request])
     while request.finish_reason is None:
@@ -167,7 +167,7 @@ def test_the_cache_need_not_grow_for_what_is_drafted_and_not_verified() -> None:
         place(*given, **options)
         most = max(most, model.cache.placement.end)
 
-    model.cache.place = placed  # type: ignore[method-assign, assignment]
+    model.cache.place = placed  # type: ignore[method-assign]
     while request.finish_reason is None:
         engine.step([request])
     engine.close(request)
