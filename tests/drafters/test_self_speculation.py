@@ -126,7 +126,7 @@ def test_a_step_that_failed_in_between_leaves_nothing_that_counts(model: HFModel
             raise RunError("out of memory")
         return extend(rows, nodes)  # type: ignore[arg-type]
 
-    source.model.extend = failing  # type: ignore[method-assign]
+    source.model.extend = failing  # type: ignore[method-assign, assignment]
     with pytest.raises(RunError):
         engine.step([request])
     while request.finish_reason is None:
