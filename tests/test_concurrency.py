@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import traceback
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any
@@ -239,6 +240,17 @@ def test_a_callback_that_raises_ends_its_own_request_alone(kind: str, way: str) 
     for i in (0, 2):
         assert handles[i].result().token_ids == alone(prompts[i], params)
     assert rows_of(model) == 0
+
+
+def test_the_error_of_a_request_holds_nothing_of_its_step() -> None:
+    """Frames of its traceback held the logits of the pass: megabytes a failed request, for as long as it was kept."""
+    engine = Engine(toy())
+    handle = engine.submit((1, 2, 3), SamplingParams(max_tokens=9, processors=(partial(failing, at=4),)))
+    run(engine, [handle])
+    assert handle.request.error is not None
+    frames = traceback.walk_tb(handle.request.error.__traceback__)
+    held = [value for frame, _ in frames for value in frame.f_locals.values() if isinstance(value, Tensor)]
+    assert held == []
 
 
 def test_a_callback_cannot_wait_for_its_own_engine() -> None:

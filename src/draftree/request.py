@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -181,7 +182,8 @@ class Request:
         return len(self.ids) > self.prompt_length
 
     def fail(self, error: Exception) -> None:
-        """End it by an error; its tokens stay readable."""
+        """End it by an error; its tokens stay readable. The error's frames let go of the logits of their step."""
+        traceback.clear_frames(error.__traceback__)
         self.finish_reason, self.error = "error", error
 
     @property
