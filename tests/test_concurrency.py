@@ -246,8 +246,9 @@ def test_the_error_of_a_request_holds_nothing_of_its_step() -> None:
     """Frames of its traceback held the logits of the pass: megabytes a failed request, for as long as it was kept."""
     engine = Engine(toy())
     handle = engine.submit((1, 2, 3), SamplingParams(max_tokens=9, processors=(partial(failing, at=4),)))
-    run(engine, [handle])
+    run(engine, [handle, engine.submit((2, 2), SamplingParams(max_tokens=9))])
     assert handle.request.error is not None
+    assert handle.request.error.__context__ is None
     frames = traceback.walk_tb(handle.request.error.__traceback__)
     held = [value for frame, _ in frames for value in frame.f_locals.values() if isinstance(value, Tensor)]
     assert held == []

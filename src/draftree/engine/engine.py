@@ -251,14 +251,16 @@ class Engine(Stepper):
         running = self._admit()
         prompt_tokens, streams = self.scheduler.prompt_tokens, self.scheduler.streams
         unread = sum(request.unread for request in running if not request.decodes)
-        began = time.perf_counter()
+        began, failure = time.perf_counter(), None
         try:
             self.step(running, prompt_tokens)
             if streams:
                 self.scheduler.chunk.observe(min(unread, prompt_tokens), time.perf_counter() - began)
         except Exception as error:  # noqa: BLE001 - whatever ends a request, the others go on
+            failure = error
+        if failure is not None:  # outside the handler, or its error would be the context of theirs
             for request in running:
-                self._step_alone(request, prompt_tokens, error if len(running) == 1 else None)
+                self._step_alone(request, prompt_tokens, failure if len(running) == 1 else None)
         return self._end() or worked or bool(running)
 
     def _work_off(self) -> bool:
