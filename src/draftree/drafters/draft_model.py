@@ -257,19 +257,6 @@ class SelfSpeculationSource(ModelSource):
                 f"drafter {self.model.capabilities.name} was loaded for another target: load it for the one in use"
             )
 
-    def read(self, request: Request, most: int) -> bool:
-        """Read the next tokens of its text, as a chain, unless the last pass of all is small enough."""
-        if len(request.ids) >= self.model.capabilities.max_length:
-            return True
-        row = self.opened(request).row
-        if len(request.ids) - 1 - row.length <= most:
-            return True
-        self._drop([request])
-        self.model.extend([row], [Nodes.chain(request.ids[row.length : row.length + most], 0)])
-        self.model.commit(row, range(most))
-        row.drop_features()
-        return False
-
     def unread(self, request: Request) -> list[tuple[LanguageModel, int]]:
         """Nothing, ever."""
         return [] if len(request.ids) >= self.model.capabilities.max_length else [(self.model, 0)]

@@ -57,7 +57,13 @@ class PrefixCache:
         return not getattr(self._model, "tracks_features", False) or sum(map(len, kept.row.features)) == len(kept.ids)
 
     def keep(self, ids: Sequence[int], row: Row) -> None:
-        """Keep a row that has committed ``ids``, in place of the oldest where there are too many."""
+        """Keep a row that has committed ``ids``, in place of the oldest where there are too many.
+
+        A row that has more is closed: its step was interrupted between the commit and the request's tokens.
+        """
+        if row.length != len(ids):
+            self._model.close(row)
+            return
         self._model.commit(row, [])
         self._kept.append(_Kept(ids, row))
         while len(self._kept) > self._most:

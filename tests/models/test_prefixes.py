@@ -1,0 +1,31 @@
+"""Rows that are kept for texts that begin as they do."""
+
+from __future__ import annotations
+
+import pytest
+
+from draftree.models.base import prefill
+from draftree.models.prefixes import PrefixCache, common_prefix
+
+from ..toy import ToyModel
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "shared"),
+    [([], [1], 0), ([1, 2], [1, 2, 3], 2), ([1, 2, 3], [1, 2, 4], 2), ([2], [1], 0), ([1, 2], [1, 2], 2)],
+)
+def test_the_common_prefix_is_counted(one: list[int], other: list[int], shared: int) -> None:
+    assert common_prefix(one, other) == common_prefix(other, one) == shared
+
+
+def test_a_row_that_holds_more_than_its_text_is_closed() -> None:
+    """Ctrl-C between the target's commit and the request's tokens left a row that holds more than the text it was kept
+    for: the next turn of a chat would have gone on behind tokens that nobody had seen."""
+    model, text = ToyModel(), [i % 5 for i in range(20)]
+    cache, row = PrefixCache(model, 2), prefill(model, [*text, 1])
+    cache.keep(text, row)
+    assert cache.lengths == []
+    assert row.slot == -1
+    cache.keep(text, prefill(model, text))
+    assert cache.lengths == [20]
+    assert cache.find([*text, 3]).length == 20
