@@ -182,8 +182,12 @@ class Request:
         return len(self.ids) > self.prompt_length
 
     def fail(self, error: Exception) -> None:
-        """End it by an error; its tokens stay readable. The error's frames let go of the logits of their step."""
-        traceback.clear_frames(error.__traceback__)
+        """End it by an error; its tokens stay readable.
+
+        A note takes the place of the error's traceback, whose frames and their callers hold the logits of their step.
+        """
+        error.add_note("".join(traceback.format_tb(error.__traceback__)).rstrip())
+        error.__traceback__ = None
         self.finish_reason, self.error = "error", error
 
     @property
