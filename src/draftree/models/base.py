@@ -5,9 +5,11 @@ Token ids only: nothing here knows of text, drafts or sampling. Every call takes
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from functools import wraps
+from threading import RLock
+from typing import Concatenate, ParamSpec, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -298,3 +300,40 @@ class ForestModel(LanguageModel, Protocol):
         Raises:
             CacheError: ``keep`` or the trunk is none; nothing has changed.
         """
+
+
+class Guarded(LanguageModel, Protocol):
+    """A language model whose methods are ``alone``."""
+
+    _lock: RLock
+
+
+M = TypeVar("M", bound=Guarded)
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def alone(method: Callable[Concatenate[M, P], T]) -> Callable[Concatenate[M, P], T]:
+    """A method without autograd that no two threads run at once.
+
+    A pass is made in several moves on what the whole model shares: a second thread between them would change it, and
+    both would get wrong tokens. Between calls, rows of several engines may take turns in any order.
+
+    Raises:
+        CacheError: another thread is inside the model.
+    """
+
+    @wraps(method)
+    def run(self: M, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        if not self._lock.acquire(blocking=False):
+            raise CacheError(
+                f"{self.capabilities.name} is in use by another thread: give each thread a model of its own, or let "
+                "one thread run all requests"
+            )
+        try:
+            with torch.inference_mode():
+                return method(self, *args, **kwargs)
+        finally:
+            self._lock.release()
+
+    return run

@@ -7,12 +7,10 @@ positions and a ``TreeCache``. Knows nothing of drafts, sampling or text (the to
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
-from functools import wraps
 from threading import RLock
-from typing import Concatenate, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -24,7 +22,7 @@ from ..errors import CacheError, ConfigError, UnsupportedModelError
 from ..text import Tokenizer
 from ..tree import ROOT
 from . import attention, probe
-from .base import Capabilities, LanguageModel, Nodes, Row, prefill
+from .base import Capabilities, LanguageModel, Nodes, Row, alone, prefill
 from .cache import NO_NODES, Rows, TreeCache, bytes_of
 from .cpu.fused_model import Decoder, direct, merge_layers
 from .cpu.quantization import apart, check, convert, price, summary
@@ -53,33 +51,6 @@ class SharedState:
 
 
 _SHARED: WeakKeyDictionary[PreTrainedModel, SharedState] = WeakKeyDictionary()
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-def _alone(method: Callable[Concatenate[HFModel, P], T]) -> Callable[Concatenate[HFModel, P], T]:
-    """A method without autograd that no two threads run at once.
-
-    A pass writes where the cache's one placement says, and its hidden states and rotary factors are read back from the
-    model: a second thread between the two would change them, and both would get wrong tokens. Between calls, rows of
-    several engines may take turns in any order.
-    """
-
-    @wraps(method)
-    def run(self: HFModel, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        if not self._lock.acquire(blocking=False):
-            raise CacheError(
-                f"{self.capabilities.name} is in use by another thread: give each thread a model of its own, or let "
-                "one thread run all requests"
-            )
-        try:
-            with torch.inference_mode():
-                return method(self, *args, **kwargs)
-        finally:
-            self._lock.release()
-
-    return run
 
 
 class HFModel:
@@ -211,7 +182,7 @@ class HFModel:
         """Share of the time for its linear layers (``SelfDraftingModel.time_in``)."""
         return price(self.model, weight_format)
 
-    @_alone
+    @alone
     def track_features(self) -> None:
         """Keep the hidden states after the final norm of all tokens from now on, for ``Row.waiting_features``.
 
@@ -243,7 +214,7 @@ class HFModel:
         """H of its hidden states."""
         return self.model.get_input_embeddings().weight.shape[1]  # type: ignore[no-any-return]
 
-    @_alone
+    @alone
     def reserve(self, rows: int, tokens: int) -> None:
         """Make room for ``rows`` rows of ``tokens`` tokens at once; exactly that while no row is open."""
         at = self.cache.placement
@@ -255,19 +226,19 @@ class HFModel:
         """Rows of so many tokens can be open together, within ``cache_bytes``."""
         return bytes_of(lengths, self.capabilities.slot_bytes) <= self.cache_bytes
 
-    @_alone
+    @alone
     def free_cache(self) -> None:
         """Free the keys and values of rows that were closed; none may be open."""
         self._rows.cache = TreeCache(self._layers)
 
-    @_alone
+    @alone
     def open(self) -> Row:
         """A new row (``LanguageModel.open``)."""
         row = Row(slot=-1, length=0, logits=torch.zeros(0), parents=NO_NODES)
         self._rows.add(row)
         return row
 
-    @_alone
+    @alone
     def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Tensor:
         """Append uncommitted nodes to each row in one pass (``LanguageModel.extend``)."""
         own = [self._rows.own(row) for row in rows]
@@ -301,7 +272,7 @@ class HFModel:
                 row.pending.append(part)
         return logits
 
-    @_alone
+    @alone
     def feed(self, tokens: Tensor, positions: Tensor, end: int) -> tuple[Tensor, Tensor]:
         """One more token in each of B rows that only the caller knows, without a transfer to the host.
 
@@ -341,19 +312,19 @@ class HFModel:
             runner = self._decoder if self.model.config._attn_implementation == attention.NAME else runner
         return runner.forward(step, self.cache)
 
-    @_alone
+    @alone
     def commit(self, row: Row, path: Sequence[int]) -> None:
         """Keep the uncommitted nodes of ``path`` and drop the others (``LanguageModel.commit``)."""
         self._rows.commit(self._rows.own(row), path)
         row.keep_features(path, len(path))
 
-    @_alone
+    @alone
     def prune(self, row: Row, keep: Sequence[int], trunk: int) -> None:
         """Keep some uncommitted nodes and commit the first of them (``ForestModel.prune``)."""
         self._rows.prune(self._rows.own(row), keep, trunk)
         row.keep_features(keep, trunk)
 
-    @_alone
+    @alone
     def fork(self, row: Row, length: int | None = None) -> Row:
         """A new row with the first committed tokens of another (``LanguageModel.fork``)."""
         length = row.length if length is None else length

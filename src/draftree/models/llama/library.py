@@ -26,7 +26,7 @@ F16, Q8_0, BF16 = 1, 8, 30
 
 
 class Batch(ctypes.Structure):
-    """llama_batch: tokens of one pass."""
+    """llama_batch, the same for years: tokens of one pass."""
 
     _fields_ = [
         ("n_tokens", c_int32),
@@ -108,8 +108,9 @@ class ContextParams(ctypes.Structure):
     ]
 
 
-_DEFAULTS: dict[str, float] = {"n_ctx": 512, "n_batch": 2048, "n_ubatch": 512, "n_seq_max": 1, "flash_attn_type": -1, "type_k": F16}
-_DEFAULTS |= {"type_v": F16, "yarn_ext_factor": -1.0, "defrag_thold": -1.0, "embeddings": False, "offload_kqv": True}
+_DEFAULTS: dict[str, float] = {"n_ctx": 512, "n_batch": 2048, "n_ubatch": 512, "n_seq_max": 1, "flash_attn_type": -1}
+_DEFAULTS |= {"yarn_ext_factor": -1.0, "defrag_thold": -1.0, "type_k": F16, "type_v": F16, "embeddings": False}
+_DEFAULTS |= {"offload_kqv": True}
 """Of ``llama_context_default_params``, spread over the struct: another layout shows in one of them."""
 
 
@@ -119,6 +120,7 @@ _ERROR = 4
 
 _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "backend_init": (None, ()),
+    "supports_gpu_offload": (c_bool, ()),
     "log_set": (None, (_Log, c_void_p)),
     "model_free": (None, (c_void_p,)),
     "model_get_vocab": (c_void_p, (c_void_p,)),
@@ -169,15 +171,14 @@ class Library:
         complaints: what it has said about errors since they were last cleared.
     """
 
-    def __init__(self, path: str, name: str, structs: tuple[Any, Any, Any]) -> None:
+    def __init__(self, path: str, name: str, model: Any, context: Any) -> None:
         self.name, self.complaints = name, list[str]()
-        model, context, batch = structs
         functions = _FUNCTIONS | {
             "model_default_params": (model, ()),
             "context_default_params": (context, ()),
             "model_load_from_file": (c_void_p, (c_char_p, model)),
             "init_from_model": (c_void_p, (c_void_p, context)),
-            "decode": (c_int32, (c_void_p, batch)),
+            "decode": (c_int32, (c_void_p, Batch)),
         }
         try:
             library = ctypes.CDLL(path)
@@ -187,7 +188,7 @@ class Library:
                 setattr(self, short, function)
         except (OSError, AttributeError) as error:
             raise ConfigError(f"{name} is no library of llama.cpp that can be used: {error}: {_WAY_OUT}") from None
-        self.Batch = batch
+        self.batch = Batch
         self._log = _Log(self._hear)
         self.log_set(self._log, None)
         self.backend_init()
@@ -234,7 +235,7 @@ def open_library(path: str | None = None) -> Library:
 
 
 def _own(path: str, name: str) -> Library:
-    library = Library(path, name, (ModelParams, ContextParams, Batch))
+    library = Library(path, name, ModelParams, ContextParams)
     found = library.context_default_params()
     wrong = {field: getattr(found, field) for field, value in _DEFAULTS.items() if getattr(found, field) != value}
     if wrong:
@@ -247,5 +248,5 @@ def _of_llama_cpp_python() -> Library:
     """The library of llama-cpp-python, with the structs that this package declares for it."""
     package = importlib.import_module("llama_cpp")
     low = importlib.import_module("llama_cpp.llama_cpp")
-    structs = (low.llama_model_params, low.llama_context_params, low.llama_batch)
-    return Library(low._lib._name, f"llama-cpp-python {package.__version__}", structs)
+    name = f"llama-cpp-python {package.__version__}"
+    return Library(low._lib._name, name, low.llama_model_params, low.llama_context_params)

@@ -1,0 +1,155 @@
+"""Which of llama.cpp's sequence ids a row's nodes carry, so that each node attends to its own path and to nothing else.
+
+llama.cpp marks a cell of its cache with the ids of the sequences that it belongs to, and a token attends to the cells
+that share its id. So a node carries the ids of the leaves below it, one id a leaf; committed tokens carry the row's own
+id and that of every leaf. There are few ids: where they run out, leaves that nothing was added to lately give theirs
+up, and are read once more if they are needed after all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from ...tree import ROOT
+
+LOST = -1
+"""The id of a node whose cell was given up."""
+
+
+@dataclass(slots=True, eq=False)
+class Branches:
+    """The uncommitted nodes of a row.
+
+    Attributes:
+        main: the row's own id.
+        parents, tokens, depths: of each node; depth 0 is below the last committed token.
+        ids: of each node one that passes through it, or ``LOST``.
+        tips: id -> the last node of its path; ROOT where it has none.
+    """
+
+    main: int
+    parents: list[int] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    depths: list[int] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
+    tips: dict[int, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.tips = {self.main: ROOT}
+
+    def id_of(self, node: int) -> int:
+        """An id that passes through a node or, for ROOT, through the last committed token."""
+        return self.main if node == ROOT else self.ids[node]
+
+    def depth_of(self, node: int) -> int:
+        """Of a node; ROOT is at -1."""
+        return -1 if node == ROOT else self.depths[node]
+
+    def path(self, node: int) -> list[int]:
+        """The nodes from the last committed token down to ``node``."""
+        found = list[int]()
+        while node != ROOT:
+            found.append(node)
+            node = self.parents[node]
+        return found[::-1]
+
+    def add(self, token: int, parent: int) -> None:
+        """A node that has no cell yet."""
+        self.parents.append(parent)
+        self.tokens.append(token)
+        self.depths.append(self.depth_of(parent) + 1)
+        self.ids.append(LOST)
+
+    def needed(self, nodes: Sequence[int]) -> int:
+        """How many ids ``carry`` would take."""
+        ends, count = {tip for tip in self.tips.values()}, 0
+        for node in nodes:
+            count += self.parents[node] not in ends
+            ends.discard(self.parents[node])
+            ends.add(node)
+        return count
+
+    def carry(self, nodes: Sequence[int], free: list[int]) -> tuple[list[list[int]], list[tuple[int, int, int]]]:
+        """Give ids to nodes without cells, in ascending order; the parents of all others have cells.
+
+        A first child goes on with an id of its parent; further ones take theirs from ``free``.
+
+        Returns:
+            the ids of each of ``nodes``; (from, to, depth) of each id that was taken: cells down to this depth that
+            carry ``from`` have to carry ``to``.
+        """
+        taken, at = list[int](), {node: i for i, node in enumerate(nodes)}
+        for node in nodes:
+            parent = self.parents[node]
+            own = self.id_of(parent)
+            if self.tips[own] != parent:
+                own = next((i for i, tip in self.tips.items() if tip == parent), LOST)
+            if own == LOST:
+                own = free.pop()
+                taken.append(own)
+            self.ids[node], self.tips[own] = own, node
+        carried: list[list[int]] = [[] for _ in nodes]
+        copies = list[tuple[int, int, int]]()
+        for own, node in self.tips.items():
+            while node in at:
+                carried[at[node]].append(own)
+                node = self.parents[node]
+            if own in taken:
+                copies.append((self.id_of(node), own, self.depth_of(node)))
+        return carried, copies
+
+    def missing(self, nodes: Iterable[int]) -> list[int]:
+        """Of some nodes and those above them the ones without cells, in ascending order."""
+        return sorted({node for each in nodes for node in self.path(each) if self.ids[node] == LOST})
+
+    def give_up(self, used: Iterable[int]) -> tuple[list[int], list[tuple[int, int]]]:
+        """Let all nodes lose their cells but those at or above the nodes ``used``.
+
+        Returns:
+            ids that nobody has any more; (id, depth) of those that belong to no cell below this depth any more.
+        """
+        kept = {node for each in used for node in self.path(each)}
+        given, shorter, ends = list[int](), list[tuple[int, int]](), dict[int, int]()
+        through = set[int]()
+        for own, tip in self.tips.items():
+            end = tip
+            while end != ROOT and (end not in kept or self.ids[end] == LOST):
+                end = self.parents[end]
+            ends[own] = end
+        for own in sorted(ends, key=lambda i: (ends[i] != self.tips[i], i != self.main)):
+            end, above = ends[own], self.path(ends[own])
+            if end != self.tips[own]:
+                if own != self.main and through.issuperset(above):
+                    given.append(own)
+                    del self.tips[own]
+                    continue
+                self.tips[own] = end
+                shorter.append((own, self.depth_of(end)))
+            through.update(above)
+        carried = {node: own for own, tip in self.tips.items() for node in self.path(tip)}
+        self.ids = [carried.get(node, LOST) for node in range(len(self.ids))]
+        return given, shorter
+
+    def renumber(self, keep: Sequence[int], trunk: int) -> list[int]:
+        """Keep some nodes, closed under parents, of which the first ``trunk`` are committed now.
+
+        Returns:
+            ids that nobody has any more: their paths ended among these.
+        """
+        numbers = {old: new - trunk if new >= trunk else ROOT for new, old in enumerate(keep)} | {ROOT: ROOT}
+        rest = keep[trunk:]
+        self.parents = [numbers[self.parents[node]] for node in rest]
+        self.tokens = [self.tokens[node] for node in rest]
+        self.depths = [self.depths[node] - trunk for node in rest]
+        self.ids = [self.ids[node] for node in rest]
+        self.tips = {own: numbers[tip] for own, tip in self.tips.items()}
+        ended = [own for own, tip in self.tips.items() if tip == ROOT and own != self.main]
+        for own in ended:
+            del self.tips[own]
+        return ended
+
+    def cut(self, count: int) -> None:
+        """Forget all but the first nodes; none of the others has a cell."""
+        for values in (self.parents, self.tokens, self.depths, self.ids):
+            del values[count:]

@@ -1,0 +1,187 @@
+"""Weights and contexts of llama.cpp as objects that free themselves, and passes by numpy arrays."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from weakref import finalize
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ...errors import CacheError, ModelFileError, RunError
+from .library import BF16, F16, Q8_0, Library
+
+IDS = 256
+"""Sequence ids of a context: as many as llama.cpp allows."""
+TOKENS = 512
+"""Most tokens of one pass."""
+_NO_CELL = 1
+"""What ``llama_decode`` returns where there is no room."""
+_BLOCK = 32
+"""Values of a block of Q8_0."""
+
+
+class Weights:
+    """A model that is loaded.
+
+    Attributes:
+        pointer: llama.cpp's.
+        vocab: pointer to its vocabulary.
+        width: H of its hidden states.
+        vocab_size: V.
+        types: of keys and of values (``cell_types``).
+
+    Raises:
+        ModelFileError: llama.cpp cannot load the file.
+    """
+
+    def __init__(self, library: Library, path: Path) -> None:
+        self.library = library
+        library.complaint()
+        self.pointer = library.model_load_from_file(str(path).encode(), library.model_default_params())
+        if not self.pointer:
+            raise ModelFileError(f"llama.cpp cannot load {path}: {library.complaint() or 'it gives no reason'}")
+        finalize(self, library.model_free, self.pointer)
+        self.vocab = library.model_get_vocab(self.pointer)
+        self.vocab_size: int = library.vocab_n_tokens(self.vocab)
+        self.width: int = library.model_n_embd(self.pointer)
+        self.types = self._types()
+
+    def meta(self, key: str) -> str | None:
+        """A value of the file's metadata, as text."""
+        size = self.library.model_meta_val_str(self.pointer, key.encode(), None, 0)
+        if size < 0:
+            return None
+        buffer = ctypes.create_string_buffer(size + 1)
+        self.library.model_meta_val_str(self.pointer, key.encode(), buffer, size + 1)
+        return buffer.value.decode(errors="replace")
+
+    def _types(self) -> tuple[int, int]:
+        """Types of keys and of values.
+
+        Where they are float16 both, llama.cpp's attention on a CPU splits its sums over threads from 512 cells on if
+        one token is decoded, and takes tiles of 64 if many are: a tree would be rounded otherwise than AR decoding.
+        With types that differ each token is computed by itself. Keys in Q8_0 are as exact here as float16 and faster
+        than bfloat16 values, which heads of another width get.
+        """
+        if self.library.supports_gpu_offload():
+            return F16, F16
+        kind = self.meta("general.architecture")
+        heads = int(self.meta(f"{kind}.attention.head_count") or 1)
+        head = int(self.meta(f"{kind}.attention.key_length") or self.width // heads)
+        return (Q8_0, F16) if head % _BLOCK == 0 else (F16, BF16)
+
+
+@dataclass(slots=True, frozen=True)
+class Tokens:
+    """Tokens of one pass.
+
+    Attributes:
+        ids: [n] token ids.
+        positions: [n].
+        sequences: of each token, the sequence ids that it belongs to; it attends to the cells of the first.
+        wanted: [n] whether its logits are wanted.
+    """
+
+    ids: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    sequences: list[Sequence[int]] = field(default_factory=list)
+    wanted: list[bool] = field(default_factory=list)
+
+
+class Context:
+    """A context of llama.cpp: cells of keys and values, and passes.
+
+    Attributes:
+        cells: how many there are.
+
+    Raises:
+        RunError: there is not the memory for it.
+    """
+
+    def __init__(self, weights: Weights, cells: int, threads: int, hidden: bool) -> None:
+        library = weights.library
+        params = library.context_default_params()
+        params.n_ctx = params.n_batch = cells
+        params.n_ubatch = min(TOKENS, cells)
+        params.n_seq_max, params.kv_unified = IDS, True
+        params.n_threads = params.n_threads_batch = threads
+        params.flash_attn_type = 1
+        params.type_k, params.type_v = weights.types
+        params.embeddings, params.pooling_type = hidden, 0
+        library.complaint()
+        self._pointer = library.init_from_model(weights.pointer, params)
+        if not self._pointer:
+            raise RunError(
+                f"llama.cpp cannot make a context of {cells} tokens: {library.complaint()}: use a shorter one"
+            )
+        finalize(self, library.free, self._pointer)
+        self._weights, self._hidden = weights, hidden
+        self.cells: int = library.n_ctx(self._pointer)
+        self._memory = library.get_memory(self._pointer)
+
+    def copy(self, source: int, target: int, start: int, end: int) -> None:
+        """Let the cells of ``source`` at positions from start to end, -1 for all, belong to ``target`` too."""
+        self._weights.library.memory_seq_cp(self._memory, source, target, start, end)
+
+    def drop(self, sequence: int, start: int, end: int = -1) -> None:
+        """Let the cells of a sequence at positions from start to end belong to it no more; nobody's are free."""
+        self._weights.library.memory_seq_rm(self._memory, sequence, start, end)
+
+    def clear(self) -> None:
+        """Free all cells."""
+        self._weights.library.memory_clear(self._memory, False)
+
+    def decode(self, tokens: Tokens) -> tuple[Tensor, Tensor] | None:
+        """A pass.
+
+        Returns:
+            [w, V] logits and [w, H] hidden states after the final norm (H = 0 where they are not kept) of the tokens
+            that are wanted; None: there are not so many free cells, and nothing has changed.
+
+        Raises:
+            CacheError: llama.cpp does not take the tokens.
+        """
+        library, n = self._weights.library, len(tokens.ids)
+        ids, positions = np.array(tokens.ids, np.int32), np.array(tokens.positions, np.int32)
+        counts = np.fromiter(map(len, tokens.sequences), np.int32, n)
+        flat = np.fromiter((own for each in tokens.sequences for own in each), np.int32)
+        pointers = (flat.ctypes.data + 4 * (counts.cumsum(dtype=np.int64) - counts)).astype(np.uint64)
+        wanted = np.array(tokens.wanted, np.int8)
+        arrays = (ids, positions, counts, pointers, wanted)
+        at_ids, at_positions, at_counts, at_pointers, at_wanted = (array.ctypes.data for array in arrays)
+        batch = library.batch(n, at_ids, None, at_positions, at_counts, at_pointers, at_wanted)
+        result = library.decode(self._pointer, batch)
+        if result == _NO_CELL:
+            return None
+        if result:
+            raise CacheError(f"llama.cpp fails with {result} in a pass of {n} tokens: {library.complaint()}")
+        found = int(wanted.sum())
+        logits = self._read(library.get_logits, found, self._weights.vocab_size)
+        states = self._read(library.get_embeddings, found if self._hidden else 0, self._weights.width)
+        return logits, states if self._hidden else states[:, :0]
+
+    def _read(self, function: object, count: int, width: int) -> Tensor:
+        """[count, width] a copy of what the next pass overwrites."""
+        if not count:
+            return torch.zeros(0, width)
+        at = ctypes.cast(function(self._pointer), ctypes.POINTER(ctypes.c_float))  # type: ignore[operator]
+        return torch.from_numpy(np.ctypeslib.as_array(at, (count, width)).copy())
+
+    def state(self) -> NDArray[np.uint8]:
+        """Keys and values of all cells that belong to a sequence."""
+        library = self._weights.library
+        data = np.empty(library.state_get_size(self._pointer), np.uint8)
+        written = library.state_get_data(self._pointer, data.ctypes.data, len(data))
+        return data[:written]
+
+    def restore(self, state: NDArray[np.uint8]) -> None:
+        """Put them into the first cells, side by side in the same order; all others are free."""
+        self.clear()
+        if not self._weights.library.state_set_data(self._pointer, state.ctypes.data, len(state)):
+            raise CacheError(f"llama.cpp cannot restore its cache: {self._weights.library.complaint()}")

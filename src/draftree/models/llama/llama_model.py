@@ -1,0 +1,365 @@
+"""LlamaModel: a GGUF file, run by llama.cpp, behind the ``LanguageModel`` seam.
+
+One context holds the cells of all rows. Cells are taken in the order in which tokens come and are not taken again
+before all are moved together: tokens of a path lie in the order of their positions then, without which the sums of
+attention would be rounded otherwise than in AR decoding. What is rejected belongs to a sequence of its own until then.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from threading import RLock
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from ...config import typed
+from ...errors import CacheError
+from ...text import Tokenizer
+from ...tree import ROOT
+from ..base import Capabilities, Nodes, Row, alone
+from ..cache import NO_NODES
+from ..probe import free_bytes
+from .branches import Branches
+from .context import IDS, Context, Tokens, Weights
+from .library import open_library
+
+_TRASH = IDS - 1
+"""The sequence of what was rejected."""
+_CELLS = 1024
+"""Of a new context."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class LlamaRow(Row):
+    """A sequence inside a ``LlamaModel``; ``slot`` is its sequence id.
+
+    Attributes:
+        branches: its uncommitted nodes.
+    """
+
+    branches: Branches
+
+
+_Node = tuple[LlamaRow, int, bool]
+"""A node of a row, and whether its logits are wanted."""
+
+
+class LlamaModel:
+    """A language model in a GGUF file, by llama.cpp, with trees, forks and several live paths a row.
+
+    One thread at a time can be inside it.
+
+    Attributes:
+        capabilities: what the file and the library say.
+        tokenizer: llama.cpp's, from the file.
+        cache_bytes: memory that the cache may use (``holds``); by default half of what was free at load.
+        pass_seconds: wall-clock seconds inside passes so far, first ones of a row not counted.
+
+    Args:
+        path: of the file.
+        name: what the user calls it.
+        library: path of llama.cpp's shared library (``open_library``).
+        threads: of a pass; by default as many as torch has.
+
+    Raises:
+        ConfigError: there is no library, or none that is supported.
+        ModelFileError: the file cannot be loaded.
+        UnsupportedModelError: it holds no model that can be given draft trees.
+    """
+
+    @typed
+    def __init__(
+        self, path: str | Path, *, name: str | None = None, library: str | None = None, threads: int | None = None
+    ) -> None:
+        self.weights = Weights(open_library(library), Path(path))
+        self.tokenizer: Tokenizer | None = None
+        self.capabilities = _capabilities(self.weights, name or str(path), Path(path))
+        self.cache_bytes = free_bytes(self.capabilities.device) // 2
+        self.pass_seconds = 0.0
+        self.threads = threads or torch.get_num_threads()
+        self._lock = RLock()
+        self._tracks = False
+        self._start(_CELLS)
+
+    def _start(self, cells: int) -> None:
+        """A context without rows."""
+        self._context = Context(self.weights, min(cells, self._most), self.threads, self._tracks)
+        self._open: dict[int, LlamaRow] = {}
+        self._free = list(range(_TRASH))[::-1]
+
+    @property
+    def _most(self) -> int:
+        """Most cells of a context."""
+        return max(_CELLS, self.cache_bytes // self.capabilities.slot_bytes)
+
+    @property
+    def rows(self) -> int:
+        """How many rows are open."""
+        return len(self._open)
+
+    @property
+    def hidden_size(self) -> int:
+        """H of its hidden states."""
+        return self.weights.width
+
+    @property
+    def tracks_features(self) -> bool:
+        """Hidden states are kept."""
+        return self._tracks
+
+    @alone
+    def track_features(self) -> None:
+        """Keep the hidden states after the final norm of all tokens from now on (``Row.features``).
+
+        Raises:
+            CacheError: rows are open.
+        """
+        if self._tracks:
+            return
+        if self._open:
+            raise CacheError(f"{self.capabilities.name} has open rows: load a draft head before they are opened")
+        self._tracks = True
+        self._start(self._context.cells)
+
+    @alone
+    def reserve(self, rows: int, tokens: int) -> None:
+        """Make room for ``rows`` rows of ``tokens`` tokens at once."""
+        if rows * tokens > self._context.cells:
+            self._move(rows * tokens)
+
+    def holds(self, lengths: Sequence[int]) -> bool:
+        """Rows of so many tokens can be open together, within ``cache_bytes`` and half of the sequence ids."""
+        return sum(lengths) * self.capabilities.slot_bytes <= self.cache_bytes and len(lengths) <= IDS // 2
+
+    @alone
+    def open(self) -> Row:
+        """A new row (``LanguageModel.open``)."""
+        return self._add(LlamaRow(slot=-1, length=0, logits=torch.zeros(0), parents=NO_NODES, branches=Branches(-1)))
+
+    def _add(self, row: LlamaRow) -> LlamaRow:
+        if not self._free:
+            self._give_up({})
+        if not self._free:
+            raise CacheError(f"{len(self._open)} rows are open in {self.capabilities.name}: close one first")
+        row.slot = self._free.pop()
+        row.branches = Branches(row.slot)
+        self._open[row.slot] = row
+        return row
+
+    def _own(self, row: Row) -> LlamaRow:
+        if (found := self._open.get(row.slot)) is row:
+            return found
+        raise CacheError("the row is closed, or another model's: open its prompt again")
+
+    @alone
+    def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Tensor:
+        """Append uncommitted nodes to each row in one pass (``LanguageModel.extend``)."""
+        own, counts = [self._own(row) for row in rows], [new.logits for new in nodes]
+        for row, new in zip(own, nodes, strict=True):
+            self._check(row, new)
+        before, added = [len(row.branches.ids) for row in own], list[_Node]()
+        try:
+            for row, new, first in zip(own, nodes, before, strict=True):
+                unwanted = len(new.tokens) - new.logits
+                for i, (token, parent) in enumerate(zip(new.tokens.tolist(), new.parents.tolist(), strict=True)):
+                    row.branches.add(token, parent)
+                    added.append((row, first + i, i >= unwanted))
+            logits, states = self._read(added)
+        except BaseException:
+            for row, first in zip(own, before, strict=True):
+                self._forget(row, *row.branches.give_up(()))
+                row.branches.cut(first)
+            raise
+        for row, new in zip(own, nodes, strict=True):
+            row.parents = torch.cat([row.parents, new.parents])
+        if self._tracks:
+            for row, part in zip(own, states.split([len(new.tokens) for new in nodes]), strict=True):
+                row.pending.append(part)
+        if min(counts) == max(counts):
+            return logits.view(len(counts), counts[0], logits.shape[-1])
+        return pad_sequence(list(logits.split(counts)), batch_first=True)
+
+    def _check(self, row: LlamaRow, new: Nodes) -> None:
+        """Check that nodes can be added.
+
+        Raises:
+            CacheError: they cannot.
+        """
+        can, depths = self.capabilities, row.branches.depths.copy()
+        for parent in new.parents.tolist():
+            if not ROOT <= parent < len(depths):
+                raise CacheError(f"parents {new.parents.tolist()} are not in order: a parent comes before its child")
+            depths.append(depths[parent] + 1 if parent != ROOT else 0)
+        if row.length + max(depths, default=0) >= can.max_length:
+            raise CacheError(
+                f"a node at position {row.length + max(depths)} is beyond the {can.max_length} tokens of {can.name}: "
+                "draft less deep"
+            )
+
+    def _read(self, added: Sequence[_Node]) -> tuple[Tensor, Tensor]:
+        """[w, V] logits of the wanted ones of some nodes; [n, H] hidden states of all, where they are kept."""
+        parents = {(row.slot, row.branches.parents[node]) for row, node, _ in added}
+        ends = sum((row.slot, node) not in parents for row, node, _ in added)
+        if ends > _TRASH - len(self._open):  # they have more paths than there are ids
+            one, two = self._read(added[: len(added) // 2]), self._read(added[len(added) // 2 :])
+            return torch.cat([one[0], two[0]]), torch.cat([one[1], two[1]])
+        by_row: dict[int, list[int]] = {}
+        for row, node, _ in added:
+            by_row.setdefault(row.slot, []).append(node)
+        again = list[_Node]()
+        for slot, nodes in by_row.items():
+            row = self._open[slot]
+            again += [(row, node, False) for node in row.branches.missing(nodes) if node not in set(nodes)]
+            by_row[slot] = row.branches.missing(nodes)
+        if sum(self._open[slot].branches.needed(nodes) for slot, nodes in by_row.items()) > len(self._free):
+            self._give_up(by_row)
+        carried: dict[tuple[int, int], Sequence[int]] = {}
+        for slot, nodes in by_row.items():
+            row = self._open[slot]
+            sequences, copies = row.branches.carry(nodes, self._free)
+            carried.update({(slot, node): ids for node, ids in zip(nodes, sequences, strict=True)})
+            for source, target, depth in copies:
+                self._context.copy(source, target, 0, row.length + depth + 1)
+        tokens = Tokens()
+        for row, node, wanted in [*again, *added]:
+            tokens.ids.append(row.branches.tokens[node])
+            tokens.positions.append(row.length + row.branches.depths[node])
+            tokens.sequences.append(carried[row.slot, node])
+            tokens.wanted.append(wanted or self._tracks)
+        began = time.perf_counter()
+        try:
+            logits, states = self._decode(tokens)
+        except BaseException:
+            for slot in by_row:
+                self._forget(self._open[slot], *self._open[slot].branches.give_up(()))
+            raise
+        if any(row.length for row, *_ in added):
+            self.pass_seconds += time.perf_counter() - began
+        if self._tracks:
+            logits, states = logits[len(again) :], states[len(again) :]
+            if not all(wanted for *_, wanted in added):
+                logits = logits[torch.tensor([wanted for *_, wanted in added])]
+        return logits, states
+
+    def _decode(self, tokens: Tokens) -> tuple[Tensor, Tensor]:
+        """A pass, for which cells are found."""
+        count, cells = len(tokens.ids), self._context.cells
+        if count <= cells and (found := self._context.decode(tokens)):
+            return found
+        used = sum(row.length + len(row.branches.ids) for row in self._open.values()) + count
+        if used > self._most:
+            size = self.capabilities.slot_bytes * used
+            raise CacheError(
+                f"{used} tokens of {self.capabilities.name} take {size} bytes of cache, but {self.cache_bytes} may be "
+                "used: use shorter prompts, or fewer requests at a time"
+            )
+        self._move(max(cells, min(self._most, 2 * used)))
+        found = self._context.decode(tokens)
+        if not found:
+            raise CacheError(f"llama.cpp finds no cells for {count} tokens among {self._context.cells}")
+        return found
+
+    def _move(self, cells: int) -> None:
+        """Move all cells that are not rejected to the beginning of a context of ``cells`` at least."""
+        if not self._open:
+            self._start(cells)
+            return
+        self._context.drop(_TRASH, 0)
+        state = self._context.state()
+        if cells > self._context.cells:
+            del self._context  # its memory is freed first
+            self._context = Context(self.weights, cells, self.threads, self._tracks)
+        self._context.restore(state)
+
+    def _give_up(self, needed: Mapping[int, Sequence[int]]) -> None:
+        """Let all nodes lose their cells that nothing in ``needed`` lies below, by slot of a row."""
+        for slot, row in self._open.items():
+            used = [row.branches.parents[node] for node in needed.get(slot, ())]
+            self._forget(row, *row.branches.give_up(used))
+
+    def _forget(self, row: LlamaRow, given: Sequence[int], shorter: Sequence[tuple[int, int]]) -> None:
+        """Reject what ``Branches.give_up`` has taken from ids."""
+        for own, depth in [*((own, -1) for own in given), *shorter]:
+            self._context.copy(own, _TRASH, row.length + depth + 1, -1)
+            self._context.drop(own, row.length + depth + 1 if own not in given else 0)
+        self._free += given
+
+    @alone
+    def commit(self, row: Row, path: Sequence[int]) -> None:
+        """Keep the uncommitted nodes of ``path`` and drop the others (``LanguageModel.commit``)."""
+        own, last = self._own(row), ROOT
+        for node in path:
+            if not 0 <= node < len(own.branches.ids) or own.branches.parents[node] != last:
+                raise CacheError(f"cannot commit {list(path)}: node {node} is not a child of {last}")
+            last = node
+        self._keep(own, path, len(path))
+        own.parents = NO_NODES
+
+    @alone
+    def prune(self, row: Row, keep: Sequence[int], trunk: int) -> None:
+        """Keep some uncommitted nodes and commit the first of them (``ForestModel.prune``)."""
+        own, parents = self._own(row), row.pruned(keep, trunk)
+        self._keep(own, keep, trunk)
+        own.parents = parents
+
+    def _keep(self, row: LlamaRow, keep: Sequence[int], trunk: int) -> None:
+        branches = row.branches
+        if lost := branches.missing(keep):
+            self._read([(row, node, False) for node in lost])
+        self._forget(row, *branches.give_up(keep))
+        if trunk and branches.depth_of(branches.tips[branches.main]) < trunk - 1:
+            self._context.copy(branches.id_of(keep[trunk - 1]), branches.main, row.length, row.length + trunk)
+            branches.tips[branches.main] = keep[trunk - 1]
+        row.length += trunk
+        self._forget(row, branches.renumber(keep, trunk), [])
+        row.keep_features(keep, trunk)
+
+    @alone
+    def fork(self, row: Row, length: int | None = None) -> Row:
+        """A new row with the first committed tokens of another, whose cells they share (``LanguageModel.fork``)."""
+        own = self._own(row)
+        length = row.length if length is None else length
+        if not 0 <= length <= row.length:
+            raise CacheError(f"cannot fork {length} tokens of a row of {row.length}")
+        features = row.first_features(length)
+        other = self._add(replace(own, length=length, parents=NO_NODES, features=features, read=0, pending=[]))
+        self._context.copy(own.slot, other.slot, 0, length)
+        return other
+
+    @torch.inference_mode()
+    def close(self, row: Row) -> None:
+        """Forget a row (``LanguageModel.close``); another thread's pass is waited for, so that no row stays open."""
+        with self._lock:
+            own = self._own(row)
+            for each in own.branches.tips:
+                self._context.copy(each, _TRASH, 0, -1)
+                self._context.drop(each, 0)
+                self._free.append(each)
+            del self._open[own.slot]
+            row.slot = -1
+            if not self._open:
+                self._context.clear()
+
+
+def _capabilities(weights: Weights, name: str, path: Path) -> Capabilities:
+    llama, pointer = weights.library, weights.pointer
+    return Capabilities(
+        name=name,
+        architecture=weights.meta("general.architecture") or "",
+        parameters=llama.model_n_params(pointer),
+        max_length=llama.model_n_ctx_train(pointer),
+        max_length_reason="its context",
+        vocab_size=weights.vocab_size,
+        eos_ids=frozenset(i for i in range(weights.vocab_size) if llama.vocab_is_eog(weights.vocab, i)),
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        attention="flash",
+        weight_format="llama.cpp",
+        linear_layers=llama.name,
+        slot_bytes=1,
+    )
