@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from types import GenericAlias
-from typing import Any, ParamSpec, TypeVar, get_origin, get_type_hints
+from typing import Any, ParamSpec, TypeVar, Unpack, get_args, get_origin, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from torch import Tensor
@@ -31,7 +31,15 @@ def typed(function: Callable[P, R]) -> Callable[P, R]:
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
         kinds = _hints(function)
         for name, value in signature.bind(*args, **kwargs).arguments.items():
-            check_type(name, value, kinds.get(name, Any))
+            kind = kinds.get(name, Any)
+            if get_origin(kind) is Unpack:  # keyword arguments that a TypedDict names
+                named = _hints(get_args(kind)[0])
+                if unknown := next((each for each in value if each not in named), None):
+                    raise TypeError(f"{function.__name__}() got an unexpected keyword argument {unknown!r}")
+                for each, own in value.items():
+                    check_type(each, own, named[each])
+            else:
+                check_type(name, value, kind)
         return function(*args, **kwargs)
 
     return checked

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Unpack
 
 from .beams.beam_engine import BeamEngine
 from .config import typed
@@ -15,10 +16,9 @@ from .engine.scheduler import SchedulerParams
 from .engine.speculation import SpeculationParams
 from .errors import ConfigError
 from .models.base import LanguageModel
-from .models.cpu.quantization import DEFAULT_WEIGHT_FORMAT, DRAFTING
+from .models.cpu.quantization import DRAFTING
 from .models.heads.eagle_file import shipped_for
-from .models.loading import DEFAULT_MODEL, load
-from .models.runner import EAGER
+from .models.loading import DEFAULT_MODEL, ModelOptions, load
 from .policies.base import GrowthPolicy
 from .policies.methods import DEFAULT_METHOD
 from .tracing.trace import Observer
@@ -54,13 +54,10 @@ def load_engine(
     nodes: int | None = None,
     verification: str | Scheme = DEFAULT_SCHEME,
     candidates: str | None = None,
-    dtype: str | None = None,
-    device: str | None = None,
-    weight_format: str = DEFAULT_WEIGHT_FORMAT,
-    runner: str = EAGER,
     observers: Sequence[Observer] = (),
     recycle_file: str | Path | None = None,
     scheduling: SchedulerParams | None = None,
+    **options: Unpack[ModelOptions],
 ) -> Engine:
     """An engine from names alone: ``load``, ``SpeculationParams`` and ``Engine`` for the arguments."""
     speculation = SpeculationParams(
@@ -72,8 +69,7 @@ def load_engine(
         candidates=candidates,
         recycle_file=recycle_file,
     )
-    model = load(target, dtype=dtype, device=device, weight_format=weight_format, runner=runner)
-    return make_engine(model, speculation, observers, scheduling=scheduling)
+    return make_engine(load(target, **options), speculation, observers, scheduling=scheduling)
 
 
 _BEAM_DRAFTERS = "beams are drafted by a draft model, head, int4, int8, fp16w, self, none or, for beam search, lookup"
@@ -85,15 +81,12 @@ def load_beam_engine(
     *,
     drafter: str | DrafterSpec | LanguageModel = DEFAULT_DRAFTER,
     sampled: bool = False,
-    dtype: str | None = None,
-    device: str | None = None,
-    weight_format: str = DEFAULT_WEIGHT_FORMAT,
-    runner: str = EAGER,
+    **options: Unpack[ModelOptions],
 ) -> BeamEngine:
     """An engine for beams from names alone.
 
     Args:
-        target, dtype, device, weight_format, runner: as ``draftree.load``.
+        target, options: as ``draftree.load``.
         drafter: as ``load_beam_source``.
         sampled: beams will be sampled, not searched.
 
@@ -101,7 +94,7 @@ def load_beam_engine(
         InputError: a name is unknown or does not fit; what needs no model is checked before one is loaded.
     """
     spec = beam_drafter(drafter, sampled)
-    model = load(target, dtype=dtype, device=device, weight_format=weight_format, runner=runner)
+    model = load(target, **options)
     spec = resolved_for_beams(spec, model, sampled)
     return BeamEngine(model, load_beam_source(spec, model, sampled=sampled), name=str(spec))
 

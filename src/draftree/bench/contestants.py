@@ -11,7 +11,7 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, Unpack
 
 import torch
 from transformers import PreTrainedModel
@@ -21,17 +21,15 @@ from ..beams.params import BeamParams
 from ..config import MAX_NODES, SamplingParams, named_settings
 from ..drafters.base import TokenSource
 from ..drafters.grow import TreeDrafter
-from ..drafters.registry import is_model
+from ..drafters.registry import is_model, load_draft_model
 from ..drafters.spec import AUTO, NONE, DrafterSpec
 from ..engine.engine import Engine
 from ..engine.speculation import SpeculationParams
 from ..errors import ConfigError
 from ..load import beam_drafter, load_beam_source, make_engine
-from ..models.abilities import TimedModel, self_drafting
+from ..models.abilities import TimedModel
 from ..models.base import LanguageModel
-from ..models.cpu.quantization import DEFAULT_WEIGHT_FORMAT
-from ..models.loading import load, load_stock
-from ..models.runner import EAGER
+from ..models.loading import ModelOptions, load, load_stock
 from ..policies.base import GrowthPolicy, node_budget
 from ..policies.methods import find_method
 from ..request import Outcome, Seconds, Stats
@@ -306,22 +304,12 @@ class Models:
 
     Args:
         target: the target's name.
-        dtype, device: of the target and of peers.
-        weight_format: of the target and of draft models.
-        runner: of the target.
+        options: of the target (``draftree.load``), and as far as they fit of draft models and peers.
     """
 
-    def __init__(
-        self,
-        target: str,
-        *,
-        dtype: str | None = None,
-        device: str | None = None,
-        weight_format: str = DEFAULT_WEIGHT_FORMAT,
-        runner: str = EAGER,
-    ) -> None:
-        self.target = load(target, dtype=dtype, device=device, weight_format=weight_format, runner=runner)
-        self._name, self._dtype, self._device, self._weight_format = target, dtype, device, weight_format
+    def __init__(self, target: str, **options: Unpack[ModelOptions]) -> None:
+        self.target = load(target, **options)
+        self._name, self._options = target, options
         self._stock: dict[str, tuple[PreTrainedModel, Tokenizer | None]] = {}
         self._drafters: dict[str, LanguageModel] = {}
 
@@ -340,9 +328,8 @@ class Models:
         if not is_model(DrafterSpec.parse(name)):
             return name
         if name not in self._drafters:
-            device = str(self.target.capabilities.device)
-            self._drafters[name] = load(name, device=device, weight_format=self._weight_format)
-        return self_drafting(self._drafters[name]).twin()
+            self._drafters[name] = load_draft_model(name, self.target)
+        return self._drafters[name]
 
     def _peer(self, entry: Entry) -> Contestant:
         model, tokenizer = self._stocked(self._name)
@@ -361,7 +348,7 @@ class Models:
 
     def _stocked(self, name: str) -> tuple[PreTrainedModel, Tokenizer | None]:
         if name not in self._stock:
-            model, tokenizer = load_stock(name, dtype=self._dtype, device=self._device)
+            model, tokenizer = load_stock(name, dtype=self._options.get("dtype"), device=self._options.get("device"))
             self._stock[name] = bare(model), tokenizer
         return self._stock[name]
 

@@ -16,6 +16,7 @@ import torch
 
 from ..artifacts import user_path
 from ..errors import ConfigError
+from ..models.loading import ModelOptions
 from ..verify.schemes import DEFAULT_SCHEME
 from .compare import EQUAL, Key, ar_labels, compare, read_differences
 from .contestants import Entry
@@ -382,10 +383,11 @@ def report(run: LoadedRun, level: int = 2) -> str:
 def _described(run: LoadedRun) -> str:
     c, machine = run.config, run.config["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in c["versions"].items())
+    options = [f"{name}={c[name]}" for name in ModelOptions.__annotations__ if c.get(name) is not None]
     accelerator = f", {machine['accelerator']}" if machine["accelerator"] else ""
     return (
         f"{c['prompts']} prompts of {run.suite}, repeats {c['repeats']}, answers of up to {c['max_tokens']} tokens; "
-        f"target {c['target']} in {c['weight_format']}, drafters {', '.join(c['drafters'])}, node budget "
+        f"target {' '.join([c['target'], *options])}, drafters {', '.join(c['drafters'])}, node budget "
         f"{c['nodes'] or 'the default'} unless the method sets one. {machine['processor']}, {machine['cores']} cores, "
         f"{machine['threads']} threads{accelerator}; {versions}, commit {c.get('commit') or 'unknown'}; "
         f"{c['date'][:10]}."

@@ -114,7 +114,7 @@ def bench(
     }
     plan = RunPlan(items, contestants, max_tokens, repeats, seed)
     folder = RunFolder(out_folder, config, items)
-    table = _run(plan, folder, cache(partial(Models, target, **asdict(compute))), skip_bad=skip_bad)
+    table = _run(plan, folder, cache(partial(Models, target, **compute.options)), skip_bad=skip_bad)
     out.print(overview(table), markup=False)
     err.print(f"{folder.path}: 'draftree report {folder.path}' prints its tables", markup=False)
 

@@ -66,7 +66,7 @@ def generate(
         _exclude(given(speculation) | given(trace) | {flag: True for flag, on in flags.items() if on})
         beams.check(params)
         sampled = params.temperature > 0
-        beam_engine = load_beam_engine(target, drafter=speculation.spec, sampled=sampled, **asdict(compute))
+        beam_engine = load_beam_engine(target, drafter=speculation.spec, sampled=sampled, **compute.options)
         _print_beams(beam_engine, message, params, beams, as_json)
         return
     observers = trace.observers(context, method)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import Field, dataclass, fields, is_dataclass
+from dataclasses import Field, asdict, dataclass, fields, is_dataclass
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, cast, get_args, get_origin, get_type_hints
 
 import typer
 
@@ -15,9 +15,7 @@ from ..config import SamplingParams, option
 from ..engine.speculation import SpeculationParams
 from ..errors import ConfigError
 from ..models.base import LanguageModel
-from ..models.cpu.quantization import DEFAULT_WEIGHT_FORMAT
-from ..models.loading import load
-from ..models.runner import EAGER
+from ..models.loading import ModelOptions, load
 from ..tracing.trace import Observer, Trace
 from .console import complain
 
@@ -160,16 +158,21 @@ def _like(made: Any, name: str) -> Any:
 class ComputeOptions:
     """Where and how models compute."""
 
+    backend: str | None = option("llama.cpp or transformers; by default llama.cpp for GGUF files.")
+    library: str | None = option("llama.cpp's shared library; by default that of an installed package.", metavar="FILE")
     dtype: str | None = option("float32, float16 or bfloat16.")
     device: str | None = option("cpu, cuda, cuda:N.")
-    weight_format: str = option(
-        "Linear layers on a CPU: fp32, fp16w, int8, or auto, the fastest of these.", DEFAULT_WEIGHT_FORMAT
-    )
-    runner: str = option("What makes passes: eager, or static, of few shapes.", EAGER)
+    weight_format: str | None = option("Linear layers on a CPU: fp32, fp16w, int8, or auto, the fastest of these.")
+    runner: str | None = option("What makes passes: eager, or static, of few shapes.")
+
+    @property
+    def options(self) -> ModelOptions:
+        """For ``draftree.load``."""
+        return cast(ModelOptions, asdict(self))
 
     def load(self, name: str) -> LanguageModel:
         """Load a model (``draftree.load``)."""
-        return load(name, dtype=self.dtype, device=self.device, weight_format=self.weight_format, runner=self.runner)
+        return load(name, **self.options)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

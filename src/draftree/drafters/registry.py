@@ -16,7 +16,7 @@ from ..models.base import LanguageModel
 from ..models.cost_profile import kept_or_measured
 from ..models.cpu.quantization import DEFAULT_WEIGHT_FORMAT, DRAFTING, WEIGHT_FORMATS
 from ..models.heads.eagle_file import fits, is_head, load_head, shipped_for, shipped_head
-from ..models.loading import load
+from ..models.loading import ModelOptions, load
 from ..policies.base import GrowthPolicy, Provenance
 from ..policies.chains import CHAIN, DynamicWindow, Window
 from .base import Drafter, NoDrafter, TokenSource
@@ -36,11 +36,23 @@ def _folder_or_model(name: str | LanguageModel, target: LanguageModel) -> Langua
         return name
     if is_head(folder := user_path(name)):
         return load_head(folder, target)
-    can, weight_format = target.capabilities, DEFAULT_WEIGHT_FORMAT
+    return load_draft_model(name, target)
+
+
+def load_draft_model(name: str, target: LanguageModel) -> LanguageModel:
+    """A model that drafts for a target: on its device, and in its weight format where it is one of ours.
+
+    Raises:
+        UnknownNameError: nothing of that name was found.
+        VocabularyError: it has another vocabulary.
+    """
+    can, options = target.capabilities, ModelOptions()
+    if can.device.type != "cpu":
+        options["device"] = str(can.device)
     if can.weight_format in WEIGHT_FORMATS:
-        weight_format = can.weight_format
+        options["weight_format"] = can.weight_format
     try:
-        model = load(name, device=str(can.device), weight_format=weight_format)
+        model = load(name, **options)
     except UnknownNameError as error:
         raise UnknownNameError(f"no drafter {name!r}: not one of {', '.join(DRAFTERS)}, and {error}") from None
     check_vocabulary(target, model)

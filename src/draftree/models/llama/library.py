@@ -209,6 +209,11 @@ class Library:
 _WAY_OUT = f"pip install xllamacpp=={XLLAMACPP}, or use backend 'transformers'"
 
 
+def has_library() -> bool:
+    """A package that brings a library is installed."""
+    return any(importlib.util.find_spec(package) is not None for package in ("llama_cpp", "xllamacpp"))
+
+
 @cache
 def open_library(path: str | None = None) -> Library:
     """The library of llama.cpp: the one at ``path``, that of llama-cpp-python, or that of xllamacpp.
