@@ -67,7 +67,7 @@ def info(
         "linear layers": f"{can.weight_format}: {can.linear_layers}",
         "attention": can.attention,
         "waiting threads": WAITING,
-        "draft trees": "yes: 4-D masks and depth positions are honoured (self-test passed)",
+        "draft trees": can.trees,
         "abilities": ", ".join(abilities(loaded)) or "none beside trees",
         "KV cache": f"{can.slot_bytes / 1024:.1f} KiB a token, compactable",
         "chat template": "yes" if tokenizer and tokenizer.chat_template else "no: use --raw",

@@ -37,6 +37,7 @@ class Capabilities:
         fingerprint: of its weights (``draftree.models.probe``); "": they cannot be read.
         linear_layers: what they compute with, for people.
         slot_bytes: bytes of a token's keys and values in the cache.
+        trees: what is known of passes over draft trees, for people.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Capabilities:
     fingerprint: str = ""
     linear_layers: str = ""
     slot_bytes: int = 0
+    trees: str = ""
 
 
 @dataclass(slots=True, eq=False)
