@@ -1,0 +1,260 @@
+"""Tiny random GGUF files that llama.cpp loads, written on the spot: no download, the same for the same seed.
+
+Weights are drawn wide, so that logits are far from flat (``tests.tiny``). The vocabulary spells all bytes, so that
+every text can be encoded; it has some merges, special tokens and a chat template.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import gguf
+import numpy as np
+from gguf import GGMLQuantizationType, TokenType
+from numpy.typing import NDArray
+from tokenizers import pre_tokenizers
+
+CONTEXT = 2048
+HEAD = 32
+"""Width of a head: keys of type Q8_0 come in blocks of 32."""
+WINDOW = 16
+"""Tokens of the window of the architecture "cohere2"."""
+
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+END = 2
+"""The id that ends an answer, ``<|im_end|>``."""
+
+TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+_MERGES = ("Ġ t", "h e", "i n", "r e", "Ġ a", "e r", "Ġt he", "o n", "Ġ Ġ", "Ġ w", "l l", "o r", "a n", "in g", "Ð °")
+_PIECES = ("▁", "e", "t", "a", "o", "n", "s", "▁t", "he", "▁the", "▁a", "in", "an", "er", "é", "▁▁")
+_SHARE = 0.3
+"""Standard deviation of weights."""
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What a GGUF file says of its tokens.
+
+    Attributes:
+        model: "gpt2", byte-level BPE, or "llama", SentencePiece with byte fallback.
+        scores: of SentencePiece's tokens.
+    """
+
+    model: str
+    tokens: tuple[str, ...]
+    types: tuple[TokenType, ...]
+    merges: tuple[str, ...] = ()
+    scores: tuple[float, ...] = ()
+
+
+def byte_level(shift: bool = False, extra: Sequence[str] = ()) -> Vocabulary:
+    """Byte-level BPE: special tokens, the 256 bytes, merges.
+
+    Args:
+        shift: the last merge makes another token.
+        extra: tokens at the end that the user has defined, found in texts as they are.
+    """
+    merges = (*_MERGES[:-1], "o u") if shift else _MERGES
+    tokens = (*SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet()), *(m.replace(" ", "") for m in merges))
+    types = [TokenType.CONTROL] * len(SPECIAL) + [TokenType.NORMAL] * (len(tokens) - len(SPECIAL))
+    return Vocabulary("gpt2", (*tokens, *extra), (*types, *[TokenType.USER_DEFINED] * len(extra)), merges)
+
+
+def with_byte_fallback() -> Vocabulary:
+    """SentencePiece: special tokens, 256 bytes, some pieces; what no piece spells is spelt in bytes."""
+    tokens = ("<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *_PIECES, *SPECIAL)
+    types = [TokenType.UNKNOWN, TokenType.CONTROL, TokenType.CONTROL, *[TokenType.BYTE] * 256]
+    types += [TokenType.NORMAL] * len(_PIECES) + [TokenType.CONTROL] * len(SPECIAL)
+    scores = [0.0] * 259 + [-float(len(_PIECES) - i) for i in range(len(_PIECES))] + [0.0] * len(SPECIAL)
+    return Vocabulary("llama", tokens, tuple(types), scores=tuple(scores))
+
+
+def write(
+    path: Path,
+    *,
+    layers: int = 2,
+    hidden: int = 128,
+    heads: int = 4,
+    kv_heads: int = 2,
+    context: int = CONTEXT,
+    vocabulary: Vocabulary | None = None,
+    template: str | None = TEMPLATE,
+    weights: str = "F32",
+    seed: int = 0,
+    architecture: str = "llama",
+    lacking: Sequence[str] = (),
+) -> Path:
+    """Write a model whose answers end at ``<|im_end|>``.
+
+    Args:
+        hidden: heads * ``HEAD``.
+        vocabulary: ``byte_level()`` by default.
+        template: for conversations; None: the file has none.
+        weights: the tensors' type, as "F32", "F16", "Q8_0", "Q4_0" or "Q4_1"; vectors are always F32.
+        architecture: "llama"; "mamba" is recurrent, "cohere2" has a window of ``WINDOW`` tokens in its first layers,
+            "t5" is an encoder-decoder, "t5encoder" an encoder; any other name gets the tensors of "llama".
+        lacking: tensors that the file lacks, by their names.
+    """
+    words = vocabulary or byte_level()
+    kv_heads = heads if architecture.startswith("t5") else kv_heads
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_name(f"tiny {architecture}")
+    writer.add_context_length(context)
+    writer.add_embedding_length(hidden)
+    writer.add_block_count(layers)
+    writer.add_feed_forward_length(2 * hidden)
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(kv_heads)
+    writer.add_rope_dimension_count(HEAD)
+    writer.add_layer_norm_rms_eps(1e-5)
+    _add_of_architecture(writer, architecture, hidden)
+    _add_vocabulary(writer, words, template)
+    shapes: _Shapes = {"token_embd.weight": (len(words.tokens), hidden)}
+    shapes |= _SHAPES.get(architecture, _llama_shapes)(layers, hidden, kv_heads * HEAD, len(words.tokens))
+    random = np.random.default_rng(seed)
+    for name, shape in shapes.items():
+        values = random.standard_normal(shape, dtype=np.float32) * _SHARE
+        if len(shape) == 1:  # norms: away from ones, so that each of them matters
+            values = 1 + values / 3
+        if name not in lacking:
+            _add_tensor(writer, name, values, "F32" if len(shape) == 1 or name.endswith(_FLOATS) else weights)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+_FLOATS = ("ssm_conv1d.weight", "ssm_a", "attn_rel_b.weight")
+"""Tensors that stay F32: they have rows that are no multiple of a block."""
+
+
+def _add_tensor(writer: gguf.GGUFWriter, name: str, values: NDArray[np.float32], kind: str) -> None:
+    of = GGMLQuantizationType[kind]
+    if of == GGMLQuantizationType.F32:
+        writer.add_tensor(name, values)
+    elif of == GGMLQuantizationType.F16:
+        writer.add_tensor(name, values.astype(np.float16))
+    else:
+        writer.add_tensor(name, gguf.quants.quantize(values, of), raw_dtype=of)
+
+
+def _add_vocabulary(writer: gguf.GGUFWriter, words: Vocabulary, template: str | None) -> None:
+    writer.add_vocab_size(len(words.tokens))
+    writer.add_tokenizer_model(words.model)
+    writer.add_token_list(words.tokens)
+    writer.add_token_types(words.types)
+    if words.merges:
+        writer.add_tokenizer_pre("smollm")
+        writer.add_token_merges(words.merges)
+    if words.scores:
+        writer.add_token_scores(words.scores)
+        writer.add_unk_token_id(0)
+        writer.add_add_bos_token(True)
+    else:
+        writer.add_add_bos_token(False)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(words.tokens.index(SPECIAL[END]))
+    if template is not None:
+        writer.add_chat_template(template)
+
+
+def _add_of_architecture(writer: gguf.GGUFWriter, architecture: str, hidden: int) -> None:
+    if architecture == "cohere2":
+        writer.add_sliding_window(WINDOW)
+        writer.add_logit_scale(1.0)
+        writer.add_layer_norm_eps(1e-5)
+    if architecture == "mamba":
+        writer.add_ssm_conv_kernel(4)
+        writer.add_ssm_inner_size(2 * hidden)
+        writer.add_ssm_state_size(16)
+        writer.add_ssm_time_step_rank(hidden // 16)
+    if architecture.startswith("t5"):
+        writer.add_relative_attn_buckets_count(32)
+        writer.add_decoder_start_token_id(0)
+
+
+_Shapes = dict[str, tuple[int, ...]]
+
+
+def _attention(prefix: str, hidden: int, keys: int) -> _Shapes:
+    return {
+        f"{prefix}_q.weight": (hidden, hidden),
+        f"{prefix}_k.weight": (keys, hidden),
+        f"{prefix}_v.weight": (keys, hidden),
+    }
+
+
+def _mlp(block: str, hidden: int) -> _Shapes:
+    return {
+        f"{block}.ffn_gate.weight": (2 * hidden, hidden),
+        f"{block}.ffn_up.weight": (2 * hidden, hidden),
+        f"{block}.ffn_down.weight": (hidden, 2 * hidden),
+    }
+
+
+def _llama_shapes(layers: int, hidden: int, keys: int, vocab: int) -> _Shapes:
+    shapes: _Shapes = {"output_norm.weight": (hidden,), "output.weight": (vocab, hidden)}
+    for block in (f"blk.{i}" for i in range(layers)):
+        shapes |= {f"{block}.attn_norm.weight": (hidden,), f"{block}.ffn_norm.weight": (hidden,)}
+        shapes |= _attention(f"{block}.attn", hidden, keys) | {f"{block}.attn_output.weight": (hidden, hidden)}
+        shapes |= _mlp(block, hidden)
+    return shapes
+
+
+def _cohere2_shapes(layers: int, hidden: int, keys: int, vocab: int) -> _Shapes:
+    """As llama's, without output weights and a norm in front of the MLP."""
+    shapes = _llama_shapes(layers, hidden, keys, vocab)
+    return {name: shape for name, shape in shapes.items() if "ffn_norm" not in name and name != "output.weight"}
+
+
+def _mamba_shapes(layers: int, hidden: int, keys: int, vocab: int) -> _Shapes:
+    inner, rank = 2 * hidden, hidden // 16
+    shapes: _Shapes = {"output_norm.weight": (hidden,), "output.weight": (vocab, hidden)}
+    for block in (f"blk.{i}" for i in range(layers)):
+        shapes |= {
+            f"{block}.attn_norm.weight": (hidden,),
+            f"{block}.ssm_in.weight": (2 * inner, hidden),
+            f"{block}.ssm_conv1d.weight": (inner, 4),
+            f"{block}.ssm_conv1d.bias": (inner,),
+            f"{block}.ssm_x.weight": (rank + 32, inner),
+            f"{block}.ssm_dt.weight": (inner, rank),
+            f"{block}.ssm_dt.bias": (inner,),
+            f"{block}.ssm_a": (inner, 16),
+            f"{block}.ssm_d": (inner,),
+            f"{block}.ssm_out.weight": (hidden, inner),
+        }
+    return shapes
+
+
+def _encoder_shapes(layers: int, hidden: int, keys: int, vocab: int) -> _Shapes:
+    return _t5_half("enc", layers, hidden)
+
+
+def _t5_shapes(layers: int, hidden: int, keys: int, vocab: int) -> _Shapes:
+    shapes = _t5_half("enc", layers, hidden) | _t5_half("dec", layers, hidden)
+    for block in (f"dec.blk.{i}" for i in range(layers)):
+        shapes[f"{block}.cross_attn_norm.weight"] = (hidden,)
+        shapes |= _attention(f"{block}.cross_attn", hidden, hidden)
+        shapes[f"{block}.cross_attn_o.weight"] = (hidden, hidden)
+    return shapes
+
+
+def _t5_half(half: str, layers: int, hidden: int) -> _Shapes:
+    shapes: _Shapes = {f"{half}.output_norm.weight": (hidden,)}
+    for block in (f"{half}.blk.{i}" for i in range(layers)):
+        shapes |= {f"{block}.attn_norm.weight": (hidden,), f"{block}.ffn_norm.weight": (hidden,)}
+        shapes |= _attention(f"{block}.attn", hidden, hidden) | {f"{block}.attn_o.weight": (hidden, hidden)}
+        shapes |= _mlp(block, hidden)
+        shapes[f"{block}.attn_rel_b.weight"] = (32, hidden // HEAD)
+    return shapes
+
+
+_SHAPES = {"cohere2": _cohere2_shapes, "mamba": _mamba_shapes, "t5": _t5_shapes, "t5encoder": _encoder_shapes}
