@@ -40,7 +40,7 @@ _SHARE = 0.3
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What a GGUF file says of its tokens.
+    """The tokens of a GGUF file.
 
     Attributes:
         model: "gpt2", byte-level BPE, or "llama", SentencePiece with byte fallback.

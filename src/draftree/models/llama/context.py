@@ -13,7 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...errors import CacheError, ModelFileError, RunError
+from ...errors import CacheError, RunError
+from .gguf_file import check, refuse, unloadable
 from .library import BF16, F16, Q8_0, Library
 
 IDS = 256
@@ -30,6 +31,7 @@ class Weights:
     """A model that is loaded.
 
     Attributes:
+        header: of the file.
         pointer: llama.cpp's.
         vocab: pointer to its vocabulary.
         width: H of its hidden states.
@@ -37,29 +39,22 @@ class Weights:
         types: of keys and of values (``cell_types``).
 
     Raises:
-        ModelFileError: llama.cpp cannot load the file.
+        ModelFileError: the file cannot be loaded.
+        UnsupportedModelError: it holds no model that can be given draft trees.
     """
 
     def __init__(self, library: Library, path: Path) -> None:
-        self.library = library
+        self.library, self.header = library, check(path)
         library.complaint()
         self.pointer = library.model_load_from_file(str(path).encode(), library.model_default_params())
         if not self.pointer:
-            raise ModelFileError(f"llama.cpp cannot load {path}: {library.complaint() or 'it gives no reason'}")
+            raise unloadable(library, path)
         finalize(self, library.model_free, self.pointer)
+        refuse(library, self.pointer, self.header)
         self.vocab = library.model_get_vocab(self.pointer)
         self.vocab_size: int = library.vocab_n_tokens(self.vocab)
         self.width: int = library.model_n_embd(self.pointer)
         self.types = self._types()
-
-    def meta(self, key: str) -> str | None:
-        """A value of the file's metadata, as text."""
-        size = self.library.model_meta_val_str(self.pointer, key.encode(), None, 0)
-        if size < 0:
-            return None
-        buffer = ctypes.create_string_buffer(size + 1)
-        self.library.model_meta_val_str(self.pointer, key.encode(), buffer, size + 1)
-        return buffer.value.decode(errors="replace")
 
     def _types(self) -> tuple[int, int]:
         """Types of keys and of values.
@@ -71,10 +66,7 @@ class Weights:
         """
         if self.library.supports_gpu_offload():
             return F16, F16
-        kind = self.meta("general.architecture")
-        heads = int(self.meta(f"{kind}.attention.head_count") or 1)
-        head = int(self.meta(f"{kind}.attention.key_length") or self.width // heads)
-        return (Q8_0, F16) if head % _BLOCK == 0 else (F16, BF16)
+        return (Q8_0, F16) if self.header.widths[0] % _BLOCK == 0 else (F16, BF16)
 
 
 @dataclass(slots=True, frozen=True)

@@ -54,8 +54,8 @@ def exactness(model: LanguageModel, kinds: Collection[str], tokens: int = len(PR
     model.close(row)
     if worst > _WRONG:
         raise UnsupportedModelError(
-            f"{model.capabilities.name} fails the tree self-test: logits differ by {worst:.2g} standard deviations from "
-            f"one-token decoding's ({_WRONG:g} allowed): use backend 'transformers'"
+            f"{model.capabilities.name} fails the tree self-test: logits differ by {worst:.2g} standard deviations "
+            f"from one-token decoding's ({_WRONG:g} allowed): use backend 'transformers'"
         )
     return (
         f"yes, with near-ties: in passes over {differs[0]} tokens and more logits differ by up to {worst:.2f} standard "

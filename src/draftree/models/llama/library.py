@@ -134,7 +134,6 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "model_is_recurrent": (c_bool, (c_void_p,)),
     "model_is_hybrid": (c_bool, (c_void_p,)),
     "model_chat_template": (c_char_p, (c_void_p, c_char_p)),
-    "model_meta_val_str": (c_int32, (c_void_p, c_char_p, c_char_p, c_size_t)),
     "free": (None, (c_void_p,)),
     "get_memory": (c_void_p, (c_void_p,)),
     "n_ctx": (c_uint32, (c_void_p,)),

@@ -26,6 +26,8 @@ from ..cache import NO_NODES
 from ..probe import free_bytes
 from .branches import Branches
 from .context import IDS, Context, Tokens, Weights
+from .exactness import exactness
+from .gguf_file import fingerprint, slot_bytes
 from .library import open_library
 
 _TRASH = IDS - 1
@@ -78,13 +80,16 @@ class LlamaModel:
     ) -> None:
         self.weights = Weights(open_library(library), Path(path))
         self.tokenizer: Tokenizer | None = None
-        self.capabilities = _capabilities(self.weights, name or str(path), Path(path))
+        self.capabilities = _capabilities(self.weights, name or str(path))
         self.cache_bytes = free_bytes(self.capabilities.device) // 2
         self.pass_seconds = 0.0
         self.threads = threads or torch.get_num_threads()
         self._lock = RLock()
         self._tracks = False
         self._start(_CELLS)
+        trees = exactness(self, self.weights.header.formats)
+        self.capabilities = replace(self.capabilities, trees=trees)
+        self.pass_seconds = 0.0
 
     def _start(self, cells: int) -> None:
         """A context without rows."""
@@ -346,20 +351,21 @@ class LlamaModel:
                 self._context.clear()
 
 
-def _capabilities(weights: Weights, name: str, path: Path) -> Capabilities:
-    llama, pointer = weights.library, weights.pointer
+def _capabilities(weights: Weights, name: str) -> Capabilities:
+    llama, header = weights.library, weights.header
     return Capabilities(
         name=name,
-        architecture=weights.meta("general.architecture") or "",
-        parameters=llama.model_n_params(pointer),
-        max_length=llama.model_n_ctx_train(pointer),
+        architecture=header.architecture,
+        parameters=llama.model_n_params(weights.pointer),
+        max_length=llama.model_n_ctx_train(weights.pointer),
         max_length_reason="its context",
         vocab_size=weights.vocab_size,
         eos_ids=frozenset(i for i in range(weights.vocab_size) if llama.vocab_is_eog(weights.vocab, i)),
         dtype=torch.float32,
         device=torch.device("cpu"),
         attention="flash",
-        weight_format="llama.cpp",
-        linear_layers=llama.name,
-        slot_bytes=1,
+        weight_format="+".join(sorted(header.formats)),
+        fingerprint=fingerprint(header),
+        linear_layers=f"llama.cpp of {llama.name}",
+        slot_bytes=slot_bytes(header, *weights.types),
     )
