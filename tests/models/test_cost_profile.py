@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from draftree.errors import ConfigError, DraftreeWarning
-from draftree.models.base import Nodes, prefill
+from draftree.models.base import Nodes, Row, prefill
 from draftree.models.cost_profile import Grid, Identity, Point, Profile, kept_or_measured, load_profile, measure
 
 from ..toy import ToyModel
@@ -74,7 +74,8 @@ def test_on_a_busy_machine_passes_are_repeated_and_the_fastest_counts(monkeypatc
 
     monkeypatch.setattr(model, "extend", slow)
     monkeypatch.setattr("time.perf_counter", lambda: clock[0])
-    assert measure(model, Grid((1, 2), (5,), (1,), 3)).points[0].seconds == (1.0, 3.0)
+    with pytest.warns(DraftreeWarning, match="other work takes the processor"):
+        assert measure(model, Grid((1, 2), (5,), (1,), 3)).points[0].seconds == (1.0, 3.0)
     assert not list(prices[1])
 
 
@@ -212,3 +213,20 @@ def test_a_folder_that_cannot_be_written_costs_warnings_only(cache: Path) -> Non
 def test_grids_that_cannot_be_are_refused(grid: tuple[tuple[int, ...], ...], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Grid(*grid)  # type: ignore[arg-type]
+
+
+def test_slow_models_are_measured_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A profile took minutes of a model whose passes take seconds: what it would hardly use is left out."""
+    clock, model = [0.0], ToyModel()
+    extend = model.extend
+
+    def slow(rows: list[Row], nodes: list[Nodes]) -> torch.Tensor:
+        clock[0] += len(nodes[0].tokens)
+        return extend(rows, nodes)
+
+    monkeypatch.setattr(model, "extend", slow)
+    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
+    profile = measure(model, replace(GRID, batches=(1,), patience=3.0))
+    assert [(p.context, p.sizes, p.seconds) for p in profile.points] == [(3, (1, 2), (1, 2)), (9, (1, 2), (1, 2))]
+    profile = measure(model, replace(GRID, batches=(1,), patience=0.5))
+    assert [(p.context, p.sizes, p.seconds) for p in profile.points] == [(3, (1,), (1,))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import platform
 import re
 import statistics
@@ -217,6 +218,8 @@ class Grid:
         batches: rows a pass.
         repeats: passes of each kind, after one to warm up; the median counts, on a busy machine the fastest of
             ``_LONGER`` times as many.
+        patience: seconds; sizes whose pass takes longer are left out, but the first, and so are contexts, but the
+            first, that take ``_READING`` times as long to read.
 
     Raises:
         ConfigError: a number is below 1, or the sizes do not start at 1.
@@ -226,6 +229,7 @@ class Grid:
     contexts: tuple[int, ...]
     batches: tuple[int, ...]
     repeats: int
+    patience: float = math.inf
 
     def __post_init__(self) -> None:
         for name in ("sizes", "contexts", "batches"):
@@ -253,7 +257,10 @@ class Grid:
         return len(self.contexts) * len(self.batches) * len(self.sizes) * (self.repeats + 1)
 
 
-SHORT = Grid((1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 17, 24, 32), (64, 512), (1,), 5)
+_READING = 10
+"""Longest passes that reading a context may take as long as."""
+
+SHORT = Grid((1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 17, 24, 32), (64, 512), (1,), 5, patience=0.5)
 """What ``auto`` measures when it first meets a model."""
 FULL = Grid((*range(1, 18), 20, 24, 28, 32, 33, 40, 48, 64), (64, 512, 1536), (1, 4), 9)
 """What ``draftree profile`` measures."""
@@ -272,13 +279,15 @@ def measure(model: LanguageModel, grid: Grid, progress: Callable[[int], None] = 
         ConfigError: the passes do not fit the model's longest sequence.
     """
     can, done, shuffled = model.capabilities, 0, Random(0)  # noqa: S311 - an order, not a secret
-    points, grid = [], _shortened(grid, model)
+    points, pace, grid = list[Point](), 0.0, _shortened(grid, model)
     tokens = (5 * torch.arange(grid.sizes[-1]) + 3) % can.vocab_size
     # Children of the last committed token: what any model takes in one pass, a draft head too.
     fans = {size: Nodes(tokens[:size], torch.full((size,), ROOT)) for size in grid.sizes}
     for batch in grid.batches:
         model.reserve(batch, grid.contexts[-1] + grid.sizes[-1])
         for context in grid.contexts:
+            if context > grid.contexts[0] and context * pace > _READING * grid.patience:
+                break
             rows: list[Row] = []
             times: dict[int, list[float]] = {size: [] for size in grid.sizes}
             try:
@@ -288,7 +297,7 @@ def measure(model: LanguageModel, grid: Grid, progress: Callable[[int], None] = 
                 for turn in range(_LONGER * grid.repeats + 1):
                     if turn == grid.repeats + 1 and not (busy := _spread(times) > _BUSY):
                         break
-                    for size in shuffled.sample(grid.sizes, len(grid.sizes)):
+                    for size in shuffled.sample(list(times), len(times)):
                         _finish(can.device)
                         began = time.perf_counter()
                         model.extend(rows, [fans[size]] * batch)
@@ -298,11 +307,20 @@ def measure(model: LanguageModel, grid: Grid, progress: Callable[[int], None] = 
                             model.commit(row, [])
                         done += 1
                         progress(done)
+                    if turn == 0:
+                        pace = min(each[0] / size for size, each in times.items())
+                        times = {n: each for n, each in times.items() if n == 1 or each[0] <= grid.patience}
             finally:
                 for row in reversed(rows):
                     model.close(row)
-            seconds = tuple((min if busy else statistics.median)(times[size][1:]) for size in grid.sizes)
-            points.append(Point(batch, context, grid.sizes, seconds))
+            seconds = tuple((min if busy else statistics.median)(each[1:]) for each in times.values())
+            points.append(Point(batch, context, tuple(times), seconds))
+            if busy:
+                warn(
+                    f"other work takes the processor: passes of {can.name} often took {_BUSY} times as long as the "
+                    f"fastest of their size, which count; on a quiet machine measure again with 'draftree profile "
+                    f"{can.name}'"
+                )
     return Profile(Identity.of(model), tuple(points))
 
 
