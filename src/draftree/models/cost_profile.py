@@ -121,10 +121,15 @@ def _ascend(numbers: Sequence[int]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Measured pass times of one model on one machine: curves over nodes, one for each batch size and context."""
+    """Measured pass times of one model on one machine: curves over nodes, one for each batch size and context.
+
+    Attributes:
+        busy: other work took the processor meanwhile; the next start measures again.
+    """
 
     identity: Identity
     points: Annotated[tuple[Point, ...], Field(min_length=1)]
+    busy: bool = False
 
     def seconds(self, nodes: float, context: int, batch: int = 1) -> float:
         """Seconds of a pass over ``nodes`` nodes in each of ``batch`` rows behind ``context`` tokens.
@@ -190,7 +195,7 @@ def load_profile(model: LanguageModel) -> Profile | None:
         if (old := getattr(profile.identity, name)) != value:
             warn(f"the profile of {identity.model} was measured with {name} {old}, now {value}: measuring again")
             return None
-    return profile
+    return None if profile.busy else profile
 
 
 def warn(message: str) -> None:
@@ -279,7 +284,7 @@ def measure(model: LanguageModel, grid: Grid, progress: Callable[[int], None] = 
         ConfigError: the passes do not fit the model's longest sequence.
     """
     can, done, shuffled = model.capabilities, 0, Random(0)  # noqa: S311 - an order, not a secret
-    points, pace, grid = list[Point](), 0.0, _shortened(grid, model)
+    points, pace, disturbed, grid = list[Point](), 0.0, False, _shortened(grid, model)
     tokens = (5 * torch.arange(grid.sizes[-1]) + 3) % can.vocab_size
     # Children of the last committed token: what any model takes in one pass, a draft head too.
     fans = {size: Nodes(tokens[:size], torch.full((size,), ROOT)) for size in grid.sizes}
@@ -315,13 +320,8 @@ def measure(model: LanguageModel, grid: Grid, progress: Callable[[int], None] = 
                     model.close(row)
             seconds = tuple((min if busy else statistics.median)(each[1:]) for each in times.values())
             points.append(Point(batch, context, tuple(times), seconds))
-            if busy:
-                warn(
-                    f"other work takes the processor: passes of {can.name} often took {_BUSY} times as long as the "
-                    f"fastest of their size, which count; on a quiet machine measure again with 'draftree profile "
-                    f"{can.name}'"
-                )
-    return Profile(Identity.of(model), tuple(points))
+            disturbed |= busy
+    return Profile(Identity.of(model), tuple(points), disturbed)
 
 
 def _spread(times: dict[int, list[float]]) -> float:
@@ -344,7 +344,7 @@ def _finish(device: torch.device) -> None:
 
 
 _UNKEPT: dict[Identity, Profile] = {}
-"""Profiles of this process that could not be written."""
+"""Profiles of this process that could not be written, or are not for the next."""
 
 
 def kept_or_measured(model: LanguageModel) -> Profile:
@@ -360,6 +360,9 @@ def measure_and_keep(model: LanguageModel, grid: Grid) -> Profile:
     with Progress(TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), console=err) as bar:
         task = bar.add_task(f"measuring passes of {model.capabilities.name}", total=grid.passes)
         profile = measure(model, grid, lambda done: bar.update(task, completed=done))
+    if profile.busy:
+        err.print("other work takes the processor: this profile is of what it left, and the next start makes another")
+        _UNKEPT[profile.identity] = profile
     try:
         profile.save()
     except RunError as error:
