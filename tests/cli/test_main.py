@@ -268,7 +268,7 @@ def test_a_drafter_with_another_vocabulary_is_refused_with_the_first_token_that_
     assert "'_' against '-'" in complaint
 
 
-@pytest.mark.parametrize(("content", "named"), [(b"not a model", "GGUF"), (b"GGUF" + bytes(range(200)), "complete")])
+@pytest.mark.parametrize(("content", "named"), [(b"not a model", "GGUF"), (b"GGUF" + bytes(range(200)), "version")])
 def test_a_corrupt_gguf_file_is_one_line(
     content: bytes, named: str, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:

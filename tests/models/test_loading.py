@@ -286,7 +286,7 @@ def test_a_gguf_file_is_converted_once(tmp_path: Path, cache: Path, capsys: Capt
 def test_a_gguf_file_without_a_tensor_is_refused_by_its_name(tmp_path: Path, cache: Path) -> None:
     path = save_gguf(tmp_path / "tiny.gguf", lacking=["blk.1.ffn_up.weight"])
     with pytest.raises(ModelFileError, match=UP):
-        load(str(path))
+        load(str(path), backend="transformers")
     assert not list(cache.iterdir())
 
 
@@ -331,13 +331,13 @@ def spoil_the_tokenizer(folder: Path) -> None:
 def test_a_damaged_conversion_is_made_again(damage: Callable[[Path], None], tmp_path: Path, cache: Path) -> None:
     """The command failed at every start, and did not say what to delete."""
     path = save_gguf(tmp_path / "tiny.gguf")
-    load(str(path))
+    load(str(path), backend="transformers")
     damage(next(cache.iterdir()))
     with pytest.warns(DraftreeWarning, match="made again"):
-        loaded = load(str(path))
+        loaded = load(str(path), backend="transformers")
     row = prefill(loaded, [5])
     assert torch.allclose(loaded.extend([row], [Nodes.chain([6])])[0, 0], causal_logits(tiny(), [5, 6])[1], atol=1e-3)
-    load(str(path))
+    load(str(path), backend="transformers")
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
@@ -350,7 +350,7 @@ def test_an_interrupted_conversion_leaves_nothing(
 
     monkeypatch.setattr(PreTrainedModel, "save_pretrained", stop)
     with pytest.raises((error, RunError)):
-        load(str(save_gguf(tmp_path / "tiny.gguf")))
+        load(str(save_gguf(tmp_path / "tiny.gguf")), backend="transformers")
     assert not list(cache.iterdir())
 
 
@@ -361,7 +361,7 @@ def test_what_a_killed_conversion_left_is_removed_by_a_later_one(tmp_path: Path,
         place.mkdir(parents=True)
         (place / "half").touch()
     os.utime(left, (0, time.time() - loading._ABANDONED - 1))
-    load(str(save_gguf(tmp_path / "tiny.gguf")))
+    load(str(save_gguf(tmp_path / "tiny.gguf")), backend="transformers")
     assert not left.exists()
     assert others.exists()
 
@@ -381,7 +381,7 @@ def test_a_full_disk_is_one_line(
         raise error
 
     monkeypatch.setattr(PreTrainedModel, "save_pretrained", full)
-    assert run(["info", str(save_gguf(tmp_path / "tiny.gguf"))]) == 1
+    assert run(["info", str(save_gguf(tmp_path / "tiny.gguf")), "--backend", "transformers"]) == 1
     complaint = capsys.readouterr().err.splitlines()[-1]
     assert str(cache) in complaint
     assert "disk space" in complaint
@@ -398,5 +398,5 @@ def test_a_conversion_that_another_process_finished_first_is_taken(
         shutil.copytree(part, cache / f"{gguf.stem}-{loading._identity(gguf)}")
 
     monkeypatch.setattr(loading, "_convert_into", slow)
-    assert load(str(save_gguf(tmp_path / "tiny.gguf"))).capabilities.parameters
+    assert load(str(save_gguf(tmp_path / "tiny.gguf")), backend="transformers").capabilities.parameters
     assert len(list(cache.iterdir())) == 1

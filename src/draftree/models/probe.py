@@ -64,7 +64,7 @@ def capabilities(model: PreTrainedModel, name: str) -> Capabilities:
         attention=config._attn_implementation,
         fingerprint=fingerprint(model.parameters()),
         slot_bytes=_slot_bytes(config, model.dtype),
-        trees="yes: 4-D masks and depth positions are honoured (self-test)",
+        trees="yes: 4-D masks and depth positions are honoured (self-test passed)",
     )
 
 

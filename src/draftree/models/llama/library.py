@@ -25,7 +25,7 @@ F16, Q8_0, BF16 = 1, 8, 30
 """ggml's numbers of the types of keys and values."""
 
 
-class Batch(ctypes.Structure):
+class BatchStruct(ctypes.Structure):
     """llama_batch, the same for years: tokens of one pass."""
 
     _fields_ = [
@@ -177,7 +177,7 @@ class Library:
             "context_default_params": (context, ()),
             "model_load_from_file": (c_void_p, (c_char_p, model)),
             "init_from_model": (c_void_p, (c_void_p, context)),
-            "decode": (c_int32, (c_void_p, Batch)),
+            "decode": (c_int32, (c_void_p, BatchStruct)),
         }
         try:
             library = ctypes.CDLL(path)
@@ -187,7 +187,7 @@ class Library:
                 setattr(self, short, function)
         except (OSError, AttributeError) as error:
             raise ConfigError(f"{name} is no library of llama.cpp that can be used: {error}: {_WAY_OUT}") from None
-        self.batch = Batch
+        self.batch = BatchStruct
         self._log = _Log(self._hear)
         self.log_set(self._log, None)
         self.backend_init()
