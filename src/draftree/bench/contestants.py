@@ -27,9 +27,9 @@ from ..engine.engine import Engine
 from ..engine.speculation import SpeculationParams
 from ..errors import ConfigError
 from ..load import beam_drafter, load_beam_source, make_engine
-from ..models.abilities import TimedModel
+from ..models.abilities import TimedModel, tokenizer_of
 from ..models.base import LanguageModel
-from ..models.loading import ModelOptions, load, load_stock
+from ..models.loading import ModelOptions, gguf_path, load, load_stock
 from ..policies.base import GrowthPolicy, node_budget
 from ..policies.methods import find_method
 from ..request import Outcome, Seconds, Stats
@@ -37,12 +37,14 @@ from ..text import Tokenizer
 from ..tracing.trace import Observer
 from ..tree import ROOT
 from ..verify.schemes import DEFAULT_SCHEME, Match, find_scheme
-from .peers import LOOKUP_TOKENS, PEERS, FlashspecPeer, TransformersPeer, bare, find_peer
+from .peers import LOOKUP_TOKENS, PEERS, FlashspecPeer, LlamaCppPeer, TransformersPeer, bare, find_peer
 from .results import BINS, Parts, StepColumns, Turn
 
 AR = "ar"
 """Autoregressive decoding, as results and command lines call it."""
 PEER = "peer:"
+_CONTEXT = 4096
+"""Tokens of a peer's context that has to be given one."""
 BEAMS = "beams"
 PEER_BEAMS = ("width", "penalty", "early")
 """Settings of beams that a peer takes."""
@@ -332,6 +334,11 @@ class Models:
         return self._drafters[name]
 
     def _peer(self, entry: Entry) -> Contestant:
+        if entry.peer.startswith("llama-cpp"):
+            if (path := gguf_path(self._name)) is None:
+                raise ConfigError(f"peer:{entry.peer} reads GGUF files, and {self._name} is none: leave it out")
+            lookup, context = entry.peer.endswith("lookup"), min(_CONTEXT, self.target.capabilities.max_length)
+            return LlamaCppPeer(path, tokenizer_of(self.target), context=context, lookup=lookup)
         model, tokenizer = self._stocked(self._name)
         if entry.peer == "flashspec":
             return FlashspecPeer(model, tokenizer, self._name)

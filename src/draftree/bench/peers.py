@@ -1,4 +1,4 @@
-"""Rival systems as contestants: transformers' own decoding, and flashspec where it is installed.
+"""Rival systems as contestants: transformers' own decoding; llama-cpp-python and flashspec where they are installed.
 
 They run the checkpoint as transformers has it, on the same threads, with the same target and drafter.
 """
@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -49,6 +50,10 @@ PEERS = {
     "hf-prompt-lookup": Peer(f"transformers' generate with prompt lookup of {LOOKUP_TOKENS} tokens"),
     "hf-assisted": Peer("transformers' assisted generation with the draft model", drafts_by_model=True),
     "hf-beam-search": Peer("transformers' beam search, or beam sampling above temperature 0", has_beams=True),
+    "llama-cpp": Peer("llama-cpp-python's Llama, AR decoding of a GGUF file", package="llama_cpp"),
+    "llama-cpp-prompt-lookup": Peer(
+        f"llama-cpp-python's Llama with its prompt lookup of {LOOKUP_TOKENS} tokens", package="llama_cpp"
+    ),
     "flashspec": Peer("flashspec's engine with its n-gram drafter", package="flashspec"),
 }
 
@@ -64,7 +69,8 @@ def find_peer(name: str) -> Peer:
         raise UnknownNameError(f"no peer {name!r}: choose from {', '.join(f'peer:{p}' for p in PEERS)}")
     peer = PEERS[name]
     if peer.package and importlib.util.find_spec(peer.package) is None:
-        raise ConfigError(f"peer:{name} is not installed: pip install {peer.package}, or leave it out")
+        package = peer.package.replace("llama_cpp", "llama-cpp-python")
+        raise ConfigError(f"peer:{name} is not installed: pip install {package}, or leave it out")
     return peer
 
 
@@ -132,6 +138,37 @@ class TransformersPeer:
         handle.remove()
         parts = Parts(ended - began, prefill=first.at - began if first.calls > 1 else None)
         return Turn(len(prompt), out, _text(self._tokenizer, out), None, parts, passes, first=first.count)
+
+
+class LlamaCppPeer:
+    """llama-cpp-python's ``Llama`` on the file, with as many threads as torch has."""
+
+    def __init__(self, path: Path, tokenizer: Tokenizer | None, *, context: int, lookup: bool) -> None:
+        package: Any = importlib.import_module("llama_cpp")
+        options: dict[str, Any] = {}
+        if lookup:  # without logits_all it fails on prompts of more than one batch
+            speculative: Any = importlib.import_module("llama_cpp.llama_speculative")
+            draft = speculative.LlamaPromptLookupDecoding(num_pred_tokens=LOOKUP_TOKENS)
+            options = {"draft_model": draft, "logits_all": True}
+        threads = {"n_threads": torch.get_num_threads(), "n_threads_batch": torch.get_num_threads()}
+        self._llama = package.Llama(str(path), n_ctx=context, verbose=False, **threads, **options)
+        self._is_end: Callable[[int], bool] = lambda token: package.llama_vocab_is_eog(self._vocab, token)
+        self._vocab = package.llama_model_get_vocab(self._llama.model)
+        self._tokenizer = tokenizer
+
+    def decode(self, prompt: list[int], params: SamplingParams) -> Turn:
+        """Answer one prompt; its passes are not known."""
+        self._llama.reset()
+        self._llama.set_seed(params.seed or 0)
+        most = params.max_tokens or self._llama.n_ctx() - len(prompt)
+        out, first = list[int](), 0.0
+        began = time.perf_counter()
+        tokens = self._llama.generate(prompt, temp=params.temperature, top_k=0, top_p=1.0, min_p=0.0)
+        while len(out) < most and not (out and self._is_end(out[-1])):
+            out.append(int(next(tokens)))
+            first = first or time.perf_counter()
+        parts = Parts(time.perf_counter() - began, prefill=first - began)
+        return Turn(len(prompt), out, _text(self._tokenizer, out), None, parts, None)
 
 
 class FlashspecPeer:

@@ -126,7 +126,7 @@ def load_llama(name: str, *, library: str | None = None) -> LlamaModel:
     Raises:
         ConfigError: the name is no GGUF file's, or no library can be used.
     """
-    gguf = _gguf(name)
+    gguf = gguf_path(name)
     if gguf is None:
         raise ConfigError(f"backend llama.cpp reads GGUF files, and {name!r} is none: leave the backend out")
     return LlamaModel(gguf, name=name, library=library)
@@ -152,7 +152,7 @@ def load_huggingface(
 
 BACKENDS = {
     "llama.cpp": Backend(
-        takes=lambda name: has_library() and _gguf(name) is not None,
+        takes=lambda name: has_library() and gguf_path(name) is not None,
         options=frozenset({"library"}),
         load=load_llama,
     ),
@@ -186,7 +186,7 @@ def _load(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     if attention not in (None, *ATTENTIONS):
         raise ConfigError(f"attention is {attention!r}: choose from {', '.join(ATTENTIONS)}")
-    gguf = _gguf(name)
+    gguf = gguf_path(name)
     if gguf is not None:
         model, tokenizer = _converted(gguf, name, weights, attention)
     else:
@@ -222,7 +222,7 @@ def _device(device: str | None) -> torch.device:
     return place
 
 
-def _gguf(name: str) -> Path | None:
+def gguf_path(name: str) -> Path | None:
     """The GGUF file of this name; None: it is no such file's."""
     if name in EMBEDDED:
         return _embedded(name)
