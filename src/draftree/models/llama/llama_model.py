@@ -79,7 +79,7 @@ class LlamaModel:
         self, path: str | Path, *, name: str | None = None, library: str | None = None, threads: int | None = None
     ) -> None:
         self.weights = Weights(open_library(library), Path(path))
-        self.tokenizer: Tokenizer | None = None
+        self.tokenizer: Tokenizer | None = self.weights.tokenizer()
         self.capabilities = _capabilities(self.weights, name or str(path))
         self.cache_bytes = free_bytes(self.capabilities.device) // 2
         self.pass_seconds = 0.0

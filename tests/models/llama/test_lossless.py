@@ -1,0 +1,87 @@
+"""Requests over llama.cpp: every kind of drafter gives AR decoding's ids, alone and in batches, greedy and sampled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import draftree
+from draftree import Engine, SamplingParams, SpeculationParams
+from draftree.beams.params import BeamParams
+from draftree.errors import VocabularyError
+from draftree.load import load_beam_engine, make_engine
+from draftree.models.llama.llama_model import LlamaModel
+
+from ... import tiny_gguf
+
+PROMPTS = ["the cat in the hat sat on the mat, the cat in the", "one two three one two", "a"]
+METHODS = ("auto", "chain", "opt-tree", "dynamic-width-budget", "binary")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target, a draft model that is nearly the target, one that is another, and one of another vocabulary."""
+    folder = tmp_path_factory.mktemp("gguf")
+    tiny_gguf.write(folder / "target.gguf", weights="Q8_0")
+    tiny_gguf.write(folder / "near.gguf", weights="Q4_0")
+    tiny_gguf.write(folder / "other.gguf", weights="Q8_0", layers=1, seed=7)
+    tiny_gguf.write(folder / "foreign.gguf", vocabulary=tiny_gguf.byte_level(shift=True))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def target(folder: Path) -> LlamaModel:
+    model = draftree.load(str(folder / "target.gguf"))
+    assert isinstance(model, LlamaModel)
+    return model
+
+
+def params(temperature: float, seed: int = 3) -> SamplingParams:
+    return SamplingParams(max_tokens=40, temperature=temperature, seed=seed)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    "drafter", ["lookup", "lookup+recycle", "near.gguf", "other.gguf", "lookup>near.gguf", "lookup+near.gguf"]
+)
+def test_drafts_give_the_ids_of_ar_decoding(drafter: str, temperature: float, folder: Path, target: LlamaModel) -> None:
+    drafter = drafter.replace("near", str(folder / "near")).replace("other", str(folder / "other"))
+    alone = [Engine(target).generate([prompt], params(temperature))[0].token_ids for prompt in PROMPTS]
+    accepted = 0
+    for method in METHODS:
+        engine = make_engine(target, SpeculationParams(drafter=drafter, method=method))
+        for result, ids in zip(engine.generate(PROMPTS, params(temperature)), alone, strict=True):
+            assert result.token_ids == ids
+            accepted += sum(result.stats.accepted)
+    assert accepted > 10 or "near" not in drafter
+    engine.prefixes.clear()
+
+
+def test_requests_with_drafters_of_their_own_share_passes(folder: Path, target: LlamaModel) -> None:
+    engine, alone = Engine(target), []
+    handles = []
+    for i, drafter in enumerate(["none", "lookup", str(folder / "near.gguf"), "recycle"] * 2):
+        prompt, given = PROMPTS[i % 3], params(float(i % 2), seed=i)
+        alone.append(Engine(target).generate([prompt], given)[0].token_ids)
+        handles.append(engine.submit(prompt, given, SpeculationParams(drafter=drafter, method="opt-tree", nodes=6)))
+    engine.wait(lambda: all(handle.done for handle in handles))
+    assert [handle.result().token_ids for handle in handles] == alone
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_beams_are_those_of_beams_without_drafts(temperature: float, folder: Path, target: LlamaModel) -> None:
+    found = []
+    for drafter in ("none", str(folder / "near.gguf")):
+        engine = load_beam_engine(str(folder / "target.gguf"), drafter=drafter, sampled=temperature > 0)
+        found.append(engine.generate([PROMPTS[0]], params(temperature), BeamParams(width=3, returned=3))[0])
+    plain, drafted = ([beam.token_ids for beam in result.hypotheses] for result in found)
+    assert temperature or plain == drafted
+    assert len(drafted) == 3
+
+
+def test_a_draft_model_of_another_vocabulary_is_refused_with_the_first_token_that_differs(
+    folder: Path, target: LlamaModel
+) -> None:
+    with pytest.raises(VocabularyError, match="first that differs"):
+        make_engine(target, SpeculationParams(drafter=str(folder / "foreign.gguf"), method="chain"))
