@@ -1,0 +1,177 @@
+"""Text to tokens and back by llama.cpp's own vocabulary, and conversations by the file's chat template."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from threading import Lock
+from typing import Any, NamedTuple
+
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from ...errors import PromptError
+from .library import Library
+
+_UNKNOWN, _UNUSED, _CONTROL = 1, 2, 8
+"""llama.cpp's attributes of tokens."""
+_NO_TEXT = 0
+"""Its type of vocabularies that are none, whose functions end the process."""
+_BYTES = 64
+"""Of a token's text, mostly."""
+
+_RUN, _STACK = 4096, 1024
+"""Characters without or of white space that llama.cpp's regular expressions match on any stack; bytes of stack that
+they need for each of more (at most 400 were seen): beyond it the process would end."""
+_LONGEST = 2**20
+"""Such characters that are taken: for them a gigabyte of addresses is reserved."""
+_stacks = Lock()
+
+
+class _Piece(NamedTuple):
+    """A token's text in bytes."""
+
+    text: bytes
+    special: bool
+
+
+class LlamaTokenizer:
+    """A ``draftree.text.Tokenizer`` of a GGUF file; several threads may use it at once.
+
+    Text is encoded in one call of llama.cpp. Tokens are decoded in Python, from their texts in bytes, which llama.cpp
+    gives once for each token: its own ``detokenize`` removes spaces in front of punctuation for some vocabularies, and
+    streamed text could not be taken back.
+
+    Attributes:
+        chat_template: None: the file has none.
+    """
+
+    def __init__(self, library: Library, vocab: int, chat_template: str | None, owner: object = None) -> None:
+        """
+        Args:
+            vocab: llama.cpp's pointer to the vocabulary.
+            owner: what frees the vocabulary when it ends; kept.
+        """
+        self.chat_template: str | dict[str, str] | None = chat_template
+        self._library, self._vocab, self._owner = library, vocab, owner
+        self._size: int = library.vocab_n_tokens(vocab)
+        self._pieces: dict[int, _Piece] = {}
+        # SentencePiece puts a space in front of a text, which is not the text's own.
+        self._prefixed = self._join(self._tokenize("a", special=False)).startswith(b" ")
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text, with the special tokens that begin one; special tokens that it contains are found."""
+        return self._tokenize(text, special=True)
+
+    def _tokenize(self, text: str, special: bool) -> list[int]:
+        """Ids of a text, after ``special`` tokens that begin one."""
+        data = text.encode()
+
+        def call() -> list[int]:
+            count = -len(data) - 8  # more than one token a byte only beside special ones
+            while count < 0:
+                ids = (ctypes.c_int32 * -count)()
+                count = self._library.tokenize(self._vocab, data, len(data), ids, len(ids), special, True)
+            return ids[:count]
+
+        run = 0 if len(text) <= _RUN else max(map(len, re.findall(r"\S+|\s+", text)))
+        if run > _LONGEST:
+            raise PromptError(
+                f"the prompt has {run} characters without white space, or of it alone: give at most {_LONGEST}"
+            )
+        return call() if run <= _RUN else _with_stack(run * _STACK, call)
+
+    def decode(
+        self, token_ids: Sequence[int], *, skip_special_tokens: bool = False, clean_up_tokenization_spaces: bool = False
+    ) -> str:
+        """The text of ids; bytes that are no character become U+FFFD.
+
+        Args:
+            clean_up_tokenization_spaces: without effect: no space is removed.
+        """
+        text = self._join(token_ids, skip_special_tokens)
+        return text[self._prefixed and text.startswith(b" ") :].decode(errors="replace")
+
+    def _join(self, ids: Sequence[int], skip_special: bool = False) -> bytes:
+        pieces = map(self._piece, ids)
+        return b"".join(piece.text for piece in pieces if not (skip_special and piece.special))
+
+    def _piece(self, token: int) -> _Piece:
+        """A token's text; none of one beyond the vocabulary, of which output layers may have some."""
+        piece = self._pieces.get(token)
+        if piece is None:
+            piece = self._pieces[token] = self._read(token) if 0 <= token < self._size else _Piece(b"", False)
+        return piece
+
+    def _read(self, token: int) -> _Piece:
+        count = -_BYTES
+        while count < 0:
+            buffer = ctypes.create_string_buffer(-count)
+            count = self._library.token_to_piece(self._vocab, token, buffer, len(buffer), 0, True)
+        special = self._library.vocab_get_attr(self._vocab, token) & (_UNKNOWN | _CONTROL)
+        return _Piece(buffer.raw[:count], bool(special))
+
+    def apply_chat_template(
+        self, conversation: list[dict[str, str]], *, add_generation_prompt: bool, return_dict: bool = False
+    ) -> list[int]:
+        """The ids of a conversation, as transformers renders it: in a sandbox.
+
+        Raises:
+            jinja2.TemplateError: the template is none, or does not take this conversation; damaged ones raise what they
+                like.
+            ValueError: there is no template, or a dict is wanted.
+        """
+        if not self.chat_template or return_dict:
+            raise ValueError("no chat template" if not self.chat_template else "return_dict must be False")
+        rendered: Any = render_jinja_template(
+            [conversation],
+            chat_template=str(self.chat_template),
+            add_generation_prompt=add_generation_prompt,
+            **self._named,
+        )
+        (text,), _ = rendered
+        return self._tokenize(text, special=False)
+
+    @cached_property
+    def _named(self) -> dict[str, Any]:
+        """Special tokens that templates know by names."""
+        ids = {name: getattr(self._library, f"vocab_{name}")(self._vocab) for name in ("bos", "eos")}
+        return {f"{name}_token": self._text(token) for name, token in ids.items() if token >= 0}
+
+    def get_vocab(self) -> dict[str, int]:
+        """The ids of all tokens, without those that only pad the vocabulary."""
+        return dict(self._ids)
+
+    @cached_property
+    def _ids(self) -> dict[str, int]:
+        used = (i for i in range(self._size) if not self._library.vocab_get_attr(self._vocab, i) & _UNUSED)
+        return {self._text(i): i for i in used}
+
+    def _text(self, token: int) -> str:
+        text: bytes = self._library.vocab_get_text(self._vocab, token)
+        return text.decode(errors="replace")
+
+
+def _with_stack(size: int, call: Callable[[], list[int]]) -> list[int]:
+    """What ``call`` returns in a thread with a stack of ``size`` bytes, rounded up."""
+    pool = ThreadPoolExecutor(1)
+    with _stacks:
+        before = threading.stack_size((size // 2**20 + 1) * 2**20)
+        try:
+            future = pool.submit(call)
+        except RuntimeError as error:
+            raise PromptError(f"the prompt needs {size} bytes of stack ({error}): break its longest word up") from None
+        finally:
+            threading.stack_size(before)
+    with pool:
+        return future.result()
+
+
+def read_tokenizer(
+    library: Library, vocab: int, chat_template: str | None, owner: object = None
+) -> LlamaTokenizer | None:
+    """The tokenizer of a vocabulary (``LlamaTokenizer`` for the arguments); None: of a model of bare token ids."""
+    return LlamaTokenizer(library, vocab, chat_template, owner) if library.vocab_type(vocab) != _NO_TEXT else None
