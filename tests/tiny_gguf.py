@@ -33,7 +33,7 @@ TEMPLATE = (
 )
 
 _MERGES = ("Ġ t", "h e", "i n", "r e", "Ġ a", "e r", "Ġt he", "o n", "Ġ Ġ", "Ġ w", "l l", "o r", "a n", "in g", "Ð °")
-_PIECES = ("▁", "e", "t", "a", "o", "n", "s", "▁t", "he", "▁the", "▁a", "in", "an", "er", "é", "▁▁")
+_PIECES = (*"▁etaonsirhlé", "▁t", "he", "▁the", "▁a", "in", "an", "er", "▁▁")
 _SHARE = 0.3
 """Standard deviation of weights."""
 
@@ -43,7 +43,8 @@ class Vocabulary:
     """The tokens of a GGUF file.
 
     Attributes:
-        model: "gpt2", byte-level BPE, or "llama", SentencePiece with byte fallback.
+        model: "gpt2", byte-level BPE; "llama", SentencePiece with byte fallback; or "none": tokens have no texts.
+        pre: how texts are split before merges.
         scores: of SentencePiece's tokens.
     """
 
@@ -52,6 +53,7 @@ class Vocabulary:
     types: tuple[TokenType, ...]
     merges: tuple[str, ...] = ()
     scores: tuple[float, ...] = ()
+    pre: str = "smollm"
 
 
 def byte_level(shift: bool = False, extra: Sequence[str] = ()) -> Vocabulary:
@@ -149,10 +151,12 @@ def _add_tensor(writer: gguf.GGUFWriter, name: str, values: NDArray[np.float32],
 def _add_vocabulary(writer: gguf.GGUFWriter, words: Vocabulary, template: str | None) -> None:
     writer.add_vocab_size(len(words.tokens))
     writer.add_tokenizer_model(words.model)
+    if words.model == "none":
+        return
     writer.add_token_list(words.tokens)
     writer.add_token_types(words.types)
     if words.merges:
-        writer.add_tokenizer_pre("smollm")
+        writer.add_tokenizer_pre(words.pre)
         writer.add_token_merges(words.merges)
     if words.scores:
         writer.add_token_scores(words.scores)

@@ -165,6 +165,8 @@ def encode(tokenizer: Tokenizer | None, prompt: Prompt) -> list[int]:
         raise PromptError("the model has no chat template: give the prompt as raw text (--raw on the command line)")
     try:
         ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    except PromptError:
+        raise
     except (TemplateError, *_TEMPLATE_FAILS) as error:
         raise PromptError(
             f"the model's chat template does not take this conversation ({type(error).__name__}: {error}): "

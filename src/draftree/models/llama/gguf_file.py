@@ -78,6 +78,11 @@ class GGUFHeader:
     def architecture(self) -> str:
         return str(self.metadata.get(Keys.General.ARCHITECTURE, ""))
 
+    @property
+    def chat_template(self) -> str | None:
+        found = self.metadata.get(Keys.Tokenizer.CHAT_TEMPLATE)
+        return found if isinstance(found, str) else None
+
     def numbers(self, key: str) -> tuple[int, ...] | None:
         """The whole numbers, or the one, under a key in which "{arch}" stands for the architecture; None: no such key.
 

@@ -148,6 +148,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "state_get_size": (c_size_t, (c_void_p,)),
     "state_get_data": (c_size_t, (c_void_p, c_void_p, c_size_t)),
     "state_set_data": (c_size_t, (c_void_p, c_void_p, c_size_t)),
+    "vocab_type": (c_int, (c_void_p,)),
     "vocab_n_tokens": (c_int32, (c_void_p,)),
     "vocab_get_attr": (c_int, (c_void_p, c_int32)),
     "vocab_is_eog": (c_bool, (c_void_p, c_int32)),

@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+import re
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
-from typing import NamedTuple
+from threading import Lock
+from typing import Any, NamedTuple
 
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from ...errors import PromptError
 from .library import Library
 
 _UNKNOWN, _UNUSED, _CONTROL = 1, 2, 8
 """llama.cpp's attributes of tokens."""
+_NO_TEXT = 0
+"""Its type of vocabularies that are none, whose functions end the process."""
 _BYTES = 64
 """Of a token's text, mostly."""
+
+_RUN, _STACK = 4096, 1024
+"""Characters without or of white space that llama.cpp's regular expressions match on any stack; bytes of stack that
+they need for each of more (at most 400 were seen): beyond it the process would end."""
+_LONGEST = 2**20
+"""Such characters that are taken: for them a gigabyte of addresses is reserved."""
+_stacks = Lock()
 
 
 class _Piece(NamedTuple):
@@ -55,11 +69,20 @@ class LlamaTokenizer:
     def _tokenize(self, text: str, special: bool) -> list[int]:
         """Ids of a text, after ``special`` tokens that begin one."""
         data = text.encode()
-        count = -len(data) - 8  # more than one token a byte only beside special ones
-        while count < 0:
-            ids = (ctypes.c_int32 * -count)()
-            count = self._library.tokenize(self._vocab, data, len(data), ids, len(ids), special, True)
-        return ids[:count]
+
+        def call() -> list[int]:
+            count = -len(data) - 8  # more than one token a byte only beside special ones
+            while count < 0:
+                ids = (ctypes.c_int32 * -count)()
+                count = self._library.tokenize(self._vocab, data, len(data), ids, len(ids), special, True)
+            return ids[:count]
+
+        run = 0 if len(text) <= _RUN else max(map(len, re.findall(r"\S+|\s+", text)))
+        if run > _LONGEST:
+            raise PromptError(
+                f"the prompt has {run} characters without white space, or of it alone: give at most {_LONGEST}"
+            )
+        return call() if run <= _RUN else _with_stack(run * _STACK, call)
 
     def decode(
         self, token_ids: Sequence[int], *, skip_special_tokens: bool = False, clean_up_tokenization_spaces: bool = False
@@ -103,16 +126,17 @@ class LlamaTokenizer:
         """
         if not self.chat_template or return_dict:
             raise ValueError("no chat template" if not self.chat_template else "return_dict must be False")
-        (text,), _ = render_jinja_template(
+        rendered: Any = render_jinja_template(
             [conversation],
-            chat_template=self.chat_template,
+            chat_template=str(self.chat_template),
             add_generation_prompt=add_generation_prompt,
             **self._named,
         )
+        (text,), _ = rendered
         return self._tokenize(text, special=False)
 
     @cached_property
-    def _named(self) -> dict[str, str]:
+    def _named(self) -> dict[str, Any]:
         """Special tokens that templates know by names."""
         ids = {name: getattr(self._library, f"vocab_{name}")(self._vocab) for name in ("bos", "eos")}
         return {f"{name}_token": self._text(token) for name, token in ids.items() if token >= 0}
@@ -129,3 +153,25 @@ class LlamaTokenizer:
     def _text(self, token: int) -> str:
         text: bytes = self._library.vocab_get_text(self._vocab, token)
         return text.decode(errors="replace")
+
+
+def _with_stack(size: int, call: Callable[[], list[int]]) -> list[int]:
+    """What ``call`` returns in a thread with a stack of ``size`` bytes, rounded up."""
+    pool = ThreadPoolExecutor(1)
+    with _stacks:
+        before = threading.stack_size((size // 2**20 + 1) * 2**20)
+        try:
+            future = pool.submit(call)
+        except RuntimeError as error:
+            raise PromptError(f"the prompt needs {size} bytes of stack ({error}): break its longest word up") from None
+        finally:
+            threading.stack_size(before)
+    with pool:
+        return future.result()
+
+
+def read_tokenizer(
+    library: Library, vocab: int, chat_template: str | None, owner: object = None
+) -> LlamaTokenizer | None:
+    """The tokenizer of a vocabulary (``LlamaTokenizer`` for the arguments); None: of a model of bare token ids."""
+    return LlamaTokenizer(library, vocab, chat_template, owner) if library.vocab_type(vocab) != _NO_TEXT else None
