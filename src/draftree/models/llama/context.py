@@ -16,7 +16,6 @@ from torch import Tensor
 from ...errors import CacheError, RunError
 from .gguf_file import check, refuse, unloadable
 from .library import BF16, F16, Q8_0, Library
-from .llama_tokenizer import LlamaTokenizer
 
 IDS = 256
 """Sequence ids of a context: as many as llama.cpp allows."""
@@ -56,11 +55,6 @@ class Weights:
         self.vocab_size: int = library.vocab_n_tokens(self.vocab)
         self.width: int = library.model_n_embd(self.pointer)
         self.types = self._types()
-
-    def tokenizer(self) -> LlamaTokenizer:
-        """The file's."""
-        template = self.library.model_chat_template(self.pointer, None)
-        return LlamaTokenizer(self.library, self.vocab, template.decode() if template else None, self)
 
     def _types(self) -> tuple[int, int]:
         """Types of keys and of values.

@@ -29,6 +29,7 @@ from .context import IDS, Context, Tokens, Weights
 from .exactness import exactness
 from .gguf_file import fingerprint, slot_bytes
 from .library import open_library
+from .llama_tokenizer import read_tokenizer
 
 _TRASH = IDS - 1
 """The sequence of what was rejected."""
@@ -79,7 +80,9 @@ class LlamaModel:
         self, path: str | Path, *, name: str | None = None, library: str | None = None, threads: int | None = None
     ) -> None:
         self.weights = Weights(open_library(library), Path(path))
-        self.tokenizer: Tokenizer | None = self.weights.tokenizer()
+        self.tokenizer: Tokenizer | None = read_tokenizer(
+            self.weights.library, self.weights.vocab, self.weights.header.chat_template, self.weights
+        )
         self.capabilities = _capabilities(self.weights, name or str(path))
         self.cache_bytes = free_bytes(self.capabilities.device) // 2
         self.pass_seconds = 0.0
