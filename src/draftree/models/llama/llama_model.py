@@ -28,6 +28,7 @@ from .branches import Branches
 from .context import IDS, Context, Tokens, Weights
 from .exactness import exactness
 from .gguf_file import fingerprint, slot_bytes
+from .gguf_weights import GGUFWeights
 from .library import open_library
 
 _TRASH = IDS - 1
@@ -79,6 +80,7 @@ class LlamaModel:
         self, path: str | Path, *, name: str | None = None, library: str | None = None, threads: int | None = None
     ) -> None:
         self.weights = Weights(open_library(library), Path(path))
+        self._matrices = GGUFWeights(self.weights.header)
         self.tokenizer: Tokenizer | None = None
         self.capabilities = _capabilities(self.weights, name or str(path))
         self.cache_bytes = free_bytes(self.capabilities.device) // 2
@@ -130,6 +132,14 @@ class LlamaModel:
             raise CacheError(f"{self.capabilities.name} has open rows: load a draft head before they are opened")
         self._tracks = True
         self._start(self._context.cells)
+
+    def embeddings(self, ids: Tensor) -> Tensor:
+        """[n, H] embeddings of tokens (``FeatureModel.embeddings``), dequantized."""
+        return self._matrices.embeddings(ids)
+
+    def output_rows(self, ids: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Weights and biases of the output layer (``FeatureModel.output_rows``), dequantized."""
+        return self._matrices.output_rows(ids)
 
     @alone
     def reserve(self, rows: int, tokens: int) -> None:
