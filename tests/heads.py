@@ -6,7 +6,7 @@ from copy import deepcopy
 
 import torch
 
-from draftree.models.heads.eagle_head import HeadConfig, HeadNetwork, embeddings, output_layer
+from draftree.models.heads.eagle_head import HeadConfig, HeadNetwork
 from draftree.models.heads.eagle_model import HeadModel
 from draftree.models.huggingface import HFModel
 from draftree.models.probe import fingerprint
@@ -23,7 +23,7 @@ PROMPTS = [[(7 * i + 3 * j) % VOCAB for j in range(4 + i)] for i in range(4)]
 
 def random_head(target: HFModel, vocabulary: torch.Tensor = DRAFTED, seed: int = 0) -> HeadModel:
     """A head with wide random weights: what leaks or is off by one moves its logits."""
-    network = HeadNetwork(HeadConfig.like(target.model, 1.3))
+    network = HeadNetwork(HeadConfig.like(target, 1.3))
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
         for weight in network.parameters():
@@ -40,8 +40,7 @@ def responses(target: HFModel) -> list[Response]:
 
 def frozen(target: HFModel, vocabulary: torch.Tensor) -> Frozen:
     """The target's parts that a head stands on."""
-    weight = output_layer(target.model).weight[vocabulary]
-    return Frozen(embeddings(target.model).detach(), weight, None)
+    return Frozen(target.embeddings(torch.arange(VOCAB)), *target.output_rows(vocabulary))
 
 
 def trained(target: HFModel) -> HeadModel:
@@ -62,7 +61,7 @@ def _learned(target: HFModel) -> tuple[HeadNetwork, torch.Tensor]:
     vocabulary = draft_vocabulary(learned, VOCAB, 40)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        network = HeadNetwork(HeadConfig.like(target.model, 1.0))
+        network = HeadNetwork(HeadConfig.like(target, 1.0))
     regress(network, frozen(target, vocabulary), learned)
     fit = Fit(FitRecipe(learning_rate=4e-3, batch=2), network, frozen(target, vocabulary), learned, 300, "")
     assert list(fit.run())[-1] == 300

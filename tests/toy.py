@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from draftree.config import Budget
 from draftree.drafters.base import Scorer, UnscoredNode
@@ -142,6 +144,61 @@ class ToyModel:
             self._rows[row.slot], moved.slot = moved, row.slot
         row.slot = -1
         del self._ids[row], self._nodes[row]
+
+
+class ToyFeatureModel(ToyModel):
+    """A toy with hidden states, of size V: its logits without the biases of its output layer.
+
+    Args:
+        weight_format: that it names; its tables have none.
+    """
+
+    def __init__(self, vocab: int = 6, seed: int = 0, *, weight_format: str = "stock") -> None:
+        super().__init__(vocab, seed)
+        self.capabilities = replace(self.capabilities, weight_format=weight_format)
+        rng = torch.Generator().manual_seed(seed + 1)
+        self.table = torch.randn((vocab, vocab), generator=rng)
+        self.bias = torch.randn(vocab, generator=rng)
+        self.hidden_size, self.tracks_features = vocab, False
+
+    def track_features(self) -> None:
+        """See ``FeatureModel``."""
+        self.tracks_features = True
+
+    def embeddings(self, ids: Tensor) -> Tensor:
+        """See ``FeatureModel``."""
+        return self.table[ids]
+
+    def output_rows(self, ids: Tensor) -> tuple[Tensor, Tensor | None]:
+        """See ``FeatureModel``: the unit matrix."""
+        return torch.eye(self.hidden_size)[ids], self.bias[ids]
+
+    def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Tensor:
+        """See ``LanguageModel``."""
+        if not self.tracks_features:
+            return super().extend(rows, nodes)
+        every = super().extend(rows, [replace(new, wanted=None) for new in nodes])
+        found = [logits[: len(new.tokens)] for logits, new in zip(every, nodes, strict=True)]
+        for row, logits in zip(rows, found, strict=True):
+            row.pending.append(logits - self.bias)
+        wanted = [logits[len(logits) - new.logits :] for logits, new in zip(found, nodes, strict=True)]
+        return pad_sequence(wanted, batch_first=True, padding_value=float("nan"))
+
+    def commit(self, row: Row, path: Sequence[int]) -> None:
+        """See ``LanguageModel``."""
+        super().commit(row, path)
+        row.keep_features(path, len(path))
+
+    def prune(self, row: Row, keep: Sequence[int], trunk: int) -> None:
+        """See ``ForestModel``."""
+        super().prune(row, keep, trunk)
+        row.keep_features(keep, trunk)
+
+    def fork(self, row: Row, length: int | None = None) -> Row:
+        """See ``LanguageModel``."""
+        other = super().fork(row, length)
+        other.features = row.first_features(other.length)
+        return other
 
 
 def _path(tokens: Sequence[int], parents: Sequence[int], node: int) -> list[int]:

@@ -1,15 +1,21 @@
-"""A model of tables, without weights or abilities: what needs none decodes with it, and the rest is refused."""
+"""Models of tables: what needs no ability decodes with them, heads with one that has hidden states, and the rest is
+refused."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+import torch
 
+from draftree.beams.beam_engine import BeamEngine
+from draftree.beams.params import BeamParams
 from draftree.config import SamplingParams
 from draftree.drafters.base import TokenSource
 from draftree.drafters.cascade.stages import CascadeSource
 from draftree.drafters.draft_model import ModelSource
+from draftree.drafters.eagle import EagleSource
 from draftree.drafters.ensemble import EnsembleSource
 from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.ngram import NgramSource
@@ -17,7 +23,7 @@ from draftree.drafters.registry import load_drafter, load_source, resolved
 from draftree.drafters.spec import AUTO, DrafterSpec
 from draftree.drafters.token_recycling import TokenRecyclingSource
 from draftree.engine.engine import Engine
-from draftree.errors import UnknownNameError, UnsupportedModelError
+from draftree.errors import ConfigError, UnknownNameError, UnsupportedModelError
 from draftree.models.abilities import (
     DraftHead,
     FeatureModel,
@@ -27,12 +33,16 @@ from draftree.models.abilities import (
     TrainableModel,
     trainable,
 )
-from draftree.models.base import ForestModel, LanguageModel
+from draftree.models.base import ForestModel, LanguageModel, prefill
+from draftree.models.cpu.quantization import WEIGHT_FORMATS
+from draftree.models.heads.eagle_file import fits, load_head, save_head
+from draftree.models.heads.eagle_head import HeadConfig, HeadNetwork
+from draftree.models.heads.eagle_model import HeadModel
 from draftree.models.probe import self_test
 from draftree.policies.chains import CHAIN
 
 from ..pairs import policy
-from ..toy import ToyModel
+from ..toy import ToyFeatureModel, ToyModel
 
 VOCAB = 6
 PROMPTS = [[1, 2, 3, 1, 2], [4, 0, 5]]
@@ -84,3 +94,95 @@ def test_a_drafter_that_needs_an_ability_is_refused_with_a_way_out(name: str) ->
 def test_a_head_cannot_be_trained_for_it() -> None:
     with pytest.raises(UnsupportedModelError):
         trainable(ToyModel(VOCAB))
+
+
+DRAFTED = torch.tensor([0, 2, 3, 5])
+"""A draft vocabulary: other tokens join it as a text brings them."""
+
+
+def network() -> HeadNetwork:
+    """Of random weights."""
+    sizes = {"hidden_size": VOCAB, "vocab_size": VOCAB, "intermediate_size": 8, "heads": 2, "kv_heads": 1}
+    made = HeadNetwork(HeadConfig(**sizes, head_dim=4))
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        for weight in made.parameters():
+            weight.normal_(std=0.5)
+    return made
+
+
+def head_of(target: LanguageModel) -> HeadModel:
+    return HeadModel(network(), DRAFTED, target, "head of the toy")
+
+
+def test_hidden_states_make_it_a_feature_model() -> None:
+    assert isinstance(ToyFeatureModel(), FeatureModel)
+    self_test(ToyFeatureModel(20))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("method", ["opt-tree", "chain", "static"])
+def test_a_head_drafts_for_it_as_ar_decoding(method: str, temperature: float) -> None:
+    params = SamplingParams(max_tokens=14, ignore_eos=True, temperature=temperature, seed=3)
+    want = Engine(ToyFeatureModel()).generate(PROMPTS, params)
+    target = ToyFeatureModel()
+    drafter = TreeDrafter(policy(method), EagleSource(head_of(target), VOCAB))
+    found = Engine(target, drafter, nodes=6).generate(PROMPTS, params)
+    assert [g.token_ids for g in found] == [g.token_ids for g in want]
+    assert sum(sum(g.stats.accepted) for g in found) > 0
+    assert sum(g.stats.draft_passes for g in found) > 0
+
+
+def test_a_head_drafts_for_its_beams() -> None:
+    beams = BeamParams(width=2, returned=2)
+    want = BeamEngine(ToyFeatureModel()).generate(PROMPTS, PARAMS, beams)
+    target = ToyFeatureModel()
+    found = BeamEngine(target, EagleSource(head_of(target), VOCAB)).generate(PROMPTS, PARAMS, beams)
+    assert [[h.token_ids for h in g.hypotheses] for g in found] == [[h.token_ids for h in g.hypotheses] for g in want]
+
+
+def test_a_head_below_it_in_a_cascade_reads_its_hidden_states() -> None:
+    """The verifying stage is a toy, and so is the target."""
+    want = Engine(ToyFeatureModel()).generate(PROMPTS, PARAMS)
+    target, middle = ToyFeatureModel(), ModelSource(ToyFeatureModel(seed=1), VOCAB)
+    target.track_features()
+    source = CascadeSource(EagleSource(head_of(middle.model), VOCAB, verifier=middle), middle, CHAIN)
+    found = Engine(target, TreeDrafter(policy("opt-tree"), source), nodes=6).generate(PROMPTS, PARAMS)
+    assert [g.token_ids for g in found] == [g.token_ids for g in want]
+
+
+def test_a_head_scores_its_vocabulary_and_the_texts_tokens_with_their_biases() -> None:
+    target = ToyFeatureModel()
+    head, row = head_of(target), prefill(target, [1, 2, 4])
+    fed = head.open()
+    logits = head.advance([fed], [torch.tensor([2, 4])], [row.waiting_features()[:-1]])[0]
+    assert fed.tokens.tolist() == [*DRAFTED.tolist(), 4]
+    assert torch.allclose(logits[:5], (fed.predicted[0] + target.bias)[fed.tokens], atol=1e-5)
+    assert bool((logits[5:] == float("-inf")).all())
+
+
+def test_a_head_of_a_quantized_backend_computes_in_float32_or_a_weight_format_of_ours() -> None:
+    """Whatever the backend calls its own."""
+    can = head_of(ToyFeatureModel(weight_format="Q4_1")).capabilities
+    assert can.weight_format in WEIGHT_FORMATS
+    assert (can.dtype, can.device.type, can.attention) == (torch.float32, "cpu", "sdpa")
+
+
+def test_a_head_in_a_folder_knows_it_by_its_embeddings(tmp_path: Path) -> None:
+    target, other = ToyFeatureModel(), ToyFeatureModel(seed=7)
+    save_head(tmp_path, network(), DRAFTED, target)
+    quantized = ToyFeatureModel()
+    quantized.table = (quantized.table * 4).round() / 4
+    for model in (target, quantized):
+        assert fits(tmp_path, model)
+        assert load_head(tmp_path, model).capabilities.vocab_size == VOCAB
+    assert not fits(tmp_path, other)
+    with pytest.raises(ConfigError, match="embeddings are others"):
+        load_head(tmp_path, other)
+
+
+def test_without_hidden_states_a_head_in_a_folder_is_refused(tmp_path: Path) -> None:
+    save_head(tmp_path, network(), DRAFTED, ToyFeatureModel())
+    assert not fits(tmp_path, ToyModel(VOCAB))
+    with pytest.raises(UnsupportedModelError, match="use drafter"):
+        load_head(tmp_path, ToyModel(VOCAB))

@@ -32,7 +32,7 @@ def learned(target: HFModel) -> list[Response]:
 def made(target: HFModel, learned: Sequence[Response], steps: int, key: str = "key") -> Fit:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        network = HeadNetwork(HeadConfig.like(target.model, 1.0))
+        network = HeadNetwork(HeadConfig.like(target, 1.0))
     parts = frozen(target, torch.arange(VOCAB))
     regress(network, parts, learned)
     return Fit(FitRecipe(batch=2), network, parts, learned, steps, key)

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from draftree.models.base import Nodes, prefill
-from draftree.models.heads.eagle_head import embeddings
 from draftree.models.huggingface import HFModel
 from draftree.train.eagle_loss import Batch, loss, unrolled
 from draftree.train.responses import Response
@@ -37,7 +36,7 @@ def test_unrolled_steps_equal_drafting(target: HFModel) -> None:
     head = random_head(target)
     learned = response(target, LONG, prompt=5)
     batch = Batch.of([response(target, LONG[3:9], prompt=2), learned], torch.device("cpu"))
-    predicted = unrolled(head.network, embeddings(target.model), batch, STEPS)
+    predicted = unrolled(head.network, target.embeddings(torch.arange(VOCAB)), batch, STEPS)
     for root in range(5, 9):
         row = head.open()
         head.advance([row], [learned.tokens[1 : root + 1]], [learned.features[:root]])

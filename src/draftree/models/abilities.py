@@ -37,7 +37,10 @@ def tokenizer_of(model: LanguageModel) -> Tokenizer | None:
 
 @runtime_checkable
 class FeatureModel(LanguageModel, Protocol):
-    """A language model whose hidden states can be read: what draft heads need."""
+    """A language model whose hidden states, embeddings and output layer can be read: what draft heads need.
+
+    Its logits are its output layer's of its hidden states.
+    """
 
     @property
     def hidden_size(self) -> int:
@@ -53,6 +56,32 @@ class FeatureModel(LanguageModel, Protocol):
         Raises:
             UnsupportedModelError: they cannot be read.
         """
+
+    def embeddings(self, ids: Tensor) -> Tensor:
+        """[n, H] embeddings of n tokens, in the model's dtype on its device; a head reads them at every pass.
+
+        Args:
+            ids: [n] int64 on the model's device, at least one.
+
+        Raises:
+            UnsupportedModelError: they cannot be read.
+        """
+
+    def output_rows(self, ids: Tensor) -> tuple[Tensor, Tensor | None]:
+        """[n, H] weights and [n] biases of the output layer for n tokens; None: it has no biases (``embeddings``)."""
+
+
+def feature_model(model: LanguageModel) -> FeatureModel:
+    """``model``, if draft heads can draft for it.
+
+    Raises:
+        UnsupportedModelError: they cannot.
+    """
+    if isinstance(model, FeatureModel):
+        return model
+    raise UnsupportedModelError(
+        f"{model.capabilities.name} has no hidden states that a draft head could read: use drafter 'lookup' or a model"
+    )
 
 
 @runtime_checkable
@@ -140,13 +169,15 @@ class HeadRow(Row):
     Attributes:
         predicted: [1 + u, H] predicted hidden states: of the last committed token, then of the uncommitted nodes.
         tokens: [K] int64 ids of its draft vocabulary.
-        extra: [K - D, H] output weights of those that are not in the head's own.
+        extra, extra_bias: [K - D, H] and [K - D] output weights and biases of those that are not in the head's own;
+            None: there are no biases.
         known: [V] bool, which ids are in ``tokens``.
     """
 
     predicted: Tensor
     tokens: Tensor
     extra: Tensor
+    extra_bias: Tensor | None
     known: Tensor
 
 

@@ -11,10 +11,12 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from threading import RLock
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
+from torch.nn.functional import embedding
 from transformers import PreTrainedModel
 
 from ..config import typed
@@ -25,7 +27,7 @@ from . import attention, probe
 from .base import Capabilities, LanguageModel, Nodes, Row, alone, prefill
 from .cache import NO_NODES, Rows, TreeCache, bytes_of
 from .cpu.fused_model import Decoder, direct, merge_layers
-from .cpu.quantization import apart, check, convert, price, summary
+from .cpu.quantization import KernelLinear, apart, check, convert, price, summary
 from .runner import EAGER, RUNNERS, Pass, Runner, StockRunner
 
 
@@ -39,6 +41,7 @@ class SharedState:
         capabilities: with the weight format, where layers were replaced; what was probed is gone then.
         decoder: the direct pass of replaced layers.
         hidden: reads hidden states.
+        output: [V, H] weight of a packed output layer, unpacked for draft heads.
         formats: the model once more, by its weight format.
     """
 
@@ -47,6 +50,7 @@ class SharedState:
     capabilities: Capabilities | None = None
     decoder: Decoder | None = None
     hidden: probe.HiddenStates | None = None
+    output: Tensor | None = None
     formats: dict[str, HFModel] = field(default_factory=dict)
 
 
@@ -212,7 +216,33 @@ class HFModel:
     @property
     def hidden_size(self) -> int:
         """H of its hidden states."""
-        return self.model.get_input_embeddings().weight.shape[1]  # type: ignore[no-any-return]
+        return self._embeddings.shape[1]
+
+    @property
+    def _embeddings(self) -> Tensor:
+        """[V, H] of all tokens."""
+        return self.model.get_input_embeddings().weight.detach()  # type: ignore[no-any-return]
+
+    def embeddings(self, ids: Tensor) -> Tensor:
+        """[n, H] embeddings of tokens (``FeatureModel.embeddings``)."""
+        return embedding(ids, self._embeddings)
+
+    def output_rows(self, ids: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Weights and biases of the output layer (``FeatureModel.output_rows``).
+
+        Where it shares the embeddings' weight it is that one, which is never packed.
+        """
+        layer: Any = self.model.get_output_embeddings()
+        if self.model.config.get_text_config(decoder=True).tie_word_embeddings:
+            weight = self._embeddings
+        elif isinstance(layer, KernelLinear):
+            shared = _SHARED.setdefault(self.model, SharedState())
+            if shared.output is None:
+                shared.output = layer.weight
+            weight = shared.output
+        else:
+            weight = layer.weight.detach()
+        return weight[ids], None if layer.bias is None else layer.bias.detach()[ids]
 
     @alone
     def reserve(self, rows: int, tokens: int) -> None:
@@ -340,19 +370,6 @@ class HFModel:
         """Forget a row (``LanguageModel.close``); another thread's pass is waited for, so that no row stays open."""
         with self._lock:
             self._rows.close(self._rows.own(row))
-
-
-def of_huggingface(model: LanguageModel) -> HFModel:
-    """``model``, if it is a Hugging Face model: what reads its weights needs one.
-
-    Raises:
-        UnsupportedModelError: it is of another kind.
-    """
-    if isinstance(model, HFModel):
-        return model
-    raise UnsupportedModelError(
-        f"{model.capabilities.name} has no embeddings that a draft head could read: use drafter 'lookup' or a model"
-    )
 
 
 def _wanted(nodes: Sequence[Nodes], device: torch.device) -> slice | Tensor:

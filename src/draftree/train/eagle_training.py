@@ -20,7 +20,7 @@ from ..config import option
 from ..errors import ConfigError, RunError
 from ..models.abilities import TrainableModel
 from ..models.heads.eagle_file import load_head, read_head, save_head
-from ..models.heads.eagle_head import HeadConfig, HeadNetwork, embeddings, output_layer
+from ..models.heads.eagle_head import HeadConfig, HeadNetwork
 from .eagle_fit import RANKS, STRIDE, Fit, FitRecipe, Frozen, HeadFigures, evaluate, regress
 from .head_data import HeadData
 from .prompts import LONGEST_PROMPT, PromptFile
@@ -155,18 +155,15 @@ class HeadTraining:
 
     def _fit(self, learned: list[Response], vocabulary: Tensor, checkpoint: Path, seconds: float) -> Fit:
         """The fit as its checkpoint has it, or from the start."""
-        model, device = self.target.model, self.target.capabilities.device
-        layer, ids = output_layer(model), vocabulary.to(device)
-        frozen = Frozen(
-            embeddings(model).detach().float(),
-            layer.weight[ids].float(),
-            None if layer.bias is None else layer.bias[ids].float(),
-        )
+        device, every = self.target.capabilities.device, torch.arange(self.target.capabilities.vocab_size)
+        weight, bias = self.target.output_rows(vocabulary.to(device))
+        embeddings = self.target.embeddings(every.to(device))
+        frozen = Frozen(embeddings.float(), weight.float(), None if bias is None else bias.float())
         if self.init is None:
             scale = _spread(learned) / float(frozen.embeddings.square().mean().sqrt())
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(self.recipe.seed)
-                network = HeadNetwork(HeadConfig.like(model, scale))
+                network = HeadNetwork(HeadConfig.like(self.target, scale))
         else:
             load_head(self.init, self.target)  # refuses what is not for this target
             network = read_head(self.init)[1]

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from ...artifacts import JsonFormat, write_whole
 from ...errors import ConfigError, ModelFileError, RunError, UnknownNameError, UnsupportedModelError
+from ..abilities import FeatureModel, feature_model
 from ..base import LanguageModel
-from ..huggingface import of_huggingface
 from ..pretrained import first_line
-from .eagle_head import HeadConfig, HeadNetwork, embeddings
+from .eagle_head import HeadConfig, HeadNetwork
 from .eagle_model import HeadModel
 
 FORMAT, VERSION = "draftree-head", 1
@@ -52,14 +52,14 @@ def is_head(folder: Path) -> bool:
         return (folder / WEIGHTS).is_file()
 
 
-def sample(target: LanguageModel) -> Tensor:
+def sample(target: FeatureModel) -> Tensor:
     """[64, 32] float32, or less of a smaller model: evenly spaced rows of the embeddings."""
-    weight = embeddings(of_huggingface(target).model)
-    rows = torch.linspace(0, len(weight) - 1, min(_SAMPLED[0], len(weight)), device=weight.device).long()
-    return weight.detach()[rows, : _SAMPLED[1]].float().cpu()
+    can = target.capabilities
+    ids = torch.linspace(0, can.vocab_size - 1, min(_SAMPLED[0], can.vocab_size), device=can.device).long()
+    return target.embeddings(ids)[:, : _SAMPLED[1]].float().cpu()
 
 
-def save_head(folder: Path, network: HeadNetwork, vocabulary: Tensor, target: LanguageModel) -> None:
+def save_head(folder: Path, network: HeadNetwork, vocabulary: Tensor, target: FeatureModel) -> None:
     """Write a head in half precision; the config comes last, and without it there is no head.
 
     Raises:
@@ -128,25 +128,25 @@ def load_head(folder: Path, target: LanguageModel) -> HeadModel:
         UnsupportedModelError: the target's hidden states cannot be read.
     """
     made_for, network, vocabulary, known = read_head(folder)
-    name = target.capabilities.name
+    name, given = target.capabilities.name, feature_model(target)
     way_out = f"train one for it with 'draftree train head --target {name}', or use drafter 'auto'"
-    for what, own, size in _sizes(network.config, embeddings(of_huggingface(target).model)):
+    for what, own, size in _sizes(network.config, given):
         if own != size:
             raise ConfigError(
                 f"draft head {folder} was trained for {made_for}, {what} {own}, but {name} has {size}: {way_out}"
             )
-    if not _same(known, sample(target)):
+    if not _same(known, sample(given)):
         raise ConfigError(
             f"draft head {folder} was trained for {made_for}, and {name}'s embeddings are others: {way_out}"
         )
     return HeadModel(network, vocabulary, target, f"head {folder.name}")
 
 
-def _sizes(config: HeadConfig, given: Tensor) -> tuple[tuple[str, int, int], ...]:
+def _sizes(config: HeadConfig, given: FeatureModel) -> tuple[tuple[str, int, int], ...]:
     """What must agree: its name, the head's size, and the target's."""
     return (
-        ("hidden size", config.hidden_size, given.shape[1]),
-        ("vocabulary size", config.vocab_size, given.shape[0]),
+        ("hidden size", config.hidden_size, given.hidden_size),
+        ("vocabulary size", config.vocab_size, given.capabilities.vocab_size),
     )
 
 
@@ -172,16 +172,18 @@ def fits(folder: Path, target: LanguageModel) -> bool:
     Raises:
         ModelFileError: it cannot be read.
     """
+    with _reading(folder):
+        config = _FORMAT.read(folder / CONFIG).config
     try:
-        given = embeddings(of_huggingface(target).model)
+        given = feature_model(target)
+        if any(own != size for _, own, size in _sizes(config, given)):
+            return False
+        found = sample(given)
     except (AttributeError, NotImplementedError, UnsupportedModelError):  # it has embeddings of its own kind, or none
         return False
-    with _reading(folder):
-        if any(own != size for _, own, size in _sizes(_FORMAT.read(folder / CONFIG).config, given)):
-            return False
-        with safe_open(folder / WEIGHTS, framework="pt") as file:
-            known = _numbers(file.get_tensor("target_sample"), "target_sample")
-    return _same(known, sample(target))
+    with _reading(folder), safe_open(folder / WEIGHTS, framework="pt") as file:
+        known = _numbers(file.get_tensor("target_sample"), "target_sample")
+    return _same(known, found)
 
 
 def shipped_head(target: LanguageModel) -> HeadModel:

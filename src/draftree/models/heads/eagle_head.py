@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated
 
 import torch
 from pydantic import Field, PositiveInt
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from ...errors import ConfigError
+from ..abilities import TrainableModel
 
 PositiveNumber = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -49,15 +49,15 @@ class HeadConfig:
             )
 
     @classmethod
-    def like(cls, target: PreTrainedModel, embedding_scale: float) -> HeadConfig:
+    def like(cls, target: TrainableModel, embedding_scale: float) -> HeadConfig:
         """The sizes of one of the target's own layers, where its config names them."""
-        config = target.config.get_text_config(decoder=True)
-        hidden = embeddings(target).shape[1]
+        config = target.model.config.get_text_config(decoder=True)
+        hidden = target.hidden_size
         heads = int(getattr(config, "num_attention_heads", 0) or max(1, hidden // 64))
         dim = int(getattr(config, "head_dim", None) or hidden // heads)
         return cls(
             hidden_size=hidden,
-            vocab_size=embeddings(target).shape[0],
+            vocab_size=target.capabilities.vocab_size,
             intermediate_size=int(getattr(config, "intermediate_size", 0) or 3 * hidden),
             heads=heads,
             kv_heads=int(getattr(config, "num_key_value_heads", None) or heads),
@@ -128,30 +128,3 @@ def _normed(norm: nn.RMSNorm, x: Tensor) -> Tensor:
     wide = x.float()
     wide = wide * (wide * wide).mean(-1, keepdim=True).add(norm.eps or 0.0).rsqrt()
     return wide.to(x.dtype) * norm.weight
-
-
-def embeddings(target: PreTrainedModel) -> Tensor:
-    """[V, H] token embeddings."""
-    weight: Tensor = target.get_input_embeddings().weight  # type: ignore[assignment]
-    return weight
-
-
-class OutputLayer(NamedTuple):
-    """What turns hidden states into logits.
-
-    Attributes:
-        weight: [V, H].
-        bias: [V], or None.
-    """
-
-    weight: Tensor
-    bias: Tensor | None
-
-
-@torch.inference_mode()
-def output_layer(target: PreTrainedModel) -> OutputLayer:
-    """The target's output layer; where it shares the embeddings' weight, that one, which is never packed."""
-    layer: Any = target.get_output_embeddings()
-    tied = target.config.get_text_config(decoder=True).tie_word_embeddings
-    weight = embeddings(target) if tied else layer.weight
-    return OutputLayer(weight.detach(), None if layer.bias is None else layer.bias.detach())

@@ -14,18 +14,17 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import embedding, linear, pad
+from torch.nn.functional import linear, pad
 from torch.nn.utils import skip_init
 
 from ...errors import CacheError
-from ..abilities import HeadRow
+from ..abilities import HeadRow, feature_model
 from ..attention import attend_as_one
 from ..base import LanguageModel, Nodes, Row
 from ..cache import NO_NODES, Rows, bytes_of, packed, padded
 from ..cpu.quantization import AUTO, STOCK, convert, summary
-from ..huggingface import of_huggingface
-from ..probe import fingerprint
-from .eagle_head import HeadNetwork, embeddings, output_layer
+from ..probe import fingerprint, free_bytes
+from .eagle_head import HeadNetwork
 
 _GRAIN = 64
 """Logits come in multiples of this, filled up with -inf: their largest are found faster, chunk by chunk."""
@@ -41,7 +40,7 @@ class HeadModel:
         vocabulary: [D] int64 ascending ids that it always drafts from.
         layers: "network", the trained part, and "output", the target's output layer for the vocabulary.
         capabilities: as the target's, whose tokens it takes.
-        cache_bytes: memory that its cache may use (``holds``); by default as much as the target's.
+        cache_bytes: memory that its cache may use (``holds``); by default half of what was free at load.
         pass_seconds: wall-clock seconds inside its passes so far (on an accelerator, of launching them).
 
     Raises:
@@ -49,18 +48,17 @@ class HeadModel:
     """
 
     def __init__(self, network: HeadNetwork, vocabulary: Tensor, target: LanguageModel, name: str) -> None:
-        target = of_huggingface(target)
-        target.track_features()
-        can, layer = target.capabilities, output_layer(target.model)
+        self._target = feature_model(target)
+        self._target.track_features()
+        can = target.capabilities
         self.vocabulary = vocabulary.to(can.device)
-        self._embeddings = embeddings(target.model)
-        self._all = layer
-        sizes, place = (layer.weight.shape[1], len(vocabulary)), {"device": can.device, "dtype": can.dtype}
-        output = skip_init(nn.Linear, *sizes, layer.bias is not None, **place)
+        weight, bias = self._target.output_rows(self.vocabulary)
+        sizes, place = (weight.shape[1], len(vocabulary)), {"device": can.device, "dtype": can.dtype}
+        output = skip_init(nn.Linear, *sizes, bias is not None, **place)
         with torch.no_grad():
-            output.weight.copy_(layer.weight[self.vocabulary])
-            if layer.bias is not None:
-                output.bias.copy_(layer.bias[self.vocabulary])
+            output.weight.copy_(weight)
+            if bias is not None:
+                output.bias.copy_(bias)
         self.layers = nn.ModuleDict({"network": network.to(can.device, can.dtype), "output": output})
         self.layers.eval().requires_grad_(False)
         self.capabilities = replace(
@@ -69,6 +67,7 @@ class HeadModel:
             architecture=type(self).__name__,
             parameters=sum(p.numel() for p in network.parameters()),
             attention="sdpa",
+            trees="",
             slot_bytes=2 * network.config.kv_heads * network.config.head_dim * can.dtype.itemsize,
             fingerprint=fingerprint(network.parameters()),
         )
@@ -79,7 +78,7 @@ class HeadModel:
         self._known[vocabulary] = True
         self._turns = self.network.turns(torch.arange(0, device=can.device))
         self._rows: Rows[HeadRow] = Rows(1)
-        self.cache_bytes, self.pass_seconds = target.cache_bytes, 0.0
+        self.cache_bytes, self.pass_seconds = free_bytes(can.device) // 2, 0.0
 
     @property
     def network(self) -> HeadNetwork:
@@ -108,6 +107,7 @@ class HeadModel:
             predicted=self._zeros(1, self.network.config.hidden_size),
             tokens=self.vocabulary,
             extra=self.nothing,
+            extra_bias=None if self.layers["output"].bias is None else self._zeros(0),
             known=self._known.clone(),
         )
         self._rows.add(row)
@@ -198,9 +198,9 @@ class HeadModel:
         cache, device = self._rows.cache, self.capabilities.device
         if self._turns.shape[0] < cache.placement.slots:
             self._turns = self.network.turns(torch.arange(cache.placement.slots, device=device))
-        tokens, positions = inputs.to(device, non_blocking=True)[:, None]
-        states = self.network.read(embedding(tokens, self._embeddings), features[None])
-        queries, keys, values = self.network.attend_with(states, self._turns[positions])
+        tokens, positions = inputs.to(device, non_blocking=True)
+        states = self.network.read(self._target.embeddings(tokens)[None], features[None])
+        queries, keys, values = self.network.attend_with(states, self._turns[positions[None]])
         keys, values = cache.update(keys.transpose(1, 2), values.transpose(1, 2), 0)
         return states, queries, keys, values
 
@@ -211,13 +211,12 @@ class HeadModel:
     def _logits(self, rows: Sequence[HeadRow], predicted: Sequence[Tensor]) -> Tensor:
         """[B, n, K] logits of [n, H] predictions, each over its row's draft vocabulary; -inf beyond it."""
         height, width = max(p.shape[0] for p in predicted), max(row.tokens.shape[0] for row in rows)
-        own, width, output = self.vocabulary.shape[0], -(-width // _GRAIN) * _GRAIN, self.layers["output"].forward
+        width, output = -(-width // _GRAIN) * _GRAIN, self.layers["output"].forward
         parts = []
         for row, states in zip(rows, predicted, strict=True):
             logits = output(states)
             if row.extra.shape[0]:
-                bias = None if self._all.bias is None else self._all.bias[row.tokens[own:]]
-                logits = torch.cat([logits, linear(states, row.extra, bias)], dim=-1)
+                logits = torch.cat([logits, linear(states, row.extra, row.extra_bias)], dim=-1)
             parts.append(pad(logits, (0, width - logits.shape[1], 0, height - logits.shape[0]), value=float("-inf")))
         return parts[0][None] if len(parts) == 1 else torch.stack(parts)
 
@@ -228,7 +227,10 @@ class HeadModel:
             row.known[new] = True
             ids = new.to(self.capabilities.device)
             row.tokens = torch.cat([row.tokens, ids])
-            row.extra = torch.cat([row.extra, self._all.weight[ids].to(row.extra)])
+            weight, bias = self._target.output_rows(ids)
+            row.extra = torch.cat([row.extra, weight.to(row.extra)])
+            if bias is not None and row.extra_bias is not None:
+                row.extra_bias = torch.cat([row.extra_bias, bias.to(row.extra)])
 
     @torch.inference_mode()
     def commit(self, row: Row, path: Sequence[int]) -> None:

@@ -28,6 +28,7 @@ from .branches import Branches
 from .context import IDS, Context, Tokens, Weights
 from .exactness import exactness
 from .gguf_file import fingerprint, slot_bytes
+from .gguf_weights import GGUFWeights
 from .library import open_library
 from .llama_tokenizer import read_tokenizer
 
@@ -83,6 +84,7 @@ class LlamaModel:
         self.tokenizer: Tokenizer | None = read_tokenizer(
             self.weights.library, self.weights.vocab, self.weights.header.chat_template, self.weights
         )
+        self._matrices = GGUFWeights(self.weights.header)
         self.capabilities = _capabilities(self.weights, name or str(path))
         self.cache_bytes = free_bytes(self.capabilities.device) // 2
         self.pass_seconds = 0.0
@@ -133,6 +135,14 @@ class LlamaModel:
             raise CacheError(f"{self.capabilities.name} has open rows: load a draft head before they are opened")
         self._tracks = True
         self._start(self._context.cells)
+
+    def embeddings(self, ids: Tensor) -> Tensor:
+        """[n, H] embeddings of tokens (``FeatureModel.embeddings``), dequantized."""
+        return self._matrices.embeddings(ids)
+
+    def output_rows(self, ids: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Weights and biases of the output layer (``FeatureModel.output_rows``), dequantized."""
+        return self._matrices.output_rows(ids)
 
     @alone
     def reserve(self, rows: int, tokens: int) -> None:

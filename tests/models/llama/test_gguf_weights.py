@@ -1,0 +1,176 @@
+"""Rows of a GGUF file's embeddings and output layer are those of the whole matrix, and heads draft with them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Kind
+from numpy.typing import NDArray
+from torch import Tensor
+
+from draftree.config import SamplingParams
+from draftree.drafters.eagle import EagleSource
+from draftree.drafters.grow import TreeDrafter
+from draftree.engine.engine import Engine
+from draftree.errors import UnsupportedModelError
+from draftree.models.base import LanguageModel, prefill
+from draftree.models.heads.eagle_file import SHIPPED, shipped_for
+from draftree.models.heads.eagle_head import HeadConfig, HeadNetwork
+from draftree.models.heads.eagle_model import HeadModel
+from draftree.models.llama.gguf_file import GGUFHeader, check
+from draftree.models.llama.gguf_weights import GGUFWeights
+from draftree.models.llama.llama_model import LlamaModel
+from draftree.models.loading import load
+from draftree.models.probe import difference
+
+from ... import tiny_gguf
+from ...pairs import policy
+
+VOCAB, HIDDEN = 40, 512
+IDS = torch.tensor([39, 0, 7, 7, 20])
+EVERY = torch.arange(VOCAB)
+KINDS = [Kind.F32, Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K]
+FINITE = 0x7C
+"""Bytes below it make no half-precision scale infinite."""
+
+
+def packed(kind: Kind, seed: int = 0) -> NDArray[np.uint8]:
+    """[V, bytes of a row] of random weights in this format; of those that the package cannot write, random bytes."""
+    rng = np.random.default_rng(seed)
+    try:
+        weights = gguf.quantize(rng.standard_normal((VOCAB, HIDDEN), np.float32), kind)
+    except NotImplementedError:
+        _, size = gguf.quant_shape_to_byte_shape([VOCAB, HIDDEN], kind)
+        return rng.integers(0, FINITE, (VOCAB, size), np.uint8)
+    return weights.view(np.uint8)
+
+
+def write(path: Path, tensors: dict[str, tuple[NDArray[np.uint8], Kind]], alignment: int | None = None) -> Path:
+    """A file with these tensors among others."""
+    writer = gguf.GGUFWriter(path, "llama")
+    if alignment is not None:
+        writer.add_custom_alignment(alignment)
+    writer.add_token_list([f"token {i}" for i in range(VOCAB)])
+    writer.add_tensor("first.weight", np.ones((3, 5), np.float32))
+    for name, (weights, kind) in tensors.items():
+        writer.add_tensor(name, weights, raw_dtype=kind)
+        writer.add_tensor(f"beside.{name}", np.ones((1, 3), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def weights_of(path: Path) -> GGUFWeights:
+    return GGUFWeights(check(path))
+
+
+def whole(weights: NDArray[np.uint8], kind: Kind) -> Tensor:
+    return torch.from_numpy(gguf.dequantize(weights, kind))
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_rows_are_those_of_the_whole_matrix(kind: Kind, tmp_path: Path) -> None:
+    weights = packed(kind)
+    read = weights_of(write(tmp_path / "tied.gguf", {"token_embd.weight": (weights, kind)}))
+    wanted = whole(weights, kind)
+    assert wanted.shape == (VOCAB, HIDDEN)
+    for ids in (IDS, EVERY, IDS[:1]):
+        assert read.embeddings(ids).dtype == torch.float32
+        assert torch.equal(read.embeddings(ids), wanted[ids])
+        found, bias = read.output_rows(ids)
+        assert torch.equal(found, wanted[ids])  # tied: the output layer has the embeddings' weights
+        assert bias is None
+
+
+@pytest.mark.parametrize("alignment", [None, 256])
+def test_an_output_layer_of_its_own_comes_with_its_biases(alignment: int | None, tmp_path: Path) -> None:
+    own, bias = packed(Kind.Q6_K, 1), torch.randn(VOCAB, generator=torch.Generator().manual_seed(0))
+    tensors = {
+        "output.bias": (bias.numpy(), Kind.F32),
+        "output.weight": (own, Kind.Q6_K),
+        "token_embd.weight": (packed(Kind.Q4_K), Kind.Q4_K),
+    }
+    read = weights_of(write(tmp_path / "untied.gguf", tensors, alignment))
+    assert torch.equal(read.embeddings(IDS), whole(packed(Kind.Q4_K), Kind.Q4_K)[IDS])
+    weights, biases = read.output_rows(IDS)
+    assert torch.equal(weights, whole(own, Kind.Q6_K)[IDS])
+    assert biases is not None
+    assert torch.equal(biases, bias[IDS])
+
+
+def test_a_file_without_embeddings_is_one_line(tmp_path: Path) -> None:
+    header = check(write(tmp_path / "other.gguf", {"other_embd.weight": (packed(Kind.F32), Kind.F32)}))
+    _check_refused(header)
+
+
+@pytest.mark.parametrize("kind", [Kind.I8, 9999], ids=str)
+def test_a_format_that_nothing_dequantizes_is_one_line(kind: int, tmp_path: Path) -> None:
+    header = check(write(tmp_path / "odd.gguf", {"token_embd.weight": (packed(Kind.F32), Kind.F32)}))
+    odd = [replace(t, kind=int(kind), size=0 if kind == 9999 else VOCAB * HIDDEN) for t in header.tensors]
+    _check_refused(replace(header, tensors=tuple(odd)))
+
+
+def test_a_file_that_is_gone_is_one_line(tmp_path: Path) -> None:
+    header = check(path := write(tmp_path / "gone.gguf", {"token_embd.weight": (packed(Kind.F32), Kind.F32)}))
+    path.unlink()
+    _check_refused(header)
+
+
+def _check_refused(header: GGUFHeader) -> None:
+    with pytest.raises(UnsupportedModelError, match="use drafter") as caught:
+        GGUFWeights(header).embeddings(IDS)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_gguf.write(tmp_path_factory.mktemp("gguf") / "tiny.gguf", weights="Q8_0")
+
+
+def head_of(target: LlamaModel) -> HeadModel:
+    """A head of random weights, which drafts half of the tokens."""
+    sizes = {"hidden_size": target.hidden_size, "vocab_size": target.capabilities.vocab_size, "intermediate_size": 64}
+    network = HeadNetwork(HeadConfig(**sizes, heads=4, kv_heads=2, head_dim=16))
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        for weight in network.parameters():
+            weight.normal_(std=0.1)
+    return HeadModel(network, torch.arange(0, sizes["vocab_size"], 2), target, "random head")
+
+
+def test_logits_are_the_output_layers_of_the_hidden_states(path: Path) -> None:
+    """Within llama.cpp's rounding of hidden states to 8 bits."""
+    model = LlamaModel(path)
+    model.track_features()
+    row = prefill(model, [11, 7, 5, 3])
+    weight, bias = model.output_rows(torch.arange(model.capabilities.vocab_size))
+    assert bias is None
+    assert difference(weight @ row.last_features(1)[0], row.logits) < 0.1
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_head_drafts_for_llama_as_ar_decoding(temperature: float, path: Path) -> None:
+    prompts = [[11, 7, 5, 3, 7, 5], [2, 4]]
+    params = SamplingParams(max_tokens=16, ignore_eos=True, temperature=temperature, seed=1)
+
+    def ids(model: LanguageModel, drafter: TreeDrafter | None = None) -> list[Sequence[int]]:
+        """Each prompt alone: rows of a batch may be rounded otherwise."""
+        return [Engine(model, drafter, nodes=8).generate([prompt], params)[0].token_ids for prompt in prompts]
+
+    target = LlamaModel(path)
+    source = EagleSource(head_of(target), target.capabilities.vocab_size)
+    assert ids(target, TreeDrafter(policy("opt-tree"), source)) == ids(LlamaModel(path))
+
+
+@pytest.mark.real
+def test_the_shipped_head_comes_for_the_default_models_file() -> None:
+    """It is known by its embeddings, which are quantized there."""
+    assert shipped_for(load("smollm2", backend="llama.cpp")) == SHIPPED / "smollm2"
