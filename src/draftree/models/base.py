@@ -197,11 +197,13 @@ class Nodes:
     @classmethod
     def chain(cls, tokens: Sequence[int], wanted: int | None = None) -> Nodes:
         """``tokens`` one after the other, below the last committed token."""
-        return cls(torch.tensor(tokens, dtype=torch.int64), torch.arange(len(tokens)) + ROOT, wanted)
+        return cls(torch.tensor(tokens, dtype=torch.int64), torch.arange(ROOT, len(tokens) + ROOT), wanted)
 
     @classmethod
     def below(cls, head: Sequence[int], tree: DraftTree) -> Nodes:
         """Tokens that are not committed yet, and below the last of them, which is the root, its draft tree."""
+        if not len(tree):
+            return cls.chain(head, 1)
         n = len(head)
         parents = torch.where(tree.parents == ROOT, n - 1, tree.parents + n)
         tokens = torch.cat([torch.tensor(head, dtype=torch.int64), tree.tokens])

@@ -149,6 +149,15 @@ class Branches:
             del self.tips[own]
         return ended
 
+    def is_committed_by(self, keep: Sequence[int], trunk: int) -> bool:
+        """All nodes are one path on the row's own id, and all of them are committed."""
+        return len(keep) == trunk == len(self.ids) and len(self.tips) == 1 and LOST not in self.ids
+
+    def clear(self) -> None:
+        """Forget all nodes, which belong to the row's own id."""
+        self.cut(0)
+        self.tips = {self.main: ROOT}
+
     def cut(self, count: int) -> None:
         """Forget all but the first nodes; none of the others has a cell."""
         for values in (self.parents, self.tokens, self.depths, self.ids):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from weakref import finalize
 
@@ -116,6 +117,15 @@ class Context:
         self._weights, self._hidden = weights, hidden
         self.cells: int = library.n_ctx(self._pointer)
         self._memory = library.get_memory(self._pointer)
+        self._ids, self._positions, self._counts = (np.zeros(self.cells, np.int32) for _ in range(3))
+        self._sequences, self._wanted = np.zeros(self.cells, np.uint64), np.zeros(self.cells, np.int8)
+        self._batch = library.batch(
+            token=self._ids.ctypes.data,
+            pos=self._positions.ctypes.data,
+            n_seq_id=self._counts.ctypes.data,
+            seq_id=self._sequences.ctypes.data,
+            logits=self._wanted.ctypes.data,
+        )
 
     def copy(self, source: int, target: int, start: int, end: int) -> None:
         """Let the cells of ``source`` at positions from start to end, -1 for all, belong to ``target`` too."""
@@ -133,37 +143,31 @@ class Context:
         """A pass.
 
         Returns:
-            [w, V] logits and [w, H] hidden states after the final norm (H = 0 where they are not kept) of the tokens
-            that are wanted; None: there are not so many free cells, and nothing has changed.
+            [w, V] logits and, where they are kept, [w, H] hidden states after the final norm of the tokens that are
+            wanted; None: there are not so many free cells, and nothing has changed.
 
         Raises:
             CacheError: llama.cpp does not take the tokens.
         """
-        library, n = self._weights.library, len(tokens.ids)
-        ids, positions = np.array(tokens.ids, np.int32), np.array(tokens.positions, np.int32)
-        counts = np.fromiter(map(len, tokens.sequences), np.int32, n)
-        flat = np.fromiter((own for each in tokens.sequences for own in each), np.int32)
-        pointers = (flat.ctypes.data + 4 * (counts.cumsum(dtype=np.int64) - counts)).astype(np.uint64)
-        wanted = np.array(tokens.wanted, np.int8)
-        arrays = (ids, positions, counts, pointers, wanted)
-        at_ids, at_positions, at_counts, at_pointers, at_wanted = (array.ctypes.data for array in arrays)
-        batch = library.batch(n, at_ids, None, at_positions, at_counts, at_pointers, at_wanted)
-        result = library.decode(self._pointer, batch)
+        library, n, found = self._weights.library, len(tokens.ids), sum(tokens.wanted)
+        counts = list(map(len, tokens.sequences))
+        flat = np.array([own for each in tokens.sequences for own in each], np.int32)
+        self._ids[:n], self._positions[:n], self._counts[:n] = tokens.ids, tokens.positions, counts
+        self._sequences[:n] = list(accumulate(counts[:-1], lambda at, count: at + 4 * count, initial=flat.ctypes.data))
+        self._wanted[:n] = tokens.wanted
+        self._batch.n_tokens = n
+        result = library.decode(self._pointer, self._batch)
         if result == _NO_CELL:
             return None
         if result:
             raise CacheError(f"llama.cpp fails with {result} in a pass of {n} tokens: {library.complaint()}")
-        found = int(wanted.sum())
-        logits = self._read(library.get_logits, found, self._weights.vocab_size)
-        states = self._read(library.get_embeddings, found if self._hidden else 0, self._weights.width)
-        return logits, states if self._hidden else states[:, :0]
-
-    def _read(self, function: object, count: int, width: int) -> Tensor:
-        """[count, width] a copy of what the next pass overwrites."""
-        if not count:
-            return torch.zeros(0, width)
-        at = ctypes.cast(function(self._pointer), ctypes.POINTER(ctypes.c_float))  # type: ignore[operator]
-        return torch.from_numpy(np.ctypeslib.as_array(at, (count, width)).copy())
+        logits, states = torch.empty(found, self._weights.vocab_size), torch.empty(0, 0)
+        if found:
+            ctypes.memmove(logits.data_ptr(), library.get_logits(self._pointer), logits.nbytes)
+        if self._hidden:
+            states = torch.empty(found, self._weights.width)
+            ctypes.memmove(states.data_ptr(), library.get_embeddings(self._pointer) if found else 0, states.nbytes)
+        return logits, states
 
     def state(self) -> NDArray[np.uint8]:
         """Keys and values of all cells that belong to a sequence."""

@@ -327,6 +327,11 @@ class LlamaModel:
 
     def _keep(self, row: LlamaRow, keep: Sequence[int], trunk: int) -> None:
         branches = row.branches
+        if branches.is_committed_by(keep, trunk):
+            branches.clear()
+            row.length += trunk
+            row.keep_features(keep, trunk)
+            return
         if lost := branches.missing(keep):
             self._read([(row, node, False) for node in lost])
         self._forget(row, *branches.give_up(keep))
