@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -175,6 +176,13 @@ def _gumbel(keys: Tensor, counters: Tensor) -> Tensor:
     return uniform.neg_().log1p_().neg_().log_().neg_()  # of 1 - uniform: float32 is finest near 0, where winners are
 
 
+def largest(values: Tensor) -> Tensor:
+    """[...] the first index of the largest of [..., V] values; for float32 on a CPU by numpy, in a tenth of the time."""
+    if values.device.type == "cpu" and values.dtype == torch.float32:
+        return torch.from_numpy(np.asarray(values.numpy().argmax(-1)))
+    return values.argmax(-1)
+
+
 @dataclass(slots=True)
 class KeyedUniformDraws:
     """``verify.rejection.UniformDraws`` of one request in one step, keyed.
@@ -209,7 +217,7 @@ class KeyedUniformDraws:
         """The argmax at temperature 0."""
         if self.params.temperature:
             logits = logits + gumbel_noise([self.seed], [len(self.history) + depth], len(logits), logits.device)[0]
-        return int(logits.argmax())
+        return int(largest(logits))
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +260,7 @@ class Draws:
         logits = self.process(logits.float(), drawn)
         random = [b for b, p in enumerate(self.params) if p.temperature]
         if not random:
-            return logits.argmax(-1)
+            return largest(logits)
         warped = warp_rows(logits, self.params)
         positions = [len(self.histories[b]) + drawn.shape[1] for b in random]
         noise = gumbel_noise([self.seeds[b] for b in random], positions, logits.shape[-1], logits.device)
@@ -260,7 +268,7 @@ class Draws:
             warped += noise
         else:
             warped[random] += noise
-        return warped.argmax(-1)
+        return largest(warped)
 
     def process(self, logits: Tensor, drawn: Tensor) -> Tensor:
         """Run each request's processors on its own history (arguments as in ``__call__``); [B, V]."""
