@@ -176,7 +176,7 @@ def _gumbel(keys: Tensor, counters: Tensor) -> Tensor:
     return uniform.neg_().log1p_().neg_().log_().neg_()  # of 1 - uniform: float32 is finest near 0, where winners are
 
 
-def largest(values: Tensor) -> Tensor:
+def first_largest(values: Tensor) -> Tensor:
     """[...] the first index of the largest of [..., V] values; for float32 on a CPU by numpy, in a tenth of the time."""
     if values.device.type == "cpu" and values.dtype == torch.float32:
         return torch.from_numpy(np.asarray(values.numpy().argmax(-1)))
@@ -217,7 +217,7 @@ class KeyedUniformDraws:
         """The argmax at temperature 0."""
         if self.params.temperature:
             logits = logits + gumbel_noise([self.seed], [len(self.history) + depth], len(logits), logits.device)[0]
-        return int(largest(logits))
+        return int(first_largest(logits))
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +260,7 @@ class Draws:
         logits = self.process(logits.float(), drawn)
         random = [b for b, p in enumerate(self.params) if p.temperature]
         if not random:
-            return largest(logits)
+            return first_largest(logits)
         warped = warp_rows(logits, self.params)
         positions = [len(self.histories[b]) + drawn.shape[1] for b in random]
         noise = gumbel_noise([self.seeds[b] for b in random], positions, logits.shape[-1], logits.device)
@@ -268,7 +268,7 @@ class Draws:
             warped += noise
         else:
             warped[random] += noise
-        return largest(warped)
+        return first_largest(warped)
 
     def process(self, logits: Tensor, drawn: Tensor) -> Tensor:
         """Run each request's processors on its own history (arguments as in ``__call__``); [B, V]."""

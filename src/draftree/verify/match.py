@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..sampling import largest
+from ..sampling import first_largest
 from ..tree import ROOT, DraftTree, TreeBatch
 
 Draw = Callable[[Tensor, Tensor], Tensor]
@@ -48,7 +48,7 @@ def greedy(logits: Tensor, trees: Sequence[DraftTree], beside: Tensor | None = N
     The arguments are those of ``match``, with the trees as they are.
     """
     verdicts = []
-    for tree, (drawn, more) in zip(trees, _to_host(largest(logits), beside), strict=True):
+    for tree, (drawn, more) in zip(trees, _to_host(first_largest(logits), beside), strict=True):
         edges = zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True)
         node_of = {edge: node for node, edge in reversed(list(enumerate(edges)))}
         path, tokens = [], [drawn[0]]
