@@ -46,6 +46,7 @@ def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     tiny_target = target()
     save_head(tmp_path / "heads" / "tiny", random_head(tiny_target).network, DRAFTED, tiny_target)
     monkeypatch.setattr(eagle_file, "SHIPPED", tmp_path / "heads")
+    monkeypatch.setattr("draftree.drafters.registry._second_token", lambda target: 0.1)
     return tmp_path / "heads" / "tiny"
 
 
@@ -70,6 +71,13 @@ def test_a_float32_target_drafts_for_itself_in_int4_where_that_is_fast(
 
 def test_with_a_head_it_takes_that_too(shipped: Path) -> None:
     assert (stands_for(target()), stands_for(target(), learning=False)) == (ALL, "head")
+
+
+def test_where_a_second_token_costs_more_than_heads_gain_it_leaves_the_head_out(
+    shipped: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("draftree.drafters.registry._second_token", lambda target: 0.8)
+    assert (stands_for(target()), stands_for(target(), learning=False)) == ("lookup", "lookup")
 
 
 def test_a_target_is_known_by_its_weights_in_any_precision_and_not_by_its_name(shipped: Path) -> None:

@@ -153,6 +153,8 @@ def check_recycle_file(drafter: DrafterSpec, file: str | Path | None) -> None:
 _CHEAP = 0.6
 """Share of the target's time for linear layers that the same ones may take in another weight format to draft for it.
 Right 97 times in 100, eight in a row are 1.3 times as fast as AR decoding if verifying them takes 1.5 of its passes."""
+_RIGHT = 0.6
+"""How often the first candidate of a head is right, about: a pass over it has to cost less than that gains."""
 _CONTEXT = 512
 """Tokens behind which passes of stages are compared."""
 
@@ -317,7 +319,7 @@ def resolved(
 
     It is the drafter that the policy was made for, if it was made for one that is there; else the target itself in
     int4, where that is fast; else lookup+recycle+head for a target that a head comes for, without ``learning`` that
-    head alone; else lookup.
+    head alone, where a second token in a pass costs less than heads gain; else lookup.
     """
     if str(drafter) != AUTO:
         return drafter
@@ -326,7 +328,15 @@ def resolved(
         return DrafterSpec.parse(policy.made_for.drafter)
     if fast_in_int4(target):
         return DrafterSpec.parse(DRAFTING)
-    return DrafterSpec.parse(("lookup+recycle+head" if learning else "head") if shipped else "lookup")
+    if not shipped or _second_token(target) > _RIGHT:
+        return DrafterSpec.parse("lookup")
+    return DrafterSpec.parse("lookup+recycle+head" if learning else "head")
+
+
+def _second_token(target: LanguageModel) -> float:
+    """What a second token of a pass costs, in passes over one."""
+    profile = kept_or_measured(target)
+    return profile.seconds(2, _CONTEXT) / profile.seconds(1, _CONTEXT) - 1
 
 
 def fast_in_int4(target: LanguageModel) -> bool:

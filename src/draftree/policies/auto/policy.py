@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from operator import neg
 from typing import cast
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -26,7 +27,7 @@ from ...models.cost_profile import Profile, kept_or_measured
 from ...request import Outcome, Request
 from ...tree import ROOT, DraftTree
 from ..base import Candidates, Frontier, Growth, GrowthPolicy, Plan, SourceInfo, best_per_row, check_count, highest
-from .benefit import Benefit, Price, Selection
+from .benefit import Benefit, Price, Selection, Trial
 from .calibration import Calibration, Tried, first_or_not
 from .cost_model import ARPass, CostModel, Floats
 from .explain import Report
@@ -46,6 +47,7 @@ class AutoPlan(Plan):
         passes: layers that the drafters made a pass for: not those that were cached.
         pools, chosen: what was drafted, and how many nodes in all are verified.
         expected: tokens of what is verified, the target's own included, summed over requests.
+        wished: [B] the trees that gain most, where they are more than the drafters may lose; and all their nodes.
     """
 
     price: Price
@@ -57,6 +59,7 @@ class AutoPlan(Plan):
     pools: Sequence[DraftTree] = ()
     chosen: int = 0
     expected: float = field(init=False)
+    wished: tuple[Sequence[DraftTree], int] = ((), 0)
 
     def __post_init__(self) -> None:
         self.gained = self.expected = float(len(self.budgets))
@@ -82,10 +85,8 @@ class AutoPlan(Plan):
         return best[size], ahead
 
     def affords_layer(self) -> bool:
-        """One more layer, and the cheapest pass over a chain of all layers, cost no more than the drafters may lose."""
-        verify = self.price.verify
-        deepest = float(verify[self.passes + 1 :].min(initial=verify[-1]) - verify[0])
-        return deepest + self.passes * sum(self.price.layers) <= self.price.limit
+        """One more layer costs no more than the drafters may lose."""
+        return self.passes * sum(self.price.layers) <= self.price.limit
 
 
 @dataclass(slots=True)
@@ -109,6 +110,9 @@ class AutoTree(GrowthPolicy):
     calibration: Calibration = field(init=False, repr=False, compare=False)
     selection: Selection = field(init=False, repr=False, compare=False)
     report: Report = field(default_factory=Report, init=False, repr=False, compare=False)
+    _trials: WeakKeyDictionary[Request, Trial] = field(
+        default_factory=WeakKeyDictionary, init=False, repr=False, compare=False
+    )
     _models: list[Capabilities] | None = field(default=None, repr=False, compare=False)
     _costs: CostModel | None = field(default=None, repr=False, compare=False)
 
@@ -199,6 +203,9 @@ class AutoTree(GrowthPolicy):
         verify = price.verify[: len(expected)]
         lost = verify - verify[0] + (plan.passes - 1) * sum(price.layers)  # where none is accepted
         net = expected - price.rate * verify
+        if (size := int(net.argmax())) > 1 and lost[size] > price.limit:
+            kept = torch.split(highest(paths.masked_fill(~within, -1.0), size), sizes)
+            plan.wished = [pool.subset(keep) for pool, keep in zip(pools, kept, strict=True)], size
         net[2:][lost[2:] > price.limit] = -np.inf  # one node may always be tried while there is anything to lose
         plan.chosen = int(net.argmax()) if price.limit > 0 else 0
         plan.pools, plan.expected = pools, float(expected[plan.chosen])
@@ -210,9 +217,22 @@ class AutoTree(GrowthPolicy):
         for row, outcome in enumerate(outcomes if plan.proposed else ()):
             self._calibrate(plan, row, outcome.tokens[: outcome.taken])
         self.selection.learn(plan.price, plan.passes, plan.chosen, outcomes)
+        self._try(plan, outcomes)
         if self._costs is not None:
             self._costs.learn(plan.chosen, plan.price.ar, cost.verify - cost.beside)
         self.report.add(plan.chosen, plan.expected / batch, sum(outcome.taken for outcome in outcomes) / batch, cost)
+
+    def _try(self, plan: AutoPlan, outcomes: Sequence[Outcome]) -> None:
+        """What a tree would have gained that the drafters cannot afford yet: the text that follows shows it."""
+        trees, nodes = plan.wished
+        for row, outcome in enumerate(outcomes):
+            trial = self._trials.pop(outcome.request, None)
+            if trial is None and trees and len(trees[row]):
+                trial = Trial(trees[row], plan.price, len(trees[row]) / nodes * float(plan.price.verify[nodes]))
+            if trial and trial.goes_on(outcome.tokens[: outcome.taken]):
+                self._trials[outcome.request] = trial
+            elif trial:
+                self.selection.credit(trial, outcome)
 
     def _calibrate(self, plan: AutoPlan, row: int, tokens: Sequence[int]) -> None:
         """Walk down what was proposed along the target's tokens.
