@@ -101,7 +101,16 @@ class Branches:
 
     def missing(self, nodes: Iterable[int]) -> list[int]:
         """Of some nodes and those above them the ones without cells, in ascending order."""
-        return sorted({node for each in nodes for node in self.path(each) if self.ids[node] == LOST})
+        return sorted(node for node in self._above(nodes) if self.ids[node] == LOST)
+
+    def _above(self, nodes: Iterable[int]) -> set[int]:
+        """Some nodes and all above them."""
+        found = set[int]()
+        for node in nodes:
+            while node != ROOT and node not in found:
+                found.add(node)
+                node = self.parents[node]
+        return found
 
     def give_up(self, used: Iterable[int]) -> tuple[list[int], list[tuple[int, int]]]:
         """Let all nodes lose their cells but those at or above the nodes ``used``.
@@ -109,7 +118,7 @@ class Branches:
         Returns:
             ids that nobody has any more; (id, depth) of those that belong to no cell below this depth any more.
         """
-        kept = {node for each in used for node in self.path(each)}
+        kept = self._above(used)
         given, shorter, ends = list[int](), list[tuple[int, int]](), dict[int, int]()
         through = set[int]()
         for own, tip in self.tips.items():
