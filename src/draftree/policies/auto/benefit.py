@@ -79,14 +79,13 @@ class Benefit:
         ``verify``: as in ``Price``; ``left``: AR passes of the rest of the longest answer; ``pace``: of decoding.
         """
         layer, seconds = self.layer(ar), float(verify[0])
+        if self.balance * seconds <= (layer if self.rate < 1 else 0.0) and layer >= self._share * seconds:
+            return False
         affordable = 1 - 1 / pace if self.rate > pace else self.settings.learning_share * self.rate / pace
         nodes = np.arange(1, min(len(verify) - 1, depth * ar.batch) + 1)
         drafted = verify[nodes] + np.ceil(nodes / ar.batch) * layer
-        return bool(
-            ((1 + nodes / ar.tokens) * seconds > drafted).any()  # some are faster than AR decoding if all are accepted
-            and (self.balance * seconds > (layer if self.rate < 1 else 0.0) or layer < self._share * seconds)
-            and reading <= left * affordable * seconds
-        )
+        faster = ((1 + nodes / ar.tokens) * seconds > drafted).any()  # than AR decoding, if all of some are accepted
+        return bool(faster) and reading <= left * affordable * seconds
 
     def measure(self, seconds: float, layers: int, layer: float) -> float:
         """Drafting ``layers`` of ``layer`` seconds each took so many: those that count, for a stall is no cost."""

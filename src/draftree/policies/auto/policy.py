@@ -84,6 +84,18 @@ class AutoPlan(Plan):
         self.totals, self.gained = totals, max(gained, 1e-9)
         return best[size], ahead
 
+    def may_gain(self, first: Sequence[float]) -> bool:
+        """Some size gains if the tokens below each request's first node are as likely as that: none is likelier.
+
+        Args:
+            first: [B] acceptance probabilities.
+        """
+        verify = self.price.verify
+        levels = -(-(len(verify) - 1) // len(first))
+        steps = np.power.outer(np.array(first), np.arange(1, levels + 1)).ravel()
+        gained = np.sort(steps)[::-1][: len(verify) - 1].cumsum()
+        return bool((gained > self.price.rate * (verify[1:] - verify[0])).any())
+
     def affords_layer(self) -> bool:
         """One more layer costs no more than the drafters may lose."""
         return self.passes * sum(self.price.layers) <= self.price.limit
@@ -169,6 +181,8 @@ class AutoTree(GrowthPolicy):
             return Growth(none, none)  # often so where texts repeat little: nothing to weigh or to learn
         plan.proposed.append((frontier.rows, frontier.nodes, found))
         paths = self._paths(frontier)
+        if not frontier.depth and not plan.may_gain(paths.amax(1).tolist()):
+            return Growth(none, none)
         rows = frontier.rows.repeat_interleave(paths.shape[1])
         keep = best_per_row(paths.flatten(), rows, frontier.budgets).view_as(paths)
         keep &= paths > self.settings.min_probability
