@@ -18,7 +18,7 @@ export DRAFTREE_DATA ?= ../shared/data
 RESULTS ?= out/results
 QUICK ?= out/results-quick
 RUN ?= first
-BENCH := $(VENV)/bin/draftree bench
+BENCH := $(VENV)/bin/draftree bench --backend transformers
 TREES := binary:nodes=25,eagle:nodes=25,opt-tree:nodes=25
 DYNAMIC := chain,static,early-stop,naive-width,dynamic-width,dynamic-width-depth
 BEAMS := beams:width=2:drafter=none,beams:width=4:drafter=none,beams:width=2,beams:width=3,beams:width=4,beams:width=4:threshold=0.9,beams:width=4:threshold=0.7:least=2,beams:width=4:single=yes,chain,static:verify=multi-round-replacement
