@@ -5,11 +5,34 @@ STAMP := $(VENV)/.installed
 # The pin of package $(1), such as torch==2.13.0.
 pin = $(shell grep '^$(1)==' constraints.txt)
 
-DEMO_PROMPT ?= Rewrite the paragraph below word for word, with one change: write "the keeper" instead of \
-"Anna". Paragraph: Anna climbs the stairs of the lighthouse every evening at six. Anna cleans the glass of the \
-lamp with a soft cloth, fills the tank with oil, and lights the wick. When the lamp is burning, Anna writes the \
-hour and the weather in the log book. If there is fog, Anna starts the horn and counts one minute between the \
-blasts. At sunrise Anna puts out the lamp, draws the curtains, and walks down the stairs of the lighthouse.
+ifndef DEMO_PROMPT
+define DEMO_PROMPT
+Here is some Python code:
+
+```python
+def area(width, height):
+    """The area of a rectangle."""
+    return width * height
+
+
+def perimeter(width, height):
+    """The perimeter of a rectangle."""
+    return 2 * (width + height)
+
+
+def diagonal(width, height):
+    """The diagonal of a rectangle."""
+    return (width ** 2 + height ** 2) ** 0.5
+
+
+def is_square(width, height):
+    """Whether a rectangle is a square."""
+    return width == height
+```
+
+Write the same code again and add type hints.
+endef
+endif
 export DEMO_PROMPT
 
 # Where prompt sets lie (docs/bench.md), and where runs go; the same command goes on there. Two quick runs are compared:
