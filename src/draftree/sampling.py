@@ -177,7 +177,7 @@ def _gumbel(keys: Tensor, counters: Tensor) -> Tensor:
 
 
 def first_largest(values: Tensor) -> Tensor:
-    """[...] the first index of the largest of [..., V] values; for float32 on a CPU by numpy, in a tenth of the time."""
+    """[...] the first index of the largest of [..., V] values; of float32 on a CPU by numpy, in a tenth of the time."""
     if values.device.type == "cpu" and values.dtype == torch.float32:
         return torch.from_numpy(np.asarray(values.numpy().argmax(-1)))
     return values.argmax(-1)

@@ -161,4 +161,6 @@ def first_difference(
     if params.temperature > 0:
         logits = warp(logits, params) + gumbel_noise([seed], [len(ids)], logits.shape[-1], logits.device)
     gap = float((logits[0, one[shared]] - logits[0, other[shared]]).abs())
-    return Difference(shared, gap, gap <= NEAR_TIES.get(target.capabilities.weight_format, LARGEST_GAP))
+    can = target.capabilities
+    allowed = NEAR_TIES.get(can.weight_format, LARGEST_GAP) if can.rounding is None else can.rounding
+    return Difference(shared, gap, gap <= allowed)

@@ -158,8 +158,8 @@ def self_drafting(model: LanguageModel) -> SelfDraftingModel:
     if isinstance(model, SelfDraftingModel):
         return model
     raise UnsupportedModelError(
-        f"{model.capabilities.name} cannot draft for itself: use drafter 'lookup', a model with its vocabulary, or backend "
-        "'transformers'"
+        f"{model.capabilities.name} cannot draft for itself: use drafter 'lookup', a model with its vocabulary, or "
+        "backend 'transformers'"
     )
 
 

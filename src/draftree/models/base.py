@@ -38,6 +38,8 @@ class Capabilities:
         linear_layers: what they compute with, for people.
         slot_bytes: bytes of a token's keys and values in the cache.
         trees: what is known of passes over draft trees, for people.
+        rounding: largest gap between two logits that their rounding by the number of tokens of a pass explains, where
+            it was measured.
     """
 
     name: str
@@ -55,6 +57,7 @@ class Capabilities:
     linear_layers: str = ""
     slot_bytes: int = 0
     trees: str = ""
+    rounding: float | None = None
 
 
 @dataclass(slots=True, eq=False)

@@ -21,14 +21,14 @@ EXACT = "yes, bit-exact: a tree gives one-token decoding's logits"
 
 
 @torch.inference_mode()
-def exactness(model: LanguageModel, kinds: Collection[str], tokens: int = len(PROMPT)) -> str:
+def exactness(model: LanguageModel, kinds: Collection[str], tokens: int = len(PROMPT)) -> tuple[str, float]:
     """Compare nodes of a tree with one-token decoding, behind a text of ``tokens`` tokens.
 
     Args:
         kinds: the formats of its weights, for people.
 
     Returns:
-        how exact they are, in words.
+        how exact they are, in words; by how much the gap between two logits may differ.
 
     Raises:
         UnsupportedModelError: they differ by more than rounding.
@@ -49,16 +49,18 @@ def exactness(model: LanguageModel, kinds: Collection[str], tokens: int = len(PR
     differs = [n for n in range(2, len(_PARENTS) + 1) if not torch.equal(got := found(n), alone[: len(got)])]
     if not differs:
         model.close(row)
-        return EXACT
+        return EXACT, 0.0
     worst = max(difference(got := found(n), alone[: len(got)]) for n in differs)
+    gap = 2 * worst * float(alone.std())
     model.close(row)
     if worst > _WRONG:
         raise UnsupportedModelError(
             f"{model.capabilities.name} fails the tree self-test: logits differ by {worst:.2g} standard deviations "
             f"from one-token decoding's ({_WRONG:g} allowed): use backend 'transformers'"
         )
-    return (
+    words = (
         f"yes, with near-ties: in passes over {differs[0]} tokens and more logits differ by up to {worst:.2f} standard "
         f"deviations from one-token decoding's, since kernels for {', '.join(sorted(kinds))} round otherwise there; "
         "texts differ where two tokens are nearly as likely. Files in Q8_0, Q4_0 and Q4_1 are bit-exact on most CPUs"
     )
+    return words, gap

@@ -92,8 +92,8 @@ class LlamaModel:
         self._lock = RLock()
         self._tracks = False
         self._start(_CELLS)
-        trees = exactness(self, self.weights.header.formats)
-        self.capabilities = replace(self.capabilities, trees=trees)
+        trees, rounding = exactness(self, self.weights.header.formats)
+        self.capabilities = replace(self.capabilities, trees=trees, rounding=rounding)
         self.pass_seconds = 0.0
 
     def _start(self, cells: int) -> None:
