@@ -78,6 +78,7 @@ def test_where_a_second_token_costs_more_than_heads_gain_it_leaves_the_head_out(
 ) -> None:
     monkeypatch.setattr("draftree.drafters.registry._second_token", lambda target: 0.8)
     assert (stands_for(target()), stands_for(target(), learning=False)) == ("lookup", "lookup")
+    assert str(resolved(DrafterSpec.parse(AUTO), target(), policy("chain"))) == ALL  # whoever names a shape gets trees
 
 
 def test_a_target_is_known_by_its_weights_in_any_precision_and_not_by_its_name(shipped: Path) -> None:

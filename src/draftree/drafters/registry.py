@@ -17,6 +17,7 @@ from ..models.cost_profile import kept_or_measured
 from ..models.cpu.quantization import DEFAULT_WEIGHT_FORMAT, DRAFTING, WEIGHT_FORMATS
 from ..models.heads.eagle_file import fits, is_head, load_head, shipped_for, shipped_head
 from ..models.loading import ModelOptions, load
+from ..policies.auto.policy import AutoTree
 from ..policies.base import GrowthPolicy, Provenance
 from ..policies.chains import CHAIN, DynamicWindow, Window
 from .base import Drafter, NoDrafter, TokenSource
@@ -319,7 +320,8 @@ def resolved(
 
     It is the drafter that the policy was made for, if it was made for one that is there; else the target itself in
     int4, where that is fast; else lookup+recycle+head for a target that a head comes for, without ``learning`` that
-    head alone, where a second token in a pass costs less than heads gain; else lookup.
+    head alone, but lookup for a policy that weighs costs where a second token in a pass costs more than heads gain;
+    else lookup.
     """
     if str(drafter) != AUTO:
         return drafter
@@ -328,7 +330,7 @@ def resolved(
         return DrafterSpec.parse(policy.made_for.drafter)
     if fast_in_int4(target):
         return DrafterSpec.parse(DRAFTING)
-    if not shipped or _second_token(target) > _RIGHT:
+    if not shipped or (isinstance(policy, AutoTree) and _second_token(target) > _RIGHT):
         return DrafterSpec.parse("lookup")
     return DrafterSpec.parse("lookup+recycle+head" if learning else "head")
 
