@@ -252,3 +252,10 @@ def test_nodes_that_cannot_be_added_change_nothing(model: LlamaModel, reference:
     model.close(row)
     with pytest.raises(CacheError, match="closed"):
         model.extend([row], [Nodes.chain([1])])
+
+
+def test_a_context_is_not_made_for_all_tokens_that_may_come(model: LlamaModel) -> None:
+    model.reserve(1, 3000)
+    assert model._context.cells >= 3000
+    model.reserve(8, model.capabilities.max_length)
+    assert model._context.cells == llama_model._RESERVED

@@ -36,6 +36,8 @@ _TRASH = IDS - 1
 """The sequence of what was rejected."""
 _CELLS = 1024
 """Of a new context."""
+_RESERVED = 4096
+"""Most cells that are made before there are tokens for them: answers mostly end long before the model's context."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -146,9 +148,13 @@ class LlamaModel:
 
     @alone
     def reserve(self, rows: int, tokens: int) -> None:
-        """Make room for ``rows`` rows of ``tokens`` tokens at once."""
-        if rows * tokens > self._context.cells:
-            self._move(rows * tokens)
+        """Make room for ``rows`` rows of ``tokens`` tokens at once, but for much of it only when it is needed.
+
+        llama.cpp writes to all of a new context, so that it takes memory at once.
+        """
+        cells = min(rows * tokens, _RESERVED)
+        if cells > self._context.cells:
+            self._move(cells)
 
     def holds(self, lengths: Sequence[int]) -> bool:
         """Rows of so many tokens can be open together, within ``cache_bytes`` and half of the sequence ids."""
