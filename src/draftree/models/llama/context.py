@@ -21,7 +21,7 @@ from .library import BF16, F16, Q8_0, Library
 IDS = 256
 """Sequence ids of a context: as many as llama.cpp allows."""
 TOKENS = 512
-"""Most tokens of one pass."""
+"""Most tokens that llama.cpp computes at once; a longer pass takes turns."""
 _NO_CELL = 1
 """What ``llama_decode`` returns where there is no room."""
 _BLOCK = 32
@@ -37,7 +37,7 @@ class Weights:
         vocab: pointer to its vocabulary.
         width: H of its hidden states.
         vocab_size: V.
-        types: of keys and of values (``cell_types``).
+        types: ggml's numbers of those of keys and of values.
 
     Raises:
         ModelFileError: the file cannot be loaded.

@@ -189,6 +189,7 @@ class Library:
         self.backend_init()
 
     def __getattr__(self, name: str) -> Any:
+        """The functions are set by name: for type checkers."""
         raise AttributeError(name)
 
     def _hear(self, level: int, text: bytes, data: object) -> None:
