@@ -208,10 +208,19 @@ def test_hidden_states_come_with_the_logits(path: Path, reference: LlamaModel) -
     model.commit(row, [1, 2])
     one = prefill(model, [1, 2, 3, 4, 6, 7])
     assert torch.equal(row.waiting_features(), one.last_features(2))
-    with pytest.raises(CacheError, match="open rows"):
-        other = LlamaModel(path)
-        prefill(other, [1])
-        other.track_features()
+
+
+def test_hidden_states_can_be_kept_while_rows_are_open(path: Path, reference: LlamaModel) -> None:
+    """A request that names a head comes when rows of others are kept: they go on, without states of what was read."""
+    model = LlamaModel(path)
+    row = prefill(model, [1, 2, 3])
+    model.track_features()
+    logits = model.extend([row], [Nodes.chain([4, 5])])
+    assert torch.equal(logits[0, 1], by_one_token(reference, [1, 2, 3, 4, 5]))
+    model.commit(row, [0, 1])
+    whole = LlamaModel(path)
+    whole.track_features()
+    assert torch.equal(row.last_features(2), prefill(whole, [1, 2, 3, 4, 5]).last_features(2))
 
 
 def test_it_passes_the_self_test(model: LlamaModel) -> None:

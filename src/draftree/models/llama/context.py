@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...errors import CacheError, RunError
 from .gguf_file import check, refuse, unloadable
-from .library import BF16, F16, Q8_0, Library
+from .library import BF16, F16, Q8_0, BatchStruct, Library
 
 IDS = 256
 """Sequence ids of a context: as many as llama.cpp allows."""
@@ -106,7 +106,7 @@ class Context:
         params.n_threads = params.n_threads_batch = threads
         params.flash_attn_type = 1
         params.type_k, params.type_v = weights.types
-        params.embeddings, params.pooling_type = hidden, 0
+        params.embeddings, params.pooling_type = hidden, 0  # of each token
         library.complaint()
         self._pointer = library.init_from_model(weights.pointer, params)
         if not self._pointer:
@@ -119,13 +119,18 @@ class Context:
         self._memory = library.get_memory(self._pointer)
         self._ids, self._positions, self._counts = (np.zeros(self.cells, np.int32) for _ in range(3))
         self._sequences, self._wanted = np.zeros(self.cells, np.uint64), np.zeros(self.cells, np.int8)
-        self._batch = library.batch(
+        self._batch = BatchStruct(
             token=self._ids.ctypes.data,
             pos=self._positions.ctypes.data,
             n_seq_id=self._counts.ctypes.data,
             seq_id=self._sequences.ctypes.data,
             logits=self._wanted.ctypes.data,
         )
+
+    def keep_states(self) -> None:
+        """Give hidden states from now on."""
+        self._weights.library.set_embeddings(self._pointer, True)
+        self._hidden = True
 
     def copy(self, source: int, target: int, start: int, end: int) -> None:
         """Let the cells of ``source`` at positions from start to end, -1 for all, belong to ``target`` too."""

@@ -21,7 +21,7 @@ EXACT = "yes, bit-exact: a tree gives one-token decoding's logits"
 
 
 @torch.inference_mode()
-def exactness(model: LanguageModel, kinds: Collection[str], tokens: int = len(PROMPT)) -> tuple[str, float]:
+def exactness(model: LanguageModel, kinds: Collection[str], tokens: int) -> tuple[str, float]:
     """Compare nodes of a tree with one-token decoding, behind a text of ``tokens`` tokens.
 
     Args:
@@ -61,6 +61,6 @@ def exactness(model: LanguageModel, kinds: Collection[str], tokens: int = len(PR
     words = (
         f"yes, with near-ties: in passes over {differs[0]} tokens and more logits differ by up to {worst:.2f} standard "
         f"deviations from one-token decoding's, since kernels for {', '.join(sorted(kinds))} round otherwise there; "
-        "texts differ where two tokens are nearly as likely. Files in Q8_0, Q4_0 and Q4_1 are bit-exact on most CPUs"
+        "texts differ where two tokens are nearly as likely. Files in Q8_0, Q4_0 and Q4_1 are bit-exact on CPUs with AVX2"
     )
     return words, gap

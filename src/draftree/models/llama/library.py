@@ -135,8 +135,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "free": (None, (c_void_p,)),
     "get_memory": (c_void_p, (c_void_p,)),
     "n_ctx": (c_uint32, (c_void_p,)),
-    "n_ubatch": (c_uint32, (c_void_p,)),
-    "n_seq_max": (c_uint32, (c_void_p,)),
+    "set_embeddings": (None, (c_void_p, c_bool)),
     "get_logits": (c_void_p, (c_void_p,)),
     "get_embeddings": (c_void_p, (c_void_p,)),
     "memory_clear": (None, (c_void_p, c_bool)),
@@ -183,7 +182,6 @@ class Library:
                 setattr(self, short, function)
         except (OSError, AttributeError) as error:
             raise ConfigError(f"{name} is no library of llama.cpp that can be used: {error}: {_WAY_OUT}") from None
-        self.batch = BatchStruct
         self._log = _Log(self._hear)
         self.log_set(self._log, None)
         self.backend_init()

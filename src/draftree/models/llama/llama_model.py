@@ -23,7 +23,7 @@ from ...text import Tokenizer
 from ...tree import ROOT
 from ..base import Capabilities, Nodes, Row, alone
 from ..cache import NO_NODES
-from ..probe import free_bytes
+from ..probe import PROMPT, free_bytes
 from .branches import Branches
 from .context import IDS, Context, Tokens, Weights
 from .exactness import exactness
@@ -36,6 +36,8 @@ _TRASH = IDS - 1
 """The sequence of what was rejected."""
 _CELLS = 1024
 """Of a new context."""
+_SPLIT = 512
+"""Cells from which llama.cpp splits the sums of one token's attention, unless keys and values differ in type."""
 _RESERVED = 4096
 """Most cells that are made before there are tokens for them: answers mostly end long before the model's context."""
 
@@ -94,7 +96,9 @@ class LlamaModel:
         self._lock = RLock()
         self._tracks = False
         self._start(_CELLS)
-        trees, rounding = exactness(self, self.weights.header.formats)
+        keys, values = self.weights.types
+        tokens = _SPLIT if keys == values else len(PROMPT)
+        trees, rounding = exactness(self, self.weights.header.formats, tokens)
         self.capabilities = replace(self.capabilities, trees=trees, rounding=rounding)
         self.pass_seconds = 0.0
 
@@ -126,17 +130,9 @@ class LlamaModel:
 
     @alone
     def track_features(self) -> None:
-        """Keep the hidden states after the final norm of all tokens from now on (``Row.features``).
-
-        Raises:
-            CacheError: rows are open.
-        """
-        if self._tracks:
-            return
-        if self._open:
-            raise CacheError(f"{self.capabilities.name} has open rows: load a draft head before they are opened")
+        """Keep the hidden states after the final norm of all tokens from now on (``Row.features``)."""
         self._tracks = True
-        self._start(self._context.cells)
+        self._context.keep_states()
 
     def embeddings(self, ids: Tensor) -> Tensor:
         """[n, H] embeddings of tokens (``FeatureModel.embeddings``), dequantized."""
@@ -237,9 +233,9 @@ class LlamaModel:
             by_row.setdefault(row.slot, []).append(node)
         again = list[_Node]()
         for slot, nodes in by_row.items():
-            row = self._open[slot]
-            again += [(row, node, False) for node in row.branches.missing(nodes) if node not in set(nodes)]
+            row, fresh = self._open[slot], set(nodes)
             by_row[slot] = row.branches.missing(nodes)
+            again += [(row, node, False) for node in by_row[slot] if node not in fresh]
         if sum(self._open[slot].branches.needed(nodes) for slot, nodes in by_row.items()) > len(self._free):
             self._give_up(by_row)
         carried: dict[tuple[int, int], Sequence[int]] = {}
