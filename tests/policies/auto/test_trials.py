@@ -1,0 +1,78 @@
+"""Trees that a drafter cannot afford are tried on the text that follows."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from draftree.config import Budget
+from draftree.drafters.grow import grow
+from draftree.policies.auto.benefit import Price, Trial
+from draftree.policies.auto.cost_model import ARPass
+from draftree.policies.auto.policy import AutoTree
+from draftree.policies.auto.settings import AutoSettings
+from draftree.request import Outcome, StepCost
+from draftree.tree import DraftTree
+
+from ...toy import ScriptedScorer
+from .test_policy import NODES, Fake, costs
+
+SAYS = 0.97
+
+
+def dear(tokens: int) -> float:
+    """A second token costs nearly a pass, further ones little: one drafted token hardly gains."""
+    return 1.0 if tokens == 1 else 1.85 + 0.1 * tokens
+
+
+def decode(steps: int, right: bool, settings: AutoSettings) -> list[int]:
+    """How many nodes each step verifies, of a text that the drafter knows, or not at all, whatever it says."""
+    policy, request, at, chosen = AutoTree(depth=NODES, target=costs(dear), settings=settings), Fake(), 0, list[int]()
+    for _ in range(steps):
+        plan = policy.plan([request], [Budget(NODES)])
+        first = at if right else -(10**6)
+        script = lambda row, path, first=first: ([first + len(path)], [math.log(SAYS)], 1.0)  # noqa: E731
+        tree = grow(ScriptedScorer(script), policy, plan)[0].tree
+        path = list(range(len(tree))) if right else []
+        cost = StepCost(1, 1e-6, dear(1 + len(tree)), 0.0, 0)
+        tokens = list(range(at, at + len(path) + 1))
+        policy.observe(plan, [Outcome(request, tree, path, tokens, len(tokens), cost)])
+        at += len(tokens)
+        chosen.append(len(tree))
+    return chosen
+
+
+def first_deep(chosen: list[int]) -> int:
+    return next((step for step, nodes in enumerate(chosen) if nodes >= 4), len(chosen))
+
+
+def test_a_text_that_the_drafter_knows_is_drafted_deeply_sooner() -> None:
+    with_trials = decode(80, True, AutoSettings())
+    without = decode(80, True, AutoSettings(trial_gain=math.inf))
+    assert first_deep(with_trials) < 0.7 * first_deep(without)
+    assert with_trials[-1] >= 4
+
+
+def test_trials_that_fail_pay_for_nothing() -> None:
+    assert sum(decode(200, False, AutoSettings())) <= sum(decode(200, False, AutoSettings(trial_gain=math.inf)))
+
+
+@pytest.mark.parametrize(
+    ("steps", "path", "ended"), [([[1, 2], [3]], [0, 1, 2], True), ([[1], [9]], [0], True), ([[1, 2]], [0, 1], False)]
+)
+def test_a_trial_follows_the_text_until_it_leaves_the_tree(
+    steps: list[list[int]], path: list[int], ended: bool
+) -> None:
+    price = Price(ARPass(64, 1), np.ones(4), 1.0, (True,), (0.0,), 1.0, False)
+    trial = Trial(DraftTree.chain([1, 2, 3]), price, 2.0)
+    assert [trial.goes_on(tokens) for tokens in steps][-1] != ended
+    assert trial.path == path
+
+
+def test_no_tree_is_grown_below_a_first_candidate_that_cannot_pay() -> None:
+    plan = AutoTree(depth=NODES, target=costs(dear)).plan([Fake()], [Budget(NODES)])
+    assert [plan.may_gain([p]) for p in (0.3, 0.6, 0.97)] == [False, False, True]
+    both = AutoTree(depth=NODES, target=costs(dear)).plan([Fake(), Fake()], [Budget(NODES)] * 2)
+    assert both.may_gain([0.3, 0.97])
