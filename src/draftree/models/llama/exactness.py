@@ -59,7 +59,7 @@ def exactness(model: LanguageModel, kinds: Collection[str], tokens: int) -> tupl
             f"from one-token decoding's ({_WRONG:g} allowed): use backend 'transformers'"
         )
     words = (
-        f"yes, with near-ties: in passes over {differs[0]} tokens and more logits differ by up to {worst:.2f} standard "
+        f"yes, with near-ties: in passes over {differs[0]} tokens and more logits differ by up to {worst:.1g} standard "
         f"deviations from one-token decoding's, since kernels for {', '.join(sorted(kinds))} round otherwise there; "
         "texts differ where two tokens are nearly as likely. Files in Q8_0, Q4_0 and Q4_1 are bit-exact on CPUs with "
         "AVX2"

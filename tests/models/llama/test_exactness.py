@@ -1,0 +1,55 @@
+"""What the self-test of trees over llama.cpp finds."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from torch import Tensor
+
+from draftree import Engine, SamplingParams, SpeculationParams
+from draftree.bench.compare import first_difference
+from draftree.errors import UnsupportedModelError
+from draftree.load import make_engine
+from draftree.models.llama.exactness import EXACT, exactness
+from draftree.models.llama.llama_model import LlamaModel
+from draftree.text import encode
+
+from ... import tiny_gguf
+
+
+@pytest.mark.parametrize("weights", ["Q8_0", "Q4_0", "Q4_1"])
+def test_quantized_weights_give_exact_trees(weights: str, tmp_path: Path) -> None:
+    model = LlamaModel(tiny_gguf.write(tmp_path / "tiny.gguf", weights=weights))
+    assert (model.capabilities.trees, model.capabilities.rounding) == (EXACT, 0.0)
+    assert exactness(model, [weights], tokens=600) == (EXACT, 0.0)
+
+
+def test_floats_round_otherwise_in_wider_passes_and_texts_differ_by_near_ties_alone(tmp_path: Path) -> None:
+    """llama.cpp has other kernels for one token of floats than for several."""
+    model = LlamaModel(tiny_gguf.write(tmp_path / "tiny.gguf", weights="F16"))
+    assert re.search(r"near-ties: in passes over [2-8] tokens .* by up to 0\.0*[1-9]", model.capabilities.trees)
+    assert "F16" in model.capabilities.trees
+    assert model.capabilities.rounding is not None
+    assert 0 < model.capabilities.rounding < 0.1
+    params = SamplingParams(max_tokens=60)
+    engine = make_engine(model, SpeculationParams(drafter="lookup+recycle", method="opt-tree", nodes=8))
+    for text in ("the cat in the hat, the cat in the", "one two one two", "a b a b a"):
+        prompt = encode(model.tokenizer, text)
+        alone = Engine(model).generate([prompt], params)[0].token_ids
+        difference = first_difference(model, prompt, alone, engine.generate([prompt], params)[0].token_ids, params)
+        assert difference is None or difference.near_tie, difference
+
+
+def test_trees_that_see_other_tokens_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = LlamaModel(tiny_gguf.write(tmp_path / "tiny.gguf", weights="Q8_0"))
+    extend = model.extend
+
+    def blind(rows: list[object], nodes: list[object]) -> Tensor:
+        logits = extend(rows, nodes)  # type: ignore[arg-type]
+        return logits if logits.shape[1] == 1 else logits.flip(1)
+
+    monkeypatch.setattr(model, "extend", blind)
+    with pytest.raises(UnsupportedModelError, match="fails the tree self-test"):
+        exactness(model, ["Q8_0"], tokens=4)
