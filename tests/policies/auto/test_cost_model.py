@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
+import pytest
+
 from draftree.models.cost_profile import Point, Profile
-from draftree.policies.auto.cost_model import ARPass, CostModel
+from draftree.policies.auto.cost_model import ARPass, CostModel, convex_below
 
 from .test_policy import ME
 
@@ -18,6 +21,13 @@ def dearer(costs: CostModel) -> float:
     """How much a pass over a drafted node takes beside an AR pass."""
     verify = costs.curve(1, AR)
     return float(verify[1] / verify[0])
+
+
+def test_the_convex_curve_below_touches_the_corners_alone() -> None:
+    assert convex_below(np.array([1.0, 2.0, 3.0, 9.0, 5.0])).tolist() == [1.0, 2.0, 3.0, 4.0, 5.0]
+    assert convex_below(np.array([1.0, 3.0, 3.0, 3.0])).tolist() == pytest.approx([1.0, 5 / 3, 7 / 3, 3.0])
+    assert convex_below(np.array([1.0, 1.5, 2.5, 4.5])).tolist() == [1.0, 1.5, 2.5, 4.5]
+    assert convex_below(np.array([2.0])).tolist() == [2.0]
 
 
 def test_drafts_that_have_become_dearer_are_found_out() -> None:

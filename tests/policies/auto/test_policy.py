@@ -111,6 +111,12 @@ def test_the_best_length_is_found(curve: str, true: float) -> None:
     assert got >= 0.97 * rate(seconds, true, best(seconds, true)), f"{late[-20:]} where {best(seconds, true)} is best"
 
 
+def test_a_dent_in_the_curve_does_not_hide_what_lies_behind_it() -> None:
+    """llama.cpp's kernels for Q4_K take 1.5 times as long for 8 tokens as for 7, and hardly more for 16."""
+    kernels = costs(lambda n: 1 + 0.67 * (n - 1) if n < 8 else 7.5 + 0.25 * (n - 8))
+    assert decode(AutoTree(depth=NODES, target=kernels), 120, 0.99, 0.99)[-1] >= 14
+
+
 def test_on_a_flat_curve_all_that_may_be_accepted_is_verified() -> None:
     assert decode(AutoTree(depth=NODES, target=costs(CURVES["flat"])), 50, 0.9, 0.9)[-1] >= 16
 

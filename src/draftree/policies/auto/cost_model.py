@@ -30,6 +30,19 @@ class ARPass(NamedTuple):
         return self.batch + self.beside
 
 
+def convex_below(curve: Floats) -> Floats:
+    """The largest convex curve that is nowhere above ``curve``."""
+    corners = list[int]()
+    for at in range(len(curve)):
+        while len(corners) > 1:
+            first, middle = corners[-2:]
+            if (curve[middle] - curve[first]) * (at - first) < (curve[at] - curve[first]) * (middle - first):
+                break
+            corners.pop()  # it is on or above the line from the corner before it
+        corners.append(at)
+    return np.interp(np.arange(len(curve)), corners, curve[corners])
+
+
 @dataclass(slots=True)
 class CostModel:
     """A target's seconds by tokens, context and batch: a pass computes no more than the tokens of its requests.

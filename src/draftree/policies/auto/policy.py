@@ -29,7 +29,7 @@ from ...tree import ROOT, DraftTree
 from ..base import Candidates, Frontier, Growth, GrowthPolicy, Plan, SourceInfo, best_per_row, check_count, highest
 from .benefit import Benefit, Price, Selection, Trial
 from .calibration import Calibration, Tried, first_or_not
-from .cost_model import ARPass, CostModel, Floats
+from .cost_model import ARPass, CostModel, Floats, convex_below
 from .explain import Report
 from .settings import DEFAULTS, AutoSettings
 
@@ -40,6 +40,7 @@ class AutoPlan(Plan):
 
     Attributes:
         price: what drafting and verifying take.
+        below: [N + 1] seconds of verifying without the dents and steps of its curve, behind which sizes may pay.
         gained: expected tokens that the last layer has added.
         best: [B] acceptance probabilities of each request's drafted nodes, in descending order.
         proposed: rows, nodes and candidates of each layer's frontier.
@@ -51,6 +52,7 @@ class AutoPlan(Plan):
     """
 
     price: Price
+    below: Floats = field(init=False)
     gained: float = field(init=False)
     best: list[list[float]] = field(init=False)
     proposed: list[tuple[Tensor, Tensor, Candidates]] = field(default_factory=list)
@@ -73,16 +75,25 @@ class AutoPlan(Plan):
             can be verified, for it is not among the best of as many as gain most so far; and the expected tokens of
             one more layer, if it gains less than this one by as much as this one than the last.
         """
-        verify = self.price.verify[1:]
         within = (own[: budget.nodes] for own, budget in zip(self.best, self.budgets, strict=True))
+        verify = self.below[1:]
         best = sorted(chain.from_iterable(within), reverse=True)[: len(verify)]
         best += [0.0] * (len(verify) - len(best))
         totals = np.cumsum(best)
-        size = int((totals - self.price.rate * verify).argmax())
+        size = int((totals - self.rate(totals, verify) * verify).argmax())
         gained = float(totals[size] - self.totals[min(size, len(self.totals) - 1)])
         ahead = min(1.0, gained / self.gained) * gained
         self.totals, self.gained = totals, max(gained, 1e-9)
         return best[size], ahead
+
+    def rate(self, drafted: Floats, seconds: Floats) -> float:
+        """Tokens a second that this step must yield, but no more than the best of its sizes does.
+
+        ``drafted``: tokens that sizes gain over the pass of AR decoding; ``seconds``: that they take.
+
+        The rate of the last steps is noisy. Where it is too high each size loses against it, the smallest least.
+        """
+        return min(self.price.rate, float(((self.price.ar.tokens + drafted) / seconds).max()))
 
     def may_gain(self, first: Sequence[float]) -> bool:
         """Some size gains if the tokens below each request's first node are as likely as that: none is likelier.
@@ -183,6 +194,8 @@ class AutoTree(GrowthPolicy):
         paths = self._paths(frontier)
         if not frontier.depth and not plan.may_gain(paths.amax(1).tolist()):
             return Growth(none, none)
+        if not frontier.depth:
+            plan.below = convex_below(plan.price.verify)
         rows = frontier.rows.repeat_interleave(paths.shape[1])
         keep = best_per_row(paths.flatten(), rows, frontier.budgets).view_as(paths)
         keep &= paths > self.settings.min_probability
@@ -216,7 +229,7 @@ class AutoTree(GrowthPolicy):
         expected = len(pools) + np.cumsum([0.0, *best.tolist()])
         verify = price.verify[: len(expected)]
         lost = verify - verify[0] + (plan.passes - 1) * sum(price.layers)  # where none is accepted
-        net = expected - price.rate * verify
+        net = expected - plan.rate(expected - len(pools), verify) * verify
         if (size := int(net.argmax())) > 1 and lost[size] > price.limit:
             kept = torch.split(highest(paths.masked_fill(~within, -1.0), size), sizes)
             plan.wished = [pool.subset(keep) for pool, keep in zip(pools, kept, strict=True)], size
