@@ -79,13 +79,18 @@ class Benefit:
         ``verify``: as in ``Price``; ``left``: AR passes of the rest of the longest answer; ``pace``: of decoding.
         """
         layer, seconds = self.layer(ar), float(verify[0])
-        if self.balance * seconds <= (layer if self.rate < 1 else 0.0) and layer >= self._share * seconds:
+        dear = layer >= self._share * seconds
+        if dear and self.balance * seconds <= (layer if self.rate < 1 else 0.0):
             return False
-        affordable = 1 - 1 / pace if self.rate > pace else self.settings.learning_share * self.rate / pace
         nodes = np.arange(1, min(len(verify) - 1, depth * ar.batch) + 1)
-        drafted = verify[nodes] + np.ceil(nodes / ar.batch) * layer
-        faster = ((1 + nodes / ar.tokens) * seconds > drafted).any()  # than AR decoding, if all of some are accepted
-        return bool(faster) and reading <= left * affordable * seconds
+        layers = np.ceil(nodes / ar.batch)
+        faster = (1 + nodes / ar.tokens) * seconds > verify[nodes] + layers * layer  # than AR decoding, all accepted
+        if not faster.any():
+            return False
+        if dear and self.rate < 1 and self.balance * seconds <= float(layers[faster.argmax()]) * layer:
+            return False  # fewer layers than can pay teach nothing
+        affordable = 1 - 1 / pace if self.rate > pace else self.settings.learning_share * self.rate / pace
+        return reading <= left * affordable * seconds
 
     def measure(self, seconds: float, layers: int, layer: float) -> float:
         """Drafting ``layers`` of ``layer`` seconds each took so many: those that count, for a stall is no cost."""
