@@ -74,6 +74,14 @@ def test_a_text_that_the_drafter_knows_is_drafted_deeply_sooner() -> None:
     assert with_trials[-1] >= 4
 
 
+def test_nothing_is_drafted_while_a_trial_goes_on() -> None:
+    policy, request = AutoTree(depth=NODES, target=costs(dear)), Fake()
+    plan = policy.plan([request], [Budget(NODES)])
+    policy._trials[request] = Trial(DraftTree.chain([1, 2, 3]), plan.price, 2.0)
+    assert [b.nodes for b in policy.plan([request], [Budget(NODES)]).budgets] == [0]
+    assert all(b.nodes for b in policy.plan([request, Fake()], [Budget(NODES)] * 2).budgets)
+
+
 def test_trials_that_fail_pay_for_nothing() -> None:
     assert sum(decode(200, False)) <= sum(decode(200, False, AutoSettings(trial_gain=math.inf)))
 

@@ -180,6 +180,8 @@ class AutoTree(GrowthPolicy):
         nodes = [budget.nodes for budget in budgets]
         verify = self._costs.curve(min(sum(nodes), max(*nodes, self.settings.most_nodes)), ar)
         depth = self.depth if any(budget.depth != 0 for budget in budgets) else 0
+        if self._trials and all(request in self._trials for request in requests):
+            depth = 0  # no tree can be afforded before the text has told what became of these
         price = self.selection.begin(requests, verify, ar, depth)
         drafted = budgets if any(price.enabled) else [Budget(0, budget.depth) for budget in budgets]
         return AutoPlan(drafted, price.enabled, price=price)
