@@ -22,6 +22,7 @@ from draftree.errors import ConfigError, DraftreeWarning
 from draftree.load import load_engine
 from draftree.models.heads.eagle_file import SHIPPED, load_head, read_head, save_head
 from draftree.models.huggingface import HFModel
+from draftree.models.loading import BACKENDS, DEFAULT_MODEL, load
 from draftree.models.probe import fingerprint
 from draftree.policies.base import Frontier
 from draftree.policies.c2t import DEFAULT, DEFAULT_WIDTH, Classifier, ClassifierTree, Score, read_classifier
@@ -259,6 +260,14 @@ def test_the_shipped_classifiers_belong_to_the_shipped_head(name: str) -> None:
     assert made_for.drafter_weights == fingerprint(read_head(SHIPPED / "smollm2")[1].parameters())
     assert (made_for.target, made_for.drafter) == ("smollm2", "head")
     assert find_policy("c2t").made_for == read_classifier(DEFAULT).made_for
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_gguf_file_is_the_same_target_on_every_backend(backend: str) -> None:
+    """The shipped classifiers once warned of another target where it was only another backend."""
+    found = load(DEFAULT_MODEL, backend=backend).capabilities.fingerprint
+    assert {read_classifier(name).made_for.target_weights for name in (DEFAULT, DEFAULT_WIDTH)} == {found}
 
 
 def test_a_target_without_a_head_gets_lookup_and_a_warning() -> None:

@@ -19,7 +19,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypedDict, Unpack
 
@@ -34,6 +34,7 @@ from ..progress import err
 from .base import LanguageModel
 from .cpu.quantization import DEFAULT_WEIGHT_FORMAT, check
 from .huggingface import HFModel
+from .llama import gguf_file
 from .llama.library import has_library
 from .llama.llama_model import LlamaModel
 from .pretrained import first_line, quiet, read_gguf, read_pretrained
@@ -146,8 +147,11 @@ def load_huggingface(
     check(weight_format, place, weights)
     if runner not in RUNNERS:
         raise ConfigError(f"runner is {runner!r}: choose from {', '.join(RUNNERS)}")
-    model, tokenizer = _load(name, place, weights, attention)
-    return HFModel(model, tokenizer, name=name, weight_format=weight_format, runner=runner)
+    stock, tokenizer = _load(name, place, weights, attention)
+    model = HFModel(stock, tokenizer, name=name, weight_format=weight_format, runner=runner)
+    if (gguf := gguf_path(name)) is not None:  # the same model as over llama.cpp
+        model.capabilities = replace(model.capabilities, fingerprint=gguf_file.fingerprint(gguf_file.check(gguf)))
+    return model
 
 
 BACKENDS = {
