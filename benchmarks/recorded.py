@@ -164,7 +164,8 @@ def record(
     drafter = TreeDrafter(Eagle2Tree(beam, depth), recording)
     columns: dict[str, list[Tensor]] = {name: [] for name in (*_COLUMNS, "prompts", "lengths", "ids")}
     for prompt in prompts:
-        text, features = decoded(ar, prompt, params)
+        request, features = decoded(ar, prompt, params)
+        text = request.output_ids
         if len(text) < 3:
             continue
         positions = []

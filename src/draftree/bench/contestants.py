@@ -234,20 +234,20 @@ class EngineContestant:
     def __init__(self, entry: Entry, target: LanguageModel, drafter: str | LanguageModel | None) -> None:
         self._collector = _Collector()
         if drafter is None:
-            self._engine = Engine(target, observers=[self._collector])
+            self.engine = Engine(target, observers=[self._collector])
         else:
-            self._engine = make_engine(target, entry.speculation(drafter), [self._collector])
-        made = self._engine.speculation.drafter
+            self.engine = make_engine(target, entry.speculation(drafter), [self._collector])
+        made = self.engine.speculation.drafter
         models = made.source.models if isinstance(made, TreeDrafter) else ()
         self._verifying = [target] if isinstance(target, TimedModel) else []
         self._drafting = [m for m in models if isinstance(m, TimedModel)]
 
     def decode(self, prompt: list[int], params: SamplingParams) -> Turn:
-        self._collector.outcomes, before = [], self._inside()
+        self._collector.outcomes, before = [], self.inside()
         began = time.perf_counter()
-        answer = self._engine.generate([prompt], params)[0]
+        answer = self.engine.generate([prompt], params)[0]
         total = time.perf_counter() - began
-        inside = [now - then for now, then in zip(self._inside(), before, strict=True)]
+        inside = [now - then for now, then in zip(self.inside(), before, strict=True)]
         return Turn(
             prompt_tokens=len(prompt),
             ids=answer.token_ids,
@@ -255,12 +255,12 @@ class EngineContestant:
             finish=answer.finish_reason,
             seconds=_parts(total, answer.stats.seconds),
             passes=answer.stats.steps,
-            steps=_steps(self._collector.outcomes, answer.stats, *inside),
+            steps=step_columns(self._collector.outcomes, answer.stats, *inside),
             drafted=[int(chunk.drafted) for chunk in answer.chunks],
             pieces=[chunk.text for chunk in answer.chunks],
         )
 
-    def _inside(self) -> tuple[float, float]:
+    def inside(self) -> tuple[float, float]:
         """Seconds so far inside the passes of the target and of what drafts by a model."""
         return sum(m.pass_seconds for m in self._verifying), sum(m.pass_seconds for m in self._drafting)
 
@@ -269,7 +269,8 @@ def _parts(total: float, s: Seconds) -> Parts:
     return Parts(total, s.prefill, s.draft, s.verify, total - s.prefill - s.draft - s.verify)
 
 
-def _steps(outcomes: list[Outcome], stats: Stats, target: float, drafter: float) -> StepColumns:
+def step_columns(outcomes: Sequence[Outcome], stats: Stats, target: float, drafter: float) -> StepColumns:
+    """What the steps of one answer did; seconds inside the passes of the target and of what drafts by a model."""
     counts = torch.zeros((2, BINS), dtype=torch.int64)
     for outcome in outcomes:
         counts += _by_probability(outcome)
@@ -319,14 +320,14 @@ class Models:
         """An entry, ready to decode."""
         if entry.is_peer:
             return self._peer(entry)
-        drafter = None if entry.drafter is None else self._drafter(entry.drafter)
+        drafter = None if entry.drafter is None else self.drafter(entry.drafter)
         if entry.beams is not None:
             source = load_beam_source(drafter or NONE, self.target, sampled=entry.temperature > 0)
             return BeamContestant(self.target, source, entry.beams)
         return EngineContestant(entry, self.target, drafter)
 
-    def _drafter(self, name: str) -> str | LanguageModel:
-        """Drafting models are shared: one contestant decodes at a time."""
+    def drafter(self, name: str) -> str | LanguageModel:
+        """What a drafter's name stands for. Models are shared: one contestant decodes at a time."""
         if not is_model(DrafterSpec.parse(name)):
             return name
         if name not in self._drafters:

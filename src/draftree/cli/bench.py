@@ -25,6 +25,7 @@ import typer
 from ..artifacts import user_path
 from ..bench.compare import ar_labels, compare, read_differences
 from ..bench.contestants import Models, entries, split_names
+from ..bench.replayed import ReplayedModels, check_replayed
 from ..bench.results import RunFolder
 from ..bench.run import Run, RunPlan, check_lengths, find_meter, interrupts
 from ..bench.suites import SUITES, Item, choose, load_suite
@@ -70,6 +71,10 @@ def bench(
     candidates: Candidates = None,
     data: Annotated[str | None, typer.Option(metavar="DIR", help="Folder of prompt sets; else DRAFTREE_DATA.")] = None,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out lines and prompts that do not do.")] = False,
+    replay: Annotated[
+        bool,
+        typer.Option("--replay", help="Draft along AR decoding's answers; a pass takes what the cost profile says."),
+    ] = False,
     target: Target = DEFAULT_MODEL,
     compute: ComputeOptions,
 ) -> None:
@@ -77,6 +82,9 @@ def bench(
 
     Every contestant answers every prompt, in an order that changes from prompt to prompt; DIR/results.jsonl gets a line
     for each answer. The same command goes on where it stopped. Ctrl-C finishes the answer, twice stops at once.
+
+    With --replay each prompt is decoded once: trees, and what is accepted of them, are those of decoding, drafting is
+    timed, and the target's passes over trees take the seconds of its cost profile ('draftree profile').
     """
     temperatures = _numbers(temperature)
     for t in temperatures:
@@ -89,6 +97,8 @@ def bench(
     parsed = map(DrafterSpec.parse, _names(drafters))
     named = [str(spec.without_loop_back() if no_loop_back else spec) for spec in parsed]
     contestants = entries(split_names(methods), named, temperatures, nodes, candidates)
+    if replay:
+        check_replayed(contestants)
     chosen = choose(load_suite(suite, data=data, skip_bad=skip_bad), categories=_names(categories or ""), limit=limit)
     items = [replace(item, turns=item.turns[:turns]) for item in chosen]
     config = {
@@ -103,6 +113,7 @@ def bench(
         "repeats": repeats,
         "seed": seed,
         "nodes": nodes,
+        "replay": replay,
         "files": _files([target, *named, *(value for e in contestants for value in e.settings.values())]),
         "target": target,
         **asdict(compute),
@@ -114,7 +125,8 @@ def bench(
     }
     plan = RunPlan(items, contestants, max_tokens, repeats, seed)
     folder = RunFolder(out_folder, config, items)
-    table = _run(plan, folder, cache(partial(Models, target, **compute.options)), skip_bad=skip_bad)
+    models = cache(partial(ReplayedModels if replay else Models, target, **compute.options))
+    table = _run(plan, folder, models, skip_bad=skip_bad)
     out.print(overview(table), markup=False)
     err.print(f"{folder.path}: 'draftree report {folder.path}' prints its tables", markup=False)
 
@@ -127,7 +139,7 @@ def _run(plan: RunPlan, folder: RunFolder, models: Callable[[], Models], *, skip
             with progress_reporter("decoding", plan.answers, len(folder.records)) as notify:
                 meter = find_meter(models().target.capabilities.device)
                 harness = Run(plan, models(), folder, meter).decode(pressed, notify)
-            if harness is not None:
+            if harness is not None and not isinstance(models(), ReplayedModels):
                 err.print(f"beside decoding the harness took {harness:.2%} of the time")
         if not folder.records:
             raise RunError("interrupted before the first answer")

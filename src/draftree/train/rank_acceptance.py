@@ -25,6 +25,7 @@ from ..errors import ConfigError, RunError
 from ..models.base import LanguageModel
 from ..policies.base import MAX_WIDTH, Frontier, Growth, GrowthPolicy, Provenance
 from ..policies.fixed import Counts, TreeFile, best_size, best_tree, expected_acceptance_length
+from ..request import Request
 from .replay import Replay
 
 
@@ -203,23 +204,23 @@ def measure(
             temperature=calibration.temperature,
             seed=(calibration.seed + i) % 2**63,
         )
-        output, features = decoded(engine, prompt, params)
+        request, features = decoded(engine, prompt, params)
         limits = {"depth": calibration.depth, "stride": calibration.stride}
-        for ranks in ranks_along(drafter, policy, prompt, output, params, features=features, **limits):
+        for ranks in ranks_along(drafter, policy, prompt, request.output_ids, params, features=features, **limits):
             tally.add(ranks)
         tally.done = i + 1
         tally.save()
         yield tally.done
 
 
-def decoded(engine: Engine, prompt: Sequence[int], params: SamplingParams) -> tuple[list[int], Tensor | None]:
-    """The target's response, and its hidden states where it tracks them."""
+def decoded(engine: Engine, prompt: Sequence[int], params: SamplingParams) -> tuple[Request, Tensor | None]:
+    """A prompt's request when it has ended, and the target's hidden states where it tracks them."""
     request = engine.open(list(prompt), params)
     try:
         while request.finish_reason is None:
             engine.step([request])
         row = request.row
-        return request.output_ids, row.waiting_features() if row and row.features else None
+        return request, row.waiting_features() if row and row.features else None
     finally:
         engine.close(request)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import torch
@@ -22,6 +23,7 @@ class Replay:
     """A request that is decoded again with a drafter, without its target if need be; a context that closes it.
 
     Attributes:
+        request: its statistics are those of decoding, at the costs that steps are given.
         left: the output that is still to come; its last token is never drafted from.
     """
 
@@ -45,39 +47,41 @@ class Replay:
         self.left = list(output[1:])
         self._drafter, self._features, self._target = drafter, features, target or drafter.host
         target = self._target
-        self._request = Request(prompt, params, len(output), frozenset(), NoText())
+        self.request = Request(prompt, params, len(output), frozenset(), NoText())
         none = torch.zeros(0)
         own = Row(slot=-1, length=0, logits=none, parents=none.long())
-        self._row = self._request.row = own if target is None else prefill(target, prompt)
-        drafter.open(self._request)
+        self._row = self.request.row = own if target is None else prefill(target, prompt)
+        drafter.open(self.request)
         self._gain(list(output[:1]))
 
     def __enter__(self) -> Replay:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._drafter.close(self._request)
+        self._drafter.close(self.request)
         if self._target is not None:
             self._target.close(self._row)
 
     def _gain(self, tokens: list[int]) -> None:
-        self._request.ids += tokens
+        self.request.ids += tokens
         if self._target is None:
-            start, self._row.length = self._row.length, len(self._request.ids) - 1
+            start, self._row.length = self._row.length, len(self.request.ids) - 1
             if self._features is not None:
                 self._row.features.append(self._features[start : self._row.length])
 
     def propose(self, nodes: int, depth: int) -> DraftTree:
         """What it drafts here."""
-        return self._drafter.propose([self._request], [Budget(nodes, depth)])[0]
+        return self._drafter.propose([self.request], [Budget(nodes, depth)])[0]
 
-    def advance(self, tree: DraftTree, path: list[int], tokens: int, cost: StepCost = UNMEASURED) -> None:
+    def advance(self, tree: DraftTree, path: list[int], tokens: int, cost: StepCost = UNMEASURED) -> Outcome:
         """Take the next ``tokens`` of the output, ``path`` of them drafted, in a step of this cost."""
         found = None if self._target is None else self._verified(self._target, tree, path)
         gained, self.left = self.left[:tokens], self.left[tokens:]
         self._gain(gained)
-        self._drafter.observe([Outcome(self._request, tree, path, gained, len(gained), cost, found)])
-        self._request.stats.steps += 1
+        outcome, began = Outcome(self.request, tree, path, gained, len(gained), cost, found), time.perf_counter()
+        self._drafter.observe([outcome])
+        outcome.count(time.perf_counter() - began)
+        return outcome
 
     def step(self, nodes: int) -> tuple[DraftTree, list[int]]:
         """Draft and advance as decoding with match verification does; the tree, and the path accepted of it."""
@@ -89,7 +93,7 @@ class Replay:
     @torch.inference_mode()
     def _verified(self, target: LanguageModel, tree: DraftTree, path: list[int]) -> Successors | None:
         """The target's pass over a tree; its most probable tokens after each node, where the drafter uses them."""
-        logits = target.extend([self._row], [Nodes.below(self._request.ids[-1:], tree)])
+        logits = target.extend([self._row], [Nodes.below(self.request.ids[-1:], tree)])
         target.commit(self._row, [0, *(n + 1 for n in path)])
         count = self._drafter.successors
         return Successors.unpack(successors(logits, count)[0].cpu()) if count else None
