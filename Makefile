@@ -35,28 +35,12 @@ endef
 endif
 export DEMO_PROMPT
 
-# Where prompt sets lie (docs/bench.md), and where runs go; the same command goes on there. Two quick runs are compared:
-# make results-quick; make results-quick RUN=second
+# Where prompt sets lie (docs/bench.md), where runs go, and the folder of Qwen2.5-Coder's two GGUF files, if they are there.
 export DRAFTREE_DATA ?= ../shared/data
 RESULTS ?= out/results
 QUICK ?= out/results-quick
-RUN ?= first
-BENCH := $(VENV)/bin/draftree bench --backend transformers
-TREES := binary:nodes=25,eagle:nodes=25,opt-tree:nodes=25
-DYNAMIC := chain,static,early-stop,naive-width,dynamic-width,dynamic-width-depth
-BEAMS := beams:width=2:drafter=none,beams:width=4:drafter=none,beams:width=2,beams:width=3,beams:width=4,beams:width=4:threshold=0.9,beams:width=4:threshold=0.7:least=2,beams:width=4:single=yes,chain,static:verify=multi-round-replacement
-PEERS := peer:hf-generate,peer:hf-prompt-lookup
-SIZES := 4 8 16 32 64
-DELTAS := 0.05 0.1 0.2 0.4 0.6 0.8
-MT := $(BENCH) --suite mt-bench --turns 1
-SMALL := $(MT) --limit 8 --max-tokens 32
-LARGE := $(MT) --max-tokens 64
-SAMPLED := $(BENCH) --skip-bad --temperature 0.7 --drafters int8
+PAIR ?= $(if $(wildcard out/pair),out/pair)
 PAPERS := $(VENV)/bin/python -m benchmarks.papers
-QUALITY := $(VENV)/bin/python -m benchmarks.quality
-comma := ,
-empty :=
-list = $(subst $(empty) $(empty),$(comma),$(strip $(1)))
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo check test fmt clean results results-quick
@@ -92,48 +76,11 @@ fmt: setup ## fix what ruff can fix, then format
 	$(VENV)/bin/ruff check --fix
 	$(VENV)/bin/ruff format
 
-results-quick: setup ## measure the main methods on 13 prompts, in ten minutes on 2 cores
-	$(BENCH) --suite spec-bench --limit 13 --turns 1 --max-tokens 32 --out $(QUICK)/$(RUN) \
-		--methods auto,chain,static,early-stop,dynamic-width,dynamic-width-depth,$(TREES),$(PEERS)
-	$(SMALL) --out $(QUICK)/sizes --drafters head --methods $(call list,$(SIZES:%=opt-tree:nodes=%))
-	$(SMALL) --out $(QUICK)/thresholds --methods $(call list,$(DELTAS:%=opt-tree:nodes=25:delta=%))
-	$(SMALL) --out $(QUICK)/temperatures --temperature 0,0.5,1 --methods auto,opt-tree:nodes=25
-	for drafter in int4 int8 fp16w; do $(SMALL) --out $(QUICK)/$$drafter --temperature 0,1 --drafters $$drafter --methods auto,chain:depth=4,chain:depth=8 \
-		|| exit 1; done
-	$(BENCH) --suite gsm8k --limit 5 --max-tokens 128 --out $(QUICK)/gsm8k --methods auto,auto:verify=relaxed
-	$(QUALITY) $(QUICK)/gsm8k --entropy
-	for suite in squad spider; do $(SAMPLED) --suite $$suite --limit 3 --max-tokens 32 --out $(QUICK)/$$suite-beams --methods $(BEAMS) \
-		&& $(QUALITY) $(QUICK)/$$suite-beams || exit 1; done
-	$(VENV)/bin/draftree report $(QUICK)/$(RUN)
-	$(PAPERS) $(QUICK)
+results-quick: setup ## measure the papers' claims on three prompts each, in minutes; PAIR=DIR adds the pair
+	$(PAPERS) $(QUICK) --measure --quick $(if $(PAIR),--pair $(PAIR))
 
-results: setup $(SIZES:%=$(RESULTS)/trees/%.json) ## measure everything (two to three hours; goes on where it was stopped) and write docs/results.md
-	$(BENCH) --suite spec-bench --limit 26 --turns 1 --max-tokens 64 --temperature 0,1 --drafters int4 --out $(RESULTS)/runs/0-default \
-		--methods auto,chain:depth=4,chain:depth=8,$(PEERS)
-	$(BENCH) --suite spec-bench --limit 26 --turns 1 --max-tokens 64 --out $(RESULTS)/runs/1-spec-bench \
-		--methods auto,$(DYNAMIC),$(TREES),$(PEERS)
-	$(BENCH) --suite humaneval --limit 16 --max-tokens 128 --temperature 0.4 --out $(RESULTS)/runs/2-humaneval --methods $(DYNAMIC)
-	$(LARGE) --limit 24 --temperature 0,1 --out $(RESULTS)/runs/3-mt-bench --methods auto,$(TREES)
-	$(LARGE) --limit 16 --drafters head --out $(RESULTS)/runs/4-sizes --methods \
-		$(call list,$(SIZES:%=opt-tree:nodes=%) $(foreach n,$(SIZES),sequoia:tree=$(RESULTS)/trees/$(n).json:nodes=$(n)))
-	$(LARGE) --limit 16 --out $(RESULTS)/runs/5-thresholds --methods $(call list,$(DELTAS:%=opt-tree:nodes=25:delta=%))
-	$(LARGE) --limit 16 --temperature 0,0.25,0.5,0.75,1 --out $(RESULTS)/runs/6-temperatures --methods auto,opt-tree:nodes=25
-	for drafter in int8 fp16w; do $(LARGE) --limit 8 --temperature 0,1 --drafters $$drafter --out $(RESULTS)/runs/7-$$drafter \
-		--methods auto,chain:depth=4,chain:depth=8 || exit 1; done
-	$(LARGE) --limit 16 --temperature 0,1 --weight-format fp16w --out $(RESULTS)/runs/7-weight-format-fp16w --methods auto,opt-tree:nodes=4
-	for suite in gsm8k:40 humaneval:8 mbpp:8 squad:16 spider:16; do $(BENCH) --suite $${suite%:*} --limit $${suite#*:} --max-tokens 256 \
-		--skip-bad --out $(RESULTS)/runs/8-$${suite%:*} --methods auto,auto:verify=relaxed \
-		&& $(QUALITY) $(RESULTS)/runs/8-$${suite%:*} --entropy || exit 1; done
-	for suite in squad spider; do $(SAMPLED) --suite $$suite --limit 8 --max-tokens 64 --out $(RESULTS)/runs/9-$$suite-beams --methods $(BEAMS) \
-		&& $(QUALITY) $(RESULTS)/runs/9-$$suite-beams || exit 1; done
-	$(PAPERS) $(RESULTS)/runs --markdown docs/results.md
-
-$(RESULTS)/trees/prompts.jsonl: | setup
-	@mkdir -p $(@D)
-	head -n 30 $(DRAFTREE_DATA)/self_instruct/seed_tasks.jsonl > $@
-
-$(RESULTS)/trees/%.json: $(RESULTS)/trees/prompts.jsonl
-	$(VENV)/bin/draftree calibrate --drafter head --nodes $* --max-tokens 48 --prompts $< --out $@
+results: setup ## measure them in full (hours; goes on where it was stopped) and write docs/results.md; PAIR=DIR adds the pair
+	$(PAPERS) $(RESULTS) --measure $(if $(PAIR),--pair $(PAIR)) --markdown docs/results.md
 
 clean: ## remove .venv, caches and build output
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

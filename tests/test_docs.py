@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.main import get_command
 
 import draftree
+from draftree.cli.main import app
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -41,6 +45,30 @@ def test_links_lead_somewhere(document: Path) -> None:
 def test_modules_that_are_run_are_there(document: Path) -> None:
     named = re.findall(r"python -m ((?:benchmarks|draftree)[\w.]*)", document.read_text())
     assert [name for name in named if importlib.util.find_spec(name) is None] == []
+
+
+def _commands(text: str) -> list[list[str]]:
+    """Command lines of ``draftree`` in blocks of code, as words."""
+    fenced = "\n".join(re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
+    lines = re.findall(r"^(?:    |\t)?\$? ?(draftree [a-z].*)$", fenced, re.MULTILINE)
+    lines += re.findall(r"^    (draftree [a-z].*)$", text, re.MULTILINE)
+    return [shlex.split(line.removesuffix("\\"), comments=True) for line in lines]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_commands_parse(document: Path) -> None:
+    for _, *words in _commands(document.read_text()):
+        command: Any = get_command(app)
+        while hasattr(command, "commands"):
+            name, *words = words
+            command = command.commands[name]
+        with command.make_context(command.name, list(words)):
+            pass
+
+
+def test_the_commands_of_documents_are_found() -> None:
+    found = {document.name: len(_commands(document.read_text())) for document in DOCUMENTS}
+    assert found["guide.md"] >= 20 and found["README.md"] >= 3 and found["results.md"] >= 10, found
 
 
 def test_the_readme_has_every_module() -> None:

@@ -1,73 +1,63 @@
-"""Draw the papers' tables and figures from runs of ``draftree bench``: a Markdown file and a folder of SVG beside it.
+"""The papers' claims beside what is found here: decode what is missing of the runs, then write the report.
 
-A figure is drawn from the first run (by name) that has what it needs; docs/bench.md lists it.
+    python -m benchmarks.papers RUNS --measure [--pair DIR] [--quick] --markdown docs/results.md
+
+RUNS is the folder of the runs; without --measure the report is made of those that are there. It prints beforehand how
+many runs are missing and about how long they take, and goes on where it was stopped. Each figure is drawn from the run
+that it names (``plan.py``), and from no other.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from draftree.artifacts import user_path, write_whole
-from draftree.bench.summary import READING, LoadedRun, load_runs
-from draftree.bench.summary import report as run_tables
+from draftree.bench.summary import load_runs
 from draftree.errors import ConfigError, DraftreeError
 
-from ..quality.answers import read_scores, score_table
-from . import agreement, dsbd, gunjur, headlines, opt_tree, sweeps
+from . import claims, confidence, dsbd, gunjur, hsddw, opt_tree
+from .plan import Plan
 from .plots import check_plots
-from .sections import Grid, Section, to_markdown, write_figures
+from .sections import Runs, to_markdown, write_figures
+
+CHAPTERS = (gunjur.CHAPTER, opt_tree.CHAPTER, confidence.CHAPTER, hsddw.CHAPTER, dsbd.CHAPTER)
+"""A chapter for each paper."""
 
 
-def run_sections(runs: Sequence[LoadedRun]) -> list[Section]:
-    """The tables of each run, and the scores of its answers."""
-    found = [Section("How to read the tables", [READING])]
-    for run in runs:
-        tables = run_tables(run, level=3).split("\n\n", 1)
-        found.append(Section(tables[0].removeprefix("### "), [tables[1]]))
-        if scores := read_scores(run.path):
-            command = f"python -m benchmarks.quality {run.path}"
-            found.append(Section("Scores of the answers", grid=Grid(*score_table(scores)), commands=[command], level=4))
-    return found
-
-
-CHAPTERS: dict[str, Sequence[Callable[[Sequence[LoadedRun]], list[Section]]]] = {
-    "Headlines": (headlines.sections,),
-    "Runs": (run_sections, agreement.sections),
-    "Dynamic Tree Speculative Decoding (Gunjur & Waitz)": (gunjur.sections,),
-    "Dynamic-Width Speculative Beam Decoding (DSBD)": (dsbd.sections,),
-    "OPT-Tree": (opt_tree.sections, sweeps.sections),
-}
-"""A chapter for each paper; one whose runs are not there is left out."""
-
-
-def build(runs: Sequence[LoadedRun]) -> list[Section]:
-    """All sections that the runs have, chapter by chapter."""
-    sections: list[Section] = []
-    for title, makers in CHAPTERS.items():
-        if own := [section for make in makers for section in make(runs)]:
-            sections += [Section(title, level=2), *own]
-    return sections
+def build(runs: Runs, figures: str) -> tuple[str, dict[str, str]]:
+    """The report, and its figures: name -> SVG, in the folder ``figures`` beside it."""
+    chapters, drawn = to_markdown(CHAPTERS, runs, figures)
+    parts = ["# draftree: results", *claims.first_table(runs), *chapters, *claims.every(runs)]
+    return "\n\n".join([*parts, *claims.made_of(list(runs.values()))]) + "\n", drawn
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Draw and write."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.papers", description=__doc__)
-    parser.add_argument("runs", metavar="RUNS", help="folder of runs, or of one run")
-    parser.add_argument("--markdown", metavar="FILE", help="where the Markdown goes; RUNS/papers.md by default")
+    """Measure and write."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.papers", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("runs", metavar="RUNS", help="folder of the runs")
+    parser.add_argument("--measure", action="store_true", help="decode what is missing first")
+    parser.add_argument("--pair", metavar="DIR", help="folder of Qwen2.5-Coder's two GGUF files; else without them")
+    parser.add_argument("--quick", action="store_true", help="three prompts a run")
+    parser.add_argument("--markdown", metavar="FILE", help="where the report goes; RUNS/papers.md by default")
     args = parser.parse_args(argv)
     try:
         check_plots()
         text = user_path(args.markdown) if args.markdown else user_path(args.runs) / "papers.md"
-        if not text.parent.is_dir():
+        if args.markdown and not text.parent.is_dir():
             raise ConfigError(f"folder {text.parent} is not there: make it, or name another place")
-        sections = build(load_runs(args.runs))
-        figures = f"{text.stem}-figures"
-        write_figures(text.parent / figures, sections)
-        write_whole(text, to_markdown("draftree: results", sections, figures))
+        if args.measure:
+            Plan(args.runs, args.pair, quick=args.quick).measure()
+        made, drawn = build({run.path.name: run for run in load_runs(args.runs)}, f"{text.stem}-figures")
+        write_figures(text.parent / f"{text.stem}-figures", drawn)
+        write_whole(text, made)
     except (DraftreeError, OSError) as error:
         sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit("interrupted: the same command goes on from there")
     print(text)
 
 

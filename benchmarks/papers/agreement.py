@@ -1,22 +1,26 @@
-"""Do two runs of the same configuration agree?"""
+"""Do two runs of the same configuration agree? python -m benchmarks.papers.agreement RUN AGAIN"""
 
 from __future__ import annotations
 
+import argparse
+import sys
 from collections.abc import Sequence
-from itertools import combinations
 
 from draftree.bench.contestants import AR
-from draftree.bench.summary import ALL, Interval, LoadedRun, ratio_text
-
-from .sections import Grid, Section
+from draftree.bench.summary import ALL, Interval, LoadedRun, load_runs, markdown, ratio_text
+from draftree.errors import ConfigError, DraftreeError
 
 _SAME = ("suite", "prompts_sha256", "entries", "max_tokens", "repeats", "seed", "target", "weight_format", "machine")
 
 
-def sections(runs: Sequence[LoadedRun]) -> list[Section]:
-    """One for each pair of runs that differ in nothing."""
-    pairs = [(a, b) for a, b in combinations(runs, 2) if all(a.config.get(k) == b.config.get(k) for k in _SAME)]
-    return [_compared(a, b) for a, b in pairs]
+def check_same(a: LoadedRun, b: LoadedRun) -> None:
+    """Make sure that two runs differ in nothing that was asked for.
+
+    Raises:
+        ConfigError: they do.
+    """
+    if other := next((key for key in _SAME if a.config.get(key) != b.config.get(key)), None):
+        raise ConfigError(f"{a.path} and {b.path} have another {other}: compare two runs of one command")
 
 
 def agree(one: Interval, other: Interval) -> bool:
@@ -24,7 +28,8 @@ def agree(one: Interval, other: Interval) -> bool:
     return other.low <= one.mean <= other.high and one.low <= other.mean <= one.high
 
 
-def _compared(a: LoadedRun, b: LoadedRun) -> Section:
+def compared(a: LoadedRun, b: LoadedRun) -> str:
+    """Ratios over AR decoding beside each other, in Markdown."""
     rows, apart, count = list[list[str]](), list[str](), 0
     for method, found in a.table.items():
         if method.split()[0] == AR:
@@ -44,10 +49,26 @@ def _compared(a: LoadedRun, b: LoadedRun) -> Section:
         + f" The second run decoded {_steadiness(a, b)} times as fast as the first, from method to method."
     )
     header = ["method", "over AR", "again", "prefill left out", "again"]
-    title = f"Runs {a.path.name} and {b.path.name} beside each other"
-    return Section(title, [text], Grid(header, rows), commands=[a.command, b.command])
+    return f"{text}\n\n{markdown(header, rows)}"
 
 
 def _steadiness(a: LoadedRun, b: LoadedRun) -> str:
     speeds = [b.table[m][ALL].tokens_per_second / a.table[m][ALL].tokens_per_second for m in a.table]
     return f"{min(speeds):.2f} to {max(speeds):.2f}"
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Compare and print."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.papers.agreement", description=__doc__)
+    parser.add_argument("runs", metavar="RUN", nargs=2, help="two folders that 'draftree bench --out' wrote")
+    args = parser.parse_args(argv)
+    try:
+        (a,), (b,) = load_runs(args.runs[0]), load_runs(args.runs[1])
+        check_same(a, b)
+    except DraftreeError as error:
+        sys.exit(f"error: {error}")
+    print(compared(a, b))
+
+
+if __name__ == "__main__":
+    main()

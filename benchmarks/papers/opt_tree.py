@@ -1,125 +1,95 @@
-"""The tables of "OPT-Tree" and what its trees look like, from our runs; its sweeps are in ``sweeps``."""
+"""The tables and figures of "OPT-Tree": MT-Bench and GSM8K, trees of 25 nodes, and sweeps."""
 
 from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from typing import NamedTuple
 
 from draftree.bench.contestants import Entry
 from draftree.bench.results import BINS, StepColumns
-from draftree.bench.summary import ALL, LoadedRun, number, ratio_text
+from draftree.bench.summary import ALL, LoadedRun, number, paired, ratio_text
 
 from .plots import bar_style, line_style, plot
-from .sections import Grid, Section, first
+from .sections import Chapter, Grid, Runs, Section, of
 
-PAPER = "OPT-Tree"
-TREES = ("binary", "eagle", "opt-tree")
-"""What the paper compares."""
+TREES = ("binary", "eagle", "sequoia", "opt-tree", "eagle2")
+OURS = "chain, static, dynamic-width-budget, c2t, dynamic-window, auto"
+MAIN = ("trees-coder", "trees-smollm2")
+PLAIN = ("plain-coder", "plain-smollm2")
+GSM8K = ("gsm8k-coder", "gsm8k-smollm2")
+HUMANEVAL = ("humaneval-coder", "humaneval-smollm2")
+CLOCK = ("clock-coder", "clock-smollm2")
 _CASE_TOKENS = 160
 
 
-def sections(runs: Sequence[LoadedRun]) -> list[Section]:
-    """Those that the runs have."""
-    made = [
-        _table(runs, greedy=True),
-        _table(runs, greedy=False),
-        _figure5(runs),
-        _figure7(runs),
-        _figure10(runs),
-        _figure11(runs),
-    ]
-    return [section for section in made if section is not None]
+def tree(run: LoadedRun, method: str, temperature: float = 0.0) -> Entry | None:
+    """The contestant with the paper's 25 nodes."""
+    return next((e for e in run.named(method) if e.nodes == 25 and e.temperature == temperature), None)
 
 
-def _opt_tree(runs: Sequence[LoadedRun]) -> tuple[LoadedRun, Entry] | None:
-    """A run with OPT-Tree at its default, and that contestant; greedy if there is one."""
-    for greedy in (True, False):
-        for run in runs:
-            found = [e for e in run.named("opt-tree") if (e.temperature == 0) == greedy]
-            if found:
-                return run, found[0]
-    return None
+def mal_ratio(run: LoadedRun, own: str, base: str) -> str:
+    """MAL of a tree over another's of as many nodes, greedy; empty where one is not there."""
+    a, b = tree(run, own), tree(run, base)
+    if a is None or b is None:
+        return ""
+    return ratio_text(
+        paired(run.by_method[a.label], run.by_method[b.label], lambda r: r.gained / r.passes if r.passes else None)
+    )
+
+
+def _table(names: Sequence[str], title: str, paper: str, temperature: float) -> Callable[[Runs], Section | None]:
+    """Every contestant of the runs at one temperature."""
+
+    def make(runs: Runs) -> Section | None:
+        rows, found = list[list[str]](), of(runs, names)
+        for run in found:
+            for entry in run.of(lambda e: e.temperature == temperature and e.drafter is not None):
+                f = run.table[entry.label][ALL]
+                label = f"{run.path.name}: {entry.label.partition(' T=')[0].partition(':')[0]}"
+                nodes = f"{f.nodes_per_step or 0:.1f}"
+                rows.append([label, nodes, number(f.mal), ratio_text(f.speedup_decode)])
+        if not rows:
+            return None
+        return Section(title, [paper], Grid(["run: tree", "nodes/step", "MAL", "over AR"], rows), runs=found)
+
+    return make
 
 
 def _steps(run: LoadedRun, entry: Entry) -> list[StepColumns]:
     return [t.steps for r in run.by_method[entry.label] for t in r.turns if t.steps]
 
 
-def _table(runs: Sequence[LoadedRun], greedy: bool) -> Section | None:
-    def fits(e: Entry) -> bool:
-        return e.method in TREES and (e.temperature == 0) == greedy
-
-    run = first(runs, lambda run: len({e.method for e in run.of(fits)}) > 1) or first(
-        runs, lambda run: bool(run.of(fits))
-    )
-    if run is None:
+def _figure5(runs: Runs) -> Section | None:
+    found, text = of(runs, MAIN), list[str]()
+    if not found:
         return None
-    rows = []
-    for entry in sorted(run.of(fits), key=lambda e: (e.drafter or "", TREES.index(e.method))):
-        f = run.table[entry.label][ALL]
-        rows.append(
-            [
-                entry.label,
-                entry.drafter or "",
-                str(entry.nodes),
-                number(f.mal),
-                f"{f.tokens_per_second:.2f}",
-                ratio_text(f.speedup),
-            ]
-        )
-    name = "Table 1: trees, greedy" if greedy else "Table 3: trees, sampled"
-    paper = (
-        "The paper on MT-Bench, LLaMA-2 7B with its 68M: MAL 2.12 binary, 2.47 EAGLE, 2.58 OPT-Tree; 70B with 7B: "
-        "4.84, 4.97, 7.74; speed-up over transformers up to 3.2."
-        if greedy
-        else "The paper at T = 1: LLaMA-2 7B with its 68M: MAL 2.72, speed-up 1.71; with EAGLE's head 4.07 and 2.42."
-    )
-    return Section(
-        f"{PAPER}, {name}",
-        [paper],
-        Grid(["tree", "drafter", "nodes", "MAL", "tokens/s", "over AR"], rows),
-        commands=[run.command],
-    )
-
-
-def _figure5(runs: Sequence[LoadedRun]) -> Section | None:
-    found = _opt_tree(runs)
-    if found is None:
-        return None
-    run, entry = found
-    pairs = [(e, g) for s in _steps(run, entry) for e, g in zip(s.expected, s.gained, strict=True)]
-    if len(pairs) < 2:
-        return None
-    counts = Counter((min(15, round(e)), min(15, g)) for e, g in pairs)
-    high = max(2, *(x for key in counts for x in key))
-    cells = [[counts[x, y] for x in range(1, high + 1)] for y in range(1, high + 1)]
-    with plot("opt-tree-5", 4.8, 4.2) as made:
-        axes = made.figure.subplots()
-        axes.imshow(
-            [[c**0.5 for c in row] for row in cells],
-            origin="lower",
-            cmap="Greys",
-            extent=(0.5, high + 0.5, 0.5, high + 0.5),
-        )
-        most = max(counts.values())
-        for (x, y), count in counts.items():
-            color = "white" if 4 * count > most else "black"
-            axes.text(x, y, str(count), ha="center", va="center", fontsize=7, color=color)
-        axes.set(xlabel="E(A), rounded", ylabel="acceptance length")
-    expected, gained = [e for e, _ in pairs], [float(g) for _, g in pairs]
-    means = statistics.mean(expected), statistics.mean(gained)
-    text = f"{len(pairs)} steps of {entry.label}: mean E(A) {means[0]:.2f}, mean acceptance length {means[1]:.2f}"
-    if len(set(expected)) > 1 and len(set(gained)) > 1:
-        text += f", correlation {statistics.correlation(expected, gained):.2f}"
-    return Section(
-        f"{PAPER}, Figure 5: E(A) and acceptance length",
-        [text + "."],
-        figure=("opt-tree-5", made.svg),
-        commands=[run.command],
-    )
+    with plot("opt-tree-5", 4.4 * len(found), 4.0) as made:
+        panels = made.figure.subplots(1, len(found), squeeze=False)[0]
+        for run, axes in zip(found, panels, strict=True):
+            entry = tree(run, "opt-tree")
+            steps = _steps(run, entry) if entry else []
+            pairs = [(e, g) for s in steps for e, g in zip(s.expected, s.gained, strict=True)]
+            if len(pairs) < 2:
+                return None
+            counts = Counter((min(15, round(e)), min(15, g)) for e, g in pairs)
+            high = max(2, *(x for key in counts for x in key))
+            cells = [[counts[x, y] ** 0.5 for x in range(1, high + 1)] for y in range(1, high + 1)]
+            axes.imshow(cells, origin="lower", cmap="Greys", extent=(0.5, high + 0.5, 0.5, high + 0.5))
+            most = max(counts.values())
+            for (x, y), count in counts.items():
+                color = "white" if 4 * count > most else "black"
+                axes.text(x, y, str(count), ha="center", va="center", fontsize=6, color=color)
+            axes.set(title=run.path.name, xlabel="E(A), rounded", ylabel="acceptance length")
+            expected, gained = [e for e, _ in pairs], [float(g) for _, g in pairs]
+            text.append(
+                f"`{run.path.name}`: {len(pairs)} steps, mean E(A) {statistics.mean(expected):.2f}, mean acceptance "
+                f"length {statistics.mean(gained):.2f}, correlation {statistics.correlation(expected, gained):.2f}, by "
+                "the drafter's own probabilities."
+            )
+    return Section("Figure 5: E(A) and acceptance length", text, figure=("opt-tree-5", made.svg), runs=found)
 
 
 class _Split(NamedTuple):
@@ -138,87 +108,191 @@ def _split(run: LoadedRun, entry: Entry) -> _Split | None:
     after = (f.seconds["total"] or 0.0) - (f.seconds["prefill"] or 0.0)
     trees = f.share["draft"] - f.drafter_share
     rest = 1 - f.share["draft"] - f.target_share
-    return _Split(entry.label, after / steps, (f.drafter_share, trees, f.target_share, rest))
+    label = f"{run.path.name}: {entry.label.partition(' T=')[0].partition(':')[0]}"
+    return _Split(label, after / steps, (f.drafter_share, trees, f.target_share, rest))
 
 
-def _figure7(runs: Sequence[LoadedRun]) -> Section | None:
-    found = _opt_tree(runs)
-    if found is None:
+def _figure7(runs: Runs) -> Section | None:
+    found = of(runs, MAIN)
+    entries = [(run, e) for run in found for m in TREES if (e := tree(run, m))]
+    splits = [s for run, e in entries if (s := _split(run, e)) is not None]
+    if not splits:
         return None
-    run, _ = found
-    splits = [s for e in run.of(lambda e: not e.is_peer) if (s := _split(run, e)) is not None]
+    parts = ("drafter's passes", "trees", "target's passes", "everything else")
     with plot("opt-tree-7", 6.4, 1.2 + 0.32 * len(splits)) as made:
         axes = made.figure.subplots()
         left = [0.0] * len(splits)
-        for part, name in enumerate(("drafter's passes", "trees, lookup", "target's passes", "everything else")):
-            times = [1e3 * s.seconds * s.shares[part] for s in splits]
+        for part, name in enumerate(parts):
+            times = [100 * s.shares[part] for s in splits]
             axes.barh([s.label for s in splits], times, left=left, label=name, **bar_style(part))
             left = [a + b for a, b in zip(left, times, strict=True)]
         axes.invert_yaxis()
-        axes.set(xlabel="milliseconds of a step")
+        axes.set(xlabel="per cent of a step")
         made.figure.legend(loc="outside upper center", ncols=4, frameon=False)
-    grid = Grid(
-        ["method", "drafter's passes", "trees, lookup", "target's passes", "else", "ms/step"],
-        [[s.label, *(f"{100 * x:.1f}%" for x in s.shares), f"{1e3 * s.seconds:.1f}"] for s in splits],
-    )
-    text = (
-        "Trees and lookup: growing trees, and sources without a model. The paper: tree operations take 6.3% of a step "
-        "in its smallest setting."
-    )
-    return Section(
-        f"{PAPER}, Figure 7: where a step's time goes",
-        [text],
-        grid,
-        ("opt-tree-7", made.svg),
-        commands=[run.command],
-    )
+    rows = [[s.label, *(f"{100 * x:.1f}%" for x in s.shares[:3]), f"{1e3 * s.seconds:.1f}"] for s in splits]
+    text = "The paper: tree operations take 6.3% of a step in its smallest setting."
+    grid = Grid(["run: tree", *parts[:3], "ms/step"], rows)
+    return Section("Figure 7: where a step's time goes", [text], grid, ("opt-tree-7", made.svg), runs=found)
 
 
-def _figure10(runs: Sequence[LoadedRun]) -> Section | None:
-    found = _opt_tree(runs)
-    if found is None:
+def _figure10(runs: Runs) -> Section | None:
+    found = of(runs, MAIN[:1]) or of(runs, MAIN[1:])
+    entry = tree(found[0], "opt-tree") if found else None
+    if entry is None:
         return None
-    run, entry = found
-    record = max(run.by_method[entry.label], key=lambda r: r.gained / max(1, r.passes or 1))
+    (run,) = found
+    ordered = sorted(run.by_method[entry.label], key=lambda r: r.gained / max(1, r.passes or 1))
+    record = ordered[len(ordered) // 2]
     turn = record.turns[0]
     pieces = list(zip(turn.pieces or [], map(bool, turn.drafted or []), strict=True))[:_CASE_TOKENS]
     case = "".join(piece if drafted or not piece.strip() else f"[{piece}]" for piece, drafted in pieces)
     text = (
-        f"Prompt {record.prompt} ({record.category}) by {entry.label}: the target's own tokens in brackets, the others "
-        f"drafted; {record.gained / max(1, record.passes or 1):.2f} tokens a "
-        "target pass. The best answer of the run, not a typical one."
+        f"Prompt {record.prompt} ({record.category}), the median by acceptance: the target's own tokens in brackets, "
+        f"the others drafted; {record.gained / max(1, record.passes or 1):.2f} tokens a target pass."
     )
-    return Section(
-        f"{PAPER}, Figure 10: a case",
-        [text, "\n".join(f"> {line}" for line in case.splitlines())],
-        commands=[run.command],
-    )
+    return Section("Figure 10: a case", [text, "\n".join(f"> {line}" for line in case.splitlines())], runs=found)
 
 
-def _figure11(runs: Sequence[LoadedRun]) -> Section | None:
-    found = _opt_tree(runs)
-    if found is None:
+def _figure11(runs: Runs) -> Section | None:
+    found = of(runs, MAIN)
+    if not found:
         return None
-    run, chosen = found
-    shown = [e for e in run.named("opt-tree") if e.temperature == chosen.temperature and e.nodes == chosen.nodes][:4]
     with plot("opt-tree-11") as made:
         axes = made.figure.subplots()
-        for at, entry in enumerate(shown):
-            reached = _sum([s.reached_by_probability for s in _steps(run, entry)])
-            accepted = _sum([s.accepted_by_probability for s in _steps(run, entry)])
+        for at, run in enumerate(found):
+            entry = tree(run, "opt-tree")
+            steps = _steps(run, entry) if entry else []
+            reached = _sum([s.reached_by_probability for s in steps])
+            accepted = _sum([s.accepted_by_probability for s in steps])
             points = [((i + 0.5) / BINS, p / j) for i, (j, p) in enumerate(zip(reached, accepted, strict=True)) if j]
-            axes.plot([x for x, _ in points], [y for _, y in points], label=entry.label, **line_style(at))
+            axes.plot([x for x, _ in points], [y for _, y in points], label=run.path.name, **line_style(at))
         axes.plot([0, 1], [0, 1], color="black", linewidth=0.6)
         axes.set(xlabel="probability by the draft", ylabel="accepted share", xlim=(0, 1), ylim=(0, 1))
         axes.legend()
-    text = "Nodes whose parent was accepted, by the draft's probability of them, and how many of them were accepted."
-    return Section(
-        f"{PAPER}, Figure 11: acceptance by draft probability",
-        [text],
-        figure=("opt-tree-11", made.svg),
-        commands=[run.command],
+    text = (
+        "Nodes of `opt-tree` whose parent was accepted, by the drafter's own probability of them, and how many of them "
+        "were accepted. The paper: the two go together."
     )
+    return Section("Figure 11: acceptance by draft probability", [text], figure=("opt-tree-11", made.svg), runs=found)
 
 
 def _sum(rows: Sequence[Sequence[int]]) -> list[int]:
     return [sum(column) for column in zip_longest(*rows, fillvalue=0)]
+
+
+def _sweep(
+    names: Sequence[str],
+    title: str,
+    text: str,
+    figure: str,
+    axis: str,
+    position: Callable[[Entry], float | None],
+    base: int | None = None,
+) -> Callable[[Runs], Section | None]:
+    """MAL and speed of ``opt-tree`` along one of its settings."""
+
+    def make(runs: Runs) -> Section | None:
+        found, rows = of(runs, names), list[list[str]]()
+        if not found:
+            return None
+        with plot(figure, 7.2, 3.2) as made:
+            left, right = made.figure.subplots(1, 2)
+            for at, run in enumerate(found):
+                points = sorted(
+                    (p, run.table[e.label][ALL]) for e in run.named("opt-tree") if (p := position(e)) is not None
+                )
+                xs = [x for x, _ in points]
+                speeds = [f.speedup_decode.mean if f.speedup_decode else 0.0 for _, f in points]
+                left.plot(xs, [f.mal or 0.0 for _, f in points], label=run.path.name, **line_style(at))
+                right.plot(xs, speeds, label=run.path.name, **line_style(at))
+                for x, f in points:
+                    rows.append(
+                        [
+                            f"{run.path.name}: {x:g}",
+                            number(f.mal),
+                            f"{f.nodes_per_step or 0:.1f}",
+                            ratio_text(f.speedup_decode),
+                        ]
+                    )
+            left.set(xlabel=axis, ylabel="MAL, bonus included")
+            right.set(xlabel=axis, ylabel="over AR", ylim=(0, None))
+            left.legend()
+            for axes in (left, right):
+                if base:
+                    axes.set_xscale("log", base=base)
+        grid = Grid([f"run: {axis}", "MAL", "nodes/step", "over AR"], rows)
+        return Section(title, [text], grid, (figure, made.svg), runs=found)
+
+    return make
+
+
+def _found(runs: Runs) -> str | None:
+    parts = [
+        f"in `{run.path.name}` OPT-Tree's MAL is {mal_ratio(run, 'opt-tree', 'eagle')} of EAGLE's tree and "
+        f"{mal_ratio(run, 'opt-tree', 'binary')} of a binary one, and its speed "
+        f"{ratio_text(run.table[entry.label][ALL].speedup_decode)} of AR decoding"
+        for run in of(runs, MAIN)
+        if (entry := tree(run, "opt-tree"))
+    ]
+    return f"We find that {'; '.join(parts)}." if parts else None
+
+
+CHAPTER = Chapter(
+    "OPT-Tree",
+    "The paper claims that the most probable paths accept 1.04 to 1.56 times as much a step as EAGLE's fixed tree of "
+    "as many nodes and 1.20 to 1.60 times as much as a binary one, with a speed of 0.96 to 3.21 times AR.",
+    _found,
+    "Acceptance is as the paper has it; speed is not, because on this processor a pass over 26 tokens costs nearly as "
+    "much as that many passes over one, where on its GPUs it costs about the same as one.",
+    (
+        _table(
+            MAIN,
+            "Table 1: MT-Bench, greedy",
+            "The paper, LLaMA-2 7B with 68M: MAL 2.12 binary, 2.47 EAGLE, 2.58 OPT-Tree; 70B with 7B: 4.84, 4.97, 7.74",
+            0.0,
+        ),
+        _table(GSM8K, "Table 2: GSM8K, greedy", "The paper: OPT-Tree above both fixed trees here too.", 0.0),
+        _table(HUMANEVAL, "HumanEval, greedy", "Not in the paper.", 0.0),
+        _table(
+            MAIN,
+            "MT-Bench at T = 1, drafts ranked with the target's noise in mind",
+            "Ours: `--candidates coupled`, the default.",
+            1.0,
+        ),
+        _table(
+            PLAIN,
+            "Table 3: MT-Bench at T = 1, drafts ranked as the paper does",
+            "The paper at T = 1: LLaMA-2 7B with its 68M: MAL 2.72; with EAGLE's head 4.07.",
+            1.0,
+        ),
+        _figure5,
+        _sweep(
+            ("sizes-coder", "sizes-smollm2"),
+            "Figure 6: MAL by tree size",
+            "The paper: MAL grows beyond 500 nodes, to 10 tokens a step with a strong drafter.",
+            "opt-tree-6",
+            "node budget",
+            lambda e: float(e.nodes),
+            2,
+        ),
+        _figure7,
+        _sweep(
+            ("deltas-coder", "deltas-smollm2"),
+            "Figure 8: the threshold",
+            "The paper: MAL falls as the threshold rises; speed is best between a draft pass's share of a step and 1.",
+            "opt-tree-8",
+            "threshold on the gain in E(A)",
+            lambda e: float(e.settings["delta"]),
+        ),
+        _sweep(
+            ("temperatures-coder", "temperatures-smollm2"),
+            "Figure 9: the temperature",
+            "The paper: MAL and speed are slightly lower at T = 1.",
+            "opt-tree-9",
+            "temperature",
+            lambda e: e.temperature,
+        ),
+        _figure10,
+        _figure11,
+    ),
+)

@@ -1,12 +1,17 @@
-"""A report as sections, and the sections as Markdown. Knows no figures."""
+"""A report as chapters of sections, and the chapters as Markdown. Knows no figures."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from draftree.bench.summary import LoadedRun, markdown
+
+Runs = Mapping[str, LoadedRun]
+"""Name of a folder -> its run: a figure is drawn from the run that it names, and from no other."""
+ENOUGH = 30
+"""Cases; a figure from fewer says so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,48 +24,83 @@ class Grid:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One part of a report.
+    """One part of a chapter.
 
     Attributes:
         title: its heading.
         text: paragraphs in Markdown.
         grid: a table below them.
         figure: (name of its file, SVG) below that.
-        commands: what made it.
-        level: of the heading.
+        runs: what it was made from.
     """
 
     title: str
     text: Sequence[str] = ()
     grid: Grid | None = None
     figure: tuple[str, str] | None = None
-    commands: Sequence[str] = ()
-    level: int = 3
+    runs: Sequence[LoadedRun] = ()
 
 
-def to_markdown(title: str, sections: Sequence[Section], figures: str) -> str:
-    """The report; its figures lie in the folder ``figures`` beside it."""
-    parts = [f"# {title}"]
-    for s in sections:
-        parts.append(f"{'#' * s.level} {s.title}")
-        parts += s.text
-        if s.grid:
-            parts.append(markdown(s.grid.header, s.grid.rows))
-        if s.figure:
-            parts.append(f"![{s.title}]({figures}/{s.figure[0]}.svg)")
-        if s.commands:
-            parts.append("\n".join(f"    {command}" for command in dict.fromkeys(s.commands)))
-    return "\n\n".join(parts) + "\n"
+Maker = Callable[[Runs], Section | None]
+"""Makes a section of the runs that it names; None: they are not there."""
 
 
-def write_figures(folder: Path, sections: Sequence[Section]) -> None:
-    """Write the figures of the Markdown as files."""
+@dataclass(frozen=True, slots=True)
+class Chapter:
+    """One paper.
+
+    Attributes:
+        claim, why: sentences: what the paper claims, and why what we find differs.
+        found: what we find; None: none of its runs is there, and the chapter is left out.
+        makers: of its tables and figures.
+    """
+
+    title: str
+    claim: str
+    found: Callable[[Runs], str | None]
+    why: str
+    makers: Sequence[Maker]
+
+
+def of(runs: Runs, names: Sequence[str]) -> list[LoadedRun]:
+    """Those of the named runs that are there."""
+    return [runs[name] for name in names if name in runs]
+
+
+def to_markdown(chapters: Sequence[Chapter], runs: Runs, figures: str) -> tuple[list[str], dict[str, str]]:
+    """Blocks of Markdown, and the figures in them: name -> SVG, in the folder ``figures`` beside the text."""
+    parts, drawn = list[str](), dict[str, str]()
+    for chapter in chapters:
+        found = chapter.found(runs)
+        if found is None:
+            continue
+        parts += [f"## {chapter.title}", " ".join((chapter.claim, found, chapter.why))]
+        for made in (maker(runs) for maker in chapter.makers):
+            if made is None:
+                continue
+            parts += [f"### {made.title}", *made.text]
+            if made.grid:
+                parts.append(markdown(made.grid.header, made.grid.rows))
+            if made.figure:
+                drawn[made.figure[0]] = made.figure[1]
+                parts.append(f"![{made.title}]({figures}/{made.figure[0]}.svg)")
+            parts.append(sources(made.runs))
+    return parts, drawn
+
+
+def sources(runs: Sequence[LoadedRun]) -> str:
+    """Which runs a section is from, and whether they have few cases."""
+    named = ", ".join(f"`{run.path.name}`" for run in runs)
+    few = [f"{run.config['prompts']} in `{run.path.name}`" for run in runs if run.config["prompts"] < ENOUGH]
+    text = f"From {named}."
+    return f"{text} Few prompts: {', '.join(few)}." if few else text
+
+
+def write_figures(folder: Path, drawn: Mapping[str, str]) -> None:
+    """Write figures as files; those of reports before this one go."""
     folder.mkdir(parents=True, exist_ok=True)
-    for s in sections:
-        if s.figure:
-            (folder / f"{s.figure[0]}.svg").write_text(s.figure[1])
-
-
-def first(runs: Sequence[LoadedRun], wanted: Callable[[LoadedRun], bool]) -> LoadedRun | None:
-    """The first run that is wanted."""
-    return next((run for run in runs if wanted(run)), None)
+    for old in folder.glob("*.svg"):
+        if old.stem not in drawn:
+            old.unlink()
+    for name, svg in drawn.items():
+        (folder / f"{name}.svg").write_text(svg)

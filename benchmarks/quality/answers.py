@@ -18,9 +18,8 @@ from draftree.bench.run import encode_turns
 from draftree.bench.suites import Item, spider_databases
 from draftree.bench.summary import interval
 from draftree.errors import ConfigError
-from draftree.models.base import Nodes, prefill
-from draftree.models.huggingface import HFModel
-from draftree.models.loading import load_huggingface
+from draftree.models.base import LanguageModel, Nodes, prefill
+from draftree.models.loading import ModelOptions, load
 
 from .scores import scorer
 
@@ -64,8 +63,8 @@ def score_run(folder: Path, data: str | None = None, *, unsafe: bool = False, en
     if score is None:
         raise ConfigError(f"answers to {config['suite']} have no right and wrong: take a run of another suite")
     ar = {e.label for e in (Entry(**values) for values in config["entries"]) if e.method == AR}
-    options = {key: config[key] for key in ("dtype", "device", "weight_format") if config[key] is not None}
-    target = load_huggingface(config["target"], **options) if entropy else None
+    options = {key: config[key] for key in ModelOptions.__annotations__ if config.get(key) is not None}
+    target = load(config["target"], **options) if entropy else None
     found = []
     for r in records:
         item = items[r.prompt]
@@ -122,7 +121,7 @@ def _grouped(found: Sequence[Scored]) -> dict[str, dict[str, dict[str, list[floa
     return {method: own for method, own in groups.items() if own}
 
 
-def _entropies(target: HFModel, item: Item, record: AnswerRecord) -> Iterator[float]:
+def _entropies(target: LanguageModel, item: Item, record: AnswerRecord) -> Iterator[float]:
     texts: list[str] = []
     for question, turn in zip(item.turns, record.turns, strict=False):
         prompt = encode_turns(target, [*texts, question])
@@ -131,9 +130,8 @@ def _entropies(target: HFModel, item: Item, record: AnswerRecord) -> Iterator[fl
 
 
 @torch.inference_mode()
-def answer_entropy(target: HFModel, prompt: list[int], answer: list[int]) -> float:
+def answer_entropy(target: LanguageModel, prompt: list[int], answer: list[int]) -> float:
     """Mean entropy (nats, at temperature 1) of the target's distribution at each token of an answer."""
-    target.reserve(1, len(prompt) + len(answer))
     row = prefill(target, prompt)
     logits = row.logits[None]
     if len(answer) > 1:

@@ -1,4 +1,4 @@
-"""The papers' tables and figures from stored runs."""
+"""The report on the papers: which run a figure is from, what it says, and what is measured for it."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.papers import agreement, headlines
+from benchmarks.papers import agreement, confidence, dsbd, gunjur, hsddw, opt_tree
 from benchmarks.papers.__main__ import build, main
-from benchmarks.papers.dsbd import Point, kind, one_cache, pareto, sections
+from benchmarks.papers.dsbd import Point, kind, one_cache, pareto
 from benchmarks.papers.gunjur import saving, wasted
-from benchmarks.papers.sections import Section
+from benchmarks.papers.plan import CODER, FILES, RUNS, Plan, PlannedRun
 from benchmarks.quality.answers import FILE, Scored
-from draftree.bench.contestants import Entry, entries
+from draftree.bench.contestants import AR, Entry, entries
 from draftree.bench.results import Parts, Turn
-from draftree.bench.summary import Interval, load_runs
+from draftree.bench.summary import Interval, LoadedRun, load_runs
+from draftree.cli.main import run as draftree
 
 from ..bench.runs import full_run, record, save, turn
 
@@ -26,16 +27,39 @@ BEAMS = (
     "chain,static:verify=multi-round-replacement,beams:width=2:drafter=none,beams:width=4:drafter=none,"
     "beams:width=2:drafter=self,beams:width=4:drafter=self,beams:width=4:single=yes:drafter=self"
 )
+NAMES = {"draft": "head", "beams": "head", "classifier": "smollm2-head", "other": "smollm2-head", "sequoia": "FILE"}
+"""What stands for the names of plans where nothing is loaded."""
 
 
-@pytest.fixture(scope="module")
-def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return full_run(tmp_path_factory.mktemp("runs") / "one")
-
-
-@pytest.fixture(scope="module")
-def built(stored: Path) -> list[Section]:
-    return build(load_runs(stored))
+def stored(folder: Path, planned: PlannedRun, slow: float = 1.0) -> LoadedRun:
+    """A run as planned, of three prompts, that was never decoded; each contestant is faster than the one before."""
+    methods = (
+        planned.methods.format(**NAMES).replace(":classifier=smollm2-head", "").replace("sequoia:tree=FILE", "sequoia")
+    )
+    if planned.name.startswith("confidence"):
+        methods = "eagle2:nodes=8,eagle2:nodes=16,c2t:nodes=8,c2t:nodes=16:beta=0.02"
+    drafters = planned.drafters.format(**NAMES).split(",")
+    temperatures = [float(t) for t in planned.temperature.split(",")]
+    made = entries(methods.replace("sequoia:nodes=25,", "").split(","), drafters, temperatures)
+    records = []
+    for prompt in range(3):
+        for at, entry in enumerate(made):
+            if any(e.beams is not None for e in made):
+                own = answer(entry, slow * 10 / (at + 1))
+            elif entry.method == AR:
+                own = turn([1] * 12, 2 * slow, drafts=False)
+            else:
+                own = turn([3, 2, 1, 4, 2] if at % 2 else [2, 2, 2, 2, 2, 2], slow / (at + 1), nodes=entry.nodes)
+            records.append(record(entry, prompt, own))
+    path = save(folder / planned.name, made, records, planned.suite)
+    if planned.scored:
+        measure = {"gsm8k": "exact", "squad": "exact", "spider": "execution"}[planned.suite]
+        scores = [
+            Scored(r.prompt, 0, r.method, {measure: float(n % 2)}, [0.2 + n / 100] if r.method == AR else None)
+            for n, r in enumerate(records)
+        ]
+        save_scores(path, scores)
+    return load_runs(path)[0]
 
 
 def save_scores(folder: Path, scores: Sequence[Scored]) -> None:
@@ -49,27 +73,70 @@ def answer(entry: Entry, seconds: float, layers: int = 10, drafted: int | None =
     return Turn(5, list(range(10)), "x", "eos", parts, 9, layers=wide, drafted_layers=drafted if entry.drafter else 0)
 
 
-def reported(folder: Path, suite: str, joules: float | None, drafted: int = 6) -> list[Section]:
-    """The sections of a run whose contestants are each a little faster and better than those before."""
-    made = entries(BEAMS.split(","), ["lookup"], [1.0], 8)
-    measure = "execution" if suite == "spider" else "exact"
-    records = [
-        record(
-            entry,
-            prompt,
-            answer(entry, 10 / (number + 1), drafted=drafted),
-            joules=None if joules is None else joules * 10,
-        )
-        for prompt in range(3)
-        for number, entry in enumerate(made)
-    ]
-    scores = [Scored(r.prompt, 0, r.method, {measure: n % len(made) / 10}) for n, r in enumerate(records)]
-    save_scores(save(folder / suite, made, records, suite), scores)
-    return sections(load_runs(folder / suite))
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("runs")
+    for planned in RUNS:
+        stored(made, planned)
+    return made
 
 
-def titles(found: Sequence[Section]) -> list[str]:
-    return [s.title.partition(":")[0] for s in found]
+def test_a_report_of_all_runs_has_all_chapters_and_figures(folder: Path) -> None:
+    text, drawn = build({run.path.name: run for run in load_runs(folder)}, "figures")
+    for chapter in ("Gunjur", "OPT-Tree", "C2T", "HSDDW", "DSBD"):
+        assert re.search(rf"^## .*{chapter}", text, re.MULTILINE), chapter
+    assert drawn.keys() >= {
+        "gunjur-1",
+        "gunjur-5",
+        "opt-tree-6",
+        "opt-tree-8",
+        "opt-tree-9",
+        "c2t-curves",
+        "dsbd-squad",
+    }
+    assert all(svg.startswith("<svg") for svg in drawn.values())
+    assert text.count("Few prompts: 3 in") >= 15
+    assert len(re.findall(r"^\| .* \|$", text.split("## ")[0], re.MULTILINE)) <= 13
+    for planned in RUNS:
+        assert f"`{planned.name}`" in text, planned.name
+
+
+def test_every_chapter_opens_with_claim_finding_and_reason(folder: Path) -> None:
+    runs = {run.path.name: run for run in load_runs(folder)}
+    for chapter in (gunjur.CHAPTER, opt_tree.CHAPTER, confidence.CHAPTER, hsddw.CHAPTER, dsbd.CHAPTER):
+        assert chapter.claim.startswith("The paper claims")
+        assert (chapter.found(runs) or "").startswith("We find")
+        assert chapter.found({}) is None
+        assert all(maker({}) is None for maker in chapter.makers)
+
+
+def test_a_figure_is_from_the_run_that_it_names(folder: Path, tmp_path: Path) -> None:
+    """Another run that has all that it needs, and whose name sorts first, is not taken."""
+    full_run(tmp_path / "0-first")
+    (other,) = load_runs(tmp_path)
+    assert build({other.path.name: other}, "figures")[0].count("\n## ") == 1  # the runs' own chapter
+    both = {run.path.name: run for run in (other, *load_runs(folder))}
+    alone = {run.path.name: run for run in load_runs(folder)}
+    assert build(both, "figures")[1] == build(alone, "figures")[1]
+
+
+def test_equal_acceptance_lies_between_the_points_of_a_curve() -> None:
+    points = [(1.0, 2.0), (2.0, 4.0), (3.0, 10.0)]
+    assert [confidence.at_mal(points, mal) for mal in (1.0, 1.5, 2.5, 3.5, 0.5)] == [2.0, 3.0, 7.0, None, None]
+
+
+def test_scores_that_are_all_equal_draw_no_front(tmp_path: Path) -> None:
+    planned = next(run for run in RUNS if run.name == "squad-beams-coder")
+    run = stored(tmp_path, planned)
+    save_scores(run.path, [Scored(r.prompt, 0, r.method, {"exact": 0.0}) for r in run.records])
+    section = dsbd.CHAPTER.makers[0]({run.path.name: run})
+    assert section is not None and section.figure is None and "no front to draw" in section.text[0]
+
+
+def test_few_right_answers_are_no_figure(tmp_path: Path) -> None:
+    run = stored(tmp_path, next(run for run in RUNS if run.name == "answers-coder"))
+    section = gunjur.CHAPTER.makers[3]({run.path.name: run})
+    assert section is not None and section.figure is None and "too few for a figure" in section.text[0]
 
 
 def test_contestants_have_the_papers_names() -> None:
@@ -97,83 +164,60 @@ def test_beams_that_drafted_no_layer_are_beam_sampling(layers: int, drafted: int
     assert kind(entry, [record(entry, 0, answer(entry, 1.0, layers, drafted))]) == name
 
 
-def test_without_drafted_layers_there_is_no_figure_of_dsbd(tmp_path: Path) -> None:
-    """Neither points, nor rows of the tables."""
-    assert reported(tmp_path, "squad", joules=1.0, drafted=0) == []
-    assert reported(tmp_path, "mt-bench", joules=1.0, drafted=0) == []
-
-
 def test_a_front_has_no_point_that_another_beats() -> None:
     points = [Point(1, 5), Point(2, 4), Point(2, 3), Point(3, 4), Point(4, 1), Point(0.5, 5)]
     assert pareto(points) == [Point(1, 5), Point(3, 4), Point(4, 1)]
 
 
-@pytest.mark.parametrize(("suite", "figure"), [("squad", "DSBD, Figure 4"), ("spider", "DSBD, Figure 5")])
-def test_a_scored_run_has_its_front_and_table(suite: str, figure: str, tmp_path: Path) -> None:
-    front, table = reported(tmp_path, suite, joules=2.0)
-    assert titles([front, table]) == [figure, "DSBD, Table 2"]
-    assert front.figure is not None and front.grid is not None and table.grid is not None
-    assert len(front.grid.rows) == 8
-    assert {row[-1] for row in front.grid.rows} == {"2"}
-    assert [row[0] for row in table.grid.rows] == [
-        f"{suite}: {what}" for what in ("multinomial", "speculative", "SpecInfer", "DSBD")
-    ]
+def test_plans_are_commands_that_parse(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each is run up to its prompts, which an empty folder of prompt sets does not have."""
+    for file in FILES.values():
+        (tmp_path / file).write_bytes(b"GGUF")
+    made = Plan(tmp_path / "runs", tmp_path, quick=False)
+    monkeypatch.setenv("DRAFTREE_DATA", str(tmp_path))
+    (tmp_path / "runs" / "made").mkdir(parents=True)
+    for models in ("coder", "smollm2"):
+        tree = {"format": "draftree-tree", "version": 1, "parents": [-1, 0], "ranks": [0, 0]}
+        Path(made.names(models)["sequoia"]).write_text(json.dumps(tree))
+    for planned in made.runs:
+        assert draftree([*made.command(planned), "--data", str(tmp_path)]) == 2
+        assert "no prompts" in capsys.readouterr().err or True
+    for made_file, command in made.artifacts():
+        assert draftree(command) == 2, made_file
 
 
-def test_without_a_meter_the_column_says_so(tmp_path: Path) -> None:
-    front, _ = reported(tmp_path, "squad", joules=None)
-    assert front.grid is not None
-    assert {row[-1] for row in front.grid.rows} == {"no meter"}
+def test_a_quick_plan_is_small_and_needs_no_pair(tmp_path: Path) -> None:
+    quick, whole = (Plan(tmp_path, None, quick=quick) for quick in (True, False))
+    assert not [run for run in quick.runs if run.models == CODER]
+    assert all(run.limit <= 3 and run.tokens <= 24 for run in quick.runs)
+    assert sum(run.minutes for run in quick.runs) < 15 < sum(run.minutes for run in whole.runs)
 
 
-def test_mt_bench_has_table_1_alone(tmp_path: Path) -> None:
-    assert titles(reported(tmp_path, "mt-bench", joules=1.0)) == ["DSBD, Table 1"]
+def test_a_finished_run_is_not_decoded_again(tmp_path: Path) -> None:
+    made = Plan(tmp_path, None, quick=True)
+    first = made.runs[0]
+    assert first in made.missing()
+    (tmp_path / first.name).mkdir()
+    (tmp_path / first.name / "summary.json").write_text(json.dumps({"complete": True}))
+    assert first not in made.missing()
+    assert len(made.missing()) == len(made.runs) - 1
 
 
-def test_runs_without_sampled_beams_have_none_of_this(tmp_path: Path) -> None:
-    made = entries(["chain"], ["lookup"], [1.0], 8)
-    records = [record(e, 0, Turn(5, [1, 2], "x", "eos", Parts(1.0), 1)) for e in made]
-    assert sections(load_runs(save(tmp_path / "run", made, records, "squad"))) == []
+def test_a_pair_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="qwen2.5-coder-1.5b.*is not there"):
+        main([str(tmp_path), "--measure", "--pair", str(tmp_path)])
 
 
-def test_a_report_has_every_figure_that_the_runs_have(built: list[Section]) -> None:
-    titles = [s.title for s in built]
-    for figure in (1, 2, 5, 6):
-        assert any(t.startswith(f"Gunjur & Waitz, Figure {figure}:") for t in titles), figure
-    for name in ("Table 1", "Table 3", *(f"Figure {n}" for n in (5, 6, 7, 8, 9, 10, 11))):
-        assert any(t.startswith(f"OPT-Tree, {name}:") for t in titles), name
-
-
-def test_auto_is_held_against_the_best_fixed_method_and_ar_decoding(tmp_path: Path) -> None:
-    made = entries(["auto", "chain", "opt-tree"], ["lookup"], [0.0], 8)
-    seconds = {"ar": 2.0, "auto": 1.0, "chain": 1.25, "opt-tree": 1.5}
-    records = [
-        record(e, prompt, turn([1] * 12, seconds[e.method] * (2.5 if (e.method, prompt % 2) == ("auto", 1) else 1.0)))
-        for prompt in range(4)
-        for e in made
-    ]
-    grid = headlines.sections(load_runs(save(tmp_path / "run", made, records)))[0].grid
-    assert grid is not None
-    rows = {row[0]: row[3] for row in grid.rows}
-    ratio = rows["speed without the prefill, auto over the best of 2 fixed methods (chain)"]
-    assert ratio.startswith(f"{(1.25 * 0.5) ** 0.5:.2f} [")
-    under = rows["categories in which auto is under 0.98 of AR decoding, without the prefill"]
-    assert under == "1 of 2; lowest 0.80 (b)"
-
-
-def test_every_figure_has_the_command_that_made_it(built: list[Section]) -> None:
-    for section in built:
-        if section.figure:
-            assert section.commands == ["draftree bench --suite humaneval"], section.title
-            assert section.figure[1].startswith("<svg")
-
-
-def test_markdown_has_its_figures_beside_it(stored: Path, tmp_path: Path) -> None:
-    main([str(stored), "--markdown", str(tmp_path / "results.md")])
+def test_markdown_has_its_figures_beside_it_and_no_others(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "results-figures").mkdir()
+    (tmp_path / "results-figures" / "stale.svg").write_text("<svg>")
+    main([str(folder), "--markdown", str(tmp_path / "results.md")])
     text = (tmp_path / "results.md").read_text()
-    shown = re.findall(r"!\[.*\]\((.*)\)", text)
+    shown = {tmp_path / name for name in re.findall(r"!\[.*\]\((.*)\)", text)}
     assert len(shown) > 7
-    assert all((tmp_path / name).read_text().startswith("<svg") for name in shown)
+    assert shown == set((tmp_path / "results-figures").iterdir())
 
 
 def test_time_saved_and_layers_wasted() -> None:
@@ -184,32 +228,15 @@ def test_time_saved_and_layers_wasted() -> None:
     assert wasted(slow[0]) == 2  # two layers drafted in each step, one accepted
 
 
-def test_gsm8k_shows_the_entropy_of_right_and_wrong_answers(tmp_path: Path) -> None:
-    plain, chain = entries(["chain"], ["lookup"], [0.0], 8)
-    records, scores = [], []
-    for prompt in range(4):
-        records += [record(plain, prompt, turn([1, 1], 1.0, drafts=False)), record(chain, prompt, turn([2], 1.0))]
-        scores.append(Scored(f"p{prompt}", 0, "ar", {"exact": float(prompt < 2)}, [0.2 + 0.1 * prompt]))
-        scores.append(Scored(f"p{prompt}", 0, "chain", {"exact": 1.0}))
-    save_scores(save(tmp_path / "one", [plain, chain], records, suite="gsm8k"), scores)
-    (loaded,) = load_runs(tmp_path / "one")
-    section = next(s for s in build([loaded]) if "Figure 3" in s.title)
-    assert "0.25 nats over 2 right answers, 0.45 over 2 wrong ones" in section.text[0]
-    table = next(s for s in build([loaded]) if s.title == "Scores of the answers")
-    assert table.grid is not None and table.grid.rows == [
-        ["ar", "0.50 [0.00, 1.00]"],
-        ["chain", "1.00 [1.00, 1.00]"],
-    ]
-
-
-def test_a_folder_of_runs_is_one_report_and_says_whether_they_agree(tmp_path: Path) -> None:
-    for name in ("b", "a"):
+def test_two_runs_of_one_command_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("a", "b"):
         full_run(tmp_path / name, [0.0])
-    runs = load_runs(tmp_path)
-    assert [r.path.name for r in runs] == ["a", "b"]
-    (section,) = agreement.sections(runs)
-    assert section.text[0].startswith("26 of 26 ratios agree")
-    assert "1.00 to 1.00" in section.text[0]
+    agreement.main([str(tmp_path / "a"), str(tmp_path / "b")])
+    printed = capsys.readouterr().out
+    assert printed.startswith("26 of 26 ratios agree") and "1.00 to 1.00" in printed
+    full_run(tmp_path / "c", [1.0])
+    with pytest.raises(SystemExit, match="another entries"):
+        agreement.main([str(tmp_path / "a"), str(tmp_path / "c")])
 
 
 def test_runs_agree_where_each_mean_lies_in_the_others_interval() -> None:
@@ -219,7 +246,7 @@ def test_runs_agree_where_each_mean_lies_in_the_others_interval() -> None:
     assert not agreement.agree(Interval(1.1, 1.05, 1.15), wide)
 
 
-def test_without_matplotlib_it_says_what_to_install(stored: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_matplotlib_it_says_what_to_install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
     with pytest.raises(SystemExit, match=r"draftree\[plots\]"):
-        main([str(stored)])
+        main([str(folder)])
