@@ -23,6 +23,7 @@ FLOORS = [
     ["load", "hf_generate"],
     ["train"],
     ["bench"],
+    ["server"],
     ["cli"],
 ]
 """From the lowest: a room or a module of the root imports from its own floor and from those below."""

@@ -1,4 +1,4 @@
-"""The command line: ``draftree generate | chat | info | methods | bench | report | profile | calibrate | train``.
+"""``draftree generate | chat | serve | info | methods | bench | report | profile | calibrate | train``.
 
 Text goes to standard output, figures and complaints to standard error. Bad input is one line and exit code 2; a failure
 while running, or Ctrl-C, is one line and exit code 1.
@@ -27,6 +27,7 @@ from .chat import chat
 from .console import complain
 from .generate import generate
 from .info import info, profile
+from .serve import serve
 from .train_classifier import classifier
 from .train_head import app as train
 
@@ -48,6 +49,7 @@ _INTERRUPTED = 130
 app.command()(generate)
 app.command()(chat)
 app.command()(info)
+app.command()(serve)
 
 
 @app.command()

@@ -308,10 +308,13 @@ class Engine(Stepper):
                 job.request.fail(error)
         return bool(ended)
 
-    def run(self) -> None:
+    def run(self, stepped: Callable[[], None] = lambda: None) -> None:
         """Make steps until ``shutdown``, waiting where there is nothing to do; no other thread makes any meanwhile.
 
         What still runs then is cancelled.
+
+        Args:
+            stepped: called after each step, by this thread.
 
         Raises:
             RunError: another thread is in here.
@@ -323,6 +326,7 @@ class Engine(Stepper):
             with self._at_work(blocking=True):
                 while not self._stopped:
                     worked = self.advance()
+                    stepped()
                     with self._changed:
                         self._changed.notify_all()
                         if not worked:
@@ -330,6 +334,7 @@ class Engine(Stepper):
                 for job in self.scheduler.jobs:
                     job.cancelled = True
                 self._end()
+                stepped()
         finally:
             self._runs = self._stopped = False
 

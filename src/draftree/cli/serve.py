@@ -1,0 +1,150 @@
+"""The command ``draftree serve``."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import os
+import socket
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Annotated, Any
+
+import typer
+
+from ..artifacts import user_path
+from ..config import option
+from ..engine.scheduler import SchedulerParams
+from ..errors import ConfigError, RunError
+from ..load import make_engine
+from ..models.abilities import tokenizer_of
+from ..models.loading import DEFAULT_MODEL
+from ..progress import err
+from .options import ComputeOptions, SpeculationOptions, TraceOptions, with_options
+
+KEY = "DRAFTREE_API_KEY"
+"""Environment variable with a key."""
+_NEEDED = ("fastapi", "uvicorn", "prometheus_client")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerOptions:
+    """Where a server listens, and who may ask."""
+
+    host: str = option("Address to listen at; 0.0.0.0 is all of this machine's.", "127.0.0.1")
+    port: int = option("Port to listen at; 0 takes a free one.", 8000, metavar="N")
+    name: str | None = option("What clients call the model; its own name by default.")
+    api_key: tuple[str, ...] = option(
+        f"Clients must send it; may be repeated. Better: --api-key-file, or ${KEY}.", (), metavar="KEY"
+    )
+    api_key_file: str | None = option("A file with a key a line.", metavar="FILE")
+    origin: tuple[str, ...] = option("Web pages from here may ask (CORS); may be repeated.", (), metavar="URL")
+    timeout: float | None = option("Seconds in which each request has to end; any by default.", metavar="S")
+    max_body: int = option("Most kilobytes of a request.", 4096, metavar="N")
+    kept: int = option(
+        "Rows of ended requests that are kept for prompts that begin as they do.", 8, name="--prefixes", metavar="N"
+    )
+    drain: int = option("Seconds that requests under way get to end when the server is stopped.", 30, metavar="S")
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"--port {self.port}: use 0 to 65535")
+        for flag, value in (("--max-body", self.max_body), ("--drain", self.drain), ("--timeout", self.timeout)):
+            if value is not None and value <= 0:
+                raise ConfigError(f"{flag} is {value}: use more than 0")
+
+    def keys(self) -> list[str]:
+        """All keys.
+
+        Raises:
+            ConfigError: the file cannot be read or is empty, or a key is no printable ASCII.
+        """
+        found = [*self.api_key, *filter(None, [os.environ.get(KEY)])]
+        if self.api_key_file is not None:
+            try:
+                lines = user_path(self.api_key_file).read_text().split()
+            except (OSError, UnicodeDecodeError) as error:
+                raise ConfigError(f"--api-key-file {self.api_key_file} cannot be read: {error}") from None
+            if not lines:
+                raise ConfigError(f"--api-key-file {self.api_key_file} is empty: write a key a line")
+            found += lines
+        if not all(key and key.isascii() and key.isprintable() for key in found):
+            raise ConfigError("a key is empty or has characters beyond ASCII: use letters, digits and signs")
+        return found
+
+
+@partial(with_options, without=("prefixes",))
+def serve(
+    *,
+    context: typer.Context,
+    model: Annotated[
+        str, typer.Argument(metavar="[MODEL]", help="smollm2, a folder, a .gguf file or a hub id.")
+    ] = DEFAULT_MODEL,
+    server: ServerOptions,
+    speculation: SpeculationOptions,
+    scheduling: SchedulerParams,
+    trace: TraceOptions,
+    compute: ComputeOptions,
+) -> None:
+    """Serve a model over HTTP as OpenAI's API does: chat and text completions, streamed or whole.
+
+    Each request may choose how it is drafted for (field "draftree"); its text is that of AR decoding all the same.
+    Ctrl-C or SIGTERM: no request is taken any more, those under way get --drain seconds to end.
+    """
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"a server needs {', '.join(missing)}: pip install 'draftree[serve]'")
+    keys = server.keys()
+    import uvicorn
+
+    from ..server.app import Server, ServerSettings
+    from ..server.metrics import Metrics
+
+    metrics = Metrics()
+    observers = [metrics, *trace.observers(context, str(speculation.method))]
+    with _listening(server.host, server.port) as listener:
+        target = compute.load(model)
+        if tokenizer_of(target) is None:
+            raise ConfigError(f"{model} has no tokenizer: a server answers in text")
+        scheduling = replace(scheduling, prefixes=server.kept)
+        engine = make_engine(target, speculation, observers, scheduling=scheduling)
+        settings = ServerSettings(
+            name=server.name or target.capabilities.name,
+            speculation=speculation,
+            keys=keys,
+            origins=server.origin,
+            most_body=server.max_body << 10,
+            timeout=server.timeout,
+        )
+        if not keys and server.host not in ("127.0.0.1", "localhost", "::1"):
+            err.print(f"anybody who reaches {server.host} may ask: set a key with --api-key-file", style="yellow")
+        app = Server(engine, settings, metrics).app
+        config = uvicorn.Config(
+            app, timeout_graceful_shutdown=server.drain, log_config=_log(uvicorn.config.LOGGING_CONFIG)
+        )
+        host, port = (f"[{server.host}]" if ":" in server.host else server.host), listener.getsockname()[1]
+        err.print(f"{settings.name}: http://{host}:{port}/v1")
+        uvicorn.Server(config).run(sockets=[listener])
+
+
+def _log(config: dict[str, Any]) -> dict[str, Any]:
+    """uvicorn's, all of it on standard error, and our own."""
+    made = copy.deepcopy(config)
+    made["handlers"]["access"]["stream"] = "ext://sys.stderr"
+    made["loggers"]["draftree"] = {"handlers": ["default"], "level": "INFO"}
+    return made
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """A socket that listens.
+
+    Raises:
+        RunError: it cannot.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        raise RunError(
+            f"cannot listen at {host}, port {port} ({error.strerror or error}): name another with --host or --port"
+        ) from None

@@ -1,0 +1,130 @@
+"""Bodies of responses in OpenAI's shape."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from itertools import zip_longest
+from typing import Any
+
+from ..engine.engine import Generation
+from ..request import Request, Stats
+
+FINISH = {"eos": "stop", "stop": "stop", "criteria": "stop", "length": "length"}
+"""Why a request ended -> OpenAI's word; others ("cancelled", "deadline") stay as they are."""
+
+
+def speculative_decoding(stats: Sequence[Stats]) -> dict[str, object]:
+    """What drafting did for an answer, by vLLM's names; positions are depths of trees."""
+    steps, tokens = sum(s.steps for s in stats), sum(s.tokens for s in stats) - len(stats)
+    drafted, accepted = (list(map(sum, zip_longest(*rows, fillvalue=0))) for rows in _depths(stats))
+    drafts = sum(drafted)
+    return {
+        "mean_acceptance_length": tokens / steps if steps else 1.0,
+        "draft_acceptance_rate": sum(accepted) / drafts if drafts else 0.0,
+        "num_spec_steps": steps,
+        "num_draft_tokens": drafts,
+        "num_accepted_draft_tokens": sum(accepted),
+        "drafted_by_depth": drafted,
+        "accepted_by_depth": accepted,
+    }
+
+
+def _depths(stats: Sequence[Stats]) -> tuple[list[list[int]], list[list[int]]]:
+    return [s.drafted for s in stats], [s.accepted for s in stats]
+
+
+def usage(prompt: int, stats: Sequence[Stats], tokens: int | None = None) -> dict[str, object]:
+    """Tokens of the prompt and of all choices."""
+    generated = sum(s.tokens for s in stats) if tokens is None else tokens
+    return {"prompt_tokens": prompt, "completion_tokens": generated, "total_tokens": prompt + generated}
+
+
+class Shape:
+    """The bodies of one answer.
+
+    Args:
+        model: its name in the answer.
+        chat: the chat endpoint's, else that of completions.
+    """
+
+    def __init__(self, model: str, *, chat: bool) -> None:
+        self._chat = chat
+        self._common = {
+            "id": f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}",
+            "created": int(time.time()),
+            "model": model,
+        }
+
+    @property
+    def id(self) -> str:
+        return str(self._common["id"])
+
+    def whole(self, prompt: int, answers: Sequence[tuple[str, Generation]]) -> dict[str, Any]:
+        """An answer that is not streamed.
+
+        Args:
+            prompt: tokens of all prompts.
+            answers: text and generation of each choice.
+        """
+        choices: list[dict[str, Any]] = []
+        for index, (text, generation) in enumerate(answers):
+            choice: dict[str, Any] = {
+                "index": index,
+                "logprobs": None,
+                "finish_reason": finish(generation.finish_reason),
+            }
+            if self._chat:
+                choice["message"] = {"role": "assistant", "content": text, "refusal": None, "annotations": []}
+            else:
+                choice["text"] = text
+            choices.append(choice)
+        stats = [generation.stats for _, generation in answers]
+        return {
+            **self._common,
+            "object": "chat.completion" if self._chat else "text_completion",
+            "choices": choices,
+            "usage": usage(prompt, stats),
+            "system_fingerprint": None,
+            "metrics": {"speculative_decoding": speculative_decoding(stats)},
+        }
+
+    def first(self, index: int) -> dict[str, Any] | None:
+        """The piece that begins a choice of a chat."""
+        return self._piece(index, {"role": "assistant", "content": ""}, None) if self._chat else None
+
+    def text(self, index: int, text: str, finish_reason: str | None = None) -> dict[str, Any]:
+        """A piece of text, or the end of a choice."""
+        if self._chat:
+            return self._piece(index, {"content": text} if text else {}, finish_reason)
+        return self._piece(index, text, finish_reason)
+
+    def _piece(self, index: int, part: Any, finish_reason: str | None) -> dict[str, Any]:
+        choice = {"index": index, "logprobs": None, "finish_reason": finish_reason}
+        choice["delta" if self._chat else "text"] = part
+        kind = "chat.completion.chunk" if self._chat else "text_completion"
+        return {**self._common, "object": kind, "choices": [choice], "system_fingerprint": None}
+
+    def last(self, prompt: int, requests: Sequence[Request]) -> dict[str, Any]:
+        """The piece behind the last choice: usage, and what drafting did."""
+        stats = [request.stats for request in requests]
+        kind = "chat.completion.chunk" if self._chat else "text_completion"
+        return {
+            **self._common,
+            "object": kind,
+            "choices": [],
+            "usage": usage(prompt, stats),
+            "system_fingerprint": None,
+            "metrics": {"speculative_decoding": speculative_decoding(stats)},
+        }
+
+
+def finish(reason: str) -> str:
+    """OpenAI's word for the end of a request."""
+    return FINISH.get(reason, reason)
+
+
+def error(message: str, kind: str, field: str | None = None, code: str | None = None) -> dict[str, Any]:
+    """An error's body."""
+    return {"error": {"message": message, "type": kind, "param": field, "code": code}}

@@ -1,0 +1,376 @@
+"""The HTTP endpoints: OpenAI's, and those that operators ask."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import json
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.middleware.cors import CORSMiddleware
+from fastapi.responses import JSONResponse, StreamingResponse
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ..engine.engine import Engine, Generation
+from ..engine.speculation import SpeculationParams
+from ..errors import InputError, PromptError, QueueFullError
+from ..models.abilities import tokenizer_of
+from ..text import Prompt, Tokenizer, encode
+from . import answers as shapes
+from .answers import Shape
+from .engine_loop import Answer, EngineLoop
+from .metrics import Metrics
+from .schema import ChatRequest, CompletionRequest, DetokenizeRequest, FieldError, Sampled, TokenizeRequest
+
+log = logging.getLogger("draftree.server")
+_PING = 15.0
+"""Seconds without a token after which a stream gets a comment, so that nobody between takes it for dead."""
+_OPEN = ("/health", "/ready", "/metrics", "/version")
+"""Paths that need no key."""
+INVALID, DENIED, MISSING = "invalid_request_error", "authentication_error", "not_found_error"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSettings:
+    """What a server is started with.
+
+    Attributes:
+        name: of the model, as clients call it.
+        speculation: how requests are drafted for that do not say.
+        keys: any of these opens the endpoints; none: everybody may.
+        origins: of web pages that may ask (CORS).
+        most_body: bytes of a request.
+        timeout: seconds in which a request has to end that names no fewer; None: any.
+    """
+
+    name: str
+    speculation: SpeculationParams
+    keys: Sequence[str] = field(default=(), repr=False)
+    origins: Sequence[str] = ()
+    most_body: int = 4 << 20
+    timeout: float | None = None
+
+
+class _Limits:
+    """Refuses bodies that are too long, as they come, and requests without a key."""
+
+    def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
+        self._app, self._settings = app, settings
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        if self._settings.keys and scope["path"] not in _OPEN and scope["method"] != "OPTIONS":
+            given = headers.get(b"authorization", b"").removeprefix(b"Bearer ").strip()
+            if not any(hmac.compare_digest(given, key.encode()) for key in self._settings.keys):
+                body = shapes.error("no valid key: send 'Authorization: Bearer KEY'", DENIED, code="invalid_api_key")
+                await JSONResponse(body, 401, {"WWW-Authenticate": "Bearer"})(scope, receive, send)
+                return
+        most, read = self._settings.most_body, 0
+        long = f"the body has more than {most} bytes: send less"
+        length = headers.get(b"content-length", b"0")
+        if length.isdigit() and int(length) > most:
+            await JSONResponse(shapes.error(long, INVALID), 413)(scope, receive, send)
+            return
+
+        async def counted() -> Message:
+            nonlocal read
+            message = await receive()
+            read += len(message.get("body", b""))
+            if read > most:
+                raise HTTPException(413, long)
+            return message
+
+        await self._app(scope, counted, send)
+
+
+class Server:
+    """The endpoints of one engine; ``app`` is the ASGI application.
+
+    Args:
+        engine: made with ``metrics`` among its observers; run from when the application starts until it ends.
+    """
+
+    def __init__(self, engine: Engine, settings: ServerSettings, metrics: Metrics) -> None:
+        self._settings, self._metrics = settings, metrics
+        self._loop = EngineLoop(engine)
+        self._began = int(time.time())
+        self.app = app = FastAPI(title="draftree", version=version("draftree"), lifespan=self._lifespan)
+        app.add_middleware(_Limits, settings=settings)
+        if settings.origins:
+            app.add_middleware(
+                CORSMiddleware, allow_origins=list(settings.origins), allow_methods=["*"], allow_headers=["*"]
+            )
+        app.add_exception_handler(RequestValidationError, _invalid)
+        app.add_exception_handler(InputError, _wrong)
+        app.add_exception_handler(HTTPException, _http)
+        app.add_exception_handler(QueueFullError, self._full)
+        app.add_exception_handler(Exception, _failed)
+        app.post("/v1/chat/completions")(self.chat)
+        app.post("/v1/completions")(self.completions)
+        app.get("/v1/models")(self.models)
+        app.get("/v1/models/{name:path}")(self.model)
+        app.post("/tokenize")(self.tokenize)
+        app.post("/detokenize")(self.detokenize)
+        app.get("/health")(self.health)
+        app.get("/ready")(self.health)
+        app.get("/metrics")(self.figures)
+        app.get("/version")(self.about)
+
+    @asynccontextmanager
+    async def _lifespan(self, app: FastAPI) -> AsyncIterator[None]:
+        self._loop.start()
+        try:
+            yield
+        finally:
+            await self._loop.stop()
+
+    @property
+    def _engine(self) -> Engine:
+        return self._loop.engine
+
+    @property
+    def _tokenizer(self) -> Tokenizer | None:
+        return tokenizer_of(self._engine.target)
+
+    # OpenAI's endpoints.
+
+    async def chat(self, body: ChatRequest, request: Request) -> Response:
+        """Answer a conversation."""
+        return await self._answer(body, [body.conversation()], request, chat=True)
+
+    async def completions(self, body: CompletionRequest, request: Request) -> Response:
+        """Go on with texts."""
+        return await self._answer(body, list(body.prompts()), request, chat=False)
+
+    async def models(self) -> dict[str, Any]:
+        """The one model."""
+        return {"object": "list", "data": [self._described()]}
+
+    async def model(self, name: str) -> dict[str, Any]:
+        """It, by its name."""
+        self._check_model(name)
+        return self._described()
+
+    def _described(self) -> dict[str, Any]:
+        most = self._engine.target.capabilities.max_length
+        return {
+            "id": self._settings.name,
+            "object": "model",
+            "created": self._began,
+            "owned_by": "draftree",
+            "max_model_len": most,
+        }
+
+    def _check_model(self, name: str | None) -> None:
+        if name not in (None, self._settings.name):
+            raise HTTPException(404, f"no model {name!r}: this server has {self._settings.name!r}")
+
+    async def _answer(self, body: Sampled, prompts: Sequence[Prompt], request: Request, *, chat: bool) -> Response:
+        self._check_model(body.model)
+        body.refuse()
+        speculation = body.speculation(self._settings.speculation)
+        given = [await asyncio.to_thread(encode, self._tokenizer, prompt) for prompt in prompts]
+        if out := next((i for ids in given for i in ids if not 0 <= i < self._vocabulary), None):
+            raise FieldError("prompt", f"prompt has token {out}: use ids from 0 to {self._vocabulary - 1}")
+        timeout = min((t for t in (body.timeout, self._settings.timeout) if t is not None), default=None)
+        found: list[Answer] = []
+        try:
+            for ids in given:
+                for choice in range(body.n):
+                    params = body.params(len(ids), self._vocabulary, choice)
+                    answer = await self._loop.submit(ids, params, speculation, priority=body.priority, timeout=timeout)
+                    self._metrics.arrived(answer.handle.request)
+                    found.append(answer)
+        except BaseException:
+            for answer in found:
+                answer.cancel()
+            raise
+        shape, tokens = Shape(self._settings.name, chat=chat), sum(map(len, given))
+        echoed = [""] * len(found)
+        if isinstance(body, CompletionRequest) and body.echo:
+            echoed = [self._text(ids) for ids in given for _ in range(body.n)]
+        if body.stream:
+            events = self._events(body, shape, tokens, found, echoed)
+            headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+            return StreamingResponse(events, media_type="text/event-stream", headers=headers)
+        generations = await _unless_gone(request, _together(found))
+        if generations is None:
+            return Response(status_code=499)
+        texts = [(before + generation.text, generation) for before, generation in zip(echoed, generations, strict=True)]
+        return JSONResponse(shape.whole(tokens, texts))
+
+    @property
+    def _vocabulary(self) -> int:
+        return self._engine.target.capabilities.vocab_size
+
+    def _text(self, ids: Sequence[int]) -> str:
+        if self._tokenizer is None:
+            raise PromptError("the model has no tokenizer: it gives no text")
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    async def _events(
+        self, body: Sampled, shape: Shape, prompt: int, found: Sequence[Answer], echoed: Sequence[str]
+    ) -> AsyncIterator[str]:
+        """Server-sent events of all choices, as their tokens come."""
+        options = body.stream_options
+        queue: asyncio.Queue[dict[str, Any] | None | Exception] = asyncio.Queue()
+
+        async def choice(index: int, answer: Answer, before: str) -> None:
+            try:
+                if (first := shape.first(index)) is not None:
+                    queue.put_nowait(first)
+                if before:
+                    queue.put_nowait(shape.text(index, before))
+                async for chunk in answer.chunks():
+                    if chunk.text:
+                        piece = shape.text(index, chunk.text)
+                        if options is not None and options.continuous_usage_stats:
+                            requests = [a.handle.request for a in found]
+                            tokens = sum(len(r.output_ids) for r in requests)
+                            piece["usage"] = shapes.usage(prompt, [], tokens)
+                        queue.put_nowait(piece)
+                reason = answer.handle.request.finish_reason or "cancelled"
+                queue.put_nowait(shape.text(index, "", shapes.finish(reason)))
+            except Exception as error:  # noqa: BLE001 - the client is told
+                queue.put_nowait(error)
+            finally:
+                queue.put_nowait(None)
+
+        tasks = [
+            asyncio.create_task(choice(index, answer, before))
+            for index, (answer, before) in enumerate(zip(found, echoed, strict=True))
+        ]
+        try:
+            left = len(tasks)
+            while left:
+                try:
+                    event = await asyncio.wait_for(queue.get(), _PING)
+                except TimeoutError:
+                    yield ": waiting\n\n"
+                    continue
+                if event is None:
+                    left -= 1
+                elif isinstance(event, Exception):
+                    log.error("a request failed: %s", event)
+                    yield _event(shapes.error(str(event), "server_error"))
+                else:
+                    yield _event(event)
+            if options is not None and options.include_usage:
+                yield _event(shape.last(prompt, [answer.handle.request for answer in found]))
+            yield "data: [DONE]\n\n"
+        finally:
+            for task in tasks:
+                task.cancel()
+            for answer in found:
+                answer.cancel()
+
+    # What operators ask.
+
+    async def tokenize(self, body: TokenizeRequest) -> dict[str, Any]:
+        """The ids of a text or of a conversation."""
+        if (body.prompt is None) == (body.messages is None):
+            raise FieldError("prompt", "give either prompt or messages")
+        prompt: Prompt = body.prompt or ""
+        if body.messages is not None:
+            prompt = [message.plain(at) for at, message in enumerate(body.messages)]
+        ids = encode(self._tokenizer, prompt)
+        return {"tokens": ids, "count": len(ids), "max_model_len": self._engine.target.capabilities.max_length}
+
+    async def detokenize(self, body: DetokenizeRequest) -> dict[str, str]:
+        """The text of ids."""
+        if out := next((token for token in body.tokens if token >= self._vocabulary), None):
+            raise FieldError("tokens", f"token {out}: use ids from 0 to {self._vocabulary - 1}")
+        return {"prompt": self._text(body.tokens)}
+
+    async def health(self) -> Response:
+        """200 while the engine makes steps, else 503."""
+        if self._loop.alive and self._loop.failure is None:
+            return JSONResponse({"status": "ok"})
+        return JSONResponse({"status": f"the engine has ended: {self._loop.failure}"}, 503)
+
+    async def figures(self) -> Response:
+        """For Prometheus."""
+        return Response(self._metrics.text(self._engine), media_type="text/plain; version=0.0.4")
+
+    async def about(self) -> dict[str, str]:
+        """Of draftree."""
+        return {"version": version("draftree")}
+
+    async def _full(self, request: Request, error: Exception) -> Response:
+        self._metrics.rejected()
+        wait = error.retry_after if isinstance(error, QueueFullError) else 1.0
+        body = shapes.error(str(error), "rate_limit_error", code="queue_full")
+        return JSONResponse(body, 429, {"Retry-After": f"{wait:.0f}"})
+
+
+def _event(body: dict[str, Any]) -> str:
+    return f"data: {json.dumps(body, ensure_ascii=False)}\n\n"
+
+
+async def _together(found: Sequence[Answer]) -> list[Generation]:
+    """The ends of all; where one fails, or the task is cancelled, the others are cancelled."""
+    try:
+        return [await answer.result() for answer in found]
+    finally:
+        for answer in found:
+            answer.cancel()
+
+
+async def _unless_gone(request: Request, work: Awaitable[list[Generation]]) -> list[Generation] | None:
+    """What the work gives; None: the client has gone, and it was cancelled."""
+    doing = asyncio.ensure_future(work)
+    watching = asyncio.ensure_future(_gone(request))
+    try:
+        await asyncio.wait({doing, watching}, return_when=asyncio.FIRST_COMPLETED)
+        return await doing if doing.done() else None
+    finally:
+        for task in (doing, watching):
+            task.cancel()
+        with contextlib.suppress(asyncio.CancelledError, Exception):
+            await doing
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+Handler = Callable[[Request, Exception], Awaitable[Response]]
+
+
+async def _invalid(request: Request, error: Exception) -> Response:
+    """The first field that does not do."""
+    first = error.errors()[0] if isinstance(error, RequestValidationError) else {"loc": (), "msg": str(error)}
+    place = ".".join(str(part) for part in first["loc"] if part != "body")
+    message = f"{place}: {first['msg']}" if place else str(first["msg"])
+    return JSONResponse(shapes.error(message, INVALID, place or None), 400)
+
+
+async def _wrong(request: Request, error: Exception) -> Response:
+    where = error.field if isinstance(error, FieldError) else "messages" if isinstance(error, PromptError) else None
+    return JSONResponse(shapes.error(str(error), INVALID, where), 400)
+
+
+async def _http(request: Request, error: Exception) -> Response:
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    detail = str(error.detail) if isinstance(error, HTTPException) else str(error)
+    kind, code = (MISSING, "model_not_found" if "no model" in detail else None) if status == 404 else (INVALID, None)
+    return JSONResponse(shapes.error(detail, kind, code=code), status)
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    log.exception("a request failed", exc_info=error)
+    return JSONResponse(shapes.error(f"{type(error).__name__}: {error}", "server_error"), 500)

@@ -1,0 +1,133 @@
+"""One thread owns the engine; tasks of an event loop submit requests to it and wait for their tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from functools import partial
+
+from ..config import SamplingParams
+from ..engine.engine import Engine, Generation, Handle
+from ..engine.speculation import SpeculationParams
+from ..errors import RunError
+from ..request import Chunk
+
+
+class Answer:
+    """A request under way, for one task of the event loop.
+
+    Attributes:
+        handle: of the engine.
+    """
+
+    def __init__(self, handle: Handle, owner: EngineLoop) -> None:
+        self.handle, self._owner = handle, owner
+        self._changed = asyncio.Event()
+        self._given = 0
+
+    def wake(self) -> bool:
+        """Let the task look; whether the request has ended."""
+        self._changed.set()
+        return self.handle.done
+
+    async def chunks(self) -> AsyncIterator[Chunk]:
+        """Tokens as they come; leaving early cancels the request.
+
+        Raises:
+            the exception that ended it; RunError: the engine has ended.
+        """
+        request = self.handle.request
+        try:
+            while not (self.handle.done and self._given == len(request.chunks)):
+                self._changed.clear()
+                while self._given < len(request.chunks):
+                    self._given += 1
+                    yield request.chunks[self._given - 1]
+                if self._owner.failure is not None:
+                    raise RunError(f"the engine has ended: {self._owner.failure}: start the server again")
+                if not self.handle.done:
+                    await self._changed.wait()
+        finally:
+            self.cancel()
+        if request.error is not None:
+            raise request.error
+
+    async def result(self) -> Generation:
+        """Its end; a task that is cancelled meanwhile cancels the request.
+
+        Raises:
+            the exception that ended it.
+        """
+        async for _ in self.chunks():
+            pass
+        return self.handle.generation
+
+    def cancel(self) -> None:
+        """End it, if it has not ended."""
+        if not self.handle.done:
+            self.handle.cancel()
+
+
+class EngineLoop:
+    """Runs an engine in a thread of its own.
+
+    Args:
+        engine: nobody else works with it meanwhile.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self._answers: set[Answer] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = threading.Thread(target=self._run, name="draftree engine", daemon=True)
+        self._due = False  # a look at the answers is due in the event loop
+        self.failure: BaseException | None = None
+
+    @property
+    def alive(self) -> bool:
+        """The engine makes steps."""
+        return self._thread.is_alive()
+
+    def start(self) -> None:
+        """Begin to make steps; called in the event loop whose tasks will wait."""
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+
+    async def stop(self) -> None:
+        """Cancel what runs and end the thread."""
+        self.engine.shutdown()
+        await asyncio.to_thread(self._thread.join)
+
+    def _run(self) -> None:
+        try:
+            self.engine.run(self._stepped)
+        except BaseException as error:  # noqa: BLE001 - a server without an engine says so from then on
+            self.failure = error
+        self._stepped()
+
+    def _stepped(self) -> None:
+        """A step is over: in the engine's thread."""
+        if not self._due and self._loop is not None and not self._loop.is_closed():
+            self._due = True
+            self._loop.call_soon_threadsafe(self._look)
+
+    def _look(self) -> None:
+        self._due = False
+        self._answers -= {answer for answer in self._answers if answer.wake()}
+
+    async def submit(
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        speculation: SpeculationParams | None = None,
+        *,
+        priority: int = 0,
+        timeout: float | None = None,
+    ) -> Answer:
+        """``Engine.submit``, which may wait for a drafter to be loaded, off the event loop."""
+        call = partial(self.engine.submit, prompt, params, speculation, priority=priority, timeout=timeout)
+        answer = Answer(await asyncio.to_thread(call), self)
+        self._answers.add(answer)
+        answer.wake()
+        return answer

@@ -1,0 +1,107 @@
+"""Figures of a server for Prometheus: vLLM's names of speculative decoding beside our own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from weakref import WeakKeyDictionary
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from ..engine.engine import Engine
+from ..request import Outcome, Request
+from ..tracing.trace import Observer
+
+_SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+"""Upper bounds of the bins of times."""
+
+
+@dataclass(slots=True)
+class _Clock:
+    arrival: float
+    last: float | None = None
+
+
+class Metrics(Observer):
+    """Counts what an engine does; every server has a registry of its own."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        self._clocks: WeakKeyDictionary[Request, _Clock] = WeakKeyDictionary()
+
+        def counter(name: str, about: str, labels: Sequence[str] = ()) -> Counter:
+            return Counter(name, about, labels, registry=registry)
+
+        self._finished = counter("draftree:requests", "Requests that have ended, by why.", ["finish_reason"])
+        self._tokens = counter("draftree:generation_tokens", "Generated tokens.")
+        self._prompt = counter("draftree:prompt_tokens", "Tokens of prompts.")
+        self._seconds = counter("draftree:step_seconds", "Seconds of steps, by part.", ["part"])
+        self._by_depth = counter("draftree:draft_tokens", "Drafted tokens, by depth and fate.", ["depth", "accepted"])
+        self._rejected = counter("draftree:admission_rejections", "Requests that were turned away: the queue was full.")
+        self._drafts = counter("vllm:spec_decode_num_drafts", "Draft trees that were verified.")
+        self._drafted = counter("vllm:spec_decode_num_draft_tokens", "Drafted tokens.")
+        self._accepted = counter("vllm:spec_decode_num_accepted_tokens", "Drafted tokens that were accepted.")
+        self._positions = counter(
+            "vllm:spec_decode_num_accepted_tokens_per_pos", "Accepted tokens, by depth from 0.", ["position"]
+        )
+        histogram = partial(Histogram, buckets=_SECONDS, registry=registry)
+        self._first = histogram("draftree:time_to_first_token_seconds", "From arrival to the first token.")
+        self._between = histogram("draftree:inter_token_seconds", "From one token to the next, as they come.")
+        self._running = Gauge("draftree:requests_running", "Requests that run.", registry=registry)
+        self._waiting = Gauge("draftree:requests_waiting", "Requests that wait.", registry=registry)
+        self._kept = Gauge("draftree:prefix_rows_kept", "Rows kept for prompts to come.", registry=registry)
+
+    def arrived(self, request: Request) -> None:
+        """A request has been submitted."""
+        self._clocks[request] = _Clock(time.monotonic())
+        self._prompt.inc(request.prompt_length)
+
+    def rejected(self) -> None:
+        """A request was turned away."""
+        self._rejected.inc()
+
+    def opened(self, request: Request) -> None:
+        """The first token is there."""
+        clock, now = self._clocks.get(request), time.monotonic()
+        if clock is not None:
+            self._first.observe(now - clock.arrival)
+            clock.last = now
+        self._tokens.inc()
+
+    def stepped(self, outcomes: Sequence[Outcome], learned: float) -> None:
+        """Seconds of a step that requests share count once."""
+        now = time.monotonic()
+        for outcome in outcomes:
+            self._tokens.inc(outcome.taken)
+            clock = self._clocks.get(outcome.request)
+            if clock is not None and clock.last is not None and outcome.taken:
+                for _ in range(outcome.taken):
+                    self._between.observe((now - clock.last) / outcome.taken)
+                clock.last = now
+            if not len(outcome.tree):
+                continue
+            self._drafts.inc()
+            self._drafted.inc(len(outcome.tree))
+            accepted = outcome.path[: outcome.taken]
+            self._accepted.inc(len(accepted))
+            depths = outcome.tree.depths.tolist()
+            for node, depth in enumerate(depths):
+                self._by_depth.labels(str(depth), "yes" if node in accepted else "no").inc()
+            for depth in range(len(accepted)):
+                self._positions.labels(str(depth)).inc()
+        if outcomes:
+            step = outcomes[0].step
+            for part, seconds in (("draft", step.draft + learned), ("verify", step.verify), ("other", step.other)):
+                self._seconds.labels(part).inc(seconds)
+
+    def closed(self, request: Request) -> None:
+        self._finished.labels(request.finish_reason or "cancelled").inc()
+
+    def text(self, engine: Engine) -> bytes:
+        """The page that Prometheus reads."""
+        self._running.set(len(engine.scheduler.running))
+        self._waiting.set(engine.scheduler.waiting)
+        self._kept.set(len(engine.prefixes.lengths))
+        return generate_latest(self.registry)

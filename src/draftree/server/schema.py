@@ -1,0 +1,270 @@
+"""What clients send, in OpenAI's words, and what it means here.
+
+A field that would change the text and is not supported is refused by name; others that we do not know are ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
+
+from ..config import SamplingParams
+from ..drafters.spec import NONE
+from ..engine.speculation import SpeculationParams
+from ..errors import ConfigError
+from .penalties import Bias, Penalties
+
+MOST_CHOICES = 16
+"""Of one request (``n``)."""
+_TOKENS = Annotated[int, Field(strict=True, ge=1)]
+_UNSUPPORTED: Mapping[str, Sequence[object]] = {
+    "logprobs": (None, False),
+    "top_logprobs": (None, 0),
+    "prompt_logprobs": (None,),
+    "tools": (None, []),
+    "functions": (None, []),
+    "structured_outputs": (None,),
+    "guided_json": (None,),
+    "guided_regex": (None,),
+    "guided_choice": (None,),
+    "guided_grammar": (None,),
+    "prediction": (None,),
+    "suffix": (None, ""),
+    "best_of": (None, 1),
+    "min_tokens": (None, 0),
+    "stop_token_ids": (None, []),
+    "bad_words": (None, []),
+    "allowed_token_ids": (None,),
+    "include_stop_str_in_output": (None, False),
+    "continue_final_message": (None, False),
+    "add_generation_prompt": (None, True),
+    "chat_template": (None,),
+    "chat_template_kwargs": (None, {}),
+    "truncate_prompt_tokens": (None,),
+    "use_beam_search": (None, False),
+    "modalities": (None, ["text"]),
+    "audio": (None,),
+}
+"""Field -> the values that change nothing."""
+
+
+class Body(BaseModel):
+    """A JSON object; what it has beside the fields is kept."""
+
+    model_config = ConfigDict(extra="allow")
+
+    def refuse(self) -> None:
+        """Refuse what is not supported.
+
+        Raises:
+            ConfigError: a field of another value than its default.
+        """
+        for name, value in (self.model_extra or {}).items():
+            if name in _UNSUPPORTED and value not in _UNSUPPORTED[name]:
+                raise FieldError(name, f"{name} is not supported by this server: leave it out")
+
+
+class FieldError(ConfigError):
+    """A field's value does not do.
+
+    Attributes:
+        field: its name.
+    """
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class Speculative(BaseModel):
+    """How one request is drafted for: what is not there is as the server was started."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    method: StrictStr | None = None
+    settings: dict[str, float | str] | None = None
+    drafter: StrictStr | None = None
+    nodes: _TOKENS | None = None
+    verification: StrictStr | None = None
+
+
+class StreamOptions(Body):
+    """What a stream has beside text."""
+
+    include_usage: StrictBool = False
+    continuous_usage_stats: StrictBool = False
+
+
+class Sampled(Body):
+    """What both endpoints take."""
+
+    model: StrictStr | None = None
+    max_tokens: _TOKENS | None = None
+    n: Annotated[int, Field(strict=True, ge=1, le=MOST_CHOICES)] = 1
+    stop: StrictStr | list[StrictStr] | None = None
+    stream: StrictBool = False
+    stream_options: StreamOptions | None = None
+    seed: StrictInt | None = None
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(strict=True, ge=-1)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    ignore_eos: StrictBool = False
+    priority: StrictInt = 0
+    timeout: Annotated[float, Field(gt=0)] | None = None
+    draftree: Speculative | None = None
+
+    @property
+    def limit(self) -> int | None:
+        """Most tokens of an answer."""
+        return self.max_tokens
+
+    def params(self, prompt: int, vocabulary: int, choice: int) -> SamplingParams:
+        """How one choice is drawn.
+
+        Args:
+            prompt: tokens of the prompt, which penalties on what was generated leave out.
+            vocabulary: tokens that there are.
+            choice: its number, from 0; each has a seed of its own.
+        """
+        processors: list[Any] = []
+        if self.repetition_penalty not in (None, 1) or self.frequency_penalty or self.presence_penalty:
+            values = (self.repetition_penalty or 1.0, self.frequency_penalty or 0.0, self.presence_penalty or 0.0)
+            processors.append(Penalties(prompt, *values))
+        if self.logit_bias:
+            processors.append(Bias(_biases(self.logit_bias, vocabulary)))
+        stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        if self.seed is not None and self.seed < 0:
+            raise FieldError("seed", f"seed is {self.seed}: use a whole number from 0")
+        return SamplingParams(
+            max_tokens=self.limit,
+            temperature=1.0 if self.temperature is None else self.temperature,
+            top_p=1.0 if self.top_p is None else self.top_p,
+            top_k=max(0, self.top_k or 0),
+            min_p=self.min_p or 0.0,
+            seed=None if self.seed is None else (self.seed + choice) % 2**63,
+            stop=tuple(stop),
+            ignore_eos=self.ignore_eos,
+            processors=tuple(processors),
+        )
+
+    def speculation(self, default: SpeculationParams) -> SpeculationParams | None:
+        """How it is drafted for; None: as the server was started.
+
+        Raises:
+            ConfigError: the names do not go together, or name a drafter that is not loaded.
+        """
+        if self.draftree is None:
+            return None
+        chosen = self.draftree
+        if chosen.drafter not in (None, NONE, str(default.spec)):
+            raise FieldError(
+                "draftree.drafter",
+                f"drafter {chosen.drafter!r} is not loaded: use {str(default.spec)!r}, which this server was started "
+                f"with, or {NONE!r}",
+            )
+        own = chosen.method is None
+        return SpeculationParams(
+            drafter=default.drafter if chosen.drafter is None else chosen.drafter,
+            method=default.method if chosen.method is None else chosen.method,
+            settings=chosen.settings if chosen.settings is not None or not own else default.settings,
+            nodes=chosen.nodes if chosen.nodes is not None or not own else default.nodes,
+            verification=default.verification if chosen.verification is None else chosen.verification,
+        )
+
+
+def _biases(given: Mapping[str, float], vocabulary: int) -> dict[int, float]:
+    found = {}
+    for token, bias in given.items():
+        if not token.isdecimal() or int(token) >= vocabulary:
+            raise FieldError("logit_bias", f"logit_bias has {token!r}: use token ids from 0 to {vocabulary - 1}")
+        found[int(token)] = bias
+    return found
+
+
+class Part(Body):
+    """A part of a message."""
+
+    type: StrictStr
+    text: StrictStr | None = None
+
+
+class Message(Body):
+    """One turn of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: StrictStr | list[Part] | None = None
+
+    def plain(self, at: int) -> dict[str, str]:
+        """As chat templates take it.
+
+        Raises:
+            FieldError: a part is no text.
+        """
+        content = self.content or ""
+        if not isinstance(content, str):
+            if other := next((part.type for part in content if part.type not in ("text", "input_text")), None):
+                raise FieldError(f"messages[{at}].content", f"a content part of type {other!r}: give text")
+            content = "".join(part.text or "" for part in content)
+        return {"role": "system" if self.role == "developer" else self.role, "content": content}
+
+
+class ResponseFormat(Body):
+    """What the answer must look like."""
+
+    type: StrictStr = "text"
+
+
+class ChatRequest(Sampled):
+    """``/v1/chat/completions``."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: _TOKENS | None = None
+    response_format: ResponseFormat | None = None
+
+    @property
+    def limit(self) -> int | None:
+        return self.max_completion_tokens or self.max_tokens
+
+    def refuse(self) -> None:
+        super().refuse()
+        if self.response_format is not None and self.response_format.type != "text":
+            raise FieldError("response_format", f"response_format {self.response_format.type!r} is not supported")
+
+    def conversation(self) -> list[dict[str, str]]:
+        """The messages as chat templates take them."""
+        return [message.plain(at) for at, message in enumerate(self.messages)]
+
+
+class CompletionRequest(Sampled):
+    """``/v1/completions``."""
+
+    prompt: StrictStr | list[StrictStr] | list[StrictInt] | list[list[StrictInt]]
+    max_tokens: _TOKENS | None = 16
+    echo: StrictBool = False
+
+    def prompts(self) -> list[str | list[int]]:
+        """Each prompt as text or ids."""
+        given: Any = self.prompt
+        if isinstance(given, str) or (given and isinstance(given[0], int)):
+            return [given]
+        return list(given)
+
+
+class TokenizeRequest(Body):
+    """``/tokenize``: a text, or a conversation with what begins an answer."""
+
+    prompt: StrictStr | None = None
+    messages: list[Message] | None = None
+
+
+class DetokenizeRequest(Body):
+    """``/detokenize``."""
+
+    tokens: list[Annotated[int, Field(strict=True, ge=0)]]

@@ -1,0 +1,82 @@
+"""``draftree serve`` as a process: it starts, answers, ends when it is told to, and refuses what does not do."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from draftree.cli.main import run
+
+from ..tiny import save_tiny
+
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_tiny(tmp_path_factory.mktemp("models") / "tiny"))
+
+
+def test_it_answers_until_it_is_told_to_end(model: str, tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("one\ntwo\n")
+    command = [sys.executable, "-m", "draftree", "serve", model, "--port", "0", "--name", "mine", "--drafter", "lookup"]
+    command += ["--method", "chain", "--api-key-file", str(tmp_path / "keys")]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:  # noqa: S603
+        assert process.stderr is not None
+        url = next(found[0] for line in process.stderr if (found := re.search(r"http://127\.0\.0\.1:\d+", line)))
+        body = json.dumps({"model": "mine", "prompt": "a b a b", "max_tokens": 4}).encode()
+        headers = {"Content-Type": "application/json", "Authorization": "Bearer two"}
+        with urllib.request.urlopen(urllib.request.Request(f"{url}/v1/completions", body, headers)) as answer:  # noqa: S310
+            assert json.loads(answer.read())["usage"]["completion_tokens"] <= 4
+        process.send_signal(signal.SIGTERM)
+        logged = process.stderr.read()
+    assert process.returncode in (0, -signal.SIGTERM)
+    assert "a b a b" not in logged and "POST /v1/completions" in logged
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--port", "99999"], "--port 99999: use 0 to 65535"),
+        (["--max-body", "0"], "--max-body is 0: use more than 0"),
+        (["--timeout", "-1"], "--timeout is -1.0: use more than 0"),
+        (["--api-key-file", "nowhere"], "--api-key-file nowhere cannot be read"),
+        (["--api-key", ""], "a key is empty"),
+        (["--rows", "0"], "rows is 0: use at least 1"),
+        (["--method", "magic"], "no method 'magic'"),
+    ],
+)
+def test_bad_options_are_one_line(words: list[str], message: str, capsys: Captured) -> None:
+    assert run(["serve", "no-model", *words]) == 2
+    complaint = capsys.readouterr().err.strip()
+    assert message in complaint and len(complaint.splitlines()) == 1
+
+
+def test_an_empty_file_of_keys_opens_nothing(tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "keys").write_text("\n")
+    assert run(["serve", "no-model", "--api-key-file", str(tmp_path / "keys")]) == 2
+    assert "is empty" in capsys.readouterr().err
+
+
+def test_a_port_that_is_taken_is_said(model: str, capsys: Captured) -> None:
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        assert run(["serve", model, "--port", port, "--drafter", "lookup", "--method", "chain"]) == 1
+    assert f"port {port}" in capsys.readouterr().err
+
+
+def test_without_its_packages_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    monkeypatch.setattr("draftree.cli.serve._NEEDED", ("fastapi", "no_such_package"))
+    assert run(["serve"]) == 2
+    assert "a server needs no_such_package: pip install 'draftree[serve]'" in capsys.readouterr().err

@@ -1,0 +1,80 @@
+"""A real server on a port of its own, in a thread."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import uvicorn
+
+from draftree.engine.engine import Engine
+from draftree.engine.scheduler import SchedulerParams
+from draftree.engine.speculation import SpeculationParams
+from draftree.load import make_engine
+from draftree.models.base import LanguageModel
+from draftree.models.huggingface import HFModel
+from draftree.server.app import Server, ServerSettings
+from draftree.server.metrics import Metrics
+
+from ..tiny import tiny, tiny_tokenizer
+
+NAME = "tiny"
+LOOKUP = SpeculationParams(drafter="lookup", method="chain")
+
+
+def target() -> HFModel:
+    return HFModel(tiny(), tiny_tokenizer(), name=NAME, self_test=False)
+
+
+class Running:
+    """A server that runs.
+
+    Attributes:
+        engine: its engine.
+        url: where it listens.
+    """
+
+    def __init__(self, engine: Engine, url: str) -> None:
+        self.engine, self.url = engine, url
+
+    @property
+    def idle(self) -> bool:
+        """It holds no row of a request, and none waits."""
+        return not self.engine.scheduler.jobs
+
+    def settle(self) -> None:
+        """Wait until it is idle."""
+        while not self.idle:
+            time.sleep(0.01)
+
+
+@contextmanager
+def running(
+    model: LanguageModel | None = None,
+    speculation: SpeculationParams = LOOKUP,
+    scheduling: SchedulerParams | None = None,
+    **settings: Any,
+) -> Iterator[Running]:
+    metrics = Metrics()
+    engine = make_engine(
+        model or target(), speculation, [metrics], scheduling=scheduling or SchedulerParams(prefixes=2)
+    )
+    chosen = replace(ServerSettings(name=NAME, speculation=speculation), **settings)
+    config = uvicorn.Config(Server(engine, chosen, metrics).app, port=0, log_level="error", timeout_graceful_shutdown=5)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        while not server.started:
+            if not thread.is_alive():
+                raise RuntimeError("the server did not start")
+            time.sleep(0.01)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        yield Running(engine, f"http://127.0.0.1:{port}")
+    finally:
+        server.should_exit = True
+        thread.join()

@@ -1,0 +1,395 @@
+"""The server under real clients: the texts of the engine, streams, limits, keys, and clients that leave."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from draftree.config import SamplingParams
+from draftree.engine.engine import Engine
+from draftree.engine.scheduler import SchedulerParams
+from draftree.server.penalties import Bias, Penalties
+
+from .running import NAME, Running, running, target
+
+QUESTION: list[Any] = [{"role": "user", "content": "the cat in the hat the cat in the hat"}]
+TEXT = "a b a b a b a b a b"
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Running]:
+    with running() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def client(served: Running) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def alone() -> Engine:
+    """The same model without drafts and without a server."""
+    return Engine(target())
+
+
+def posted(served: Running, path: str, body: Any, headers: dict[str, str] | None = None) -> tuple[int, Any]:
+    """Status and JSON of a request; ``body`` is sent as it is if it is bytes."""
+    connection = http.client.HTTPConnection(served.url.removeprefix("http://"))
+    try:
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        connection.request("POST", path, content, {"Content-Type": "application/json", **(headers or {})})
+        answer = connection.getresponse()
+        return answer.status, json.loads(answer.read())
+    finally:
+        connection.close()
+
+
+def fetched(served: Running, path: str, headers: dict[str, str] | None = None) -> tuple[int, str]:
+    connection = http.client.HTTPConnection(served.url.removeprefix("http://"))
+    try:
+        connection.request("GET", path, headers=headers or {})
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_chat_is_answered_as_the_engine_alone_would(client: openai.OpenAI, alone: Engine, temperature: float) -> None:
+    params = SamplingParams(max_tokens=24, temperature=temperature, seed=5)
+    expected = alone.generate([QUESTION], params)[0]
+    found = client.chat.completions.create(
+        model=NAME,
+        messages=QUESTION,
+        max_completion_tokens=24,
+        temperature=temperature,
+        seed=5,
+    )
+    (choice,) = found.choices
+    assert choice.message.content == expected.text and choice.message.role == "assistant"
+    assert choice.finish_reason == {"eos": "stop", "length": "length"}[expected.finish_reason]
+    assert found.usage is not None and found.usage.completion_tokens == len(expected.token_ids)
+    assert found.usage.total_tokens == found.usage.prompt_tokens + found.usage.completion_tokens
+    assert found.model == NAME and found.object == "chat.completion" and found.id.startswith("chatcmpl-")
+
+
+def test_a_stream_has_the_same_text_piece_by_piece(client: openai.OpenAI, alone: Engine) -> None:
+    expected = alone.generate([QUESTION], SamplingParams(max_tokens=24))[0]
+    stream = client.chat.completions.create(
+        model=NAME,
+        messages=QUESTION,
+        max_tokens=24,
+        temperature=0,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    events = list(stream)
+    texts = [e.choices[0].delta.content or "" for e in events if e.choices]
+    assert "".join(texts) == expected.text and len([t for t in texts if t]) > 3
+    assert events[0].choices[0].delta.role == "assistant"
+    assert [e.choices[0].finish_reason for e in events if e.choices][-1] == "length"
+    assert events[-1].choices == [] and events[-1].usage is not None
+    assert events[-1].usage.completion_tokens == 24
+    assert len({e.id for e in events}) == 1
+
+
+def test_a_stream_ends_with_done(served: Running) -> None:
+    connection = http.client.HTTPConnection(served.url.removeprefix("http://"))
+    body = json.dumps({"prompt": TEXT, "max_tokens": 4, "stream": True})
+    connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+    answer = connection.getresponse()
+    lines = answer.read().decode().split("\n\n")
+    assert answer.headers["Content-Type"].startswith("text/event-stream")
+    assert lines[-2:] == ["data: [DONE]", ""]
+    assert all(line.startswith("data: ") for line in lines[:-1])
+    connection.close()
+
+
+def test_completions_take_texts_lists_and_ids(client: openai.OpenAI, served: Running, alone: Engine) -> None:
+    expected = alone.generate([TEXT], SamplingParams(max_tokens=8))[0]
+    ids = posted(served, "/tokenize", {"prompt": TEXT})[1]["tokens"]
+    for prompt in (TEXT, [TEXT, TEXT], ids, [ids]):
+        found = client.completions.create(model=NAME, prompt=prompt, max_tokens=8, temperature=0)
+        assert {choice.text for choice in found.choices} == {expected.text}
+        assert len(found.choices) == (2 if prompt == [TEXT, TEXT] else 1)
+    echoed = client.completions.create(model=NAME, prompt=TEXT, max_tokens=8, temperature=0, echo=True)
+    assert echoed.choices[0].text == TEXT + expected.text
+
+
+def test_each_choice_has_a_seed_of_its_own(client: openai.OpenAI, alone: Engine) -> None:
+    expected = [
+        alone.generate([TEXT], SamplingParams(max_tokens=12, temperature=1.0, seed=seed))[0].text
+        for seed in (9, 10, 11)
+    ]
+    found = client.completions.create(model=NAME, prompt=TEXT, max_tokens=12, temperature=1, seed=9, n=3)
+    assert [choice.text for choice in found.choices] == expected
+    streamed = client.completions.create(
+        model=NAME, prompt=TEXT, max_tokens=12, temperature=1, seed=9, n=3, stream=True
+    )
+    texts = ["", "", ""]
+    for event in streamed:
+        for choice in event.choices:
+            texts[choice.index] += choice.text
+    assert texts == expected
+
+
+def test_penalties_and_biases_are_those_of_processors(client: openai.OpenAI, alone: Engine) -> None:
+    prompt = len(alone.request(TEXT).ids)
+    processors = (Penalties(prompt, 1.2, 0.5, 0.3), Bias({7: 3.0, 9: -100.0}))
+    for temperature in (0.0, 1.0):
+        params = SamplingParams(max_tokens=24, temperature=temperature, seed=3, processors=processors)
+        expected = alone.generate([TEXT], params)[0]
+        found = client.completions.create(
+            model=NAME,
+            prompt=TEXT,
+            max_tokens=24,
+            temperature=temperature,
+            seed=3,
+            frequency_penalty=0.5,
+            presence_penalty=0.3,
+            logit_bias={"7": 3, "9": -100},
+            extra_body={"repetition_penalty": 1.2},
+        )
+        assert found.choices[0].text == expected.text
+
+
+def test_stop_strings_end_the_text_before_them(client: openai.OpenAI, alone: Engine) -> None:
+    whole = alone.generate([TEXT], SamplingParams(max_tokens=32))[0].text
+    stop = whole[5:8]
+    found = client.completions.create(model=NAME, prompt=TEXT, max_tokens=32, temperature=0, stop=stop)
+    assert found.choices[0].text == whole[: whole.index(stop)] and found.choices[0].finish_reason == "stop"
+
+
+def test_a_request_chooses_how_it_is_drafted_for(served: Running, alone: Engine) -> None:
+    expected = alone.generate([TEXT], SamplingParams(max_tokens=24))[0].text
+    body = {"prompt": TEXT, "max_tokens": 24, "temperature": 0}
+    choices: list[tuple[dict[str, Any], bool]] = [
+        ({}, True),
+        ({"draftree": {"method": "static", "nodes": 6}}, True),
+        ({"draftree": {"method": "opt-tree", "settings": {"delta": 0.1}}}, True),
+        ({"draftree": {"drafter": "none"}}, False),
+    ]
+    for more, drafts in choices:
+        status, found = posted(served, "/v1/completions", body | more)
+        assert status == 200 and found["choices"][0]["text"] == expected
+        figures = found["metrics"]["speculative_decoding"]
+        assert (figures["num_draft_tokens"] > 0) is drafts
+        assert figures["num_accepted_draft_tokens"] == sum(figures["accepted_by_depth"])
+        gained = figures["mean_acceptance_length"] * figures["num_spec_steps"]
+        assert round(gained) == found["usage"]["completion_tokens"] - 1
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        (b"{", None),
+        (b"[]", None),
+        ({"prompt": 5}, "prompt"),
+        ({"prompt": TEXT, "max_tokens": 0}, "max_tokens"),
+        ({"prompt": TEXT, "max_tokens": "ten"}, "max_tokens"),
+        ({"prompt": TEXT, "temperature": -1}, "temperature"),
+        ({"prompt": TEXT, "top_p": 0}, "top_p"),
+        ({"prompt": TEXT, "n": 1000}, "n"),
+        ({"prompt": TEXT, "seed": -4}, "seed"),
+        ({"prompt": TEXT, "logit_bias": {"x": 1}}, "logit_bias"),
+        ({"prompt": TEXT, "logit_bias": {"99999": 1}}, "logit_bias"),
+        ({"prompt": TEXT, "logprobs": 3}, "logprobs"),
+        ({"prompt": TEXT, "best_of": 4}, "best_of"),
+        ({"prompt": TEXT, "structured_outputs": {"regex": "a*"}}, "structured_outputs"),
+        ({"prompt": TEXT, "draftree": {"method": "magic"}}, None),
+        ({"prompt": TEXT, "draftree": {"drafter": "head"}}, "draftree.drafter"),
+        ({"prompt": TEXT, "draftree": {"speed": 9}}, "draftree.speed"),
+        ({"prompt": TEXT, "timeout": 0}, "timeout"),
+        ({"prompt": ""}, "messages"),
+        ({"prompt": [1, 2, 99999]}, "prompt"),
+        ({"prompt": TEXT * 200}, "messages"),
+        ({}, "prompt"),
+    ],
+    ids=str,
+)
+def test_bad_input_is_one_error_that_names_the_field(served: Running, body: Any, field: str | None) -> None:
+    status, found = posted(served, "/v1/completions", body)
+    assert status == 400, found
+    assert set(found["error"]) == {"message", "type", "param", "code"} and found["error"]["message"]
+    if field is not None:
+        assert found["error"]["param"].split(".str")[0].startswith(field), found
+    assert served.idle
+
+
+@pytest.mark.parametrize(
+    ("more", "field"),
+    [
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "wizard", "content": "x"}]}, "messages.0.role"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content"),
+    ],
+)
+def test_what_would_change_a_chat_is_refused_by_name(served: Running, more: dict[str, Any], field: str) -> None:
+    status, found = posted(served, "/v1/chat/completions", {"messages": QUESTION, **more})
+    assert status == 400 and found["error"]["param"] == field
+
+
+def test_content_may_be_parts_and_unknown_fields_do_no_harm(served: Running) -> None:
+    parts = [
+        {"role": "user", "content": [{"type": "text", "text": "the cat"}, {"type": "text", "text": " in the hat"}]}
+    ]
+    plain = [{"role": "user", "content": "the cat in the hat"}]
+    texts = [
+        posted(served, "/v1/chat/completions", {"messages": messages, "max_tokens": 8, "temperature": 0, **more})[1]
+        for messages, more in ((parts, {"user": "me", "service_tier": "auto", "tools": None}), (plain, {}))
+    ]
+    assert texts[0]["choices"][0]["message"] == texts[1]["choices"][0]["message"]
+
+
+def test_models_health_version_and_tokens(client: openai.OpenAI, served: Running) -> None:
+    assert [model.id for model in client.models.list()] == [NAME]
+    assert client.models.retrieve(NAME).id == NAME
+    with pytest.raises(openai.NotFoundError, match="no model 'gpt-9'"):
+        client.models.retrieve("gpt-9")
+    with pytest.raises(openai.NotFoundError, match="no model 'gpt-9'"):
+        client.completions.create(model="gpt-9", prompt=TEXT)
+    assert fetched(served, "/health")[0] == fetched(served, "/ready")[0] == fetched(served, "/version")[0] == 200
+    ids = posted(served, "/tokenize", {"messages": QUESTION})[1]
+    assert ids["count"] == len(ids["tokens"])
+    assert "the cat in the hat" in posted(served, "/detokenize", {"tokens": ids["tokens"]})[1]["prompt"]
+    assert posted(served, "/detokenize", {"tokens": [99999]})[0] == 400
+    assert fetched(served, "/v1/models/..%2f..%2fetc%2fpasswd")[0] == 404
+    assert fetched(served, "/nothing")[0] == 404
+
+
+def test_metrics_count_what_was_decoded(served: Running) -> None:
+    def counted(name: str) -> float:
+        page = fetched(served, "/metrics")[1]
+        return sum(float(line.split()[-1]) for line in page.splitlines() if line.startswith(name))
+
+    before = {name: counted(name) for name in ("draftree:generation_tokens_total", "vllm:spec_decode_num_drafts_total")}
+    found = posted(served, "/v1/completions", {"prompt": TEXT, "max_tokens": 24, "temperature": 0})[1]
+    served.settle()
+    assert counted("draftree:generation_tokens_total") - before["draftree:generation_tokens_total"] == 24
+    assert counted("vllm:spec_decode_num_drafts_total") > before["vllm:spec_decode_num_drafts_total"]
+    assert counted("vllm:spec_decode_num_accepted_tokens_total") <= counted("vllm:spec_decode_num_draft_tokens_total")
+    assert counted('draftree:draft_tokens_total{accepted="yes"') == counted(
+        "vllm:spec_decode_num_accepted_tokens_total"
+    )
+    assert found["metrics"]["speculative_decoding"]["num_spec_steps"] > 0
+    assert counted("draftree:requests_running") == 0
+
+
+def test_a_client_that_leaves_frees_its_row(served: Running) -> None:
+    """In a stream, and while it waits for a whole answer."""
+    for stream in (True, False):
+        body = json.dumps({"prompt": TEXT, "max_tokens": 100, "stream": stream, "ignore_eos": True}).encode()
+        host, port = served.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port))) as connection:
+            connection.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+            if stream:
+                assert b"200 OK" in connection.recv(4096)
+        served.settle()
+    assert posted(served, "/v1/completions", {"prompt": TEXT, "max_tokens": 2})[0] == 200
+
+
+def test_many_at_once_get_what_each_gets_alone(served: Running, alone: Engine) -> None:
+    bodies: list[dict[str, Any]] = [
+        {
+            "prompt": TEXT[: 6 + i % 5],
+            "max_tokens": 8 + i % 9,
+            "temperature": float(i % 2),
+            "seed": i,
+            "draftree": [{}, {"method": "static"}, {"drafter": "none"}][i % 3],
+        }
+        for i in range(24)
+    ]
+    found: dict[int, str] = {}
+
+    def ask(i: int) -> None:
+        found[i] = posted(served, "/v1/completions", bodies[i])[1]["choices"][0]["text"]
+
+    threads = [threading.Thread(target=ask, args=(i,)) for i in range(len(bodies))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for i, body in enumerate(bodies):
+        params = SamplingParams(max_tokens=body["max_tokens"], temperature=body["temperature"], seed=i)
+        assert found[i] == alone.generate([str(body["prompt"])], params)[0].text, body
+
+
+def test_keys_open_all_but_health_and_metrics() -> None:
+    with running(keys=("secret", "other")) as served:
+        for headers, status in (
+            ({}, 401),
+            ({"Authorization": "Bearer wrong"}, 401),
+            ({"Authorization": "Bearer other"}, 200),
+        ):
+            assert posted(served, "/v1/completions", {"prompt": TEXT, "max_tokens": 2}, headers)[0] == status
+        assert fetched(served, "/v1/models")[0] == 401
+        assert fetched(served, "/health")[0] == fetched(served, "/metrics")[0] == 200
+        client = openai.OpenAI(base_url=f"{served.url}/v1", api_key="wrong", max_retries=0)
+        with pytest.raises(openai.AuthenticationError):
+            client.models.list()
+        client.close()
+
+
+def test_a_full_queue_says_when_to_come_back() -> None:
+    with running(scheduling=SchedulerParams(rows=1, queue=1)) as served:
+        body = {"prompt": TEXT, "max_tokens": 100, "ignore_eos": True}
+        statuses: list[int] = []
+
+        def ask() -> None:
+            statuses.append(posted(served, "/v1/completions", body)[0])
+
+        threads = [threading.Thread(target=ask) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert set(statuses) == {200, 429}
+        assert "draftree:admission_rejections_total" in fetched(served, "/metrics")[1]
+
+
+def test_a_long_body_is_refused_before_it_is_read() -> None:
+    with running(most_body=1000) as served:
+        status, found = posted(served, "/v1/completions", {"prompt": "x" * 2000})
+        assert status == 413 and "1000 bytes" in found["error"]["message"]
+        host, port = served.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port))) as connection:  # no length: it is counted as it comes
+            connection.sendall(
+                HEAD
+                + b"Transfer-Encoding: chunked\r\n\r\n"
+                + b"".join(b"190\r\n" + b" " * 400 + b"\r\n" for _ in range(4))
+                + b"0\r\n\r\n"
+            )
+            assert b" 413 " in connection.recv(4096)
+        assert posted(served, "/v1/completions", {"prompt": "a b", "max_tokens": 2})[0] == 200
+
+
+def test_a_deadline_ends_an_answer_with_what_it_has() -> None:
+    with running(timeout=0.2, scheduling=SchedulerParams(rows=1)) as served:
+        body = {"prompt": TEXT, "max_tokens": 100, "ignore_eos": True, "draftree": {"drafter": "none"}}
+        status, found = posted(served, "/v1/completions", body)
+        assert status == 200 and found["choices"][0]["finish_reason"] in ("deadline", "length")
+
+
+def test_pages_of_chosen_origins_may_ask() -> None:
+    with running(origins=("http://page",)) as served:
+        connection = http.client.HTTPConnection(served.url.removeprefix("http://"))
+        connection.request("GET", "/v1/models", headers={"Origin": "http://page"})
+        assert connection.getresponse().headers["Access-Control-Allow-Origin"] == "http://page"
+        connection.close()
+    with running() as served:
+        connection = http.client.HTTPConnection(served.url.removeprefix("http://"))
+        connection.request("GET", "/v1/models", headers={"Origin": "http://page"})
+        assert "Access-Control-Allow-Origin" not in connection.getresponse().headers
+        connection.close()
