@@ -285,6 +285,7 @@ def test_metrics_count_what_was_decoded(served: Running) -> None:
     )
     assert found["metrics"]["speculative_decoding"]["num_spec_steps"] > 0
     assert counted("draftree:requests_running") == 0
+    assert counted("draftree:time_to_first_token_seconds_count") == counted("draftree:requests_total")
 
 
 def test_a_client_that_leaves_frees_its_row(served: Running) -> None:

@@ -149,6 +149,15 @@ class Stepper:
                 Setup(target, drafter, self.speculation.nodes, scheme.name, scheme.candidates, self.tokenizer)
             )
 
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Token ids of a prompt (``request``); any thread may ask.
+
+        Raises:
+            PromptError: there are none.
+        """
+        with self._encoding:
+            return encode(self.tokenizer, prompt)
+
     def request(
         self,
         prompt: Prompt,
@@ -166,8 +175,7 @@ class Stepper:
             InputError: the prompt or a setting does not fit the model, or the drafter cannot be loaded for it.
         """
         params = SamplingParams() if params is None else params
-        with self._encoding:
-            ids = encode(self.tokenizer, prompt)
+        ids = self.encode(prompt)
         limit = token_limit(self.target, ids, params)
         stream = text_stream(self.tokenizer, params.stop, ids)
         return Request(ids, params, limit, self.target.capabilities.eos_ids, stream, self._speculation(speculation))

@@ -24,8 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ..engine.engine import Engine, Generation
 from ..engine.speculation import SpeculationParams
 from ..errors import InputError, PromptError, QueueFullError
-from ..models.abilities import tokenizer_of
-from ..text import Prompt, Tokenizer, encode
+from ..text import Prompt
 from . import answers as shapes
 from .answers import Shape
 from .engine_loop import Answer, EngineLoop
@@ -141,10 +140,6 @@ class Server:
     def _engine(self) -> Engine:
         return self._loop.engine
 
-    @property
-    def _tokenizer(self) -> Tokenizer | None:
-        return tokenizer_of(self._engine.target)
-
     # OpenAI's endpoints.
 
     async def chat(self, body: ChatRequest, request: Request) -> Response:
@@ -182,7 +177,7 @@ class Server:
         self._check_model(body.model)
         body.refuse()
         speculation = body.speculation(self._settings.speculation)
-        given = [await asyncio.to_thread(encode, self._tokenizer, prompt) for prompt in prompts]
+        given = [await asyncio.to_thread(self._engine.encode, prompt) for prompt in prompts]
         if out := next((i for ids in given for i in ids if not 0 <= i < self._vocabulary), None):
             raise FieldError("prompt", f"prompt has token {out}: use ids from 0 to {self._vocabulary - 1}")
         timeout = min((t for t in (body.timeout, self._settings.timeout) if t is not None), default=None)
@@ -191,8 +186,9 @@ class Server:
             for ids in given:
                 for choice in range(body.n):
                     params = body.params(len(ids), self._vocabulary, choice)
+                    began = time.monotonic()
                     answer = await self._loop.submit(ids, params, speculation, priority=body.priority, timeout=timeout)
-                    self._metrics.arrived(answer.handle.request)
+                    self._metrics.arrived(answer.handle.request, began)
                     found.append(answer)
         except BaseException:
             for answer in found:
@@ -205,7 +201,7 @@ class Server:
         if body.stream:
             events = self._events(body, shape, tokens, found, echoed)
             headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-            return StreamingResponse(events, media_type="text/event-stream", headers=headers)
+            return _Stream(found, events, media_type="text/event-stream", headers=headers)
         generations = await _unless_gone(request, _together(found))
         if generations is None:
             return Response(status_code=499)
@@ -217,9 +213,10 @@ class Server:
         return self._engine.target.capabilities.vocab_size
 
     def _text(self, ids: Sequence[int]) -> str:
-        if self._tokenizer is None:
+        tokenizer = self._engine.tokenizer
+        if tokenizer is None:
             raise PromptError("the model has no tokenizer: it gives no text")
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        return str(tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     async def _events(
         self, body: Sampled, shape: Shape, prompt: int, found: Sequence[Answer], echoed: Sequence[str]
@@ -274,8 +271,6 @@ class Server:
         finally:
             for task in tasks:
                 task.cancel()
-            for answer in found:
-                answer.cancel()
 
     # What operators ask.
 
@@ -286,7 +281,7 @@ class Server:
         prompt: Prompt = body.prompt or ""
         if body.messages is not None:
             prompt = [message.plain(at) for at, message in enumerate(body.messages)]
-        ids = encode(self._tokenizer, prompt)
+        ids = await asyncio.to_thread(self._engine.encode, prompt)
         return {"tokens": ids, "count": len(ids), "max_model_len": self._engine.target.capabilities.max_length}
 
     async def detokenize(self, body: DetokenizeRequest) -> dict[str, str]:
@@ -314,6 +309,21 @@ class Server:
         wait = error.retry_after if isinstance(error, QueueFullError) else 1.0
         body = shapes.error(str(error), "rate_limit_error", code="queue_full")
         return JSONResponse(body, 429, {"Retry-After": f"{wait:.0f}"})
+
+
+class _Stream(StreamingResponse):
+    """Events of answers that end with it, even if it was left before the first of them."""
+
+    def __init__(self, found: Sequence[Answer], events: AsyncIterator[str], **options: Any) -> None:
+        super().__init__(events, **options)
+        self._found = found
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            for answer in self._found:
+                answer.cancel()
 
 
 def _event(body: dict[str, Any]) -> str:

@@ -53,9 +53,11 @@ class Metrics(Observer):
         self._waiting = Gauge("draftree:requests_waiting", "Requests that wait.", registry=registry)
         self._kept = Gauge("draftree:prefix_rows_kept", "Rows kept for prompts to come.", registry=registry)
 
-    def arrived(self, request: Request) -> None:
-        """A request has been submitted."""
-        self._clocks[request] = _Clock(time.monotonic())
+    def arrived(self, request: Request, began: float) -> None:
+        """A request has been submitted, at this ``time.monotonic()``; its first token may be there by now."""
+        clock = self._clocks.setdefault(request, _Clock(began))
+        if clock.last is not None:
+            self._first.observe(clock.last - began)
         self._prompt.inc(request.prompt_length)
 
     def rejected(self) -> None:
@@ -65,7 +67,9 @@ class Metrics(Observer):
     def opened(self, request: Request) -> None:
         """The first token is there."""
         clock, now = self._clocks.get(request), time.monotonic()
-        if clock is not None:
+        if clock is None:
+            self._clocks[request] = _Clock(now, now)
+        else:
             self._first.observe(now - clock.arrival)
             clock.last = now
         self._tokens.inc()
