@@ -134,6 +134,7 @@ class Request:
         limit: most tokens to generate.
         row: its row in the target; None once it is closed.
         speculation: how it is drafted for and verified; None: it makes no steps of its own (beams).
+        prediction: token ids that its answer is likely to have in common with this; drafters by n-grams read them.
         finish_reason: None while it runs; then one of ``FINISH_REASONS``.
         error: what ended it where that is "error".
         chunks: one for each generated token.
@@ -147,8 +148,10 @@ class Request:
         eos_ids: frozenset[int],
         stream: TextStream,
         speculation: Speculation | None = None,
+        prediction: Sequence[int] = (),
     ) -> None:
         self.speculation = speculation
+        self.prediction = list(prediction)
         self.ids = list(prompt_ids)
         self.prompt_length = len(self.ids)
         self.params = params

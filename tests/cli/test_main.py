@@ -82,6 +82,38 @@ def test_text_goes_to_standard_output_and_figures_to_standard_error(model: str, 
     assert "MAL" in printed.err
 
 
+def test_a_predicted_output_saves_passes_and_changes_no_text(model: str, tmp_path: Path, capsys: Captured) -> None:
+    words = ("generate", "the cat in the hat", "--target", model, "--max-tokens", "24", "--method", "chain")
+    plain = _json(capsys, *words, "--drafter", "lookup")
+    (tmp_path / "told").write_text(str(plain["text"]))
+    for drafter in (["--drafter", "lookup"], []):
+        told = _json(capsys, *words, *drafter, "--prediction", str(tmp_path / "told"))
+        assert told["token_ids"] == plain["token_ids"]
+        assert told["stats"]["steps"] < plain["stats"]["steps"]  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("content", "more", "message"),
+    [
+        (None, [], "cannot be read"),
+        (b"", [], "is empty"),
+        (b"\xff\xfe", [], "is not valid UTF-8"),
+        (b"x", ["--drafter", "self"], "does not draft from --prediction: use lookup, or lookup+self"),
+        (b"x", ["--beams", "2"], "--beams and --prediction"),
+        (b"a b " * 200, ["--method", "chain"], "the prediction has"),
+    ],
+)
+def test_a_prediction_that_does_not_do_is_one_line(
+    content: bytes | None, more: list[str], message: str, model: str, tmp_path: Path, capsys: Captured
+) -> None:
+    if content is not None:
+        (tmp_path / "told").write_bytes(content)
+    words = ["generate", "a b", "--target", model, "--prediction", str(tmp_path / "told")]
+    assert run([*words, *more]) == 2
+    complaint = capsys.readouterr().err.strip()
+    assert message in complaint and len(complaint.splitlines()) == 1
+
+
 def test_a_dash_reads_the_prompt_from_standard_input(
     model: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:

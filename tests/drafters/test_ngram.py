@@ -57,6 +57,33 @@ def test_the_distribution_equals_a_recount(text: list[int], tail: list[int], sho
     assert float(candidates_of([blend], 1).entropies) == pytest.approx(expected_entropy)
 
 
+def test_no_ngram_reaches_across_the_end_of_a_text() -> None:
+    index = index_of([1, 2, 3], 1, 3)
+    index.end()
+    index.extend([4, 5])
+    assert len(index) == 2 and index.tail == (4, 5)
+    assert index.predict((3,)) == {} and list(index.predict((4,))) == [5] and list(index.predict((2,))) == [3]
+
+
+def drafted(prompt: Sequence[int], prediction: Sequence[int], output: Sequence[int], length: int = 4) -> list[int]:
+    """The chain behind an output."""
+    request = Request(prompt, SamplingParams(), 100, frozenset(), NoText(), prediction=prediction)
+    source = NgramSource()
+    source.open(request)
+    request.ids += output
+    tree = TreeDrafter(StaticTree(width=1, depth=length), source).propose([request], [Budget(length)])[0]
+    return tree.tokens.tolist()
+
+
+def test_a_predicted_output_is_drafted_from_the_first_token_on_and_again_after_an_edit() -> None:
+    prompt, prediction = [1, 2, 3], [10, 11, 12, 13, 14, 15, 16, 17]
+    assert drafted(prompt, prediction, []) == [10, 11, 12, 13]
+    assert drafted(prompt, prediction, [10, 11]) == [12, 13, 14, 15]
+    assert drafted(prompt, prediction, [10, 11, 99]) == []
+    assert drafted(prompt, prediction, [10, 11, 99, 14, 15]) == [16, 17]
+    assert drafted(prompt, [], []) == []
+
+
 def test_the_blend_of_two_match_lengths_by_hand() -> None:
     """After (1, 2) came 3 twice and 4 once: C = 3, U = 2; after 2 alone the same and 5 once: C = 4, U = 3."""
     blend = index_of([1, 2, 3, 1, 2, 4, 1, 2, 3, 2, 5], 1, 2).predict((1, 2))

@@ -189,6 +189,47 @@ def test_a_request_chooses_how_it_is_drafted_for(served: Running, alone: Engine)
         assert round(gained) == found["usage"]["completion_tokens"] - 1
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_predicted_output_saves_passes_and_changes_no_text(
+    client: openai.OpenAI, alone: Engine, temperature: float, stream: bool
+) -> None:
+    params = SamplingParams(max_tokens=32, temperature=temperature, seed=4)
+    expected = alone.generate([QUESTION], params)[0]
+    words, ids = expected.text, expected.token_ids
+    figures = []
+    for content in (words, "nothing of the kind!", [{"type": "text", "text": words[:9]}]):
+        create: Any = client.chat.completions.create
+        found = create(
+            model=NAME,
+            messages=QUESTION,
+            max_tokens=32,
+            temperature=temperature,
+            seed=4,
+            prediction={"type": "content", "content": content},
+            stream=stream,
+            **({"stream_options": {"include_usage": True}} if stream else {}),
+        )
+        if stream:
+            events = list(found)
+            text, last = "".join(e.choices[0].delta.content or "" for e in events if e.choices), events[-1]
+        else:
+            text, last = found.choices[0].message.content, found
+        assert text == words
+        details = last.usage.completion_tokens_details
+        figures.append((last.metrics["speculative_decoding"]["num_spec_steps"], details))
+        assert last.usage.completion_tokens == len(ids)
+    (right, agreed), (wrong, other), _ = figures
+    assert right < wrong
+    assert agreed.accepted_prediction_tokens > other.accepted_prediction_tokens
+    assert other.rejected_prediction_tokens > 0
+
+
+def test_without_a_prediction_usage_has_no_details(client: openai.OpenAI) -> None:
+    found = client.chat.completions.create(model=NAME, messages=QUESTION, max_tokens=2)
+    assert found.usage is not None and found.usage.completion_tokens_details is None
+
+
 @pytest.mark.parametrize(
     ("body", "field"),
     [
@@ -232,6 +273,8 @@ def test_bad_input_is_one_error_that_names_the_field(served: Running, body: Any,
         ({"tools": [{"type": "function"}]}, "tools"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"messages": []}, "messages"),
+        ({"prediction": {"type": "image", "content": "x"}}, "prediction.type"),
+        ({"prediction": {"type": "content", "content": [{"type": "audio"}]}}, "prediction.content"),
         ({"messages": [{"role": "wizard", "content": "x"}]}, "messages.0.role"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content"),
     ],
@@ -239,6 +282,12 @@ def test_bad_input_is_one_error_that_names_the_field(served: Running, body: Any,
 def test_what_would_change_a_chat_is_refused_by_name(served: Running, more: dict[str, Any], field: str) -> None:
     status, found = posted(served, "/v1/chat/completions", {"messages": QUESTION, **more})
     assert status == 400 and found["error"]["param"] == field
+
+
+def test_a_prediction_that_no_answer_can_have_is_refused(served: Running) -> None:
+    prediction = {"type": "content", "content": "a b " * 200}
+    status, found = posted(served, "/v1/chat/completions", {"messages": QUESTION, "prediction": prediction})
+    assert status == 400 and "the prediction has" in found["error"]["message"]
 
 
 def test_content_may_be_parts_and_unknown_fields_do_no_harm(served: Running) -> None:

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from rich.text import Text
 from rich.tree import Tree
 
+from ..artifacts import user_path
 from ..engine.engine import Handle
 from ..errors import PromptError, shortened
 from ..progress import err, out
@@ -115,6 +116,22 @@ def read_prompt(prompt: str) -> str:
         raise PromptError("the prompt is not valid UTF-8: convert it, for example with iconv") from None
     if not text.strip():
         raise PromptError("the prompt is empty: give it at least one character")
+    return text
+
+
+def read_file(name: str, flag: str) -> str:
+    """The text of a file that an option names.
+
+    Raises:
+        PromptError: it cannot be read, is not valid UTF-8, or empty.
+    """
+    try:
+        text = user_path(name).read_text()
+    except (OSError, UnicodeError) as error:
+        reason = "it is not valid UTF-8" if isinstance(error, UnicodeError) else error.strerror or error
+        raise PromptError(f"{flag} {name} cannot be read: {reason}") from None
+    if not text.strip():
+        raise PromptError(f"{flag} {name} is empty: give it at least one character")
     return text
 
 

@@ -15,7 +15,7 @@ from ..beams.params import BeamParams
 from ..bench.compare import first_difference
 from ..config import SamplingParams
 from ..drafters.base import NoDrafter
-from ..drafters.spec import NONE
+from ..drafters.spec import AUTO, LOOKUP, NONE
 from ..engine.engine import Engine
 from ..errors import ConfigError, RunError
 from ..load import load_beam_engine, make_engine
@@ -27,7 +27,7 @@ from ..request import Request
 from ..text import Prompt, user
 from ..verify.schemes import Match
 from . import console as show
-from .console import read_prompt, run
+from .console import read_file, read_prompt, run
 from .options import ComputeOptions, SpeculationOptions, Target, TraceOptions, given, with_options
 
 
@@ -42,6 +42,10 @@ def generate(
     raw: Annotated[
         bool, typer.Option("--raw", help="Continue the prompt as it is, without the chat template.")
     ] = False,
+    prediction: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="What the answer is likely to have much of; drafter lookup drafts from it."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of streaming text.")] = False,
     show_trees: Annotated[bool, typer.Option("--show-trees", help="Print each step's tree and accepted path.")] = False,
     explain: Annotated[bool, typer.Option("--explain", help="Report why the method auto chose what it chose.")] = False,
@@ -63,17 +67,22 @@ def generate(
     message: Prompt = text if raw else user(text)
     if beams is not None:
         flags = {"--show-trees": show_trees, "--explain": explain, "--compare": compare}
-        _exclude(given(speculation) | given(trace) | {flag: True for flag, on in flags.items() if on})
+        switches = {flag: True for flag, on in flags.items() if on}
+        named = {"--prediction": prediction} if prediction is not None else {}
+        _exclude(given(speculation) | given(trace) | switches | named)
         beams.check(params)
         sampled = params.temperature > 0
         beam_engine = load_beam_engine(target, drafter=speculation.spec, sampled=sampled, **compute.options)
         _print_beams(beam_engine, message, params, beams, as_json)
         return
+    predicted = ""
+    if prediction is not None:
+        predicted, speculation = read_file(prediction, "--prediction"), _reading_predictions(speculation)
     observers = trace.observers(context, method)
     if show_trees:
         observers.append(show.Trees())
     engine = make_engine(compute.load(target), speculation, observers)
-    handle = engine.submit(message, params)
+    handle = engine.submit(message, params, prediction=predicted)
     request, scheme, drafter = handle.request, engine.speculation.scheme, engine.speculation.drafter
     interrupted = run(handle, silent=as_json, stream=not show_trees)
     report: dict[str, object] = {
@@ -106,6 +115,21 @@ def generate(
         out.out(json.dumps(report, ensure_ascii=False))
     if interrupted:
         raise RunError(f"interrupted after {len(request.output_ids)} tokens")
+
+
+def _reading_predictions(speculation: SpeculationOptions) -> SpeculationOptions:
+    """With a drafter that drafts from predictions: lookup, unless another is named.
+
+    Raises:
+        ConfigError: the one that is named does not.
+    """
+    if str(speculation.spec) == AUTO:
+        return replace(speculation, drafter=LOOKUP)
+    if LOOKUP not in speculation.spec.sources:
+        raise ConfigError(
+            f"drafter {speculation.spec} does not draft from --prediction: use {LOOKUP}, or {LOOKUP}+{speculation.spec}"
+        )
+    return speculation
 
 
 def _compare(engine: Engine, request: Request, report: dict[str, object], *, quiet: bool) -> bool:

@@ -1,5 +1,8 @@
 """Prompt lookup by n-grams: continuations of earlier occurrences in the prompt and the output; no model.
 
+A request's predicted output (``Request.prediction``) counts as a text that followed its prompt once before: it is
+drafted from the first token on, and again wherever the answer comes back to it after an edit.
+
 An n-gram index predicts the next token by counts, blended over match lengths as in prediction by partial matching
 (escape method C: a context seen C times with U different successors gives each successor count / (C + U) and passes
 U / (C + U) on to the next shorter context). So a longer or more frequent match is a surer one, and entropies mean what
@@ -26,7 +29,7 @@ Tail = tuple[int, ...]
 
 
 class NgramIndex:
-    """Which tokens have followed each n-gram, ``shortest <= n <= longest``, in a text that only grows."""
+    """Which tokens have followed each n-gram, ``shortest <= n <= longest``, in texts, of which the last one grows."""
 
     def __init__(self, shortest: int, longest: int) -> None:
         self._lengths = range(longest, shortest - 1, -1)
@@ -42,7 +45,12 @@ class NgramIndex:
                     counts[token] = counts.pop(token, 0) + 1  # the latest successor comes last
             self._text.append(token)
 
+    def end(self) -> None:
+        """What comes now is another text: no n-gram reaches across."""
+        self._text = []
+
     def __len__(self) -> int:
+        """Tokens of the text."""
         return len(self._text)
 
     @property
@@ -91,6 +99,9 @@ class NgramSource(BeamSource):
 
     def open(self, request: Request) -> None:
         self._indexes[request] = index = NgramIndex(self.shortest, self.longest)
+        if request.prediction:
+            index.extend([*request.ids[-self.longest :], *request.prediction])
+            index.end()
         index.extend(request.ids)
 
     def begin(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:

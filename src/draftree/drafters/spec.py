@@ -20,6 +20,8 @@ from .cascade.rounds import LoopBack
 
 AUTO = DEFAULT_DRAFTER = "auto"
 NONE = "none"
+LOOKUP = "lookup"
+"""Drafts from the request's own texts, a predicted output among them."""
 METHOD = "hsddw"
 """The default method of a stage's proposals."""
 NEVER = "never"

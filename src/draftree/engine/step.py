@@ -163,6 +163,7 @@ class Stepper:
         prompt: Prompt,
         params: SamplingParams | None = None,
         speculation: SpeculationParams | Speculation | None = None,
+        prediction: str | Sequence[int] = (),
     ) -> Request:
         """A request that fits the model; nothing is held for it yet.
 
@@ -170,6 +171,8 @@ class Stepper:
             prompt: text (taken as it is), a conversation or token ids.
             params: greedy to the end of the context by default.
             speculation: how it is drafted for and verified; None: as the engine does by default.
+            prediction: what the answer is likely to have much of, such as the text that it edits: drafters by n-grams
+                ("lookup") draft from it. The text is the same with any prediction.
 
         Raises:
             InputError: the prompt or a setting does not fit the model, or the drafter cannot be loaded for it.
@@ -178,7 +181,22 @@ class Stepper:
         ids = self.encode(prompt)
         limit = token_limit(self.target, ids, params)
         stream = text_stream(self.tokenizer, params.stop, ids)
-        return Request(ids, params, limit, self.target.capabilities.eos_ids, stream, self._speculation(speculation))
+        eos_ids, made = self.target.capabilities.eos_ids, self._speculation(speculation)
+        return Request(ids, params, limit, eos_ids, stream, made, self._predicted(prediction))
+
+    def _predicted(self, prediction: str | Sequence[int]) -> list[int]:
+        """Token ids of a predicted output, without the special tokens that begin a prompt."""
+        if not len(prediction):
+            return []
+        ids, most = self.encode(prediction), self.target.capabilities.max_length
+        if len(ids) > most:
+            raise PromptError(f"the prediction has {len(ids)} tokens but an answer at most {most}: shorten it")
+        if isinstance(prediction, str) and self.tokenizer is not None:
+            with self._encoding:
+                start = self.tokenizer.encode("")
+            if start and ids[: len(start)] == start:
+                return ids[len(start) :]
+        return ids
 
     def _speculation(self, given: SpeculationParams | Speculation | None) -> Speculation:
         if given is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Sequence
+from difflib import SequenceMatcher
 from itertools import zip_longest
 from typing import Any
 
@@ -35,10 +36,24 @@ def _depths(stats: Sequence[Stats]) -> tuple[list[list[int]], list[list[int]]]:
     return [s.drafted for s in stats], [s.accepted for s in stats]
 
 
-def usage(prompt: int, stats: Sequence[Stats], tokens: int | None = None) -> dict[str, object]:
-    """Tokens of the prompt and of all choices."""
-    generated = sum(s.tokens for s in stats) if tokens is None else tokens
-    return {"prompt_tokens": prompt, "completion_tokens": generated, "total_tokens": prompt + generated}
+def agreement(prediction: Sequence[int], output: Sequence[int]) -> tuple[int, int]:
+    """Tokens of a predicted output that appear in the output, in order, and those that do not."""
+    blocks = SequenceMatcher(None, prediction, output, autojunk=False).get_matching_blocks()
+    found = sum(block.size for block in blocks)
+    return found, len(prediction) - found
+
+
+def usage(prompt: int, generated: int, predicted: tuple[int, int] | None = None) -> dict[str, object]:
+    """Tokens of the prompt and of all choices; with Predicted Outputs those of ``agreement``."""
+    found: dict[str, object] = {
+        "prompt_tokens": prompt,
+        "completion_tokens": generated,
+        "total_tokens": prompt + generated,
+    }
+    if predicted is not None:
+        names = ("accepted_prediction_tokens", "rejected_prediction_tokens")
+        found["completion_tokens_details"] = dict(zip(names, predicted, strict=True))
+    return found
 
 
 class Shape:
@@ -61,12 +76,15 @@ class Shape:
     def id(self) -> str:
         return str(self._common["id"])
 
-    def whole(self, prompt: int, answers: Sequence[tuple[str, Generation]]) -> dict[str, Any]:
+    def whole(
+        self, prompt: int, answers: Sequence[tuple[str, Generation]], predicted: tuple[int, int] | None
+    ) -> dict[str, Any]:
         """An answer that is not streamed.
 
         Args:
             prompt: tokens of all prompts.
             answers: text and generation of each choice.
+            predicted: as ``usage`` takes it.
         """
         choices: list[dict[str, Any]] = []
         for index, (text, generation) in enumerate(answers):
@@ -85,7 +103,7 @@ class Shape:
             **self._common,
             "object": "chat.completion" if self._chat else "text_completion",
             "choices": choices,
-            "usage": usage(prompt, stats),
+            "usage": usage(prompt, sum(s.tokens for s in stats), predicted),
             "system_fingerprint": None,
             "metrics": {"speculative_decoding": speculative_decoding(stats)},
         }
@@ -106,7 +124,7 @@ class Shape:
         kind = "chat.completion.chunk" if self._chat else "text_completion"
         return {**self._common, "object": kind, "choices": [choice], "system_fingerprint": None}
 
-    def last(self, prompt: int, requests: Sequence[Request]) -> dict[str, Any]:
+    def last(self, prompt: int, requests: Sequence[Request], predicted: tuple[int, int] | None) -> dict[str, Any]:
         """The piece behind the last choice: usage, and what drafting did."""
         stats = [request.stats for request in requests]
         kind = "chat.completion.chunk" if self._chat else "text_completion"
@@ -114,7 +132,7 @@ class Shape:
             **self._common,
             "object": kind,
             "choices": [],
-            "usage": usage(prompt, stats),
+            "usage": usage(prompt, sum(s.tokens for s in stats), predicted),
             "system_fingerprint": None,
             "metrics": {"speculative_decoding": speculative_decoding(stats)},
         }

@@ -187,7 +187,12 @@ class Server:
                 for choice in range(body.n):
                     params = body.params(len(ids), self._vocabulary, choice)
                     began = time.monotonic()
-                    answer = await self._loop.submit(ids, params, speculation, priority=body.priority, timeout=timeout)
+                    options: dict[str, Any] = {
+                        "prediction": body.predicted,
+                        "priority": body.priority,
+                        "timeout": timeout,
+                    }
+                    answer = await self._loop.submit(ids, params, speculation, **options)
                     self._metrics.arrived(answer.handle.request, began)
                     found.append(answer)
         except BaseException:
@@ -206,7 +211,8 @@ class Server:
         if generations is None:
             return Response(status_code=499)
         texts = [(before + generation.text, generation) for before, generation in zip(echoed, generations, strict=True)]
-        return JSONResponse(shape.whole(tokens, texts))
+        predicted = await self._predicted(body, found)
+        return JSONResponse(shape.whole(tokens, texts, predicted))
 
     @property
     def _vocabulary(self) -> int:
@@ -217,6 +223,14 @@ class Server:
         if tokenizer is None:
             raise PromptError("the model has no tokenizer: it gives no text")
         return str(tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    async def _predicted(self, body: Sampled, found: Sequence[Answer]) -> tuple[int, int] | None:
+        """Tokens of the predicted output that the answers have, and that they have not; None: nothing was predicted."""
+        if not body.predicted:
+            return None
+        requests = [answer.handle.request for answer in found]
+        pairs = [await asyncio.to_thread(shapes.agreement, r.prediction, r.output_ids) for r in requests]
+        return sum(has for has, _ in pairs), sum(lacks for _, lacks in pairs)
 
     async def _events(
         self, body: Sampled, shape: Shape, prompt: int, found: Sequence[Answer], echoed: Sequence[str]
@@ -237,7 +251,7 @@ class Server:
                         if options is not None and options.continuous_usage_stats:
                             requests = [a.handle.request for a in found]
                             tokens = sum(len(r.output_ids) for r in requests)
-                            piece["usage"] = shapes.usage(prompt, [], tokens)
+                            piece["usage"] = shapes.usage(prompt, tokens)
                         queue.put_nowait(piece)
                 reason = answer.handle.request.finish_reason or "cancelled"
                 queue.put_nowait(shape.text(index, "", shapes.finish(reason)))
@@ -266,7 +280,8 @@ class Server:
                 else:
                     yield _event(event)
             if options is not None and options.include_usage:
-                yield _event(shape.last(prompt, [answer.handle.request for answer in found]))
+                requests, predicted = [answer.handle.request for answer in found], await self._predicted(body, found)
+                yield _event(shape.last(prompt, requests, predicted))
             yield "data: [DONE]\n\n"
         finally:
             for task in tasks:

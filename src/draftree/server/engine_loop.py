@@ -122,11 +122,20 @@ class EngineLoop:
         params: SamplingParams,
         speculation: SpeculationParams | None = None,
         *,
+        prediction: str = "",
         priority: int = 0,
         timeout: float | None = None,
     ) -> Answer:
         """``Engine.submit``, which may wait for a drafter to be loaded, off the event loop."""
-        call = partial(self.engine.submit, prompt, params, speculation, priority=priority, timeout=timeout)
+        call = partial(
+            self.engine.submit,
+            prompt,
+            params,
+            speculation,
+            prediction=prediction,
+            priority=priority,
+            timeout=timeout,
+        )
         answer = Answer(await asyncio.to_thread(call), self)
         self._answers.add(answer)
         answer.wake()

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
 
 from ..config import SamplingParams
-from ..drafters.spec import NONE
+from ..drafters.spec import LOOKUP, NONE
 from ..engine.speculation import SpeculationParams
 from ..errors import ConfigError
 from .penalties import Bias, Penalties
@@ -30,7 +30,7 @@ _UNSUPPORTED: Mapping[str, Sequence[object]] = {
     "guided_regex": (None,),
     "guided_choice": (None,),
     "guided_grammar": (None,),
-    "prediction": (None,),
+    "prediction": (None,),  # of completions
     "suffix": (None, ""),
     "best_of": (None, 1),
     "min_tokens": (None, 0),
@@ -125,6 +125,11 @@ class Sampled(Body):
         """Most tokens of an answer."""
         return self.max_tokens
 
+    @property
+    def predicted(self) -> str:
+        """The predicted output; empty: there is none."""
+        return ""
+
     def params(self, prompt: int, vocabulary: int, choice: int) -> SamplingParams:
         """How one choice is drawn.
 
@@ -155,28 +160,36 @@ class Sampled(Body):
         )
 
     def speculation(self, default: SpeculationParams) -> SpeculationParams | None:
-        """How it is drafted for; None: as the server was started.
+        """How it is drafted for; None: as the server was started. A predicted output is drafted from by ``lookup``.
 
         Raises:
             ConfigError: the names do not go together, or name a drafter that is not loaded.
         """
+        chosen = self.draftree or Speculative()
+        if self.predicted and chosen.drafter is None and LOOKUP not in default.spec.sources:
+            own = SpeculationParams(drafter=LOOKUP)
+            return chosen_with(own, chosen)
         if self.draftree is None:
             return None
-        chosen = self.draftree
         if chosen.drafter not in (None, NONE, str(default.spec)):
             raise FieldError(
                 "draftree.drafter",
                 f"drafter {chosen.drafter!r} is not loaded: use {str(default.spec)!r}, which this server was started "
                 f"with, or {NONE!r}",
             )
-        own = chosen.method is None
-        return SpeculationParams(
-            drafter=default.drafter if chosen.drafter is None else chosen.drafter,
-            method=default.method if chosen.method is None else chosen.method,
-            settings=chosen.settings if chosen.settings is not None or not own else default.settings,
-            nodes=chosen.nodes if chosen.nodes is not None or not own else default.nodes,
-            verification=default.verification if chosen.verification is None else chosen.verification,
-        )
+        return chosen_with(default, chosen)
+
+
+def chosen_with(default: SpeculationParams, chosen: Speculative) -> SpeculationParams:
+    """What a request has chosen, and the rest as it is by default; a method of its own has its own settings."""
+    own = chosen.method is None
+    return SpeculationParams(
+        drafter=default.drafter if chosen.drafter is None else chosen.drafter,
+        method=default.method if chosen.method is None else chosen.method,
+        settings=chosen.settings if chosen.settings is not None or not own else default.settings,
+        nodes=chosen.nodes if chosen.nodes is not None or not own else default.nodes,
+        verification=default.verification if chosen.verification is None else chosen.verification,
+    )
 
 
 def _biases(given: Mapping[str, float], vocabulary: int) -> dict[int, float]:
@@ -207,12 +220,21 @@ class Message(Body):
         Raises:
             FieldError: a part is no text.
         """
-        content = self.content or ""
-        if not isinstance(content, str):
-            if other := next((part.type for part in content if part.type not in ("text", "input_text")), None):
-                raise FieldError(f"messages[{at}].content", f"a content part of type {other!r}: give text")
-            content = "".join(part.text or "" for part in content)
+        content = _text(self.content or "", f"messages[{at}].content")
         return {"role": "system" if self.role == "developer" else self.role, "content": content}
+
+
+def _text(content: str | list[Part], field: str) -> str:
+    """Text, or text parts as one.
+
+    Raises:
+        FieldError: a part is no text.
+    """
+    if isinstance(content, str):
+        return content
+    if other := next((part.type for part in content if part.type not in ("text", "input_text")), None):
+        raise FieldError(field, f"a content part of type {other!r}: give text")
+    return "".join(part.text or "" for part in content)
 
 
 class ResponseFormat(Body):
@@ -221,12 +243,24 @@ class ResponseFormat(Body):
     type: StrictStr = "text"
 
 
+class Prediction(Body):
+    """Predicted Outputs: what the answer is likely to have much of."""
+
+    type: Literal["content"]
+    content: StrictStr | list[Part]
+
+
 class ChatRequest(Sampled):
     """``/v1/chat/completions``."""
 
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: _TOKENS | None = None
     response_format: ResponseFormat | None = None
+    prediction: Prediction | None = None
+
+    @property
+    def predicted(self) -> str:
+        return "" if self.prediction is None else _text(self.prediction.content, "prediction.content")
 
     @property
     def limit(self) -> int | None:
