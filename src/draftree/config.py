@@ -88,6 +88,9 @@ Criterion = Callable[..., object]
 MIN_TEMPERATURE = 1e-4
 """Below this float32 logits overflow; the distribution is greedy long before."""
 
+MOST_LOGPROBS = 20
+"""Of the most probable tokens, as in OpenAI's API."""
+
 MAX_NODES = 4096
 """Largest node budget: above the 2800 nodes of the largest published tree, B(H) = 7, depth 4 (Gunjur & Waitz)."""
 
@@ -133,6 +136,8 @@ class SamplingParams:
         seed: keys the noise of every draw together with the token's absolute position; None draws a fresh seed.
         stop: strings that end the text; the text ends before them.
         ignore_eos: go on after the end-of-request token.
+        logprobs: log-probabilities of each token and of so many of the most probable ones (``request.Logprobs``), by
+            the target's own distribution, before processors and temperature; None: none.
         processors: transformers logits processors; each tree node is processed with its own path as history.
         criteria: transformers stopping criteria, run after every token.
 
@@ -148,6 +153,7 @@ class SamplingParams:
     seed: int | None = option("Makes sampled text repeatable.", metavar="S")
     stop: tuple[str, ...] = option("End before this text; may be repeated.", (), metavar="TEXT")
     ignore_eos: bool = False
+    logprobs: int | None = None
     processors: tuple[Processor, ...] = ()
     criteria: tuple[Criterion, ...] = ()
 
@@ -167,6 +173,8 @@ class SamplingParams:
             raise ConfigError(f"min_p is {self.min_p}: use a number from 0 (off) to 1")
         if self.seed is not None and not 0 <= self.seed < 2**63:
             raise ConfigError(f"seed is {self.seed}: use a whole number from 0 to 2^63 - 1")
+        if self.logprobs is not None and not 0 <= self.logprobs <= MOST_LOGPROBS:
+            raise ConfigError(f"logprobs are {self.logprobs}: use 0 (of the tokens alone) to {MOST_LOGPROBS}")
         if not all(self.stop):
             raise ConfigError(f"stop is {self.stop!r}: give strings of at least one character")
 

@@ -105,6 +105,19 @@ class Stats:
 
 
 @dataclass(frozen=True, slots=True)
+class Logprobs:
+    """What the target thought of one token, drafted or not.
+
+    Attributes:
+        token: natural logarithm of its probability.
+        best: the most probable tokens, each with its own, in descending order.
+    """
+
+    token: float
+    best: list[tuple[int, float]]
+
+
+@dataclass(frozen=True, slots=True)
 class Chunk:
     """One generated token as it streams.
 
@@ -112,12 +125,14 @@ class Chunk:
         text: what became final with it; may be empty while a character is incomplete or a stop string may begin.
         drafted: it was drafted and accepted; otherwise the target drew it itself.
         depth: depth in the draft tree, 0 when it was not drafted.
+        logprobs: where they were asked for (``SamplingParams.logprobs``).
     """
 
     token: int
     text: str
     drafted: bool
     depth: int
+    logprobs: Logprobs | None = None
 
 
 FINISH_REASONS = ("eos", "stop", "length", "criteria", "cancelled", "deadline", "error")
@@ -198,7 +213,7 @@ class Request:
         """Tokens that may still be generated."""
         return self.limit - (len(self.ids) - self.prompt_length)
 
-    def append(self, tokens: Sequence[int], accepted: int) -> int:
+    def append(self, tokens: Sequence[int], accepted: int, logprobs: Sequence[Logprobs] = ()) -> int:
         """Take one step's tokens, of which the first ``accepted`` were drafted, up to whatever ends the request.
 
         Returns:
@@ -211,7 +226,8 @@ class Request:
             text = self._stream.push(token, last=self.finish_reason is not None)
             if self._stream.stopped:
                 self.finish_reason = "stop"
-            self.chunks.append(Chunk(token, text, drafted, i + 1 if drafted else 0))
+            told = logprobs[i] if logprobs else None
+            self.chunks.append(Chunk(token, text, drafted, i + 1 if drafted else 0, told))
             if self.finish_reason is not None:
                 return i + 1
         return len(tokens)

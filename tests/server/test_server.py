@@ -163,6 +163,29 @@ def test_penalties_and_biases_are_those_of_processors(client: openai.OpenAI, alo
         assert found.choices[0].text == expected.text
 
 
+def test_logprobs_are_the_engines_whole_and_streamed(client: openai.OpenAI, alone: Engine) -> None:
+    expected = alone.generate([QUESTION], SamplingParams(max_tokens=12, logprobs=2))[0]
+    options: Any = {"model": NAME, "messages": QUESTION, "max_tokens": 12, "temperature": 0}
+    options |= {"logprobs": True, "top_logprobs": 2}
+    found: Any = client.chat.completions.create(**options)
+    whole = found.choices[0].logprobs.content
+    events: Any = client.chat.completions.create(**options, stream=True)
+    pieces = [e.choices[0].logprobs.content[0] for e in events if e.choices and e.choices[0].logprobs]
+    for content in (whole, pieces):
+        assert len(content) == len(expected.chunks)
+        for one, chunk in zip(content, expected.chunks, strict=True):
+            assert chunk.logprobs is not None
+            assert one.logprob == pytest.approx(chunk.logprobs.token, abs=1e-4)
+            assert [b.logprob for b in one.top_logprobs] == pytest.approx([v for _, v in chunk.logprobs.best], abs=1e-4)
+            assert bytes(one.bytes).decode() == one.token
+    ids = alone.encode(QUESTION)
+    text: Any = client.completions.create(model=NAME, prompt=ids, max_tokens=12, temperature=0, logprobs=2)
+    column = text.choices[0].logprobs
+    assert column.token_logprobs == pytest.approx([c.logprobs.token for c in expected.chunks if c.logprobs], abs=1e-4)
+    assert len(column.tokens) == len(column.text_offset) == len(column.top_logprobs) == 12
+    assert column.text_offset[:2] == [0, len(column.tokens[0])]
+
+
 def test_stop_strings_end_the_text_before_them(client: openai.OpenAI, alone: Engine) -> None:
     whole = alone.generate([TEXT], SamplingParams(max_tokens=32))[0].text
     stop = whole[5:8]
@@ -244,7 +267,8 @@ def test_without_a_prediction_usage_has_no_details(client: openai.OpenAI) -> Non
         ({"prompt": TEXT, "seed": -4}, "seed"),
         ({"prompt": TEXT, "logit_bias": {"x": 1}}, "logit_bias"),
         ({"prompt": TEXT, "logit_bias": {"99999": 1}}, "logit_bias"),
-        ({"prompt": TEXT, "logprobs": 3}, "logprobs"),
+        ({"prompt": TEXT, "logprobs": 21}, "logprobs"),
+        ({"prompt": TEXT, "logprobs": 1, "echo": True}, "echo"),
         ({"prompt": TEXT, "best_of": 4}, "best_of"),
         ({"prompt": TEXT, "structured_outputs": {"regex": "a*"}}, "structured_outputs"),
         ({"prompt": TEXT, "draftree": {"method": "magic"}}, None),
@@ -272,6 +296,7 @@ def test_bad_input_is_one_error_that_names_the_field(served: Running, body: Any,
     [
         ({"tools": [{"type": "function"}]}, "tools"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"top_logprobs": 2}, "top_logprobs"),
         ({"messages": []}, "messages"),
         ({"prediction": {"type": "image", "content": "x"}}, "prediction.type"),
         ({"prediction": {"type": "content", "content": [{"type": "audio"}]}}, "prediction.content"),

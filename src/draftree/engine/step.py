@@ -24,7 +24,7 @@ from ..errors import ConfigError, PromptError, RunError
 from ..models.base import LanguageModel, Nodes, Row, check_text
 from ..models.prefixes import PrefixCache
 from ..policies.base import node_budget
-from ..request import Outcome, Request, StepCost
+from ..request import Logprobs, Outcome, Request, StepCost
 from ..sampling import Draws, Successors, successors
 from ..text import Prompt, Tokenizer, encode, text_stream
 from ..tracing.trace import Observer, Setup
@@ -46,6 +46,7 @@ class _Part:
         decodes: its prompt has been read.
         tree: drafted below the head.
         verdict: on the tree; None: the head does not end with the request's last token.
+        logprobs: of its tokens, where they were asked for.
         taken: tokens that the request took of the verdict.
     """
 
@@ -56,6 +57,7 @@ class _Part:
     decodes: bool
     tree: DraftTree = field(default_factory=DraftTree.empty)
     verdict: Verdict | None = None
+    logprobs: list[Logprobs] = field(default_factory=list)
     taken: int = 0
 
     @property
@@ -71,7 +73,7 @@ class _Part:
         """Give the request its tokens; an exception of a stopping criterion ends it, and no other."""
         verdict, request, before = self.verdict or Verdict([], []), self.request, len(self.request.ids)
         try:
-            request.append(verdict.tokens, len(verdict.path))
+            request.append(verdict.tokens, len(verdict.path), self.logprobs)
         except Exception as error:  # noqa: BLE001 - a criterion raises what it likes
             request.fail(error)
         self.taken = len(request.ids) - before
@@ -331,8 +333,12 @@ class Stepper:
             requests = [part.request for part in own]
             draws = Draws([r.params for r in requests], [r.seed for r in requests], [r.ids for r in requests])
             verdicts = scheme.verify(some, [part.tree for part in own], draws, beside)
-            for part, verdict in zip(own, verdicts, strict=True):
+            for part, verdict, own_logits in zip(own, verdicts, some, strict=True):
                 part.verdict = verdict
+                if (count := part.request.params.logprobs) is not None:
+                    part.logprobs = _logprobs(
+                        own_logits[[0, *(node + 1 for node in verdict.path)]], verdict.tokens, count
+                    )
         return seconds
 
     @torch.inference_mode()
@@ -357,6 +363,15 @@ class Stepper:
         speculation = request.speculation or self.speculation
         tokens = request.limit if most else request.params.max_tokens or 0
         return request.prompt_length + tokens + 1 + min(speculation.slots, _RESERVED)
+
+
+def _logprobs(logits: Tensor, tokens: Sequence[int], count: int) -> list[Logprobs]:
+    """Of tokens, and of as many of the most probable ones, by the [n, V] logits that they follow."""
+    values = logits.float().log_softmax(-1)
+    own = values.gather(1, torch.tensor(tokens, device=values.device)[:, None])[:, 0].tolist()
+    best = values.topk(count)
+    pairs = [list(zip(*row, strict=True)) for row in zip(best.indices.tolist(), best.values.tolist(), strict=True)]
+    return [Logprobs(*both) for both in zip(own, pairs, strict=True)]
 
 
 def _grouped_by_drafter(parts: Sequence[_Part]) -> list[_Group]:

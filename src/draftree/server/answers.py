@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from difflib import SequenceMatcher
-from itertools import zip_longest
+from itertools import accumulate, zip_longest
 from typing import Any
 
 from ..engine.engine import Generation
-from ..request import Request, Stats
+from ..request import Chunk, Request, Stats
 
 FINISH = {"eos": "stop", "stop": "stop", "criteria": "stop", "length": "length"}
 """Why a request ended -> OpenAI's word; others ("cancelled", "deadline") stay as they are."""
@@ -62,10 +62,11 @@ class Shape:
     Args:
         model: its name in the answer.
         chat: the chat endpoint's, else that of completions.
+        spell: the text of a token.
     """
 
-    def __init__(self, model: str, *, chat: bool) -> None:
-        self._chat = chat
+    def __init__(self, model: str, spell: Callable[[int], str], *, chat: bool) -> None:
+        self._chat, self._spell = chat, spell
         self._common = {
             "id": f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}",
             "created": int(time.time()),
@@ -90,7 +91,7 @@ class Shape:
         for index, (text, generation) in enumerate(answers):
             choice: dict[str, Any] = {
                 "index": index,
-                "logprobs": None,
+                "logprobs": self._logprobs(generation.chunks),
                 "finish_reason": finish(generation.finish_reason),
             }
             if self._chat:
@@ -112,14 +113,43 @@ class Shape:
         """The piece that begins a choice of a chat."""
         return self._piece(index, {"role": "assistant", "content": ""}, None) if self._chat else None
 
-    def text(self, index: int, text: str, finish_reason: str | None = None) -> dict[str, Any]:
-        """A piece of text, or the end of a choice."""
-        if self._chat:
-            return self._piece(index, {"content": text} if text else {}, finish_reason)
-        return self._piece(index, text, finish_reason)
+    def token(self, index: int, chunk: Chunk) -> dict[str, Any]:
+        """A piece of text that became final with a token."""
+        return self._piece(index, {"content": chunk.text} if self._chat else chunk.text, None, [chunk])
 
-    def _piece(self, index: int, part: Any, finish_reason: str | None) -> dict[str, Any]:
-        choice = {"index": index, "logprobs": None, "finish_reason": finish_reason}
+    def echo(self, index: int, text: str) -> dict[str, Any]:
+        """The prompt of a completion."""
+        return self._piece(index, text, None)
+
+    def end(self, index: int, finish_reason: str) -> dict[str, Any]:
+        """The end of a choice."""
+        return self._piece(index, {} if self._chat else "", finish_reason)
+
+    def _logprobs(self, chunks: Sequence[Chunk]) -> dict[str, Any] | None:
+        """Log-probabilities of tokens; None: they were not asked for."""
+        told = [(chunk.token, chunk.logprobs) for chunk in chunks if chunk.logprobs is not None]
+        if not told:
+            return None
+        if not self._chat:
+            names = [self._spell(token) for token, _ in told]
+            return {
+                "tokens": names,
+                "token_logprobs": [one.token for _, one in told],
+                "top_logprobs": [{self._spell(token): value for token, value in one.best} for _, one in told],
+                "text_offset": list(accumulate(map(len, names[:-1]), initial=0)),
+            }
+        content = [
+            {**self._named(token, one.token), "top_logprobs": [self._named(*pair) for pair in one.best]}
+            for token, one in told
+        ]
+        return {"content": content, "refusal": None}
+
+    def _named(self, token: int, value: float) -> dict[str, Any]:
+        name = self._spell(token)
+        return {"token": name, "logprob": value, "bytes": list(name.encode())}
+
+    def _piece(self, index: int, part: Any, finish_reason: str | None, chunks: Sequence[Chunk] = ()) -> dict[str, Any]:
+        choice = {"index": index, "logprobs": self._logprobs(chunks), "finish_reason": finish_reason}
         choice["delta" if self._chat else "text"] = part
         kind = "chat.completion.chunk" if self._chat else "text_completion"
         return {**self._common, "object": kind, "choices": [choice], "system_fingerprint": None}

@@ -199,7 +199,8 @@ class Server:
             for answer in found:
                 answer.cancel()
             raise
-        shape, tokens = Shape(self._settings.name, chat=chat), sum(map(len, given))
+        shape = Shape(self._settings.name, lambda token: self._text([token]), chat=chat)
+        tokens = sum(map(len, given))
         echoed = [""] * len(found)
         if isinstance(body, CompletionRequest) and body.echo:
             echoed = [self._text(ids) for ids in given for _ in range(body.n)]
@@ -244,17 +245,17 @@ class Server:
                 if (first := shape.first(index)) is not None:
                     queue.put_nowait(first)
                 if before:
-                    queue.put_nowait(shape.text(index, before))
+                    queue.put_nowait(shape.echo(index, before))
                 async for chunk in answer.chunks():
-                    if chunk.text:
-                        piece = shape.text(index, chunk.text)
+                    if chunk.text or chunk.logprobs is not None:
+                        piece = shape.token(index, chunk)
                         if options is not None and options.continuous_usage_stats:
                             requests = [a.handle.request for a in found]
                             tokens = sum(len(r.output_ids) for r in requests)
                             piece["usage"] = shapes.usage(prompt, tokens)
                         queue.put_nowait(piece)
                 reason = answer.handle.request.finish_reason or "cancelled"
-                queue.put_nowait(shape.text(index, "", shapes.finish(reason)))
+                queue.put_nowait(shape.end(index, shapes.finish(reason)))
             except Exception as error:  # noqa: BLE001 - the client is told
                 queue.put_nowait(error)
             finally:

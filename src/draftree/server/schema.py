@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
 
-from ..config import SamplingParams
+from ..config import MOST_LOGPROBS, SamplingParams
 from ..drafters.spec import LOOKUP, NONE
 from ..engine.speculation import SpeculationParams
 from ..errors import ConfigError
@@ -20,8 +20,6 @@ MOST_CHOICES = 16
 """Of one request (``n``)."""
 _TOKENS = Annotated[int, Field(strict=True, ge=1)]
 _UNSUPPORTED: Mapping[str, Sequence[object]] = {
-    "logprobs": (None, False),
-    "top_logprobs": (None, 0),
     "prompt_logprobs": (None,),
     "tools": (None, []),
     "functions": (None, []),
@@ -130,6 +128,11 @@ class Sampled(Body):
         """The predicted output; empty: there is none."""
         return ""
 
+    @property
+    def wanted_logprobs(self) -> int | None:
+        """Most probable tokens whose log-probabilities are wanted beside each token's own; None: none at all."""
+        return None
+
     def params(self, prompt: int, vocabulary: int, choice: int) -> SamplingParams:
         """How one choice is drawn.
 
@@ -156,6 +159,7 @@ class Sampled(Body):
             seed=None if self.seed is None else (self.seed + choice) % 2**63,
             stop=tuple(stop),
             ignore_eos=self.ignore_eos,
+            logprobs=self.wanted_logprobs,
             processors=tuple(processors),
         )
 
@@ -257,6 +261,12 @@ class ChatRequest(Sampled):
     max_completion_tokens: _TOKENS | None = None
     response_format: ResponseFormat | None = None
     prediction: Prediction | None = None
+    logprobs: StrictBool | None = None
+    top_logprobs: Annotated[int, Field(strict=True, ge=0, le=MOST_LOGPROBS)] | None = None
+
+    @property
+    def wanted_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
     def predicted(self) -> str:
@@ -268,6 +278,8 @@ class ChatRequest(Sampled):
 
     def refuse(self) -> None:
         super().refuse()
+        if self.top_logprobs and not self.logprobs:
+            raise FieldError("top_logprobs", "top_logprobs go with logprobs: set that to true")
         if self.response_format is not None and self.response_format.type != "text":
             raise FieldError("response_format", f"response_format {self.response_format.type!r} is not supported")
 
@@ -282,6 +294,16 @@ class CompletionRequest(Sampled):
     prompt: StrictStr | list[StrictStr] | list[StrictInt] | list[list[StrictInt]]
     max_tokens: _TOKENS | None = 16
     echo: StrictBool = False
+    logprobs: Annotated[int, Field(strict=True, ge=0, le=MOST_LOGPROBS)] | None = None
+
+    @property
+    def wanted_logprobs(self) -> int | None:
+        return self.logprobs
+
+    def refuse(self) -> None:
+        super().refuse()
+        if self.echo and self.logprobs is not None:
+            raise FieldError("echo", "echo with logprobs is not supported: there are none of the prompt's tokens")
 
     def prompts(self) -> list[str | list[int]]:
         """Each prompt as text or ids."""

@@ -1,0 +1,67 @@
+"""Log-probabilities of tokens are the target's own, drafted or not, whatever processes and draws."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from draftree.config import MOST_LOGPROBS, SamplingParams
+from draftree.engine.engine import Engine
+from draftree.engine.speculation import SpeculationParams
+from draftree.errors import ConfigError
+from draftree.load import make_engine
+from draftree.models.huggingface import HFModel
+
+from .tiny import causal_logits, tiny
+
+PROMPTS = [[1, 5, 6, 5, 6, 5, 6, 5], [1, 7, 8, 9]]
+
+
+@pytest.fixture(scope="module")
+def model() -> HFModel:
+    return HFModel(tiny(), name="tiny", self_test=False)
+
+
+def bias(ids: Tensor, logits: Tensor) -> Tensor:
+    """Another distribution than the target's own."""
+    found = logits.clone()
+    found[:, 5] += 2.0
+    return found
+
+
+@pytest.mark.parametrize("drafter", ["none", "lookup", "self"])
+@pytest.mark.parametrize("verification", ["match", "multi-round"])
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_they_are_those_of_a_causal_pass(model: HFModel, drafter: str, verification: str, temperature: float) -> None:
+    params = SamplingParams(max_tokens=16, temperature=temperature, seed=3, logprobs=4, processors=(bias,))
+    engine = Engine(model)
+    if drafter != "none":
+        engine = make_engine(
+            model, SpeculationParams(drafter=drafter, method="static", nodes=6, verification=verification)
+        )
+    for prompt, found in zip(PROMPTS, engine.generate(PROMPTS, params), strict=True):
+        logprobs = causal_logits(model.model, [*prompt, *found.token_ids])[len(prompt) - 1 : -1].log_softmax(-1)
+        assert len(found.chunks) == len(found.token_ids)
+        if drafter == "self" and not temperature:
+            assert any(chunk.drafted for chunk in found.chunks)
+        for chunk, row in zip(found.chunks, logprobs, strict=True):
+            assert chunk.logprobs is not None
+            assert chunk.logprobs.token == pytest.approx(float(row[chunk.token]), abs=1e-4)
+            best = row.topk(4)
+            assert [token for token, _ in chunk.logprobs.best] == best.indices.tolist()
+            assert [value for _, value in chunk.logprobs.best] == pytest.approx(best.values.tolist(), abs=1e-4)
+
+
+def test_they_are_there_where_they_are_asked_for(model: HFModel) -> None:
+    each = [SamplingParams(max_tokens=4), SamplingParams(max_tokens=4, logprobs=0)]
+    none, own = Engine(model).generate(PROMPTS, each)
+    assert [chunk.logprobs for chunk in none.chunks] == [None] * 4
+    assert all(chunk.logprobs is not None and chunk.logprobs.best == [] for chunk in own.chunks)
+    assert torch.tensor([chunk.logprobs.token for chunk in own.chunks if chunk.logprobs]).le(0).all()
+
+
+@pytest.mark.parametrize("count", [-1, MOST_LOGPROBS + 1])
+def test_there_is_a_most(count: int) -> None:
+    with pytest.raises(ConfigError, match=f"logprobs are {count}: use 0"):
+        SamplingParams(logprobs=count)
