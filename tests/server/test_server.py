@@ -80,6 +80,7 @@ def test_a_chat_is_answered_as_the_engine_alone_would(client: openai.OpenAI, alo
     assert choice.finish_reason == {"eos": "stop", "length": "length"}[expected.finish_reason]
     assert found.usage is not None and found.usage.completion_tokens == len(expected.token_ids)
     assert found.usage.total_tokens == found.usage.prompt_tokens + found.usage.completion_tokens
+    assert (found.system_fingerprint or "").startswith("draftree-")
     assert found.model == NAME and found.object == "chat.completion" and found.id.startswith("chatcmpl-")
 
 

@@ -61,16 +61,18 @@ class Shape:
 
     Args:
         model: its name in the answer.
+        fingerprint: of what answers.
         chat: the chat endpoint's, else that of completions.
         spell: the text of a token.
     """
 
-    def __init__(self, model: str, spell: Callable[[int], str], *, chat: bool) -> None:
+    def __init__(self, model: str, fingerprint: str, spell: Callable[[int], str], *, chat: bool) -> None:
         self._chat, self._spell = chat, spell
         self._common = {
             "id": f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}",
             "created": int(time.time()),
             "model": model,
+            "system_fingerprint": fingerprint,
         }
 
     @property
@@ -105,7 +107,6 @@ class Shape:
             "object": "chat.completion" if self._chat else "text_completion",
             "choices": choices,
             "usage": usage(prompt, sum(s.tokens for s in stats), predicted),
-            "system_fingerprint": None,
             "metrics": {"speculative_decoding": speculative_decoding(stats)},
         }
 
@@ -152,7 +153,7 @@ class Shape:
         choice = {"index": index, "logprobs": self._logprobs(chunks), "finish_reason": finish_reason}
         choice["delta" if self._chat else "text"] = part
         kind = "chat.completion.chunk" if self._chat else "text_completion"
-        return {**self._common, "object": kind, "choices": [choice], "system_fingerprint": None}
+        return {**self._common, "object": kind, "choices": [choice]}
 
     def last(self, prompt: int, requests: Sequence[Request], predicted: tuple[int, int] | None) -> dict[str, Any]:
         """The piece behind the last choice: usage, and what drafting did."""
@@ -163,7 +164,6 @@ class Shape:
             "object": kind,
             "choices": [],
             "usage": usage(prompt, sum(s.tokens for s in stats), predicted),
-            "system_fingerprint": None,
             "metrics": {"speculative_decoding": speculative_decoding(stats)},
         }
 

@@ -199,7 +199,7 @@ class Server:
             for answer in found:
                 answer.cancel()
             raise
-        shape = Shape(self._settings.name, lambda token: self._text([token]), chat=chat)
+        shape = Shape(self._settings.name, self._fingerprint, lambda token: self._text([token]), chat=chat)
         tokens = sum(map(len, given))
         echoed = [""] * len(found)
         if isinstance(body, CompletionRequest) and body.echo:
@@ -214,6 +214,11 @@ class Server:
         texts = [(before + generation.text, generation) for before, generation in zip(echoed, generations, strict=True)]
         predicted = await self._predicted(body, found)
         return JSONResponse(shape.whole(tokens, texts, predicted))
+
+    @property
+    def _fingerprint(self) -> str:
+        """Of the version and the weights: with the same one a seed gives the same text."""
+        return f"draftree-{version('draftree')}-{self._engine.target.capabilities.fingerprint}"
 
     @property
     def _vocabulary(self) -> int:
