@@ -56,6 +56,20 @@ def usage(prompt: int, generated: int, predicted: tuple[int, int] | None = None)
     return found
 
 
+def named_logprobs(chunks: Sequence[Chunk], spell: Callable[[int], str]) -> list[dict[str, Any]]:
+    """Log-probabilities of tokens by their texts, and beside them the most probable ones; those that were asked for."""
+
+    def named(token: int, value: float) -> dict[str, Any]:
+        text = spell(token)
+        return {"token": text, "logprob": value, "bytes": list(text.encode())}
+
+    return [
+        {**named(chunk.token, told.token), "top_logprobs": [named(*pair) for pair in told.best]}
+        for chunk in chunks
+        if (told := chunk.logprobs) is not None
+    ]
+
+
 class Shape:
     """The bodies of one answer.
 
@@ -139,15 +153,7 @@ class Shape:
                 "top_logprobs": [{self._spell(token): value for token, value in one.best} for _, one in told],
                 "text_offset": list(accumulate(map(len, names[:-1]), initial=0)),
             }
-        content = [
-            {**self._named(token, one.token), "top_logprobs": [self._named(*pair) for pair in one.best]}
-            for token, one in told
-        ]
-        return {"content": content, "refusal": None}
-
-    def _named(self, token: int, value: float) -> dict[str, Any]:
-        name = self._spell(token)
-        return {"token": name, "logprob": value, "bytes": list(name.encode())}
+        return {"content": named_logprobs(chunks, self._spell), "refusal": None}
 
     def _piece(self, index: int, part: Any, finish_reason: str | None, chunks: Sequence[Chunk] = ()) -> dict[str, Any]:
         choice = {"index": index, "logprobs": self._logprobs(chunks), "finish_reason": finish_reason}

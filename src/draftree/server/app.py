@@ -29,6 +29,7 @@ from . import answers as shapes
 from .answers import Shape
 from .engine_loop import Answer, EngineLoop
 from .metrics import Metrics
+from .responses import ResponseShape, ResponsesRequest
 from .schema import ChatRequest, CompletionRequest, DetokenizeRequest, FieldError, Sampled, TokenizeRequest
 
 log = logging.getLogger("draftree.server")
@@ -119,6 +120,7 @@ class Server:
         app.add_exception_handler(Exception, _failed)
         app.post("/v1/chat/completions")(self.chat)
         app.post("/v1/completions")(self.completions)
+        app.post("/v1/responses")(self.responses)
         app.get("/v1/models")(self.models)
         app.get("/v1/models/{name:path}")(self.model)
         app.post("/tokenize")(self.tokenize)
@@ -173,7 +175,23 @@ class Server:
         if name not in (None, self._settings.name):
             raise HTTPException(404, f"no model {name!r}: this server has {self._settings.name!r}")
 
-    async def _answer(self, body: Sampled, prompts: Sequence[Prompt], request: Request, *, chat: bool) -> Response:
+    async def responses(self, body: ResponsesRequest, request: Request) -> Response:
+        """Answer a conversation, as agents ask."""
+        (answer,) = found = (await self._submitted(body, [body.conversation()]))[0]
+        shape = ResponseShape(body, self._settings.name, lambda token: self._text([token]))
+        if body.stream:
+            return _Stream(found, _pinged(_named_events(shape.events(answer))))
+        if await _unless_gone(request, _together(found)) is None:
+            return Response(status_code=499)
+        return JSONResponse(shape.whole(answer.handle.request))
+
+    async def _submitted(self, body: Sampled, prompts: Sequence[Prompt]) -> tuple[list[Answer], list[list[int]]]:
+        """The choices of a request, and the ids of its prompts.
+
+        Raises:
+            InputError: a field's value does not do.
+            QueueFullError: too many wait.
+        """
         self._check_model(body.model)
         body.refuse()
         speculation = body.speculation(self._settings.speculation)
@@ -199,15 +217,17 @@ class Server:
             for answer in found:
                 answer.cancel()
             raise
+        return found, given
+
+    async def _answer(self, body: Sampled, prompts: Sequence[Prompt], request: Request, *, chat: bool) -> Response:
+        found, given = await self._submitted(body, prompts)
         shape = Shape(self._settings.name, self._fingerprint, lambda token: self._text([token]), chat=chat)
         tokens = sum(map(len, given))
         echoed = [""] * len(found)
         if isinstance(body, CompletionRequest) and body.echo:
             echoed = [self._text(ids) for ids in given for _ in range(body.n)]
         if body.stream:
-            events = self._events(body, shape, tokens, found, echoed)
-            headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-            return _Stream(found, events, media_type="text/event-stream", headers=headers)
+            return _Stream(found, _pinged(self._events(body, shape, tokens, found, echoed)))
         generations = await _unless_gone(request, _together(found))
         if generations is None:
             return Response(status_code=499)
@@ -273,11 +293,7 @@ class Server:
         try:
             left = len(tasks)
             while left:
-                try:
-                    event = await asyncio.wait_for(queue.get(), _PING)
-                except TimeoutError:
-                    yield ": waiting\n\n"
-                    continue
+                event = await queue.get()
                 if event is None:
                     left -= 1
                 elif isinstance(event, Exception):
@@ -335,8 +351,9 @@ class Server:
 class _Stream(StreamingResponse):
     """Events of answers that end with it, even if it was left before the first of them."""
 
-    def __init__(self, found: Sequence[Answer], events: AsyncIterator[str], **options: Any) -> None:
-        super().__init__(events, **options)
+    def __init__(self, found: Sequence[Answer], events: AsyncIterator[str]) -> None:
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        super().__init__(events, media_type="text/event-stream", headers=headers)
         self._found = found
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -345,6 +362,34 @@ class _Stream(StreamingResponse):
         finally:
             for answer in self._found:
                 answer.cancel()
+
+
+async def _pinged(events: AsyncIterator[str]) -> AsyncIterator[str]:
+    """The same, with a comment where nothing comes for long."""
+    coming = asyncio.ensure_future(anext(events, None))
+    try:
+        while True:
+            done, _ = await asyncio.wait({coming}, timeout=_PING)
+            if not done:
+                yield ": waiting\n\n"
+                continue
+            if (event := coming.result()) is None:
+                return
+            yield event
+            coming = asyncio.ensure_future(anext(events, None))
+    finally:
+        coming.cancel()
+
+
+async def _named_events(events: AsyncIterator[dict[str, Any]]) -> AsyncIterator[str]:
+    """Events with their names, or the error that ends them."""
+    try:
+        async for event in events:
+            yield f"event: {event['type']}\n{_event(event)}"
+    except Exception as error:  # noqa: BLE001 - the client is told
+        log.error("a request failed: %s", error)
+        body = {"type": "error", **shapes.error(str(error), "server_error")["error"]}
+        yield f"event: error\n{_event(body)}"
 
 
 def _event(body: dict[str, Any]) -> str:

@@ -18,7 +18,8 @@ from .penalties import Bias, Penalties
 
 MOST_CHOICES = 16
 """Of one request (``n``)."""
-_TOKENS = Annotated[int, Field(strict=True, ge=1)]
+Tokens = Annotated[int, Field(strict=True, ge=1)]
+"""A number of tokens."""
 _UNSUPPORTED: Mapping[str, Sequence[object]] = {
     "prompt_logprobs": (None,),
     "tools": (None, []),
@@ -84,7 +85,7 @@ class Speculative(BaseModel):
     method: StrictStr | None = None
     settings: dict[str, float | str] | None = None
     drafter: StrictStr | None = None
-    nodes: _TOKENS | None = None
+    nodes: Tokens | None = None
     verification: StrictStr | None = None
 
 
@@ -99,7 +100,7 @@ class Sampled(Body):
     """What both endpoints take."""
 
     model: StrictStr | None = None
-    max_tokens: _TOKENS | None = None
+    max_tokens: Tokens | None = None
     n: Annotated[int, Field(strict=True, ge=1, le=MOST_CHOICES)] = 1
     stop: StrictStr | list[StrictStr] | None = None
     stream: StrictBool = False
@@ -224,11 +225,11 @@ class Message(Body):
         Raises:
             FieldError: a part is no text.
         """
-        content = _text(self.content or "", f"messages[{at}].content")
+        content = text_of(self.content or "", f"messages[{at}].content")
         return {"role": "system" if self.role == "developer" else self.role, "content": content}
 
 
-def _text(content: str | list[Part], field: str) -> str:
+def text_of(content: str | list[Part], field: str) -> str:
     """Text, or text parts as one.
 
     Raises:
@@ -236,7 +237,7 @@ def _text(content: str | list[Part], field: str) -> str:
     """
     if isinstance(content, str):
         return content
-    if other := next((part.type for part in content if part.type not in ("text", "input_text")), None):
+    if other := next((part.type for part in content if part.type not in ("text", "input_text", "output_text")), None):
         raise FieldError(field, f"a content part of type {other!r}: give text")
     return "".join(part.text or "" for part in content)
 
@@ -258,7 +259,7 @@ class ChatRequest(Sampled):
     """``/v1/chat/completions``."""
 
     messages: Annotated[list[Message], Field(min_length=1)]
-    max_completion_tokens: _TOKENS | None = None
+    max_completion_tokens: Tokens | None = None
     response_format: ResponseFormat | None = None
     prediction: Prediction | None = None
     logprobs: StrictBool | None = None
@@ -270,7 +271,7 @@ class ChatRequest(Sampled):
 
     @property
     def predicted(self) -> str:
-        return "" if self.prediction is None else _text(self.prediction.content, "prediction.content")
+        return "" if self.prediction is None else text_of(self.prediction.content, "prediction.content")
 
     @property
     def limit(self) -> int | None:
@@ -292,7 +293,7 @@ class CompletionRequest(Sampled):
     """``/v1/completions``."""
 
     prompt: StrictStr | list[StrictStr] | list[StrictInt] | list[list[StrictInt]]
-    max_tokens: _TOKENS | None = 16
+    max_tokens: Tokens | None = 16
     echo: StrictBool = False
     logprobs: Annotated[int, Field(strict=True, ge=0, le=MOST_LOGPROBS)] | None = None
 
