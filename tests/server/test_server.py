@@ -14,7 +14,6 @@ import pytest
 
 from draftree.config import SamplingParams
 from draftree.engine.engine import Engine
-from draftree.engine.scheduler import SchedulerParams
 from draftree.server.penalties import Bias, Penalties
 
 from .running import NAME, Running, running, target
@@ -43,10 +42,10 @@ def alone() -> Engine:
 
 
 def posted(served: Running, path: str, body: Any, headers: dict[str, str] | None = None) -> tuple[int, Any]:
-    """Status and JSON of a request; ``body`` is sent as it is if it is bytes."""
+    """Status and JSON of a request; ``body`` is sent as it is if it is bytes, else with the model's name."""
     connection = http.client.HTTPConnection(served.url.removeprefix("http://"))
     try:
-        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        content = body if isinstance(body, bytes) else json.dumps({"model": NAME, **body}).encode()
         connection.request("POST", path, content, {"Content-Type": "application/json", **(headers or {})})
         answer = connection.getresponse()
         return answer.status, json.loads(answer.read())
@@ -106,7 +105,7 @@ def test_a_stream_has_the_same_text_piece_by_piece(client: openai.OpenAI, alone:
 
 def test_a_stream_ends_with_done(served: Running) -> None:
     connection = http.client.HTTPConnection(served.url.removeprefix("http://"))
-    body = json.dumps({"prompt": TEXT, "max_tokens": 4, "stream": True})
+    body = json.dumps({"model": NAME, "prompt": TEXT, "max_tokens": 4, "stream": True})
     connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
     answer = connection.getresponse()
     lines = answer.read().decode().split("\n\n")
@@ -259,6 +258,8 @@ def test_without_a_prediction_usage_has_no_details(client: openai.OpenAI) -> Non
     [
         (b"{", None),
         (b"[]", None),
+        (b'{"prompt": "a b"}', "model"),
+        ({"prompt": TEXT, "model": 4}, "model"),
         ({"prompt": 5}, "prompt"),
         ({"prompt": TEXT, "max_tokens": 0}, "max_tokens"),
         ({"prompt": TEXT, "max_tokens": "ten"}, "max_tokens"),
@@ -366,7 +367,8 @@ def test_metrics_count_what_was_decoded(served: Running) -> None:
 def test_a_client_that_leaves_frees_its_row(served: Running) -> None:
     """In a stream, and while it waits for a whole answer."""
     for stream in (True, False):
-        body = json.dumps({"prompt": TEXT, "max_tokens": 100, "stream": stream, "ignore_eos": True}).encode()
+        asked = {"model": NAME, "prompt": TEXT, "max_tokens": 100, "stream": stream, "ignore_eos": True}
+        body = json.dumps(asked).encode()
         host, port = served.url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port))) as connection:
             connection.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
@@ -400,72 +402,3 @@ def test_many_at_once_get_what_each_gets_alone(served: Running, alone: Engine) -
     for i, body in enumerate(bodies):
         params = SamplingParams(max_tokens=body["max_tokens"], temperature=body["temperature"], seed=i)
         assert found[i] == alone.generate([str(body["prompt"])], params)[0].text, body
-
-
-def test_keys_open_all_but_health_and_metrics() -> None:
-    with running(keys=("secret", "other")) as served:
-        for headers, status in (
-            ({}, 401),
-            ({"Authorization": "Bearer wrong"}, 401),
-            ({"Authorization": "Bearer other"}, 200),
-        ):
-            assert posted(served, "/v1/completions", {"prompt": TEXT, "max_tokens": 2}, headers)[0] == status
-        assert fetched(served, "/v1/models")[0] == 401
-        assert fetched(served, "/health")[0] == fetched(served, "/metrics")[0] == 200
-        client = openai.OpenAI(base_url=f"{served.url}/v1", api_key="wrong", max_retries=0)
-        with pytest.raises(openai.AuthenticationError):
-            client.models.list()
-        client.close()
-
-
-def test_a_full_queue_says_when_to_come_back() -> None:
-    with running(scheduling=SchedulerParams(rows=1, queue=1)) as served:
-        body = {"prompt": TEXT, "max_tokens": 100, "ignore_eos": True}
-        statuses: list[int] = []
-
-        def ask() -> None:
-            statuses.append(posted(served, "/v1/completions", body)[0])
-
-        threads = [threading.Thread(target=ask) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert set(statuses) == {200, 429}
-        assert "draftree:admission_rejections_total" in fetched(served, "/metrics")[1]
-
-
-def test_a_long_body_is_refused_before_it_is_read() -> None:
-    with running(most_body=1000) as served:
-        status, found = posted(served, "/v1/completions", {"prompt": "x" * 2000})
-        assert status == 413 and "1000 bytes" in found["error"]["message"]
-        host, port = served.url.removeprefix("http://").split(":")
-        with socket.create_connection((host, int(port))) as connection:  # no length: it is counted as it comes
-            connection.sendall(
-                HEAD
-                + b"Transfer-Encoding: chunked\r\n\r\n"
-                + b"".join(b"190\r\n" + b" " * 400 + b"\r\n" for _ in range(4))
-                + b"0\r\n\r\n"
-            )
-            assert b" 413 " in connection.recv(4096)
-        assert posted(served, "/v1/completions", {"prompt": "a b", "max_tokens": 2})[0] == 200
-
-
-def test_a_deadline_ends_an_answer_with_what_it_has() -> None:
-    with running(timeout=0.2, scheduling=SchedulerParams(rows=1)) as served:
-        body = {"prompt": TEXT, "max_tokens": 100, "ignore_eos": True, "draftree": {"drafter": "none"}}
-        status, found = posted(served, "/v1/completions", body)
-        assert status == 200 and found["choices"][0]["finish_reason"] in ("deadline", "length")
-
-
-def test_pages_of_chosen_origins_may_ask() -> None:
-    with running(origins=("http://page",)) as served:
-        connection = http.client.HTTPConnection(served.url.removeprefix("http://"))
-        connection.request("GET", "/v1/models", headers={"Origin": "http://page"})
-        assert connection.getresponse().headers["Access-Control-Allow-Origin"] == "http://page"
-        connection.close()
-    with running() as served:
-        connection = http.client.HTTPConnection(served.url.removeprefix("http://"))
-        connection.request("GET", "/v1/models", headers={"Origin": "http://page"})
-        assert "Access-Control-Allow-Origin" not in connection.getresponse().headers
-        connection.close()

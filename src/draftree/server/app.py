@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
-import json
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -17,9 +15,8 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..engine.engine import Engine, Generation
 from ..engine.speculation import SpeculationParams
@@ -29,15 +26,12 @@ from . import answers as shapes
 from .answers import Shape
 from .engine_loop import Answer, EngineLoop
 from .metrics import Metrics
-from .responses import ResponseShape, ResponsesRequest
+from .refusals import Limits, failed, http_error, invalid, wrong
+from .responses_api import ResponseShape, ResponsesRequest
 from .schema import ChatRequest, CompletionRequest, DetokenizeRequest, FieldError, Sampled, TokenizeRequest
+from .streams import EventStream, event_line, named_events, pinged
 
 log = logging.getLogger("draftree.server")
-_PING = 15.0
-"""Seconds without a token after which a stream gets a comment, so that nobody between takes it for dead."""
-_OPEN = ("/health", "/ready", "/metrics", "/version")
-"""Paths that need no key."""
-INVALID, DENIED, MISSING = "invalid_request_error", "authentication_error", "not_found_error"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,41 +55,6 @@ class ServerSettings:
     timeout: float | None = None
 
 
-class _Limits:
-    """Refuses bodies that are too long, as they come, and requests without a key."""
-
-    def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
-        self._app, self._settings = app, settings
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        headers = dict(scope["headers"])
-        if self._settings.keys and scope["path"] not in _OPEN and scope["method"] != "OPTIONS":
-            given = headers.get(b"authorization", b"").removeprefix(b"Bearer ").strip()
-            if not any(hmac.compare_digest(given, key.encode()) for key in self._settings.keys):
-                body = shapes.error("no valid key: send 'Authorization: Bearer KEY'", DENIED, code="invalid_api_key")
-                await JSONResponse(body, 401, {"WWW-Authenticate": "Bearer"})(scope, receive, send)
-                return
-        most, read = self._settings.most_body, 0
-        long = f"the body has more than {most} bytes: send less"
-        length = headers.get(b"content-length", b"0")
-        if length.isdigit() and int(length) > most:
-            await JSONResponse(shapes.error(long, INVALID), 413)(scope, receive, send)
-            return
-
-        async def counted() -> Message:
-            nonlocal read
-            message = await receive()
-            read += len(message.get("body", b""))
-            if read > most:
-                raise HTTPException(413, long)
-            return message
-
-        await self._app(scope, counted, send)
-
-
 class Server:
     """The endpoints of one engine; ``app`` is the ASGI application.
 
@@ -108,16 +67,16 @@ class Server:
         self._loop = EngineLoop(engine)
         self._began = int(time.time())
         self.app = app = FastAPI(title="draftree", version=version("draftree"), lifespan=self._lifespan)
-        app.add_middleware(_Limits, settings=settings)
+        app.add_middleware(Limits, keys=settings.keys, most_body=settings.most_body)
         if settings.origins:
             app.add_middleware(
                 CORSMiddleware, allow_origins=list(settings.origins), allow_methods=["*"], allow_headers=["*"]
             )
-        app.add_exception_handler(RequestValidationError, _invalid)
-        app.add_exception_handler(InputError, _wrong)
-        app.add_exception_handler(HTTPException, _http)
+        app.add_exception_handler(RequestValidationError, invalid)
+        app.add_exception_handler(InputError, wrong)
+        app.add_exception_handler(HTTPException, http_error)
         app.add_exception_handler(QueueFullError, self._full)
-        app.add_exception_handler(Exception, _failed)
+        app.add_exception_handler(Exception, failed)
         app.post("/v1/chat/completions")(self.chat)
         app.post("/v1/completions")(self.completions)
         app.post("/v1/responses")(self.responses)
@@ -171,8 +130,8 @@ class Server:
             "max_model_len": most,
         }
 
-    def _check_model(self, name: str | None) -> None:
-        if name not in (None, self._settings.name):
+    def _check_model(self, name: str) -> None:
+        if name != self._settings.name:
             raise HTTPException(404, f"no model {name!r}: this server has {self._settings.name!r}")
 
     async def responses(self, body: ResponsesRequest, request: Request) -> Response:
@@ -180,7 +139,7 @@ class Server:
         (answer,) = found = (await self._submitted(body, [body.conversation()]))[0]
         shape = ResponseShape(body, self._settings.name, lambda token: self._text([token]))
         if body.stream:
-            return _Stream(found, _pinged(_named_events(shape.events(answer))))
+            return EventStream(found, pinged(named_events(shape.events(answer))))
         if await _unless_gone(request, _together(found)) is None:
             return Response(status_code=499)
         return JSONResponse(shape.whole(answer.handle.request))
@@ -227,7 +186,7 @@ class Server:
         if isinstance(body, CompletionRequest) and body.echo:
             echoed = [self._text(ids) for ids in given for _ in range(body.n)]
         if body.stream:
-            return _Stream(found, _pinged(self._events(body, shape, tokens, found, echoed)))
+            return EventStream(found, pinged(self._events(body, shape, tokens, found, echoed)))
         generations = await _unless_gone(request, _together(found))
         if generations is None:
             return Response(status_code=499)
@@ -298,12 +257,12 @@ class Server:
                     left -= 1
                 elif isinstance(event, Exception):
                     log.error("a request failed: %s", event)
-                    yield _event(shapes.error(str(event), "server_error"))
+                    yield event_line(shapes.error(str(event), "server_error"))
                 else:
-                    yield _event(event)
+                    yield event_line(event)
             if options is not None and options.include_usage:
                 requests, predicted = [answer.handle.request for answer in found], await self._predicted(body, found)
-                yield _event(shape.last(prompt, requests, predicted))
+                yield event_line(shape.last(prompt, requests, predicted))
             yield "data: [DONE]\n\n"
         finally:
             for task in tasks:
@@ -348,54 +307,6 @@ class Server:
         return JSONResponse(body, 429, {"Retry-After": f"{wait:.0f}"})
 
 
-class _Stream(StreamingResponse):
-    """Events of answers that end with it, even if it was left before the first of them."""
-
-    def __init__(self, found: Sequence[Answer], events: AsyncIterator[str]) -> None:
-        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        super().__init__(events, media_type="text/event-stream", headers=headers)
-        self._found = found
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            for answer in self._found:
-                answer.cancel()
-
-
-async def _pinged(events: AsyncIterator[str]) -> AsyncIterator[str]:
-    """The same, with a comment where nothing comes for long."""
-    coming = asyncio.ensure_future(anext(events, None))
-    try:
-        while True:
-            done, _ = await asyncio.wait({coming}, timeout=_PING)
-            if not done:
-                yield ": waiting\n\n"
-                continue
-            if (event := coming.result()) is None:
-                return
-            yield event
-            coming = asyncio.ensure_future(anext(events, None))
-    finally:
-        coming.cancel()
-
-
-async def _named_events(events: AsyncIterator[dict[str, Any]]) -> AsyncIterator[str]:
-    """Events with their names, or the error that ends them."""
-    try:
-        async for event in events:
-            yield f"event: {event['type']}\n{_event(event)}"
-    except Exception as error:  # noqa: BLE001 - the client is told
-        log.error("a request failed: %s", error)
-        body = {"type": "error", **shapes.error(str(error), "server_error")["error"]}
-        yield f"event: error\n{_event(body)}"
-
-
-def _event(body: dict[str, Any]) -> str:
-    return f"data: {json.dumps(body, ensure_ascii=False)}\n\n"
-
-
 async def _together(found: Sequence[Answer]) -> list[Generation]:
     """The ends of all; where one fails, or the task is cancelled, the others are cancelled."""
     try:
@@ -422,31 +333,3 @@ async def _unless_gone(request: Request, work: Awaitable[list[Generation]]) -> l
 async def _gone(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-Handler = Callable[[Request, Exception], Awaitable[Response]]
-
-
-async def _invalid(request: Request, error: Exception) -> Response:
-    """The first field that does not do."""
-    first = error.errors()[0] if isinstance(error, RequestValidationError) else {"loc": (), "msg": str(error)}
-    place = ".".join(str(part) for part in first["loc"] if part != "body")
-    message = f"{place}: {first['msg']}" if place else str(first["msg"])
-    return JSONResponse(shapes.error(message, INVALID, place or None), 400)
-
-
-async def _wrong(request: Request, error: Exception) -> Response:
-    where = error.field if isinstance(error, FieldError) else "messages" if isinstance(error, PromptError) else None
-    return JSONResponse(shapes.error(str(error), INVALID, where), 400)
-
-
-async def _http(request: Request, error: Exception) -> Response:
-    status = error.status_code if isinstance(error, HTTPException) else 500
-    detail = str(error.detail) if isinstance(error, HTTPException) else str(error)
-    kind, code = (MISSING, "model_not_found" if "no model" in detail else None) if status == 404 else (INVALID, None)
-    return JSONResponse(shapes.error(detail, kind, code=code), status)
-
-
-async def _failed(request: Request, error: Exception) -> Response:
-    log.exception("a request failed", exc_info=error)
-    return JSONResponse(shapes.error(f"{type(error).__name__}: {error}", "server_error"), 500)

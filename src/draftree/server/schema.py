@@ -99,7 +99,7 @@ class StreamOptions(Body):
 class Sampled(Body):
     """What both endpoints take."""
 
-    model: StrictStr | None = None
+    model: StrictStr
     max_tokens: Tokens | None = None
     n: Annotated[int, Field(strict=True, ge=1, le=MOST_CHOICES)] = 1
     stop: StrictStr | list[StrictStr] | None = None

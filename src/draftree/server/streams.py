@@ -1,0 +1,67 @@
+"""Server-sent events."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from fastapi.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from . import answers as shapes
+from .engine_loop import Answer
+
+log = logging.getLogger("draftree.server")
+_PING = 15.0
+"""Seconds without a token after which a stream gets a comment, so that nobody between takes it for dead."""
+
+
+class EventStream(StreamingResponse):
+    """Events of answers that end with it, even if it was left before the first of them."""
+
+    def __init__(self, found: Sequence[Answer], events: AsyncIterator[str]) -> None:
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        super().__init__(events, media_type="text/event-stream", headers=headers)
+        self._found = found
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            for answer in self._found:
+                answer.cancel()
+
+
+async def pinged(events: AsyncIterator[str]) -> AsyncIterator[str]:
+    """The same, with a comment where nothing comes for long."""
+    coming = asyncio.ensure_future(anext(events, None))
+    try:
+        while True:
+            done, _ = await asyncio.wait({coming}, timeout=_PING)
+            if not done:
+                yield ": waiting\n\n"
+                continue
+            if (event := coming.result()) is None:
+                return
+            yield event
+            coming = asyncio.ensure_future(anext(events, None))
+    finally:
+        coming.cancel()
+
+
+async def named_events(events: AsyncIterator[dict[str, Any]]) -> AsyncIterator[str]:
+    """Events with their names, or the error that ends them."""
+    try:
+        async for event in events:
+            yield f"event: {event['type']}\n{event_line(event)}"
+    except Exception as error:  # noqa: BLE001 - the client is told
+        log.error("a request failed: %s", error)
+        body = {"type": "error", **shapes.error(str(error), "server_error")["error"]}
+        yield f"event: error\n{event_line(body)}"
+
+
+def event_line(body: dict[str, Any]) -> str:
+    return f"data: {json.dumps(body, ensure_ascii=False)}\n\n"

@@ -1,0 +1,84 @@
+"""Keys, full queues, long bodies, deadlines and pages of other origins."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import threading
+
+import openai
+import pytest
+
+from draftree.engine.scheduler import SchedulerParams
+
+from .running import running
+from .test_server import HEAD, TEXT, fetched, posted
+
+
+def test_keys_open_all_but_health_and_metrics() -> None:
+    with running(keys=("secret", "other")) as served:
+        for headers, status in (
+            ({}, 401),
+            ({"Authorization": "Bearer wrong"}, 401),
+            ({"Authorization": "Bearer other"}, 200),
+        ):
+            assert posted(served, "/v1/completions", {"prompt": TEXT, "max_tokens": 2}, headers)[0] == status
+        assert fetched(served, "/v1/models")[0] == 401
+        assert fetched(served, "/health")[0] == fetched(served, "/metrics")[0] == 200
+        client = openai.OpenAI(base_url=f"{served.url}/v1", api_key="wrong", max_retries=0)
+        with pytest.raises(openai.AuthenticationError):
+            client.models.list()
+        client.close()
+
+
+def test_a_full_queue_says_when_to_come_back() -> None:
+    with running(scheduling=SchedulerParams(rows=1, queue=1)) as served:
+        body = {"prompt": TEXT, "max_tokens": 100, "ignore_eos": True}
+        statuses: list[int] = []
+
+        def ask() -> None:
+            statuses.append(posted(served, "/v1/completions", body)[0])
+
+        threads = [threading.Thread(target=ask) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert set(statuses) == {200, 429}
+        assert "draftree:admission_rejections_total" in fetched(served, "/metrics")[1]
+
+
+def test_a_long_body_is_refused_before_it_is_read() -> None:
+    with running(most_body=1000) as served:
+        status, found = posted(served, "/v1/completions", {"prompt": "x" * 2000})
+        assert status == 413 and "1000 bytes" in found["error"]["message"]
+        host, port = served.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port))) as connection:  # no length: it is counted as it comes
+            connection.sendall(
+                HEAD
+                + b"Transfer-Encoding: chunked\r\n\r\n"
+                + b"".join(b"190\r\n" + b" " * 400 + b"\r\n" for _ in range(4))
+                + b"0\r\n\r\n"
+            )
+            assert b" 413 " in connection.recv(4096)
+        assert posted(served, "/v1/completions", {"prompt": "a b", "max_tokens": 2})[0] == 200
+
+
+def test_a_deadline_ends_an_answer_with_what_it_has() -> None:
+    with running(timeout=0.2, scheduling=SchedulerParams(rows=1)) as served:
+        body = {"prompt": TEXT, "max_tokens": 100, "ignore_eos": True, "draftree": {"drafter": "none"}}
+        status, found = posted(served, "/v1/completions", body)
+        assert status == 200 and found["choices"][0]["finish_reason"] in ("deadline", "length")
+
+
+def test_pages_of_chosen_origins_may_ask() -> None:
+    with running(origins=("http://page",)) as served:
+        connection = http.client.HTTPConnection(served.url.removeprefix("http://"))
+        connection.request("GET", "/v1/models", headers={"Origin": "http://page"})
+        assert connection.getresponse().headers["Access-Control-Allow-Origin"] == "http://page"
+        connection.close()
+    with running() as served:
+        connection = http.client.HTTPConnection(served.url.removeprefix("http://"))
+        connection.request("GET", "/v1/models", headers={"Origin": "http://page"})
+        assert "Access-Control-Allow-Origin" not in connection.getresponse().headers
+        connection.close()
