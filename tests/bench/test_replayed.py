@@ -35,7 +35,7 @@ def asked(folder: Path, out: Path, *more: str, methods: str = METHODS) -> list[s
     return [*words, "--methods", methods, "--temperature", "0,1", "--out", str(out), *more]
 
 
-@pytest.mark.parametrize("drafter", ["draft", "lookup", "recycle", "lookup+recycle", "lookup>draft"])
+@pytest.mark.parametrize("drafter", ["draft", "lookup+recycle", "lookup>draft"])
 def test_steps_are_those_of_decoding(folder: Path, drafter: str, tmp_path: Path) -> None:
     named = drafter.replace("draft", str(folder / "draft"))
     for name, more in (("real", ()), ("told", ("--replay",))):
