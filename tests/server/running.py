@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import uvicorn
+from torch import Tensor
 
 from draftree.engine.engine import Engine
 from draftree.engine.scheduler import SchedulerParams
 from draftree.engine.speculation import SpeculationParams
 from draftree.load import make_engine
-from draftree.models.base import LanguageModel
+from draftree.models.base import LanguageModel, Nodes, Row
 from draftree.models.huggingface import HFModel
 from draftree.server.app import Server, ServerSettings
 from draftree.server.metrics import Metrics
@@ -28,6 +29,18 @@ LOOKUP = SpeculationParams(drafter="lookup", method="chain")
 
 def target() -> HFModel:
     return HFModel(tiny(), tiny_tokenizer(), name=NAME, self_test=False)
+
+
+class _Slow(HFModel):
+    """A model whose answers take long enough to be left."""
+
+    def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Tensor:
+        time.sleep(0.02)
+        return super().extend(rows, nodes)
+
+
+def slow_target() -> HFModel:
+    return _Slow(tiny(), tiny_tokenizer(), name=NAME, self_test=False)
 
 
 class Running:
@@ -45,6 +58,11 @@ class Running:
     def idle(self) -> bool:
         """It holds no row of a request, and none waits."""
         return not self.engine.scheduler.jobs
+
+    def get_busy(self) -> None:
+        """Wait until it has a request."""
+        while self.idle:
+            time.sleep(0.001)
 
     def settle(self) -> None:
         """Wait until it is idle."""

@@ -6,6 +6,7 @@ import http.client
 import json
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,7 +17,7 @@ from draftree.config import SamplingParams
 from draftree.engine.engine import Engine
 from draftree.server.penalties import Bias, Penalties
 
-from .running import NAME, Running, running, target
+from .running import NAME, Running, running, slow_target, target
 
 QUESTION: list[Any] = [{"role": "user", "content": "the cat in the hat the cat in the hat"}]
 TEXT = "a b a b a b a b a b"
@@ -361,21 +362,29 @@ def test_metrics_count_what_was_decoded(served: Running) -> None:
     )
     assert found["metrics"]["speculative_decoding"]["num_spec_steps"] > 0
     assert counted("draftree:requests_running") == 0
-    assert counted("draftree:time_to_first_token_seconds_count") == counted("draftree:requests_total")
+    assert counted("draftree:time_to_first_token_seconds_count") >= counted("draftree:requests_total") > 0
 
 
-def test_a_client_that_leaves_frees_its_row(served: Running) -> None:
+def test_a_client_that_leaves_frees_its_row() -> None:
     """In a stream, and while it waits for a whole answer."""
-    for stream in (True, False):
-        asked = {"model": NAME, "prompt": TEXT, "max_tokens": 100, "stream": stream, "ignore_eos": True}
-        body = json.dumps(asked).encode()
+    with running(slow_target()) as served:
         host, port = served.url.removeprefix("http://").split(":")
-        with socket.create_connection((host, int(port))) as connection:
-            connection.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
-            if stream:
-                assert b"200 OK" in connection.recv(4096)
-        served.settle()
-    assert posted(served, "/v1/completions", {"prompt": TEXT, "max_tokens": 2})[0] == 200
+        for number, stream in enumerate((True, False), start=1):
+            asked = {"model": NAME, "prompt": TEXT, "max_tokens": 100, "stream": stream, "ignore_eos": True}
+            body = json.dumps(asked | {"draftree": {"drafter": "none"}}).encode()
+            with socket.create_connection((host, int(port))) as connection:
+                connection.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+                if stream:
+                    assert b"200 OK" in connection.recv(4096)
+                served.get_busy()
+            served.settle()
+            line = f'draftree:requests_total{{finish_reason="cancelled"}} {number}.0'
+            for _ in range(100):  # it is counted a moment later
+                if line in (page := fetched(served, "/metrics")[1]):
+                    break
+                time.sleep(0.02)
+            assert line in page
+        assert posted(served, "/v1/completions", {"prompt": TEXT, "max_tokens": 2})[0] == 200
 
 
 def test_many_at_once_get_what_each_gets_alone(served: Running, alone: Engine) -> None:
