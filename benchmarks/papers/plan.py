@@ -123,8 +123,8 @@ CODE = (128, 128)
 FIRST, PLAIN = ("--turns", "1"), ("--candidates", "plain")
 RUNS: Sequence[PlannedRun] = (
     *_both("widths", "humaneval", DYNAMIC, (16, 9), tokens=CODE, temperature="0.4", options=PLAIN),
-    *_both("trees", "mt-bench", f"{TREES},{OTHERS}", (18, 7), temperature="0,1", options=FIRST),
-    *_both("gsm8k", "gsm8k", f"{TREES},{OTHERS}", (9, 4)),
+    *_both("trees", "mt-bench", f"{TREES},{OTHERS}", (40, 9), temperature="0,1", options=FIRST),
+    *_both("gsm8k", "gsm8k", f"{TREES},{OTHERS}", (14, 5)),
     *_both("humaneval", "humaneval", f"{TREES},chain,dynamic-width-budget,auto", (14, 5), tokens=CODE),
     *_both("levels", "mt-bench", "hsddw:nodes=60", (4, 2), drafters=LEVELS, options=FIRST),
     *_both("gsm8k-levels", "gsm8k", "hsddw:nodes=60", (4, 2), drafters=LEVELS),
