@@ -131,7 +131,8 @@ def made_of(runs: Sequence[LoadedRun]) -> list[str]:
     text = (
         f"{machine['processor']}, {machine['cores']} cores, {machine['threads']} threads; {versions}; commit "
         f"{', '.join(commits)}. Runs with `--replay` decode each prompt once and draft along the answer: trees and "
-        "acceptance are those of decoding, drafting is timed (a draft model's reading of the prompt with it), and a pass of "
-        "the target takes what its measured cost profile says; all others are by the clock. `make results` makes what is missing of them."
+        "acceptance are those of decoding, drafting is timed (a draft model's reading of the prompt with it), and a "
+        "pass of the target takes what its measured cost profile says; all others are by the clock. `make results` "
+        "makes what is missing of them."
     )
     return ["## The runs", text, "\n".join(f"    {run.command}" for run in runs)]
