@@ -50,7 +50,12 @@ def _figure1(runs: Runs) -> Section | None:
             axes.hist(matched, bins=edges, label="matched", histtype="bar", **bar_style(0))
             style: dict[str, Any] = {"histtype": "step", "color": "black", "linestyle": "--", "linewidth": 1.5}
             axes.hist(missed, bins=edges, label="mismatched", **style)
-            axes.set(title=run.path.name, xlabel="entropy of the draft distribution, nats", ylabel="drafted tokens")
+            axes.set(
+                title=run.path.name,
+                xlabel="entropy of the draft distribution, nats",
+                ylabel="drafted tokens",
+                yscale="log",
+            )
             axes.legend()
             above = sum(x > 1 for x in missed) / max(1, sum(x > 1 for x in (*matched, *missed)))
             text.append(
