@@ -68,7 +68,7 @@ def test_commands_parse(document: Path) -> None:
 
 def test_the_commands_of_documents_are_found() -> None:
     found = {document.name: len(_commands(document.read_text())) for document in DOCUMENTS}
-    assert found["guide.md"] >= 20 and found["README.md"] >= 3 and found["results.md"] >= 10, found
+    assert found["guide.md"] >= 20 and found["README.md"] >= 3 and found["results.md"] >= 5, found
 
 
 def test_the_readme_has_every_module() -> None:
@@ -92,8 +92,9 @@ FORBIDDEN = re.compile(
 
 
 def _words(path: Path) -> list[str]:
-    """The document's own, without titles of papers (in italics), code and quotes."""
-    text = re.sub(r"`[^`]*`|\*[^*\n]+\*|\"[^\"\n]*\"|--[\w-]+|\w+/[\w./-]+", " ", path.read_text())
+    """The document's own, without titles of papers (in italics), code, and quotes, those of models among them."""
+    quotes = r"`[^`]*`|\*[^*\n]+\*|\"[^\"\n]*\"|--[\w-]+|\w+/[\w./-]+|^> .*$"
+    text = re.sub(quotes, " ", path.read_text(), flags=re.MULTILINE)
     return sorted({found.group().lower() for found in FORBIDDEN.finditer(text)})
 
 
