@@ -10,7 +10,7 @@ from draftree.bench.summary import ALL, LoadedRun, markdown, number, ratio_text
 from . import confidence, dsbd, gunjur, hsddw, opt_tree
 from .confidence import nodes_a_token
 from .plan import CODER, SMOLLM2
-from .sections import Runs, of, sources
+from .sections import SPEEDS, Runs, of, sources, speeds
 
 NO_SLOWER = 0.98
 """As fast as AR decoding, but for noise."""
@@ -89,13 +89,11 @@ def by_clock(runs: Runs) -> list[str]:
     found, rows = of(runs, CLOCK), list[list[str]]()
     for run in found:
         for entry in run.of(lambda e: e.drafter is not None):
-            f = run.table[entry.label][ALL]
-            nodes = f"{f.nodes_per_step or 0:.1f}"
-            rows.append([f"{run.path.name}: {entry.label}", number(f.mal), nodes, ratio_text(f.speedup_decode)])
+            rows.append([f"{run.path.name}: {entry.label}", *speeds(run.table[entry.label][ALL])])
     if not rows:
         return []
     text = "With the pair's draft model, or SmolLM2's head; what `auto` drafts with by default is in measurements.md."
-    grid = markdown(["run: method", "MAL", "nodes/step", "over AR"], rows)
+    grid = markdown(["run: method", *SPEEDS], rows)
     return ["### By the clock", text, grid, sources(found)]
 
 
@@ -113,10 +111,8 @@ def every(runs: Runs) -> list[str]:
             for entry in run.of(lambda e: True):
                 f = run.table[entry.label][ALL]
                 equal = "" if f.ids_equal is None else f"{f.ids_equal:.0%}"
-                rows.append(
-                    [entry.label, number(f.mal), f"{f.nodes_per_step or 0:.1f}", ratio_text(f.speedup_decode), equal]
-                )
-            header = ["contestant", "MAL", "nodes/step", "over AR", "ids equal AR's"]
+                rows.append([entry.label, *speeds(f), equal])
+            header = ["contestant", *SPEEDS, "ids equal AR's"]
             parts += [f"### {title}", markdown(header, rows), sources([run])]
     return ["## All of it on real prompts", *parts] if parts else []
 

@@ -13,7 +13,7 @@ from draftree.bench.summary import ALL, Interval, LoadedRun, interval
 from ..quality.answers import read_scores
 from .plan import MOVED
 from .plots import bar_style, line_style, plot
-from .sections import Chapter, Grid, Runs, Section, of
+from .sections import SPEEDS, Chapter, Grid, Runs, Section, of, speeds
 
 RUNS = ("widths-coder", "widths-smollm2")
 STEPS = ("steps-coder", "steps-smollm2")
@@ -107,13 +107,11 @@ def _figure2(runs: Runs) -> Section | None:
                     f"{run.path.name}: {method} ({name})",
                     percent(saving(run.by_method[entry.label], base)),
                     "" if paper is None else f"{paper}%",
-                    f"{f.mal or 0:.2f}",
-                    f"{f.nodes_per_step or 0:.1f}",
+                    *speeds(f),
                     f"{f.depth_per_step or 0:.1f}",
-                    "" if f.speedup_decode is None else f.speedup_decode.text(),
                 ]
             )
-    header = ["run: method", "time saved over the chain", "the paper", "MAL", "nodes/step", "depth", "over AR"]
+    header = ["run: method", "time saved over the chain", "the paper", *SPEEDS, "depth"]
     text = (
         "Time for a token after the prefill, mean over prompts with its interval. `dynamic-width` has no node budget."
     )
@@ -126,15 +124,13 @@ def _thresholds(runs: Runs) -> Section | None:
         base = plain(run, "dynamic-width-budget")
         moved = [e for e in run.named("dynamic-width-budget") if e.settings]
         for entry in [base, *moved] if base else ():
-            f = run.table[entry.label][ALL]
-            speed = "" if f.speedup_decode is None else f.speedup_decode.text()
             label = entry.label.partition(":")[2] or "as published"
-            rows.append([f"{run.path.name}: {label}", f"{f.mal or 0:.2f}", f"{f.nodes_per_step or 0:.1f}", speed])
+            rows.append([f"{run.path.name}: {label}", *speeds(run.table[entry.label][ALL])])
     text = (
         f"What the paper leaves for later: B(H) with one of its numbers moved ({', '.join(MOVED)}), within 31 nodes. "
         "As published B is 1 below 0.02 nats, 2 below 1, then 4 H up to 7."
     )
-    grid = Grid(["run: B(H)", "MAL", "nodes/step", "over AR"], rows)
+    grid = Grid(["run: B(H)", *SPEEDS], rows)
     return Section("The thresholds of B(H)", [text], grid, runs=found) if rows else None
 
 

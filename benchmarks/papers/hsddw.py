@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from draftree.bench.contestants import Entry
-from draftree.bench.summary import ALL, LoadedRun, number, paired, ratio_text
+from draftree.bench.summary import ALL, LoadedRun, paired, ratio_text
 
-from .sections import Chapter, Grid, Runs, Section, of
+from .sections import SPEEDS, Chapter, Grid, Runs, Section, of, speeds
 
 LEVELS = ("levels-coder", "levels-smollm2", "gsm8k-levels-coder", "gsm8k-levels-smollm2")
 WINDOWS = ("windows-coder", "windows-smollm2")
@@ -23,22 +23,15 @@ def _levels(runs: Runs) -> Section | None:
     for run in found:
         looping = next(e for e in run.named("hsddw") if _loops(e))
         for entry in run.named("hsddw"):
-            f = run.table[entry.label][ALL]
             over = paired(run.by_method[entry.label], run.by_method[looping.label], lambda r: r.decode_rate)
-            rows.append(
-                [
-                    f"{run.path.name}: {'loop-back' if _loops(entry) else 'no loop-back'}",
-                    number(f.mal),
-                    f"{f.nodes_per_step or 0:.1f}",
-                    ratio_text(f.speedup_decode),
-                    ratio_text(over) if entry is not looping else "",
-                ]
-            )
+            label = f"{run.path.name}: {'loop-back' if _loops(entry) else 'no loop-back'}"
+            beside = ratio_text(over) if entry is not looping else ""
+            rows.append([label, *speeds(run.table[entry.label][ALL]), beside])
     text = (
         "Three levels: n-gram lookup proposes, the draft model or head verifies and corrects, the target verifies. The "
         "paper: 2.91 times AR decoding on MT-Bench; on GSM8K no loop-back was faster."
     )
-    header = ["run: variant", "MAL", "nodes/step", "over AR", "over loop-back"]
+    header = ["run: variant", *SPEEDS, "over loop-back"]
     return Section("Speed, and loop-back or not", [text], Grid(header, rows), runs=found) if rows else None
 
 
@@ -46,14 +39,12 @@ def _windows(runs: Runs) -> Section | None:
     found, rows = of(runs, WINDOWS), list[list[str]]()
     for run in found:
         for entry in run.of(lambda e: e.drafter is not None):
-            f = run.table[entry.label][ALL]
-            nodes = f"{f.nodes_per_step or 0:.1f}"
-            rows.append([f"{run.path.name}: {entry.label}", number(f.mal), nodes, ratio_text(f.speedup_decode)])
+            rows.append([f"{run.path.name}: {entry.label}", *speeds(run.table[entry.label][ALL])])
     text = (
         "Chains of a fixed window, and one whose window follows the entropy of rejected tokens (`hsddw`, one level). "
         "The paper: plain speculative decoding is best at 7 and falls from there; the dynamic window is flat."
     )
-    header = ["run: window", "MAL", "nodes/step", "over AR"]
+    header = ["run: window", *SPEEDS]
     return Section("The window", [text], Grid(header, rows), runs=found) if rows else None
 
 

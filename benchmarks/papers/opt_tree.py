@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 from draftree.bench.contestants import Entry
 from draftree.bench.results import BINS, StepColumns
-from draftree.bench.summary import ALL, LoadedRun, number, paired, ratio_text
+from draftree.bench.summary import ALL, LoadedRun, paired, ratio_text
 
 from .plots import bar_style, line_style, plot
-from .sections import Chapter, Grid, Runs, Section, of
+from .sections import SPEEDS, Chapter, Grid, Runs, Section, of, speeds
 
 TREES = ("binary", "eagle", "sequoia", "opt-tree", "eagle2")
 OURS = "chain, static, dynamic-width-budget, c2t, dynamic-window, auto"
@@ -47,13 +47,11 @@ def _table(names: Sequence[str], title: str, paper: str, temperature: float) -> 
         rows, found = list[list[str]](), of(runs, names)
         for run in found:
             for entry in run.of(lambda e: e.temperature == temperature and e.drafter is not None):
-                f = run.table[entry.label][ALL]
                 label = f"{run.path.name}: {entry.label.partition(' T=')[0].partition(':')[0]}"
-                nodes = f"{f.nodes_per_step or 0:.1f}"
-                rows.append([label, nodes, number(f.mal), ratio_text(f.speedup_decode)])
+                rows.append([label, *speeds(run.table[entry.label][ALL])])
         if not rows:
             return None
-        return Section(title, [paper], Grid(["run: tree", "nodes/step", "MAL", "over AR"], rows), runs=found)
+        return Section(title, [paper], Grid(["run: tree", *SPEEDS], rows), runs=found)
 
     return make
 
@@ -202,25 +200,18 @@ def _sweep(
                     (p, run.table[e.label][ALL]) for e in run.named("opt-tree") if (p := position(e)) is not None
                 )
                 xs = [x for x, _ in points]
-                speeds = [f.speedup_decode.mean if f.speedup_decode else 0.0 for _, f in points]
+                ratios = [f.speedup_decode.mean if f.speedup_decode else 0.0 for _, f in points]
                 left.plot(xs, [f.mal or 0.0 for _, f in points], label=run.path.name, **line_style(at))
-                right.plot(xs, speeds, label=run.path.name, **line_style(at))
+                right.plot(xs, ratios, label=run.path.name, **line_style(at))
                 for x, f in points:
-                    rows.append(
-                        [
-                            f"{run.path.name}: {x:g}",
-                            number(f.mal),
-                            f"{f.nodes_per_step or 0:.1f}",
-                            ratio_text(f.speedup_decode),
-                        ]
-                    )
+                    rows.append([f"{run.path.name}: {x:g}", *speeds(f)])
             left.set(xlabel=axis, ylabel="MAL, bonus included")
             right.set(xlabel=axis, ylabel="over AR", ylim=(0, None))
             left.legend()
             for axes in (left, right):
                 if base:
                     axes.set_xscale("log", base=base)
-        grid = Grid([f"run: {axis}", "MAL", "nodes/step", "over AR"], rows)
+        grid = Grid([f"run: {axis}", *SPEEDS], rows)
         return Section(title, [text], grid, (figure, made.svg), runs=found)
 
     return make

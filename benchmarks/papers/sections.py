@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from draftree.bench.summary import LoadedRun, markdown
+from draftree.bench.summary import LoadedRun, MethodFigures, markdown, number, ratio_text
 
 Runs = Mapping[str, LoadedRun]
 """Name of a folder -> its run: a figure is drawn from the run that it names, and from no other."""
@@ -39,6 +39,15 @@ class Section:
     grid: Grid | None = None
     figure: tuple[str, str] | None = None
     runs: Sequence[LoadedRun] = ()
+
+
+SPEEDS = ("MAL", "nodes/step", "over AR")
+"""What ``speeds`` gives."""
+
+
+def speeds(figures: MethodFigures) -> list[str]:
+    """MAL, mean nodes of a step, and speed over AR decoding with the prefill left out."""
+    return [number(figures.mal), f"{figures.nodes_per_step or 0:.1f}", ratio_text(figures.speedup_decode)]
 
 
 Maker = Callable[[Runs], Section | None]

@@ -71,6 +71,7 @@ class Stats:
 
     Attributes:
         tokens: generated tokens, end-of-request included.
+        reused: tokens of the prompt that a kept row had.
         steps: target passes after the prefill.
         drafted, accepted: [d] nodes at depth d + 1 that were drafted and accepted.
         drafted_layers: of beams: layers that were drafted, over all steps.
@@ -82,6 +83,7 @@ class Stats:
     """
 
     tokens: int = 0
+    reused: int = 0
     steps: int = 0
     drafted: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)

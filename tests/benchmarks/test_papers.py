@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -20,8 +21,10 @@ from draftree.bench.contestants import AR, Entry, entries
 from draftree.bench.results import Parts, Turn
 from draftree.bench.summary import Interval, LoadedRun, load_runs
 from draftree.cli.main import run as draftree
+from draftree.policies.c2t import DEFAULT, SHIPPED
 
 from ..bench.runs import full_run, record, save, turn
+from ..pairs import save_tree
 
 BEAMS = (
     "chain,static:verify=multi-round-replacement,beams:width=2:drafter=none,beams:width=4:drafter=none,"
@@ -179,13 +182,17 @@ def test_plans_are_commands_that_parse(
     monkeypatch.setenv("DRAFTREE_DATA", str(tmp_path))
     (tmp_path / "runs" / "made").mkdir(parents=True)
     for models in ("coder", "smollm2"):
-        tree = {"format": "draftree-tree", "version": 1, "parents": [-1, 0], "ranks": [0, 0]}
-        Path(made.names(models)["sequoia"]).write_text(json.dumps(tree))
+        save_tree(Path(made.names(models)["sequoia"]), "target", "drafter")
+    shutil.copy(SHIPPED / f"{DEFAULT}.json", made.names(CODER)["classifier"])
     for planned in made.runs:
         assert draftree([*made.command(planned), "--data", str(tmp_path)]) == 2
-        assert "no prompts" in capsys.readouterr().err or True
+        complaint = capsys.readouterr().err
+        name = "HumanEval" if planned.suite == "humaneval" else planned.suite.replace("-", "_")
+        assert name in complaint and str(tmp_path) in complaint, (planned.name, complaint)
     for made_file, command in made.artifacts():
+        made_file.unlink()
         assert draftree(command) == 2, made_file
+        assert "prompts.jsonl" in capsys.readouterr().err
 
 
 def test_a_quick_plan_is_small_and_needs_no_pair(tmp_path: Path) -> None:

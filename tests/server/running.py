@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import http.client
+import json
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -24,6 +26,8 @@ from draftree.server.metrics import Metrics
 from ..tiny import tiny, tiny_tokenizer
 
 NAME = "tiny"
+TEXT = "a b a b a b a b a b"
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 LOOKUP = SpeculationParams(drafter="lookup", method="chain")
 
 
@@ -96,3 +100,25 @@ def running(
     finally:
         server.should_exit = True
         thread.join()
+
+
+def posted(served: Running, path: str, body: Any, headers: dict[str, str] | None = None) -> tuple[int, Any]:
+    """Status and JSON of a request; ``body`` is sent as it is if it is bytes, else with the model's name."""
+    connection = http.client.HTTPConnection(served.url.removeprefix("http://"))
+    try:
+        content = body if isinstance(body, bytes) else json.dumps({"model": NAME, **body}).encode()
+        connection.request("POST", path, content, {"Content-Type": "application/json", **(headers or {})})
+        answer = connection.getresponse()
+        return answer.status, json.loads(answer.read())
+    finally:
+        connection.close()
+
+
+def fetched(served: Running, path: str, headers: dict[str, str] | None = None) -> tuple[int, str]:
+    connection = http.client.HTTPConnection(served.url.removeprefix("http://"))
+    try:
+        connection.request("GET", path, headers=headers or {})
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    finally:
+        connection.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import openai
@@ -11,27 +10,9 @@ import pytest
 from draftree.config import SamplingParams
 from draftree.engine.engine import Engine
 
-from .running import NAME, Running, running, target
-from .test_server import posted
+from .running import NAME, Running, posted
 
 QUESTION = "the cat in the hat the cat in the hat"
-
-
-@pytest.fixture(scope="module")
-def served() -> Iterator[Running]:
-    with running() as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def client(served: Running) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def alone() -> Engine:
-    return Engine(target())
 
 
 INPUTS: list[tuple[dict[str, Any], list[dict[str, str]]]] = [

@@ -7,7 +7,6 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import openai
@@ -17,51 +16,9 @@ from draftree.config import SamplingParams
 from draftree.engine.engine import Engine
 from draftree.server.penalties import Bias, Penalties
 
-from .running import NAME, Running, running, slow_target, target
+from .running import HEAD, NAME, TEXT, Running, fetched, posted, running, slow_target
 
 QUESTION: list[Any] = [{"role": "user", "content": "the cat in the hat the cat in the hat"}]
-TEXT = "a b a b a b a b a b"
-HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-
-
-@pytest.fixture(scope="module")
-def served() -> Iterator[Running]:
-    with running() as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def client(served: Running) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def alone() -> Engine:
-    """The same model without drafts and without a server."""
-    return Engine(target())
-
-
-def posted(served: Running, path: str, body: Any, headers: dict[str, str] | None = None) -> tuple[int, Any]:
-    """Status and JSON of a request; ``body`` is sent as it is if it is bytes, else with the model's name."""
-    connection = http.client.HTTPConnection(served.url.removeprefix("http://"))
-    try:
-        content = body if isinstance(body, bytes) else json.dumps({"model": NAME, **body}).encode()
-        connection.request("POST", path, content, {"Content-Type": "application/json", **(headers or {})})
-        answer = connection.getresponse()
-        return answer.status, json.loads(answer.read())
-    finally:
-        connection.close()
-
-
-def fetched(served: Running, path: str, headers: dict[str, str] | None = None) -> tuple[int, str]:
-    connection = http.client.HTTPConnection(served.url.removeprefix("http://"))
-    try:
-        connection.request("GET", path, headers=headers or {})
-        answer = connection.getresponse()
-        return answer.status, answer.read().decode()
-    finally:
-        connection.close()
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -247,6 +204,15 @@ def test_a_predicted_output_saves_passes_and_changes_no_text(
     assert right < wrong
     assert agreed.accepted_prediction_tokens > other.accepted_prediction_tokens
     assert other.rejected_prediction_tokens > 0
+
+
+def test_a_prompt_that_begins_as_one_before_says_what_was_there(client: openai.OpenAI) -> None:
+    prompt = "0123456789 " * 6
+    first, again = (client.completions.create(model=NAME, prompt=prompt, max_tokens=2) for _ in range(2))
+    for found, reused in ((first, False), (again, True)):
+        assert found.usage is not None and found.usage.prompt_tokens_details is not None
+        cached = found.usage.prompt_tokens_details.cached_tokens or 0
+        assert (cached > 0) is reused and cached < found.usage.prompt_tokens
 
 
 def test_without_a_prediction_usage_has_no_details(client: openai.OpenAI) -> None:

@@ -214,6 +214,7 @@ class Stepper:
         """Give a request its row in the target, with what is kept of its prompt; steps read the rest."""
         self.target.reserve(1, self.slots(request))
         request.row = self.prefixes.find(request.ids)
+        request.stats.reused = request.row.length
 
     def open(
         self,
@@ -333,12 +334,11 @@ class Stepper:
             requests = [part.request for part in own]
             draws = Draws([r.params for r in requests], [r.seed for r in requests], [r.ids for r in requests])
             verdicts = scheme.verify(some, [part.tree for part in own], draws, beside)
-            for part, verdict, own_logits in zip(own, verdicts, some, strict=True):
+            for row, (part, verdict) in enumerate(zip(own, verdicts, strict=True)):
                 part.verdict = verdict
                 if (count := part.request.params.logprobs) is not None:
-                    part.logprobs = _logprobs(
-                        own_logits[[0, *(node + 1 for node in verdict.path)]], verdict.tokens, count
-                    )
+                    visited = some[row, [0, *(node + 1 for node in verdict.path)]]
+                    part.logprobs = _logprobs(visited, verdict.tokens, count)
         return seconds
 
     @torch.inference_mode()

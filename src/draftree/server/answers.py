@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from difflib import SequenceMatcher
 from itertools import accumulate, zip_longest
@@ -19,7 +20,8 @@ FINISH = {"eos": "stop", "stop": "stop", "criteria": "stop", "length": "length"}
 def speculative_decoding(stats: Sequence[Stats]) -> dict[str, object]:
     """What drafting did for an answer, by vLLM's names; positions are depths of trees."""
     steps, tokens = sum(s.steps for s in stats), sum(s.tokens for s in stats) - len(stats)
-    drafted, accepted = (list(map(sum, zip_longest(*rows, fillvalue=0))) for rows in _depths(stats))
+    columns = ([s.drafted for s in stats], [s.accepted for s in stats])
+    drafted, accepted = (list(map(sum, zip_longest(*rows, fillvalue=0))) for rows in columns)
     drafts = sum(drafted)
     return {
         "mean_acceptance_length": tokens / steps if steps else 1.0,
@@ -32,10 +34,6 @@ def speculative_decoding(stats: Sequence[Stats]) -> dict[str, object]:
     }
 
 
-def _depths(stats: Sequence[Stats]) -> tuple[list[list[int]], list[list[int]]]:
-    return [s.drafted for s in stats], [s.accepted for s in stats]
-
-
 def agreement(prediction: Sequence[int], output: Sequence[int]) -> tuple[int, int]:
     """Tokens of a predicted output that appear in the output, in order, and those that do not."""
     blocks = SequenceMatcher(None, prediction, output, autojunk=False).get_matching_blocks()
@@ -43,9 +41,10 @@ def agreement(prediction: Sequence[int], output: Sequence[int]) -> tuple[int, in
     return found, len(prediction) - found
 
 
-def usage(prompt: int, generated: int, predicted: tuple[int, int] | None = None) -> dict[str, object]:
-    """Tokens of the prompt and of all choices; with Predicted Outputs those of ``agreement``."""
+def usage(prompt: int, generated: int, reused: int = 0, predicted: tuple[int, int] | None = None) -> dict[str, object]:
+    """Tokens of the prompts, of these the ones that kept rows had, and of all choices; ``predicted``: ``agreement``."""
     found: dict[str, object] = {
+        "prompt_tokens_details": {"cached_tokens": reused},
         "prompt_tokens": prompt,
         "completion_tokens": generated,
         "total_tokens": prompt + generated,
@@ -82,16 +81,13 @@ class Shape:
 
     def __init__(self, model: str, fingerprint: str, spell: Callable[[int], str], *, chat: bool) -> None:
         self._chat, self._spell = chat, spell
+        self._offsets = Counter[int]()  # of the next token in the text of each choice
         self._common = {
             "id": f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}",
             "created": int(time.time()),
             "model": model,
             "system_fingerprint": fingerprint,
         }
-
-    @property
-    def id(self) -> str:
-        return str(self._common["id"])
 
     def whole(
         self, prompt: int, answers: Sequence[tuple[str, Generation]], predicted: tuple[int, int] | None
@@ -107,7 +103,7 @@ class Shape:
         for index, (text, generation) in enumerate(answers):
             choice: dict[str, Any] = {
                 "index": index,
-                "logprobs": self._logprobs(generation.chunks),
+                "logprobs": self._logprobs(index, generation.chunks),
                 "finish_reason": finish(generation.finish_reason),
             }
             if self._chat:
@@ -120,7 +116,7 @@ class Shape:
             **self._common,
             "object": "chat.completion" if self._chat else "text_completion",
             "choices": choices,
-            "usage": usage(prompt, sum(s.tokens for s in stats), predicted),
+            "usage": usage(prompt, sum(s.tokens for s in stats), sum(s.reused for s in stats), predicted),
             "metrics": {"speculative_decoding": speculative_decoding(stats)},
         }
 
@@ -140,23 +136,24 @@ class Shape:
         """The end of a choice."""
         return self._piece(index, {} if self._chat else "", finish_reason)
 
-    def _logprobs(self, chunks: Sequence[Chunk]) -> dict[str, Any] | None:
-        """Log-probabilities of tokens; None: they were not asked for."""
+    def _logprobs(self, index: int, chunks: Sequence[Chunk]) -> dict[str, Any] | None:
+        """Log-probabilities of the next tokens of a choice; None: they were not asked for."""
         told = [(chunk.token, chunk.logprobs) for chunk in chunks if chunk.logprobs is not None]
         if not told:
             return None
         if not self._chat:
             names = [self._spell(token) for token, _ in told]
+            *offsets, self._offsets[index] = accumulate(map(len, names), initial=self._offsets[index])
             return {
                 "tokens": names,
                 "token_logprobs": [one.token for _, one in told],
                 "top_logprobs": [{self._spell(token): value for token, value in one.best} for _, one in told],
-                "text_offset": list(accumulate(map(len, names[:-1]), initial=0)),
+                "text_offset": offsets,
             }
         return {"content": named_logprobs(chunks, self._spell), "refusal": None}
 
     def _piece(self, index: int, part: Any, finish_reason: str | None, chunks: Sequence[Chunk] = ()) -> dict[str, Any]:
-        choice = {"index": index, "logprobs": self._logprobs(chunks), "finish_reason": finish_reason}
+        choice = {"index": index, "logprobs": self._logprobs(index, chunks), "finish_reason": finish_reason}
         choice["delta" if self._chat else "text"] = part
         kind = "chat.completion.chunk" if self._chat else "text_completion"
         return {**self._common, "object": kind, "choices": [choice]}
@@ -169,7 +166,7 @@ class Shape:
             **self._common,
             "object": kind,
             "choices": [],
-            "usage": usage(prompt, sum(s.tokens for s in stats), predicted),
+            "usage": usage(prompt, sum(s.tokens for s in stats), sum(s.reused for s in stats), predicted),
             "metrics": {"speculative_decoding": speculative_decoding(stats)},
         }
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from weakref import WeakKeyDictionary
 
+import torch
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from ..engine.engine import Engine
@@ -51,6 +52,7 @@ class Metrics(Observer):
         self._between = histogram("draftree:inter_token_seconds", "From one token to the next, as they come.")
         self._running = Gauge("draftree:requests_running", "Requests that run.", registry=registry)
         self._waiting = Gauge("draftree:requests_waiting", "Requests that wait.", registry=registry)
+        self._reused = counter("draftree:prompt_tokens_reused", "Tokens of prompts that kept rows had.")
         self._kept = Gauge("draftree:prefix_rows_kept", "Rows kept for prompts to come.", registry=registry)
 
     def arrived(self, request: Request, began: float) -> None:
@@ -73,9 +75,10 @@ class Metrics(Observer):
             self._first.observe(now - clock.arrival)
             clock.last = now
         self._tokens.inc()
+        self._reused.inc(request.stats.reused)
 
     def stepped(self, outcomes: Sequence[Outcome], learned: float) -> None:
-        """Seconds of a step that requests share count once."""
+        """Seconds of a step that requests share count once; prompts that it reads have their part of them."""
         now = time.monotonic()
         for outcome in outcomes:
             self._tokens.inc(outcome.taken)
@@ -90,15 +93,18 @@ class Metrics(Observer):
             self._drafted.inc(len(outcome.tree))
             accepted = outcome.path[: outcome.taken]
             self._accepted.inc(len(accepted))
-            depths = outcome.tree.depths.tolist()
-            for node, depth in enumerate(depths):
-                self._by_depth.labels(str(depth), "yes" if node in accepted else "no").inc()
-            for depth in range(len(accepted)):
-                self._positions.labels(str(depth)).inc()
+            for depth, drafted in enumerate(torch.bincount(outcome.tree.depths).tolist()[1:], start=1):
+                hit = depth <= len(accepted)
+                self._by_depth.labels(str(depth), "no").inc(drafted - hit)
+                if hit:
+                    self._by_depth.labels(str(depth), "yes").inc()
+                    self._positions.labels(str(depth - 1)).inc()
         if outcomes:
             step = outcomes[0].step
-            for part, seconds in (("draft", step.draft + learned), ("verify", step.verify), ("other", step.other)):
-                self._seconds.labels(part).inc(seconds)
+            share = len(outcomes) / step.batch  # of a step that requests with other drafters are in too
+            seconds = {"draft": step.draft + learned, "verify": share * step.verify, "other": share * step.other}
+            for part, value in seconds.items():
+                self._seconds.labels(part).inc(value)
 
     def closed(self, request: Request) -> None:
         self._finished.labels(request.finish_reason or "cancelled").inc()

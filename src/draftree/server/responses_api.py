@@ -95,7 +95,7 @@ class ResponseShape:
             "output": [self._message(status, [self._part(request.text, request.chunks)])],
             "usage": {
                 "input_tokens": prompt,
-                "input_tokens_details": {"cached_tokens": 0},
+                "input_tokens_details": {"cached_tokens": stats.reused},
                 "output_tokens": stats.tokens,
                 "output_tokens_details": {"reasoning_tokens": 0},
                 "total_tokens": prompt + stats.tokens,
