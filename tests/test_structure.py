@@ -10,8 +10,8 @@ import draftree
 
 PACKAGE = Path(draftree.__file__).parent
 FLOORS = [
-    ["errors", "progress", "artifacts", "config", "sampling", "tree", "models.cpu.openmp"],
-    ["text"],
+    ["errors", "progress", "artifacts", "config", "constraint", "sampling", "tree", "models.cpu.openmp"],
+    ["text", "grammar"],
     ["models"],
     ["request"],
     ["policies"],

@@ -14,6 +14,7 @@ from typing import Any, ParamSpec, TypeVar, Unpack, get_args, get_origin, get_ty
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from torch import Tensor
 
+from .constraint import Constraint
 from .errors import ConfigError
 
 P = ParamSpec("P")
@@ -137,7 +138,8 @@ class SamplingParams:
         stop: strings that end the text; the text ends before them.
         ignore_eos: go on after the end-of-request token.
         logprobs: log-probabilities of each token and of so many of the most probable ones (``request.Logprobs``), by
-            the target's own distribution, before processors and temperature; None: none.
+            the target's own distribution, before constraint, processors and temperature; None: none.
+        constraint: what the text may be, such as JSON of a schema (``draftree.grammar``); comes before the processors.
         processors: transformers logits processors; each tree node is processed with its own path as history.
         criteria: transformers stopping criteria, run after every token.
 
@@ -154,6 +156,7 @@ class SamplingParams:
     stop: tuple[str, ...] = option("End before this text; may be repeated.", (), metavar="TEXT")
     ignore_eos: bool = False
     logprobs: int | None = None
+    constraint: Constraint | None = None
     processors: tuple[Processor, ...] = ()
     criteria: tuple[Criterion, ...] = ()
 
@@ -175,6 +178,8 @@ class SamplingParams:
             raise ConfigError(f"seed is {self.seed}: use a whole number from 0 to 2^63 - 1")
         if self.logprobs is not None and not 0 <= self.logprobs <= MOST_LOGPROBS:
             raise ConfigError(f"logprobs are {self.logprobs}: use 0 (of the tokens alone) to {MOST_LOGPROBS}")
+        if self.ignore_eos and self.constraint is not None:
+            raise ConfigError("ignore_eos with a constraint: it says where the text ends: leave one of them out")
         if not all(self.stop):
             raise ConfigError(f"stop is {self.stop!r}: give strings of at least one character")
 

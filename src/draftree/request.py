@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from .config import SamplingParams
+from .constraint import followed
 from .models.base import Row
 from .sampling import Successors
 from .text import TextStream
@@ -151,6 +152,7 @@ class Request:
         limit: most tokens to generate.
         row: its row in the target; None once it is closed.
         speculation: how it is drafted for and verified; None: it makes no steps of its own (beams).
+        state: of its constraint after what has been generated; None: it has no constraint.
         prediction: token ids that its answer is likely to have in common with this; drafters by n-grams read them.
         finish_reason: None while it runs; then one of ``FINISH_REASONS``.
         error: what ended it where that is "error".
@@ -179,6 +181,7 @@ class Request:
         self.error: Exception | None = None
         self.chunks: list[Chunk] = []
         self.stats = Stats()
+        self.state = None if params.constraint is None else params.constraint.start()
         self._eos_ids = frozenset() if params.ignore_eos else eos_ids
         self._stream = stream
 
@@ -223,6 +226,8 @@ class Request:
         """
         for i, token in enumerate(tokens):
             self.ids.append(token)
+            if self.state is not None:
+                self.state = followed(self.state, [token])
             self.finish_reason = self._end_after(token)
             drafted = i < accepted
             text = self._stream.push(token, last=self.finish_reason is not None)

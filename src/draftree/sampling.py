@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from .config import SamplingParams
+from .constraint import ConstraintState, followed, masked
 
 _MASK64 = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -193,16 +194,20 @@ class KeyedUniformDraws:
 
     Attributes:
         history: committed token ids; the first draw is at position ``len(history)``.
+        state: of the request's constraint there, if it has one.
     """
 
     params: SamplingParams
     seed: int
     history: Sequence[int]
+    state: ConstraintState | None = None
     _drawn: int = 0
 
     def warped(self, logits: Tensor, drawn: Sequence[int]) -> Tensor:
-        """[V] the target's warped logits after ``drawn``; only processed at temperature 0."""
+        """[V] the target's warped logits after ``drawn``; only constrained and processed at temperature 0."""
         row = logits[None].float()
+        if self.state is not None:
+            row = masked(row, [followed(self.state, drawn)])
         if self.params.processors:
             ids = torch.tensor([[*self.history, *drawn]]).to(logits.device, non_blocking=True)
             for processor in self.params.processors:
@@ -228,23 +233,31 @@ class Draws:
         params: [B]; ``processors`` see the request's history.
         seeds: [B].
         histories: [B] committed token ids; the first draw is at position ``len(history)``.
+        states: [B] of the requests' constraints there, None where there is none; empty: none has one.
     """
 
     params: Sequence[SamplingParams]
     seeds: Sequence[int]
     histories: Sequence[Sequence[int]]
+    states: Sequence[ConstraintState | None] = ()
     _tensors: dict[int, Tensor] = field(default_factory=dict, repr=False)
 
     def of(self, rows: Sequence[int]) -> Draws:
-        return Draws([self.params[b] for b in rows], [self.seeds[b] for b in rows], [self.histories[b] for b in rows])
+        states = [self.states[b] for b in rows] if self.states else ()
+        return Draws(
+            [self.params[b] for b in rows], [self.seeds[b] for b in rows], [self.histories[b] for b in rows], states
+        )
 
     def uniform(self, b: int) -> KeyedUniformDraws:
-        return KeyedUniformDraws(self.params[b], self.seeds[b], self.histories[b])
+        return KeyedUniformDraws(
+            self.params[b], self.seeds[b], self.histories[b], self.states[b] if self.states else None
+        )
 
     @property
     def greedy(self) -> bool:
         """Every draw is the argmax of the logits, whatever came before it."""
-        return all(p.temperature == 0 and not p.processors for p in self.params)
+        plain = all(p.temperature == 0 and not p.processors for p in self.params)
+        return plain and not any(self.states)
 
     def __call__(self, logits: Tensor, drawn: Tensor) -> Tensor:
         """Draw each request's next token.
@@ -252,7 +265,7 @@ class Draws:
         Args:
             logits: [B, V], the target's logits after the tokens in ``drawn``.
             drawn: [B, d] int64, tokens of this step that each request has passed so far; where the last one is -1, the
-                draw is not used and no processors are run.
+                draw is not used, and neither constraint nor processors are asked.
 
         Returns:
             [B] int64 tokens.
@@ -271,7 +284,14 @@ class Draws:
         return first_largest(warped)
 
     def process(self, logits: Tensor, drawn: Tensor) -> Tensor:
-        """Run each request's processors on its own history (arguments as in ``__call__``); [B, V]."""
+        """Constrain each request and run its processors on its own history (arguments as in ``__call__``); [B, V]."""
+        if any(self.states):
+            ended = [drawn.shape[1] > 0 and int(row[-1]) < 0 for row in drawn]
+            here = [
+                None if state is None or over else followed(state, row.tolist())
+                for state, over, row in zip(self.states, ended, drawn, strict=True)
+            ]
+            logits = masked(logits, here)
         if not any(p.processors for p in self.params):
             return logits
         logits = logits.clone()

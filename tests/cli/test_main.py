@@ -114,6 +114,37 @@ def test_a_prediction_that_does_not_do_is_one_line(
     assert message in complaint and len(complaint.splitlines()) == 1
 
 
+def test_answers_are_what_a_schema_or_a_regular_expression_says(model: str, tmp_path: Path, capsys: Captured) -> None:
+    words = ("generate", "the cat in the hat", "--target", model, "--max-tokens", "24", "--temperature", "1")
+    (tmp_path / "schema").write_text('{"enum": ["the cat", "a hat", 7]}')
+    for drafter in ("lookup", "self", "none"):
+        found = _json(capsys, *words, "--drafter", drafter, "--json-schema", str(tmp_path / "schema"), "--seed", "3")
+        assert json.loads(str(found["text"])) in ("the cat", "a hat", 7)
+        found = _json(capsys, *words, "--drafter", drafter, "--regex", "(cat|hat)[0-9]{3}", "--seed", "3")
+        assert re.fullmatch("(cat|hat)[0-9]{3}", str(found["text"])) and found["finish_reason"] == "eos"
+
+
+@pytest.mark.parametrize(
+    ("content", "more", "message"),
+    [
+        (None, [], "cannot be read"),
+        (b"{", [], "is no JSON"),
+        (b'{"uniqueItems": true}', [], "uniqueItems"),
+        (b'{"type": 3}', [], "json_schema cannot be used"),
+        (b"{}", ["--regex", "a"], "--json-schema and --regex exclude each other"),
+        (b"{}", ["--beams", "2"], "--beams and --json-schema"),
+    ],
+)
+def test_a_schema_that_does_not_do_is_one_line(
+    content: bytes | None, more: list[str], message: str, model: str, tmp_path: Path, capsys: Captured
+) -> None:
+    if content is not None:
+        (tmp_path / "schema").write_bytes(content)
+    assert run(["generate", "a b", "--target", model, "--json-schema", str(tmp_path / "schema"), *more]) == 2
+    complaint = capsys.readouterr().err.strip()
+    assert message in complaint and len(complaint.splitlines()) == 1
+
+
 def test_a_dash_reads_the_prompt_from_standard_input(
     model: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:

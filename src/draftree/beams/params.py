@@ -133,6 +133,8 @@ class BeamParams:
         Raises:
             ConfigError: they cannot.
         """
+        if params.constraint is not None:
+            raise ConfigError("beams take no constraint: leave the grammar out, or the beams")
         if params.temperature == 0:
             way = "use a temperature above 0 to sample beams, or leave it out for beam search"
             if self.threshold is not None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from ..config import SamplingParams
+from ..constraint import followed
 from ..models.base import LanguageModel, prefill
 from ..models.cpu.quantization import DEFAULT_WEIGHT_FORMAT, STOCK
 from ..sampling import Draws, gumbel_noise, warp
@@ -155,7 +156,8 @@ def first_difference(
         return Difference(shared, None, near_tie=False)
     seed, ids = params.seed or 0, [*prompt_ids, *one[:shared]]
     row = prefill(target, ids)
-    draws = Draws([params], [seed], [ids])
+    state = None if params.constraint is None else followed(params.constraint.start(), one[:shared])
+    draws = Draws([params], [seed], [ids], [state])
     logits = draws.process(row.logits[None].float(), torch.empty((1, 0), dtype=torch.int64, device=row.logits.device))
     target.close(row)
     if params.temperature > 0:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import Any
 
 from rich.text import Text
 from rich.tree import Tree
@@ -133,6 +135,18 @@ def read_file(name: str, flag: str) -> str:
     if not text.strip():
         raise PromptError(f"{flag} {name} is empty: give it at least one character")
     return text
+
+
+def read_json(name: str, flag: str) -> Any:
+    """The value of a JSON file that an option names.
+
+    Raises:
+        PromptError: it cannot be read (``read_file``), or is no JSON.
+    """
+    try:
+        return json.loads(read_file(name, flag))
+    except json.JSONDecodeError as error:
+        raise PromptError(f"{flag} {name} is no JSON: {error}") from None
 
 
 def run(handle: Handle, *, silent: bool = False, stream: bool = True) -> bool:

@@ -27,7 +27,7 @@ from ..request import Request
 from ..text import Prompt, user
 from ..verify.schemes import Match
 from . import console as show
-from .console import read_file, read_prompt, run
+from .console import read_file, read_json, read_prompt, run
 from .options import ComputeOptions, SpeculationOptions, Target, TraceOptions, given, with_options
 
 
@@ -46,6 +46,12 @@ def generate(
         str | None,
         typer.Option(metavar="FILE", help="What the answer is likely to have much of; drafter lookup drafts from it."),
     ] = None,
+    json_schema: Annotated[
+        str | None, typer.Option(metavar="FILE", help="The answer is JSON that is valid by this schema.")
+    ] = None,
+    regex: Annotated[
+        str | None, typer.Option(metavar="PATTERN", help="The answer is what this regular expression matches.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of streaming text.")] = False,
     show_trees: Annotated[bool, typer.Option("--show-trees", help="Print each step's tree and accepted path.")] = False,
     explain: Annotated[bool, typer.Option("--explain", help="Report why the method auto chose what it chose.")] = False,
@@ -60,6 +66,9 @@ def generate(
     method, verify = str(speculation.method), str(speculation.verification)
     if as_json and show_trees:
         raise ConfigError("--json and --show-trees exclude each other: choose one")
+    if json_schema is not None and regex is not None:
+        raise ConfigError("--json-schema and --regex exclude each other: choose one")
+    schema = None if json_schema is None else read_json(json_schema, "--json-schema")
     if explain and (method != DEFAULT_METHOD or str(speculation.spec) == NONE):
         what = f"method {method}" if method != DEFAULT_METHOD else "drafter none"
         raise ConfigError(f"--explain is about choices but {what} leaves none: use --method auto and a drafter")
@@ -68,7 +77,8 @@ def generate(
     if beams is not None:
         flags = {"--show-trees": show_trees, "--explain": explain, "--compare": compare}
         switches = {flag: True for flag, on in flags.items() if on}
-        named = {"--prediction": prediction} if prediction is not None else {}
+        texts = {"--prediction": prediction, "--json-schema": json_schema, "--regex": regex}
+        named = {flag: value for flag, value in texts.items() if value is not None}
         _exclude(given(speculation) | given(trace) | switches | named)
         beams.check(params)
         sampled = params.temperature > 0
@@ -82,6 +92,10 @@ def generate(
     if show_trees:
         observers.append(show.Trees())
     engine = make_engine(compute.load(target), speculation, observers)
+    if schema is not None:
+        params = replace(params, constraint=engine.grammars.json_schema(schema))
+    elif regex is not None:
+        params = replace(params, constraint=engine.grammars.regex(regex))
     handle = engine.submit(message, params, prediction=predicted)
     request, scheme, drafter = handle.request, engine.speculation.scheme, engine.speculation.drafter
     interrupted = run(handle, silent=as_json, stream=not show_trees)

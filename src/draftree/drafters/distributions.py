@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ..constraint import ConstraintState, masked
 from ..policies.base import Candidates
 from ..request import Request
 from ..sampling import DRAFT_NOISE, derive_seed, gumbel_noise, gumbel_noise_of, largest, warp_rows
@@ -175,6 +176,7 @@ class DraftLogits:
         tokens: Sequence[Tensor] | None = None,
         *,
         depths: Sequence[int],
+        states: Sequence[ConstraintState | None] = (),
     ) -> Candidates:
         """The most probable tokens after F nodes, in one transfer to the host.
 
@@ -185,10 +187,13 @@ class DraftLogits:
             width: most candidates of a node.
             depths: [F] of the nodes, 0 for a root.
             tokens: for each of the B [K] or less, the ids of the entries; those beyond are -inf. None: 0 to K - 1.
+            states: [F] of the requests' constraints at the nodes; empty: there are none.
         """
         self._scored, parts, distributions = scored, [], []
-        rows = batch.tolist() if tokens and self._drawing.random else []
-        self._tokens = [tokens[b] for b in rows] if tokens else []
+        constrained = any(states)
+        rows = batch.tolist() if tokens and (self._drawing.random or constrained) else []
+        entries = [tokens[b] for b in rows] if tokens else []
+        self._tokens = entries if self._drawing.random else []
         params = [request.params for request, _ in scored]
         whole = logits.shape[0] == 1 and logits.shape[1] == len(scored)  # a pass of one request: nothing to pick out
         if not whole:
@@ -199,18 +204,19 @@ class DraftLogits:
         noise, heard = self._noise(scored, depths, logits, batch, named) if coupled else (logits, [])
         for at in range(0, batch.shape[0], _CHUNK):
             chunk = slice(at, at + _CHUNK)
-            warped = warp_rows(
-                (logits[0, chunk] if whole else logits[batch[chunk], column[chunk]]).float(), params[chunk]
-            )
+            some = (logits[0, chunk] if whole else logits[batch[chunk], column[chunk]]).float()
+            if constrained:
+                some = masked(some, states[chunk], entries[chunk] or None)
+            warped = warp_rows(some, params[chunk])
             if coupled:
                 random = [f for f, p in enumerate(params[chunk]) if p.temperature]
                 scale = torch.tensor([params[at + f].temperature for f in random])[:, None].to(warped.device)
                 own = [heard[at + f] for f in random]
-                some = noise if own == list(range(len(noise))) else noise[own]
+                shared = noise if own == list(range(len(noise))) else noise[own]
                 if len(random) == len(warped):
-                    warped.add_(some).mul_(scale)
+                    warped.add_(shared).mul_(scale)
                 else:
-                    warped[random] = (warped[random] + some) * scale
+                    warped[random] = (warped[random] + shared) * scale
             elif self._drawing.random:
                 warped = warped.log_softmax(-1)
                 distributions.append(warped.clone())

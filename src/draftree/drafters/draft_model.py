@@ -22,6 +22,7 @@ from ..policies.base import Candidates
 from ..request import Outcome, Request
 from ..tree import ROOT
 from .base import BeamSource, Grown, Scorer, UnscoredNode
+from .constrained import NodeStates
 from .distributions import DraftLogits, Drawing, Drawn
 
 
@@ -189,6 +190,7 @@ class ModelScorer(Scorer):
         self._requests = requests
         self._logits = DraftLogits(drawing)
         self._depths: dict[tuple[int, int], int] = {}
+        self._states = NodeStates(requests)
 
     def _state(self, row: int) -> State:
         return self._source._states[self._requests[row]]
@@ -220,8 +222,8 @@ class ModelScorer(Scorer):
         own = [self._state(b).row for b in rows]
         logits = self._pass(own, new, nodes)[..., : self._source.vocab_size]
         self._source._passes += 1
-        named = self._source.tokens(own)
-        return self._logits.candidates(scored, logits, batch, torch.tensor(column), width, named, depths=depths)
+        named, states, columns = self._source.tokens(own), self._states.of(nodes), torch.tensor(column)
+        return self._logits.candidates(scored, logits, batch, columns, width, named, depths=depths, states=states)
 
     def _pass(self, rows: Sequence[Row], new: Sequence[Nodes], nodes: Sequence[UnscoredNode]) -> Tensor:
         """[B, n, V] logits after ``new``: the unscored nodes, and before them what waits in their rows."""

@@ -145,7 +145,9 @@ class _EagleScorer(ModelScorer):
                 row.predicted = root
         batch = torch.arange(len(rows))
         column, none = torch.zeros_like(batch), [0] * len(rows)
-        return self._logits.candidates(scored, logits, batch, column, width, source.tokens(fed), depths=none)
+        states = self._states.of([UnscoredNode(b, ROOT, ROOT, 0) for b in rows])
+        named = source.tokens(fed)
+        return self._logits.candidates(scored, logits, batch, column, width, named, depths=none, states=states)
 
     def _is_beam(self, request: Request) -> bool:
         """The target has read the root, and maybe nodes below it."""

@@ -30,6 +30,7 @@ from ..policies.base import Frontier, Growth, GrowthPolicy, Plan, Pool, best_per
 from ..request import Outcome, Request
 from ..tree import ROOT, DraftDistribution, DraftTree
 from .base import Grown, Scorer, TokenSource, UnscoredNode
+from .constrained import AllowedScorer
 from .distributions import Drawing
 
 
@@ -97,7 +98,10 @@ class TreeDrafter:
             fit if reading is None or not fit.nodes or self.source.read(r, reading) else Budget(0)
             for r, fit in zip(requests, fits, strict=True)
         ]
-        grown = grow(self.source.begin(requests, drawing), self.policy, plan, drawing)
+        scorer = self.source.begin(requests, drawing)
+        if any(request.state for request in requests):
+            scorer = AllowedScorer(scorer, requests)
+        grown = grow(scorer, self.policy, plan, drawing)
         self.source.settle(requests, grown)
         return [g.tree for g in grown]
 

@@ -1,7 +1,8 @@
 """Prompt lookup by n-grams: continuations of earlier occurrences in the prompt and the output; no model.
 
 A request's predicted output (``Request.prediction``) counts as a text that followed its prompt once before: it is
-drafted from the first token on, and again wherever the answer comes back to it after an edit.
+drafted from the first token on, and again wherever the answer comes back to it after an edit. Where a constraint forces
+what comes next, such as the name of a JSON key, that is drafted.
 
 An n-gram index predicts the next token by counts, blended over match lengths as in prediction by partial matching
 (escape method C: a context seen C times with U different successors gives each successor count / (C + U) and passes
@@ -18,14 +19,18 @@ from operator import itemgetter
 import torch
 from torch import Tensor
 
+from ..constraint import ConstraintState
 from ..errors import ConfigError
 from ..policies.base import Candidates
 from ..request import Request
 from ..tree import ROOT, DraftDistribution
 from .base import BeamSource, Scorer, UnscoredNode
+from .constrained import NodeStates
 from .distributions import Drawing, Drawn, Key, candidates_of, draw
 
 Tail = tuple[int, ...]
+_FORCED = 0.95
+"""Probability of the token that begins what a constraint forces: the target may spell it in other tokens."""
 
 
 class NgramIndex:
@@ -122,25 +127,35 @@ class _NgramScorer(Scorer):
         self._requests = requests
         self._drawing = drawing
         self._tails: dict[tuple[int, int], Tail] = {}
-        self._scored: list[tuple[int, int, Tail]] = []
+        self._states = NodeStates(requests)
+        self._scored: list[tuple[int, int, dict[int, float]]] = []
 
     def score(self, nodes: Sequence[UnscoredNode], width: int) -> Candidates:
         for b, node, parent, token in nodes:
             self._tails[b, node] = self._indexes[b].tail if node == ROOT else (*self._tails[b, parent], token)
-        self._scored = [(b, node, self._tails[b, node]) for b, node, _, _ in nodes]
-        return candidates_of([self._indexes[b].predict(tail) for b, _, tail in self._scored], width)
+        self._scored = [
+            (b, node, self._predict(b, node, state))
+            for (b, node, _, _), state in zip(nodes, self._states.of(nodes), strict=True)
+        ]
+        return candidates_of([blend for _, _, blend in self._scored], width)
+
+    def _predict(self, b: int, node: int, state: ConstraintState | None) -> dict[int, float]:
+        """What a constraint forces; else what has followed, as far as the constraint allows it."""
+        if state is not None and (forced := state.forced) is not None:
+            return {forced: _FORCED}
+        blend = self._indexes[b].predict(self._tails[b, node])
+        return blend if state is None else {token: p for token, p in blend.items() if state.allows(token)}
 
     def draw(self, counts: Tensor) -> Drawn:
         """Draw from the blend, normalised over the tokens that it knows; see ``Scorer``."""
         width = int(counts.max())
         tokens, logprobs = torch.zeros((len(counts), width), dtype=torch.int64), torch.zeros((len(counts), width))
         distributions: list[DraftDistribution | None] = []
-        for f, (count, (b, node, tail)) in enumerate(zip(counts.tolist(), self._scored, strict=True)):
+        for f, (count, (b, node, blend)) in enumerate(zip(counts.tolist(), self._scored, strict=True)):
             request = self._requests[b]
             drawing = self._drawing if request.params.temperature else Drawing.TOP
             distributions.append(None)
             if count:
-                blend = self._indexes[b].predict(tail)
                 known, logits = torch.tensor(list(blend)), torch.tensor(list(blend.values())).log()
                 key = Key(request.seed, len(request.ids), node)
                 columns = draw(logits[None], [count], [key], drawing)[0]

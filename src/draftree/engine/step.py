@@ -21,6 +21,7 @@ from torch import Tensor
 from ..config import Budget, SamplingParams, typed
 from ..drafters.base import Drafter, NoDrafter
 from ..errors import ConfigError, PromptError, RunError
+from ..grammar import Grammars
 from ..models.base import LanguageModel, Nodes, Row, check_text
 from ..models.prefixes import PrefixCache
 from ..policies.base import node_budget
@@ -146,6 +147,7 @@ class Stepper:
         self._made.prepared(self.speculation)
         self._learned: dict[int, float] = {}  # seconds that drafters took to learn from the last step, by id
         self._encoding = Lock()  # a tokenizer that two threads use at once raises
+        self._grammars: Grammars | None = None
         for observer in self.observers:
             observer.begin(
                 Setup(target, drafter, self.speculation.nodes, scheme.name, scheme.candidates, self.tokenizer)
@@ -159,6 +161,21 @@ class Stepper:
         """
         with self._encoding:
             return encode(self.tokenizer, prompt)
+
+    @property
+    def grammars(self) -> Grammars:
+        """Compiles grammars for ``SamplingParams.constraint``; made when first asked for, by any thread.
+
+        Raises:
+            ConfigError: the model has no tokenizer, or none that says how tokens are spelled.
+        """
+        with self._encoding:
+            if self._grammars is None:
+                if self.tokenizer is None:
+                    raise ConfigError("grammars are of text but the model has no tokenizer: load one with it")
+                can = self.target.capabilities
+                self._grammars = Grammars(self.tokenizer, can.vocab_size, can.eos_ids)
+            return self._grammars
 
     def request(
         self,
@@ -332,7 +349,8 @@ class Stepper:
             beside = successors(some, count) if count else None
             seconds += time.perf_counter() - began
             requests = [part.request for part in own]
-            draws = Draws([r.params for r in requests], [r.seed for r in requests], [r.ids for r in requests])
+            states = [r.state for r in requests]
+            draws = Draws([r.params for r in requests], [r.seed for r in requests], [r.ids for r in requests], states)
             verdicts = scheme.verify(some, [part.tree for part in own], draws, beside)
             for row, (part, verdict) in enumerate(zip(own, verdicts, strict=True)):
                 part.verdict = verdict

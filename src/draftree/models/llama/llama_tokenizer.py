@@ -114,6 +114,11 @@ class LlamaTokenizer:
         special = self._library.vocab_get_attr(self._vocab, token) & (_UNKNOWN | _CONTROL)
         return _Piece(buffer.raw[:count], bool(special))
 
+    def spelling(self) -> tuple[list[bytes], list[int]]:
+        """The bytes of each token, and the ids of special ones."""
+        pieces = [self._piece(token) for token in range(self._size)]
+        return [piece.text for piece in pieces], [token for token, piece in enumerate(pieces) if piece.special]
+
     def apply_chat_template(
         self, conversation: list[dict[str, str]], *, add_generation_prompt: bool, return_dict: bool = False
     ) -> list[int]:

@@ -1,0 +1,204 @@
+"""Grammars: what texts they give, what they refuse to compile, and that the tokens of every tokenizer do."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+
+from draftree.config import SamplingParams
+from draftree.constraint import ConstraintState, TextEnded, followed
+from draftree.drafters.registry import load_drafter
+from draftree.engine.engine import Engine
+from draftree.errors import ConfigError
+from draftree.grammar import Grammar, Grammars
+from draftree.models.huggingface import HFModel
+from draftree.models.loading import load
+from draftree.policies.fixed import StaticTree
+
+from .tiny import VOCAB, save_gguf, tiny, tiny_tokenizer
+from .toy import ToyModel
+
+TOKENIZER = tiny_tokenizer()
+EOS = 2
+
+
+@pytest.fixture(scope="module")
+def grammars() -> Grammars:
+    return Grammars(TOKENIZER, VOCAB, {EOS})
+
+
+@pytest.fixture(scope="module")
+def model() -> HFModel:
+    tinier = tiny()
+    if tinier.generation_config is not None:
+        tinier.generation_config.eos_token_id = EOS
+    return HFModel(tinier, TOKENIZER, name="tiny", self_test=False)
+
+
+def takes(grammar: Grammar, text: str) -> bool:
+    """It may be the whole text."""
+    state: ConstraintState | None = grammar.start()
+    for token in [*TOKENIZER.encode(text), EOS]:
+        state = state and state.after(token)
+    return isinstance(state, TextEnded)
+
+
+@pytest.mark.parametrize(
+    ("make", "good", "bad"),
+    [
+        (lambda g: g.regex("[a-c]+x?"), ["a", "abcx"], ["", "ax a", "d", "xa"]),
+        (lambda g: g.choice(["the cat", 'a "hat"']), ["the cat", 'a "hat"'], ["the", "the cat ", "a hat"]),
+        (lambda g: g.grammar('start: "a" start "b" | "c"'), ["c", "aacbb"], ["ab", "aacb", "acbb"]),
+        (lambda g: g.grammar('root ::= "a" root "b" | "c"'), ["c", "aacbb"], ["ab", "aacb", "acbb"]),
+        (lambda g: g.json_schema({"type": "integer", "minimum": 7}), ["7", "123"], ["6", "7.5", "a", " 7"]),
+        (lambda g: g.json_schema({"oneOf": [{"const": 1}, {"const": "a"}]}), ["1", '"a"'], ["2", "a"]),
+        (lambda g: g.json_schema({"type": "string", "maxLength": 3}), ['"abc"', '""'], ['"abcd"', "abc"]),
+        (lambda g: g.json_schema({}), ["1", '"a"', "true"], ["a", "1 2"]),
+    ],
+)
+def test_grammars_take_what_they_say(
+    grammars: Grammars, make: Callable[[Grammars], Grammar], good: list[str], bad: list[str]
+) -> None:
+    grammar = make(grammars)
+    assert all(takes(grammar, text) for text in good)
+    assert not any(takes(grammar, text) for text in bad)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda g: g.regex("("), r"the regex cannot be used: .*unclosed group"),
+        (lambda g: g.regex("(?=a)b"), "look-around"),
+        (lambda g: g.choice([]), "choice is .*: give texts"),
+        (lambda g: g.choice(["a", ""]), "choice is .*: give texts"),
+        (lambda g: g.grammar("start: nothing"), "the grammar cannot be used: .*nothing"),
+        (lambda g: g.grammar("((("), "the grammar cannot be read"),
+        (lambda g: g.json_schema(True), "the json_schema is True: give an object"),
+        (lambda g: g.json_object(), "no token of the model's vocabulary fits"),  # it has no braces
+        (lambda g: g.json_schema({"type": "nothing"}), "the json_schema cannot be used: .*nothing"),
+        (lambda g: g.json_schema({"not": {}}), "not"),
+        (lambda g: g.json_schema({"type": "array", "uniqueItems": True}), "uniqueItems"),
+        (lambda g: g.json_schema({"if": {}, "then": {}}), "if"),
+        (lambda g: g.json_schema({"$ref": "#/$defs/x"}), "x"),
+        (lambda g: g.json_schema({"enum": ["a" * (1 << 20)]}), "has 1048590 characters: use at most 1048576"),
+    ],
+)
+def test_what_cannot_be_enforced_is_refused_in_one_line(
+    grammars: Grammars, make: Callable[[Grammars], Grammar], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        make(grammars)
+    assert len(str(caught.value).splitlines()) == 1 and len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize("pattern", ["(a+)+b", "[a-z]{1,100000}", "((a{1,100}){1,100}){1,100}", "(x+x+)+y"])
+def test_patterns_that_explode_elsewhere_do_not(grammars: Grammars, pattern: str) -> None:
+    """Their automata are built as far as a text goes, and no further than a bound."""
+    state = grammars.regex(pattern).start()
+    try:
+        for token in TOKENIZER.encode("x" * 60 if "x" in pattern else "a" * 60):
+            assert state.allows(token)
+            state = followed(state, [token])
+    except ConfigError as error:
+        assert "too many expressions" in str(error)
+
+
+def test_states_stay_as_they_are(grammars: Grammars) -> None:
+    """A node's state is not changed by what is asked of it, nor by what follows it."""
+    start = grammars.regex("ab|ac").start()
+    a, b, c = (TOKENIZER.encode(x)[0] for x in "abc")
+    first = start.after(a)
+    assert first is not None and first is start.after(a)
+    assert first.after(b) is not None and first.after(c) is not None and first.after(a) is None
+    assert start.allows(a) and not start.allows(b)
+    assert [t for t in range(VOCAB) if first.allows(t)] == sorted([b, c])
+
+
+def test_special_tokens_are_no_text(grammars: Grammars) -> None:
+    state = grammars.regex("[a-z<>/]*").start()
+    assert [token for token in (0, 1, EOS) if state.allows(token)] == [EOS]
+
+
+def test_what_is_forced_is_known_and_drafted(grammars: Grammars, model: HFModel) -> None:
+    state = followed(grammars.json_schema({"const": "the cat"}).start(), TOKENIZER.encode('"th'))
+    assert state.forced is not None and str(TOKENIZER.decode([state.forced])).startswith("e")
+    assert grammars.regex("a|b").start().forced is None
+    params = SamplingParams(max_tokens=40, constraint=grammars.choice(["in the hat is a cat on the cat", "no"]))
+    drafter = load_drafter("lookup", model, StaticTree(width=1, depth=6))
+    found = Engine(model, drafter).generate(["x"], params)[0]
+    alone = Engine(model).generate(["x"], params)[0]
+    assert found.token_ids == alone.token_ids and found.finish_reason == "eos"
+    if len(found.token_ids) > 4:
+        assert found.stats.steps < alone.stats.steps / 2
+
+
+def test_a_vocabulary_that_cannot_spell_a_grammar_ends_that_request_alone(grammars: Grammars, model: HFModel) -> None:
+    """The tiny vocabulary has no capitals."""
+    engine = Engine(model)
+    handles = [
+        engine.submit("x", SamplingParams(max_tokens=4, constraint=constraint))
+        for constraint in (grammars.regex("aaB"), None)
+    ]
+    with pytest.raises(ConfigError, match="no token of the model's vocabulary fits here"):
+        handles[0].result()
+    assert len(handles[1].result().token_ids) == 4
+
+
+def test_tokenizers_of_both_libraries_give_the_same_masks(grammars: Grammars, tmp_path: Path) -> None:
+    target = load(str(save_gguf(tmp_path / "tiny.gguf")), backend="llama.cpp")
+    others = Engine(target).grammars
+    schema = {"enum": ["the cat", 12, "in"]}
+    pairs = [(g.regex("[a-z ]+[0-9]").start(), g.json_schema(schema).start()) for g in (grammars, others)]
+    for one, other, text in zip(*pairs, ("the cat 1", '"the '), strict=True):
+        for token in TOKENIZER.encode(text):
+            assert one.mask is not None and other.mask is not None
+            width = len(one.mask)
+            assert np.array_equal(one.mask.numpy(), other.mask.numpy()[:width])
+            one, other = followed(one, [token]), followed(other, [token])
+
+
+def test_models_without_text_or_an_end_have_no_grammars() -> None:
+    with pytest.raises(ConfigError, match="grammars are of text but the model has no tokenizer"):
+        _ = Engine(ToyModel()).grammars
+    with pytest.raises(ConfigError, match="no end-of-sequence token"):
+        Grammars(TOKENIZER, VOCAB, set())
+
+
+SMALL: list[dict[str, Any]] = [
+    {"type": "integer", "minimum": low, "maximum": low + span} for low in (-5, 0, 17, 999) for span in (0, 3, 1000)
+]
+SMALL += [{"type": "number", "minimum": 0, "exclusiveMaximum": top} for top in (1, 10, 2.5)]
+SMALL += [{"type": "integer", "multipleOf": m, "minimum": 0, "maximum": 999} for m in (2, 5, 7, 10)]
+SMALL += [{"type": "string", "minLength": n, "maxLength": n + more} for n in (0, 1, 4) for more in (0, 2, 5)]
+SMALL += [{"type": "string", "pattern": p} for p in ("^[a-z]{2}$", "^(on|in)-[0-9]$", "^a.{0,3}$", "^[^aeiou]{1,4}$")]
+SMALL += [{"type": "string", "format": f} for f in ("date", "uuid", "ipv4")]
+SMALL += [{"enum": e} for e in ([1, 2], ["a", "b c"], [None, True, "x"], ["the", "then", "there"])]
+SMALL += [{"const": c} for c in (0, "on and on", True, None, -3.5)]
+SMALL += [
+    {"anyOf": [{"type": "integer", "maximum": 9, "minimum": 0}, {"type": "string", "maxLength": n}]} for n in (1, 3)
+]
+SMALL += [{"type": ["boolean", "null"]}, {"type": ["integer", "null"], "minimum": 0, "maximum": 9}]
+SMALL += [{"allOf": [{"type": "integer", "minimum": n}, {"maximum": n + 5}]} for n in (0, 10)]
+SMALL += [{"$ref": "#/$defs/n", "$defs": {"n": {"type": "integer", "minimum": n, "maximum": n + 1}}} for n in (1, 8)]
+
+
+@pytest.mark.parametrize("schema", SMALL, ids=lambda schema: re.sub(r"\W+", "-", json.dumps(schema))[:40])
+def test_every_answer_that_ends_is_valid(grammars: Grammars, model: HFModel, schema: dict[str, Any]) -> None:
+    """Sampled from a model that knows nothing: whatever the grammar allows comes."""
+    params = [
+        SamplingParams(max_tokens=64, temperature=1.5, seed=seed, constraint=grammars.json_schema(schema))
+        for seed in range(4)
+    ]
+    drafter = load_drafter("lookup", model, StaticTree(width=2, depth=3))
+    found = Engine(model, drafter).generate(["x"] * 4, params)
+    ended = [g for g in found if g.finish_reason == "eos"]
+    assert ended
+    for generation in ended:
+        jsonschema.validate(json.loads(generation.text), schema, format_checker=jsonschema.FormatChecker())
