@@ -105,6 +105,16 @@ def test_few_blocks_hold_many_texts_and_none_grows_beyond_the_largest(monkeypatc
     assert_equal(index, texts, [[a, b] for a in range(7) for b in range(5)])
 
 
+def test_a_short_text_leaves_large_blocks_as_they_are() -> None:
+    index = CorpusIndex(10_000)
+    index.add([1, 2, 3] * 300)
+    large = index._blocks[0]
+    index.add([4, 5, 6])
+    assert index._blocks[0] is large and len(index._blocks) == 2
+    index.add([4, 5, 6] * 20)
+    assert len(index._blocks) == 1
+
+
 def test_of_more_occurrences_than_are_counted_those_that_are_lie_all_over_the_text() -> None:
     text = [0, 1, 2] * 3000 + [0, 1, 3] * 1000
     found = recounted([text]).predict((0, 1))

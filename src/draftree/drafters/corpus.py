@@ -54,13 +54,14 @@ _FIELDS = ("text", "prompt", "completion")
 def _ordered(tokens: Tokens) -> Tokens:
     """The positions of all tokens that have a successor, in the order of the tokens up to them, read backwards.
 
-    At least ``LONGEST`` tokens count. Ranks of n tokens give those of 2n (prefix doubling, Manber & Myers 1990).
+    At least ``LONGEST`` tokens count; the first token is a break, before which nothing does. Ranks of n tokens give
+    those of 2n (prefix doubling, Manber & Myers 1990).
     """
     ranks, read = np.unique(tokens, return_inverse=True)[1], 1
     while read < LONGEST:
         before = np.zeros_like(ranks)
-        before[read:] = ranks[:-read] + 1
-        ranks = np.unique(ranks * (len(tokens) + 1) + before, return_inverse=True)[1]
+        before[read:] = ranks[:-read]
+        ranks = np.unique(ranks * len(tokens) + before, return_inverse=True)[1]
         read *= 2
     kept = np.flatnonzero((tokens[:-1] != _BREAK) & (tokens[1:] != _BREAK))
     return kept[np.argsort(ranks[kept])].astype(np.int32)
@@ -217,7 +218,7 @@ class Corpus:
             vocabulary = vocabulary_of(target)
             if self._vocabulary not in (None, vocabulary):
                 raise ConfigError("a corpus drafts for targets of two vocabularies: make one for each")
-            if self._vocabulary is None and self._texts:
+            if self._texts:
                 self._keep([self._encoder(target)(text) for text in self._texts])
                 self._texts = []
             self._vocabulary = vocabulary
