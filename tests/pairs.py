@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from transformers import PreTrainedModel
 from draftree.drafters.base import Drafter, NoDrafter, TokenSource
 from draftree.drafters.cascade.rounds import StoppingRule
 from draftree.drafters.cascade.stages import CascadeSource
+from draftree.drafters.corpus import Corpus, CorpusSource
 from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.ensemble import EnsembleSource
 from draftree.drafters.grow import TreeDrafter
@@ -29,8 +31,9 @@ from draftree.request import Request
 
 from .tiny import VOCAB, tiny
 
-DRAFTERS = ("lookup", "self", "relative", "stranger")
-"""A "relative" is the target with noise on its weights, so it is often right; a "stranger" has weights of its own."""
+DRAFTERS = ("lookup", "corpus", "self", "relative", "stranger")
+"""A "relative" is the target with noise on its weights, so it is often right; a "stranger" has weights of its own.
+The "corpus" is what the target says to a prompt of some tests."""
 
 
 def target(kind: str = "llama", eos: int | None = None) -> HFModel:
@@ -57,12 +60,27 @@ def source(name: str, model: HFModel, kind: str = "llama") -> TokenSource:
         return EnsembleSource(tuple(source(part, model, kind) for part in name.split("+")))
     if name == "lookup":
         return NgramSource(shortest=1)
+    if name == "corpus":
+        return CorpusSource(corpus(kind))
     if name == "recycle":
         return TokenRecyclingSource()
     if name == "self":
         return ModelSource(model.twin(), VOCAB)
     weights = relative(kind) if name == "relative" else tiny(kind, seed=5)
     return ModelSource(HFModel(weights, self_test=False), VOCAB)
+
+
+def corpus(kind: str = "llama") -> Corpus:
+    """What the target says to a prompt, which is not forgotten."""
+    made = Corpus()
+    made.add(_said(kind))
+    return made
+
+
+@functools.cache
+def _said(kind: str) -> list[int]:
+    prompt = [3, 14, 15, 9, 2, 6, 14, 15]
+    return [*prompt, *generated(tiny(kind), prompt, 40)]
 
 
 def drafter(name: str, model: HFModel, policy: GrowthPolicy, kind: str = "llama") -> Drafter:

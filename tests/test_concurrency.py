@@ -17,6 +17,7 @@ from torch import Tensor
 from draftree.config import SamplingParams
 from draftree.drafters.base import Drafter, TokenSource
 from draftree.drafters.cascade.stages import CascadeSource
+from draftree.drafters.corpus import Corpus, CorpusSource
 from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.ensemble import EnsembleSource
 from draftree.drafters.grow import TreeDrafter
@@ -33,7 +34,7 @@ from draftree.verify.schemes import find_scheme
 from .toy import ToyModel
 
 VOCAB, LONGEST = 7, 96
-WAYS = ("none", "lookup", "recycle", "model", "other", "ensemble", "cascade")
+WAYS = ("none", "lookup", "recycle", "model", "other", "ensemble", "cascade", "corpus")
 METHODS_TRIED = ("chain", "static", "opt-tree", "hsddw", "dynamic-width", "eagle2")
 
 
@@ -51,6 +52,7 @@ def made_speculation(way: str, method: str = "chain", scheme: str = "match") -> 
         return Speculation()
     sources: dict[str, Callable[[], TokenSource]] = {
         "lookup": partial(NgramSource, shortest=1),
+        "corpus": lambda: CorpusSource(Corpus(outputs=True)),
         "recycle": TokenRecyclingSource,
         "model": lambda: ModelSource(toy(), VOCAB),
         "other": lambda: ModelSource(toy(3), VOCAB),

@@ -11,6 +11,7 @@ from .models.cpu import openmp as openmp  # first: sets how threads wait, before
 from .beams.beam_engine import BeamEngine, BeamGeneration, Hypothesis
 from .beams.params import BeamParams
 from .config import Budget, SamplingParams
+from .drafters.corpus import Corpus
 from .drafters.registry import load_drafter
 from .engine.engine import Engine, Generation, Handle
 from .engine.scheduler import SchedulerParams
@@ -47,6 +48,7 @@ __all__ = [
     "Budget",
     "Chunk",
     "ClassifierTree",
+    "Corpus",
     "DraftTree",
     "DraftreeError",
     "DraftreeWarning",

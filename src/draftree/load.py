@@ -9,8 +9,9 @@ from typing import Unpack
 from .beams.beam_engine import BeamEngine
 from .config import typed
 from .drafters.base import TokenSource
+from .drafters.corpus import Corpus
 from .drafters.registry import fast_in_int4, load_source
-from .drafters.spec import AUTO, DEFAULT_DRAFTER, NONE, DrafterSpec
+from .drafters.spec import AUTO, CORPUS, DEFAULT_DRAFTER, NONE, DrafterSpec
 from .engine.engine import Engine
 from .engine.scheduler import SchedulerParams
 from .engine.speculation import SpeculationParams
@@ -56,6 +57,7 @@ def load_engine(
     candidates: str | None = None,
     observers: Sequence[Observer] = (),
     recycle_file: str | Path | None = None,
+    corpus: Corpus | None = None,
     scheduling: SchedulerParams | None = None,
     **options: Unpack[ModelOptions],
 ) -> Engine:
@@ -68,6 +70,7 @@ def load_engine(
         verification=verification,
         candidates=candidates,
         recycle_file=recycle_file,
+        corpus=corpus,
     )
     return make_engine(load(target, **options), speculation, observers, scheduling=scheduling)
 
@@ -106,7 +109,11 @@ def beam_drafter(name: str | DrafterSpec | LanguageModel, sampled: bool) -> Draf
         InputError: it cannot, or is not written as a drafter is.
     """
     spec = DrafterSpec.parse(name)
-    kinds = {"a cascade": spec.is_cascade, "recycle": "recycle" in spec.sources, "an ensemble": len(spec.sources) > 1}
+    kinds = {
+        "a cascade": spec.is_cascade,
+        **{name: name in spec.sources for name in ("recycle", CORPUS)},
+        "an ensemble": len(spec.sources) > 1,
+    }
     for kind, found in kinds.items():
         if found:
             raise ConfigError(f"drafter {spec}: {kind} drafts one sequence, not beams: {_BEAM_DRAFTERS}")

@@ -157,4 +157,4 @@ def test_lookup_draws_no_more_children_than_it_knows_tokens() -> None:
 def _blend(text: list[int]) -> dict[int, float]:
     index = NgramIndex(1, 2)
     index.extend(text)
-    return index.predict(index.tail)
+    return index.predict(tuple(text[-2:]))

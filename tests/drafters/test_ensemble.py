@@ -326,7 +326,7 @@ def test_names_that_do_not_go_together_are_refused_before_a_model_is_loaded(name
 
 
 def test_an_unknown_part_is_named() -> None:
-    with pytest.raises(UnknownNameError, match="no drafter 'nope': not one of auto, lookup, recycle"):
+    with pytest.raises(UnknownNameError, match="no drafter 'nope': not one of auto, lookup, corpus, recycle"):
         load_drafter("lookup+nope", target(), StaticTree())
 
 

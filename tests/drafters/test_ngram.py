@@ -61,7 +61,7 @@ def test_no_ngram_reaches_across_the_end_of_a_text() -> None:
     index = index_of([1, 2, 3], 1, 3)
     index.end()
     index.extend([4, 5])
-    assert len(index) == 2 and index.tail == (4, 5)
+    assert len(index) == 2
     assert index.predict((3,)) == {} and list(index.predict((4,))) == [5] and list(index.predict((2,))) == [3]
 
 
@@ -139,7 +139,7 @@ def test_an_index_that_grew_in_parts_equals_one_built_at_once(text: list[int], c
         grown.extend(text[len(grown) : cut])
     grown.extend(text[len(grown) :])
     whole = index_of(text, 1, 3)
-    assert (len(grown), grown.tail) == (len(whole), whole.tail) == (len(text), tuple(text[-3:]))
+    assert len(grown) == len(whole) == len(text)
     for tail in ((a, b, c) for a in range(3) for b in range(3) for c in range(3)):
         assert list(grown.predict(tail).items()) == list(whole.predict(tail).items())
 

@@ -14,6 +14,7 @@ from draftree.beams.params import BeamParams
 from draftree.config import SamplingParams
 from draftree.drafters.base import TokenSource
 from draftree.drafters.cascade.stages import CascadeSource
+from draftree.drafters.corpus import Corpus, CorpusSource
 from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.eagle import EagleSource
 from draftree.drafters.ensemble import EnsembleSource
@@ -50,6 +51,7 @@ PARAMS = SamplingParams(max_tokens=14, ignore_eos=True)
 
 SOURCES: dict[str, Callable[[], TokenSource]] = {
     "lookup": NgramSource,
+    "corpus": lambda: CorpusSource(Corpus(outputs=True)),
     "recycle": TokenRecyclingSource,
     "model": lambda: ModelSource(ToyModel(VOCAB, 1), VOCAB),
     "ensemble": lambda: EnsembleSource((NgramSource(), TokenRecyclingSource(), ModelSource(ToyModel(VOCAB, 1), VOCAB))),

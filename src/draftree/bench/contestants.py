@@ -20,9 +20,10 @@ from ..beams.beam_engine import BeamEngine
 from ..beams.params import BeamParams
 from ..config import MAX_NODES, SamplingParams, named_settings
 from ..drafters.base import TokenSource
+from ..drafters.corpus import Corpus
 from ..drafters.grow import TreeDrafter
 from ..drafters.registry import is_model, load_draft_model
-from ..drafters.spec import AUTO, NONE, DrafterSpec
+from ..drafters.spec import AUTO, CORPUS, NONE, DrafterSpec
 from ..engine.engine import Engine
 from ..engine.speculation import SpeculationParams
 from ..errors import ConfigError
@@ -63,6 +64,7 @@ class Entry:
         settings: of the method.
         nodes: node budget.
         candidates: of verification match (``CANDIDATES``); None: the scheme's own.
+        corpus: files that its drafter drafts from.
     """
 
     label: str
@@ -73,6 +75,7 @@ class Entry:
     nodes: int = 1
     verify: str = DEFAULT_SCHEME
     candidates: str | None = None
+    corpus: tuple[str, ...] = ()
 
     @property
     def is_peer(self) -> bool:
@@ -116,6 +119,7 @@ class Entry:
             nodes=self.nodes,
             verification=self.verify,
             candidates=self.candidates,
+            corpus=Corpus(self.corpus) if self.corpus else None,
         )
 
 
@@ -130,12 +134,14 @@ def entries(
     temperatures: Sequence[float],
     nodes: int | None = None,
     candidates: str | None = None,
+    corpus: Sequence[str] = (),
 ) -> list[Entry]:
     """AR decoding, every method with every drafter, and the peers, at every temperature.
 
     Args:
         nodes: node budget of methods that name none; without it each has its own.
         candidates: of methods that name none and verify by match.
+        corpus: files that drafters "corpus" draft from.
 
     Raises:
         ConfigError: a name is there twice, a setting or a drafter does not fit, or a peer lacks what it needs.
@@ -155,7 +161,9 @@ def entries(
                     raise ConfigError(f"method {text!r} has no drafter: name one in --drafters")
                 for drafter in drafters:
                     own = text if len(drafters) == 1 else f"{text}@{drafter}"
-                    found.append(_method(text, own + suffix, drafter, temperature, nodes, candidates))
+                    found.append(_method(text, own + suffix, drafter, temperature, nodes, candidates, corpus))
+    if corpus and not any(entry.corpus for entry in found):
+        raise ConfigError(f"corpus {corpus[0]}: no drafter drafts from it: name {CORPUS} in --drafters")
     labels = [entry.label for entry in found]
     if double := next((label for label in labels if labels.count(label) > 1), None):
         raise ConfigError(f"{double!r} is there twice: name each method, drafter and temperature once")
@@ -163,7 +171,13 @@ def entries(
 
 
 def _method(
-    text: str, label: str, drafter: str, temperature: float, nodes: int | None, candidates: str | None
+    text: str,
+    label: str,
+    drafter: str,
+    temperature: float,
+    nodes: int | None,
+    candidates: str | None,
+    corpus: Sequence[str],
 ) -> Entry:
     name, settings = named_settings(text)
     if (own := settings.pop("nodes", None)) is not None:
@@ -180,7 +194,8 @@ def _method(
         raise ConfigError("drafter 'none' is AR decoding ('ar'), which takes part anyway: leave it out")
     candidates = settings.pop("candidates", candidates if isinstance(find_scheme(verify), Match) else None)
     nodes = node_budget(find_method(name).policy(settings), nodes)
-    entry = Entry(label, name, drafter, temperature, settings, nodes, verify, candidates)
+    files = tuple(corpus) if CORPUS in DrafterSpec.parse(drafter).sources else ()
+    entry = Entry(label, name, drafter, temperature, settings, nodes, verify, candidates, files)
     entry.speculation(drafter)  # checks that they go together
     return entry
 

@@ -40,7 +40,7 @@ from ..models.loading import DEFAULT_MODEL
 from ..policies.methods import DEFAULT_METHOD
 from ..progress import err, out, progress_reporter
 from .console import complain
-from .options import Candidates, ComputeOptions, Nodes, NoLoopBack, Target, whole, with_options
+from .options import Candidates, ComputeOptions, CorpusFiles, Nodes, NoLoopBack, Target, whole, with_options
 
 DEFAULT_DRAFTER = "lookup+recycle+head"
 _MOST_REPEATS = 10_000
@@ -63,6 +63,7 @@ def bench(
     ] = DEFAULT_METHOD,
     drafters: Annotated[str, typer.Option(help="With commas; each method runs with each.")] = DEFAULT_DRAFTER,
     no_loop_back: NoLoopBack = False,
+    corpus: CorpusFiles = None,
     temperature: Annotated[str, typer.Option(metavar="T", help="One or more, with commas; 0 is greedy.")] = "0",
     max_tokens: Annotated[int, whole("N", "Most tokens of an answer.")] = 128,
     repeats: Annotated[int, whole("N", "Answers of each contestant to each prompt.")] = 1,
@@ -96,7 +97,7 @@ def bench(
     SamplingParams(seed=seed + repeats - 1)
     parsed = map(DrafterSpec.parse, _names(drafters))
     named = [str(spec.without_loop_back() if no_loop_back else spec) for spec in parsed]
-    contestants = entries(split_names(methods), named, temperatures, nodes, candidates)
+    contestants = entries(split_names(methods), named, temperatures, nodes, candidates, corpus or ())
     if replay:
         check_replayed(contestants)
     chosen = choose(load_suite(suite, data=data, skip_bad=skip_bad), categories=_names(categories or ""), limit=limit)
@@ -114,7 +115,7 @@ def bench(
         "seed": seed,
         "nodes": nodes,
         "replay": replay,
-        "files": _files([target, *named, *(value for e in contestants for value in e.settings.values())]),
+        "files": _files([target, *named, *(corpus or ()), *(v for e in contestants for v in e.settings.values())]),
         "target": target,
         **asdict(compute),
         "machine": machine(),

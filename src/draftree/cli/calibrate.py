@@ -12,7 +12,7 @@ from ..artifacts import user_path
 from ..config import Budget, SamplingParams
 from ..drafters.base import Drafter as Drafts
 from ..drafters.grow import TreeDrafter
-from ..drafters.registry import learns, load_drafter
+from ..drafters.registry import check_corpus, learns, load_drafter
 from ..drafters.spec import DEFAULT_DRAFTER, NONE, DrafterSpec
 from ..errors import ConfigError, PromptError, RunError
 from ..models.abilities import tokenizer_of
@@ -66,6 +66,7 @@ def calibrate(
     spec = DrafterSpec.parse(drafter)
     if str(spec) == NONE:
         raise ConfigError("drafter none drafts nothing: calibrate with lookup, a head or a draft model")
+    check_corpus(spec, None)
     if learns(spec):
         raise ConfigError(
             f"drafter {drafter} learns while trees are verified: calibrate with lookup, a head or a draft model"

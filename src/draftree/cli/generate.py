@@ -183,7 +183,7 @@ def _exclude(options: Mapping[str, object]) -> None:
     """
     for flag, value in options.items():
         if flag not in _DRAFTER:
-            what = flag if value is True or flag == "--set" else f"{flag} {value}"
+            what = flag if value is True or flag in ("--set", "--corpus") else f"{flag} {value}"
             raise ConfigError(f"--beams and {what} exclude each other: leave one out")
 
 

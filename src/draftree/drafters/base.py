@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -172,7 +172,7 @@ class TokenSource(ABC):
         near: its distributions are nearly the target's, and so is its first candidate, however probable it finds it.
     """
 
-    learns: ClassVar[bool] = False
+    learns: bool = False
     near: bool = False
 
     @property

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from operator import itemgetter
-from typing import ClassVar
 
 import torch
 
@@ -45,7 +44,7 @@ class EnsembleSource(TokenSource):
         ConfigError: fewer, or two of one name.
     """
 
-    learns: ClassVar[bool] = True
+    learns = True
 
     parts: tuple[TokenSource, ...] = field()
     _calibration: Calibration = field(init=False, repr=False)

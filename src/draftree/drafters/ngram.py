@@ -12,9 +12,10 @@ they mean for a model: every growth policy works unchanged. What the shortest co
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -33,6 +34,28 @@ _FORCED = 0.95
 """Probability of the token that begins what a constraint forces: the target may spell it in other tokens."""
 
 
+def count(successors: dict[int, int], token: int) -> None:
+    """Count a successor; the latest one comes last."""
+    successors[token] = successors.pop(token, 0) + 1
+
+
+def blended(contexts: Iterable[Mapping[int, int]]) -> dict[int, float]:
+    """Blend how often each token followed contexts, the longest of them first.
+
+    Returns:
+        probabilities in descending order; of equal ones the most recent successor comes first.
+    """
+    blend: dict[int, float] = {}
+    left = 1.0
+    for counts in contexts:
+        if counts:
+            total = sum(counts.values()) + len(counts)
+            for token in reversed(counts):
+                blend[token] = blend.get(token, 0.0) + left * counts[token] / total
+            left *= len(counts) / total
+    return dict(sorted(blend.items(), key=itemgetter(1), reverse=True))
+
+
 class NgramIndex:
     """Which tokens have followed each n-gram, ``shortest <= n <= longest``, in texts, of which the last one grows."""
 
@@ -46,8 +69,7 @@ class NgramIndex:
         for token in tokens:
             for n in self._lengths:
                 if n <= len(self._text):
-                    counts = self._successors.setdefault(tuple(self._text[-n:]), {})
-                    counts[token] = counts.pop(token, 0) + 1  # the latest successor comes last
+                    count(self._successors.setdefault(tuple(self._text[-n:]), {}), token)
             self._text.append(token)
 
     def end(self) -> None:
@@ -58,23 +80,9 @@ class NgramIndex:
         """Tokens of the text."""
         return len(self._text)
 
-    @property
-    def tail(self) -> Tail:
-        """The last ``longest`` tokens."""
-        return tuple(self._text[-self._lengths.start :])
-
     def predict(self, tail: Tail) -> dict[int, float]:
-        """Probabilities of the next tokens in descending order; of equal ones the most recent successor comes first."""
-        blend: dict[int, float] = {}
-        left = 1.0
-        for n in self._lengths:
-            counts = self._successors.get(tail[-n:]) if n <= len(tail) else None
-            if counts:
-                total = sum(counts.values()) + len(counts)
-                for token in reversed(counts):
-                    blend[token] = blend.get(token, 0.0) + left * counts[token] / total
-                left *= len(counts) / total
-        return dict(sorted(blend.items(), key=itemgetter(1), reverse=True))
+        """Probabilities of the next tokens, as ``blended``."""
+        return blended(self._successors.get(tail[-n:], {}) for n in self._lengths if n <= len(tail))
 
 
 @dataclass(slots=True)
@@ -113,26 +121,42 @@ class NgramSource(BeamSource):
         indexes = [self._indexes[r] for r in requests]
         for index, request in zip(indexes, requests, strict=True):
             index.extend(request.ids[len(index) :])
-        return _NgramScorer(indexes, requests, drawing)
+        return NgramScorer(indexes, requests, drawing, self.longest)
 
     def close(self, request: Request) -> None:
         self._indexes.pop(request, None)
 
 
-class _NgramScorer(Scorer):
-    """Scores nodes of the trees under construction by the last tokens on their paths."""
+class Predictor(Protocol):
+    """Knows what has followed in texts."""
 
-    def __init__(self, indexes: Sequence[NgramIndex], requests: Sequence[Request], drawing: Drawing) -> None:
+    def predict(self, tail: Tail) -> dict[int, float]:
+        """Probabilities of the next tokens, as ``blended``."""
+
+
+class NgramScorer(Scorer):
+    """Scores nodes of the trees under construction by the last tokens on their paths.
+
+    Args:
+        indexes: of each request, what knows successors.
+        longest: tokens of the longest match.
+    """
+
+    def __init__(
+        self, indexes: Sequence[Predictor], requests: Sequence[Request], drawing: Drawing, longest: int
+    ) -> None:
         self._indexes = indexes
         self._requests = requests
         self._drawing = drawing
+        self._longest = longest
         self._tails: dict[tuple[int, int], Tail] = {}
         self._states = NodeStates(requests)
         self._scored: list[tuple[int, int, dict[int, float]]] = []
 
     def score(self, nodes: Sequence[UnscoredNode], width: int) -> Candidates:
         for b, node, parent, token in nodes:
-            self._tails[b, node] = self._indexes[b].tail if node == ROOT else (*self._tails[b, parent], token)
+            last = self._requests[b].ids[-self._longest :]
+            self._tails[b, node] = tuple(last) if node == ROOT else (*self._tails[b, parent], token)
         self._scored = [
             (b, node, self._predict(b, node, state))
             for (b, node, _, _), state in zip(nodes, self._states.of(nodes), strict=True)

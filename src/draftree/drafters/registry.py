@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 from ..artifacts import user_path
 from ..config import typed
@@ -22,12 +23,13 @@ from ..policies.base import GrowthPolicy, Provenance
 from ..policies.chains import CHAIN, DynamicWindow, Window
 from .base import Drafter, NoDrafter, TokenSource
 from .cascade.stages import CascadeSource
+from .corpus import Corpus, CorpusSource
 from .draft_model import ModelSource, SelfSpeculationSource
 from .eagle import EagleSource
 from .ensemble import EnsembleSource
 from .grow import TreeDrafter
 from .ngram import NgramSource
-from .spec import AUTO, NONE, DrafterSpec
+from .spec import AUTO, CORPUS, NONE, DrafterSpec
 from .token_recycling import TokenRecyclingSource
 
 
@@ -60,6 +62,31 @@ def load_draft_model(name: str, target: LanguageModel) -> LanguageModel:
     return model
 
 
+class Stores(NamedTuple):
+    """What sources without a model read, and keep for other requests.
+
+    Attributes:
+        recycle_file: where "recycle" keeps what it has learned.
+        corpus: of "corpus".
+    """
+
+    recycle_file: Path | None
+    corpus: Corpus | None
+
+    def corpus_source(self) -> CorpusSource:
+        """A source of the corpus.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        if self.corpus is None:
+            raise ConfigError(_NO_CORPUS)
+        return CorpusSource(self.corpus)
+
+
+_NO_CORPUS = "drafter corpus has no texts: give some, as draftree generate --corpus FILE does"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceKind:
     """What a name makes: a source without a model, or a model whose passes a source reads.
@@ -67,7 +94,7 @@ class SourceKind:
     Attributes:
         names: as they are written.
         summary: one line for ``draftree methods``.
-        source: makes the source from the file of ``--recycle-file``.
+        source: makes the source from what the caller gives.
         model: makes the model from the name, or a loaded model, and the target.
         learns: see ``TokenSource``.
         on_target: the model is the target itself in a cheaper weight format: it can draft on the target's rows, and its
@@ -76,7 +103,7 @@ class SourceKind:
 
     names: tuple[str, ...]
     summary: str
-    source: Callable[[Path | None], TokenSource] | None = None
+    source: Callable[[Stores], TokenSource] | None = None
     model: Callable[[str | LanguageModel, LanguageModel], LanguageModel] = _folder_or_model
     learns: bool = False
     on_target: bool = False
@@ -86,12 +113,17 @@ SOURCES = (
     SourceKind(
         names=("lookup",),
         summary="continuations of earlier occurrences in prompt and output; no model",
-        source=lambda file: NgramSource(),
+        source=lambda stores: NgramSource(),
+    ),
+    SourceKind(
+        names=(CORPUS,),
+        summary="continuations of earlier occurrences in files (--corpus) and past outputs; no model",
+        source=Stores.corpus_source,
     ),
     SourceKind(
         names=("recycle",),
         summary="what the target found probable when it last saw the same token; no model",
-        source=lambda file: TokenRecyclingSource(file=file),
+        source=lambda stores: TokenRecyclingSource(file=stores.recycle_file),
         learns=True,
     ),
     SourceKind(
@@ -134,9 +166,9 @@ def is_model(drafter: DrafterSpec) -> bool:
     return named and not more and not is_head(user_path(str(source)))
 
 
-def learns(drafter: DrafterSpec) -> bool:
+def learns(drafter: DrafterSpec, corpus: Corpus | None = None) -> bool:
     """As ``TokenSource.learns``; "auto" is chosen so that it may."""
-    return len(drafter.sources) > 1 or kind_of(drafter.sources[0]).learns
+    return len(drafter.sources) > 1 or kind_of(drafter.sources[0]).learns or (corpus is not None and corpus.outputs)
 
 
 def check_recycle_file(drafter: DrafterSpec, file: str | Path | None) -> None:
@@ -149,6 +181,18 @@ def check_recycle_file(drafter: DrafterSpec, file: str | Path | None) -> None:
         raise ConfigError(
             f"recycle file {file}: drafter {drafter} does not recycle: use drafter recycle or lookup+recycle"
         )
+
+
+def check_corpus(drafter: DrafterSpec, corpus: Corpus | None) -> None:
+    """Check that a drafter drafts from a corpus if, and only if, there is one.
+
+    Raises:
+        ConfigError: it does not, or has none.
+    """
+    if corpus is not None and CORPUS not in drafter.sources:
+        raise ConfigError(f"drafter {drafter} does not draft from a corpus: use {CORPUS}, or {CORPUS}+lookup")
+    if corpus is None and CORPUS in drafter.sources:
+        raise ConfigError(_NO_CORPUS)
 
 
 _CHEAP = 0.6
@@ -167,6 +211,7 @@ def load_drafter(
     policy: GrowthPolicy,
     *,
     recycle_file: str | Path | None = None,
+    corpus: Corpus | None = None,
     learning: bool = True,
 ) -> Drafter:
     """Make a drafter by name.
@@ -178,6 +223,7 @@ def load_drafter(
         policy: shapes its trees. A ``DynamicWindow`` over a cascade is HSDDW: it shapes the proposals of
             stages without a method of their own, and the run that the target verifies is a chain.
         recycle_file: where "recycle" keeps what it has learned from one run to the next.
+        corpus: what "corpus" drafts from.
         learning: "auto" may be what learns from all requests; not so where children are drawn (``Drawing.random``).
 
     Raises:
@@ -188,13 +234,14 @@ def load_drafter(
     """
     drafter = resolved(DrafterSpec.parse(name), target, policy, learning=learning)
     check_recycle_file(drafter, recycle_file)
+    check_corpus(drafter, corpus)
     called = str(drafter)
     if called == NONE:
         return NoDrafter()
     window = None
     if drafter.is_cascade and isinstance(policy, DynamicWindow):
         window, policy = policy.window, CHAIN  # HSDDW: the threshold of the run is the last stage's (``LoopBack``)
-    source = load_source(drafter, target, recycle_file=recycle_file, window=window)
+    source = load_source(drafter, target, recycle_file=recycle_file, corpus=corpus, window=window)
     check_made_for(policy.made_for, provenance(target, source, called))
     return TreeDrafter(policy, source, called)
 
@@ -204,22 +251,23 @@ def load_source(
     target: LanguageModel,
     *,
     recycle_file: str | Path | None = None,
+    corpus: Corpus | None = None,
     window: Window | None = None,
 ) -> TokenSource:
     """Make the source of any drafter but "auto" and "none"; it raises the errors of ``load_drafter``.
 
     Args:
-        name, target, recycle_file: as ``load_drafter``.
+        name, target, recycle_file, corpus: as ``load_drafter``.
         window: shapes the proposals of stages that have no method of their own; None: their default does.
     """
     stages = DrafterSpec.parse(name).stages
-    file = None if recycle_file is None else user_path(recycle_file)
+    stores = Stores(None if recycle_file is None else user_path(recycle_file), corpus)
     alone = sum(kind_of(part).on_target for stage in stages for part in stage.sources) == 1
     made: list[TokenSource] = []  # of the stages, the last one first: a head reads the hidden states of the one above
     for number, stage in reversed(list(enumerate(stages, start=1))):
         verifier = made[-1] if made and number == 1 else None
         try:
-            parts = tuple(_source(part, target, file, alone, verifier) for part in stage.sources)
+            parts = tuple(_source(part, target, stores, alone, verifier) for part in stage.sources)
         except VocabularyError as error:
             place = f"stage {number} of {len(stages)}, {stage.name}: " if len(stages) > 1 else ""
             raise VocabularyError(f"{place}{error}") from None
@@ -234,19 +282,19 @@ def load_source(
 
 
 def _source(
-    name: str | LanguageModel, target: LanguageModel, file: Path | None, alone: bool, verifier: TokenSource | None
+    name: str | LanguageModel, target: LanguageModel, stores: Stores, alone: bool, verifier: TokenSource | None
 ) -> TokenSource:
     """The source of one name.
 
     Args:
         name, target: what drafts, for what.
-        file: where "recycle" keeps what it has learned.
+        stores: for sources without a model.
         alone: no other source of the drafter is the target itself: this one may draft on the target's rows.
         verifier: of the stage above the first one.
     """
     kind, vocab = kind_of(name), target.capabilities.vocab_size
     if kind.source is not None:
-        return kind.source(file)
+        return kind.source(stores)
     if isinstance(name, str) and isinstance(verifier, ModelSource) and isinstance(verifier.model, FeatureModel):
         folder = shipped_for(target) if name == "head" else user_path(name)
         usable = folder and is_head(folder) and fits(folder, target) and fits(folder, verifier.model)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -192,7 +192,7 @@ class TokenRecyclingSource(TokenSource):
         ConfigError: a width below 1.
     """
 
-    learns: ClassVar[bool] = True
+    learns = True
 
     width: int = WIDTH
     file: Path | None = None

@@ -10,7 +10,8 @@ from threading import Lock
 
 from ..config import check_fields, option
 from ..drafters.base import Drafter, NoDrafter
-from ..drafters.registry import check_recycle_file, learns, load_drafter
+from ..drafters.corpus import Corpus
+from ..drafters.registry import check_corpus, check_recycle_file, learns, load_drafter
 from ..drafters.spec import DEFAULT_DRAFTER, NONE, DrafterSpec
 from ..errors import ConfigError
 from ..models.base import LanguageModel
@@ -27,6 +28,7 @@ class SpeculationParams:
     """How drafts are made and verified, parsed and checked before any model is loaded.
 
     Attributes:
+        corpus: what "corpus" drafts from.
         spec, policy, scheme: what ``drafter``, ``method`` with its ``settings``, and ``verification`` name.
 
     Raises:
@@ -34,8 +36,8 @@ class SpeculationParams:
     """
 
     drafter: str | DrafterSpec | LanguageModel = option(
-        "What drafts: auto (the best that is there for the target), lookup, recycle, head, a draft head's folder, a "
-        "model with the target's vocabulary, int4, int8, fp16w, none, self, or several: A+B joins, A>B lets "
+        "What drafts: auto (the best that is there for the target), lookup, corpus, recycle, head, a draft head's "
+        "folder, a model with the target's vocabulary, int4, int8, fp16w, none, self, or several: A+B joins, A>B lets "
         "B verify A.",
         DEFAULT_DRAFTER,
     )
@@ -59,6 +61,7 @@ class SpeculationParams:
     recycle_file: str | Path | None = option(
         "Where recycle keeps what it has learned, for the next run.", metavar="FILE"
     )
+    corpus: Corpus | None = None
     spec: DrafterSpec = field(init=False)
     policy: GrowthPolicy = field(init=False)
     scheme: Scheme = field(init=False)
@@ -68,9 +71,10 @@ class SpeculationParams:
         policy, scheme = find_policy(self.method, self.settings), find_scheme(self.verification, self.candidates)
         spec = DrafterSpec.parse(self.drafter)
         check_recycle_file(spec, self.recycle_file)
+        check_corpus(spec, self.corpus)
         budget = node_budget(policy, self.nodes)
         if str(spec) != NONE:
-            scheme.check(policy, budget, learns(spec))
+            scheme.check(policy, budget, learns(spec, self.corpus))
         for name, value in (("spec", spec), ("policy", policy), ("scheme", scheme)):
             object.__setattr__(self, name, value)
 
@@ -80,12 +84,17 @@ class SpeculationParams:
         named = [x if isinstance(x, str) else id(x) for x in (self.method, self.verification)]
         drafter = self.drafter if isinstance(self.drafter, (str, DrafterSpec)) else id(self.drafter)
         settings = tuple(sorted((self.settings or {}).items()))
-        return (str(drafter), *named, settings, self.nodes, self.candidates, str(self.recycle_file))
+        return (str(drafter), *named, settings, self.nodes, self.candidates, str(self.recycle_file), id(self.corpus))
 
     def made_for(self, target: LanguageModel) -> Speculation:
         """Load the drafter."""
         drafter = load_drafter(
-            self.spec, target, self.policy, recycle_file=self.recycle_file, learning=not self.scheme.drawing.random
+            self.spec,
+            target,
+            self.policy,
+            recycle_file=self.recycle_file,
+            corpus=self.corpus,
+            learning=not self.scheme.drawing.random,
         )
         return Speculation(drafter, node_budget(drafter.policy, self.nodes), self.scheme)
 

@@ -194,6 +194,7 @@ def chosen_with(default: SpeculationParams, chosen: Speculative) -> SpeculationP
         settings=chosen.settings if chosen.settings is not None or not own else default.settings,
         nodes=chosen.nodes if chosen.nodes is not None or not own else default.nodes,
         verification=default.verification if chosen.verification is None else chosen.verification,
+        corpus=default.corpus if chosen.drafter != NONE else None,
     )
 
 

@@ -86,9 +86,9 @@ class Scheme(ABC):
         """
         if self.drawing.random and learns:
             raise ConfigError(
-                f"verification {self.name} draws children: a cascade draws none, and recycle and ensembles "
-                "learn from all requests, so that a seed would not give the same text again: use verification match, "
-                "or drafter auto"
+                f"verification {self.name} draws children: a cascade draws none, and recycle, ensembles and corpora of "
+                "outputs learn from all requests, so that a seed would not give the same text again: use verification "
+                "match, or drafter auto"
             )
         if self.drawing.random and policy.by_value:
             raise ConfigError(

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import torch
 
@@ -39,7 +38,7 @@ class CascadeSource(TokenSource):
         called: names of the lower source and the upper one; by default their own.
     """
 
-    learns: ClassVar[bool] = True
+    learns = True
 
     lower: TokenSource = field()
     upper: TokenSource = field()
