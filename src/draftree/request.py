@@ -66,6 +66,19 @@ class StageStats:
 
 
 @dataclass(slots=True)
+class DrafterStats:
+    """What one drafter did for one request.
+
+    Attributes:
+        drafted: nodes that it proposed, alone or beside other drafters of its ensemble.
+        accepted: of these, accepted.
+    """
+
+    drafted: int = 0
+    accepted: int = 0
+
+
+@dataclass(slots=True)
 class Stats:
     """What one request's decoding did.
 
@@ -74,6 +87,7 @@ class Stats:
         reused: tokens of the prompt that a kept row had.
         steps: target passes after the prefill.
         drafted, accepted: [d] nodes at depth d + 1 that were drafted and accepted.
+        drafters: name -> what it did, the parts of an ensemble apart; a node that several proposed counts for each.
         drafted_layers: of beams: layers that were drafted, over all steps.
         expected: sum over steps of the tree's expected acceptance length E(A), root counted as 1.
         draft_passes: drafter model passes of the steps that this request took part in.
@@ -87,6 +101,7 @@ class Stats:
     steps: int = 0
     drafted: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
+    drafters: dict[str, DrafterStats] = field(default_factory=dict)
     drafted_layers: int = 0
     expected: float = 0.0
     draft_passes: int = 0
@@ -295,6 +310,19 @@ class Outcome:
         children = self.tree.children(end)
         return float(self.tree.entropies[children[0]]) if children else None
 
+    @property
+    def by_drafter(self) -> dict[str, DrafterStats]:
+        """What each drafter did in this step; empty where nothing was drafted, or the request names no drafter."""
+        if not len(self.tree) or self.request.speculation is None:
+            return {}
+        drafter, origins = self.request.speculation.drafter, self.tree.origins
+        accepted = self.path[: self.taken]
+        if origins is None:
+            return {drafter.name: DrafterStats(len(self.tree), len(accepted))}
+        proposed = origins[:, None] >> torch.arange(len(drafter.parts)) & 1
+        counts = proposed.sum(0).tolist(), proposed[accepted].sum(0).tolist()
+        return dict(zip(drafter.parts, map(DrafterStats, *counts), strict=True))
+
     def count(self, learned: float) -> None:
         """Add this step to the request's statistics; ``learned``: seconds that the drafter took to learn from it."""
         stats, cost = self.request.stats, self.step
@@ -311,6 +339,10 @@ class Outcome:
         stats.expected += self.tree.expected_acceptance_length
         stats.drafted = _sums(stats.drafted, torch.bincount(self.tree.depths)[1:].tolist())
         stats.accepted = _sums(stats.accepted, [1] * len(accepted))
+        for name, made in self.by_drafter.items():
+            total = stats.drafters.setdefault(name, DrafterStats())
+            total.drafted += made.drafted
+            total.accepted += made.accepted
         stats.accepted_entropies += self.tree.entropies[accepted].tolist()
         if self.taken == len(self.tokens) and (entropy := self.rejected_entropy) is not None:
             stats.rejected_entropies.append(entropy)

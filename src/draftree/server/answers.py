@@ -31,6 +31,11 @@ def speculative_decoding(stats: Sequence[Stats]) -> dict[str, object]:
         "num_accepted_draft_tokens": sum(accepted),
         "drafted_by_depth": drafted,
         "accepted_by_depth": accepted,
+        "by_drafter": {
+            name: {"drafted": sum(d.drafted for d in made), "accepted": sum(d.accepted for d in made)}
+            for name in dict.fromkeys(name for s in stats for name in s.drafters)
+            if (made := [s.drafters[name] for s in stats if name in s.drafters])
+        },
     }
 
 
