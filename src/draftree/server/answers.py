@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -78,17 +77,18 @@ class Shape:
     """The bodies of one answer.
 
     Args:
+        key: its id.
         model: its name in the answer.
         fingerprint: of what answers.
         chat: the chat endpoint's, else that of completions.
         spell: the text of a token.
     """
 
-    def __init__(self, model: str, fingerprint: str, spell: Callable[[int], str], *, chat: bool) -> None:
+    def __init__(self, key: str, model: str, fingerprint: str, spell: Callable[[int], str], *, chat: bool) -> None:
         self._chat, self._spell = chat, spell
         self._offsets = Counter[int]()  # of the next token in the text of each choice
         self._common = {
-            "id": f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}",
+            "id": key,
             "created": int(time.time()),
             "model": model,
             "system_fingerprint": fingerprint,
