@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -21,6 +24,7 @@ from draftree.tracing.trace import Observer
 
 from .running import TEXT, posted, running, target
 
+DASHBOARD = Path(__file__).parents[2] / "docs" / "grafana-draftree.json"
 ENSEMBLE = SpeculationParams(drafter="lookup+recycle", method="static", nodes=12)
 PROMPTS = [TEXT, "the cat in the hat the cat in the hat", "abc abc abd abc abd"]
 
@@ -126,3 +130,25 @@ def test_an_answer_names_its_drafters() -> None:
     assert set(figures["by_drafter"]) == {"lookup", "recycle"}
     assert all(0 <= one["accepted"] <= one["drafted"] for one in figures["by_drafter"].values())
     assert sum(one["accepted"] for one in figures["by_drafter"].values()) >= figures["num_accepted_draft_tokens"] > 0
+
+
+def test_the_dashboard_reads_metrics_and_labels_that_are_there() -> None:
+    metrics = Metrics()
+    engine = make_engine(target(), ENSEMBLE, [metrics], scheduling=SchedulerParams(prefixes=2))
+    engine.generate(PROMPTS, SamplingParams(max_tokens=64))
+    labels: dict[str, set[str]] = {}
+    for family in text_string_to_metric_families(metrics.text(engine).decode()):
+        for sample in family.samples:
+            labels.setdefault(sample.name, {"instance"}).update(sample.labels)  # Prometheus adds the instance
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    expressions = [target["expr"] for panel in panels for target in panel["targets"]]
+    assert len(expressions) >= 14
+    read = [(name, e) for e in expressions for name in re.findall(r"\b(?:draftree|vllm):\w+", e)]
+    assert {name for name, _ in read} - labels.keys() == set()
+    for name, expression in read:
+        used = {label for group in re.findall(r"\bby \(([\w, ]+)\)", expression) for label in group.split(", ")}
+        named = re.findall(r"([a-z_]+)=~?\"", expression)
+        of_all = set().union(*(labels[other] for other, whole in read if whole == expression))
+        assert used | set(named) <= of_all, (name, expression)
+    ours = {name for name in labels if not name.endswith(("_created", "_sum", "_count"))}
+    assert ours - {name for name, _ in read} == set(), "metrics that no panel shows"
