@@ -10,6 +10,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from .config import SamplingParams
 from .models.base import Row
@@ -133,6 +134,15 @@ class Logprobs:
     token: float
     best: list[tuple[int, float]]
 
+    @classmethod
+    def of(cls, logits: Tensor, tokens: Sequence[int], count: int) -> list[Logprobs]:
+        """Those of tokens, and of ``count`` most probable ones beside each, by the [n, V] logits that they follow."""
+        values = logits.float().log_softmax(-1)
+        own = values.gather(1, torch.tensor(tokens, dtype=torch.int64, device=values.device)[:, None])[:, 0].tolist()
+        best = values.topk(count)
+        pairs = [list(zip(*row, strict=True)) for row in zip(best.indices.tolist(), best.values.tolist(), strict=True)]
+        return [cls(*both) for both in zip(own, pairs, strict=True)]
+
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
@@ -170,6 +180,7 @@ class Request:
         finish_reason: None while it runs; then one of ``FINISH_REASONS``.
         error: what ended it where that is "error".
         chunks: one for each generated token.
+        prompt_logprobs: of each token of the prompt but the first, as far as it is read, where they were asked for.
     """
 
     def __init__(
@@ -193,6 +204,7 @@ class Request:
         self.finish_reason: str | None = None
         self.error: Exception | None = None
         self.chunks: list[Chunk] = []
+        self.prompt_logprobs: list[Logprobs] = []
         self.stats = Stats()
         self._eos_ids = frozenset() if params.ignore_eos else eos_ids
         self._stream = stream

@@ -5,15 +5,19 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from difflib import SequenceMatcher
 from itertools import accumulate, zip_longest
 from typing import Any
 
 from ..engine.engine import Generation
-from ..request import Chunk, Request, Stats
+from ..request import Chunk, Logprobs, Request, Stats
 
 FINISH = {"eos": "stop", "stop": "stop", "criteria": "stop", "length": "length"}
 """Why a request ended -> OpenAI's word; others ("cancelled", "deadline") stay as they are."""
+
+Scored = Sequence[tuple[int, Logprobs | None]]
+"""Tokens of a prompt with their log-probabilities; the first has none."""
 
 
 def speculative_decoding(stats: Sequence[Stats]) -> dict[str, object]:
@@ -36,6 +40,12 @@ def speculative_decoding(stats: Sequence[Stats]) -> dict[str, object]:
             if (made := [s.drafters[name] for s in stats if name in s.drafters])
         },
     }
+
+
+def without_tokens(generation: Generation) -> Generation:
+    """Of a prompt alone, whose last logits have given a token that nobody wants."""
+    stats = replace(generation.stats, tokens=0)
+    return replace(generation, text="", token_ids=[], chunks=[], finish_reason="length", stats=stats)
 
 
 def agreement(prediction: Sequence[int], output: Sequence[int]) -> tuple[int, int]:
@@ -95,7 +105,11 @@ class Shape:
         }
 
     def whole(
-        self, prompt: int, answers: Sequence[tuple[str, Generation]], predicted: tuple[int, int] | None
+        self,
+        prompt: int,
+        answers: Sequence[tuple[str, Generation]],
+        predicted: tuple[int, int] | None,
+        echoed: Sequence[Scored] = (),
     ) -> dict[str, Any]:
         """An answer that is not streamed.
 
@@ -103,12 +117,13 @@ class Shape:
             prompt: tokens of all prompts.
             answers: text and generation of each choice.
             predicted: as ``usage`` takes it.
+            echoed: tokens of each choice's prompt, if their log-probabilities are wanted.
         """
         choices: list[dict[str, Any]] = []
         for index, (text, generation) in enumerate(answers):
             choice: dict[str, Any] = {
                 "index": index,
-                "logprobs": self._logprobs(index, generation.chunks),
+                "logprobs": self._logprobs(index, generation.chunks, echoed[index] if echoed else ()),
                 "finish_reason": finish(generation.finish_reason),
             }
             if self._chat:
@@ -141,9 +156,9 @@ class Shape:
         """The end of a choice."""
         return self._piece(index, {} if self._chat else "", finish_reason)
 
-    def _logprobs(self, index: int, chunks: Sequence[Chunk]) -> dict[str, Any] | None:
+    def _logprobs(self, index: int, chunks: Sequence[Chunk], echoed: Scored = ()) -> dict[str, Any] | None:
         """Log-probabilities of the next tokens of a choice; None: they were not asked for."""
-        told = [(chunk.token, chunk.logprobs) for chunk in chunks if chunk.logprobs is not None]
+        told = [*echoed, *((chunk.token, chunk.logprobs) for chunk in chunks if chunk.logprobs is not None)]
         if not told:
             return None
         if not self._chat:
@@ -151,8 +166,8 @@ class Shape:
             *offsets, self._offsets[index] = accumulate(map(len, names), initial=self._offsets[index])
             return {
                 "tokens": names,
-                "token_logprobs": [one.token for _, one in told],
-                "top_logprobs": [{self._spell(token): value for token, value in one.best} for _, one in told],
+                "token_logprobs": [one and one.token for _, one in told],
+                "top_logprobs": [one and {self._spell(token): value for token, value in one.best} for _, one in told],
                 "text_offset": offsets,
             }
         return {"content": named_logprobs(chunks, self._spell), "refusal": None}

@@ -212,9 +212,13 @@ class Server:
         generations = await _unless_gone(request, _together(found))
         if generations is None:
             return Response(status_code=499)
+        if body.max_tokens == 0:
+            generations = [shapes.without_tokens(generation) for generation in generations]
         texts = [(before + generation.text, generation) for before, generation in zip(echoed, generations, strict=True)]
-        predicted = await self._predicted(body, found)
-        return JSONResponse(shape.whole(tokens, texts, predicted))
+        predicted, requests = await self._predicted(body, found), [answer.handle.request for answer in found]
+        wanted = any(r.params.prompt_logprobs is not None for r in requests)
+        scored = [list(zip(r.ids, (None, *r.prompt_logprobs), strict=False)) for r in requests] if wanted else []
+        return JSONResponse(shape.whole(tokens, texts, predicted, scored))
 
     def _ended(self, key: str, choice: int, method: str, began: float, request: Decoded) -> None:
         prompt = self._text(request.ids[: request.prompt_length]) if self._settings.log_prompts else None
