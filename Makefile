@@ -43,7 +43,7 @@ PAIR ?= $(if $(wildcard out/pair),out/pair)
 PAPERS := $(VENV)/bin/python -m benchmarks.papers
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test fmt clean results results-quick
+.PHONY: help setup demo check test fmt docs clean results results-quick
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s  %s\n", $$1, $$2}'
@@ -75,6 +75,9 @@ test: check ## set up, check, then run the tests
 fmt: setup ## fix what ruff can fix, then format
 	$(VENV)/bin/ruff check --fix
 	$(VENV)/bin/ruff format
+
+docs: setup ## build the documentation site, the commands' help included, into out/site
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build
 
 results-quick: setup ## measure the papers' claims on three prompts each, in minutes; PAIR=DIR adds the pair
 	$(PAPERS) $(QUICK) --measure --quick $(if $(PAIR),--pair $(PAIR))

@@ -110,6 +110,6 @@ def test_modules_have_the_fields_words(module: Path) -> None:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_modules_that_documents_name_are_there(document: Path) -> None:
-    there = {path.name for top in ("src", "benchmarks", "tests") for path in (ROOT / top).rglob("*.py")}
+    there = {path.name for top in ("src", "benchmarks", "examples", "tests") for path in (ROOT / top).rglob("*.py")}
     named = re.findall(r"`[a-z/]*?([a-z0-9_]+\.py)`", document.read_text())
     assert sorted(set(named) - there) == []

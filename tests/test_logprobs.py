@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
 from draftree.config import MOST_LOGPROBS, SamplingParams
 from draftree.engine.engine import Engine
+from draftree.engine.scheduler import SchedulerParams
 from draftree.engine.speculation import SpeculationParams
 from draftree.errors import ConfigError
 from draftree.load import make_engine
@@ -61,7 +64,37 @@ def test_they_are_there_where_they_are_asked_for(model: HFModel) -> None:
     assert torch.tensor([chunk.logprobs.token for chunk in own.chunks if chunk.logprobs]).le(0).all()
 
 
+LONG = [1 + (7 * i) % 60 for i in range(100)]
+"""A prompt that is read in several pieces."""
+
+
+@pytest.mark.parametrize("drafter", ["none", "lookup"])
+def test_those_of_prompts_are_those_of_a_causal_pass(model: HFModel, drafter: str) -> None:
+    """Beside requests that want none, whatever is kept of the prompt; what is generated stays the same."""
+    speculation = SpeculationParams(drafter=drafter, method="chain")
+    engine = make_engine(model, speculation, scheduling=SchedulerParams(prefixes=2, chunk=24))
+    prompts = [LONG, LONG[:1], LONG[:40], LONG]
+    wanted = [3, 3, None, 0]
+    each = [SamplingParams(max_tokens=8, prompt_logprobs=count) for count in wanted]
+    plain = engine.generate(prompts, SamplingParams(max_tokens=8))
+    handles = [engine.submit(prompt, params) for prompt, params in zip(prompts, each, strict=True)]
+    assert [handle.result().token_ids for handle in handles] == [found.token_ids for found in plain]
+    for prompt, count, handle in zip(prompts, wanted, handles, strict=True):
+        found = handle.request.prompt_logprobs
+        if count is None:
+            assert found == []
+            continue
+        logprobs = causal_logits(model.model, prompt)[:-1].log_softmax(-1)
+        own = logprobs.gather(1, torch.tensor(prompt[1:], dtype=torch.int64)[:, None])[:, 0]
+        assert [one.token for one in found] == pytest.approx(own.tolist(), abs=1e-4)
+        for one, row in zip(found, logprobs, strict=True):
+            best = row.topk(count)
+            assert [value for _, value in one.best] == pytest.approx(best.values.tolist(), abs=1e-4)
+
+
+@pytest.mark.parametrize("name", ["logprobs", "prompt_logprobs"])
 @pytest.mark.parametrize("count", [-1, MOST_LOGPROBS + 1])
-def test_there_is_a_most(count: int) -> None:
-    with pytest.raises(ConfigError, match=f"logprobs are {count}: use 0"):
-        SamplingParams(logprobs=count)
+def test_there_is_a_most(name: str, count: int) -> None:
+    options: dict[str, Any] = {name: count}
+    with pytest.raises(ConfigError, match=f"^{name} are {count}: use 0"):
+        SamplingParams(**options)

@@ -139,6 +139,8 @@ class SamplingParams:
         ignore_eos: go on after the end-of-request token.
         logprobs: log-probabilities of each token and of so many of the most probable ones (``request.Logprobs``), by
             the target's own distribution, before constraint, processors and temperature; None: none.
+        prompt_logprobs: the same of the prompt's tokens but the first (``Request.prompt_logprobs``); the prompt is read
+            in small pieces then, and from its beginning.
         constraint: what the text may be, such as JSON of a schema (``draftree.grammar``); comes before the processors.
         processors: transformers logits processors; each tree node is processed with its own path as history.
         criteria: transformers stopping criteria, run after every token.
@@ -156,6 +158,7 @@ class SamplingParams:
     stop: tuple[str, ...] = option("End before this text; may be repeated.", (), metavar="TEXT")
     ignore_eos: bool = False
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     constraint: Constraint | None = None
     processors: tuple[Processor, ...] = ()
     criteria: tuple[Criterion, ...] = ()
@@ -176,8 +179,9 @@ class SamplingParams:
             raise ConfigError(f"min_p is {self.min_p}: use a number from 0 (off) to 1")
         if self.seed is not None and not 0 <= self.seed < 2**63:
             raise ConfigError(f"seed is {self.seed}: use a whole number from 0 to 2^63 - 1")
-        if self.logprobs is not None and not 0 <= self.logprobs <= MOST_LOGPROBS:
-            raise ConfigError(f"logprobs are {self.logprobs}: use 0 (of the tokens alone) to {MOST_LOGPROBS}")
+        for name, count in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
+            if count is not None and not 0 <= count <= MOST_LOGPROBS:
+                raise ConfigError(f"{name} are {count}: use 0 (of the tokens alone) to {MOST_LOGPROBS}")
         if self.ignore_eos and self.constraint is not None:
             raise ConfigError("ignore_eos with a constraint: it says where the text ends: leave one of them out")
         if not all(self.stop):

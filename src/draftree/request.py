@@ -10,6 +10,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from .config import SamplingParams
 from .constraint import followed
@@ -67,6 +68,19 @@ class StageStats:
 
 
 @dataclass(slots=True)
+class DrafterStats:
+    """What one drafter did for one request.
+
+    Attributes:
+        drafted: nodes that it proposed, alone or beside other drafters of its ensemble.
+        accepted: of these, accepted.
+    """
+
+    drafted: int = 0
+    accepted: int = 0
+
+
+@dataclass(slots=True)
 class Stats:
     """What one request's decoding did.
 
@@ -75,6 +89,7 @@ class Stats:
         reused: tokens of the prompt that a kept row had.
         steps: target passes after the prefill.
         drafted, accepted: [d] nodes at depth d + 1 that were drafted and accepted.
+        drafters: name -> what it did, the parts of an ensemble apart; a node that several proposed counts for each.
         drafted_layers: of beams: layers that were drafted, over all steps.
         expected: sum over steps of the tree's expected acceptance length E(A), root counted as 1.
         draft_passes: drafter model passes of the steps that this request took part in.
@@ -88,6 +103,7 @@ class Stats:
     steps: int = 0
     drafted: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
+    drafters: dict[str, DrafterStats] = field(default_factory=dict)
     drafted_layers: int = 0
     expected: float = 0.0
     draft_passes: int = 0
@@ -118,6 +134,15 @@ class Logprobs:
 
     token: float
     best: list[tuple[int, float]]
+
+    @classmethod
+    def of(cls, logits: Tensor, tokens: Sequence[int], count: int) -> list[Logprobs]:
+        """Those of tokens, and of ``count`` most probable ones beside each, by the [n, V] logits that they follow."""
+        values = logits.float().log_softmax(-1)
+        own = values.gather(1, torch.tensor(tokens, dtype=torch.int64, device=values.device)[:, None])[:, 0].tolist()
+        best = values.topk(count)
+        pairs = [list(zip(*row, strict=True)) for row in zip(best.indices.tolist(), best.values.tolist(), strict=True)]
+        return [cls(*both) for both in zip(own, pairs, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +182,7 @@ class Request:
         finish_reason: None while it runs; then one of ``FINISH_REASONS``.
         error: what ended it where that is "error".
         chunks: one for each generated token.
+        prompt_logprobs: of each token of the prompt but the first, as far as it is read, where they were asked for.
     """
 
     def __init__(
@@ -180,6 +206,7 @@ class Request:
         self.finish_reason: str | None = None
         self.error: Exception | None = None
         self.chunks: list[Chunk] = []
+        self.prompt_logprobs: list[Logprobs] = []
         self.stats = Stats()
         self.state = None if params.constraint is None else params.constraint.start()
         self._eos_ids = frozenset() if params.ignore_eos else eos_ids
@@ -300,6 +327,19 @@ class Outcome:
         children = self.tree.children(end)
         return float(self.tree.entropies[children[0]]) if children else None
 
+    @property
+    def by_drafter(self) -> dict[str, DrafterStats]:
+        """What each drafter did in this step; empty where nothing was drafted, or the request names no drafter."""
+        if not len(self.tree) or self.request.speculation is None:
+            return {}
+        drafter, origins = self.request.speculation.drafter, self.tree.origins
+        accepted = self.path[: self.taken]
+        if origins is None:
+            return {drafter.name: DrafterStats(len(self.tree), len(accepted))}
+        proposed = origins[:, None] >> torch.arange(len(drafter.parts)) & 1
+        counts = proposed.sum(0).tolist(), proposed[accepted].sum(0).tolist()
+        return dict(zip(drafter.parts, map(DrafterStats, *counts), strict=True))
+
     def count(self, learned: float) -> None:
         """Add this step to the request's statistics; ``learned``: seconds that the drafter took to learn from it."""
         stats, cost = self.request.stats, self.step
@@ -316,6 +356,10 @@ class Outcome:
         stats.expected += self.tree.expected_acceptance_length
         stats.drafted = _sums(stats.drafted, torch.bincount(self.tree.depths)[1:].tolist())
         stats.accepted = _sums(stats.accepted, [1] * len(accepted))
+        for name, made in self.by_drafter.items():
+            total = stats.drafters.setdefault(name, DrafterStats())
+            total.drafted += made.drafted
+            total.accepted += made.accepted
         stats.accepted_entropies += self.tree.entropies[accepted].tolist()
         if self.taken == len(self.tokens) and (entropy := self.rejected_entropy) is not None:
             stats.rejected_entropies.append(entropy)

@@ -13,7 +13,7 @@ import torch
 from ..config import SamplingParams, typed
 from ..drafters.base import BeamSource, TokenSource
 from ..drafters.eagle import EagleSource
-from ..engine.step import each_params, token_limit
+from ..engine.limits import each_params, token_limit
 from ..errors import ConfigError
 from ..models.base import ForestModel, LanguageModel, prefill
 from ..request import Stats

@@ -1,4 +1,4 @@
-"""The commands ``draftree bench`` and ``draftree report``."""
+"""The commands ``draftree bench``, ``draftree bench-serve`` and ``draftree report``."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from ..artifacts import user_path
+from ..artifacts import make_folder, user_path, write_whole
 from ..bench.compare import ar_labels, compare, read_differences
 from ..bench.contestants import Models, entries, split_names
+from ..bench.load_test import LoadTest, find_guidellm, load_table, read_report
 from ..bench.replayed import ReplayedModels, check_replayed
 from ..bench.results import RunFolder
 from ..bench.run import Run, RunPlan, check_lengths, find_meter, interrupts
@@ -33,14 +34,24 @@ from ..bench.summary import READING, Table, load_runs, overview, tabulate
 from ..bench.summary import as_json as table_as_json
 from ..bench.summary import report as of_run
 from ..config import SamplingParams
-from ..drafters.spec import DrafterSpec
+from ..drafters.spec import NONE, DrafterSpec
 from ..errors import ConfigError, RunError
 from ..models.cost_profile import processor
 from ..models.loading import DEFAULT_MODEL
 from ..policies.methods import DEFAULT_METHOD
 from ..progress import err, out, progress_reporter
 from .console import complain
-from .options import Candidates, ComputeOptions, CorpusFiles, Nodes, NoLoopBack, Target, whole, with_options
+from .options import (
+    Candidates,
+    ComputeOptions,
+    CorpusFiles,
+    Nodes,
+    NoLoopBack,
+    Target,
+    Temperature,
+    whole,
+    with_options,
+)
 
 DEFAULT_DRAFTER = "lookup+recycle+head"
 _MOST_REPEATS = 10_000
@@ -160,6 +171,55 @@ def _run(plan: RunPlan, folder: RunFolder, models: Callable[[], Models], *, skip
     if done < plan.answers:
         raise RunError(f"interrupted after {done} of {plan.answers} answers: the same command goes on from there")
     return table
+
+
+def bench_serve(
+    url: Annotated[str, typer.Argument(metavar="URL", help="Of 'draftree serve', such as http://127.0.0.1:8000.")],
+    suite: Annotated[str, typer.Option(metavar="NAME|FILE", help=f"Prompts: {', '.join(SUITES)}, or JSON lines.")],
+    out_folder: Annotated[str, typer.Option("--out", metavar="DIR", help="Folder of prompts and guidellm's reports.")],
+    concurrency: Annotated[str, typer.Option(metavar="N,...", help="Requests under way at once.")] = "1,4,8",
+    against: Annotated[
+        str | None, typer.Option(metavar="URL", help="Compare with this server; else with the same one without drafts.")
+    ] = None,
+    categories: Annotated[str | None, typer.Option(help="Of the suite, with commas; all by default.")] = None,
+    limit: Annotated[int | None, whole("N", "Most prompts, taken from the categories in turn.")] = None,
+    max_tokens: Annotated[int, whole("N", "Most tokens of an answer.")] = 128,
+    temperature: Temperature = 0.0,
+    seed: Annotated[int, whole("S", "Of every answer.")] = 11,
+    data: Annotated[str | None, typer.Option(metavar="DIR", help="Folder of prompt sets; else DRAFTREE_DATA.")] = None,
+    guidellm: Annotated[str, typer.Option(metavar="FILE", help="The program.")] = "guidellm",
+) -> None:
+    """Measure a server under load, beside AR decoding: throughput, time to the first token and between tokens.
+
+    guidellm sends the first turn of every prompt once at each concurrency, to the server as it is and then to the same
+    one with drafter "none", or to another. DRAFTREE_API_KEY may have a key. Reports that DIR has are not made again.
+    """
+    levels = [int(n) if n.isdecimal() else 0 for n in _names(concurrency)]
+    if not levels or not all(levels):
+        raise ConfigError(f"--concurrency {concurrency}: use whole numbers from 1, with commas, such as 1,4,8")
+    params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
+    items = choose(load_suite(suite, data=data), categories=_names(categories or ""), limit=limit)
+    body = {"max_completion_tokens": params.max_tokens, "temperature": params.temperature, "seed": params.seed}
+    servers: dict[str, tuple[str, dict[str, Any]]] = {"draftree": (url, body)}
+    servers |= {"AR": (url, body | {"draftree": {"drafter": NONE}})} if against is None else {against: (against, body)}
+    folder = user_path(out_folder)
+    make_folder(folder)
+    prompts, settings = folder / "prompts.jsonl", folder / "settings.json"
+    made = json.dumps({"servers": servers, "concurrency": levels, "prompts": _digest(items)}, indent=1)
+    if settings.exists() and settings.read_text() != made:
+        raise ConfigError(f"'{folder}' has reports of another command: name another folder with --out")
+    write_whole(settings, made)
+    write_whole(prompts, "".join(json.dumps({"prompt": item.turns[0]}) + "\n" for item in items))
+    found = {}
+    for number, (name, (address, asked)) in enumerate(servers.items()):
+        report = folder / f"{number}.json"
+        if not report.exists():
+            err.print(f"{name}: {len(items)} requests at concurrency {', '.join(map(str, levels))}", markup=False)
+            key = os.environ.get("DRAFTREE_API_KEY")
+            address = address.rstrip("/").removesuffix("/v1")
+            LoadTest(address, prompts, len(items), levels, asked, key).run(find_guidellm(guidellm), report)
+        found[name] = read_report(report)
+    out.print(load_table(found), markup=False)
 
 
 def _names(text: str) -> list[str]:

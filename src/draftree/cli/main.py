@@ -1,4 +1,4 @@
-"""``draftree generate | chat | serve | info | methods | bench | report | profile | calibrate | train``.
+"""``draftree generate | chat | serve | info | methods | bench | bench-serve | report | profile | calibrate | train``.
 
 Text goes to standard output, figures and complaints to standard error. Bad input is one line and exit code 2; a failure
 while running, or Ctrl-C, is one line and exit code 1.
@@ -21,7 +21,7 @@ from ..errors import DraftreeWarning, InputError, RunError
 from ..policies.methods import METHODS
 from ..progress import out
 from ..verify.schemes import SCHEMES
-from .bench import bench, report
+from .bench import bench, bench_serve, report
 from .calibrate import calibrate
 from .chat import chat
 from .console import complain
@@ -79,6 +79,7 @@ def methods() -> None:
 
 
 app.command()(bench)
+app.command()(bench_serve)
 app.command()(report)
 app.command()(profile)
 app.command()(calibrate)

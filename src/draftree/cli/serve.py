@@ -45,6 +45,13 @@ class ServerOptions:
         "Rows of ended requests that are kept for prompts that begin as they do.", 8, name="--prefixes", metavar="N"
     )
     drain: int = option("Seconds that requests under way get to end when the server is stopped.", 30, metavar="S")
+    json_log: bool = option(
+        "How the log is written; each request that has ended is a line of it.",
+        False,
+        name="--log-format",
+        choices={"text": False, "json": True},
+    )
+    log_prompts: bool = option("Write prompts and texts into the log too.", False)
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
@@ -89,7 +96,7 @@ def serve(
     """Serve a model over HTTP as OpenAI's API does: chat and text completions, streamed or whole.
 
     Each request may choose how it is drafted for (field "draftree"); its text is that of AR decoding all the same.
-    Ctrl-C or SIGTERM: no request is taken any more, those under way get --drain seconds to end.
+    Ctrl-C or SIGTERM: requests are refused, those under way get --drain seconds to end; twice: it ends at once.
     """
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
@@ -98,16 +105,18 @@ def serve(
     import uvicorn
 
     from ..server.app import Server, ServerSettings
+    from ..server.lifecycle import DrainingServer, loading
     from ..server.metrics import Metrics
 
     metrics = Metrics()
     observers = [metrics, *trace.observers(context, str(speculation.method))]
     with _listening(server.host, server.port) as listener:
-        target = compute.load(model)
-        if tokenizer_of(target) is None:
-            raise ConfigError(f"{model} has no tokenizer: a server answers in text")
         scheduling = replace(scheduling, prefixes=server.kept)
-        engine = make_engine(target, speculation, observers, scheduling=scheduling)
+        with loading(listener):
+            target = compute.load(model)
+            if tokenizer_of(target) is None:
+                raise ConfigError(f"{model} has no tokenizer: a server answers in text")
+            engine = make_engine(target, speculation, observers, scheduling=scheduling)
         settings = ServerSettings(
             name=server.name or target.capabilities.name,
             speculation=speculation,
@@ -115,22 +124,24 @@ def serve(
             origins=server.origin,
             most_body=server.max_body << 10,
             timeout=server.timeout,
+            log_prompts=server.log_prompts,
         )
         if not keys and server.host not in ("127.0.0.1", "localhost", "::1"):
             err.print(f"anybody who reaches {server.host} may ask: set a key with --api-key-file", style="yellow")
-        app = Server(engine, settings, metrics).app
-        config = uvicorn.Config(
-            app, timeout_graceful_shutdown=server.drain, log_config=_log(uvicorn.config.LOGGING_CONFIG)
-        )
+        served = Server(engine, settings, metrics)
+        config = uvicorn.Config(served.app, log_config=_log(uvicorn.config.LOGGING_CONFIG, as_json=server.json_log))
         host, port = (f"[{server.host}]" if ":" in server.host else server.host), listener.getsockname()[1]
         err.print(f"{settings.name}: http://{host}:{port}/v1")
-        uvicorn.Server(config).run(sockets=[listener])
+        DrainingServer(config, served, server.drain).run(sockets=[listener])
 
 
-def _log(config: dict[str, Any]) -> dict[str, Any]:
+def _log(config: dict[str, Any], *, as_json: bool) -> dict[str, Any]:
     """uvicorn's, all of it on standard error, and our own."""
     made = copy.deepcopy(config)
     made["handlers"]["access"]["stream"] = "ext://sys.stderr"
+    if as_json:
+        lines = {"()": "draftree.server.request_log.JsonLines"}
+        made["formatters"] = {"default": lines, "access": lines}
     made["loggers"]["draftree"] = {"handlers": ["default"], "level": "INFO"}
     return made
 

@@ -33,6 +33,7 @@ class Drafter(Protocol):
         passes: drafter model passes so far; each brings its candidates to the host in one transfer, and its drawn
             children in another.
         policy: what shapes its trees; None: it drafts nothing.
+        parts: names of the drafters that ``DraftTree.origins`` tell apart, in the order of their bits.
         successors: how many of the target's most probable tokens after each verified node it learns from; 0: none.
         learns: its predictions depend on other requests, so that drawn children would not repeat under the same seed.
         host: the target whose rows it drafts on; None: it needs none.
@@ -46,6 +47,9 @@ class Drafter(Protocol):
 
     @property
     def policy(self) -> GrowthPolicy | None: ...
+
+    @property
+    def parts(self) -> tuple[str, ...]: ...
 
     @property
     def successors(self) -> int: ...
@@ -98,6 +102,7 @@ class NoDrafter:
     successors = 0
     learns = False
     policy: GrowthPolicy | None = None
+    parts = ("none",)
     host: LanguageModel | None = None
 
     def prepare(self, target: LanguageModel, prefixes: int = 0) -> None: ...

@@ -58,6 +58,11 @@ class TreeDrafter:
         return self.source.passes
 
     @property
+    def parts(self) -> tuple[str, ...]:
+        parts = self.source.parts
+        return (self.name,) if len(parts) == 1 else tuple(part.name for part in parts)
+
+    @property
     def successors(self) -> int:
         """Of the parts that are enabled."""
         parts = self.source.parts

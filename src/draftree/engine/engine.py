@@ -25,9 +25,10 @@ from ..request import Chunk, Request, Stats
 from ..text import Prompt, Tokenizer
 from ..tracing.trace import Observer
 from ..verify.schemes import DEFAULT_SCHEME, Scheme
+from .limits import each_params
 from .scheduler import Job, Scheduler, SchedulerParams
 from .speculation import Speculation, SpeculationParams
-from .step import Stepper, each_params
+from .step import Stepper
 
 
 @dataclass(frozen=True, slots=True)

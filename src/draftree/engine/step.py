@@ -9,11 +9,10 @@ with the next tokens of it in place of a tree; when the last of them is read, it
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -22,7 +21,7 @@ from ..config import Budget, SamplingParams, typed
 from ..drafters.base import Drafter, NoDrafter
 from ..errors import ConfigError, PromptError, RunError
 from ..grammar import Grammars
-from ..models.base import LanguageModel, Nodes, Row, check_text
+from ..models.base import LanguageModel, Nodes, Row
 from ..models.prefixes import PrefixCache
 from ..policies.base import node_budget
 from ..request import Logprobs, Outcome, Request, StepCost
@@ -32,10 +31,13 @@ from ..tracing.trace import Observer, Setup
 from ..tree import DraftTree
 from ..verify.match import Verdict
 from ..verify.schemes import DEFAULT_SCHEME, Scheme, find_scheme
+from .limits import token_limit
 from .speculation import Speculation, SpeculationParams, Speculations
 
 _RESERVED = 256
 """Most slots that are reserved for the drafted nodes of a request."""
+_SCORED = 64
+"""Most tokens of a prompt that a step reads where their log-probabilities are wanted: it computes all their logits."""
 
 
 @dataclass(slots=True, eq=False)
@@ -67,8 +69,22 @@ class _Part:
         return self.row.length + len(self.head) == len(self.request.ids)
 
     @property
+    def scored(self) -> int | None:
+        """How many log-probabilities are wanted beside those of the prompt that it reads; None: not even those."""
+        return None if self.decodes else self.request.params.prompt_logprobs
+
+    @property
     def nodes(self) -> Nodes:
+        if self.scored is not None:
+            return Nodes.chain(self.head)
         return Nodes.below(self.head, self.tree) if self.ends else Nodes.chain(self.head, 0)
+
+    def score(self, logits: Tensor, count: int) -> None:
+        """Find the prompt's log-probabilities by the head's logits, of which the last come first from then on."""
+        at, ids = self.row.length, self.request.ids
+        tokens = ids[at + 1 : at + 1 + len(self.head)]
+        self.request.prompt_logprobs[at:] = Logprobs.of(logits[: len(tokens)], tokens, count)
+        logits[0] = logits[len(self.head) - 1]
 
     def append(self) -> None:
         """Give the request its tokens; an exception of a stopping criterion ends it, and no other."""
@@ -230,7 +246,8 @@ class Stepper:
     def begin(self, request: Request) -> None:
         """Give a request its row in the target, with what is kept of its prompt; steps read the rest."""
         self.target.reserve(1, self.slots(request))
-        request.row = self.prefixes.find(request.ids)
+        scored = request.params.prompt_logprobs is not None
+        request.row = self.target.open() if scored else self.prefixes.find(request.ids)
         request.stats.reused = request.row.length
 
     def open(
@@ -273,6 +290,9 @@ class Stepper:
             group.draft(sum(len(p.head) + len(p.tree) for p in parts if p not in group.parts), prompt_tokens)
         drafted = time.perf_counter()
         logits = self.target.extend([part.row for part in parts], [part.nodes for part in parts])
+        for part, own in zip(parts, logits, strict=True):
+            if part.scored is not None:
+                part.score(own, part.scored)
         opened = [part for part in parts if part.ends and not part.decodes]
         for part in opened:
             part.speculation.drafter.open(part.request)
@@ -327,9 +347,10 @@ class Stepper:
                 raise RunError("a step of this request failed half-way: open its prompt again")
             if len(row.parents):
                 self.target.commit(row, [])
-            if not decodes and left is not None:
-                count = min(count, left)
-                left -= count
+            if not decodes:
+                most = count if request.params.prompt_logprobs is None else _SCORED
+                count = min(count, most, count if left is None else left)
+                left = None if left is None else left - count
             if count:
                 head = request.ids[row.length : row.length + count]
                 parts.append(_Part(request, request.speculation or self.speculation, row, head, decodes))
@@ -356,7 +377,7 @@ class Stepper:
                 part.verdict = verdict
                 if (count := part.request.params.logprobs) is not None:
                     visited = some[row, [0, *(node + 1 for node in verdict.path)]]
-                    part.logprobs = _logprobs(visited, verdict.tokens, count)
+                    part.logprobs = Logprobs.of(visited, verdict.tokens, count)
         return seconds
 
     @torch.inference_mode()
@@ -383,63 +404,12 @@ class Stepper:
         return request.prompt_length + tokens + 1 + min(speculation.slots, _RESERVED)
 
 
-def _logprobs(logits: Tensor, tokens: Sequence[int], count: int) -> list[Logprobs]:
-    """Of tokens, and of as many of the most probable ones, by the [n, V] logits that they follow."""
-    values = logits.float().log_softmax(-1)
-    own = values.gather(1, torch.tensor(tokens, device=values.device)[:, None])[:, 0].tolist()
-    best = values.topk(count)
-    pairs = [list(zip(*row, strict=True)) for row in zip(best.indices.tolist(), best.values.tolist(), strict=True)]
-    return [Logprobs(*both) for both in zip(own, pairs, strict=True)]
-
-
 def _grouped_by_drafter(parts: Sequence[_Part]) -> list[_Group]:
     groups: dict[int, _Group] = {}
     for part in parts:
         drafter = part.speculation.drafter
         groups.setdefault(id(drafter), _Group(drafter, [])).parts.append(part)
     return list(groups.values())
-
-
-def each_params(
-    prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
-) -> list[SamplingParams]:
-    """The sampling params of each prompt of a batch.
-
-    Raises:
-        ConfigError: the prompts are no list, or there are not as many params.
-    """
-    if not isinstance(prompts, (list, tuple)) or any(isinstance(p, (int, Mapping)) for p in prompts):
-        raise ConfigError("generate takes a list of prompts: put this one into a list, or use stream")
-    if not isinstance(params, (list, tuple)):
-        return [SamplingParams() if params is None else cast(SamplingParams, params)] * len(prompts)
-    if len(params) != len(prompts):
-        raise ConfigError(f"{len(params)} sampling params for {len(prompts)} prompts: give one for all, or one each")
-    return list(params)
-
-
-def token_limit(target: LanguageModel, ids: Sequence[int], params: SamplingParams) -> int:
-    """Most tokens that may be generated behind a prompt.
-
-    Raises:
-        PromptError: the prompt is empty, has other tokens than the model, or does not fit the context.
-        ConfigError: ``max_tokens`` does not fit behind it, or ``params`` are something else.
-    """
-    if not isinstance(params, SamplingParams):
-        raise ConfigError(f"sampling params are {params!r}: give SamplingParams")
-    can = target.capabilities
-    left = can.max_length - len(ids)
-    if left < 1:
-        raise PromptError(
-            f"the prompt has {len(ids)} tokens but {can.name} takes {can.max_length} ({can.max_length_reason}), "
-            f"generated ones included: shorten the prompt to {can.max_length - 1} or fewer"
-        )
-    check_text(can, ids)
-    if params.max_tokens is not None and params.max_tokens > left:
-        raise ConfigError(
-            f"max_tokens is {params.max_tokens} but {can.name} takes {can.max_length} tokens and the prompt has "
-            f"{len(ids)}: ask for at most {left}"
-        )
-    return params.max_tokens or left
 
 
 def _row(request: Request) -> Row:

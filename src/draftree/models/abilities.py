@@ -30,6 +30,24 @@ class TextModel(LanguageModel, Protocol):
     tokenizer: Tokenizer | None
 
 
+@runtime_checkable
+class BoundedModel(LanguageModel, Protocol):
+    """A language model that bounds the memory of its cache.
+
+    Attributes:
+        cache_bytes: that keys and values may take (``holds``).
+    """
+
+    cache_bytes: int
+
+
+def cache_tokens(model: LanguageModel) -> int | None:
+    """Tokens whose keys and values the model's cache may hold; None: nothing bounds them."""
+    if not isinstance(model, BoundedModel) or not model.capabilities.slot_bytes:
+        return None
+    return model.cache_bytes // model.capabilities.slot_bytes
+
+
 def tokenizer_of(model: LanguageModel) -> Tokenizer | None:
     """The tokenizer that a model brings."""
     return model.tokenizer if isinstance(model, TextModel) else None

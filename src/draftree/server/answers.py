@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from difflib import SequenceMatcher
 from itertools import accumulate, zip_longest
 from typing import Any
 
 from ..engine.engine import Generation
-from ..request import Chunk, Request, Stats
+from ..request import Chunk, Logprobs, Request, Stats
 
 FINISH = {"eos": "stop", "stop": "stop", "criteria": "stop", "length": "length"}
 """Why a request ended -> OpenAI's word; others ("cancelled", "deadline") stay as they are."""
+
+Scored = Sequence[tuple[int, Logprobs | None]]
+"""Tokens of a prompt with their log-probabilities; the first has none."""
 
 
 def speculative_decoding(stats: Sequence[Stats]) -> dict[str, object]:
@@ -31,7 +34,18 @@ def speculative_decoding(stats: Sequence[Stats]) -> dict[str, object]:
         "num_accepted_draft_tokens": sum(accepted),
         "drafted_by_depth": drafted,
         "accepted_by_depth": accepted,
+        "by_drafter": {
+            name: {"drafted": sum(d.drafted for d in made), "accepted": sum(d.accepted for d in made)}
+            for name in dict.fromkeys(name for s in stats for name in s.drafters)
+            if (made := [s.drafters[name] for s in stats if name in s.drafters])
+        },
     }
+
+
+def without_tokens(generation: Generation) -> Generation:
+    """Of a prompt alone, whose last logits have given a token that nobody wants."""
+    stats = replace(generation.stats, tokens=0)
+    return replace(generation, text="", token_ids=[], chunks=[], finish_reason="length", stats=stats)
 
 
 def agreement(prediction: Sequence[int], output: Sequence[int]) -> tuple[int, int]:
@@ -73,24 +87,29 @@ class Shape:
     """The bodies of one answer.
 
     Args:
+        key: its id.
         model: its name in the answer.
         fingerprint: of what answers.
         chat: the chat endpoint's, else that of completions.
         spell: the text of a token.
     """
 
-    def __init__(self, model: str, fingerprint: str, spell: Callable[[int], str], *, chat: bool) -> None:
+    def __init__(self, key: str, model: str, fingerprint: str, spell: Callable[[int], str], *, chat: bool) -> None:
         self._chat, self._spell = chat, spell
         self._offsets = Counter[int]()  # of the next token in the text of each choice
         self._common = {
-            "id": f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}",
+            "id": key,
             "created": int(time.time()),
             "model": model,
             "system_fingerprint": fingerprint,
         }
 
     def whole(
-        self, prompt: int, answers: Sequence[tuple[str, Generation]], predicted: tuple[int, int] | None
+        self,
+        prompt: int,
+        answers: Sequence[tuple[str, Generation]],
+        predicted: tuple[int, int] | None,
+        echoed: Sequence[Scored] = (),
     ) -> dict[str, Any]:
         """An answer that is not streamed.
 
@@ -98,12 +117,13 @@ class Shape:
             prompt: tokens of all prompts.
             answers: text and generation of each choice.
             predicted: as ``usage`` takes it.
+            echoed: tokens of each choice's prompt, if their log-probabilities are wanted.
         """
         choices: list[dict[str, Any]] = []
         for index, (text, generation) in enumerate(answers):
             choice: dict[str, Any] = {
                 "index": index,
-                "logprobs": self._logprobs(index, generation.chunks),
+                "logprobs": self._logprobs(index, generation.chunks, echoed[index] if echoed else ()),
                 "finish_reason": finish(generation.finish_reason),
             }
             if self._chat:
@@ -136,9 +156,9 @@ class Shape:
         """The end of a choice."""
         return self._piece(index, {} if self._chat else "", finish_reason)
 
-    def _logprobs(self, index: int, chunks: Sequence[Chunk]) -> dict[str, Any] | None:
+    def _logprobs(self, index: int, chunks: Sequence[Chunk], echoed: Scored = ()) -> dict[str, Any] | None:
         """Log-probabilities of the next tokens of a choice; None: they were not asked for."""
-        told = [(chunk.token, chunk.logprobs) for chunk in chunks if chunk.logprobs is not None]
+        told = [*echoed, *((chunk.token, chunk.logprobs) for chunk in chunks if chunk.logprobs is not None)]
         if not told:
             return None
         if not self._chat:
@@ -146,8 +166,8 @@ class Shape:
             *offsets, self._offsets[index] = accumulate(map(len, names), initial=self._offsets[index])
             return {
                 "tokens": names,
-                "token_logprobs": [one.token for _, one in told],
-                "top_logprobs": [{self._spell(token): value for token, value in one.best} for _, one in told],
+                "token_logprobs": [one and one.token for _, one in told],
+                "top_logprobs": [one and {self._spell(token): value for token, value in one.best} for _, one in told],
                 "text_offset": offsets,
             }
         return {"content": named_logprobs(chunks, self._spell), "refusal": None}

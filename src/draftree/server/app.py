@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -21,12 +23,14 @@ from starlette.exceptions import HTTPException
 from ..engine.engine import Engine, Generation
 from ..engine.speculation import SpeculationParams
 from ..errors import InputError, PromptError, QueueFullError
+from ..request import Request as Decoded
 from ..text import Prompt
 from . import answers as shapes
 from .answers import Shape
 from .engine_loop import Answer, EngineLoop
 from .metrics import Metrics
-from .refusals import Limits, failed, http_error, invalid, wrong
+from .refusals import UNAVAILABLE, Limits, failed, http_error, invalid, wrong
+from .request_log import log_request
 from .responses_api import ResponseShape, ResponsesRequest
 from .schema import ChatRequest, CompletionRequest, DetokenizeRequest, FieldError, Sampled, TokenizeRequest
 from .streams import EventStream, event_line, named_events, pinged
@@ -45,6 +49,7 @@ class ServerSettings:
         origins: of web pages that may ask (CORS).
         most_body: bytes of a request.
         timeout: seconds in which a request has to end that names no fewer; None: any.
+        log_prompts: prompts and texts are logged too.
     """
 
     name: str
@@ -53,10 +58,14 @@ class ServerSettings:
     origins: Sequence[str] = ()
     most_body: int = 4 << 20
     timeout: float | None = None
+    log_prompts: bool = False
 
 
 class Server:
     """The endpoints of one engine; ``app`` is the ASGI application.
+
+    Attributes:
+        draining: it is to end: new requests are refused, those under way go on.
 
     Args:
         engine: made with ``metrics`` among its observers; run from when the application starts until it ends.
@@ -66,6 +75,7 @@ class Server:
         self._settings, self._metrics = settings, metrics
         self._loop = EngineLoop(engine)
         self._began = int(time.time())
+        self.draining = False
         self.app = app = FastAPI(title="draftree", version=version("draftree"), lifespan=self._lifespan)
         app.add_middleware(Limits, keys=settings.keys, most_body=settings.most_body)
         if settings.origins:
@@ -85,7 +95,7 @@ class Server:
         app.post("/tokenize")(self.tokenize)
         app.post("/detokenize")(self.detokenize)
         app.get("/health")(self.health)
-        app.get("/ready")(self.health)
+        app.get("/ready")(self.ready)
         app.get("/metrics")(self.figures)
         app.get("/version")(self.about)
 
@@ -136,24 +146,34 @@ class Server:
 
     async def responses(self, body: ResponsesRequest, request: Request) -> Response:
         """Answer a conversation, as agents ask."""
-        (answer,) = found = (await self._submitted(body, [body.conversation()]))[0]
-        shape = ResponseShape(body, self._settings.name, lambda token: self._text([token]))
+        key = f"resp_{secrets.token_hex(16)}"
+        (answer,) = found = (await self._submitted(key, body, [body.conversation()]))[0]
+        shape = ResponseShape(key, body, self._settings.name, lambda token: self._text([token]))
         if body.stream:
             return EventStream(found, pinged(named_events(shape.events(answer))))
         if await _unless_gone(request, _together(found)) is None:
             return Response(status_code=499)
         return JSONResponse(shape.whole(answer.handle.request))
 
-    async def _submitted(self, body: Sampled, prompts: Sequence[Prompt]) -> tuple[list[Answer], list[list[int]]]:
+    async def _submitted(
+        self, key: str, body: Sampled, prompts: Sequence[Prompt]
+    ) -> tuple[list[Answer], list[list[int]]]:
         """The choices of a request, and the ids of its prompts.
 
+        Args:
+            key: id of the answer.
+
         Raises:
+            HTTPException: the server is to end.
             InputError: a field's value does not do.
             QueueFullError: too many wait.
         """
+        if self.draining:
+            raise HTTPException(503, "this server is ending: ask another", UNAVAILABLE)
         self._check_model(body.model)
         body.refuse()
         speculation = body.speculation(self._settings.speculation)
+        method = str((speculation or self._settings.speculation).method)
         given = [await asyncio.to_thread(self._engine.encode, prompt) for prompt in prompts]
         if out := next((i for ids in given for i in ids if not 0 <= i < self._vocabulary), None):
             raise FieldError("prompt", f"prompt has token {out}: use ids from 0 to {self._vocabulary - 1}")
@@ -168,6 +188,7 @@ class Server:
                         "prediction": body.predicted,
                         "priority": body.priority,
                         "timeout": timeout,
+                        "ended": partial(self._ended, key, len(found), method, began),
                     }
                     answer = await self._loop.submit(ids, params, speculation, **options)
                     self._metrics.arrived(answer.handle.request, began)
@@ -179,8 +200,9 @@ class Server:
         return found, given
 
     async def _answer(self, body: Sampled, prompts: Sequence[Prompt], request: Request, *, chat: bool) -> Response:
-        found, given = await self._submitted(body, prompts)
-        shape = Shape(self._settings.name, self._fingerprint, lambda token: self._text([token]), chat=chat)
+        key = f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}"
+        found, given = await self._submitted(key, body, prompts)
+        shape = Shape(key, self._settings.name, self._fingerprint, lambda token: self._text([token]), chat=chat)
         tokens = sum(map(len, given))
         echoed = [""] * len(found)
         if isinstance(body, CompletionRequest) and body.echo:
@@ -190,9 +212,21 @@ class Server:
         generations = await _unless_gone(request, _together(found))
         if generations is None:
             return Response(status_code=499)
+        if body.max_tokens == 0:
+            generations = [shapes.without_tokens(generation) for generation in generations]
         texts = [(before + generation.text, generation) for before, generation in zip(echoed, generations, strict=True)]
-        predicted = await self._predicted(body, found)
-        return JSONResponse(shape.whole(tokens, texts, predicted))
+        predicted, requests = await self._predicted(body, found), [answer.handle.request for answer in found]
+        wanted = any(r.params.prompt_logprobs is not None for r in requests)
+        scored = [list(zip(r.ids, (None, *r.prompt_logprobs), strict=False)) for r in requests] if wanted else []
+        return JSONResponse(shape.whole(tokens, texts, predicted, scored))
+
+    def _ended(self, key: str, choice: int, method: str, began: float, request: Decoded) -> None:
+        prompt = self._text(request.ids[: request.prompt_length]) if self._settings.log_prompts else None
+        log_request(request, key, choice, method, time.monotonic() - began, prompt)
+
+    def cancel(self) -> None:
+        """End all requests with what they have."""
+        self._loop.cancel()
 
     @property
     def _fingerprint(self) -> str:
@@ -291,6 +325,10 @@ class Server:
         if self._loop.alive and self._loop.failure is None:
             return JSONResponse({"status": "ok"})
         return JSONResponse({"status": f"the engine has ended: {self._loop.failure}"}, 503)
+
+    async def ready(self) -> Response:
+        """200 while requests are taken, else 503."""
+        return JSONResponse({"status": "draining"}, 503) if self.draining else await self.health()
 
     async def figures(self) -> Response:
         """For Prometheus."""

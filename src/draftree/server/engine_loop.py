@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 
 from ..config import SamplingParams
 from ..engine.engine import Engine, Generation, Handle
 from ..engine.speculation import SpeculationParams
 from ..errors import RunError
-from ..request import Chunk
+from ..request import Chunk, Request
 
 
 class Answer:
@@ -21,15 +21,19 @@ class Answer:
         handle: of the engine.
     """
 
-    def __init__(self, handle: Handle, owner: EngineLoop) -> None:
-        self.handle, self._owner = handle, owner
+    def __init__(self, handle: Handle, owner: EngineLoop, ended: Callable[[Request], None] | None = None) -> None:
+        self.handle, self._owner, self._ended = handle, owner, ended
         self._changed = asyncio.Event()
         self._given = 0
 
     def wake(self) -> bool:
         """Let the task look; whether the request has ended."""
         self._changed.set()
-        return self.handle.done
+        done = self.handle.done
+        if done and self._ended is not None:
+            ended, self._ended = self._ended, None
+            ended(self.handle.request)
+        return done
 
     async def chunks(self) -> AsyncIterator[Chunk]:
         """Tokens as they come; leaving early cancels the request.
@@ -99,6 +103,11 @@ class EngineLoop:
         self.engine.shutdown()
         await asyncio.to_thread(self._thread.join)
 
+    def cancel(self) -> None:
+        """End all that runs or waits; who waits for it gets what is there."""
+        for answer in self._answers:
+            answer.cancel()
+
     def _run(self) -> None:
         try:
             self.engine.run(self._stepped)
@@ -125,8 +134,13 @@ class EngineLoop:
         prediction: str = "",
         priority: int = 0,
         timeout: float | None = None,
+        ended: Callable[[Request], None] | None = None,
     ) -> Answer:
-        """``Engine.submit``, which may wait for a drafter to be loaded, off the event loop."""
+        """``Engine.submit``, which may wait for a drafter to be loaded, off the event loop.
+
+        Args:
+            ended: called in the event loop when the request has ended, for whatever reason.
+        """
         call = partial(
             self.engine.submit,
             prompt,
@@ -136,7 +150,7 @@ class EngineLoop:
             priority=priority,
             timeout=timeout,
         )
-        answer = Answer(await asyncio.to_thread(call), self)
-        self._answers.add(answer)
-        answer.wake()
+        answer = Answer(await asyncio.to_thread(call), self, ended)
+        if not answer.wake():
+            self._answers.add(answer)
         return answer

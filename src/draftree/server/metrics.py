@@ -12,6 +12,7 @@ import torch
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from ..engine.engine import Engine
+from ..models.abilities import cache_tokens
 from ..request import Outcome, Request
 from ..tracing.trace import Observer
 
@@ -40,6 +41,11 @@ class Metrics(Observer):
         self._prompt = counter("draftree:prompt_tokens", "Tokens of prompts.")
         self._seconds = counter("draftree:step_seconds", "Seconds of steps, by part.", ["part"])
         self._by_depth = counter("draftree:draft_tokens", "Drafted tokens, by depth and fate.", ["depth", "accepted"])
+        self._by_drafter = counter(
+            "draftree:drafter_tokens",
+            "Drafted tokens, by drafter and fate; one that several drafters of an ensemble proposed counts for each.",
+            ["drafter", "accepted"],
+        )
         self._rejected = counter("draftree:admission_rejections", "Requests that were turned away: the queue was full.")
         self._drafts = counter("vllm:spec_decode_num_drafts", "Draft trees that were verified.")
         self._drafted = counter("vllm:spec_decode_num_draft_tokens", "Drafted tokens.")
@@ -50,10 +56,15 @@ class Metrics(Observer):
         histogram = partial(Histogram, buckets=_SECONDS, registry=registry)
         self._first = histogram("draftree:time_to_first_token_seconds", "From arrival to the first token.")
         self._between = histogram("draftree:inter_token_seconds", "From one token to the next, as they come.")
-        self._running = Gauge("draftree:requests_running", "Requests that run.", registry=registry)
-        self._waiting = Gauge("draftree:requests_waiting", "Requests that wait.", registry=registry)
+        gauge = partial(Gauge, registry=registry)
+        self._running = gauge("draftree:requests_running", "Requests that run: rows in use.")
+        self._waiting = gauge("draftree:requests_waiting", "Requests that wait: length of the queue.")
+        self._hits = counter("draftree:prefix_hits", "Requests whose prompt began as a kept row does.")
         self._reused = counter("draftree:prompt_tokens_reused", "Tokens of prompts that kept rows had.")
-        self._kept = Gauge("draftree:prefix_rows_kept", "Rows kept for prompts to come.", registry=registry)
+        self._kept = gauge("draftree:prefix_rows_kept", "Rows kept for prompts to come.")
+        self._held = gauge("draftree:kv_tokens", "Tokens whose keys and values are held, by kind of row.", ["rows"])
+        self._most = gauge("draftree:kv_tokens_most", "Tokens that the memory of the cache has room for.")
+        self._used = gauge("vllm:kv_cache_usage_perc", "Share of this room that is taken; 1 is all.")
 
     def arrived(self, request: Request, began: float) -> None:
         """A request has been submitted, at this ``time.monotonic()``; its first token may be there by now."""
@@ -76,6 +87,8 @@ class Metrics(Observer):
             clock.last = now
         self._tokens.inc()
         self._reused.inc(request.stats.reused)
+        if request.stats.reused:
+            self._hits.inc()
 
     def stepped(self, outcomes: Sequence[Outcome], learned: float) -> None:
         """Seconds of a step that requests share count once; prompts that it reads have their part of them."""
@@ -99,6 +112,9 @@ class Metrics(Observer):
                 if hit:
                     self._by_depth.labels(str(depth), "yes").inc()
                     self._positions.labels(str(depth - 1)).inc()
+            for name, made in outcome.by_drafter.items():
+                self._by_drafter.labels(name, "no").inc(made.drafted - made.accepted)
+                self._by_drafter.labels(name, "yes").inc(made.accepted)
         if outcomes:
             step = outcomes[0].step
             share = len(outcomes) / step.batch  # of a step that requests with other drafters are in too
@@ -111,7 +127,14 @@ class Metrics(Observer):
 
     def text(self, engine: Engine) -> bytes:
         """The page that Prometheus reads."""
-        self._running.set(len(engine.scheduler.running))
+        running, kept = engine.scheduler.running, engine.prefixes.lengths
+        self._running.set(len(running))
         self._waiting.set(engine.scheduler.waiting)
-        self._kept.set(len(engine.prefixes.lengths))
+        self._kept.set(len(kept))
+        held = sum(row.length for job in running if (row := job.request.row) is not None)
+        self._held.labels("running").set(held)
+        self._held.labels("kept").set(sum(kept))
+        if most := cache_tokens(engine.target):
+            self._most.set(most)
+            self._used.set((held + sum(kept)) / most)
         return generate_latest(self.registry)

@@ -19,6 +19,8 @@ from .schema import FieldError
 log = logging.getLogger("draftree.server")
 OPEN = ("/health", "/ready", "/metrics", "/version")
 """Paths that need no key."""
+UNAVAILABLE = {"Retry-After": "1", "Connection": "close"}
+"""Headers for who comes while no request is taken: the next connection may lead to another replica."""
 INVALID, DENIED, MISSING = "invalid_request_error", "authentication_error", "not_found_error"
 
 
@@ -74,7 +76,10 @@ async def http_error(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
     detail = str(error.detail) if isinstance(error, HTTPException) else str(error)
     kind, code = (MISSING, "model_not_found" if "no model" in detail else None) if status == 404 else (INVALID, None)
-    return JSONResponse(shapes.error(detail, kind, code=code), status)
+    if status >= 500:
+        kind = "server_error"
+    headers = error.headers if isinstance(error, HTTPException) else None
+    return JSONResponse(shapes.error(detail, kind, code=code), status, headers)
 
 
 async def failed(request: Request, error: Exception) -> Response:

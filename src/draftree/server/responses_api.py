@@ -73,13 +73,14 @@ class ResponseShape:
     """The bodies of one response.
 
     Args:
+        key: its id.
         model: its name in the answer.
         spell: the text of a token.
     """
 
-    def __init__(self, body: ResponsesRequest, model: str, spell: Callable[[int], str]) -> None:
+    def __init__(self, key: str, body: ResponsesRequest, model: str, spell: Callable[[int], str]) -> None:
         self._body, self._model, self._spell = body, model, spell
-        self._id, self._item = f"resp_{secrets.token_hex(16)}", f"msg_{secrets.token_hex(16)}"
+        self._id, self._item = key, f"msg_{secrets.token_hex(16)}"
         self._created = int(time.time())
         self._number = 0
 

@@ -6,6 +6,7 @@ A field that would change the text and is not supported is refused by name; othe
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
@@ -294,7 +295,7 @@ class CompletionRequest(Sampled):
     """``/v1/completions``."""
 
     prompt: StrictStr | list[StrictStr] | list[StrictInt] | list[list[StrictInt]]
-    max_tokens: Tokens | None = 16
+    max_tokens: Annotated[int, Field(strict=True, ge=0)] | None = 16
     echo: StrictBool = False
     logprobs: Annotated[int, Field(strict=True, ge=0, le=MOST_LOGPROBS)] | None = None
 
@@ -302,10 +303,21 @@ class CompletionRequest(Sampled):
     def wanted_logprobs(self) -> int | None:
         return self.logprobs
 
+    @property
+    def limit(self) -> int | None:
+        """Of an answer without tokens one is generated: a pass over the prompt gives it."""
+        return None if self.max_tokens is None else max(1, self.max_tokens)
+
+    def params(self, prompt: int, vocabulary: int, choice: int) -> SamplingParams:
+        found = super().params(prompt, vocabulary, choice)
+        return replace(found, prompt_logprobs=self.logprobs if self.echo else None)
+
     def refuse(self) -> None:
         super().refuse()
-        if self.echo and self.logprobs is not None:
-            raise FieldError("echo", "echo with logprobs is not supported: there are none of the prompt's tokens")
+        if self.max_tokens == 0 and not self.echo:
+            raise FieldError("max_tokens", "max_tokens is 0: use at least 1, or echo the prompt")
+        if self.stream and self.echo and (self.logprobs is not None or self.max_tokens == 0):
+            raise FieldError("stream", "a prompt with logprobs, or alone, is not streamed: leave stream out")
 
     def prompts(self) -> list[str | list[int]]:
         """Each prompt as text or ids."""

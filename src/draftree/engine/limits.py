@@ -1,0 +1,53 @@
+"""What requests must fit: the model's context and vocabulary, and one another's number of settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+from ..config import SamplingParams
+from ..errors import ConfigError, PromptError
+from ..models.base import LanguageModel, check_text
+from ..text import Prompt
+
+
+def each_params(
+    prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
+) -> list[SamplingParams]:
+    """The sampling params of each prompt of a batch.
+
+    Raises:
+        ConfigError: the prompts are no list, or there are not as many params.
+    """
+    if not isinstance(prompts, (list, tuple)) or any(isinstance(p, (int, Mapping)) for p in prompts):
+        raise ConfigError("generate takes a list of prompts: put this one into a list, or use stream")
+    if not isinstance(params, (list, tuple)):
+        return [SamplingParams() if params is None else cast(SamplingParams, params)] * len(prompts)
+    if len(params) != len(prompts):
+        raise ConfigError(f"{len(params)} sampling params for {len(prompts)} prompts: give one for all, or one each")
+    return list(params)
+
+
+def token_limit(target: LanguageModel, ids: Sequence[int], params: SamplingParams) -> int:
+    """Most tokens that may be generated behind a prompt.
+
+    Raises:
+        PromptError: the prompt is empty, has other tokens than the model, or does not fit the context.
+        ConfigError: ``max_tokens`` does not fit behind it, or ``params`` are something else.
+    """
+    if not isinstance(params, SamplingParams):
+        raise ConfigError(f"sampling params are {params!r}: give SamplingParams")
+    can = target.capabilities
+    left = can.max_length - len(ids)
+    if left < 1:
+        raise PromptError(
+            f"the prompt has {len(ids)} tokens but {can.name} takes {can.max_length} ({can.max_length_reason}), "
+            f"generated ones included: shorten the prompt to {can.max_length - 1} or fewer"
+        )
+    check_text(can, ids)
+    if params.max_tokens is not None and params.max_tokens > left:
+        raise ConfigError(
+            f"max_tokens is {params.max_tokens} but {can.name} takes {can.max_length} tokens and the prompt has "
+            f"{len(ids)}: ask for at most {left}"
+        )
+    return params.max_tokens or left

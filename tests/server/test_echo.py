@@ -1,0 +1,47 @@
+"""Prompts that are echoed with log-probabilities: what harnesses score choices by."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import openai
+import pytest
+import torch
+
+from draftree.engine.engine import Engine
+
+from ..tiny import causal_logits, tiny
+from .running import NAME, TEXT, Running, posted
+
+
+def _told(client: openai.OpenAI, **asked: Any) -> list[Any]:
+    create: Any = client.completions.create
+    return list(create(model=NAME, temperature=0, echo=True, **asked).choices)
+
+
+@pytest.mark.parametrize("most", [0, 1, 5])
+def test_a_prompt_has_the_log_probabilities_of_a_causal_pass(client: openai.OpenAI, alone: Engine, most: int) -> None:
+    prompts = [alone.encode(TEXT), alone.encode("the cat in the hat")]
+    choices = _told(client, prompt=prompts, max_tokens=most, logprobs=2)
+    whole = _told(client, prompt=prompts, max_tokens=most)
+    for prompt, choice, plain in zip(prompts, choices, whole, strict=True):
+        told = choice.logprobs
+        assert choice.text == plain.text and plain.logprobs is None
+        assert told.token_logprobs[0] is None and told.top_logprobs[0] is None
+        assert len(told.tokens) == len(told.token_logprobs) == len(told.text_offset) == len(prompt) + most
+        logprobs = causal_logits(tiny(), prompt)[:-1].log_softmax(-1)
+        own = logprobs.gather(1, torch.tensor(prompt[1:])[:, None])[:, 0]
+        assert told.token_logprobs[1 : len(prompt)] == pytest.approx(own.tolist(), abs=1e-4)
+        for best, row in zip(told.top_logprobs[1 : len(prompt)], logprobs, strict=True):
+            assert max(best.values()) == pytest.approx(float(row.max()), abs=1e-4)
+        assert "".join(told.tokens[: len(prompt)]) == choice.text[: told.text_offset[len(prompt)] if most else None]
+
+
+def test_a_prompt_alone_has_no_answer(served: Running) -> None:
+    """Two are sent, so that nothing is counted of the tokens that passes over prompts give anyway."""
+    body = {"prompt": [TEXT, TEXT], "max_tokens": 0, "echo": True, "logprobs": 0}
+    status, found = posted(served, "/v1/completions", body)
+    assert status == 200
+    assert [(choice["text"], choice["finish_reason"]) for choice in found["choices"]] == [(TEXT, "length")] * 2
+    assert found["usage"]["completion_tokens"] == 0 < found["usage"]["prompt_tokens"]
+    assert found["choices"][0]["logprobs"] == found["choices"][1]["logprobs"]

@@ -1,0 +1,154 @@
+"""What a server counts: equal to what its engine did, by depth and by drafter, and what its cache holds."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from draftree.config import SamplingParams
+from draftree.drafters.spec import NONE
+from draftree.engine.engine import Engine
+from draftree.engine.scheduler import SchedulerParams
+from draftree.engine.speculation import SpeculationParams
+from draftree.load import make_engine
+from draftree.request import Outcome
+from draftree.server.answers import speculative_decoding
+from draftree.server.metrics import Metrics
+from draftree.tracing.trace import Observer
+
+from .running import TEXT, posted, running, target
+
+DASHBOARD = Path(__file__).parents[2] / "docs" / "grafana-draftree.json"
+ENSEMBLE = SpeculationParams(drafter="lookup+recycle", method="static", nodes=12)
+PROMPTS = [TEXT, "the cat in the hat the cat in the hat", "abc abc abd abc abd"]
+
+
+class _Witness(Observer):
+    def __init__(self) -> None:
+        self.outcomes: list[Outcome] = []
+
+    def stepped(self, outcomes: Sequence[Outcome], learned: float) -> None:
+        self.outcomes += outcomes
+
+
+def _figures(metrics: Metrics, engine: Engine) -> dict[tuple[str, ...], float]:
+    """Name and values of labels -> figure."""
+    families = text_string_to_metric_families(metrics.text(engine).decode())
+    return {(s.name, *(s.labels[k] for k in sorted(s.labels))): s.value for f in families for s in f.samples}
+
+
+def _recounted(outcomes: Sequence[Outcome], parts: Sequence[str]) -> Counter[tuple[str, str]]:
+    """Nodes by drafter and fate, one by one."""
+    found = Counter[tuple[str, str]]()
+    for outcome in outcomes:
+        accepted = outcome.path[: outcome.taken]
+        origins = [1] * len(outcome.tree) if outcome.tree.origins is None else outcome.tree.origins.tolist()
+        for node, bits in enumerate(origins):
+            for part, name in enumerate(parts):
+                found[name, "drafted"] += bits >> part & 1
+                found[name, "accepted"] += (bits >> part & 1) * (node in accepted)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("speculation", "parts"),
+    [(ENSEMBLE, ["lookup", "recycle"]), (SpeculationParams(drafter="lookup", method="chain"), ["lookup"])],
+)
+def test_nodes_are_counted_by_depth_and_by_the_drafters_that_proposed_them(
+    speculation: SpeculationParams, parts: list[str]
+) -> None:
+    metrics, witness = Metrics(), _Witness()
+    engine = make_engine(target(), speculation, [metrics, witness])
+    made = engine.generate(PROMPTS, SamplingParams(max_tokens=64))
+    expected = _recounted(witness.outcomes, parts)
+    assert expected[parts[0], "accepted"] > 0 and expected[parts[-1], "accepted"] > 0
+    told = speculative_decoding([one.stats for one in made])
+    assert told["by_drafter"] == {
+        name: {fate: expected[name, fate] for fate in ("drafted", "accepted")} for name in parts
+    }
+    figures = _figures(metrics, engine)
+    for name in parts:
+        assert figures["draftree:drafter_tokens_total", "yes", name] == expected[name, "accepted"]
+        rest = expected[name, "drafted"] - expected[name, "accepted"]
+        assert figures["draftree:drafter_tokens_total", "no", name] == rest
+    depths = Counter(depth for o in witness.outcomes for depth in o.tree.depths.tolist())
+    for depth, count in depths.items():
+        both = [figures.get(("draftree:draft_tokens_total", fate, str(depth)), 0.0) for fate in ("yes", "no")]
+        assert sum(both) == count
+    assert figures["vllm:spec_decode_num_draft_tokens_total",] == sum(depths.values())
+    assert all(figures["draftree:step_seconds_total", part] > 0 for part in ("draft", "verify", "other"))
+
+
+def test_a_node_of_several_drafters_counts_for_each_of_them() -> None:
+    witness = _Witness()
+    made = make_engine(target(), ENSEMBLE, [witness]).generate(PROMPTS, SamplingParams(max_tokens=64))
+    shared = sum(
+        int((o.tree.origins == 3).sum()) for o in witness.outcomes if o.tree.origins is not None and len(o.tree)
+    )
+    nodes = sum(sum(one.stats.drafted) for one in made)
+    assert shared > 0
+    assert sum(d.drafted for one in made for d in one.stats.drafters.values()) == nodes + shared
+
+
+def test_without_drafts_no_drafter_is_named() -> None:
+    (made,) = make_engine(target(), SpeculationParams(drafter=NONE)).generate([TEXT], SamplingParams(max_tokens=4))
+    assert speculative_decoding([made.stats])["by_drafter"] == {}
+
+
+def test_what_the_cache_holds_is_told_beside_what_it_may_hold() -> None:
+    metrics, model = Metrics(), target()
+    model.cache_bytes = 4096 * model.capabilities.slot_bytes
+    engine = make_engine(model, ENSEMBLE, [metrics], scheduling=SchedulerParams(rows=1, prefixes=2))
+    for ended in range(2):
+        stream = engine.stream(PROMPTS[1], SamplingParams(max_tokens=64))
+        next(stream)
+        figures, (job,) = _figures(metrics, engine), engine.scheduler.running
+        assert job.request.row is not None
+        held, kept = job.request.row.length, sum(engine.prefixes.lengths)
+        assert held >= job.request.prompt_length
+        assert figures["draftree:kv_tokens", "running"] == held and figures["draftree:kv_tokens", "kept"] == kept
+        assert figures["draftree:kv_tokens_most",] == 4096
+        assert figures["vllm:kv_cache_usage_perc",] == pytest.approx((held + kept) / 4096)
+        assert figures["draftree:requests_running",] == 1 and figures["draftree:requests_waiting",] == 0
+        assert figures["draftree:prefix_hits_total",] == ended
+        list(stream)
+    figures = _figures(metrics, engine)
+    assert figures["draftree:kv_tokens", "running"] == 0 < figures["draftree:kv_tokens", "kept"]
+    assert figures["draftree:prompt_tokens_reused_total",] > 0
+
+
+def test_an_answer_names_its_drafters() -> None:
+    with running(speculation=ENSEMBLE) as served:
+        found = posted(served, "/v1/completions", {"prompt": [TEXT, TEXT], "max_tokens": 24, "temperature": 0})[1]
+    figures = found["metrics"]["speculative_decoding"]
+    assert set(figures["by_drafter"]) == {"lookup", "recycle"}
+    assert all(0 <= one["accepted"] <= one["drafted"] for one in figures["by_drafter"].values())
+    assert sum(one["accepted"] for one in figures["by_drafter"].values()) >= figures["num_accepted_draft_tokens"] > 0
+
+
+def test_the_dashboard_reads_metrics_and_labels_that_are_there() -> None:
+    metrics = Metrics()
+    engine = make_engine(target(), ENSEMBLE, [metrics], scheduling=SchedulerParams(prefixes=2))
+    engine.generate(PROMPTS, SamplingParams(max_tokens=64))
+    labels: dict[str, set[str]] = {}
+    for family in text_string_to_metric_families(metrics.text(engine).decode()):
+        for sample in family.samples:
+            labels.setdefault(sample.name, {"instance"}).update(sample.labels)  # Prometheus adds the instance
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    expressions = [target["expr"] for panel in panels for target in panel["targets"]]
+    assert len(expressions) >= 14
+    read = [(name, e) for e in expressions for name in re.findall(r"\b(?:draftree|vllm):\w+", e)]
+    assert {name for name, _ in read} - labels.keys() == set()
+    for name, expression in read:
+        used = {label for group in re.findall(r"\bby \(([\w, ]+)\)", expression) for label in group.split(", ")}
+        named = re.findall(r"([a-z_]+)=~?\"", expression)
+        of_all = set().union(*(labels[other] for other, whole in read if whole == expression))
+        assert used | set(named) <= of_all, (name, expression)
+    ours = {name for name in labels if not name.endswith(("_created", "_sum", "_count"))}
+    assert ours - {name for name, _ in read} == set(), "metrics that no panel shows"
