@@ -35,6 +35,14 @@ def target() -> HFModel:
     return HFModel(tiny(), tiny_tokenizer(), name=NAME, self_test=False)
 
 
+def ending_target() -> HFModel:
+    """The same with an end-of-sequence token."""
+    model, tokenizer = tiny(), tiny_tokenizer()
+    if model.generation_config is not None:
+        model.generation_config.eos_token_id = tokenizer.eos_token_id
+    return HFModel(model, tokenizer, name=NAME, self_test=False)
+
+
 class _Slow(HFModel):
     """A model whose answers take long enough to be left."""
 

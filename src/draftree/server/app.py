@@ -9,7 +9,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import version
 from typing import Any
@@ -177,12 +177,13 @@ class Server:
         given = [await asyncio.to_thread(self._engine.encode, prompt) for prompt in prompts]
         if out := next((i for ids in given for i in ids if not 0 <= i < self._vocabulary), None):
             raise FieldError("prompt", f"prompt has token {out}: use ids from 0 to {self._vocabulary - 1}")
+        constraint = await asyncio.to_thread(body.constraint, self._engine)
         timeout = min((t for t in (body.timeout, self._settings.timeout) if t is not None), default=None)
         found: list[Answer] = []
         try:
             for ids in given:
                 for choice in range(body.n):
-                    params = body.params(len(ids), self._vocabulary, choice)
+                    params = replace(body.params(len(ids), self._vocabulary, choice), constraint=constraint)
                     began = time.monotonic()
                     options: dict[str, Any] = {
                         "prediction": body.predicted,

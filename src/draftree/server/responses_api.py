@@ -53,10 +53,12 @@ class ResponsesRequest(Sampled):
     def wanted_logprobs(self) -> int | None:
         return self.top_logprobs or None
 
+    @property
+    def format(self) -> tuple[str, ResponseFormat | None]:
+        return "text.format", self.text.format
+
     def refuse(self) -> None:
         super().refuse()
-        if self.text.format.type != "text":
-            raise FieldError("text.format", f"text.format {self.text.format.type!r} is not supported: leave it out")
         if self.n != 1:
             raise FieldError("n", "a response has one output: leave n out")
 
@@ -156,7 +158,7 @@ class ResponseShape:
             "parallel_tool_calls": True,
             "max_tool_calls": None,
             "truncation": "disabled",
-            "text": {"format": {"type": "text"}},
+            "text": {"format": body.text.format.model_dump(by_alias=True, exclude_unset=True) or {"type": "text"}},
             "temperature": 1.0 if body.temperature is None else body.temperature,
             "top_p": 1.0 if body.top_p is None else body.top_p,
             "presence_penalty": body.presence_penalty or 0.0,

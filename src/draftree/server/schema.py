@@ -5,7 +5,7 @@ A field that would change the text and is not supported is refused by name; othe
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
@@ -13,8 +13,10 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, Strict
 
 from ..config import MOST_LOGPROBS, SamplingParams
 from ..drafters.spec import LOOKUP, NONE
+from ..engine.engine import Engine
 from ..engine.speculation import SpeculationParams
 from ..errors import ConfigError
+from ..grammar import Grammar, Grammars
 from .penalties import Bias, Penalties
 
 MOST_CHOICES = 16
@@ -25,7 +27,6 @@ _UNSUPPORTED: Mapping[str, Sequence[object]] = {
     "prompt_logprobs": (None,),
     "tools": (None, []),
     "functions": (None, []),
-    "structured_outputs": (None,),
     "guided_json": (None,),
     "guided_regex": (None,),
     "guided_choice": (None,),
@@ -90,6 +91,72 @@ class Speculative(BaseModel):
     verification: StrictStr | None = None
 
 
+class StructuredOutputs(Body):
+    """What the answer must look like, by vLLM's names: one of the fields."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    json_: dict[str, Any] | None = Field(default=None, alias="json")
+    json_object: StrictBool | None = None
+    regex: StrictStr | None = None
+    choice: list[StrictStr] | None = None
+    grammar: StrictStr | None = None
+
+    def compiled(self, field: str, engine: Engine) -> Grammar:
+        """The grammar; ``field`` names where it was asked for.
+
+        Raises:
+            FieldError: there are none or several, or it cannot be used.
+        """
+        given = {name: value for name in _GRAMMARS if (value := getattr(self, name)) not in (None, False)}
+        if len(given) != 1:
+            raise FieldError(field, f"{field} has {len(given)} of json, json_object, regex, choice, grammar: give one")
+        ((name, value),) = given.items()
+        try:
+            return _GRAMMARS[name](engine.grammars, value)
+        except ConfigError as error:
+            raise FieldError(field, str(error)) from None
+
+
+_GRAMMARS: Mapping[str, Callable[[Grammars, Any], Grammar]] = {
+    "json_": Grammars.json_schema,
+    "json_object": lambda grammars, _: grammars.json_object(),
+    "regex": Grammars.regex,
+    "choice": Grammars.choice,
+    "grammar": Grammars.grammar,
+}
+"""Field of ``StructuredOutputs`` -> what compiles it."""
+
+
+class NamedSchema(Body):
+    """A JSON Schema with a name; ``strict`` or not, answers are valid."""
+
+    name: StrictStr = ""
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+
+
+class ResponseFormat(NamedSchema):
+    """What the answer must look like; the schema is in ``json_schema``, of responses beside the type."""
+
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    json_schema: NamedSchema | None = None
+
+    def structured(self, field: str) -> StructuredOutputs | None:
+        """The same by vLLM's names; None: any text.
+
+        Raises:
+            FieldError: there is no schema.
+        """
+        if self.type == "text":
+            return None
+        if self.type == "json_object":
+            return StructuredOutputs(json_object=True)
+        schema = (self.json_schema or self).schema_
+        if schema is None:
+            raise FieldError(field, f"{field} has no schema: give one")
+        return StructuredOutputs(json=schema)
+
+
 class StreamOptions(Body):
     """What a stream has beside text."""
 
@@ -119,6 +186,28 @@ class Sampled(Body):
     priority: StrictInt = 0
     timeout: Annotated[float, Field(gt=0)] | None = None
     draftree: Speculative | None = None
+    structured_outputs: StructuredOutputs | None = None
+
+    @property
+    def format(self) -> tuple[str, ResponseFormat | None]:
+        """The response format, and the field that has it."""
+        return "response_format", None
+
+    def constraint(self, engine: Engine) -> Grammar | None:
+        """What the answer must look like; None: any text. Compiles, which may take long.
+
+        Raises:
+            FieldError: it was asked for twice, or cannot be used.
+        """
+        field, wanted = self.format
+        structured = None if wanted is None else wanted.structured(field)
+        if structured is not None and self.structured_outputs is not None:
+            raise FieldError("structured_outputs", f"structured_outputs and {field} exclude each other: choose one")
+        if self.structured_outputs is not None:
+            field, structured = "structured_outputs", self.structured_outputs
+        if structured is not None and self.ignore_eos:
+            raise FieldError("ignore_eos", f"ignore_eos and {field} exclude each other: leave one out")
+        return None if structured is None else structured.compiled(field, engine)
 
     @property
     def limit(self) -> int | None:
@@ -244,12 +333,6 @@ def text_of(content: str | list[Part], field: str) -> str:
     return "".join(part.text or "" for part in content)
 
 
-class ResponseFormat(Body):
-    """What the answer must look like."""
-
-    type: StrictStr = "text"
-
-
 class Prediction(Body):
     """Predicted Outputs: what the answer is likely to have much of."""
 
@@ -283,8 +366,10 @@ class ChatRequest(Sampled):
         super().refuse()
         if self.top_logprobs and not self.logprobs:
             raise FieldError("top_logprobs", "top_logprobs go with logprobs: set that to true")
-        if self.response_format is not None and self.response_format.type != "text":
-            raise FieldError("response_format", f"response_format {self.response_format.type!r} is not supported")
+
+    @property
+    def format(self) -> tuple[str, ResponseFormat | None]:
+        return "response_format", self.response_format
 
     def conversation(self) -> list[dict[str, str]]:
         """The messages as chat templates take them."""
