@@ -19,6 +19,7 @@ from .tree import ROOT, DraftTree
 
 if TYPE_CHECKING:
     from .engine.speculation import Speculation
+    from .tracing.trace import Observer
 
 
 @dataclass(slots=True)
@@ -152,6 +153,7 @@ class Request:
         row: its row in the target; None once it is closed.
         speculation: how it is drafted for and verified; None: it makes no steps of its own (beams).
         prediction: token ids that its answer is likely to have in common with this; drafters by n-grams read them.
+        observers: are notified of it alone.
         finish_reason: None while it runs; then one of ``FINISH_REASONS``.
         error: what ended it where that is "error".
         chunks: one for each generated token.
@@ -166,8 +168,10 @@ class Request:
         stream: TextStream,
         speculation: Speculation | None = None,
         prediction: Sequence[int] = (),
+        observers: Sequence[Observer] = (),
     ) -> None:
         self.speculation = speculation
+        self.observers = tuple(observers)
         self.prediction = list(prediction)
         self.ids = list(prompt_ids)
         self.prompt_length = len(self.ids)
