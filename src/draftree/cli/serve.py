@@ -123,7 +123,7 @@ def serve(
             app, timeout_graceful_shutdown=server.drain, log_config=_log(uvicorn.config.LOGGING_CONFIG)
         )
         host, port = (f"[{server.host}]" if ":" in server.host else server.host), listener.getsockname()[1]
-        err.print(f"{settings.name}: http://{host}:{port}/v1")
+        err.print(f"{settings.name}: http://{host}:{port}/v1, inspector at http://{host}:{port}/")
         uvicorn.Server(config).run(sockets=[listener])
 
 

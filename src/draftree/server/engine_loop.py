@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
 
 from ..config import SamplingParams
@@ -12,6 +12,7 @@ from ..engine.engine import Engine, Generation, Handle
 from ..engine.speculation import SpeculationParams
 from ..errors import RunError
 from ..request import Chunk
+from ..tracing.trace import Observer
 
 
 class Answer:
@@ -123,6 +124,7 @@ class EngineLoop:
         speculation: SpeculationParams | None = None,
         *,
         prediction: str = "",
+        observers: Sequence[Observer] = (),
         priority: int = 0,
         timeout: float | None = None,
     ) -> Answer:
@@ -133,6 +135,7 @@ class EngineLoop:
             params,
             speculation,
             prediction=prediction,
+            observers=observers,
             priority=priority,
             timeout=timeout,
         )

@@ -57,6 +57,8 @@ class ResponsesRequest(Sampled):
         super().refuse()
         if self.text.format.type != "text":
             raise FieldError("text.format", f"text.format {self.text.format.type!r} is not supported: leave it out")
+        if self.traced:
+            raise FieldError("stream_options.include_trace", "a response has no trace: ask for a chat or a completion")
         if self.n != 1:
             raise FieldError("n", "a response has one output: leave n out")
 
