@@ -385,3 +385,30 @@ def test_a_corrupt_line_names_the_key(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match=r"step\.seconds\.verify") as found:
         list(read_trace(path))
     assert "\n" not in str(found.value)
+
+
+class _Ending(Witness):
+    """Witnesses one request, and whether it is done when its end is observed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.done: list[bool] = []
+
+    def closed(self, request: Request) -> None:
+        super().closed(request)
+        self.done.append(request.row is None)
+
+
+def test_an_observer_of_one_request_is_notified_of_that_alone_and_before_it_is_done() -> None:
+    """It was done, for other threads, before its observers knew: its last record could be missed."""
+    whole, own = Witness(), _Ending()
+    engine = _engine(whole)
+    handles = [
+        engine.submit(p, SamplingParams(max_tokens=9), observers=[own] * (i == 1)) for i, p in enumerate(PROMPTS)
+    ]
+    for handle in handles:
+        handle.result()
+    request = handles[1].request
+    assert own.requests == own.ended == [request] and own.done == [False]
+    assert [o for o, _, _ in own.outcomes] == [o for o, _, _ in whole.outcomes if o.request is request] != []
+    assert len(whole.ended) == 3 and all(handle.done for handle in handles)

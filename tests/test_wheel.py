@@ -26,6 +26,12 @@ def test_it_holds_the_package_alone(wheel: Path) -> None:
     assert {top for top in tops if not top.endswith(".dist-info")} == {"draftree"}
 
 
+def test_it_holds_the_files_of_the_inspector(wheel: Path) -> None:
+    names = ZipFile(wheel).namelist()
+    page = ROOT / "src" / "draftree" / "server" / "page"
+    assert {f"draftree/server/page/{path.name}" for path in page.iterdir()} <= set(names)
+
+
 def test_installed_alone_it_runs_and_finds_its_head_and_its_classifiers(wheel: Path, tmp_path: Path) -> None:
     """In an environment of its own, which takes torch and the others from this one."""
     venv.create(tmp_path / "env", with_pip=True)

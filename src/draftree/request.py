@@ -21,6 +21,7 @@ from .tree import ROOT, DraftTree
 
 if TYPE_CHECKING:
     from .engine.speculation import Speculation
+    from .tracing.trace import Observer
 
 
 @dataclass(slots=True)
@@ -179,6 +180,7 @@ class Request:
         speculation: how it is drafted for and verified; None: it makes no steps of its own (beams).
         state: of its constraint after what has been generated; None: it has no constraint.
         prediction: token ids that its answer is likely to have in common with this; drafters by n-grams read them.
+        observers: are notified of it alone.
         finish_reason: None while it runs; then one of ``FINISH_REASONS``.
         error: what ended it where that is "error".
         chunks: one for each generated token.
@@ -194,8 +196,10 @@ class Request:
         stream: TextStream,
         speculation: Speculation | None = None,
         prediction: Sequence[int] = (),
+        observers: Sequence[Observer] = (),
     ) -> None:
         self.speculation = speculation
+        self.observers = tuple(observers)
         self.prediction = list(prediction)
         self.ids = list(prompt_ids)
         self.prompt_length = len(self.ids)

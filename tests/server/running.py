@@ -22,6 +22,7 @@ from draftree.models.base import LanguageModel, Nodes, Row
 from draftree.models.huggingface import HFModel
 from draftree.server.app import Server, ServerSettings
 from draftree.server.metrics import Metrics
+from draftree.tracing.trace import Observer
 
 from ..tiny import tiny, tiny_tokenizer
 
@@ -87,11 +88,12 @@ def running(
     model: LanguageModel | None = None,
     speculation: SpeculationParams = LOOKUP,
     scheduling: SchedulerParams | None = None,
+    observers: Sequence[Observer] = (),
     **settings: Any,
 ) -> Iterator[Running]:
     metrics = Metrics()
     engine = make_engine(
-        model or target(), speculation, [metrics], scheduling=scheduling or SchedulerParams(prefixes=2)
+        model or target(), speculation, [metrics, *observers], scheduling=scheduling or SchedulerParams(prefixes=2)
     )
     chosen = replace(ServerSettings(name=NAME, speculation=speculation), **settings)
     config = uvicorn.Config(Server(engine, chosen, metrics).app, port=0, log_level="error", timeout_graceful_shutdown=5)
@@ -118,6 +120,19 @@ def posted(served: Running, path: str, body: Any, headers: dict[str, str] | None
         connection.request("POST", path, content, {"Content-Type": "application/json", **(headers or {})})
         answer = connection.getresponse()
         return answer.status, json.loads(answer.read())
+    finally:
+        connection.close()
+
+
+def streamed(served: Running, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+    """The events of a stream, without the last, [DONE]."""
+    connection = http.client.HTTPConnection(served.url.removeprefix("http://"))
+    try:
+        content = json.dumps({"model": NAME, "stream": True, **body})
+        connection.request("POST", path, content, {"Content-Type": "application/json"})
+        *events, done, rest = connection.getresponse().read().decode().split("\n\n")
+        assert (done, rest) == ("data: [DONE]", "")
+        return [json.loads(event.removeprefix("data: ")) for event in events]
     finally:
         connection.close()
 

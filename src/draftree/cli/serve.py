@@ -131,7 +131,7 @@ def serve(
         served = Server(engine, settings, metrics)
         config = uvicorn.Config(served.app, log_config=_log(uvicorn.config.LOGGING_CONFIG, as_json=server.json_log))
         host, port = (f"[{server.host}]" if ":" in server.host else server.host), listener.getsockname()[1]
-        err.print(f"{settings.name}: http://{host}:{port}/v1")
+        err.print(f"{settings.name}: http://{host}:{port}/v1, inspector at http://{host}:{port}/")
         DrainingServer(config, served, server.drain).run(sockets=[listener])
 
 

@@ -124,6 +124,7 @@ class EnsembleSource(TokenSource):
 
     def close(self, request: Request) -> None:
         self._limits.pop(request, None)
+        self._scorer = None  # the scorers of a proposal hold its requests
         super(EnsembleSource, self).close(request)
 
 

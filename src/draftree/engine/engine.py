@@ -157,13 +157,14 @@ class Engine(Stepper):
         speculation: SpeculationParams | Speculation | None = None,
         *,
         prediction: str | Sequence[int] = (),
+        observers: Sequence[Observer] = (),
         priority: int = 0,
         timeout: float | None = None,
     ) -> Handle:
         """Let a request wait for its turn.
 
         Args:
-            prompt, params, speculation, prediction: as in ``request``.
+            prompt, params, speculation, prediction, observers: as in ``request``.
             priority: lower runs sooner; a request that has waited ten seconds longer comes before the next lower one.
             timeout: seconds in which it has to end; then it ends with what it has, for the reason "deadline".
 
@@ -171,7 +172,7 @@ class Engine(Stepper):
             InputError: it does not fit the model or its cache, or names what does not exist.
             QueueFullError: too many wait.
         """
-        return self._submit(self.request(prompt, params, speculation, prediction), priority, timeout)
+        return self._submit(self.request(prompt, params, speculation, prediction, observers), priority, timeout)
 
     def _submit(
         self, request: Request, priority: int = 0, timeout: float | None = None, *, bounded: bool = True

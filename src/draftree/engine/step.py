@@ -164,10 +164,9 @@ class Stepper:
         self._learned: dict[int, float] = {}  # seconds that drafters took to learn from the last step, by id
         self._encoding = Lock()  # a tokenizer that two threads use at once raises
         self._grammars: Grammars | None = None
+        self.setup = Setup(target, drafter, self.speculation.nodes, scheme.name, scheme.candidates, self.tokenizer)
         for observer in self.observers:
-            observer.begin(
-                Setup(target, drafter, self.speculation.nodes, scheme.name, scheme.candidates, self.tokenizer)
-            )
+            observer.begin(self.setup)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt (``request``); any thread may ask.
@@ -199,6 +198,7 @@ class Stepper:
         params: SamplingParams | None = None,
         speculation: SpeculationParams | Speculation | None = None,
         prediction: str | Sequence[int] = (),
+        observers: Sequence[Observer] = (),
     ) -> Request:
         """A request that fits the model; nothing is held for it yet.
 
@@ -208,6 +208,7 @@ class Stepper:
             speculation: how it is drafted for and verified; None: as the engine does by default.
             prediction: what the answer is likely to have much of, such as the text that it edits: drafters by n-grams
                 ("lookup") draft from it. The text is the same with any prediction.
+            observers: are notified of this request alone.
 
         Raises:
             InputError: the prompt or a setting does not fit the model, or the drafter cannot be loaded for it.
@@ -217,7 +218,7 @@ class Stepper:
         limit = token_limit(self.target, ids, params)
         stream = text_stream(self.tokenizer, params.stop, ids)
         eos_ids, made = self.target.capabilities.eos_ids, self._speculation(speculation)
-        return Request(ids, params, limit, eos_ids, stream, made, self._predicted(prediction))
+        return Request(ids, params, limit, eos_ids, stream, made, self._predicted(prediction), observers)
 
     def _predicted(self, prediction: str | Sequence[int]) -> list[int]:
         """Token ids of a predicted output, without the special tokens that begin a prompt."""
@@ -317,7 +318,7 @@ class Stepper:
                 part.request.stats.seconds.prefill += time.perf_counter() - began
         for part in opened:
             part.request.stats.tokens = part.taken
-            for observer in self.observers:
+            for observer in (*self.observers, *part.request.observers):
                 observer.opened(part.request)
         return [outcomes[request] for request in requests if request in outcomes]
 
@@ -329,6 +330,9 @@ class Stepper:
             outcome.count(learned)
         for observer in self.observers:
             observer.stepped(outcomes, learned)
+        for outcome in outcomes:
+            for observer in outcome.request.observers:
+                observer.stepped([outcome], learned)
 
     def _parts(self, requests: Sequence[Request], prompt_tokens: int | None) -> list[_Part]:
         """What each request feeds, in the order of their rows, so that no logits are copied.
@@ -386,10 +390,10 @@ class Stepper:
 
         All observers are notified, even where one of them fails.
         """
-        row, request.row = request.row, None
-        if row is not None:
+        if (row := request.row) is not None:
             with ExitStack() as closing:  # from the last to the first
-                for observer in reversed(self.observers):
+                closing.callback(setattr, request, "row", None)  # last: it is done when its observers know
+                for observer in reversed((*self.observers, *request.observers)):
                     closing.callback(observer.closed, request)
                 closing.callback((request.speculation or self.speculation).drafter.close, request)
                 self.prefixes.keep(request.ids[: row.length], row)

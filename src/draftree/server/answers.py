@@ -178,6 +178,11 @@ class Shape:
         kind = "chat.completion.chunk" if self._chat else "text_completion"
         return {**self._common, "object": kind, "choices": [choice]}
 
+    def records(self, records: Sequence[Any]) -> dict[str, Any]:
+        """A piece with lines of a trace, as ``--trace`` writes them."""
+        kind = "chat.completion.chunk" if self._chat else "text_completion"
+        return {**self._common, "object": kind, "choices": [], "trace": records}
+
     def last(self, prompt: int, requests: Sequence[Request], predicted: tuple[int, int] | None) -> dict[str, Any]:
         """The piece behind the last choice: usage, and what drafting did."""
         stats = [request.stats for request in requests]

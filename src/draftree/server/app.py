@@ -28,6 +28,8 @@ from ..text import Prompt
 from . import answers as shapes
 from .answers import Shape
 from .engine_loop import Answer, EngineLoop
+from .inspector import Inspector
+from .live_trace import LiveTrace
 from .metrics import Metrics
 from .refusals import UNAVAILABLE, Limits, failed, http_error, invalid, wrong
 from .request_log import log_request
@@ -98,6 +100,8 @@ class Server:
         app.get("/ready")(self.ready)
         app.get("/metrics")(self.figures)
         app.get("/version")(self.about)
+        self._inspector = Inspector(settings.name, engine.setup, settings.speculation, self._spelled)
+        app.include_router(self._inspector.router)
 
     @asynccontextmanager
     async def _lifespan(self, app: FastAPI) -> AsyncIterator[None]:
@@ -187,6 +191,7 @@ class Server:
                     began = time.monotonic()
                     options: dict[str, Any] = {
                         "prediction": body.predicted,
+                        "observers": [LiveTrace(len(found))] if body.traced else [],
                         "priority": body.priority,
                         "timeout": timeout,
                         "ended": partial(self._ended, key, len(found), method, began),
@@ -238,6 +243,11 @@ class Server:
     def _vocabulary(self) -> int:
         return self._engine.target.capabilities.vocab_size
 
+    def _spelled(self, token: int) -> str:
+        if token >= self._vocabulary:
+            raise FieldError("tokens", f"token {token}: use ids from 0 to {self._vocabulary - 1}")
+        return self._text([token])
+
     def _text(self, ids: Sequence[int]) -> str:
         tokenizer = self._engine.tokenizer
         if tokenizer is None:
@@ -259,6 +269,11 @@ class Server:
         options = body.stream_options
         queue: asyncio.Queue[dict[str, Any] | None | Exception] = asyncio.Queue()
 
+        def trace(answer: Answer) -> None:
+            for observer in answer.handle.request.observers:
+                if isinstance(observer, LiveTrace) and (records := observer.take()):
+                    queue.put_nowait(shape.records(records))
+
         async def choice(index: int, answer: Answer, before: str) -> None:
             try:
                 if (first := shape.first(index)) is not None:
@@ -266,13 +281,15 @@ class Server:
                 if before:
                     queue.put_nowait(shape.echo(index, before))
                 async for chunk in answer.chunks():
-                    if chunk.text or chunk.logprobs is not None:
+                    trace(answer)
+                    if chunk.text or chunk.logprobs is not None or body.traced:
                         piece = shape.token(index, chunk)
                         if options is not None and options.continuous_usage_stats:
                             requests = [a.handle.request for a in found]
                             tokens = sum(len(r.output_ids) for r in requests)
                             piece["usage"] = shapes.usage(prompt, tokens)
                         queue.put_nowait(piece)
+                trace(answer)
                 reason = answer.handle.request.finish_reason or "cancelled"
                 queue.put_nowait(shape.end(index, shapes.finish(reason)))
             except Exception as error:  # noqa: BLE001 - the client is told
@@ -280,6 +297,8 @@ class Server:
             finally:
                 queue.put_nowait(None)
 
+        if body.traced:
+            queue.put_nowait(shape.records([self._inspector.run]))
         tasks = [
             asyncio.create_task(choice(index, answer, before))
             for index, (answer, before) in enumerate(zip(found, echoed, strict=True))

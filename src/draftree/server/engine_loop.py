@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 
 from ..config import SamplingParams
@@ -12,6 +12,7 @@ from ..engine.engine import Engine, Generation, Handle
 from ..engine.speculation import SpeculationParams
 from ..errors import RunError
 from ..request import Chunk, Request
+from ..tracing.trace import Observer
 
 
 class Answer:
@@ -132,6 +133,7 @@ class EngineLoop:
         speculation: SpeculationParams | None = None,
         *,
         prediction: str = "",
+        observers: Sequence[Observer] = (),
         priority: int = 0,
         timeout: float | None = None,
         ended: Callable[[Request], None] | None = None,
@@ -147,6 +149,7 @@ class EngineLoop:
             params,
             speculation,
             prediction=prediction,
+            observers=observers,
             priority=priority,
             timeout=timeout,
         )

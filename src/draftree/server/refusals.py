@@ -17,8 +17,10 @@ from . import answers as shapes
 from .schema import FieldError
 
 log = logging.getLogger("draftree.server")
-OPEN = ("/health", "/ready", "/metrics", "/version")
+OPEN = ("/", "/health", "/ready", "/metrics", "/version")
 """Paths that need no key."""
+_PAGE = "/page/"
+"""So do the files of the page; its answers and traces come by the others."""
 UNAVAILABLE = {"Retry-After": "1", "Connection": "close"}
 """Headers for who comes while no request is taken: the next connection may lead to another replica."""
 INVALID, DENIED, MISSING = "invalid_request_error", "authentication_error", "not_found_error"
@@ -35,7 +37,9 @@ class Limits:
             await self._app(scope, receive, send)
             return
         headers = dict(scope["headers"])
-        if self._keys and scope["path"] not in OPEN and scope["method"] != "OPTIONS":
+        path: str = scope["path"]
+        is_open = path in OPEN or path.startswith(_PAGE) or scope["method"] == "OPTIONS"
+        if self._keys and not is_open:
             given = headers.get(b"authorization", b"").removeprefix(b"Bearer ").strip()
             if not any(hmac.compare_digest(given, key.encode()) for key in self._keys):
                 body = shapes.error("no valid key: send 'Authorization: Bearer KEY'", DENIED, code="invalid_api_key")

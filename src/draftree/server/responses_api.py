@@ -59,6 +59,8 @@ class ResponsesRequest(Sampled):
 
     def refuse(self) -> None:
         super().refuse()
+        if self.traced:
+            raise FieldError("stream_options.include_trace", "a response has no trace: ask for a chat or a completion")
         if self.n != 1:
             raise FieldError("n", "a response has one output: leave n out")
 

@@ -23,6 +23,7 @@ MOST_CHOICES = 16
 """Of one request (``n``)."""
 Tokens = Annotated[int, Field(strict=True, ge=1)]
 """A number of tokens."""
+TokenIds = list[Annotated[int, Field(strict=True, ge=0)]]
 _UNSUPPORTED: Mapping[str, Sequence[object]] = {
     "prompt_logprobs": (None,),
     "tools": (None, []),
@@ -162,6 +163,7 @@ class StreamOptions(Body):
 
     include_usage: StrictBool = False
     continuous_usage_stats: StrictBool = False
+    include_trace: StrictBool = False
 
 
 class Sampled(Body):
@@ -223,6 +225,11 @@ class Sampled(Body):
     def wanted_logprobs(self) -> int | None:
         """Most probable tokens whose log-probabilities are wanted beside each token's own; None: none at all."""
         return None
+
+    @property
+    def traced(self) -> bool:
+        """The stream has the lines of a trace beside tokens."""
+        return self.stream and self.stream_options is not None and self.stream_options.include_trace
 
     def params(self, prompt: int, vocabulary: int, choice: int) -> SamplingParams:
         """How one choice is drawn.
@@ -422,4 +429,4 @@ class TokenizeRequest(Body):
 class DetokenizeRequest(Body):
     """``/detokenize``."""
 
-    tokens: list[Annotated[int, Field(strict=True, ge=0)]]
+    tokens: TokenIds

@@ -7,7 +7,7 @@ import json
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
@@ -39,9 +39,16 @@ from .records import (
 )
 
 
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What an engine was built of; ``verification`` and ``candidates`` are those of its ``Scheme``, by name."""
+    """What an engine was built of, and when (ISO 8601, UTC).
+
+    ``verification`` and ``candidates`` are those of its ``Scheme``, by name.
+    """
 
     target: LanguageModel
     drafter: Drafter
@@ -49,6 +56,7 @@ class Setup:
     verification: str
     candidates: str
     tokenizer: Tokenizer | None
+    date: str = field(default_factory=_now)
 
 
 class Observer:
@@ -125,62 +133,22 @@ class Trace(Observer):
         """
         if self._run:
             raise ConfigError(f"trace '{self.path}' belongs to another engine: make a Trace for each")
-        can = setup.target.capabilities
-        record = RunRecord(
-            draftree=version("draftree"),
-            torch=torch.__version__,
-            date=datetime.now(UTC).isoformat(timespec="seconds"),
-            threads=torch.get_num_threads(),
-            target={
-                "name": can.name,
-                "architecture": can.architecture,
-                "parameters": can.parameters,
-                "dtype": str(can.dtype).removeprefix("torch."),
-                "weight_format": can.weight_format,
-                "device": str(can.device),
-                "attention": can.attention,
-                "max_length": can.max_length,
-                "vocab_size": can.vocab_size,
-                "eos_ids": sorted(can.eos_ids),
-            },
-            drafter=_describe(setup.drafter),
-            nodes=setup.nodes,
-            verification=setup.verification,
-            candidates=setup.candidates,
-            labels={"drafter": setup.drafter.name} | self._labels,
-        )
-        self._run = encode(record)
+        self._run = encode(run_record(setup, self._labels))
 
     def opened(self, request: Request) -> None:
         """Write where a request begins."""
-        self._numbers[request], speculation = next(self._count), request.speculation
-        if speculation is None:
-            raise ConfigError("a request without a speculation: traces are of engines, not of beams")
-        record = RequestRecord(
-            request=self._numbers[request],
-            prompt_length=request.prompt_length,
-            prompt=tuple(request.ids[: request.prompt_length]),
-            seed=request.seed,
-            limit=request.limit,
-            params=plain(request.params),
-            drafter=speculation.drafter.name,
-            nodes=speculation.nodes,
-            verification=speculation.scheme.name,
-            candidates=speculation.scheme.candidates,
-            first=request.ids[request.prompt_length],
-            prefill=request.stats.seconds.prefill,
-        )
-        self._write([record])
+        self._numbers[request] = next(self._count)
+        self._write([request_record(request, self._numbers[request])])
 
     def stepped(self, outcomes: Sequence[Outcome], learned: float) -> None:
         """Write one line for each request."""
-        self._write(_step(outcome, self._numbers[outcome.request], learned) for outcome in outcomes)
+        self._write(step_record(outcome, self._numbers[outcome.request], learned) for outcome in outcomes)
 
     def closed(self, request: Request) -> None:
         """Write how a request ended."""
         number = self._numbers.pop(request, None)
         if number is not None:
-            self._write([EndRecord(request=number, finish_reason=request.finish_reason, stats=request.stats)])
+            self._write([end_record(request, number)])
 
     def _write(self, records: Iterable[Record]) -> None:
         if self._stopped:
@@ -302,7 +270,57 @@ def _writing_mode(path: Path, force: bool) -> Literal["xb", "wb"]:
     return "xb" if new and not force else "wb"
 
 
-def _step(outcome: Outcome, number: int, learned: float) -> StepRecord:
+def run_record(setup: Setup, labels: Mapping[str, str]) -> RunRecord:
+    """The first line of an engine's trace; ``labels``: what the caller calls things."""
+    can = setup.target.capabilities
+    return RunRecord(
+        draftree=version("draftree"),
+        torch=torch.__version__,
+        date=setup.date,
+        threads=torch.get_num_threads(),
+        target={
+            "name": can.name,
+            "architecture": can.architecture,
+            "parameters": can.parameters,
+            "dtype": str(can.dtype).removeprefix("torch."),
+            "weight_format": can.weight_format,
+            "device": str(can.device),
+            "attention": can.attention,
+            "max_length": can.max_length,
+            "vocab_size": can.vocab_size,
+            "eos_ids": sorted(can.eos_ids),
+        },
+        drafter=_describe(setup.drafter),
+        nodes=setup.nodes,
+        verification=setup.verification,
+        candidates=setup.candidates,
+        labels={"drafter": setup.drafter.name} | dict(labels),
+    )
+
+
+def request_record(request: Request, number: int) -> RequestRecord:
+    """The line of a request that has been opened."""
+    speculation = request.speculation
+    if speculation is None:
+        raise ConfigError("a request without a speculation: traces are of engines, not of beams")
+    return RequestRecord(
+        request=number,
+        prompt_length=request.prompt_length,
+        prompt=tuple(request.ids[: request.prompt_length]),
+        seed=request.seed,
+        limit=request.limit,
+        params=plain(request.params),
+        drafter=speculation.drafter.name,
+        nodes=speculation.nodes,
+        verification=speculation.scheme.name,
+        candidates=speculation.scheme.candidates,
+        first=request.ids[request.prompt_length],
+        prefill=request.stats.seconds.prefill,
+    )
+
+
+def step_record(outcome: Outcome, number: int, learned: float) -> StepRecord:
+    """The line of a step; ``learned`` as in ``Observer.stepped``."""
     request, cost = outcome.request, outcome.step
     length = len(request.ids) - outcome.taken
     return StepRecord(
@@ -319,6 +337,11 @@ def _step(outcome: Outcome, number: int, learned: float) -> StepRecord:
         draft_passes=cost.draft_passes,
         seconds=StepSeconds(cost.draft, cost.verify, cost.other, learned),
     )
+
+
+def end_record(request: Request, number: int) -> EndRecord:
+    """The line of a request that has been closed."""
+    return EndRecord(request=number, finish_reason=request.finish_reason, stats=request.stats)
 
 
 def _describe(thing: object) -> dict[str, Any]:

@@ -1,0 +1,89 @@
+"""The inspector: a page that shows what drafting did, and what it reads beside answers and their traces."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from fastapi import APIRouter, Response
+from starlette.exceptions import HTTPException
+
+from ..engine.speculation import SpeculationParams
+from ..models.cost_profile import Point
+from ..policies.auto.policy import AutoTree
+from ..policies.methods import METHODS
+from ..tracing.records import plain
+from ..tracing.trace import Setup, run_record
+from .schema import Body, TokenIds
+
+_FOLDER = Path(__file__).parent / "page"
+_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+
+
+class SpellRequest(Body):
+    """``/draftree/spell``."""
+
+    tokens: TokenIds
+
+
+class Inspector:
+    """The endpoints of the page.
+
+    Args:
+        model: its name, as clients call it.
+        setup: of the engine.
+        speculation: how requests are drafted for that do not say.
+        spell: the text of a token; raises where there is none.
+    """
+
+    def __init__(self, model: str, setup: Setup, speculation: SpeculationParams, spell: Callable[[int], str]) -> None:
+        self._model, self._setup, self._speculation, self._spell = model, setup, speculation, spell
+        self.run: dict[str, Any] = plain(run_record(setup, {"method": str(plain(speculation.method))}))
+        self.router = router = APIRouter()
+        router.get("/", include_in_schema=False)(self.page)
+        router.get("/page/{name:path}", include_in_schema=False)(self.page)
+        router.get("/draftree/about")(self.about)
+        router.post("/draftree/spell")(self.spell)
+
+    async def page(self, name: str = "index.html") -> Response:
+        """A file of the page."""
+        files = await asyncio.to_thread(_files)
+        if name not in files:
+            raise HTTPException(404, f"the page has no file {name!r}")
+        content, kind = files[name]
+        return Response(content, media_type=kind, headers=_HEADERS)
+
+    async def about(self) -> dict[str, Any]:
+        """What is served, and the cost profile of the target that ``auto`` looks at; null: this server has none."""
+        return {
+            "model": self._model,
+            "drafter": str(self._speculation.spec),
+            "method": self.run["labels"]["method"],
+            "methods": list(METHODS),
+            "run": self.run,
+            "cost": plain(self._curves()),
+        }
+
+    def _curves(self) -> Sequence[Point] | None:
+        policy = self._setup.drafter.policy
+        return policy.target.points if isinstance(policy, AutoTree) and policy.target is not None else None
+
+    async def spell(self, body: SpellRequest) -> dict[str, list[str]]:
+        """The text of each token alone."""
+        return {"texts": await asyncio.to_thread(lambda: [self._spell(token) for token in body.tokens])}
+
+
+@lru_cache(maxsize=1)
+def _files() -> dict[str, tuple[bytes, str]]:
+    """Name -> content and type: nothing else can be read through the page."""
+    return {path.name: (path.read_bytes(), _TYPES[path.suffix]) for path in _FOLDER.iterdir()}

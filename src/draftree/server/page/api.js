@@ -1,0 +1,96 @@
+// What the page asks the server.
+
+export class ServerError extends Error {
+  constructor(message, status) {
+    super(message);
+    this.status = status;
+  }
+}
+
+export class Api {
+  constructor(key) {
+    this.key = key; // a function: it may change
+    this.about = null;
+    this._texts = new Map(); // token id -> its text alone
+  }
+
+  async _fetch(path, options = {}) {
+    const headers = { "Content-Type": "application/json" };
+    if (this.key()) headers.Authorization = `Bearer ${this.key()}`;
+    let response;
+    try {
+      response = await fetch(path, { ...options, headers });
+    } catch (error) {
+      if (error.name === "AbortError") throw error;
+      throw new ServerError("The server does not answer: is it running?", 0);
+    }
+    if (response.ok) return response;
+    const body = await response.json().catch(() => null);
+    throw new ServerError(explained(response.status, body?.error?.message ?? response.statusText), response.status);
+  }
+
+  /** What is served; kept until the next call. */
+  async load() {
+    this.about = null;
+    this.about = await (await this._fetch("/draftree/about")).json();
+    return this.about;
+  }
+
+  /** Streams a chat: gives {text} for each token, {records} of its trace, {finish} and {error}, as they come. */
+  async *chat(body, signal) {
+    const asked = { ...body, stream: true, stream_options: { include_trace: true } };
+    const response = await this._fetch("/v1/chat/completions", { method: "POST", body: JSON.stringify(asked), signal });
+    for await (const event of events(response.body)) {
+      if (event.error) yield { error: event.error.message };
+      if (event.trace) yield { records: event.trace };
+      for (const choice of event.choices ?? []) {
+        if (choice.finish_reason) yield { finish: choice.finish_reason };
+        else if (choice.delta.role === undefined) yield { text: choice.delta.content ?? "" };
+      }
+    }
+  }
+
+  /** Whether the ids of a run are those of this server. */
+  spells(run) {
+    return this.about !== null && run !== null && this.about.run.target.vocab_size === run.target.vocab_size;
+  }
+
+  /** Asks for the texts of ids that are not known yet; whether there were any. */
+  async learn(ids) {
+    const tokens = [...new Set(ids)].filter((id) => !this._texts.has(id));
+    if (!tokens.length) return false;
+    const { texts } = await (await this._fetch("/draftree/spell", { method: "POST", body: JSON.stringify({ tokens }) })).json();
+    tokens.forEach((id, i) => this._texts.set(id, texts[i]));
+    return true;
+  }
+
+  /** The text of an id; its number where the text is not known. */
+  text(id) {
+    return this._texts.get(id) ?? `#${id}`;
+  }
+}
+
+function explained(status, message) {
+  if (status === 401) return "The server wants a key, and this is none of its keys: type one under Settings.";
+  if (status === 429) return "The server has too much to do and takes no more requests now: try again in a moment.";
+  if (status === 503) return "The server has ended its work: start it again.";
+  return `The server cannot do this: ${message}`;
+}
+
+/** The JSON of server-sent events. */
+async function* events(body) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  let held = "";
+  for (;;) {
+    const { value, done } = await reader.read().catch((error) => {
+      throw error.name === "AbortError" ? error : new ServerError("The connection to the server broke: what came is kept.", 0);
+    });
+    if (done) return;
+    const parts = (held + value).split("\n\n");
+    held = parts.pop();
+    for (const part of parts) {
+      const data = part.startsWith("data: ") ? part.slice(6) : "";
+      if (data && data !== "[DONE]") yield JSON.parse(data);
+    }
+  }
+}

@@ -1,0 +1,158 @@
+// Records of a trace (docs/traces.md) as answers, and the figures of an answer. Knows no page and no server.
+
+const FORMAT = "draftree-trace";
+const VERSION = 2;
+const COLOURS = 5;
+
+/** One request: what decoded it and its steps; of one that streams, the texts of its tokens too. */
+export class Answer {
+  constructor(run = null) {
+    this.run = run;
+    this.streams = run === null; // else it is of a file
+    this.request = null;
+    this.steps = [];
+    this.end = null;
+    this.tokens = []; // {id, step: index into steps or null, source}
+    this.texts = [];
+  }
+
+  add(record) {
+    if (record.kind === "run") this.run = record;
+    else if (record.kind === "request") {
+      this.request = record;
+      this.tokens.push({ id: record.first, step: null, source: "target" });
+    } else if (record.kind === "step") {
+      const step = this.steps.push(record) - 1;
+      record.tokens.slice(0, record.taken).forEach((id, i) => {
+        const source = i < record.path.length ? sourceOf(record.tree, record.path[i]) : "target";
+        this.tokens.push({ id, step, source });
+      });
+    } else if (record.kind === "end") this.end = record;
+  }
+
+  get text() {
+    return this.texts.join("");
+  }
+
+  get drafter() {
+    return this.request?.drafter ?? this.run?.labels.drafter ?? "drafter";
+  }
+
+  /** The name of a source, as its drafter's parts are called. */
+  nameOf(source) {
+    if (source === "target") return "the target itself";
+    if (source === "drafter") return this.drafter;
+    const parts = this.drafter.split("+");
+    return bits(source).map((i) => parts[i] ?? `part ${i + 1}`).join(" + ");
+  }
+
+  /** Sources of the tokens, with how many each gave, the target first. */
+  get counts() {
+    const found = new Map([["target", 0]]);
+    for (const { source } of this.tokens) found.set(source, (found.get(source) ?? 0) + 1);
+    return found;
+  }
+
+  /** Seconds of the answer by phase; learning is drafting, as in `end`. */
+  get seconds() {
+    const found = { prefill: this.request?.prefill ?? 0, draft: 0, verify: 0, other: 0 };
+    for (const { seconds } of this.steps) {
+      found.draft += seconds.draft + seconds.learn;
+      found.verify += seconds.verify;
+      found.other += seconds.other;
+    }
+    return found;
+  }
+
+  /** Tokens a second of decoding, the prompt's reading left out; null before the first step. */
+  get rate() {
+    const { draft, verify, other } = this.seconds;
+    const gained = this.steps.reduce((sum, step) => sum + step.taken, 0);
+    return gained ? gained / (draft + verify + other) : null;
+  }
+
+  /** Tokens gained a pass of the target; null before the first step. */
+  get gained() {
+    return this.steps.length ? (this.tokens.length - 1) / this.steps.length : null;
+  }
+
+  /** For each depth from 1: steps whose tree was so deep, nodes there, and how many were accepted. */
+  get depths() {
+    const found = [];
+    for (const { tree, path, taken } of this.steps) {
+      const nodes = [];
+      for (const depth of tree.depths) nodes[depth - 1] = (nodes[depth - 1] ?? 0) + 1;
+      nodes.forEach((count, d) => {
+        found[d] ??= { steps: 0, nodes: 0, accepted: 0 };
+        found[d].steps += 1;
+        found[d].nodes += count;
+        found[d].accepted += d < Math.min(path.length, taken);
+      });
+    }
+    return found;
+  }
+}
+
+/** Who proposed a node: "drafter", or the bits of the parts of an ensemble. */
+export function sourceOf(tree, node) {
+  return tree.origins ? tree.origins[node] : "drafter";
+}
+
+function bits(mask) {
+  return [...Array(31).keys()].filter((i) => (mask >> i) & 1);
+}
+
+/** The class that colours a source. */
+export function classOf(source) {
+  if (source === "target") return "target";
+  if (source === "drafter") return "s0";
+  const parts = bits(source);
+  return parts.length === 1 ? `s${parts[0] % COLOURS}` : "many";
+}
+
+/** Probability of a node: given its parent, and of the path down to it. JSON has -Infinity as text. */
+export function probabilities(tree) {
+  const paths = tree.path_logprobs.map(Number);
+  return paths.map((path, i) => {
+    const above = tree.parents[i] < 0 ? 0 : paths[tree.parents[i]];
+    return { own: Math.exp(path - above) || 0, path: Math.exp(path) };
+  });
+}
+
+/** What became of each node: "accepted", "rejected", or "unjudged" where the target saw no use of its parent. */
+export function fates(step) {
+  const path = new Set(step.path);
+  return step.tree.parents.map((parent, node) => {
+    if (path.has(node)) return "accepted";
+    return parent < 0 || path.has(parent) ? "rejected" : "unjudged";
+  });
+}
+
+/** The requests of a trace file, by number. Throws where it is none. */
+export function readTrace(text) {
+  const lines = text.split("\n");
+  const torn = lines.pop(); // empty where the last line is whole
+  const answers = new Map();
+  let run = null;
+  lines.forEach((line, i) => {
+    const record = parsed(line);
+    if (i === 0) {
+      if (record?.kind !== "run" || record.format !== FORMAT) throw new Error("this is not a draftree trace: open a file that --trace wrote");
+      if (record.version !== VERSION) throw new Error(`this is a trace of version ${record.version} and this page reads ${VERSION}: record it again`);
+      run = record;
+    } else if (record?.kind === "request") answers.set(record.request, new Answer(run));
+    else if (!answers.has(record?.request)) throw new Error(`line ${i + 1} is no line of a trace: record it again`);
+    if (i) answers.get(record.request).add(record);
+  });
+  if (!run) throw new Error(torn ? "this is not a draftree trace: open a file that --trace wrote" : "the file is empty: open one that --trace wrote");
+  if (!answers.size) throw new Error("the trace has no request yet");
+  return answers;
+}
+
+function parsed(line) {
+  try {
+    return JSON.parse(line);
+  } catch {
+    return null;
+  }
+}

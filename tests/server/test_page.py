@@ -1,0 +1,305 @@
+"""The inspector's page in a real browser: chats, trees by keyboard, themes, narrow screens, trace files."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
+
+from draftree.config import SamplingParams
+from draftree.engine.engine import Engine
+from draftree.engine.speculation import SpeculationParams
+from draftree.load import make_engine
+from draftree.tracing.trace import Trace
+
+from .running import Running, posted, running, slow_target, streamed, target
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium"),
+]
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+TREES = SpeculationParams(drafter="lookup", method="static")
+QUESTION = "the cat in the hat the cat in the hat"
+TOKENS = 24
+ASKED: dict[str, Any] = {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": TOKENS, "temperature": 0}
+
+expect.set_options(timeout=300_000)  # nothing is said of how long a busy machine takes
+
+CONTRAST = """() => {
+  const rgb = (text) => text.match(/[\\d.]+/g).map(Number);
+  const light = (text) => {
+    const linear = (v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+    const [r, g, b] = rgb(text).map((v) => linear(v / 255));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const behind = (element) => {
+    for (let e = element; e; e = e.parentElement) {
+      const rect = e.tagName === "g" ? e.querySelector(":scope > rect") : null;
+      const colour = rect ? getComputedStyle(rect).fill : getComputedStyle(e).backgroundColor;
+      if (rgb(colour)[3] !== 0) return colour;
+    }
+    return "rgb(255, 255, 255)";
+  };
+  const found = [];
+  for (const e of document.querySelectorAll("body *")) {
+    const own = [...e.childNodes].some((node) => node.nodeType === 3 && node.data.trim());
+    if (!own || e.disabled || !e.checkVisibility() || e.closest("title")) continue;
+    const style = getComputedStyle(e);
+    const [a, b] = [light(e instanceof SVGElement ? style.fill : style.color), light(behind(e))];
+    const what = `${e.tagName}.${e.getAttribute("class")} ${e.textContent.slice(0, 30)}`;
+    found.push([(Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05), what]);
+  }
+  return found;
+}"""
+"""Contrast ratio (WCAG 2.2) of each element that has text, and what it is."""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield found
+        found.close()
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Running]:
+    with running(speculation=TREES) as found:
+        yield found
+
+
+@pytest.fixture
+def page(browser: Browser, served: Running) -> Iterator[Page]:
+    with browser.new_context(color_scheme="light") as context:
+        found, problems = context.new_page(), list[str]()
+        found.on("pageerror", lambda error: problems.append(str(error)))
+        found.on("console", lambda said: problems.append(said.text) if _is_problem(said) else None)
+        found.goto(served.url)
+        expect(found.locator("#about")).to_contain_text("lookup")
+        yield found
+        assert problems == []
+
+
+def _is_problem(said: ConsoleMessage) -> bool:
+    """An error of the page, such as one of its content policy; not an answer of the server that is an error."""
+    return said.type == "error" and not said.text.startswith("Failed to load resource")
+
+
+def _ask(page: Page, limit: int = TOKENS) -> None:
+    page.locator("#settings summary").click()
+    page.fill("#limit", str(limit))
+    page.locator("#question").click()
+    page.keyboard.type(QUESTION)
+    page.keyboard.press("Enter")
+
+
+def _answered(page: Page) -> None:
+    _ask(page)
+    expect(page.locator("#stop")).to_be_hidden()
+    expect(page.locator(".token")).to_have_count(TOKENS)
+    expect(page.locator("#step svg.tree")).to_be_visible()
+
+
+def _text(page: Page, answer: int = 0) -> str:
+    return page.locator(".tokens").nth(answer).text_content() or ""
+
+
+def _steps(served: Running) -> list[dict[str, Any]]:
+    events = streamed(served, "/v1/chat/completions", {**ASKED, "stream_options": {"include_trace": True}})
+    return [record for event in events for record in event.get("trace", []) if record["kind"] == "step"]
+
+
+def test_a_typed_question_is_answered_with_the_text_of_the_api(page: Page, served: Running) -> None:
+    _answered(page)
+    expected = posted(served, "/v1/chat/completions", ASKED)[1]["choices"][0]["message"]["content"]
+    assert _text(page) == expected
+    steps = _steps(served)
+    accepted = sum(min(step["taken"], len(step["path"])) for step in steps)
+    assert accepted and page.locator(".token.s0").count() == accepted
+    expect(page.locator(".legend").first).to_contain_text(f"lookup {accepted}")
+    expect(page.locator("#depth")).to_contain_text(f"of {sum(1 for s in steps if s['tree']['tokens'])} steps")
+    expect(page.locator("#phases")).to_contain_text("verify")
+    assert page.locator("#cost circle.pass:not(.open)").count() == len(steps)
+
+
+def test_the_tree_of_any_token_opens_by_keyboard(page: Page, served: Running) -> None:
+    _answered(page)
+    steps, at, first = _steps(served), 0, 1
+    page.locator("#question").focus()
+    page.keyboard.press("Shift+Tab")
+    for number, step in enumerate(steps, start=1):
+        while at < first:
+            page.keyboard.press("ArrowRight")
+            at += 1
+        page.keyboard.press("Enter")
+        expect(page.locator("#step-title")).to_have_text(f"Step {number} of {len(steps)}")
+        assert page.locator("svg.tree g > g.accepted").count() == len(step["path"])
+        assert page.locator("svg.tree g > g").count() == len(step["tree"]["tokens"]) + 2  # the root, the target's own
+        assert page.locator(".token.open").count() == step["taken"]
+        first += step["taken"]
+    page.locator("#previous").focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("#step-title")).to_have_text(f"Step {len(steps) - 1} of {len(steps)}")
+
+
+def test_the_theme_is_the_systems_until_it_is_switched(browser: Browser, page: Page, served: Running) -> None:
+    def background(of: Page) -> str:
+        return str(of.evaluate("getComputedStyle(document.body).backgroundColor"))
+
+    light = background(page)
+    with browser.new_context(color_scheme="dark") as context:
+        other = context.new_page()
+        other.goto(served.url)
+        dark = background(other)
+    assert light != dark
+    page.get_by_role("button", name="Dark theme").press("Enter")
+    assert background(page) == dark
+    page.reload()
+    assert background(page) == dark
+    page.get_by_role("button", name="Light theme").press("Enter")
+    assert background(page) == light
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_every_text_has_the_contrast_of_wcag_aa(page: Page, theme: str) -> None:
+    _answered(page)
+    page.locator(".token.s0").first.click()
+    page.locator("#step summary").click()
+    if theme == "dark":
+        page.locator("#theme").click()
+    found = page.evaluate(CONTRAST)
+    assert len(found) > 80
+    assert [what for ratio, what in found if ratio < 4.5] == []
+
+
+def test_nothing_is_wider_than_a_narrow_screen(page: Page) -> None:
+    page.set_viewport_size({"width": 360, "height": 740})
+    page.locator("#beside").check()
+    _ask(page)
+    expect(page.locator(".verdict")).to_be_visible()
+    page.locator(".token.s0").first.click()
+    page.locator("#step summary").click()
+    assert page.evaluate("document.documentElement.scrollWidth") == 360
+    reach = page.evaluate(
+        "Math.max(...[...document.querySelectorAll('button, input, select, textarea, .token')]"
+        ".filter((e) => e.checkVisibility()).map((e) => e.getBoundingClientRect().right))"
+    )
+    assert reach <= 360
+
+
+def test_ar_decoding_beside_trees_has_the_same_text(page: Page) -> None:
+    page.locator("#beside").check()
+    page.locator("#settings summary").click()
+    page.fill("#temperature", "1")
+    page.locator("#settings summary").click()
+    _ask(page)
+    expect(page.locator(".verdict")).to_contain_text("The texts are equal.")
+    assert _text(page, 0) == _text(page, 1) != ""
+    assert page.locator(".tokens").nth(1).locator(".s0").count() == 0
+    assert all(re.search(r"\d a second", text) for text in page.locator(".figures").all_text_contents())
+
+
+def test_the_next_question_has_the_conversation_before_it(page: Page, served: Running) -> None:
+    _answered(page)
+    page.fill("#question", "and then?")
+    page.get_by_role("button", name="Send").click()
+    expect(page.locator(".token")).to_have_count(2 * TOKENS)
+    said = [
+        *ASKED["messages"],
+        {"role": "assistant", "content": _text(page, 0)},
+        {"role": "user", "content": "and then?"},
+    ]
+    found = posted(served, "/v1/chat/completions", {**ASKED, "messages": said})[1]
+    assert _text(page, 1) == found["choices"][0]["message"]["content"]
+
+
+def test_a_trace_file_opens(page: Page, tmp_path: Path) -> None:
+    file = tmp_path / "run.jsonl"
+    with Trace(file) as trace:
+        engine = make_engine(target(), SpeculationParams(drafter="lookup+recycle", method="static", nodes=6), [trace])
+        prompts = ["a b a b a b a b", QUESTION]
+        found = engine.generate(prompts, SamplingParams(max_tokens=TOKENS))
+    page.set_input_files("#file", file)
+    expect(page.locator(".token")).to_have_count(TOKENS)
+    options = page.get_by_label("Request of the trace").locator("option")
+    assert [re.match(r"request (\d)", text) is not None for text in options.all_text_contents()] == [True, True]
+    for number, generation in enumerate(found):
+        page.get_by_label("Request of the trace").select_option(str(number))
+        expect(page.locator(".tokens")).to_have_text(_spelled(engine, generation.token_ids))
+        expect(page.locator("#step-title")).to_have_text(f"Step {generation.stats.steps} of {generation.stats.steps}")
+    expect(page.locator(".legend").first).to_contain_text("recycle")
+
+
+def _spelled(engine: Engine, ids: list[int]) -> str:
+    assert engine.tokenizer is not None
+    return "".join(str(engine.tokenizer.decode([token])) for token in ids)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", "the file is empty"),
+        ("hello\nworld\n", "not a draftree trace"),
+        ('{"kind":"run","format":"draftree-trace","version":1}\n', "version 1"),
+        ('{"kind":"run","format":"draftree-trace","version":2}\n{"kind":"step","request":0}\n', "line 2"),
+    ],
+)
+def test_a_file_that_is_no_trace_is_an_error_in_plain_words(
+    page: Page, tmp_path: Path, content: str, said: str
+) -> None:
+    (tmp_path / "other.txt").write_text(content)
+    page.set_input_files("#file", tmp_path / "other.txt")
+    expect(page.get_by_role("alert")).to_contain_text(said)
+    assert page.locator(".turn").count() == 0
+
+
+def test_errors_of_the_server_are_shown(page: Page) -> None:
+    page.route("**/v1/chat/completions", lambda route: route.abort())
+    _ask(page)
+    expect(page.get_by_role("alert")).to_contain_text("The server does not answer")
+    page.unroute("**/v1/chat/completions")
+    page.fill("#limit", "1000")
+    page.fill("#question", QUESTION)
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("alert")).to_contain_text("max_tokens is 1000")
+
+
+def test_a_key_is_asked_for_and_kept_for_the_session(browser: Browser) -> None:
+    with running(keys=("secret",)) as served, browser.new_context() as context:
+        page = context.new_page()
+        page.goto(served.url)
+        expect(page.get_by_role("alert")).to_contain_text("wants a key")
+        page.get_by_label("Key").fill("secret")
+        page.get_by_label("Key").press("Tab")
+        expect(page.locator("#about")).to_contain_text("lookup")
+        page.reload()
+        expect(page.locator("#about")).to_contain_text("lookup")
+        assert page.evaluate("Object.values(localStorage).join()") == ""
+
+
+def test_a_stopped_answer_keeps_what_is_there_and_frees_its_row(browser: Browser) -> None:
+    with running(slow_target()) as served, browser.new_context() as context:
+        page = context.new_page()
+        page.goto(served.url)
+        _ask(page, 64)
+        expect(page.locator(".token").nth(3)).to_be_visible()
+        page.get_by_role("button", name="Stop").click()
+        expect(page.locator("#status")).to_have_text("stopped")
+        served.settle()
+        assert 4 <= page.locator(".token").count() < 64
+        expect(page.get_by_role("button", name="Send")).to_be_enabled()
