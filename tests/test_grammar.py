@@ -11,6 +11,7 @@ from typing import Any
 import jsonschema
 import numpy as np
 import pytest
+import torch
 
 from draftree.config import SamplingParams
 from draftree.constraint import ConstraintState, TextEnded, followed
@@ -104,7 +105,7 @@ def test_patterns_that_explode_elsewhere_do_not(grammars: Grammars, pattern: str
     state = grammars.regex(pattern).start()
     try:
         for token in TOKENIZER.encode("x" * 60 if "x" in pattern else "a" * 60):
-            assert state.allows(token)
+            assert bool(state.allows(torch.tensor(token)))
             state = followed(state, [token])
     except ConfigError as error:
         assert "too many expressions" in str(error)
@@ -114,29 +115,29 @@ def test_states_stay_as_they_are(grammars: Grammars) -> None:
     """A node's state is not changed by what is asked of it, nor by what follows it."""
     start = grammars.regex("ab|ac").start()
     a, b, c = (TOKENIZER.encode(x)[0] for x in "abc")
+    every = torch.arange(VOCAB)
     first = start.after(a)
     assert first is not None and first is start.after(a)
     assert first.after(b) is not None and first.after(c) is not None and first.after(a) is None
-    assert start.allows(a) and not start.allows(b)
-    assert [t for t in range(VOCAB) if first.allows(t)] == sorted([b, c])
+    assert start.allows(every).nonzero()[:, 0].tolist() == [a]
+    assert first.allows(every).nonzero()[:, 0].tolist() == sorted([b, c])
 
 
 def test_special_tokens_are_no_text(grammars: Grammars) -> None:
     state = grammars.regex("[a-z<>/]*").start()
-    assert [token for token in (0, 1, EOS) if state.allows(token)] == [EOS]
+    assert state.allows(torch.tensor([0, 1, EOS])).tolist() == [False, False, True]
 
 
 def test_what_is_forced_is_known_and_drafted(grammars: Grammars, model: HFModel) -> None:
     state = followed(grammars.json_schema({"const": "the cat"}).start(), TOKENIZER.encode('"th'))
     assert state.forced is not None and str(TOKENIZER.decode([state.forced])).startswith("e")
     assert grammars.regex("a|b").start().forced is None
-    params = SamplingParams(max_tokens=40, constraint=grammars.choice(["in the hat is a cat on the cat", "no"]))
+    params = SamplingParams(max_tokens=40, constraint=grammars.choice(["in the hat is a cat on the cat"]))
     drafter = load_drafter("lookup", model, StaticTree(width=1, depth=6))
     found = Engine(model, drafter).generate(["x"], params)[0]
     alone = Engine(model).generate(["x"], params)[0]
     assert found.token_ids == alone.token_ids and found.finish_reason == "eos"
-    if len(found.token_ids) > 4:
-        assert found.stats.steps < alone.stats.steps / 2
+    assert len(found.token_ids) > 9 and found.stats.steps < alone.stats.steps / 2
 
 
 def test_a_vocabulary_that_cannot_spell_a_grammar_ends_that_request_alone(grammars: Grammars, model: HFModel) -> None:

@@ -37,10 +37,12 @@ class ConstraintState(ABC):
     def after(self, token: int) -> ConstraintState | None:
         """The state after one more token; None: it must not come next."""
 
-    def allows(self, token: int) -> bool:
-        """It may come next."""
+    def allows(self, tokens: Tensor) -> Tensor:
+        """Whether each of int64 tokens on the host may come next; bool of the same shape."""
         mask = self.mask
-        return mask is None or bool(int(mask[token >> 5]) >> (token & 31) & 1)
+        if mask is None:
+            return torch.ones_like(tokens, dtype=torch.bool)
+        return (mask[tokens >> 5] >> (tokens & 31).int()).bitwise_and_(1).bool()
 
 
 @runtime_checkable
@@ -94,8 +96,7 @@ def masked(logits: Tensor, states: Sequence[ConstraintState | None], entries: Se
         if entries is None:
             allowed = (mask[:, None] >> _BITS).bitwise_and_(1).flatten()[: logits.shape[1]].bool()
         else:
-            ids = entries[row].cpu()
-            allowed = (mask[ids >> 5] >> (ids & 31).int()).bitwise_and_(1).bool()
+            allowed = state.allows(entries[row].cpu())
             if not bool(allowed.any()):
                 continue
         found[row, : len(allowed)].masked_fill_(~allowed.to(logits.device, non_blocking=True), float("-inf"))

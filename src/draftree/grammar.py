@@ -79,7 +79,7 @@ class GrammarState(ConstraintState):
         if token not in self._after:
             found: ConstraintState | None = None
             if token in self._ends:
-                found = TextEnded() if self.allows(token) else None
+                found = TextEnded() if bool(self.allows(torch.tensor(token))) else None
             elif self._matcher.validate_tokens([token]):
                 matcher = self._matcher.deep_copy()
                 matcher.consume_token(token)

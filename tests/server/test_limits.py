@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import http.client
+import json
 import socket
 import threading
+import time
 
 import openai
 import pytest
 
 from draftree.engine.scheduler import SchedulerParams
 
-from .running import HEAD, TEXT, fetched, posted, running, slow_target
+from .running import HEAD, NAME, TEXT, fetched, posted, running, slow_target
 
 
 def test_keys_open_all_but_health_and_metrics() -> None:
@@ -45,6 +47,31 @@ def test_a_full_queue_says_when_to_come_back() -> None:
             thread.join()
         assert set(statuses) == {200, 429}
         assert "draftree:admission_rejections_total" in fetched(served, "/metrics")[1]
+
+
+def test_a_client_that_leaves_the_queue_is_counted() -> None:
+    """Its request has never run."""
+    with running(slow_target(), scheduling=SchedulerParams(rows=1)) as served:
+        host, port = served.url.removeprefix("http://").split(":")
+        asked = {"model": NAME, "prompt": TEXT, "max_tokens": 100, "ignore_eos": True, "draftree": {"drafter": "none"}}
+        body = json.dumps(asked).encode()
+        request = HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body
+        with socket.create_connection((host, int(port))) as first:
+            first.sendall(request)
+            served.get_busy()
+            with socket.create_connection((host, int(port))) as second:
+                second.sendall(request)
+                while not served.engine.scheduler.waiting:
+                    time.sleep(0.001)
+            while served.engine.scheduler.waiting:
+                time.sleep(0.001)
+            assert len(served.engine.scheduler.running) == 1
+            counted = 'draftree:requests_total{finish_reason="cancelled"} 1.0'
+            for _ in range(100):  # it is counted a moment later
+                if counted in (page := fetched(served, "/metrics")[1]):
+                    break
+                time.sleep(0.02)
+            assert counted in page
 
 
 def test_a_long_body_is_refused_before_it_is_read() -> None:

@@ -135,7 +135,10 @@ def test_an_answer_names_its_drafters() -> None:
 def test_the_dashboard_reads_metrics_and_labels_that_are_there() -> None:
     metrics = Metrics()
     engine = make_engine(target(), ENSEMBLE, [metrics], scheduling=SchedulerParams(prefixes=2))
-    engine.generate(PROMPTS, SamplingParams(max_tokens=64))
+    for prompt in PROMPTS:
+        handle = engine.submit(prompt, SamplingParams(max_tokens=64))
+        handle.result()
+        metrics.ended(handle.request)
     labels: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(metrics.text(engine).decode()):
         for sample in family.samples:

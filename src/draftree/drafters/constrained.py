@@ -49,11 +49,11 @@ class AllowedScorer(Scorer):
 
     def score(self, nodes: Sequence[UnscoredNode], width: int) -> Candidates:
         found = self._scorer.score(nodes, width)
-        allowed = [
-            [state is None or state.allows(token) for token in tokens]
-            for state, tokens in zip(self._states.of(nodes), found.tokens.tolist(), strict=True)
-        ]
-        return replace(found, logprobs=found.logprobs.masked_fill(~torch.tensor(allowed), float("-inf")))
+        allowed = torch.ones_like(found.tokens, dtype=torch.bool)
+        for row, state in enumerate(self._states.of(nodes)):
+            if state is not None:
+                allowed[row] = state.allows(found.tokens[row])
+        return replace(found, logprobs=found.logprobs.masked_fill(~allowed, float("-inf")))
 
     def draw(self, counts: Tensor) -> Drawn:
         return self._scorer.draw(counts)

@@ -168,7 +168,10 @@ class NgramScorer(Scorer):
         if state is not None and (forced := state.forced) is not None:
             return {forced: _FORCED}
         blend = self._indexes[b].predict(self._tails[b, node])
-        return blend if state is None else {token: p for token, p in blend.items() if state.allows(token)}
+        if state is None or not blend:
+            return blend
+        allowed = state.allows(torch.tensor(list(blend))).tolist()
+        return {token: p for (token, p), open_ in zip(blend.items(), allowed, strict=True) if open_}
 
     def draw(self, counts: Tensor) -> Drawn:
         """Draw from the blend, normalised over the tokens that it knows; see ``Scorer``."""

@@ -181,7 +181,7 @@ class Server:
         given = [await asyncio.to_thread(self._engine.encode, prompt) for prompt in prompts]
         if out := next((i for ids in given for i in ids if not 0 <= i < self._vocabulary), None):
             raise FieldError("prompt", f"prompt has token {out}: use ids from 0 to {self._vocabulary - 1}")
-        constraint = await asyncio.to_thread(body.constraint, self._engine)
+        constraint = await asyncio.to_thread(body.constraint, self._engine) if body.structured else None
         timeout = min((t for t in (body.timeout, self._settings.timeout) if t is not None), default=None)
         found: list[Answer] = []
         try:
@@ -227,6 +227,7 @@ class Server:
         return JSONResponse(shape.whole(tokens, texts, predicted, scored))
 
     def _ended(self, key: str, choice: int, method: str, began: float, request: Decoded) -> None:
+        self._metrics.ended(request)
         prompt = self._text(request.ids[: request.prompt_length]) if self._settings.log_prompts else None
         log_request(request, key, choice, method, time.monotonic() - began, prompt)
 

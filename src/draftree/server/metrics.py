@@ -43,7 +43,7 @@ class Metrics(Observer):
         self._by_depth = counter("draftree:draft_tokens", "Drafted tokens, by depth and fate.", ["depth", "accepted"])
         self._by_drafter = counter(
             "draftree:drafter_tokens",
-            "Drafted tokens, by drafter and fate; one that several drafters of an ensemble proposed counts for each.",
+            "Drafted tokens of ended requests, by drafter; one that several of an ensemble proposed counts for each.",
             ["drafter", "accepted"],
         )
         self._rejected = counter("draftree:admission_rejections", "Requests that were turned away: the queue was full.")
@@ -112,9 +112,6 @@ class Metrics(Observer):
                 if hit:
                     self._by_depth.labels(str(depth), "yes").inc()
                     self._positions.labels(str(depth - 1)).inc()
-            for name, made in outcome.by_drafter.items():
-                self._by_drafter.labels(name, "no").inc(made.drafted - made.accepted)
-                self._by_drafter.labels(name, "yes").inc(made.accepted)
         if outcomes:
             step = outcomes[0].step
             share = len(outcomes) / step.batch  # of a step that requests with other drafters are in too
@@ -123,6 +120,12 @@ class Metrics(Observer):
                 self._seconds.labels(part).inc(value)
 
     def closed(self, request: Request) -> None:
+        for name, made in request.stats.drafters.items():
+            self._by_drafter.labels(name, "no").inc(made.drafted - made.accepted)
+            self._by_drafter.labels(name, "yes").inc(made.accepted)
+
+    def ended(self, request: Request) -> None:
+        """A request has ended, be it in the queue, where no observer hears of it."""
         self._finished.labels(request.finish_reason or "cancelled").inc()
 
     def text(self, engine: Engine) -> bytes:

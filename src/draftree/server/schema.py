@@ -195,6 +195,11 @@ class Sampled(Body):
         """The response format, and the field that has it."""
         return "response_format", None
 
+    @property
+    def structured(self) -> bool:
+        """Not any text will do."""
+        return self.structured_outputs is not None or self.format[1] is not None
+
     def constraint(self, engine: Engine) -> Grammar | None:
         """What the answer must look like; None: any text. Compiles, which may take long.
 
