@@ -121,14 +121,20 @@ def made_of(runs: Sequence[LoadedRun]) -> list[str]:
     """Machine, versions and commands of the runs."""
     if not runs:
         return []
-    machine = runs[0].config["machine"]
-    commits = sorted({str(run.config.get("commit")) for run in runs})
-    versions = ", ".join(f"{name} {version}" for name, version in runs[0].config["versions"].items())
     text = (
-        f"{machine['processor']}, {machine['cores']} cores, {machine['threads']} threads; {versions}; commit "
-        f"{', '.join(commits)}. Runs with `--replay` decode each prompt once and draft along the answer: trees and "
-        "acceptance are those of decoding, drafting is timed (a draft model's reading of the prompt with it), and a "
-        "pass of the target takes what its measured cost profile says; all others are by the clock. `make results` "
-        "makes what is missing of them."
+        "Runs with `--replay` decode each prompt once and draft along the answer: trees and acceptance are those of "
+        "decoding, drafting is timed (a draft model's reading of the prompt with it), and a pass of the target takes "
+        "what its measured cost profile says; all others are by the clock. `make results` makes what is missing of "
+        "them."
     )
-    return ["## The runs", text, "\n".join(f"    {run.command}" for run in runs)]
+    parts = ["## The runs", text]
+    for where in dict.fromkeys(map(_where, runs)):
+        parts += [f"{where}:", "\n".join(f"    {run.command}" for run in runs if _where(run) == where)]
+    return parts
+
+
+def _where(run: LoadedRun) -> str:
+    """Machine, versions and commit of a run."""
+    machine, versions = run.config["machine"], run.config["versions"].items()
+    computer = f"{machine['processor']}, {machine['cores']} cores, {machine['threads']} threads"
+    return f"{computer}; {', '.join(f'{n} {v}' for n, v in versions)}; commit {run.config.get('commit')}"

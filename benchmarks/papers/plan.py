@@ -56,6 +56,19 @@ FOREST = ",".join(
     )
 )
 """Sampled beams with and without a drafter, and what the paper sets beside them: gamma is 3."""
+GRID = ",".join(
+    (
+        *(f"beams:width={w}:drafter=none" for w in (2, 4, 6)),
+        *(
+            f"beams:width={w}:draft={w}:drafter={{beams}}:depth=3:threshold={t}:least={least}"
+            for w in (2, 4, 6)
+            for t in (0.7, 0.9)
+            for least in (1, 2, 3)
+            if least <= w
+        ),
+    )
+)
+"""The paper's settings of a dynamic width: W_S, t and W_min."""
 EVERY = (
     "auto,chain,early-stop,naive-width,static,binary,eagle,sequoia:tree={sequoia}:nodes=25,dynamic-width,"
     "dynamic-width-budget,dynamic-width-depth,learned-width,opt-tree,eagle2,dynamic-window,hsddw,c2t"
@@ -135,7 +148,9 @@ RUNS: Sequence[PlannedRun] = (
     *_both("gsm8k-clock", "gsm8k", "auto,chain:depth=2", (4, 2), prompts=10, replay=False),
     *_both("humaneval-clock", "humaneval", "auto,chain:depth=2", (4, 2), prompts=10, replay=False),
     PlannedRun("squad-beams-coder", CODER, "squad", 8, 32, FOREST, 10, temperature="0.7", replay=False, scored=True),
-    PlannedRun("answers-coder", CODER, "gsm8k", 40, 200, "static:verify=relaxed", 12, replay=False, scored=True),
+    PlannedRun("answers-coder", CODER, "gsm8k", 40, 320, "auto", 16, "lookup", replay=False, scored=True),
+    *_both("gsm8k-sampled", "gsm8k", f"{TREES},{OTHERS}", (14, 5), temperature="1"),
+    *_both("humaneval-sampled", "humaneval", f"{TREES},{OTHERS}", (20, 6), tokens=CODE, temperature="1"),
     *_both("steps", "mt-bench", STEPS, (6, 2), temperature="0.4", options=(*FIRST, *PLAIN)),
     *_both("plain", "mt-bench", TREES, (6, 2), temperature="1", options=(*FIRST, *PLAIN)),
     *_both("deltas", "mt-bench", DELTAS, (4, 2), options=FIRST),
@@ -144,6 +159,7 @@ RUNS: Sequence[PlannedRun] = (
     PlannedRun(
         "mt-bench-beams-coder", CODER, "mt-bench", 8, 32, FOREST, 10, temperature="0.7", options=FIRST, replay=False
     ),
+    PlannedRun("squad-grid-coder", CODER, "squad", 8, 32, GRID, 20, temperature="0.7", replay=False, scored=True),
     PlannedRun("every-smollm2", SMOLLM2, "spec-bench", 26, 32, EVERY, 4, options=FIRST),
     PlannedRun(
         "schemes-smollm2", SMOLLM2, "spec-bench", 13, 32, SCHEMES, 2, temperature="1", options=FIRST, replay=False
