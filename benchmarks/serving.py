@@ -39,6 +39,9 @@ from draftree.load import make_engine
 from draftree.models.loading import DEFAULT_MODEL, load
 from draftree.text import encode, user
 
+OPTIONS = ("backend", "device", "dtype", "runner")
+"""Of loading the target."""
+
 
 def questions(count: int) -> list[str]:
     """First turns of Spec-Bench, spread over its tasks."""
@@ -264,9 +267,12 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=1500)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=3)
+    for name in OPTIONS:
+        parser.add_argument(f"--{name}")
     args = parser.parse_args()
     args.requests = args.requests or (2000 if args.what == "storm" else 8)
-    args.model = load(args.target)
+    options = {name: value for name in OPTIONS if (value := getattr(args, name)) is not None}
+    args.model = load(args.target, **options)
     torch.manual_seed(0)
     what[args.what](args)
 

@@ -68,7 +68,7 @@ class ModelOptions(TypedDict, total=False):
         attention: transformers' attention implementation, "sdpa" or "eager"; by default what it prefers for the model.
         weight_format: of linear layers where weights are float32 on a CPU: "fp32", "fp16w", "int8", or "auto", the
             fastest of these (``draftree.models.cpu.quantization``). Their original weights are freed.
-        runner: what makes passes of transformers' models: "eager", or "static" for passes of few shapes.
+        runner: what makes passes of transformers' models: "eager", or "graph" for CUDA graphs of few shapes.
     """
 
     backend: str | None
