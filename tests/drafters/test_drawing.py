@@ -12,7 +12,8 @@ from draftree.config import Budget, SamplingParams
 from draftree.drafters.distributions import Drawing, Key, draw
 from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.grow import TreeDrafter
-from draftree.drafters.ngram import NgramIndex, NgramSource
+from draftree.drafters.indexes import NgramIndex
+from draftree.drafters.ngram import NgramSource
 from draftree.errors import ConfigError
 from draftree.policies.base import Frontier, Growth, GrowthPolicy
 from draftree.policies.fixed import StaticTree

@@ -21,7 +21,7 @@ from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.ngram import NgramSource
 from draftree.engine.engine import Engine
 from draftree.errors import ConfigError
-from draftree.hf_generate import custom_generate
+from draftree.integrations.hf_generate import custom_generate
 from draftree.load import load_engine
 from draftree.policies.base import Frontier, Growth, GrowthPolicy
 from draftree.policies.fixed import StaticTree
