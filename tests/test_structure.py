@@ -25,6 +25,7 @@ FLOORS = [
     ["train"],
     ["bench"],
     ["server"],
+    ["batch"],
     ["cli"],
 ]
 """From the lowest: a room or a module of the root imports from its own floor and from those below."""

@@ -1,4 +1,4 @@
-"""``draftree generate | chat | serve | info | methods | bench | bench-serve | report | profile | calibrate | train``.
+"""``draftree generate | chat | batch | serve | info | methods | bench | report | profile | calibrate | train``, ...
 
 Text goes to standard output, figures and complaints to standard error. Bad input is one line and exit code 2; a failure
 while running, or Ctrl-C, is one line and exit code 1.
@@ -21,6 +21,7 @@ from ..errors import DraftreeWarning, InputError, RunError
 from ..policies.methods import METHODS
 from ..progress import out
 from ..verify.schemes import SCHEMES
+from .batch import batch
 from .bench import bench, bench_serve, report
 from .calibrate import calibrate
 from .chat import chat
@@ -48,6 +49,7 @@ _INTERRUPTED = 130
 
 app.command()(generate)
 app.command()(chat)
+app.command()(batch)
 app.command()(info)
 app.command()(serve)
 

@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..errors import PromptError
 from . import answers as shapes
+from .answers import INVALID, MISSING
 from .schema import FieldError
 
 log = logging.getLogger("draftree.server")
@@ -23,7 +24,7 @@ _PAGE = "/page/"
 """So do the files of the page; its answers and traces come by the others."""
 UNAVAILABLE = {"Retry-After": "1", "Connection": "close"}
 """Headers for who comes while no request is taken: the next connection may lead to another replica."""
-INVALID, DENIED, MISSING = "invalid_request_error", "authentication_error", "not_found_error"
+DENIED = "authentication_error"
 
 
 class Limits:

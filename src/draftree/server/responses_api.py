@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, StrictStr
 
 from ..config import MOST_LOGPROBS
 from ..request import Chunk, Request
+from ..text import Prompt
 from .answers import named_logprobs, speculative_decoding
 from .engine_loop import Answer
 from .schema import Body, FieldError, Message, Part, ResponseFormat, Sampled, Tokens, text_of
@@ -71,6 +72,9 @@ class ResponsesRequest(Sampled):
         if self.instructions:
             turns.insert(0, Message(role="system", content=self.instructions))
         return [turn.plain(at) for at, turn in enumerate(turns)]
+
+    def prompts(self) -> Sequence[Prompt]:
+        return [self.conversation()]
 
 
 class ResponseShape:

@@ -5,6 +5,7 @@ A field that would change the text and is not supported is refused by name; othe
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal
@@ -17,6 +18,7 @@ from ..engine.engine import Engine
 from ..engine.speculation import SpeculationParams
 from ..errors import ConfigError
 from ..grammar import Grammar, Grammars
+from ..text import Prompt
 from .penalties import Bias, Penalties
 
 MOST_CHOICES = 16
@@ -216,6 +218,10 @@ class Sampled(Body):
             raise FieldError("ignore_eos", f"ignore_eos and {field} exclude each other: leave one out")
         return None if structured is None else structured.compiled(field, engine)
 
+    @abstractmethod
+    def prompts(self) -> Sequence[Prompt]:
+        """What is to be answered."""
+
     @property
     def limit(self) -> int | None:
         """Most tokens of an answer."""
@@ -387,6 +393,9 @@ class ChatRequest(Sampled):
         """The messages as chat templates take them."""
         return [message.plain(at) for at, message in enumerate(self.messages)]
 
+    def prompts(self) -> Sequence[Prompt]:
+        return [self.conversation()]
+
 
 class CompletionRequest(Sampled):
     """``/v1/completions``."""
@@ -416,7 +425,7 @@ class CompletionRequest(Sampled):
         if self.stream and self.echo and (self.logprobs is not None or self.max_tokens == 0):
             raise FieldError("stream", "a prompt with logprobs, or alone, is not streamed: leave stream out")
 
-    def prompts(self) -> list[str | list[int]]:
+    def prompts(self) -> Sequence[Prompt]:
         """Each prompt as text or ids."""
         given: Any = self.prompt
         if isinstance(given, str) or (given and isinstance(given[0], int)):
