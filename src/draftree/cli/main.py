@@ -18,6 +18,8 @@ from ..config import DEFAULT_NODES
 from ..drafters.registry import DRAFTERS
 from ..drafters.spec import LOOPS
 from ..errors import DraftreeWarning, InputError, RunError
+from ..models.loading import load_part
+from ..models.tensor_parallel import processes, run_on_ranks
 from ..policies.methods import METHODS
 from ..progress import out
 from ..verify.schemes import SCHEMES
@@ -144,4 +146,4 @@ def main() -> None:
         sys.stdin.reconfigure(errors="surrogateescape")  # what is not text costs its line, not those read with it
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # what a terminal's encoding lacks is no reason to stop
-    sys.exit(run())
+    sys.exit(run_on_ranks(run, load_part) if processes() > 1 else run())
