@@ -35,7 +35,7 @@ from draftree.config import SamplingParams
 from draftree.engine.engine import Engine, Handle
 from draftree.engine.scheduler import SchedulerParams
 from draftree.engine.speculation import SpeculationParams
-from draftree.load import make_engine
+from draftree.engines import make_engine
 from draftree.models.loading import DEFAULT_MODEL, load
 from draftree.text import encode, user
 

@@ -20,7 +20,7 @@ FLOORS = [
     ["tracing"],
     ["engine"],
     ["beams"],
-    ["load", "integrations"],
+    ["engines", "integrations"],
     ["public"],
     ["train"],
     ["bench"],

@@ -10,9 +10,9 @@ from .drafters.registry import load_drafter
 from .engine.engine import Engine, Generation, Handle
 from .engine.scheduler import SchedulerParams
 from .engine.speculation import Speculation, SpeculationParams
+from .engines import load_beam_engine, load_beam_source, load_engine
 from .errors import DraftreeError, DraftreeWarning, InputError, QueueFullError, RunError
 from .integrations.hf_generate import custom_generate, generate_with
-from .load import load_beam_engine, load_beam_source, load_engine
 from .models.huggingface import HFModel
 from .models.loading import load
 from .policies.auto.policy import AutoTree

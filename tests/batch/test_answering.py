@@ -16,7 +16,7 @@ from draftree.config import SamplingParams
 from draftree.engine.engine import Engine
 from draftree.engine.scheduler import SchedulerParams
 from draftree.engine.speculation import SpeculationParams
-from draftree.load import make_engine
+from draftree.engines import make_engine
 from draftree.text import Prompt, user
 
 from ..server.running import LOOKUP, NAME, TEXT, posted, running, target

@@ -13,9 +13,9 @@ import pytest
 
 from draftree.beams.params import BeamParams
 from draftree.config import SamplingParams
+from draftree.engines import load_beam_engine, load_engine
 from draftree.errors import ConfigError, RunError, UnsupportedModelError
-from draftree.load import load_beam_engine, load_engine
-from draftree.models.loading import load_part
+from draftree.models.loading import load_here, load_part
 from draftree.models.pretrained import read_pretrained
 from draftree.models.tensor_parallel import load_over_ranks
 from draftree.text import user
@@ -33,9 +33,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def launched(*words: str, count: int = 2) -> subprocess.CompletedProcess[str]:
     """``torchrun --nproc-per-node COUNT -m draftree WORDS``."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
+    return torchrun(count, "-m", "draftree", *words)
+
+
+def torchrun(count: int, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count), *words]
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    command += ["-m", "draftree", *words]
     return subprocess.run(command, env=environment, capture_output=True, text=True)  # noqa: S603
 
 
@@ -68,6 +71,37 @@ def test_many_requests_that_share_an_engine_have_the_texts_of_one_process(model:
 
 def _text(record: dict[str, Any]) -> str:
     return str(record["response"]["body"]["choices"][0]["message"]["content"])
+
+
+PARTS = """
+import json, sys
+from draftree.models.base import prefill
+from draftree.models.loading import load, load_part
+from draftree.models.tensor_parallel import run_on_ranks
+
+def command():
+    model = load(sys.argv[1])
+    row = prefill(model, [3, 5, 7])
+    weight = model._part.model.model.layers[0].self_attn.q_proj.weight
+    keys = model._part.cache.layers[0].keys
+    model.close(row)
+    can = model.capabilities
+    shapes = list(weight.shape), list(weight.to_local().shape), keys.shape[1]
+    print(json.dumps([*shapes, can.fingerprint, can.slot_bytes]))
+    return 0
+
+sys.exit(run_on_ranks(command, load_part))
+"""
+
+
+def test_each_process_has_its_part_of_weights_and_cache(model: str, tmp_path: Path) -> None:
+    (tmp_path / "parts.py").write_text(PARTS)
+    made = torchrun(2, str(tmp_path / "parts.py"), model)
+    assert made.returncode == 0, made.stderr
+    whole, part, heads, fingerprint, slot_bytes = json.loads(made.stdout)
+    can = load_here(model, backend="transformers").capabilities
+    assert part == [whole[0] // 2, whole[1]] and heads == 1
+    assert fingerprint == can.fingerprint and slot_bytes == can.slot_bytes // 2
 
 
 def test_rank_0_alone_prints(model: str) -> None:

@@ -15,8 +15,8 @@ from ..batch.answering import Answering, scheduled
 from ..batch.batch_files import BatchInput, BatchOutput, Record, is_error
 from ..config import option
 from ..engine.scheduler import SchedulerParams
+from ..engines import make_engine
 from ..errors import ConfigError, RunError
-from ..load import make_engine
 from ..models.abilities import tokenizer_of
 from ..models.loading import DEFAULT_MODEL
 from ..progress import err, progress_reporter

@@ -23,8 +23,8 @@ from ..config import Criterion, Processor, SamplingParams
 from ..drafters.registry import is_model
 from ..drafters.spec import DEFAULT_DRAFTER
 from ..engine.speculation import SpeculationParams
+from ..engines import make_engine
 from ..errors import ConfigError
-from ..load import make_engine
 from ..models.base import LanguageModel
 from ..models.loading import load, wrap
 from ..policies.base import GrowthPolicy
