@@ -98,8 +98,8 @@ class TokenRules:
         longest: tokens before the last one of the longest sequence.
     """
 
-    vocab_size: int
-    ends: frozenset[int]
+    vocab_size: int = field(repr=False)
+    ends: frozenset[int] = field(repr=False)
     least: int = 0
     allowed: tuple[int, ...] | None = field(default=None, repr=False)
     words: Sequence[tuple[int, ...]] = ()
