@@ -22,7 +22,7 @@ from starlette.exceptions import HTTPException
 
 from ..engine.engine import Engine, Generation
 from ..engine.speculation import SpeculationParams
-from ..errors import InputError, PromptError, QueueFullError
+from ..errors import FieldError, InputError, PromptError, QueueFullError
 from ..request import Request as Decoded
 from ..text import Prompt
 from . import answers as shapes
@@ -31,10 +31,10 @@ from .engine_loop import Answer, EngineLoop
 from .inspector import Inspector
 from .live_trace import LiveTrace
 from .metrics import Metrics
-from .refusals import UNAVAILABLE, Limits, failed, http_error, invalid, wrong
+from .refusals import DOCUMENTED, UNAVAILABLE, Limits, failed, http_error, invalid, wrong
 from .request_log import log_request
 from .responses_api import ResponseShape, ResponsesRequest
-from .schema import ChatRequest, CompletionRequest, DetokenizeRequest, FieldError, Sampled, TokenizeRequest
+from .schema import ChatRequest, CompletionRequest, DetokenizeRequest, Sampled, TokenizeRequest
 from .streams import EventStream, event_line, named_events, pinged
 
 log = logging.getLogger("draftree.server")
@@ -78,7 +78,9 @@ class Server:
         self._loop = EngineLoop(engine)
         self._began = int(time.time())
         self.draining = False
-        self.app = app = FastAPI(title="draftree", version=version("draftree"), lifespan=self._lifespan)
+        self.app = app = FastAPI(
+            title="draftree", version=version("draftree"), lifespan=self._lifespan, responses=DOCUMENTED
+        )
         app.add_middleware(Limits, keys=settings.keys, most_body=settings.most_body)
         if settings.origins:
             app.add_middleware(
@@ -162,7 +164,7 @@ class Server:
     async def _submitted(
         self, key: str, body: Sampled, prompts: Sequence[Prompt]
     ) -> tuple[list[Answer], list[list[int]]]:
-        """The choices of a request, and the ids of its prompts.
+        """The choices of a request, and the ids that are read of its prompts.
 
         Args:
             key: id of the answer.
@@ -187,7 +189,7 @@ class Server:
         try:
             for ids in given:
                 for choice in range(body.n):
-                    params = replace(body.params(len(ids), self._vocabulary, choice), constraint=constraint)
+                    params = replace(body.params(choice), constraint=constraint)
                     began = time.monotonic()
                     options: dict[str, Any] = {
                         "prediction": body.predicted,
@@ -203,7 +205,8 @@ class Server:
             for answer in found:
                 answer.cancel()
             raise
-        return found, given
+        first = (answer.handle.request for answer in found[:: body.n])
+        return found, [request.ids[: request.prompt_length] for request in first]
 
     async def _answer(self, body: Sampled, prompts: Sequence[Prompt], request: Request, *, chat: bool) -> Response:
         key = f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}"
