@@ -72,7 +72,7 @@ def test_children_do_not_depend_on_who_else_is_drawn(drawing: Drawing) -> None:
 
 
 def request(params: SamplingParams, ids: list[int]) -> Request:
-    return Request(ids, params, 50, frozenset(), text_stream(None, (), ids))
+    return Request(ids, params, 50, frozenset(), text_stream(None, params, ids))
 
 
 def model_tree(params: SamplingParams, drawing: Drawing, policy: GrowthPolicy, nodes: int = 12) -> DraftTree:

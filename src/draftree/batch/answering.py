@@ -17,12 +17,12 @@ from ..artifacts import first_error
 from ..engine.engine import Engine, Handle
 from ..engine.scheduler import SchedulerParams
 from ..engine.speculation import SpeculationParams
-from ..errors import InputError
+from ..errors import FieldError, InputError
 from ..server import answers as shapes
 from ..server.answers import INVALID, MISSING, Shape
 from ..server.choices import Choices, decoded, find_choices, system_fingerprint
 from ..server.responses_api import ResponseShape, ResponsesRequest
-from ..server.schema import ChatRequest, CompletionRequest, FieldError, Sampled
+from ..server.schema import ChatRequest, CompletionRequest, Sampled
 from .batch_files import BatchLine, Record
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"

@@ -22,7 +22,7 @@ from starlette.exceptions import HTTPException
 
 from ..engine.engine import Engine, Generation
 from ..engine.speculation import SpeculationParams
-from ..errors import InputError, QueueFullError
+from ..errors import FieldError, InputError, QueueFullError
 from ..request import Request as Decoded
 from ..text import Prompt
 from . import answers as shapes
@@ -31,10 +31,10 @@ from .choices import Choices, decoded, find_choices, system_fingerprint
 from .engine_loop import Answer, EngineLoop
 from .inspector import Inspector
 from .metrics import Metrics
-from .refusals import UNAVAILABLE, Limits, failed, http_error, invalid, wrong
+from .refusals import DOCUMENTED, UNAVAILABLE, Limits, failed, http_error, invalid, wrong
 from .request_log import log_request
 from .responses_api import ResponseShape, ResponsesRequest
-from .schema import ChatRequest, CompletionRequest, DetokenizeRequest, FieldError, Sampled, TokenizeRequest
+from .schema import ChatRequest, CompletionRequest, DetokenizeRequest, Sampled, TokenizeRequest
 from .streams import EventStream, LiveTrace, event_line, named_events, pinged
 
 log = logging.getLogger("draftree.server")
@@ -78,7 +78,9 @@ class Server:
         self._loop = EngineLoop(engine)
         self._began = int(time.time())
         self.draining = False
-        self.app = app = FastAPI(title="draftree", version=version("draftree"), lifespan=self._lifespan)
+        self.app = app = FastAPI(
+            title="draftree", version=version("draftree"), lifespan=self._lifespan, responses=DOCUMENTED
+        )
         app.add_middleware(Limits, keys=settings.keys, most_body=settings.most_body)
         if settings.origins:
             app.add_middleware(
@@ -232,8 +234,8 @@ class Server:
 
     async def _events(self, choices: Choices, shape: Shape, found: Sequence[Answer]) -> AsyncIterator[str]:
         """Server-sent events of all choices, as their tokens come."""
-        body, prompt = choices.body, choices.tokens
-        options = body.stream_options
+        body, requests = choices.body, [answer.handle.request for answer in found]
+        options, prompt = body.stream_options, choices.tokens(requests)
         queue: asyncio.Queue[dict[str, Any] | None | Exception] = asyncio.Queue()
 
         def trace(answer: Answer) -> None:
@@ -252,7 +254,6 @@ class Server:
                     if chunk.text or chunk.logprobs is not None or body.traced:
                         piece = shape.token(index, chunk)
                         if options is not None and options.continuous_usage_stats:
-                            requests = [a.handle.request for a in found]
                             tokens = sum(len(r.output_ids) for r in requests)
                             piece["usage"] = shapes.usage(prompt, tokens)
                         queue.put_nowait(piece)
@@ -268,7 +269,7 @@ class Server:
             queue.put_nowait(shape.records([self._inspector.run]))
         tasks = [
             asyncio.create_task(choice(index, answer, before))
-            for index, (answer, before) in enumerate(zip(found, choices.echoed, strict=True))
+            for index, (answer, before) in enumerate(zip(found, choices.echoed(requests), strict=True))
         ]
         try:
             left = len(tasks)
@@ -282,7 +283,6 @@ class Server:
                 else:
                     yield event_line(event)
             if options is not None and options.include_usage:
-                requests = [answer.handle.request for answer in found]
                 predicted = await asyncio.to_thread(choices.predicted, requests)
                 yield event_line(shape.last(prompt, requests, predicted))
             yield "data: [DONE]\n\n"

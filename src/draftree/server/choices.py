@@ -12,11 +12,11 @@ from importlib.metadata import version
 from ..config import SamplingParams
 from ..engine.engine import Engine, Generation
 from ..engine.speculation import SpeculationParams
-from ..errors import PromptError
+from ..errors import FieldError, PromptError
 from ..request import Request
 from . import answers as shapes
 from .answers import Scored, Shape
-from .schema import CompletionRequest, FieldError, Sampled
+from .schema import CompletionRequest, Sampled
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,27 +24,23 @@ class Choices:
     """What a body wants of an engine.
 
     Attributes:
-        prompts: token ids of each prompt.
         asked: of each choice the prompt and how it is drawn: ``n`` choices of the first prompt, then of the next.
         speculation: how they are drafted for; None: as the engine does by default.
     """
 
     body: Sampled
     engine: Engine
-    prompts: list[list[int]]
     asked: list[tuple[list[int], SamplingParams]]
     speculation: SpeculationParams | None
 
-    @property
-    def tokens(self) -> int:
-        """Of all prompts."""
-        return sum(map(len, self.prompts))
+    def tokens(self, requests: Sequence[Request]) -> int:
+        """What is read of all prompts."""
+        return sum(request.prompt_length for request in requests[:: self.body.n])
 
-    @property
-    def echoed(self) -> list[str]:
-        """What each choice's text begins with: its prompt, where that was asked for."""
+    def echoed(self, requests: Sequence[Request]) -> list[str]:
+        """What each choice's text begins with: what is read of its prompt, where that was asked for."""
         if isinstance(self.body, CompletionRequest) and self.body.echo:
-            return [decoded(self.engine, ids) for ids, _ in self.asked]
+            return [decoded(self.engine, request.ids[: request.prompt_length]) for request in requests]
         return [""] * len(self.asked)
 
     def predicted(self, requests: Sequence[Request]) -> tuple[int, int] | None:
@@ -58,10 +54,11 @@ class Choices:
         """The answer when all choices have ended."""
         if self.body.max_tokens == 0:
             made = [shapes.without_tokens(generation) for generation in made]
-        texts = [(before + generation.text, generation) for before, generation in zip(self.echoed, made, strict=True)]
+        echoed = self.echoed(requests)
+        texts = [(before + generation.text, generation) for before, generation in zip(echoed, made, strict=True)]
         wanted = any(request.params.prompt_logprobs is not None for request in requests)
         scored: list[Scored] = [list(zip(r.ids, (None, *r.prompt_logprobs), strict=False)) for r in requests if wanted]
-        return shape.whole(self.tokens, texts, self.predicted(requests), scored)
+        return shape.whole(self.tokens(requests), texts, self.predicted(requests), scored)
 
 
 def find_choices(body: Sampled, engine: Engine, default: SpeculationParams) -> Choices:
@@ -80,12 +77,8 @@ def find_choices(body: Sampled, engine: Engine, default: SpeculationParams) -> C
     if out := next((i for ids in prompts for i in ids if not 0 <= i < vocabulary), None):
         raise FieldError("prompt", f"prompt has token {out}: use ids from 0 to {vocabulary - 1}")
     constraint = body.constraint(engine) if body.structured else None
-    asked = [
-        (ids, replace(body.params(len(ids), vocabulary, choice), constraint=constraint))
-        for ids in prompts
-        for choice in range(body.n)
-    ]
-    return Choices(body, engine, prompts, asked, speculation)
+    asked = [(ids, replace(body.params(n), constraint=constraint)) for ids in prompts for n in range(body.n)]
+    return Choices(body, engine, asked, speculation)
 
 
 def system_fingerprint(engine: Engine) -> str:

@@ -10,11 +10,12 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StrictStr
 
 from ..config import MOST_LOGPROBS
+from ..errors import FieldError
 from ..request import Chunk, Request
 from ..text import Prompt
 from .answers import named_logprobs, speculative_decoding
 from .engine_loop import Answer
-from .schema import Body, FieldError, Message, Part, ResponseFormat, Sampled, Tokens, text_of
+from .schema import Body, Message, Part, ResponseFormat, Sampled, Tokens, text_of
 
 ENDS = {"eos": None, "stop": None, "criteria": None, "length": "max_output_tokens"}
 """Why a request ended -> what made the response incomplete."""
