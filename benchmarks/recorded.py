@@ -26,6 +26,7 @@ from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.registry import load_drafter
 from draftree.engine.engine import Engine
 from draftree.errors import ConfigError
+from draftree.models.abilities import tracked
 from draftree.models.base import LanguageModel
 from draftree.models.cpu.quantization import DEFAULT_WEIGHT_FORMAT
 from draftree.models.huggingface import HFModel
@@ -169,7 +170,8 @@ def record(
         if len(text) < 3:
             continue
         positions = []
-        with Replay(drafter, prompt, text, params, features) as replay, torch.inference_mode():
+        kept = tracked(target)
+        with Replay(drafter, prompt, text, params, features, kept=kept) as replay, torch.inference_mode():
             while len(replay.left) > 1:
                 tree = replay.propose(MAX_NODES, min(depth, len(replay.left) - 1))
                 assert recording.recorder is not None  # noqa: S101 - propose has begun one

@@ -21,14 +21,19 @@ DRAFTED = torch.arange(0, VOCAB, 2)
 PROMPTS = [[(7 * i + 3 * j) % VOCAB for j in range(4 + i)] for i in range(4)]
 
 
-def random_head(target: HFModel, vocabulary: torch.Tensor = DRAFTED, seed: int = 0) -> HeadModel:
-    """A head with wide random weights: what leaks or is off by one moves its logits."""
+def random_network(target: HFModel, seed: int = 0) -> HeadNetwork:
+    """Wide random weights: what leaks or is off by one moves logits."""
     network = HeadNetwork(HeadConfig.like(target, 1.3))
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
         for weight in network.parameters():
             weight.normal_(std=0.3)
-    return HeadModel(network, vocabulary, target, "random head")
+    return network
+
+
+def random_head(target: HFModel, vocabulary: torch.Tensor = DRAFTED, seed: int = 0) -> HeadModel:
+    """A head of a ``random_network``."""
+    return HeadModel(random_network(target, seed), vocabulary, target, "random head")
 
 
 def responses(target: HFModel) -> list[Response]:

@@ -13,7 +13,7 @@ from draftree.config import Budget
 from draftree.drafters.base import Scorer, UnscoredNode
 from draftree.drafters.grow import grow
 from draftree.errors import CacheError
-from draftree.models.base import Capabilities, Nodes, Row
+from draftree.models.base import FINAL_STATE, Capabilities, FeatureSpec, Nodes, Row
 from draftree.policies.base import Candidates, GrowthPolicy, Plan
 from draftree.tree import ROOT, DraftTree
 
@@ -159,11 +159,12 @@ class ToyFeatureModel(ToyModel):
         rng = torch.Generator().manual_seed(seed + 1)
         self.table = torch.randn((vocab, vocab), generator=rng)
         self.bias = torch.randn(vocab, generator=rng)
-        self.hidden_size, self.tracks_features = vocab, False
+        self.hidden_size, self.layers, self.tracked = vocab, 0, FeatureSpec()
 
-    def track_features(self) -> None:
-        """See ``FeatureModel``."""
-        self.tracks_features = True
+    def track_features(self, wanted: FeatureSpec = FINAL_STATE) -> None:
+        """See ``FeatureModel``: it has final ones alone."""
+        assert wanted == FINAL_STATE
+        self.tracked = wanted
 
     def embeddings(self, ids: Tensor) -> Tensor:
         """See ``FeatureModel``."""
@@ -175,12 +176,12 @@ class ToyFeatureModel(ToyModel):
 
     def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Tensor:
         """See ``LanguageModel``."""
-        if not self.tracks_features:
+        if not self.tracked:
             return super().extend(rows, nodes)
         every = super().extend(rows, [replace(new, wanted=None) for new in nodes])
         found = [logits[: len(new.tokens)] for logits, new in zip(every, nodes, strict=True)]
         for row, logits in zip(rows, found, strict=True):
-            row.pending.append(logits - self.bias)
+            row.add_features(logits - self.bias, self.tracked)
         wanted = [logits[len(logits) - new.logits :] for logits, new in zip(found, nodes, strict=True)]
         return pad_sequence(wanted, batch_first=True, padding_value=float("nan"))
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -11,17 +13,19 @@ from draftree.drafters.base import BeamSource
 from draftree.drafters.draft_model import ModelSource, SelfSpeculationSource
 from draftree.drafters.eagle import EagleSource
 from draftree.drafters.ngram import NgramSource
+from draftree.models.heads.head_formats import load_head
 from draftree.models.huggingface import HFModel
 
 from ..heads import random_head
 from ..pairs import relative
+from ..published import KINDS
 from ..tiny import VOCAB, tiny
 
 PROMPTS = [[3, 14, 15, 9, 2, 6, 14, 15], [27, 1, 8], [31, 41, 5, 9, 26, 53, 58, 9, 7, 9, 3, 2, 3, 8]]
 
 
 def source(name: str, target: HFModel, kind: str = "llama") -> BeamSource | None:
-    """Drafts beams for ``target``: "none", "lookup", "self", "relative", "stranger", "head", or "self_speculation".
+    """Drafts beams: "none", "lookup", "self", "relative", "stranger", "head", "eagle3", or "self_speculation".
 
     The last is a relative on the target's own rows.
     """
@@ -33,6 +37,9 @@ def source(name: str, target: HFModel, kind: str = "llama") -> BeamSource | None
         return ModelSource(target.twin(), VOCAB)
     if name == "head":
         return EagleSource(random_head(target), VOCAB)
+    if name == "eagle3":
+        with TemporaryDirectory() as folder:
+            return EagleSource(load_head(KINDS["eagle3"].save(Path(folder)), target), VOCAB)
     if name == "self_speculation":
         made = HFModel(relative(kind), name="self_speculation", self_test=False)
         return SelfSpeculationSource(made.on_rows_of(target), VOCAB, target=target)

@@ -46,7 +46,7 @@ def ids(engine: BeamEngine, prompt: list[int], params: SamplingParams, **setting
 
 
 @TEMPERATURES
-@pytest.mark.parametrize("drafter", ["none", "self", "head"])
+@pytest.mark.parametrize("drafter", ["none", "self", "head", "eagle3"])
 def test_one_token_comes_from_the_prefill_alone(drafter: str, temperature: float) -> None:
     model = target()
     engine = BeamEngine(model, source(drafter, model))
@@ -114,7 +114,7 @@ def test_processors_see_each_sampled_beams_history() -> None:
             assert len({*PROMPTS[1], *tokens}) == len(PROMPTS[1]) + len(tokens)
 
 
-@pytest.mark.parametrize("drafter", ["none", "relative", "self_speculation", "head"])
+@pytest.mark.parametrize("drafter", ["none", "relative", "self_speculation", "head", "eagle3"])
 def test_a_seed_repeats_its_beams(drafter: str) -> None:
     model = target()
     engine = BeamEngine(model, source(drafter, model))

@@ -45,7 +45,7 @@ def test_trees_of_recorded_drafts_are_those_of_the_drafter(name: str, tmp_path: 
     for policy in POLICIES:
         for known in again:
             drafter = TreeDrafter(policy, made(name, model))
-            verifier = model if model.tracks_features else None
+            verifier = model if model.tracked else None
             with (
                 Replay(drafter, known.prompt, known.text, SamplingParams(), target=verifier) as real,
                 Replay(TreeDrafter(policy, RecordedSource(known)), known.prompt, known.text, SamplingParams()) as told,

@@ -15,6 +15,7 @@ from draftree.config import SamplingParams
 from draftree.drafters.registry import check_made_for, load_drafter, resolved, short_name
 from draftree.drafters.spec import AUTO, DrafterSpec
 from draftree.errors import ConfigError, ModelFileError
+from draftree.models.base import FINAL
 from draftree.models.heads import eagle_file
 from draftree.models.heads.eagle_file import save_head
 from draftree.models.huggingface import HFModel
@@ -24,7 +25,7 @@ from draftree.tracing.records import RunRecord
 from draftree.tracing.trace import read_trace
 from draftree.verify.schemes import SCHEMES
 
-from ..heads import DRAFTED, random_head
+from ..heads import DRAFTED, random_network
 from ..pairs import generated, policy, save_tree, target
 from ..tiny import save_tiny, tiny
 
@@ -44,7 +45,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A head for the tiny target comes with the package."""
     tiny_target = target()
-    save_head(tmp_path / "heads" / "tiny", random_head(tiny_target).network, DRAFTED, tiny_target)
+    save_head(tmp_path / "heads" / "tiny", random_network(tiny_target), DRAFTED, tiny_target)
     monkeypatch.setattr(eagle_file, "SHIPPED", tmp_path / "heads")
     monkeypatch.setattr("draftree.drafters.registry._second_token", lambda target: 0.1)
     return tmp_path / "heads" / "tiny"
@@ -198,7 +199,7 @@ def test_a_model_that_was_drafted_for_can_be_trained_and_keeps_no_graph(shipped:
     kept = HFModel(weights, self_test=False)
     kept.track_features()
     assert kept._stock.hidden is not None
-    assert kept._stock.hidden.last.grad_fn is None
+    assert kept._stock.hidden._last[FINAL].grad_fn is None
 
 
 @pytest.mark.parametrize(

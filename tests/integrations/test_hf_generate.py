@@ -14,7 +14,7 @@ from draftree.errors import ConfigError
 from draftree.models.heads.eagle_file import save_head
 from draftree.models.huggingface import HFModel
 
-from ..heads import DRAFTED, random_head
+from ..heads import DRAFTED, random_network
 from ..tiny import save_tiny, tiny
 
 PROMPT = torch.tensor([[3, 14, 15, 9, 2, 6, 14, 15]])
@@ -117,7 +117,7 @@ def test_a_draft_head_drafts_by_its_folder(tmp_path: Path) -> None:
     model = _model()
     want = _generate(model, PROMPT, FULL, do_sample=False, max_new_tokens=20)
     target = HFModel(tiny(), self_test=False)
-    save_head(tmp_path, random_head(target).network, DRAFTED, target)
+    save_head(tmp_path, random_network(target), DRAFTED, target)
     ours = draftree.custom_generate(drafter=str(tmp_path), method="opt-tree", nodes=8)
     for _ in range(2):
         assert _generate(model, PROMPT, FULL, do_sample=False, max_new_tokens=20, custom_generate=ours) == want

@@ -22,7 +22,7 @@ from draftree.models.heads.eagle_head import HeadConfig, HeadNetwork
 from draftree.models.huggingface import HFModel
 from draftree.policies.methods import find_policy
 
-from ..heads import DRAFTED, random_head
+from ..heads import DRAFTED, random_network
 from ..tiny import VOCAB, tiny
 
 
@@ -33,7 +33,7 @@ def target() -> HFModel:
 
 @pytest.fixture
 def folder(target: HFModel, tmp_path: Path) -> Path:
-    save_head(tmp_path / "head", random_head(target).network, DRAFTED, target)
+    save_head(tmp_path / "head", random_network(target), DRAFTED, target)
     return tmp_path / "head"
 
 
@@ -44,7 +44,7 @@ def edit(folder: Path, **changes: object) -> None:
 
 def test_saved_and_loaded_heads_are_equal(target: HFModel, folder: Path) -> None:
     made_for, network, vocabulary, _ = read_head(folder)
-    saved = random_head(target).network
+    saved = random_network(target)
     assert made_for == "tiny"
     assert network.config == saved.config
     assert torch.equal(vocabulary, DRAFTED)
@@ -242,5 +242,5 @@ def test_the_card_of_a_shipped_head_is_in_the_docs(folder: Path) -> None:
 
 def test_a_full_disk_is_one_line(target: HFModel, folder: Path, full_disk: None) -> None:
     with pytest.raises(RunError, match="cannot write"):
-        save_head(folder, random_head(target).network, DRAFTED, target)
+        save_head(folder, random_network(target), DRAFTED, target)
     assert sorted(p.name for p in folder.iterdir()) == ["config.json", "head.safetensors"]

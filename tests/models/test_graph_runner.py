@@ -13,7 +13,7 @@ from torch import Tensor
 from draftree.config import SamplingParams
 from draftree.engine.engine import Engine
 from draftree.errors import ConfigError
-from draftree.models.base import Nodes, prefill
+from draftree.models.base import FeatureSpec, Nodes, prefill
 from draftree.models.cache import Placement
 from draftree.models.huggingface import HFModel
 from draftree.models.runner import GraphRunner, Made
@@ -206,6 +206,22 @@ def test_a_replay_writes_over_nothing_that_was_given_away() -> None:
         model.commit(row, [])
     assert capture.replayed >= 2
     assert len({logits.data_ptr() for logits in first}) == len(first)
+
+
+def test_a_pass_that_keeps_other_hidden_states_is_another_graph() -> None:
+    model, capture = frozen()
+    model.track_features(FeatureSpec((1,)))
+    model._stock = GraphRunner(model.model, model._stock.hidden, capture)
+    for wanted in (FeatureSpec((1,)), FeatureSpec((0, 1))):
+        model.track_features(wanted)
+        row = prefill(model, [3, 1, 4])
+        for _ in range(3):
+            model.extend([row], [Nodes.chain([5, 9])])
+            assert row.pending[0].shape == (2, 32 * len(model.tracked.layers))
+            model.commit(row, [])
+        model.close(row)
+    assert capture.made == 2
+    assert capture.replayed >= 2
 
 
 def test_what_cannot_be_captured_is_said_and_made_without() -> None:

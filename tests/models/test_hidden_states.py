@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from draftree.errors import CacheError, UnsupportedModelError
-from draftree.models.base import Nodes, prefill
+from draftree.models.base import FINAL, FINAL_STATE, FeatureSpec, Nodes, prefill
 from draftree.models.huggingface import HFModel
+from draftree.models.prefixes import PrefixCache
 
 from ..tiny import FAMILIES, tiny
 
@@ -150,3 +153,101 @@ def test_a_model_without_parts_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(type(model.model), "get_decoder", lambda self: self)
     with pytest.raises(UnsupportedModelError, match="are not apart"):
         model.track_features()
+
+
+LAYERS = FeatureSpec((2, 0, FINAL, 1))
+
+
+def stock_states(kind: str, ids: list[int], wanted: FeatureSpec) -> Tensor:
+    """[n, F] of transformers' own: what it gives for the last layer is after the norm, so that goes through a hook."""
+    weights: Any = tiny(kind)
+    last: list[Tensor] = []
+    layers = next(m for m in weights.get_decoder().children() if isinstance(m, nn.ModuleList))
+    layers[-1].register_forward_hook(lambda m, i, out: last.append(out if isinstance(out, Tensor) else out[0]))
+    with torch.inference_mode():
+        out = weights(input_ids=torch.tensor([ids]), output_hidden_states=True, use_cache=False)
+    found = {FINAL: out.hidden_states[-1], len(layers): last[0]} | dict(enumerate(out.hidden_states[:-1]))
+    return torch.cat([found[layer][0] for layer in wanted.layers], dim=-1)
+
+
+@pytest.mark.parametrize("runner", ["eager", "graph", "fused"])
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_what_chosen_layers_read_is_what_transformers_says(kind: str, runner: str) -> None:
+    form: dict[str, Any] = {"weight_format": "fp32"} if runner == "fused" else {"runner": runner}
+    model = HFModel(tiny(kind), self_test=False, **form)
+    wanted = LAYERS if kind != "opt" else FeatureSpec((2, 0, 1))  # OPT's last norm is in front of its output layer
+    model.track_features(wanted)
+    rows = [prefill(model, PROMPT), prefill(model, PROMPT[:2])]
+    model.extend(rows, [TREE, Nodes.chain([7])])
+    model.commit(rows[0], [1, 2, 3])
+    model.commit(rows[1], [])
+    model.extend(rows, [Nodes.chain([8]), Nodes.chain([4, 4])])
+    model.commit(rows[0], [0])
+    model.commit(rows[1], [0, 1])
+    for row, text in zip(rows, ([*PROMPT, 2, 6, 5, 8], [*PROMPT[:2], 4, 4]), strict=True):
+        torch.testing.assert_close(row.waiting_features(), stock_states(kind, text, wanted), atol=1e-4, rtol=0)
+        some = FeatureSpec((1, 2))
+        assert torch.equal(row.last_features(2, some), some_of(row.last_features(2), wanted, some))
+
+
+def some_of(states: Tensor, kept: FeatureSpec, wanted: FeatureSpec) -> Tensor:
+    columns = [range(32 * kept.layers.index(k), 32 * kept.layers.index(k) + 32) for k in wanted.layers]
+    return states[:, [c for part in columns for c in part]]
+
+
+def test_a_row_keeps_what_was_tracked_when_it_began() -> None:
+    model = tracked()
+    old = prefill(model, PROMPT)
+    model.track_features(FeatureSpec((1,)))
+    assert model.tracked == FeatureSpec((FINAL, 1))
+    new = prefill(model, PROMPT)
+    model.extend([old, new], [Nodes.chain([7]), Nodes.chain([7])])
+    assert torch.equal(old.pending_feature(0, FINAL_STATE), new.pending_feature(0, FINAL_STATE))
+    for row in (old, new):
+        model.commit(row, [0])
+    assert torch.equal(old.last_features(6, FINAL_STATE), new.last_features(6, FINAL_STATE))
+    assert new.last_features(6, FeatureSpec((1, FINAL))).shape == (6, 64)
+    with pytest.raises(CacheError, match=r"hidden states \[1\] are missing"):
+        old.last_features(6, FeatureSpec((1,)))
+
+
+def test_a_kept_row_without_the_hidden_states_that_are_wanted_now_is_read_again() -> None:
+    model = tracked()
+    cache, text = PrefixCache(model, 2), list(range(20))
+    row = prefill(model, text)
+    cache.keep(text, row)
+    assert cache.find([*text, 3]).length == 20
+    cache.keep(text, row)
+    model.track_features(FeatureSpec((0,)))
+    assert cache.find([*text, 3]).length == 0
+
+
+def test_models_without_tracking_have_no_hooks_on_layers() -> None:
+    model = tracked()
+    assert not any(layer._forward_pre_hooks for layer in model.model.model.layers)
+
+
+@pytest.mark.parametrize("layer", [3, -2])
+def test_layers_that_a_model_has_not_are_refused_by_number(layer: int) -> None:
+    model = HFModel(tiny(), name="tiny", self_test=False)
+    with pytest.raises(UnsupportedModelError, match=f"tiny has 2 layers and no hidden state {layer}"):
+        model.track_features(FeatureSpec((1, layer)))
+    assert not model.tracked
+    assert not any(layer._forward_pre_hooks for layer in model.model.model.layers)
+
+
+def test_layers_of_a_model_with_scaled_logits_can_be_read_all_the_same() -> None:
+    model = HFModel(tiny(), self_test=False)
+    weights: Any = model.model
+
+    def scaled(*args: Any, **kwargs: Any) -> Any:
+        out = type(weights).forward(weights, *args, **kwargs)
+        out.logits = 2 * out.logits
+        return out
+
+    weights.forward = scaled
+    model.track_features(FeatureSpec((0, 2)))
+    assert prefill(model, PROMPT).waiting_features().shape == (len(PROMPT), 64)
+    with pytest.raises(UnsupportedModelError):
+        model.track_features()
+    assert model.tracked == FeatureSpec((0, 2))

@@ -29,7 +29,7 @@ from draftree.policies.c2t import DEFAULT, DEFAULT_WIDTH, Classifier, Classifier
 from draftree.policies.methods import find_policy
 from draftree.tree import ROOT, DraftTree
 
-from ..heads import DRAFTED, random_head
+from ..heads import DRAFTED, random_network
 from ..pairs import drafter, source, target
 from ..tiny import tiny
 from ..toy import Path as Tokens
@@ -217,7 +217,7 @@ def test_schemes_that_draw_children_refuse_a_policy_that_ranks_them(scheme: str,
 
 
 def saved_head(folder: Path, model: HFModel, seed: int) -> str:
-    save_head(folder, random_head(model, seed=seed).network, DRAFTED, model)
+    save_head(folder, random_network(model, seed=seed), DRAFTED, model)
     return str(folder)
 
 

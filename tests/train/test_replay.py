@@ -34,7 +34,7 @@ class Step(NamedTuple):
 
 
 def replay(model: HFModel, drafter: Drafter, prompt: list[int], text: list[int], nodes: int) -> list[Step]:
-    verifier = model if drafter.successors or model.tracks_features else None
+    verifier = model if drafter.successors or model.tracked else None
     steps = []
     with Replay(drafter, prompt, text, SamplingParams(), target=verifier) as known:
         while known.left:

@@ -17,8 +17,8 @@ from torch import Tensor
 from ..config import SamplingParams
 from ..engine.engine import Engine
 from ..errors import ConfigError
-from ..models.abilities import FeatureModel
-from ..models.base import LanguageModel
+from ..models.abilities import tracked
+from ..models.base import FeatureSpec, LanguageModel
 from ..models.cost_profile import kept_or_measured
 from ..models.loading import ModelOptions
 from ..request import Outcome, StepCost
@@ -48,7 +48,8 @@ class KnownAnswer:
 
     Attributes:
         ids: its tokens.
-        features: [n, H] hidden states at all tokens but the last, where the target tracks them.
+        features: [n, F] hidden states at all tokens but the last, where the target tracks some.
+        kept: which these are.
         finish: why it ended.
         prefill: seconds in which the prompt was read.
         pieces: the text that became final with each token.
@@ -56,6 +57,7 @@ class KnownAnswer:
 
     ids: list[int]
     features: Tensor | None
+    kept: FeatureSpec
     finish: str | None
     prefill: float
     pieces: list[str]
@@ -74,13 +76,14 @@ class ReplayedModels(Models):
 
     def answer(self, prompt: Sequence[int], params: SamplingParams) -> KnownAnswer:
         """AR decoding's answer to a prompt, decoded once."""
-        tracked = isinstance(self.target, FeatureModel) and self.target.tracks_features  # a head asks for them
-        key = (*prompt, params.temperature, params.seed, params.max_tokens, tracked)
+        kept = tracked(self.target)  # what heads read
+        key = (*prompt, params.temperature, params.seed, params.max_tokens, kept)
         if key not in self._answers:
             request, features = decoded(Engine(self.target), prompt, params)
             self._answers[key] = KnownAnswer(
                 request.output_ids,
                 features,
+                kept,
                 request.finish_reason,
                 request.stats.seconds.prefill,
                 [chunk.text for chunk in request.chunks],
@@ -101,7 +104,7 @@ class ReplayContestant(EngineContestant):
         drafter, outcomes, (_, before) = made.drafter, list[Outcome](), self.inside()
         target = self._models.target if drafter.successors else None  # it learns from the passes themselves
         most = params.max_tokens or len(known.ids)
-        with Replay(drafter, prompt, known.ids, params, known.features, target) as replay:
+        with Replay(drafter, prompt, known.ids, params, known.features, target, known.kept) as replay:
             while replay.left:
                 began, passes, context = time.perf_counter(), drafter.passes, len(replay.request.ids)
                 tree = replay.propose(made.nodes, most - (context - len(prompt)) - 1)

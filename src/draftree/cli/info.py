@@ -13,6 +13,7 @@ from ..errors import ConfigError
 from ..models.abilities import abilities, tokenizer_of
 from ..models.cost_profile import FULL, Grid, Profile, measure_and_keep, profile_folder
 from ..models.cpu.openmp import WAITING
+from ..models.heads.head_formats import describe, is_head
 from ..models.huggingface import HFModel
 from ..progress import out
 from .options import ComputeOptions, whole, with_options
@@ -52,10 +53,16 @@ def profile(
 
 @with_options
 def info(
-    model: Annotated[str, typer.Argument(help="smollm2, a folder, a .gguf file or a hub id.")],
+    model: Annotated[
+        str, typer.Argument(help="smollm2, a folder, a .gguf file or a hub id; or a draft head's folder.")
+    ],
     compute: ComputeOptions,
 ) -> None:
-    """Load a model, test that it can verify draft trees, and print its capabilities."""
+    """Load a model, test that it can verify draft trees, and print its capabilities; of a draft head what it is for."""
+    if is_head(folder := user_path(model)):
+        for what, value in describe(folder).items():
+            out.print(f"{what:17} {value}", markup=False)
+        return
     began = time.perf_counter()
     loaded = compute.load(model)
     seconds, can, tokenizer = time.perf_counter() - began, loaded.capabilities, tokenizer_of(loaded)

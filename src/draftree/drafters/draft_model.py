@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..config import Budget
 from ..errors import ConfigError, RunError
-from ..models.base import ForestModel, LanguageModel, Nodes, Row
+from ..models.base import FeatureSpec, ForestModel, LanguageModel, Nodes, Row
 from ..models.prefixes import PrefixCache
 from ..policies.base import Candidates
 from ..request import Outcome, Request
@@ -138,10 +138,10 @@ class ModelSource(BeamSource):
         """Its model has been fed this node of the proposal."""
         return request in self._states and node in self._states[request].slots
 
-    def hidden(self, request: Request, node: int) -> Tensor:
-        """[H] its model's hidden state at a node that it has read; the model tracks them."""
+    def hidden(self, request: Request, node: int, wanted: FeatureSpec) -> Tensor:
+        """[F] its model's hidden states at a node that it has read; the model tracks them."""
         state = self._states[request]
-        return state.row.pending_feature(state.slots[node])
+        return state.row.pending_feature(state.slots[node], wanted)
 
     def settle(self, requests: Sequence[Request], grown: Sequence[Grown]) -> None:
         """Follow the trees' pruning."""

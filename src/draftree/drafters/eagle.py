@@ -133,7 +133,8 @@ class _EagleScorer(ModelScorer):
             fed.append(source.model.own(state.row))
             tokens.append(torch.tensor(request.ids[state.row.length + 1 :]))
             new, ahead = len(tokens[-1]), int(self._is_beam(request))
-            known = request.row.last_features(new + ahead) if new or ahead else source.model.nothing
+            wanted = source.model.features
+            known = request.row.last_features(new + ahead, wanted) if new or ahead else source.model.nothing
             features.append(known[:new])
             roots.append(known[new:])
         scored = [(self._requests[b], ROOT) for b in rows]
@@ -142,7 +143,7 @@ class _EagleScorer(ModelScorer):
         source._passes += 1
         for row, root in zip(fed, roots, strict=True):
             if len(root):  # the next proposal may begin there again
-                row.predicted = root
+                source.model.know(row, root)
         batch = torch.arange(len(rows))
         column, none = torch.zeros_like(batch), [0] * len(rows)
         states = self._states.of([UnscoredNode(b, ROOT, ROOT, 0) for b in rows])
@@ -161,18 +162,20 @@ class _EagleScorer(ModelScorer):
         return verifier is not None and verifier.has_read(request, node)
 
     def _hidden(self, b: int, node: int) -> Tensor:
-        """[H] hidden state at a node that is read."""
-        verifier, request = self._source.verifier, self._requests[b]
+        """[H] state of a node that is read."""
+        verifier, request, model = self._source.verifier, self._requests[b], self._source.model
         if verifier is None or (request.row is not None and self._is_beam(request)):
-            return cast(Row, request.row).pending_feature(node)
-        return verifier.hidden(request, node)
+            found = cast(Row, request.row).pending_feature(node, model.features)
+        else:
+            found = verifier.hidden(request, node, model.features)
+        return model.fused(found[None])[0]
 
     def _pass(self, rows: Sequence[Row], new: Sequence[Nodes], nodes: Sequence[UnscoredNode]) -> Tensor:
         """A node's input is the hidden state at its parent: the verifier's, or else what was predicted there."""
         source = self._source
         if not any(self._is_read(b, parent) for b, _, parent, _ in nodes):
             return source.model.extend(rows, new)
-        features: dict[int, list[Tensor]] = {}
+        states: dict[int, list[Tensor]] = {}
         for b, node, parent, _ in nodes:
             request, state = self._requests[b], self._state(b)
             if self._is_read(b, parent):
@@ -180,5 +183,5 @@ class _EagleScorer(ModelScorer):
                 state_there = self._hidden(b, parent)
             else:
                 state_there = source.model.own(state.row).predicted[state.slots[parent] + 1]
-            features.setdefault(b, []).append(state_there)
-        return source.model.extend(rows, new, [torch.stack(given) for given in features.values()])
+            states.setdefault(b, []).append(state_there)
+        return source.model.extend(rows, new, [torch.stack(given) for given in states.values()])

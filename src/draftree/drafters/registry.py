@@ -16,7 +16,9 @@ from ..models.abilities import DraftHead, FeatureModel, SelfDraftingModel, self_
 from ..models.base import LanguageModel
 from ..models.cost_profile import kept_or_measured
 from ..models.cpu.quantization import DEFAULT_WEIGHT_FORMAT, DRAFTING, WEIGHT_FORMATS
-from ..models.heads.eagle_file import fits, is_head, load_head, shipped_for, shipped_head
+from ..models.heads import eagle_file
+from ..models.heads.eagle_file import fits, shipped_for, shipped_head
+from ..models.heads.head_formats import is_head, load_head
 from ..models.loading import ModelOptions, load_here
 from ..policies.auto.policy import AutoTree
 from ..policies.base import GrowthPolicy, Provenance
@@ -297,7 +299,7 @@ def _source(
         return kind.source(stores)
     if isinstance(name, str) and isinstance(verifier, ModelSource) and isinstance(verifier.model, FeatureModel):
         folder = shipped_for(target) if name == "head" else user_path(name)
-        usable = folder and is_head(folder) and fits(folder, target) and fits(folder, verifier.model)
+        usable = folder and eagle_file.is_head(folder) and fits(folder, target) and fits(folder, verifier.model)
         if folder and usable and isinstance(target, FeatureModel):
             target.track_features()  # committed tokens come with the target's hidden states
             return EagleSource(load_head(folder, verifier.model), vocab, verifier=verifier)

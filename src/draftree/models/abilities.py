@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..errors import UnsupportedModelError
 from ..text import Tokenizer
-from .base import ForestModel, LanguageModel, Nodes, Row
+from .base import FINAL_STATE, FeatureSpec, ForestModel, LanguageModel, Nodes, Row
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -57,7 +57,7 @@ def tokenizer_of(model: LanguageModel) -> Tokenizer | None:
 class FeatureModel(LanguageModel, Protocol):
     """A language model whose hidden states, embeddings and output layer can be read: what draft heads need.
 
-    Its logits are its output layer's of its hidden states.
+    Its logits are its output layer's of ``FINAL`` hidden states, where these can be read.
     """
 
     @property
@@ -65,14 +65,18 @@ class FeatureModel(LanguageModel, Protocol):
         """H of its hidden states."""
 
     @property
-    def tracks_features(self) -> bool:
-        """Hidden states are kept."""
+    def layers(self) -> int:
+        """L, its decoder layers."""
 
-    def track_features(self) -> None:
-        """Keep the hidden states of all tokens from now on (``Row.features``).
+    @property
+    def tracked(self) -> FeatureSpec:
+        """Which hidden states are kept."""
+
+    def track_features(self, wanted: FeatureSpec = FINAL_STATE) -> None:
+        """Keep these hidden states of all tokens from now on (``Row.features``), beside those that are kept already.
 
         Raises:
-            UnsupportedModelError: they cannot be read.
+            UnsupportedModelError: they cannot be read, or there are no such layers.
         """
 
     def embeddings(self, ids: Tensor) -> Tensor:
@@ -100,6 +104,11 @@ def feature_model(model: LanguageModel) -> FeatureModel:
     raise UnsupportedModelError(
         f"{model.capabilities.name} has no hidden states that a draft head could read: use drafter 'lookup' or a model"
     )
+
+
+def tracked(model: LanguageModel) -> FeatureSpec:
+    """Which hidden states a model keeps."""
+    return model.tracked if isinstance(model, FeatureModel) else FeatureSpec()
 
 
 @runtime_checkable
@@ -186,7 +195,8 @@ class HeadRow(Row):
     """A sequence inside a draft head.
 
     Attributes:
-        predicted: [1 + u, H] predicted hidden states: of the last committed token, then of the uncommitted nodes.
+        predicted: [1 + u, H] predicted states: of the last committed token, then of the uncommitted nodes.
+        scored: [1, H] state of the last committed token from which its logits are computed.
         tokens: [K] int64 ids of its draft vocabulary.
         extra, extra_bias: [K - D, H] and [K - D] output weights and biases of those that are not in the head's own;
             None: there are no biases.
@@ -194,6 +204,7 @@ class HeadRow(Row):
     """
 
     predicted: Tensor
+    scored: Tensor
     tokens: Tensor
     extra: Tensor
     extra_bias: Tensor | None
@@ -202,11 +213,25 @@ class HeadRow(Row):
 
 @runtime_checkable
 class DraftHead(LanguageModel, Protocol):
-    """A model that drafts from a target's hidden states and its own predictions of them."""
+    """A model that drafts from a target's hidden states and its own predictions.
+
+    A node's state is what the head reads of the token before it: made of the target's hidden states there (``fused``),
+    or its own prediction.
+    """
+
+    @property
+    def features(self) -> FeatureSpec:
+        """Which hidden states of the target it reads."""
 
     @property
     def nothing(self) -> Tensor:
-        """[0, H] no hidden states."""
+        """[0, F] no hidden states."""
+
+    def fused(self, features: Tensor) -> Tensor:
+        """[n, F] hidden states of the target -> [n, H] states."""
+
+    def know(self, row: HeadRow, features: Tensor) -> None:
+        """Nodes below a row's last token read the target's [1, F] hidden states there, which are known, from now on."""
 
     def own(self, row: Row) -> HeadRow:
         """``row``, if it is open and this model's; else a ``CacheError``."""
@@ -217,20 +242,20 @@ class DraftHead(LanguageModel, Protocol):
         Args:
             rows: open rows.
             tokens: for each row [n] int64; none for a row whose last token is scored again.
-            features: for each row [n, H], the target's hidden states at the tokens before each of them.
+            features: for each row [n, F], the target's hidden states at the tokens before each of them.
 
         Returns:
             [B, K] logits after each row's last token, over its draft vocabulary; -inf beyond its tokens.
         """
 
-    def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes], features: Sequence[Tensor] | None = None) -> Tensor:
+    def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes], states: Sequence[Tensor] | None = None) -> Tensor:
         """Append uncommitted nodes (``LanguageModel.extend``); [B, w, K] logits.
 
         Args:
             rows: open rows.
             nodes: for each row.
-            features: for each row [n, H], the target's hidden states at the tokens before the nodes; None: what was
-                predicted for these tokens, and zeros in rows that are empty: to measure passes.
+            states: for each row [n, H], of the tokens before the nodes; None: what was predicted there, and zeros in
+                rows that are empty: to measure passes.
         """
 
 

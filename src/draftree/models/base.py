@@ -60,6 +60,53 @@ class Capabilities:
     rounding: float | None = None
 
 
+FINAL = -1
+"""The hidden state after the final norm, which the output layer reads (``FeatureSpec``)."""
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureSpec:
+    """Which hidden states of a token a model keeps, side by side in one vector of F = len(layers) x H numbers.
+
+    Attributes:
+        layers: k from 0 on is what decoder layer k reads, for the number of layers L what the last one gives before the
+            final norm; or ``FINAL``. So k < L is ``hidden_states[k]`` of transformers, and FINAL its last.
+    """
+
+    layers: tuple[int, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.layers)
+
+    def __or__(self, other: FeatureSpec) -> FeatureSpec:
+        """Those of both, each once; its own first."""
+        return FeatureSpec(tuple(dict.fromkeys(self.layers + other.layers)))
+
+    def covers(self, other: FeatureSpec) -> bool:
+        """All of another's are among its own."""
+        return set(other.layers) <= set(self.layers)
+
+    def part(self, states: Tensor, wanted: FeatureSpec) -> Tensor:
+        """[..., F'] the wanted ones of its own [..., F].
+
+        Raises:
+            CacheError: some of them are missing.
+        """
+        if wanted == self:
+            return states
+        if not self.covers(wanted):
+            raise CacheError(
+                f"hidden states {list(wanted.layers)} are missing, {list(self.layers)} are kept: call the model's "
+                "track_features before the row is opened"
+            )
+        each = dict(zip(self.layers, states.chunk(len(self.layers), dim=-1), strict=True))
+        return torch.cat([each[layer] for layer in wanted.layers], dim=-1)
+
+
+FINAL_STATE = FeatureSpec((FINAL,))
+"""What the output layer reads."""
+
+
 @dataclass(slots=True, eq=False)
 class Row:
     """A sequence inside a model, which owns it: its committed tokens and the nodes that wait for a commit.
@@ -69,9 +116,10 @@ class Row:
         length: committed tokens.
         logits: [V] logits of the last token that ``prefill`` has read; empty where nothing was read by it.
         parents: [u] int64, parents of the uncommitted nodes, ROOT for children of the last committed token.
-        features: hidden states of committed tokens in order, in pieces [n, H], since the model tracks them.
+        features: hidden states of committed tokens in order, in pieces [n, F], since the model tracks them.
         read: how many of these ``drop_features`` has left behind.
         pending: hidden states of the uncommitted nodes, in pieces.
+        kept: which hidden states these are.
     """
 
     slot: int
@@ -81,9 +129,24 @@ class Row:
     features: list[Tensor] = field(default_factory=list)
     read: int = 0
     pending: list[Tensor] = field(default_factory=list)
+    kept: FeatureSpec = FINAL_STATE
 
-    def waiting_features(self) -> Tensor:
-        """[m, H] hidden states of the tokens committed since the last ``drop_features``, on the model's device.
+    def add_features(self, states: Tensor, tracked: FeatureSpec) -> None:
+        """Keep hidden states of new uncommitted nodes: the same ones that it keeps of its other tokens.
+
+        Args:
+            states: [n, F], those that the model tracks.
+            tracked: which these are.
+        """
+        if not self.features and not self.pending:
+            self.kept = tracked
+        self.pending.append(tracked.part(states, self.kept))
+
+    def waiting_features(self, wanted: FeatureSpec | None = None) -> Tensor:
+        """[m, F] hidden states of the tokens committed since the last ``drop_features``, on the model's device.
+
+        Args:
+            wanted: which; None: all that are kept.
 
         Raises:
             CacheError: the model does not track them.
@@ -91,10 +154,10 @@ class Row:
         waiting = sum(map(len, self.features)) - self.read
         if not waiting:
             raise CacheError("no hidden states wait: call the model's track_features before the row is opened")
-        return self.last_features(waiting)
+        return self.last_features(waiting, wanted)
 
-    def last_features(self, count: int) -> Tensor:
-        """[count, H] hidden states of the last committed tokens, on the model's device.
+    def last_features(self, count: int, wanted: FeatureSpec | None = None) -> Tensor:
+        """[count, F] hidden states of the last committed tokens (``waiting_features``), on the model's device.
 
         Raises:
             CacheError: the model does not track them, or fewer are kept.
@@ -107,17 +170,18 @@ class Row:
             count -= len(piece)
         if count > 0 or not pieces:
             raise CacheError("hidden states are missing: call the model's track_features before the row is opened")
-        return _joined(pieces[::-1])
+        found = _joined(pieces[::-1])
+        return found if wanted is None else self.kept.part(found, wanted)
 
-    def pending_feature(self, node: int) -> Tensor:
-        """[H] hidden state of an uncommitted node, on the model's device.
+    def pending_feature(self, node: int, wanted: FeatureSpec | None = None) -> Tensor:
+        """[F] hidden states of an uncommitted node (``waiting_features``), on the model's device.
 
         Raises:
             CacheError: the model does not track them, or there is no such node.
         """
         for piece in self.pending:
             if node < len(piece):
-                return piece[node]
+                return piece[node] if wanted is None else self.kept.part(piece[node], wanted)
             node -= len(piece)
         raise CacheError("the node has no hidden state: call the model's track_features before it is fed")
 
@@ -168,7 +232,7 @@ class Row:
 
 
 def _joined(pieces: list[Tensor]) -> Tensor:
-    """[m, H] of pieces [n, H], without a copy where there is but one."""
+    """[m, F] of pieces [n, F], without a copy where there is but one."""
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
 

@@ -24,7 +24,7 @@ from ..errors import CacheError, ConfigError, UnsupportedModelError
 from ..text import Tokenizer
 from ..tree import ROOT
 from . import attention, probe
-from .base import Capabilities, LanguageModel, Nodes, Row, alone, prefill
+from .base import FINAL_STATE, Capabilities, FeatureSpec, LanguageModel, Nodes, Row, alone, prefill
 from .cache import NO_NODES, Rows, TreeCache, bytes_of
 from .cpu.fused_model import Decoder, direct, merge_layers
 from .cpu.quantization import KernelLinear, apart, check, convert, price, summary
@@ -104,6 +104,7 @@ class HFModel:
         if runner not in RUNNERS:
             raise ConfigError(f"runner is {runner!r}: choose from {', '.join(RUNNERS)}")
         self._stock = RUNNERS[runner](model)
+        self._tracked = FeatureSpec()
         self.cache_bytes = probe.free_bytes(self.capabilities.device) // 2
         self._start()
         if self_test and shared.tested != self.capabilities.attention:
@@ -170,7 +171,7 @@ class HFModel:
         can = replace(can, weight_format=convert(other.model, weight_format), linear_layers=summary(other.model))
         other.capabilities = replace(can, fingerprint=f"{can.fingerprint}:{weight_format}")
         other._decoder = direct(other.model, trusted=self._decoder is not None)
-        other._stock = type(self._stock)(other.model)
+        other._stock, other._tracked = type(self._stock)(other.model), FeatureSpec()
         return other
 
     def on_rows_of(self, host: LanguageModel) -> HFModel:
@@ -187,21 +188,29 @@ class HFModel:
         return price(self.model, weight_format)
 
     @alone
-    def track_features(self) -> None:
-        """Keep the hidden states after the final norm of all tokens from now on, for ``Row.waiting_features``.
+    def track_features(self, wanted: FeatureSpec = FINAL_STATE) -> None:
+        """Keep these hidden states of all tokens from now on (``FeatureModel.track_features``).
 
         Raises:
-            UnsupportedModelError: they cannot be read, or its logits are not its output layer's of them.
+            UnsupportedModelError: they cannot be read, or its logits are not its output layer's of the final ones.
         """
         shared = _SHARED.setdefault(self.model, SharedState())
         if shared.hidden is None:
             shared.hidden = probe.HiddenStates(self.model, self.capabilities.name)
-        self._stock = type(self._stock)(self.model, shared.hidden)
+        shared.hidden.add(wanted)
+        self._tracked |= wanted
+        if self._stock.hidden is None:
+            self._stock = type(self._stock)(self.model, shared.hidden)
 
     @property
-    def tracks_features(self) -> bool:
-        """Hidden states are kept."""
-        return self._stock.hidden is not None
+    def tracked(self) -> FeatureSpec:
+        """Which hidden states are kept."""
+        return self._tracked
+
+    @property
+    def layers(self) -> int:
+        """L, its decoder layers."""
+        return self._layers
 
     @property
     def passes(self) -> str:
@@ -299,14 +308,16 @@ class HFModel:
         additive = [self._additive(mask.to(can.device, non_blocking=True)) for mask in masks]
         tokens, positions = inputs.to(can.device, non_blocking=True)
         began = time.perf_counter()
-        states, logits = self._forward(Pass(tokens, positions, _wanted(nodes, can.device), *additive))
+        mask, own, *_ = *additive, None, None
+        step = Pass(tokens, positions, _wanted(nodes, can.device), mask, own, self._tracked)
+        states, logits = self._forward(step)
         if masks:
             self.pass_seconds += time.perf_counter() - began
         for row, parents in zip(rows, grown, strict=True):
             row.parents = parents
-        if states is not None and self.tracks_features:
+        if states is not None:
             for row, part in zip(rows, states.split([len(new.tokens) for new in nodes]), strict=True):
-                row.pending.append(part)
+                row.add_features(part, self._tracked)
         return logits
 
     @alone
@@ -318,7 +329,7 @@ class HFModel:
             end: attention looks at so many positions, more than any of these; there must be room for them.
 
         Returns:
-            [B, V] logits; [B, H] hidden states, H = 0 where they are not tracked.
+            [B, V] logits; [B, F] hidden states, F = 0 where none are tracked.
 
         Raises:
             CacheError: rows are open, or there is no room.
@@ -331,9 +342,10 @@ class HFModel:
         for first, (own, places) in enumerate(zip(tokens.split(step), positions.split(step), strict=True)):
             self.cache.place_at(places, end, first)
             seen = torch.arange(end, device=positions.device) <= places[:, None]
-            found.append(self._forward(Pass(own, places, slice(0, None), self._additive(seen[:, None, None]))))
+            mask = self._additive(seen[:, None, None])
+            found.append(self._forward(Pass(own, places, slice(0, None), mask, features=self._tracked)))
         logits = torch.cat([logits for _, logits in found])
-        if not self.tracks_features:
+        if not self._tracked:
             return logits, logits[:, :0]
         return logits, torch.cat([states for states, _ in found if states is not None])
 

@@ -6,6 +6,7 @@ from bisect import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from .abilities import tracked
 from .base import LanguageModel, Row
 
 _LEAST = 16
@@ -54,7 +55,8 @@ class PrefixCache:
 
     def _usable(self, kept: _Kept) -> bool:
         """It has hidden states if it needs them: a row that was opened before they were tracked has not."""
-        return not getattr(self._model, "tracks_features", False) or sum(map(len, kept.row.features)) == len(kept.ids)
+        wanted, row = tracked(self._model), kept.row
+        return not wanted or (row.kept.covers(wanted) and sum(map(len, row.features)) == len(kept.ids))
 
     def keep(self, ids: Sequence[int], row: Row) -> None:
         """Keep a row that has committed ``ids``, in place of the oldest where there are too many.

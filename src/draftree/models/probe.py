@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from ..errors import UnsupportedModelError
 from . import attention
-from .base import Capabilities, LanguageModel, Nodes, Row, prefill
+from .base import FINAL, Capabilities, FeatureSpec, LanguageModel, Nodes, Row, prefill
 
 _SAMPLED = 4096
 """Entries of each tensor that are read: about a million of a model of 30 layers, some milliseconds."""
@@ -210,44 +210,98 @@ def difference(found: Tensor, wanted: Tensor) -> float:
     return float((found.float() - wanted).abs().max() / wanted.std().clamp_min(1e-12))
 
 
+def side_by_side(found: Mapping[int, Tensor], wanted: FeatureSpec) -> Tensor | None:
+    """[T, F] the wanted ones of [1, T, H] hidden states by layer; None where none are wanted."""
+    states = [found[layer][0] for layer in wanted.layers]
+    return torch.cat(states, dim=-1) if len(states) > 1 else states[0] if states else None
+
+
 class HiddenStates:
-    """Hidden states of a model's last pass after its final norm: what its output layer turns into logits.
+    """Hidden states of a model's last pass, read by hooks, so that no modeling code is forked.
 
-    Read by a hook, so that no modeling code is forked, unless a ``Decoder`` makes the pass, which brings them along.
-
-    Attributes:
-        last: [1, T, H], of all tokens of the last pass, on the model's device.
-
-    Raises:
-        UnsupportedModelError: they cannot be read, or the model's logits are not its output layer's of them.
+    A ``Decoder`` that makes a pass brings them along.
     """
 
-    last: Tensor
-
     def __init__(self, model: PreTrainedModel, name: str) -> None:
-        body, why = model.get_decoder(), "its decoder and its output layer are not apart"
-        if body is not None and body is not model and model.get_output_embeddings() is not None:
-            handle = body.register_forward_hook(self._keep)
-            if not (why := self._flaw(model)):
-                return
-            handle.remove()
-        raise UnsupportedModelError(
-            f"{name} ({type(model).__name__}) gives no hidden states to draft from: {why}: use drafter 'lookup' or a "
-            "model"
-        )
+        self._model, self._name = model, name
+        self._hooked = FeatureSpec()
+        self._last: dict[int, Tensor] = {}
 
-    def _keep(self, module: nn.Module, inputs: Any, output: Any) -> None:
-        self.last = output[0].detach()  # what the model's owner trains keeps no graph here
+    def add(self, wanted: FeatureSpec) -> None:
+        """Read these too from now on.
+
+        Raises:
+            UnsupportedModelError: there are no such layers, or they cannot be read, or ``FINAL`` ones are wanted of a
+                model whose logits are not its output layer's of them.
+        """
+        fresh = [layer for layer in dict.fromkeys(wanted.layers) if layer not in self._hooked.layers]
+        if not fresh:
+            return
+        handles: list[Any] = []
+        try:
+            for layer in fresh:
+                handles.append(self._hook(layer))
+            if why := self._flaw(fresh):
+                raise self._unreadable(why)
+        except UnsupportedModelError:
+            for handle in handles:
+                handle.remove()
+            raise
+        self._hooked |= wanted
+
+    def read(self, wanted: FeatureSpec) -> Tensor | None:
+        """[T, F] of all tokens of the last pass, on the model's device; they are let go."""
+        found, self._last = self._last, {}
+        return side_by_side(found, wanted)
+
+    def _hook(self, layer: int) -> Any:
+        body = self._model.get_decoder()
+        if body is None or body is self._model or self._model.get_output_embeddings() is None:
+            raise self._unreadable("its decoder and its output layer are not apart")
+        if layer == FINAL:
+            return body.register_forward_hook(lambda module, inputs, output: self._keep(layer, output[0]))
+        count = self._model.config.get_text_config(decoder=True).num_hidden_layers
+        if not 0 <= layer <= count:
+            raise UnsupportedModelError(
+                f"{self._name} has {count} layers and no hidden state {layer}: use a draft head made for this model"
+            )
+        layers = next((m for m in body.children() if isinstance(m, nn.ModuleList) and len(m) == count), None)
+        if layers is None:
+            raise self._unreadable("its decoder layers are not in one list")
+        if layer == count:
+            return layers[-1].register_forward_hook(lambda module, inputs, output: self._keep(layer, output))
+
+        def before(module: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+            self._keep(layer, args[0] if args else options["hidden_states"])
+
+        return layers[layer].register_forward_pre_hook(before, with_kwargs=True)
+
+    def _keep(self, layer: int, found: Any) -> None:
+        states: Tensor = found if isinstance(found, Tensor) else found[0]
+        self._last[layer] = states.detach()  # what the model's owner trains keeps no graph here
 
     @torch.inference_mode()
-    def _flaw(self, model: PreTrainedModel) -> str:
-        """Why logits are not the output layer's of the hidden states within rounding; "" where they are."""
+    def _flaw(self, fresh: Sequence[int]) -> str:
+        """Why hidden states are not those that are wanted, found out by one short pass; "" where they are."""
+        model, matrix = self._model, self._model.get_input_embeddings().weight
+        size = matrix.shape[1] if isinstance(matrix, Tensor) else 0
         ids = torch.tensor([[11, 7, 5, 3]], device=model.device) % model.config.get_text_config(decoder=True).vocab_size
         logits = model(input_ids=ids, use_cache=False).logits
+        for layer in fresh:
+            if (found := tuple(self._last[layer].shape)) != (*ids.shape, size) and layer != FINAL:
+                return f"what layer {layer} reads has shape {list(found)}"
+        if FINAL not in fresh:
+            return ""
         try:
-            own = model.get_output_embeddings()(self.last)
+            own = model.get_output_embeddings()(self._last[FINAL])
         except RuntimeError as error:
             return f"its output layer does not take them ({error})"
         if difference(own, logits) <= tolerance(model.dtype):
             return ""
         return "its logits are not its output layer's of them (they are scaled or capped)"
+
+    def _unreadable(self, why: str) -> UnsupportedModelError:
+        return UnsupportedModelError(
+            f"{self._name} ({type(self._model).__name__}) gives no hidden states to draft from: {why}: use drafter "
+            "'lookup' or a model"
+        )

@@ -18,8 +18,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from .attention import laid_out
+from .base import FeatureSpec
 from .cache import GRAIN, Placement, TreeCache
 from .probe import HiddenStates
+
+NO_FEATURES = FeatureSpec()
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,7 @@ class Pass:
         mask: [B, 1, width, S], added to attention scores; None: one row that was empty reads a chain, so that attention
             is plain causal.
         apart: [1, 1, n, S], that of the row which attends apart (``Placement.apart``); None: there is none.
+        features: which hidden states are wanted, of all tokens.
     """
 
     tokens: Tensor
@@ -39,6 +43,7 @@ class Pass:
     wanted: slice | Tensor
     mask: Tensor | None = None
     apart: Tensor | None = None
+    features: FeatureSpec = NO_FEATURES
 
     @property
     def last(self) -> int | None:
@@ -53,7 +58,7 @@ class Runner(Protocol):
         """Make a pass; its keys and values go to where the cache is placed.
 
         Returns:
-            [T, H] hidden states after the final norm, None where nobody reads them; [W, V] logits.
+            [T, F] hidden states, None where none are wanted; [W, V] logits.
         """
 
 
@@ -61,7 +66,7 @@ class StockRunner:
     """Passes by the model's own forward.
 
     Attributes:
-        hidden: reads hidden states; None: nobody wants them.
+        hidden: reads hidden states; None: no pass wants any.
         dtype: of the model.
         splits: a row may attend apart from the others.
     """
@@ -90,7 +95,7 @@ class StockRunner:
             logits = logits[len(logits) - last :]
         elif not self._selects:
             logits = logits[step.wanted]
-        return self.hidden.last[0] if self.hidden else None, logits
+        return self.hidden.read(step.features) if self.hidden and step.features else None, logits
 
 
 Made = tuple[Tensor | None, Tensor]
@@ -152,16 +157,16 @@ class GraphRunner:
             self._inputs[shape] = _StaticInputs(*shape, step, self._stock.dtype)
         cache.reserve(at.first + at.count, slots + 1)
         filled = self._inputs[shape].filled(step, at)
-        states, found = self._replayed(shape, lambda: self._stock.forward(filled, cache), cache)
+        key = *shape, at.first, *step.features.layers
+        states, found = self._replayed(key, lambda: self._stock.forward(filled, cache), cache)
         return None if states is None else states[:total], found[:logits]
 
-    def _replayed(self, shape: tuple[int, ...], make: Callable[[], Made], cache: TreeCache) -> Made:
-        """A pass of a shape, by its graph where there is one."""
+    def _replayed(self, key: tuple[int, ...], make: Callable[[], Made], cache: TreeCache) -> Made:
+        """A pass of a shape, from a row on, with some hidden states, by its graph where there is one."""
         at = cache.placement
         graphs = self._graphs.get(cache)
         if graphs is None or graphs.size != (at.rows, at.slots):  # the storage that they write to is gone
             graphs = self._graphs[cache] = _Graphs((at.rows, at.slots))
-        key = *shape, at.first
         if self._capture is None or self.uncaptured or graphs.first_time(key):
             return make()
         replay = graphs.by_key.get(key)
@@ -169,7 +174,7 @@ class GraphRunner:
             try:
                 replay = self._capture(make)
             except RuntimeError as error:
-                self.uncaptured = f"a pass of shape {shape} cannot be captured: {error}"
+                self.uncaptured = f"a pass of shape {key[:5]} cannot be captured: {error}"
                 graphs.by_key.clear()
                 return make()
             graphs.keep(key, replay)
@@ -183,7 +188,7 @@ _KEPT = 64
 
 @dataclass(slots=True)
 class _Graphs:
-    """Of one cache, while its storage is of one size: shape and first row -> what makes the pass again."""
+    """Of one cache, while its storage is of one size: shape, first row, hidden states -> what makes the pass again."""
 
     size: tuple[int, int]
     by_key: dict[tuple[int, ...], Callable[[], Made]] = field(default_factory=dict)
@@ -264,7 +269,7 @@ class _StaticInputs:
         self._wanted[: len(wanted)] = wanted
         at.width, at.end, at.index = self._sources.shape[1], self._slots, self._index
         at.sources = None if at.count == 1 else self._sources.view(-1)
-        return Pass(self._tokens, self._positions, self._wanted, self._mask)
+        return Pass(self._tokens, self._positions, self._wanted, self._mask, features=step.features)
 
 
 EAGER = "eager"

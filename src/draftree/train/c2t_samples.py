@@ -23,7 +23,8 @@ from ..artifacts import check_disk, make_folder, write_whole
 from ..config import SamplingParams
 from ..drafters.base import Drafter
 from ..errors import ConfigError, ModelFileError, RunError
-from ..models.base import LanguageModel
+from ..models.abilities import tracked
+from ..models.base import FINAL_STATE, FeatureSpec, LanguageModel
 from ..policies.base import GrowthPolicy
 from ..policies.best_paths import Eagle2Tree
 from ..policies.c2t import FEATURES, features, of_tree
@@ -96,7 +97,12 @@ def thinned(samples: Samples, share: float, generator: torch.Generator) -> Sampl
 
 @torch.inference_mode()
 def samples_along(
-    drafter: Drafter, response: Response, seed: int, share: float, verifier: LanguageModel | None = None
+    drafter: Drafter,
+    response: Response,
+    seed: int,
+    share: float,
+    verifier: LanguageModel | None = None,
+    kept: FeatureSpec = FINAL_STATE,
 ) -> tuple[Samples, int]:
     """Samples from decoding a response again with full trees, and how many trees there were.
 
@@ -105,13 +111,14 @@ def samples_along(
         response: drawn with ``seed``; hidden states as the drafter reads them.
         share: of nodes that were not accepted to keep.
         verifier: makes its passes all the same, for a drafter that learns from the target's distributions.
+        kept: which hidden states the response has.
     """
     generator = torch.Generator().manual_seed(seed_of(response.number, seed))
     ids, start = response.tokens.tolist(), response.prompt_length
     params = SamplingParams(temperature=response.temperature, seed=seed_of(response.number, seed))
     states = response.features if response.features.shape[1] else None
     parts: list[Samples] = []
-    with Replay(drafter, ids[:start], ids[start:], params, states, verifier) as replay:
+    with Replay(drafter, ids[:start], ids[start:], params, states, verifier, kept) as replay:
         while replay.left:
             tree, path = replay.step(NODES)
             if len(tree):
@@ -311,7 +318,7 @@ def collect(
             if store.count >= most:
                 return
             read = replace(response, features=response.features.to(can.device, can.dtype))
-            samples, trees = samples_along(drafter, read, recipe.seed, recipe.negatives, verifier)
+            samples, trees = samples_along(drafter, read, recipe.seed, recipe.negatives, verifier, tracked(target))
             check_finite(samples)
             store.add(response.number, samples, trees)
             progress(min(store.count, most))

@@ -81,9 +81,9 @@ def evaluate(head: DraftHead, responses: Sequence[Response], seed: int, progress
         features = response.features.to(head.capabilities.device, head.capabilities.dtype)
         params = SamplingParams(temperature=response.temperature, seed=seed_of(response.number, seed))
         limits = {"depth": DEPTH, "stride": STRIDE}
-        drafts += ranks_along(drafter, policy, prompt, output, params, features=features, **limits)
+        drafts += ranks_along(drafter, policy, prompt, output, params, features=features, kept=head.features, **limits)
         for name, (tree, nodes) in trees.items():
-            with Replay(tree, prompt, output, params, features) as replay:
+            with Replay(tree, prompt, output, params, features, kept=head.features) as replay:
                 while replay.left:
                     replay.step(nodes)
                     steps[name] += 1

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, pad, smooth_l1_loss
 
-from ..models.heads.eagle_head import HeadNetwork
+from ..models.heads.eagle_head import DraftNetwork
 from .responses import Response, rounded_up
 
 
@@ -61,25 +61,30 @@ def _padded(parts: Sequence[Tensor], length: int) -> Tensor:
     return whole
 
 
-def unrolled(network: HeadNetwork, embeddings: Tensor, batch: Batch, steps: int) -> list[Tensor]:
-    """Predicted hidden states of each drafting step, [B, R, H]; step j means nothing in its first j - 1 columns."""
-    config, rows = network.config, torch.arange(len(batch.tokens), device=batch.tokens.device)[:, None]
+def unrolled(network: DraftNetwork, embeddings: Tensor, batch: Batch, steps: int) -> list[Tensor]:
+    """Predicted states of each drafting step, [B, R, H]; step j means nothing in its first j - 1 columns.
+
+    Args:
+        network: of one layer.
+        embeddings: [V, E] that it reads.
+    """
+    (layer,), rows = network.blocks, torch.arange(len(batch.tokens), device=batch.tokens.device)[:, None]
     embedded = embeddings[batch.tokens]
-    inputs = network.read(embedded, batch.features)
+    inputs = network.read(embedded, network.fused(batch.features))
     positions = torch.arange(batch.tokens.shape[1], device=batch.tokens.device)
-    queries, keys, values = network.attend_with(inputs, network.turns(positions)[None])
+    queries, keys, values = layer.attend_with(inputs, network.turns(positions)[None])
     turns, embedded = network.turns(batch.at), embedded[rows, batch.at]
     inputs, queries = inputs[rows, batch.at], queries[rows, batch.at]
-    group = config.heads // config.kv_heads
+    group, width = queries.shape[2] // keys.shape[2], queries.shape[3]
     own: list[tuple[Tensor, Tensor]] = []  # keys and values of the steps after the first
     predicted: list[Tensor] = []
     for step in range(1, steps + 1):
         if step > 1:
             before = torch.roll(predicted[-1], 1, dims=1)
             inputs = network.read(embedded, before.to(embedded.dtype))
-            queries, *fresh = network.attend_with(inputs, turns)
+            queries, *fresh = layer.attend_with(inputs, turns)
             own.append((fresh[0], fresh[1]))
-        scaled = queries.unflatten(2, (-1, group)) * config.head_dim**-0.5  # [B, R, kv, group, D]
+        scaled = queries.unflatten(2, (-1, group)) * width**-0.5  # [B, R, kv, group, D]
         seen = positions <= (batch.at - (step - 1))[..., None]
         scores = torch.einsum("brkgd,bnkd->brkgn", scaled, keys).float()
         scores = scores.masked_fill(~seen[:, :, None, None], torch.finfo(torch.float32).min)
@@ -90,7 +95,7 @@ def unrolled(network: HeadNetwork, embeddings: Tensor, batch: Batch, steps: int)
         found = torch.einsum("brkgn,bnkd->brkgd", weights[..., : len(positions)], values)
         for i, (_, v) in enumerate(above):
             found = found + weights[..., len(positions) + i, None] * v[:, :, :, None]
-        predicted.append(network.finish(inputs, found.flatten(2)))
+        predicted.append(network.predicted(layer.finish(inputs, found.flatten(2))))
     return predicted
 
 

@@ -22,7 +22,8 @@ from ..config import SamplingParams
 from ..drafters.base import Drafter, NoDrafter
 from ..engine.engine import Engine
 from ..errors import ConfigError, RunError
-from ..models.base import LanguageModel
+from ..models.abilities import tracked
+from ..models.base import FINAL_STATE, FeatureSpec, LanguageModel
 from ..policies.base import MAX_WIDTH, Frontier, Growth, GrowthPolicy, Provenance
 from ..policies.fixed import Counts, TreeFile, best_size, best_tree, expected_acceptance_length
 from ..request import Request
@@ -67,14 +68,15 @@ def ranks_along(
     depth: int,
     stride: int,
     features: Tensor | None = None,
+    kept: FeatureSpec = FINAL_STATE,
 ) -> Iterator[list[int | None]]:
     """The ranks of the next ``depth`` tokens of ``output``, from every ``stride``-th position of it on.
 
     Args:
         drafter: with ``policy``.
-        prompt, output, params, features: as ``Replay`` takes them.
+        prompt, output, params, features, kept: as ``Replay`` takes them.
     """
-    with Replay(drafter, prompt, output, params, features) as replay:
+    with Replay(drafter, prompt, output, params, features, kept=kept) as replay:
         while replay.left:
             policy.follow(replay.left[:depth])
             tree = replay.propose(len(policy.truth), len(policy.truth))
@@ -206,7 +208,8 @@ def measure(
         )
         request, features = decoded(engine, prompt, params)
         limits = {"depth": calibration.depth, "stride": calibration.stride}
-        for ranks in ranks_along(drafter, policy, prompt, request.output_ids, params, features=features, **limits):
+        output, kept = request.output_ids, tracked(target)
+        for ranks in ranks_along(drafter, policy, prompt, output, params, features=features, kept=kept, **limits):
             tally.add(ranks)
         tally.done = i + 1
         tally.save()

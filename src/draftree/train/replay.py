@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..config import Budget, SamplingParams
 from ..drafters.base import Drafter
-from ..models.base import LanguageModel, Nodes, Row, prefill
+from ..models.base import FINAL_STATE, FeatureSpec, LanguageModel, Nodes, Row, prefill
 from ..request import Outcome, Request, StepCost
 from ..sampling import Successors, successors
 from ..text import NoText
@@ -35,21 +35,23 @@ class Replay:
         params: SamplingParams,
         features: Tensor | None = None,
         target: LanguageModel | None = None,
+        kept: FeatureSpec = FINAL_STATE,
     ) -> None:
         """
         Args:
             prompt, output: a prompt and the target's response.
             params: how it decoded; the draft distribution follows its temperature.
-            features: [n, H] its hidden states at all tokens but the last, for a drafter that reads them.
+            features: [n, F] its hidden states at all tokens but the last, for a drafter that reads them.
             target: makes its passes all the same, for a drafter that learns from them, or instead of features;
                 by default only for a drafter that works on its rows.
+            kept: which hidden states ``features`` are.
         """
         self.left = list(output[1:])
         self._drafter, self._features, self._target = drafter, features, target or drafter.host
         target = self._target
         self.request = Request(prompt, params, len(output), frozenset(), NoText())
         none = torch.zeros(0)
-        own = Row(slot=-1, length=0, logits=none, parents=none.long())
+        own = Row(slot=-1, length=0, logits=none, parents=none.long(), kept=kept)
         self._row = self.request.row = own if target is None else prefill(target, prompt)
         drafter.open(self.request)
         self._gain(list(output[:1]))

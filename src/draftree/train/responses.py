@@ -203,7 +203,7 @@ class _Lanes:
     ) -> None:
         longest, device = max(map(len, prompts)) + max_tokens, target.capabilities.device
         target.reserve(rows, rounded_up(longest))
-        width = target.hidden_size if target.tracks_features else 0
+        width = target.hidden_size * len(target.tracked.layers)
         self._target, self._prompts, self._max_tokens, self._seed = target, prompts, max_tokens, seed
         self._numbers: dict[int, int] = {}  # of the responses, by lanes that are in use
         self._text = torch.zeros((rows, longest + 1), dtype=torch.int64, device=device)

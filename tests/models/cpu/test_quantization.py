@@ -301,7 +301,7 @@ def test_other_weight_formats_follow_what_is_tracked_in_neither() -> None:
     first.track_features()
     second = first.in_weight_format("int8")
     row = prefill(second, PROMPTS[0])
-    assert not second.tracks_features
+    assert not second.tracked
     assert row.features == []
     second.close(row)
 

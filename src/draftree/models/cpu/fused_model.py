@@ -25,8 +25,9 @@ from transformers import Cache, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ..attention import EAGER, attend, by_rows
+from ..base import FINAL
 from ..cache import TreeCache, packed, padded, write
-from ..probe import difference
+from ..probe import difference, side_by_side
 from ..runner import Pass, StockRunner
 
 _LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
@@ -281,17 +282,19 @@ class Decoder:
         self._like = layers[0].empty()
         self._layers = scripted(_Layers(all_scripted(layers))).forward
 
-    def forward(self, step: Pass, cache: TreeCache) -> tuple[Tensor, Tensor]:
+    def forward(self, step: Pass, cache: TreeCache) -> tuple[Tensor | None, Tensor]:
         """One pass (``Runner.forward``)."""
         states = embedding(step.tokens[None], self._embeddings)
         cos, sin = rotation(*self._rotary.forward(states, step.positions[None]))
         at = cache.placement
         place = at.first, at.count, at.start, at.end, at.index, at.sources, at.apart
-        states = self._layers(states, cos, sin, step.mask, step.apart, *cache.storage(self._like), *place)
+        before = sorted(layer for layer in {*step.features.layers} if layer != FINAL)
+        states, read = self._layers(states, cos, sin, step.mask, step.apart, *cache.storage(self._like), *place, before)
         states = self._norm.forward(states)[0]
         last = step.last or 1  # there is no kernel for none
         logits = self._output.forward(states[step.wanted] if step.last is None else states[len(states) - last :])
-        return states, logits[:0] if step.last == 0 else logits
+        found = dict(zip(before, read, strict=True)) | {FINAL: states[None]}
+        return side_by_side(found, step.features), logits[:0] if step.last == 0 else logits
 
 
 class _Layers(nn.Module):
@@ -315,8 +318,12 @@ class _Layers(nn.Module):
         index: Tensor | None,
         sources: Tensor | None,
         apart: tuple[int, int, int] | None,
-    ) -> Tensor:
+        wanted: list[int],
+    ) -> tuple[Tensor, list[Tensor]]:
+        found_before: list[Tensor] = []
         for i, layer in enumerate(self.layers):
+            if i in wanted:
+                found_before.append(states)
             query, key, value = layer.before(states, cos, sin)
             key, value = write(keys[i], values[i], key, value, first, count, start, end, index)
             found = packed(attend(padded(query, count, sources), key, value, mask, layer.scaling), index, sources)
@@ -326,7 +333,9 @@ class _Layers(nn.Module):
                 own = attend(query.narrow(2, begin, n), row[0], row[1], own_mask, layer.scaling)
                 found.narrow(1, begin, n).copy_(own)
             states = layer.after(states, found)
-        return states
+        if len(self.layers) in wanted:
+            found_before.append(states)
+        return states, found_before
 
 
 @torch.inference_mode()

@@ -119,6 +119,24 @@ def _reading(folder: Path) -> Iterator[None]:
         ) from None
 
 
+def describe(folder: Path) -> dict[str, str]:
+    """What a head is, in words, by what is said of it.
+
+    Raises:
+        UnknownNameError, ModelFileError: there is none that can be read.
+    """
+    made_for, network, vocabulary, _ = read_head(folder)
+    config = network.config
+    return {
+        "draft head": "draftree's own format",
+        "target": f"{made_for}: hidden size {config.hidden_size}, {config.vocab_size} tokens",
+        "hidden states": "1 of the target, the final one",
+        "network": f"1 layer of {config.hidden_size}, {sum(p.numel() for p in network.parameters()) / 1e6:.1f} million "
+        "parameters",
+        "drafts": f"{len(vocabulary)} of the target's tokens, and those of the text",
+    }
+
+
 def load_head(folder: Path, target: LanguageModel) -> HeadModel:
     """The head in a folder, for a target.
 

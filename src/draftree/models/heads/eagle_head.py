@@ -1,9 +1,10 @@
-"""The network of an EAGLE draft head."""
+"""The network of the EAGLE draft heads that draftree trains."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Protocol
 
 import torch
 from pydantic import Field, PositiveInt
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from ...errors import ConfigError
 from ..abilities import TrainableModel
+from ..base import FINAL_STATE, FeatureSpec
 
 PositiveNumber = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -66,11 +68,72 @@ class HeadConfig:
         )
 
 
+class HeadLayer(Protocol):
+    """A decoder layer of a head, around its attention."""
+
+    def attend_with(self, inputs: Tensor, turns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of [B, n, I] inputs, turned to their positions (``DraftNetwork.turns``).
+
+        Returns:
+            queries [B, n, heads, D], keys and values [B, n, kv_heads, D].
+        """
+
+    def finish(self, inputs: Tensor, attended: Tensor) -> Tensor:
+        """[..., I] inputs, [..., heads x D] found by attention -> [..., H] outputs."""
+
+
+class DraftNetwork(Protocol):
+    """The network of a draft head: token embeddings and states of the tokens before, to states (``DraftHead``).
+
+    Attributes:
+        features: which hidden states of the target it reads.
+        predicts_features: its states are these hidden states, or predict them.
+        embed_tokens: its own embeddings; None: it reads the target's.
+        lm_head: its own output layer, over its vocabulary; None: the target's.
+    """
+
+    features: FeatureSpec
+    predicts_features: bool
+    embed_tokens: nn.Embedding | None
+    lm_head: nn.Linear | None
+
+    @property
+    def blocks(self) -> Sequence[HeadLayer]:
+        """Its layers."""
+
+    @property
+    def slot(self) -> tuple[int, int, int]:
+        """Layers, key heads and the size of a head: what a token takes in the cache."""
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """H of states, and F of the target's hidden states."""
+
+    def fused(self, features: Tensor) -> Tensor:
+        """[..., F] hidden states of the target -> [..., H] states."""
+
+    def read(self, embeddings: Tensor, states: Tensor) -> Tensor:
+        """[..., E] token embeddings and [..., H] states of the tokens before -> [..., I] input of the first layer."""
+
+    def predicted(self, outputs: Tensor) -> Tensor:
+        """[..., H] outputs of the last layer -> [..., H] states."""
+
+    def readout(self, states: Tensor) -> Tensor:
+        """[..., H] states -> [..., H], what the output layer reads."""
+
+    def turns(self, positions: Tensor) -> Tensor:
+        """[...] positions -> [..., 1, *] rotations."""
+
+
 class HeadNetwork(nn.Module):
-    """The trained part of a head.
+    """The trained part of a head (``DraftNetwork``): its states are the target's final hidden states, or predict them.
 
     The layer's own contribution starts at zero: an untrained network gives what its input projection does.
     """
+
+    features, predicts_features = FINAL_STATE, True
+    embed_tokens: nn.Embedding | None = None
+    lm_head: nn.Linear | None = None
 
     def __init__(self, config: HeadConfig) -> None:
         super().__init__()
@@ -86,6 +149,33 @@ class HeadNetwork(nn.Module):
         nn.init.zeros_(self.attended.weight)
         nn.init.zeros_(self.down.weight)
 
+    @property
+    def blocks(self) -> Sequence[HeadLayer]:
+        """It is its only layer."""
+        return (self,)
+
+    @property
+    def slot(self) -> tuple[int, int, int]:
+        """Layers, key heads and the size of a head."""
+        return 1, self.config.kv_heads, self.config.head_dim
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """H of states, and F of the target's hidden states."""
+        return self.config.hidden_size, self.config.hidden_size
+
+    def fused(self, features: Tensor) -> Tensor:
+        """Themselves."""
+        return features
+
+    def predicted(self, outputs: Tensor) -> Tensor:
+        """Themselves."""
+        return outputs
+
+    def readout(self, states: Tensor) -> Tensor:
+        """Themselves."""
+        return states
+
     def read(self, embeddings: Tensor, features: Tensor) -> Tensor:
         """[..., H] token embeddings and hidden states of the tokens before -> [..., H] input of the layer."""
         out: Tensor = self.project.forward(torch.cat([embeddings * self.config.embedding_scale, features], dim=-1))
@@ -98,7 +188,7 @@ class HeadNetwork(nn.Module):
             queries [B, n, heads, D], keys and values [B, n, kv_heads, D].
         """
         c = self.config
-        states = self.qkv.forward(_normed(self.attention_norm, inputs)).unflatten(
+        states = self.qkv.forward(normed(self.attention_norm, inputs)).unflatten(
             -1, (c.heads + 2 * c.kv_heads, c.head_dim)
         )
         turned, values = states.tensor_split([c.heads + c.kv_heads], dim=-2)
@@ -110,7 +200,7 @@ class HeadNetwork(nn.Module):
     def finish(self, inputs: Tensor, attended: Tensor) -> Tensor:
         """[..., H] inputs of the layer, [..., heads x D] found by attention -> [..., H] predicted hidden states."""
         middle = inputs + self.attended.forward(attended)
-        gate, up = self.gate_up.forward(_normed(self.mlp_norm, middle)).chunk(2, dim=-1)
+        gate, up = self.gate_up.forward(normed(self.mlp_norm, middle)).chunk(2, dim=-1)
         out: Tensor = middle + self.down.forward(nn.functional.silu(gate) * up)
         return out
 
@@ -121,7 +211,7 @@ class HeadNetwork(nn.Module):
         return torch.polar(torch.ones_like(angles), angles)
 
 
-def _normed(norm: nn.RMSNorm, x: Tensor) -> Tensor:
+def normed(norm: nn.RMSNorm, x: Tensor) -> Tensor:
     """``norm`` of [..., H]; on a CPU PyTorch's own takes ten times as long as this."""
     if x.device.type != "cpu":
         return norm(x)  # type: ignore[no-any-return]

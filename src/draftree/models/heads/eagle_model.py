@@ -1,8 +1,8 @@
 """HeadModel: a draft head behind the ``LanguageModel`` seam, with rows, tree masks and a cache of its own.
 
 Tokens that the target has committed come with the target's hidden states (``advance``); drafted nodes take what was
-predicted for their parent. Logits are over a row's draft vocabulary: the head's own, and what other tokens the row has
-seen, for a text repeats itself.
+predicted for their parent. Logits are over a row's draft vocabulary: the head's own, and where its output layer is the
+target's what other tokens the row has seen, for a text repeats itself.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from torch.nn.functional import linear, pad
 from torch.nn.utils import skip_init
 
 from ...errors import CacheError
+from ...tree import ROOT
 from ..abilities import HeadRow, feature_model
 from ..attention import attend_as_one
-from ..base import LanguageModel, Nodes, Row
+from ..base import FeatureSpec, LanguageModel, Nodes, Row
 from ..cache import NO_NODES, Rows, bytes_of, packed, padded
 from ..cpu.quantization import AUTO, STOCK, convert, summary
 from ..probe import fingerprint, free_bytes
-from .eagle_head import HeadNetwork
+from .eagle_head import DraftNetwork
 
 _GRAIN = 64
 """Logits come in multiples of this, filled up with -inf: their largest are found faster, chunk by chunk."""
@@ -37,8 +38,8 @@ class HeadModel:
     not be the target's to the last bit. The network is the model's own from then on: its layers get other kernels.
 
     Attributes:
-        vocabulary: [D] int64 ascending ids that it always drafts from.
-        layers: "network", the trained part, and "output", the target's output layer for the vocabulary.
+        vocabulary: [D] int64 ids that it always drafts from.
+        layers: "network", the trained part, and "output", its output layer, or the target's for the vocabulary.
         capabilities: as the target's, whose tokens it takes.
         cache_bytes: memory that its cache may use (``holds``); by default half of what was free at load.
         pass_seconds: wall-clock seconds inside its passes so far (on an accelerator, of launching them).
@@ -47,43 +48,52 @@ class HeadModel:
         UnsupportedModelError: the target's hidden states cannot be read.
     """
 
-    def __init__(self, network: HeadNetwork, vocabulary: Tensor, target: LanguageModel, name: str) -> None:
-        self._target = feature_model(target)
-        self._target.track_features()
-        can = target.capabilities
+    def __init__(self, network: DraftNetwork, vocabulary: Tensor, target: LanguageModel, name: str) -> None:
+        self._target, self.network = feature_model(target), network
+        self._target.track_features(network.features)
+        can, (layers, heads, width) = target.capabilities, network.slot
         self.vocabulary = vocabulary.to(can.device)
-        weight, bias = self._target.output_rows(self.vocabulary)
-        sizes, place = (weight.shape[1], len(vocabulary)), {"device": can.device, "dtype": can.dtype}
-        output = skip_init(nn.Linear, *sizes, bias is not None, **place)
-        with torch.no_grad():
-            output.weight.copy_(weight)
-            if bias is not None:
-                output.bias.copy_(bias)
-        self.layers = nn.ModuleDict({"network": network.to(can.device, can.dtype), "output": output})
+        trained = cast(nn.Module, network)
+        parameters, weights = sum(p.numel() for p in trained.parameters()), fingerprint(trained.parameters())
+        self._extends, output = network.lm_head is None, network.lm_head or self._output_of_target()
+        network.lm_head = None
+        self.layers = nn.ModuleDict({"network": trained, "output": output}).to(can.device, can.dtype)
         self.layers.eval().requires_grad_(False)
         self.capabilities = replace(
             can,
             name=name,
             architecture=type(self).__name__,
-            parameters=sum(p.numel() for p in network.parameters()),
+            parameters=parameters,
             attention="sdpa",
             trees="",
-            slot_bytes=2 * network.config.kv_heads * network.config.head_dim * can.dtype.itemsize,
-            fingerprint=fingerprint(network.parameters()),
+            slot_bytes=2 * layers * heads * width * can.dtype.itemsize,
+            fingerprint=weights,
         )
         if can.weight_format != STOCK:
             self.capabilities = replace(self.capabilities, weight_format=convert(self.layers, AUTO))
         self.capabilities = replace(self.capabilities, linear_layers=summary(self.layers))
         self._known = torch.zeros(can.vocab_size, dtype=torch.bool)
         self._known[vocabulary] = True
-        self._turns = self.network.turns(torch.arange(0, device=can.device))
-        self._rows: Rows[HeadRow] = Rows(1)
+        self._turns = network.turns(torch.arange(0, device=can.device))
+        self._rows: Rows[HeadRow] = Rows(layers)
         self.cache_bytes, self.pass_seconds = free_bytes(can.device) // 2, 0.0
 
+    def _output_of_target(self) -> nn.Linear:
+        """The target's output layer for the vocabulary."""
+        can, (weight, bias) = self._target.capabilities, self._target.output_rows(self.vocabulary)
+        output = skip_init(
+            nn.Linear, weight.shape[1], len(weight), bias is not None, device=can.device, dtype=can.dtype
+        )
+        with torch.no_grad():
+            output.weight.copy_(weight)
+            if bias is not None:
+                output.bias.copy_(bias)
+        return output  # type: ignore[no-any-return]
+
     @property
-    def network(self) -> HeadNetwork:
-        """The trained part."""
-        return cast(HeadNetwork, self.layers["network"])
+    def features(self) -> FeatureSpec:
+        """Which hidden states of the target it reads."""
+        return self.network.features
 
     def own(self, row: Row) -> HeadRow:
         """``row``, if it is open and this model's; else a ``CacheError``."""
@@ -104,9 +114,10 @@ class HeadModel:
             length=0,
             logits=self._zeros(0),
             parents=NO_NODES,
-            predicted=self._zeros(1, self.network.config.hidden_size),
+            predicted=self._zeros(1, self.network.sizes[0]),
+            scored=self._zeros(1, self.network.sizes[0]),
             tokens=self.vocabulary,
-            extra=self.nothing,
+            extra=self._zeros(0, self.network.sizes[0]),
             extra_bias=None if self.layers["output"].bias is None else self._zeros(0),
             known=self._known.clone(),
         )
@@ -115,8 +126,19 @@ class HeadModel:
 
     @property
     def nothing(self) -> Tensor:
-        """[0, H] no hidden states."""
-        return self._zeros(0, self.network.config.hidden_size)
+        """[0, F] no hidden states."""
+        return self._zeros(0, self.network.sizes[1])
+
+    @torch.inference_mode()
+    def fused(self, features: Tensor) -> Tensor:
+        """[n, F] hidden states of the target -> [n, H] states (``DraftHead.fused``)."""
+        return self.network.fused(features)
+
+    def know(self, row: HeadRow, features: Tensor) -> None:
+        """The target's hidden states at a row's last token are known (``DraftHead.know``)."""
+        row.predicted = self.fused(features)
+        if self.network.predicts_features:
+            row.scored = row.predicted
 
     def _zeros(self, *shape: int) -> Tensor:
         return torch.zeros(shape, dtype=self.capabilities.dtype, device=self.capabilities.device)
@@ -130,7 +152,7 @@ class HeadModel:
         fresh = [b for b, new in enumerate(tokens) if len(new)]
         if fresh:
             self._feed([rows[b] for b in fresh], [tokens[b] for b in fresh], [features[b] for b in fresh])
-        logits = self._logits(rows, [row.predicted for row in rows])[:, 0]
+        logits = self._logits(rows, [row.scored for row in rows])[:, 0]
         self.pass_seconds += time.perf_counter() - began
         return logits
 
@@ -141,40 +163,45 @@ class HeadModel:
         at = self._rows.cache.placement
         positions = [torch.arange(row.length, row.length + n) for row, n in zip(rows, counts, strict=True)]
         inputs = torch.stack([torch.cat(list(tokens)), torch.cat(positions)])
-        states, queries, keys, values = self._read(inputs, torch.cat(list(features)))
-        # Only the last token of each row is scored: no others need their queries.
+        states, turns = self._read(inputs, self.fused(torch.cat(list(features))))
+        slots = torch.arange(at.end, device=device)
+        for number in range(len(self.network.blocks) - 1):
+            seen = slots <= padded(inputs[1].to(device)[None, None, :, None], at.count, at.sources)
+            states = self._through(number, states, turns, seen)
+        queries, keys, values = self._attend_with(-1, states, turns)
+        # Only the last token of each row is scored: no others need their queries of the last layer.
         lasts, total = torch.zeros((2, at.count), dtype=torch.int64), 0
         for row, n in zip(rows, counts, strict=True):
             total += n
             lasts[:, row.slot - at.first] = torch.tensor([total - 1, row.length + n - 1])
         last, end = lasts.to(device, non_blocking=True)
-        mask = torch.arange(keys.shape[2], device=device) <= end[:, None, None, None] if at.count > 1 else None
+        mask = slots <= end[:, None, None, None] if at.count > 1 else None
         found = attend_as_one(queries[0, last][:, :, None], keys, values, mask, None)
-        predicted = self._finish(states[0, last][:, None], found)
+        predicted = self.network.predicted(self._finish(-1, states[0, last][:, None], found))
         for row, new in zip(rows, tokens, strict=True):
-            row.predicted = predicted[row.slot - at.first]
+            row.predicted = row.scored = predicted[row.slot - at.first]
             row.length += len(new)
             self._learn(row, new)
 
     @torch.inference_mode()
-    def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes], features: Sequence[Tensor] | None = None) -> Tensor:
+    def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes], states: Sequence[Tensor] | None = None) -> Tensor:
         """Append uncommitted nodes to each row in one pass (``DraftHead.extend``)."""
         began = time.perf_counter()
-        own, device, are_text = [self.own(row) for row in rows], self.capabilities.device, features is not None
-        if features is None and not any(row.length for row in own):
-            features = [self._zeros(len(new.tokens), self.network.config.hidden_size) for new in nodes]
-        elif features is None:
+        own, device, are_text = [self.own(row) for row in rows], self.capabilities.device, states is not None
+        if states is None and not any(row.length for row in own):
+            states = [self._zeros(len(new.tokens), self.network.sizes[0]) for new in nodes]
+        elif states is None:
             for row, new in zip(own, nodes, strict=True):
                 if bool((new.parents >= row.parents.shape[0]).any()):
                     raise CacheError("the parent of a node comes with it: its hidden state is not predicted yet")
             befores = [(new.parents + 1).to(device, non_blocking=True) for new in nodes]
-            features = [row.predicted.index_select(0, before) for row, before in zip(own, befores, strict=True)]
+            states = [row.predicted.index_select(0, before) for row, before in zip(own, befores, strict=True)]
         grown, inputs, (mask,) = self._rows.place_nodes(own, nodes, device)
-        states, queries, keys, values = self._read(inputs, torch.cat(list(features)))
-        at = self._rows.cache.placement
-        lines = padded(queries.transpose(1, 2), at.count, at.sources)
-        found = attend_as_one(lines, keys, values, mask.to(device, non_blocking=True), None)
-        predicted = self._finish(states, packed(found, at.index, at.sources))[0]
+        found, turns = self._read(inputs, torch.cat(list(states)))
+        mask = mask.to(device, non_blocking=True)
+        for number in range(len(self.network.blocks)):
+            found = self._through(number, found, turns, mask)
+        predicted = self.network.predicted(found)[0]
         fresh = predicted.split([new.tokens.shape[0] for new in nodes])
         for row, parents, part in zip(own, grown, fresh, strict=True):
             row.parents, row.predicted = parents, torch.cat([row.predicted, part])
@@ -185,35 +212,47 @@ class HeadModel:
         self.pass_seconds += time.perf_counter() - began
         return logits
 
-    def _read(self, inputs: Tensor, features: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """What the layer computes before attention.
+    def _read(self, inputs: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+        """What the first layer reads.
 
         Args:
             inputs: [2, T] tokens and positions, on the CPU.
-            features: [T, H] hidden states before them.
+            states: [T, H] of the tokens before them.
 
         Returns:
-            [1, T, H] its input; [1, T, heads, D] queries; [B, kv_heads, S, D] keys and values of all slots.
+            [1, T, I] its input; [1, T, ...] rotations.
         """
-        cache, device = self._rows.cache, self.capabilities.device
-        if self._turns.shape[0] < cache.placement.slots:
-            self._turns = self.network.turns(torch.arange(cache.placement.slots, device=device))
+        slots, device, embed = self._rows.cache.placement.slots, self.capabilities.device, self.network.embed_tokens
+        if self._turns.shape[0] < slots:
+            self._turns = self.network.turns(torch.arange(slots, device=device))
         tokens, positions = inputs.to(device, non_blocking=True)
-        states = self.network.read(self._target.embeddings(tokens)[None], features[None])
-        queries, keys, values = self.network.attend_with(states, self._turns[positions[None]])
-        keys, values = cache.update(keys.transpose(1, 2), values.transpose(1, 2), 0)
-        return states, queries, keys, values
+        embedded = self._target.embeddings(tokens) if embed is None else embed.forward(tokens)
+        return self.network.read(embedded[None], states[None]), self._turns[positions[None]]
 
-    def _finish(self, inputs: Tensor, found: Tensor) -> Tensor:
-        """[B, n, H] predictions, of the layer's input and what attention gave [B, n, heads, D]."""
-        return self.network.finish(inputs, found.flatten(2))
+    def _attend_with(self, number: int, states: Tensor, turns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """[1, T, heads, D] queries of a layer; [B, kv_heads, S, D] keys and values of all slots."""
+        queries, keys, values = self.network.blocks[number].attend_with(states, turns)
+        at = number % len(self.network.blocks)
+        return queries, *self._rows.cache.update(keys.transpose(1, 2), values.transpose(1, 2), at)
+
+    def _through(self, number: int, states: Tensor, turns: Tensor, mask: Tensor) -> Tensor:
+        """[1, T, I] -> [1, T, H] through a layer whose queries see what [B, 1, width, S] allows."""
+        queries, keys, values = self._attend_with(number, states, turns)
+        at = self._rows.cache.placement
+        found = attend_as_one(padded(queries.transpose(1, 2), at.count, at.sources), keys, values, mask, None)
+        return self._finish(number, states, packed(found, at.index, at.sources))
+
+    def _finish(self, number: int, inputs: Tensor, found: Tensor) -> Tensor:
+        """[B, n, H] outputs of a layer, of its input and what attention gave [B, n, heads, D]."""
+        return self.network.blocks[number].finish(inputs, found.flatten(2))
 
     def _logits(self, rows: Sequence[HeadRow], predicted: Sequence[Tensor]) -> Tensor:
-        """[B, n, K] logits of [n, H] predictions, each over its row's draft vocabulary; -inf beyond it."""
+        """[B, n, K] logits of [n, H] states, each over its row's draft vocabulary; -inf beyond it."""
         height, width = max(p.shape[0] for p in predicted), max(row.tokens.shape[0] for row in rows)
         width, output = -(-width // _GRAIN) * _GRAIN, self.layers["output"].forward
         parts = []
         for row, states in zip(rows, predicted, strict=True):
+            states = self.network.readout(states)
             logits = output(states)
             if row.extra.shape[0]:
                 logits = torch.cat([logits, linear(states, row.extra, row.extra_bias)], dim=-1)
@@ -221,7 +260,9 @@ class HeadModel:
         return parts[0][None] if len(parts) == 1 else torch.stack(parts)
 
     def _learn(self, row: HeadRow, tokens: Tensor) -> None:
-        """Add a text's tokens to its row's draft vocabulary."""
+        """Add a text's tokens to its row's draft vocabulary, where they have rows in the output layer."""
+        if not self._extends:
+            return
         new = tokens[~row.known[tokens]].unique()
         if len(new):
             row.known[new] = True
@@ -237,6 +278,8 @@ class HeadModel:
         """Keep uncommitted nodes as they were drafted (``LanguageModel.commit``)."""
         own = self.own(row)
         last = self._rows.commit(own, path)
+        if last != ROOT:
+            own.scored = own.predicted[last + 1 : last + 2]
         own.predicted = own.predicted[last + 1 : last + 2]
 
     @torch.inference_mode()

@@ -100,6 +100,11 @@ class GGUFHeader:
         return whole
 
     @property
+    def layers(self) -> int:
+        """Decoder layers; 0 where the file does not tell."""
+        return (self.numbers(Keys.LLM.BLOCK_COUNT) or (0,))[0]
+
+    @property
     def widths(self) -> tuple[int, int]:
         """Of a head's keys and values; 0 where the file does not tell."""
         heads = self.numbers(Keys.Attention.HEAD_COUNT) or ()
@@ -323,7 +328,7 @@ def slot_bytes(header: GGUFHeader, keys: int, values: int) -> int:
     Raises:
         ModelFileError: the file does not say how large a layer's keys are.
     """
-    layers = (header.numbers(Keys.LLM.BLOCK_COUNT) or (0,))[0]
+    layers = header.layers
     heads = header.numbers(Keys.Attention.HEAD_COUNT) or ()
     shared = header.numbers(Keys.Attention.HEAD_COUNT_KV) or heads
     widths = header.widths

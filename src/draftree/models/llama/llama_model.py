@@ -18,10 +18,10 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from ...config import typed
-from ...errors import CacheError
+from ...errors import CacheError, UnsupportedModelError
 from ...text import Tokenizer
 from ...tree import ROOT
-from ..base import Capabilities, Nodes, Row, alone
+from ..base import FINAL_STATE, Capabilities, FeatureSpec, Nodes, Row, alone
 from ..cache import NO_NODES
 from ..probe import PROMPT, free_bytes
 from .branches import Branches
@@ -124,13 +124,27 @@ class LlamaModel:
         return self.weights.width
 
     @property
-    def tracks_features(self) -> bool:
-        """Hidden states are kept."""
-        return self._tracks
+    def layers(self) -> int:
+        """L, its decoder layers."""
+        return self.weights.header.layers
+
+    @property
+    def tracked(self) -> FeatureSpec:
+        """Which hidden states are kept."""
+        return FINAL_STATE if self._tracks else FeatureSpec()
 
     @alone
-    def track_features(self) -> None:
-        """Keep the hidden states after the final norm of all tokens from now on (``Row.features``)."""
+    def track_features(self, wanted: FeatureSpec = FINAL_STATE) -> None:
+        """Keep the hidden states after the final norm of all tokens from now on (``Row.features``).
+
+        Raises:
+            UnsupportedModelError: others are wanted.
+        """
+        if not FINAL_STATE.covers(wanted):
+            raise UnsupportedModelError(
+                f"{self.capabilities.name} gives its final hidden states alone over llama.cpp, and the head reads "
+                f"{list(wanted.layers)}: use backend 'transformers'"
+            )
         self._tracks = True
         self._context.keep_states()
 
@@ -199,7 +213,7 @@ class LlamaModel:
             row.parents = torch.cat([row.parents, new.parents])
         if self._tracks:
             for row, part in zip(own, states.split([len(new.tokens) for new in nodes]), strict=True):
-                row.pending.append(part)
+                row.add_features(part, FINAL_STATE)
         if min(counts) == max(counts):
             return logits.view(len(counts), counts[0], logits.shape[-1])
         return pad_sequence(list(logits.split(counts)), batch_first=True)
