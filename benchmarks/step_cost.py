@@ -2,6 +2,7 @@
 
     python -m benchmarks.step_cost steps [--context 512] [--nodes 16] [--repeats 10]
     python -m benchmarks.step_cost passes [--context 512] [--repeats 9] [--threads N]
+    python -m benchmarks.step_cost features [--context 512] [--repeats 50] [--threads N]
 
 ``steps`` prints, per drafter and method, a step's median wall-clock time and the share of it outside model passes (CPU
 only: on an accelerator a pass returns before it is done), and the transfers to the host per step: one with the verdict,
@@ -12,6 +13,9 @@ of a step with c2t and the head; and what reading shared key heads in place save
 tokens, passes of all taking turns; their ratios; Python's share, which is what a pass behind 8 tokens takes (mean of
 n = 1 and 8) with as many layers that are so narrow that arithmetic takes no time; passes of the head that ships for the
 target; and how far next-token distributions on a fixed text are from float32's.
+
+``features`` prints what passes cost that keep hidden states, of none, of the final one and of three layers, by
+transformers' own layers and by fused ones.
 """
 
 from __future__ import annotations
@@ -33,7 +37,7 @@ from draftree.drafters.grow import TreeDrafter, grow
 from draftree.drafters.registry import load_drafter
 from draftree.engine.engine import Engine
 from draftree.models import attention
-from draftree.models.base import LanguageModel, Nodes, prefill
+from draftree.models.base import FeatureSpec, LanguageModel, Nodes, prefill
 from draftree.models.cpu.quantization import AUTO, DEFAULT_WEIGHT_FORMAT, DRAFTING, STOCK, WEIGHT_FORMATS, summary
 from draftree.models.heads.eagle_file import shipped_for, shipped_head
 from draftree.models.heads.eagle_model import HeadModel
@@ -73,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.step_cost", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("steps", "passes"))
+    parser.add_argument("what", choices=("steps", "passes", "features"))
     parser.add_argument("--target", default=DEFAULT_MODEL)
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--nodes", type=int, default=16, help="of steps")
@@ -83,6 +87,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     torch.set_num_threads(args.threads)
     if args.what == "steps":
         _measure_steps(load_huggingface(args.target), args.context, args.nodes, args.repeats)
+        return
+    if args.what == "features":
+        _compare_features(args.target, args.context, args.repeats)
         return
     models = {STOCK: HFModel(*load_stock(args.target), name=args.target)}
     models |= {
@@ -262,6 +269,24 @@ def pass_seconds(
     for name, model in models.items():
         model.close(rows[name])
     return {name: {n: statistics.median(seen[name, n][1:]) for n in sizes} for name in models}
+
+
+def _compare_features(target: str, context: int, repeats: int) -> None:
+    """Stock models have weights of their own, for a hook on a layer reads for all on the same ones."""
+    sizes = (1, 4, 16)
+    for weight_format in (STOCK, DEFAULT_WEIGHT_FORMAT):
+        if weight_format == STOCK:
+            made = {name: HFModel(*load_stock(target), name=target) for name in ("none", "final", "three")}
+        else:
+            fused = load_huggingface(target, weight_format=weight_format)
+            made = {name: fused.twin() for name in ("none", "final", "three")}
+        made["final"].track_features()
+        made["three"].track_features(FeatureSpec((0, made["three"].layers // 2, made["three"].layers)))
+        found = pass_seconds(made, context, sizes, repeats)
+        print(f"{weight_format}, context {context}, {torch.get_num_threads()} threads, median of {repeats}: ms a pass")
+        for name, times in found.items():
+            more = "".join(f"{times[n] / found['none'][n] - 1:9.1%}" for n in sizes)
+            print(f"{name:8}{''.join(f'{1e3 * times[n]:9.2f}' for n in sizes)}{more}", flush=True)
 
 
 def _narrow(model: HFModel, weight_format: str) -> HFModel:

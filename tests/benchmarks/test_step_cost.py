@@ -14,7 +14,9 @@ from ..tiny import save_tiny
 
 
 @pytest.mark.filterwarnings("ignore::draftree.errors.DraftreeWarning")  # the classifier is another target's
-@pytest.mark.parametrize(("what", "rows"), [("steps", sum(m.complete for m in METHODS.values())), ("passes", 5)])
+@pytest.mark.parametrize(
+    ("what", "rows"), [("steps", sum(m.complete for m in METHODS.values())), ("passes", 5), ("features", 7)]
+)
 def test_the_command_prints_its_table(what: str, rows: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model, threads = save_tiny(tmp_path / "tiny"), str(torch.get_num_threads())
     main([what, "--target", str(model), "--context", "20", "--nodes", "4", "--repeats", "2", "--threads", threads])
