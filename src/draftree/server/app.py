@@ -7,7 +7,7 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -27,14 +27,16 @@ from ..request import Request as Decoded
 from ..text import Prompt
 from . import answers as shapes
 from .answers import Shape
+from .conversations.chat_api import ChatRequest, TokenizeRequest
+from .conversations.responses_api import ResponseShape, ResponsesRequest
+from .conversations.tools import WithTools
 from .engine_loop import Answer, EngineLoop
 from .inspector import Inspector
 from .live_trace import LiveTrace
 from .metrics import Metrics
 from .refusals import UNAVAILABLE, Limits, failed, http_error, invalid, wrong
 from .request_log import log_request
-from .responses_api import ResponseShape, ResponsesRequest
-from .schema import ChatRequest, CompletionRequest, DetokenizeRequest, FieldError, Sampled, TokenizeRequest
+from .schema import CompletionRequest, DetokenizeRequest, FieldError, Sampled
 from .streams import EventStream, event_line, named_events, pinged
 
 log = logging.getLogger("draftree.server")
@@ -152,12 +154,12 @@ class Server:
         """Answer a conversation, as agents ask."""
         key = f"resp_{secrets.token_hex(16)}"
         (answer,) = found = (await self._submitted(key, body, [body.conversation()]))[0]
-        shape = ResponseShape(key, body, self._settings.name, lambda token: self._text([token]))
+        shape = ResponseShape(key, body, self._settings.name, lambda token: self._text([token]), self._tags(body))
         if body.stream:
             return EventStream(found, pinged(named_events(shape.events(answer))))
         if await _unless_gone(request, _together(found)) is None:
             return Response(status_code=499)
-        return JSONResponse(shape.whole(answer.handle.request))
+        return JSONResponse(shape.answered(answer.handle.request))
 
     async def _submitted(
         self, key: str, body: Sampled, prompts: Sequence[Prompt]
@@ -208,7 +210,14 @@ class Server:
     async def _answer(self, body: Sampled, prompts: Sequence[Prompt], request: Request, *, chat: bool) -> Response:
         key = f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}"
         found, given = await self._submitted(key, body, prompts)
-        shape = Shape(key, self._settings.name, self._fingerprint, lambda token: self._text([token]), chat=chat)
+        shape = Shape(
+            key,
+            self._settings.name,
+            self._fingerprint,
+            lambda token: self._text([token]),
+            chat=chat,
+            tags=self._tags(body),
+        )
         tokens = sum(map(len, given))
         echoed = [""] * len(found)
         if isinstance(body, CompletionRequest) and body.echo:
@@ -225,6 +234,11 @@ class Server:
         wanted = any(r.params.prompt_logprobs is not None for r in requests)
         scored = [list(zip(r.ids, (None, *r.prompt_logprobs), strict=False)) for r in requests] if wanted else []
         return JSONResponse(shape.whole(tokens, texts, predicted, scored))
+
+    def _tags(self, body: Sampled) -> Mapping[int, str] | None:
+        """Tokens of tags that give no text, of answers that may call functions; None: of others."""
+        called = isinstance(body, WithTools) and body.offer() is not None
+        return self._engine.grammars.tags if called else None
 
     def _ended(self, key: str, choice: int, method: str, began: float, request: Decoded) -> None:
         self._metrics.ended(request)
@@ -283,8 +297,7 @@ class Server:
                     queue.put_nowait(shape.echo(index, before))
                 async for chunk in answer.chunks():
                     trace(answer)
-                    if chunk.text or chunk.logprobs is not None or body.traced:
-                        piece = shape.token(index, chunk)
+                    if (piece := shape.token(index, chunk, always=body.traced)) is not None:
                         if options is not None and options.continuous_usage_stats:
                             requests = [a.handle.request for a in found]
                             tokens = sum(len(r.output_ids) for r in requests)
@@ -292,7 +305,7 @@ class Server:
                         queue.put_nowait(piece)
                 trace(answer)
                 reason = answer.handle.request.finish_reason or "cancelled"
-                queue.put_nowait(shape.end(index, shapes.finish(reason)))
+                queue.put_nowait(shape.end(index, reason))
             except Exception as error:  # noqa: BLE001 - the client is told
                 queue.put_nowait(error)
             finally:
@@ -329,9 +342,7 @@ class Server:
         """The ids of a text or of a conversation."""
         if (body.prompt is None) == (body.messages is None):
             raise FieldError("prompt", "give either prompt or messages")
-        prompt: Prompt = body.prompt or ""
-        if body.messages is not None:
-            prompt = [message.plain(at) for at, message in enumerate(body.messages)]
+        prompt: Prompt = body.prompt or "" if body.messages is None else body.conversation()
         ids = await asyncio.to_thread(self._engine.encode, prompt)
         return {"tokens": ids, "count": len(ids), "max_model_len": self._engine.target.capabilities.max_length}
 
