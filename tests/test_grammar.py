@@ -90,6 +90,10 @@ def test_grammars_take_what_they_say(
         (lambda g: g.json_schema({"type": "array", "uniqueItems": True}), "uniqueItems"),
         (lambda g: g.json_schema({"if": {}, "then": {}}), "if"),
         (lambda g: g.json_schema({"$ref": "#/$defs/x"}), "x"),
+        (
+            lambda g: g.json_schema(json.loads('{"items": ' * 200 + "{}" + "}" * 200)),
+            "recursion limit",
+        ),
         (lambda g: g.json_schema({"enum": ["a" * (1 << 20)]}), "has 1048590 characters: use at most 1048576"),
     ],
 )
@@ -255,10 +259,19 @@ def test_a_tag_in_ordinary_tokens_is_a_tag_as_well() -> None:
     assert state.after(text.encode("\n")[0]) is not None
 
 
+def test_text_without_a_call_is_free(spelling: PreTrainedTokenizerFast) -> None:
+    """Tokens that no text spells may come, as they do without functions: those that begin and end thoughts, say."""
+    grammar = Grammars(spelling, BYTES_VOCAB, {EOS}).calls(FUNCTIONS, forced=False, several=True)
+    state = followed(grammar.start(), [*spelling.encode("a"), 1, *spelling.encode("b"), 1])
+    assert state.allows(torch.tensor([0, 1, EOS])).tolist() == [True, True, True]
+    state = followed(state, spelling.encode('c<tool_call>\n{"name": "'))
+    assert state.allows(torch.tensor([0, 1, EOS])).tolist() == [False, False, False]
+
+
 def test_special_tags_are_named(spelling: PreTrainedTokenizerFast) -> None:
     """Their tokens give no text: who parses it must know them."""
     ids = [spelling.get_vocab().get(tag) for tag in CALL_TAGS]
-    special = set(ids) <= set(spelling.all_special_ids)
+    special = not spelling.decode([i for i in ids if i is not None], skip_special_tokens=True) and None not in ids
     assert Grammars(spelling, BYTES_VOCAB, {EOS}).tags == (dict(zip(ids, CALL_TAGS, strict=True)) if special else {})
 
 

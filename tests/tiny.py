@@ -170,7 +170,7 @@ def tiny_tokenizer(shift: bool = False) -> PreTrainedTokenizerFast:
     )
 
 
-_JSON_MERGES = ['{ "', '" :', '": Ġ', '": Ġ{', '": Ġ"', '" ,', '} }', '} Ċ', '}} Ċ', '> Ċ', 't h', 'th e', 'i n', 'Ġ {', 'Ġ "']
+_JSON_MERGES = ['{ "', '" :', '": Ġ', '": Ġ{', '": Ġ"', '" ,', "} }", "} Ċ", "}} Ċ", "> Ċ", "t h", "th e", "Ġ {", 'Ġ "']
 
 
 def bytes_tokenizer(tags: bool | None = None, template: str = _TEMPLATE) -> PreTrainedTokenizerFast:

@@ -1,4 +1,4 @@
-"""Grammars over tokens, compiled by llguidance: JSON Schema, regular expressions, choices, Lark, GBNF, calls of functions.
+"""Grammars over tokens, compiled by llguidance: JSON Schema, regular expressions, choices, Lark, GBNF, function calls.
 
 llguidance refuses what it cannot enforce, keyword by keyword, so that every answer that ends is valid.
 """
@@ -152,7 +152,11 @@ class Grammars:
         if not isinstance(schema, Mapping):
             raise ConfigError(f"the json_schema is {shortened(repr(schema))}: give an object")
         source = json.dumps(schema)
-        return self._compiled("json_schema", source, LLMatcher.grammar_from_json_schema(source, overrides=_LAYOUT))
+        try:
+            grammar = LLMatcher.grammar_from_json_schema(source, overrides=_LAYOUT)
+        except ValueError as error:  # it is nested too deep
+            raise ConfigError(f"the json_schema cannot be used: {_brief(str(error))}") from None
+        return self._compiled("json_schema", source, grammar)
 
     def json_object(self) -> Grammar:
         """Any JSON object, on one line."""
@@ -196,7 +200,7 @@ class Grammars:
 
         Args:
             functions: at least one.
-            forced: a call at once; else any text without special tokens until the first tag, and no call if none comes.
+            forced: a call at once; else any text until the first tag, and no call if none comes.
             several: calls may follow the first.
             text: JSON Schema of an answer without calls.
 
@@ -214,16 +218,27 @@ class Grammars:
         elif text is not None:
             start = f"{_inline(text)} | {opens} call {more}"
         else:
-            start = f"TEXT | first call {more}"
-            rules += ["TEXT: /(?s:.*)/", f"first: spelled{f' | TEXT {opens}' * (CALL_TAGS[0] in self.tags.values())}"]
-            rules.append(f"spelled[lazy]: TEXT {json.dumps(CALL_TAGS[0])}")
+            tag = self._tag_tokens.get(CALL_TAGS[0])
+            others = [str(token) for token in self._special if token != tag]
+            start = f"{'other* ' if others else ''}(TEXT | first call {more})"
+            rules += ["TEXT: /(?s:.*)/", f"spelled[lazy]: TEXT {json.dumps(CALL_TAGS[0])}"]
+            rules.append(f"first: spelled{f' | TEXT {opens}' if tag in self._special else ''}")
+            if others:
+                rules.append(f"other: TEXT <[{','.join(others)}]>")
         grammar = "\n".join(["%llguidance {}", f"start: {start}", *rules])
         return self._compiled("calls", grammar, LLMatcher.grammar_from_lark(grammar))
 
     @cached_property
     def tags(self) -> Mapping[int, str]:
-        """Tags of calls that are special tokens, which give no text."""
-        return {token: tag for tag, token in self._tag_tokens.items() if self._tokens.is_special_token(token)}
+        """Tags of calls whose tokens give no text."""
+        tokens = self._tag_tokens.items()
+        return {token: tag for tag, token in tokens if not self._tokenizer.decode([token], skip_special_tokens=True)}
+
+    @cached_property
+    def _special(self) -> Sequence[int]:
+        """Tokens that no text spells and that end none."""
+        every = range(self._tokens.vocab_size)
+        return [token for token in every if self._tokens.is_special_token(token) and token not in self._ends]
 
     @cached_property
     def _tag_tokens(self) -> Mapping[str, int]:

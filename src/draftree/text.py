@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast, runtime_checkable
 
@@ -30,6 +30,9 @@ class Conversation:
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]] | Conversation
 """Text as it is, token ids, or a conversation: messages with "role" and "content" for the model's chat template."""
+
+Tools = list[dict[Any, Any] | Callable[..., Any]]
+"""What transformers' tokenizers take for tools; here they are described, none is a Python function."""
 
 CALL_TAGS = ("<tool_call>", "</tool_call>")
 """Around a call of a function in Hermes' format, {"name": ..., "arguments": {...}} on a line of its own between."""
@@ -62,9 +65,9 @@ class Tokenizer(Protocol):
 
     def apply_chat_template(
         self,
-        conversation: list[dict[str, Any]],
+        conversation: list[dict[str, str]],
         *,
-        tools: list[dict[str, Any]] | None = ...,
+        tools: Tools | None = ...,
         add_generation_prompt: bool,
         continue_final_message: bool = ...,
         return_dict: bool,
@@ -205,8 +208,8 @@ def _encode_conversation(tokenizer: Tokenizer, conversation: Conversation) -> li
         messages, tools = _with_calls_as_text(messages, tools), []
     try:
         ids = tokenizer.apply_chat_template(
-            messages,
-            tools=tools or None,
+            cast(list[dict[str, str]], messages),
+            tools=cast(Tools, tools) or None,
             add_generation_prompt=not conversation.continued,
             continue_final_message=conversation.continued,
             return_dict=False,
@@ -247,7 +250,8 @@ def _writes_calls(tokenizer: Tokenizer) -> bool:
     """
     probed = {"type": "function", "function": _PROBED}
     try:
-        ids = tokenizer.apply_chat_template(_PROBE, tools=[probed], add_generation_prompt=True, return_dict=False)
+        messages = cast(list[dict[str, str]], _PROBE)
+        ids = tokenizer.apply_chat_template(messages, tools=[probed], add_generation_prompt=True, return_dict=False)
         text = cast(str, tokenizer.decode(cast(list[int], ids), skip_special_tokens=False))
     except (TemplateError, *_TEMPLATE_FAILS):
         return False
@@ -256,7 +260,7 @@ def _writes_calls(tokenizer: Tokenizer) -> bool:
 
 
 def _with_calls_as_text(messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Tools, calls and their results in Hermes' format: in the system message, in those of the assistant and the user."""
+    """Tools, calls and their results in Hermes' format: in messages of the system, the assistant and the user."""
     found: list[dict[str, Any]] = []
     for before, message in zip([None, *messages], messages, strict=False):
         content = message["content"]

@@ -29,7 +29,8 @@ def test_a_forced_call_is_an_item(client: openai.OpenAI) -> None:
     choice: Any = {"type": "function", "name": "get_weather"}
     found: Any = client.responses.create(model=NAME, input=ASKED, tools=TOOLS, tool_choice=choice)
     (item,) = found.output
-    assert (item.type, item.name, item.status, found.status) == ("function_call", "get_weather", "completed", "completed")
+    assert (item.type, item.name) == ("function_call", "get_weather")
+    assert item.status == found.status == "completed"
     assert item.call_id.startswith("call_") and item.id.startswith("fc_")
     check(item.name, item.arguments)
     assert [tool.name for tool in found.tools] == list(SCHEMAS) and found.tool_choice.name == "get_weather"
@@ -91,7 +92,8 @@ def test_calls_and_results_of_the_input_are_turns(client: openai.OpenAI) -> None
         {"name": "clock.now", "arguments": {}},
     ]
     assert [message["content"] for message in messages[2:]] == ["4", "noon"]
-    found: Any = client.responses.create(model=NAME, input=items, tools=TOOLS, max_output_tokens=4)  # type: ignore[call-overload]
+    given: Any = items
+    found: Any = client.responses.create(model=NAME, input=given, tools=TOOLS, max_output_tokens=4)
     assert found.status == "incomplete"
 
 
@@ -117,7 +119,5 @@ def test_what_cannot_be_called_is_refused_by_name(served: Running, more: dict[st
 def test_arguments_are_json() -> None:
     """What a client sends back is what it got: arguments as text."""
     with pytest.raises(ValueError, match=r"input\[0\].arguments is"):
-        ResponsesRequest(
-            model=NAME,
-            input=[{"type": "function_call", "name": "f", "arguments": json.dumps([1])}],  # type: ignore[arg-type]
-        ).conversation()
+        items: Any = [{"type": "function_call", "name": "f", "arguments": json.dumps([1])}]
+        ResponsesRequest(model=NAME, input=items).conversation()

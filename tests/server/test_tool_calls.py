@@ -21,7 +21,8 @@ values = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
     max_leaves=5,
 )
-calls_ = st.lists(st.tuples(st.sampled_from(["f", "get_weather", "a.b/c-1"]), st.dictionaries(st.text(max_size=4), values)))
+names = st.sampled_from(["f", "get_weather", "a.b/c-1"])
+calls_ = st.lists(st.tuples(names, st.dictionaries(st.text(max_size=4), values)))
 said_ = st.text(st.sampled_from("a <tol_c>\n/"), max_size=12).filter(lambda text: "<tool_call>" not in text)
 
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from ...errors import PromptError
+from ...text import Tools
 from .library import Library
 
 _UNKNOWN, _UNUSED, _CONTROL = 1, 2, 8
@@ -121,9 +122,9 @@ class LlamaTokenizer:
 
     def apply_chat_template(
         self,
-        conversation: list[dict[str, Any]],
+        conversation: list[dict[str, str]],
         *,
-        tools: list[dict[str, Any]] | None = None,
+        tools: Tools | None = None,
         add_generation_prompt: bool,
         continue_final_message: bool = False,
         return_dict: bool = False,

@@ -284,4 +284,3 @@ class ResponseShape:
             "safety_identifier": None,
             "prompt_cache_key": None,
         }
-

@@ -1,11 +1,12 @@
-"""Functions that a request lets the model call, in the words of chats and of responses, and the grammar of an answer."""
+"""Functions that a request lets the model call, as chats and responses have them, and the grammar of an answer."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from functools import partial
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, StrictBool, StrictStr
 
@@ -14,9 +15,12 @@ from ...errors import ConfigError
 from ...grammar import Function, Grammar
 from ..schema import Body, FieldError, Sampled
 
+T = TypeVar("T")
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 _MOST = 128
 """Functions of a request."""
+_DEEPEST = 128
+"""Levels of a schema: deeper ones cannot be compiled."""
 _NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
 _SAYS_MORE = ("additionalProperties", "unevaluatedProperties", "patternProperties", "allOf", "anyOf", "oneOf", "$ref")
 """Keywords of an object's schema that allow properties beside those in "properties"."""
@@ -92,7 +96,9 @@ class Tool(DescribedFunction):
     def compiled(self) -> Function:
         """As grammars take it."""
         function = self.described
-        return Function(function.name, _closed(function.parameters or _NO_PARAMETERS, deep=bool(function.strict)))
+        return Function(
+            function.name, _closed(function.parameters or _NO_PARAMETERS, _DEEPEST if function.strict else 0)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,21 +159,21 @@ class WithTools(Sampled):
         if offer is None:
             return super().constraint(engine)
         field, wanted = self.format
-        for other, given in (("structured_outputs", self.structured_outputs is not None), ("ignore_eos", self.ignore_eos)):
-            if given:
-                raise FieldError(other, f"{other} and tools exclude each other: leave one out")
+        given = {"structured_outputs": self.structured_outputs is not None, "ignore_eos": self.ignore_eos}
+        if (other := next((name for name, there in given.items() if there), None)) is not None:
+            raise FieldError(other, f"{other} and tools exclude each other: leave one out")
         structured = None if wanted is None or offer.forced else wanted.structured(field)
         text = None if structured is None else {"type": "object"} if structured.json_ is None else structured.json_
         functions = {at: tool.compiled() for at, tool in offer.tools.items()}
+        grammars = _named("tools", lambda: engine.grammars)
         try:
-            grammars = engine.grammars
             return grammars.calls(list(functions.values()), forced=offer.forced, several=offer.several, text=text)
         except ConfigError as error:
             for at, function in functions.items():
                 where = offer.tools[at].field(at, "parameters")
-                _named(where, lambda schema=function.parameters: engine.grammars.json_schema(schema))
+                _named(where, partial(grammars.json_schema, function.parameters))
             if structured is not None:
-                _named(field, lambda: structured.compiled(field, engine))
+                _named(field, partial(structured.compiled, field, engine))
             raise FieldError("tools", str(error)) from None
 
 
@@ -189,38 +195,40 @@ def check_tools(given: Sequence[Tool] | None) -> list[Tool]:
         names.add(function.name)
         if (kind := (function.parameters or _NO_PARAMETERS).get("type", "object")) != "object":
             where = tool.field(at, "parameters")
-            raise FieldError(where, f"{where} has the type {kind!r}: describe an object, whose properties are arguments")
+            raise FieldError(
+                where, f"{where} has the type {kind!r}: describe an object, whose properties are arguments"
+            )
     return list(given or ())
 
 
-def _closed(schema: Mapping[str, Any], *, deep: bool) -> dict[str, Any]:
+def _closed(schema: Mapping[str, Any], levels: int) -> dict[str, Any]:
     """A schema whose object has no properties but those that it names, unless it says so.
 
     Args:
-        deep: the same of the objects in it.
+        levels: of schemas in it of which the same is to hold.
     """
+
+    def inside(inner: Any) -> Any:
+        return _closed(inner, levels - 1) if isinstance(inner, dict) else inner
+
     found = dict(schema)
     if "properties" in schema and not any(name in schema for name in _SAYS_MORE):
         found["additionalProperties"] = False
-    if deep:
+    if levels:
         for name in ("properties", "$defs", "definitions"):
             if isinstance(inner := schema.get(name), dict):
-                found[name] = {key: _closed_within(one) for key, one in inner.items()}
+                found[name] = {key: inside(one) for key, one in inner.items()}
         for name in ("anyOf", "oneOf", "prefixItems"):
             if isinstance(inner := schema.get(name), list):
-                found[name] = [_closed_within(one) for one in inner]
+                found[name] = [inside(one) for one in inner]
         if "items" in schema:
-            found["items"] = _closed_within(schema["items"])
+            found["items"] = inside(schema["items"])
     return found
 
 
-def _closed_within(schema: Any) -> Any:
-    return _closed(schema, deep=True) if isinstance(schema, dict) else schema
-
-
-def _named(field: str, compile_: Callable[[], object]) -> None:
-    """Raise what a compilation raises, with the field that it is of."""
+def _named(field: str, compile_: Callable[[], T]) -> T:
+    """What a compilation gives; what it raises has the field that it is of."""
     try:
-        compile_()
+        return compile_()
     except ConfigError as error:
         raise FieldError(field, str(error)) from None
