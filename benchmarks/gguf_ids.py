@@ -12,7 +12,7 @@ import argparse
 from draftree import Engine, SamplingParams, SpeculationParams
 from draftree.bench.compare import first_difference
 from draftree.bench.suites import choose, load_suite
-from draftree.load import make_engine
+from draftree.engines import make_engine
 from draftree.models.llama.context import Context, Tokens
 from draftree.models.llama.llama_model import LlamaModel
 from draftree.models.loading import DEFAULT_MODEL, load_llama

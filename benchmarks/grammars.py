@@ -21,9 +21,9 @@ from draftree.bench.summary import markdown
 from draftree.config import SamplingParams
 from draftree.engine.engine import Engine
 from draftree.engine.speculation import SpeculationParams
+from draftree.engines import make_engine
 from draftree.errors import DraftreeError
 from draftree.grammar import Grammar
-from draftree.load import make_engine
 from draftree.models.loading import load
 from draftree.text import user
 

@@ -6,6 +6,7 @@
     python -m benchmarks.serving overhead [--requests 8]
     python -m benchmarks.serving storm [--requests 2000]
     python -m benchmarks.serving mixed [--tokens 8]
+    python -m benchmarks.serving share [--requests 8] [--tokens 64] [--drafter auto]
 
 ``gaps``: requests stream while a long prompt arrives: the longest time between two tokens of any of them, with it and
 without, in AR steps of as many requests, and how soon the newcomer has its first token. ``chat``: seconds to the first
@@ -14,6 +15,8 @@ together, over AR decoding of the same, the two in turn. ``overhead``: milliseco
 itself. ``storm``: many short requests of which a tenth are cancelled and a twentieth fail: rows that are left, resident
 memory as it goes on, and whether each text that was finished is what the request gives alone. ``mixed``: 13 prompts by
 10 methods and 4 drafters, greedy or sampled, eight at a time in random order: how many give AR decoding's ids.
+``share``: requests decode together with ``auto``, each of them in turn at priority -2 and at 0 like the others: what is
+drafted and accepted for it and for the others.
 """
 
 from __future__ import annotations
@@ -35,9 +38,12 @@ from draftree.config import SamplingParams
 from draftree.engine.engine import Engine, Handle
 from draftree.engine.scheduler import SchedulerParams
 from draftree.engine.speculation import SpeculationParams
-from draftree.load import make_engine
+from draftree.engines import make_engine
 from draftree.models.loading import DEFAULT_MODEL, load
 from draftree.text import encode, user
+
+OPTIONS = ("backend", "device", "dtype", "runner")
+"""Of loading the target."""
 
 
 def questions(count: int) -> list[str]:
@@ -248,11 +254,41 @@ def mixed(args: argparse.Namespace) -> None:
         print(f"  prompt {kind}, {method}, {drafter}: {reason}; {found}")
 
 
+def share(args: argparse.Namespace) -> None:
+    """Print what a request's priority moves."""
+    prompts = [user(q) for q in questions(args.requests)]
+    params = SamplingParams(max_tokens=args.tokens, ignore_eos=True)
+    figures: dict[tuple[int, bool], list[tuple[float, float]]] = {}
+    rates: dict[int, list[float]] = {0: [], -2: []}
+    texts = set[str]()
+    for chosen in range(args.requests):
+        for priority in (0, -2) if chosen % 2 else (-2, 0):
+            engine = made(args, "auto", SchedulerParams(rows=args.requests))
+            began = time.perf_counter()
+            handles = [engine.submit(p, params, priority=priority if i == chosen else 0) for i, p in enumerate(prompts)]
+            wait(engine, handles)
+            rates[priority].append(args.requests * args.tokens / (time.perf_counter() - began))
+            texts.add(repr([handle.request.output_ids for handle in handles]))
+            for i, handle in enumerate(handles):
+                stats = handle.request.stats
+                figures.setdefault((priority, i == chosen), []).append((sum(stats.drafted) / stats.steps, stats.mal))
+    for priority, rate in rates.items():
+        (nodes, mal), (other_nodes, other_mal) = (
+            map(statistics.fmean, zip(*figures[priority, own], strict=True)) for own in (True, False)
+        )
+        print(
+            f"priority {priority:2}: {nodes:.2f} nodes a step and MAL {mal:.3f}, others at 0: {other_nodes:.2f} ",
+            end="",
+        )
+        print(f"and {other_mal:.3f}; {statistics.median(rate):.1f} tokens/s in all")
+    print("all texts equal" if len(texts) == 1 else f"{len(texts)} different sets of texts")
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     what: dict[str, Callable[[argparse.Namespace], None]] = {
-        f.__name__: f for f in (gaps, chat, throughput, overhead, storm, mixed)
+        f.__name__: f for f in (gaps, chat, throughput, overhead, storm, mixed, share)
     }
     parser.add_argument("what", choices=what)
     parser.add_argument("--target", default=DEFAULT_MODEL)
@@ -264,9 +300,12 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=1500)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=3)
+    for name in OPTIONS:
+        parser.add_argument(f"--{name}")
     args = parser.parse_args()
     args.requests = args.requests or (2000 if args.what == "storm" else 8)
-    args.model = load(args.target)
+    options = {name: value for name in OPTIONS if (value := getattr(args, name)) is not None}
+    args.model = load(args.target, **options)
     torch.manual_seed(0)
     what[args.what](args)
 

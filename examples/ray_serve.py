@@ -14,7 +14,7 @@ from ray import serve
 
 import draftree
 from draftree.engine.scheduler import SchedulerParams
-from draftree.load import make_engine
+from draftree.engines import make_engine
 from draftree.server.app import Server, ServerSettings
 from draftree.server.metrics import Metrics
 

@@ -18,6 +18,7 @@ from draftree.drafters.ngram import NgramSource
 from draftree.drafters.token_recycling import TokenRecyclingSource
 from draftree.engine.engine import Engine
 from draftree.models.huggingface import HFModel
+from draftree.models.runner import GraphRunner
 from draftree.policies.entropy import EntropyTree
 from draftree.train.responses import respond, seed_of
 
@@ -91,6 +92,19 @@ def test_responses_in_step_are_those_of_the_engine() -> None:
         assert response.tokens[response.prompt_length :].tolist() == said
         assert response.features.shape == (len(response.tokens) - 1, target.hidden_size)
     assert len(drawn) == 6
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_captured_passes_are_those_of_the_same_runner_without_capture(dtype: torch.dtype) -> None:
+    """The kernels are the same, and so are the bits: rows grow, trees change, graphs are replayed."""
+    texts = []
+    for capture in (None, lambda make: make):
+        model = HFModel(torch.nn.Module.to(tiny(), "cuda", dtype), runner="graph")
+        model._stock = GraphRunner(model.model, capture=capture)
+        engine = Engine(model, TreeDrafter(EntropyTree(), NgramSource(shortest=1)))
+        texts.append([g.token_ids for g in engine.generate(PROMPTS, SamplingParams(max_tokens=60, ignore_eos=True))])
+        assert model._stock.uncaptured == ""
+    assert texts[0] == texts[1]
 
 
 class _Transfers(TorchDispatchMode):

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import numpy as np
 import pytest
 import torch
@@ -176,39 +174,6 @@ def test_models_without_text_or_an_end_have_no_grammars() -> None:
         _ = Engine(ToyModel()).grammars
     with pytest.raises(ConfigError, match="no end-of-sequence token"):
         Grammars(TOKENIZER, VOCAB, set())
-
-
-SMALL: list[dict[str, Any]] = [
-    {"type": "integer", "minimum": low, "maximum": low + span} for low in (-5, 0, 17, 999) for span in (0, 3, 1000)
-]
-SMALL += [{"type": "number", "minimum": 0, "exclusiveMaximum": top} for top in (1, 10, 2.5)]
-SMALL += [{"type": "integer", "multipleOf": m, "minimum": 0, "maximum": 999} for m in (2, 5, 7, 10)]
-SMALL += [{"type": "string", "minLength": n, "maxLength": n + more} for n in (0, 1, 4) for more in (0, 2, 5)]
-SMALL += [{"type": "string", "pattern": p} for p in ("^[a-z]{2}$", "^(on|in)-[0-9]$", "^a.{0,3}$", "^[^aeiou]{1,4}$")]
-SMALL += [{"type": "string", "format": f} for f in ("date", "uuid", "ipv4")]
-SMALL += [{"enum": e} for e in ([1, 2], ["a", "b c"], [None, True, "x"], ["the", "then", "there"])]
-SMALL += [{"const": c} for c in (0, "on and on", True, None, -3.5)]
-SMALL += [
-    {"anyOf": [{"type": "integer", "maximum": 9, "minimum": 0}, {"type": "string", "maxLength": n}]} for n in (1, 3)
-]
-SMALL += [{"type": ["boolean", "null"]}, {"type": ["integer", "null"], "minimum": 0, "maximum": 9}]
-SMALL += [{"allOf": [{"type": "integer", "minimum": n}, {"maximum": n + 5}]} for n in (0, 10)]
-SMALL += [{"$ref": "#/$defs/n", "$defs": {"n": {"type": "integer", "minimum": n, "maximum": n + 1}}} for n in (1, 8)]
-
-
-@pytest.mark.parametrize("schema", SMALL, ids=lambda schema: re.sub(r"\W+", "-", json.dumps(schema))[:40])
-def test_every_answer_that_ends_is_valid(grammars: Grammars, model: HFModel, schema: dict[str, Any]) -> None:
-    """Sampled from a model that knows nothing: whatever the grammar allows comes."""
-    params = [
-        SamplingParams(max_tokens=64, temperature=1.5, seed=seed, constraint=grammars.json_schema(schema))
-        for seed in range(4)
-    ]
-    drafter = load_drafter("lookup", model, StaticTree(width=2, depth=3))
-    found = Engine(model, drafter).generate(["x"] * 4, params)
-    ended = [g for g in found if g.finish_reason == "eos"]
-    assert ended
-    for generation in ended:
-        jsonschema.validate(json.loads(generation.text), schema, format_checker=jsonschema.FormatChecker())
 
 
 FUNCTIONS = [

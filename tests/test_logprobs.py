@@ -12,8 +12,8 @@ from draftree.config import MOST_LOGPROBS, SamplingParams
 from draftree.engine.engine import Engine
 from draftree.engine.scheduler import SchedulerParams
 from draftree.engine.speculation import SpeculationParams
+from draftree.engines import make_engine
 from draftree.errors import ConfigError
-from draftree.load import make_engine
 from draftree.models.huggingface import HFModel
 
 from .tiny import causal_logits, tiny

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pkgutil
+
 import draftree
 
 
@@ -70,3 +72,13 @@ def test_the_public_names_are_these() -> None:
 def test_every_public_name_has_a_docstring() -> None:
     for name in draftree.__all__:
         assert isinstance(getattr(draftree, name), dict) or getattr(draftree, name).__doc__, name
+
+
+def test_no_module_hides_a_public_name() -> None:
+    """Names are looked up when they are used: a module of the same name, once imported, would come instead."""
+    modules = {module.name for module in pkgutil.iter_modules(draftree.__path__)}
+    assert not modules & set(draftree.__all__)
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
+    assert not hasattr(draftree, "no_such_name") and "load_engine" in dir(draftree)

@@ -20,10 +20,12 @@ FLOORS = [
     ["tracing"],
     ["engine"],
     ["beams"],
-    ["load", "hf_generate"],
+    ["engines", "integrations"],
+    ["public"],
     ["train"],
     ["bench"],
     ["server"],
+    ["batch"],
     ["cli"],
 ]
 """From the lowest: a room or a module of the root imports from its own floor and from those below."""

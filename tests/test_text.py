@@ -12,6 +12,7 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE, WordLevel
 from transformers import PreTrainedTokenizerFast
 
+from draftree.config import SamplingParams
 from draftree.errors import InputError, PromptError
 from draftree.text import Conversation, Detokenizer, NoText, Prompt, call_text, encode, text_stream, user
 
@@ -49,7 +50,7 @@ def ids_of(text: str) -> list[int]:
 
 def pieces(ids: Sequence[int], stop: Sequence[str] = (), context: Sequence[int] = ()) -> list[str]:
     """What a stream gives out for each token until it stops."""
-    stream, given = Detokenizer(TOKENIZER, stop, context), list[str]()
+    stream, given = Detokenizer(TOKENIZER, SamplingParams(stop=tuple(stop)), context), list[str]()
     for i, token in enumerate(ids):
         given.append(stream.push(token, last=i == len(ids) - 1))
         if stream.stopped:
@@ -133,7 +134,7 @@ def test_a_stream_stops_with_the_token_that_completes_the_stop_string() -> None:
 
 
 def test_a_text_without_the_stop_string_never_stops() -> None:
-    stream = Detokenizer(TOKENIZER, ["xyz"])
+    stream = Detokenizer(TOKENIZER, SamplingParams(stop=("xyz",)))
     for token in ids_of("xy xz yz"):
         stream.push(token, last=False)
     assert not stream.stopped
@@ -167,7 +168,7 @@ def test_a_stop_string_that_repeats_itself_is_found_behind_its_own_beginning() -
 
 
 def test_a_stop_string_in_the_last_token_ends_the_text() -> None:
-    stream = Detokenizer(TOKENIZER, ["x"])
+    stream = Detokenizer(TOKENIZER, SamplingParams(stop=("x",)))
     assert (stream.push(ids_of("x")[0], last=True), stream.stopped) == ("", True)
 
 
@@ -187,21 +188,21 @@ def test_a_stream_gives_what_comes_before_the_first_stop_string(text: str, stop:
 
 
 def test_a_model_without_a_tokenizer_streams_no_text() -> None:
-    stream = text_stream(None, ())
+    stream = text_stream(None, SamplingParams())
     assert isinstance(stream, NoText)
     assert (stream.push(5, last=False), stream.push(6, last=True), stream.stopped) == ("", "", False)
 
 
 def test_a_model_with_a_tokenizer_streams_its_text_behind_the_context_up_to_a_stop_string() -> None:
     the, abc = 2, 3
-    stream = text_stream(spaced(), ["bc"], [abc])
+    stream = text_stream(spaced(), SamplingParams(stop=("bc",)), [abc])
     assert [stream.push(token, last=False) for token in (the, abc)] == [" the", " a"]
     assert stream.stopped
 
 
 def test_stop_strings_without_a_tokenizer_are_refused() -> None:
     with pytest.raises(InputError, match=r"stop strings \['x', 'y'\] need text"):
-        text_stream(None, ["x", "y"])
+        text_stream(None, SamplingParams(stop=("x", "y")))
 
 
 def test_token_ids_are_taken_as_they_are_with_or_without_a_tokenizer() -> None:

@@ -3,95 +3,27 @@
 engine = draftree.load_engine("smollm2")
 for chunk in engine.stream(draftree.user("Why is the sky blue?")):
     print(chunk.text, end="", flush=True)
+
+The first use of a name loads all of them (``public.py``), and torch. So other engines can import what needs neither
+(``integrations/propose.py``), whatever release of transformers they bring.
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 from .models.cpu import openmp as openmp  # first: sets how threads wait, before torch loads
 
-# isort: split
-from .beams.beam_engine import BeamEngine, BeamGeneration, Hypothesis
-from .beams.params import BeamParams
-from .config import Budget, SamplingParams
-from .drafters.corpus import Corpus
-from .drafters.registry import load_drafter
-from .engine.engine import Engine, Generation, Handle
-from .engine.scheduler import SchedulerParams
-from .engine.speculation import Speculation, SpeculationParams
-from .errors import DraftreeError, DraftreeWarning, InputError, QueueFullError, RunError
-from .hf_generate import custom_generate, generate_with
-from .load import load_beam_engine, load_beam_source, load_engine
-from .models.huggingface import HFModel
-from .models.loading import load
-from .policies.auto.policy import AutoTree
-from .policies.base import GrowthPolicy
-from .policies.best_paths import Eagle2Tree, OptTree
-from .policies.c2t import ClassifierTree, LearnedWidth, read_classifier
-from .policies.chains import DynamicWindow, EntropyStop, Window
-from .policies.entropy import BranchingSteps, BudgetTree, EntropyTree
-from .policies.fixed import RankTree, StaticTree
-from .policies.methods import METHODS
-from .request import Chunk, Seconds, StageStats, Stats
-from .text import user
-from .tracing.records import EndRecord, RequestRecord, RunRecord, StepRecord
-from .tracing.trace import Observer, Trace, read_trace
-from .tree import DraftTree
-from .verify.schemes import SCHEMES, Relaxed
+if TYPE_CHECKING:
+    from .public import *  # noqa: F403
+    from .public import __all__ as __all__
 
-__all__ = [
-    "METHODS",
-    "SCHEMES",
-    "AutoTree",
-    "BeamEngine",
-    "BeamGeneration",
-    "BeamParams",
-    "BranchingSteps",
-    "BudgetTree",
-    "Budget",
-    "Chunk",
-    "ClassifierTree",
-    "Corpus",
-    "DraftTree",
-    "DraftreeError",
-    "DraftreeWarning",
-    "DynamicWindow",
-    "Eagle2Tree",
-    "EndRecord",
-    "Engine",
-    "EntropyStop",
-    "EntropyTree",
-    "Generation",
-    "GrowthPolicy",
-    "Handle",
-    "HFModel",
-    "Hypothesis",
-    "InputError",
-    "LearnedWidth",
-    "StageStats",
-    "Observer",
-    "OptTree",
-    "QueueFullError",
-    "RankTree",
-    "Relaxed",
-    "RunError",
-    "RunRecord",
-    "SamplingParams",
-    "SchedulerParams",
-    "Seconds",
-    "RequestRecord",
-    "Speculation",
-    "SpeculationParams",
-    "StaticTree",
-    "Stats",
-    "StepRecord",
-    "Trace",
-    "Window",
-    "custom_generate",
-    "generate_with",
-    "load",
-    "load_beam_engine",
-    "load_beam_source",
-    "load_drafter",
-    "load_engine",
-    "read_classifier",
-    "read_trace",
-    "user",
-]
+
+def __getattr__(name: str) -> object:
+    public = import_module(".public", __name__)
+    if name not in public.__all__ and name != "__all__":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(public, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__getattr__("__all__")})  # type: ignore[misc]

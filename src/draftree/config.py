@@ -126,17 +126,30 @@ def option(
 class SamplingParams:
     """How the target's next token is drawn and when generation ends.
 
-    The distribution is transformers': ``processors`` in order, then temperature, top-k, top-p, min-p.
+    The distribution is transformers': what may come at all, penalties and biases, ``processors`` in order, then
+    temperature, top-k, top-p, min-p.
 
     Attributes:
         max_tokens: most tokens to generate; None means until the context is full.
+        min_tokens: before so many no token ends the text while any other may come, and no stop string counts.
         temperature: 0 is greedy decoding (argmax).
         top_k: keep the k most probable tokens; 0 keeps all.
         top_p: keep the smallest set of tokens whose probability reaches p; 1 keeps all.
         min_p: drop tokens less probable than min_p times the most probable one; 0 keeps all.
         seed: keys the noise of every draw together with the token's absolute position; None draws a fresh seed.
         stop: strings that end the text; the text ends before them.
+        stop_token_ids: tokens that end the text beside the model's own; they are generated but give no text.
+        include_stop_str_in_output: the text ends with what ended it.
         ignore_eos: go on after the end-of-request token.
+        bad_words: no token completes one of them as the tokenizer spells it, with a space before it or without.
+        allowed_token_ids: no other token comes; None: any may.
+        logit_bias: token -> what is added to its logit.
+        repetition_penalty: divides positive logits and multiplies negative ones of tokens that the prompt or the text
+            has; 1 is off.
+        frequency_penalty: is taken off a logit for each time that its token was generated.
+        presence_penalty: is taken off once.
+        skip_special_tokens: special tokens give no text.
+        truncate_prompt_tokens: the prompt's last so many tokens are read; -1: as many as leave room for ``max_tokens``.
         logprobs: log-probabilities of each token and of so many of the most probable ones (``request.Logprobs``), by
             the target's own distribution, before constraint, processors and temperature; None: none.
         prompt_logprobs: the same of the prompt's tokens but the first (``Request.prompt_logprobs``); the prompt is read
@@ -156,7 +169,20 @@ class SamplingParams:
     min_p: float = option("Drop tokens below this share of the best one's probability; 0 is off.", 0.0, metavar="P")
     seed: int | None = option("Makes sampled text repeatable.", metavar="S")
     stop: tuple[str, ...] = option("End before this text; may be repeated.", (), metavar="TEXT")
-    ignore_eos: bool = False
+    min_tokens: int = option("Least tokens to generate.", 0, metavar="N")
+    ignore_eos: bool = option("Go on after the end-of-text token.", False)
+    bad_words: tuple[str, ...] = option(
+        "Never generate this word; may be repeated.", (), name="--bad-word", metavar="WORD"
+    )
+    repetition_penalty: float = option("Make tokens that are there already less likely; 1 is off.", 1.0, metavar="X")
+    frequency_penalty: float = option("Take off logits, for each time that a token was generated.", 0.0, metavar="X")
+    presence_penalty: float = option("Take off logits of tokens that were generated.", 0.0, metavar="X")
+    logit_bias: Mapping[int, float] | None = None
+    stop_token_ids: tuple[int, ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    truncate_prompt_tokens: int | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     constraint: Constraint | None = None
@@ -165,7 +191,7 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        for name in ("temperature", "top_p", "min_p"):
+        for name in ("temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"):
             object.__setattr__(self, name, float(getattr(self, name)))  # a tensor takes no large int
         if self.max_tokens is not None and self.max_tokens < 1:
             raise ConfigError(f"max_tokens is {self.max_tokens}: use at least 1")
@@ -182,10 +208,28 @@ class SamplingParams:
         for name, count in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
             if count is not None and not 0 <= count <= MOST_LOGPROBS:
                 raise ConfigError(f"{name} are {count}: use 0 (of the tokens alone) to {MOST_LOGPROBS}")
-        if self.ignore_eos and self.constraint is not None:
-            raise ConfigError("ignore_eos with a constraint: it says where the text ends: leave one of them out")
         if not all(self.stop):
             raise ConfigError(f"stop is {self.stop!r}: give strings of at least one character")
+        if not 0 <= self.min_tokens <= (math.inf if self.max_tokens is None else self.max_tokens):
+            most = "" if self.max_tokens is None else f", {self.max_tokens}"
+            raise ConfigError(f"min_tokens is {self.min_tokens}: use a number from 0 to max_tokens{most}")
+        if not all(word.strip() for word in self.bad_words):
+            raise ConfigError(f"bad_words are {self.bad_words!r}: give words of at least one character")
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise ConfigError("allowed_token_ids are none: name at least one, or leave them out")
+        if not 0 < self.repetition_penalty < math.inf:
+            raise ConfigError(f"repetition_penalty is {self.repetition_penalty}: use a number above 0; 1 is off")
+        for name in ("frequency_penalty", "presence_penalty"):
+            if not math.isfinite(getattr(self, name)):
+                raise ConfigError(f"{name} is {getattr(self, name)}: use a number; 0 is off")
+        if not all(map(math.isfinite, (self.logit_bias or {}).values())):
+            raise ConfigError("logit_bias has a value that is no number: use -100 to forbid a token")
+        if self.truncate_prompt_tokens is not None and not (
+            self.truncate_prompt_tokens == -1 or self.truncate_prompt_tokens > 0
+        ):
+            raise ConfigError(
+                f"truncate_prompt_tokens is {self.truncate_prompt_tokens}: use at least 1, or -1 (as many as fit)"
+            )
 
     @property
     def warping(self) -> tuple[float, int, float, float]:
@@ -200,6 +244,7 @@ class Budget:
     Attributes:
         nodes: most drafted nodes (the root is not counted).
         depth: deepest node (the root's children have depth 1); None leaves it to the growth policy.
+        weight: what its tokens count beside those of other requests, in policies that share a pass among them (auto).
 
     Raises:
         ConfigError: a value is out of range.
@@ -207,6 +252,7 @@ class Budget:
 
     nodes: int
     depth: int | None = None
+    weight: float = 1.0
 
     def __post_init__(self) -> None:
         if not isinstance(self.nodes, int) or not 0 <= self.nodes <= MAX_NODES:

@@ -26,7 +26,7 @@ class ConstraintState(ABC):
     @property
     @abstractmethod
     def mask(self) -> Tensor | None:
-        """[ceil(V / 32)] int32, bit t % 32 of entry t // 32: token t may come next; None: the text has ended."""
+        """[ceil(V / 32)] int32, bit t % 32 of entry t // 32: token t may come next; None: any may."""
 
     @property
     def forced(self) -> int | None:
@@ -83,9 +83,9 @@ def masked(logits: Tensor, states: Sequence[ConstraintState | None], entries: Se
 
     Args:
         logits: [R, K].
-        states: [R]; None: everything is allowed.
-        entries: [R] of [K] or less, the ids of the logits' entries; None: entry i is token i. Of a row none of whose
-            entries are allowed everything stays.
+        states: [R]; None: everything is allowed. Of a row none of whose entries are allowed everything stays: nothing
+            is drafted there, and no token that is drawn there follows.
+        entries: [R] of [K] or less, the ids of the logits' entries; None: entry i is token i.
     """
     found = logits
     for row, state in enumerate(states):
@@ -97,7 +97,7 @@ def masked(logits: Tensor, states: Sequence[ConstraintState | None], entries: Se
             allowed = (mask[:, None] >> _BITS).bitwise_and_(1).flatten()[: logits.shape[1]].bool()
         else:
             allowed = state.allows(entries[row].cpu())
-            if not bool(allowed.any()):
-                continue
+        if not bool(allowed.any()):
+            continue
         found[row, : len(allowed)].masked_fill_(~allowed.to(logits.device, non_blocking=True), float("-inf"))
     return found

@@ -3,6 +3,7 @@
 DraftreeError
 ├── InputError               the caller's input is wrong; found before any work is lost (exit code 2)
 │   ├── ConfigError          a setting is out of range or two settings exclude each other
+│   │   └── FieldError       one field of a request, which has its name
 │   ├── UnknownNameError     no such method, drafter, model or file
 │   ├── ModelFileError       a model file or folder cannot be read
 │   ├── PromptError          the prompt is empty or does not fit the context
@@ -37,6 +38,18 @@ class InputError(DraftreeError, ValueError):
 
 class ConfigError(InputError):
     """A setting is out of range, or two settings exclude each other."""
+
+
+class FieldError(ConfigError):
+    """A field of a request has a value that does not do.
+
+    Attributes:
+        field: its name.
+    """
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(message)
+        self.field = field
 
 
 class UnknownNameError(InputError):

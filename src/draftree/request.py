@@ -165,8 +165,8 @@ class Chunk:
 
 
 FINISH_REASONS = ("eos", "stop", "length", "criteria", "cancelled", "deadline", "error")
-"""Why a request ended: an end-of-sequence token, a stop string, ``max_tokens`` or the context, one of its stopping
-criteria, ``cancel``, its deadline, an exception."""
+"""Why a request ended: an end-of-sequence token, a stop string or token, ``max_tokens`` or the context, one of its
+stopping criteria, ``cancel``, its deadline, an exception."""
 
 
 class Request:
@@ -222,7 +222,7 @@ class Request:
 
     @property
     def text(self) -> str:
-        """Generated text; a stop string that ended it is left out."""
+        """Generated text; what ended it is left out unless it was wanted."""
         return "".join(chunk.text for chunk in self.chunks)
 
     @property
@@ -261,7 +261,8 @@ class Request:
                 self.state = followed(self.state, [token])
             self.finish_reason = self._end_after(token)
             drafted = i < accepted
-            text = self._stream.push(token, last=self.finish_reason is not None)
+            silent = self.finish_reason in ("eos", "stop") and not self.params.include_stop_str_in_output
+            text = self._stream.end() if silent else self._stream.push(token, last=self.finish_reason is not None)
             if self._stream.stopped:
                 self.finish_reason = "stop"
             told = logprobs[i] if logprobs else None
@@ -273,6 +274,8 @@ class Request:
     def _end_after(self, token: int) -> str | None:
         if token in self._eos_ids:
             return "eos"
+        if token in self.params.stop_token_ids:
+            return "stop"
         if self.params.criteria:
             ids = torch.tensor([self.ids])
             if any(bool(torch.as_tensor(c(ids, None)).all()) for c in self.params.criteria):

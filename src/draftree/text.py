@@ -9,6 +9,7 @@ from typing import Any, Protocol, cast, runtime_checkable
 
 from jinja2 import TemplateError
 
+from .config import SamplingParams
 from .errors import InputError, PromptError
 
 
@@ -86,21 +87,30 @@ class NoText:
     def push(self, token: int, last: bool) -> str:
         return ""
 
+    def end(self) -> str:
+        return ""
+
 
 class Detokenizer:
     """Incremental detokenising with stop strings.
 
     Holds text back while its last character is incomplete (a token may end inside a UTF-8 sequence) and while its end
-    could be the beginning of a stop string. Special tokens give no text.
+    could be the beginning of a stop string.
 
     Attributes:
-        stopped: a stop string has appeared; the text given out ends before it.
+        stopped: a stop string has appeared; the text given out ends before it, or with it.
+
+    Args:
+        params: stop strings, from which token on they count, whether the text ends with them, and whether special
+            tokens give text; None: none count, and special tokens give none.
+        context: the tokens before the first one.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = (), context: Sequence[int] = ()) -> None:
+    def __init__(self, tokenizer: Tokenizer, params: SamplingParams | None = None, context: Sequence[int] = ()) -> None:
         self.stopped = False
         self._tokenizer = tokenizer
-        self._stop = tuple(stop)
+        self._params = params or SamplingParams()
+        self._passed = 0  # tokens
         # Decoding is not a concatenation (leading spaces), so each piece is the difference of two decodings.
         self._window = self._tail(list(context[-_WINDOW:]))
         self._shown = len(self._decode(self._window).rstrip(_INCOMPLETE))
@@ -117,12 +127,20 @@ class Detokenizer:
 
     def _decode(self, tokens: list[int]) -> str:
         # Cleaning up would change text that has been given out.
-        options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
+        options = {"skip_special_tokens": self._params.skip_special_tokens, "clean_up_tokenization_spaces": False}
         return cast(str, self._tokenizer.decode(tokens, **options))
 
     def push(self, token: int, last: bool) -> str:
         """Text that became final with ``token``; all that is held back when it is the ``last``."""
         self._window.append(token)
+        self._passed += 1
+        return self._advance(last)
+
+    def end(self) -> str:
+        """All that is held back, where a token without text ends the text."""
+        return self._advance(last=True)
+
+    def _advance(self, last: bool) -> str:
         text = self._decode(self._window)
         if not text.endswith(_INCOMPLETE) or last:
             self._held += text[self._shown :]
@@ -133,12 +151,15 @@ class Detokenizer:
         return self._release(last)
 
     def _release(self, last: bool) -> str:
-        found = [at for s in self._stop if (at := self._held.find(s)) >= 0]
+        params = self._params
+        stop = params.stop if self._passed > params.min_tokens else ()
+        found = [(at, len(s)) for s in stop if (at := self._held.find(s)) >= 0]
         if found:
             self.stopped = True
-            text, self._held = self._held[: min(found)], ""
+            at, length = min(found)
+            text, self._held = self._held[: at + length if params.include_stop_str_in_output else at], ""
             return text
-        keep = 0 if last else max((overlap(self._held, s) for s in self._stop), default=0)
+        keep = 0 if last else max((overlap(self._held, s) for s in stop), default=0)
         cut = len(self._held) - keep
         text, self._held = self._held[:cut], self._held[cut:]
         return text
@@ -153,16 +174,17 @@ TextStream = Detokenizer | NoText
 """Turns tokens into text as they come."""
 
 
-def text_stream(tokenizer: Tokenizer | None, stop: Sequence[str], context: Sequence[int] = ()) -> TextStream:
+def text_stream(tokenizer: Tokenizer | None, params: SamplingParams, context: Sequence[int] = ()) -> TextStream:
     """The stream for one request.
 
     Raises:
-        InputError: stop strings without a tokenizer.
+        InputError: stop strings or bad words without a tokenizer.
     """
     if tokenizer is not None:
-        return Detokenizer(tokenizer, stop, context)
-    if stop:
-        raise InputError(f"stop strings {list(stop)} need text: load the model with its tokenizer")
+        return Detokenizer(tokenizer, params, context)
+    for name, texts in (("stop strings", params.stop), ("bad_words", params.bad_words)):
+        if texts:
+            raise InputError(f"{name} {list(texts)} need text: load the model with its tokenizer")
     return NoText()
 
 
@@ -302,7 +324,7 @@ def _check_text(text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise PromptError("the prompt is not valid UTF-8: convert it, for example with iconv") from None
+        raise PromptError("the text is not valid UTF-8: convert it, for example with iconv") from None
 
 
 def user(prompt: str) -> list[dict[str, str]]:

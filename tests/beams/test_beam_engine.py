@@ -23,8 +23,8 @@ from draftree.drafters.eagle import EagleSource
 from draftree.drafters.ngram import NgramSource
 from draftree.drafters.registry import load_source
 from draftree.drafters.spec import DrafterSpec
+from draftree.engines import load_beam_engine, load_beam_source
 from draftree.errors import ConfigError, PromptError, RunError, VocabularyError
-from draftree.load import load_beam_engine, load_beam_source
 from draftree.models.base import prefill
 from draftree.models.huggingface import HFModel
 from draftree.models.loading import load

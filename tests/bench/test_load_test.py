@@ -116,6 +116,14 @@ def test_what_cannot_be_measured_is_one_line(
     assert message in capsys.readouterr().err.strip().splitlines()[-1]
 
 
+def test_a_missing_program_is_named_before_anything_is_written(stand_in: Path, capsys: Captured) -> None:
+    """A folder with settings alone made the next command, with other settings, complain about the folder."""
+    assert run(_words(stand_in, "--guidellm", "no-such-program")) == 2
+    assert not (stand_in.parent / "out").exists()
+    assert run(_words(stand_in)) == 0
+    assert run(_words(stand_in, "--guidellm", "no-such-program")) == 0  # nothing is left to measure
+
+
 def test_what_is_no_report_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot read"):
         read_report(tmp_path / "missing.json")

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 import draftree
 from draftree.cli.main import run
 from draftree.config import Budget, SamplingParams
-from draftree.drafters import corpus as module
-from draftree.drafters.corpus import LONGEST, SHORTEST, Corpus, CorpusIndex, CorpusSource, read_texts
+from draftree.drafters import indexes as module
+from draftree.drafters.corpus import Corpus, CorpusSource
 from draftree.drafters.grow import TreeDrafter
-from draftree.drafters.ngram import NgramIndex
+from draftree.drafters.indexes import LONGEST, SHORTEST, CorpusIndex, NgramIndex, read_texts
 from draftree.drafters.registry import load_drafter
 from draftree.engine.engine import Engine
 from draftree.engine.speculation import SpeculationParams

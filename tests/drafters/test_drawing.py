@@ -12,7 +12,8 @@ from draftree.config import Budget, SamplingParams
 from draftree.drafters.distributions import Drawing, Key, draw
 from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.grow import TreeDrafter
-from draftree.drafters.ngram import NgramIndex, NgramSource
+from draftree.drafters.indexes import NgramIndex
+from draftree.drafters.ngram import NgramSource
 from draftree.errors import ConfigError
 from draftree.policies.base import Frontier, Growth, GrowthPolicy
 from draftree.policies.fixed import StaticTree
@@ -71,7 +72,7 @@ def test_children_do_not_depend_on_who_else_is_drawn(drawing: Drawing) -> None:
 
 
 def request(params: SamplingParams, ids: list[int]) -> Request:
-    return Request(ids, params, 50, frozenset(), text_stream(None, (), ids))
+    return Request(ids, params, 50, frozenset(), text_stream(None, params, ids))
 
 
 def model_tree(params: SamplingParams, drawing: Drawing, policy: GrowthPolicy, nodes: int = 12) -> DraftTree:

@@ -20,8 +20,8 @@ from draftree.drafters.registry import load_drafter
 from draftree.drafters.spec import DrafterSpec
 from draftree.drafters.token_recycling import TokenRecyclingSource
 from draftree.engine.engine import Engine
+from draftree.engines import load_engine
 from draftree.errors import ConfigError, UnknownNameError
-from draftree.load import load_engine
 from draftree.models.base import prefill
 from draftree.policies.auto.policy import AutoTree
 from draftree.policies.base import GrowthPolicy

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from draftree.config import Budget, SamplingParams
 from draftree.drafters.distributions import candidates_of
 from draftree.drafters.grow import TreeDrafter
-from draftree.drafters.ngram import NgramIndex, NgramSource
+from draftree.drafters.indexes import NgramIndex
+from draftree.drafters.ngram import NgramSource
 from draftree.errors import ConfigError
 from draftree.policies.fixed import StaticTree
 from draftree.request import Request

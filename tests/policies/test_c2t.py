@@ -18,8 +18,8 @@ from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.registry import check_made_for, load_drafter, provenance, resolved
 from draftree.drafters.spec import DrafterSpec
 from draftree.engine.engine import Engine
+from draftree.engines import load_engine
 from draftree.errors import ConfigError, DraftreeWarning
-from draftree.load import load_engine
 from draftree.models.heads.eagle_file import SHIPPED, load_head, read_head, save_head
 from draftree.models.huggingface import HFModel
 from draftree.models.loading import BACKENDS, DEFAULT_MODEL, load

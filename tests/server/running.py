@@ -17,7 +17,7 @@ from torch import Tensor
 from draftree.engine.engine import Engine
 from draftree.engine.scheduler import SchedulerParams
 from draftree.engine.speculation import SpeculationParams
-from draftree.load import make_engine
+from draftree.engines import make_engine
 from draftree.models.base import LanguageModel, Nodes, Row
 from draftree.models.huggingface import HFModel
 from draftree.server.app import Server, ServerSettings

@@ -20,7 +20,7 @@ from draftree.config import SamplingParams
 from draftree.engine.engine import Engine
 from draftree.engine.speculation import SpeculationParams
 from draftree.models.cost_profile import kept_or_measured
-from draftree.server.live_trace import LiveTrace
+from draftree.server.streams import LiveTrace
 from draftree.tracing.records import plain
 from draftree.tracing.trace import Trace
 

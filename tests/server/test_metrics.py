@@ -16,7 +16,7 @@ from draftree.drafters.spec import NONE
 from draftree.engine.engine import Engine
 from draftree.engine.scheduler import SchedulerParams
 from draftree.engine.speculation import SpeculationParams
-from draftree.load import make_engine
+from draftree.engines import make_engine
 from draftree.request import Outcome
 from draftree.server.answers import speculative_decoding
 from draftree.server.metrics import Metrics

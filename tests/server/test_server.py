@@ -14,7 +14,6 @@ import pytest
 
 from draftree.config import SamplingParams
 from draftree.engine.engine import Engine
-from draftree.server.penalties import Bias, Penalties
 
 from .running import HEAD, NAME, TEXT, Running, fetched, posted, running, slow_target
 
@@ -99,26 +98,6 @@ def test_each_choice_has_a_seed_of_its_own(client: openai.OpenAI, alone: Engine)
         for choice in event.choices:
             texts[choice.index] += choice.text
     assert texts == expected
-
-
-def test_penalties_and_biases_are_those_of_processors(client: openai.OpenAI, alone: Engine) -> None:
-    prompt = len(alone.request(TEXT).ids)
-    processors = (Penalties(prompt, 1.2, 0.5, 0.3), Bias({7: 3.0, 9: -100.0}))
-    for temperature in (0.0, 1.0):
-        params = SamplingParams(max_tokens=24, temperature=temperature, seed=3, processors=processors)
-        expected = alone.generate([TEXT], params)[0]
-        found = client.completions.create(
-            model=NAME,
-            prompt=TEXT,
-            max_tokens=24,
-            temperature=temperature,
-            seed=3,
-            frequency_penalty=0.5,
-            presence_penalty=0.3,
-            logit_bias={"7": 3, "9": -100},
-            extra_body={"repetition_penalty": 1.2},
-        )
-        assert found.choices[0].text == expected.text
 
 
 def test_logprobs_are_the_engines_whole_and_streamed(client: openai.OpenAI, alone: Engine) -> None:
@@ -245,7 +224,8 @@ def test_without_a_prediction_usage_has_no_details(client: openai.OpenAI) -> Non
         ({"prompt": TEXT, "draftree": {"drafter": "head"}}, "draftree.drafter"),
         ({"prompt": TEXT, "draftree": {"speed": 9}}, "draftree.speed"),
         ({"prompt": TEXT, "timeout": 0}, "timeout"),
-        ({"prompt": ""}, "messages"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": []}, "prompt"),
         ({"prompt": [1, 2, 99999]}, "prompt"),
         ({"prompt": TEXT * 200}, "messages"),
         ({}, "prompt"),

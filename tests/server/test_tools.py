@@ -14,7 +14,6 @@ from draftree.config import SamplingParams
 from draftree.engine.engine import Engine
 from draftree.grammar import Function
 from draftree.server.conversations.tool_calls import CallParser
-from draftree.server.penalties import Bias
 from draftree.text import CALL_TAGS, Conversation
 
 from .running import NAME, Running, bytes_target, posted, running, streamed
@@ -69,8 +68,8 @@ def as_ar(alone: Engine, seed: int, most: int = 120, **options: Any) -> tuple[li
     functions = [Function(name, {**schema, "additionalProperties": False}) for name, schema in SCHEMAS.items()]
     chosen = [f for f in functions if f.name in options.pop("names", SCHEMAS)]
     constraint = alone.grammars.calls(chosen, **{"forced": True, "several": True, **options})
-    processors = () if constraint.source.count("TEXT") == 0 else (Bias(bias(alone)),) * bool(bias(alone))
-    params = SamplingParams(max_tokens=most, temperature=1.0, seed=seed, constraint=constraint, processors=processors)
+    biases = None if options.get("forced", True) else bias(alone)
+    params = SamplingParams(max_tokens=most, temperature=1.0, seed=seed, constraint=constraint, logit_bias=biases)
     found = alone.generate([Conversation(ASKED, TOOLS)], params)[0]
     return found.token_ids, CallParser.of(found.chunks, alone.grammars.tags)
 

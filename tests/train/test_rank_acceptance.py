@@ -13,7 +13,8 @@ from draftree.config import SamplingParams
 from draftree.drafters.base import Drafter
 from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.grow import TreeDrafter
-from draftree.drafters.ngram import NgramIndex, NgramSource
+from draftree.drafters.indexes import NgramIndex
+from draftree.drafters.ngram import NgramSource
 from draftree.engine.engine import Engine
 from draftree.errors import ConfigError, RunError
 from draftree.models.base import prefill

@@ -20,9 +20,9 @@ from draftree.drafters.eagle import EagleSource
 from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.ngram import NgramSource
 from draftree.engine.engine import Engine
+from draftree.engines import load_engine
 from draftree.errors import ConfigError
-from draftree.hf_generate import custom_generate
-from draftree.load import load_engine
+from draftree.integrations.hf_generate import custom_generate
 from draftree.policies.base import Frontier, Growth, GrowthPolicy
 from draftree.policies.fixed import StaticTree
 from draftree.sampling import gumbel_noise, warp

@@ -13,8 +13,8 @@ from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.ngram import NgramSource
 from draftree.engine.engine import Engine, Generation
+from draftree.engines import load_engine
 from draftree.errors import ConfigError, UnknownNameError
-from draftree.load import load_engine
 from draftree.policies.base import GrowthPolicy
 from draftree.policies.chains import EntropyStop
 from draftree.policies.entropy import EntropyTree

@@ -13,7 +13,8 @@ import torch
 from ..config import SamplingParams, typed
 from ..drafters.base import BeamSource, TokenSource
 from ..drafters.eagle import EagleSource
-from ..engine.limits import each_params, token_limit
+from ..engine.limits import each_params, fitted
+from ..engine.token_rules import for_request
 from ..errors import ConfigError
 from ..models.base import ForestModel, LanguageModel, prefill
 from ..request import Stats
@@ -171,7 +172,8 @@ class BeamEngine:
             )
 
     def _request(self, ids: list[int], params: SamplingParams, beams: BeamParams) -> BeamRequest:
-        limit = token_limit(self.target, ids, params)
+        ids, limit = fitted(self.target, ids, params)
+        params = for_request(params, len(ids), self.target.capabilities)
         drafted = beams.draft_width or (draft_width(self.source, beams.width) if self.source else None)
         # searched beams are the same whatever was drafted: what was learned of drafts serves all of them
         record = None if params.temperature else self.records.setdefault(beams, DraftRecord())
@@ -273,10 +275,10 @@ class BeamEngine:
 
     def _generation(self, request: BeamRequest) -> BeamGeneration:
         best = request.finished[: request.beams.returned]
-        ids = [found.node.tokens for found in best]
+        ids, plain = [found.node.tokens for found in best], request.params.skip_special_tokens
         return BeamGeneration(
             [
-                Hypothesis(self._text(tokens), tokens, found.score, found.node.score, found.reason)
+                Hypothesis(self._text(tokens, plain), tokens, found.score, found.node.score, found.reason)
                 for found, tokens in zip(best, ids, strict=True)
             ],
             request.seed,
@@ -284,8 +286,8 @@ class BeamEngine:
             request.peak_slots,
         )
 
-    def _text(self, tokens: list[int]) -> str:
-        return "" if self.tokenizer is None else str(self.tokenizer.decode(tokens, skip_special_tokens=True))
+    def _text(self, tokens: list[int], plain: bool) -> str:
+        return "" if self.tokenizer is None else str(self.tokenizer.decode(tokens, skip_special_tokens=plain))
 
 
 def _count(counts: list[int], depth: int) -> None:

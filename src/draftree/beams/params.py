@@ -135,6 +135,9 @@ class BeamParams:
         """
         if params.constraint is not None:
             raise ConfigError("beams take no constraint: leave the grammar out, or the beams")
+        for name in ("min_tokens", "bad_words", "allowed_token_ids", "stop_token_ids", "include_stop_str_in_output"):
+            if value := getattr(params, name):
+                raise ConfigError(f"beams take no {name} ({value!r}): leave it out, or the beams")
         if params.temperature == 0:
             way = "use a temperature above 0 to sample beams, or leave it out for beam search"
             if self.threshold is not None:

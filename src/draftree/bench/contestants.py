@@ -26,8 +26,8 @@ from ..drafters.registry import is_model, load_draft_model
 from ..drafters.spec import AUTO, CORPUS, NONE, DrafterSpec
 from ..engine.engine import Engine
 from ..engine.speculation import SpeculationParams
+from ..engines import beam_drafter, load_beam_source, make_engine
 from ..errors import ConfigError
-from ..load import beam_drafter, load_beam_source, make_engine
 from ..models.abilities import TimedModel, tokenizer_of
 from ..models.base import LanguageModel
 from ..models.loading import ModelOptions, gguf_path, load, load_stock

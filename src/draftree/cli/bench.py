@@ -203,6 +203,8 @@ def bench_serve(
     servers: dict[str, tuple[str, dict[str, Any]]] = {"draftree": (url, body)}
     servers |= {"AR": (url, body | {"draftree": {"drafter": NONE}})} if against is None else {against: (against, body)}
     folder = user_path(out_folder)
+    reports = [folder / f"{number}.json" for number in range(len(servers))]
+    program = "" if all(report.exists() for report in reports) else find_guidellm(guidellm)
     make_folder(folder)
     prompts, settings = folder / "prompts.jsonl", folder / "settings.json"
     made = json.dumps({"servers": servers, "concurrency": levels, "prompts": _digest(items)}, indent=1)
@@ -211,13 +213,12 @@ def bench_serve(
     write_whole(settings, made)
     write_whole(prompts, "".join(json.dumps({"prompt": item.turns[0]}) + "\n" for item in items))
     found = {}
-    for number, (name, (address, asked)) in enumerate(servers.items()):
-        report = folder / f"{number}.json"
+    for report, (name, (address, asked)) in zip(reports, servers.items(), strict=True):
         if not report.exists():
             err.print(f"{name}: {len(items)} requests at concurrency {', '.join(map(str, levels))}", markup=False)
             key = os.environ.get("DRAFTREE_API_KEY")
             address = address.rstrip("/").removesuffix("/v1")
-            LoadTest(address, prompts, len(items), levels, asked, key).run(find_guidellm(guidellm), report)
+            LoadTest(address, prompts, len(items), levels, asked, key).run(program, report)
         found[name] = read_report(report)
     out.print(load_table(found), markup=False)
 

@@ -9,8 +9,8 @@ import typer
 
 from ..config import SamplingParams
 from ..engine.scheduler import SchedulerParams
+from ..engines import make_engine
 from ..errors import InputError
-from ..load import make_engine
 from ..models.loading import DEFAULT_MODEL
 from ..progress import err
 from ..text import user

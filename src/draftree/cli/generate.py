@@ -17,8 +17,8 @@ from ..config import SamplingParams
 from ..drafters.base import NoDrafter
 from ..drafters.spec import AUTO, LOOKUP, NONE
 from ..engine.engine import Engine
+from ..engines import load_beam_engine, make_engine
 from ..errors import ConfigError, RunError
-from ..load import load_beam_engine, make_engine
 from ..models.loading import DEFAULT_MODEL
 from ..policies.auto.policy import AutoTree
 from ..policies.methods import DEFAULT_METHOD

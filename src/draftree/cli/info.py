@@ -13,6 +13,7 @@ from ..errors import ConfigError
 from ..models.abilities import abilities, tokenizer_of
 from ..models.cost_profile import FULL, Grid, Profile, measure_and_keep, profile_folder
 from ..models.cpu.openmp import WAITING
+from ..models.huggingface import HFModel
 from ..progress import out
 from .options import ComputeOptions, whole, with_options
 
@@ -66,6 +67,7 @@ def info(
         "vocabulary": f"{can.vocab_size} tokens, end of sequence {sorted(can.eos_ids)}",
         "linear layers": f"{can.weight_format}: {can.linear_layers}",
         "attention": can.attention,
+        "passes": loaded.passes if isinstance(loaded, HFModel) else "",
         "waiting threads": WAITING,
         "draft trees": can.trees,
         "abilities": ", ".join(abilities(loaded)) or "none beside trees",
@@ -73,7 +75,8 @@ def info(
         "chat template": "yes" if tokenizer and tokenizer.chat_template else "no: use --raw",
         "loaded in": f"{seconds:.1f} s, self-test included",
     }.items():
-        out.print(f"{what:17} {value}")
+        if value:
+            out.print(f"{what:17} {value}")
 
 
 def _numbers(name: str, text: str) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""``draftree generate | chat | serve | info | methods | bench | bench-serve | report | profile | calibrate | train``.
+"""``draftree generate | chat | batch | serve | info | methods | bench | report | profile | calibrate | train``, ...
 
 Text goes to standard output, figures and complaints to standard error. Bad input is one line and exit code 2; a failure
 while running, or Ctrl-C, is one line and exit code 1.
@@ -18,9 +18,12 @@ from ..config import DEFAULT_NODES
 from ..drafters.registry import DRAFTERS
 from ..drafters.spec import LOOPS
 from ..errors import DraftreeWarning, InputError, RunError
+from ..models.loading import load_part
+from ..models.tensor_parallel import processes, run_on_ranks
 from ..policies.methods import METHODS
 from ..progress import out
 from ..verify.schemes import SCHEMES
+from .batch import batch
 from .bench import bench, bench_serve, report
 from .calibrate import calibrate
 from .chat import chat
@@ -48,6 +51,7 @@ _INTERRUPTED = 130
 
 app.command()(generate)
 app.command()(chat)
+app.command()(batch)
 app.command()(info)
 app.command()(serve)
 
@@ -142,4 +146,4 @@ def main() -> None:
         sys.stdin.reconfigure(errors="surrogateescape")  # what is not text costs its line, not those read with it
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # what a terminal's encoding lacks is no reason to stop
-    sys.exit(run())
+    sys.exit(run_on_ranks(run, load_part) if processes() > 1 else run())

@@ -164,7 +164,7 @@ class ComputeOptions:
     dtype: str | None = option("float32, float16 or bfloat16.")
     device: str | None = option("cpu, cuda, cuda:N.")
     weight_format: str | None = option("Linear layers on a CPU: fp32, fp16w, int8, or auto, the fastest of these.")
-    runner: str | None = option("What makes passes: eager, or static, of few shapes.")
+    runner: str | None = option("What makes passes: eager, or graph, CUDA graphs of few shapes.")
 
     @property
     def options(self) -> ModelOptions:

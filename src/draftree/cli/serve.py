@@ -15,8 +15,8 @@ import typer
 from ..artifacts import user_path
 from ..config import option
 from ..engine.scheduler import SchedulerParams
+from ..engines import make_engine
 from ..errors import ConfigError, RunError
-from ..load import make_engine
 from ..models.abilities import tokenizer_of
 from ..models.loading import DEFAULT_MODEL
 from ..progress import err

@@ -4,17 +4,14 @@ A request's predicted output (``Request.prediction``) counts as a text that foll
 drafted from the first token on, and again wherever the answer comes back to it after an edit. Where a constraint forces
 what comes next, such as the name of a JSON key, that is drafted.
 
-An n-gram index predicts the next token by counts, blended over match lengths as in prediction by partial matching
-(escape method C: a context seen C times with U different successors gives each successor count / (C + U) and passes
-U / (C + U) on to the next shorter context). So a longer or more frequent match is a surer one, and entropies mean what
-they mean for a model: every growth policy works unchanged. What the shortest context passes on counts as one outcome.
+Probabilities are those of an n-gram index (``indexes.py``); entropies mean what they mean for a model, so that every
+growth policy works unchanged.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from operator import itemgetter
 from typing import Protocol
 
 import torch
@@ -28,62 +25,11 @@ from ..tree import ROOT, DraftDistribution
 from .base import BeamSource, Scorer, UnscoredNode
 from .constrained import NodeStates
 from .distributions import Drawing, Drawn, Key, candidates_of, draw
+from .indexes import NgramIndex, Tail
 
-Tail = tuple[int, ...]
 _FORCED = 0.99
 """Probability of the token that begins what a constraint forces: right at all of 508 such places that ``python -m
 benchmarks.grammars`` finds, but a target may spell the string in other tokens."""
-
-
-def count(successors: dict[int, int], token: int) -> None:
-    """Count a successor; the latest one comes last."""
-    successors[token] = successors.pop(token, 0) + 1
-
-
-def blended(contexts: Iterable[Mapping[int, int]]) -> dict[int, float]:
-    """Blend how often each token followed contexts, the longest of them first.
-
-    Returns:
-        probabilities in descending order; of equal ones the most recent successor comes first.
-    """
-    blend: dict[int, float] = {}
-    left = 1.0
-    for counts in contexts:
-        if counts:
-            total = sum(counts.values()) + len(counts)
-            for token in reversed(counts):
-                blend[token] = blend.get(token, 0.0) + left * counts[token] / total
-            left *= len(counts) / total
-    return dict(sorted(blend.items(), key=itemgetter(1), reverse=True))
-
-
-class NgramIndex:
-    """Which tokens have followed each n-gram, ``shortest <= n <= longest``, in texts, of which the last one grows."""
-
-    def __init__(self, shortest: int, longest: int) -> None:
-        self._lengths = range(longest, shortest - 1, -1)
-        self._successors: dict[Tail, dict[int, int]] = {}
-        self._text: list[int] = []
-
-    def extend(self, tokens: Sequence[int]) -> None:
-        """Append tokens to the text."""
-        for token in tokens:
-            for n in self._lengths:
-                if n <= len(self._text):
-                    count(self._successors.setdefault(tuple(self._text[-n:]), {}), token)
-            self._text.append(token)
-
-    def end(self) -> None:
-        """What comes now is another text: no n-gram reaches across."""
-        self._text = []
-
-    def __len__(self) -> int:
-        """Tokens of the text."""
-        return len(self._text)
-
-    def predict(self, tail: Tail) -> dict[int, float]:
-        """Probabilities of the next tokens, as ``blended``."""
-        return blended(self._successors.get(tail[-n:], {}) for n in self._lengths if n <= len(tail))
 
 
 @dataclass(slots=True)
@@ -112,11 +58,7 @@ class NgramSource(BeamSource):
         return "lookup"
 
     def open(self, request: Request) -> None:
-        self._indexes[request] = index = NgramIndex(self.shortest, self.longest)
-        if request.prediction:
-            index.extend([*request.ids[-self.longest :], *request.prediction])
-            index.end()
-        index.extend(request.ids)
+        self._indexes[request] = NgramIndex.begun(request.ids, request.prediction, self.shortest, self.longest)
 
     def begin(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
         indexes = [self._indexes[r] for r in requests]

@@ -17,7 +17,7 @@ from ..models.base import LanguageModel
 from ..models.cost_profile import kept_or_measured
 from ..models.cpu.quantization import DEFAULT_WEIGHT_FORMAT, DRAFTING, WEIGHT_FORMATS
 from ..models.heads.eagle_file import fits, is_head, load_head, shipped_for, shipped_head
-from ..models.loading import ModelOptions, load
+from ..models.loading import ModelOptions, load_here
 from ..policies.auto.policy import AutoTree
 from ..policies.base import GrowthPolicy, Provenance
 from ..policies.chains import CHAIN, DynamicWindow, Window
@@ -55,7 +55,7 @@ def load_draft_model(name: str, target: LanguageModel) -> LanguageModel:
     if can.weight_format in WEIGHT_FORMATS:
         options["weight_format"] = can.weight_format
     try:
-        model = load(name, **options)
+        model = load_here(name, **options)
     except UnknownNameError as error:
         raise UnknownNameError(f"no drafter {name!r}: not one of {', '.join(DRAFTERS)}, and {error}") from None
     check_vocabulary(target, model)

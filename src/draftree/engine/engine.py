@@ -36,7 +36,7 @@ class Generation:
     """A finished request.
 
     Attributes:
-        text: generated text, without the stop string that ended it.
+        text: generated text, without what ended it unless that was wanted.
         token_ids: generated tokens, the end-of-request token included.
         finish_reason: one of ``draftree.request.FINISH_REASONS``.
         seed: reproduces it.
@@ -166,7 +166,9 @@ class Engine(Stepper):
         Args:
             prompt, params, speculation, prediction, observers: as in ``request``.
             priority: lower runs sooner; a request that has waited ten seconds longer comes before the next lower one.
-            timeout: seconds in which it has to end; then it ends with what it has, for the reason "deadline".
+                While it runs, ``auto`` drafts more for it, and less for others, the lower it is.
+            timeout: seconds in which it has to end; then it ends with what it has, for the reason "deadline". The less
+                of them are left, the more ``auto`` drafts for it.
 
         Raises:
             InputError: it does not fit the model or its cache, or names what does not exist.
@@ -256,7 +258,7 @@ class Engine(Stepper):
         unread = sum(request.unread for request in running if not request.decodes)
         began, failure = time.perf_counter(), None
         try:
-            self.step(running, prompt_tokens)
+            self.step(running, prompt_tokens, self.scheduler.weights)
             if streams:
                 self.scheduler.chunk.observe(min(unread, prompt_tokens), time.perf_counter() - began)
         except Exception as error:  # noqa: BLE001 - whatever ends a request, the others go on

@@ -28,8 +28,8 @@ def each_params(
     return list(params)
 
 
-def token_limit(target: LanguageModel, ids: Sequence[int], params: SamplingParams) -> int:
-    """Most tokens that may be generated behind a prompt.
+def fitted(target: LanguageModel, ids: list[int], params: SamplingParams) -> tuple[list[int], int]:
+    """What is read of a prompt (``SamplingParams.truncate_prompt_tokens``), and most tokens to generate behind it.
 
     Raises:
         PromptError: the prompt is empty, has other tokens than the model, or does not fit the context.
@@ -38,6 +38,8 @@ def token_limit(target: LanguageModel, ids: Sequence[int], params: SamplingParam
     if not isinstance(params, SamplingParams):
         raise ConfigError(f"sampling params are {params!r}: give SamplingParams")
     can = target.capabilities
+    if (last := params.truncate_prompt_tokens) is not None:
+        ids = ids[-(max(1, can.max_length - (params.max_tokens or 1)) if last < 0 else last) :]
     left = can.max_length - len(ids)
     if left < 1:
         raise PromptError(
@@ -50,4 +52,4 @@ def token_limit(target: LanguageModel, ids: Sequence[int], params: SamplingParam
             f"max_tokens is {params.max_tokens} but {can.name} takes {can.max_length} tokens and the prompt has "
             f"{len(ids)}: ask for at most {left}"
         )
-    return params.max_tokens or left
+    return ids, params.max_tokens or left

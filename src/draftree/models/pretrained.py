@@ -17,9 +17,10 @@ from typing import Any
 import torch
 from huggingface_hub.utils import logging as hub_logging
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.utils import logging as transformers_logging
 
-from ..errors import DraftreeError, DraftreeWarning, ModelFileError
+from ..errors import DraftreeError, DraftreeWarning, ModelFileError, UnsupportedModelError
 
 _CONFIG, _ADAPTER = "config.json", "adapter_config.json"
 _READ = (_CONFIG, "generation_config.json", "tokenizer_config.json")
@@ -30,7 +31,7 @@ _NAMED = 3
 
 
 def read_pretrained(
-    source: str, name: str, *, dtype: torch.dtype | None, attention: str | None
+    source: str, name: str, *, dtype: torch.dtype | None, attention: str | None, parts: int = 1
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """A model and its tokenizer.
 
@@ -39,8 +40,10 @@ def read_pretrained(
         name: what messages call it.
         dtype: of the weights; None: the checkpoint's own.
         attention: "sdpa" or "eager"; None: what transformers prefers for the model.
+        parts: processes that share the weights; this one reads its part (``tensor_parallel``).
 
     Raises:
+        UnsupportedModelError: it cannot be split.
         ModelFileError: it cannot be read, needs code of its own, is pickled, or lacks weights.
         OSError: a hub id that the hub does not give.
     """
@@ -55,7 +58,25 @@ def read_pretrained(
         if explicit is not None and not str(explicit).endswith(_SAFE):
             raise _pickled(name, str(explicit))
         config._attn_implementation = attention
-    return _read(source, name, passed=passed, dtype=dtype or "auto", config=config)
+    if parts > 1:
+        _check_parts(config.get_text_config(decoder=True), name, parts)
+    return _read(source, name, passed=passed, parts=parts, dtype=dtype or "auto", config=config)
+
+
+def _check_parts(config: Any, name: str, parts: int) -> None:
+    """Transformers can split the layers of such a model evenly."""
+    if not config.base_model_tp_plan:
+        raise UnsupportedModelError(
+            f"{name} ({config.model_type}) has no tensor-parallel plan in transformers: run it without torchrun"
+        )
+    heads = config.num_attention_heads
+    shared = getattr(config, "num_key_value_heads", None) or heads
+    if shared % parts or heads % parts:
+        even = [str(n) for n in range(2, shared + 1) if not shared % n and not heads % n]
+        raise UnsupportedModelError(
+            f"{name} has {heads} attention heads and {shared} of keys and values, which {parts} processes cannot share "
+            f"evenly: {'use ' + ' or '.join(even) if even else 'run it without torchrun'}"
+        )
 
 
 def read_gguf(path: Path, *, bars: bool) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -74,13 +95,15 @@ def _read(
     dtype: torch.dtype | str,
     bars: bool = False,
     passed: tuple[type[Exception], ...] = (),
+    parts: int = 1,
     **options: Any,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     options["trust_remote_code"] = False
     # Sizes that differ would be refused without their names, so they are taken here and refused below.
     strict = {"use_safetensors": True, "output_loading_info": True, "ignore_mismatched_sizes": True}
+    split = {"distributed_config": DistributedConfig(tp_plan="auto")} if parts > 1 else {}
     with _reading(name, "weights", bars=bars, passed=passed):
-        read: Any = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **strict, **options)
+        read: Any = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **strict, **split, **options)
     model, report = read
     _check_weights(report, name)
     with _reading(name, "tokenizer", bars=bars):

@@ -11,6 +11,7 @@ import numpy as np
 import psutil  # type: ignore[import-untyped]
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from ..errors import UnsupportedModelError
@@ -34,7 +35,8 @@ def fingerprint(weights: Iterable[Tensor]) -> str:
     signs = []
     for weight in weights:
         digest.update(f"{tuple(weight.shape)}".encode())
-        flat = weight.detach().reshape(-1)
+        whole = weight.full_tensor() if isinstance(weight, DTensor) else weight  # of all processes that share it
+        flat = whole.detach().reshape(-1)
         signs.append(flat[:: -(-flat.numel() // _SAMPLED) or 1].signbit())
     if signs:
         digest.update(np.packbits(torch.cat(signs).cpu().numpy()).tobytes())

@@ -7,8 +7,11 @@ no padding; where their keys and values go, and how attention lays them out, is 
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -90,23 +93,42 @@ class StockRunner:
         return self.hidden.last[0] if self.hidden else None, logits
 
 
-class StaticRunner:
-    """Passes by the model's own forward in few shapes, from inputs that stay where they are.
+Made = tuple[Tensor | None, Tensor]
+"""What a pass makes: hidden states and logits (``Runner.forward``)."""
+Capture = Callable[[Callable[[], Made]], Callable[[], Made]]
+"""Takes what makes a pass, and gives what makes it again: the same kernels on the same addresses."""
+
+
+class GraphRunner:
+    """Passes by the model's own forward in few shapes, from inputs that stay where they are: on a GPU CUDA graphs.
 
     Tokens are filled up to a power of two, beyond 64 to a multiple of it, and slots to 64 times a power of two. Tokens
     that fill up write to the slot behind all others, to which nothing attends. So a pass of a shape that has been is
-    the same kernels on the same inputs, whatever the tree: what a CUDA graph needs.
+    the same kernels on the same inputs, whatever the tree. The second pass of a shape is captured, and those after it
+    are one launch each. Where nothing can be captured, passes are the same without it.
 
     Attributes:
         shapes: of the passes so far, (tokens, rows, width, slots, logits).
+        uncaptured: why passes are not captured; "": they are.
         splits: as of ``StockRunner``.
+
+    Args:
+        capture: makes graphs; by default CUDA's, on a device that has them.
     """
 
     splits = False
 
-    def __init__(self, model: PreTrainedModel, hidden: HiddenStates | None = None) -> None:
+    def __init__(
+        self, model: PreTrainedModel, hidden: HiddenStates | None = None, capture: Capture | None = None
+    ) -> None:
         self._stock = StockRunner(model, hidden)
         self._inputs: dict[tuple[int, ...], _StaticInputs] = {}
+        self._graphs: WeakKeyDictionary[TreeCache, _Graphs] = WeakKeyDictionary()
+        self._capture, self.uncaptured = capture, ""
+        if capture is None and model.device.type == "cuda":
+            self._capture = partial(cuda_graph, torch.cuda.graph_pool_handle())
+        elif capture is None:
+            self.uncaptured = f"device {model.device.type} has no CUDA graphs"
 
     @property
     def hidden(self) -> HiddenStates | None:
@@ -129,8 +151,76 @@ class StaticRunner:
         if shape not in self._inputs:
             self._inputs[shape] = _StaticInputs(*shape, step, self._stock.dtype)
         cache.reserve(at.first + at.count, slots + 1)
-        states, found = self._stock.forward(self._inputs[shape].filled(step, at), cache)
+        filled = self._inputs[shape].filled(step, at)
+        states, found = self._replayed(shape, lambda: self._stock.forward(filled, cache), cache)
         return None if states is None else states[:total], found[:logits]
+
+    def _replayed(self, shape: tuple[int, ...], make: Callable[[], Made], cache: TreeCache) -> Made:
+        """A pass of a shape, by its graph where there is one."""
+        at = cache.placement
+        graphs = self._graphs.get(cache)
+        if graphs is None or graphs.size != (at.rows, at.slots):  # the storage that they write to is gone
+            graphs = self._graphs[cache] = _Graphs((at.rows, at.slots))
+        key = *shape, at.first
+        if self._capture is None or self.uncaptured or graphs.first_time(key):
+            return make()
+        replay = graphs.by_key.get(key)
+        if replay is None:
+            try:
+                replay = self._capture(make)
+            except RuntimeError as error:
+                self.uncaptured = f"a pass of shape {shape} cannot be captured: {error}"
+                graphs.by_key.clear()
+                return make()
+            graphs.keep(key, replay)
+        states, logits = replay()
+        return None if states is None else states.clone(), logits.clone()  # the next replay writes over them
+
+
+_KEPT = 64
+"""Most graphs of a cache: each holds its logits, 12 MiB of them for 64 tokens and a vocabulary of 49,152."""
+
+
+@dataclass(slots=True)
+class _Graphs:
+    """Of one cache, while its storage is of one size: shape and first row -> what makes the pass again."""
+
+    size: tuple[int, int]
+    by_key: dict[tuple[int, ...], Callable[[], Made]] = field(default_factory=dict)
+    seen: set[tuple[int, ...]] = field(default_factory=set)
+
+    def first_time(self, key: tuple[int, ...]) -> bool:
+        """It has not been asked for: a pass that comes but once is not worth a capture, which takes two."""
+        if key in self.seen:
+            return False
+        self.seen.add(key)
+        return True
+
+    def keep(self, key: tuple[int, ...], replay: Callable[[], Made]) -> None:
+        """Keep a graph, and forget the oldest one where there are too many."""
+        if len(self.by_key) >= _KEPT:
+            del self.by_key[next(iter(self.by_key))]
+        self.by_key[key] = replay
+
+
+def cuda_graph(pool: Any, make: Callable[[], Made]) -> Callable[[], Made]:
+    """A pass as a CUDA graph (``Capture``); what it returns lies where the next replay writes.
+
+    Args:
+        pool: of the memory that all graphs of a model share.
+
+    Raises:
+        RuntimeError: the pass does something that no graph can hold, such as a transfer to the host.
+    """
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+        made = make()
+
+    def replay() -> Made:
+        graph.replay()
+        return made
+
+    return replay
 
 
 def _filled(count: int) -> int:
@@ -139,7 +229,7 @@ def _filled(count: int) -> int:
 
 
 class _StaticInputs:
-    """The inputs of passes of one shape (``StaticRunner.shapes``)."""
+    """The inputs of passes of one shape (``GraphRunner.shapes``)."""
 
     def __init__(
         self, tokens: int, count: int, width: int, slots: int, logits: int, like: Pass, dtype: torch.dtype
@@ -178,5 +268,5 @@ class _StaticInputs:
 
 
 EAGER = "eager"
-RUNNERS: dict[str, type[StockRunner] | type[StaticRunner]] = {EAGER: StockRunner, "static": StaticRunner}
+RUNNERS: dict[str, type[StockRunner] | type[GraphRunner]] = {EAGER: StockRunner, "graph": GraphRunner}
 """What makes passes; "eager" is the fused one where layers were replaced by such as can be."""

@@ -17,6 +17,9 @@ from .conversations.tool_calls import CallParser, Parsed
 FINISH = {"eos": "stop", "stop": "stop", "criteria": "stop", "length": "length"}
 """Why a request ended -> OpenAI's word; others ("cancelled", "deadline") stay as they are."""
 
+INVALID, MISSING = "invalid_request_error", "not_found_error"
+"""Types of errors."""
+
 Scored = Sequence[tuple[int, Logprobs | None]]
 """Tokens of a prompt with their log-probabilities; the first has none."""
 

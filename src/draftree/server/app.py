@@ -7,9 +7,9 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
 from typing import Any
@@ -22,22 +22,21 @@ from starlette.exceptions import HTTPException
 
 from ..engine.engine import Engine, Generation
 from ..engine.speculation import SpeculationParams
-from ..errors import InputError, PromptError, QueueFullError
+from ..errors import FieldError, InputError, QueueFullError
 from ..request import Request as Decoded
 from ..text import Prompt
 from . import answers as shapes
 from .answers import Shape
+from .choices import Choices, decoded, find_choices, system_fingerprint
 from .conversations.chat_api import ChatRequest, TokenizeRequest
 from .conversations.responses_api import ResponseShape, ResponsesRequest
-from .conversations.tools import WithTools
 from .engine_loop import Answer, EngineLoop
 from .inspector import Inspector
-from .live_trace import LiveTrace
 from .metrics import Metrics
-from .refusals import UNAVAILABLE, Limits, failed, http_error, invalid, wrong
+from .refusals import DOCUMENTED, UNAVAILABLE, Limits, failed, http_error, invalid, wrong
 from .request_log import log_request
-from .schema import CompletionRequest, DetokenizeRequest, FieldError, Sampled
-from .streams import EventStream, event_line, named_events, pinged
+from .schema import CompletionRequest, DetokenizeRequest, Sampled
+from .streams import EventStream, LiveTrace, event_line, named_events, pinged
 
 log = logging.getLogger("draftree.server")
 
@@ -80,7 +79,9 @@ class Server:
         self._loop = EngineLoop(engine)
         self._began = int(time.time())
         self.draining = False
-        self.app = app = FastAPI(title="draftree", version=version("draftree"), lifespan=self._lifespan)
+        self.app = app = FastAPI(
+            title="draftree", version=version("draftree"), lifespan=self._lifespan, responses=DOCUMENTED
+        )
         app.add_middleware(Limits, keys=settings.keys, most_body=settings.most_body)
         if settings.origins:
             app.add_middleware(
@@ -121,11 +122,11 @@ class Server:
 
     async def chat(self, body: ChatRequest, request: Request) -> Response:
         """Answer a conversation."""
-        return await self._answer(body, [body.conversation()], request, chat=True)
+        return await self._answer(body, request, chat=True)
 
     async def completions(self, body: CompletionRequest, request: Request) -> Response:
         """Go on with texts."""
-        return await self._answer(body, list(body.prompts()), request, chat=False)
+        return await self._answer(body, request, chat=False)
 
     async def models(self) -> dict[str, Any]:
         """The one model."""
@@ -153,18 +154,17 @@ class Server:
     async def responses(self, body: ResponsesRequest, request: Request) -> Response:
         """Answer a conversation, as agents ask."""
         key = f"resp_{secrets.token_hex(16)}"
-        (answer,) = found = (await self._submitted(key, body, [body.conversation()]))[0]
-        shape = ResponseShape(key, body, self._settings.name, lambda token: self._text([token]), self._tags(body))
+        (answer,), choices = await self._submitted(key, body)
+        found = [answer]
+        shape = ResponseShape(key, body, self._settings.name, lambda token: self._text([token]), choices.tags)
         if body.stream:
             return EventStream(found, pinged(named_events(shape.events(answer))))
         if await _unless_gone(request, _together(found)) is None:
             return Response(status_code=499)
         return JSONResponse(shape.answered(answer.handle.request))
 
-    async def _submitted(
-        self, key: str, body: Sampled, prompts: Sequence[Prompt]
-    ) -> tuple[list[Answer], list[list[int]]]:
-        """The choices of a request, and the ids of its prompts.
+    async def _submitted(self, key: str, body: Sampled) -> tuple[list[Answer], Choices]:
+        """The choices of a request under way.
 
         Args:
             key: id of the answer.
@@ -177,68 +177,47 @@ class Server:
         if self.draining:
             raise HTTPException(503, "this server is ending: ask another", UNAVAILABLE)
         self._check_model(body.model)
-        body.refuse()
-        speculation = body.speculation(self._settings.speculation)
-        method = str((speculation or self._settings.speculation).method)
-        given = [await asyncio.to_thread(self._engine.encode, prompt) for prompt in prompts]
-        if out := next((i for ids in given for i in ids if not 0 <= i < self._vocabulary), None):
-            raise FieldError("prompt", f"prompt has token {out}: use ids from 0 to {self._vocabulary - 1}")
-        constraint = await asyncio.to_thread(body.constraint, self._engine) if body.structured else None
+        choices = await asyncio.to_thread(find_choices, body, self._engine, self._settings.speculation)
+        method = str((choices.speculation or self._settings.speculation).method)
         timeout = min((t for t in (body.timeout, self._settings.timeout) if t is not None), default=None)
         found: list[Answer] = []
         try:
-            for ids in given:
-                for choice in range(body.n):
-                    params = replace(body.params(len(ids), self._vocabulary, choice), constraint=constraint)
-                    began = time.monotonic()
-                    options: dict[str, Any] = {
-                        "prediction": body.predicted,
-                        "observers": [LiveTrace(len(found))] if body.traced else [],
-                        "priority": body.priority,
-                        "timeout": timeout,
-                        "ended": partial(self._ended, key, len(found), method, began),
-                    }
-                    answer = await self._loop.submit(ids, params, speculation, **options)
-                    self._metrics.arrived(answer.handle.request, began)
-                    found.append(answer)
+            for ids, params in choices.asked:
+                began = time.monotonic()
+                options: dict[str, Any] = {
+                    "prediction": body.predicted,
+                    "observers": [LiveTrace(len(found))] if body.traced else [],
+                    "priority": body.priority,
+                    "timeout": timeout,
+                    "ended": partial(self._ended, key, len(found), method, began),
+                }
+                answer = await self._loop.submit(ids, params, choices.speculation, **options)
+                self._metrics.arrived(answer.handle.request, began)
+                found.append(answer)
         except BaseException:
             for answer in found:
                 answer.cancel()
             raise
-        return found, given
+        return found, choices
 
-    async def _answer(self, body: Sampled, prompts: Sequence[Prompt], request: Request, *, chat: bool) -> Response:
+    async def _answer(self, body: Sampled, request: Request, *, chat: bool) -> Response:
         key = f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}"
-        found, given = await self._submitted(key, body, prompts)
+        found, choices = await self._submitted(key, body)
         shape = Shape(
             key,
             self._settings.name,
-            self._fingerprint,
+            system_fingerprint(self._engine),
             lambda token: self._text([token]),
             chat=chat,
-            tags=self._tags(body),
+            tags=choices.tags,
         )
-        tokens = sum(map(len, given))
-        echoed = [""] * len(found)
-        if isinstance(body, CompletionRequest) and body.echo:
-            echoed = [self._text(ids) for ids in given for _ in range(body.n)]
         if body.stream:
-            return EventStream(found, pinged(self._events(body, shape, tokens, found, echoed)))
+            return EventStream(found, pinged(self._events(choices, shape, found)))
         generations = await _unless_gone(request, _together(found))
         if generations is None:
             return Response(status_code=499)
-        if body.max_tokens == 0:
-            generations = [shapes.without_tokens(generation) for generation in generations]
-        texts = [(before + generation.text, generation) for before, generation in zip(echoed, generations, strict=True)]
-        predicted, requests = await self._predicted(body, found), [answer.handle.request for answer in found]
-        wanted = any(r.params.prompt_logprobs is not None for r in requests)
-        scored = [list(zip(r.ids, (None, *r.prompt_logprobs), strict=False)) for r in requests] if wanted else []
-        return JSONResponse(shape.whole(tokens, texts, predicted, scored))
-
-    def _tags(self, body: Sampled) -> Mapping[int, str] | None:
-        """Tokens of tags that give no text, of answers that may call functions; None: of others."""
-        called = isinstance(body, WithTools) and body.offer() is not None
-        return self._engine.grammars.tags if called else None
+        requests = [answer.handle.request for answer in found]
+        return JSONResponse(await asyncio.to_thread(choices.whole, shape, requests, generations))
 
     def _ended(self, key: str, choice: int, method: str, began: float, request: Decoded) -> None:
         self._metrics.ended(request)
@@ -250,11 +229,6 @@ class Server:
         self._loop.cancel()
 
     @property
-    def _fingerprint(self) -> str:
-        """Of the version and the weights: with the same one a seed gives the same text."""
-        return f"draftree-{version('draftree')}-{self._engine.target.capabilities.fingerprint}"
-
-    @property
     def _vocabulary(self) -> int:
         return self._engine.target.capabilities.vocab_size
 
@@ -264,24 +238,12 @@ class Server:
         return self._text([token])
 
     def _text(self, ids: Sequence[int]) -> str:
-        tokenizer = self._engine.tokenizer
-        if tokenizer is None:
-            raise PromptError("the model has no tokenizer: it gives no text")
-        return str(tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        return decoded(self._engine, ids)
 
-    async def _predicted(self, body: Sampled, found: Sequence[Answer]) -> tuple[int, int] | None:
-        """Tokens of the predicted output that the answers have, and that they have not; None: nothing was predicted."""
-        if not body.predicted:
-            return None
-        requests = [answer.handle.request for answer in found]
-        pairs = [await asyncio.to_thread(shapes.agreement, r.prediction, r.output_ids) for r in requests]
-        return sum(has for has, _ in pairs), sum(lacks for _, lacks in pairs)
-
-    async def _events(
-        self, body: Sampled, shape: Shape, prompt: int, found: Sequence[Answer], echoed: Sequence[str]
-    ) -> AsyncIterator[str]:
+    async def _events(self, choices: Choices, shape: Shape, found: Sequence[Answer]) -> AsyncIterator[str]:
         """Server-sent events of all choices, as their tokens come."""
-        options = body.stream_options
+        body, requests = choices.body, [answer.handle.request for answer in found]
+        options, prompt = body.stream_options, choices.tokens(requests)
         queue: asyncio.Queue[dict[str, Any] | None | Exception] = asyncio.Queue()
 
         def trace(answer: Answer) -> None:
@@ -299,7 +261,6 @@ class Server:
                     trace(answer)
                     if (piece := shape.token(index, chunk, always=body.traced)) is not None:
                         if options is not None and options.continuous_usage_stats:
-                            requests = [a.handle.request for a in found]
                             tokens = sum(len(r.output_ids) for r in requests)
                             piece["usage"] = shapes.usage(prompt, tokens)
                         queue.put_nowait(piece)
@@ -315,7 +276,7 @@ class Server:
             queue.put_nowait(shape.records([self._inspector.run]))
         tasks = [
             asyncio.create_task(choice(index, answer, before))
-            for index, (answer, before) in enumerate(zip(found, echoed, strict=True))
+            for index, (answer, before) in enumerate(zip(found, choices.echoed(requests), strict=True))
         ]
         try:
             left = len(tasks)
@@ -329,7 +290,7 @@ class Server:
                 else:
                     yield event_line(event)
             if options is not None and options.include_usage:
-                requests, predicted = [answer.handle.request for answer in found], await self._predicted(body, found)
+                predicted = await asyncio.to_thread(choices.predicted, requests)
                 yield event_line(shape.last(prompt, requests, predicted))
             yield "data: [DONE]\n\n"
         finally:

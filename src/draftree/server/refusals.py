@@ -5,16 +5,18 @@ from __future__ import annotations
 import hmac
 import logging
 from collections.abc import Sequence
+from typing import Any
 
 from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..errors import PromptError
+from ..errors import FieldError, PromptError
 from . import answers as shapes
-from .schema import FieldError
+from .answers import INVALID, MISSING
 
 log = logging.getLogger("draftree.server")
 OPEN = ("/", "/health", "/ready", "/metrics", "/version")
@@ -23,7 +25,29 @@ _PAGE = "/page/"
 """So do the files of the page; its answers and traces come by the others."""
 UNAVAILABLE = {"Retry-After": "1", "Connection": "close"}
 """Headers for who comes while no request is taken: the next connection may lead to another replica."""
-INVALID, DENIED, MISSING = "invalid_request_error", "authentication_error", "not_found_error"
+DENIED = "authentication_error"
+
+
+class ErrorDetail(BaseModel):
+    """What is wrong."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(BaseModel):
+    """An error, as OpenAI's API has it."""
+
+    error: ErrorDetail
+
+
+DOCUMENTED: dict[int | str, dict[str, Any]] = {
+    "4XX": {"model": ErrorBody, "description": "What was sent does not do; it is said why."},
+    503: {"model": ErrorBody, "description": "No request is taken now."},
+}
+"""Of every endpoint, for the OpenAPI document."""
 
 
 class Limits:

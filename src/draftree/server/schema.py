@@ -5,24 +5,27 @@ A field that would change the text and is not supported is refused by name; othe
 
 from __future__ import annotations
 
+import re
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr
 
 from ..config import MOST_LOGPROBS, SamplingParams
 from ..drafters.spec import LOOKUP, NONE
 from ..engine.engine import Engine
 from ..engine.speculation import SpeculationParams
-from ..errors import ConfigError
+from ..errors import ConfigError, FieldError
 from ..grammar import Grammar, Grammars
-from .penalties import Bias, Penalties
+from ..text import Prompt
 
 MOST_CHOICES = 16
 """Of one request (``n``)."""
 Tokens = Annotated[int, Field(strict=True, ge=1)]
 """A number of tokens."""
+Texts = Annotated[list[StrictStr], Field(max_length=1024)]
 TokenIds = list[Annotated[int, Field(strict=True, ge=0)]]
 _UNSUPPORTED: Mapping[str, Sequence[object]] = {
     "prompt_logprobs": (None,),
@@ -35,21 +38,18 @@ _UNSUPPORTED: Mapping[str, Sequence[object]] = {
     "prediction": (None,),  # of completions
     "suffix": (None, ""),
     "best_of": (None, 1),
-    "min_tokens": (None, 0),
-    "stop_token_ids": (None, []),
-    "bad_words": (None, []),
-    "allowed_token_ids": (None,),
-    "include_stop_str_in_output": (None, False),
     "continue_final_message": (None, False),
     "add_generation_prompt": (None, True),
     "chat_template": (None,),
     "chat_template_kwargs": (None, {}),
-    "truncate_prompt_tokens": (None,),
     "use_beam_search": (None, False),
     "modalities": (None, ["text"]),
     "audio": (None,),
 }
 """Field -> the values that change nothing."""
+
+
+_NUMBER = re.compile("[0-9]{1,18}")
 
 
 class Body(BaseModel):
@@ -68,25 +68,13 @@ class Body(BaseModel):
                 raise FieldError(name, f"{name} is not supported by this server: leave it out")
 
 
-class FieldError(ConfigError):
-    """A field's value does not do.
-
-    Attributes:
-        field: its name.
-    """
-
-    def __init__(self, field: str, message: str) -> None:
-        super().__init__(message)
-        self.field = field
-
-
 class Speculative(BaseModel):
     """How one request is drafted for: what is not there is as the server was started."""
 
     model_config = ConfigDict(extra="forbid")
 
     method: StrictStr | None = None
-    settings: dict[str, float | str] | None = None
+    settings: dict[str, StrictFloat | StrictStr] | None = None
     drafter: StrictStr | None = None
     nodes: Tokens | None = None
     verification: StrictStr | None = None
@@ -172,21 +160,28 @@ class Sampled(Body):
     model: StrictStr
     max_tokens: Tokens | None = None
     n: Annotated[int, Field(strict=True, ge=1, le=MOST_CHOICES)] = 1
-    stop: StrictStr | list[StrictStr] | None = None
+    stop: StrictStr | Texts | None = None
     stream: StrictBool = False
     stream_options: StreamOptions | None = None
     seed: StrictInt | None = None
-    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    temperature: Annotated[StrictFloat, Field(ge=0, le=100)] | None = None
+    top_p: Annotated[StrictFloat, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(strict=True, ge=-1)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    min_p: Annotated[StrictFloat, Field(ge=0, le=1)] | None = None
+    frequency_penalty: Annotated[StrictFloat, Field(ge=-2, le=2)] | None = None
+    presence_penalty: Annotated[StrictFloat, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[StrictFloat, Field(gt=0, le=10)] | None = None
+    logit_bias: dict[str, Annotated[StrictFloat, Field(ge=-100, le=100)]] | None = None
     ignore_eos: StrictBool = False
-    priority: StrictInt = 0
-    timeout: Annotated[float, Field(gt=0)] | None = None
+    min_tokens: Annotated[int, Field(strict=True, ge=0)] | None = None
+    stop_token_ids: TokenIds | None = None
+    bad_words: Texts | None = None
+    allowed_token_ids: TokenIds | None = None
+    include_stop_str_in_output: StrictBool = False
+    skip_special_tokens: StrictBool = True
+    truncate_prompt_tokens: Annotated[int, Field(strict=True, ge=-1)] | None = None
+    priority: Annotated[int, Field(strict=True, ge=-(10**6), le=10**6)] = 0
+    timeout: Annotated[StrictFloat, Field(gt=0)] | None = None
     draftree: Speculative | None = None
     structured_outputs: StructuredOutputs | None = None
 
@@ -216,6 +211,14 @@ class Sampled(Body):
             raise FieldError("ignore_eos", f"ignore_eos and {field} exclude each other: leave one out")
         return None if structured is None else structured.compiled(field, engine)
 
+    def tags(self, engine: Engine) -> Mapping[int, str] | None:
+        """Of an answer that may call functions: tokens of tags that give no text; None: it calls none."""
+        return None
+
+    @abstractmethod
+    def prompts(self) -> Sequence[Prompt]:
+        """What is to be answered."""
+
     @property
     def limit(self) -> int | None:
         """Most tokens of an answer."""
@@ -236,34 +239,36 @@ class Sampled(Body):
         """The stream has the lines of a trace beside tokens."""
         return self.stream and self.stream_options is not None and self.stream_options.include_trace
 
-    def params(self, prompt: int, vocabulary: int, choice: int) -> SamplingParams:
+    def params(self, choice: int) -> SamplingParams:
         """How one choice is drawn.
 
         Args:
-            prompt: tokens of the prompt, which penalties on what was generated leave out.
-            vocabulary: tokens that there are.
             choice: its number, from 0; each has a seed of its own.
         """
-        processors: list[Any] = []
-        if self.repetition_penalty not in (None, 1) or self.frequency_penalty or self.presence_penalty:
-            values = (self.repetition_penalty or 1.0, self.frequency_penalty or 0.0, self.presence_penalty or 0.0)
-            processors.append(Penalties(prompt, *values))
-        if self.logit_bias:
-            processors.append(Bias(_biases(self.logit_bias, vocabulary)))
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
         if self.seed is not None and self.seed < 0:
             raise FieldError("seed", f"seed is {self.seed}: use a whole number from 0")
         return SamplingParams(
             max_tokens=self.limit,
+            min_tokens=self.min_tokens or 0,
             temperature=1.0 if self.temperature is None else self.temperature,
             top_p=1.0 if self.top_p is None else self.top_p,
             top_k=max(0, self.top_k or 0),
             min_p=self.min_p or 0.0,
             seed=None if self.seed is None else (self.seed + choice) % 2**63,
             stop=tuple(stop),
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            include_stop_str_in_output=self.include_stop_str_in_output,
             ignore_eos=self.ignore_eos,
+            bad_words=tuple(self.bad_words or ()),
+            allowed_token_ids=None if self.allowed_token_ids is None else tuple(self.allowed_token_ids),
+            logit_bias=None if self.logit_bias is None else _biases(self.logit_bias),
+            repetition_penalty=1.0 if self.repetition_penalty is None else self.repetition_penalty,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            presence_penalty=self.presence_penalty or 0.0,
+            skip_special_tokens=self.skip_special_tokens,
+            truncate_prompt_tokens=self.truncate_prompt_tokens,
             logprobs=self.wanted_logprobs,
-            processors=tuple(processors),
         )
 
     def speculation(self, default: SpeculationParams) -> SpeculationParams | None:
@@ -300,13 +305,10 @@ def chosen_with(default: SpeculationParams, chosen: Speculative) -> SpeculationP
     )
 
 
-def _biases(given: Mapping[str, float], vocabulary: int) -> dict[int, float]:
-    found = {}
-    for token, bias in given.items():
-        if not token.isdecimal() or int(token) >= vocabulary:
-            raise FieldError("logit_bias", f"logit_bias has {token!r}: use token ids from 0 to {vocabulary - 1}")
-        found[int(token)] = bias
-    return found
+def _biases(given: Mapping[str, float]) -> dict[int, float]:
+    if (out := next((token for token in given if not _NUMBER.fullmatch(token)), None)) is not None:
+        raise FieldError("logit_bias", f"logit_bias has {out!r}: use token ids")
+    return {int(token): bias for token, bias in given.items()}
 
 
 class CompletionRequest(Sampled):
@@ -326,18 +328,20 @@ class CompletionRequest(Sampled):
         """Of an answer without tokens one is generated: a pass over the prompt gives it."""
         return None if self.max_tokens is None else max(1, self.max_tokens)
 
-    def params(self, prompt: int, vocabulary: int, choice: int) -> SamplingParams:
-        found = super().params(prompt, vocabulary, choice)
+    def params(self, choice: int) -> SamplingParams:
+        found = super().params(choice)
         return replace(found, prompt_logprobs=self.logprobs if self.echo else None)
 
     def refuse(self) -> None:
         super().refuse()
         if self.max_tokens == 0 and not self.echo:
             raise FieldError("max_tokens", "max_tokens is 0: use at least 1, or echo the prompt")
+        if not self.prompt:
+            raise FieldError("prompt", "the prompt is empty: give at least one")
         if self.stream and self.echo and (self.logprobs is not None or self.max_tokens == 0):
             raise FieldError("stream", "a prompt with logprobs, or alone, is not streamed: leave stream out")
 
-    def prompts(self) -> list[str | list[int]]:
+    def prompts(self) -> Sequence[Prompt]:
         """Each prompt as text or ids."""
         given: Any = self.prompt
         if isinstance(given, str) or (given and isinstance(given[0], int)):

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from draftree import Engine, SamplingParams, SpeculationParams
 from draftree.bench.compare import first_difference
+from draftree.engines import make_engine
 from draftree.errors import UnsupportedModelError
-from draftree.load import make_engine
 from draftree.models.llama.exactness import EXACT, exactness
 from draftree.models.llama.llama_model import LlamaModel
 from draftree.text import encode

@@ -9,8 +9,8 @@ import pytest
 import draftree
 from draftree import Engine, SamplingParams, SpeculationParams
 from draftree.beams.params import BeamParams
+from draftree.engines import load_beam_engine, make_engine
 from draftree.errors import VocabularyError
-from draftree.load import load_beam_engine, make_engine
 from draftree.models.llama.llama_model import LlamaModel
 
 from ... import tiny_gguf

@@ -12,7 +12,7 @@ import draftree
 from draftree import Engine, SamplingParams, SpeculationParams
 from draftree.bench.compare import first_difference
 from draftree.cli.main import run
-from draftree.load import make_engine
+from draftree.engines import make_engine
 from draftree.models.abilities import tokenizer_of
 from draftree.models.llama.context import Context, Tokens
 from draftree.models.llama.exactness import EXACT, exactness

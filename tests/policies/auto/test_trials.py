@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+import torch
 
 from draftree.config import Budget
 from draftree.drafters.grow import grow
@@ -105,6 +106,7 @@ def test_a_trial_follows_the_text_until_it_leaves_the_tree(
 
 def test_no_tree_is_grown_below_a_first_candidate_that_cannot_pay() -> None:
     plan = AutoTree(depth=NODES, target=costs(dear)).plan([Fake()], [Budget(NODES)])
-    assert [plan.may_gain([p]) for p in (0.3, 0.6, 0.97)] == [False, False, True]
+    firsts = [torch.tensor([p]) for p in (0.3, 0.6, 0.97)]
+    assert [plan.may_gain(torch.tensor([0]), first) for first in firsts] == [False, False, True]
     both = AutoTree(depth=NODES, target=costs(dear)).plan([Fake(), Fake()], [Budget(NODES)] * 2)
-    assert both.may_gain([0.3, 0.97])
+    assert both.may_gain(torch.arange(2), torch.tensor([0.3, 0.97]))

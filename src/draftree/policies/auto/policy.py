@@ -3,7 +3,8 @@
 A step of B requests that verifies n nodes in all and has drafted d layers yields B + G(n) expected tokens for
 T_verify(B + n) + d t_draft seconds. The long-run rate is highest when each step maximises tokens - rate x seconds
 (Dinkelbach's transform), with the rate that decoding has reached so far and never less than AR decoding's, which is
-n = 0. The requests share the pass, so each node competes with those of all of them.
+n = 0. The requests share the pass, so each node competes with those of all of them; where their tokens do not count the
+same (``Budget.weight``) a node is worth its expected tokens times its request's weight, of mean 1.
 """
 
 from __future__ import annotations
@@ -40,9 +41,10 @@ class AutoPlan(Plan):
 
     Attributes:
         price: what drafting and verifying take.
+        weights: [B] what each request's tokens count; their mean is 1.
         below: [N + 1] seconds of verifying without the dents and steps of its curve, behind which sizes may pay.
         gained: expected tokens that the last layer has added.
-        best: [B] acceptance probabilities of each request's drafted nodes, in descending order.
+        best: [B] weighted acceptance probabilities of each request's drafted nodes, in descending order.
         proposed: rows, nodes and candidates of each layer's frontier.
         totals: [N] expected tokens of the best 1, 2, ... nodes of all requests.
         passes: layers that the drafters made a pass for: not those that were cached.
@@ -52,6 +54,7 @@ class AutoPlan(Plan):
     """
 
     price: Price
+    weights: Tensor
     below: Floats = field(init=False)
     gained: float = field(init=False)
     best: list[list[float]] = field(init=False)
@@ -71,9 +74,9 @@ class AutoPlan(Plan):
         """Weigh a new layer.
 
         Returns:
-            the least acceptance probability of nodes that may get children, of whichever request: no child of another
-            can be verified, for it is not among the best of as many as gain most so far; and the expected tokens of
-            one more layer, if it gains less than this one by as much as this one than the last.
+            the least weighted acceptance probability of nodes that may get children, of whichever request: no child of
+            another can be verified, for it is not among the best of as many as gain most so far; and the expected
+            tokens of one more layer, if it gains less than this one by as much as this one than the last.
         """
         within = (own[: budget.nodes] for own, budget in zip(self.best, self.budgets, strict=True))
         verify = self.below[1:]
@@ -95,15 +98,17 @@ class AutoPlan(Plan):
         """
         return min(self.price.rate, float(((self.price.ar.tokens + drafted) / seconds).max()))
 
-    def may_gain(self, first: Sequence[float]) -> bool:
+    def may_gain(self, rows: Tensor, first: Tensor) -> bool:
         """Some size gains if the tokens below each request's first node are as likely as that: none is likelier.
 
         Args:
-            first: [B] acceptance probabilities.
+            rows: [F] which requests may draft.
+            first: [F] acceptance probabilities of their first nodes.
         """
         verify = self.price.verify
         levels = -(-(len(verify) - 1) // len(first))
-        steps = np.power.outer(np.array(first), np.arange(1, levels + 1)).ravel()
+        weights = self.weights[rows].numpy()
+        steps = (np.power.outer(first.numpy(), np.arange(1, levels + 1)) * weights[:, None]).ravel()
         gained = np.sort(steps)[::-1][: len(verify) - 1].cumsum()
         return bool((gained > self.price.rate * (verify[1:] - verify[0])).any())
 
@@ -184,7 +189,8 @@ class AutoTree(GrowthPolicy):
             depth = 0  # no tree can be afforded before the text has told what became of these
         price = self.selection.begin(requests, verify, ar, depth)
         drafted = budgets if any(price.enabled) else [Budget(0, budget.depth) for budget in budgets]
-        return AutoPlan(drafted, price.enabled, price=price)
+        weights = torch.tensor([budget.weight for budget in budgets], dtype=torch.float64)
+        return AutoPlan(drafted, price.enabled, price=price, weights=weights / weights.mean())
 
     def grow(self, frontier: Frontier) -> Growth:
         """Candidates whose calibrated path may pay; go on where another layer may pay."""
@@ -194,19 +200,20 @@ class AutoTree(GrowthPolicy):
             return Growth(none, none)  # often so where texts repeat little: nothing to weigh or to learn
         plan.proposed.append((frontier.rows, frontier.nodes, found))
         paths = self._paths(frontier)
-        if not frontier.depth and not plan.may_gain(paths.amax(1).tolist()):
+        if not frontier.depth and not plan.may_gain(frontier.rows, paths.amax(1)):
             return Growth(none, none)
         if not frontier.depth:
             plan.below = convex_below(plan.price.verify)
         rows = frontier.rows.repeat_interleave(paths.shape[1])
         keep = best_per_row(paths.flatten(), rows, frontier.budgets).view_as(paths)
         keep &= paths > self.settings.min_probability
-        for row, path in zip(rows[keep.flatten()].tolist(), paths[keep].tolist(), strict=True):
-            insort(plan.best[row], path, key=neg)
+        values = paths * plan.weights[frontier.rows][:, None]
+        for row, value in zip(rows[keep.flatten()].tolist(), values[keep].tolist(), strict=True):
+            insort(plan.best[row], value, key=neg)
         last, ahead = plan.next_layer()
         if ahead <= 0 or frontier.depth + 1 >= self.depth:
             return Growth(keep, none, paths)
-        extend = keep & (paths >= last)
+        extend = keep & (values >= last)
         cached = none if found.known is None else extend & found.known
         if plan.affords_layer() and ahead > plan.price.rate * sum(plan.price.layers):
             plan.passes += not torch.equal(extend, cached)
@@ -227,18 +234,20 @@ class AutoTree(GrowthPolicy):
         price, paths, sizes = plan.price, torch.cat(list(tags)), [len(tag) for tag in tags]
         rows = torch.arange(len(pools)).repeat_interleave(torch.tensor(sizes))
         within = best_per_row(paths, rows, torch.tensor([budget.nodes for budget in plan.budgets]))
-        best = paths[within].sort(descending=True).values[: len(price.verify) - 1]
+        values = (paths * plan.weights[rows]).masked_fill(~within, -1.0)
+        best = values[within].sort(descending=True).values[: len(price.verify) - 1]
         expected = len(pools) + np.cumsum([0.0, *best.tolist()])
         verify = price.verify[: len(expected)]
         lost = verify - verify[0] + (plan.passes - 1) * sum(price.layers)  # where none is accepted
         net = expected - plan.rate(expected - len(pools), verify) * verify
         if (size := int(net.argmax())) > 1 and lost[size] > price.limit:
-            kept = torch.split(highest(paths.masked_fill(~within, -1.0), size), sizes)
+            kept = torch.split(highest(values, size), sizes)
             plan.wished = [pool.subset(keep) for pool, keep in zip(pools, kept, strict=True)], size
         net[2:][lost[2:] > price.limit] = -np.inf  # one node may always be tried while there is anything to lose
         plan.chosen = int(net.argmax()) if price.limit > 0 else 0
-        plan.pools, plan.expected = pools, float(expected[plan.chosen])
-        return list(torch.split(highest(paths.masked_fill(~within, -1.0), plan.chosen), sizes))
+        found = highest(values, plan.chosen)
+        plan.pools, plan.expected = pools, len(pools) + float(paths[found].sum())
+        return list(torch.split(found, sizes))
 
     def observe(self, plan: Plan, outcomes: Sequence[Outcome]) -> None:
         """Learn from every candidate that was put to the test, drafted to be verified or not."""

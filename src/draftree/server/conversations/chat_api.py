@@ -9,8 +9,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StrictBool, StrictStr
 
 from ...config import MOST_LOGPROBS
+from ...errors import FieldError
 from ...text import Conversation
-from ..schema import Body, FieldError, ResponseFormat, Tokens
+from ..schema import Body, ResponseFormat, Tokens
 from .tools import NamedFunction, Tool, WithTools, check_tools
 
 
@@ -149,6 +150,9 @@ class ChatRequest(WithTools):
     def conversation(self) -> Conversation:
         """The messages as chat templates take them."""
         return Conversation(plain_messages(self.messages), self.templates(), self._continued)
+
+    def prompts(self) -> Sequence[Conversation]:
+        return [self.conversation()]
 
 
 def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:

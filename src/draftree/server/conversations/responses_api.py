@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, StrictStr
 
 from ...config import MOST_LOGPROBS
+from ...errors import FieldError
 from ...request import Chunk, Request
 from ...text import Conversation
 from ..answers import named_logprobs, speculative_decoding
 from ..engine_loop import Answer
-from ..schema import Body, FieldError, ResponseFormat, Tokens
+from ..schema import Body, ResponseFormat, Tokens
 from .chat_api import CalledFunction, Part, PastCall, past_call, text_of
 from .tool_calls import CallParser, Parsed, ToolCall
 from .tools import WithTools
@@ -106,6 +107,9 @@ class ResponsesRequest(WithTools):
             else:
                 messages.append(message)
         return Conversation(messages, self.templates())
+
+    def prompts(self) -> Sequence[Conversation]:
+        return [self.conversation()]
 
 
 class ResponseShape:

@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import Field, StrictBool, StrictStr
 
 from ...engine.engine import Engine
-from ...errors import ConfigError
+from ...errors import ConfigError, FieldError
 from ...grammar import Function, Grammar
-from ..schema import Body, FieldError, Sampled
+from ..schema import Body, Sampled
 
 T = TypeVar("T")
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
@@ -153,6 +153,11 @@ class WithTools(Sampled):
     @property
     def structured(self) -> bool:
         return self.offer() is not None or super().structured
+
+    def tags(self, engine: Engine) -> Mapping[int, str] | None:
+        if self.offer() is None:
+            return None
+        return engine.grammars.tags if self.skip_special_tokens else {}
 
     def constraint(self, engine: Engine) -> Grammar | None:
         offer = self.offer()

@@ -14,8 +14,8 @@ from draftree.errors import ConfigError
 from draftree.models.heads.eagle_file import save_head
 from draftree.models.huggingface import HFModel
 
-from .heads import DRAFTED, random_head
-from .tiny import save_tiny, tiny
+from ..heads import DRAFTED, random_head
+from ..tiny import save_tiny, tiny
 
 PROMPT = torch.tensor([[3, 14, 15, 9, 2, 6, 14, 15]])
 FULL = torch.ones_like(PROMPT)

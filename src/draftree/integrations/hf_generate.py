@@ -1,6 +1,6 @@
 """The engine as transformers' ``custom_generate`` callable: a drop-in for ``model.generate``.
 
-    model.generate(**inputs, max_new_tokens=200, custom_generate=draftree.hf_generate())
+    model.generate(**inputs, max_new_tokens=200, custom_generate=draftree.custom_generate())
 
 ``generate`` prepares processors (temperature and the like among them) and stopping criteria; this module gives them to
 the engine, row by row without padding, and pads the results. transformers gives neither ``streamer`` nor ``tokenizer``
@@ -19,17 +19,17 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 
-from .config import Criterion, Processor, SamplingParams
-from .drafters.registry import is_model
-from .drafters.spec import DEFAULT_DRAFTER
-from .engine.speculation import SpeculationParams
-from .errors import ConfigError
-from .load import make_engine
-from .models.base import LanguageModel
-from .models.loading import load, wrap
-from .policies.base import GrowthPolicy
-from .policies.methods import DEFAULT_METHOD
-from .verify.schemes import DEFAULT_SCHEME, Scheme
+from ..config import Criterion, Processor, SamplingParams
+from ..drafters.registry import is_model
+from ..drafters.spec import DEFAULT_DRAFTER
+from ..engine.speculation import SpeculationParams
+from ..engines import make_engine
+from ..errors import ConfigError
+from ..models.base import LanguageModel
+from ..models.loading import load, wrap
+from ..policies.base import GrowthPolicy
+from ..policies.methods import DEFAULT_METHOD
+from ..verify.schemes import DEFAULT_SCHEME, Scheme
 
 
 def generate_with(

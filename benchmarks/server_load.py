@@ -1,0 +1,255 @@
+"""Does a server under load give each request the text that it has alone, and keep nothing of it?
+
+    python -m benchmarks.server_load texts [--requests 200] [--concurrency 8]
+    python -m benchmarks.server_load memory [--requests 2000] [--concurrency 8]
+
+Both start ``draftree serve`` (``--target``, ``--drafter``), send many kinds of requests and print what they found. The
+exit code is 1 where a text differs, a row is left or a request fails. ``texts``: methods, drafters, seeds, grammars,
+stops, penalties, predictions, priorities, whole answers and streams, of which a tenth is left in between; then each
+request once more alone and without drafts. A stream that was left has to be the beginning of its text. ``memory``:
+short requests; the server's resident memory as they go on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import Any
+
+import httpx2 as httpx
+import psutil  # type: ignore[import-untyped]
+
+from draftree.models.loading import DEFAULT_MODEL
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 12}, "count": {"type": "integer", "minimum": 0}},
+    "required": ["name", "count"],
+    "additionalProperties": False,
+}
+PROMPTS = (
+    "Count from one to twenty.",
+    "Name three colours, and say of each what has it.",
+    "Write a function in Python that returns the area of a rectangle.",
+    "the cat in the hat the cat in the hat the cat",
+    "What is the capital of France?",
+    "Say the alphabet. Then say it again.",
+    "Give me a recipe for bread, in five steps.",
+)
+DRAFTED: Sequence[dict[str, Any]] = (
+    {},
+    {"drafter": "none"},
+    {"method": "chain"},
+    {"method": "static", "nodes": 12},
+    {"method": "opt-tree", "nodes": 24},
+    {"method": "dynamic-width-budget", "nodes": 16},
+    {"method": "eagle2"},
+)
+SHAPED: Sequence[dict[str, Any]] = (
+    {},
+    {},
+    {"stop": ["\n\n", "ten"]},
+    {"repetition_penalty": 1.2, "min_p": 0.02},
+    {"frequency_penalty": 0.4, "presence_penalty": 0.2, "logit_bias": {"198": -5}},
+    {"min_tokens": 12, "bad_words": ["the", "and"], "top_k": 40},
+    {"structured_outputs": {"json": SCHEMA}},
+    {"structured_outputs": {"regex": "[A-Z][a-z ]{4,30}[.]"}},
+    {"structured_outputs": {"choice": ["yes, of course", "yes", "no, never"]}},
+)
+
+
+@dataclass(slots=True)
+class Asked:
+    """A request.
+
+    Attributes:
+        chat: of the chat endpoint.
+        body: without how it is drafted for.
+        speculation: that; of load alone.
+        leaves: after so many events its client leaves; None: it stays.
+        text: that came.
+        reason: why it ended; empty: its client has left.
+    """
+
+    chat: bool
+    body: dict[str, Any]
+    speculation: dict[str, Any]
+    leaves: int | None
+    text: str = ""
+    reason: str = field(default="", repr=False)
+
+    @property
+    def alone(self) -> Asked:
+        """The same without load and drafts, whole."""
+        body = {key: value for key, value in self.body.items() if key not in ("stream", "priority", "prediction")}
+        return replace(self, body=body, speculation={"drafter": "none"}, leaves=None, text="", reason="")
+
+    async def send(self, client: httpx.AsyncClient) -> None:
+        """Send it and read its answer.
+
+        Raises:
+            RuntimeError: it was refused or failed.
+        """
+        path = "/v1/chat/completions" if self.chat else "/v1/completions"
+        body = self.body | ({"draftree": self.speculation} if self.speculation else {})
+        if not body.get("stream"):
+            answer = await client.post(path, json=body)
+            if answer.status_code != 200:
+                raise RuntimeError(f"{body}: {answer.text}")
+            choice = answer.json()["choices"][0]
+            self.text, self.reason = (
+                choice["message"]["content"] if self.chat else choice["text"],
+                choice["finish_reason"],
+            )
+            return
+        async with client.stream("POST", path, json=body) as answer:
+            number = 0
+            async for event in _events(answer):
+                if "error" in event:
+                    raise RuntimeError(f"{body}: {event}")
+                (choice,) = event["choices"]
+                self.text += (choice["delta"].get("content") or "") if self.chat else choice["text"]
+                self.reason, number = choice["finish_reason"] or "", number + 1
+                if number == self.leaves and not self.reason:
+                    return
+
+
+async def _events(answer: httpx.Response) -> AsyncIterator[Any]:
+    if answer.status_code != 200:
+        raise RuntimeError((await answer.aread()).decode())
+    async for line in answer.aiter_lines():
+        if line.startswith("data: ") and line != "data: [DONE]":
+            yield json.loads(line.removeprefix("data: "))
+
+
+def made(number: int, rng: Random, model: str, tokens: int) -> Asked:
+    """A request of some kind."""
+    chat, prompt = rng.random() < 0.6, rng.choice(PROMPTS)
+    body: dict[str, Any] = {"model": model, "max_tokens": tokens + number % 9, "seed": number}
+    body |= {"messages": [{"role": "user", "content": prompt}]} if chat else {"prompt": prompt}
+    body |= {"temperature": rng.choice((0.0, 0.7, 1.0)), "priority": rng.choice((0, 0, -2, 3))} | rng.choice(SHAPED)
+    speculation = rng.choice(DRAFTED)
+    if chat and rng.random() < 0.15:
+        body["prediction"], speculation = {"type": "content", "content": f"{prompt} One, two, three, four, five."}, {}
+    leaves = rng.randrange(1, 12) if rng.random() < 0.1 else None
+    if leaves or rng.random() < 0.5:
+        body["stream"] = True
+    return Asked(chat, body, speculation, leaves)
+
+
+@contextmanager
+def served(args: argparse.Namespace) -> Iterator[tuple[str, psutil.Process]]:
+    """A server's address, and its process."""
+    command = [sys.executable, "-m", "draftree", "serve", args.target, "--port", "0", "--name", "model"]
+    command += ["--drafter", args.drafter, "--rows", str(args.concurrency)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:  # noqa: S603
+        try:
+            said = list[str]()
+            for line in process.stderr or ():
+                said.append(line)
+                if found := re.search(r"(http://\S+)/v1,", line):
+                    break
+            else:
+                raise RuntimeError("".join(said))
+            threading.Thread(target=deque, args=(process.stderr, 0), daemon=True).start()  # or its log would stop it
+            yield found[1], psutil.Process(process.pid)
+            process.terminate()
+            process.wait()
+        finally:
+            process.kill()
+
+
+async def loaded(client: httpx.AsyncClient, requests: Sequence[Asked], concurrency: int) -> None:
+    """Send all, so many at once."""
+    left = iter(requests)
+
+    async def worker() -> None:
+        for asked in left:
+            await asked.send(client)
+
+    await asyncio.gather(*(worker() for _ in range(concurrency)))
+
+
+async def rows_left(client: httpx.AsyncClient) -> float:
+    """Tokens in rows of requests that run, and requests that run or wait, when the server has had time to see that
+    clients have left."""
+    wanted = ('draftree:kv_tokens{rows="running"}', "draftree:requests_running", "draftree:requests_waiting")
+    for _ in range(100):
+        page = (await client.get("/metrics")).text
+        left = sum(float(line.split()[-1]) for line in page.splitlines() if line.startswith(wanted))
+        if not left:
+            break
+        await asyncio.sleep(0.1)
+    return left
+
+
+async def texts(args: argparse.Namespace, url: str, process: psutil.Process) -> bool:
+    """Print how many texts are those of the requests alone; whether all are, and nothing is left."""
+    rng = Random(args.seed)  # noqa: S311 - kinds, not secrets
+    requests = [made(i, rng, "model", args.tokens) for i in range(args.requests)]
+    async with httpx.AsyncClient(base_url=url, timeout=None) as client:  # noqa: S113 - a slow machine is no failure
+        began = time.perf_counter()
+        await loaded(client, requests, args.concurrency)
+        seconds = time.perf_counter() - began
+        left = await rows_left(client)
+        alone = [asked.alone for asked in requests]
+        await loaded(client, alone, 1)
+    differ = [
+        (asked, one)
+        for asked, one in zip(requests, alone, strict=True)
+        if (asked.text != one.text if asked.reason else not one.text.startswith(asked.text))
+    ]
+    whole = sum(bool(asked.reason) for asked in requests)
+    print(f"{args.requests} requests, {args.concurrency} at once, in {seconds:.0f} s: {whole} ended, ", end="")
+    print(f"{args.requests - whole} were left; {len(differ)} texts differ from the request alone; {left:.0f} rows left")
+    print("ended by", dict(Counter(asked.reason or "leaving" for asked in requests)))
+    for asked, one in differ:
+        print(f"  {asked}\n  alone: {one.text!r}")
+    return not differ and not left
+
+
+async def memory(args: argparse.Namespace, url: str, process: psutil.Process) -> bool:
+    """Print resident memory; whether nothing is left."""
+    rng, found = Random(args.seed), list[float]()  # noqa: S311
+    async with httpx.AsyncClient(base_url=url, timeout=None) as client:  # noqa: S113
+        for part in range(8):
+            count = args.requests * (part + 1) // 8 - args.requests * part // 8
+            await loaded(client, [made(i, rng, "model", 4) for i in range(count)], args.concurrency)
+            found.append(process.memory_info().rss / 2**20)
+        left = await rows_left(client)
+    print(f"{args.requests} requests, {args.concurrency} at once; {left:.0f} rows left")
+    print("MiB resident after each eighth: " + ", ".join(f"{m:.0f}" for m in found))
+    return not left
+
+
+def main() -> None:
+    """Load a server, and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    what = {f.__name__: f for f in (texts, memory)}
+    parser.add_argument("what", choices=what)
+    parser.add_argument("--target", default=DEFAULT_MODEL)
+    parser.add_argument("--drafter", default="auto")
+    parser.add_argument("--requests", type=int)
+    parser.add_argument("--concurrency", type=int, default=8)
+    parser.add_argument("--tokens", type=int, default=24)
+    parser.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args()
+    args.requests = args.requests or (200 if args.what == "texts" else 2000)
+    with served(args) as (url, process):
+        good = asyncio.run(what[args.what](args, url, process))
+    sys.exit(0 if good else 1)
+
+
+if __name__ == "__main__":
+    main()

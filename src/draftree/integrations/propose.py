@@ -1,0 +1,119 @@
+"""Draft trees for other engines: token ids go in, tokens and their parents come out; no model, no torch.
+
+Drafts are continuations of earlier occurrences in the text itself, in a predicted output, and in corpora: what drafters
+``lookup`` and ``corpus`` know, by the same indexes (``drafters/indexes.py``). Here all texts count as one. The tree has
+the n most probable paths, which of all trees of n nodes has the largest expected acceptance length (OPT-Tree,
+Theorem 3.1).
+
+    proposer = Proposer()                        # one for each request
+    tokens, parents = proposer.propose(ids, 16)  # ids: the prompt, and what has been generated
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from heapq import heappop, heappush
+from itertools import count, islice
+from typing import NamedTuple
+
+from ..drafters.indexes import LONGEST, NgramIndex, SuccessorIndex, joined
+from ..errors import ConfigError
+
+_SHORTEST, _LONGEST = 2, 6
+"""Match lengths in the text itself, those of drafter ``lookup``."""
+_TAIL = max(_LONGEST, LONGEST)
+"""Tokens that any index reads."""
+_ROOT = -1
+
+
+class _Candidate(NamedTuple):
+    """A node that may come next.
+
+    Attributes:
+        order: minus the probability of its path: the least is the best; then the shallowest, then the oldest.
+        parent: number of its parent in the order of drafting.
+    """
+
+    order: float
+    depth: int
+    age: int
+    parent: int
+    token: int
+
+
+def propose(ids: Sequence[int], budget: int) -> tuple[list[int], list[int]]:
+    """Draft a tree after one text, once (``Proposer.propose``)."""
+    return Proposer().propose(ids, budget)
+
+
+class Proposer:
+    """Drafts for one text that grows.
+
+    Args:
+        prediction: token ids of what is likely to follow the prompt.
+        corpora: other texts, such as a ``CorpusIndex``; proposers may share them.
+    """
+
+    def __init__(self, prediction: Sequence[int] = (), corpora: Sequence[SuccessorIndex] = ()) -> None:
+        self._prediction, self._corpora = list(prediction), corpora
+        self._index: NgramIndex | None = None
+
+    def propose(
+        self, ids: Sequence[int], budget: int, *, depth: int | None = None, width: int | None = None, least: float = 0.0
+    ) -> tuple[list[int], list[int]]:
+        """Draft a tree below the last token of a text.
+
+        Args:
+            ids: the text so far. It is read on from where the last call's ended; where it is another text, from its
+                beginning.
+            budget: most nodes.
+            depth: deepest node; the root's children have depth 1. None: any.
+            width: most children of a node; 1 gives a chain. None: any.
+            least: probability of its path that a node must have.
+
+        Returns:
+            tokens [N] and the numbers of their parents [N], -1 for children of the root, in level order: a parent comes
+            before its child. Fewer nodes than the budget where no more is known.
+
+        Raises:
+            ConfigError: a bound is out of range.
+        """
+        for name, value in (("budget", budget), ("depth", depth), ("width", width)):
+            if value is not None and value < 0:
+                raise ConfigError(f"{name} is {value}: use a whole number, 0 or more")
+        indexes = (*self._corpora, self._read(list(ids)))
+        most = budget if width is None else min(width, budget)
+        tails = [tuple(ids[-_TAIL:])]  # that of node i is tails[i + 1], the root's the first
+        drafted: list[_Candidate] = []
+        ages, candidates = count(), list[_Candidate]()
+
+        def extend(node: int, probability: float, level: int) -> None:
+            """Add what may follow a node."""
+            if depth is None or level < depth:
+                for token, p in islice(joined(indexes, tails[node + 1]).items(), most):
+                    if probability * p >= least:
+                        heappush(candidates, _Candidate(-probability * p, level + 1, next(ages), node, token))
+
+        extend(_ROOT, 1.0, 0)
+        while candidates and len(drafted) < budget:
+            best = heappop(candidates)
+            drafted.append(best)
+            tails.append((*tails[best.parent + 1], best.token)[-_TAIL:])
+            extend(len(drafted) - 1, -best.order, best.depth)
+        return _in_levels(drafted)
+
+    def _read(self, ids: list[int]) -> NgramIndex:
+        """The index of a text."""
+        index = self._index
+        if index is None or ids[: len(index)] != index.text:
+            index = self._index = NgramIndex.begun(ids, self._prediction, _SHORTEST, _LONGEST)
+        else:
+            index.extend(ids[len(index) :])
+        return index
+
+
+def _in_levels(drafted: Sequence[_Candidate]) -> tuple[list[int], list[int]]:
+    """Tokens and parents of nodes, numbered level by level; those of a level keep their order."""
+    ranked = sorted(range(len(drafted)), key=lambda node: drafted[node].depth)
+    numbers = {_ROOT: _ROOT} | {node: number for number, node in enumerate(ranked)}
+    return [drafted[node].token for node in ranked], [numbers[drafted[node].parent] for node in ranked]

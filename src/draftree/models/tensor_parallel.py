@@ -1,0 +1,329 @@
+"""Tensor parallel: one model over the processes of ``torchrun``, by transformers' plan of its layers.
+
+    torchrun --nproc-per-node 2 -m draftree generate "..." --target MODEL
+
+Rank 0 decides. It alone runs the command, its scheduler, drafters, random draws and clocks; its model sends each call
+of the ``LanguageModel`` seam to the other ranks, which make the same call on their parts of the weights and of the
+cache. So all ranks verify the same trees, whatever rank 0 decides by, and the text is that of one process (near-ties
+aside: sums are taken in parts).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import timedelta
+from itertools import count
+from threading import RLock
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..errors import CacheError, ConfigError, DraftreeError, RunError
+from ..progress import err
+from ..text import Tokenizer
+from .base import Capabilities, Nodes, Row
+from .huggingface import HFModel
+
+_PATIENCE = timedelta(days=365)
+"""How long a rank waits for the next call: until somebody asks again."""
+_LOAD, _END = "load", "end"
+_HOST = torch.device("cpu")
+
+Part = Callable[..., HFModel]
+"""Loads this rank's part of a model, by name and options."""
+
+
+def processes() -> int:
+    """How many processes ``torchrun`` has started; 1: it has not."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+class Ranks:
+    """The processes, seen from rank 0.
+
+    Attributes:
+        under_way: a call has been sent and not ended: the other ranks are inside it.
+    """
+
+    def __init__(self) -> None:
+        self.under_way = False
+
+    def send(self, *call: Any) -> None:
+        """Let the other ranks make a call."""
+        dist.broadcast_object_list([call], src=0, device=_HOST)
+
+    @contextmanager
+    def call(self, *call: Any) -> Iterator[None]:
+        """The same; in here rank 0 makes it too.
+
+        Raises:
+            RunError: the last call failed on this rank alone, so that the others are still inside it.
+        """
+        if self.under_way:
+            raise RunError("a pass has failed on one of several processes: start the command again")
+        with _interrupted_later():
+            self.under_way = True
+            self.send(*call)
+            yield
+            self.under_way = False
+
+    def end(self) -> None:
+        """Let the other ranks end, unless they are inside a call: ``torchrun`` ends those."""
+        if not self.under_way:
+            self.send(_END)
+
+
+@contextmanager
+def _interrupted_later() -> Iterator[None]:
+    """Ctrl-C comes when this has ended: a call that one rank leaves early leaves the others inside it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[tuple[int, FrameType | None]] = []
+    before = signal.signal(signal.SIGINT, lambda *given: came.append(given))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came and callable(before):
+        before(*came[-1])
+
+
+_ranks: Ranks | None = None
+
+
+def launched() -> bool:
+    """This is rank 0 of several processes that wait for its calls."""
+    return _ranks is not None
+
+
+def run_on_ranks(command: Callable[[], int], load: Part) -> int:
+    """Run a command by rank 0, whose target is loaded over all processes; its exit code.
+
+    Args:
+        load: loads a part, on any rank.
+    """
+    global _ranks
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timeout=_PATIENCE)
+    try:
+        if rank := dist.get_rank():
+            return _following(rank, load)
+        _ranks = Ranks()
+        try:
+            return command()
+        finally:
+            _ranks.end()
+            _ranks = None
+    finally:
+        dist.destroy_process_group()
+
+
+def _following(rank: int, load: Part) -> int:
+    """Make rank 0's calls until it ends; the exit code."""
+    try:
+        _follow(load)
+    except RuntimeError as error:  # of this part, or because another process is gone
+        err.quiet = False
+        why = (str(error).strip() or repr(error)).splitlines()[0]
+        err.print(f"draftree: process {rank} failed: {why}", style="red", markup=False)
+        return 1
+    return 0
+
+
+def _follow(load: Part) -> None:
+    """Make rank 0's calls until it ends; print nothing."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is rank 0's
+    warnings.simplefilter("ignore")
+    err.quiet = True
+    parts: list[tuple[HFModel, dict[int, Row]]] = []
+    while True:
+        box: list[Any] = [None]
+        dist.broadcast_object_list(box, src=0, device=_HOST)
+        what, *given = box[0]
+        if what == _END:
+            return
+        with contextlib.suppress(DraftreeError):  # rank 0 has raised it too
+            if what == _LOAD:
+                name, options = given
+                parts.append((load(name, **options), {}))
+            else:
+                number, kept, rows, arguments = given
+                model, own = parts[number]
+                made = getattr(model, what)(*_in_place(own, rows), *arguments)
+                if kept is not None:
+                    own[kept] = made
+                elif what == "close":
+                    del own[rows]
+
+
+def _in_place(own: dict[int, Row], rows: int | list[int] | None) -> list[Any]:
+    """The rows of a call, as its first argument; none where it has none."""
+    if rows is None:
+        return []
+    return [own[rows] if isinstance(rows, int) else [own[row] for row in rows]]
+
+
+def load_over_ranks(name: str, options: dict[str, Any], load: Part) -> ParallelModel:
+    """Load a model over all ranks; called by rank 0.
+
+    Raises:
+        InputError: the model or an option does not go with several processes.
+    """
+    if _ranks is None:
+        raise RunError("no other processes wait for calls: run the command with torchrun")
+    with _ranks.call(_LOAD, name, options):
+        try:
+            part = load(name, **options)
+        except DraftreeError:
+            _ranks.under_way = False
+            raise
+    return ParallelModel(part, _ranks)
+
+
+def agree(failure: DraftreeError | None) -> None:
+    """Let all ranks fail where one has; called by all.
+
+    Raises:
+        DraftreeError: this rank's failure, or that of another one.
+    """
+    found: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, None if failure is None else str(failure))
+    if failure is not None:
+        raise failure
+    if other := next(((rank, why) for rank, why in enumerate(found) if why is not None), None):
+        raise RunError(f"process {other[0]} could not load its part: {other[1]}")
+
+
+class ParallelModel:
+    """A model over several processes, as rank 0 has it.
+
+    It verifies trees, beams included; what reads or replaces weights (draft heads, self-speculation, weight formats) it
+    has not.
+
+    Attributes:
+        capabilities: those of the whole model; ``slot_bytes`` are of one process.
+        tokenizer: the model's tokenizer.
+    """
+
+    _instances = count()
+
+    def __init__(self, part: HFModel, ranks: Ranks) -> None:
+        self._part, self._ranks, self._lock = part, ranks, RLock()
+        self._instance, self._numbers, self._next = next(self._instances), dict[Row, int](), count()
+        self.tokenizer: Tokenizer | None = part.tokenizer
+        can, size = part.capabilities, processes()
+        self.capabilities: Capabilities = replace(
+            can,
+            weight_format=f"{can.weight_format} over {size} processes",
+            linear_layers=f"{can.linear_layers}, in {size} parts",
+            slot_bytes=can.slot_bytes // size,
+        )
+
+    @property
+    def cache_bytes(self) -> int:
+        """Memory that each process's part of the cache may use."""
+        return self._part.cache_bytes
+
+    @property
+    def pass_seconds(self) -> float:
+        """Wall-clock seconds inside forward passes so far."""
+        return self._part.pass_seconds
+
+    @pass_seconds.setter
+    def pass_seconds(self, seconds: float) -> None:
+        self._part.pass_seconds = seconds
+
+    def holds(self, lengths: Sequence[int]) -> bool:
+        """Rows of so many tokens can be open together (``LanguageModel.holds``)."""
+        return self._part.holds(lengths)
+
+    def reserve(self, rows: int, tokens: int) -> None:
+        """Make room on every rank (``LanguageModel.reserve``)."""
+        self._made("reserve", None, rows, tokens)
+
+    def open(self) -> Row:
+        """A new row (``LanguageModel.open``)."""
+        return self._opened("open", None)
+
+    def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Tensor:
+        """Append uncommitted nodes in one pass of all ranks (``LanguageModel.extend``)."""
+        logits: Tensor = self._made("extend", list(rows), list(nodes))
+        return logits
+
+    def commit(self, row: Row, path: Sequence[int]) -> None:
+        """Keep the uncommitted nodes of a path (``LanguageModel.commit``)."""
+        self._made("commit", row, list(path))
+
+    def prune(self, row: Row, keep: Sequence[int], trunk: int) -> None:
+        """Keep some uncommitted nodes and commit the first of them (``ForestModel.prune``)."""
+        self._made("prune", row, list(keep), trunk)
+
+    def fork(self, row: Row, length: int | None = None) -> Row:
+        """A new row with the first committed tokens of another (``LanguageModel.fork``)."""
+        return self._opened("fork", row, length)
+
+    def close(self, row: Row) -> None:
+        """Forget a row (``LanguageModel.close``)."""
+        self._made("close", row)
+        del self._numbers[row]
+
+    def _opened(self, method: str, row: Row | None, *arguments: Any) -> Row:
+        with self._lock:
+            number = next(self._next)
+            made: Row = self._made(method, row, *arguments, kept=number)
+            self._numbers[made] = number
+        return made
+
+    def _made(self, method: str, rows: Row | list[Row] | None, *arguments: Any, kept: int | None = None) -> Any:
+        """A call by all ranks; what rank 0's part returns.
+
+        Args:
+            rows: its first argument, if it is about rows.
+            kept: the number of the row that it makes.
+        """
+        with self._lock:
+            numbers = self._numbers_of(rows)
+            first = [] if rows is None else [rows]
+            with self._ranks.call(method, self._instance, kept, numbers, arguments):
+                try:
+                    return getattr(self._part, method)(*first, *arguments)
+                except CacheError:  # of a call that no rank has made
+                    self._ranks.under_way = False
+                    raise
+
+    def _numbers_of(self, rows: Row | list[Row] | None) -> int | list[int] | None:
+        try:
+            if isinstance(rows, list):
+                return [self._numbers[row] for row in rows]
+            return None if rows is None else self._numbers[rows]
+        except KeyError:
+            raise CacheError(f"the row is closed, or of another model than {self.capabilities.name}") from None
+
+
+def refuse_options(options: dict[str, Any]) -> None:
+    """Check that options go with several processes.
+
+    Raises:
+        ConfigError: one does not.
+    """
+    place = "cuda" if torch.cuda.is_available() else "cpu"
+    if options.get("device") not in (None, place):
+        raise ConfigError(f"device {options['device']!r} does not go with torchrun, which gives each process its own")
+    for option in ("library", "weight_format", "runner"):
+        if options.get(option) is not None:
+            raise ConfigError(
+                f"{option} {options[option]!r} does not go with torchrun: layers are split as transformers has them: "
+                "leave it out"
+            )

@@ -1,0 +1,114 @@
+"""Drafts for other engines: the trees of lookup and corpora, chains, texts that go on or do not, and no torch."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from draftree.config import Budget, SamplingParams
+from draftree.drafters.grow import TreeDrafter
+from draftree.drafters.indexes import CorpusIndex, NgramIndex, joined
+from draftree.drafters.ngram import NgramSource
+from draftree.errors import ConfigError
+from draftree.integrations.propose import Proposer, propose
+from draftree.policies.best_paths import OptTree
+from draftree.request import Request
+from draftree.text import NoText
+from draftree.tree import ROOT, DraftTree
+
+Tree = tuple[list[int], list[int]]
+texts = st.lists(st.integers(0, 2), min_size=1, max_size=40)
+examples = settings(max_examples=100, deadline=None, derandomize=True)
+
+
+def drafted(ids: Sequence[int], prediction: Sequence[int], nodes: int) -> DraftTree:
+    """OPT-Tree over drafter lookup, as the engine drafts it."""
+    request = Request(ids, SamplingParams(), 100, frozenset(), NoText(), prediction=prediction)
+    source = NgramSource()
+    source.open(request)
+    return TreeDrafter(OptTree(delta=1e-9), source).propose([request], [Budget(nodes)])[0]
+
+
+def path_logprobs(ids: Sequence[int], prediction: Sequence[int], tree: Tree) -> list[float]:
+    """Of each node of a tree; -inf where lookup does not know it."""
+    index = NgramIndex.begun(ids, prediction, 2, 6)
+    paths: dict[int, tuple[tuple[int, ...], float]] = {ROOT: (tuple(ids), 0.0)}
+    for node, (token, parent) in enumerate(zip(*tree, strict=True)):
+        before, total = paths[parent]
+        p = index.predict(before[-6:]).get(token, 0.0)
+        paths[node] = ((*before, token), total + math.log(p) if p else -math.inf)
+    return [total for _, total in list(paths.values())[1:]]
+
+
+@given(ids=texts, prediction=st.lists(st.integers(0, 2), max_size=12), nodes=st.integers(1, 9))
+@examples
+def test_the_tree_is_as_good_as_that_of_opt_tree_over_lookup(ids: list[int], prediction: list[int], nodes: int) -> None:
+    tree = Proposer(prediction).propose(ids, nodes)
+    expected = drafted(ids, prediction, nodes)
+    assert len(tree[0]) == len(expected)
+    assert sorted(path_logprobs(ids, prediction, tree)) == pytest.approx(
+        sorted(expected.path_logprobs.tolist()), abs=1e-5
+    )
+
+
+@given(ids=texts, nodes=st.integers(0, 9), depth=st.integers(1, 4), width=st.integers(1, 3))
+@examples
+def test_nodes_are_in_level_order_and_within_the_bounds(ids: list[int], nodes: int, depth: int, width: int) -> None:
+    tokens, parents = Proposer().propose(ids, nodes, depth=depth, width=width)
+    depths = {ROOT: 0}
+    for node, parent in enumerate(parents):
+        depths[node] = depths[parent] + 1
+    levels = list(depths.values())[1:]
+    assert len(tokens) == len(parents) <= nodes and levels == sorted(levels) and max(levels, default=0) <= depth
+    assert all(parents.count(node) <= width for node in depths)
+    assert len(set(zip(tokens, parents, strict=True))) == len(tokens)
+
+
+@given(ids=texts, more=texts, other=texts)
+@examples
+def test_a_text_that_goes_on_or_is_another_is_drafted_for_as_if_it_were_new(
+    ids: list[int], more: list[int], other: list[int]
+) -> None:
+    proposer = Proposer()
+    for text in (ids, ids + more, other, ids):
+        assert proposer.propose(text, 6) == propose(text, 6)
+
+
+def test_a_chain_follows_what_was_there_as_long_as_it_is_probable() -> None:
+    ids = [1, 2, 3, 4, 5, 6, 1, 2]
+    tokens, parents = Proposer().propose(ids, 4, width=1)
+    assert tokens == [3, 4, 5, 6] and parents == [-1, 0, 1, 2]
+    certain = Proposer().propose(ids, 4, width=1, least=0.5)
+    assert certain == ([3], [-1]) and Proposer().propose(ids, 4, least=0.6) == ([], [])
+
+
+def test_a_prediction_is_drafted_from_the_first_token_on() -> None:
+    assert Proposer([7, 8, 9]).propose([1, 2], 3)[0] == [7, 8, 9]
+    assert propose([1, 2], 3) == ([], [])
+
+
+def test_a_corpus_and_the_text_count_as_one() -> None:
+    corpus = CorpusIndex(100)
+    corpus.keep([[1, 2, 3], [1, 2, 4], [1, 2, 4]])
+    assert Proposer(corpora=[corpus]).propose([1, 2], 2) == ([4, 3], [-1, -1])
+    own = NgramIndex.begun([9, 1, 2, 3, 1, 2], (), 2, 6)
+    assert joined([corpus, own], (1, 2)) == pytest.approx({3: 2 / 6, 4: 2 / 6})
+    assert list(joined([corpus, own], (1, 2))) == [3, 4], "of equally frequent ones the text's own comes first"
+
+
+def test_a_bound_below_zero_is_refused() -> None:
+    with pytest.raises(ConfigError, match="budget is -1"):
+        propose([1], -1)
+
+
+def test_no_torch_is_loaded() -> None:
+    """Other engines bring releases of transformers that ours does not go with."""
+    code = "import sys; import draftree.integrations.propose; print({'torch', 'transformers'} & set(sys.modules))"
+    made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)  # noqa: S603
+    assert made.stdout.strip() == "set()", made.stderr

@@ -1,0 +1,225 @@
+"""Passes of few shapes: the same results as passes of any shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+from random import Random
+
+import pytest
+import torch
+from torch import Tensor
+
+from draftree.config import SamplingParams
+from draftree.engine.engine import Engine
+from draftree.errors import ConfigError
+from draftree.models.base import Nodes, prefill
+from draftree.models.cache import Placement
+from draftree.models.huggingface import HFModel
+from draftree.models.runner import GraphRunner, Made
+
+from ..pairs import drafter, policy
+from ..tiny import FAMILIES, MAX_LENGTH, tiny
+from .trees import assert_cached, assert_close, expected, random_ids, random_tree
+
+
+def graphs(kind: str = "llama", attention: str = "sdpa") -> HFModel:
+    return HFModel(tiny(kind, attention=attention), runner="graph", self_test=False)
+
+
+def shapes(model: HFModel) -> list[tuple[int, ...]]:
+    assert isinstance(model._stock, GraphRunner)
+    return model._stock.shapes
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_rows_of_different_widths_are_those_of_the_causal_forward(kind: str, attention: str) -> None:
+    rng, model = Random(0), graphs(kind, attention)
+    prompts = [random_ids(rng, n) for n in (9, 4, 17)]
+    rows = [prefill(model, prompt) for prompt in prompts]
+    for row, prompt in zip(rows, prompts, strict=True):
+        assert_close(row.logits, expected(kind, prompt[:-1], Nodes.chain(prompt[-1:]))[0])
+    for sizes in ((40, 1, 12), (3, 3, 3), (1, 1, 1), (6, 2, 5)):
+        trees = [random_tree(rng, n) for n in sizes]
+        logits = model.extend(rows, trees)
+        for line, row, prompt, tree in zip(logits, rows, prompts, trees, strict=True):
+            assert_close(line[: tree.logits], expected(kind, prompt, tree))
+            model.commit(row, [])
+    assert_close(model.extend(rows[2:], trees[2:])[0], expected(kind, prompts[2], trees[2]))
+
+
+def test_a_pass_of_a_full_bucket_is_bit_equal() -> None:
+    rng, model = Random(1), HFModel(tiny(), self_test=False)
+    row, tree = prefill(model, random_ids(rng, 64 - 8)), random_tree(rng, 8)
+    wanted = model.extend([row], [tree])
+    model.commit(row, [])
+    model._stock = GraphRunner(model.model)
+    assert torch.equal(model.extend([row], [tree]), wanted)
+
+
+def test_sequences_that_outgrow_their_bucket_stay_exact() -> None:
+    """What fills up a pass lies in a slot that tokens get later."""
+    rng, model = Random(2), graphs()
+    texts = [random_ids(rng, 60), random_ids(rng, 3)]
+    rows = [prefill(model, text) for text in texts]
+    while rows[0].length < MAX_LENGTH - 4:
+        fed = [random_ids(rng, 3), random_ids(rng, 1)]
+        model.extend(rows, [Nodes.chain(tokens) for tokens in fed])
+        for row, text, tokens in zip(rows, texts, fed, strict=True):
+            model.commit(row, range(len(tokens)))
+            text += tokens
+    for row, text in zip(rows, texts, strict=True):
+        assert_cached(model, "llama", row, text)
+
+
+def test_passes_have_few_shapes() -> None:
+    rng, model = Random(3), graphs()
+    row = prefill(model, random_ids(rng, 20))
+    before = len(shapes(model))
+    for size in range(1, 33):
+        model.extend([row], [random_tree(rng, size)])
+        model.commit(row, [])
+    assert len(shapes(model)) - before == 6, "1, 2, 4, 8, 16 and 32 tokens"
+
+
+def test_hidden_states_and_wanted_logits_are_cut_to_what_is_there() -> None:
+    model, prompt = graphs(), [3, 1, 4, 1, 5]
+    model.track_features()
+    row = model.open()
+    assert model.extend([row], [Nodes.chain(prompt, wanted=0)]).shape[1] == 0
+    model.commit(row, range(5))
+    assert_close(row.waiting_features(), model.model.base_model(input_ids=torch.tensor([prompt]))[0][0])
+
+
+def test_rows_are_fed_in_step() -> None:
+    rng, model = Random(4), graphs()
+    model.reserve(3, 70)
+    text = [random_ids(rng, 5) for _ in range(3)]
+    for at in range(5):
+        logits, _ = model.feed(torch.tensor([line[at] for line in text]), torch.full((3,), at), 64)
+    for found, line in zip(logits, text, strict=True):
+        assert_close(found, expected("llama", line[:-1], Nodes.chain(line[-1:]))[0])
+
+
+def test_the_output_is_that_of_eager_passes() -> None:
+    params = SamplingParams(max_tokens=30, ignore_eos=True)
+    want = Engine(HFModel(tiny(), self_test=False)).generate([[1, 2, 3], [5]], params)
+    model = graphs()
+    found = Engine(model, drafter("lookup", model, policy("opt-tree")), nodes=8).generate([[1, 2, 3], [5]], params)
+    assert [g.token_ids for g in found] == [g.token_ids for g in want]
+
+
+def test_a_twin_has_inputs_of_its_own() -> None:
+    model = graphs()
+    twin = model.twin()
+    first, second = prefill(model, [1, 2, 3]), prefill(twin, [4, 5])
+    assert_cached(model, "llama", first, [1, 2, 3])
+    assert_cached(twin, "llama", second, [4, 5])
+
+
+def test_another_runner_is_refused() -> None:
+    with pytest.raises(ConfigError, match="static.*eager, graph"):
+        HFModel(tiny(), runner="static", self_test=False)
+
+
+class Frozen:
+    """Stands for CUDA's capture: a pass is made again where it was placed when it was captured.
+
+    Attributes:
+        made, replayed: passes that were captured, and how often they were made again.
+    """
+
+    def __init__(self, model: HFModel, refused: str = "") -> None:
+        self._model, self._refused, self.made, self.replayed = model, refused, 0, 0
+
+    def __call__(self, make: Callable[[], Made]) -> Callable[[], Made]:
+        if self._refused:
+            raise RuntimeError(self._refused)
+        at = replace(self._model.cache.placement)
+        storage = self._storage()
+        self.made += 1
+
+        def again() -> Made:
+            assert all(a is b for a, b in zip(storage, self._storage(), strict=True)), "the storage has moved"
+            self.replayed += 1
+            now = self._model.cache.placement
+            wanted = replace(now)
+            _set(now, at)
+            try:
+                return make()
+            finally:
+                _set(now, wanted)
+
+        return again
+
+    def _storage(self) -> list[Tensor]:
+        return [states for block in self._model.cache._blocks for states in block.states]
+
+
+def _set(placement: Placement, to: Placement) -> None:
+    for one in fields(Placement):
+        setattr(placement, one.name, getattr(to, one.name))
+
+
+def frozen(kind: str = "llama", refused: str = "") -> tuple[HFModel, Frozen]:
+    model = graphs(kind)
+    capture = Frozen(model, refused)
+    model._stock = GraphRunner(model.model, capture=capture)
+    return model, capture
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_what_was_captured_is_right_wherever_it_is_replayed(kind: str) -> None:
+    """Rows open, close and grow; each pass that is replayed was frozen at another time, for other rows and trees."""
+    rng = Random(5)
+    model, capture = frozen(kind)
+    texts = [random_ids(rng, n) for n in (5, 9, 3)]
+    rows = [prefill(model, text) for text in texts]
+    for step in range(36):
+        some = sorted(rng.sample(range(len(rows)), rng.randint(1, len(rows))))
+        trees = [random_tree(rng, rng.choice((2, 3, 4))) for _ in some]
+        logits = model.extend([rows[i] for i in some], trees)
+        for line, i, tree in zip(logits, some, trees, strict=True):
+            assert_close(line[: tree.logits], expected(kind, texts[i], tree))
+            kept = [0] if len(texts[i]) < MAX_LENGTH - 8 else []
+            model.commit(rows[i], kept)
+            texts[i] += tree.tokens[kept].tolist()
+        if step % 9 == 8:
+            at = rng.randrange(len(rows))
+            model.close(rows[at])
+            texts[at] = random_ids(rng, rng.randint(1, 70))
+            rows[at] = prefill(model, texts[at])
+    assert capture.replayed > 2 * capture.made > 0
+
+
+def test_a_replay_writes_over_nothing_that_was_given_away() -> None:
+    rng = Random(6)
+    model, capture = frozen()
+    model.track_features()
+    model._stock = GraphRunner(model.model, model._stock.hidden, capture)
+    row = prefill(model, random_ids(rng, 5))
+    first = [model.extend([row], [random_tree(rng, 4)]) for _ in range(1)]
+    model.commit(row, [])
+    for _ in range(3):
+        first.append(model.extend([row], [random_tree(rng, 4)]))
+        model.commit(row, [])
+    assert capture.replayed >= 2
+    assert len({logits.data_ptr() for logits in first}) == len(first)
+
+
+def test_what_cannot_be_captured_is_said_and_made_without() -> None:
+    model, _ = frozen(refused="operation not permitted when stream is capturing")
+    row, rng = prefill(model, [1, 2, 3]), Random(7)
+    for _ in range(3):
+        tree = random_tree(rng, 4)
+        assert_close(model.extend([row], [tree])[0], expected("llama", [1, 2, 3], tree))
+        model.commit(row, [])
+    assert isinstance(model._stock, GraphRunner)
+    assert "not permitted" in model._stock.uncaptured and "shape" in model._stock.uncaptured
+
+
+def test_a_processor_says_that_it_captures_nothing() -> None:
+    model = graphs()
+    assert isinstance(model._stock, GraphRunner)
+    assert model._stock.uncaptured == "device cpu has no CUDA graphs"

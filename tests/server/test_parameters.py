@@ -1,0 +1,124 @@
+"""Parameters that vLLM's users send: each is the engine's, and what cannot be is refused by its name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from draftree.config import SamplingParams
+from draftree.engine.engine import Engine
+from draftree.text import user
+
+from .running import TEXT, Running, ending_target, posted, running, streamed
+
+QUESTION = user("the cat in the hat the cat in the hat")
+
+
+@pytest.fixture(scope="module")
+def ending() -> Engine:
+    return Engine(ending_target())
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"min_tokens": 20},
+        {"min_tokens": 16, "ignore_eos": True},
+        {"stop_token_ids": [20, 30, 40, 50]},
+        {"stop_token_ids": [20, 30, 40, 50], "include_stop_str_in_output": True, "min_tokens": 3},
+        {"stop": ["a", "e"], "include_stop_str_in_output": True},
+        {"stop": ["a", "e"], "min_tokens": 6},
+        {"bad_words": ["a", "th", "o"]},
+        {"allowed_token_ids": [5, 9, 11, 20, 33]},
+        {"skip_special_tokens": False},
+        {"repetition_penalty": 1.4},
+        {"frequency_penalty": 0.5, "presence_penalty": 0.3, "logit_bias": {"7": 3, "9": -100}},
+        {"top_k": 3},
+        {"truncate_prompt_tokens": 4},
+    ],
+    ids=lambda fields: "-".join(fields),
+)
+def test_parameters_are_the_engines(ending: Engine, temperature: float, fields: dict[str, Any]) -> None:
+    values: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()
+    }
+    if "logit_bias" in values:
+        values["logit_bias"] = {int(token): float(bias) for token, bias in values["logit_bias"].items()}
+    params = SamplingParams(max_tokens=24, temperature=temperature, seed=3, **values)
+    expected = ending.generate([TEXT], params)[0]
+    body = {"prompt": TEXT, "max_tokens": 24, "temperature": temperature, "seed": 3, **fields}
+    with running(ending_target()) as served:
+        status, found = posted(served, "/v1/completions", body)
+        assert status == 200 and found["choices"][0]["text"] == expected.text
+        assert found["usage"]["completion_tokens"] == len(expected.token_ids)
+        assert found["usage"]["prompt_tokens"] == len(ending.request(TEXT, params).ids)
+        pieces = streamed(served, "/v1/completions", body)
+        assert "".join(piece["choices"][0]["text"] for piece in pieces) == expected.text
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
+def test_all_endpoints_take_them(served: Running, path: str) -> None:
+    more = {"messages": QUESTION} if "chat" in path else {"input": QUESTION[0]["content"]}
+    body = {**more, "seed": 1, "allowed_token_ids": [5], "min_tokens": 4, "stop": "never", "bad_words": ["never"]}
+    limit = "max_tokens" if "chat" in path else "max_output_tokens"
+    status, found = posted(served, path, {**body, limit: 6})
+    assert status == 200
+    text = found["choices"][0]["message"]["content"] if "chat" in path else found["output"][0]["content"][0]["text"]
+    assert len(text) == 6 and len(set(text)) == 1
+
+
+def test_an_echoed_prompt_is_what_was_read_of_it(served: Running) -> None:
+    body = {"prompt": TEXT, "max_tokens": 2, "echo": True, "truncate_prompt_tokens": 3, "n": 2}
+    found = posted(served, "/v1/completions", body)[1]
+    assert found["usage"]["prompt_tokens"] == 3
+    last = posted(served, "/tokenize", {"prompt": TEXT})[1]["tokens"][-3:]
+    read = posted(served, "/detokenize", {"tokens": last})[1]["prompt"]
+    for choice in found["choices"]:
+        assert choice["text"].startswith(read) and not choice["text"].startswith(TEXT)
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"min_tokens": -1}, "min_tokens"),
+        ({"min_tokens": 9}, None),  # more than max_tokens
+        ({"min_tokens": "two"}, "min_tokens"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids"),
+        ({"stop_token_ids": [61]}, "stop_token_ids"),
+        ({"stop_token_ids": "a"}, "stop_token_ids"),
+        ({"bad_words": [""]}, None),
+        ({"bad_words": "a"}, "bad_words"),
+        ({"allowed_token_ids": []}, None),
+        ({"allowed_token_ids": [61]}, "allowed_token_ids"),
+        ({"allowed_token_ids": [True]}, "allowed_token_ids"),
+        ({"include_stop_str_in_output": 1}, "include_stop_str_in_output"),
+        ({"skip_special_tokens": "no"}, "skip_special_tokens"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"logit_bias": {"61": 1}}, "logit_bias"),
+        ({"logit_bias": {"-1": 1}}, "logit_bias"),
+        ({"logit_bias": {"²": 1}}, "logit_bias"),
+        ({"logit_bias": {"9" * 5000: 1}}, "logit_bias"),
+        ({"truncate_prompt_tokens": 0}, None),
+        ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
+        ({"priority": 10**400}, "priority"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_what_cannot_work_is_refused(served: Running, fields: dict[str, Any], field: str | None) -> None:
+    status, found = posted(served, "/v1/completions", {"prompt": TEXT, "max_tokens": 4, **fields})
+    error = found["error"]
+    assert status == 400 and len(error["message"]) < 600
+    assert next(iter(fields)) in error["message"]
+    if field is not None:
+        assert error["param"].split(".")[0] == field
+    assert served.idle
+
+
+def test_what_leaves_nothing_to_come_is_the_clients_error(served: Running) -> None:
+    token = posted(served, "/tokenize", {"prompt": "t"})[1]["tokens"][0]
+    body = {"prompt": TEXT, "max_tokens": 4, "allowed_token_ids": [token], "bad_words": ["t"]}
+    status, found = posted(served, "/v1/completions", body)
+    assert status == 400 and "no token may come next" in found["error"]["message"]
+    assert posted(served, "/v1/completions", {"prompt": TEXT, "max_tokens": 1})[0] == 200
