@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from transformers import PreTrainedTokenizerFast
 
 from draftree.config import SamplingParams
 from draftree.constraint import ConstraintState, TextEnded, followed
 from draftree.drafters.registry import load_drafter
 from draftree.engine.engine import Engine
 from draftree.errors import ConfigError
-from draftree.grammar import Grammar, Grammars
+from draftree.grammar import Function, Grammar, Grammars
 from draftree.models.huggingface import HFModel
 from draftree.models.loading import load
 from draftree.policies.fixed import StaticTree
+from draftree.text import CALL_TAGS, call_text
 
-from .tiny import VOCAB, save_gguf, tiny, tiny_tokenizer
+from .tiny import BYTES_VOCAB, VOCAB, bytes_tokenizer, save_gguf, tiny, tiny_tokenizer
 from .toy import ToyModel
 
 TOKENIZER = tiny_tokenizer()
@@ -39,10 +43,10 @@ def model() -> HFModel:
     return HFModel(tinier, TOKENIZER, name="tiny", self_test=False)
 
 
-def takes(grammar: Grammar, text: str) -> bool:
+def takes(grammar: Grammar, text: str, tokenizer: PreTrainedTokenizerFast = TOKENIZER) -> bool:
     """It may be the whole text."""
     state: ConstraintState | None = grammar.start()
-    for token in [*TOKENIZER.encode(text), EOS]:
+    for token in [*tokenizer.encode(text), EOS]:
         state = state and state.after(token)
     return isinstance(state, TextEnded)
 
@@ -84,6 +88,10 @@ def test_grammars_take_what_they_say(
         (lambda g: g.json_schema({"type": "array", "uniqueItems": True}), "uniqueItems"),
         (lambda g: g.json_schema({"if": {}, "then": {}}), "if"),
         (lambda g: g.json_schema({"$ref": "#/$defs/x"}), "x"),
+        (
+            lambda g: g.json_schema(json.loads('{"items": ' * 200 + "{}" + "}" * 200)),
+            "recursion limit",
+        ),
         (lambda g: g.json_schema({"enum": ["a" * (1 << 20)]}), "has 1048590 characters: use at most 1048576"),
     ],
 )
@@ -166,3 +174,77 @@ def test_models_without_text_or_an_end_have_no_grammars() -> None:
         _ = Engine(ToyModel()).grammars
     with pytest.raises(ConfigError, match="no end-of-sequence token"):
         Grammars(TOKENIZER, VOCAB, set())
+
+
+FUNCTIONS = [
+    Function("f", {"type": "object", "properties": {"a": {"$ref": "#/$defs/n"}}, "$defs": {"n": {"enum": [1, "}}"]}}}),
+    Function("g.h", {"type": "object", "properties": {"b": {"type": "object", "properties": {"c": {"const": 2}}}}}),
+]
+F, G = call_text("f", {"a": 1}), call_text("g.h", {"b": {"c": 2}})
+
+
+@pytest.fixture(scope="module", params=[None, False, True], ids=["text", "token", "special"])
+def spelling(request: pytest.FixtureRequest) -> PreTrainedTokenizerFast:
+    """A tokenizer to which the tags of calls are text, tokens or special tokens."""
+    return bytes_tokenizer(request.param)
+
+
+@pytest.mark.parametrize(
+    ("options", "good", "bad"),
+    [
+        ({"forced": True, "several": True}, [F, G, f"{F}\n{G}\n{F}"], ["", "x", f"x{F}", F[:-1], f"{F}\n", f"{F}{G}"]),
+        ({"forced": True, "several": False}, [F, G], [f"{F}\n{G}", "", "x"]),
+        (
+            {"forced": False, "several": True},
+            ["", "x", "a < b <tool", F, f"x é\n{F}", f"{F}\n{G}", "</tool_call>", "{}"],
+            [f"{F} x", f"{F}x", "<tool_call>", "x<tool_call>\n{}", call_text("f", {"a": 3}), call_text("e", {})],
+        ),
+        ({"forced": False, "several": False}, ["x", F, f"x{G}"], [f"{F}\n{G}"]),
+        ({"forced": False, "several": True, "text": {"enum": [1, 2]}}, ["1", F, f"{F}\n{G}"], ["3", f"1{F}", "x"]),
+    ],
+)
+def test_calls_are_held_to_their_format(
+    spelling: PreTrainedTokenizerFast, options: dict[str, Any], good: list[str], bad: list[str]
+) -> None:
+    """As the tokenizer spells them: tokens that reach from one part of the format into the next are allowed."""
+    grammar = Grammars(spelling, BYTES_VOCAB, {EOS}).calls(FUNCTIONS, **options)
+    assert [text for text in good if not takes(grammar, text, spelling)] == []
+    assert [text for text in bad if takes(grammar, text, spelling)] == []
+
+
+def test_a_tag_in_ordinary_tokens_is_a_tag_as_well() -> None:
+    """Where a token is the tag a model may spell it all the same, and what follows is parsed."""
+    tokenizer, text = bytes_tokenizer(True), bytes_tokenizer(None)
+    grammar = Grammars(tokenizer, BYTES_VOCAB, {EOS}).calls(FUNCTIONS, forced=False, several=True)
+    state: ConstraintState | None = grammar.start()
+    for token in text.encode("x<tool_call>"):
+        assert state is not None
+        state = state.after(token)
+    assert state is not None and not bool(state.allows(torch.tensor(text.encode("x")[0])))
+    assert state.after(text.encode("\n")[0]) is not None
+
+
+def test_text_without_a_call_is_free(spelling: PreTrainedTokenizerFast) -> None:
+    """Tokens that no text spells may come, as they do without functions: those that begin and end thoughts, say."""
+    grammar = Grammars(spelling, BYTES_VOCAB, {EOS}).calls(FUNCTIONS, forced=False, several=True)
+    state = followed(grammar.start(), [*spelling.encode("a"), 1, *spelling.encode("b"), 1])
+    assert state.allows(torch.tensor([0, 1, EOS])).tolist() == [True, True, True]
+    state = followed(state, spelling.encode('c<tool_call>\n{"name": "'))
+    assert state.allows(torch.tensor([0, 1, EOS])).tolist() == [False, False, False]
+
+
+def test_special_tags_are_named(spelling: PreTrainedTokenizerFast) -> None:
+    """Their tokens give no text: who parses it must know them."""
+    ids = [spelling.get_vocab().get(tag) for tag in CALL_TAGS]
+    special = not spelling.decode([i for i in ids if i is not None], skip_special_tokens=True) and None not in ids
+    assert Grammars(spelling, BYTES_VOCAB, {EOS}).tags == (dict(zip(ids, CALL_TAGS, strict=True)) if special else {})
+
+
+def test_a_schema_of_arguments_that_cannot_be_enforced_is_refused(spelling: PreTrainedTokenizerFast) -> None:
+    with pytest.raises(ConfigError, match="the calls cannot be used: .*uniqueItems") as caught:
+        Grammars(spelling, BYTES_VOCAB, {EOS}).calls(
+            [Function("f", {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}})],
+            forced=False,
+            several=True,
+        )
+    assert len(str(caught.value).splitlines()) == 1 and len(str(caught.value)) < 400

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -13,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from draftree.config import SamplingParams
 from draftree.errors import InputError, PromptError
-from draftree.text import Detokenizer, NoText, Prompt, encode, text_stream, user
+from draftree.text import Conversation, Detokenizer, NoText, Prompt, call_text, encode, text_stream, user
 
 TEMPLATE = (
     "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}>{% endif %}"
@@ -274,3 +275,78 @@ def test_text_of_a_tokenizer_with_byte_fallback_survives_cutting_the_window() ->
     ids = [1 + b for b in text.encode()]
     stream = Detokenizer(tokenizer)
     assert "".join(stream.push(i, last=n == len(ids) - 1) for n, i in enumerate(ids)) == text
+
+
+HERMES = """{%- if tools %}<system>{% for tool in tools %}{{ tool | tojson }}{% endfor %}{% endif -%}
+{%- for m in messages %}<{{ m.role }}>{{ m.content }}{% for call in m.tool_calls or [] -%}
+<tool_call>
+{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+</tool_call>{% endfor %}{% endfor %}{% if add_generation_prompt %}>{% endif %}"""
+OTHER = HERMES.replace('"arguments"', '"parameters"')
+"""A template that knows tools, in a format of its own."""
+DAMAGED = "{% if tools %}{{ messages[9].x.y }}{% endif %}" + TEMPLATE
+TOOL = {"type": "function", "function": {"name": "f", "description": "finds", "parameters": {"type": "object"}}}
+CALLED: dict[str, Any] = {
+    "role": "assistant",
+    "content": "wait",
+    "tool_calls": [{"function": {"name": "f", "arguments": {"é": 1}}}],
+}
+HISTORY: list[dict[str, Any]] = [
+    {"role": "user", "content": "the"},
+    CALLED,
+    {"role": "tool", "content": "one"},
+    {"role": "tool", "content": "two"},
+]
+
+
+def rendered(template: str, conversation: Conversation) -> str:
+    text = TOKENIZER.decode(encode(tokenizer(template), conversation))
+    assert isinstance(text, str)
+    return text
+
+
+def test_a_template_that_knows_tools_gets_them() -> None:
+    text = rendered(HERMES, Conversation(HISTORY, [TOOL]))
+    assert text.startswith('<system>{"type": "function"') and "finds" in text
+    assert text.endswith(f"<user>the<assistant>wait{call_text('f', {'é': 1})}<tool>one<tool>two>")
+    assert "<system>" not in rendered(HERMES, Conversation(HISTORY))
+
+
+@pytest.mark.parametrize("template", [TEMPLATE, OTHER, DAMAGED], ids=["none", "other", "damaged"])
+@pytest.mark.parametrize("system", [[], [{"role": "system", "content": "be brief"}]])
+def test_a_template_that_does_not_gets_them_as_text(template: str, system: list[dict[str, str]]) -> None:
+    text = rendered(template, Conversation([*system, *HISTORY], [TOOL]))
+    assert text.startswith("<system>be brief\n\n# Tools" if system else "<system># Tools")
+    assert '"description": "finds"' in text and '{"name": FUNCTION, "arguments": {ARGUMENT: VALUE}}' in text
+    assert text.endswith(
+        f"<user>the<assistant>wait\n{call_text('f', {'é': 1})}<user><tool_response>\none\n</tool_response>\n"
+        "<tool_response>\ntwo\n</tool_response>>"
+    )
+    assert "# Tools" not in rendered(template, Conversation([*system, *HISTORY]))
+
+
+@pytest.mark.parametrize("template", [TEMPLATE, HERMES])
+def test_a_conversation_without_calls_is_as_ever(template: str) -> None:
+    assert rendered(template, Conversation(user("the"))) == "<user>the>"
+
+
+def test_a_result_may_be_empty_and_a_call_may_come_without_text() -> None:
+    call = {**CALLED, "content": ""}
+    found = rendered(TEMPLATE, Conversation([*user("the"), call, {"role": "tool", "content": ""}]))
+    assert found.endswith(f"<assistant>{call_text('f', {'é': 1})}<user><tool_response>\n\n</tool_response>>")
+
+
+def test_a_message_is_gone_on_with() -> None:
+    begun = Conversation([*user("the"), {"role": "assistant", "content": "abc "}], continued=True)
+    assert rendered(TEMPLATE, begun) == "<user>the<assistant>abc "
+    with pytest.raises(PromptError, match="does not take this conversation"):
+        encode(tokenizer("{% for m in messages %}{{ m.role }}{% endfor %}"), begun)
+
+
+def test_tools_that_are_not_text_are_refused() -> None:
+    with pytest.raises(PromptError, match="not valid UTF-8"):
+        encode(TOKENIZER, Conversation(user("the"), [{"function": {"name": "\udcff"}}]))
+    with pytest.raises(PromptError, match="the prompt is empty"):
+        encode(TOKENIZER, Conversation([]))
+    with pytest.raises(PromptError, match="no tokenizer"):
+        encode(None, Conversation(user("the")))

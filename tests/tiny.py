@@ -13,7 +13,7 @@ from typing import Any
 
 import gguf
 import torch
-from tokenizers import Tokenizer, decoders, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from torch import Tensor
 from transformers import (
@@ -47,10 +47,12 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
+from draftree.text import CALL_TAGS
+
 torch.set_num_threads(1)
 """Models this small are several times slower on more threads, above all on a busy machine."""
 
-VOCAB = 61
+VOCAB, BYTES_VOCAB = 61, 288
 MAX_LENGTH = 128
 WINDOW = 16
 
@@ -68,6 +70,9 @@ _GROUPED: dict[str, Any] = {**_SIZES, "num_key_value_heads": 2}
 
 _BUILDERS: dict[str, Callable[[], PreTrainedModel]] = {
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**_GROUPED)),
+    "llama_bytes": lambda: LlamaForCausalLM(
+        LlamaConfig(**{**_GROUPED, "vocab_size": BYTES_VOCAB, "max_position_embeddings": 8 * MAX_LENGTH})
+    ),
     "llama_mha": lambda: LlamaForCausalLM(LlamaConfig(**_SIZES, num_key_value_heads=4)),
     "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**_GROUPED)),
     "gpt2": lambda: GPT2LMHeadModel(GPT2Config(**_IDS, n_embd=32, n_layer=2, n_head=4, n_positions=MAX_LENGTH)),
@@ -163,6 +168,29 @@ def tiny_tokenizer(shift: bool = False) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(
         tokenizer_object=backend, chat_template=_TEMPLATE, clean_up_tokenization_spaces=False, **_SPECIAL
     )
+
+
+_JSON_MERGES = ['{ "', '" :', '": Ġ', '": Ġ{', '": Ġ"', '" ,', "} }", "} Ċ", "}} Ċ", "> Ċ", "t h", "th e", "Ġ {", 'Ġ "']
+
+
+def bytes_tokenizer(tags: bool | None = None, template: str = _TEMPLATE) -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer of at most ``BYTES_VOCAB`` tokens: all bytes, and what JSON has beside one another.
+
+    Args:
+        tags: the tags of calls are tokens, special ones if true; None: they are text.
+    """
+    merges = [(left, right) for left, right in (m.split() for m in _JSON_MERGES)]
+    tokens = [*_SPECIAL.values(), *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    tokens += dict.fromkeys(left + right for left, right in merges)
+    backend = Tokenizer(BPE({t: i for i, t in enumerate(tokens)}, merges, unk_token=_SPECIAL["unk_token"]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend, chat_template=template, clean_up_tokenization_spaces=False, **_SPECIAL
+    )
+    if tags is not None:
+        tokenizer.add_tokens([AddedToken(tag, special=tags, normalized=False) for tag in CALL_TAGS])
+    return tokenizer
 
 
 def save_tiny(folder: Path, kind: str = "llama", vocab_shift: bool = False, seed: int = 0) -> Path:

@@ -1,4 +1,4 @@
-"""Grammars over tokens, compiled by llguidance: JSON Schema, regular expressions, choices, Lark and GBNF.
+"""Grammars over tokens, compiled by llguidance: JSON Schema, regular expressions, choices, Lark, GBNF, function calls.
 
 llguidance refuses what it cannot enforce, keyword by keyword, so that every answer that ends is valid.
 """
@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -21,7 +22,7 @@ from transformers import PreTrainedTokenizerFast
 
 from .constraint import ConstraintState, TextEnded
 from .errors import ConfigError, shortened
-from .text import Tokenizer
+from .text import CALL_TAGS, Tokenizer
 
 _LAYOUT: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "coerce_one_of": True}
 """JSON on one line: models need no freedom there, and what is forced can be drafted. "oneOf" is read as "anyOf"."""
@@ -35,6 +36,18 @@ class SpelledTokenizer(Tokenizer, Protocol):
 
     def spelling(self) -> tuple[list[bytes], list[int]]:
         """The bytes of each token, and the ids of special ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """What may be called.
+
+    Attributes:
+        parameters: JSON Schema of an object, its arguments.
+    """
+
+    name: str
+    parameters: Mapping[str, Any]
 
 
 class GrammarState(ConstraintState):
@@ -93,7 +106,7 @@ class Grammar:
     """A compiled grammar, a ``Constraint`` of texts of one vocabulary.
 
     Attributes:
-        kind: "json_schema", "regex", "choice" or "grammar".
+        kind: "json_schema", "regex", "choice", "grammar" or "calls".
         source: what it was made of.
     """
 
@@ -121,6 +134,7 @@ class Grammars:
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_ids: Collection[int]) -> None:
         if not eos_ids:
             raise ConfigError("the model has no end-of-sequence token: a text that a grammar has ended could not end")
+        self._tokenizer = tokenizer
         self._ends, ends = frozenset(eos_ids), sorted(eos_ids)
         if isinstance(tokenizer, PreTrainedTokenizerFast):
             self._tokens = from_tokenizer(tokenizer, vocab_size, ends)
@@ -138,7 +152,11 @@ class Grammars:
         if not isinstance(schema, Mapping):
             raise ConfigError(f"the json_schema is {shortened(repr(schema))}: give an object")
         source = json.dumps(schema)
-        return self._compiled("json_schema", source, LLMatcher.grammar_from_json_schema(source, overrides=_LAYOUT))
+        try:
+            grammar = LLMatcher.grammar_from_json_schema(source, overrides=_LAYOUT)
+        except ValueError as error:  # it is nested too deep
+            raise ConfigError(f"the json_schema cannot be used: {_brief(str(error))}") from None
+        return self._compiled("json_schema", source, grammar)
 
     def json_object(self) -> Grammar:
         """Any JSON object, on one line."""
@@ -175,6 +193,62 @@ class Grammars:
             raise ConfigError(f"the grammar cannot be read: {_brief(str(error))}") from None
         return self._compiled("grammar", text, LLMatcher.grammar_from_lark(lark))
 
+    def calls(
+        self, functions: Sequence[Function], *, forced: bool, several: bool, text: Mapping[str, Any] | None = None
+    ) -> Grammar:
+        """Calls of functions in Hermes' format (``CALL_TAGS``), each on lines of its own.
+
+        Args:
+            functions: at least one.
+            forced: a call at once; else any text until the first tag, and no call if none comes.
+            several: calls may follow the first.
+            text: JSON Schema of an answer without calls.
+
+        Raises:
+            ConfigError: a schema is none, or has what cannot be enforced.
+        """
+        opens, closes = (self._tag(tag) for tag in CALL_TAGS)
+        rules = [f"call: {' | '.join(f'call{i}' for i in range(len(functions)))}"]
+        for i, function in enumerate(functions):
+            name = json.dumps(json.dumps({"name": function.name})[:-1] + ', "arguments": ')
+            rules.append(f'call{i}: "\\n" {name} {_inline(function.parameters)} "}}\\n" {closes}')
+        more = f'("\\n" {opens} call)*' if several else ""
+        if forced:
+            start = f"{opens} call {more}"
+        elif text is not None:
+            start = f"{_inline(text)} | {opens} call {more}"
+        else:
+            tag = self._tag_tokens.get(CALL_TAGS[0])
+            others = [str(token) for token in self._special if token != tag]
+            start = f"{'other* ' if others else ''}(TEXT | first call {more})"
+            rules += ["TEXT: /(?s:.*)/", f"spelled[lazy]: TEXT {json.dumps(CALL_TAGS[0])}"]
+            rules.append(f"first: spelled{f' | TEXT {opens}' if tag in self._special else ''}")
+            if others:
+                rules.append(f"other: TEXT <[{','.join(others)}]>")
+        grammar = "\n".join(["%llguidance {}", f"start: {start}", *rules])
+        return self._compiled("calls", grammar, LLMatcher.grammar_from_lark(grammar))
+
+    @cached_property
+    def tags(self) -> Mapping[int, str]:
+        """Tags of calls whose tokens give no text."""
+        tokens = self._tag_tokens.items()
+        return {token: tag for tag, token in tokens if not self._tokenizer.decode([token], skip_special_tokens=True)}
+
+    @cached_property
+    def _special(self) -> Sequence[int]:
+        """Tokens that no text spells and that end none."""
+        every = range(self._tokens.vocab_size)
+        return [token for token in every if self._tokens.is_special_token(token) and token not in self._ends]
+
+    @cached_property
+    def _tag_tokens(self) -> Mapping[str, int]:
+        vocab = self._tokenizer.get_vocab()
+        return {tag: vocab[tag] for tag in CALL_TAGS if tag in vocab}
+
+    def _tag(self, tag: str) -> str:
+        """A tag in a rule: its token, if it is one."""
+        return f"<[{self._tag_tokens[tag]}]>" if tag in self._tag_tokens else json.dumps(tag)
+
     def _compiled(self, kind: str, source: str, grammar: str) -> Grammar:
         if len(source) > _LONGEST:
             raise ConfigError(f"the {kind} has {len(source)} characters: use at most {_LONGEST}")
@@ -184,6 +258,11 @@ class Grammars:
         made = Grammar(kind, source, matcher, self._ends)
         _ = made.start().mask  # what cannot even begin is found now
         return made
+
+
+def _inline(schema: Mapping[str, Any]) -> str:
+    """A schema inside a rule."""
+    return f"%json {json.dumps({**schema, 'x-guidance': _LAYOUT})}"
 
 
 class _Spelled:

@@ -2,16 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol, cast, runtime_checkable
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, cast, runtime_checkable
 
 from jinja2 import TemplateError
 
 from .config import SamplingParams
 from .errors import InputError, PromptError
 
-Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """What a model's chat template is given.
+
+    Attributes:
+        messages: with "role" and a text "content"; of assistants also "tool_calls" ("function" with "name" and
+            "arguments", an object); results of calls have the role "tool".
+        tools: functions that may be called: "function" with "name", "description" and "parameters" (a JSON Schema).
+        continued: the answer goes on with the last message, an assistant's, in place of beginning one.
+    """
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] = ()
+    continued: bool = False
+
+
+Prompt = str | Sequence[int] | Sequence[Mapping[str, str]] | Conversation
 """Text as it is, token ids, or a conversation: messages with "role" and "content" for the model's chat template."""
+
+Tools = list[dict[Any, Any] | Callable[..., Any]]
+"""What transformers' tokenizers take for tools; here they are described, none is a Python function."""
+
+CALL_TAGS = ("<tool_call>", "</tool_call>")
+"""Around a call of a function in Hermes' format, {"name": ..., "arguments": {...}} on a line of its own between."""
 
 _WINDOW = 16
 """Tokens that are decoded together at most, once their text is complete."""
@@ -40,9 +65,15 @@ class Tokenizer(Protocol):
         """The text of ids (no list of texts: that is of lists of ids, which nobody gives)."""
 
     def apply_chat_template(
-        self, conversation: list[dict[str, str]], *, add_generation_prompt: bool, return_dict: bool
+        self,
+        conversation: list[dict[str, str]],
+        *,
+        tools: Tools | None = ...,
+        add_generation_prompt: bool,
+        continue_final_message: bool = ...,
+        return_dict: bool,
     ) -> object:
-        """The ids of a conversation, with what begins an answer; both are as given here: true, and false."""
+        """The ids of a conversation, with what begins an answer, or up to the end of the last message's content."""
 
     def get_vocab(self) -> dict[str, int]:
         """The ids of all tokens."""
@@ -128,13 +159,13 @@ class Detokenizer:
             at, length = min(found)
             text, self._held = self._held[: at + length if params.include_stop_str_in_output else at], ""
             return text
-        keep = 0 if last else max((_overlap(self._held, s) for s in stop), default=0)
+        keep = 0 if last else max((overlap(self._held, s) for s in stop), default=0)
         cut = len(self._held) - keep
         text, self._held = self._held[:cut], self._held[cut:]
         return text
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """Length of the longest end of ``text`` that is a beginning of ``stop``."""
     return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)
 
@@ -163,6 +194,10 @@ def encode(tokenizer: Tokenizer | None, prompt: Prompt) -> list[int]:
     Raises:
         PromptError: the prompt is empty, no text, or not ids and there is no tokenizer or no chat template.
     """
+    if isinstance(prompt, Conversation):
+        if tokenizer is None:
+            raise PromptError("the prompt is text but the model has no tokenizer: give token ids, or load one with it")
+        return _encode_conversation(tokenizer, prompt)
     if not isinstance(prompt, Sequence) or isinstance(prompt, bytes):
         raise PromptError(f"the prompt is {prompt!r}: give text, token ids or a conversation")
     if not prompt:
@@ -176,17 +211,31 @@ def encode(tokenizer: Tokenizer | None, prompt: Prompt) -> list[int]:
     if isinstance(prompt, str):
         _check_text(prompt)
         return tokenizer.encode(prompt)
-    messages = [dict(cast(Mapping[str, str], m)) for m in prompt]
+    return _encode_conversation(tokenizer, Conversation(cast(Sequence[Mapping[str, str]], prompt)))
+
+
+def _encode_conversation(tokenizer: Tokenizer, conversation: Conversation) -> list[int]:
+    messages, tools = [dict(m) for m in conversation.messages], [dict(tool) for tool in conversation.tools]
     for message in messages:
         if not all(isinstance(message.get(key), str) for key in ("role", "content")):
             raise PromptError(f"message {message} of the conversation: give it a text 'role' and a text 'content'")
-        _check_text(message["role"] + message["content"])
-    if not messages[-1]["content"].strip():
+    _check_text(json.dumps([messages, tools], ensure_ascii=False, default=str))
+    last = messages[-1] if messages else {"role": "user", "content": ""}
+    if not (last["content"].strip() or last["role"] == "tool" or last.get("tool_calls")):
         raise PromptError("the prompt is empty: give it at least one character")
     if not tokenizer.chat_template:
         raise PromptError("the model has no chat template: give the prompt as raw text (--raw on the command line)")
+    calls = tools or any(m["role"] == "tool" or m.get("tool_calls") for m in messages)
+    if calls and not _writes_calls(tokenizer):
+        messages, tools = _with_calls_as_text(messages, tools), []
     try:
-        ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+        ids = tokenizer.apply_chat_template(
+            cast(list[dict[str, str]], messages),
+            tools=cast(Tools, tools) or None,
+            add_generation_prompt=not conversation.continued,
+            continue_final_message=conversation.continued,
+            return_dict=False,
+        )
     except PromptError:
         raise
     except (TemplateError, *_TEMPLATE_FAILS) as error:
@@ -195,6 +244,80 @@ def encode(tokenizer: Tokenizer | None, prompt: Prompt) -> list[int]:
             "give the prompt as raw text (--raw on the command line)"
         ) from None
     return list(cast(list[int], ids))
+
+
+def call_text(name: str, arguments: object) -> str:
+    """A call of a function in Hermes' format, tags included."""
+    call = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+    return f"\n{call}\n".join(CALL_TAGS)
+
+
+_PROBED = {"name": "probe", "description": "what_it_does", "parameters": {"type": "object", "properties": {}}}
+_PROBE = [
+    {"role": "user", "content": "a"},
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"type": "function", "function": {"name": "probe", "arguments": {"x": 1}}}],
+    },
+    {"role": "tool", "content": "b"},
+]
+
+
+def _writes_calls(tokenizer: Tokenizer) -> bool:
+    """The chat template describes tools, and writes calls of the past in Hermes' format, white space aside.
+
+    A template that does neither gets all of it as text, and so does one that has a format of its own: an answer's calls
+    are parsed in Hermes' format alone.
+    """
+    probed = {"type": "function", "function": _PROBED}
+    try:
+        messages = cast(list[dict[str, str]], _PROBE)
+        ids = tokenizer.apply_chat_template(messages, tools=[probed], add_generation_prompt=True, return_dict=False)
+        text = cast(str, tokenizer.decode(cast(list[int], ids), skip_special_tokens=False))
+    except (TemplateError, *_TEMPLATE_FAILS):
+        return False
+    written = "".join(text.split())
+    return "what_it_does" in written and "".join(call_text("probe", {"x": 1}).split()) in written
+
+
+def _with_calls_as_text(messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Tools, calls and their results in Hermes' format: in messages of the system, the assistant and the user."""
+    found: list[dict[str, Any]] = []
+    for before, message in zip([None, *messages], messages, strict=False):
+        content = message["content"]
+        if message["role"] == "tool":
+            result = f"<tool_response>\n{content}\n</tool_response>"
+            if before is not None and before["role"] == "tool":
+                found[-1]["content"] += f"\n{result}"
+            else:
+                found.append({"role": "user", "content": result})
+        else:
+            calls = [call["function"] for call in message.get("tool_calls") or ()]
+            written = [call_text(call["name"], call["arguments"]) for call in calls]
+            found.append({"role": message["role"], "content": "\n".join([content] * bool(content) + written)})
+    if tools:
+        instructions = _INSTRUCTIONS.format("\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
+        if found[0]["role"] == "system":
+            found[0]["content"] += f"\n\n{instructions}"
+        else:
+            found.insert(0, {"role": "system", "content": instructions})
+    return found
+
+
+_INSTRUCTIONS = """# Tools
+
+Functions that you can call, as JSON, one in each line:
+<tools>
+{}
+</tools>
+
+To call one, write its name and its arguments as JSON inside tags, and do so again for each further call:
+<tool_call>
+{{"name": FUNCTION, "arguments": {{ARGUMENT: VALUE}}}}
+</tool_call>
+
+What a call returns comes to you inside <tool_response></tool_response>."""
 
 
 def _check_text(text: str) -> None:

@@ -24,7 +24,7 @@ from draftree.server.app import Server, ServerSettings
 from draftree.server.metrics import Metrics
 from draftree.tracing.trace import Observer
 
-from ..tiny import tiny, tiny_tokenizer
+from ..tiny import bytes_tokenizer, tiny, tiny_tokenizer
 
 NAME = "tiny"
 TEXT = "a b a b a b a b a b"
@@ -39,6 +39,14 @@ def target() -> HFModel:
 def ending_target() -> HFModel:
     """The same with an end-of-sequence token."""
     model, tokenizer = tiny(), tiny_tokenizer()
+    if model.generation_config is not None:
+        model.generation_config.eos_token_id = tokenizer.eos_token_id
+    return HFModel(model, tokenizer, name=NAME, self_test=False)
+
+
+def bytes_target(tags: bool | None = None) -> HFModel:
+    """A model that can spell any text, with an end-of-sequence token; ``tags`` as for ``bytes_tokenizer``."""
+    model, tokenizer = tiny("llama_bytes"), bytes_tokenizer(tags)
     if model.generation_config is not None:
         model.generation_config.eos_token_id = tokenizer.eos_token_id
     return HFModel(model, tokenizer, name=NAME, self_test=False)

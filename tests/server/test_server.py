@@ -244,7 +244,7 @@ def test_bad_input_is_one_error_that_names_the_field(served: Running, body: Any,
 @pytest.mark.parametrize(
     ("more", "field"),
     [
-        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"functions": [{"name": "f"}]}, "functions"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"messages": []}, "messages"),

@@ -21,8 +21,9 @@ from ..errors import FieldError, InputError
 from ..server import answers as shapes
 from ..server.answers import INVALID, MISSING, Shape
 from ..server.choices import Choices, decoded, find_choices, system_fingerprint
-from ..server.responses_api import ResponseShape, ResponsesRequest
-from ..server.schema import ChatRequest, CompletionRequest, Sampled
+from ..server.conversations.chat_api import ChatRequest
+from ..server.conversations.responses_api import ResponseShape, ResponsesRequest
+from ..server.schema import CompletionRequest, Sampled
 from .batch_files import BatchLine, Record
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
@@ -203,13 +204,13 @@ class Answering:
         if failure := next((request.error for request in requests if request.error is not None), None):
             why = f"line {each.line.number}: {type(failure).__name__}: {failure}"
             return self._answered(each.line, each.parsed.custom_id, 500, shapes.error(why, "server_error"))
-        body, key = each.parsed.body, each.line.id.removeprefix("batch_req_")
+        body, key, tags = each.parsed.body, each.line.id.removeprefix("batch_req_"), each.choices.tags
         if isinstance(body, ResponsesRequest):
-            answer = ResponseShape(f"resp_{key}", body, self.model, self._spelled).whole(requests[0])
+            answer = ResponseShape(f"resp_{key}", body, self.model, self._spelled, tags).answered(requests[0])
         else:
             chat = isinstance(body, ChatRequest)
             name = f"{'chatcmpl' if chat else 'cmpl'}-{key}"
-            shape = Shape(name, self.model, self.fingerprint, self._spelled, chat=chat)
+            shape = Shape(name, self.model, self.fingerprint, self._spelled, chat=chat, tags=tags)
             answer = each.choices.whole(shape, requests, [handle.generation for handle in each.handles])
         return self._answered(each.line, each.parsed.custom_id, 200, answer)
 

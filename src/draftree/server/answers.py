@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from difflib import SequenceMatcher
 from itertools import accumulate, zip_longest
@@ -12,6 +12,7 @@ from typing import Any
 
 from ..engine.engine import Generation
 from ..request import Chunk, Logprobs, Request, Stats
+from .conversations.tool_calls import CallParser, Parsed
 
 FINISH = {"eos": "stop", "stop": "stop", "criteria": "stop", "length": "length"}
 """Why a request ended -> OpenAI's word; others ("cancelled", "deadline") stay as they are."""
@@ -93,12 +94,23 @@ class Shape:
         key: its id.
         model: its name in the answer.
         fingerprint: of what answers.
-        chat: the chat endpoint's, else that of completions.
         spell: the text of a token.
+        chat: the chat endpoint's, else that of completions.
+        tags: of a chat whose answers may call functions: tokens of tags that give no text (``Grammars.tags``).
     """
 
-    def __init__(self, key: str, model: str, fingerprint: str, spell: Callable[[int], str], *, chat: bool) -> None:
-        self._chat, self._spell = chat, spell
+    def __init__(
+        self,
+        key: str,
+        model: str,
+        fingerprint: str,
+        spell: Callable[[int], str],
+        *,
+        chat: bool,
+        tags: Mapping[int, str] | None = None,
+    ) -> None:
+        self._chat, self._spell, self._tags = chat, spell, tags
+        self._parsers: dict[int, CallParser] = {}  # of choices that are streamed
         self._offsets = Counter[int]()  # of the next token in the text of each choice
         self._common = {
             "id": key,
@@ -130,7 +142,17 @@ class Shape:
                 "finish_reason": finish(generation.finish_reason),
             }
             if self._chat:
-                choice["message"] = {"role": "assistant", "content": text, "refusal": None, "annotations": []}
+                message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None, "annotations": []}
+                if self._tags is not None:
+                    parser = CallParser.of(generation.chunks, self._tags)
+                    choice["finish_reason"] = finish(generation.finish_reason, parser)
+                    message["content"] = parser.content
+                    if parser.calls:
+                        message["content"] = parser.content or None
+                        message["tool_calls"] = [
+                            _named_call(call.key, call.name, call.arguments) for call in parser.calls
+                        ]
+                choice["message"] = message
             else:
                 choice["text"] = text
             choices.append(choice)
@@ -145,19 +167,31 @@ class Shape:
 
     def first(self, index: int) -> dict[str, Any] | None:
         """The piece that begins a choice of a chat."""
-        return self._piece(index, {"role": "assistant", "content": ""}, None) if self._chat else None
+        content = "" if self._tags is None else None
+        return self._piece(index, {"role": "assistant", "content": content}, None) if self._chat else None
 
-    def token(self, index: int, chunk: Chunk) -> dict[str, Any]:
-        """A piece of text that became final with a token."""
-        return self._piece(index, {"content": chunk.text} if self._chat else chunk.text, None, [chunk])
+    def token(self, index: int, chunk: Chunk, *, always: bool) -> dict[str, Any] | None:
+        """A piece of what became final with a token; None: nothing did, unless ``always`` a piece is wanted."""
+        part: Any = chunk.text
+        if self._tags is not None:
+            part = _delta(self._parsers.setdefault(index, CallParser(self._tags)).push(chunk))
+        if not (part or chunk.logprobs is not None or always):
+            return None
+        return self._piece(index, {"content": part} if self._chat and self._tags is None else part, None, [chunk])
 
     def echo(self, index: int, text: str) -> dict[str, Any]:
         """The prompt of a completion."""
         return self._piece(index, text, None)
 
     def end(self, index: int, finish_reason: str) -> dict[str, Any]:
-        """The end of a choice."""
-        return self._piece(index, {} if self._chat else "", finish_reason)
+        """The end of a choice, and what of a call or of the text before one was held back.
+
+        Args:
+            finish_reason: the request's own.
+        """
+        parser = self._parsers.get(index)
+        rest = {} if parser is None else _delta(parser.end())
+        return self._piece(index, rest if self._chat else "", finish(finish_reason, parser))
 
     def _logprobs(self, index: int, chunks: Sequence[Chunk], echoed: Scored = ()) -> dict[str, Any] | None:
         """Log-probabilities of the next tokens of a choice; None: they were not asked for."""
@@ -199,9 +233,26 @@ class Shape:
         }
 
 
-def finish(reason: str) -> str:
-    """OpenAI's word for the end of a request."""
-    return FINISH.get(reason, reason)
+def finish(reason: str, parser: CallParser | None = None) -> str:
+    """OpenAI's word for the end of a request, whose text may have been parsed."""
+    found = FINISH.get(reason, reason)
+    return "tool_calls" if found == "stop" and parser is not None and parser.called else found
+
+
+def _named_call(key: str, name: str, arguments: str) -> dict[str, Any]:
+    return {"id": key, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _delta(parsed: Parsed) -> dict[str, Any]:
+    """What a token has brought: a call's id and name first, its arguments with them or later."""
+    arguments = dict(parsed.arguments)
+    calls = [
+        {"index": call.index, **_named_call(call.key, call.name, arguments.pop(call.index, ""))}
+        for call in parsed.begun
+    ]
+    calls += [{"index": index, "function": {"arguments": text}} for index, text in arguments.items()]
+    found: dict[str, Any] = {"content": parsed.content} if parsed.content else {}
+    return found | ({"tool_calls": sorted(calls, key=lambda call: call["index"])} if calls else {})
 
 
 def error(message: str, kind: str, field: str | None = None, code: str | None = None) -> dict[str, Any]:

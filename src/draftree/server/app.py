@@ -28,13 +28,14 @@ from ..text import Prompt
 from . import answers as shapes
 from .answers import Shape
 from .choices import Choices, decoded, find_choices, system_fingerprint
+from .conversations.chat_api import ChatRequest, TokenizeRequest
+from .conversations.responses_api import ResponseShape, ResponsesRequest
 from .engine_loop import Answer, EngineLoop
 from .inspector import Inspector
 from .metrics import Metrics
 from .refusals import DOCUMENTED, UNAVAILABLE, Limits, failed, http_error, invalid, wrong
 from .request_log import log_request
-from .responses_api import ResponseShape, ResponsesRequest
-from .schema import ChatRequest, CompletionRequest, DetokenizeRequest, Sampled, TokenizeRequest
+from .schema import CompletionRequest, DetokenizeRequest, Sampled
 from .streams import EventStream, LiveTrace, event_line, named_events, pinged
 
 log = logging.getLogger("draftree.server")
@@ -153,13 +154,14 @@ class Server:
     async def responses(self, body: ResponsesRequest, request: Request) -> Response:
         """Answer a conversation, as agents ask."""
         key = f"resp_{secrets.token_hex(16)}"
-        (answer,) = found = (await self._submitted(key, body))[0]
-        shape = ResponseShape(key, body, self._settings.name, lambda token: self._text([token]))
+        (answer,), choices = await self._submitted(key, body)
+        found = [answer]
+        shape = ResponseShape(key, body, self._settings.name, lambda token: self._text([token]), choices.tags)
         if body.stream:
             return EventStream(found, pinged(named_events(shape.events(answer))))
         if await _unless_gone(request, _together(found)) is None:
             return Response(status_code=499)
-        return JSONResponse(shape.whole(answer.handle.request))
+        return JSONResponse(shape.answered(answer.handle.request))
 
     async def _submitted(self, key: str, body: Sampled) -> tuple[list[Answer], Choices]:
         """The choices of a request under way.
@@ -201,8 +203,14 @@ class Server:
     async def _answer(self, body: Sampled, request: Request, *, chat: bool) -> Response:
         key = f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}"
         found, choices = await self._submitted(key, body)
-        fingerprint = system_fingerprint(self._engine)
-        shape = Shape(key, self._settings.name, fingerprint, lambda token: self._text([token]), chat=chat)
+        shape = Shape(
+            key,
+            self._settings.name,
+            system_fingerprint(self._engine),
+            lambda token: self._text([token]),
+            chat=chat,
+            tags=choices.tags,
+        )
         if body.stream:
             return EventStream(found, pinged(self._events(choices, shape, found)))
         generations = await _unless_gone(request, _together(found))
@@ -251,15 +259,14 @@ class Server:
                     queue.put_nowait(shape.echo(index, before))
                 async for chunk in answer.chunks():
                     trace(answer)
-                    if chunk.text or chunk.logprobs is not None or body.traced:
-                        piece = shape.token(index, chunk)
+                    if (piece := shape.token(index, chunk, always=body.traced)) is not None:
                         if options is not None and options.continuous_usage_stats:
                             tokens = sum(len(r.output_ids) for r in requests)
                             piece["usage"] = shapes.usage(prompt, tokens)
                         queue.put_nowait(piece)
                 trace(answer)
                 reason = answer.handle.request.finish_reason or "cancelled"
-                queue.put_nowait(shape.end(index, shapes.finish(reason)))
+                queue.put_nowait(shape.end(index, reason))
             except Exception as error:  # noqa: BLE001 - the client is told
                 queue.put_nowait(error)
             finally:
@@ -296,9 +303,7 @@ class Server:
         """The ids of a text or of a conversation."""
         if (body.prompt is None) == (body.messages is None):
             raise FieldError("prompt", "give either prompt or messages")
-        prompt: Prompt = body.prompt or ""
-        if body.messages is not None:
-            prompt = [message.plain(at) for at, message in enumerate(body.messages)]
+        prompt: Prompt = body.prompt or "" if body.messages is None else body.conversation()
         ids = await asyncio.to_thread(self._engine.encode, prompt)
         return {"tokens": ids, "count": len(ids), "max_model_len": self._engine.target.capabilities.max_length}
 

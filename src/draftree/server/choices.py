@@ -5,7 +5,7 @@ Knows no HTTP.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 
@@ -26,12 +26,14 @@ class Choices:
     Attributes:
         asked: of each choice the prompt and how it is drawn: ``n`` choices of the first prompt, then of the next.
         speculation: how they are drafted for; None: as the engine does by default.
+        tags: where functions may be called: tokens of tags that give no text.
     """
 
     body: Sampled
     engine: Engine
     asked: list[tuple[list[int], SamplingParams]]
     speculation: SpeculationParams | None
+    tags: Mapping[int, str] | None
 
     def tokens(self, requests: Sequence[Request]) -> int:
         """What is read of all prompts."""
@@ -78,7 +80,7 @@ def find_choices(body: Sampled, engine: Engine, default: SpeculationParams) -> C
         raise FieldError("prompt", f"prompt has token {out}: use ids from 0 to {vocabulary - 1}")
     constraint = body.constraint(engine) if body.structured else None
     asked = [(ids, replace(body.params(n), constraint=constraint)) for ids in prompts for n in range(body.n)]
-    return Choices(body, engine, asked, speculation)
+    return Choices(body, engine, asked, speculation, body.tags(engine))
 
 
 def system_fingerprint(engine: Engine) -> str:

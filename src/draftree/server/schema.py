@@ -211,6 +211,10 @@ class Sampled(Body):
             raise FieldError("ignore_eos", f"ignore_eos and {field} exclude each other: leave one out")
         return None if structured is None else structured.compiled(field, engine)
 
+    def tags(self, engine: Engine) -> Mapping[int, str] | None:
+        """Of an answer that may call functions: tokens of tags that give no text; None: it calls none."""
+        return None
+
     @abstractmethod
     def prompts(self) -> Sequence[Prompt]:
         """What is to be answered."""
@@ -307,88 +311,6 @@ def _biases(given: Mapping[str, float]) -> dict[int, float]:
     return {int(token): bias for token, bias in given.items()}
 
 
-class Part(Body):
-    """A part of a message."""
-
-    type: StrictStr
-    text: StrictStr | None = None
-
-
-class Message(Body):
-    """One turn of a conversation."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: StrictStr | list[Part] | None = None
-
-    def plain(self, at: int) -> dict[str, str]:
-        """As chat templates take it.
-
-        Raises:
-            FieldError: a part is no text.
-        """
-        content = text_of(self.content or "", f"messages[{at}].content")
-        return {"role": "system" if self.role == "developer" else self.role, "content": content}
-
-
-def text_of(content: str | list[Part], field: str) -> str:
-    """Text, or text parts as one.
-
-    Raises:
-        FieldError: a part is no text.
-    """
-    if isinstance(content, str):
-        return content
-    if other := next((part.type for part in content if part.type not in ("text", "input_text", "output_text")), None):
-        raise FieldError(field, f"a content part of type {other!r}: give text")
-    return "".join(part.text or "" for part in content)
-
-
-class Prediction(Body):
-    """Predicted Outputs: what the answer is likely to have much of."""
-
-    type: Literal["content"]
-    content: StrictStr | list[Part]
-
-
-class ChatRequest(Sampled):
-    """``/v1/chat/completions``."""
-
-    messages: Annotated[list[Message], Field(min_length=1)]
-    max_completion_tokens: Tokens | None = None
-    response_format: ResponseFormat | None = None
-    prediction: Prediction | None = None
-    logprobs: StrictBool | None = None
-    top_logprobs: Annotated[int, Field(strict=True, ge=0, le=MOST_LOGPROBS)] | None = None
-
-    @property
-    def wanted_logprobs(self) -> int | None:
-        return (self.top_logprobs or 0) if self.logprobs else None
-
-    @property
-    def predicted(self) -> str:
-        return "" if self.prediction is None else text_of(self.prediction.content, "prediction.content")
-
-    @property
-    def limit(self) -> int | None:
-        return self.max_completion_tokens or self.max_tokens
-
-    def refuse(self) -> None:
-        super().refuse()
-        if self.top_logprobs and not self.logprobs:
-            raise FieldError("top_logprobs", "top_logprobs go with logprobs: set that to true")
-
-    @property
-    def format(self) -> tuple[str, ResponseFormat | None]:
-        return "response_format", self.response_format
-
-    def conversation(self) -> list[dict[str, str]]:
-        """The messages as chat templates take them."""
-        return [message.plain(at) for at, message in enumerate(self.messages)]
-
-    def prompts(self) -> Sequence[Prompt]:
-        return [self.conversation()]
-
-
 class CompletionRequest(Sampled):
     """``/v1/completions``."""
 
@@ -425,13 +347,6 @@ class CompletionRequest(Sampled):
         if isinstance(given, str) or (given and isinstance(given[0], int)):
             return [given]
         return list(given)
-
-
-class TokenizeRequest(Body):
-    """``/tokenize``: a text, or a conversation with what begins an answer."""
-
-    prompt: StrictStr | None = None
-    messages: list[Message] | None = None
 
 
 class DetokenizeRequest(Body):

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from ...errors import PromptError
+from ...text import Tools
 from .library import Library
 
 _UNKNOWN, _UNUSED, _CONTROL = 1, 2, 8
@@ -120,7 +121,13 @@ class LlamaTokenizer:
         return [piece.text for piece in pieces], [token for token, piece in enumerate(pieces) if piece.special]
 
     def apply_chat_template(
-        self, conversation: list[dict[str, str]], *, add_generation_prompt: bool, return_dict: bool = False
+        self,
+        conversation: list[dict[str, str]],
+        *,
+        tools: Tools | None = None,
+        add_generation_prompt: bool,
+        continue_final_message: bool = False,
+        return_dict: bool = False,
     ) -> list[int]:
         """The ids of a conversation, as transformers renders it: in a sandbox.
 
@@ -133,8 +140,10 @@ class LlamaTokenizer:
             raise ValueError("no chat template" if not self.chat_template else "return_dict must be False")
         rendered: Any = render_jinja_template(
             [conversation],
+            tools=tools,
             chat_template=str(self.chat_template),
             add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
             **self._named,
         )
         (text,), _ = rendered

@@ -1,0 +1,171 @@
+"""``/v1/chat/completions``: what clients send."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, StrictBool, StrictStr
+
+from ...config import MOST_LOGPROBS
+from ...errors import FieldError
+from ...text import Conversation
+from ..schema import Body, ResponseFormat, Tokens
+from .tools import NamedFunction, Tool, WithTools, check_tools
+
+
+class Part(Body):
+    """A part of a message."""
+
+    type: StrictStr
+    text: StrictStr | None = None
+
+
+class CalledFunction(NamedFunction):
+    """A function that was called, and its arguments as JSON."""
+
+    arguments: StrictStr = ""
+
+
+class PastCall(Body):
+    """A call of an earlier answer."""
+
+    id: StrictStr = ""
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class Message(Body):
+    """One turn of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: StrictStr | list[Part] | None = None
+    tool_calls: list[PastCall] | None = None
+    tool_call_id: StrictStr | None = None
+
+    def plain(self, at: int) -> dict[str, Any]:
+        """As chat templates take it.
+
+        Raises:
+            FieldError: a part is no text, or arguments of a call are no JSON object.
+        """
+        content = text_of(self.content or "", f"messages[{at}].content")
+        found: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": content}
+        if self.role == "assistant" and self.tool_calls:
+            where = f"messages[{at}].tool_calls"
+            found["tool_calls"] = [past_call(call, f"{where}[{i}].function") for i, call in enumerate(self.tool_calls)]
+        if self.role == "tool" and self.tool_call_id is not None:
+            found["tool_call_id"] = self.tool_call_id
+        return found
+
+
+def past_call(call: PastCall, field: str) -> dict[str, Any]:
+    """A call as chat templates take it.
+
+    Raises:
+        FieldError: it names no function, or its arguments are no JSON object.
+    """
+    name, text = call.function.name, call.function.arguments.strip()
+    if not name:
+        raise FieldError(f"{field}.name", f"{field}.name is empty: name the function that was called")
+    try:
+        arguments = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise FieldError(f"{field}.arguments", f"{field}.arguments is {text!r}: give a JSON object as text")
+    return {"id": call.id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def text_of(content: str | list[Part], field: str) -> str:
+    """Text, or text parts as one.
+
+    Raises:
+        FieldError: a part is no text.
+    """
+    if isinstance(content, str):
+        return content
+    if other := next((part.type for part in content if part.type not in ("text", "input_text", "output_text")), None):
+        raise FieldError(field, f"a content part of type {other!r}: give text")
+    return "".join(part.text or "" for part in content)
+
+
+class Prediction(Body):
+    """Predicted Outputs: what the answer is likely to have much of."""
+
+    type: Literal["content"]
+    content: StrictStr | list[Part]
+
+
+class ChatRequest(WithTools):
+    """``/v1/chat/completions``."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: Tokens | None = None
+    response_format: ResponseFormat | None = None
+    prediction: Prediction | None = None
+    logprobs: StrictBool | None = None
+    top_logprobs: Annotated[int, Field(strict=True, ge=0, le=MOST_LOGPROBS)] | None = None
+    continue_final_message: StrictBool | None = None
+    add_generation_prompt: StrictBool | None = None
+
+    @property
+    def wanted_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def predicted(self) -> str:
+        return "" if self.prediction is None else text_of(self.prediction.content, "prediction.content")
+
+    @property
+    def limit(self) -> int | None:
+        return self.max_completion_tokens or self.max_tokens
+
+    def refuse(self) -> None:
+        super().refuse()
+        if self.top_logprobs and not self.logprobs:
+            raise FieldError("top_logprobs", "top_logprobs go with logprobs: set that to true")
+        if self.add_generation_prompt is not None and self.add_generation_prompt == self._continued:
+            both, other = json.dumps(self._continued), json.dumps(not self._continued)
+            raise FieldError(
+                "add_generation_prompt",
+                f"add_generation_prompt and continue_final_message are both {both}: an answer begins, or goes on with "
+                f"the last message; set add_generation_prompt to {other}",
+            )
+        last = self.messages[-1]
+        if self._continued and (last.role != "assistant" or last.tool_calls or not last.content):
+            raise FieldError(
+                "continue_final_message", "continue_final_message goes on with a text of the assistant: let it be last"
+            )
+
+    @property
+    def format(self) -> tuple[str, ResponseFormat | None]:
+        return "response_format", self.response_format
+
+    @property
+    def _continued(self) -> bool:
+        return bool(self.continue_final_message)
+
+    def conversation(self) -> Conversation:
+        """The messages as chat templates take them."""
+        return Conversation(plain_messages(self.messages), self.templates(), self._continued)
+
+    def prompts(self) -> Sequence[Conversation]:
+        return [self.conversation()]
+
+
+def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    return [message.plain(at) for at, message in enumerate(messages)]
+
+
+class TokenizeRequest(Body):
+    """``/tokenize``: a text, or a conversation with what begins an answer."""
+
+    prompt: StrictStr | None = None
+    messages: list[Message] | None = None
+    tools: list[Tool] | None = None
+
+    def conversation(self) -> Conversation:
+        """The messages as chat templates take them."""
+        return Conversation(plain_messages(self.messages or ()), [tool.template() for tool in check_tools(self.tools)])

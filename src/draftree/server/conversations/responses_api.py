@@ -1,0 +1,290 @@
+"""``/v1/responses``, without state: what clients send, the response, and its events (Open Responses, 2026-04-24)."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, StrictStr
+
+from ...config import MOST_LOGPROBS
+from ...errors import FieldError
+from ...request import Chunk, Request
+from ...text import Conversation
+from ..answers import named_logprobs, speculative_decoding
+from ..engine_loop import Answer
+from ..schema import Body, ResponseFormat, Tokens
+from .chat_api import CalledFunction, Part, PastCall, past_call, text_of
+from .tool_calls import CallParser, Parsed, ToolCall
+from .tools import WithTools
+
+ENDS = {"eos": None, "stop": None, "criteria": None, "length": "max_output_tokens"}
+"""Why a request ended -> what made the response incomplete."""
+
+
+class InputItem(Body):
+    """A turn of the conversation, a call of a function, or what it returned."""
+
+    type: Literal["message", "function_call", "function_call_output"] = "message"
+    role: Literal["system", "developer", "user", "assistant"] | None = None
+    content: StrictStr | list[Part] | None = None
+    call_id: StrictStr = ""
+    name: StrictStr = ""
+    arguments: StrictStr = ""
+    output: StrictStr | list[Part] | None = None
+
+    def plain(self, at: int) -> dict[str, Any]:
+        """As chat templates take it.
+
+        Raises:
+            FieldError: something is missing, a part is no text, or arguments of a call are no JSON object.
+        """
+        where = f"input[{at}]"
+        if self.type == "function_call":
+            call = PastCall(id=self.call_id, function=CalledFunction(name=self.name, arguments=self.arguments))
+            return {"role": "assistant", "content": "", "tool_calls": [past_call(call, where)]}
+        field = "content" if self.type == "message" else "output"
+        given = getattr(self, field)
+        if given is None or (self.type == "message" and self.role is None):
+            missing = field if given is None else "role"
+            raise FieldError(f"{where}.{missing}", f"{where}, a {self.type}, has no {missing}: give it one")
+        content = text_of(given, f"{where}.{field}")
+        if self.type == "function_call_output":
+            return {"role": "tool", "content": content, "tool_call_id": self.call_id}
+        return {"role": "system" if self.role == "developer" else self.role, "content": content}
+
+
+class TextOptions(Body):
+    """What the text must look like."""
+
+    format: ResponseFormat = ResponseFormat()
+
+
+class ResponsesRequest(WithTools):
+    """``/v1/responses``."""
+
+    input: StrictStr | Annotated[list[InputItem], Field(min_length=1)]
+    instructions: StrictStr | None = None
+    max_output_tokens: Tokens | None = None
+    text: TextOptions = TextOptions()
+    top_logprobs: Annotated[int, Field(strict=True, ge=0, le=MOST_LOGPROBS)] | None = None
+    previous_response_id: None = None
+    background: Literal[False] | None = None
+    metadata: dict[str, str] | None = None
+
+    @property
+    def limit(self) -> int | None:
+        return self.max_output_tokens
+
+    @property
+    def wanted_logprobs(self) -> int | None:
+        return self.top_logprobs or None
+
+    @property
+    def format(self) -> tuple[str, ResponseFormat | None]:
+        return "text.format", self.text.format
+
+    def refuse(self) -> None:
+        super().refuse()
+        if self.traced:
+            raise FieldError("stream_options.include_trace", "a response has no trace: ask for a chat or a completion")
+        if self.n != 1:
+            raise FieldError("n", "a response has one output: leave n out")
+
+    def conversation(self) -> Conversation:
+        """The instructions and the input as chat templates take them; calls belong to the answer before them."""
+        items = [InputItem(role="user", content=self.input)] if isinstance(self.input, str) else self.input
+        messages: list[dict[str, Any]] = []
+        if self.instructions:
+            messages.append({"role": "system", "content": self.instructions})
+        for at, item in enumerate(items):
+            message = item.plain(at)
+            if item.type == "function_call" and messages and messages[-1]["role"] == "assistant":
+                calls = [*messages[-1].get("tool_calls", ()), *message["tool_calls"]]
+                messages[-1] = {**messages[-1], "tool_calls": calls}
+            else:
+                messages.append(message)
+        return Conversation(messages, self.templates())
+
+    def prompts(self) -> Sequence[Conversation]:
+        return [self.conversation()]
+
+
+class ResponseShape:
+    """The bodies of one response.
+
+    Args:
+        key: its id.
+        model: its name in the answer.
+        spell: the text of a token.
+        tags: where functions may be called: tokens of tags that give no text (``Grammars.tags``).
+    """
+
+    def __init__(
+        self, key: str, body: ResponsesRequest, model: str, spell: Callable[[int], str], tags: Mapping[int, str] | None
+    ) -> None:
+        self._body, self._model, self._spell = body, model, spell
+        self._id = key
+        self._created = int(time.time())
+        self._number = 0
+        self._parser = None if tags is None else CallParser(tags)
+        self._items: list[dict[str, Any]] = []  # the output, the last of them perhaps in progress
+        self._unsaid: list[Chunk] = []  # whose text has not come, or is a call's
+
+    def whole(self, request: Request) -> dict[str, Any]:
+        """The response when the request has ended and its events were made."""
+        reason = ENDS.get(request.finish_reason or "", request.finish_reason)
+        stats, prompt = request.stats, request.prompt_length
+        return {
+            **self._begun("completed" if reason is None else "incomplete"),
+            "completed_at": int(time.time()),
+            "incomplete_details": None if reason is None else {"reason": reason},
+            "output": self._items,
+            "usage": {
+                "input_tokens": prompt,
+                "input_tokens_details": {"cached_tokens": stats.reused},
+                "output_tokens": stats.tokens,
+                "output_tokens_details": {"reasoning_tokens": 0},
+                "total_tokens": prompt + stats.tokens,
+            },
+            "metrics": {"speculative_decoding": speculative_decoding([stats])},
+        }
+
+    def answered(self, request: Request) -> dict[str, Any]:
+        """The response to a request that has ended, without events."""
+        for chunk in request.chunks:
+            list(self._token(chunk))
+        list(self._ended(request))
+        return self.whole(request)
+
+    async def events(self, answer: Answer) -> AsyncIterator[dict[str, Any]]:
+        """The events of a stream, in their order."""
+        for kind in ("response.created", "response.in_progress"):
+            yield self._event(kind, response=self._begun("in_progress"))
+        async for chunk in answer.chunks():
+            for event in self._token(chunk):
+                yield event
+        request = answer.handle.request
+        for event in self._ended(request):
+            yield event
+        response = self.whole(request)
+        yield self._event(f"response.{response['status']}", response=response)
+
+    def _token(self, chunk: Chunk) -> Iterator[dict[str, Any]]:
+        """What a token brings."""
+        self._unsaid.append(chunk)
+        yield from self._brought(Parsed(chunk.text) if self._parser is None else self._parser.push(chunk))
+
+    def _ended(self, request: Request) -> Iterator[dict[str, Any]]:
+        """What was held back, and the end of the last item."""
+        if self._parser is not None:
+            yield from self._brought(self._parser.end())
+        scored = any(chunk.logprobs is not None for chunk in self._unsaid)
+        if not self._items or (scored and self._items[-1]["type"] == "message"):
+            yield from self._said("")
+        if self._items[-1]["status"] == "in_progress":
+            whole = request.finish_reason in ENDS and ENDS[request.finish_reason] is None
+            yield from self._close("completed" if whole else "incomplete")
+
+    def _brought(self, parsed: Parsed) -> Iterator[dict[str, Any]]:
+        if parsed.content:
+            yield from self._said(parsed.content)
+        calls = {call.index: call for call in (*parsed.begun, *parsed.ended)}
+        for index in sorted({*calls, *parsed.arguments}):
+            if calls.get(index) in parsed.begun:
+                yield from self._call(calls[index])
+            if (text := parsed.arguments.get(index)) is not None:
+                self._items[-1]["arguments"] += text
+                yield self._within("response.function_call_arguments.delta", delta=text)
+            if calls.get(index) in parsed.ended:
+                yield from self._close("completed")
+
+    def _said(self, text: str) -> Iterator[dict[str, Any]]:
+        """More text; it begins the message."""
+        if not self._items:
+            yield from self._open("msg", {"type": "message", "role": "assistant", "content": []})
+            part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+            yield self._within("response.content_part.added", content_index=0, part=part)
+            self._items[-1]["content"].append(part)
+        (part,) = self._items[-1]["content"]
+        told = named_logprobs(self._unsaid, self._spell)
+        self._unsaid.clear()
+        part["text"] += text
+        part["logprobs"] += told
+        if text or told:
+            yield self._within("response.output_text.delta", content_index=0, delta=text, logprobs=told)
+
+    def _call(self, call: ToolCall) -> Iterator[dict[str, Any]]:
+        """A call begins; a message before it has ended."""
+        self._unsaid.clear()
+        if self._items and self._items[-1]["status"] == "in_progress":
+            yield from self._close("completed")
+        yield from self._open("fc", {"type": "function_call", "call_id": call.key, "name": call.name, "arguments": ""})
+
+    def _open(self, kind: str, item: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        begun = {"id": f"{kind}_{secrets.token_hex(16)}", "status": "in_progress", **item}
+        yield self._event("response.output_item.added", output_index=len(self._items), item=begun)
+        self._items.append(begun)
+
+    def _close(self, status: str) -> Iterator[dict[str, Any]]:
+        """The last item ends."""
+        item = self._items[-1]
+        item["status"] = status
+        if item["type"] == "message":
+            (part,) = item["content"]
+            told = part["logprobs"]
+            yield self._within("response.output_text.done", content_index=0, text=part["text"], logprobs=told)
+            yield self._within("response.content_part.done", content_index=0, part=part)
+        else:
+            named = {name: item[name] for name in ("name", "arguments")}
+            yield self._within("response.function_call_arguments.done", **named)
+        yield self._event("response.output_item.done", output_index=len(self._items) - 1, item=item)
+
+    def _within(self, kind: str, **fields: Any) -> dict[str, Any]:
+        """An event of the last item."""
+        place = {"item_id": self._items[-1]["id"], "output_index": len(self._items) - 1}
+        return self._event(kind, **place, **fields)
+
+    def _event(self, kind: str, **fields: Any) -> dict[str, Any]:
+        self._number += 1
+        return {"type": kind, "sequence_number": self._number - 1, **fields}
+
+    def _begun(self, status: str) -> dict[str, Any]:
+        """The response before its output."""
+        body = self._body
+        chosen = body.tool_choice or "auto"
+        return {
+            "id": self._id,
+            "object": "response",
+            "created_at": self._created,
+            "completed_at": None,
+            "status": status,
+            "error": None,
+            "incomplete_details": None,
+            "model": self._model,
+            "output": [],
+            "instructions": body.instructions,
+            "previous_response_id": None,
+            "tools": [tool.echoed() for tool in body.tools or ()],
+            "tool_choice": chosen if isinstance(chosen, str) else chosen.model_dump(exclude_unset=True),
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "max_tool_calls": None,
+            "truncation": "disabled",
+            "text": {"format": body.text.format.model_dump(by_alias=True, exclude_unset=True) or {"type": "text"}},
+            "temperature": 1.0 if body.temperature is None else body.temperature,
+            "top_p": 1.0 if body.top_p is None else body.top_p,
+            "presence_penalty": body.presence_penalty or 0.0,
+            "frequency_penalty": body.frequency_penalty or 0.0,
+            "top_logprobs": body.top_logprobs or 0,
+            "reasoning": None,
+            "usage": None,
+            "max_output_tokens": body.max_output_tokens,
+            "store": False,
+            "background": False,
+            "service_tier": "default",
+            "metadata": body.metadata or {},
+            "safety_identifier": None,
+            "prompt_cache_key": None,
+        }

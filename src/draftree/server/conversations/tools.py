@@ -1,0 +1,239 @@
+"""Functions that a request lets the model call, as chats and responses have them, and the grammar of an answer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import Field, StrictBool, StrictStr
+
+from ...engine.engine import Engine
+from ...errors import ConfigError, FieldError
+from ...grammar import Function, Grammar
+from ..schema import Body, Sampled
+
+T = TypeVar("T")
+_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
+_MOST = 128
+"""Functions of a request."""
+_DEEPEST = 128
+"""Levels of a schema: deeper ones cannot be compiled."""
+_NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
+_SAYS_MORE = ("additionalProperties", "unevaluatedProperties", "patternProperties", "allOf", "anyOf", "oneOf", "$ref")
+"""Keywords of an object's schema that allow properties beside those in "properties"."""
+
+
+class NamedFunction(Body):
+    """A function by its name."""
+
+    name: StrictStr = ""
+
+
+class NamedTool(NamedFunction):
+    """A function by its name, which stands in ``function``, of responses beside the type."""
+
+    type: Literal["function"] = "function"
+    function: NamedFunction | None = None
+
+    @property
+    def called(self) -> str:
+        return (self.function or self).name
+
+
+class AllowedTools(Body):
+    """Functions of which some may be called, or one must be."""
+
+    mode: Literal["auto", "required"] = "auto"
+    tools: list[NamedTool] = []
+
+
+class ToolChoice(AllowedTools):
+    """A function that must be called, or functions that may be; of responses all fields are beside the type."""
+
+    type: Literal["function", "allowed_tools"]
+    name: StrictStr = ""
+    function: NamedFunction | None = None
+    allowed_tools: AllowedTools | None = None
+
+
+class DescribedFunction(NamedFunction):
+    """A function; ``strict``: objects in its arguments have no properties but those that are named."""
+
+    description: StrictStr | None = None
+    parameters: dict[str, Any] | None = None
+    strict: StrictBool | None = None
+
+
+class Tool(DescribedFunction):
+    """A function, described in ``function``, of responses beside the type."""
+
+    type: Literal["function"]
+    function: DescribedFunction | None = None
+
+    @property
+    def described(self) -> DescribedFunction:
+        return self.function or self
+
+    def field(self, at: int, name: str) -> str:
+        """Where a field of the function is in the request."""
+        return f"tools[{at}].{'function.' if self.function is not None else ''}{name}"
+
+    def template(self) -> dict[str, Any]:
+        """As chat templates take it."""
+        function = self.described
+        found: dict[str, Any] = {"name": function.name, "description": function.description or ""}
+        return {"type": "function", "function": found | {"parameters": function.parameters or _NO_PARAMETERS}}
+
+    def echoed(self) -> dict[str, Any]:
+        """As a response has it."""
+        function = self.described
+        fields = {"name": function.name, "description": function.description, "parameters": function.parameters}
+        return {"type": "function", **fields, "strict": bool(function.strict)}
+
+    def compiled(self) -> Function:
+        """As grammars take it."""
+        function = self.described
+        return Function(
+            function.name, _closed(function.parameters or _NO_PARAMETERS, _DEEPEST if function.strict else 0)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ToolOffer:
+    """What an answer may call.
+
+    Attributes:
+        tools: number in the request -> function.
+        forced: it calls at once.
+        several: more than one.
+    """
+
+    tools: Mapping[int, Tool]
+    forced: bool
+    several: bool
+
+
+class WithTools(Sampled):
+    """A request whose answer may call functions."""
+
+    tools: Annotated[list[Tool], Field(max_length=_MOST)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    parallel_tool_calls: StrictBool | None = None
+
+    def offer(self) -> ToolOffer | None:
+        """What the answer may call; None: nothing.
+
+        Raises:
+            FieldError: a function cannot be offered, or the one that is chosen is not there.
+        """
+        tools, chosen = check_tools(self.tools), self.tool_choice
+        several = self.parallel_tool_calls is not False
+        if isinstance(chosen, ToolChoice):
+            inner = chosen if chosen.allowed_tools is None else chosen.allowed_tools
+            single = chosen.type == "function"
+            names = [(chosen.function or chosen).name] if single else [tool.called for tool in inner.tools]
+            there = {tool.described.name: at for at, tool in enumerate(tools)}
+            if not names or not there.keys() >= set(names):
+                raise FieldError("tool_choice", f"tool_choice names {names}: the names of tools are {list(there)}")
+            allowed = {there[name]: tools[there[name]] for name in names}
+            return ToolOffer(allowed, single or inner.mode == "required", several and not single)
+        if chosen == "required" and not tools:
+            raise FieldError("tool_choice", "tool_choice is 'required' but there are no tools: give some")
+        if chosen == "none" or not tools:
+            return None
+        return ToolOffer(dict(enumerate(tools)), chosen == "required", several)
+
+    def templates(self) -> list[dict[str, Any]]:
+        """Functions that the model is told of; none where it must not call any."""
+        return [] if self.offer() is None else [tool.template() for tool in self.tools or ()]
+
+    @property
+    def structured(self) -> bool:
+        return self.offer() is not None or super().structured
+
+    def tags(self, engine: Engine) -> Mapping[int, str] | None:
+        if self.offer() is None:
+            return None
+        return engine.grammars.tags if self.skip_special_tokens else {}
+
+    def constraint(self, engine: Engine) -> Grammar | None:
+        offer = self.offer()
+        if offer is None:
+            return super().constraint(engine)
+        field, wanted = self.format
+        given = {"structured_outputs": self.structured_outputs is not None, "ignore_eos": self.ignore_eos}
+        if (other := next((name for name, there in given.items() if there), None)) is not None:
+            raise FieldError(other, f"{other} and tools exclude each other: leave one out")
+        structured = None if wanted is None or offer.forced else wanted.structured(field)
+        text = None if structured is None else {"type": "object"} if structured.json_ is None else structured.json_
+        functions = {at: tool.compiled() for at, tool in offer.tools.items()}
+        grammars = _named("tools", lambda: engine.grammars)
+        try:
+            return grammars.calls(list(functions.values()), forced=offer.forced, several=offer.several, text=text)
+        except ConfigError as error:
+            for at, function in functions.items():
+                where = offer.tools[at].field(at, "parameters")
+                _named(where, partial(grammars.json_schema, function.parameters))
+            if structured is not None:
+                _named(field, partial(structured.compiled, field, engine))
+            raise FieldError("tools", str(error)) from None
+
+
+def check_tools(given: Sequence[Tool] | None) -> list[Tool]:
+    """The functions of a request.
+
+    Raises:
+        FieldError: one has no name that can be used, or another's, or parameters that are no object's.
+    """
+    names: set[str] = set()
+    for at, tool in enumerate(given or ()):
+        function = tool.described
+        if not _NAME.fullmatch(function.name):
+            raise FieldError(
+                tool.field(at, "name"), f"a function's name is {function.name!r}: use 1 to 128 of A-Z a-z 0-9 _ - . : /"
+            )
+        if function.name in names:
+            raise FieldError(tool.field(at, "name"), f"two functions have the name {function.name!r}: rename one")
+        names.add(function.name)
+        if (kind := (function.parameters or _NO_PARAMETERS).get("type", "object")) != "object":
+            where = tool.field(at, "parameters")
+            raise FieldError(
+                where, f"{where} has the type {kind!r}: describe an object, whose properties are arguments"
+            )
+    return list(given or ())
+
+
+def _closed(schema: Mapping[str, Any], levels: int) -> dict[str, Any]:
+    """A schema whose object has no properties but those that it names, unless it says so.
+
+    Args:
+        levels: of schemas in it of which the same is to hold.
+    """
+
+    def inside(inner: Any) -> Any:
+        return _closed(inner, levels - 1) if isinstance(inner, dict) else inner
+
+    found = dict(schema)
+    if "properties" in schema and not any(name in schema for name in _SAYS_MORE):
+        found["additionalProperties"] = False
+    if levels:
+        for name in ("properties", "$defs", "definitions"):
+            if isinstance(inner := schema.get(name), dict):
+                found[name] = {key: inside(one) for key, one in inner.items()}
+        for name in ("anyOf", "oneOf", "prefixItems"):
+            if isinstance(inner := schema.get(name), list):
+                found[name] = [inside(one) for one in inner]
+        if "items" in schema:
+            found["items"] = inside(schema["items"])
+    return found
+
+
+def _named(field: str, compile_: Callable[[], T]) -> T:
+    """What a compilation gives; what it raises has the field that it is of."""
+    try:
+        return compile_()
+    except ConfigError as error:
+        raise FieldError(field, str(error)) from None
