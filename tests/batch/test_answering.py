@@ -144,7 +144,7 @@ def test_a_line_that_is_no_request_is_named_and_the_others_are_answered(
         ({"messages": [{"role": "user", "content": 5}]}, 400, "messages.0.content.str"),
         ({"messages": MESSAGES, "model": "other"}, 404, "model"),
         ({"messages": MESSAGES, "stream": True}, 400, "stream"),
-        ({"messages": MESSAGES, "tools": [{"type": "function"}]}, 400, "tools"),
+        ({"messages": MESSAGES, "functions": [{"name": "f"}]}, 400, "functions"),
         ({"messages": MESSAGES, "max_tokens": 5000}, 400, None),
         ({"messages": MESSAGES, "draftree": {"method": "magic"}}, 400, None),
     ],

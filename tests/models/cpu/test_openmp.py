@@ -28,6 +28,7 @@ def test_threads_spin_briefly_when_torch_loads() -> None:
         "            sys.exit()\n"
         "sys.meta_path.insert(0, Torch())\n"
         "import draftree\n"
+        "draftree.load_engine\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)  # noqa: S603
     assert done.stdout.strip() == (str(SPIN_COUNT) if sys.platform.startswith("linux") else "None")
