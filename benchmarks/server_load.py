@@ -62,7 +62,7 @@ SHAPED: Sequence[dict[str, Any]] = (
     {"stop": ["\n\n", "ten"]},
     {"repetition_penalty": 1.2, "min_p": 0.02},
     {"frequency_penalty": 0.4, "presence_penalty": 0.2, "logit_bias": {"198": -5}},
-    {"min_tokens": 12, "bad_words": ["the", "and"], "top_k": 40},
+    {"min_tokens": 4, "bad_words": ["the", "and"], "top_k": 40},
     {"structured_outputs": {"json": SCHEMA}},
     {"structured_outputs": {"regex": "[A-Z][a-z ]{4,30}[.]"}},
     {"structured_outputs": {"choice": ["yes, of course", "yes", "no, never"]}},
