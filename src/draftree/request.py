@@ -265,8 +265,8 @@ class Request:
             text = self._stream.end() if silent else self._stream.push(token, last=self.finish_reason is not None)
             if self._stream.stopped:
                 self.finish_reason = "stop"
-            told = logprobs[i] if logprobs else None
-            self.chunks.append(Chunk(token, text, drafted, i + 1 if drafted else 0, told))
+            scored = logprobs[i] if logprobs else None
+            self.chunks.append(Chunk(token, text, drafted, i + 1 if drafted else 0, scored))
             if self.finish_reason is not None:
                 return i + 1
         return len(tokens)

@@ -50,7 +50,8 @@ def test_every_batch_context_and_size_is_measured() -> None:
 
 def test_the_median_of_the_passes_counts_and_the_first_is_not_among_them(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, model = [0.0], ToyModel()
-    prices = iter([0.0, 100.0, 3.0, 1.0, 2.0])  # the context, a pass to warm up, then three that count
+    # The context, a pass to warm up, then three that count: each behind another of one token, which does not.
+    prices = iter([0.0, 50.0, 100.0, 50.0, 3.0, 50.0, 1.0, 50.0, 2.0])
     extend = model.extend
 
     def slow(*arguments: object) -> torch.Tensor:
@@ -65,7 +66,8 @@ def test_the_median_of_the_passes_counts_and_the_first_is_not_among_them(monkeyp
 def test_on_a_busy_machine_passes_are_repeated_and_the_fastest_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, model = [0.0], ToyModel()
     monkeypatch.setattr("draftree.models.cost_profile._BUSY", 1.3)
-    prices = {1: iter([9.0, 4.0, 2.0, 6.0, 5.0, 1.0, 7.0, 8.0, 3.0, 2.0]), 2: iter([9.0, 5.0, 3.0, 7.0, *[6.0] * 6])}
+    ones = [9.0, 4.0, 2.0, 6.0, 5.0, 1.0, 7.0, 8.0, 3.0, 2.0]
+    prices = {1: iter([p for one in ones for p in (0.5, one)]), 2: iter([9.0, 5.0, 3.0, 7.0, *[6.0] * 6])}
     extend = model.extend
 
     def slow(rows: object, nodes: list[Nodes]) -> torch.Tensor:

@@ -30,7 +30,7 @@ from ..progress import err
 from ..tree import ROOT
 from .base import LanguageModel, Nodes, Row, prefill
 
-VERSION = 4
+VERSION = 5
 """Of profiles: a new version of our own passes has new times."""
 
 T = TypeVar("T")
@@ -258,7 +258,7 @@ class Grid:
 
     @property
     def passes(self) -> int:
-        """How many passes that takes on a quiet machine, those to warm up included."""
+        """How many passes are timed on a quiet machine, those to warm up included."""
         return len(self.contexts) * len(self.batches) * len(self.sizes) * (self.repeats + 1)
 
 
@@ -275,10 +275,11 @@ def measure(model: LanguageModel, grid: Grid, progress: Callable[[int], None] = 
     """Measure a model's passes. It must have no open rows.
 
     Passes of all sizes take turns, so that a slow moment of the machine falls on all of them, each time in another
-    order: what a pass leaves in the processor's caches is no size's own cost.
+    order: what a pass leaves in the processor's caches is no size's own cost. A pass over one token comes right behind
+    another, as in AR decoding: behind one of another size llama.cpp builds its graph anew.
 
     Args:
-        progress: called after each pass with how many have been made.
+        progress: called after each timed pass with how many have been made.
 
     Raises:
         ConfigError: the passes do not fit the model's longest sequence.
@@ -303,13 +304,15 @@ def measure(model: LanguageModel, grid: Grid, progress: Callable[[int], None] = 
                     if turn == grid.repeats + 1 and not (busy := _spread(times) > _BUSY):
                         break
                     for size in shuffled.sample(list(times), len(times)):
-                        _finish(can.device)
-                        began = time.perf_counter()
-                        model.extend(rows, [fans[size]] * batch)
-                        _finish(can.device)
-                        times[size].append(time.perf_counter() - began)
-                        for row in rows:
-                            model.commit(row, [])
+                        for _ in range(2 if size == 1 else 1):
+                            _finish(can.device)
+                            began = time.perf_counter()
+                            model.extend(rows, [fans[size]] * batch)
+                            _finish(can.device)
+                            seconds = time.perf_counter() - began
+                            for row in rows:
+                                model.commit(row, [])
+                        times[size].append(seconds)
                         done += 1
                         progress(done)
                     if turn == 0:
@@ -318,8 +321,8 @@ def measure(model: LanguageModel, grid: Grid, progress: Callable[[int], None] = 
             finally:
                 for row in reversed(rows):
                     model.close(row)
-            seconds = tuple((min if busy else statistics.median)(each[1:]) for each in times.values())
-            points.append(Point(batch, context, tuple(times), seconds))
+            typical = tuple((min if busy else statistics.median)(each[1:]) for each in times.values())
+            points.append(Point(batch, context, tuple(times), typical))
             disturbed |= busy
     return Profile(Identity.of(model), tuple(points), disturbed)
 

@@ -195,7 +195,7 @@ class _Graphs:
     seen: set[tuple[int, ...]] = field(default_factory=set)
 
     def first_time(self, key: tuple[int, ...]) -> bool:
-        """It has not been asked for: a pass that comes but once is not worth a capture, which takes two."""
+        """It has not been asked for: a pass that comes but once would cost more with a capture, which takes two."""
         if key in self.seen:
             return False
         self.seen.add(key)

@@ -81,9 +81,9 @@ def named_logprobs(chunks: Sequence[Chunk], spell: Callable[[int], str]) -> list
         return {"token": text, "logprob": value, "bytes": list(text.encode())}
 
     return [
-        {**named(chunk.token, told.token), "top_logprobs": [named(*pair) for pair in told.best]}
+        {**named(chunk.token, scored.token), "top_logprobs": [named(*pair) for pair in scored.best]}
         for chunk in chunks
-        if (told := chunk.logprobs) is not None
+        if (scored := chunk.logprobs) is not None
     ]
 
 
@@ -195,16 +195,16 @@ class Shape:
 
     def _logprobs(self, index: int, chunks: Sequence[Chunk], echoed: Scored = ()) -> dict[str, Any] | None:
         """Log-probabilities of the next tokens of a choice; None: they were not asked for."""
-        told = [*echoed, *((chunk.token, chunk.logprobs) for chunk in chunks if chunk.logprobs is not None)]
-        if not told:
+        scored = [*echoed, *((chunk.token, chunk.logprobs) for chunk in chunks if chunk.logprobs is not None)]
+        if not scored:
             return None
         if not self._chat:
-            names = [self._spell(token) for token, _ in told]
+            names = [self._spell(token) for token, _ in scored]
             *offsets, self._offsets[index] = accumulate(map(len, names), initial=self._offsets[index])
             return {
                 "tokens": names,
-                "token_logprobs": [one and one.token for _, one in told],
-                "top_logprobs": [one and {self._spell(token): value for token, value in one.best} for _, one in told],
+                "token_logprobs": [one and one.token for _, one in scored],
+                "top_logprobs": [one and {self._spell(token): value for token, value in one.best} for _, one in scored],
                 "text_offset": offsets,
             }
         return {"content": named_logprobs(chunks, self._spell), "refusal": None}

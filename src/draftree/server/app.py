@@ -267,7 +267,7 @@ class Server:
                 trace(answer)
                 reason = answer.handle.request.finish_reason or "cancelled"
                 queue.put_nowait(shape.end(index, reason))
-            except Exception as error:  # noqa: BLE001 - the client is told
+            except Exception as error:  # noqa: BLE001 - the client gets an event of it
                 queue.put_nowait(error)
             finally:
                 queue.put_nowait(None)

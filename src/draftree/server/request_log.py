@@ -52,5 +52,5 @@ def log_request(request: Request, key: str, choice: int, method: str, seconds: f
         fields["error"] = str(request.error)
     if prompt is not None:
         fields |= {"prompt": prompt, "text": request.text}
-    told = " ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in fields.items())
-    log.info("%s", told, extra={"fields": fields})
+    line = " ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in fields.items())
+    log.info("%s", line, extra={"fields": fields})

@@ -61,7 +61,7 @@ async def named_events(events: AsyncIterator[dict[str, Any]]) -> AsyncIterator[s
     try:
         async for event in events:
             yield f"event: {event['type']}\n{event_line(event)}"
-    except Exception as error:  # noqa: BLE001 - the client is told
+    except Exception as error:  # noqa: BLE001 - the client gets an event of it
         log.error("a request failed: %s", error)
         body = {"type": "error", **shapes.error(str(error), "server_error")["error"]}
         yield f"event: error\n{event_line(body)}"

@@ -26,7 +26,7 @@ class ARPass(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """That it computes, and as many it yields: one read of a prompt is worth one generated."""
+        """That it computes, and as many it yields: one read of a prompt counts as one generated."""
         return self.batch + self.beside
 
 

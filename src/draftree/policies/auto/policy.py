@@ -4,7 +4,7 @@ A step of B requests that verifies n nodes in all and has drafted d layers yield
 T_verify(B + n) + d t_draft seconds. The long-run rate is highest when each step maximises tokens - rate x seconds
 (Dinkelbach's transform), with the rate that decoding has reached so far and never less than AR decoding's, which is
 n = 0. The requests share the pass, so each node competes with those of all of them; where their tokens do not count the
-same (``Budget.weight``) a node is worth its expected tokens times its request's weight, of mean 1.
+same (``Budget.weight``) the benefit of a node is its expected tokens times its request's weight, of mean 1.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ class AutoTree(GrowthPolicy):
         verify = self._costs.curve(min(sum(nodes), max(*nodes, self.settings.most_nodes)), ar)
         depth = self.depth if any(budget.depth != 0 for budget in budgets) else 0
         if self._trials and all(request in self._trials for request in requests):
-            depth = 0  # no tree can be afforded before the text has told what became of these
+            depth = 0  # no tree can be afforded before it is known what became of these
         price = self.selection.begin(requests, verify, ar, depth)
         drafted = budgets if any(price.enabled) else [Budget(0, budget.depth) for budget in budgets]
         weights = torch.tensor([budget.weight for budget in budgets], dtype=torch.float64)

@@ -209,12 +209,12 @@ class ResponseShape:
             yield self._within("response.content_part.added", content_index=0, part=part)
             self._items[-1]["content"].append(part)
         (part,) = self._items[-1]["content"]
-        told = named_logprobs(self._unsaid, self._spell)
+        scored = named_logprobs(self._unsaid, self._spell)
         self._unsaid.clear()
         part["text"] += text
-        part["logprobs"] += told
-        if text or told:
-            yield self._within("response.output_text.delta", content_index=0, delta=text, logprobs=told)
+        part["logprobs"] += scored
+        if text or scored:
+            yield self._within("response.output_text.delta", content_index=0, delta=text, logprobs=scored)
 
     def _call(self, call: ToolCall) -> Iterator[dict[str, Any]]:
         """A call begins; a message before it has ended."""
@@ -234,8 +234,8 @@ class ResponseShape:
         item["status"] = status
         if item["type"] == "message":
             (part,) = item["content"]
-            told = part["logprobs"]
-            yield self._within("response.output_text.done", content_index=0, text=part["text"], logprobs=told)
+            scored = part["logprobs"]
+            yield self._within("response.output_text.done", content_index=0, text=part["text"], logprobs=scored)
             yield self._within("response.content_part.done", content_index=0, part=part)
         else:
             named = {name: item[name] for name in ("name", "arguments")}

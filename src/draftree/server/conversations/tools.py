@@ -147,7 +147,7 @@ class WithTools(Sampled):
         return ToolOffer(dict(enumerate(tools)), chosen == "required", several)
 
     def templates(self) -> list[dict[str, Any]]:
-        """Functions that the model is told of; none where it must not call any."""
+        """Functions that the prompt describes; none where it must not call any."""
         return [] if self.offer() is None else [tool.template() for tool in self.tools or ()]
 
     @property
