@@ -4,7 +4,7 @@
 
 Every answer is decoded by AR decoding and with each drafter, one after the other, in an order that turns; ids must be
 equal. "forced": places where the grammar forces a string, and the share of them where the target took the token that
-drafters are told of (``ConstraintState.forced``). "masks": seconds that finding masks takes for an answer's tokens,
+drafters get (``ConstraintState.forced``). "masks": seconds that finding masks takes for an answer's tokens,
 over those of AR decoding's passes.
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import re
 from collections import Counter
@@ -22,7 +23,7 @@ from draftree.server.answers import speculative_decoding
 from draftree.server.metrics import Metrics
 from draftree.tracing.trace import Observer
 
-from .running import TEXT, posted, running, target
+from .running import TEXT, fetched, posted, running, target
 
 DASHBOARD = Path(__file__).parents[2] / "docs" / "grafana-draftree.json"
 ENSEMBLE = SpeculationParams(drafter="lookup+recycle", method="static", nodes=12)
@@ -155,3 +156,20 @@ def test_the_dashboard_reads_metrics_and_labels_that_are_there() -> None:
         assert used | set(named) <= of_all, (name, expression)
     ours = {name for name in labels if not name.endswith(("_created", "_sum", "_count"))}
     assert ours - {name for name, _ in read} == set(), "metrics that no panel shows"
+
+
+def test_the_openapi_document_says_what_comes() -> None:
+    """schemathesis found metrics documented as JSON, and FastAPI documents 422 where no other errors are given."""
+    with running() as served:
+        document = json.loads(fetched(served, "/openapi.json")[1])
+        connection = http.client.HTTPConnection(served.url.removeprefix("http://"))
+        connection.request("GET", "/metrics")
+        kind = connection.getresponse().headers["Content-Type"].split(";")[0]
+        connection.close()
+    assert list(document["paths"]["/metrics"]["get"]["responses"]["200"]["content"]) == [kind] == ["text/plain"]
+    for methods in document["paths"].values():
+        for operation in methods.values():
+            errors = operation["responses"].keys() - {"200"}
+            assert errors == {"4XX", "503"}
+            body = operation["responses"]["4XX"]["content"]["application/json"]["schema"]["$ref"].split("/")[-1]
+            assert document["components"]["schemas"][body]["required"] == ["error"]

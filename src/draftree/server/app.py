@@ -101,7 +101,7 @@ class Server:
         app.post("/detokenize")(self.detokenize)
         app.get("/health")(self.health)
         app.get("/ready")(self.ready)
-        app.get("/metrics")(self.figures)
+        app.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})(self.figures)
         app.get("/version")(self.about)
         self._inspector = Inspector(settings.name, engine.setup, settings.speculation, self._spelled)
         app.include_router(self._inspector.router)
