@@ -1,13 +1,15 @@
-"""Does a server under load give each request the text that it has alone, and keep nothing of it?
+"""Does a server under load give each request the text that it has alone, keep nothing of it, and cost little?
 
     python -m benchmarks.server_load texts [--requests 200] [--concurrency 8]
     python -m benchmarks.server_load memory [--requests 2000] [--concurrency 8]
+    python -m benchmarks.server_load overhead [--requests 20] [--tokens 64]
 
-Both start ``draftree serve`` (``--target``, ``--drafter``), send many kinds of requests and print what they found. The
-exit code is 1 where a text differs, a row is left or a request fails. ``texts``: methods, drafters, seeds, grammars,
+All start ``draftree serve`` (``--target``, ``--drafter``), send requests and print what they found. The exit code is 1
+where a text differs, a row is left or a request fails. ``texts``: methods, drafters, seeds, grammars,
 stops, penalties, predictions, priorities, whole answers and streams, of which a tenth is left in between; then each
 request once more alone and without drafts. A stream that was left has to be the beginning of its text. ``memory``:
-short requests; the server's resident memory as they go on.
+short requests; the server's resident memory as they go on. ``overhead``: streams, one at a time, and the same by the
+Python API in this process, in turn: tokens a second of the one over those of the other, prompts included.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -30,7 +32,12 @@ from typing import Any
 import httpx2 as httpx
 import psutil  # type: ignore[import-untyped]
 
-from draftree.models.loading import DEFAULT_MODEL
+from draftree.bench.suites import choose, load_suite
+from draftree.config import SamplingParams
+from draftree.engine.speculation import SpeculationParams
+from draftree.engines import make_engine
+from draftree.models.loading import DEFAULT_MODEL, load
+from draftree.text import user
 
 SCHEMA = {
     "type": "object",
@@ -233,19 +240,51 @@ async def memory(args: argparse.Namespace, url: str, process: psutil.Process) ->
     return not left
 
 
+async def overhead(args: argparse.Namespace, url: str, process: psutil.Process) -> bool:
+    """Print what the server takes of the rate of the Python API; whether the texts are the same."""
+    engine = make_engine(load(args.target), SpeculationParams(drafter=args.drafter))
+    items, params = choose(load_suite("spec-bench"), limit=args.requests + 1), SamplingParams(max_tokens=args.tokens)
+    kinds = {args.drafter: (None, {}), "none": (SpeculationParams(drafter="none"), {"drafter": "none"})}
+    seconds: dict[tuple[str, bool], float] = defaultdict(float)
+    tokens, differ = Counter[str](), 0
+    async with httpx.AsyncClient(base_url=url, timeout=None) as client:  # noqa: S113
+        for number, item in enumerate(items):
+            messages = [{"role": "user", "content": item.turns[0]}]
+            body = {"model": "model", "max_tokens": args.tokens, "temperature": 0, "messages": messages, "stream": True}
+            for kind, (speculation, asked) in kinds.items():
+                streamed = Asked(True, body, asked, None)
+                for served in (False, True) if number % 2 else (True, False):
+                    began = time.perf_counter()
+                    if served:
+                        await streamed.send(client)
+                    else:
+                        handle = engine.submit(user(item.turns[0]), params, speculation)
+                        engine.wait(lambda handle=handle: handle.done)  # type: ignore[misc]
+                    if number:  # the first prompt warms up
+                        seconds[kind, served] += time.perf_counter() - began
+                differ += streamed.text != handle.request.text
+                tokens[kind] += len(handle.request.output_ids) if number else 0
+    for kind, count in tokens.items():
+        own, through = (count / seconds[kind, served] for served in (False, True))
+        print(f"drafter {kind}: {own:.1f} tokens/s by the API, {through:.1f} by the server, {through / own:.3f}")
+    print(f"{differ} texts differ")
+    return not differ
+
+
 def main() -> None:
     """Load a server, and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    what = {f.__name__: f for f in (texts, memory)}
+    what = {f.__name__: f for f in (texts, memory, overhead)}
     parser.add_argument("what", choices=what)
     parser.add_argument("--target", default=DEFAULT_MODEL)
     parser.add_argument("--drafter", default="auto")
     parser.add_argument("--requests", type=int)
     parser.add_argument("--concurrency", type=int, default=8)
-    parser.add_argument("--tokens", type=int, default=24)
+    parser.add_argument("--tokens", type=int)
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
-    args.requests = args.requests or (200 if args.what == "texts" else 2000)
+    args.requests = args.requests or {"texts": 200, "memory": 2000, "overhead": 20}[args.what]
+    args.tokens = args.tokens or (64 if args.what == "overhead" else 24)
     with served(args) as (url, process):
         good = asyncio.run(what[args.what](args, url, process))
     sys.exit(0 if good else 1)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from draftree.errors import ConfigError, DraftreeWarning
+from draftree.models import cost_profile as costs
 from draftree.models.base import Nodes, Row, prefill
 from draftree.models.cost_profile import Grid, Identity, Point, Profile, kept_or_measured, load_profile, measure
 
@@ -155,6 +156,33 @@ def test_a_stale_profile_is_measured_again_and_says_so() -> None:
         fresh = kept_or_measured(model)
     assert fresh.identity.torch == torch.__version__
     assert load_profile(model) == fresh
+
+
+@pytest.mark.usefixtures("short")
+def test_a_profile_of_a_busier_machine_is_measured_again_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All passes looked alike beside other work, so drafts looked cheap, and the profile was kept for good."""
+    model, seen = ToyModel(), set[Identity]()
+    monkeypatch.setattr(costs, "_SEEN", seen)
+    Profile(Identity.of(model), (curve(1, 9, 100.0, 110.0, 120.0),)).save()
+    fresh = kept_or_measured(model)
+    assert fresh.seconds(1, 9) < 10
+    assert load_profile(model) == fresh
+    assert "a pass of toy took 1e+05 ms when its profile was measured, now" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_profile_of_a_machine_that_was_as_free_is_kept_and_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, made = ToyModel(), list[float]()
+    timed = costs._timed
+    monkeypatch.setattr(costs, "_timed", lambda *given: made.append(timed(*given)) or made[-1])  # type: ignore[func-returns-value]
+    monkeypatch.setattr(costs, "_SEEN", set[Identity]())
+    kept = Profile(Identity.of(model), (curve(1, 9, 1e-9, 2e-9, 3e-9),))
+    kept.save()
+    for _ in range(2):
+        assert kept_or_measured(model) == kept
+    assert len(made) == costs._CHECKS
 
 
 @pytest.mark.parametrize(

@@ -304,15 +304,8 @@ def measure(model: LanguageModel, grid: Grid, progress: Callable[[int], None] = 
                     if turn == grid.repeats + 1 and not (busy := _spread(times) > _BUSY):
                         break
                     for size in shuffled.sample(list(times), len(times)):
-                        for _ in range(2 if size == 1 else 1):
-                            _finish(can.device)
-                            began = time.perf_counter()
-                            model.extend(rows, [fans[size]] * batch)
-                            _finish(can.device)
-                            seconds = time.perf_counter() - began
-                            for row in rows:
-                                model.commit(row, [])
-                        times[size].append(seconds)
+                        seconds = [_timed(model, rows, fans[size]) for _ in range(2 if size == 1 else 1)]
+                        times[size].append(seconds[-1])
                         done += 1
                         progress(done)
                     if turn == 0:
@@ -325,6 +318,18 @@ def measure(model: LanguageModel, grid: Grid, progress: Callable[[int], None] = 
             points.append(Point(batch, context, tuple(times), typical))
             disturbed |= busy
     return Profile(Identity.of(model), tuple(points), disturbed)
+
+
+def _timed(model: LanguageModel, rows: Sequence[Row], fan: Nodes) -> float:
+    """Seconds of a pass over the same nodes for each row, of which nothing is kept."""
+    _finish(model.capabilities.device)
+    began = time.perf_counter()
+    model.extend(rows, [fan] * len(rows))
+    _finish(model.capabilities.device)
+    seconds = time.perf_counter() - began
+    for row in rows:
+        model.commit(row, [])
+    return seconds
 
 
 def _spread(times: dict[int, list[float]]) -> float:
@@ -348,13 +353,43 @@ def _finish(device: torch.device) -> None:
 
 _UNKEPT: dict[Identity, Profile] = {}
 """Profiles of this process that could not be written, or are not for the next."""
+_SEEN: set[Identity] = set()
+"""Whose profiles were measured by this process, or compared with what passes take now."""
+_CHECKS = 6
+"""Passes of one token; the first ones warm up."""
+_FREER = 1.5
+"""A profile that takes so many times as long was measured beside other work."""
 
 
 def kept_or_measured(model: LanguageModel) -> Profile:
-    """The kept profile of a model or, when there is none, a new one of ``SHORT``, kept from then on."""
+    """The kept profile of a model or, when there is none that holds, a new one of ``SHORT``, kept from then on."""
     if (identity := Identity.of(model)) in _UNKEPT:
         return _UNKEPT[identity]
-    return load_profile(model) or measure_and_keep(model, SHORT.fitting(model.capabilities.max_length))
+    kept = load_profile(model)
+    if kept is None or not _holds(model, kept):
+        return measure_and_keep(model, SHORT.fitting(model.capabilities.max_length))
+    return kept
+
+
+def _holds(model: LanguageModel, profile: Profile) -> bool:
+    """Whether a profile was measured on a machine as free as it is now, by a few passes, once a process.
+
+    Where other work took the processor all the while, passes of all sizes look alike, drafts look cheap, and nothing in
+    the profile shows it.
+    """
+    if profile.identity in _SEEN:
+        return True
+    _SEEN.add(profile.identity)
+    row, fan = prefill(model, [0, 0]), Nodes(torch.tensor([0]), torch.tensor([ROOT]))
+    try:
+        fastest = min(_timed(model, [row], fan) for _ in range(_CHECKS))
+    finally:
+        model.close(row)
+    if profile.seconds(1, 1) < _FREER * fastest:
+        return True
+    name, then, now = profile.identity.model, 1e3 * profile.seconds(1, 1), 1e3 * fastest
+    err.print(f"a pass of {name} took {then:.3g} ms when its profile was measured, now {now:.3g}: measuring again")
+    return False
 
 
 def measure_and_keep(model: LanguageModel, grid: Grid) -> Profile:
@@ -363,6 +398,7 @@ def measure_and_keep(model: LanguageModel, grid: Grid) -> Profile:
     with Progress(TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), console=err) as bar:
         task = bar.add_task(f"measuring passes of {model.capabilities.name}", total=grid.passes)
         profile = measure(model, grid, lambda done: bar.update(task, completed=done))
+    _SEEN.add(profile.identity)
     if profile.busy:
         err.print("other work takes the processor: this profile is of what it left, and the next start makes another")
         _UNKEPT[profile.identity] = profile
