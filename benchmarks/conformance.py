@@ -60,10 +60,8 @@ def narrowed(document: dict[str, Any]) -> dict[str, Any]:
 def commands(args: argparse.Namespace, url: str, folder: Path) -> list[list[str]]:
     """What is run, with files that it reads in a folder."""
     if args.what == "comply":
-        return [
-            [f"{args.programs}/llm-comply", "--base-url", f"{url}/v1", "--model", "model", "--format", kind]
-            for kind in FORMATS
-        ]
+        own = ["--base-url", f"{url}/v1", "--model", "model", "--api-key", "none", "--timeout", "600"]
+        return [[f"{args.programs}/llm-comply", *own, "--format", kind] for kind in FORMATS]
     if args.what == "langchain":
         (folder / "test_server.py").write_text(_LANGCHAIN.replace("URL", url))
         own = ["-q", "-p", "no:cacheprovider", "-o", "asyncio_mode=auto", "--rootdir", str(folder)]

@@ -43,7 +43,7 @@ def test_events_add_up_to_the_items(client: openai.OpenAI, served: Running, choi
     tag = served.engine.tokenizer.get_vocab()["<tool_call>"]
     more = {"seed": seed, "logit_bias": {} if choice == "required" else {str(tag): TAG_BIAS}}
     asked: Any = {"model": NAME, "input": ASKED, "tools": TOOLS, "tool_choice": choice, "extra_body": more}
-    asked |= {"max_output_tokens": 200, "top_logprobs": 1}
+    asked |= {"max_output_tokens": 200, "top_logprobs": 1, "parallel_tool_calls": True}
     whole: Any = client.responses.create(**asked)
     events: Any = list(client.responses.create(**asked, stream=True))
     assert [event.sequence_number for event in events] == list(range(len(events)))

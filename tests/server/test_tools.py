@@ -92,6 +92,7 @@ def test_a_forced_call_is_valid_and_that_of_ar_decoding(
         messages=ASKED,
         tools=TOOLS,
         tool_choice=choice,
+        parallel_tool_calls=True,
         seed=seed,
         max_tokens=120,
         extra_body={"draftree": {"drafter": drafter}},
@@ -142,6 +143,7 @@ def test_a_stream_has_the_same_calls_piece_by_piece(
         "messages": ASKED,
         "tools": TOOLS,
         "tool_choice": "required" if forced else "auto",
+        "parallel_tool_calls": True,
         "seed": 3,
         "n": 3,
         "max_tokens": 90,
@@ -179,8 +181,9 @@ def test_a_stream_has_the_same_calls_piece_by_piece(
         assert [one["logprob"] for one in told] == pytest.approx(expected, abs=1e-4)
 
 
-def test_one_call_where_no_more_are_wanted(served: Running) -> None:
-    body = {"messages": ASKED, "tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False, "n": 8}
+@pytest.mark.parametrize("more", [{"parallel_tool_calls": False}, {}])
+def test_one_call_where_no_more_are_wanted(served: Running, more: dict[str, Any]) -> None:
+    body = {"messages": ASKED, "tools": TOOLS, "tool_choice": "required", "n": 8, **more}
     for choice in posted(served, "/v1/chat/completions", {**body, "seed": 1})[1]["choices"]:
         assert len(choice["message"]["tool_calls"]) == 1 and choice["finish_reason"] == "tool_calls"
 

@@ -269,7 +269,7 @@ class ResponseShape:
             "previous_response_id": None,
             "tools": [tool.echoed() for tool in body.tools or ()],
             "tool_choice": chosen if isinstance(chosen, str) else chosen.model_dump(exclude_unset=True),
-            "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "parallel_tool_calls": body.several,
             "max_tool_calls": None,
             "truncation": "disabled",
             "text": {"format": body.text.format.model_dump(by_alias=True, exclude_unset=True) or {"type": "text"}},

@@ -123,6 +123,19 @@ class WithTools(Sampled):
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     parallel_tool_calls: StrictBool | None = None
 
+    @property
+    def forced(self) -> bool:
+        """The answer has to call a function."""
+        chosen = self.tool_choice
+        if isinstance(chosen, ToolChoice):
+            return chosen.type == "function" or (chosen.allowed_tools or chosen).mode == "required"
+        return chosen == "required"
+
+    @property
+    def several(self) -> bool:
+        """More than one call may come; of forced ones by request alone, or a small model calls until its limit."""
+        return not self.forced if self.parallel_tool_calls is None else self.parallel_tool_calls
+
     def offer(self) -> ToolOffer | None:
         """What the answer may call; None: nothing.
 
@@ -130,7 +143,6 @@ class WithTools(Sampled):
             FieldError: a function cannot be offered, or the one that is chosen is not there.
         """
         tools, chosen = check_tools(self.tools), self.tool_choice
-        several = self.parallel_tool_calls is not False
         if isinstance(chosen, ToolChoice):
             inner = chosen if chosen.allowed_tools is None else chosen.allowed_tools
             single = chosen.type == "function"
@@ -139,12 +151,12 @@ class WithTools(Sampled):
             if not names or not there.keys() >= set(names):
                 raise FieldError("tool_choice", f"tool_choice names {names}: the names of tools are {list(there)}")
             allowed = {there[name]: tools[there[name]] for name in names}
-            return ToolOffer(allowed, single or inner.mode == "required", several and not single)
+            return ToolOffer(allowed, self.forced, self.several and not single)
         if chosen == "required" and not tools:
             raise FieldError("tool_choice", "tool_choice is 'required' but there are no tools: give some")
         if chosen == "none" or not tools:
             return None
-        return ToolOffer(dict(enumerate(tools)), chosen == "required", several)
+        return ToolOffer(dict(enumerate(tools)), self.forced, self.several)
 
     def templates(self) -> list[dict[str, Any]]:
         """Functions that the prompt describes; none where it must not call any."""
