@@ -6,10 +6,11 @@
 
 Starts ``draftree serve`` and lets programs of others judge it. DIR is the ``bin`` of an environment of their own: pip
 install llm-comply langchain-openai langchain-tests pytest-asyncio schemathesis. ``comply``: llm-comply's tests of chats
-and of responses. ``langchain``: LangChain's standard tests of a chat model, through ``ChatOpenAI``; they want right
-arguments of function calls, so the target has to be able. ``fuzz``: schemathesis sends what the server's OpenAPI
-document describes and what it forbids: no answer may be a 5xx, and nothing that is forbidden may be answered with a
-2xx. Answers are short there, and the model's name is the right one, or all would be refused by it.
+and of responses; those of images fail, for models here read text. ``langchain``: LangChain's standard tests of a chat
+model, through ``ChatOpenAI``; they want right arguments of function calls, so the target has to be able. ``fuzz``:
+schemathesis sends what the server's OpenAPI document describes and what it forbids: no answer may be a 5xx, and nothing
+that is forbidden may be answered with a 2xx. Answers are short there, and the model's name is the right one, or all
+would be refused by it.
 """
 
 from __future__ import annotations
@@ -40,7 +41,10 @@ from langchain_tests.integration_tests import ChatModelIntegrationTests
 class TestServer(ChatModelIntegrationTests):
     chat_model_class = ChatOpenAI
     supports_json_mode = True
-    chat_model_params = {"model": "model", "base_url": "URL/v1", "api_key": "none", "max_tokens": 128, "temperature": 0}
+    chat_model_params = {
+        **{"model": "model", "base_url": "URL/v1", "api_key": "none"},
+        **{"max_tokens": 128, "temperature": 0, "stream_usage": True},
+    }
 """
 
 
@@ -64,7 +68,9 @@ def commands(args: argparse.Namespace, url: str, folder: Path) -> list[list[str]
         return [[f"{args.programs}/llm-comply", *own, "--format", kind] for kind in FORMATS]
     if args.what == "langchain":
         (folder / "test_server.py").write_text(_LANGCHAIN.replace("URL", url))
-        own = ["-q", "-p", "no:cacheprovider", "-o", "asyncio_mode=auto", "--rootdir", str(folder)]
+        own = ["-q", "-p", "no:cacheprovider", "--rootdir", str(folder), "-o", "asyncio_mode=auto"]
+        for scope in ("test", "fixture"):  # LangChain keeps a client, which lives no longer than its loop
+            own += ["-o", f"asyncio_default_{scope}_loop_scope=session"]
         return [[f"{args.programs}/python", "-m", "pytest", *own, str(folder / "test_server.py")]]
     document = folder / "openapi.json"
     document.write_text(json.dumps(narrowed(httpx.get(f"{url}/openapi.json").json())))
