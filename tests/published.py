@@ -17,6 +17,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from draftree.models.base import LanguageModel
+from draftree.models.heads.eagle_model import HeadModel
+from draftree.models.heads.head_formats import load_head
+
 Config = dict[str, Any]
 
 ROPES: dict[str, Config] = {
@@ -212,7 +216,8 @@ def frequencies(config: Config, width: int = 8) -> tuple[Tensor, float]:
     return slowed * plain / factor + (1 - slowed) * plain, 0.1 * math.log(factor) + 1
 
 
-def _rms(x: Tensor, weight: Tensor) -> Tensor:
+def rms(x: Tensor, weight: Tensor) -> Tensor:
+    """[n, H] normed."""
     return x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight
 
 
@@ -224,8 +229,21 @@ def _rotate(x: Tensor, config: Config) -> Tensor:
     return torch.cat([pairs.real, pairs.imag], -1).to(x.dtype)
 
 
-def _layer(weights: Mapping[str, Tensor], at: str, config: Config, inputs: Tensor, residual: Tensor) -> Tensor:
-    """[n, H] after a decoder layer, of what its attention reads and its residual."""
+def layer_of(
+    weights: Mapping[str, Tensor],
+    at: str,
+    config: Config,
+    inputs: Tensor,
+    residual: Tensor,
+    seen: Tensor | None = None,
+) -> Tensor:
+    """[n, H] after a decoder layer, of what its attention reads and its residual.
+
+    Args:
+        seen: [n, n] bool, what each position attends to; None: what is not behind it.
+    """
+    if seen is None:
+        seen = torch.ones(len(inputs), len(inputs), dtype=torch.bool).tril()
 
     def project(part: str, x: Tensor) -> Tensor:
         bias = weights.get(f"{at}.self_attn.{part}_proj.bias", torch.zeros(()))
@@ -234,33 +252,33 @@ def _layer(weights: Mapping[str, Tensor], at: str, config: Config, inputs: Tenso
     parts = {part: project(part, inputs).view(len(inputs), -1, 8) for part in "qkv"}
     for part in "qk":
         if (norm := weights.get(f"{at}.self_attn.{part}_norm.weight")) is not None:
-            parts[part] = _rms(parts[part], norm)
+            parts[part] = rms(parts[part], norm)
         parts[part] = _rotate(parts[part], config)
     found = []
     for head in range(4):
         scores = parts["q"][:, head] @ parts["k"][:, head // 2].T / 8**0.5
-        scores = scores.masked_fill(torch.ones_like(scores).triu(1).bool(), float("-inf"))
+        scores = scores.masked_fill(~seen, float("-inf"))
         found.append(scores.softmax(-1) @ parts["v"][:, head // 2])
     middle = residual + project("o", torch.cat(found, -1))
-    x = _rms(middle, weights[f"{at}.post_attention_layernorm.weight"])
+    x = rms(middle, weights[f"{at}.post_attention_layernorm.weight"])
     gate, up, down = (weights[f"{at}.mlp.{part}_proj.weight"] for part in ("gate", "up", "down"))
     return middle + (torch.nn.functional.silu(x @ gate.T) * (x @ up.T)) @ down.T
 
 
-def _through(recipe: Recipe, weights: Mapping[str, Tensor], embedded: Tensor, states: Tensor) -> Tensor:
-    """[n, H] outputs of the last layer for a sequence."""
+def through(recipe: Recipe, weights: Mapping[str, Tensor], embedded: Tensor, states: Tensor) -> Tensor:
+    """[n, H] outputs of the last layer for a text."""
     config = recipe.config
     for i in range(config["num_hidden_layers"]):
         at = f"layers.{i}"
         if i == 0 and recipe.kind == "eagle3":
-            normed = _rms(states, weights[f"{at}.hidden_norm.weight"])
-            inputs = torch.cat([_rms(embedded, weights[f"{at}.input_layernorm.weight"]), normed], -1)
+            normed = rms(states, weights[f"{at}.hidden_norm.weight"])
+            inputs = torch.cat([rms(embedded, weights[f"{at}.input_layernorm.weight"]), normed], -1)
             residual = normed if config.get("norm_before_residual") else states
         elif i == 0:
             residual = inputs = torch.cat([embedded, states], -1) @ weights["fc.weight"].T + weights.get("fc.bias", 0)
         else:
-            residual, inputs = states, _rms(states, weights[f"{at}.input_layernorm.weight"])
-        states = _layer(weights, at, config, inputs, residual)
+            residual, inputs = states, rms(states, weights[f"{at}.input_layernorm.weight"])
+        states = layer_of(weights, at, config, inputs, residual)
     return states
 
 
@@ -280,10 +298,10 @@ def reference(
     embeddings = weights.get("embed_tokens.weight", embeddings)
     if recipe.kind == "eagle3":
         if config.get("norm_before_fc"):
-            features = _rms(features, weights["input_norm.weight"])
+            features = rms(features, weights["input_norm.weight"])
         if config.get("fc_norm"):
             parts = features.chunk(recipe.states, -1)
-            features = torch.cat([_rms(part, weights[f"fc_norm.{i}.weight"]) for i, part in enumerate(parts)], -1)
+            features = torch.cat([rms(part, weights[f"fc_norm.{i}.weight"]) for i, part in enumerate(parts)], -1)
         states = features @ weights["fc.weight"].T
     else:
         states = features
@@ -292,11 +310,11 @@ def reference(
         if token is not None:
             text.append(token)
             states = torch.cat([states, last])
-        last = _through(recipe, weights, embeddings[torch.tensor(text)], states)[-1:]
+        last = through(recipe, weights, embeddings[torch.tensor(text)], states)[-1:]
         if recipe.kind != "eagle3":
             found.append(last @ output.T)
             continue
-        normed = _rms(last, weights["norm.weight"])
+        normed = rms(last, weights["norm.weight"])
         found.append(normed @ weights["lm_head.weight"].T * config.get("logit_scale", 1.0))
         last = normed if config.get("norm_output") else last
     return torch.cat(found)
@@ -305,3 +323,10 @@ def reference(
 def saved(recipe: Recipe, folder: Path) -> Path:
     """A head in a folder, in the style in which its kind is published most."""
     return recipe.save(folder, "speculators" if recipe.kind == "eagle3" else "midlayer")
+
+
+def eagle_head(folder: Path, target: LanguageModel) -> HeadModel:
+    """A head of the EAGLE family that was saved."""
+    head = load_head(folder, target)
+    assert isinstance(head, HeadModel)
+    return head

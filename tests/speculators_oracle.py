@@ -5,7 +5,8 @@
     python -m tests.speculators_oracle
 
 Heads of random weights, in both styles of names: the logits of step 0 and of three further steps at every position of a
-text. Prints the largest difference of each, and ends with 1 if one is above 1e-5.
+text; of P-EAGLE heads those of all masks behind some of them. Prints the largest difference of each, ends with 1 if
+one is above 1e-5.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -24,9 +26,11 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config
 
 from draftree.models.base import Nodes, prefill
 from draftree.models.heads.head_formats import load_head
+from draftree.models.heads.peagle import ParallelHead
 from draftree.models.huggingface import HFModel
 
-from .published import FLAGS, ROPES, Recipe
+from .marginal_heads import ParallelRecipe, features_of
+from .published import FLAGS, ROPES, Recipe, eagle_head
 from .tiny import tiny
 
 TEXT = [3, 1, 41, 59, 26, 5, 35, 8, 9, 7, 9, 32, 38, 4, 6]
@@ -91,7 +95,7 @@ def difference(recipe: Recipe, style: str) -> float:
     target, tokens, worst = target_of(recipe.target_size), torch.tensor(TEXT[1:]), 0.0
     embeddings = target.embeddings(torch.arange(recipe.vocab))
     with TemporaryDirectory() as place:
-        head = load_head(recipe.save(Path(place) / "ours", style), target)
+        head = eagle_head(recipe.save(Path(place) / "ours", style), target)
         features = prefill(target, TEXT).waiting_features(head.features)[:-1].clone()
         want = theirs(recipe, embeddings, recipe.save(Path(place) / "theirs"), features)
     for cut in range(1, len(tokens) - STEPS + 1):
@@ -105,12 +109,57 @@ def difference(recipe: Recipe, style: str) -> float:
     return worst
 
 
+def masked(recipe: ParallelRecipe, embeddings: Tensor, folder: Path, features: Tensor, cut: int) -> Tensor:
+    """[depth, D] logits of a P-EAGLE head behind ``cut`` tokens of the text by speculators."""
+    from speculators.models.peagle import PEagleDraftModel, PEagleSpeculatorConfig, core
+
+    document = json.loads((folder / "config.json").read_text())
+    layers = LlamaConfig(**document["transformer_layer_config"])
+    layers._attn_implementation = "eager"
+    config = PEagleSpeculatorConfig(
+        transformer_layer_config=layers,
+        draft_vocab_size=len(recipe.drafted or range(recipe.vocab)),
+        eagle_aux_hidden_state_layer_ids=list(recipe.ids or ()),
+        mask_token_id=recipe.mask,
+    )
+    model = PEagleDraftModel(config).eval()
+    model.load_state_dict({"embed_tokens.weight": embeddings, **load_file(folder / "model.safetensors")}, strict=False)
+    found: list[Tensor] = []
+    model.lm_head.register_forward_hook(lambda module, inputs, output: found.append(output[0].detach()))
+    anchors = torch.cat([torch.arange(cut), torch.full((recipe.depth - 1,), cut - 1)])
+    depths = torch.cat([torch.zeros(cut, dtype=torch.int64), torch.arange(1, recipe.depth)])
+    core.generate_cod_sample_indices = lambda **options: (anchors, depths)
+    ids = torch.tensor([TEXT[1:]])
+    last = torch.zeros(1, ids.shape[1], recipe.target_size)
+    model(features[None], ids, torch.zeros_like(ids), verifier_last_hidden_states=last, num_depths=recipe.depth)
+    return found[0][-recipe.depth :]
+
+
+@torch.no_grad()
+def difference_of_masks(recipe: ParallelRecipe) -> float:
+    """Largest difference of a P-EAGLE head's logits."""
+    target, tokens, worst = target_of(recipe.target_size), torch.tensor(TEXT[1:]), 0.0
+    embeddings = target.embeddings(torch.arange(recipe.vocab))
+    with TemporaryDirectory() as place:
+        folder = recipe.save(Path(place))
+        head = load_head(folder, target)
+        if not isinstance(head, ParallelHead):
+            raise TypeError(f"{head} is no P-EAGLE head")
+        features, row = features_of(target, TEXT, head.features), head.open()
+        for before, cut in pairwise((0, 4, 5, 9)):
+            ours = head.marginals([row], [tokens[before:cut]], [features[before:cut]])[0]
+            worst = max(worst, float((ours - masked(recipe, embeddings, folder, features, cut)).abs().max()))
+    return worst
+
+
 def main() -> int:
     """Compare all."""
     os.environ["TORCHDYNAMO_DISABLE"] = "1"
     found = {
         (style, name): difference(RECIPES[name], style) for style in ("speculators", "midlayer") for name in RECIPES
     }
+    for name, recipe in (("P-EAGLE", ParallelRecipe()), ("P-EAGLE, size 48", ParallelRecipe(size=48, target_size=48))):
+        found["speculators", name] = difference_of_masks(recipe)
     for (style, name), worst in found.items():
         sys.stdout.write(f"{style:12} {name:26} {worst:.1e}\n")
     return int(max(found.values()) > 1e-5)

@@ -11,14 +11,13 @@ import torch
 
 from draftree.drafters.base import BeamSource
 from draftree.drafters.draft_model import ModelSource, SelfSpeculationSource
-from draftree.drafters.eagle import EagleSource
+from draftree.drafters.heads.eagle import EagleSource
 from draftree.drafters.ngram import NgramSource
-from draftree.models.heads.head_formats import load_head
 from draftree.models.huggingface import HFModel
 
 from ..heads import random_head
 from ..pairs import relative
-from ..published import KINDS
+from ..published import KINDS, eagle_head
 from ..tiny import VOCAB, tiny
 
 PROMPTS = [[3, 14, 15, 9, 2, 6, 14, 15], [27, 1, 8], [31, 41, 5, 9, 26, 53, 58, 9, 7, 9, 3, 2, 3, 8]]
@@ -39,7 +38,7 @@ def source(name: str, target: HFModel, kind: str = "llama") -> BeamSource | None
         return EagleSource(random_head(target), VOCAB)
     if name == "eagle3":
         with TemporaryDirectory() as folder:
-            return EagleSource(load_head(KINDS["eagle3"].save(Path(folder)), target), VOCAB)
+            return EagleSource(eagle_head(KINDS["eagle3"].save(Path(folder)), target), VOCAB)
     if name == "self_speculation":
         made = HFModel(relative(kind), name="self_speculation", self_test=False)
         return SelfSpeculationSource(made.on_rows_of(target), VOCAB, target=target)

@@ -19,7 +19,7 @@ from draftree.config import SamplingParams
 from draftree.drafters.base import BeamSource, Scorer, UnscoredNode
 from draftree.drafters.distributions import Drawing
 from draftree.drafters.draft_model import ModelSource, SelfSpeculationSource
-from draftree.drafters.eagle import EagleSource
+from draftree.drafters.heads.eagle import EagleSource
 from draftree.drafters.ngram import NgramSource
 from draftree.drafters.registry import load_source
 from draftree.drafters.spec import DrafterSpec

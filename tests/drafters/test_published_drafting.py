@@ -8,20 +8,19 @@ import pytest
 
 from draftree.config import SamplingParams
 from draftree.drafters.base import TokenSource
-from draftree.drafters.eagle import EagleSource
 from draftree.drafters.ensemble import EnsembleSource
 from draftree.drafters.grow import TreeDrafter
+from draftree.drafters.heads.eagle import EagleSource
 from draftree.drafters.ngram import NgramSource
 from draftree.drafters.registry import load_drafter, load_source
 from draftree.engine.engine import Engine
-from draftree.models.heads.head_formats import load_head
 from draftree.models.huggingface import HFModel
 from draftree.policies.methods import METHODS
 from draftree.verify.schemes import SCHEMES
 
 from ..heads import PROMPTS, random_head
 from ..pairs import policy
-from ..published import KINDS, saved
+from ..published import KINDS, eagle_head, saved
 from ..tiny import VOCAB, tiny
 
 FORMS: dict[str, dict[str, str]] = {"stock": {}, "graph": {"runner": "graph"}, "fused": {"weight_format": "fp32"}}
@@ -50,7 +49,7 @@ def test_ids_equal_ar_decoding(
 ) -> None:
     params = [SamplingParams(max_tokens=10, temperature=temperature, seed=i) for i in range(len(PROMPTS))]
     plain = [g.token_ids for g in Engine(target).generate(PROMPTS, params)]
-    made = engine(target, EagleSource(load_head(folders[kind], target), VOCAB), method)
+    made = engine(target, EagleSource(eagle_head(folders[kind], target), VOCAB), method)
     found = made.generate(PROMPTS, params)
     assert [g.token_ids for g in found] == plain
     assert made.generate(PROMPTS[:1], params[0])[0].token_ids == plain[0]
@@ -63,7 +62,7 @@ def test_so_they_do_on_every_runner(kind: str, form: str, folders: dict[str, Pat
     model: HFModel = HFModel(tiny(), self_test=False, **FORMS[form])  # type: ignore[arg-type]
     params = SamplingParams(max_tokens=20)
     plain = [g.token_ids for g in Engine(model).generate(PROMPTS, params)]
-    made = engine(model, EagleSource(load_head(folders[kind], model), VOCAB), "opt-tree")
+    made = engine(model, EagleSource(eagle_head(folders[kind], model), VOCAB), "opt-tree")
     assert [g.token_ids for g in made.generate(PROMPTS, params)] == plain
 
 
@@ -73,7 +72,7 @@ def test_two_heads_that_read_other_hidden_states_draft_for_one_target(
 ) -> None:
     params = SamplingParams(max_tokens=16, temperature=0.7, seed=3)
     plain = [g.token_ids for g in Engine(target).generate(PROMPTS, params)]
-    heads = [EagleSource(random_head(target), VOCAB), EagleSource(load_head(folders[kind], target), VOCAB)]
+    heads = [EagleSource(random_head(target), VOCAB), EagleSource(eagle_head(folders[kind], target), VOCAB)]
     made = engine(target, EnsembleSource((NgramSource(shortest=1), *heads)), "opt-tree")
     assert [g.token_ids for g in made.generate(PROMPTS, params)] == plain
     for source in heads:
@@ -87,7 +86,7 @@ def test_drawn_children_are_the_same_alone_and_batched(
     kind: str, scheme: str, target: HFModel, folders: dict[str, Path]
 ) -> None:
     params = [SamplingParams(max_tokens=10, temperature=0.8, seed=i) for i in range(len(PROMPTS))]
-    source = EagleSource(load_head(folders[kind], target), VOCAB)
+    source = EagleSource(eagle_head(folders[kind], target), VOCAB)
     made = engine(target, source, "chain" if scheme == "block" else "static", scheme)
     together = [g.token_ids for g in made.generate(PROMPTS, params)]
     assert [made.generate([p], q)[0].token_ids for p, q in zip(PROMPTS, params, strict=True)] == together

@@ -13,10 +13,9 @@ from torch import Tensor
 from draftree.models.abilities import HeadRow
 from draftree.models.base import Nodes, prefill
 from draftree.models.heads.eagle_model import HeadModel
-from draftree.models.heads.head_formats import load_head
 from draftree.models.huggingface import HFModel
 
-from ..published import FLAGS, KINDS, ROPES, Recipe, reference, saved
+from ..published import FLAGS, KINDS, ROPES, Recipe, eagle_head, reference, saved
 from ..tiny import VOCAB, tiny
 
 PROMPT = [3, 1, 41, 59, 26, 5, 35, 8, 9, 7, 9, 32]
@@ -47,7 +46,7 @@ def expected(recipe: Recipe, head: HeadModel, target: HFModel, prompt: list[int]
 
 def check(recipe: Recipe, folder: Path, target: HFModel) -> None:
     """Step 0 and three further steps equal the reference."""
-    head = load_head(folder, target)
+    head = eagle_head(folder, target)
     row, first = fed(head, target, PROMPT)
     found = [first]
     for i, token in enumerate(FURTHER):
@@ -98,7 +97,7 @@ def test_so_are_other_parts(recipe: Recipe, target: HFModel, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_trees_equal_chains_and_batches_equal_single_rows(kind: str, target: HFModel, tmp_path: Path) -> None:
-    head = load_head(saved(KINDS[kind], tmp_path), target)
+    head = eagle_head(saved(KINDS[kind], tmp_path), target)
     prompts, tree = [PROMPT, PROMPT[:5], PROMPT[3:]], Nodes(torch.tensor([2, 8, 4]), torch.tensor([-1, -1, -1]))
     below = Nodes(torch.tensor([6, 10, 12]), torch.tensor([0, 2, 1]))
     opened = [prefill(target, prompt) for prompt in prompts]
@@ -117,7 +116,7 @@ def test_trees_equal_chains_and_batches_equal_single_rows(kind: str, target: HFM
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_tokens_in_pieces_equal_tokens_at_once(kind: str, target: HFModel, tmp_path: Path) -> None:
-    head = load_head(saved(KINDS[kind], tmp_path), target)
+    head = eagle_head(saved(KINDS[kind], tmp_path), target)
     row, new = prefill(target, PROMPT), head.open()
     features, tokens = row.waiting_features(head.features)[:-1], torch.tensor(PROMPT[1:])
     target.close(row)
@@ -136,7 +135,7 @@ def test_a_head_of_a_converted_target_computes_the_same(kind: str, weight_format
     own = HFModel(tiny(), self_test=False, weight_format=weight_format)
     found = []
     for target in (stock, own):
-        head = load_head(folder, target)
+        head = eagle_head(folder, target)
         row, first = fed(head, target, PROMPT)
         found.append(torch.cat([first[None], head.extend([row], [Nodes(torch.tensor([5]), torch.tensor([-1]))])[0]]))
     want, got = (logits[logits.isfinite()] for logits in found)
@@ -144,7 +143,7 @@ def test_a_head_of_a_converted_target_computes_the_same(kind: str, weight_format
 
 
 def test_rotations_stay_precise_in_half_precision(tmp_path: Path) -> None:
-    head = load_head(Recipe().save(tmp_path), HFModel(tiny().bfloat16(), self_test=False))
+    head = eagle_head(Recipe().save(tmp_path), HFModel(tiny().bfloat16(), self_test=False))
     turns = head.network.turns(torch.arange(200))
     assert turns.dtype == torch.float32
     angle = 150 * 5000.0**-0.25
@@ -155,7 +154,7 @@ def test_rotations_stay_precise_in_half_precision(tmp_path: Path) -> None:
 
 def test_its_own_embeddings_are_dropped_where_they_are_the_targets(target: HFModel, tmp_path: Path) -> None:
     recipe = Recipe(embeddings=True)
-    assert load_head(recipe.save(tmp_path), target).network.embed_tokens is not None
+    assert eagle_head(recipe.save(tmp_path), target).network.embed_tokens is not None
     embeddings = target.model.get_input_embeddings().weight
     assert isinstance(embeddings, Tensor)
 
@@ -163,19 +162,19 @@ def test_its_own_embeddings_are_dropped_where_they_are_the_targets(target: HFMod
         def tensors(self) -> dict[str, Tensor]:
             return Recipe.tensors(self) | {"embed_tokens.weight": embeddings.detach().clone()}
 
-    head = load_head(Same(embeddings=True).save(tmp_path), target)
+    head = eagle_head(Same(embeddings=True).save(tmp_path), target)
     assert head.network.embed_tokens is None
 
 
 def test_only_its_own_tokens_are_drafted_whatever_the_text_has(target: HFModel, tmp_path: Path) -> None:
-    head = load_head(Recipe().save(tmp_path), target)
+    head = eagle_head(Recipe().save(tmp_path), target)
     row, _ = fed(head, target, PROMPT)
     assert row.tokens.tolist() == list(range(0, 61, 2))
 
 
 def test_what_it_takes_in_a_cache_is_that_of_all_its_layers(target: HFModel, tmp_path: Path) -> None:
-    one = load_head(Recipe().save(tmp_path / "one"), target).capabilities.slot_bytes
-    two = load_head(replace(Recipe(), flags={"num_hidden_layers": 2}).save(tmp_path / "two"), target)
+    one = eagle_head(Recipe().save(tmp_path / "one"), target).capabilities.slot_bytes
+    two = eagle_head(replace(Recipe(), flags={"num_hidden_layers": 2}).save(tmp_path / "two"), target)
     assert two.capabilities.slot_bytes == 2 * one == 2 * 2 * 2 * 8 * 4
     assert (
         json.loads((tmp_path / "two" / "config.json").read_text())["transformer_layer_config"]["num_hidden_layers"] == 2

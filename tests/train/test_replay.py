@@ -9,9 +9,9 @@ import pytest
 
 from draftree.config import SamplingParams
 from draftree.drafters.base import Drafter, TokenSource
-from draftree.drafters.eagle import EagleSource
 from draftree.drafters.ensemble import EnsembleSource
 from draftree.drafters.grow import TreeDrafter
+from draftree.drafters.heads.eagle import EagleSource
 from draftree.engine.engine import Engine
 from draftree.models.huggingface import HFModel
 from draftree.policies.best_paths import OptTree

@@ -12,7 +12,7 @@ import torch
 
 from ..config import SamplingParams, typed
 from ..drafters.base import BeamSource, TokenSource
-from ..drafters.eagle import EagleSource
+from ..drafters.heads.eagle import EagleSource
 from ..engine.limits import each_params, fitted
 from ..engine.token_rules import for_request
 from ..errors import ConfigError

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..config import Budget
 from ..drafters.base import BeamSource, UnscoredNode
 from ..drafters.distributions import Drawing
-from ..drafters.eagle import EagleSource
+from ..drafters.heads.eagle import EagleSource
 from ..errors import DraftreeError, DraftreeWarning
 from ..models.base import LanguageModel
 from ..models.cost_profile import Profile, kept_or_measured

@@ -175,10 +175,12 @@ class TokenSource(ABC):
     Attributes:
         learns: its predictions depend on other requests, so that drawn children would not repeat under the same seed.
         near: its distributions are nearly the target's, and so is its first candidate, however probable it finds it.
+        one_pass: whatever a tree's depth, it makes no pass but the one that scores the root.
     """
 
     learns: bool = False
     near: bool = False
+    one_pass: bool = False
 
     @property
     @abstractmethod

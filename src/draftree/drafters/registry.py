@@ -12,7 +12,7 @@ from typing import NamedTuple
 from ..artifacts import user_path
 from ..config import typed
 from ..errors import ConfigError, DraftreeWarning, UnknownNameError, VocabularyError
-from ..models.abilities import DraftHead, FeatureModel, SelfDraftingModel, self_drafting, tokenizer_of
+from ..models.abilities import DraftHead, FeatureModel, MarginalHead, SelfDraftingModel, self_drafting, tokenizer_of
 from ..models.base import LanguageModel
 from ..models.cost_profile import kept_or_measured
 from ..models.cpu.quantization import DEFAULT_WEIGHT_FORMAT, DRAFTING, WEIGHT_FORMATS
@@ -27,15 +27,16 @@ from .base import Drafter, NoDrafter, TokenSource
 from .cascade.stages import CascadeSource
 from .corpus import Corpus, CorpusSource
 from .draft_model import ModelSource, SelfSpeculationSource
-from .eagle import EagleSource
 from .ensemble import EnsembleSource
 from .grow import TreeDrafter
+from .heads.eagle import EagleSource
+from .heads.marginals import MarginalSource
 from .ngram import NgramSource
 from .spec import AUTO, CORPUS, NONE, DrafterSpec
 from .token_recycling import TokenRecyclingSource
 
 
-def _folder_or_model(name: str | LanguageModel, target: LanguageModel) -> LanguageModel:
+def _folder_or_model(name: str | LanguageModel, target: LanguageModel) -> LanguageModel | MarginalHead:
     if not isinstance(name, str):
         check_vocabulary(target, name)
         return name
@@ -106,7 +107,7 @@ class SourceKind:
     names: tuple[str, ...]
     summary: str
     source: Callable[[Stores], TokenSource] | None = None
-    model: Callable[[str | LanguageModel, LanguageModel], LanguageModel] = _folder_or_model
+    model: Callable[[str | LanguageModel, LanguageModel], LanguageModel | MarginalHead] = _folder_or_model
     learns: bool = False
     on_target: bool = False
 
@@ -302,8 +303,10 @@ def _source(
         usable = folder and eagle_file.is_head(folder) and fits(folder, target) and fits(folder, verifier.model)
         if folder and usable and isinstance(target, FeatureModel):
             target.track_features()  # committed tokens come with the target's hidden states
-            return EagleSource(load_head(folder, verifier.model), vocab, verifier=verifier)
+            return EagleSource(eagle_file.load_head(folder, verifier.model), vocab, verifier=verifier)
     model = kind.model(name, target)
+    if isinstance(model, MarginalHead):
+        return MarginalSource(model)
     if isinstance(model, DraftHead):
         return EagleSource(model, vocab)
     if alone and kind.on_target:

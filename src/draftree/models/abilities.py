@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..errors import UnsupportedModelError
 from ..text import Tokenizer
-from .base import FINAL_STATE, FeatureSpec, ForestModel, LanguageModel, Nodes, Row
+from .base import FINAL_STATE, Capabilities, FeatureSpec, ForestModel, LanguageModel, Nodes, Row
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -257,6 +257,52 @@ class DraftHead(LanguageModel, Protocol):
             states: for each row [n, H], of the tokens before the nodes; None: what was predicted there, and zeros in
                 rows that are empty: to measure passes.
         """
+
+
+@runtime_checkable
+class MarginalHead(Protocol):
+    """A head that predicts what stands at each of the next positions, in one pass and whatever is drafted before them.
+
+    What it gives for a position is the distribution of its token over all texts that may come before it: its marginal.
+    Its rows hold tokens of a text, each with the target's hidden states at the token before it.
+    """
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """The target's, with its own name, size and fingerprint."""
+
+    @property
+    def features(self) -> FeatureSpec:
+        """Which hidden states of the target it reads."""
+
+    @property
+    def vocabulary(self) -> Tensor | None:
+        """[D] int64 the target's ids of its tokens, on its device; None: it drafts all, D = V."""
+
+    @property
+    def depth(self) -> int:
+        """How many positions it predicts."""
+
+    def reserve(self, rows: int, tokens: int) -> None:
+        """Make room for ``rows`` rows of ``tokens`` tokens at once."""
+
+    def open(self) -> Row:
+        """A new row without tokens."""
+
+    def marginals(self, rows: Sequence[Row], tokens: Sequence[Tensor], features: Sequence[Tensor]) -> Tensor:
+        """Read tokens of the target, and predict what follows them, in one pass.
+
+        Args:
+            rows: open rows.
+            tokens: for each row [n] int64, at least one.
+            features: for each row [n, F], the target's hidden states at the tokens before each of them.
+
+        Returns:
+            [B, depth, D] logits of the first token after each row's last one, of the second, ...
+        """
+
+    def close(self, row: Row) -> None:
+        """Forget a row."""
 
 
 @runtime_checkable

@@ -145,6 +145,7 @@ class SourceInfo(Protocol):
         fingerprint: of what it drafts with.
         model: makes one pass for each layer of its trees; None: there is no such model.
         near: its distributions are nearly the target's.
+        one_pass: whatever a tree's depth, it makes no pass but the one that scores the root.
         models: all that make passes for it.
         successors: of the target's most probable tokens after each verified node, how many it learns from.
     """
@@ -166,6 +167,9 @@ class SourceInfo(Protocol):
 
     @property
     def near(self) -> bool: ...
+
+    @property
+    def one_pass(self) -> bool: ...
 
     def unread(self, request: Request) -> Sequence[tuple[LanguageModel, int]]:
         """Its models, each with how many tokens it must read before it can draft for a request."""

@@ -73,7 +73,7 @@ class OptTree(BestPaths):
         return nodes * depth - depth * (depth - 1) // 2
 
     def grow(self, frontier: Frontier) -> Growth:
-        """What enters the best n so far; go on where that has gained more than the threshold."""
+        """What enters the best n so far; go on where that has gained more than the threshold, or takes no pass."""
         pool, scores = frontier.pool, frontier.scores
         before = best_per_row(pool.path_logprobs, pool.rows, frontier.budgets)
         flat, rows = scores.flatten(), frontier.rows.repeat_interleave(scores.shape[1])
@@ -87,7 +87,10 @@ class OptTree(BestPaths):
         if frontier.depth + 1 >= self.depth:
             return Growth(keep, torch.zeros_like(keep))
         gain = _mass(every, after, frontier.budgets) - _mass(pool, before, frontier.budgets)
-        return Growth(keep, keep & (gain > self.threshold).take(frontier.rows)[:, None])
+        deeper = (gain > self.threshold).take(frontier.rows)[:, None]
+        if frontier.candidates.known is not None:
+            deeper = deeper | frontier.candidates.known  # no pass, no price
+        return Growth(keep, keep & deeper)
 
     def observe(self, plan: Plan, outcomes: Sequence[Outcome]) -> None:
         """Learn the tokens a second and the seconds of a layer for the automatic threshold.

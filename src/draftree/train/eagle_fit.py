@@ -16,8 +16,8 @@ from torch import Tensor
 
 from ..artifacts import write_whole
 from ..config import SamplingParams, option
-from ..drafters.eagle import EagleSource
 from ..drafters.grow import TreeDrafter
+from ..drafters.heads.eagle import EagleSource
 from ..errors import ConfigError
 from ..models.abilities import DraftHead
 from ..models.heads.eagle_head import HeadNetwork

@@ -17,9 +17,9 @@ from draftree.drafters.cascade.rounds import LoopBack
 from draftree.drafters.cascade.stages import CascadeSource
 from draftree.drafters.distributions import Drawing, joined, split
 from draftree.drafters.draft_model import ModelSource
-from draftree.drafters.eagle import EagleSource
 from draftree.drafters.ensemble import EnsembleSource
 from draftree.drafters.grow import TreeDrafter
+from draftree.drafters.heads.eagle import EagleSource
 from draftree.engine.engine import Engine, Generation
 from draftree.errors import ConfigError
 from draftree.models.base import Nodes, Row

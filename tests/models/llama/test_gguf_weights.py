@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from draftree.config import SamplingParams
-from draftree.drafters.eagle import EagleSource
 from draftree.drafters.grow import TreeDrafter
+from draftree.drafters.heads.eagle import EagleSource
 from draftree.engine.engine import Engine
 from draftree.errors import UnsupportedModelError
 from draftree.models.base import LanguageModel, prefill

@@ -19,9 +19,9 @@ from torch.nn.utils import skip_init
 
 from ...errors import CacheError
 from ...tree import ROOT
-from ..abilities import HeadRow, feature_model
+from ..abilities import FeatureModel, HeadRow, feature_model
 from ..attention import attend_as_one
-from ..base import FeatureSpec, LanguageModel, Nodes, Row
+from ..base import Capabilities, FeatureSpec, LanguageModel, Nodes, Row
 from ..cache import NO_NODES, Rows, bytes_of, packed, padded
 from ..cpu.quantization import AUTO, STOCK, convert, summary
 from ..probe import fingerprint, free_bytes
@@ -34,8 +34,7 @@ _GRAIN = 64
 class HeadModel:
     """A head that drafts for one target, as a ``LanguageModel``.
 
-    Where the target has a weight format it computes in the fastest one, whichever the target's is: what it drafts need
-    not be the target's to the last bit. The network is the model's own from then on: its layers get other kernels.
+    The network is the model's own from then on: its layers get other kernels (``settled``).
 
     Attributes:
         vocabulary: [D] int64 ids that it always drafts from.
@@ -55,40 +54,21 @@ class HeadModel:
         self.vocabulary = vocabulary.to(can.device)
         trained = cast(nn.Module, network)
         parameters, weights = sum(p.numel() for p in trained.parameters()), fingerprint(trained.parameters())
-        self._extends, output = network.lm_head is None, network.lm_head or self._output_of_target()
+        self._extends, output = network.lm_head is None, network.lm_head or output_for(self._target, self.vocabulary)
         network.lm_head = None
-        self.layers = nn.ModuleDict({"network": trained, "output": output}).to(can.device, can.dtype)
-        self.layers.eval().requires_grad_(False)
+        self.layers = nn.ModuleDict({"network": trained, "output": output})
         self.capabilities = replace(
-            can,
-            name=name,
+            settled(self.layers, target, name),
             architecture=type(self).__name__,
             parameters=parameters,
-            attention="sdpa",
-            trees="",
             slot_bytes=2 * layers * heads * width * can.dtype.itemsize,
             fingerprint=weights,
         )
-        if can.weight_format != STOCK:
-            self.capabilities = replace(self.capabilities, weight_format=convert(self.layers, AUTO))
-        self.capabilities = replace(self.capabilities, linear_layers=summary(self.layers))
         self._known = torch.zeros(can.vocab_size, dtype=torch.bool)
         self._known[vocabulary] = True
         self._turns = network.turns(torch.arange(0, device=can.device))
         self._rows: Rows[HeadRow] = Rows(layers)
         self.cache_bytes, self.pass_seconds = free_bytes(can.device) // 2, 0.0
-
-    def _output_of_target(self) -> nn.Linear:
-        """The target's output layer for the vocabulary."""
-        can, (weight, bias) = self._target.capabilities, self._target.output_rows(self.vocabulary)
-        output = skip_init(
-            nn.Linear, weight.shape[1], len(weight), bias is not None, device=can.device, dtype=can.dtype
-        )
-        with torch.no_grad():
-            output.weight.copy_(weight)
-            if bias is not None:
-                output.bias.copy_(bias)
-        return output  # type: ignore[no-any-return]
 
     @property
     def features(self) -> FeatureSpec:
@@ -300,3 +280,33 @@ class HeadModel:
     def close(self, row: Row) -> None:
         """Forget a row (``LanguageModel.close``)."""
         self._rows.close(self.own(row))
+
+
+def output_for(target: FeatureModel, vocabulary: Tensor) -> nn.Linear:
+    """A target's output layer for [D] of its tokens."""
+    can, (weight, bias) = target.capabilities, target.output_rows(vocabulary)
+    output = skip_init(nn.Linear, weight.shape[1], len(weight), bias is not None, device=can.device, dtype=can.dtype)
+    with torch.no_grad():
+        output.weight.copy_(weight)
+        if bias is not None:
+            output.bias.copy_(bias)
+    return output  # type: ignore[no-any-return]
+
+
+def settled(layers: nn.ModuleDict, target: LanguageModel, name: str) -> Capabilities:
+    """Move the layers of a head to its target's device and dtype, give them their kernels, and describe them.
+
+    Where the target has a weight format they compute in the fastest one, whichever the target's is: what is drafted
+    need not be the target's to the last bit.
+    """
+    can = target.capabilities
+    layers.to(can.device, can.dtype).eval().requires_grad_(False)
+    weight_format = STOCK if can.weight_format == STOCK else convert(layers, AUTO)
+    return replace(
+        can,
+        name=name,
+        attention="sdpa",
+        trees="",
+        weight_format=weight_format,
+        linear_layers=summary(layers),
+    )

@@ -27,30 +27,22 @@ from .eagle_head import HeadLayer, PositiveNumber, normed
 ROPES = ("default", "linear", "llama3", "yarn")
 """Kinds of rotary positions whose rotations do not depend on the length of a text."""
 LayerId = Annotated[int, Field(ge=0)]
+TokenId = Annotated[int, Field(ge=0)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EagleConfig:
-    """What the ``config.json`` of a head says; the names are those of the format.
+class LayerConfig:
+    """What the ``config.json`` of a head says of its decoder layers; the names are those of transformers.
 
     Attributes:
         hidden_size: H of the head's states.
         vocab_size: V of the target.
-        target_hidden_size: of the target's hidden states; None: H.
-        draft_vocab_size: of the head's vocabulary; None: V.
         rope_theta, rope_scaling, rope_parameters: of transformers' configs, of which files hold one or the other.
         attention_bias: queries, keys, values and the output of attention have biases.
-        norm_before_residual: the first layer's residual is the normed state.
-        norm_before_fc: one norm of all hidden states side by side comes before ``fc``.
-        fc_norm: a norm of each of them does (EAGLE-3.1).
-        norm_output: the next state is after the last norm (EAGLE-3.1).
-        logit_scale: logits are multiplied by it.
-        use_aux_hidden_state: it reads hidden states of layers; else the final one.
-        eagle_aux_hidden_state_layer_ids: of which layers, as the file counts them; None: ``default_layers``.
 
     Raises:
-        ConfigError: heads cannot share key heads so, the size of a head is odd, both kinds of norms come before ``fc``,
-            or there is no such activation or kind of rotary positions.
+        ConfigError: heads cannot share key heads so, the size of a head is odd, or there is no such activation or kind
+            of rotary positions.
     """
 
     hidden_size: PositiveInt
@@ -66,16 +58,7 @@ class EagleConfig:
     rope_theta: PositiveNumber | None = None
     rope_scaling: dict[str, Any] | None = None
     rope_parameters: dict[str, Any] | None = None
-    target_hidden_size: PositiveInt | None = None
-    draft_vocab_size: PositiveInt | None = None
     attention_bias: bool = False
-    norm_before_residual: bool = False
-    norm_before_fc: bool = False
-    fc_norm: bool = False
-    norm_output: bool = False
-    logit_scale: PositiveNumber = 1.0
-    use_aux_hidden_state: bool = True
-    eagle_aux_hidden_state_layer_ids: tuple[LayerId, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.num_attention_heads % self.kv_heads or self.head_size % 2:
@@ -83,8 +66,6 @@ class EagleConfig:
                 f"{self.num_attention_heads} heads of {self.head_size} share {self.kv_heads} key heads: use a divisor "
                 "and an even size"
             )
-        if self.norm_before_fc and self.fc_norm:
-            raise ConfigError("norm_before_fc and fc_norm are both set: hidden states would be normed twice: use one")
         if self.hidden_act not in ACT2FN:
             raise ConfigError(f"hidden_act is {self.hidden_act!r}: use one of transformers, such as silu")
         rope = self.rope_scaling or self.rope_parameters or {}
@@ -104,11 +85,6 @@ class EagleConfig:
         """D of a head."""
         return self.head_dim or self.hidden_size // self.num_attention_heads
 
-    @property
-    def target_size(self) -> int:
-        """H of the target's hidden states."""
-        return self.target_hidden_size or self.hidden_size
-
     def rotary(self) -> nn.Module:
         """Rotary positions by transformers' own class."""
         rope = dict(self.rope_scaling or self.rope_parameters or {})
@@ -123,6 +99,48 @@ class EagleConfig:
             rope_parameters=rope,
         )
         return LlamaRotaryEmbedding(config)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EagleConfig(LayerConfig):
+    """What the ``config.json`` of an EAGLE head says; the names are those of the format.
+
+    Attributes:
+        target_hidden_size: of the target's hidden states; None: H.
+        draft_vocab_size: of the head's vocabulary; None: V.
+        norm_before_residual: the first layer's residual is the normed state.
+        norm_before_fc: one norm of all hidden states side by side comes before ``fc``.
+        fc_norm: a norm of each of them does (EAGLE-3.1).
+        norm_output: the next state is after the last norm (EAGLE-3.1).
+        logit_scale: logits are multiplied by it.
+        use_aux_hidden_state: it reads hidden states of layers; else the final one.
+        eagle_aux_hidden_state_layer_ids: of which layers, as the file counts them; None: ``default_layers``.
+        mask_token_id: of P-EAGLE's masks.
+
+    Raises:
+        ConfigError: as ``LayerConfig``, or both kinds of norms come before ``fc``.
+    """
+
+    target_hidden_size: PositiveInt | None = None
+    draft_vocab_size: PositiveInt | None = None
+    norm_before_residual: bool = False
+    norm_before_fc: bool = False
+    fc_norm: bool = False
+    norm_output: bool = False
+    logit_scale: PositiveNumber = 1.0
+    use_aux_hidden_state: bool = True
+    eagle_aux_hidden_state_layer_ids: tuple[LayerId, ...] | None = None
+    mask_token_id: TokenId | None = None
+
+    def __post_init__(self) -> None:
+        super(EagleConfig, self).__post_init__()
+        if self.norm_before_fc and self.fc_norm:
+            raise ConfigError("norm_before_fc and fc_norm are both set: hidden states would be normed twice: use one")
+
+    @property
+    def target_size(self) -> int:
+        """H of the target's hidden states."""
+        return self.target_hidden_size or self.hidden_size
 
 
 def default_layers(layers: int) -> tuple[int, ...]:
@@ -190,25 +208,35 @@ class EagleLayer(nn.Module):
     """A decoder layer (``HeadLayer``): RMS norms, rotary grouped-query attention, gated feed-forward."""
 
     def __init__(
-        self, config: EagleConfig, weights: HeadWeights, name: str, *, fused: bool, normed_inputs: bool
+        self,
+        config: LayerConfig,
+        weights: HeadWeights,
+        name: str,
+        *,
+        fused: bool = False,
+        normed_inputs: bool = True,
+        residual_normed: bool = False,
+        has_norms: bool = False,
     ) -> None:
         """
         Args:
             name: of the layer's tensors.
             fused: it reads [e; s], both normed apart, and its residual is s.
             normed_inputs: its input is normed before attention.
+            residual_normed: where it is fused, its residual is the normed s.
+            has_norms: queries and keys are normed, as in Qwen3; else they are where the weights have norms.
         """
         super().__init__()
         size, heads, kv, width = config.hidden_size, config.num_attention_heads, config.kv_heads, config.head_size
         attention, bias, eps = f"{name}.self_attn", config.attention_bias, config.rms_norm_eps
         self._heads, self._kv_heads, self._width = heads, kv, width
-        self._residual_normed = config.norm_before_residual
+        self._residual_normed = residual_normed
         self.input_layernorm = weights.norm(f"{name}.input_layernorm", size, eps) if normed_inputs else None
         self.hidden_norm = weights.norm(f"{name}.hidden_norm", size, eps) if fused else None
         projections = [f"{attention}.{part}_proj" for part in "qkv"]
         outputs = [heads * width, kv * width, kv * width]
         self.qkv = weights.linear(projections, 2 * size if fused else size, outputs, bias=bias)
-        has_norms = f"{attention}.q_norm.weight" in weights
+        has_norms = has_norms or f"{attention}.q_norm.weight" in weights
         self.q_norm = weights.norm(f"{attention}.q_norm", width, eps) if has_norms else None
         self.k_norm = weights.norm(f"{attention}.k_norm", width, eps) if has_norms else None
         self.o = weights.linear([f"{attention}.o_proj"], heads * width, [size], bias=bias)
@@ -226,6 +254,10 @@ class EagleLayer(nn.Module):
             inputs = torch.cat([normed(self.input_layernorm, embeddings), normed(self.hidden_norm, states)], dim=-1)
         elif self.input_layernorm is not None:
             inputs = normed(self.input_layernorm, inputs)
+        return self.project(inputs, turns)
+
+    def project(self, inputs: Tensor, turns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values (``attend_with``) of inputs that are normed already."""
         found = self.qkv.forward(inputs).unflatten(-1, (-1, self._width))
         queries, keys, values = found.split([self._heads, self._kv_heads, self._kv_heads], dim=-2)
         if self.q_norm is not None and self.k_norm is not None:
@@ -259,9 +291,21 @@ class EagleNetwork(nn.Module):
         weights: of its file; tensors of it are taken.
         features: which hidden states of the target it reads, as many as ``fc`` takes.
         fuses_states: EAGLE-3; else EAGLE-1.
+        has_masks: P-EAGLE.
+
+    Attributes:
+        mask_hidden: [1, 1, F] what masks have in place of hidden states; None: there are no masks.
     """
 
-    def __init__(self, config: EagleConfig, weights: HeadWeights, features: FeatureSpec, *, fuses_states: bool) -> None:
+    def __init__(
+        self,
+        config: EagleConfig,
+        weights: HeadWeights,
+        features: FeatureSpec,
+        *,
+        fuses_states: bool,
+        has_masks: bool = False,
+    ) -> None:
         super().__init__()
         self.config, self.features, self.predicts_features = config, features, not fuses_states
         size, eps, width = config.hidden_size, config.rms_norm_eps, len(features.layers) * config.target_size
@@ -281,10 +325,14 @@ class EagleNetwork(nn.Module):
                 f"layers.{i}",
                 fused=fuses_states and i == 0,
                 normed_inputs=fuses_states or i > 0 or f"layers.{i}.input_layernorm.weight" in weights,
+                residual_normed=config.norm_before_residual,
             )
             for i in range(config.num_hidden_layers)
         )
         self.norm = weights.norm("norm", size, eps) if fuses_states else None
+        self.mask_hidden: nn.Parameter | None = None
+        if has_masks:
+            self.mask_hidden = nn.Parameter(weights.take("mask_hidden", 1, 1, width), requires_grad=False)
         self.embed_tokens: nn.Embedding | None = None
         self.lm_head: nn.Linear | None = None
         if "embed_tokens.weight" in weights:
@@ -339,6 +387,11 @@ class EagleNetwork(nn.Module):
 
     def turns(self, positions: Tensor) -> Tensor:
         """[...] positions -> [..., 1, 2, D] cos and sin."""
-        like = torch.zeros(1, device=positions.device)
-        cos, sin = self._rotary[0].forward(like, position_ids=positions.reshape(1, -1))
-        return torch.stack([cos[0], sin[0]], dim=-2).view(*positions.shape, 1, 2, cos.shape[-1])
+        return turns_by(self._rotary[0], positions)
+
+
+def turns_by(rotary: nn.Module, positions: Tensor) -> Tensor:
+    """[...] positions -> [..., 1, 2, D] cos and sin of rotary positions (``LayerConfig.rotary``)."""
+    like = torch.zeros(1, device=positions.device)
+    cos, sin = rotary.forward(like, position_ids=positions.reshape(1, -1))
+    return torch.stack([cos[0], sin[0]], dim=-2).view(*positions.shape, 1, 2, cos.shape[-1])

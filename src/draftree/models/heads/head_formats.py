@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ..abilities import DraftHead, MarginalHead
 from ..base import LanguageModel
 from . import eagle_file
-from .eagle_model import HeadModel
-from .published_head import load_published, published_head
+from .published_head import published_head
 
 
 def is_head(folder: Path) -> bool:
@@ -19,7 +19,7 @@ def is_head(folder: Path) -> bool:
     return eagle_file.is_head(folder) or published_head(folder) is not None
 
 
-def load_head(folder: Path, target: LanguageModel) -> HeadModel:
+def load_head(folder: Path, target: LanguageModel) -> DraftHead | MarginalHead:
     """The head in a folder, for a target.
 
     Raises:
@@ -28,7 +28,7 @@ def load_head(folder: Path, target: LanguageModel) -> HeadModel:
         UnsupportedModelError: the target's hidden states cannot be read.
     """
     if not eagle_file.is_head(folder) and (head := published_head(folder)) is not None:
-        return load_published(head, target)
+        return head.load(target)
     return eagle_file.load_head(folder, target)
 
 

@@ -15,15 +15,15 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from ..errors import CacheError
-from ..models.abilities import DraftHead, HeadRow
-from ..models.base import LanguageModel, Nodes, Row
-from ..policies.base import Candidates
-from ..request import Outcome, Request
-from ..tree import ROOT
-from .base import Grown, Scorer, UnscoredNode
-from .distributions import Drawing, joined, split
-from .draft_model import ModelScorer, ModelSource, State
+from ...errors import CacheError
+from ...models.abilities import DraftHead, HeadRow
+from ...models.base import LanguageModel, Nodes, Row
+from ...policies.base import Candidates
+from ...request import Outcome, Request
+from ...tree import ROOT
+from ..base import Grown, Scorer, UnscoredNode
+from ..distributions import Drawing, joined, split
+from ..draft_model import ModelScorer, ModelSource, State
 
 
 @dataclass(slots=True)
