@@ -61,7 +61,7 @@ def theirs(recipe: DFlashRecipe, folder: Path, target: HFModel) -> list[Tensor]:
             past_key_values=cache,
             use_cache=True,
         )
-        cache.crop(end - 1)
+        cache.crop(-recipe.block)  # transformers counts what goes
         before = end - 1
         found.append(model.compute_logits(hidden[0, 1:], weights.get_output_embeddings()))
     return found

@@ -186,7 +186,7 @@ class DFlashRecipe:
         states = embeddings[[root] + [self.mask] * (self.block - 1)] * scale
         for i in range(self.layers):
             states = self._layer(weights, i, context, states)
-        logits = rms(states, weights["norm.weight"])[1:] @ output.T * config.get("output_multiplier", 1.0)
+        logits: Tensor = rms(states, weights["norm.weight"])[1:] @ output.T * config.get("output_multiplier", 1.0)
         cap = config.get("final_logit_softcapping")
         return (logits / cap).tanh() * cap if cap else logits
 

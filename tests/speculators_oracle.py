@@ -111,6 +111,7 @@ def difference(recipe: Recipe, style: str) -> float:
 
 def masked(recipe: ParallelRecipe, embeddings: Tensor, folder: Path, features: Tensor, cut: int) -> Tensor:
     """[depth, D] logits of a P-EAGLE head behind ``cut`` tokens of the text by speculators."""
+    from speculators.losses import resolve_loss_config
     from speculators.models.peagle import PEagleDraftModel, PEagleSpeculatorConfig, core
 
     document = json.loads((folder / "config.json").read_text())
@@ -130,8 +131,9 @@ def masked(recipe: ParallelRecipe, embeddings: Tensor, folder: Path, features: T
     depths = torch.cat([torch.zeros(cut, dtype=torch.int64), torch.arange(1, recipe.depth)])
     core.generate_cod_sample_indices = lambda **options: (anchors, depths)
     ids = torch.tensor([TEXT[1:]])
-    last = torch.zeros(1, ids.shape[1], recipe.target_size)
-    model(features[None], ids, torch.zeros_like(ids), verifier_last_hidden_states=last, num_depths=recipe.depth)
+    last, loss = torch.zeros(1, ids.shape[1], recipe.target_size), resolve_loss_config("kl_div", "eager")
+    options: dict[str, Any] = {"verifier_last_hidden_states": last, "loss_config": loss, "num_depths": recipe.depth}
+    model(features[None], ids, torch.zeros_like(ids), **options)
     return found[0][-recipe.depth :]
 
 

@@ -183,6 +183,7 @@ def test_a_step_takes_one_pass_whatever_the_depth() -> None:
     target, source, drafter = toy(StaticTree(width=2, depth=6))
     result = Engine(target, drafter, nodes=14).generate([PROMPT], SamplingParams(max_tokens=20))[0]
     assert source.passes == result.stats.drafted[0] // 2  # two children of each root that was drafted for
+    assert 0 < source.pass_seconds < result.stats.seconds.draft
     assert len(result.stats.drafted) == DEPTH
     head = source.head
     assert isinstance(head, ToyMarginals)

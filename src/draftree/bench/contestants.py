@@ -253,9 +253,8 @@ class EngineContestant:
         else:
             self.engine = make_engine(target, entry.speculation(drafter), [self._collector])
         made = self.engine.speculation.drafter
-        models = made.source.models if isinstance(made, TreeDrafter) else ()
+        self._source = made.source if isinstance(made, TreeDrafter) else None
         self._verifying = [target] if isinstance(target, TimedModel) else []
-        self._drafting = [m for m in models if isinstance(m, TimedModel)]
 
     def decode(self, prompt: list[int], params: SamplingParams) -> Turn:
         self._collector.outcomes, before = [], self.inside()
@@ -277,7 +276,7 @@ class EngineContestant:
 
     def inside(self) -> tuple[float, float]:
         """Seconds so far inside the passes of the target and of what drafts by a model."""
-        return sum(m.pass_seconds for m in self._verifying), sum(m.pass_seconds for m in self._drafting)
+        return sum(m.pass_seconds for m in self._verifying), self._source.pass_seconds if self._source else 0.0
 
 
 def _parts(total: float, s: Seconds) -> Parts:

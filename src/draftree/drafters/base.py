@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..config import Budget
 from ..errors import ConfigError
+from ..models.abilities import TimedModel
 from ..models.base import LanguageModel
 from ..policies.base import Candidates, GrowthPolicy
 from ..request import Outcome, Request
@@ -228,6 +229,12 @@ class TokenSource(ABC):
         Each brings its candidates to the host in one transfer, and its drawn children in another.
         """
         return sum(source.passes for source in self.sources)
+
+    @property
+    def pass_seconds(self) -> float:
+        """Wall-clock seconds inside its passes so far (on an accelerator, of launching them), as far as measured."""
+        own = self.model.pass_seconds if isinstance(self.model, TimedModel) else 0.0
+        return own + sum(source.pass_seconds for source in self.sources)
 
     @property
     def successors(self) -> int:

@@ -7,6 +7,7 @@ such products is what DDTree builds (arXiv 2604.12989); here the growth policies
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import cast
@@ -54,6 +55,7 @@ class MarginalSource(TokenSource):
 
     head: MarginalHead = field()
     _passes: int = field(default=0, repr=False)
+    _seconds: float = field(default=0.0, repr=False)
     _states: dict[Request, _Predicted] = field(default_factory=dict, repr=False)
 
     @property
@@ -67,6 +69,10 @@ class MarginalSource(TokenSource):
     @property
     def passes(self) -> int:
         return self._passes
+
+    @property
+    def pass_seconds(self) -> float:
+        return self._seconds
 
     def fit(self, request: Request, budget: Budget) -> Budget:
         """The part that the positions reach."""
@@ -93,8 +99,9 @@ class MarginalSource(TokenSource):
                 new = request.ids[state.row.length + 1 :]
                 tokens.append(torch.tensor(new))
                 features.append(request.row.last_features(len(new), self.head.features))
+            began = time.perf_counter()
             logits = self.head.marginals([state.row for state in states], tokens, features)
-            self._passes += 1
+            self._passes, self._seconds = self._passes + 1, self._seconds + time.perf_counter() - began
             for request, state, own in zip(fresh, states, logits, strict=True):
                 state.read, state.logits = len(request.ids), own
         return [self._states[request].logits for request in requests]
