@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.functional import silu
 
-from draftree.models.base import prefill
+from draftree.models.base import FeatureSpec, prefill
 from draftree.models.huggingface import HFModel
 
 from .published import ROPES, Config, Recipe, layer_of, rms, through
@@ -37,8 +37,9 @@ def weights_of(target: HFModel) -> tuple[Tensor, Tensor]:
     return embeddings, output
 
 
-def features_of(target: HFModel, prompt: Sequence[int], wanted: Any) -> Tensor:
+def features_of(target: HFModel, prompt: Sequence[int], wanted: FeatureSpec) -> Tensor:
     """[n - 1, F] hidden states of a target at all tokens of a text but the last."""
+    target.track_features(wanted)
     row = prefill(target, list(prompt))
     found = row.waiting_features(wanted)[:-1].clone()
     target.close(row)

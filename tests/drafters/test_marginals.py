@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from draftree.config import Budget, SamplingParams
@@ -32,7 +33,7 @@ from draftree.tree import ROOT
 from draftree.verify.schemes import SCHEMES
 
 from ..heads import PROMPTS
-from ..marginal_heads import KINDS
+from ..marginal_heads import KINDS, VOCAB, MedusaRecipe, features_of
 from ..pairs import policy
 from ..tiny import save_tiny, tiny
 from ..toy import ToyFeatureModel, ToyModel, chi_square, distribution
@@ -108,6 +109,24 @@ def test_ids_equal_ar_decoding(
     assert [g.token_ids for g in found] == plain
     assert made.generate(PROMPTS[:1], params[0])[0].token_ids == plain[0]
     assert any(any(g.stats.drafted) for g in found)
+
+
+def test_medusa_heads_that_know_a_text_by_heart_are_right_throughout(target: HFModel, tmp_path: Path) -> None:
+    """Output layers are solved for the tokens two, three and four places behind each hidden state of one answer."""
+    recipe, prompt, params = MedusaRecipe(style="vllm", layers=0), PROMPTS[0], SamplingParams(max_tokens=24)
+    (plain,) = Engine(target).generate([prompt], params)
+    text = [*prompt, *plain.token_ids]
+    states, tensors = features_of(target, text, FINAL_STATE), recipe.tensors()
+    for i in range(recipe.heads):
+        places = torch.arange(len(prompt) - 1, len(text) - 2 - i)
+        wanted = torch.eye(VOCAB)[torch.tensor(text)[places + 2 + i]]
+        tensors[f"lm_heads.{i}.weight"] = 20 * torch.linalg.lstsq(states[places], wanted).solution.T.contiguous()
+    save_file(tensors, recipe.save(tmp_path) / "model.safetensors")
+    drafter = TreeDrafter(policy("chain"), loaded(tmp_path, target))
+    (found,) = Engine(target, drafter, nodes=3).generate([prompt], params)
+    assert found.token_ids == plain.token_ids
+    assert found.stats.accepted == found.stats.drafted
+    assert len(found.stats.accepted) == recipe.heads
 
 
 @pytest.mark.parametrize("name", ["lookup+{}", "{}>self"])
