@@ -64,7 +64,7 @@ def test_the_most_probable_nodes_of_all_trees_are_verified(
 
 
 def test_what_cannot_be_verified_is_not_extended() -> None:
-    """The second request is unsure: its nodes are beaten by those of the first, layer by layer."""
+    """The second request is unsure: nodes of its second layer are beaten, and it is drafted for no further."""
 
     def script(row: int, path: tuple[int, ...]) -> tuple[list[int], list[float], float]:
         return [1, 2], [math.log(p) for p in ((0.9, 0.1) if row == 0 else (0.3, 0.2))], 1.0
@@ -72,12 +72,13 @@ def test_what_cannot_be_verified_is_not_extended() -> None:
     scorer = ScriptedScorer(script)
     trees = trees_of(scorer, StaticTree(2, 4), [Budget(30, None, 1.0, 4)] * 2)
     assert [tree.tokens.tolist() for tree in trees] == [[1, 1, 1, 1], []]
-    assert [asked for asked in scorer.scored if asked[0] == 1] == [(1, (1,))]
+    assert [asked for asked in scorer.scored if asked[0] == 1] == [(1, (1,)), (1, (2,))]
 
 
 SHARED: dict[str, tuple[GrowthPolicy, int]] = {
     "chain": (StaticTree(width=1, depth=2), 3),
-    "wide": (RankTree(((0,), (1,), (0, 0))), 4),
+    "wide": (RankTree(((0,), (1,), (0, 0))), 5),
+    "below the drawn one": (RankTree(((0,), (1,), (1, 0))), 5),
 }
 
 
@@ -92,7 +93,12 @@ def of_the_second(batches: Iterator[tuple[list[DraftTree], float]]) -> Iterator[
 
 @pytest.mark.parametrize(
     ("name", "shape"),
-    [("multi-round", "wide"), ("multi-round-replacement", "wide"), ("top1-residual", "wide"), ("block", "chain")],
+    [
+        ("multi-round", "wide"),
+        ("multi-round-replacement", "wide"),
+        ("top1-residual", "below the drawn one"),
+        ("block", "chain"),
+    ],
 )
 def test_drawn_children_that_share_nodes_leave_the_distribution_as_it_is(name: str, shape: str) -> None:
     """Exactly, over all trees of both requests; and trees of different sizes occur, so that something was shared."""
@@ -106,17 +112,17 @@ def test_drawn_children_that_share_nodes_leave_the_distribution_as_it_is(name: s
     assert variation(scheme.accept, model, iter(trees)) < 1e-12
 
 
-def test_drawn_children_chosen_by_what_they_are_would_be_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Negative control: nodes come in by their own probabilities, as where children are the most probable tokens."""
+def test_siblings_that_come_in_one_by_one_would_be_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: the drawn child gives way to children of the top one, as where all of them are chosen."""
 
-    def by_value(plan: Plan, drawing: Drawing) -> growing._Share:
+    def one_by_one(plan: Plan, drawing: Drawing) -> growing._Share:
         return growing._Share(plan.together, torch.zeros(2), drawn=False)
 
-    monkeypatch.setattr(growing._Share, "of", by_value)
-    model, drafting = ToyModel(3, 3, dtype=torch.float64), ToyModel(3, 53, dtype=torch.float64)
-    scheme = SCHEMES["multi-round"]
+    monkeypatch.setattr(growing._Share, "of", one_by_one)
+    model, drafting = ToyModel(3, 3, dtype=torch.float64), ToyModel(3, 54, dtype=torch.float64)
+    scheme = SCHEMES["top1-residual"]
     assert isinstance(scheme, _OneByOne)
-    batches = drawn_batches(drafting, SHARED["wide"][0], scheme.drawing, [Budget(3, None, 1.0, 3)] * 2)
+    batches = drawn_batches(drafting, SHARED["wide"][0], scheme.drawing, [Budget(3, None, 1.0, 4)] * 2)
     assert variation(scheme.accept, model, of_the_second(batches)) > 1e-3
 
 
@@ -171,16 +177,14 @@ def test_drawn_trees_keep_to_the_budget_too(verification: str) -> None:
 
 
 def test_drafters_divide_the_budget_by_their_requests() -> None:
-    model, seen, params = target(), Nodes(), SamplingParams(max_tokens=30, ignore_eos=True)
-    engine = Engine(model, observers=[seen], scheduling=SchedulerParams(rows=3, batch_nodes=6))
-    match = find_scheme("match")
-    speculations = [Speculation(drafter("relative", model, StaticTree(2, 4)), 30, match) for _ in range(2)]
-    handles = [engine.submit(p, params, s) for p, s in zip(PROMPTS, [*speculations, speculations[1]], strict=True)]
-    for handle in handles:
-        handle.result()
-    own = {len(step): max(sum(one) for one in seen.steps if len(one) == len(step)) for step in seen.steps}
-    assert own[1] <= 6 and own[2] == 4
-    assert max(sum(step) for step in seen.steps[:4] if len(step) == 1) == 2
+    model, match, params = target(), find_scheme("match"), SamplingParams(max_tokens=30, ignore_eos=True)
+    engine = Engine(model)
+    one, other = (Speculation(drafter("relative", model, StaticTree(2, 4)), 30, match) for _ in range(2))
+    requests = [engine.open(p, params, s) for p, s in zip(PROMPTS, (one, other, other), strict=True)]
+    sizes = [len(outcome.tree) for outcome in engine.step(requests, batch_nodes=6)]
+    assert sizes[0] == 2 and sum(sizes[1:]) == 4
+    for request in requests:
+        engine.close(request)
 
 
 def test_no_nodes_at_all_are_no_budget() -> None:

@@ -144,7 +144,7 @@ class _Layer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Share:
-    """Divides the nodes of a pass among requests: the most probable paths of all trees are verified (``Plan.together``).
+    """Divides a pass's nodes among requests: the most probable paths of all trees are verified (``Plan.together``).
 
     What is not among the best so far cannot come back in, so that it is not extended. Where children are drawn, those
     of one node come in together or not at all, by the probability of the path to the most probable of them: it is known

@@ -36,9 +36,9 @@ class SchedulerParams:
         chunk: most prompt tokens that a step reads while other requests wait for their next token; None: as many as
             take ``ChunkSize.pause`` times as long as a step without them, as far as steps have been measured.
         prefixes: rows of ended requests that are kept, for prompts that begin as they do.
-        batch_nodes: most drafted nodes of a step, over all requests that run: those that the drafter finds most probable
-            are verified, and ``auto`` chooses by what they gain and cost. None: each request has its own node budget
-            alone. No text depends on it.
+        batch_nodes: most drafted nodes of a step, over all requests that run: those that the drafter finds most
+            probable are verified, and ``auto`` chooses by what they gain and cost. None: each request has its own node
+            budget alone. No text depends on it.
 
     Raises:
         ConfigError: a number is out of range.

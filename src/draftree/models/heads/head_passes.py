@@ -1,4 +1,4 @@
-"""Passes of a draft head's layers over tokens of many rows, by the eager runner or in graphs (``runner.EagerRunner``)."""
+"""Passes of a draft head's layers over tokens of many rows, which a runner makes eagerly or in graphs."""
 
 from __future__ import annotations
 
