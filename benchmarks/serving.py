@@ -3,6 +3,7 @@
     python -m benchmarks.serving gaps [--prompt 1500] [--streams 4] [--method none|auto]
     python -m benchmarks.serving chat
     python -m benchmarks.serving throughput [--requests 8] [--tokens 64] [--repeats 3] [--drafter auto] [--methods auto]
+                                            [--batch-nodes N]
     python -m benchmarks.serving overhead [--requests 8]
     python -m benchmarks.serving storm [--requests 2000]
     python -m benchmarks.serving mixed [--tokens 8]
@@ -11,10 +12,12 @@
 ``gaps``: requests stream while a long prompt arrives: the longest time between two tokens of any of them, with it and
 without, in AR steps of as many requests, and how soon the newcomer has its first token. ``chat``: seconds to the first
 token of each turn of a conversation, with rows kept and without. ``throughput``: tokens a second of requests decoded
-together, over AR decoding of the same, the two in turn. ``overhead``: milliseconds of a scheduled step outside the step
-itself. ``storm``: many short requests of which a tenth are cancelled and a twentieth fail: rows that are left, resident
-memory as it goes on, and whether each text that was finished is what the request gives alone. ``mixed``: 13 prompts by
-10 methods and 4 drafters, greedy or sampled, eight at a time in random order: how many give AR decoding's ids.
+together, over AR decoding of the same, the two in turn; the time between tokens (mean of a request, median of all) and
+the longest wait for the next ones; the drafted nodes of a step. ``overhead``: milliseconds of a scheduled step outside
+the step itself. ``storm``: many short requests of which a tenth are cancelled and a twentieth fail: rows that are left,
+resident memory as it goes on, and whether each text that was finished is what the request gives alone. ``mixed``: 13
+prompts by 10 methods and 4 drafters, greedy or sampled, eight at a time in random order: how many give AR decoding's
+ids.
 ``share``: requests decode together with ``auto``, each of them in turn at priority -2 and at 0 like the others: what is
 drafted and accepted for it and for the others.
 """
@@ -24,8 +27,8 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable
-from itertools import product
+from collections.abc import Callable, Sequence
+from itertools import pairwise, product
 from random import Random
 
 import psutil  # type: ignore[import-untyped]
@@ -40,7 +43,9 @@ from draftree.engine.scheduler import SchedulerParams
 from draftree.engine.speculation import SpeculationParams
 from draftree.engines import make_engine
 from draftree.models.loading import DEFAULT_MODEL, load
+from draftree.request import Outcome, Request
 from draftree.text import encode, user
+from draftree.tracing.trace import Observer
 
 OPTIONS = ("backend", "device", "dtype", "runner")
 """Of loading the target."""
@@ -51,14 +56,16 @@ def questions(count: int) -> list[str]:
     return [item.turns[0] for item in choose(load_suite("spec-bench"), limit=count)]
 
 
-def made(args: argparse.Namespace, method: str, scheduling: SchedulerParams) -> Engine:
+def made(
+    args: argparse.Namespace, method: str, scheduling: SchedulerParams, observers: Sequence[Observer] = ()
+) -> Engine:
     """An engine with a method; "none" is AR decoding."""
     speculation = (
         SpeculationParams(drafter="none")
         if method == "none"
         else SpeculationParams(drafter=args.drafter, method=method)
     )
-    return make_engine(args.model, speculation, scheduling=scheduling)
+    return make_engine(args.model, speculation, observers, scheduling=scheduling)
 
 
 def wait(engine: Engine, handles: list[Handle]) -> None:
@@ -122,12 +129,48 @@ def chat(args: argparse.Namespace) -> None:
         print(f"{kept} rows kept: first token after", ", ".join(f"{s:.3f}" for s in seconds), "s")
 
 
+class Arrivals(Observer):
+    """When requests' tokens come, and how many nodes steps draft.
+
+    Attributes:
+        times: of each request, seconds of the steps in which it took tokens, and how many tokens it then had.
+        nodes: of each step.
+    """
+
+    def __init__(self) -> None:
+        self.times: dict[Request, list[tuple[float, int]]] = {}
+        self.nodes: list[int] = []
+
+    def opened(self, request: Request) -> None:
+        self.times[request] = [(time.perf_counter(), len(request.ids))]
+
+    def stepped(self, outcomes: Sequence[Outcome], learned: float) -> None:
+        now = time.perf_counter()
+        self.nodes.append(sum(len(outcome.tree) for outcome in outcomes))
+        for request in (outcome.request for outcome in outcomes):
+            self.times[request].append((now, len(request.ids)))
+
+    def take(self) -> tuple[float, float, float]:
+        """Seconds between tokens and of the longest wait; mean nodes of a step; then it begins anew."""
+        decoded = [found for found in self.times.values() if len(found) > 1]
+        means = [(found[-1][0] - found[0][0]) / (found[-1][1] - found[0][1]) for found in decoded]
+        longest = max(after[0] - before[0] for found in decoded for before, after in pairwise(found))
+        nodes = statistics.fmean(self.nodes)
+        self.times, self.nodes = {}, []
+        return statistics.median(means), longest, nodes
+
+
 def throughput(args: argparse.Namespace) -> None:
     """Print tokens a second over those of AR decoding."""
     prompts = [user(q) for q in questions(args.requests)]
     params = SamplingParams(max_tokens=args.tokens)
     methods = ("none", *args.methods.split(","))
-    engines = {m: made(args, m, SchedulerParams(rows=args.requests)) for m in methods}
+    scheduling, seen = (
+        SchedulerParams(rows=args.requests, batch_nodes=args.batch_nodes),
+        {m: Arrivals() for m in methods},
+    )
+    engines = {m: made(args, m, scheduling, [seen[m]]) for m in methods}
+    waits: dict[str, list[tuple[float, float, float]]] = {m: [] for m in methods}
     rates: dict[str, list[float]] = {m: [] for m in methods}
     mal: dict[str, list[float]] = {m: [] for m in methods}
     texts: dict[str, list[list[int]]] = {}
@@ -136,17 +179,20 @@ def throughput(args: argparse.Namespace) -> None:
             began = time.perf_counter()
             answers = engines[name].generate(prompts, params)
             seconds = time.perf_counter() - began - answers[0].stats.seconds.prefill
-            texts[name] = [a.token_ids for a in answers]
+            texts[name], found = [a.token_ids for a in answers], seen[name].take()
             if repeat:
+                waits[name].append(found)
                 rates[name].append(sum(len(a.token_ids) for a in answers) / seconds)
                 mal[name].append(statistics.fmean(a.stats.mal for a in answers))
     for name in methods:
         ratios = [mine / ar for mine, ar in zip(rates[name], rates["none"], strict=True)]
         equal = sum(mine == ar for mine, ar in zip(texts[name], texts["none"], strict=True))
+        between, longest, nodes = map(statistics.median, zip(*waits[name], strict=True))
         print(
             f"{args.requests} requests, {name:12} {statistics.median(rates[name]):7.1f} tokens/s, of AR "
             f"{statistics.median(ratios):.3f} [{min(ratios):.3f}, {max(ratios):.3f}], MAL "
-            f"{statistics.fmean(mal[name]):.2f}, {equal} of {len(answers)} texts equal"
+            f"{statistics.fmean(mal[name]):.2f}, {1e3 * between:.1f} ms between tokens, longest {1e3 * longest:.1f}, "
+            f"{nodes:.1f} nodes a step, {equal} of {len(answers)} texts equal"
         )
 
 
@@ -300,6 +346,7 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=1500)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--batch-nodes", type=int)
     for name in OPTIONS:
         parser.add_argument(f"--{name}")
     args = parser.parse_args()

@@ -18,7 +18,7 @@ from draftree.drafters.ngram import NgramSource
 from draftree.drafters.token_recycling import TokenRecyclingSource
 from draftree.engine.engine import Engine
 from draftree.models.huggingface import HFModel
-from draftree.models.runner import GraphRunner
+from draftree.models.runner import GraphRunner, StockRunner
 from draftree.policies.entropy import EntropyTree
 from draftree.train.responses import respond, seed_of
 
@@ -100,7 +100,7 @@ def test_captured_passes_are_those_of_the_same_runner_without_capture(dtype: tor
     texts = []
     for capture in (None, lambda make: make):
         model = HFModel(torch.nn.Module.to(tiny(), "cuda", dtype), runner="graph")
-        model._stock = GraphRunner(model.model, capture=capture)
+        model._stock = GraphRunner(StockRunner(model.model), capture)
         engine = Engine(model, TreeDrafter(EntropyTree(), NgramSource(shortest=1)))
         texts.append([g.token_ids for g in engine.generate(PROMPTS, SamplingParams(max_tokens=60, ignore_eos=True))])
         assert model._stock.uncaptured == ""

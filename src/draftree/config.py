@@ -244,7 +244,8 @@ class Budget:
     Attributes:
         nodes: most drafted nodes (the root is not counted).
         depth: deepest node (the root's children have depth 1); None leaves it to the growth policy.
-        weight: what its tokens count beside those of other requests, in policies that share a pass among them (auto).
+        weight: what its tokens count beside those of other requests, where they share a pass.
+        together: most drafted nodes of all requests that are drafted for with this one; None: each has its own alone.
 
     Raises:
         ConfigError: a value is out of range.
@@ -253,6 +254,7 @@ class Budget:
     nodes: int
     depth: int | None = None
     weight: float = 1.0
+    together: int | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.nodes, int) or not 0 <= self.nodes <= MAX_NODES:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
+from torch import Tensor
 
 from benchmarks import gpu
+from draftree.models.base import Nodes, Row
 from draftree.models.huggingface import HFModel
 
 from ..tiny import tiny
@@ -23,3 +27,31 @@ def test_without_a_gpu_it_says_so_in_one_line(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SystemExit, match="no CUDA device here.*--device cpu"):
         gpu.main([])
+
+
+class Shaken(HFModel):
+    """Passes over several tokens round otherwise: two tokens that are nearly equal change places."""
+
+    @torch.inference_mode()
+    def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Tensor:
+        """See ``LanguageModel``."""
+        logits = super().extend(rows, nodes).clone()
+        if logits.shape[1] > 1:
+            first, second = logits.topk(2).indices[0, 1]
+            logits[0, 1, second] += 1.5 * (logits[0, 1, first] - logits[0, 1, second])
+        return logits
+
+
+def test_near_ties_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "encode", lambda tokenizer, text: [3, 14, 15, 9])
+    exact = gpu.near_ties(HFModel(tiny(), self_test=False), ["a", "b"], tokens=8, width=4)
+    assert (exact.places, exact.choices) == (16, 0) and exact.difference < 1e-4
+    shaken = gpu.near_ties(Shaken(tiny(), self_test=False), ["a"], tokens=8, width=4)
+    assert (shaken.places, shaken.choices) == (8, 2), "one place of each pass over four tokens"
+    assert shaken.ties >= 2 and shaken.difference > exact.difference
+
+
+def test_an_unknown_part_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        gpu.main(["pases"])
+    assert "pases is no part: choose from passes" in capsys.readouterr().err

@@ -198,8 +198,8 @@ def test_a_model_that_was_drafted_for_can_be_trained_and_keeps_no_graph(shipped:
     assert all(p.grad is not None for p in weights.parameters())
     kept = HFModel(weights, self_test=False)
     kept.track_features()
-    assert kept._stock.hidden is not None
-    assert kept._stock.hidden._last[FINAL].grad_fn is None
+    assert kept._hidden is not None
+    assert kept._hidden._last[FINAL].grad_fn is None
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,9 @@ from draftree.config import SamplingParams
 from draftree.engine.engine import Engine
 from draftree.errors import ConfigError
 from draftree.models.base import FeatureSpec, Nodes, prefill
-from draftree.models.cache import Placement
+from draftree.models.cache import Placement, TreeCache
 from draftree.models.huggingface import HFModel
-from draftree.models.runner import GraphRunner, Made
+from draftree.models.runner import GraphRunner, Made, StockRunner
 
 from ..pairs import drafter, policy
 from ..tiny import FAMILIES, MAX_LENGTH, tiny
@@ -54,7 +54,7 @@ def test_a_pass_of_a_full_bucket_is_bit_equal() -> None:
     row, tree = prefill(model, random_ids(rng, 64 - 8)), random_tree(rng, 8)
     wanted = model.extend([row], [tree])
     model.commit(row, [])
-    model._stock = GraphRunner(model.model)
+    model._stock = GraphRunner(StockRunner(model.model))
     assert torch.equal(model.extend([row], [tree]), wanted)
 
 
@@ -128,22 +128,26 @@ class Frozen:
 
     Attributes:
         made, replayed: passes that were captured, and how often they were made again.
+
+    Args:
+        cache: where they write.
+        refused: why it captures nothing.
     """
 
-    def __init__(self, model: HFModel, refused: str = "") -> None:
-        self._model, self._refused, self.made, self.replayed = model, refused, 0, 0
+    def __init__(self, cache: Callable[[], TreeCache], refused: str = "") -> None:
+        self._cache, self._refused, self.made, self.replayed = cache, refused, 0, 0
 
     def __call__(self, make: Callable[[], Made]) -> Callable[[], Made]:
         if self._refused:
             raise RuntimeError(self._refused)
-        at = replace(self._model.cache.placement)
+        at = replace(self._cache().placement)
         storage = self._storage()
         self.made += 1
 
         def again() -> Made:
             assert all(a is b for a, b in zip(storage, self._storage(), strict=True)), "the storage has moved"
             self.replayed += 1
-            now = self._model.cache.placement
+            now = self._cache().placement
             wanted = replace(now)
             _set(now, at)
             try:
@@ -154,7 +158,7 @@ class Frozen:
         return again
 
     def _storage(self) -> list[Tensor]:
-        return [states for block in self._model.cache._blocks for states in block.states]
+        return [states for block in self._cache()._blocks for states in block.states]
 
 
 def _set(placement: Placement, to: Placement) -> None:
@@ -164,8 +168,8 @@ def _set(placement: Placement, to: Placement) -> None:
 
 def frozen(kind: str = "llama", refused: str = "") -> tuple[HFModel, Frozen]:
     model = graphs(kind)
-    capture = Frozen(model, refused)
-    model._stock = GraphRunner(model.model, capture=capture)
+    capture = Frozen(lambda: model.cache, refused)
+    model._stock = GraphRunner(StockRunner(model.model), capture)
     return model, capture
 
 
@@ -197,7 +201,7 @@ def test_a_replay_writes_over_nothing_that_was_given_away() -> None:
     rng = Random(6)
     model, capture = frozen()
     model.track_features()
-    model._stock = GraphRunner(model.model, model._stock.hidden, capture)
+    model._stock = GraphRunner(StockRunner(model.model, model._hidden), capture)
     row = prefill(model, random_ids(rng, 5))
     first = [model.extend([row], [random_tree(rng, 4)]) for _ in range(1)]
     model.commit(row, [])
@@ -211,7 +215,7 @@ def test_a_replay_writes_over_nothing_that_was_given_away() -> None:
 def test_a_pass_that_keeps_other_hidden_states_is_another_graph() -> None:
     model, capture = frozen()
     model.track_features(FeatureSpec((1,)))
-    model._stock = GraphRunner(model.model, model._stock.hidden, capture)
+    model._stock = GraphRunner(StockRunner(model.model, model._hidden), capture)
     for wanted in (FeatureSpec((1,)), FeatureSpec((0, 1))):
         model.track_features(wanted)
         row = prefill(model, [3, 1, 4])

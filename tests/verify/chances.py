@@ -70,14 +70,14 @@ class DrawingScorer(Scorer):
         self._model = model
         self._drawing = drawing
         self._chance = chance
-        self._paths: dict[int, Path] = {}
+        self._paths: dict[tuple[int, int], Path] = {}
         self._distributions: list[Tensor] = []
 
     def score(self, nodes: Sequence[UnscoredNode], width: int) -> Candidates:
         """See ``Scorer``."""
-        for _, node, parent, token in nodes:
-            self._paths[node] = () if node == ROOT else (*self._paths[parent], token)
-        return self._ask([self._paths[n.node] for n in nodes], width)
+        for row, node, parent, token in nodes:
+            self._paths[row, node] = () if node == ROOT else (*self._paths[row, parent], token)
+        return self._ask([self._paths[n.row, n.node] for n in nodes], width)
 
     def _ask(self, paths: Sequence[Path], width: int) -> Candidates:
         self._distributions = [self._model.after([*PROMPT, *path]).double().log_softmax(-1) for path in paths]
@@ -103,13 +103,23 @@ class DrawingScorer(Scorer):
         return out
 
 
+def drawn_batches(
+    drafter: ToyModel, policy: GrowthPolicy, drawing: Drawing, budgets: Sequence[Budget]
+) -> Iterator[tuple[list[DraftTree], float]]:
+    """Every batch of trees that the growth loop can draw, with its probability."""
+
+    def drawn(chance: Chance) -> list[DraftTree]:
+        grown = grow(DrawingScorer(drafter, drawing, chance), policy, Plan(budgets), drawing)
+        return [each.tree for each in grown]
+
+    return outcomes(drawn)
+
+
 def drawn_trees(
     drafter: ToyModel, policy: GrowthPolicy, drawing: Drawing, nodes: int
 ) -> Iterator[tuple[DraftTree, float]]:
-    """Every tree that the growth loop can draw, with its probability."""
-    return outcomes(
-        lambda chance: grow(DrawingScorer(drafter, drawing, chance), policy, Plan([Budget(nodes)]), drawing)[0].tree
-    )
+    """Every tree that the growth loop can draw for one request, with its probability."""
+    return ((tree, chance) for (tree,), chance in drawn_batches(drafter, policy, drawing, [Budget(nodes)]))
 
 
 def verdicts_of(judge: Judge, model: ToyModel, tree: DraftTree) -> Iterator[tuple[Verdict, float]]:

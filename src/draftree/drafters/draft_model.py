@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 import torch
@@ -87,7 +87,7 @@ class ModelSource(BeamSource):
     def fit(self, request: Request, budget: Budget) -> Budget:
         """The part that lies within the model's context."""
         room = max(0, self.model.capabilities.max_length - len(request.ids))
-        return Budget(budget.nodes, room if budget.depth is None else min(room, budget.depth))
+        return replace(budget, depth=room if budget.depth is None else min(room, budget.depth))
 
     def read(self, request: Request, most: int) -> bool:
         """Read the next tokens of its text, as a chain, unless the last pass of all is small enough."""

@@ -95,7 +95,7 @@ class EnsembleSource(TokenSource):
         depths = [0 if not f.nodes else math.inf if f.depth is None else f.depth for f in fits]
         self._limits[request] = depths
         deepest = max(depths)
-        return Budget(budget.nodes, budget.depth if deepest == math.inf else int(deepest))
+        return replace(budget, depth=budget.depth if deepest == math.inf else int(deepest))
 
     def begin(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
         """Score by the parts that are enabled."""

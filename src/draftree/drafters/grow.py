@@ -11,7 +11,7 @@ never scored: a leaf costs no draft pass.
 Where children are drawn at random (``Drawing``), the policy and the budget first settle how many each node of the
 frontier gets. They know the most probable tokens of the draft distribution and what was drawn in the layers above. Only
 then does the scorer draw them. So no choice depends on a drawn sibling, which is what the schemes that verify such
-trees stand on.
+trees stand on. ``_Share`` keeps to that where requests share a node budget.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch import Tensor
 from ..config import Budget
 from ..errors import ConfigError
 from ..models.base import LanguageModel
-from ..policies.base import Frontier, Growth, GrowthPolicy, Plan, Pool, best_per_row, count_within
+from ..policies.base import Frontier, Growth, GrowthPolicy, Plan, Pool, best_per_row, count_within, highest
 from ..request import Outcome, Request
 from ..tree import ROOT, DraftDistribution, DraftTree
 from .base import Grown, Scorer, TokenSource, UnscoredNode
@@ -139,6 +139,70 @@ class _Layer(NamedTuple):
     tags: Tensor
     origins: Tensor | None
     counts: Tensor
+    ranking: Tensor  # in which requests share nodes (``_Share``)
+
+
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """Divides a pass's nodes among requests: the most probable paths of all trees are verified (``Plan.together``).
+
+    What is not among the best so far cannot come back in, so that it is not extended. Where children are drawn, those
+    of one node come in together or not at all, by the probability of the path to the most probable of them: it is known
+    before they are drawn, and no path below them has a larger one.
+
+    Attributes:
+        most: nodes of all trees; None: each request has its own budget alone.
+        weights: [B] logarithms of what the requests' tokens count.
+        drawn: children are drawn at random.
+    """
+
+    most: int | None
+    weights: Tensor
+    drawn: bool
+
+    @classmethod
+    def of(cls, plan: Plan, drawing: Drawing) -> _Share:
+        weights = torch.tensor([budget.weight for budget in plan.budgets])
+        return cls(plan.together, weights.log(), drawing.random)
+
+    def ranking(self, rows: Tensor, paths: Tensor, best: Tensor) -> Tensor:
+        """[N] weighted log-probabilities by which new nodes come in, of their own paths and of their best siblings'."""
+        return paths if self.most is None else self.weights.take(rows) + (best if self.drawn else paths)
+
+    def stay(self, layers: Sequence[_Layer], ranking: Tensor, rows: Tensor, budgets: Tensor) -> Tensor:
+        """[N] bool: which nodes of a new layer may still be among the best, each request's own budget kept."""
+        every = torch.cat([*(layer.ranking for layer in layers), ranking])
+        found = every[best_per_row(every, torch.cat([*(layer.rows for layer in layers), rows]), budgets)]
+        if self.most is None or len(found) <= self.most:
+            return torch.ones_like(rows, dtype=torch.bool)
+        return ranking >= found.topk(self.most).values[-1]
+
+    def best(self, ranking: Tensor, rows: Tensor, parents: Tensor) -> Tensor:
+        """[N] bool: the best nodes of all trees; in each, parents come before their children."""
+        if self.most is None or len(rows) <= self.most:
+            return torch.ones_like(rows, dtype=torch.bool)
+        keep = highest(ranking, self.most)
+        if self.drawn:  # the budget may end among the children of one node
+            cut = (~keep).nonzero()[:, 0]
+            first = cut[ranking[cut].argmax()]
+            keep &= (rows != rows[first]) | (parents != parents[first])
+        return keep
+
+    def divide(
+        self,
+        kept: Sequence[Tensor | None],
+        own: Sequence[Tensor | slice],
+        ranking: Tensor,
+        rows: Tensor,
+        parents: Tensor,
+    ) -> list[Tensor]:
+        """What the policy has kept of each request's pool (``GrowthPolicy.prune``), of which the best nodes stay."""
+        found = torch.ones_like(rows, dtype=torch.bool)
+        for of_row, keep in zip(own, kept, strict=True):
+            if keep is not None:
+                found[of_row] = keep
+        found[found.clone()] = self.best(ranking[found], rows[found], parents[found])
+        return [found[of_row] for of_row in own]
 
 
 def grow(scorer: Scorer, policy: GrowthPolicy, plan: Plan, drawing: Drawing = Drawing.COUPLED) -> list[Grown]:
@@ -157,6 +221,7 @@ def grow(scorer: Scorer, policy: GrowthPolicy, plan: Plan, drawing: Drawing = Dr
     )
     room = torch.tensor([policy.pool(n) for n in nodes])
     width = policy.width_for(max(nodes))
+    share = _Share.of(plan, drawing)
     size = torch.zeros(len(budgets), dtype=torch.int64)
     roots, none = torch.tensor(active), torch.zeros(len(active))
     frontier = Frontier(
@@ -177,7 +242,7 @@ def grow(scorer: Scorer, policy: GrowthPolicy, plan: Plan, drawing: Drawing = Dr
         growth = policy.grow(frontier)
         if not layers and not bool(growth.keep.any()):
             return [_NOTHING for _ in budgets]
-        layer = _next_layer(frontier, growth, room - size, size)
+        layer = _next_layer(frontier, growth, room - size, size, share, layers)
         if not layers and not len(layer.rows):
             return [_NOTHING for _ in budgets]
         if drawing.random:
@@ -187,7 +252,7 @@ def grow(scorer: Scorer, policy: GrowthPolicy, plan: Plan, drawing: Drawing = Dr
         depth = frontier.depth + 1
         more = (layer.extend & ((limits > depth) & (room > size)).take(layer.rows)).nonzero()[:, 0]
         if not len(more):
-            return _finish(layers, drawn_from, policy, plan)
+            return _finish(layers, drawn_from, policy, plan, share)
         columns = (layer.rows, layer.nodes, layer.parents, layer.tokens, layer.path_logprobs, layer.tags)
         rows, numbers, parents, tokens, paths, tags = (x.take(more) for x in columns)
         unscored = torch.stack([rows, numbers, parents, tokens], 1).tolist()
@@ -203,7 +268,9 @@ def grow(scorer: Scorer, policy: GrowthPolicy, plan: Plan, drawing: Drawing = Dr
         )
 
 
-def _next_layer(frontier: Frontier, growth: Growth, room: Tensor, size: Tensor) -> _Layer:
+def _next_layer(
+    frontier: Frontier, growth: Growth, room: Tensor, size: Tensor, share: _Share, layers: Sequence[_Layer]
+) -> _Layer:
     """Turn a policy's choice into nodes, numbered on from ``size`` in each request."""
     found = frontier.candidates
     scores = frontier.scores
@@ -216,6 +283,11 @@ def _next_layer(frontier: Frontier, growth: Growth, room: Tensor, size: Tensor) 
         stay = best_per_row(path_logprobs, rows, room)
         chosen, parent, path_logprobs, rows = chosen[stay], parent[stay], path_logprobs[stay], rows[stay]
         counts = counts.minimum(room)
+    ranking = share.ranking(rows, path_logprobs, scores[:, 0].take(parent))
+    if share.most is not None and len(rows):
+        stay = share.stay(layers, ranking, rows, frontier.budgets)
+        chosen, parent, path_logprobs, rows = chosen[stay], parent[stay], path_logprobs[stay], rows[stay]
+        ranking, counts = ranking[stay], torch.bincount(rows, minlength=room.shape[0])
     return _Layer(
         chosen=chosen,
         rows=rows,
@@ -228,6 +300,7 @@ def _next_layer(frontier: Frontier, growth: Growth, room: Tensor, size: Tensor) 
         tags=torch.zeros_like(rows) if growth.tags is None else growth.tags.take(chosen),
         origins=None if found.origins is None else found.origins.take(chosen),
         counts=counts,
+        ranking=ranking,
     )
 
 
@@ -249,10 +322,16 @@ def _drawn(layer: _Layer, frontier: Frontier, scorer: Scorer, drawn_from: list[d
 
 
 def _finish(
-    layers: list[_Layer], drawn_from: list[dict[int, DraftDistribution]], policy: GrowthPolicy, plan: Plan
+    layers: list[_Layer],
+    drawn_from: list[dict[int, DraftDistribution]],
+    policy: GrowthPolicy,
+    plan: Plan,
+    share: _Share,
 ) -> list[Grown]:
-    columns = ("rows", "tokens", "parents", "path_logprobs", "entropies", "tags")
-    rows, tokens, parents, paths, entropies, tags = (torch.cat([getattr(x, n) for x in layers]) for n in columns)
+    columns = ("rows", "tokens", "parents", "path_logprobs", "entropies", "tags", "ranking")
+    rows, tokens, parents, paths, entropies, tags, ranking = (
+        torch.cat([getattr(x, n) for x in layers]) for n in columns
+    )
     depths = torch.cat([torch.full_like(x.rows, d) for d, x in enumerate(layers, start=1)])
     own: list[Tensor | slice] = [rows == b for b in range(len(drawn_from))] if len(drawn_from) > 1 else [slice(None)]
     found = [x.origins for x in layers if x.origins is not None]
@@ -264,6 +343,8 @@ def _finish(
     ]
     grown = []
     kept = policy.prune(plan, pools, [tags[m] for m in own])
+    if share.most is not None:
+        kept = share.divide(kept, own, ranking, rows, parents)
     for pool, keep, budget in zip(pools, kept, plan.budgets, strict=True):
         if keep is None:
             grown.append(Grown(pool, torch.arange(len(pool))))

@@ -258,7 +258,7 @@ class Engine(Stepper):
         unread = sum(request.unread for request in running if not request.decodes)
         began, failure = time.perf_counter(), None
         try:
-            self.step(running, prompt_tokens, self.scheduler.weights)
+            self.step(running, prompt_tokens, self.scheduler.weights, self.scheduler.batch_nodes)
             if streams:
                 self.scheduler.chunk.observe(min(unread, prompt_tokens), time.perf_counter() - began)
         except Exception as error:  # noqa: BLE001 - whatever ends a request, the others go on
@@ -298,7 +298,7 @@ class Engine(Stepper):
             if error is not None:
                 raise error
             if request.finish_reason is None:
-                self.step([request], prompt_tokens)
+                self.step([request], prompt_tokens, batch_nodes=self.scheduler.batch_nodes)
         except Exception as own:  # noqa: BLE001
             request.fail(own)
 

@@ -36,6 +36,9 @@ class SchedulerParams:
         chunk: most prompt tokens that a step reads while other requests wait for their next token; None: as many as
             take ``ChunkSize.pause`` times as long as a step without them, as far as steps have been measured.
         prefixes: rows of ended requests that are kept, for prompts that begin as they do.
+        batch_nodes: most drafted nodes of a step, over all requests that run: those that the drafter finds most
+            probable are verified, and ``auto`` chooses by what they gain and cost. None: each request has its own node
+            budget alone. No text depends on it.
 
     Raises:
         ConfigError: a number is out of range.
@@ -45,10 +48,13 @@ class SchedulerParams:
     queue: int = option("Most requests that wait.", 256, metavar="N")
     chunk: int | None = option("Most prompt tokens that a step reads while others decode.", metavar="N")
     prefixes: int = option("Rows of ended requests that are kept for prompts that begin as they do.", 0, metavar="N")
+    batch_nodes: int | None = option(
+        "Most drafted tokens of a step, shared by all requests: the most probable ones.", metavar="N"
+    )
 
     def __post_init__(self) -> None:
         check_fields(self)
-        least = {"rows": 1, "queue": 1, "chunk": 1, "prefixes": 0}
+        least = {"rows": 1, "queue": 1, "chunk": 1, "prefixes": 0, "batch_nodes": 1}
         for name, lowest in least.items():
             value = getattr(self, name)
             if value is not None and value < lowest:
@@ -241,6 +247,11 @@ class Scheduler:
         """What the tokens of requests that run count (``Job.weight``)."""
         now = time.monotonic()
         return {job.request: job.weight(now) for job in self.running}
+
+    @property
+    def batch_nodes(self) -> int | None:
+        """Most drafted nodes of a step."""
+        return self._params.batch_nodes
 
     @property
     def prompt_tokens(self) -> int:

@@ -17,7 +17,7 @@ from threading import Lock
 import torch
 from torch import Tensor
 
-from ..config import Budget, SamplingParams, typed
+from ..config import MAX_NODES, Budget, SamplingParams, typed
 from ..drafters.base import Drafter, NoDrafter
 from ..errors import ConfigError, PromptError, RunError
 from ..grammar import Grammars
@@ -114,12 +114,15 @@ class _Group:
     seconds: float = 0.0
     passes: int = 0
 
-    def draft(self, beside: int, reading: int | None) -> None:
-        """Draft (``Drafter.propose`` for the arguments)."""
+    def draft(self, beside: int, reading: int | None, together: int | None) -> None:
+        """Draft (``Drafter.propose`` for ``beside`` and ``reading``, ``Budget`` for ``together``)."""
         began, passes = time.perf_counter(), self.drafter.passes
         requests = [part.request for part in self.parts]
         # a path of depth d gains d + 1 tokens: no node is deeper than the tokens left, less the bonus token
-        budgets = [Budget(p.speculation.nodes, p.request.tokens_left - 1, p.weight) for p in self.parts]
+        most = MAX_NODES if together is None else together
+        budgets = [
+            Budget(min(p.speculation.nodes, most), p.request.tokens_left - 1, p.weight, together) for p in self.parts
+        ]
         trees = self.drafter.propose(requests, budgets, self.parts[0].speculation.scheme.drawing, beside, reading)
         for part, tree in zip(self.parts, trees, strict=True):
             part.tree = tree
@@ -277,6 +280,7 @@ class Stepper:
         requests: Sequence[Request],
         prompt_tokens: int | None = None,
         weights: Mapping[Request, float] | None = None,
+        batch_nodes: int | None = None,
     ) -> list[Outcome]:
         """Draft, verify and commit once for each of these requests, together.
 
@@ -284,6 +288,7 @@ class Stepper:
             requests: begun, each once.
             prompt_tokens: most tokens of prompts that are read, the first requests' first; None: all.
             weights: what requests' tokens count (``Budget.weight``); None: all the same.
+            batch_nodes: most drafted nodes of all of them; drafters divide it by how many requests they draft for.
 
         Returns:
             an outcome for each request whose prompt had been read before.
@@ -296,9 +301,12 @@ class Stepper:
         parts = self._parts(requests, prompt_tokens, weights or {})
         if not parts:
             return []
-        groups = _grouped_by_drafter([part for part in parts if part.decodes])
-        for group in groups:
-            group.draft(sum(len(p.head) + len(p.tree) for p in parts if p not in group.parts), prompt_tokens)
+        groups, left = _grouped_by_drafter([part for part in parts if part.decodes]), batch_nodes
+        for number, group in enumerate(groups):
+            others = sum(len(p.head) + len(p.tree) for p in parts if p not in group.parts)
+            waiting = sum(len(g.parts) for g in groups[number:])
+            group.draft(others, prompt_tokens, None if left is None else left * len(group.parts) // waiting)
+            left = None if left is None else left - sum(len(part.tree) for part in group.parts)
         drafted = time.perf_counter()
         logits = self.target.extend([part.row for part in parts], [part.nodes for part in parts])
         for part, own in zip(parts, logits, strict=True):

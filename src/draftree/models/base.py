@@ -21,6 +21,10 @@ _PIECES = 64
 """Most pieces that a row's hidden states are kept in: a step adds one, and a copy of all is paid once in so many."""
 
 
+EAGER = "eager"
+"""The runner that makes each pass as it comes."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
     """What was found out about a model when it was loaded.
@@ -40,6 +44,7 @@ class Capabilities:
         trees: what is known of passes over draft trees, for people.
         rounding: largest gap between two logits that their rounding by the number of tokens of a pass explains, where
             it was measured.
+        runner: what makes its passes, and those of its draft heads.
     """
 
     name: str
@@ -58,6 +63,7 @@ class Capabilities:
     slot_bytes: int = 0
     trees: str = ""
     rounding: float | None = None
+    runner: str = EAGER
 
 
 FINAL = -1

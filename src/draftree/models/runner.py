@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ..errors import ConfigError
 from .attention import laid_out
-from .base import FeatureSpec
+from .base import EAGER, FeatureSpec
 from .cache import GRAIN, Placement, TreeCache
 from .probe import HiddenStates
 
@@ -36,6 +37,9 @@ class Pass:
             is plain causal.
         apart: [1, 1, n, S], that of the row which attends apart (``Placement.apart``); None: there is none.
         features: which hidden states are wanted, of all tokens.
+        states: [T, H] of a draft head: what it reads of the token before each.
+        lasts: of a draft head: what is wanted is one token of each of the B rows, and the mask is theirs alone,
+            [B, 1, 1, S], or None where one row sees all; the last layer is made for no other token.
     """
 
     tokens: Tensor
@@ -44,6 +48,8 @@ class Pass:
     mask: Tensor | None = None
     apart: Tensor | None = None
     features: FeatureSpec = NO_FEATURES
+    states: Tensor | None = None
+    lasts: bool = False
 
     @property
     def last(self) -> int | None:
@@ -51,33 +57,53 @@ class Pass:
         return len(self.tokens) - int(self.wanted.start) if isinstance(self.wanted, slice) else None
 
 
-class Runner(Protocol):
-    """Makes passes of one model."""
+Made = tuple[Tensor | None, Tensor]
+"""What a pass makes: hidden states and logits (``Runner.forward``)."""
 
-    def forward(self, step: Pass, cache: TreeCache) -> tuple[Tensor | None, Tensor]:
+
+class Runner(Protocol):
+    """Makes passes of one model.
+
+    Attributes:
+        splits: a row may attend apart from the others.
+    """
+
+    splits: bool
+
+    def forward(self, step: Pass, cache: TreeCache) -> Made:
         """Make a pass; its keys and values go to where the cache is placed.
 
         Returns:
-            [T, F] hidden states, None where none are wanted; [W, V] logits.
+            [T, F] hidden states, None where none are wanted; [W, V] logits, of a draft head [W, H] states.
         """
 
 
+class EagerRunner(Runner, Protocol):
+    """Makes passes of any shape.
+
+    Attributes:
+        masks: dtype of masks: of the model, added to scores, or bool, true where a token attends.
+        device: of the model.
+    """
+
+    masks: torch.dtype
+    device: torch.device
+
+
 class StockRunner:
-    """Passes by the model's own forward.
+    """Passes by the model's own forward (``EagerRunner``).
 
     Attributes:
         hidden: reads hidden states; None: no pass wants any.
-        dtype: of the model.
-        splits: a row may attend apart from the others.
     """
 
     splits = True
 
     def __init__(self, model: PreTrainedModel, hidden: HiddenStates | None = None) -> None:
-        self._model, self.hidden, self.dtype = model, hidden, model.dtype
+        self._model, self.hidden, self.masks, self.device = model, hidden, model.dtype, model.device
         self._selects = "logits_to_keep" in inspect.signature(model.forward).parameters
 
-    def forward(self, step: Pass, cache: TreeCache) -> tuple[Tensor | None, Tensor]:
+    def forward(self, step: Pass, cache: TreeCache) -> Made:
         """One pass (``Runner.forward``)."""
         last = step.last
         options = {"logits_to_keep": step.wanted if last is None else last or 1} if self._selects else {}
@@ -98,14 +124,12 @@ class StockRunner:
         return self.hidden.read(step.features) if self.hidden and step.features else None, logits
 
 
-Made = tuple[Tensor | None, Tensor]
-"""What a pass makes: hidden states and logits (``Runner.forward``)."""
 Capture = Callable[[Callable[[], Made]], Callable[[], Made]]
 """Takes what makes a pass, and gives what makes it again: the same kernels on the same addresses."""
 
 
 class GraphRunner:
-    """Passes by the model's own forward in few shapes, from inputs that stay where they are: on a GPU CUDA graphs.
+    """Passes of a model, or of a draft head, in few shapes, from inputs that stay where they are: on a GPU CUDA graphs.
 
     Tokens are filled up to a power of two, beyond 64 to a multiple of it, and slots to 64 times a power of two. Tokens
     that fill up write to the slot behind all others, to which nothing attends. So a pass of a shape that has been is
@@ -113,38 +137,31 @@ class GraphRunner:
     are one launch each. Where nothing can be captured, passes are the same without it.
 
     Attributes:
-        shapes: of the passes so far, (tokens, rows, width, slots, logits).
+        shapes: of the passes so far, (tokens, rows, width, slots, logits, ``Pass.lasts``).
         uncaptured: why passes are not captured; "": they are.
-        splits: as of ``StockRunner``.
 
     Args:
+        eager: makes the passes.
         capture: makes graphs; by default CUDA's, on a device that has them.
     """
 
     splits = False
 
-    def __init__(
-        self, model: PreTrainedModel, hidden: HiddenStates | None = None, capture: Capture | None = None
-    ) -> None:
-        self._stock = StockRunner(model, hidden)
+    def __init__(self, eager: EagerRunner, capture: Capture | None = None) -> None:
+        self._eager = eager
         self._inputs: dict[tuple[int, ...], _StaticInputs] = {}
         self._graphs: WeakKeyDictionary[TreeCache, _Graphs] = WeakKeyDictionary()
         self._capture, self.uncaptured = capture, ""
-        if capture is None and model.device.type == "cuda":
+        if capture is None and eager.device.type == "cuda":
             self._capture = partial(cuda_graph, torch.cuda.graph_pool_handle())
         elif capture is None:
-            self.uncaptured = f"device {model.device.type} has no CUDA graphs"
-
-    @property
-    def hidden(self) -> HiddenStates | None:
-        """As of ``StockRunner``."""
-        return self._stock.hidden
+            self.uncaptured = f"device {eager.device.type} has no CUDA graphs"
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:
         return list(self._inputs)
 
-    def forward(self, step: Pass, cache: TreeCache) -> tuple[Tensor | None, Tensor]:
+    def forward(self, step: Pass, cache: TreeCache) -> Made:
         """One pass (``Runner.forward``)."""
         at, total = cache.placement, len(step.tokens)
         logits = len(step.wanted) if isinstance(step.wanted, Tensor) else total - int(step.wanted.start)
@@ -152,13 +169,13 @@ class GraphRunner:
         while slots < at.end:
             slots *= 2
         width = tokens if at.count == 1 else _filled(at.width)
-        shape = tokens, at.count, width, slots, _filled(logits)
+        shape = tokens, at.count, width, slots, logits if step.lasts else _filled(logits), int(step.lasts)
         if shape not in self._inputs:
-            self._inputs[shape] = _StaticInputs(*shape, step, self._stock.dtype)
+            self._inputs[shape] = _StaticInputs(*shape, step, self._eager.masks)
         cache.reserve(at.first + at.count, slots + 1)
         filled = self._inputs[shape].filled(step, at)
         key = *shape, at.first, *step.features.layers
-        states, found = self._replayed(key, lambda: self._stock.forward(filled, cache), cache)
+        states, found = self._replayed(key, lambda: self._eager.forward(filled, cache), cache)
         return None if states is None else states[:total], found[:logits]
 
     def _replayed(self, key: tuple[int, ...], make: Callable[[], Made], cache: TreeCache) -> Made:
@@ -174,7 +191,7 @@ class GraphRunner:
             try:
                 replay = self._capture(make)
             except RuntimeError as error:
-                self.uncaptured = f"a pass of shape {key[:5]} cannot be captured: {error}"
+                self.uncaptured = f"a pass of shape {key[:6]} cannot be captured: {error}"
                 graphs.by_key.clear()
                 return make()
             graphs.keep(key, replay)
@@ -237,14 +254,17 @@ class _StaticInputs:
     """The inputs of passes of one shape (``GraphRunner.shapes``)."""
 
     def __init__(
-        self, tokens: int, count: int, width: int, slots: int, logits: int, like: Pass, dtype: torch.dtype
+        self, tokens: int, count: int, width: int, slots: int, logits: int, lasts: int, like: Pass, masks: torch.dtype
     ) -> None:
         device = like.tokens.device
+        self._hidden: float = False if masks == torch.bool else torch.finfo(masks).min
+        self._seen: float = True if masks == torch.bool else 0.0
         self._tokens, self._positions = torch.zeros((2, tokens), dtype=torch.int64, device=device)
         self._index = torch.zeros((3, tokens), dtype=torch.int64, device=device)
         self._sources = torch.zeros((count, width), dtype=torch.int64, device=device)
         self._wanted = torch.zeros(logits, dtype=torch.int64, device=device)
-        self._mask = torch.zeros((count, 1, width, slots), dtype=dtype, device=device)
+        self._mask = torch.zeros((count, 1, 1 if lasts else width, slots), dtype=masks, device=device)
+        self._states = None if like.states is None else like.states.new_zeros(tokens, like.states.shape[1])
         self._slots, self._every = slots, torch.arange(tokens, device=device)
 
     def filled(self, step: Pass, at: Placement) -> Pass:
@@ -258,20 +278,39 @@ class _StaticInputs:
         else:
             self._index[:, :total] = at.index
         self._sources[self._index[0, :total], self._index[2, :total]] = every
-        least = torch.finfo(self._mask.dtype).min
-        self._mask.fill_(least)[..., 0] = 0.0
-        if step.mask is None:
-            causal = every[:, None] < every
-            self._mask[0, 0, :total, :total].zero_().masked_fill_(causal, least)
+        self._mask.fill_(self._hidden)[..., 0] = self._seen
+        if step.mask is not None:
+            self._mask[:, :, : step.mask.shape[2], : at.end] = step.mask
+        elif step.lasts:
+            self._mask[..., : at.end] = self._seen
         else:
-            self._mask[:, :, : at.width, : at.end] = step.mask
+            causal = every[:, None] < every
+            self._mask[0, 0, :total, :total].fill_(self._seen).masked_fill_(causal, self._hidden)
+        if self._states is not None and step.states is not None:
+            self._states[:total] = step.states
         wanted = every[step.wanted] if isinstance(step.wanted, slice) else step.wanted
         self._wanted[: len(wanted)] = wanted
         at.width, at.end, at.index = self._sources.shape[1], self._slots, self._index
         at.sources = None if at.count == 1 else self._sources.view(-1)
-        return Pass(self._tokens, self._positions, self._wanted, self._mask, features=step.features)
+        static = {"tokens": self._tokens, "positions": self._positions, "wanted": self._wanted}
+        return replace(step, **static, mask=self._mask, states=self._states)
 
 
-EAGER = "eager"
-RUNNERS: dict[str, type[StockRunner] | type[GraphRunner]] = {EAGER: StockRunner, "graph": GraphRunner}
+RUNNERS = (EAGER, "graph")
 """What makes passes; "eager" is the fused one where layers were replaced by such as can be."""
+
+
+def runner_of(name: str, eager: EagerRunner) -> Runner:
+    """Makes passes as a name of ``RUNNERS`` has it, by ``eager``.
+
+    Raises:
+        ConfigError: there is no such runner.
+    """
+    check_runner(name)
+    return eager if name == EAGER else GraphRunner(eager)
+
+
+def check_runner(name: str) -> None:
+    """Raise ConfigError unless there is such a runner."""
+    if name not in RUNNERS:
+        raise ConfigError(f"runner is {name!r}: choose from {', '.join(RUNNERS)}")

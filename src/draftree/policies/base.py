@@ -71,6 +71,11 @@ class Plan:
     budgets: Sequence[Budget]
     enabled: Sequence[bool] | None = None
 
+    @property
+    def together(self) -> int | None:
+        """Most nodes of all its trees, which the growth loop divides; None: the policy does, or there is no bound."""
+        return least_together(self.budgets)
+
 
 @dataclass(frozen=True, slots=True)
 class Frontier:
@@ -244,6 +249,11 @@ def node_budget(policy: GrowthPolicy | None, nodes: int | None) -> int:
     if Budget(nodes).nodes < 1:
         raise ConfigError(f"node budget is {nodes}: use at least 1, or drafter 'none' for autoregressive decoding")
     return nodes
+
+
+def least_together(budgets: Sequence[Budget]) -> int | None:
+    """``Budget.together`` of all of them."""
+    return min((budget.together for budget in budgets if budget.together is not None), default=None)
 
 
 N = TypeVar("N", int, float)

@@ -273,6 +273,8 @@ class Decoder:
         any of ``NOT_ALIKE``: the model has other parts, or TorchScript does not take them.
     """
 
+    splits = True
+
     def __init__(self, model: PreTrainedModel) -> None:
         base: Any = model.base_model
         layers: list[Merged] = [layer.merged for layer in base.layers]

@@ -20,12 +20,13 @@ from torch.nn.utils import skip_init
 from ...errors import CacheError
 from ...tree import ROOT
 from ..abilities import FeatureModel, HeadRow, feature_model
-from ..attention import attend_as_one
 from ..base import Capabilities, FeatureSpec, LanguageModel, Nodes, Row
-from ..cache import NO_NODES, Rows, bytes_of, packed, padded
+from ..cache import NO_NODES, Rows, bytes_of
 from ..cpu.quantization import AUTO, STOCK, convert, summary
 from ..probe import fingerprint, free_bytes
+from ..runner import Pass, runner_of
 from .eagle_head import DraftNetwork
+from .head_passes import HeadPasses
 
 _GRAIN = 64
 """Logits come in multiples of this, filled up with -inf: their largest are found faster, chunk by chunk."""
@@ -34,7 +35,9 @@ _GRAIN = 64
 class HeadModel:
     """A head that drafts for one target, as a ``LanguageModel``.
 
-    The network is the model's own from then on: its layers get other kernels (``settled``).
+    The network is the model's own from then on: its layers get other kernels (``settled``). Its passes are made as the
+    target's are (``Capabilities.runner``), in graphs where those are, but for the output layer, whose vocabulary grows
+    with the text.
 
     Attributes:
         vocabulary: [D] int64 ids that it always drafts from.
@@ -66,7 +69,7 @@ class HeadModel:
         )
         self._known = torch.zeros(can.vocab_size, dtype=torch.bool)
         self._known[vocabulary] = True
-        self._turns = network.turns(torch.arange(0, device=can.device))
+        self._runner = runner_of(can.runner, HeadPasses(network, self._target, can.device))
         self._rows: Rows[HeadRow] = Rows(layers)
         self.cache_bytes, self.pass_seconds = free_bytes(can.device) // 2, 0.0
 
@@ -138,30 +141,39 @@ class HeadModel:
 
     def _feed(self, rows: Sequence[HeadRow], tokens: Sequence[Tensor], features: Sequence[Tensor]) -> None:
         """Append tokens to each row, with the hidden states before them, in one pass."""
-        device, counts = self.capabilities.device, [len(new) for new in tokens]
-        self._rows.place(rows, counts, device)
-        at = self._rows.cache.placement
+        counts = [len(new) for new in tokens]
+        self._rows.place(rows, counts, self.capabilities.device)
         positions = [torch.arange(row.length, row.length + n) for row, n in zip(rows, counts, strict=True)]
         inputs = torch.stack([torch.cat(list(tokens)), torch.cat(positions)])
-        states, turns = self._read(inputs, self.fused(torch.cat(list(features))))
-        slots = torch.arange(at.end, device=device)
-        for number in range(len(self.network.blocks) - 1):
-            seen = slots <= padded(inputs[1].to(device)[None, None, :, None], at.count, at.sources)
-            states = self._through(number, states, turns, seen)
-        queries, keys, values = self._attend_with(-1, states, turns)
-        # Only the last token of each row is scored: no others need their queries of the last layer.
-        lasts, total = torch.zeros((2, at.count), dtype=torch.int64), 0
-        for row, n in zip(rows, counts, strict=True):
-            total += n
-            lasts[:, row.slot - at.first] = torch.tensor([total - 1, row.length + n - 1])
-        last, end = lasts.to(device, non_blocking=True)
-        mask = slots <= end[:, None, None, None] if at.count > 1 else None
-        found = attend_as_one(queries[0, last][:, :, None], keys, values, mask, None)
-        predicted = self.network.predicted(self._finish(-1, states[0, last][:, None], found))
-        for row, new in zip(rows, tokens, strict=True):
-            row.predicted = row.scored = predicted[row.slot - at.first]
+        predicted = self._read_text(rows, counts, inputs, self.fused(torch.cat(list(features))))
+        for row, new, state in zip(rows, tokens, predicted, strict=True):
+            row.predicted = row.scored = state
             row.length += len(new)
             self._learn(row, new)
+
+    def _read_text(
+        self, rows: Sequence[HeadRow], counts: Sequence[int], inputs: Tensor, states: Tensor
+    ) -> Sequence[Tensor]:
+        """[1, H] states of each row's last token, of a pass over tokens that the target has committed.
+
+        Only the last token of each row is scored: no others need their queries of the last layer.
+
+        Args:
+            rows, counts: placed in the cache, ``counts`` tokens for each.
+            inputs: [2, T] their tokens and positions, on the CPU.
+            states: [T, H] of the tokens before them.
+        """
+        at, device = self._rows.cache.placement, self.capabilities.device
+        lasts, total, lines = torch.zeros((2, at.count), dtype=torch.int64), 0, [row.slot - at.first for row in rows]
+        for row, line, n in zip(rows, lines, counts, strict=True):
+            total += n
+            lasts[:, line] = torch.tensor([total - 1, row.length + n - 1])
+        last, end = lasts.to(device, non_blocking=True)
+        mask = torch.arange(at.end, device=device) <= end[:, None, None, None] if at.count > 1 else None
+        tokens, positions = inputs.to(device, non_blocking=True)
+        step = Pass(tokens, positions, last, mask, states=states, lasts=True)
+        predicted = self._runner.forward(step, self._rows.cache)[1]
+        return [predicted[line : line + 1] for line in lines]
 
     @torch.inference_mode()
     def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes], states: Sequence[Tensor] | None = None) -> Tensor:
@@ -177,12 +189,9 @@ class HeadModel:
             befores = [(new.parents + 1).to(device, non_blocking=True) for new in nodes]
             states = [row.predicted.index_select(0, before) for row, before in zip(own, befores, strict=True)]
         grown, inputs, (mask,) = self._rows.place_nodes(own, nodes, device)
-        found, turns = self._read(inputs, torch.cat(list(states)))
-        mask = mask.to(device, non_blocking=True)
-        for number in range(len(self.network.blocks)):
-            found = self._through(number, found, turns, mask)
-        predicted = self.network.predicted(found)[0]
-        fresh = predicted.split([new.tokens.shape[0] for new in nodes])
+        counts = [new.tokens.shape[0] for new in nodes]
+        predicted = self._read_nodes(own, counts, inputs, torch.cat(list(states)), mask.to(device, non_blocking=True))
+        fresh = predicted.split(counts)
         for row, parents, part in zip(own, grown, fresh, strict=True):
             row.parents, row.predicted = parents, torch.cat([row.predicted, part])
         if are_text:
@@ -192,39 +201,18 @@ class HeadModel:
         self.pass_seconds += time.perf_counter() - began
         return logits
 
-    def _read(self, inputs: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
-        """What the first layer reads.
+    def _read_nodes(
+        self, rows: Sequence[HeadRow], counts: Sequence[int], inputs: Tensor, states: Tensor, mask: Tensor
+    ) -> Tensor:
+        """[T, H] states of nodes, of a pass over them.
 
         Args:
-            inputs: [2, T] tokens and positions, on the CPU.
-            states: [T, H] of the tokens before them.
-
-        Returns:
-            [1, T, I] its input; [1, T, ...] rotations.
+            rows, counts, inputs, states: as of ``_read_text``.
+            mask: [B, 1, width, S] bool, the slots that each node attends to.
         """
-        slots, device, embed = self._rows.cache.placement.slots, self.capabilities.device, self.network.embed_tokens
-        if self._turns.shape[0] < slots:
-            self._turns = self.network.turns(torch.arange(slots, device=device))
-        tokens, positions = inputs.to(device, non_blocking=True)
-        embedded = self._target.embeddings(tokens) if embed is None else embed.forward(tokens)
-        return self.network.read(embedded[None], states[None]), self._turns[positions[None]]
-
-    def _attend_with(self, number: int, states: Tensor, turns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """[1, T, heads, D] queries of a layer; [B, kv_heads, S, D] keys and values of all slots."""
-        queries, keys, values = self.network.blocks[number].attend_with(states, turns)
-        at = number % len(self.network.blocks)
-        return queries, *self._rows.cache.update(keys.transpose(1, 2), values.transpose(1, 2), at)
-
-    def _through(self, number: int, states: Tensor, turns: Tensor, mask: Tensor) -> Tensor:
-        """[1, T, I] -> [1, T, H] through a layer whose queries see what [B, 1, width, S] allows."""
-        queries, keys, values = self._attend_with(number, states, turns)
-        at = self._rows.cache.placement
-        found = attend_as_one(padded(queries.transpose(1, 2), at.count, at.sources), keys, values, mask, None)
-        return self._finish(number, states, packed(found, at.index, at.sources))
-
-    def _finish(self, number: int, inputs: Tensor, found: Tensor) -> Tensor:
-        """[B, n, H] outputs of a layer, of its input and what attention gave [B, n, heads, D]."""
-        return self.network.blocks[number].finish(inputs, found.flatten(2))
+        tokens, positions = inputs.to(self.capabilities.device, non_blocking=True)
+        step = Pass(tokens, positions, slice(0, None), mask, states=states)
+        return self._runner.forward(step, self._rows.cache)[1]
 
     def _logits(self, rows: Sequence[HeadRow], predicted: Sequence[Tensor]) -> Tensor:
         """[B, n, K] logits of [n, H] states, each over its row's draft vocabulary; -inf beyond it."""

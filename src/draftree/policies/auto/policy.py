@@ -27,7 +27,18 @@ from ...models.base import Capabilities, LanguageModel
 from ...models.cost_profile import Profile, kept_or_measured
 from ...request import Outcome, Request
 from ...tree import ROOT, DraftTree
-from ..base import Candidates, Frontier, Growth, GrowthPolicy, Plan, SourceInfo, best_per_row, check_count, highest
+from ..base import (
+    Candidates,
+    Frontier,
+    Growth,
+    GrowthPolicy,
+    Plan,
+    SourceInfo,
+    best_per_row,
+    check_count,
+    highest,
+    least_together,
+)
 from .benefit import Benefit, Price, Selection, Trial
 from .calibration import Calibration, Tried, first_or_not
 from .cost_model import ARPass, CostModel, Floats, convex_below
@@ -65,6 +76,11 @@ class AutoPlan(Plan):
     chosen: int = 0
     expected: float = field(init=False)
     wished: tuple[Sequence[DraftTree], int] = ((), 0)
+
+    @property
+    def together(self) -> int | None:
+        """None: the costs that it weighs end there."""
+        return None
 
     def __post_init__(self) -> None:
         self.gained = self.expected = float(len(self.budgets))
@@ -183,7 +199,9 @@ class AutoTree(GrowthPolicy):
         self._costs = self._costs or CostModel(self.target, self.settings)
         ar = ARPass(max(len(request.ids) for request in requests), len(requests), beside)
         nodes = [budget.nodes for budget in budgets]
-        verify = self._costs.curve(min(sum(nodes), max(*nodes, self.settings.most_nodes)), ar)
+        most = min(sum(nodes), max(*nodes, self.settings.most_nodes))
+        together = least_together(budgets)
+        verify = self._costs.curve(most if together is None else min(most, together), ar)
         depth = self.depth if any(budget.depth != 0 for budget in budgets) else 0
         if self._trials and all(request in self._trials for request in requests):
             depth = 0  # no tree can be afforded before it is known what became of these
