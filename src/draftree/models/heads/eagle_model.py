@@ -74,7 +74,7 @@ class HeadModel:
         self.capabilities = replace(self.capabilities, linear_layers=summary(self.layers))
         self._known = torch.zeros(can.vocab_size, dtype=torch.bool)
         self._known[vocabulary] = True
-        self._turns = network.turns(torch.arange(0, device=can.device))
+        self._turns: Tensor | None = None
         self._rows: Rows[HeadRow] = Rows(layers)
         self.cache_bytes, self.pass_seconds = free_bytes(can.device) // 2, 0.0
 
@@ -136,7 +136,7 @@ class HeadModel:
 
     def know(self, row: HeadRow, features: Tensor) -> None:
         """The target's hidden states at a row's last token are known (``DraftHead.know``)."""
-        row.predicted = self.fused(features)
+        row.predicted, row.is_known = self.fused(features), True
         if self.network.predicts_features:
             row.scored = row.predicted
 
@@ -160,15 +160,31 @@ class HeadModel:
         """Append tokens to each row, with the hidden states before them, in one pass."""
         device, counts = self.capabilities.device, [len(new) for new in tokens]
         self._rows.place(rows, counts, device)
-        at = self._rows.cache.placement
         positions = [torch.arange(row.length, row.length + n) for row, n in zip(rows, counts, strict=True)]
         inputs = torch.stack([torch.cat(list(tokens)), torch.cat(positions)])
-        states, turns = self._read(inputs, self.fused(torch.cat(list(features))))
+        predicted = self._read_text(rows, counts, inputs, self.fused(torch.cat(list(features))))
+        for row, new, state in zip(rows, tokens, predicted, strict=True):
+            row.predicted = row.scored = state
+            row.is_known, row.length = False, row.length + len(new)
+            self._learn(row, new)
+
+    def _read_text(
+        self, rows: Sequence[HeadRow], counts: Sequence[int], inputs: Tensor, states: Tensor
+    ) -> Sequence[Tensor]:
+        """[1, H] states of each row's last token, of a pass over tokens that the target has committed.
+
+        Args:
+            rows, counts: placed in the cache, ``counts`` tokens for each.
+            inputs: [2, T] their tokens and positions, on the CPU.
+            states: [T, H] of the tokens before them.
+        """
+        at, device = self._rows.cache.placement, self.capabilities.device
+        found, turns = self._read(inputs, states)
         slots = torch.arange(at.end, device=device)
         for number in range(len(self.network.blocks) - 1):
             seen = slots <= padded(inputs[1].to(device)[None, None, :, None], at.count, at.sources)
-            states = self._through(number, states, turns, seen)
-        queries, keys, values = self._attend_with(-1, states, turns)
+            found = self._through(number, found, turns, seen)
+        queries, keys, values = self._attend_with(-1, found, turns)
         # Only the last token of each row is scored: no others need their queries of the last layer.
         lasts, total = torch.zeros((2, at.count), dtype=torch.int64), 0
         for row, n in zip(rows, counts, strict=True):
@@ -176,12 +192,9 @@ class HeadModel:
             lasts[:, row.slot - at.first] = torch.tensor([total - 1, row.length + n - 1])
         last, end = lasts.to(device, non_blocking=True)
         mask = slots <= end[:, None, None, None] if at.count > 1 else None
-        found = attend_as_one(queries[0, last][:, :, None], keys, values, mask, None)
-        predicted = self.network.predicted(self._finish(-1, states[0, last][:, None], found))
-        for row, new in zip(rows, tokens, strict=True):
-            row.predicted = row.scored = predicted[row.slot - at.first]
-            row.length += len(new)
-            self._learn(row, new)
+        attended = attend_as_one(queries[0, last][:, :, None], keys, values, mask, None)
+        predicted = self.network.predicted(self._finish(-1, found[0, last][:, None], attended))
+        return [predicted[row.slot - at.first] for row in rows]
 
     @torch.inference_mode()
     def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes], states: Sequence[Tensor] | None = None) -> Tensor:
@@ -197,12 +210,9 @@ class HeadModel:
             befores = [(new.parents + 1).to(device, non_blocking=True) for new in nodes]
             states = [row.predicted.index_select(0, before) for row, before in zip(own, befores, strict=True)]
         grown, inputs, (mask,) = self._rows.place_nodes(own, nodes, device)
-        found, turns = self._read(inputs, torch.cat(list(states)))
-        mask = mask.to(device, non_blocking=True)
-        for number in range(len(self.network.blocks)):
-            found = self._through(number, found, turns, mask)
-        predicted = self.network.predicted(found)[0]
-        fresh = predicted.split([new.tokens.shape[0] for new in nodes])
+        counts = [new.tokens.shape[0] for new in nodes]
+        predicted = self._read_nodes(own, counts, inputs, torch.cat(list(states)), mask.to(device, non_blocking=True))
+        fresh = predicted.split(counts)
         for row, parents, part in zip(own, grown, fresh, strict=True):
             row.parents, row.predicted = parents, torch.cat([row.predicted, part])
         if are_text:
@@ -211,6 +221,20 @@ class HeadModel:
         logits = self._logits(own, [part[len(part) - new.logits :] for part, new in zip(fresh, nodes, strict=True)])
         self.pass_seconds += time.perf_counter() - began
         return logits
+
+    def _read_nodes(
+        self, rows: Sequence[HeadRow], counts: Sequence[int], inputs: Tensor, states: Tensor, mask: Tensor
+    ) -> Tensor:
+        """[T, H] states of nodes, of a pass over them.
+
+        Args:
+            rows, counts, inputs, states: as of ``_read_text``.
+            mask: [B, 1, width, S] bool, the slots that each node attends to.
+        """
+        found, turns = self._read(inputs, states)
+        for number in range(len(self.network.blocks)):
+            found = self._through(number, found, turns, mask)
+        return self.network.predicted(found)[0]
 
     def _read(self, inputs: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
         """What the first layer reads.
@@ -223,7 +247,7 @@ class HeadModel:
             [1, T, I] its input; [1, T, ...] rotations.
         """
         slots, device, embed = self._rows.cache.placement.slots, self.capabilities.device, self.network.embed_tokens
-        if self._turns.shape[0] < slots:
+        if self._turns is None or self._turns.shape[0] < slots:
             self._turns = self.network.turns(torch.arange(slots, device=device))
         tokens, positions = inputs.to(device, non_blocking=True)
         embedded = self._target.embeddings(tokens) if embed is None else embed.forward(tokens)
