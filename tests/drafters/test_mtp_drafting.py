@@ -20,7 +20,7 @@ from draftree.models.heads.mtp import load_mtp
 from draftree.models.huggingface import HFModel
 
 from ..heads import PROMPTS
-from ..mtp import known, read, save_mtp
+from ..mtp import Oracle, known, read, save_mtp
 from ..pairs import generated, policy
 from ..tiny import VOCAB
 
@@ -66,6 +66,17 @@ def test_ids_equal_ar_decoding(method: str, temperature: float, target: HFModel)
 def test_greedy_ids_are_those_of_transformers(target: HFModel) -> None:
     found = engine(target, "opt-tree").generate(PROMPTS[:1], SamplingParams(max_tokens=10))[0].token_ids
     assert found == generated(target.model, PROMPTS[0], 10)
+
+
+def test_chains_are_those_that_transformers_would_draft(folder: Path, target: HFModel) -> None:
+    oracle, made = Oracle(folder), engine(target, "chain")
+    request = made.open(PROMPTS[1], SamplingParams(max_tokens=20))
+    for _ in range(3):
+        outcome = made.step([request])[0]
+        text, drafts = request.ids[: len(request.ids) - outcome.taken], outcome.tree.tokens.tolist()
+        assert len(drafts) > 2
+        assert oracle.drafted(text, drafts)[:-1].argmax(-1).tolist() == drafts
+    made.close(request)
 
 
 @pytest.mark.parametrize("scheme", ["multi-round", "block"])

@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
 from draftree.cli.main import run
 from draftree.errors import ModelFileError, UnsupportedModelError
@@ -166,6 +167,15 @@ def test_what_the_checkpoint_lacks_is_named(kind: str, tmp_path: Path) -> None:
     broken = HFModel(read(save_mtp(tmp_path, kind, lacking=["eh_proj.weight"])), name="tiny", self_test=False)
     with pytest.raises(ModelFileError, match=r"tiny: .*promises 1, .*lacks 1 tensors .*eh_proj\.weight"):
         load_mtp(broken)
+
+
+def test_qwen_targets_are_refused_before_their_layers_matter() -> None:
+    """What the guide says: no checkpoint of these has attention alone, and transformers counts none as such."""
+    config = Qwen3_5TextConfig(
+        vocab_size=VOCAB, hidden_size=16, intermediate_size=16, num_hidden_layers=2, layer_types=["full_attention"] * 2
+    )
+    with pytest.raises(UnsupportedModelError, match="recurrent state"):
+        HFModel(Qwen3_5ForCausalLM(config), name="qwen")
 
 
 def test_tensors_of_other_sizes_are_refused(tmp_path: Path) -> None:
