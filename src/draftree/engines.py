@@ -75,7 +75,9 @@ def load_engine(
     return make_engine(load(target, **options), speculation, observers, scheduling=scheduling)
 
 
-_BEAM_DRAFTERS = "beams are drafted by a draft model, head, int4, int8, fp16w, self, none or, for beam search, lookup"
+_BEAM_DRAFTERS = (
+    "beams are drafted by a draft model, head, mtp, int4, int8, fp16w, self, none or, for beam search, lookup"
+)
 
 
 @typed

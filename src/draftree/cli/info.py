@@ -14,6 +14,7 @@ from ..models.abilities import abilities, tokenizer_of
 from ..models.cost_profile import FULL, Grid, Profile, measure_and_keep, profile_folder
 from ..models.cpu.openmp import WAITING
 from ..models.heads.head_formats import describe, is_head
+from ..models.heads.mtp import mtp_layers
 from ..models.huggingface import HFModel
 from ..progress import out
 from .options import ComputeOptions, whole, with_options
@@ -78,6 +79,7 @@ def info(
         "waiting threads": WAITING,
         "draft trees": can.trees,
         "abilities": ", ".join(abilities(loaded)) or "none beside trees",
+        "MTP layers": f"{count}, for drafter mtp" if (count := mtp_layers(loaded)) else "",
         "KV cache": f"{can.slot_bytes / 1024:.1f} KiB a token, compactable",
         "chat template": "yes" if tokenizer and tokenizer.chat_template else "no: use --raw",
         "loaded in": f"{seconds:.1f} s, self-test included",

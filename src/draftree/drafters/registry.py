@@ -19,6 +19,7 @@ from ..models.cpu.quantization import DEFAULT_WEIGHT_FORMAT, DRAFTING, WEIGHT_FO
 from ..models.heads import eagle_file
 from ..models.heads.eagle_file import fits, shipped_for, shipped_head
 from ..models.heads.head_formats import is_head, load_head
+from ..models.heads.mtp import load_mtp
 from ..models.loading import ModelOptions, load_here
 from ..policies.auto.policy import AutoTree
 from ..policies.base import GrowthPolicy, Provenance
@@ -133,6 +134,11 @@ SOURCES = (
         names=("head",),
         summary="a layer trained on the target's hidden states; comes with smollm2",
         model=lambda name, target: shipped_head(target),
+    ),
+    SourceKind(
+        names=("mtp",),
+        summary="multi-token prediction layers in the target's own checkpoint, where it has some",
+        model=lambda name, target: load_mtp(target),
     ),
     SourceKind(
         names=("int4", "int8", "fp16w"),

@@ -37,8 +37,8 @@ class SpeculationParams:
 
     drafter: str | DrafterSpec | LanguageModel = option(
         "What drafts: auto (the best that is there for the target), lookup, corpus, recycle, head, a draft head's "
-        "folder, a model with the target's vocabulary, int4, int8, fp16w, none, self, or several: A+B joins, A>B lets "
-        "B verify A.",
+        "folder, mtp, a model with the target's vocabulary, int4, int8, fp16w, none, self, or several: A+B joins, A>B "
+        "lets B verify A.",
         DEFAULT_DRAFTER,
     )
     method: str | GrowthPolicy = option("How trees grow; 'draftree methods' lists them.", DEFAULT_METHOD)

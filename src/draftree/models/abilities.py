@@ -201,6 +201,7 @@ class HeadRow(Row):
         extra, extra_bias: [K - D, H] and [K - D] output weights and biases of those that are not in the head's own;
             None: there are no biases.
         known: [V] bool, which ids are in ``tokens``.
+        is_known: the state of the last committed token is made of the target's hidden states there (``know``).
     """
 
     predicted: Tensor
@@ -209,6 +210,7 @@ class HeadRow(Row):
     extra: Tensor
     extra_bias: Tensor | None
     known: Tensor
+    is_known: bool = False
 
 
 @runtime_checkable

@@ -71,7 +71,9 @@ def capabilities(model: PreTrainedModel, name: str) -> Capabilities:
 
 
 def _slot_bytes(config: Any, dtype: torch.dtype) -> int:
-    """Bytes that one token takes in the cache."""
+    """Bytes that one token takes in the cache; latent attention keeps one vector for all heads, and the rotated one."""
+    if rank := getattr(config, "kv_lora_rank", None):
+        return int(config.num_hidden_layers * (rank + config.qk_rope_head_dim)) * dtype.itemsize
     heads = config.num_attention_heads
     shared = getattr(config, "num_key_value_heads", None) or heads
     width = getattr(config, "head_dim", None) or config.hidden_size // heads

@@ -119,7 +119,7 @@ class HeadModel:
 
     def know(self, row: HeadRow, features: Tensor) -> None:
         """The target's hidden states at a row's last token are known (``DraftHead.know``)."""
-        row.predicted = self.fused(features)
+        row.predicted, row.is_known = self.fused(features), True
         if self.network.predicts_features:
             row.scored = row.predicted
 
@@ -148,7 +148,7 @@ class HeadModel:
         predicted = self._read_text(rows, counts, inputs, self.fused(torch.cat(list(features))))
         for row, new, state in zip(rows, tokens, predicted, strict=True):
             row.predicted = row.scored = state
-            row.length += len(new)
+            row.is_known, row.length = False, row.length + len(new)
             self._learn(row, new)
 
     def _read_text(
