@@ -210,6 +210,19 @@ class PublishedHead:
                 "was made for, or drafter 'auto'"
             )
 
+    def network_for(self, target: FeatureModel) -> tuple[EagleNetwork, Tensor]:
+        """Its network without embeddings that are the target's own, and the ids of its vocabulary.
+
+        Raises:
+            ModelFileError: it cannot be read, or is not whole.
+            ConfigError: it was made for another target.
+        """
+        self.check_target(target)
+        network, ids = self.network(target.layers)
+        if network.embed_tokens is not None and _are_of(target, network.embed_tokens.weight):
+            network.embed_tokens = None
+        return network, ids
+
     def describe(self) -> dict[str, str]:
         """What it is, in words, by what is said of it; it is read whole.
 
@@ -298,11 +311,7 @@ def load_published(head: PublishedHead, target: LanguageModel) -> HeadModel:
         ConfigError: it was made for another target.
         UnsupportedModelError: the target's hidden states cannot be read.
     """
-    given = feature_model(target)
-    head.check_target(given)
-    network, ids = head.network(given.layers)
-    if network.embed_tokens is not None and _are_of(given, network.embed_tokens.weight):
-        network.embed_tokens = None
+    network, ids = head.network_for(feature_model(target))
     return HeadModel(network, ids, target, f"head {head.folder.name}")
 
 
