@@ -10,8 +10,9 @@ from draftree.models.heads.eagle_head import HeadConfig, HeadNetwork
 from draftree.models.heads.eagle_model import HeadModel
 from draftree.models.huggingface import HFModel
 from draftree.models.probe import fingerprint
-from draftree.train.eagle_fit import Fit, FitRecipe, Frozen, regress
+from draftree.train.eagle_fit import Fit, FitRecipe, Frozen
 from draftree.train.eagle_training import draft_vocabulary
+from draftree.train.head_architectures import regress
 from draftree.train.responses import Response, respond
 
 from .tiny import VOCAB

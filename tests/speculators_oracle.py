@@ -4,9 +4,10 @@
         pandas pyarrow python-dotenv
     python -m tests.speculators_oracle
 
-Heads of random weights, in both styles of names: the logits of step 0 and of three further steps at every position of a
-text; of P-EAGLE heads those of all masks behind some of them. Prints the largest difference of each, ends with 1 if
-one is above 1e-5.
+Heads of random weights, in both styles of names, and one that is trained here and that speculators loads by its folder,
+with the target that its config names: the logits of step 0 and of three further steps at every position of a text; of
+P-EAGLE heads those of all masks behind some of them. Prints the largest difference of each, ends with 1 if one is above
+1e-5.
 """
 
 from __future__ import annotations
@@ -24,14 +25,19 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config
 
-from draftree.models.base import Nodes, prefill
+from draftree.models.base import FINAL_STATE, Nodes, prefill
+from draftree.models.heads.eagle_model import HeadModel
 from draftree.models.heads.head_formats import load_head
 from draftree.models.heads.peagle import ParallelHead
 from draftree.models.huggingface import HFModel
+from draftree.train.eagle_fit import Fit, FitRecipe
+from draftree.train.eagle_training import draft_vocabulary
+from draftree.train.head_architectures import ARCHITECTURES
 
+from .heads import frozen, responses
 from .marginal_heads import ParallelRecipe, features_of
 from .published import FLAGS, ROPES, Recipe, eagle_head
-from .tiny import tiny
+from .tiny import save_tiny, tiny
 
 TEXT = [3, 1, 41, 59, 26, 5, 35, 8, 9, 7, 9, 32, 38, 4, 6]
 STEPS = 4
@@ -62,8 +68,8 @@ def target_of(size: int) -> HFModel:
     return HFModel(weights, name="tiny", self_test=False)
 
 
-def theirs(recipe: Recipe, embeddings: Tensor, folder: Path, features: Tensor) -> list[Tensor]:
-    """[n, D] logits of each step by speculators: of step k at position i after k further tokens of the text."""
+def theirs(recipe: Recipe, embeddings: Tensor, folder: Path) -> Any:
+    """A head in a folder as a model of speculators, with these embeddings."""
     from speculators.models.eagle3 import Eagle3DraftModel, Eagle3SpeculatorConfig
 
     document = json.loads((folder / "config.json").read_text())
@@ -82,6 +88,20 @@ def theirs(recipe: Recipe, embeddings: Tensor, folder: Path, features: Tensor) -
     missing, unexpected = model.load_state_dict(tensors, strict=False)
     if unexpected or not set(missing) <= {"verifier_norm.weight", "verifier_lm_head.weight"}:
         raise ValueError(f"missing {missing}, unexpected {unexpected}")
+    return model
+
+
+def loaded(folder: Path) -> Any:
+    """A head in a folder as speculators loads it."""
+    from speculators.models.eagle3 import Eagle3DraftModel, Eagle3SpeculatorConfig
+
+    config = Eagle3SpeculatorConfig.from_pretrained(folder)
+    config.transformer_layer_config._attn_implementation = "eager"
+    return Eagle3DraftModel.from_pretrained(folder, config=config).eval()
+
+
+def logits_of(model: Any, features: Tensor) -> list[Tensor]:
+    """[n, D] logits of each step by speculators: of step k at position i after k further tokens of the text."""
     found: list[Tensor] = []
     model.lm_head.register_forward_hook(lambda module, inputs, output: found.append(output[0].detach()))
     ids = torch.tensor([TEXT[1:]])
@@ -91,13 +111,35 @@ def theirs(recipe: Recipe, embeddings: Tensor, folder: Path, features: Tensor) -
 
 @torch.no_grad()
 def difference(recipe: Recipe, style: str) -> float:
-    """Largest difference of logits."""
-    target, tokens, worst = target_of(recipe.target_size), torch.tensor(TEXT[1:]), 0.0
+    """Largest difference of the logits of a head with random weights."""
+    target = target_of(recipe.target_size)
     embeddings = target.embeddings(torch.arange(recipe.vocab))
     with TemporaryDirectory() as place:
         head = eagle_head(recipe.save(Path(place) / "ours", style), target)
-        features = prefill(target, TEXT).waiting_features(head.features)[:-1].clone()
-        want = theirs(recipe, embeddings, recipe.save(Path(place) / "theirs"), features)
+        return worst(head, target, theirs(recipe, embeddings, recipe.save(Path(place) / "theirs")))
+
+
+def trained_difference() -> float:
+    """Largest difference of the logits of a head that is trained here."""
+    architecture = ARCHITECTURES["eagle3"]
+    with TemporaryDirectory() as place:
+        target = HFModel(tiny(), name=str(save_tiny(Path(place) / "tiny")), self_test=False)
+        target.track_features(architecture.features(target, None) | FINAL_STATE)
+        learned = responses(target)
+        vocabulary = draft_vocabulary(learned, target.capabilities.vocab_size, 40)
+        parts = frozen(target, vocabulary)
+        network = architecture.begin(target, parts, vocabulary, learned, 0)
+        assert len(list(Fit(FitRecipe(batch=4), network, parts, learned, 30, "").run())) == 30
+        architecture.save(Path(place) / "head", network, vocabulary, target)
+        return worst(eagle_head(Path(place) / "head", target), target, loaded(Path(place) / "head"))
+
+
+@torch.no_grad()
+def worst(head: HeadModel, target: HFModel, model: Any) -> float:
+    """Largest difference of the logits of a head here and as a model of speculators."""
+    tokens, largest = torch.tensor(TEXT[1:]), 0.0
+    features = prefill(target, TEXT).waiting_features(head.features)[:-1].clone()
+    want = logits_of(model, features)
     for cut in range(1, len(tokens) - STEPS + 1):
         row = head.open()
         found = [head.advance([row], [tokens[:cut]], [features[:cut]])[0]]
@@ -105,8 +147,8 @@ def difference(recipe: Recipe, style: str) -> float:
             found.append(head.extend([row], [Nodes(tokens[cut + k, None], torch.tensor([k - 1]))])[0, 0])
         head.close(row)
         for logits, step in zip(found, want, strict=True):
-            worst = max(worst, float((logits[: step.shape[1]] - step[cut - 1]).abs().max()))
-    return worst
+            largest = max(largest, float((logits[: step.shape[1]] - step[cut - 1]).abs().max()))
+    return largest
 
 
 def masked(recipe: ParallelRecipe, embeddings: Tensor, folder: Path, features: Tensor, cut: int) -> Tensor:
@@ -162,8 +204,9 @@ def main() -> int:
     }
     for name, recipe in (("P-EAGLE", ParallelRecipe()), ("P-EAGLE, size 48", ParallelRecipe(size=48, target_size=48))):
         found["speculators", name] = difference_of_masks(recipe)
-    for (style, name), worst in found.items():
-        sys.stdout.write(f"{style:12} {name:26} {worst:.1e}\n")
+    found["draftree", "trained, loaded by its folder"] = trained_difference()
+    for (style, name), largest in found.items():
+        sys.stdout.write(f"{style:12} {name:30} {largest:.1e}\n")
     return int(max(found.values()) > 1e-5)
 
 

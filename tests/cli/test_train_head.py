@@ -8,13 +8,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from draftree.cli.main import run
+from draftree.models.heads.published_head import published_head
 from draftree.train import eagle_fit as fit
 from draftree.train import head_data
 from draftree.train import responses as draw
 from draftree.train.prompts import read_prompts
 
+from ..published import FLAGS, Recipe
 from ..tiny import save_tiny
 
 Captured = pytest.CaptureFixture[str]
@@ -34,13 +38,26 @@ def prompts(tmp_path: Path) -> Path:
     return path
 
 
+WEIGHTS = {"eagle": "head.safetensors", "eagle3": "model.safetensors"}
+"""By what is trained."""
+
+
+def _trained(arch: str, model: str, folder: Path) -> Path:
+    (folder / "prompts.txt").write_text("\n".join(QUESTIONS))
+    assert run(asked(model, folder / "prompts.txt", folder / "head", "--rows", "2", "--arch", arch)) == 0
+    return folder / "head"
+
+
 @pytest.fixture(scope="module")
 def trained(model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a head that was trained by ``asked``; ``--rows`` changes nothing about it."""
-    folder = tmp_path_factory.mktemp("trained")
-    (folder / "prompts.txt").write_text("\n".join(QUESTIONS))
-    assert run(asked(model, folder / "prompts.txt", folder / "head", "--rows", "2")) == 0
-    return folder / "head"
+    return _trained("eagle", model, tmp_path_factory.mktemp("trained"))
+
+
+@pytest.fixture(scope="module")
+def eagle3(model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """That of an EAGLE-3 head."""
+    return _trained("eagle3", model, tmp_path_factory.mktemp("eagle3"))
 
 
 def asked(model: str, prompts: Path, out: Path, *more: str) -> list[str]:
@@ -55,12 +72,13 @@ def complaint(capsys: Captured) -> str:
     return printed.err
 
 
+@pytest.mark.parametrize("arch", WEIGHTS)
 def test_it_trains_a_head_that_generate_drafts_with(
-    model: str, prompts: Path, tmp_path: Path, capsys: Captured
+    arch: str, model: str, prompts: Path, tmp_path: Path, capsys: Captured
 ) -> None:
     out = tmp_path / "head"
     capsys.readouterr()
-    assert run(asked(model, prompts, out, "--licence", "CC0")) == 0
+    assert run(asked(model, prompts, out, "--licence", "CC0", "--arch", arch)) == 0
     printed = capsys.readouterr()
     assert "greedy: acceptance at depth 1 to 5: " in printed.out
     assert printed.err == ""
@@ -68,7 +86,8 @@ def test_it_trains_a_head_that_generate_drafts_with(
     assert f"| {prompts.name} | {len(QUESTIONS)} | CC0 | `" in card
     assert "6 steps of 2 responses" in card
     assert "opt-tree, 16 nodes" in card
-    assert sorted(p.name for p in out.iterdir()) == ["README.md", "config.json", "head.safetensors", "work"]
+    assert ("smooth L1" in card, "speculators" in card) == (arch == "eagle", arch == "eagle3")
+    assert sorted(p.name for p in out.iterdir()) == ["README.md", "config.json", WEIGHTS[arch], "work"]
 
     question = ["generate", QUESTIONS[0], "--target", model, "--max-tokens", "24", "--json", "--drafter"]
     assert run([*question, "none"]) == 0
@@ -89,17 +108,19 @@ def test_a_second_run_has_nothing_left_to_do(model: str, trained: Path, prompts:
     assert {p: p.read_bytes() for p in before} == before
 
 
-@pytest.mark.parametrize("stage", ["responses", "steps"])
+@pytest.mark.parametrize(("arch", "stage"), [("eagle", "responses"), ("eagle", "steps"), ("eagle3", "steps")])
 def test_an_interrupted_training_ends_as_an_uninterrupted_one(
+    arch: str,
     stage: str,
     model: str,
-    trained: Path,
     prompts: Path,
     tmp_path: Path,
     capsys: Captured,
     monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
 ) -> None:
-    out = tmp_path / "head"
+    whole: Path = request.getfixturevalue("trained" if arch == "eagle" else arch)
+    out, arguments = tmp_path / "head", ("--rows", "2", "--arch", arch)
     drawn, steps = draw.respond, fit.Fit.run
 
     def interrupted(given: Iterator[object]) -> Iterator[object]:
@@ -113,12 +134,12 @@ def test_an_interrupted_training_ends_as_an_uninterrupted_one(
             patch.setattr(head_data, "respond", lambda *a, **k: interrupted(drawn(*a, **k)))
         else:
             patch.setattr(fit.Fit, "run", lambda self: interrupted(steps(self)))
-        assert run(asked(model, prompts, out, "--rows", "2")) == 1
+        assert run(asked(model, prompts, out, *arguments)) == 1
     assert "interrupted: the same command goes on from there" in complaint(capsys)
     assert not (out / "config.json").exists()
-    assert run(asked(model, prompts, out, "--rows", "2")) == 0
-    for name in ("head.safetensors", "README.md", "config.json"):
-        assert (out / name).read_bytes() == (trained / name).read_bytes(), name
+    assert run(asked(model, prompts, out, *arguments)) == 0
+    for name in (WEIGHTS[arch], "README.md", "config.json"):
+        assert (out / name).read_bytes() == (whole / name).read_bytes(), name
 
 
 def test_steps_follow_the_hours(model: str, prompts: Path, tmp_path: Path) -> None:
@@ -128,11 +149,67 @@ def test_steps_follow_the_hours(model: str, prompts: Path, tmp_path: Path) -> No
     assert "steps of 2 responses" in (tmp_path / "head" / "README.md").read_text()
 
 
-def test_a_head_can_start_from_another(model: str, trained: Path, prompts: Path, tmp_path: Path) -> None:
-    assert run(asked(model, prompts, tmp_path / "two", "--init", str(trained), "--learning-rate", "1e-9")) == 0
+@pytest.mark.parametrize("arch", WEIGHTS)
+def test_a_head_can_start_from_another(
+    arch: str, model: str, prompts: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    start: Path = request.getfixturevalue("trained" if arch == "eagle" else arch)
+    given = ["--arch", arch, "--init", str(start), "--learning-rate", "1e-9"]
+    assert run(asked(model, prompts, tmp_path / "two", *given)) == 0
     assert "start: the head head" in (tmp_path / "two" / "README.md").read_text()
-    heads = [(folder / "head.safetensors").read_bytes() for folder in (trained, tmp_path / "two")]
-    assert sum(a != b for a, b in zip(*heads, strict=True)) < 0.01 * len(heads[0])
+    before, after = (load_file(folder / WEIGHTS[arch]) for folder in (start, tmp_path / "two"))
+    assert before.keys() == after.keys()
+    for name, value in before.items():
+        assert torch.allclose(value.float(), after[name].float(), atol=1e-5), name
+
+
+def test_a_head_of_another_kind_is_no_start(
+    model: str, trained: Path, eagle3: Path, prompts: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    for arch, start in (("eagle", eagle3), ("eagle3", trained)):
+        capsys.readouterr()
+        assert run(asked(model, prompts, tmp_path / "two", "--arch", arch, "--init", str(start))) == 2
+        assert "no draft head in" in (line := complaint(capsys)) and f"from which --arch {arch} could start" in line
+    assert not (tmp_path / "two").exists()
+
+
+def test_a_published_head_is_a_start_if_it_is_one_layer_on_the_targets_embeddings(
+    model: str, prompts: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    start, given = tmp_path / "start", ["--arch", "eagle3", "--init", str(tmp_path / "start"), "--steps", "1"]
+    final = Recipe(ids=None, states=1, flags={"use_aux_hidden_state": False})
+    for recipe in (Recipe(ids=(2, 0, 1)), Recipe(flags=FLAGS["two layers"]), Recipe(qk_norm=True), final):
+        recipe.save(start)
+        code = 0 if recipe.ids == (2, 0, 1) else 2
+        capsys.readouterr()
+        assert run(asked(model, prompts, tmp_path / f"two-{code}", *given)) == code
+        assert code == 0 or "give --init a head of one Llama layer" in complaint(capsys)
+    made = published_head(tmp_path / "two-0")
+    assert made is not None and made.config.eagle_aux_hidden_state_layer_ids == (2, 0, 1)
+    before, after = load_file(start / "model.safetensors"), load_file(tmp_path / "two-0" / "model.safetensors")
+    assert torch.equal(before["d2t"], after["d2t"]) and not torch.equal(before["fc.weight"], after["fc.weight"])
+
+
+def test_what_one_kind_of_head_has_begun_is_not_anothers(
+    model: str, trained: Path, eagle3: Path, prompts: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    for arch, other in (("eagle", eagle3), ("eagle3", trained)):
+        out = shutil.copytree(other, tmp_path / arch)
+        capsys.readouterr()
+        assert run(asked(model, prompts, out, "--arch", arch)) == 2
+        assert "holds another model: give --out a folder of its own" in complaint(capsys)
+        (out / "config.json").unlink()
+        assert run(asked(model, prompts, out, "--arch", arch)) == 2
+        assert "for another --arch" in complaint(capsys)
+
+
+def test_a_head_that_was_copied_here_is_not_overwritten(
+    model: str, prompts: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    capsys.readouterr()
+    out = Recipe().save(tmp_path / "head")
+    assert run(asked(model, prompts, out, "--arch", "eagle3")) == 2
+    assert "holds another model: give --out a folder of its own" in complaint(capsys)
 
 
 def test_other_settings_are_refused_unless_forced(
@@ -170,6 +247,7 @@ BAD = {
     "no folder": (["--out", "nowhere/head"], "folder nowhere"),
     "no head to start from": (["--init", "nowhere"], "no draft head in nowhere"),
     "a licence too many": (["--licence", "MIT", "--licence", "CC0"], "2 --licence for 1 --prompts"),
+    "no such kind": (["--arch", "eagle9"], "--arch eagle9: use one of eagle, eagle3"),
     "no prompt file": (["--prompts", "nowhere.txt"], "no prompt file 'nowhere.txt'"),
 }
 

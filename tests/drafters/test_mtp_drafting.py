@@ -11,8 +11,8 @@ import pytest
 from draftree.beams.beam_engine import BeamEngine
 from draftree.beams.params import BeamParams
 from draftree.config import SamplingParams
-from draftree.drafters.eagle import EagleSource
 from draftree.drafters.grow import TreeDrafter
+from draftree.drafters.heads.eagle import EagleSource
 from draftree.drafters.registry import load_drafter, load_source
 from draftree.engine.engine import Engine
 from draftree.engines import load_beam_source

@@ -11,8 +11,9 @@ import torch
 from draftree.errors import ConfigError, RunError
 from draftree.models.heads.eagle_head import HeadConfig, HeadNetwork
 from draftree.models.huggingface import HFModel
-from draftree.train.eagle_fit import Fit, FitRecipe, evaluate, regress
+from draftree.train.eagle_fit import Fit, FitRecipe, evaluate
 from draftree.train.eagle_training import draft_vocabulary
+from draftree.train.head_architectures import regress
 from draftree.train.responses import Response
 
 from ..heads import frozen, responses, trained
@@ -47,7 +48,9 @@ def test_a_small_text_is_learned_by_heart(target: HFModel, learned: list[Respons
 
 def test_the_regression_is_the_best_linear_map(target: HFModel, learned: list[Response]) -> None:
     fit = made(target, learned, 1)
-    scale, network = fit.network.config.embedding_scale, fit.network
+    network = fit.network
+    assert isinstance(network, HeadNetwork)
+    scale = network.config.embedding_scale
     inputs, truth = [], []
     for r in learned:
         p = r.prompt_length

@@ -13,6 +13,7 @@ from draftree.artifacts import write_whole
 from draftree.config import SamplingParams
 from draftree.engine.engine import Engine
 from draftree.errors import ConfigError, ModelFileError, PromptError, RunError
+from draftree.models.base import FINAL_STATE, FeatureSpec
 from draftree.models.huggingface import HFModel
 from draftree.train import head_data
 from draftree.train.head_data import HeadData, by_length
@@ -71,6 +72,25 @@ def test_what_is_stored_is_what_is_read(target: HFModel, tmp_path: Path, monkeyp
         assert (one.temperature, one.gained) == (two.temperature, two.gained)
         assert torch.equal(one.tokens, two.tokens)
         assert torch.equal(one.features, two.features)
+        assert one.kept == two.kept
+
+
+def test_hidden_states_of_layers_come_with_a_response(tmp_path: Path) -> None:
+    """Those of a layer are large here, as some models' are at their first token: float16 holds 65504 at most."""
+    model, wanted = HFModel(tiny(), self_test=False), FeatureSpec((0, 1)) | FINAL_STATE
+    with torch.no_grad():
+        model.model.get_input_embeddings().weight.mul_(1e6)
+    model.track_features(wanted)
+    data = HeadData.open(tmp_path / "a", RECIPE, PROMPTS, model.tracked)
+    assert data.bytes_needed(1000, 32) >= 1000 * (2 * 3 * 32 + 4)
+    data.collect(model, tokens=40, seconds=60, rows=2, progress=lambda done: None)
+    for response in data.responses():
+        assert response.kept == wanted
+        embedded = model.embeddings(response.tokens[:-1]).clamp(-65504, 65504)
+        found = response.kept.part(response.features, FeatureSpec((0,))).float()
+        assert bool(response.features.isfinite().all()) and torch.allclose(found, embedded, rtol=1e-2)
+    with pytest.raises(ConfigError, match="for another --arch: .*choose another --out"):
+        HeadData.open(tmp_path / "a", RECIPE, PROMPTS)
 
 
 def test_a_shard_that_was_removed_costs_its_own_responses_alone(
@@ -193,7 +213,7 @@ def test_responses_of_another_recipe_are_refused(target: HFModel, tmp_path: Path
     data = HeadData.open(tmp_path / "a", RECIPE, PROMPTS)
     data.collect(target, tokens=20, seconds=60, rows=1, progress=lambda done: None)
     other = DataRecipe(target="tiny", prompts="p", max_tokens=21, seed=0, dtype="float32")
-    with pytest.raises(ConfigError, match="another target, other prompts or other settings: .*choose another --out"):
+    with pytest.raises(ConfigError, match="another target, other prompts or other settings, .*choose another --out"):
         HeadData.open(tmp_path / "a", other, PROMPTS)
 
 

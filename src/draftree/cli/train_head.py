@@ -14,18 +14,22 @@ import typer
 
 from ..artifacts import user_path
 from ..config import option
-from ..errors import ConfigError, RunError
+from ..errors import ConfigError, RunError, UnknownNameError
 from ..models.abilities import trainable
-from ..models.heads.eagle_file import is_head
+from ..models.base import FINAL_STATE
 from ..models.loading import DEFAULT_MODEL
 from ..progress import out as output
 from ..progress import progress_reporter
 from ..train.eagle_fit import FitRecipe, HeadFigures
 from ..train.eagle_training import HeadTraining, TrainingLimits
+from ..train.head_architectures import ARCHITECTURES, Architecture
 from ..train.head_data import HeadData
 from ..train.prompts import PromptFile, digest, encoded, read_prompts, shuffled
 from ..train.responses import DataRecipe
 from .options import ComputeOptions, Target, whole, with_options
+
+WORK = "work"
+"""Folder, in that of a head, of what training needs."""
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -74,6 +78,9 @@ def head(
     source: PromptOptions,
     out: Annotated[str, typer.Option(metavar="DIR", help="Folder for the head, and for what training needs.")],
     target: Target = DEFAULT_MODEL,
+    arch: Annotated[
+        str, typer.Option(metavar="|".join(ARCHITECTURES), help="draftree's own, or EAGLE-3 in speculators' format.")
+    ] = "eagle",
     max_tokens: Annotated[int, whole("N", "Most tokens of a response.")] = 160,
     limits: TrainingLimits,
     recipe: FitRecipe,
@@ -90,13 +97,16 @@ def head(
     """
     if max_tokens < 2:
         raise ConfigError(f"max_tokens is {max_tokens}: use at least 2, for one token to draft")
-    folder = _check_place(out)
+    if arch not in ARCHITECTURES:
+        raise UnknownNameError(f"--arch {arch}: use one of {', '.join(ARCHITECTURES)}")
+    architecture = ARCHITECTURES[arch]
+    folder = _check_place(out, architecture)
     start = None if init is None else user_path(init)
-    if start is not None and not is_head(start):
-        raise ConfigError(f"no draft head in {init}: give --init a folder that this command wrote")
+    if start is not None and not architecture.is_head(start):
+        raise ConfigError(f"no draft head in {init} from which --arch {arch} could start: give --init a folder of one")
     texts, files = source.read()
     model = trainable(compute.load(target))
-    model.track_features()
+    model.track_features(architecture.features(model, start) | FINAL_STATE)
     encoded_prompts = encoded(model, texts, raw=source.raw)
     data = DataRecipe(
         target=model.capabilities.name,
@@ -109,7 +119,8 @@ def head(
         bf16 = model.capabilities.device.type == "cuda" or bool(torch.cpu._is_avx512_bf16_supported())
     training = HeadTraining(
         target=model,
-        data=HeadData.open(folder / "work", data, encoded_prompts),
+        architecture=architecture,
+        data=HeadData.open(folder / WORK, data, encoded_prompts, model.tracked),
         sources=files,
         recipe=replace(recipe, bf16=bf16, seed=source.seed),
         limits=limits,
@@ -123,11 +134,11 @@ def head(
     _report(folder, figures)
 
 
-def _check_place(name: str) -> Path:
+def _check_place(name: str, architecture: Architecture) -> Path:
     """Where the head goes, once it is clear that it can.
 
     Raises:
-        ConfigError: it is a file, or no folder that can be written.
+        ConfigError: it is a file, or no folder that can be written, or holds another model.
     """
     folder = user_path(name)
     if folder.exists() and not folder.is_dir():
@@ -135,7 +146,7 @@ def _check_place(name: str) -> Path:
     place = folder if folder.exists() else folder.parent
     if not place.is_dir() or not os.access(place, os.W_OK):
         raise ConfigError(f"folder {place} is not there or cannot be written: make it, or choose another")
-    if (folder / "config.json").exists() and not is_head(folder):
+    if (folder / "config.json").exists() and not ((folder / WORK).is_dir() and architecture.is_head(folder)):
         raise ConfigError(f"{name} holds another model: give --out a folder of its own")
     return folder
 

@@ -145,7 +145,8 @@ def trainable(model: LanguageModel) -> TrainableModel:
     if isinstance(model, TrainableModel):
         return model
     raise UnsupportedModelError(
-        f"{model.capabilities.name} has no weights that a head could be trained with: use drafter 'lookup' or a model"
+        f"{model.capabilities.name} has no weights that a head could be trained with: use backend 'transformers', or "
+        "drafter 'lookup' or a model"
     )
 
 

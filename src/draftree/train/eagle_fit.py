@@ -21,12 +21,15 @@ from ..drafters.heads.eagle import EagleSource
 from ..errors import ConfigError
 from ..models.abilities import DraftHead
 from ..models.heads.eagle_head import HeadNetwork
+from ..models.heads.eagle_network import EagleNetwork
 from ..policies.best_paths import OptTree
 from ..policies.fixed import StaticTree
 from .eagle_loss import Batch, loss, unrolled
 from .rank_acceptance import TruePath, ranks_along
 from .replay import Replay
 from .responses import Response, seed_of
+
+TrainedNetwork = HeadNetwork | EagleNetwork
 
 DEPTH = 5
 RANKS = (1, 2, 4)
@@ -81,9 +84,9 @@ def evaluate(head: DraftHead, responses: Sequence[Response], seed: int, progress
         features = response.features.to(head.capabilities.device, head.capabilities.dtype)
         params = SamplingParams(temperature=response.temperature, seed=seed_of(response.number, seed))
         limits = {"depth": DEPTH, "stride": STRIDE}
-        drafts += ranks_along(drafter, policy, prompt, output, params, features=features, kept=head.features, **limits)
+        drafts += ranks_along(drafter, policy, prompt, output, params, features=features, kept=response.kept, **limits)
         for name, (tree, nodes) in trees.items():
-            with Replay(tree, prompt, output, params, features, kept=head.features) as replay:
+            with Replay(tree, prompt, output, params, features, kept=response.kept) as replay:
                 while replay.left:
                     replay.step(nodes)
                     steps[name] += 1
@@ -100,10 +103,6 @@ def _share(ranks: Sequence[int | None], most: int) -> float:
     return sum(rank is not None and rank < most for rank in ranks) / max(1, len(ranks))
 
 
-_RIDGE_POSITIONS = 100_000
-"""Positions that the regression looks at, at most."""
-_RIDGE = 1e-3
-"""Its penalty, as a share of the inputs' mean square."""
 _WARM_UP = 0.03
 """Share of the steps in which the learning rate rises."""
 
@@ -119,7 +118,7 @@ class FitRecipe:
         clip: largest norm of a gradient.
         unroll: drafting steps that are trained.
         decay: weight of each further drafting step.
-        feature_weight: of the distance between hidden states beside the cross-entropy.
+        feature_weight: of the distance between hidden states beside the cross-entropy, where a network predicts them.
         bf16: compute in bfloat16; the weights stay in float32.
         seed: of the order of the data and of the weights that start at random.
 
@@ -171,7 +170,7 @@ class Fit:
     """
 
     recipe: FitRecipe
-    network: HeadNetwork
+    network: TrainedNetwork
     frozen: Frozen
     responses: Sequence[Response]
     steps: int
@@ -182,8 +181,9 @@ class Fit:
 
     def __post_init__(self) -> None:
         recipe, network, rate = self.recipe, self.network, self.recipe.learning_rate
-        matrices = [p for p in network.parameters() if p.ndim > 1]
-        others = [p for p in network.parameters() if p.ndim <= 1]
+        output = None if network.lm_head is None else network.lm_head.weight  # its rows are tokens: not for Muon
+        matrices = [p for p in network.parameters() if p.ndim > 1 and p is not output]
+        others = [p for p in network.parameters() if p.ndim <= 1 or p is output]
         self._optimizers = [
             torch.optim.Muon(matrices, rate, recipe.weight_decay, adjust_lr_fn="match_rms_adamw"),
             torch.optim.AdamW(others, rate, betas=(0.9, 0.95), weight_decay=0.0),
@@ -198,7 +198,7 @@ class Fit:
         size = min(self.recipe.batch, len(self.responses))
         each = len(self.responses) // size
         chosen = self._order(step // each)[step % each * size :][:size].tolist()
-        return Batch.of([self.responses[i] for i in chosen], self.frozen.weight.device)
+        return Batch.of([self.responses[i] for i in chosen], self.frozen.weight.device, self.network.features)
 
     def _batches(self) -> Iterator[Batch]:
         """Of the steps that are left; each is put together while the one before it is learned from."""
@@ -226,7 +226,7 @@ class Fit:
             with torch.autocast(kind, torch.bfloat16, enabled=recipe.bf16):
                 predicted = unrolled(self.network, frozen.embeddings, batch, recipe.unroll)
                 weights = {"decay": recipe.decay, "feature_weight": recipe.feature_weight}
-                total = loss(predicted, batch, frozen.weight, frozen.bias, **weights)
+                total = loss(self.network, predicted, batch, frozen.weight, frozen.bias, **weights)
             self.network.zero_grad(set_to_none=True)
             total.backward()
             torch.nn.utils.clip_grad_norm_(self.network.parameters(), recipe.clip)
@@ -277,32 +277,3 @@ class Fit:
                 "afresh with --force"
             )
         return True
-
-
-@torch.no_grad()
-def regress(network: HeadNetwork, frozen: Frozen, responses: Sequence[Response]) -> None:
-    """Set the input projection to the ridge regression of the next hidden state on its inputs; closed form.
-
-    With the layer's own contribution at zero, the network then predicts as well as a linear map can.
-    """
-    config, device = network.config, frozen.weight.device
-    size = 2 * config.hidden_size + 1
-    square = torch.zeros((size, size), dtype=torch.float64, device=device)
-    product = torch.zeros((size, config.hidden_size), dtype=torch.float64, device=device)
-    seen = 0
-    for at in range(0, len(responses), 16):
-        batch = Batch.of(responses[at : at + 16], device)
-        rows = torch.arange(len(batch.tokens), device=device)[:, None]
-        embedded = frozen.embeddings[batch.tokens[rows, batch.at]][batch.valid] * config.embedding_scale
-        features = batch.features[rows, batch.at][batch.valid]
-        inputs = torch.cat([embedded, features, torch.ones_like(features[:, :1])], dim=1)
-        square += (inputs.T @ inputs).double()
-        product += (inputs.T @ batch.truth[batch.valid]).double()
-        seen += len(inputs)
-        if seen >= _RIDGE_POSITIONS:
-            break
-    penalty = _RIDGE * square.diagonal()[:-1].mean()
-    square.diagonal()[:-1] += penalty
-    solution = torch.linalg.solve(square, product).float()
-    network.project.weight.copy_(solution[:-1].T)
-    network.project.bias.copy_(solution[-1])

@@ -1,7 +1,8 @@
 """The loss of an EAGLE head over several drafting steps, on the inputs that it has when it drafts.
 
 Step 1 reads the target's hidden states, step j the head's own predictions of step j - 1 in their place, as nodes of
-depth j - 1 do (training-time test: Li et al., *EAGLE-3*, Section 3.2; inputs and outputs are EAGLE's). Pure functions.
+depth j - 1 do (training-time test: Li et al., *EAGLE-3*, Section 3.2; what a network reads and gives is its own). Pure
+functions.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, pad, smooth_l1_loss
 
+from ..models.base import FINAL_STATE, FeatureSpec
 from ..models.heads.eagle_head import DraftNetwork
 from .responses import Response, rounded_up
 
@@ -26,8 +28,8 @@ class Batch:
 
     Attributes:
         tokens: [B, N] int64.
-        features: [B, N, H], at the token before.
-        truth: [B, R, H], hidden states at the learned positions; on padding they mean nothing.
+        features: [B, N, F], hidden states at the token before.
+        truth: [B, R, H], final hidden states at the learned positions; on padding they mean nothing.
         at: [B, R] int64, column of each learned position.
         valid: [B, R] bool, false on padding.
     """
@@ -39,8 +41,13 @@ class Batch:
     valid: Tensor
 
     @classmethod
-    def of(cls, responses: Sequence[Response], device: torch.device) -> Batch:
-        """Pad responses to one shape."""
+    def of(cls, responses: Sequence[Response], device: torch.device, read: FeatureSpec = FINAL_STATE) -> Batch:
+        """Pad responses to one shape.
+
+        Args:
+            responses: with the same hidden states, the final ones among them.
+            read: which of these ``features`` are.
+        """
         firsts = torch.tensor([max(r.prompt_length - 2, 0) for r in responses])
         counts = torch.tensor([len(r.features) - 1 for r in responses]) - firsts
         width = rounded_up(max(len(r.features) - 1 for r in responses))
@@ -49,8 +56,9 @@ class Batch:
         columns = torch.arange(rounded_up(int(counts.max())))
         valid = columns < counts[:, None]
         at = torch.where(valid, firsts[:, None] + columns, 0).to(device)
-        truth = states[torch.arange(len(at), device=device)[:, None], at + 1]
-        return cls(tokens, states[:, :-1], truth, at, valid.to(device))
+        kept, rows = responses[0].kept, torch.arange(len(at), device=device)[:, None]
+        truth = kept.part(states, FINAL_STATE)[rows, at + 1]
+        return cls(tokens, kept.part(states[:, :-1], read), truth, at, valid.to(device))
 
 
 def _padded(parts: Sequence[Tensor], length: int) -> Tensor:
@@ -100,6 +108,7 @@ def unrolled(network: DraftNetwork, embeddings: Tensor, batch: Batch, steps: int
 
 
 def loss(
+    network: DraftNetwork,
     predicted: Sequence[Tensor],
     batch: Batch,
     weight: Tensor,
@@ -108,7 +117,8 @@ def loss(
     decay: float,
     feature_weight: float,
 ) -> Tensor:
-    """Cross-entropy with the target distribution over the draft vocabulary, plus smooth L1 between hidden states.
+    """Cross-entropy with the target distribution over the draft vocabulary, plus smooth L1 between hidden states where
+    the network predicts these.
 
     Args:
         predicted: of ``unrolled``.
@@ -129,8 +139,10 @@ def loss(
         spare = rounded_up(len(chosen)) - len(chosen)
         chosen, share = pad(chosen, (0, spare)), pad(share, (0, spare))  # padding has no share in the mean
         own, truth = states.flatten(0, 1)[chosen], batch.truth.flatten(0, 1)[chosen]
-        logs = linear(own, weight, bias).float().log_softmax(-1)
-        entropy = -(target.flatten(0, 1)[chosen] * logs).sum(-1)
-        distance = smooth_l1_loss(own.float(), truth, reduction="none").mean(-1)
-        total = total + decay**step * (share * (entropy + feature_weight * distance)).sum()
+        read, output = network.readout(own), network.lm_head
+        logits = linear(read, weight, bias) if output is None else output.forward(read)
+        each = -(target.flatten(0, 1)[chosen] * logits.float().log_softmax(-1)).sum(-1)
+        if network.predicts_features:
+            each = each + feature_weight * smooth_l1_loss(own.float(), truth, reduction="none").mean(-1)
+        total = total + decay**step * (share * each).sum()
     return total

@@ -19,9 +19,9 @@ from ..artifacts import write_whole
 from ..config import option
 from ..errors import ConfigError, RunError
 from ..models.abilities import TrainableModel
-from ..models.heads.eagle_file import load_head, read_head, save_head
-from ..models.heads.eagle_head import HeadConfig, HeadNetwork
-from .eagle_fit import RANKS, STRIDE, Fit, FitRecipe, Frozen, HeadFigures, evaluate, regress
+from ..models.heads.head_formats import load_head
+from .eagle_fit import RANKS, STRIDE, Fit, FitRecipe, Frozen, HeadFigures, TrainedNetwork, evaluate
+from .head_architectures import Architecture
 from .head_data import HeadData
 from .prompts import LONGEST_PROMPT, PromptFile
 from .responses import AGAIN, MAX_ROWS, TEMPERATURES, Response
@@ -39,8 +39,6 @@ _TIMED = 6
 """Steps that are timed to see how many fit the hours."""
 _EVERY = 120.0
 """Seconds between checkpoints."""
-_SCALED_BY = 64
-"""Responses whose hidden states set the scale of the embeddings."""
 _MOST = {"responses": 1024, "rows": MAX_ROWS}
 """Beyond them a machine does nothing but hand out memory."""
 
@@ -87,13 +85,15 @@ class HeadTraining:
     """One training.
 
     Attributes:
-        target: tracks its hidden states.
+        target: keeps the hidden states that the head reads, and the final ones.
+        architecture: what is trained.
         sources: files of the prompts, for the card.
         out: folder of the head.
         init: folder of a head to start from, in place of the regression.
     """
 
     target: TrainableModel
+    architecture: Architecture
     data: HeadData
     sources: Sequence[PromptFile]
     recipe: FitRecipe
@@ -109,10 +109,12 @@ class HeadTraining:
             force: drop a checkpoint of another training.
 
         Raises:
-            ConfigError: what is there belongs to another training, or the disk is too small.
+            ConfigError: what is there belongs to another training, the disk is too small, or the head to start from is
+                not for this target.
             RunError: there is nothing to learn from, or a file cannot be written.
         """
         limits, data = self.limits, self.data
+        begun = None if self.init is None else self.architecture.read(self.init, self.target)
         seconds = limits.hours * 3600
         checkpoint = data.folder / "checkpoint.pt"
         if force:
@@ -137,10 +139,13 @@ class HeadTraining:
                 f"no responses to learn from: {len(data.prompts)} prompts, of which {limits.held_out} are kept apart "
                 "and others gave less than two tokens: give more prompts or --hours"
             )
-        vocabulary = draft_vocabulary(learned, self.target.capabilities.vocab_size, limits.vocabulary)
-        fit = self._fit(learned, vocabulary, checkpoint, seconds * (1 - FIGURES_SHARE) - data.seconds)
+        network, vocabulary = begun or (None, None)
+        if vocabulary is None:
+            vocabulary = draft_vocabulary(learned, self.target.capabilities.vocab_size, limits.vocabulary)
+        left = seconds * (1 - FIGURES_SHARE) - data.seconds
+        fit = self._fit(learned, network, vocabulary, checkpoint, left)
         self._train(fit, checkpoint, stage)
-        save_head(self.out, fit.network, vocabulary, self.target)
+        self.architecture.save(self.out, fit.network, vocabulary, self.target)
         figures = self._figures([r for r in apart if r.gained > 1], stage)
         write_whole(self.out / "README.md", self._card(learned, fit, figures))
         return figures
@@ -153,27 +158,24 @@ class HeadTraining:
         memory = torch.cuda.mem_get_info(device)[1]
         return max(1, min(_ROWS_IN_STEP, memory // 2 // (tokens * self.target.capabilities.slot_bytes)))
 
-    def _fit(self, learned: list[Response], vocabulary: Tensor, checkpoint: Path, seconds: float) -> Fit:
-        """The fit as its checkpoint has it, or from the start."""
+    def _fit(
+        self,
+        learned: list[Response],
+        network: TrainedNetwork | None,
+        vocabulary: Tensor,
+        checkpoint: Path,
+        seconds: float,
+    ) -> Fit:
+        """The fit as its checkpoint has it, or from a network, or from the start."""
         device, every = self.target.capabilities.device, torch.arange(self.target.capabilities.vocab_size)
         weight, bias = self.target.output_rows(vocabulary.to(device))
         embeddings = self.target.embeddings(every.to(device))
         frozen = Frozen(embeddings.float(), weight.float(), None if bias is None else bias.float())
-        if self.init is None:
-            scale = _spread(learned) / float(frozen.embeddings.square().mean().sqrt())
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(self.recipe.seed)
-                network = HeadNetwork(HeadConfig.like(self.target, scale))
-        else:
-            load_head(self.init, self.target)  # refuses what is not for this target
-            network = read_head(self.init)[1]
-        network = network.to(device)
-        fit = Fit(self.recipe, network, frozen, learned, self.limits.steps or 1, self._key(learned, vocabulary))
-        if fit.resume(checkpoint):
-            return fit
-        if self.init is None:
-            regress(network, frozen, learned)
-        if self.limits.steps is None:
+        if network is None:
+            network = self.architecture.begin(self.target, frozen, vocabulary, learned, self.recipe.seed)
+        key = self._key(learned, vocabulary)
+        fit = Fit(self.recipe, network.to(device), frozen, learned, self.limits.steps or 1, key)
+        if not fit.resume(checkpoint) and self.limits.steps is None:
             fit.steps = self._affordable(fit, learned, seconds)
         return fit
 
@@ -188,9 +190,13 @@ class HeadTraining:
 
     def _key(self, learned: list[Response], vocabulary: Tensor) -> str:
         """Identifies the fit: settings, responses, and what it starts from."""
-        parts = [asdict(self.recipe), self.limits.steps, asdict(self.data.recipe), vocabulary.tolist()]
-        init = None if self.init is None else hashlib.sha256((self.init / "head.safetensors").read_bytes()).hexdigest()
-        document = json.dumps([*parts, [r.number for r in learned], init])
+        data = [asdict(self.data.recipe), *self.data.kept.layers]
+        parts = [asdict(self.recipe), self.limits.steps, data, vocabulary.tolist(), [r.number for r in learned]]
+        init = None
+        if self.init is not None:
+            files = sorted(self.init.glob("*.safetensors")) or sorted(self.init.glob("*.bin"))
+            init = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
+        document = json.dumps([*parts, init])
         return hashlib.sha256(document.encode()).hexdigest()
 
     def _train(self, fit: Fit, checkpoint: Path, stage: Stage) -> None:
@@ -227,6 +233,7 @@ class HeadTraining:
         several = learned[-1].number >= len(self.data.prompts)
         return _CARD.format(
             target=self.target.capabilities.name,
+            about=self.architecture.about,
             sources="\n".join(
                 f"| {s.name} | {s.count} | {s.licence or 'not stated'} | `{s.digest[:16]}` |" for s in self.sources
             ),
@@ -234,8 +241,9 @@ class HeadTraining:
             tokens=sum(r.gained for r in learned),
             data=self.data.recipe,
             temperatures=f"{first} in turn" + (f"; second and further ones to a prompt {further}" if several else ""),
-            start=f"the head {self.init.name}" if self.init else "ridge regression of the next hidden state",
-            limits=self.limits,
+            start=f"the head {self.init.name}" if self.init else self.architecture.start,
+            drafted=len(fit.frozen.weight),
+            distance=_DISTANCE.format(recipe=self.recipe) if fit.network.predicts_features else "",
             recipe=self.recipe,
             steps=fit.steps,
             precision="bfloat16, weights float32" if self.recipe.bf16 else "float32",
@@ -248,8 +256,7 @@ _CARD = """\
 # Draft head for {target}
 
 Drafts for `{target}` alone: `draftree generate "..." --target {target} --drafter FOLDER`.
-One decoder layer in the line of EAGLE (Li et al., ICML 2024) that reads the target's hidden states;
-embeddings and output layer are the target's own and are not in the files.
+{about}
 
 ## Data
 
@@ -266,8 +273,8 @@ from: mind them when you pass it on.
 
 - responses: {responses} of up to {data.max_tokens} tokens, {tokens} tokens in all, temperatures {temperatures}
 - start: {start}
-- loss: cross-entropy with the target distribution over {limits.vocabulary} tokens, and {recipe.feature_weight} x \
-smooth L1 of hidden states; {recipe.unroll} drafting steps, each further one weighted {recipe.decay}
+- loss: cross-entropy with the target distribution over {drafted} tokens{distance}; {recipe.unroll} drafting steps, \
+each further one weighted {recipe.decay}
 - optimiser: Muon (matrices) and AdamW, {steps} steps of {recipe.batch} responses, \
 learning rate {recipe.learning_rate:g} falling to 0, weight decay {recipe.weight_decay:g}
 - precision: {precision}
@@ -279,6 +286,9 @@ On responses to prompts kept apart, drafted along the target's responses; accept
 bonus token. Acceptance: every {stride} tokens, share of drafts whose true token is among the most probable
 1, 2 and 4, given that the tokens above it were true.
 {tables}"""
+
+
+_DISTANCE = ", and {recipe.feature_weight} x smooth L1 of hidden states"
 
 
 def _tables(name: str, figures: HeadFigures) -> str:
@@ -301,9 +311,3 @@ def draft_vocabulary(responses: Sequence[Response], vocab_size: int, size: int) 
     tokens = torch.cat([response.tokens[response.prompt_length :] for response in responses])
     counts = torch.bincount(tokens, minlength=vocab_size)
     return counts.argsort(descending=True, stable=True)[:size].sort().values
-
-
-def _spread(responses: Sequence[Response]) -> float:
-    """Root mean square of hidden states."""
-    some = [r.features.float().square().mean() for r in responses[:_SCALED_BY]]
-    return float(torch.stack(some).mean().sqrt())

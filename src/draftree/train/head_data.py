@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
-from itertools import product
+from itertools import product, repeat
 from pathlib import Path
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..artifacts import check_disk, make_folder, write_whole
 from ..errors import ConfigError, ModelFileError, RunError
-from ..models.base import LanguageModel
+from ..models.base import FINAL_STATE, FeatureSpec, LanguageModel
 from .responses import DataRecipe, Response, respond
 
 SHARD_TOKENS = 1 << 15
@@ -44,6 +44,7 @@ class HeadData:
         folder: made when the first response is there.
         recipe: how they are drawn.
         prompts: token ids, in order.
+        kept: the hidden states that they come with.
         numbers: of the responses that are there.
         tokens: of these responses, prompts left out.
         seconds: spent drawing them so far, over all runs.
@@ -52,31 +53,35 @@ class HeadData:
     folder: Path
     recipe: DataRecipe
     prompts: list[list[int]]
+    kept: FeatureSpec = FINAL_STATE
     numbers: set[int] = field(default_factory=set)
     tokens: int = 0
     seconds: float = 0.0
     _waiting: list[Response] = field(default_factory=list)
 
     @classmethod
-    def open(cls, folder: Path, recipe: DataRecipe, prompts: list[list[int]]) -> HeadData:
+    def open(
+        cls, folder: Path, recipe: DataRecipe, prompts: list[list[int]], kept: FeatureSpec = FINAL_STATE
+    ) -> HeadData:
         """What is in a folder; nothing where there is none.
 
         Raises:
-            ConfigError: it is of another recipe.
+            ConfigError: it is of another recipe, or comes with other hidden states.
             ModelFileError: a shard cannot be read.
         """
-        data = cls(folder, recipe, prompts)
+        data = cls(folder, recipe, prompts, kept)
         try:
             found = json.loads((folder / "recipe.json").read_text(encoding="utf-8"))
-            same, data.seconds = found["recipe"] == asdict(recipe), float(found["seconds"])
+            same = found["recipe"] == asdict(recipe) and found["layers"] == [*kept.layers]
+            data.seconds = float(found["seconds"])
         except FileNotFoundError:
             same = not folder.exists()
         except (OSError, ValueError, TypeError, KeyError):
             same = False
         if not same:
             raise ConfigError(
-                f"{folder} holds responses of another target, other prompts or other settings: repeat that command to "
-                "go on with them, or choose another --out"
+                f"{folder} holds responses of another target, other prompts or other settings, or for another --arch: "
+                "repeat that command to go on with them, or choose another --out"
             )
         for shard in data._shards:
             numbers, lengths, prompt_lengths, _ = _read_columns(shard)
@@ -89,11 +94,15 @@ class HeadData:
         return sorted(self.folder.glob("responses-*.safetensors"))
 
     def bytes_needed(self, tokens: int, hidden_size: int) -> int:
-        """Bytes on disk for responses of so many tokens in all, at most: tokens and hidden states, prompts included."""
+        """Bytes on disk for responses of so many tokens in all, at most: tokens and hidden states, prompts included.
+
+        Args:
+            hidden_size: of one hidden state.
+        """
         left = max(0, tokens - self.tokens)
         responses = left / self.recipe.max_tokens * 2  # many end early
         prompt = sum(map(len, self.prompts)) / len(self.prompts)
-        return int((left + responses * prompt) * (2 * hidden_size + 4))
+        return int((left + responses * prompt) * (2 * hidden_size * len(self.kept.layers) + 4))
 
     def check_room(self, tokens: int, hidden_size: int) -> None:
         """Make sure that the disk can hold them.
@@ -160,7 +169,7 @@ class HeadData:
     def _save(self, seconds: float) -> None:
         """Write the recipe, and then the responses that are not on disk yet: without a recipe they would be refused."""
         self.seconds = seconds
-        content = {"recipe": asdict(self.recipe), "seconds": round(seconds, 1)}
+        content = {"recipe": asdict(self.recipe), "layers": [*self.kept.layers], "seconds": round(seconds, 1)}
         make_folder(self.folder, _DISK_FULL)
         write_whole(self.folder / "recipe.json", json.dumps(content, indent=1) + "\n", _DISK_FULL)
         if not self._waiting:
@@ -187,7 +196,7 @@ class HeadData:
             with safe_open(path, framework="pt") as file:
                 tokens, features = file.get_tensor("tokens").long(), file.get_tensor("features")
             texts, states = tokens.split(lengths), features.split([length - 1 for length in lengths])
-            found += map(Response, numbers, temperatures, prompt_lengths, texts, states)
+            found += map(Response, numbers, temperatures, prompt_lengths, texts, states, repeat(self.kept))
         return sorted(found, key=lambda r: r.number)
 
     def split(self, held_out: int) -> tuple[list[Response], list[Response]]:

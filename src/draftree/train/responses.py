@@ -13,8 +13,8 @@ from torch.nn.utils.rnn import pad_sequence
 from ..config import SamplingParams
 from ..engine.engine import Engine, Handle
 from ..engine.scheduler import SchedulerParams
-from ..models.abilities import TrainableModel
-from ..models.base import LanguageModel
+from ..models.abilities import TrainableModel, tracked
+from ..models.base import FINAL_STATE, FeatureSpec, LanguageModel
 from ..request import Outcome, Request
 from ..sampling import gumbel_noise_at, stream_start
 from ..tracing.trace import Observer
@@ -40,8 +40,8 @@ class Response:
         temperature: at which it was drawn.
         prompt_length: tokens of the prompt.
         tokens: [L] int64, prompt and response.
-        features: [L - 1, H] float16, the target's hidden states after its final norm at all tokens but the last; H is 0
-            where the target does not track them.
+        features: [L - 1, F] float16, the target's hidden states at all tokens but the last; F is 0 where it keeps none.
+        kept: which hidden states these are.
     """
 
     number: int
@@ -49,6 +49,7 @@ class Response:
     prompt_length: int
     tokens: Tensor
     features: Tensor
+    kept: FeatureSpec = FINAL_STATE
 
     @property
     def gained(self) -> int:
@@ -143,7 +144,8 @@ def _respond_by_engine(
                 handle.result()  # raises what ended it
                 request = handle.request
                 ids, features = torch.tensor(request.ids), ended.features.pop(request)
-                yield Response(number, request.params.temperature, request.prompt_length, ids, features)
+                own = request.params.temperature, request.prompt_length, ids, features
+                yield Response(number, *own, tracked(target))
     finally:
         for handle in running.values():
             handle.cancel()
@@ -166,7 +168,7 @@ class _EndedFeatures(Observer):
         if request.finish_reason is None or request.row is None:
             return
         if request.row.features:
-            self.features[request] = request.row.waiting_features().to("cpu", torch.float16)
+            self.features[request] = _halved(request.row.waiting_features()).cpu()
         else:
             self.features[request] = torch.zeros(len(request.ids) - 1, 0, dtype=torch.float16)
 
@@ -250,7 +252,7 @@ class _Lanes:
     def _pass(self, end: int, sampled: Tensor) -> None:
         lanes, at = self._lanes, self._position
         logits, states = self._target.feed(self._text[lanes, at], at, end)
-        self._states[lanes, at] = states.half()
+        self._states[lanes, at] = _halved(states)
         drawn = logits.argmax(-1)
         if len(sampled):
             noise = gumbel_noise_at(self._start[sampled], at[sampled] + 1, logits.shape[1])
@@ -278,9 +280,15 @@ class _Lanes:
         for lane, text, features in zip(found, texts, states, strict=True):
             number, length = self._numbers.pop(lane), positions[lane] + 2
             prompt, temperature = self._prompts[number % count], temperature_of(number, count)
-            own = text[:length].clone(), features[: length - 1].clone()
+            own = text[:length].clone(), features[: length - 1].clone(), self._target.tracked
             responses.append(Response(number, temperature, len(prompt), *own))
         return responses
+
+
+def _halved(states: Tensor) -> Tensor:
+    """[..., F] float16; what is beyond its range, as some channels of first tokens may be, is its largest."""
+    most = torch.finfo(torch.float16).max
+    return states.half().clamp(-most, most)
 
 
 def rounded_up(size: int) -> int:

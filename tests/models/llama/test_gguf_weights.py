@@ -14,6 +14,7 @@ from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 from torch import Tensor
 
+from draftree.cli.main import run
 from draftree.config import SamplingParams
 from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.heads.eagle import EagleSource
@@ -23,6 +24,7 @@ from draftree.models.base import LanguageModel, prefill
 from draftree.models.heads.eagle_file import SHIPPED, shipped_for
 from draftree.models.heads.eagle_head import HeadConfig, HeadNetwork
 from draftree.models.heads.eagle_model import HeadModel
+from draftree.models.heads.head_formats import load_head
 from draftree.models.llama.gguf_file import GGUFHeader, check
 from draftree.models.llama.gguf_weights import GGUFWeights
 from draftree.models.llama.llama_model import LlamaModel
@@ -31,6 +33,7 @@ from draftree.models.probe import difference
 
 from ... import tiny_gguf
 from ...pairs import policy
+from ...published import Recipe
 
 VOCAB, HIDDEN = 40, 512
 IDS = torch.tensor([39, 0, 7, 7, 20])
@@ -146,6 +149,14 @@ def head_of(target: LlamaModel) -> HeadModel:
     return HeadModel(network, torch.arange(0, sizes["vocab_size"], 2), target, "random head")
 
 
+def published(path: Path, folder: Path, kind: str) -> Path:
+    """A published head of random weights for the model in a file."""
+    model = LlamaModel(path)
+    sizes = {"vocab": model.capabilities.vocab_size, "target_size": model.hidden_size, "size": model.hidden_size}
+    recipe = Recipe(kind=kind, drafted=None, **sizes)  # type: ignore[arg-type]
+    return recipe.save(folder, "speculators" if kind == "eagle3" else "midlayer")
+
+
 def test_logits_are_the_output_layers_of_the_hidden_states(path: Path) -> None:
     """Within llama.cpp's rounding of hidden states to 8 bits."""
     model = LlamaModel(path)
@@ -157,7 +168,8 @@ def test_logits_are_the_output_layers_of_the_hidden_states(path: Path) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_head_drafts_for_llama_as_ar_decoding(temperature: float, path: Path) -> None:
+@pytest.mark.parametrize("kind", ["draftree's own", "EAGLE-1"])
+def test_a_head_drafts_for_llama_as_ar_decoding(kind: str, temperature: float, path: Path, tmp_path: Path) -> None:
     prompts = [[11, 7, 5, 3, 7, 5], [2, 4]]
     params = SamplingParams(max_tokens=16, ignore_eos=True, temperature=temperature, seed=1)
 
@@ -166,8 +178,23 @@ def test_a_head_drafts_for_llama_as_ar_decoding(temperature: float, path: Path) 
         return [Engine(model, drafter, nodes=8).generate([prompt], params)[0].token_ids for prompt in prompts]
 
     target = LlamaModel(path)
-    source = EagleSource(head_of(target), target.capabilities.vocab_size)
+    head = load_head(published(path, tmp_path, "eagle"), target) if kind == "EAGLE-1" else head_of(target)
+    source = EagleSource(head, target.capabilities.vocab_size)
     assert ids(target, TreeDrafter(policy("opt-tree"), source)) == ids(LlamaModel(path))
+
+
+def test_a_head_of_several_layers_states_is_refused_with_the_way_out(
+    path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = published(path, tmp_path, "eagle3")
+    capsys.readouterr()
+    for drafter in (str(folder), f"lookup+{folder}"):
+        given = ["--target", str(path), "--drafter", drafter, "--max-tokens", "4"]
+        assert run(["generate", "the cat", *given]) == 2
+        (line,) = capsys.readouterr().err.strip().splitlines()
+        assert "gives its final hidden states alone over llama.cpp" in line and "layers 0, 1, 2" in line
+        assert "use backend 'transformers', or a head of EAGLE-1" in line
+    assert run(["generate", "the cat", *given, "--backend", "transformers"]) == 0
 
 
 @pytest.mark.real

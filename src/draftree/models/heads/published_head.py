@@ -181,15 +181,24 @@ class PublishedHead(HeadFolder):
 
     def load(self, target: LanguageModel) -> HeadModel | ParallelHead:
         """The head, for a target (``HeadFolder.load``)."""
-        given = feature_model(target)
-        self.check_target(given)
-        network, ids = self.network(given.layers)
-        if network.embed_tokens is not None and _are_of(given, network.embed_tokens.weight):
-            network.embed_tokens = None
+        network, ids = self.network_for(feature_model(target))
         head = HeadModel(network, ids, target, f"head {self.folder.name}")
         if network.mask_hidden is None or self.config.mask_token_id is None:
             return head
         return ParallelHead(head, self.config.mask_token_id, network.mask_hidden[0], self.depth)
+
+    def network_for(self, target: FeatureModel) -> tuple[EagleNetwork, Tensor]:
+        """Its network without embeddings that are the target's own, and the ids of its vocabulary.
+
+        Raises:
+            ModelFileError: it cannot be read, or is not whole.
+            ConfigError: it was made for another target.
+        """
+        self.check_target(target)
+        network, ids = self.network(target.layers)
+        if network.embed_tokens is not None and _are_of(target, network.embed_tokens.weight):
+            network.embed_tokens = None
+        return network, ids
 
     def describe(self) -> dict[str, str]:
         """What it is, in words, by what is said of it; it is read whole.

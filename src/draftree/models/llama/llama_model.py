@@ -140,10 +140,10 @@ class LlamaModel:
         Raises:
             UnsupportedModelError: others are wanted.
         """
-        if not FINAL_STATE.covers(wanted):
+        if others := [layer for layer in wanted.layers if layer not in FINAL_STATE.layers]:
             raise UnsupportedModelError(
                 f"{self.capabilities.name} gives its final hidden states alone over llama.cpp, and the head reads "
-                f"{list(wanted.layers)}: use backend 'transformers'"
+                f"those of layers {', '.join(map(str, others))}: use backend 'transformers', or a head of EAGLE-1"
             )
         self._tracks = True
         self._context.keep_states()

@@ -1,0 +1,288 @@
+"""The kinds of heads that can be trained: what each reads of the target, where training starts, and its files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import ConfigError
+from ..models.abilities import TrainableModel
+from ..models.base import FINAL_STATE, FeatureSpec
+from ..models.heads import eagle_file
+from ..models.heads.eagle_file import save_head
+from ..models.heads.eagle_head import HeadConfig, HeadNetwork
+from ..models.heads.eagle_network import EagleConfig, EagleNetwork, HeadWeights, default_layers
+from ..models.heads.published_head import EAGLE3, PublishedHead, published_head
+from ..models.heads.speculators_file import save_speculator
+from .eagle_fit import Frozen, TrainedNetwork
+from .eagle_loss import Batch
+from .responses import Response
+
+_RIDGE_POSITIONS = 100_000
+"""Positions that a regression looks at, at most."""
+_RIDGE = 1e-3
+"""Its penalty, as a share of the inputs' mean square."""
+_AT_ONCE = 16
+"""Responses that it looks at together."""
+_SCALED_BY = 64
+"""Responses whose hidden states set the scale of the embeddings."""
+_ADDS = ("o_proj.weight", "down_proj.weight")
+"""Ends of the names of the matrices whose results a layer adds to its input."""
+
+
+class Architecture(Protocol):
+    """A kind of head that can be trained.
+
+    Attributes:
+        about: what it is, for the model card.
+        start: what it starts from where no other head is given, for the card.
+    """
+
+    about: str
+    start: str
+
+    def is_head(self, folder: Path) -> bool:
+        """Whether there is a head of this kind in a folder, whole or not.
+
+        Raises:
+            ConfigError: there is one of a kind that is not read.
+        """
+
+    def features(self, target: TrainableModel, init: Path | None) -> FeatureSpec:
+        """Which hidden states of the target it reads.
+
+        Args:
+            init: folder of a head to start from.
+
+        Raises:
+            ConfigError, ModelFileError: as ``read``.
+        """
+
+    def read(self, folder: Path, target: TrainableModel) -> tuple[TrainedNetwork, Tensor | None]:
+        """A head to train further, and the [D] tokens that it drafts; None: any.
+
+        Raises:
+            ModelFileError: it cannot be read, or is not whole.
+            ConfigError: it was made for another target, or is not one that can be trained.
+        """
+
+    def begin(
+        self, target: TrainableModel, frozen: Frozen, vocabulary: Tensor, responses: Sequence[Response], seed: int
+    ) -> TrainedNetwork:
+        """A network to train from the start, on the device of ``frozen``: as good as a linear map makes it.
+
+        Args:
+            vocabulary: [D] int64 ids of the tokens that it drafts.
+            responses: to learn from.
+            seed: of the weights that start at random.
+        """
+
+    def save(self, folder: Path, network: TrainedNetwork, vocabulary: Tensor, target: TrainableModel) -> None:
+        """Write a head; the config comes last, and without it there is no head.
+
+        Raises:
+            RunError: it cannot be written.
+        """
+
+
+class Eagle:
+    """draftree's own: ``HeadNetwork``, whose states predict the target's final ones."""
+
+    about = """\
+One decoder layer in the line of EAGLE (Li et al., ICML 2024) that reads the target's hidden states;
+embeddings and output layer are the target's own and are not in the files."""
+    start = "ridge regression of the next hidden state"
+
+    def is_head(self, folder: Path) -> bool:
+        return eagle_file.is_head(folder)
+
+    def features(self, target: TrainableModel, init: Path | None) -> FeatureSpec:
+        return FINAL_STATE
+
+    def read(self, folder: Path, target: TrainableModel) -> tuple[TrainedNetwork, Tensor | None]:
+        eagle_file.load_head(folder, target)  # refuses what is not for this target
+        return eagle_file.read_head(folder)[1], None
+
+    def begin(
+        self, target: TrainableModel, frozen: Frozen, vocabulary: Tensor, responses: Sequence[Response], seed: int
+    ) -> TrainedNetwork:
+        scale = _spread(responses) / float(frozen.embeddings.square().mean().sqrt())
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            network = HeadNetwork(HeadConfig.like(target, scale))
+        network.to(frozen.weight.device)
+        regress(network, frozen, responses)
+        return network
+
+    def save(self, folder: Path, network: TrainedNetwork, vocabulary: Tensor, target: TrainableModel) -> None:
+        assert isinstance(network, HeadNetwork)  # noqa: S101 - ``begin`` and ``read`` give no other
+        save_head(folder, network, vocabulary, target)
+
+
+class Eagle3:
+    """EAGLE-3 (Li et al., 2025) in the format of speculators: ``EagleNetwork``, whose states are its own.
+
+    A state starts as what a linear map of the three hidden states tells of the final one, and its output layer as the
+    target's: so all drafting steps read states of one kind from the start.
+    """
+
+    about = """\
+One decoder layer of EAGLE-3 (Li et al., 2025) that reads hidden states of several of the target's layers and
+has an output layer of its own, in the format of speculators, which vLLM and SGLang read too; embeddings are the
+target's own."""
+    start = "ridge regression of the final hidden state on those that it reads; the target's output layer"
+
+    def is_head(self, folder: Path) -> bool:
+        return _published(folder) is not None
+
+    def features(self, target: TrainableModel, init: Path | None) -> FeatureSpec:
+        return FeatureSpec(layers_read(target.layers)) if init is None else self.read(init, target)[0].features
+
+    def read(self, folder: Path, target: TrainableModel) -> tuple[TrainedNetwork, Tensor | None]:
+        head = _published(folder)
+        if head is None:
+            raise ConfigError(f"no EAGLE-3 head in {folder}: give --init a folder of one")
+        network, vocabulary = head.network_for(target)
+        (first, *others) = network.layers
+        own = network.embed_tokens is not None or first.q_norm is not None
+        if others or own or not head.config.use_aux_hidden_state:
+            raise ConfigError(
+                f"draft head {folder} has several layers, norms of queries or embeddings of its own, or reads the "
+                "final hidden state: give --init a head of one Llama layer that reads those of layers, or leave it out"
+            )
+        return network.float().requires_grad_(True), vocabulary
+
+    def begin(
+        self, target: TrainableModel, frozen: Frozen, vocabulary: Tensor, responses: Sequence[Response], seed: int
+    ) -> TrainedNetwork:
+        layers, sizes = layers_read(target.layers), HeadConfig.like(target, 1.0)
+        config = EagleConfig(
+            hidden_size=sizes.hidden_size,
+            vocab_size=sizes.vocab_size,
+            intermediate_size=sizes.intermediate_size,
+            num_attention_heads=sizes.heads,
+            num_key_value_heads=sizes.kv_heads,
+            head_dim=sizes.head_dim,
+            rms_norm_eps=sizes.norm_eps,
+            rope_theta=sizes.rope_theta,
+            max_position_embeddings=target.capabilities.max_length,
+            draft_vocab_size=len(vocabulary),
+            eagle_aux_hidden_state_layer_ids=layers,
+        )
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            output = {"lm_head.weight": frozen.weight.detach().cpu().clone()}
+            network = EagleNetwork(config, FreshWeights(output), FeatureSpec(layers), fuses_states=True)
+        network.to(frozen.weight.device).requires_grad_(True)
+        fuse(network, responses)
+        return network
+
+    def save(self, folder: Path, network: TrainedNetwork, vocabulary: Tensor, target: TrainableModel) -> None:
+        assert isinstance(network, EagleNetwork)  # noqa: S101 - ``begin`` and ``read`` give no other
+        save_speculator(folder, network, vocabulary, target)
+
+
+def layers_read(layers: int) -> tuple[int, ...]:
+    """Hidden states that an EAGLE-3 head for so many layers reads: the usual ones, or others that are distinct."""
+    low, middle, high = default_layers(layers)
+    if low < middle < high:
+        return low, middle, high
+    return (0, layers // 2, layers - 1) if layers > 2 else tuple(range(layers + 1))
+
+
+class FreshWeights(HeadWeights):
+    """Weights to train: those that are given, norms of ones, matrices as ``nn.Linear`` draws them, and zeros where a
+    layer adds to its input."""
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        """A tensor of this shape."""
+        if name in self:
+            return super().take(name, *shape)
+        if len(shape) == 1:
+            return torch.ones(shape)
+        if name.endswith(_ADDS):
+            return torch.zeros(shape)
+        return nn.Linear(shape[1], shape[0], bias=False).weight.detach()
+
+
+ARCHITECTURES: dict[str, Architecture] = {"eagle": Eagle(), EAGLE3: Eagle3()}
+"""What can be trained, by name."""
+
+
+def _published(folder: Path) -> PublishedHead | None:
+    """The EAGLE-3 head in a folder; None: there is none."""
+    head = None if eagle_file.is_head(folder) else published_head(folder)
+    return head if head is not None and head.kind == EAGLE3 else None
+
+
+def _spread(responses: Sequence[Response]) -> float:
+    """Root mean square of final hidden states."""
+    some = [r.kept.part(r.features, FINAL_STATE).float().square().mean() for r in responses[:_SCALED_BY]]
+    return float(torch.stack(some).mean().sqrt())
+
+
+@torch.no_grad()
+def regress(network: HeadNetwork, frozen: Frozen, responses: Sequence[Response]) -> None:
+    """Set the input projection to the ridge regression of the next hidden state on its inputs; closed form.
+
+    With the layer's own contribution at zero, the network then predicts as well as a linear map can.
+    """
+
+    def pairs(batch: Batch) -> tuple[Tensor, Tensor]:
+        rows = torch.arange(len(batch.tokens), device=batch.tokens.device)[:, None]
+        embedded = frozen.embeddings[batch.tokens[rows, batch.at]][batch.valid] * network.config.embedding_scale
+        features = batch.features[rows, batch.at][batch.valid]
+        return torch.cat([embedded, features, torch.ones_like(features[:, :1])], dim=1), batch.truth[batch.valid]
+
+    solution = _ridge(_batches(responses, frozen.weight.device, FINAL_STATE), pairs, constants=1)
+    network.project.weight.copy_(solution[:-1].T)
+    network.project.bias.copy_(solution[-1])
+
+
+@torch.no_grad()
+def fuse(network: EagleNetwork, responses: Sequence[Response]) -> None:
+    """Set ``fc`` to the ridge regression of the final hidden state on those of the same token that the network reads.
+
+    The last norm gets the mean size of final states. With the layer's own contribution at zero, the network's output
+    after a token is then the target's after the one before.
+    """
+    assert network.fc is not None and network.norm is not None  # noqa: S101 - an untrained one has both
+    wide = network.sizes[1]
+
+    def pairs(batch: Batch) -> tuple[Tensor, Tensor]:
+        rows = torch.arange(len(batch.tokens), device=batch.tokens.device)[:, None]
+        both = batch.features[rows, batch.at][batch.valid]
+        return both[:, :wide], both[:, wide:]
+
+    both = FeatureSpec(network.features.layers + FINAL_STATE.layers)
+    network.fc.weight.copy_(_ridge(_batches(responses, network.fc.weight.device, both), pairs, constants=0).T)
+    network.norm.weight.fill_(_spread(responses))
+
+
+def _batches(responses: Sequence[Response], device: torch.device, read: FeatureSpec) -> Iterator[Batch]:
+    for at in range(0, len(responses), _AT_ONCE):
+        yield Batch.of(responses[at : at + _AT_ONCE], device, read)
+
+
+def _ridge(batches: Iterator[Batch], pairs: Callable[[Batch], tuple[Tensor, Tensor]], *, constants: int) -> Tensor:
+    """[I, H] the ridge regression of [n, H] on [n, I] by the pairs of each batch.
+
+    Args:
+        constants: last inputs that are constant, which the penalty leaves out.
+    """
+    square = product = torch.zeros((), dtype=torch.float64)
+    seen = 0
+    for batch in batches:
+        inputs, truth = pairs(batch)
+        square, product = square + (inputs.T @ inputs).double(), product + (inputs.T @ truth).double()
+        seen += len(inputs)
+        if seen >= _RIDGE_POSITIONS:
+            break
+    diagonal = square.diagonal()[: len(square) - constants]
+    diagonal += _RIDGE * diagonal.mean()
+    solution: Tensor = torch.linalg.solve(square, product)
+    return solution.float()
