@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from draftree.cli.main import run
-from draftree.models.heads.published_head import published_head
+from draftree.models.heads.published_head import PublishedHead, published_head
 from draftree.train import eagle_fit as fit
 from draftree.train import head_data
 from draftree.train import responses as draw
@@ -185,7 +185,7 @@ def test_a_published_head_is_a_start_if_it_is_one_layer_on_the_targets_embedding
         assert run(asked(model, prompts, tmp_path / f"two-{code}", *given)) == code
         assert code == 0 or "give --init a head of one Llama layer" in complaint(capsys)
     made = published_head(tmp_path / "two-0")
-    assert made is not None and made.config.eagle_aux_hidden_state_layer_ids == (2, 0, 1)
+    assert isinstance(made, PublishedHead) and made.config.eagle_aux_hidden_state_layer_ids == (2, 0, 1)
     before, after = load_file(start / "model.safetensors"), load_file(tmp_path / "two-0" / "model.safetensors")
     assert torch.equal(before["d2t"], after["d2t"]) and not torch.equal(before["fc.weight"], after["fc.weight"])
 

@@ -18,7 +18,6 @@ from draftree.drafters.heads.eagle import EagleSource
 from draftree.engine.engine import Engine
 from draftree.models.base import FINAL_STATE, FeatureSpec, Nodes, prefill
 from draftree.models.heads.eagle_network import EagleNetwork
-from draftree.models.heads.head_formats import load_head
 from draftree.models.heads.published_head import PublishedHead, published_head
 from draftree.models.heads.speculators_file import save_speculator
 from draftree.models.huggingface import HFModel
@@ -30,7 +29,7 @@ from draftree.train.responses import Response
 
 from ..heads import PROMPTS, frozen, random_network, responses
 from ..pairs import policy
-from ..published import FLAGS, ROPES, Config, Recipe, reference
+from ..published import FLAGS, ROPES, Config, Recipe, eagle_head, reference
 from ..tiny import VOCAB, tiny
 
 EAGLE3 = ARCHITECTURES["eagle3"]
@@ -88,7 +87,7 @@ def test_its_loss_falls_and_a_text_is_learned_by_heart(
     least = loss(random_network(target), [batch.truth] * 3, batch, parts.weight, None, decay=0.8, feature_weight=0.0)
     first, last = (excess - float(least) for excess in (trained.fit.losses[0], trained.fit.losses[-1]))
     assert 0 < last < 0.2 * first
-    figures = evaluate(load_head(trained.folder, target), learned, 0, lambda done: None)
+    figures = evaluate(eagle_head(trained.folder, target), learned, 0, lambda done: None)
     assert all(row[0] > 0.5 for row in figures.acceptance[:3])  # it is trained for three steps
     assert figures.mal["chain of 4"] > 2.5  # of 5
 
@@ -203,7 +202,7 @@ def test_a_target_in_a_folder_is_named_by_its_whole_path(
 
 def opened(folder: Path) -> PublishedHead:
     head = published_head(folder)
-    assert head is not None
+    assert isinstance(head, PublishedHead)
     return head
 
 
@@ -233,7 +232,7 @@ class Written(Recipe):
 def test_it_drafts_what_the_format_makes_of_its_file(trained: Trained, target: HFModel) -> None:
     recipe = Written(folder=trained.folder, ids=LAYERS, rope={"rope_theta": 10000.0})
     prompt, further = PROMPTS[2], [38, 4, 6]
-    head, row = load_head(trained.folder, target), prefill(target, prompt)
+    head, row = eagle_head(trained.folder, target), prefill(target, prompt)
     features, own = row.waiting_features(head.features)[:-1], head.open()
     found = [head.advance([own], [torch.tensor(prompt[1:])], [features])[0]]
     for i, token in enumerate(further):
@@ -249,7 +248,7 @@ def test_it_drafts_what_the_format_makes_of_its_file(trained: Trained, target: H
 def test_ids_equal_ar_decoding(method: str, temperature: float, trained: Trained, target: HFModel) -> None:
     params = [SamplingParams(max_tokens=20, temperature=temperature, seed=i) for i in range(len(PROMPTS))]
     plain = [g.token_ids for g in Engine(target).generate(PROMPTS, params)]
-    source = EagleSource(load_head(trained.folder, target), VOCAB)
+    source = EagleSource(eagle_head(trained.folder, target), VOCAB)
     made = Engine(target, TreeDrafter(policy(method), source), nodes=9)
     found = made.generate(PROMPTS, params)
     assert [g.token_ids for g in found] == plain

@@ -9,13 +9,12 @@ import torch
 
 from draftree.models.base import FINAL_STATE, FeatureSpec, Nodes, prefill
 from draftree.models.heads.eagle_model import HeadModel
-from draftree.models.heads.head_formats import load_head
 from draftree.models.huggingface import HFModel
 from draftree.train.eagle_loss import Batch, loss, unrolled
 from draftree.train.responses import Response
 
 from ..heads import frozen, random_head, random_network
-from ..published import Recipe
+from ..published import Recipe, eagle_head
 from ..tiny import VOCAB, tiny
 
 LONG = [5, 9, 2, 33, 7, 21, 60, 4, 4, 18, 29, 50, 3, 11]
@@ -38,7 +37,7 @@ def response(target: HFModel, ids: list[int], prompt: int) -> Response:
 
 def made(kind: str, target: HFModel, folder: Path) -> HeadModel:
     """A head with random weights: draftree's own, or EAGLE-3."""
-    return random_head(target) if kind == "eagle" else load_head(Recipe().save(folder), target)
+    return random_head(target) if kind == "eagle" else eagle_head(Recipe().save(folder), target)
 
 
 @torch.no_grad()

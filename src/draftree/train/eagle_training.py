@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from torch import Tensor
 from ..artifacts import write_whole
 from ..config import option
 from ..errors import ConfigError, RunError
-from ..models.abilities import TrainableModel
+from ..models.abilities import DraftHead, TrainableModel
 from ..models.heads.head_formats import load_head
 from .eagle_fit import RANKS, STRIDE, Fit, FitRecipe, Frozen, HeadFigures, TrainedNetwork, evaluate
 from .head_architectures import Architecture
@@ -214,7 +215,7 @@ class HeadTraining:
             fit.save(checkpoint)
 
     def _figures(self, apart: list[Response], stage: Stage) -> dict[str, HeadFigures]:
-        head = load_head(self.out, self.target)
+        head = cast(DraftHead, load_head(self.out, self.target))  # no architecture makes one of marginals
         groups = {
             "greedy": [r for r in apart if r.temperature == 0],
             "sampled": [r for r in apart if r.temperature > 0],

@@ -216,7 +216,7 @@ ARCHITECTURES: dict[str, Architecture] = {"eagle": Eagle(), EAGLE3: Eagle3()}
 def _published(folder: Path) -> PublishedHead | None:
     """The EAGLE-3 head in a folder; None: there is none."""
     head = None if eagle_file.is_head(folder) else published_head(folder)
-    return head if head is not None and head.kind == EAGLE3 else None
+    return head if isinstance(head, PublishedHead) and head.kind == EAGLE3 else None
 
 
 def _spread(responses: Sequence[Response]) -> float:

@@ -24,7 +24,6 @@ from draftree.models.base import LanguageModel, prefill
 from draftree.models.heads.eagle_file import SHIPPED, shipped_for
 from draftree.models.heads.eagle_head import HeadConfig, HeadNetwork
 from draftree.models.heads.eagle_model import HeadModel
-from draftree.models.heads.head_formats import load_head
 from draftree.models.llama.gguf_file import GGUFHeader, check
 from draftree.models.llama.gguf_weights import GGUFWeights
 from draftree.models.llama.llama_model import LlamaModel
@@ -33,7 +32,7 @@ from draftree.models.probe import difference
 
 from ... import tiny_gguf
 from ...pairs import policy
-from ...published import Recipe
+from ...published import Recipe, eagle_head
 
 VOCAB, HIDDEN = 40, 512
 IDS = torch.tensor([39, 0, 7, 7, 20])
@@ -178,7 +177,7 @@ def test_a_head_drafts_for_llama_as_ar_decoding(kind: str, temperature: float, p
         return [Engine(model, drafter, nodes=8).generate([prompt], params)[0].token_ids for prompt in prompts]
 
     target = LlamaModel(path)
-    head = load_head(published(path, tmp_path, "eagle"), target) if kind == "EAGLE-1" else head_of(target)
+    head = eagle_head(published(path, tmp_path, "eagle"), target) if kind == "EAGLE-1" else head_of(target)
     source = EagleSource(head, target.capabilities.vocab_size)
     assert ids(target, TreeDrafter(policy("opt-tree"), source)) == ids(LlamaModel(path))
 
