@@ -88,8 +88,10 @@ def main() -> None:
     parser.add_argument("--drafter", default="lookup")
     parser.add_argument("--concurrency", type=int, default=4)
     args = parser.parse_args()
+    args.programs = args.programs.absolute()
     with served(args) as (url, _), tempfile.TemporaryDirectory() as folder:
-        codes = [subprocess.run(command).returncode for command in commands(args, url, Path(folder))]  # noqa: S603
+        made = commands(args, url, Path(folder))  # they write beside them
+        codes = [subprocess.run(command, cwd=folder).returncode for command in made]  # noqa: S603
     sys.exit(max(codes))
 
 
