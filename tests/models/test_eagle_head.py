@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from draftree.drafters.registry import load_drafter
 from draftree.errors import ConfigError, ModelFileError, RunError, UnknownNameError
@@ -244,3 +245,14 @@ def test_a_full_disk_is_one_line(target: HFModel, folder: Path, full_disk: None)
     with pytest.raises(RunError, match="cannot write"):
         save_head(folder, random_network(target), DRAFTED, target)
     assert sorted(p.name for p in folder.iterdir()) == ["config.json", "head.safetensors"]
+
+
+def test_a_head_of_a_wide_float32_target_can_be_saved(tmp_path: Path) -> None:
+    """The sample of its embeddings was a view of some columns, which safetensors refuses, after hours of training; with
+    32 columns at most, as the tiny targets have, it was the whole."""
+    config = LlamaConfig(
+        vocab_size=61, hidden_size=64, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4
+    )
+    wide = HFModel(LlamaForCausalLM(config), name="wide", self_test=False)
+    save_head(tmp_path / "head", HeadNetwork(HeadConfig.like(wide, 1.0)), torch.arange(9), wide)
+    assert load_head(tmp_path / "head", wide).vocabulary.tolist() == list(range(9))

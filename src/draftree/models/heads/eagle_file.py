@@ -56,7 +56,7 @@ def sample(target: FeatureModel) -> Tensor:
     """[64, 32] float32, or less of a smaller model: evenly spaced rows of the embeddings."""
     can = target.capabilities
     ids = torch.linspace(0, can.vocab_size - 1, min(_SAMPLED[0], can.vocab_size), device=can.device).long()
-    return target.embeddings(ids)[:, : _SAMPLED[1]].float().cpu()
+    return target.embeddings(ids)[:, : _SAMPLED[1]].float().cpu().contiguous()
 
 
 def save_head(folder: Path, network: HeadNetwork, vocabulary: Tensor, target: FeatureModel) -> None:
