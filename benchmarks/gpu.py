@@ -6,12 +6,11 @@
 All parts by default. ``passes``: milliseconds of a pass over n tokens by the eager and the graph runner (medians, the
 device waited for), with ``--compile`` also of the stock forward by ``torch.compile``, in the graph runner's shapes.
 ``answers``: how many greedy answers differ between the runners. ``ties``: of the places of greedy answers, those where
-the two highest logits are closer than logits of passes over 1 and over ``--width`` tokens, in the graph runner's
-shapes, and those where their choice differs: what lossless decoding can change in 16 bits. ``bench``: ``draftree
-bench`` on Spec-Bench: AR decoding by graphs, ``auto`` over it, and transformers' own generate. ``rows``: tokens a
-second and time between tokens of 1 to 32 rows together, of AR decoding, ``auto``, trees and a chain, each request with
-its own node budget and all with one (``benchmarks.serving``). ``--device cpu`` tries it without a GPU, where nothing is
-captured.
+the two highest logits are closer than logits of passes over 1 and over ``--width`` tokens, by ``--runner``, and those
+where their choice differs: what lossless decoding can change in 16 bits. ``bench``: ``draftree bench`` on Spec-Bench:
+AR decoding by graphs, ``auto`` over it, and transformers' own generate. ``rows``: tokens a second and time between
+tokens of 1 to 32 rows together, of AR decoding, ``auto``, trees and a chain, each request with its own node budget and
+all with one (``benchmarks.serving``). ``--device cpu`` tries it without a GPU, where nothing is captured.
 """
 
 from __future__ import annotations
@@ -149,6 +148,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--width", type=int, default=16)
+    parser.add_argument("--runner", choices=RUNNERS, default="graph")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--batch-nodes", type=int, default=64)
     args = parser.parse_args(argv)
@@ -180,7 +180,8 @@ def _in_this_process(args: argparse.Namespace, parts: Sequence[str], where: dict
     """Passes, answers and near-ties."""
     if not {"passes", "answers", "ties"} & set(parts):
         return
-    models = {name: load(args.target, **where, runner=name) for name in RUNNERS}
+    names = RUNNERS if {"passes", "answers"} & set(parts) else (args.runner,)
+    models = {name: load(args.target, **where, runner=name) for name in names}
     if "passes" in parts:
         timed = models | ({"compile": compiled(args.target, args.dtype, args.device)} if args.compile else {})
         print(f"ms of a pass behind {args.context} tokens, over n = {', '.join(map(str, SIZES))}")
@@ -192,10 +193,11 @@ def _in_this_process(args: argparse.Namespace, parts: Sequence[str], where: dict
         different, of = differing(list(models.values()), texts, args.tokens)
         print(f"{different} of {of} greedy answers differ between the runners", flush=True)
     if "ties" in parts:
-        found = near_ties(models["graph"], texts, args.tokens, args.width)
+        found = near_ties(models[args.runner], texts, args.tokens, args.width)
         print(
-            f"{args.dtype}, passes over 1 and {args.width} tokens: {found.ties} near-ties in {found.places} places, "
-            f"{found.choices} other choices; logits differ by up to {found.difference:.3g}",
+            f"{args.dtype}, {args.runner} passes over 1 and {args.width} tokens: "
+            f"{found.ties} near-ties in {found.places} places, {found.choices} other choices; "
+            f"logits differ by up to {found.difference:.3g}",
             flush=True,
         )
 

@@ -15,6 +15,7 @@ from draftree.engine.engine import Engine
 from draftree.errors import CacheError
 from draftree.models.base import prefill
 from draftree.models.heads.eagle_model import HeadModel
+from draftree.models.heads.head_passes import HeadPasses
 from draftree.models.huggingface import HFModel
 from draftree.policies.auto.policy import AutoTree
 from draftree.policies.methods import METHODS
@@ -133,7 +134,7 @@ def test_a_step_that_fails_loses_no_hidden_states(when: str, target: HFModel, mo
 
         with monkeypatch.context() as patch, pytest.raises(RuntimeError):
             if when == "before":
-                patch.setattr(HeadModel, "_finish", fail)  # the head's own pass
+                patch.setattr(HeadPasses, "forward", fail)  # the head's own pass
             else:
                 patch.setattr(target, "_forward", fail)  # the target's, when the head has drafted
             made.step([request])
