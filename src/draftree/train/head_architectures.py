@@ -132,8 +132,7 @@ class Eagle3:
 
     about = """\
 One decoder layer of EAGLE-3 (Li et al., 2025) that reads hidden states of several of the target's layers and
-has an output layer of its own, in the format of speculators, which vLLM and SGLang read too; embeddings are the
-target's own."""
+has an output layer of its own, in the format of speculators; embeddings are the target's own."""
     start = "ridge regression of the final hidden state on those that it reads; the target's output layer"
 
     def is_head(self, folder: Path) -> bool:
