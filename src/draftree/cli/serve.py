@@ -14,6 +14,7 @@ import typer
 
 from ..artifacts import user_path
 from ..config import option
+from ..engine.engine import Engine
 from ..engine.scheduler import SchedulerParams
 from ..engines import make_engine
 from ..errors import ConfigError, RunError
@@ -105,6 +106,7 @@ def serve(
     import uvicorn
 
     from ..server.app import Server, ServerSettings
+    from ..server.engine_loop import EngineThread
     from ..server.lifecycle import DrainingServer, loading
     from ..server.metrics import Metrics
 
@@ -112,13 +114,18 @@ def serve(
     observers = [metrics, *trace.observers(context, str(speculation.method))]
     with _listening(server.host, server.port) as listener:
         scheduling = replace(scheduling, prefixes=server.kept)
-        with loading(listener):
+
+        def made() -> Engine:
             target = compute.load(model)
             if tokenizer_of(target) is None:
                 raise ConfigError(f"{model} has no tokenizer: a server answers in text")
-            engine = make_engine(target, speculation, observers, scheduling=scheduling)
+            return make_engine(target, speculation, observers, scheduling=scheduling)
+
+        thread = EngineThread()
+        with loading(listener):
+            engine = thread.do(made).result()
         settings = ServerSettings(
-            name=server.name or target.capabilities.name,
+            name=server.name or engine.target.capabilities.name,
             speculation=speculation,
             keys=keys,
             origins=server.origin,
@@ -128,7 +135,7 @@ def serve(
         )
         if not keys and server.host not in ("127.0.0.1", "localhost", "::1"):
             err.print(f"anybody who reaches {server.host} may ask: set a key with --api-key-file", style="yellow")
-        served = Server(engine, settings, metrics)
+        served = Server(engine, settings, metrics, thread)
         config = uvicorn.Config(served.app, log_config=_log(uvicorn.config.LOGGING_CONFIG, as_json=server.json_log))
         host, port = (f"[{server.host}]" if ":" in server.host else server.host), listener.getsockname()[1]
         err.print(f"{settings.name}: http://{host}:{port}/v1, inspector at http://{host}:{port}/")

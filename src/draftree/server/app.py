@@ -30,7 +30,7 @@ from .answers import Shape
 from .choices import Choices, decoded, find_choices, system_fingerprint
 from .conversations.chat_api import ChatRequest, TokenizeRequest
 from .conversations.responses_api import ResponseShape, ResponsesRequest
-from .engine_loop import Answer, EngineLoop
+from .engine_loop import Answer, EngineLoop, EngineThread
 from .inspector import Inspector
 from .metrics import Metrics
 from .refusals import DOCUMENTED, UNAVAILABLE, Limits, failed, http_error, invalid, wrong
@@ -72,11 +72,14 @@ class Server:
 
     Args:
         engine: made with ``metrics`` among its observers; run from when the application starts until it ends.
+        thread: as of ``EngineLoop``.
     """
 
-    def __init__(self, engine: Engine, settings: ServerSettings, metrics: Metrics) -> None:
+    def __init__(
+        self, engine: Engine, settings: ServerSettings, metrics: Metrics, thread: EngineThread | None = None
+    ) -> None:
         self._settings, self._metrics = settings, metrics
-        self._loop = EngineLoop(engine)
+        self._loop = EngineLoop(engine, thread)
         self._began = int(time.time())
         self.draining = False
         self.app = app = FastAPI(
