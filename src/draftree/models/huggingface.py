@@ -128,7 +128,7 @@ class HFModel:
         tokens to come.
         """
         can = self.capabilities
-        prompt, then = [t % can.vocab_size for t in probe.PROMPT], [t % can.vocab_size for t in (2, 17)]
+        prompt, then = [t % can.vocab_size for t in probe.PROMPT], [t % can.vocab_size for t in probe.DRAFTED[:2]]
         row = prefill(self, prompt)
         found = torch.stack([row.logits, *probe.decoded(self, row, then)])
         self.close(row)

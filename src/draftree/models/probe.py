@@ -147,8 +147,9 @@ def _whole(config: object, field: str) -> int:
     return value
 
 
-PROMPT = (11, 7, 5, 3)
-"""Of the self-tests, modulo the vocabulary."""
+PROMPT, DRAFTED = (1011, 707, 505, 303), (202, 1313, 1717, 1919)
+"""Of the self-tests, modulo the vocabulary. Ordinary tokens: the lowest ids are often special, and a text of those alone
+can have hidden states so large that 16 bits leave nothing of the logits (SmolLM2)."""
 
 
 @torch.inference_mode()
@@ -161,7 +162,7 @@ def self_test(model: LanguageModel) -> None:
         UnsupportedModelError: they differ, so the mask or the positions are not honoured.
     """
     vocab = model.capabilities.vocab_size
-    prompt, (a, b, c, d) = [t % vocab for t in PROMPT], [t % vocab for t in (2, 13, 17, 19)]
+    prompt, (a, b, c, d) = [t % vocab for t in PROMPT], [t % vocab for t in DRAFTED]
     tree = Nodes(torch.tensor([a, b, c, d]), torch.tensor([-1, -1, 0, 1]))  # root -> a -> c and root -> b -> d
     row = prefill(model, prompt)
     branches = [model.fork(row) for _ in range(2)]
