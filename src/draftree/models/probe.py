@@ -148,8 +148,8 @@ def _whole(config: object, field: str) -> int:
 
 
 PROMPT, DRAFTED = (1011, 707, 505, 303), (202, 1313, 1717, 1919)
-"""Of the self-tests, modulo the vocabulary. Ordinary tokens: the lowest ids are often special, and a text of those alone
-can have hidden states so large that 16 bits leave nothing of the logits (SmolLM2)."""
+"""Of the self-tests, modulo the vocabulary. Ordinary tokens: the lowest ids are often special, and hidden states of a
+text of those alone can be so large that 16 bits leave nothing of the logits (SmolLM2)."""
 
 
 @torch.inference_mode()
