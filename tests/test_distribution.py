@@ -51,5 +51,5 @@ def test_a_verification_that_prefers_drafts_is_caught(monkeypatch: pytest.Monkey
         return verdicts
 
     monkeypatch.setattr(schemes, "match", biased)
-    counts = _counts(StaticTree(width=2, depth=2), 36_000)
+    counts = _counts(StaticTree(width=2, depth=2), 12_000)
     assert chi_square(counts.flatten(), distribution(ToyModel(VOCAB, spread=1.0), PROMPT, LENGTH).flatten()) < 1e-4
