@@ -7,6 +7,7 @@
     python -m benchmarks.serving overhead [--requests 8]
     python -m benchmarks.serving storm [--requests 2000]
     python -m benchmarks.serving mixed [--tokens 8]
+    python -m benchmarks.serving thread [--tokens 64]
     python -m benchmarks.serving share [--requests 8] [--tokens 64] [--drafter auto]
 
 ``gaps``: requests stream while a long prompt arrives: the longest time between two tokens of any of them, with it and
@@ -19,13 +20,15 @@ resident memory as it goes on, and whether each text that was finished is what t
 prompts by 10 methods and 4 drafters, greedy or sampled, eight at a time in random order: how many give AR decoding's
 ids.
 ``share``: requests decode together with ``auto``, each of them in turn at priority -2 and at 0 like the others: what is
-drafted and accepted for it and for the others.
+drafted and accepted for it and for the others. ``thread``: what a pass takes in the thread that loaded the model, in
+another, and in the first one again.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
+import threading
 import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise, product
@@ -330,11 +333,30 @@ def share(args: argparse.Namespace) -> None:
     print("all texts equal" if len(texts) == 1 else f"{len(texts)} different sets of texts")
 
 
+def thread(args: argparse.Namespace) -> None:
+    """Print what a pass takes in the thread that loaded the model, in another, and in the first one again."""
+    engine, found = made(args, "none", SchedulerParams(rows=1)), list[float]()
+
+    def decode() -> None:
+        stats = engine.generate([user("Count.")], SamplingParams(max_tokens=args.tokens, ignore_eos=True))[0].stats
+        found.append(1e3 * stats.seconds.verify / stats.steps)
+
+    decode()  # warms up
+    for place in ("that loaded it", "another", "the first one again"):
+        if place == "another":
+            other = threading.Thread(target=decode)
+            other.start()
+            other.join()
+        else:
+            decode()
+        print(f"thread: {place}: {found[-1]:.2f} ms a pass")
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     what: dict[str, Callable[[argparse.Namespace], None]] = {
-        f.__name__: f for f in (gaps, chat, throughput, overhead, storm, mixed, share)
+        f.__name__: f for f in (gaps, chat, throughput, overhead, storm, mixed, share, thread)
     }
     parser.add_argument("what", choices=what)
     parser.add_argument("--target", default=DEFAULT_MODEL)
