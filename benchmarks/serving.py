@@ -12,8 +12,8 @@
 
 ``gaps``: requests stream while a long prompt arrives: the longest time between two tokens of any of them, with it and
 without, in AR steps of as many requests, and how soon the newcomer has its first token. ``chat``: seconds to the first
-token of each turn of a conversation, with rows kept and without. ``throughput``: tokens a second of requests decoded
-together, over AR decoding of the same, the two in turn; the time between tokens (mean of a request, median of all) and
+token of each turn of a conversation, with rows kept and without. ``throughput``: tokens a second while all requests
+decode, over AR decoding of the same, the two in turn; the time between tokens (mean of a request, median of all) and
 the longest wait for the next ones; the drafted nodes of a step. ``overhead``: milliseconds of a scheduled step outside
 the step itself. ``storm``: many short requests of which a tenth are cancelled and a twentieth fail: rows that are left,
 resident memory as it goes on, and whether each text that was finished is what the request gives alone. ``mixed``: 13
@@ -52,6 +52,8 @@ from draftree.tracing.trace import Observer
 
 OPTIONS = ("backend", "device", "dtype", "runner")
 """Of loading the target."""
+_WHOLE = 1_000_000
+"""Prompt tokens of a step: all prompts are read at once, so that requests decode together from the start."""
 
 
 def questions(count: int) -> list[str]:
@@ -153,46 +155,44 @@ class Arrivals(Observer):
         for request in (outcome.request for outcome in outcomes):
             self.times[request].append((now, len(request.ids)))
 
-    def take(self) -> tuple[float, float, float]:
-        """Seconds between tokens and of the longest wait; mean nodes of a step; then it begins anew."""
+    def take(self) -> tuple[float, float, float, float]:
+        """Tokens a second while all decode, seconds between tokens and of the longest wait, mean nodes of a step; then
+        it begins anew."""
         decoded = [found for found in self.times.values() if len(found) > 1]
+        began, ended = max(found[0][0] for found in decoded), min(found[-1][0] for found in decoded)
+        ends = [[[length for at, length in found if at <= end][-1] for end in (began, ended)] for found in decoded]
+        tokens = sum(last - first for first, last in ends)
         means = [(found[-1][0] - found[0][0]) / (found[-1][1] - found[0][1]) for found in decoded]
         longest = max(after[0] - before[0] for found in decoded for before, after in pairwise(found))
         nodes = statistics.fmean(self.nodes)
         self.times, self.nodes = {}, []
-        return statistics.median(means), longest, nodes
+        return tokens / (ended - began), statistics.median(means), longest, nodes
 
 
 def throughput(args: argparse.Namespace) -> None:
     """Print tokens a second over those of AR decoding."""
     prompts = [user(q) for q in questions(args.requests)]
-    params = SamplingParams(max_tokens=args.tokens)
+    params = SamplingParams(max_tokens=args.tokens, ignore_eos=True)
     methods = ("none", *args.methods.split(","))
-    scheduling, seen = (
-        SchedulerParams(rows=args.requests, batch_nodes=args.batch_nodes),
-        {m: Arrivals() for m in methods},
-    )
+    scheduling = SchedulerParams(rows=args.requests, chunk=_WHOLE, batch_nodes=args.batch_nodes)
+    seen = {m: Arrivals() for m in methods}
     engines = {m: made(args, m, scheduling, [seen[m]]) for m in methods}
-    waits: dict[str, list[tuple[float, float, float]]] = {m: [] for m in methods}
-    rates: dict[str, list[float]] = {m: [] for m in methods}
+    found: dict[str, list[tuple[float, float, float, float]]] = {m: [] for m in methods}
     mal: dict[str, list[float]] = {m: [] for m in methods}
     texts: dict[str, list[list[int]]] = {}
     for repeat in range(args.repeats + 1):
         for name in (*methods[repeat % len(methods) :], *methods[: repeat % len(methods)]):
-            began = time.perf_counter()
             answers = engines[name].generate(prompts, params)
-            seconds = time.perf_counter() - began - answers[0].stats.seconds.prefill
-            texts[name], found = [a.token_ids for a in answers], seen[name].take()
+            texts[name], measured = [a.token_ids for a in answers], seen[name].take()
             if repeat:
-                waits[name].append(found)
-                rates[name].append(sum(len(a.token_ids) for a in answers) / seconds)
+                found[name].append(measured)
                 mal[name].append(statistics.fmean(a.stats.mal for a in answers))
     for name in methods:
-        ratios = [mine / ar for mine, ar in zip(rates[name], rates["none"], strict=True)]
+        ratios = [mine[0] / ar[0] for mine, ar in zip(found[name], found["none"], strict=True)]
         equal = sum(mine == ar for mine, ar in zip(texts[name], texts["none"], strict=True))
-        between, longest, nodes = map(statistics.median, zip(*waits[name], strict=True))
+        rate, between, longest, nodes = map(statistics.median, zip(*found[name], strict=True))
         print(
-            f"{args.requests} requests, {name:12} {statistics.median(rates[name]):7.1f} tokens/s, of AR "
+            f"{args.requests} requests, {name:12} {rate:7.1f} tokens/s, of AR "
             f"{statistics.median(ratios):.3f} [{min(ratios):.3f}, {max(ratios):.3f}], MAL "
             f"{statistics.fmean(mal[name]):.2f}, {1e3 * between:.1f} ms between tokens, longest {1e3 * longest:.1f}, "
             f"{nodes:.1f} nodes a step, {equal} of {len(answers)} texts equal"
