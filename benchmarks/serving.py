@@ -305,7 +305,7 @@ def mixed(args: argparse.Namespace) -> None:
 
 def share(args: argparse.Namespace) -> None:
     """Print what a request's priority moves."""
-    prompts = [user(q) for q in questions(args.requests, "mt-bench")]  # short: it is decoding that is timed
+    prompts = [user(q) for q in questions(args.requests)]
     params = SamplingParams(max_tokens=args.tokens, ignore_eos=True)
     figures: dict[tuple[int, bool], list[tuple[float, float]]] = {}
     rates: dict[int, list[float]] = {0: [], -2: []}
