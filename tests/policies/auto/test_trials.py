@@ -87,6 +87,16 @@ def test_trials_that_fail_pay_for_nothing() -> None:
     assert sum(decode(200, False)) <= sum(decode(200, False, AutoSettings(trial_gain=math.inf)))
 
 
+def test_trials_of_several_requests_cost_what_their_trees_would_add_to_the_pass() -> None:
+    policy, both = AutoTree(depth=NODES, target=costs(dear), settings=AutoSettings(fast_decay=1.0)), [Fake(), Fake()]
+    plan = policy.plan(both, [Budget(NODES)] * 2)
+    plan.wished = [DraftTree.chain([1, 2]), DraftTree.chain([1])], 3
+    step = StepCost(2, 1e-6, 2.0, 0.0, 0)
+    policy.observe(plan, [Outcome(request, DraftTree.empty(), [], [9], 1, step) for request in both])
+    (drafter,) = policy.selection.drafters
+    assert drafter._tried == pytest.approx(1 - dear(2 + 3) / dear(2))
+
+
 def test_layers_are_drafted_only_as_many_as_can_pay() -> None:
     """One or two at a time would use up what may be lost, and one or two drafted tokens never pay."""
     assert first_deep(decode(200, 20, verify=padded, layer=0.02)) < 200

@@ -155,7 +155,7 @@ class Trial:
 
     Attributes:
         price: of the step that it was drafted for.
-        seconds: of verifying it.
+        seconds: that verifying it would have added to the pass.
         path: its nodes that the text has followed so far.
     """
 
@@ -242,7 +242,7 @@ class Selection:
         owners = _owners(tried, trial.price)
         for index, drafter in enumerate(self.drafters):
             if own := owners.count(index):
-                shared = max(0.0, trial.seconds - ar) * own / len(owners)
+                shared = max(0.0, trial.seconds) * own / len(owners)
                 drafter.try_out(_gained(tried, owners, index) / tokens, shared / ar, self.pace)
 
     def _took(self, verify: float, price: Price, passes: int, cost: StepCost) -> list[float]:

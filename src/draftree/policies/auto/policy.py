@@ -284,7 +284,8 @@ class AutoTree(GrowthPolicy):
         for row, outcome in enumerate(outcomes):
             trial = self._trials.pop(outcome.request, None)
             if trial is None and trees and len(trees[row]):
-                trial = Trial(trees[row], plan.price, len(trees[row]) / nodes * float(plan.price.verify[nodes]))
+                more = float(plan.price.verify[nodes] - plan.price.verify[0])
+                trial = Trial(trees[row], plan.price, len(trees[row]) / nodes * more)
             if trial and trial.goes_on(outcome.tokens[: outcome.taken]):
                 self._trials[outcome.request] = trial
             elif trial:
