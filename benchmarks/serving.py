@@ -12,10 +12,10 @@
 
 ``gaps``: requests stream while a long prompt arrives: the longest time between two tokens of any of them, with it and
 without, in AR steps of as many requests, and how soon the newcomer has its first token. ``chat``: seconds to the first
-token of each turn of a conversation, with rows kept and without. ``throughput``: tokens a second while all requests
-decode, over AR decoding of the same, the two in turn; the time between tokens (mean of a request, median of all) and
-the longest wait for the next ones; the drafted nodes of a step. ``overhead``: milliseconds of a scheduled step outside
-the step itself. ``storm``: many short requests of which a tenth are cancelled and a twentieth fail: rows that are left,
+token of each turn of a conversation, with rows kept and without. ``throughput``: of the time when all requests
+decode, tokens a second, over AR decoding of the same, the two in turn; the time between tokens (mean of a request,
+median of all) and the longest wait for the next ones; the drafted nodes of a step. ``overhead``: milliseconds of a
+scheduled step outside the step itself. ``storm``: many short requests of which a tenth are cancelled and a twentieth fail: rows that are left,
 resident memory as it goes on, and whether each text that was finished is what the request gives alone. ``mixed``: 13
 prompts by 10 methods and 4 drafters, greedy or sampled, eight at a time in random order: how many give AR decoding's
 ids.
@@ -156,17 +156,21 @@ class Arrivals(Observer):
             self.times[request].append((now, len(request.ids)))
 
     def take(self) -> tuple[float, float, float, float]:
-        """Tokens a second while all decode, seconds between tokens and of the longest wait, mean nodes of a step; then
-        it begins anew."""
-        decoded = [found for found in self.times.values() if len(found) > 1]
-        began, ended = max(found[0][0] for found in decoded), min(found[-1][0] for found in decoded)
-        ends = [[[length for at, length in found if at <= end][-1] for end in (began, ended)] for found in decoded]
-        tokens = sum(last - first for first, last in ends)
-        means = [(found[-1][0] - found[0][0]) / (found[-1][1] - found[0][1]) for found in decoded]
-        longest = max(after[0] - before[0] for found in decoded for before, after in pairwise(found))
+        """Of the time when all decode: tokens a second, median seconds between a request's tokens and the longest wait
+        for the next ones; and mean nodes of a step. Then it begins anew."""
+        began, ended = max(found[0][0] for found in self.times.values()), min(map(_last, self.times.values()))
+        ends = [[[n for at, n in found if at <= end][-1] for end in (began, ended)] for found in self.times.values()]
+        tokens = [last - first for first, last in ends]
+        together = ([at for at, _ in found if began <= at <= ended] for found in self.times.values())
+        longest = max(after - before for found in together for before, after in pairwise(found))
         nodes = statistics.fmean(self.nodes)
         self.times, self.nodes = {}, []
-        return tokens / (ended - began), statistics.median(means), longest, nodes
+        between = statistics.median((ended - began) / own for own in tokens)
+        return sum(tokens) / (ended - began), between, longest, nodes
+
+
+def _last(found: Sequence[tuple[float, int]]) -> float:
+    return found[-1][0]
 
 
 def throughput(args: argparse.Namespace) -> None:
