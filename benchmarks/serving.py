@@ -12,16 +12,15 @@
 
 ``gaps``: requests stream while a long prompt arrives: the longest time between two tokens of any of them, with it and
 without, in AR steps of as many requests, and how soon the newcomer has its first token. ``chat``: seconds to the first
-token of each turn of a conversation, with rows kept and without. ``throughput``: of the time when all requests
-decode, tokens a second, over AR decoding of the same, the two in turn; the time between tokens (mean of a request,
-median of all) and the longest wait for the next ones; the drafted nodes of a step. ``overhead``: milliseconds of a
-scheduled step outside the step itself. ``storm``: many short requests of which a tenth are cancelled and a twentieth fail: rows that are left,
-resident memory as it goes on, and whether each text that was finished is what the request gives alone. ``mixed``: 13
-prompts by 10 methods and 4 drafters, greedy or sampled, eight at a time in random order: how many give AR decoding's
-ids.
-``share``: requests decode together with ``auto``, each of them in turn at priority -2 and at 0 like the others: what is
-drafted and accepted for it and for the others. ``thread``: what a pass takes in the thread that loaded the model, in
-another, and in the first one again.
+token of each turn of a conversation, with rows kept and without. ``throughput``: of the time when all requests decode,
+tokens a second, over AR decoding of the same, the two in turn; the time between tokens (mean of a request, median of
+all) and the longest wait for the next ones; the drafted nodes of a step. ``overhead``: milliseconds of a scheduled step
+outside the step itself. ``storm``: many short requests of which a tenth are cancelled and a twentieth fail: rows that
+are left, resident memory as it goes on, and whether each text that was finished is what the request gives alone.
+``mixed``: 13 prompts by 10 methods and 4 drafters, greedy or sampled, eight at a time in random order: how many give AR
+decoding's ids. ``share``: requests decode together with ``auto``, each of them in turn at priority -2 and at 0 like the
+others: what is drafted and accepted for it and for the others. ``thread``: what a pass takes in the thread that loaded
+the model, in another, and in the first one again.
 """
 
 from __future__ import annotations
