@@ -47,6 +47,15 @@ def test_another_load_on_the_machine_changes_nothing() -> None:
     assert abs(dearer(costs) - 2.0) < 1e-9
 
 
+def test_passes_that_mostly_read_prompts_tell_nothing_about_drafts() -> None:
+    """A prompt's tokens are dearer than the profile says: AR decoding looked dear beside drafts, and stayed so."""
+    costs = model(1.0, 2.0)
+    for _ in range(20):
+        costs.learn(0, ARPass(64, 1, beside=100), 500.0)
+        costs.learn(1, AR, 2.0)
+    assert dearer(costs) == 2.0
+
+
 def test_one_wild_pass_teaches_little() -> None:
     costs = model(1.0, 1.0)
     for _ in range(20):
