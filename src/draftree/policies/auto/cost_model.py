@@ -79,7 +79,7 @@ class CostModel:
         return count / (count + 1) * (ar - (self._drafted + ar) / (self._weight + 1))
 
     def learn(self, nodes: int, ar: ARPass, measured: float) -> None:
-        """A pass over ``nodes`` nodes in all took ``measured`` seconds: one that mostly reads prompts tells of these."""
+        """A pass over ``nodes`` nodes in all took ``measured`` seconds; one that mostly reads prompts tells nothing."""
         if ar.beside > ar.batch:
             return
         most, keep = math.log(self.settings.max_drift), self.settings.fast_decay
