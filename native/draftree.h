@@ -1,0 +1,168 @@
+/* The C interface of draftree's native engine: what Python calls.
+ *
+ * The caller allocates all output, and C keeps no pointer of the caller's. Every function returns 0 or an error code; a
+ * call that fails changes nothing. One thread at a time calls into a model; its pool shares the work of a call.
+ */
+#ifndef DRAFTREE_H
+#define DRAFTREE_H
+
+#include <stdint.h>
+
+enum {
+    DRAFTREE_OK = 0,
+    DRAFTREE_BAD_ARGUMENT = -1,  /* a number is out of its range */
+    DRAFTREE_BAD_FILE = -2,      /* the file cannot be read, or is not what the description says */
+    DRAFTREE_NO_MEMORY = -3,
+    DRAFTREE_CONTEXT_FULL = -4,  /* a node would lie beyond the context */
+    DRAFTREE_BAD_ROW = -5,       /* no such row */
+    DRAFTREE_BAD_TREE = -6,      /* a parent does not come before its child, or the nodes kept are no path */
+    DRAFTREE_BAD_TOKEN = -7,
+    DRAFTREE_NO_TIER = -8,       /* the CPU lacks the instruction set */
+};
+
+typedef struct Model Model;
+
+/* A tensor in the file; format -1: the model has none. A vector has one row. */
+typedef struct {
+    int64_t offset; /* of its first byte, from the beginning of the file */
+    int32_t format; /* formats.h */
+    int32_t rows;
+    int32_t columns;
+} TensorPlace;
+
+/* Tensors of a layer, in this order. Formats may differ between them. */
+enum {
+    ATTENTION_NORM,
+    QUERY,
+    KEY,
+    VALUE,
+    QUERY_BIAS,
+    KEY_BIAS,
+    VALUE_BIAS,
+    QUERY_NORM, /* RMS norm of each head, before the rotation */
+    KEY_NORM,
+    ATTENTION_OUTPUT,
+    ATTENTION_POST_NORM, /* of what attention adds to the residual stream */
+    FEED_FORWARD_NORM,
+    GATE,
+    UP,
+    DOWN,
+    FEED_FORWARD_POST_NORM,
+    LAYER_TENSORS,
+};
+
+enum {
+    EMBEDDING,
+    OUTPUT_NORM,
+    OUTPUT, /* may be the place of EMBEDDING: tied */
+    MODEL_TENSORS,
+};
+
+enum { ACTIVATION_SILU = 0, ACTIVATION_GELU_TANH = 1 };
+
+/* What a decoder layer is, in data. */
+typedef struct {
+    int32_t vocabulary;
+    int32_t hidden;
+    int32_t layers;
+    int32_t query_heads;
+    int32_t key_heads;    /* divides query_heads */
+    int32_t head_size;    /* a multiple of 16, at most 256 */
+    int32_t feed_forward; /* a multiple of 32 */
+    int32_t context;      /* most tokens of a row */
+    int32_t rope_size;    /* dimensions of a head that are rotated: even, at most head_size */
+    int32_t rope_halves;  /* 1: pairs (i, i + rope_size / 2); 0: pairs (2 i, 2 i + 1) */
+    int32_t rope_tables;  /* rows of rope_frequencies, 1 or 2 */
+    int32_t activation;   /* of the gate: SiLU or GELU (tanh) */
+    int32_t cache_format; /* of keys and values: FORMAT_F16 or FORMAT_Q8_0 */
+    float norm_epsilon;
+    float embedding_scale;
+    float attention_scale; /* of the products of queries and keys */
+    float rope_magnitude;  /* of the rotated dimensions (YaRN), else 1 */
+} Architecture;
+
+/* Version of this interface and of the bits that passes compute: part of a cost profile's identity. */
+const char *draftree_version(void);
+
+/* Names of the instruction sets that this CPU runs, separated by spaces, the portable one first. */
+const char *draftree_tiers(void);
+
+/* Map a file, pack its weights.
+ *
+ * rope_frequencies: [rope_tables][rope_size / 2] radians a position, scaling included.
+ * layer_rope, layer_window: [layers]; the row of rope_frequencies, and how many last tokens a layer attends to (0: all).
+ * layer_tensors: [layers][LAYER_TENSORS]; model_tensors: [MODEL_TENSORS].
+ * tier: the name of an instruction set; NULL or "": the best that there is.
+ * progress: from 0 to 1 while it packs; may be NULL. It returns nonzero to stop, and the load fails.
+ * message: what is wrong with a file, for people.
+ */
+int draftree_load(const char *path, const Architecture *architecture, const double *rope_frequencies,
+                  const int32_t *layer_rope, const int32_t *layer_window, const TensorPlace *layer_tensors,
+                  const TensorPlace *model_tensors, int threads, const char *tier, int (*progress)(double),
+                  char message[256], Model **model);
+void draftree_free(Model *model);
+
+/* The tier in use; bytes that keys and values of the open rows take now; bytes of a token's. */
+const char *draftree_tier(const Model *model);
+int64_t draftree_cache_bytes(const Model *model);
+int64_t draftree_token_bytes(const Model *model);
+
+/* Rows: token sequences in the cache. A fork shares the cells of the prefix until one of the two writes there. */
+int draftree_open(Model *model, int32_t *row);
+int draftree_fork(Model *model, int32_t row, int32_t length, int32_t *fork);
+int draftree_close(Model *model, int32_t row);
+
+/* Append uncommitted nodes to rows, in one pass.
+ *
+ * rows: [row_count], each once; counts: [row_count] nodes of each, N in all.
+ * tokens, parents: [N], a row's nodes together. A parent is a number among the row's uncommitted nodes in the order of
+ * their arrival, these ones included; -1 is the last committed token.
+ * wanted: [N]; the k-th node with a nonzero entry has its scores in slot k until the next extend.
+ */
+int draftree_extend(Model *model, int32_t row_count, const int32_t *rows, const int32_t *counts, const int32_t *tokens,
+                    const int32_t *parents, const uint8_t *wanted);
+
+/* Keep uncommitted nodes, a path from the last committed token down; drop all others. */
+int draftree_commit(Model *model, int32_t row, const int32_t *path, int32_t count);
+
+/* Keep uncommitted nodes, ascending and closed under parents; commit the first `trunk` of them, a path that all the
+ * others descend from. The i-th of the others is node i from now on. */
+int draftree_prune(Model *model, int32_t row, const int32_t *keep, int32_t count, int32_t trunk);
+
+/* Which hidden states extend keeps: layer k in 0..layers is what decoder layer k reads (k = layers: what the last one
+ * gives), -1 the state after the final norm. hidden: [count][layers x hidden] of nodes first.. of the last extend. */
+int draftree_track(Model *model, const int32_t *layers, int32_t count);
+int draftree_hidden(Model *model, int32_t first, int32_t count, float *states);
+
+/* Edits of logits, by entry of `slots` (not by slot): (1) changes: logit * positive if logit > 0, else logit * negative,
+ * then + addend; (2) the mask: tokens whose bit is 0 are -inf; a mask that allows nothing is left out. */
+typedef struct {
+    const int32_t *mask_of;       /* [w] number of a mask, -1: none; NULL: nobody has one */
+    const uint32_t *masks;        /* [masks][ceil(vocabulary / 32)], bit t % 32 of word t / 32 */
+    const int32_t *change_starts; /* [w + 1] into the lists below; NULL: nobody has changes */
+    const int32_t *tokens;
+    const float *positive;
+    const float *negative;
+    const float *addend;
+} Edits;
+
+/* How a token is drawn: argmax of warped logits + Gumbel noise, which is a function of (key, token). Temperature 0: the
+ * argmax. Warping in this order: temperature, top-k (0: all), top-p, min-p. */
+typedef struct {
+    float temperature;
+    int32_t top_k;
+    float top_p;
+    float min_p;
+} Warping;
+
+/* Of slots of the last extend; ties go to the lower token. */
+int draftree_argmax(Model *model, int32_t count, const int32_t *slots, const Edits *edits, int32_t *tokens);
+int draftree_top(Model *model, int32_t count, const int32_t *slots, int32_t k, const Edits *edits, int32_t *tokens,
+                 float *log_probabilities, float *entropies);
+int draftree_log_probabilities(Model *model, int32_t count, const int32_t *slots, const int32_t *tokens,
+                               float *log_probabilities);
+int draftree_draw(Model *model, int32_t count, const int32_t *slots, const uint64_t *keys, const Warping *warpings,
+                  const Edits *edits, int32_t *tokens);
+int draftree_logits(Model *model, int32_t slot, float *logits);
+
+#endif
