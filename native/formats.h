@@ -1,7 +1,7 @@
 /* Weight formats of GGUF files, and the layout that passes read them in.
  *
  * A file holds a matrix row by row, in blocks of 32 or 256 inputs. A pass wants 16 outputs beside one another: so every
- * matrix is packed once, at load, into tiles of 16 output rows (packing.c draws the layout of each format). One layout
+ * matrix is packed once, at load, into tiles of 16 output rows (layout.h draws them). One layout
  * serves all instruction sets.
  */
 #ifndef DRAFTREE_FORMATS_H

@@ -1,0 +1,322 @@
+/* Linear layers with AVX2: 8 rows (half a tile) a register, up to 8 columns at a time. Compiled twice: with AVX_VNNI
+ * defined, dot products of quads are one instruction. */
+#include <immintrin.h>
+
+#include "kernels.h"
+
+enum { MOST_COLUMNS = 8, HALF_ROWS = 8 };
+
+ALWAYS_INLINE float largest_of(__m256 values) {
+    __m128 four = _mm_max_ps(_mm256_castps256_ps128(values), _mm256_extractf128_ps(values, 1));
+    four = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_max_ss(four, _mm_movehdup_ps(four)));
+}
+
+ALWAYS_INLINE int sum_of(__m256i values) {
+    __m128i four = _mm_add_epi32(_mm256_castsi256_si128(values), _mm256_extracti128_si256(values, 1));
+    four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(four, _mm_shuffle_epi32(four, 0xb1)));
+}
+
+static void quantize_group(const float *values, ActivationGroup *group) {
+    const __m256 magnitude = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
+    __m256 parts[4], most = _mm256_setzero_ps();
+    __m256i rounded[4];
+    UNROLL for (int i = 0; i < 4; i++) {
+        parts[i] = _mm256_loadu_ps(values + 8 * i);
+        most = _mm256_max_ps(most, _mm256_and_ps(parts[i], magnitude));
+    }
+    float largest = largest_of(most);
+    const __m256 inverse = _mm256_set1_ps(largest >= 1e-30f ? 127 / largest : 0);
+    UNROLL for (int i = 0; i < 4; i++)
+        rounded[i] = _mm256_cvtps_epi32(_mm256_mul_ps(parts[i], inverse));
+    int low_sum = sum_of(_mm256_add_epi32(rounded[0], rounded[1]));
+    int high_sum = sum_of(_mm256_add_epi32(rounded[2], rounded[3]));
+    __m256i bytes = _mm256_packs_epi16(_mm256_packs_epi32(rounded[0], rounded[1]),
+                                       _mm256_packs_epi32(rounded[2], rounded[3]));
+    bytes = _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+    _mm256_storeu_si256((__m256i *)group->values, bytes);
+    group->scale = largest / 127;
+    group->scaled_sum = group->scale * (float)(low_sum + high_sum);
+    group->minus_sum = -(low_sum + high_sum);
+    group->minus_low = -low_sum;
+    group->minus_high = -high_sum;
+}
+
+static void quantize(const float *values, int64_t stride, int64_t inputs, int count, int64_t first_group,
+                     int64_t last_group, uint8_t *groups) {
+    quantize_blocks(quantize_group, values, stride, inputs, count, first_group, last_group, groups);
+}
+
+ALWAYS_INLINE __m256 load_halves(const void *source) {
+    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)source));
+}
+
+ALWAYS_INLINE __m256i load_signed_bytes(const uint8_t *source) {
+    return _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)source));
+}
+
+ALWAYS_INLINE __m256i load_unsigned_bytes(const uint8_t *source) {
+    return _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)source));
+}
+
+ALWAYS_INLINE __m256i load_line(const uint8_t *source) { return _mm256_loadu_si256((const __m256i *)source); }
+
+/* Four activations of a column, for all rows. */
+ALWAYS_INLINE __m256i broadcast_quad(const ActivationGroup *x, int quad) {
+    return _mm256_set1_epi32(((const int32_t *)(const void *)x->values)[quad]);
+}
+
+/* Bits `from`.. of each byte, moved to `to`; bits of other bytes come in from the side, and are masked. */
+ALWAYS_INLINE __m256i take_bits(__m256i bytes, int from, int to, int count) {
+    if (from > to)
+        bytes = _mm256_srli_epi16(bytes, from - to);
+    if (from < to)
+        bytes = _mm256_slli_epi16(bytes, to - from);
+    return _mm256_and_si256(bytes, _mm256_set1_epi8((char)(((1 << count) - 1) << to)));
+}
+
+/* Whether codes are bytes with the zero 128. */
+ALWAYS_INLINE int codes_are_wide(const Layout layout) { return layout.zero == 128; }
+
+/* A register for each quad of the group. `lines` begins at this half of the tile. Codes of 8 rows; wide codes: as
+ * unsigned bytes with AVX-VNNI, else as the signed weights. */
+ALWAYS_INLINE void load_codes(const Layout layout, const uint8_t *lines, __m256i codes[GROUP_QUADS]) {
+    UNROLL for (int q = 0; q < GROUP_QUADS; q++) {
+        const int per_line = 8 / layout.low_bits; /* quads */
+        const int line = layout.low_bits == 4 ? q % 4 : q / per_line, part = layout.low_bits == 4 ? q / 4 : q % per_line;
+        codes[q] = load_line(lines + LINE_BYTES * line);
+        if (layout.low_bits < 8)
+            codes[q] = take_bits(codes[q], layout.low_bits * part, 0, layout.low_bits);
+    }
+    const uint8_t *high = lines + LINE_BYTES * layout.low_bits;
+    if (layout.high_bits) {
+        UNROLL for (int q = 0; q < GROUP_QUADS; q++) {
+            const int per_line = 8 / layout.high_bits;
+            __m256i line = load_line(high + LINE_BYTES * (q / per_line));
+            codes[q] = _mm256_or_si256(codes[q], take_bits(line, layout.high_bits * (q % per_line), layout.low_bits,
+                                                           layout.high_bits));
+        }
+    }
+    if (layout.table) {
+        const __m256i values = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)IQ4_VALUES));
+        UNROLL for (int q = 0; q < GROUP_QUADS; q++)
+            codes[q] = _mm256_shuffle_epi8(values, codes[q]);
+    }
+#ifdef AVX_VNNI
+    const int flip = layout.table;
+#else
+    const int flip = layout.low_bits == 8;
+#endif
+    if (flip) {
+        UNROLL for (int q = 0; q < GROUP_QUADS; q++)
+            codes[q] = _mm256_xor_si256(codes[q], _mm256_set1_epi8((char)128));
+    }
+}
+
+/* Scales of 8 rows in a group; factors and minima are those of the halves of the group's inputs. */
+typedef struct {
+    __m256 scale, minimum;
+    __m256i factors[2], minima[2];
+} TileScales;
+
+ALWAYS_INLINE TileScales load_scales(const Layout layout, const uint8_t *header, int group, int first_row) {
+    TileScales scales;
+    if (layout.scales == SCALES_OF_GROUPS) {
+        scales.scale = load_halves(header + 2 * (TILE_ROWS * group + first_row));
+        if (layout.minima)
+            scales.minimum = load_halves(header + 2 * (TILE_ROWS * (layout.record_groups + group) + first_row));
+        return scales;
+    }
+    const uint8_t *bytes = header + super_scale_offset(layout) + first_row;
+    scales.scale = load_halves(header + 2 * first_row);
+    if (layout.minima)
+        scales.minimum = load_halves(header + 2 * (TILE_ROWS + first_row));
+    if (layout.scales == SCALES_OF_BLOCKS) {
+        scales.scale = _mm256_mul_ps(scales.scale, _mm256_cvtepi32_ps(load_signed_bytes(bytes + TILE_ROWS * group)));
+        if (layout.minima) {
+            __m256i minima = load_unsigned_bytes(bytes + super_scale_bytes(layout) + TILE_ROWS * group);
+            __m256 negative = _mm256_xor_ps(scales.minimum, _mm256_set1_ps(-0.0f));
+            scales.minimum = _mm256_mul_ps(negative, _mm256_cvtepi32_ps(minima));
+        }
+        return scales;
+    }
+    UNROLL for (int half = 0; half < 2; half++) {
+        const uint8_t *source = bytes + TILE_ROWS * (2 * group + half);
+        scales.factors[half] = load_signed_bytes(source);
+        if (layout.minima) {
+            __m256i both = load_unsigned_bytes(source);
+            scales.factors[half] = _mm256_and_si256(both, _mm256_set1_epi32(15));
+            scales.minima[half] = _mm256_srli_epi32(both, 4);
+        }
+    }
+    return scales;
+}
+
+/* -zero * the sum of the values, where `minus_sum` is minus that sum. */
+ALWAYS_INLINE __m256i zero_product(const Layout layout, int32_t minus_sum) {
+    if (!layout.zero)
+        return _mm256_setzero_si256();
+    return _mm256_slli_epi32(_mm256_set1_epi32(minus_sum), __builtin_ctz((unsigned)layout.zero | 256));
+}
+
+#ifdef AVX_VNNI
+
+/* The sum of (code - zero) * activation over quads first..last. */
+ALWAYS_INLINE __m256i product_of(const Layout layout, const __m256i codes[GROUP_QUADS], const ActivationGroup *x,
+                                 const int first, const int last, int32_t minus_sum) {
+    __m256i product = zero_product(layout, minus_sum);
+    UNROLL for (int q = first; q < last; q++)
+        product = _mm256_dpbusd_avx_epi32(product, codes[q], broadcast_quad(x, q));
+    return product;
+}
+
+#else
+
+/* How many quads add up in 16 bits: 2 * 127 * the largest code for each. */
+ALWAYS_INLINE int quads_in_16_bits(const Layout layout) {
+    const int bits = layout.low_bits + layout.high_bits;
+    return bits >= 8 ? 1 : 32767 / (254 * ((1 << bits) - 1));
+}
+
+/* The sum of (code - zero) * activation over quads first..last. */
+ALWAYS_INLINE __m256i product_of(const Layout layout, const __m256i codes[GROUP_QUADS], const ActivationGroup *x,
+                                 const int first, const int last, int32_t minus_sum) {
+    const __m256i ones = _mm256_set1_epi16(1);
+    if (codes_are_wide(layout)) { /* unsigned times signed is |weight| * (activation with the weight's sign) */
+        __m256i product = _mm256_setzero_si256();
+        UNROLL for (int q = first; q < last; q++) {
+            __m256i signed_quad = _mm256_sign_epi8(broadcast_quad(x, q), codes[q]);
+            __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(codes[q]), signed_quad);
+            product = _mm256_add_epi32(product, _mm256_madd_epi16(pairs, ones));
+        }
+        return product;
+    }
+    __m256i product = zero_product(layout, minus_sum), pairs = _mm256_setzero_si256();
+    const int run = quads_in_16_bits(layout);
+    UNROLL for (int q = first; q < last; q++) {
+        __m256i next = _mm256_maddubs_epi16(codes[q], broadcast_quad(x, q));
+        pairs = (q - first) % run ? _mm256_add_epi16(pairs, next) : next;
+        if ((q - first) % run == run - 1 || q == last - 1)
+            product = _mm256_add_epi32(product, _mm256_madd_epi16(pairs, ones));
+    }
+    return product;
+}
+
+#endif
+
+/* sums + the group's part of a column. */
+ALWAYS_INLINE __m256 add_group(const Layout layout, const __m256i codes[GROUP_QUADS], const TileScales *scales,
+                               const ActivationGroup *x, __m256 sums) {
+    const __m256 scale = _mm256_set1_ps(x->scale);
+    if (layout.scales != SCALES_OF_HALVES) {
+        __m256i product = product_of(layout, codes, x, 0, GROUP_QUADS, x->minus_sum);
+        sums = _mm256_fmadd_ps(_mm256_mul_ps(scales->scale, scale), _mm256_cvtepi32_ps(product), sums);
+        return layout.minima ? _mm256_fmadd_ps(scales->minimum, _mm256_set1_ps(x->scaled_sum), sums) : sums;
+    }
+    __m256i low = product_of(layout, codes, x, 0, 4, x->minus_low);
+    __m256i high = product_of(layout, codes, x, 4, 8, x->minus_high);
+    __m256i product = _mm256_add_epi32(_mm256_mullo_epi32(low, scales->factors[0]),
+                                       _mm256_mullo_epi32(high, scales->factors[1]));
+    sums = _mm256_fmadd_ps(_mm256_mul_ps(scales->scale, scale), _mm256_cvtepi32_ps(product), sums);
+    if (layout.minima) {
+        low = _mm256_mullo_epi32(scales->minima[0], _mm256_set1_epi32(x->minus_low));
+        high = _mm256_mullo_epi32(scales->minima[1], _mm256_set1_epi32(x->minus_high));
+        sums = _mm256_fmadd_ps(_mm256_mul_ps(scales->minimum, scale), _mm256_cvtepi32_ps(_mm256_add_epi32(low, high)),
+                               sums);
+    }
+    return sums;
+}
+
+ALWAYS_INLINE void prefetch(const uint8_t *source, int bytes) {
+    UNROLL for (int offset = 0; offset < bytes; offset += 64)
+        _mm_prefetch((const char *)source + PREFETCH_BYTES + offset, _MM_HINT_T0);
+}
+
+/* Eight rows of a tile. The first half fetches ahead for both. */
+ALWAYS_INLINE void multiply_half(const Layout layout, const int columns, const int first_row, const TileWork *work) {
+    const ActivationGroup *x = work->groups;
+    const uint8_t *record = work->tile;
+    __m256 sums[MOST_COLUMNS];
+    UNROLL for (int c = 0; c < columns; c++)
+        sums[c] = _mm256_setzero_ps();
+    for (int64_t groups = work->inputs / GROUP_SIZE; groups > 0; groups -= layout.record_groups) {
+        const uint8_t *lines = record + header_bytes(layout);
+        if (first_row == 0)
+            prefetch(record, header_bytes(layout));
+        for (int g = 0; g < layout.record_groups && g < groups; g++) {
+            __m256i codes[GROUP_QUADS];
+            if (first_row == 0)
+                prefetch(lines, code_bytes(layout));
+            load_codes(layout, lines + 4 * first_row, codes);
+            const TileScales scales = load_scales(layout, record, g, first_row);
+            UNROLL for (int c = 0; c < columns; c++)
+                sums[c] = add_group(layout, codes, &scales, x + c, sums[c]);
+            lines += code_bytes(layout);
+            x += work->group_stride;
+        }
+        record = lines;
+    }
+    UNROLL for (int c = 0; c < columns; c++)
+        if (c < work->stored)
+            _mm256_storeu_ps(work->y + c * work->y_stride + first_row, sums[c]);
+}
+
+ALWAYS_INLINE void multiply_tile(const Layout layout, const int columns, const TileWork *work) {
+    multiply_half(layout, columns, 0, work);
+    multiply_half(layout, columns, HALF_ROWS, work);
+}
+
+ALWAYS_INLINE __m256 load_weights(const int format, const uint8_t *tile, int64_t index) {
+    if (format == FORMAT_F32)
+        return _mm256_loadu_ps((const float *)(const void *)tile + index);
+    if (format == FORMAT_F16)
+        return load_halves(tile + 2 * index);
+    __m128i bits = _mm_loadu_si128((const __m128i *)(tile + 2 * index));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
+}
+
+ALWAYS_INLINE void multiply_floats(const int format, const int columns, const TileWork *work) {
+    __m256 low[MOST_COLUMNS], high[MOST_COLUMNS];
+    UNROLL for (int c = 0; c < columns; c++)
+        low[c] = high[c] = _mm256_setzero_ps();
+    for (int64_t i = 0; i < work->inputs; i++) {
+        const __m256 low_weights = load_weights(format, work->tile, TILE_ROWS * i);
+        const __m256 high_weights = load_weights(format, work->tile, TILE_ROWS * i + HALF_ROWS);
+        UNROLL for (int c = 0; c < columns; c++) {
+            const __m256 value = _mm256_set1_ps(work->values[c * work->stride + i]);
+            low[c] = _mm256_fmadd_ps(low_weights, value, low[c]);
+            high[c] = _mm256_fmadd_ps(high_weights, value, high[c]);
+        }
+    }
+    UNROLL for (int c = 0; c < columns; c++) {
+        _mm256_storeu_ps(work->y + c * work->y_stride, low[c]);
+        _mm256_storeu_ps(work->y + c * work->y_stride + HALF_ROWS, high[c]);
+    }
+}
+
+#define FOR_QUANTIZED_COLUMNS(X, FORMAT) \
+    X(FORMAT, 1) X(FORMAT, 2) X(FORMAT, 3) X(FORMAT, 4) X(FORMAT, 5) X(FORMAT, 6) X(FORMAT, 7) X(FORMAT, 8)
+#define FOR_FLOAT_COLUMNS(X, FORMAT) X(FORMAT, 1) X(FORMAT, 2) X(FORMAT, 3) X(FORMAT, 4)
+#define QUANTIZED_KERNELS(FORMAT) FOR_QUANTIZED_COLUMNS(QUANTIZED_KERNEL, FORMAT)
+#define FLOAT_KERNELS(FORMAT) FOR_FLOAT_COLUMNS(FLOAT_KERNEL, FORMAT)
+#define QUANTIZED_ROW(FORMAT) [FORMAT_##FORMAT] = {FOR_QUANTIZED_COLUMNS(KERNEL_ENTRY, FORMAT)},
+#define FLOAT_ROW(FORMAT) [FORMAT_##FORMAT] = {FOR_FLOAT_COLUMNS(KERNEL_ENTRY, FORMAT)},
+
+FOR_QUANTIZED_FORMATS(QUANTIZED_KERNELS)
+FOR_FLOAT_FORMATS(FLOAT_KERNELS)
+
+static TileKernel *const KERNELS[FORMATS][BLOCK_COLUMNS + 1] = {FOR_QUANTIZED_FORMATS(QUANTIZED_ROW)
+                                                                    FOR_FLOAT_FORMATS(FLOAT_ROW)};
+
+static void multiply(const PackedMatrix *matrix, int64_t first_tile, int64_t last_tile, const Activations *x, float *y,
+                     int64_t y_stride) {
+    multiply_tiles(KERNELS[matrix->format], format_is_quantized(matrix->format) ? MOST_COLUMNS : 4, matrix, first_tile,
+                   last_tile, x, y, y_stride);
+}
+
+#ifdef AVX_VNNI
+const LinearKernels linear_avx_vnni = {"avx-vnni", quantize, multiply};
+#else
+const LinearKernels linear_avx2 = {"avx2", quantize, multiply};
+#endif

@@ -1,0 +1,242 @@
+/* Linear layers with AVX-512 VNNI: 16 rows a register, up to 16 columns at a time. */
+#include <immintrin.h>
+
+#include "kernels.h"
+
+enum { MOST_COLUMNS = 16 };
+
+static void quantize_group(const float *values, ActivationGroup *group) {
+    __m512 low = _mm512_loadu_ps(values), high = _mm512_loadu_ps(values + 16);
+    float largest = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(low), _mm512_abs_ps(high)));
+    __m512 inverse = _mm512_set1_ps(largest >= 1e-30f ? 127 / largest : 0);
+    __m512i low_values = _mm512_cvtps_epi32(_mm512_mul_ps(low, inverse));
+    __m512i high_values = _mm512_cvtps_epi32(_mm512_mul_ps(high, inverse));
+    int low_sum = _mm512_reduce_add_epi32(low_values), high_sum = _mm512_reduce_add_epi32(high_values);
+    _mm_storeu_si128((__m128i *)group->values, _mm512_cvtepi32_epi8(low_values));
+    _mm_storeu_si128((__m128i *)(group->values + 16), _mm512_cvtepi32_epi8(high_values));
+    group->scale = largest / 127;
+    group->scaled_sum = group->scale * (float)(low_sum + high_sum);
+    group->minus_sum = -(low_sum + high_sum);
+    group->minus_low = -low_sum;
+    group->minus_high = -high_sum;
+}
+
+static void quantize(const float *values, int64_t stride, int64_t inputs, int count, int64_t first_group,
+                     int64_t last_group, uint8_t *groups) {
+    quantize_blocks(quantize_group, values, stride, inputs, count, first_group, last_group, groups);
+}
+
+ALWAYS_INLINE __m512 load_halves(const void *source) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)source));
+}
+
+ALWAYS_INLINE __m512i load_signed_bytes(const uint8_t *source) {
+    return _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)source));
+}
+
+ALWAYS_INLINE __m512i load_unsigned_bytes(const uint8_t *source) {
+    return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)source));
+}
+
+/* Four activations of a column, or one of its sums, for all rows. */
+ALWAYS_INLINE __m512i broadcast_quad(const ActivationGroup *x, int quad) {
+    return _mm512_set1_epi32(((const int32_t *)(const void *)x->values)[quad]);
+}
+
+/* Bits of each byte from `from` on, moved to `to`; bits of other bytes come in from the side. */
+ALWAYS_INLINE __m512i move_bits(__m512i bytes, int from, int to) {
+    return from > to   ? _mm512_srli_epi16(bytes, (unsigned)(from - to))
+           : from < to ? _mm512_slli_epi16(bytes, (unsigned)(to - from))
+                       : bytes;
+}
+
+ALWAYS_INLINE __m512i take_bits(__m512i bytes, int from, int to, int count) {
+    return _mm512_and_si512(move_bits(bytes, from, to), _mm512_set1_epi8((char)(((1 << count) - 1) << to)));
+}
+
+/* A register for each quad of the group: codes of 16 rows, or 128 more than their table's values. */
+ALWAYS_INLINE void load_codes(const Layout layout, const uint8_t *lines, __m512i codes[GROUP_QUADS]) {
+    UNROLL for (int q = 0; q < GROUP_QUADS; q++) {
+        const int per_line = 8 / layout.low_bits; /* quads */
+        const int line = layout.low_bits == 4 ? q % 4 : q / per_line, part = layout.low_bits == 4 ? q / 4 : q % per_line;
+        codes[q] = _mm512_loadu_si512(lines + LINE_BYTES * line);
+        if (layout.low_bits < 8)
+            codes[q] = take_bits(codes[q], layout.low_bits * part, 0, layout.low_bits);
+    }
+    const uint8_t *high = lines + LINE_BYTES * layout.low_bits;
+    if (layout.high_bits) {
+        UNROLL for (int q = 0; q < GROUP_QUADS; q++) {
+            const int per_line = 8 / layout.high_bits;
+            __m512i line = _mm512_loadu_si512(high + LINE_BYTES * (q / per_line));
+            codes[q] = _mm512_or_si512(codes[q], take_bits(line, layout.high_bits * (q % per_line), layout.low_bits,
+                                                           layout.high_bits));
+        }
+    }
+    if (layout.table) {
+        const __m128i values = _mm_xor_si128(_mm_loadu_si128((const __m128i *)IQ4_VALUES), _mm_set1_epi8((char)128));
+        UNROLL for (int q = 0; q < GROUP_QUADS; q++)
+            codes[q] = _mm512_shuffle_epi8(_mm512_broadcast_i32x4(values), codes[q]);
+    }
+}
+
+/* Scales of 16 rows in a group; factors and minima are those of the halves. */
+typedef struct {
+    __m512 scale, minimum;
+    __m512i factors[2], minima[2];
+} TileScales;
+
+ALWAYS_INLINE TileScales load_scales(const Layout layout, const uint8_t *header, int group) {
+    TileScales scales;
+    if (layout.scales == SCALES_OF_GROUPS) {
+        scales.scale = load_halves(header + 2 * TILE_ROWS * group);
+        if (layout.minima)
+            scales.minimum = load_halves(header + 2 * TILE_ROWS * (layout.record_groups + group));
+        return scales;
+    }
+    const uint8_t *bytes = header + super_scale_offset(layout);
+    scales.scale = load_halves(header);
+    if (layout.minima)
+        scales.minimum = load_halves(header + 2 * TILE_ROWS);
+    if (layout.scales == SCALES_OF_BLOCKS) {
+        scales.scale = _mm512_mul_ps(scales.scale, _mm512_cvtepi32_ps(load_signed_bytes(bytes + TILE_ROWS * group)));
+        if (layout.minima) {
+            __m512i minima = load_unsigned_bytes(bytes + super_scale_bytes(layout) + TILE_ROWS * group);
+            __m512 negative = _mm512_xor_ps(scales.minimum, _mm512_set1_ps(-0.0f));
+            scales.minimum = _mm512_mul_ps(negative, _mm512_cvtepi32_ps(minima));
+        }
+        return scales;
+    }
+    UNROLL for (int half = 0; half < 2; half++) {
+        const uint8_t *source = bytes + TILE_ROWS * (2 * group + half);
+        scales.factors[half] = load_signed_bytes(source);
+        if (layout.minima) {
+            __m512i both = load_unsigned_bytes(source);
+            scales.factors[half] = _mm512_and_si512(both, _mm512_set1_epi32(15));
+            scales.minima[half] = _mm512_srli_epi32(both, 4);
+        }
+    }
+    return scales;
+}
+
+/* -zero * the sum of the values, where `minus_sum` is minus that sum. */
+ALWAYS_INLINE __m512i zero_product(const Layout layout, int32_t minus_sum) {
+    if (!layout.zero)
+        return _mm512_setzero_si512();
+    return _mm512_slli_epi32(_mm512_set1_epi32(minus_sum), (unsigned)__builtin_ctz((unsigned)layout.zero | 256));
+}
+
+/* sums + the group's part of a column: products[0], or one product for each half. */
+ALWAYS_INLINE __m512 add_products(const Layout layout, const TileScales *scales, const ActivationGroup *x,
+                                  const __m512i products[2], __m512 sums) {
+    const __m512 scale = _mm512_set1_ps(x->scale);
+    __m512i product = products[0];
+    if (layout.scales == SCALES_OF_HALVES)
+        product = _mm512_add_epi32(_mm512_mullo_epi32(products[0], scales->factors[0]),
+                                   _mm512_mullo_epi32(products[1], scales->factors[1]));
+    sums = _mm512_fmadd_ps(_mm512_mul_ps(scales->scale, scale), _mm512_cvtepi32_ps(product), sums);
+    if (layout.minima && layout.scales == SCALES_OF_HALVES) {
+        __m512i low = _mm512_mullo_epi32(scales->minima[0], _mm512_set1_epi32(x->minus_low));
+        __m512i high = _mm512_mullo_epi32(scales->minima[1], _mm512_set1_epi32(x->minus_high));
+        return _mm512_fmadd_ps(_mm512_mul_ps(scales->minimum, scale), _mm512_cvtepi32_ps(_mm512_add_epi32(low, high)),
+                               sums);
+    }
+    return layout.minima ? _mm512_fmadd_ps(scales->minimum, _mm512_set1_ps(x->scaled_sum), sums) : sums;
+}
+
+/* Add a group to the sums of up to 8 columns, quad by quad: their chains of dependent products run side by side. */
+ALWAYS_INLINE void add_group(const Layout layout, const int columns, const __m512i codes[GROUP_QUADS],
+                             const TileScales *scales, const ActivationGroup *x, __m512 *sums) {
+    const int halves = layout.scales == SCALES_OF_HALVES;
+    __m512i products[8][2];
+    UNROLL for (int c = 0; c < columns; c++) {
+        products[c][0] = zero_product(layout, halves ? x[c].minus_low : x[c].minus_sum);
+        if (halves)
+            products[c][1] = zero_product(layout, x[c].minus_high);
+    }
+    UNROLL for (int q = 0; q < GROUP_QUADS; q++) {
+        const int half = halves ? q / 4 : 0;
+        UNROLL for (int c = 0; c < columns; c++)
+            products[c][half] = _mm512_dpbusd_epi32(products[c][half], codes[q], broadcast_quad(x + c, q));
+    }
+    UNROLL for (int c = 0; c < columns; c++)
+        sums[c] = add_products(layout, scales, x + c, products[c], sums[c]);
+}
+
+ALWAYS_INLINE void prefetch(const uint8_t *source, int bytes) {
+    UNROLL for (int offset = 0; offset < bytes; offset += 64)
+        _mm_prefetch((const char *)source + PREFETCH_BYTES + offset, _MM_HINT_T0);
+}
+
+ALWAYS_INLINE void multiply_tile(const Layout layout, const int columns, const TileWork *work) {
+    const int first_columns = columns > 8 ? columns / 2 : columns;
+    const ActivationGroup *x = work->groups;
+    const uint8_t *record = work->tile;
+    __m512 sums[MOST_COLUMNS];
+    UNROLL for (int c = 0; c < columns; c++)
+        sums[c] = _mm512_setzero_ps();
+    for (int64_t groups = work->inputs / GROUP_SIZE; groups > 0; groups -= layout.record_groups) {
+        const uint8_t *lines = record + header_bytes(layout);
+        prefetch(record, header_bytes(layout));
+        for (int g = 0; g < layout.record_groups && g < groups; g++) {
+            __m512i codes[GROUP_QUADS];
+            prefetch(lines, code_bytes(layout));
+            load_codes(layout, lines, codes);
+            const TileScales scales = load_scales(layout, record, g);
+            add_group(layout, first_columns, codes, &scales, x, sums);
+            if (columns > first_columns)
+                add_group(layout, columns - first_columns, codes, &scales, x + first_columns, sums + first_columns);
+            lines += code_bytes(layout);
+            x += work->group_stride;
+        }
+        record = lines;
+    }
+    UNROLL for (int c = 0; c < columns; c++)
+        if (c < work->stored)
+            _mm512_storeu_ps(work->y + c * work->y_stride, sums[c]);
+}
+
+ALWAYS_INLINE __m512 load_weights(const int format, const uint8_t *tile, int64_t input) {
+    if (format == FORMAT_F32)
+        return _mm512_loadu_ps(tile + 4 * TILE_ROWS * input);
+    if (format == FORMAT_F16)
+        return load_halves(tile + 2 * TILE_ROWS * input);
+    __m256i bits = _mm256_loadu_si256((const __m256i *)(tile + 2 * TILE_ROWS * input));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
+}
+
+ALWAYS_INLINE void multiply_floats(const int format, const int columns, const TileWork *work) {
+    __m512 sums[MOST_COLUMNS];
+    UNROLL for (int c = 0; c < columns; c++)
+        sums[c] = _mm512_setzero_ps();
+    for (int64_t i = 0; i < work->inputs; i++) {
+        __m512 weights = load_weights(format, work->tile, i);
+        UNROLL for (int c = 0; c < columns; c++)
+            sums[c] = _mm512_fmadd_ps(weights, _mm512_set1_ps(work->values[c * work->stride + i]), sums[c]);
+    }
+    UNROLL for (int c = 0; c < columns; c++)
+        _mm512_storeu_ps(work->y + c * work->y_stride, sums[c]);
+}
+
+#define FOR_QUANTIZED_COLUMNS(X, FORMAT)                                                                   \
+    X(FORMAT, 1) X(FORMAT, 2) X(FORMAT, 3) X(FORMAT, 4) X(FORMAT, 5) X(FORMAT, 6) X(FORMAT, 7) X(FORMAT, 8) \
+    X(FORMAT, 10) X(FORMAT, 12) X(FORMAT, 14) X(FORMAT, 16)
+#define FOR_FLOAT_COLUMNS(X, FORMAT) \
+    X(FORMAT, 1) X(FORMAT, 2) X(FORMAT, 3) X(FORMAT, 4) X(FORMAT, 5) X(FORMAT, 6) X(FORMAT, 7) X(FORMAT, 8)
+#define QUANTIZED_KERNELS(FORMAT) FOR_QUANTIZED_COLUMNS(QUANTIZED_KERNEL, FORMAT)
+#define FLOAT_KERNELS(FORMAT) FOR_FLOAT_COLUMNS(FLOAT_KERNEL, FORMAT)
+#define QUANTIZED_ROW(FORMAT) [FORMAT_##FORMAT] = {FOR_QUANTIZED_COLUMNS(KERNEL_ENTRY, FORMAT)},
+#define FLOAT_ROW(FORMAT) [FORMAT_##FORMAT] = {FOR_FLOAT_COLUMNS(KERNEL_ENTRY, FORMAT)},
+
+FOR_QUANTIZED_FORMATS(QUANTIZED_KERNELS)
+FOR_FLOAT_FORMATS(FLOAT_KERNELS)
+
+static TileKernel *const KERNELS[FORMATS][BLOCK_COLUMNS + 1] = {FOR_QUANTIZED_FORMATS(QUANTIZED_ROW)
+                                                                    FOR_FLOAT_FORMATS(FLOAT_ROW)};
+
+static void multiply(const PackedMatrix *matrix, int64_t first_tile, int64_t last_tile, const Activations *x, float *y,
+                     int64_t y_stride) {
+    multiply_tiles(KERNELS[matrix->format], format_is_quantized(matrix->format) ? MOST_COLUMNS : 8, matrix, first_tile,
+                   last_tile, x, y, y_stride);
+}
+
+const LinearKernels linear_avx512 = {"avx512-vnni", quantize, multiply};
