@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import io
 import json
 import os
 import shutil
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar, get_type_hints
@@ -39,6 +42,53 @@ def is_path(name: str) -> bool:
         return user_path(name).exists()
     except ConfigError:
         return False
+
+
+LARGEST_DATA = 1 << 28
+"""Bytes of a file of prompts, texts or results that is read at once."""
+_LARGEST, _LARGEST_JSON = 1 << 24, 1 << 20
+"""Bytes of another file that is read at once, and of a line of any; a JSON file of ours has some thousand."""
+
+
+def read_bytes(path: Path, most: int = _LARGEST, opened: Callable[..., Any] = Path.open) -> bytes:
+    """The content of a file that a user names; of a device without an end no more is read than that.
+
+    Args:
+        opened: called with the path and "rb"; what it unpacks counts.
+
+    Raises:
+        OSError: it cannot be read, or has more than ``most`` bytes.
+    """
+    with opened(path, "rb") as file:
+        content: bytes = file.read(most + 1)
+    if len(content) > most:
+        raise OSError(errno.EFBIG, f"it has more than {most} bytes")
+    return content
+
+
+def read_text(path: Path, most: int = _LARGEST) -> str:
+    """The text of a file (``read_bytes``), without a byte order mark, and with \\n at the ends of lines.
+
+    Raises:
+        OSError: it cannot be read, or has more than ``most`` bytes.
+        UnicodeDecodeError: it is not UTF-8.
+    """
+    return io.TextIOWrapper(io.BytesIO(read_bytes(path, most)), encoding="utf-8-sig").read()
+
+
+def read_lines(path: Path) -> Iterator[bytes]:
+    """The lines of a file, one after another, with what ends them; the file may have any size.
+
+    Raises:
+        OSError: it cannot be read, or a line has more bytes than a file that is read at once may have.
+    """
+    with path.open("rb") as file:
+        number = 0
+        while line := file.readline(_LARGEST + 1):
+            number += 1
+            if len(line) > _LARGEST:
+                raise OSError(errno.EFBIG, f"line {number} has more than {_LARGEST} bytes")
+            yield line
 
 
 _ELSEWHERE = "choose another place"
@@ -136,14 +186,11 @@ class JsonFormat(Generic[T]):
             return ConfigError(f"{self.what} {path} {why}: {self.way_out}")
 
         try:
-            with path.open("rb") as file:
-                content = file.read(_LARGEST + 1)
+            content = read_bytes(path, _LARGEST_JSON)
         except FileNotFoundError:
             raise
         except OSError as error:
             raise ConfigError(f"cannot read {self.what} {path}: {error.strerror}: {self.way_out}") from None
-        if len(content) > _LARGEST:
-            raise wrong(f"is larger than {_LARGEST} bytes")
         try:
             document = json.loads(content)
         except (ValueError, RecursionError) as error:
@@ -166,8 +213,6 @@ class JsonFormat(Generic[T]):
             raise wrong("is corrupt: it has a value that is no finite number") from None
 
 
-_LARGEST = 1 << 20
-"""Bytes: a JSON file of ours has some thousand."""
 _WIDTH = 160
 """Characters of a table that is written on one line."""
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..artifacts import user_path
+from ..artifacts import read_lines, user_path
 from ..errors import ConfigError, RunError
 
 Record = Mapping[str, Any]
@@ -57,10 +57,9 @@ class BatchInput:
     def lines(self) -> Iterator[BatchLine]:
         """All of them, in order."""
         try:
-            with self.path.open("rb") as file:
-                for number, line in enumerate(file, start=1):
-                    if text := line.strip():
-                        yield BatchLine(number, text)
+            for number, line in enumerate(read_lines(self.path), start=1):
+                if text := line.strip():
+                    yield BatchLine(number, text)
         except OSError as error:
             raise ConfigError(f"batch {self.path} cannot be read: {error.strerror}: give a .jsonl file") from None
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from ..artifacts import first_error
+from ..artifacts import LARGEST_DATA, first_error, read_bytes
 from ..errors import ConfigError, RunError
 from .summary import markdown
 
@@ -172,7 +172,7 @@ def read_report(path: Path) -> list[Load]:
         RunError: no request was answered.
     """
     try:
-        report = _Report.model_validate_json(path.read_bytes())
+        report = _Report.model_validate_json(read_bytes(path, LARGEST_DATA))
     except OSError as error:
         raise ConfigError(f"cannot read report '{path}': {error.strerror}") from None
     except ValidationError as error:

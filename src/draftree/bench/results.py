@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, PlainSerializer, TypeAdapter, ValidationError
 
-from ..artifacts import first_error, user_path, write_whole
+from ..artifacts import first_error, read_bytes, read_lines, user_path, write_whole
 from ..errors import ConfigError, DraftreeWarning, RunError
 from .suites import Item
 
@@ -221,7 +221,7 @@ class RunFolder:
         file = self.path / RESULTS
         if file.exists():
             with _writing(self.path):
-                os.truncate(file, file.read_bytes().rfind(b"\n") + 1)
+                os.truncate(file, sum(len(line) for line in read_lines(file) if line.endswith(b"\n")))
 
     def append(self, record: AnswerRecord) -> None:
         """Write one line.
@@ -289,7 +289,7 @@ def read_config(path: Path) -> dict[str, Any]:
         ConfigError: there is no run, or one of another version.
     """
     try:
-        config = json.loads((path / CONFIG).read_text())
+        config = json.loads(read_bytes(path / CONFIG))
         if config["format"] != FORMAT or not isinstance(config["version"], int):
             raise ValueError
     except (OSError, ValueError, KeyError, TypeError):
@@ -308,7 +308,7 @@ def read_items(path: Path) -> list[Item]:
         ConfigError: they are not there, or are corrupt.
     """
     try:
-        return [_ITEM_LINE.validate_json(line) for line in (path / PROMPTS).read_bytes().splitlines()]
+        return [_ITEM_LINE.validate_json(line) for line in read_lines(path / PROMPTS)]
     except (OSError, ValidationError):
         raise ConfigError(f"no prompts in {path}: name a folder that 'draftree bench --out' wrote") from None
 
@@ -323,7 +323,7 @@ def read_results(path: Path) -> list[AnswerRecord]:
     if not file.exists():
         return []
     records: dict[tuple[str, int, str], AnswerRecord] = {}
-    for number, line in enumerate(file.read_bytes().splitlines(keepends=True), start=1):
+    for number, line in enumerate(read_lines(file), start=1):
         if not line.endswith(b"\n"):
             warnings.warn(f"{file}, line {number}: torn by an interruption: left out", DraftreeWarning, stacklevel=2)
             break
@@ -340,6 +340,6 @@ def read_results(path: Path) -> list[AnswerRecord]:
 def read_summary(path: Path) -> dict[str, Any]:
     """``summary.json``; empty where there is none yet."""
     try:
-        return dict(json.loads((path / SUMMARY).read_text()))
+        return dict(json.loads(read_bytes(path / SUMMARY)))
     except (OSError, ValueError):
         return {}

@@ -21,7 +21,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from ..artifacts import user_path
+from ..artifacts import LARGEST_DATA, read_bytes, user_path
 from ..errors import DraftreeWarning, PromptError, UnknownNameError
 
 Row = Mapping[str, Any]
@@ -273,7 +273,8 @@ def choose(items: Iterable[Item], *, categories: Collection[str] | None = None, 
 def _rows(path: Path) -> Iterator[tuple[int, Row | Exception]]:
     """Numbered lines of a file of JSON lines, or articles of a SQuAD file; what is not JSON as its error."""
     try:
-        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        opened = gzip.open if path.suffix == ".gz" else Path.open
+        content = read_bytes(path, LARGEST_DATA, opened)
         text = content.decode("utf-8-sig")
         if path.suffix == ".json":
             yield from enumerate(json.loads(text)["data"], start=1)
@@ -356,7 +357,7 @@ def _spider(folder: Path) -> Parse:
             f"Spider needs schemas and databases: put tables.json at {path} and the SQLite files into {databases}"
         )
     try:
-        rows = json.loads(path.read_text())
+        rows = json.loads(read_bytes(path, LARGEST_DATA))
         schemas = {row["db_id"]: schema(row) for row in rows if row["db_id"] in there}
     except _BAD_ROW as error:
         raise PromptError(f"cannot read {path}: {error!r}: get the file again") from None

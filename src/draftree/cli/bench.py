@@ -22,7 +22,7 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from ..artifacts import make_folder, user_path, write_whole
+from ..artifacts import make_folder, read_text, user_path, write_whole
 from ..bench.compare import ar_labels, compare, read_differences
 from ..bench.contestants import Models, entries, split_names
 from ..bench.load_test import LoadTest, find_guidellm, load_table, read_report
@@ -208,7 +208,7 @@ def bench_serve(
     make_folder(folder)
     prompts, settings = folder / "prompts.jsonl", folder / "settings.json"
     made = json.dumps({"servers": servers, "concurrency": levels, "prompts": _digest(items)}, indent=1)
-    if settings.exists() and settings.read_text() != made:
+    if settings.exists() and read_text(settings) != made:
         raise ConfigError(f"'{folder}' has reports of another command: name another folder with --out")
     write_whole(settings, made)
     write_whole(prompts, "".join(json.dumps({"prompt": item.turns[0]}) + "\n" for item in items))

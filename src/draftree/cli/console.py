@@ -11,7 +11,7 @@ from typing import Any
 from rich.text import Text
 from rich.tree import Tree
 
-from ..artifacts import user_path
+from ..artifacts import read_text, user_path
 from ..engine.engine import Handle
 from ..errors import PromptError, shortened
 from ..progress import err, out
@@ -105,17 +105,23 @@ class Trees(Observer):
         return repr(str(self._tokenizer.decode([token])) if self._tokenizer else str(token))
 
 
+_MOST_READ = 1 << 24
+"""Characters of a prompt on standard input."""
+
+
 def read_prompt(prompt: str) -> str:
     """The prompt, or standard input for "-".
 
     Raises:
-        PromptError: it is empty or not valid UTF-8.
+        PromptError: it is empty, endless or not valid UTF-8.
     """
     try:
-        text = sys.stdin.read() if prompt == "-" else prompt
+        text = sys.stdin.read(_MOST_READ + 1) if prompt == "-" else prompt
         text.encode()
     except UnicodeError:
         raise PromptError("the prompt is not valid UTF-8: convert it, for example with iconv") from None
+    if len(text) > _MOST_READ:
+        raise PromptError(f"the prompt has more than {_MOST_READ} characters: shorten it")
     if not text.strip():
         raise PromptError("the prompt is empty: give it at least one character")
     return text
@@ -128,7 +134,7 @@ def read_file(name: str, flag: str) -> str:
         PromptError: it cannot be read, is not valid UTF-8, or empty.
     """
     try:
-        text = user_path(name).read_text()
+        text = read_text(user_path(name))
     except (OSError, UnicodeError) as error:
         reason = "it is not valid UTF-8" if isinstance(error, UnicodeError) else error.strerror or error
         raise PromptError(f"{flag} {name} cannot be read: {reason}") from None

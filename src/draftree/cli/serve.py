@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..artifacts import user_path
+from ..artifacts import read_text, user_path
 from ..config import option
 from ..engine.engine import Engine
 from ..engine.scheduler import SchedulerParams
@@ -70,7 +70,7 @@ class ServerOptions:
         found = [*self.api_key, *filter(None, [os.environ.get(KEY)])]
         if self.api_key_file is not None:
             try:
-                lines = user_path(self.api_key_file).read_text().split()
+                lines = read_text(user_path(self.api_key_file)).split()
             except (OSError, UnicodeDecodeError) as error:
                 raise ConfigError(f"--api-key-file {self.api_key_file} cannot be read: {error}") from None
             if not lines:

@@ -12,7 +12,7 @@ from typing import Annotated
 import torch
 import typer
 
-from ..artifacts import user_path
+from ..artifacts import LARGEST_DATA, read_bytes, user_path
 from ..config import option
 from ..errors import ConfigError, RunError, UnknownNameError
 from ..models.abilities import trainable
@@ -66,7 +66,7 @@ class PromptOptions:
         prompts: list[list[str]] = []
         for name, licence in zip(self.prompts, self.licence or [None] * len(self.prompts), strict=True):
             prompts.append(read_prompts(name))
-            digest = hashlib.sha256(user_path(name).read_bytes()).hexdigest()
+            digest = hashlib.sha256(read_bytes(user_path(name), LARGEST_DATA)).hexdigest()
             files.append(PromptFile(Path(name).name, len(prompts[-1]), digest, licence))
         return shuffled(prompts, self.seed), files
 

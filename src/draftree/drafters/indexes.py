@@ -23,7 +23,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ..artifacts import user_path
+from ..artifacts import LARGEST_DATA, read_text, user_path
 from ..errors import ConfigError
 
 Tail = tuple[int, ...]
@@ -284,7 +284,7 @@ def read_texts(name: str) -> list[str]:
     """
     path = user_path(name)
     try:
-        content = path.read_text(encoding="utf-8-sig")
+        content = read_text(path, LARGEST_DATA)
     except UnicodeError:
         raise ConfigError(f"corpus {name} is not valid UTF-8: convert it, for example with iconv") from None
     except OSError as error:

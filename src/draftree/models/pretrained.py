@@ -20,6 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.utils import logging as transformers_logging
 
+from ..artifacts import LARGEST_DATA, read_bytes
 from ..errors import DraftreeError, DraftreeWarning, ModelFileError, UnsupportedModelError
 
 _CONFIG, _ADAPTER = "config.json", "adapter_config.json"
@@ -122,7 +123,7 @@ def _check_files(folder: Path, name: str) -> None:
         raise _pickled(name, pickled[0])
     for file in _READ:
         try:
-            whole = isinstance(json.loads((folder / file).read_bytes()), dict)
+            whole = isinstance(json.loads(read_bytes(folder / file, LARGEST_DATA)), dict)
         except FileNotFoundError:
             continue
         except (OSError, ValueError, RecursionError):

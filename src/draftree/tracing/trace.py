@@ -16,7 +16,7 @@ from typing import IO, Any, Literal
 
 import torch
 
-from ..artifacts import user_path
+from ..artifacts import read_lines, user_path
 from ..config import typed
 from ..drafters.base import Drafter
 from ..errors import ConfigError, DraftreeWarning, TraceError
@@ -192,12 +192,9 @@ def read_trace(path: str | Path) -> Iterator[Record]:
     path = user_path(path)
     lengths: dict[int, int] = {}
     try:
-        file = path.open("rb")
-    except OSError as error:
-        raise TraceError(f"cannot read trace '{path}': {error.strerror}: name a file that --trace wrote") from None
-    with file:
-        yield _read_run(path, file.readline())
-        for number, line in enumerate(file, start=2):
+        lines = read_lines(path)
+        yield _read_run(path, next(lines, b""))
+        for number, line in enumerate(lines, start=2):
             try:
                 record = decode(line)
                 _follow(record, lengths)
@@ -208,6 +205,8 @@ def read_trace(path: str | Path) -> Iterator[Record]:
                 warnings.warn(torn, DraftreeWarning, stacklevel=2)
                 return
             yield record
+    except OSError as error:
+        raise TraceError(f"cannot read trace '{path}': {error.strerror}: name a file that --trace wrote") from None
 
 
 def _read_run(path: Path, line: bytes) -> Record:

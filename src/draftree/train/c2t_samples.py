@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from ..artifacts import check_disk, make_folder, write_whole
+from ..artifacts import check_disk, make_folder, read_bytes, write_whole
 from ..config import SamplingParams
 from ..drafters.base import Drafter
 from ..errors import ConfigError, ModelFileError, RunError
@@ -203,7 +203,7 @@ class SampleStore:
         """
         store, path = cls(folder, recipe), folder / "recipe.json"
         try:
-            same = json.loads(path.read_text(encoding="utf-8")) == asdict(recipe)
+            same = json.loads(read_bytes(path)) == asdict(recipe)
         except FileNotFoundError:
             same = not store._files
         except (OSError, ValueError):

@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from ..artifacts import check_disk, make_folder, write_whole
+from ..artifacts import check_disk, make_folder, read_bytes, write_whole
 from ..errors import ConfigError, ModelFileError, RunError
 from ..models.base import FINAL_STATE, FeatureSpec, LanguageModel
 from .responses import DataRecipe, Response, respond
@@ -71,7 +71,7 @@ class HeadData:
         """
         data = cls(folder, recipe, prompts, kept)
         try:
-            found = json.loads((folder / "recipe.json").read_text(encoding="utf-8"))
+            found = json.loads(read_bytes(folder / "recipe.json"))
             same = found["recipe"] == asdict(recipe) and found["layers"] == [*kept.layers]
             data.seconds = float(found["seconds"])
         except FileNotFoundError:

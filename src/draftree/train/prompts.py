@@ -10,7 +10,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ..artifacts import user_path
+from ..artifacts import LARGEST_DATA, read_text, user_path
 from ..errors import PromptError, UnknownNameError
 from ..models.abilities import tokenizer_of
 from ..models.base import LanguageModel
@@ -82,7 +82,7 @@ def read_prompts(name: str) -> list[str]:
     """
     path = user_path(name)
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_text(path, LARGEST_DATA)
     except FileNotFoundError:
         raise UnknownNameError(f"no prompt file {name!r}: {_WAY_OUT}") from None
     except UnicodeError:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..artifacts import write_whole
+from ..artifacts import read_bytes, write_whole
 from ..config import SamplingParams
 from ..drafters.base import Drafter, NoDrafter
 from ..engine.engine import Engine
@@ -160,7 +160,7 @@ class Tally:
         depth, key = calibration.depth, calibration.key
         fresh = cls(path, key, 0, [0] * depth, [[0] * MAX_WIDTH for _ in range(depth)])
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
+            content = json.loads(read_bytes(path))
             counts = Counts(tuple(content["trials"]), tuple(map(tuple, content["accepted"])))
             if content["key"] == key:
                 return cls(path, key, int(content["done"]), list(counts.trials), [list(row) for row in counts.accepted])

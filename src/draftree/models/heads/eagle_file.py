@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from ...artifacts import JsonFormat, write_whole
+from ...artifacts import JsonFormat, read_bytes, write_whole
 from ...errors import ConfigError, ModelFileError, RunError, UnknownNameError, UnsupportedModelError
 from ..abilities import FeatureModel, feature_model
 from ..base import LanguageModel
@@ -47,7 +47,7 @@ _FORMAT = JsonFormat(FORMAT, VERSION, "config of a draft head", "train another",
 def is_head(folder: Path) -> bool:
     """Whether there is a head in this folder, whole or not."""
     try:
-        return bool(json.loads((folder / CONFIG).read_text(encoding="utf-8"))["format"] == FORMAT)
+        return bool(json.loads(read_bytes(folder / CONFIG))["format"] == FORMAT)
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return (folder / WEIGHTS).is_file()
 

@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ...artifacts import read_bytes
 from ...config import MAX_NODES
 from ...errors import ConfigError
 from ..abilities import FeatureModel, feature_model
@@ -233,7 +234,7 @@ def published_head(folder: Path) -> HeadFolder | None:
         ConfigError: it is a head of a kind that is not read.
     """
     try:
-        document = json.loads((folder / CONFIG).read_bytes())
+        document = json.loads(read_bytes(folder / CONFIG))
     except (OSError, ValueError, RecursionError):
         return None
     if not isinstance(document, dict):
