@@ -1,0 +1,303 @@
+#include "cache.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "draftree.h"
+#include "platform.h"
+
+enum {
+    PAGE_HEADER = 64, /* bytes before a page's cells: how many rows hold it */
+    MOST_SPARE = 16,  /* pages that are kept when nobody holds them */
+};
+
+static size_t head_elements(const Cache *cache)
+{
+    return (size_t)2 * PAGE_CELLS * (size_t)cache->head_size; /* keys and values of a head */
+}
+
+void start_cache(Cache *cache, int layers, int heads, int head_size, int32_t context)
+{
+    memset(cache, 0, sizeof *cache);
+    cache->layers = layers;
+    cache->heads = heads;
+    cache->head_size = head_size;
+    cache->context = context;
+    cache->page_bytes = PAGE_HEADER + (size_t)layers * (size_t)heads * head_elements(cache) * sizeof(uint16_t);
+}
+
+static int32_t *holders(uint16_t *page)
+{
+    return (int32_t *)(void *)((uint8_t *)page - PAGE_HEADER);
+}
+
+static uint16_t *new_page(Cache *cache)
+{
+    uint16_t *page;
+    if (cache->spare_count) {
+        page = cache->spare[--cache->spare_count];
+    } else {
+        uint8_t *memory = allocate(cache->page_bytes);
+        if (!memory)
+            return NULL;
+        page = (uint16_t *)(void *)(memory + PAGE_HEADER);
+    }
+    *holders(page) = 1;
+    cache->page_total++;
+    return page;
+}
+
+static void leave_page(Cache *cache, uint16_t *page)
+{
+    if (--*holders(page))
+        return;
+    cache->page_total--;
+    if (cache->spare && cache->spare_count < MOST_SPARE)
+        cache->spare[cache->spare_count++] = page;
+    else
+        release((uint8_t *)page - PAGE_HEADER, cache->page_bytes);
+}
+
+Row *find_row(const Cache *cache, int32_t row)
+{
+    return row >= 0 && row < cache->row_count && cache->rows[row].open ? &cache->rows[row] : NULL;
+}
+
+int open_row(Cache *cache, int32_t *row)
+{
+    int32_t number = 0;
+    if (!cache->spare && !(cache->spare = calloc(MOST_SPARE, sizeof *cache->spare)))
+        return DRAFTREE_NO_MEMORY;
+    while (number < cache->row_count && cache->rows[number].open)
+        number++;
+    if (number == cache->row_count) {
+        Row *rows = realloc(cache->rows, (size_t)(number + 1) * sizeof *rows);
+        if (!rows)
+            return DRAFTREE_NO_MEMORY;
+        cache->rows = rows;
+        cache->row_count++;
+        memset(&rows[number], 0, sizeof *rows);
+    }
+    cache->rows[number].open = 1;
+    *row = number;
+    return DRAFTREE_OK;
+}
+
+static void drop_pages(Cache *cache, Row *row, int32_t from)
+{
+    while (row->page_count > from)
+        leave_page(cache, row->pages[--row->page_count]);
+}
+
+void close_row(Cache *cache, Row *row)
+{
+    drop_pages(cache, row, 0);
+    free(row->pages);
+    free(row->nodes);
+    memset(row, 0, sizeof *row);
+}
+
+void free_cache(Cache *cache)
+{
+    for (int32_t number = 0; number < cache->row_count; number++)
+        if (cache->rows[number].open)
+            close_row(cache, &cache->rows[number]);
+    while (cache->spare_count)
+        release((uint8_t *)cache->spare[--cache->spare_count] - PAGE_HEADER, cache->page_bytes);
+    free(cache->spare);
+    free(cache->rows);
+    memset(cache, 0, sizeof *cache);
+}
+
+static int reserve_page_list(Row *row, int32_t count)
+{
+    if (count <= row->page_capacity)
+        return DRAFTREE_OK;
+    int32_t capacity = count + count / 2 + 4;
+    uint16_t **pages = realloc(row->pages, (size_t)capacity * sizeof *pages);
+    if (!pages)
+        return DRAFTREE_NO_MEMORY;
+    row->pages = pages;
+    row->page_capacity = capacity;
+    return DRAFTREE_OK;
+}
+
+int fork_row(Cache *cache, int32_t row, int32_t length, int32_t *fork)
+{
+    const Row *source = find_row(cache, row);
+    if (!source)
+        return DRAFTREE_BAD_ROW;
+    if (length < 0 || length > source->length)
+        return DRAFTREE_BAD_ARGUMENT;
+    int32_t number, pages = (length + PAGE_CELLS - 1) / PAGE_CELLS;
+    int error = open_row(cache, &number);
+    if (error)
+        return error;
+    Row *copy = &cache->rows[number];
+    source = &cache->rows[row]; /* the list of rows may have moved */
+    if (reserve_page_list(copy, pages)) {
+        close_row(cache, copy);
+        return DRAFTREE_NO_MEMORY;
+    }
+    for (int32_t page = 0; page < pages; page++) {
+        copy->pages[page] = source->pages[page];
+        ++*holders(copy->pages[page]);
+    }
+    copy->page_count = pages;
+    copy->length = length;
+    *fork = number;
+    return DRAFTREE_OK;
+}
+
+int reserve_nodes(Cache *cache, Row *row, int32_t count)
+{
+    const int64_t cells = (int64_t)row->length + row->count + count;
+    if (cells > cache->context)
+        return DRAFTREE_CONTEXT_FULL;
+    if (row->count + count > row->node_capacity) {
+        int32_t capacity = row->count + count + 64;
+        Node *nodes = realloc(row->nodes, (size_t)capacity * sizeof *nodes);
+        if (!nodes)
+            return DRAFTREE_NO_MEMORY;
+        row->nodes = nodes;
+        row->node_capacity = capacity;
+    }
+    const int32_t pages = (int32_t)((cells + PAGE_CELLS - 1) / PAGE_CELLS);
+    if (reserve_page_list(row, pages))
+        return DRAFTREE_NO_MEMORY;
+    for (int32_t page = (row->length + row->count) / PAGE_CELLS; page < row->page_count; page++) {
+        uint16_t *shared = row->pages[page];
+        if (*holders(shared) == 1)
+            continue;
+        uint16_t *own = new_page(cache);
+        if (!own)
+            return DRAFTREE_NO_MEMORY;
+        memcpy(own, shared, cache->page_bytes - PAGE_HEADER);
+        leave_page(cache, shared);
+        row->pages[page] = own;
+    }
+    while (row->page_count < pages) {
+        uint16_t *page = new_page(cache);
+        if (!page)
+            return DRAFTREE_NO_MEMORY;
+        row->pages[row->page_count++] = page;
+    }
+    return DRAFTREE_OK;
+}
+
+void append_node(Row *row, int32_t parent)
+{
+    const int32_t number = row->count++;
+    Node *node = &row->nodes[number];
+    const Node *above = parent < 0 ? NULL : &row->nodes[parent];
+    node->parent = parent;
+    node->depth = above ? above->depth + 1 : 0;
+    node->run = above ? above->run : 0;
+    if (number == parent + 1 && node->run == number)
+        node->run = number + 1;
+}
+
+int32_t path_cells(const Row *row, int32_t node, int32_t *cells)
+{
+    const int32_t count = row->nodes[node].depth + 1 - row->nodes[node].run;
+    for (int32_t i = count - 1; i >= 0; i--) {
+        cells[i] = row->length + node;
+        node = row->nodes[node].parent;
+    }
+    return count;
+}
+
+HeadCache head_cache(const Cache *cache, const Row *row, int layer, int head)
+{
+    const size_t keys = ((size_t)layer * (size_t)cache->heads + (size_t)head) * head_elements(cache);
+    return (HeadCache){
+        .pages = row->pages,
+        .keys = keys,
+        .values = keys + (size_t)PAGE_CELLS * (size_t)cache->head_size,
+        .page_count = row->page_count,
+        .head_size = cache->head_size,
+    };
+}
+
+/* Copy the keys and values of a cell, all layers and heads, to an earlier cell of the row. */
+static void move_cell(const Cache *cache, const Row *row, int32_t from, int32_t to)
+{
+    const size_t size = (size_t)cache->head_size, heads = (size_t)cache->layers * (size_t)cache->heads;
+    const size_t block = size * BLOCK_CELLS;
+    for (size_t head = 0; head < heads; head++) {
+        const size_t start = head * head_elements(cache);
+        const uint16_t *old = row->pages[from / PAGE_CELLS] + start;
+        uint16_t *new = row->pages[to / PAGE_CELLS] + start;
+        const uint16_t *old_keys = old + (size_t)(from % PAGE_CELLS / BLOCK_CELLS) * block + from % BLOCK_CELLS;
+        uint16_t *new_keys = new + (size_t)(to % PAGE_CELLS / BLOCK_CELLS) * block + to % BLOCK_CELLS;
+        for (size_t i = 0; i < size; i++)
+            new_keys[i * BLOCK_CELLS] = old_keys[i * BLOCK_CELLS];
+        const size_t values = (size_t)PAGE_CELLS * size;
+        memcpy(new + values + (size_t)(to % PAGE_CELLS) * size, old + values + (size_t)(from % PAGE_CELLS) * size,
+               size * sizeof *new);
+    }
+}
+
+/* Nodes ascend, and a parent comes before its child: so moving them down in order overwrites none that still moves. */
+static void move_nodes(const Cache *cache, const Row *row, const int32_t *keep, int32_t count)
+{
+    for (int32_t i = 0; i < count; i++)
+        if (keep[i] != i)
+            move_cell(cache, row, row->length + keep[i], row->length + i);
+}
+
+static int is_path(const Row *row, const int32_t *path, int32_t count)
+{
+    for (int32_t i = 0; i < count; i++)
+        if (path[i] < 0 || path[i] >= row->count || row->nodes[path[i]].parent != (i ? path[i - 1] : -1))
+            return 0;
+    return 1;
+}
+
+int commit_path(Cache *cache, Row *row, const int32_t *path, int32_t count)
+{
+    if (count < 0 || !is_path(row, path, count))
+        return DRAFTREE_BAD_TREE;
+    move_nodes(cache, row, path, count);
+    row->length += count;
+    row->count = 0;
+    drop_pages(cache, row, (row->length + PAGE_CELLS - 1) / PAGE_CELLS + 1);
+    return DRAFTREE_OK;
+}
+
+/* The number that a kept node has from now on; -1: the trunk's end; -2: it is not kept. */
+static int32_t number_among(const int32_t *keep, int32_t count, int32_t trunk, int32_t node)
+{
+    if (node < 0)
+        return trunk ? -2 : -1;
+    int32_t low = 0, high = count;
+    while (low < high) {
+        int32_t middle = low + (high - low) / 2;
+        if (keep[middle] < node)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    if (low == count || keep[low] != node || low < trunk - 1)
+        return -2;
+    return low - trunk;
+}
+
+int prune_nodes(Cache *cache, Row *row, const int32_t *keep, int32_t count, int32_t trunk)
+{
+    if (count < 0 || trunk < 0 || trunk > count || !is_path(row, keep, trunk))
+        return DRAFTREE_BAD_TREE;
+    for (int32_t i = 0; i < count; i++)
+        if (keep[i] < 0 || keep[i] >= row->count || (i && keep[i] <= keep[i - 1]))
+            return DRAFTREE_BAD_TREE;
+    for (int32_t i = trunk; i < count; i++)
+        if (number_among(keep, count, trunk, row->nodes[keep[i]].parent) == -2)
+            return DRAFTREE_BAD_TREE;
+    move_nodes(cache, row, keep, count);
+    row->length += trunk;
+    row->count = 0;
+    /* A new parent's number is below its child's old one: nodes not yet read are not overwritten. */
+    for (int32_t i = trunk; i < count; i++)
+        append_node(row, number_among(keep, count, trunk, row->nodes[keep[i]].parent));
+    return DRAFTREE_OK;
+}

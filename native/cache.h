@@ -1,0 +1,71 @@
+/* Keys and values of token sequences, in pages that rows share.
+ *
+ * A row is a list of pages of PAGE_CELLS tokens each. Cell c of a row holds its c-th token: the committed ones first,
+ * then the uncommitted nodes in the order of their arrival. A fork shares the pages of its prefix; a page that two rows
+ * hold is copied before either writes to it.
+ *
+ * Inside a page: for each layer, for each key head: keys, then values (vector.h draws both).
+ */
+#ifndef DRAFTREE_CACHE_H
+#define DRAFTREE_CACHE_H
+
+#include <stdint.h>
+
+#include "vector.h"
+
+/* An uncommitted node. Its path is cells 0 .. run - 1 after the committed ones, and the rest of its ancestors. */
+typedef struct {
+    int32_t parent; /* -1: the last committed token */
+    int32_t depth;  /* 0 for children of the last committed token */
+    int32_t run;    /* ancestors, itself included, that came first and in order */
+} Node;
+
+typedef struct {
+    int open;
+    int32_t length; /* committed tokens */
+    int32_t count;  /* uncommitted nodes */
+    int32_t node_capacity;
+    Node *nodes;
+    int32_t page_count;
+    int32_t page_capacity;
+    uint16_t **pages;
+} Row;
+
+typedef struct {
+    int layers;
+    int heads; /* of keys */
+    int head_size;
+    int32_t context;
+    size_t page_bytes;
+    Row *rows;
+    int32_t row_count;
+    uint16_t **spare; /* pages that nobody holds, kept for the next row */
+    int32_t spare_count;
+    int64_t page_total; /* that rows hold */
+} Cache;
+
+void start_cache(Cache *cache, int layers, int heads, int head_size, int32_t context);
+void free_cache(Cache *cache);
+
+/* An open row by its number; NULL: there is none. */
+Row *find_row(const Cache *cache, int32_t row);
+
+/* These return 0 or an error code of draftree.h, and change nothing when they fail. */
+int open_row(Cache *cache, int32_t *row);
+int fork_row(Cache *cache, int32_t row, int32_t length, int32_t *fork);
+void close_row(Cache *cache, Row *row);
+/* Make room for `count` more nodes, in pages that the row alone holds. */
+int reserve_nodes(Cache *cache, Row *row, int32_t count);
+int commit_path(Cache *cache, Row *row, const int32_t *path, int32_t count);
+int prune_nodes(Cache *cache, Row *row, const int32_t *keep, int32_t count, int32_t trunk);
+
+/* Add a node to the row's list; the row has room for it. */
+void append_node(Row *row, int32_t parent);
+
+/* The cells of a node's ancestors behind its run, ascending, itself included; how many there are. */
+int32_t path_cells(const Row *row, int32_t node, int32_t *cells);
+
+/* How the head of a layer finds its keys and values. */
+HeadCache head_cache(const Cache *cache, const Row *row, int layer, int head);
+
+#endif

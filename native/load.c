@@ -1,0 +1,391 @@
+/* Reading a model: checking its description, packing its weights. */
+#include <math.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "model.h"
+
+enum { ALIGNMENT = 64 };
+
+static const char *const LAYER_NAMES[LAYER_TENSORS] = {
+    "attention norm", "query",    "key",           "value",    "query bias", "key bias",
+    "value bias",     "query norm", "key norm", "attention output", "attention post-norm", "feed-forward norm",
+    "gate",           "up",       "down",          "feed-forward post-norm",
+};
+static const char *const MODEL_NAMES[MODEL_TENSORS] = {"embedding", "output norm", "output"};
+
+static int fail(char message[256], const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(message, 256, format, arguments);
+    va_end(arguments);
+    return DRAFTREE_BAD_FILE;
+}
+
+static int in_range(int64_t value, int64_t low, int64_t high)
+{
+    return value >= low && value <= high;
+}
+
+static int check_architecture(const Architecture *a, char message[256])
+{
+    struct {
+        const char *name;
+        int fits;
+        int64_t value;
+    } rules[] = {
+        {"vocabulary", in_range(a->vocabulary, 1, 1 << 24), a->vocabulary},
+        {"hidden size", in_range(a->hidden, 32, 1 << 17) && a->hidden % 32 == 0, a->hidden},
+        {"number of layers", in_range(a->layers, 1, 4096), a->layers},
+        {"number of query heads", in_range(a->query_heads, 1, 1024), a->query_heads},
+        {"number of key heads", in_range(a->key_heads, 1, 1024) && a->query_heads % a->key_heads == 0, a->key_heads},
+        {"head size", in_range(a->head_size, 16, 256) && a->head_size % 16 == 0, a->head_size},
+        {"feed-forward size", in_range(a->feed_forward, 32, 1 << 20) && a->feed_forward % 32 == 0, a->feed_forward},
+        {"context", in_range(a->context, 1, 1 << 28), a->context},
+        {"number of rotated dimensions", in_range(a->rope_size, 0, a->head_size) && a->rope_size % 2 == 0, a->rope_size},
+        {"rope pairing", in_range(a->rope_halves, 0, 1), a->rope_halves},
+        {"number of rope tables", in_range(a->rope_tables, 1, ROPE_TABLES), a->rope_tables},
+        {"activation", in_range(a->activation, ACTIVATION_SILU, ACTIVATION_GELU_TANH), a->activation},
+        {"cache format", a->cache_format == FORMAT_F16, a->cache_format},
+    };
+    for (size_t i = 0; i < sizeof rules / sizeof *rules; i++)
+        if (!rules[i].fits)
+            return fail(message, "the %s is %lld, which the engine does not run", rules[i].name,
+                        (long long)rules[i].value);
+    if (!(a->norm_epsilon >= 0 && a->norm_epsilon < 1))
+        return fail(message, "the epsilon of its norms is %g", (double)a->norm_epsilon);
+    const float factors[] = {a->embedding_scale, a->attention_scale, a->rope_magnitude};
+    for (int i = 0; i < 3; i++)
+        if (!(factors[i] > 0 && factors[i] < 1e6f))
+            return fail(message, "a scale is %g", (double)factors[i]);
+    return DRAFTREE_OK;
+}
+
+/* The shape that a tensor must have: rows x columns; 0 rows: the layer may do without it. */
+typedef struct {
+    int64_t rows, columns;
+    int optional;
+    int vector; /* kept as floats */
+} Shape;
+
+static Shape layer_shape(const Architecture *a, int tensor)
+{
+    const int64_t hidden = a->hidden, queries = (int64_t)a->query_heads * a->head_size;
+    const int64_t keys = (int64_t)a->key_heads * a->head_size, wide = a->feed_forward;
+    switch (tensor) {
+    case ATTENTION_NORM:
+    case FEED_FORWARD_NORM:
+        return (Shape){1, hidden, 0, 1};
+    case ATTENTION_POST_NORM:
+    case FEED_FORWARD_POST_NORM:
+        return (Shape){1, hidden, 1, 1};
+    case QUERY:
+        return (Shape){queries, hidden, 0, 0};
+    case KEY:
+    case VALUE:
+        return (Shape){keys, hidden, 0, 0};
+    case QUERY_BIAS:
+        return (Shape){1, queries, 1, 1};
+    case KEY_BIAS:
+    case VALUE_BIAS:
+        return (Shape){1, keys, 1, 1};
+    case QUERY_NORM:
+    case KEY_NORM:
+        return (Shape){1, a->head_size, 1, 1};
+    case ATTENTION_OUTPUT:
+        return (Shape){hidden, queries, 0, 0};
+    case GATE:
+    case UP:
+        return (Shape){wide, hidden, 0, 0};
+    default:
+        return (Shape){hidden, wide, 0, 0}; /* DOWN */
+    }
+}
+
+static Shape model_shape(const Architecture *a, int tensor)
+{
+    if (tensor == OUTPUT_NORM)
+        return (Shape){1, a->hidden, 0, 1};
+    return (Shape){a->vocabulary, a->hidden, 0, 0};
+}
+
+static int check_tensor(const Shape *shape, const TensorPlace *place, size_t file_size, const char *name, int layer,
+                        char message[256])
+{
+    char where[64];
+    if (layer < 0)
+        snprintf(where, sizeof where, "%s", name);
+    else
+        snprintf(where, sizeof where, "%s of layer %d", name, layer);
+    if (place->format < 0)
+        return shape->optional ? DRAFTREE_OK : fail(message, "the %s is missing", where);
+    if (place->rows != shape->rows || place->columns != shape->columns)
+        return fail(message, "the %s is %d x %d where %lld x %lld fits", where, place->rows, place->columns,
+                    (long long)shape->rows, (long long)shape->columns);
+    const size_t row_bytes = format_row_bytes(place->format, place->columns);
+    if (!row_bytes)
+        return fail(message, "the %s is of type %d, which the engine does not read in rows of %d", where,
+                    place->format, place->columns);
+    if (place->offset < 0 || (uint64_t)place->offset > file_size ||
+        row_bytes > (file_size - (size_t)place->offset) / (size_t)place->rows)
+        return fail(message, "the %s lies past the end of the file", where);
+    return DRAFTREE_OK;
+}
+
+/* One matrix to pack: a tensor, and where its tiles go. */
+typedef struct {
+    const TensorPlace *place;
+    PackedMatrix *matrix;
+    uint8_t *tiles;
+    int64_t first_tile; /* among all tiles */
+} PackJob;
+
+typedef struct {
+    const uint8_t *file;
+    PackJob *jobs;
+    int64_t job_count;
+    int64_t tile_count;
+    atomic_llong next_tile;
+    atomic_int stopped;
+    int (*progress)(double);
+} Packing;
+
+static void pack_tiles(void *argument, int thread)
+{
+    enum { TILES_AT_ONCE = 16 };
+    Packing *packing = argument;
+    int64_t job = 0;
+    while (!atomic_load(&packing->stopped)) {
+        const int64_t begin = atomic_fetch_add(&packing->next_tile, TILES_AT_ONCE);
+        if (begin >= packing->tile_count)
+            return;
+        if (thread == 0 && packing->progress && packing->progress((double)begin / (double)packing->tile_count))
+            atomic_store(&packing->stopped, 1);
+        for (int64_t tile = begin; tile < begin + TILES_AT_ONCE && tile < packing->tile_count; tile++) {
+            while (job + 1 < packing->job_count && packing->jobs[job + 1].first_tile <= tile)
+                job++;
+            const PackJob *own = &packing->jobs[job];
+            const int64_t number = tile - own->first_tile, row = number * TILE_ROWS;
+            const int64_t left = own->place->rows - row;
+            const size_t row_bytes = format_row_bytes(own->place->format, own->place->columns);
+            pack_tile(own->place->format, own->place->columns,
+                      packing->file + own->place->offset + (size_t)row * row_bytes, row_bytes,
+                      left < TILE_ROWS ? (int)left : TILE_ROWS, own->tiles + (size_t)number * own->matrix->tile_bytes);
+        }
+    }
+}
+
+/* Everything that has a place in the model: matrices to pack, vectors to decode. Two rounds over all tensors: the first
+ * adds up their memory, the second hands it out. */
+typedef struct {
+    Model *model;
+    uint8_t *memory; /* NULL in the first round */
+    size_t bytes;
+    PackJob *jobs;
+    int64_t job_count;
+    int64_t tile_count;
+} Layout;
+
+static uint8_t *take(Layout *layout, size_t bytes)
+{
+    uint8_t *place = layout->memory ? layout->memory + layout->bytes : NULL;
+    layout->bytes += (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    return place;
+}
+
+static void place_vector(Layout *layout, const TensorPlace *place, float **vector)
+{
+    if (place->format < 0)
+        return;
+    *vector = (float *)(void *)take(layout, (size_t)place->columns * sizeof(float));
+    if (*vector)
+        format_decode_row(place->format, layout->model->file.data + place->offset, place->columns, *vector);
+}
+
+static void place_matrix(Layout *layout, const TensorPlace *place, PackedMatrix *matrix)
+{
+    const int64_t tiles = (place->rows + TILE_ROWS - 1) / TILE_ROWS;
+    const size_t tile_bytes = packed_tile_bytes(place->format, place->columns);
+    uint8_t *memory = take(layout, (size_t)tiles * tile_bytes);
+    if (memory) {
+        *matrix = (PackedMatrix){place->format, place->rows, place->columns, tile_bytes, memory};
+        layout->jobs[layout->job_count] = (PackJob){place, matrix, memory, layout->tile_count};
+    }
+    layout->job_count++;
+    layout->tile_count += tiles;
+}
+
+static void place_layer(Layout *layout, const TensorPlace *places, Layer *layer)
+{
+    struct {
+        int tensor;
+        PackedMatrix *matrix;
+    } matrices[] = {
+        {QUERY, &layer->query}, {KEY, &layer->key}, {VALUE, &layer->value}, {ATTENTION_OUTPUT, &layer->output},
+        {GATE, &layer->gate},   {UP, &layer->up},   {DOWN, &layer->down},
+    };
+    struct {
+        int tensor;
+        float **vector;
+    } vectors[] = {
+        {ATTENTION_NORM, &layer->attention_norm},
+        {ATTENTION_POST_NORM, &layer->attention_post_norm},
+        {FEED_FORWARD_NORM, &layer->feed_forward_norm},
+        {FEED_FORWARD_POST_NORM, &layer->feed_forward_post_norm},
+        {QUERY_BIAS, &layer->query_bias},
+        {KEY_BIAS, &layer->key_bias},
+        {VALUE_BIAS, &layer->value_bias},
+        {QUERY_NORM, &layer->query_norm},
+        {KEY_NORM, &layer->key_norm},
+    };
+    for (size_t i = 0; i < sizeof vectors / sizeof *vectors; i++)
+        place_vector(layout, &places[vectors[i].tensor], vectors[i].vector);
+    for (size_t i = 0; i < sizeof matrices / sizeof *matrices; i++)
+        place_matrix(layout, &places[matrices[i].tensor], matrices[i].matrix);
+}
+
+static void place_all(Layout *layout, const TensorPlace *layer_tensors, const TensorPlace *model_tensors)
+{
+    Model *model = layout->model;
+    layout->bytes = 0;
+    layout->job_count = layout->tile_count = 0;
+    for (int layer = 0; layer < model->architecture.layers; layer++)
+        place_layer(layout, layer_tensors + (size_t)layer * LAYER_TENSORS, &model->layers[layer]);
+    place_vector(layout, &model_tensors[OUTPUT_NORM], &model->output_norm);
+    place_matrix(layout, &model_tensors[OUTPUT], &model->output);
+}
+
+static int read_weights(Model *model, const TensorPlace *layer_tensors, const TensorPlace *model_tensors,
+                        int (*progress)(double), char message[256])
+{
+    Layout layout = {.model = model};
+    place_all(&layout, layer_tensors, model_tensors);
+    layout.jobs = calloc((size_t)layout.job_count, sizeof *layout.jobs);
+    model->weight_bytes = layout.bytes;
+    model->weights = layout.memory = allocate(layout.bytes);
+    if (!layout.jobs || !layout.memory) {
+        free(layout.jobs);
+        return DRAFTREE_NO_MEMORY;
+    }
+    place_all(&layout, layer_tensors, model_tensors);
+    Packing packing = {.file = model->file.data,
+                       .jobs = layout.jobs,
+                       .job_count = layout.job_count,
+                       .tile_count = layout.tile_count,
+                       .progress = progress};
+    pool_run(model->pool, pack_tiles, &packing);
+    free(layout.jobs);
+    return atomic_load(&packing.stopped) ? fail(message, "loading was stopped") : DRAFTREE_OK;
+}
+
+static int check_tensors(const Model *model, const TensorPlace *layer_tensors, const TensorPlace *model_tensors,
+                         char message[256])
+{
+    const Architecture *a = &model->architecture;
+    int error = DRAFTREE_OK;
+    for (int tensor = 0; tensor < MODEL_TENSORS && !error; tensor++) {
+        Shape shape = model_shape(a, tensor);
+        error = check_tensor(&shape, &model_tensors[tensor], model->file.size, MODEL_NAMES[tensor], -1, message);
+    }
+    for (int layer = 0; layer < a->layers && !error; layer++)
+        for (int tensor = 0; tensor < LAYER_TENSORS && !error; tensor++) {
+            Shape shape = layer_shape(a, tensor);
+            error = check_tensor(&shape, &layer_tensors[(size_t)layer * LAYER_TENSORS + tensor], model->file.size,
+                                 LAYER_NAMES[tensor], layer, message);
+        }
+    return error;
+}
+
+static int copy_layers(Model *model, const double *rope_frequencies, const int32_t *layer_rope,
+                       const int32_t *layer_window, char message[256])
+{
+    const Architecture *a = &model->architecture;
+    const size_t frequencies = (size_t)a->rope_tables * (size_t)(a->rope_size / 2);
+    model->layers = calloc((size_t)a->layers, sizeof *model->layers);
+    model->rope_frequencies = calloc(frequencies ? frequencies : 1, sizeof *model->rope_frequencies);
+    if (!model->layers || !model->rope_frequencies)
+        return DRAFTREE_NO_MEMORY;
+    for (size_t i = 0; i < frequencies; i++) {
+        if (!(rope_frequencies[i] >= 0 && rope_frequencies[i] <= 1e3))
+            return fail(message, "a rope frequency is %g", rope_frequencies[i]);
+        model->rope_frequencies[i] = rope_frequencies[i];
+    }
+    for (int layer = 0; layer < a->layers; layer++) {
+        if (!in_range(layer_rope[layer], 0, a->rope_tables - 1) || layer_window[layer] < 0)
+            return fail(message, "layer %d has rope table %d and window %d", layer, layer_rope[layer],
+                        layer_window[layer]);
+        model->layers[layer].rope = layer_rope[layer];
+        model->layers[layer].window = layer_window[layer];
+    }
+    return DRAFTREE_OK;
+}
+
+static int load(Model *model, const char *path, const double *rope_frequencies, const int32_t *layer_rope,
+                const int32_t *layer_window, const TensorPlace *layer_tensors, const TensorPlace *model_tensors,
+                int threads, int (*progress)(double), char message[256])
+{
+    const Architecture *a = &model->architecture;
+    int error = check_architecture(a, message);
+    if (!error)
+        error = copy_layers(model, rope_frequencies, layer_rope, layer_window, message);
+    if (error)
+        return error;
+    if (map_file(path, &model->file))
+        return fail(message, "the file cannot be read");
+    error = check_tensors(model, layer_tensors, model_tensors, message);
+    if (error)
+        return error;
+    model->embedding = model_tensors[EMBEDDING];
+    model->pool = new_pool(threads);
+    if (!model->pool)
+        return DRAFTREE_NO_MEMORY;
+    error = read_weights(model, layer_tensors, model_tensors, progress, message);
+    if (error)
+        return error;
+    start_cache(&model->cache, a->layers, a->key_heads, a->head_size, a->context);
+    return start_workspace(model);
+}
+
+int draftree_load(const char *path, const Architecture *architecture, const double *rope_frequencies,
+                  const int32_t *layer_rope, const int32_t *layer_window, const TensorPlace *layer_tensors,
+                  const TensorPlace *model_tensors, int threads, const char *tier, int (*progress)(double),
+                  char message[256], Model **model)
+{
+    message[0] = '\0';
+    if (threads < 1 || threads > 1024)
+        return DRAFTREE_BAD_ARGUMENT;
+    const Tier *found = find_tier(tier);
+    if (!found)
+        return DRAFTREE_NO_TIER;
+    Model *loaded = calloc(1, sizeof *loaded);
+    if (!loaded)
+        return DRAFTREE_NO_MEMORY;
+    loaded->architecture = *architecture;
+    loaded->tier = found;
+    int error = load(loaded, path, rope_frequencies, layer_rope, layer_window, layer_tensors, model_tensors, threads,
+                     progress, message);
+    if (error) {
+        draftree_free(loaded);
+        return error;
+    }
+    *model = loaded;
+    return DRAFTREE_OK;
+}
+
+void draftree_free(Model *model)
+{
+    if (!model)
+        return;
+    free_workspace(model);
+    free_cache(&model->cache);
+    free_pool(model->pool);
+    unmap_file(&model->file);
+    release(model->weights, model->weight_bytes);
+    free(model->layers);
+    free(model->rope_frequencies);
+    free(model);
+}

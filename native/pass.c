@@ -1,0 +1,601 @@
+/* One pass: embedding, decoder layers, output layer, for up to CHUNK nodes of any rows.
+ *
+ * All threads run it together. Each holds the whole residual stream and computes its part of every product; six barriers
+ * a layer part the moves. What a thread computes twice (norms, quantized activations) costs less than handing it over.
+ */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "model.h"
+
+/* Part `thread` of `total` pieces of work. */
+typedef struct {
+    int64_t first, last;
+} Share;
+
+static Share share(int64_t total, int thread, int threads)
+{
+    return (Share){total * thread / threads, total * (thread + 1) / threads};
+}
+
+/* A thread's own view of the pass. */
+typedef struct {
+    Model *model;
+    Workspace *work;
+    const Architecture *a;
+    const LinearKernels *linear;
+    const VectorKernels *vector;
+    int thread, threads;
+    int count;
+    float *residual, *normed;
+    uint8_t *groups;
+} Part;
+
+static int64_t query_size(const Architecture *a)
+{
+    return (int64_t)a->query_heads * a->head_size;
+}
+
+static int64_t key_size(const Architecture *a)
+{
+    return (int64_t)a->key_heads * a->head_size;
+}
+
+/* Columns as a product reads them; quantized whole by this thread, into memory of its own. */
+static Activations columns(const Part *part, const float *values, int64_t stride, int count, int quantized)
+{
+    if (quantized)
+        part->linear->quantize(values, stride, stride, count, 0, stride / GROUP_SIZE, part->groups);
+    return (Activations){count, values, stride, part->groups};
+}
+
+/* A product and where its outputs go. */
+typedef struct {
+    const PackedMatrix *matrix;
+    float *y;
+} Product;
+
+/* This thread's share of the tiles of several products of the same columns. */
+static void multiply_share(const Part *part, const Activations *x, const Product *products, int count)
+{
+    int64_t tiles = 0, before = 0;
+    for (int i = 0; i < count; i++)
+        tiles += (products[i].matrix->rows + TILE_ROWS - 1) / TILE_ROWS;
+    const Share own = share(tiles, part->thread, part->threads);
+    for (int i = 0; i < count; i++) {
+        const PackedMatrix *matrix = products[i].matrix;
+        const int64_t size = (matrix->rows + TILE_ROWS - 1) / TILE_ROWS;
+        const int64_t first = own.first > before ? own.first - before : 0;
+        const int64_t last = own.last - before < size ? own.last - before : size;
+        if (first < last)
+            part->linear->multiply(matrix, first, last, x, products[i].y, matrix->rows);
+        before += size;
+    }
+}
+
+static void normalise(const Part *part, const float *weight)
+{
+    for (int i = 0; i < part->count; i++)
+        part->vector->rms_norm(part->residual + (int64_t)i * part->a->hidden, weight, part->a->hidden,
+                               part->a->norm_epsilon, part->normed + (int64_t)i * part->a->hidden);
+}
+
+/* What a block of a layer adds to the residual stream, normalised first where the architecture does so. */
+static void add_to_residual(const Part *part, float *added, const float *post_norm)
+{
+    const int64_t hidden = part->a->hidden;
+    for (int i = 0; i < part->count; i++) {
+        const float *column = added + i * hidden;
+        if (post_norm) {
+            part->vector->rms_norm(column, post_norm, hidden, part->a->norm_epsilon, part->normed);
+            column = part->normed;
+        }
+        part->vector->add(part->residual + i * hidden, column, hidden);
+    }
+}
+
+/* ---- positions */
+
+/* Cosines and sines of the nodes' positions, a share of the nodes by each thread. */
+static void compute_rotations(const Part *part)
+{
+    const Architecture *a = part->a;
+    const int half = a->rope_size / 2;
+    for (int table = 0; table < a->rope_tables; table++) {
+        const double *frequencies = part->model->rope_frequencies + (int64_t)table * half;
+        for (int i = part->thread; i < part->count; i += part->threads) {
+            float *rotation = part->work->rotation + ((int64_t)table * CHUNK + i) * a->rope_size;
+            for (int j = 0; j < half; j++) {
+                const double angle = part->work->nodes[i].position * frequencies[j];
+                rotation[j] = (float)cos(angle) * a->rope_magnitude;
+                rotation[half + j] = (float)sin(angle) * a->rope_magnitude;
+            }
+        }
+    }
+}
+
+/* Rotate pairs of a head: (i, i + half), or neighbours. */
+static void rotate(const Architecture *a, float *restrict head, const float *restrict rotation)
+{
+    const int half = a->rope_size / 2;
+    const float *cosine = rotation, *sine = rotation + half;
+    if (a->rope_halves)
+        for (int i = 0; i < half; i++) {
+            const float x = head[i], y = head[i + half];
+            head[i] = x * cosine[i] - y * sine[i];
+            head[i + half] = x * sine[i] + y * cosine[i];
+        }
+    else
+        for (int i = 0; i < half; i++) {
+            const float x = head[2 * i], y = head[2 * i + 1];
+            head[2 * i] = x * cosine[i] - y * sine[i];
+            head[2 * i + 1] = x * sine[i] + y * cosine[i];
+        }
+}
+
+static void prepare_head(const Part *part, float *head, const float *bias, const float *norm, const float *rotation)
+{
+    if (bias)
+        part->vector->add(head, bias, part->a->head_size);
+    if (norm)
+        part->vector->rms_norm(head, norm, part->a->head_size, part->a->norm_epsilon, head);
+    if (rotation)
+        rotate(part->a, head, rotation);
+}
+
+static const float *head_bias(const float *bias, const Architecture *a, int head)
+{
+    return bias ? bias + (int64_t)head * a->head_size : NULL;
+}
+
+/* Bias, norm and rotation of queries and keys; keys and values go to the cache. One thread writes a key head: its new
+ * cells share cache lines. */
+static void prepare_heads(const Part *part, const Layer *layer, int number)
+{
+    const Architecture *a = part->a;
+    Workspace *work = part->work;
+    const float *rotations = work->rotation + (int64_t)layer->rope * CHUNK * a->rope_size;
+    for (int head = part->thread; head < a->query_heads; head += part->threads)
+        for (int i = 0; i < part->count; i++)
+            prepare_head(part, work->query + i * query_size(a) + (int64_t)head * a->head_size,
+                         head_bias(layer->query_bias, a, head), layer->query_norm,
+                         rotations + (int64_t)i * a->rope_size);
+    /* From the last thread on: the first ones may have had a query head more. */
+    for (int head = a->key_heads - 1 - part->thread; head >= 0; head -= part->threads)
+        for (int i = 0; i < part->count; i++) {
+            float *key = work->key + i * key_size(a) + (int64_t)head * a->head_size;
+            float *value = work->value + i * key_size(a) + (int64_t)head * a->head_size;
+            prepare_head(part, key, head_bias(layer->key_bias, a, head), layer->key_norm,
+                         rotations + (int64_t)i * a->rope_size);
+            prepare_head(part, value, head_bias(layer->value_bias, a, head), NULL, NULL);
+            const HeadCache cache = head_cache(&part->model->cache, work->nodes[i].row, number, head);
+            part->vector->store(&cache, work->nodes[i].cell, key, value);
+        }
+}
+
+/* ---- attention */
+
+/* The queries of an item, and the blocks of keys that they read. */
+typedef struct {
+    HeadCache cache;
+    Query queries[QUERIES_TOGETHER];
+    float *scores[QUERIES_TOGETHER];
+    int count;
+    int first_block, last_block;
+} Attention;
+
+static void start_query(const PassNode *node, int window, Query *query)
+{
+    const int first = window && node->position >= window ? node->position - window + 1 : 0;
+    const int hidden = first > node->visible ? first - node->visible : 0; /* cells of the path that lie before it */
+    query->first = first - hidden;
+    query->visible = node->visible;
+    query->path = node->path + hidden;
+    query->path_length = node->path_length - hidden;
+}
+
+static void start_attention(const Part *part, const AttentionItem *item, const Layer *layer, int number, float *scores,
+                            Attention *attention)
+{
+    const Architecture *a = part->a;
+    Workspace *work = part->work;
+    const int group = a->query_heads / a->key_heads;
+    int last_cell = 0, first = INT32_MAX;
+    attention->count = item->count;
+    for (int r = 0; r < item->count; r++) {
+        const int index = item->first_query + r, i = item->first_node + index / group;
+        const int64_t head = (int64_t)item->head * group + index % group;
+        Query *query = &attention->queries[r];
+        start_query(&work->nodes[i], layer->window, query);
+        query->query = work->query + i * query_size(a) + head * a->head_size;
+        query->output = work->attended + i * query_size(a) + head * a->head_size;
+        last_cell = work->nodes[i].cell > last_cell ? work->nodes[i].cell : last_cell;
+        first = query->first < first ? query->first : first;
+    }
+    attention->first_block = first / BLOCK_CELLS;
+    attention->last_block = last_cell / BLOCK_CELLS + 1;
+    for (int r = 0; r < item->count; r++) {
+        Query *query = &attention->queries[r];
+        attention->scores[r] = scores + r * work->score_stride;
+        query->weights = attention->scores[r] + query->first - attention->first_block * BLOCK_CELLS;
+    }
+    attention->cache =
+        head_cache(&part->model->cache, work->nodes[item->first_node].row, number, item->head);
+}
+
+/* Few queries: every key head's blocks, then its queries, then its dimensions are shared by the threads. */
+static void attend_together(const Part *part, const Layer *layer, int number)
+{
+    const Workspace *work = part->work;
+    const int threads = part->threads, size = part->a->head_size;
+    Attention attention;
+    for (int i = 0; i < work->item_count; i++) {
+        const AttentionItem *item = &work->items[i];
+        start_attention(part, item, layer, number, work->scores[0] + (int64_t)i * item->count * work->score_stride,
+                        &attention);
+        const int blocks = attention.last_block - attention.first_block;
+        const Share own = share(blocks, (part->thread + i) % threads, threads);
+        float *scores[QUERIES_TOGETHER];
+        for (int r = 0; r < attention.count; r++)
+            scores[r] = attention.scores[r] + own.first * BLOCK_CELLS;
+        part->vector->scores(&attention.cache, attention.count, attention.queries,
+                             attention.first_block + (int)own.first, attention.first_block + (int)own.last, scores);
+    }
+    pool_barrier(part->model->pool);
+    for (int i = 0, turn = 0; i < work->item_count; i++) {
+        const AttentionItem *item = &work->items[i];
+        start_attention(part, item, layer, number, work->scores[0] + (int64_t)i * item->count * work->score_stride,
+                        &attention);
+        for (int r = 0; r < attention.count; r++, turn++)
+            if (turn % threads == part->thread)
+                part->vector->softmax(&attention.queries[r], part->a->attention_scale);
+    }
+    pool_barrier(part->model->pool);
+    int pieces = 1;
+    while (pieces * work->item_count < 2 * threads && size % (32 * pieces) == 0)
+        pieces *= 2;
+    for (int i = 0, turn = 0; i < work->item_count; i++) {
+        const AttentionItem *item = &work->items[i];
+        start_attention(part, item, layer, number, work->scores[0] + (int64_t)i * item->count * work->score_stride,
+                        &attention);
+        for (int piece = 0; piece < pieces; piece++, turn++)
+            if (turn % threads == part->thread)
+                part->vector->values(&attention.cache, attention.count, attention.queries, size * piece / pieces,
+                                     size * (piece + 1) / pieces);
+    }
+}
+
+/* Many queries: each thread takes items of about the same cost in all. */
+static void attend_apart(const Part *part, const Layer *layer, int number)
+{
+    const Workspace *work = part->work;
+    const int64_t total = work->items[work->item_count - 1].cost;
+    Attention attention;
+    for (int i = 0; i < work->item_count; i++) {
+        const int64_t before = i ? work->items[i - 1].cost : 0;
+        const int64_t middle = (before + work->items[i].cost) / 2;
+        if (middle * part->threads / total != part->thread)
+            continue;
+        start_attention(part, &work->items[i], layer, number, work->scores[part->thread], &attention);
+        part->vector->scores(&attention.cache, attention.count, attention.queries, attention.first_block,
+                             attention.last_block, attention.scores);
+        for (int r = 0; r < attention.count; r++)
+            part->vector->softmax(&attention.queries[r], part->a->attention_scale);
+        part->vector->values(&attention.cache, attention.count, attention.queries, 0, part->a->head_size);
+    }
+}
+
+static int reserve_scores(Model *model, int64_t cells)
+{
+    Workspace *work = &model->work;
+    const int threads = pool_threads(model->pool);
+    const int64_t own = (int64_t)QUERIES_TOGETHER * threads, together = 2 * (int64_t)model->architecture.query_heads;
+    work->score_stride = (cells + 63) / 16 * 16 + 16;
+    const int64_t floats = work->score_stride * (own > together ? own : together);
+    if (floats > work->score_capacity) {
+        const int64_t capacity = floats + floats / 2;
+        float *scores = allocate((size_t)capacity * sizeof *scores);
+        if (!scores)
+            return DRAFTREE_NO_MEMORY;
+        release(work->scores[0], (size_t)work->score_capacity * sizeof *scores);
+        work->scores[0] = scores;
+        work->score_capacity = capacity;
+    }
+    for (int thread = 1; thread < threads; thread++)
+        work->scores[thread] = work->scores[0] + (int64_t)QUERIES_TOGETHER * thread * work->score_stride;
+    return DRAFTREE_OK;
+}
+
+/* The cells of all nodes' paths, in one list. */
+static int list_paths(Workspace *work, const int32_t *numbers)
+{
+    int64_t total = 0;
+    for (int32_t i = 0; i < work->count; i++) {
+        const Node *node = &work->nodes[i].row->nodes[numbers[i]];
+        work->nodes[i].path_length = node->depth + 1 - node->run;
+        work->nodes[i].visible = work->nodes[i].row->length + node->run;
+        work->nodes[i].position = work->nodes[i].row->length + node->depth;
+        total += work->nodes[i].path_length;
+    }
+    if (total > work->path_capacity) {
+        int32_t *cells = realloc(work->path_cells, (size_t)(2 * total) * sizeof *cells);
+        if (!cells)
+            return DRAFTREE_NO_MEMORY;
+        work->path_cells = cells;
+        work->path_capacity = 2 * total;
+    }
+    int32_t *cells = work->path_cells;
+    for (int32_t i = 0; i < work->count; i++) {
+        work->nodes[i].path = cells;
+        cells += path_cells(work->nodes[i].row, numbers[i], cells);
+    }
+    return DRAFTREE_OK;
+}
+
+/* Items of one row's nodes, head by head. */
+static void list_items(Model *model, int32_t first, int32_t last, int most)
+{
+    Workspace *work = &model->work;
+    const int group = model->architecture.query_heads / model->architecture.key_heads;
+    const int queries = (last - first) * group;
+    for (int head = 0; head < model->architecture.key_heads; head++)
+        for (int query = 0; query < queries; query += most) {
+            const int count = queries - query < most ? queries - query : most;
+            const int64_t before = work->item_count ? work->items[work->item_count - 1].cost : 0;
+            const int64_t cells = work->nodes[first + (query + count - 1) / group].position + 1;
+            work->items[work->item_count++] = (AttentionItem){first, head, query, count, before + cells * count};
+        }
+}
+
+int prepare_attention(Model *model)
+{
+    Workspace *work = &model->work;
+    const Architecture *a = &model->architecture;
+    const int group = a->query_heads / a->key_heads, threads = pool_threads(model->pool);
+    int32_t numbers[CHUNK];
+    int64_t cells = 0;
+    for (int32_t i = 0; i < work->count; i++) {
+        numbers[i] = work->nodes[i].cell - work->nodes[i].row->length;
+        cells = work->nodes[i].cell + 1 > cells ? work->nodes[i].cell + 1 : cells;
+    }
+    int error = list_paths(work, numbers);
+    if (!error)
+        error = reserve_scores(model, cells);
+    if (error)
+        return error;
+    const int queries = work->count * group;
+    const int one_row = work->nodes[0].row == work->nodes[work->count - 1].row;
+    work->split = one_row && work->count <= 2 && queries <= QUERIES_TOGETHER;
+    int most = QUERIES_TOGETHER;
+    while (!work->split && most > 3 && (int64_t)((queries + most - 1) / most) * a->key_heads < 2 * threads)
+        most /= 2;
+    work->item_count = 0;
+    for (int32_t first = 0, i = 1; i <= work->count; i++)
+        if (i == work->count || work->nodes[i].row != work->nodes[first].row) {
+            list_items(model, first, i, most);
+            first = i;
+        }
+    return DRAFTREE_OK;
+}
+
+/* ---- the layers */
+
+static void embed(const Part *part)
+{
+    const Architecture *a = part->a;
+    const TensorPlace *place = &part->model->embedding;
+    const size_t row_bytes = format_row_bytes(place->format, place->columns);
+    for (int i = 0; i < part->count; i++) {
+        float *x = part->residual + (int64_t)i * a->hidden;
+        const uint8_t *row = part->model->file.data + place->offset + row_bytes * (size_t)part->work->nodes[i].token;
+        format_decode_row(place->format, row, a->hidden, x);
+        if (a->embedding_scale != 1.0f)
+            part->vector->scale(x, a->embedding_scale, a->hidden);
+    }
+}
+
+/* Keep hidden state `layer` of a share of the nodes. */
+static void keep_hidden(const Part *part, int layer, const float *states)
+{
+    const Model *model = part->model;
+    const int64_t hidden = part->a->hidden;
+    for (int k = 0; k < model->tracked_count; k++)
+        for (int i = part->thread; model->tracked[k] == layer && i < part->count; i += part->threads)
+            memcpy(model->hidden + ((part->work->first + i) * (int64_t)model->tracked_count + k) * hidden,
+                   states + i * hidden, (size_t)hidden * sizeof *states);
+}
+
+static void attention_block(const Part *part, const Layer *layer, int number)
+{
+    const Architecture *a = part->a;
+    Workspace *work = part->work;
+    Pool *pool = part->model->pool;
+    normalise(part, layer->attention_norm);
+    const int quantized = format_is_quantized(layer->query.format) || format_is_quantized(layer->key.format) ||
+                          format_is_quantized(layer->value.format);
+    Activations x = columns(part, part->normed, a->hidden, part->count, quantized);
+    const Product products[] = {{&layer->query, work->query}, {&layer->key, work->key}, {&layer->value, work->value}};
+    multiply_share(part, &x, products, 3);
+    pool_barrier(pool);
+    prepare_heads(part, layer, number);
+    pool_barrier(pool);
+    if (work->split)
+        attend_together(part, layer, number);
+    else
+        attend_apart(part, layer, number);
+    pool_barrier(pool);
+    x = columns(part, work->attended, query_size(a), part->count, format_is_quantized(layer->output.format));
+    const Product output = {&layer->output, work->projected};
+    multiply_share(part, &x, &output, 1);
+    pool_barrier(pool);
+    add_to_residual(part, work->projected, layer->attention_post_norm);
+}
+
+/* A thread's gates and ups are the same columns, in whole groups: it multiplies and quantizes them by itself. */
+static void feed_forward_block(const Part *part, const Layer *layer)
+{
+    const Architecture *a = part->a;
+    Workspace *work = part->work;
+    const int64_t wide = a->feed_forward;
+    normalise(part, layer->feed_forward_norm);
+    const int quantized = format_is_quantized(layer->gate.format) || format_is_quantized(layer->up.format);
+    Activations x = columns(part, part->normed, a->hidden, part->count, quantized);
+    const Share own = share(wide / GROUP_SIZE, part->thread, part->threads);
+    const int64_t first = own.first * GROUP_SIZE, last = own.last * GROUP_SIZE;
+    part->linear->multiply(&layer->gate, first / TILE_ROWS, last / TILE_ROWS, &x, work->gate, wide);
+    part->linear->multiply(&layer->up, first / TILE_ROWS, last / TILE_ROWS, &x, work->up, wide);
+    for (int i = 0; i < part->count; i++) {
+        const int64_t at = i * wide + first;
+        if (a->activation == ACTIVATION_SILU)
+            part->vector->silu_gate(work->gate + at, work->up + at, last - first, work->activated + at);
+        else
+            part->vector->gelu_gate(work->gate + at, work->up + at, last - first, work->activated + at);
+    }
+    if (format_is_quantized(layer->down.format))
+        part->linear->quantize(work->activated, wide, wide, part->count, own.first, own.last, work->activated_groups);
+    pool_barrier(part->model->pool);
+    x = (Activations){part->count, work->activated, wide, work->activated_groups};
+    const Product down = {&layer->down, work->contracted};
+    multiply_share(part, &x, &down, 1);
+    pool_barrier(part->model->pool);
+    add_to_residual(part, work->contracted, layer->feed_forward_post_norm);
+}
+
+/* Logits of the wanted nodes. */
+static void output_block(const Part *part)
+{
+    const Model *model = part->model;
+    const int64_t hidden = part->a->hidden;
+    int wanted = 0, first_slot = 0;
+    normalise(part, model->output_norm);
+    keep_hidden(part, -1, part->normed);
+    for (int i = 0; i < part->count; i++) {
+        if (part->work->nodes[i].slot < 0)
+            continue;
+        if (!wanted)
+            first_slot = part->work->nodes[i].slot;
+        memmove(part->normed + wanted++ * hidden, part->normed + i * hidden, (size_t)hidden * sizeof *part->normed);
+    }
+    if (!wanted)
+        return;
+    const Activations x = columns(part, part->normed, hidden, wanted, format_is_quantized(model->output.format));
+    const Share own = share(model->logit_stride / TILE_ROWS, part->thread, part->threads);
+    part->linear->multiply(&model->output, own.first, own.last, &x,
+                           model->logits + (int64_t)first_slot * model->logit_stride, model->logit_stride);
+}
+
+static void run_part(void *argument, int thread)
+{
+    Model *model = argument;
+    Workspace *work = &model->work;
+    const Part part = {
+        .model = model,
+        .work = work,
+        .a = &model->architecture,
+        .linear = model->tier->linear,
+        .vector = model->tier->vector,
+        .thread = thread,
+        .threads = pool_threads(model->pool),
+        .count = work->count,
+        .residual = work->residual[thread],
+        .normed = work->normed[thread],
+        .groups = work->groups[thread],
+    };
+    embed(&part);
+    compute_rotations(&part);
+    for (int number = 0; number < model->architecture.layers; number++) {
+        keep_hidden(&part, number, part.residual);
+        attention_block(&part, &model->layers[number], number);
+        feed_forward_block(&part, &model->layers[number]);
+    }
+    keep_hidden(&part, model->architecture.layers, part.residual);
+    output_block(&part);
+}
+
+void run_chunk(Model *model)
+{
+    pool_run(model->pool, run_part, model);
+}
+
+/* ---- memory */
+
+static int64_t widest(const Architecture *a)
+{
+    int64_t most = a->hidden > a->feed_forward ? a->hidden : a->feed_forward;
+    return query_size(a) > most ? query_size(a) : most;
+}
+
+/* Hand out `floats` of the arena; a round without memory adds them up. */
+static float *take_floats(Workspace *work, int64_t floats)
+{
+    float *place = work->arena ? (float *)(void *)(work->arena + work->arena_bytes) : NULL;
+    work->arena_bytes += ((size_t)floats * sizeof(float) + 127) / 64 * 64;
+    return place;
+}
+
+static void lay_out(Model *model)
+{
+    Workspace *work = &model->work;
+    const Architecture *a = &model->architecture;
+    const int threads = pool_threads(model->pool);
+    const int64_t groups = (int64_t)activation_bytes(CHUNK, widest(a)) / (int64_t)sizeof(float) + 16;
+    work->arena_bytes = 0;
+    for (int thread = 0; thread < threads; thread++) {
+        work->residual[thread] = take_floats(work, (int64_t)CHUNK * a->hidden);
+        work->normed[thread] = take_floats(work, (int64_t)CHUNK * a->hidden);
+        work->groups[thread] = (uint8_t *)take_floats(work, groups);
+        model->edited[thread] = take_floats(work, model->logit_stride);
+    }
+    work->rotation = take_floats(work, (int64_t)ROPE_TABLES * CHUNK * (a->rope_size ? a->rope_size : 1));
+    work->query = take_floats(work, CHUNK * query_size(a));
+    work->key = take_floats(work, CHUNK * key_size(a));
+    work->value = take_floats(work, CHUNK * key_size(a));
+    work->attended = take_floats(work, CHUNK * query_size(a));
+    work->projected = take_floats(work, (int64_t)CHUNK * a->hidden);
+    work->gate = take_floats(work, (int64_t)CHUNK * a->feed_forward);
+    work->up = take_floats(work, (int64_t)CHUNK * a->feed_forward);
+    work->activated = take_floats(work, (int64_t)CHUNK * a->feed_forward);
+    work->activated_groups = (uint8_t *)take_floats(work, groups);
+    work->contracted = take_floats(work, (int64_t)CHUNK * a->hidden);
+}
+
+int start_workspace(Model *model)
+{
+    Workspace *work = &model->work;
+    const Architecture *a = &model->architecture;
+    const size_t threads = (size_t)pool_threads(model->pool);
+    const size_t items = (size_t)CHUNK * (size_t)a->query_heads;
+    model->logit_stride = (a->vocabulary + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS;
+    work->residual = calloc(threads, sizeof *work->residual);
+    work->normed = calloc(threads, sizeof *work->normed);
+    work->groups = calloc(threads, sizeof *work->groups);
+    work->scores = calloc(threads, sizeof *work->scores);
+    work->items = calloc(items, sizeof *work->items);
+    model->edited = calloc(threads, sizeof *model->edited);
+    if (!work->residual || !work->normed || !work->groups || !work->scores || !work->items || !model->edited)
+        return DRAFTREE_NO_MEMORY;
+    lay_out(model);
+    work->arena = allocate(work->arena_bytes);
+    if (!work->arena)
+        return DRAFTREE_NO_MEMORY;
+    lay_out(model);
+    return DRAFTREE_OK;
+}
+
+void free_workspace(Model *model)
+{
+    Workspace *work = &model->work;
+    if (work->scores)
+        release(work->scores[0], (size_t)work->score_capacity * sizeof **work->scores);
+    release(work->arena, work->arena_bytes);
+    release(model->logits, (size_t)model->logit_capacity * sizeof *model->logits);
+    release(model->hidden, (size_t)model->hidden_capacity * sizeof *model->hidden);
+    free(work->residual);
+    free(work->normed);
+    free(work->groups);
+    free(work->scores);
+    free(work->items);
+    free(work->path_cells);
+    free(model->edited);
+}

@@ -1,0 +1,38 @@
+/* What differs between operating systems: files in memory, aligned memory, threads. */
+#ifndef DRAFTREE_PLATFORM_H
+#define DRAFTREE_PLATFORM_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* A file in memory, read-only. */
+typedef struct {
+    const uint8_t *data;
+    size_t size;
+    void *handle; /* of Windows' mapping */
+} MappedFile;
+
+int map_file(const char *path, MappedFile *file); /* 0, or -1: it cannot be read */
+void unmap_file(MappedFile *file);
+
+/* Zeroed memory at a multiple of 64 bytes, in large pages where the system has them; NULL: there is none. */
+void *allocate(size_t bytes);
+void release(void *memory, size_t bytes);
+
+typedef struct Thread Thread;
+Thread *start_thread(void (*run)(void *), void *argument); /* NULL: it cannot be started */
+void join_thread(Thread *thread);
+
+/* A flag that threads sleep on. `wait` returns when `value` differs from `seen`; it may return early. */
+typedef struct Signal Signal;
+Signal *new_signal(void);
+void free_signal(Signal *signal);
+void lock_signal(Signal *signal);
+void unlock_signal(Signal *signal);
+void wait_signal(Signal *signal); /* with the lock held */
+void wake_all(Signal *signal);
+
+void yield_thread(void);
+void pause_cpu(void); /* inside a loop that waits for another thread */
+
+#endif

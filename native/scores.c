@@ -1,0 +1,443 @@
+/* What a pass found at its nodes: argmax, the most probable tokens, log-probabilities, keyed draws. Computed where the
+ * logits are, a slot by each thread. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "model.h"
+
+enum { MOST_TOP = 1024, BEST_BLOCK = 64 };
+
+/* One call: what is wanted of which slots. Entry i is of slot slots[i]. */
+typedef struct Question Question;
+struct Question {
+    Model *model;
+    int32_t count;
+    const int32_t *slots;
+    const Edits *edits;
+    void (*answer)(const Question *question, int32_t entry, const float *logits, int thread);
+    int32_t k;
+    const int32_t *given;
+    const uint64_t *keys;
+    const Warping *warpings;
+    int32_t *tokens;
+    float *log_probabilities;
+    float *entropies;
+};
+
+static int64_t vocabulary(const Question *question)
+{
+    return question->model->architecture.vocabulary;
+}
+
+static const VectorKernels *vector(const Question *question)
+{
+    return question->model->tier->vector;
+}
+
+/* ---- edits */
+
+static void change_logits(const Edits *edits, int32_t entry, float *logits)
+{
+    for (int32_t i = edits->change_starts[entry]; i < edits->change_starts[entry + 1]; i++) {
+        float *logit = logits + edits->tokens[i];
+        *logit = (*logit > 0 ? *logit * edits->positive[i] : *logit * edits->negative[i]) + edits->addend[i];
+    }
+}
+
+static void mask_logits(const uint32_t *mask, int64_t tokens, float *logits)
+{
+    uint32_t any = 0;
+    for (int64_t word = 0; word < (tokens + 31) / 32; word++) {
+        const int64_t left = tokens - word * 32;
+        any |= left >= 32 ? mask[word] : mask[word] & ((1u << left) - 1);
+    }
+    if (!any)
+        return;
+    for (int64_t word = 0; word < (tokens + 31) / 32; word++) {
+        const int64_t end = tokens < (word + 1) * 32 ? tokens : (word + 1) * 32;
+        if (mask[word] == UINT32_MAX)
+            continue;
+        for (int64_t token = word * 32; token < end; token++)
+            if (!(mask[word] >> (token % 32) & 1))
+                logits[token] = -INFINITY;
+    }
+}
+
+/* The logits of an entry, edited in memory of the thread's own where there are edits. */
+static const float *edited_logits(const Question *question, int32_t entry, int thread)
+{
+    const Model *model = question->model;
+    const Edits *edits = question->edits;
+    const float *raw = model->logits + question->slots[entry] * model->logit_stride;
+    const int32_t mask = edits && edits->mask_of ? edits->mask_of[entry] : -1;
+    const int changed =
+        edits && edits->change_starts && edits->change_starts[entry + 1] > edits->change_starts[entry];
+    if (mask < 0 && !changed)
+        return raw;
+    float *logits = model->edited[thread];
+    memcpy(logits, raw, (size_t)vocabulary(question) * sizeof *logits);
+    if (changed)
+        change_logits(edits, entry, logits);
+    if (mask >= 0)
+        mask_logits(edits->masks + mask * ((vocabulary(question) + 31) / 32), vocabulary(question), logits);
+    return logits;
+}
+
+static void answer_share(void *argument, int thread)
+{
+    const Question *question = argument;
+    const int threads = pool_threads(question->model->pool);
+    for (int32_t entry = thread; entry < question->count; entry += threads)
+        question->answer(question, entry, edited_logits(question, entry, thread), thread);
+}
+
+static int check_edits(const Model *model, int32_t count, const Edits *edits)
+{
+    if (!edits || !edits->change_starts)
+        return DRAFTREE_OK;
+    for (int32_t entry = 0; entry < count; entry++)
+        if (edits->change_starts[entry] < 0 || edits->change_starts[entry] > edits->change_starts[entry + 1])
+            return DRAFTREE_BAD_ARGUMENT;
+    for (int32_t i = edits->change_starts[0]; count && i < edits->change_starts[count]; i++)
+        if (edits->tokens[i] < 0 || edits->tokens[i] >= model->architecture.vocabulary)
+            return DRAFTREE_BAD_TOKEN;
+    return DRAFTREE_OK;
+}
+
+static int answer(Question *question)
+{
+    Model *model = question->model;
+    if (question->count < 0)
+        return DRAFTREE_BAD_ARGUMENT;
+    for (int32_t entry = 0; entry < question->count; entry++)
+        if (question->slots[entry] < 0 || question->slots[entry] >= model->slot_count)
+            return DRAFTREE_BAD_ARGUMENT;
+    int error = check_edits(model, question->count, question->edits);
+    if (error)
+        return error;
+    if (question->count > 1)
+        pool_run(model->pool, answer_share, question);
+    else if (question->count == 1) /* nobody to share it with: no thread is woken */
+        question->answer(question, 0, edited_logits(question, 0, 0), 0);
+    return DRAFTREE_OK;
+}
+
+/* ---- argmax, log-probabilities */
+
+static void answer_argmax(const Question *question, int32_t entry, const float *logits, int thread)
+{
+    (void)thread;
+    question->tokens[entry] = (int32_t)vector(question)->argmax(logits, vocabulary(question));
+}
+
+int draftree_argmax(Model *model, int32_t count, const int32_t *slots, const Edits *edits, int32_t *tokens)
+{
+    Question question = {
+        .model = model, .count = count, .slots = slots, .edits = edits, .answer = answer_argmax, .tokens = tokens};
+    return answer(&question);
+}
+
+/* log of the sum of exp(logits), and the entropy in nats of their softmax. */
+typedef struct {
+    double log_sum;
+    double entropy;
+} Normaliser;
+
+static Normaliser normaliser(const Question *question, const float *logits)
+{
+    const float most = logits[vector(question)->argmax(logits, vocabulary(question))];
+    double sum, weighted;
+    vector(question)->exponential_sums(logits, vocabulary(question), most, &sum, &weighted);
+    const double entropy = log(sum) - weighted / sum;
+    return (Normaliser){most + log(sum), entropy > 0 ? entropy : 0};
+}
+
+static void answer_given(const Question *question, int32_t entry, const float *logits, int thread)
+{
+    (void)thread;
+    const double log_sum = normaliser(question, logits).log_sum;
+    question->log_probabilities[entry] = (float)(logits[question->given[entry]] - log_sum);
+}
+
+int draftree_log_probabilities(Model *model, int32_t count, const int32_t *slots, const int32_t *tokens,
+                               float *log_probabilities)
+{
+    for (int32_t entry = 0; entry < count; entry++)
+        if (tokens[entry] < 0 || tokens[entry] >= model->architecture.vocabulary)
+            return DRAFTREE_BAD_TOKEN;
+    Question question = {.model = model,
+                         .count = count,
+                         .slots = slots,
+                         .answer = answer_given,
+                         .given = tokens,
+                         .log_probabilities = log_probabilities};
+    return answer(&question);
+}
+
+/* Put a token among the k best, the best first; of equal logits the lower token. Tokens come in ascending order. */
+static void insert_best(float *values, int32_t *tokens, int32_t k, float value, int32_t token)
+{
+    int32_t place = k - 1;
+    while (place > 0 && values[place - 1] < value) {
+        values[place] = values[place - 1];
+        tokens[place] = tokens[place - 1];
+        place--;
+    }
+    values[place] = value;
+    tokens[place] = token;
+}
+
+static void answer_top(const Question *question, int32_t entry, const float *logits, int thread)
+{
+    const int64_t length = vocabulary(question);
+    float *values = question->log_probabilities + (int64_t)entry * question->k;
+    int32_t *tokens = question->tokens + (int64_t)entry * question->k;
+    const int32_t k = question->k;
+    (void)thread;
+    for (int32_t i = 0; i < k; i++) {
+        values[i] = -INFINITY;
+        tokens[i] = i; /* where fewer than k tokens are possible */
+    }
+    for (int64_t block = 0; block < length; block += BEST_BLOCK) {
+        const int64_t size = length - block < BEST_BLOCK ? length - block : BEST_BLOCK;
+        const int64_t best = block + vector(question)->argmax(logits + block, size);
+        if (!(logits[best] > values[k - 1]))
+            continue;
+        for (int64_t token = block; token < block + size; token++)
+            if (logits[token] > values[k - 1])
+                insert_best(values, tokens, k, logits[token], (int32_t)token);
+    }
+    const Normaliser found = normaliser(question, logits);
+    for (int32_t i = 0; i < k; i++)
+        values[i] = (float)(values[i] - found.log_sum);
+    question->entropies[entry] = (float)found.entropy;
+}
+
+int draftree_top(Model *model, int32_t count, const int32_t *slots, int32_t k, const Edits *edits, int32_t *tokens,
+                 float *log_probabilities, float *entropies)
+{
+    if (k < 1 || k > MOST_TOP || k > model->architecture.vocabulary)
+        return DRAFTREE_BAD_ARGUMENT;
+    Question question = {.model = model,
+                         .count = count,
+                         .slots = slots,
+                         .edits = edits,
+                         .answer = answer_top,
+                         .k = k,
+                         .tokens = tokens,
+                         .log_probabilities = log_probabilities,
+                         .entropies = entropies};
+    return answer(&question);
+}
+
+int draftree_logits(Model *model, int32_t slot, float *logits)
+{
+    if (slot < 0 || slot >= model->slot_count)
+        return DRAFTREE_BAD_ARGUMENT;
+    memcpy(logits, model->logits + slot * model->logit_stride,
+           (size_t)model->architecture.vocabulary * sizeof *logits);
+    return DRAFTREE_OK;
+}
+
+/* ---- draws */
+
+/* A token that may be drawn. */
+typedef struct {
+    float logit; /* divided by the temperature */
+    int32_t token;
+} Candidate;
+
+/* Those that may be drawn, and memory for them. */
+typedef struct {
+    const Question *question;
+    const float *logits;
+    const Warping *warping;
+    uint64_t key;
+    float most;  /* the largest warped logit */
+    float edge;  /* tokens below it are dropped */
+} Draw;
+
+static int compare_candidates(const void *left, const void *right)
+{
+    const Candidate *a = left, *b = right;
+    if (a->logit != b->logit)
+        return a->logit < b->logit ? 1 : -1;
+    return (a->token > b->token) - (a->token < b->token);
+}
+
+/* Tokens whose warped logit is at least `edge`, in memory that the caller frees. NULL: no memory. */
+static Candidate *collect(const Draw *draw, float edge, int64_t *count)
+{
+    const int64_t length = vocabulary(draw->question);
+    const float temperature = draw->warping->temperature;
+    int64_t found = 0;
+    for (int64_t token = 0; token < length; token++)
+        found += draw->logits[token] / temperature >= edge;
+    Candidate *candidates = malloc((size_t)(found ? found : 1) * sizeof *candidates);
+    *count = 0;
+    for (int64_t token = 0; candidates && token < length; token++)
+        if (draw->logits[token] / temperature >= edge)
+            candidates[(*count)++] = (Candidate){draw->logits[token] / temperature, (int32_t)token};
+    return candidates;
+}
+
+static float kth_largest(const Draw *draw, int64_t k)
+{
+    /* Wider and wider below the largest, until k tokens are there. */
+    for (float width = 4;; width *= 2) {
+        int64_t count;
+        const float edge = width < 1e4f ? draw->most - width : -INFINITY;
+        Candidate *candidates = collect(draw, edge, &count);
+        if (!candidates)
+            return -INFINITY;
+        if (count >= k || edge == -INFINITY) {
+            qsort(candidates, (size_t)count, sizeof *candidates, compare_candidates);
+            const float value = candidates[k - 1].logit;
+            free(candidates);
+            return value;
+        }
+        free(candidates);
+    }
+}
+
+/* sum of exp(x - most) over the tokens at or above the edge. */
+static double mass(const Draw *draw)
+{
+    if (draw->edge > -INFINITY) {
+        int64_t count;
+        double sum = 0;
+        Candidate *candidates = collect(draw, draw->edge, &count);
+        for (int64_t i = 0; candidates && i < count; i++)
+            sum += exp((double)candidates[i].logit - draw->most);
+        free(candidates);
+        return sum;
+    }
+    const int64_t length = vocabulary(draw->question);
+    float block[256];
+    double total = 0;
+    for (int64_t at = 0; at < length; at += 256) {
+        const int64_t size = length - at < 256 ? length - at : 256;
+        double sum, weighted;
+        for (int64_t i = 0; i < size; i++)
+            block[i] = draw->logits[at + i] / draw->warping->temperature;
+        vector(draw->question)->exponential_sums(block, size, draw->most, &sum, &weighted);
+        total += sum;
+    }
+    return total;
+}
+
+/* The smallest logit of the smallest set that holds `top_p` of the mass: a token stays if those before it hold less. */
+static float nucleus_edge(const Draw *draw)
+{
+    const double total = mass(draw);
+    for (float width = 4;; width *= 2) {
+        int64_t count, kept = 0;
+        const float lowest = width < 1e4f ? draw->most - width : -INFINITY;
+        const float edge = lowest > draw->edge ? lowest : draw->edge;
+        Candidate *candidates = collect(draw, edge, &count);
+        if (!candidates)
+            return draw->edge;
+        qsort(candidates, (size_t)count, sizeof *candidates, compare_candidates);
+        double before = 0;
+        while (kept < count && before < draw->warping->top_p) {
+            before += exp((double)candidates[kept].logit - draw->most) / total;
+            kept++;
+        }
+        const float value = candidates[kept ? kept - 1 : 0].logit;
+        free(candidates);
+        if (before >= draw->warping->top_p || edge == draw->edge)
+            return value;
+    }
+}
+
+/* The finaliser of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014). */
+static uint64_t mixed(uint64_t x)
+{
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
+    return x ^ (x >> 31);
+}
+
+/* Standard Gumbel noise of a token: a function of (key, token) alone. */
+static double noise(uint64_t key, int32_t token)
+{
+    const uint64_t bits = mixed(key + (uint64_t)token * 0x9E3779B97F4A7C15u) >> 12;
+    return -log(-log1p(-(((double)bits + 0.5) * 0x1p-52)));
+}
+
+/* Noise of at least `wanted` needs a uniform number (52 bits) below this: noise >= r <=> u <= 1 - exp(-exp(-r)). */
+static uint64_t luck_needed(double wanted)
+{
+    if (wanted < -30)
+        return UINT64_MAX;
+    const double limit = -expm1(-exp(-wanted)) * 0x1p52 * (1 + 1e-9) + 2;
+    return limit >= 0x1p53 ? UINT64_MAX : (uint64_t)limit;
+}
+
+/* argmax of logit + noise. Only a token whose noise makes up for its logit can win: blocks of tokens are searched for
+ * numbers that are small enough, and only those become logarithms. */
+static int32_t draw_token(const Draw *draw, int32_t favourite)
+{
+    enum { BLOCK = 256 };
+    const int64_t length = vocabulary(draw->question);
+    const float temperature = draw->warping->temperature;
+    double best = (double)draw->most + noise(draw->key, favourite);
+    int32_t winner = favourite, tokens[BLOCK];
+    for (int64_t block = 0; block < length; block += BLOCK) {
+        const int64_t size = length - block < BLOCK ? length - block : BLOCK;
+        const float top = draw->logits[block + vector(draw->question)->argmax(draw->logits + block, size)] / temperature;
+        if (!(top >= draw->edge) || top == -INFINITY)
+            continue;
+        const int count = vector(draw->question)
+                              ->lucky_tokens(draw->key, block, (int)size, luck_needed(best - top), tokens);
+        for (int i = 0; i < count; i++) {
+            const float logit = draw->logits[tokens[i]] / temperature;
+            if (!(logit >= draw->edge))
+                continue;
+            const double value = (double)logit + noise(draw->key, tokens[i]);
+            if (value > best || (value == best && tokens[i] < winner)) {
+                best = value;
+                winner = tokens[i];
+            }
+        }
+    }
+    return winner;
+}
+
+static void answer_draw(const Question *question, int32_t entry, const float *logits, int thread)
+{
+    (void)thread;
+    const Warping *warping = &question->warpings[entry];
+    const int32_t favourite = (int32_t)vector(question)->argmax(logits, vocabulary(question));
+    question->tokens[entry] = favourite;
+    if (warping->temperature == 0)
+        return;
+    Draw draw = {question, logits, warping, question->keys[entry], logits[favourite] / warping->temperature, -INFINITY};
+    if (warping->top_k > 0 && warping->top_k < vocabulary(question))
+        draw.edge = kth_largest(&draw, warping->top_k);
+    if (warping->top_p < 1)
+        draw.edge = nucleus_edge(&draw);
+    if (warping->min_p > 0) { /* p >= min_p p_max <=> x >= x_max + ln(min_p) */
+        const float lowest = draw.most + (float)log((double)warping->min_p);
+        draw.edge = lowest > draw.edge ? lowest : draw.edge;
+    }
+    question->tokens[entry] = draw_token(&draw, favourite);
+}
+
+int draftree_draw(Model *model, int32_t count, const int32_t *slots, const uint64_t *keys, const Warping *warpings,
+                  const Edits *edits, int32_t *tokens)
+{
+    for (int32_t entry = 0; entry < count; entry++)
+        if (!(warpings[entry].temperature >= 0) || !(warpings[entry].top_p > 0) || !(warpings[entry].min_p >= 0))
+            return DRAFTREE_BAD_ARGUMENT;
+    Question question = {.model = model,
+                         .count = count,
+                         .slots = slots,
+                         .edits = edits,
+                         .answer = answer_draw,
+                         .keys = keys,
+                         .warpings = warpings,
+                         .tokens = tokens};
+    return answer(&question);
+}

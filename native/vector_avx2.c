@@ -1,0 +1,3 @@
+#include "vector_kernels.h"
+
+const VectorKernels vector_avx2 = VECTOR_KERNELS;

@@ -1,0 +1,415 @@
+/* The kernels of vector.h, written once; vector_<tier>.c includes this file, compiled for its instruction set. */
+#include "lanes.h"
+#include "vector.h"
+
+#define INLINE static inline __attribute__((always_inline))
+#ifdef __clang__
+#define UNROLLED _Pragma("clang loop unroll(full)")
+#else
+#define UNROLLED _Pragma("GCC unroll 16")
+#endif
+
+#if WIDTH == 16
+enum { SCORE_QUERIES = 12, VALUE_QUERIES = 12 }; /* registers: 32 of 16 lanes */
+#elif WIDTH == 8
+enum { SCORE_QUERIES = 4, VALUE_QUERIES = 2 }; /* registers: 16 of 8 lanes */
+#else
+enum { SCORE_QUERIES = 4, VALUE_QUERIES = 3 };
+#endif
+
+enum { LARGEST_HEAD = 256, SUM_BLOCK = 256, VALUES_AHEAD = 32 };
+
+/* The sum of 16 lanes: i and i + 8, i and i + 4, i and i + 2, then the last two. */
+INLINE float add_lanes(const Lanes *sums)
+{
+    float lanes[16];
+    for (int part = 0; part < PARTS; part++)
+        store(lanes + part * WIDTH, sums[part]);
+    for (int width = 8; width; width /= 2)
+        for (int i = 0; i < width; i++)
+            lanes[i] += lanes[i + width];
+    return lanes[0];
+}
+
+static void rms_norm(const float *x, const float *weight, int64_t length, float epsilon, float *y)
+{
+    Lanes sums[PARTS];
+    for (int part = 0; part < PARTS; part++)
+        sums[part] = all(0);
+    for (int64_t i = 0; i < length; i += 16)
+        for (int part = 0; part < PARTS; part++) {
+            Lanes v = load(x + i + part * WIDTH);
+            sums[part] = fused(v, v, sums[part]);
+        }
+    Lanes factor = all(1.0f / sqrtf(add_lanes(sums) / (float)length + epsilon));
+    for (int64_t i = 0; i < length; i += WIDTH)
+        store(y + i, times(times(load(x + i), factor), load(weight + i)));
+}
+
+static void add(float *x, const float *y, int64_t length)
+{
+    for (int64_t i = 0; i < length; i += WIDTH)
+        store(x + i, plus(load(x + i), load(y + i)));
+}
+
+static void scale(float *x, float factor, int64_t length)
+{
+    for (int64_t i = 0; i < length; i += WIDTH)
+        store(x + i, times(load(x + i), all(factor)));
+}
+
+/* x / (1 + exp(-t)): x times the logistic function of t. */
+INLINE Lanes gated(Lanes x, Lanes t)
+{
+    return over(x, plus(all(1), exponential(minus(all(0), t))));
+}
+
+static void silu_gate(const float *gate, const float *up, int64_t length, float *y)
+{
+    for (int64_t i = 0; i < length; i += WIDTH) {
+        Lanes x = load(gate + i);
+        store(y + i, times(gated(x, x), load(up + i)));
+    }
+}
+
+/* x / 2 (1 + tanh(t)) = x / (1 + exp(-2 t)), t = sqrt(2 / pi) (x + 0.044715 x^3). */
+static void gelu_gate(const float *gate, const float *up, int64_t length, float *y)
+{
+    for (int64_t i = 0; i < length; i += WIDTH) {
+        Lanes x = load(gate + i);
+        Lanes cubic = fused(times(times(x, x), x), all(0.044715f), x);
+        store(y + i, times(gated(x, times(cubic, all(1.5957691216f))), load(up + i)));
+    }
+}
+
+INLINE uint16_t *block_of(const HeadCache *cache, int block)
+{
+    const int in_page = PAGE_CELLS / BLOCK_CELLS;
+    return cache->pages[block / in_page] + cache->keys + (size_t)(block % in_page) * cache->head_size * BLOCK_CELLS;
+}
+
+static void store_cell(const HeadCache *cache, int cell, const float *key, const float *value)
+{
+    uint16_t halves[LARGEST_HEAD];
+    const int size = cache->head_size;
+    uint16_t *values = cache->pages[cell / PAGE_CELLS] + cache->values + (size_t)(cell % PAGE_CELLS) * size;
+    for (int i = 0; i < size; i += WIDTH) {
+        store_halves(halves + i, load(key + i));
+        store_halves(values + i, load(value + i));
+    }
+    uint16_t *keys = block_of(cache, cell / BLOCK_CELLS) + cell % BLOCK_CELLS;
+    for (int i = 0; i < size; i++)
+        keys[(size_t)i * BLOCK_CELLS] = halves[i];
+}
+
+/* VECTORS vectors of keys, from block `block` on, for COUNT queries: COUNT x VECTORS sums stay in registers, and one
+ * broadcast serves VECTORS products. The same place of the next page is fetched meanwhile. */
+INLINE void score_blocks(const int COUNT, const int VECTORS, const HeadCache *cache, const Query *queries, int block,
+                         float *const *scores, int64_t at)
+{
+    const int size = cache->head_size, in_page = PAGE_CELLS / BLOCK_CELLS;
+    const uint16_t *keys = block_of(cache, block);
+    const uint16_t *ahead = block / in_page + 1 < cache->page_count ? block_of(cache, block + in_page) : keys;
+    Lanes sums[QUERIES_TOGETHER][16];
+    UNROLLED for (int r = 0; r < COUNT; r++)
+    {
+        UNROLLED for (int j = 0; j < VECTORS; j++) sums[r][j] = all(0);
+    }
+    for (int d = 0; d < size; d++) {
+        UNROLLED for (int byte = 0; byte < VECTORS * WIDTH * 2; byte += 64)
+            __builtin_prefetch((const char *)(ahead + (size_t)d * VECTORS * WIDTH) + byte);
+        Lanes key[16];
+        UNROLLED for (int j = 0; j < VECTORS; j++)
+            key[j] = load_halves(keys + (size_t)(j * WIDTH / 16) * size * 16 + d * 16 + j * WIDTH % 16);
+        UNROLLED for (int r = 0; r < COUNT; r++)
+        {
+            Lanes q = all(queries[r].query[d]);
+            UNROLLED for (int j = 0; j < VECTORS; j++) sums[r][j] = fused(q, key[j], sums[r][j]);
+        }
+    }
+    UNROLLED for (int r = 0; r < COUNT; r++)
+    {
+        UNROLLED for (int j = 0; j < VECTORS; j++) store(scores[r] + at + j * WIDTH, sums[r][j]);
+    }
+}
+
+/* All blocks for COUNT queries: several at once inside a page, the rest one by one. */
+INLINE void score_queries(const int COUNT, const HeadCache *cache, const Query *queries, int first, int last,
+                          float *const *scores)
+{
+    const int VECTORS = WIDTH == 16 ? (COUNT <= 6 ? 4 : 2) : WIDTH == 8 ? (COUNT <= 2 ? 4 : 2) : PARTS;
+    const int step = VECTORS * WIDTH / BLOCK_CELLS;
+    for (int block = first; block < last;) {
+        if (step > 1 && block % step == 0 && block + step <= last) {
+            score_blocks(COUNT, VECTORS, cache, queries, block, scores, (int64_t)(block - first) * BLOCK_CELLS);
+            block += step;
+        } else {
+            score_blocks(COUNT, PARTS, cache, queries, block, scores, (int64_t)(block - first) * BLOCK_CELLS);
+            block++;
+        }
+    }
+}
+
+static __attribute__((noinline)) void score(const HeadCache *cache, int count, const Query *queries, int first_block,
+                                            int last_block, float *const *scores)
+{
+    for (int r = 0; r < count;) {
+        const int left = count - r;
+        const Query *some = queries + r;
+        float *const *rows = scores + r;
+#define SCORE(N)                                                            \
+    if (N <= SCORE_QUERIES && left >= N) {                                  \
+        score_queries(N, cache, some, first_block, last_block, rows);       \
+        r += N;                                                             \
+        continue;                                                           \
+    }
+#if WIDTH == 16
+        SCORE(12)
+        SCORE(9)
+        SCORE(6)
+#endif
+        SCORE(4)
+        SCORE(3)
+        SCORE(2)
+        SCORE(1)
+#undef SCORE
+    }
+}
+
+static __attribute__((noinline)) void softmax(const Query *query, float scale_factor)
+{
+    float *weights = query->weights;
+    const int seen = query->visible - query->first, count = seen + query->path_length;
+    for (int i = 0; i < query->path_length; i++)
+        weights[seen + i] = weights[query->path[i] - query->first];
+    const int padded = (count + 15) / 16 * 16;
+    for (int i = count; i < padded; i++)
+        weights[i] = -1e30f;
+    Lanes most[PARTS];
+    for (int part = 0; part < PARTS; part++)
+        most[part] = load(weights + part * WIDTH);
+    for (int i = 16; i < padded; i += 16)
+        for (int part = 0; part < PARTS; part++)
+            most[part] = larger(most[part], load(weights + i + part * WIDTH));
+    float lanes[16], largest;
+    for (int part = 0; part < PARTS; part++)
+        store(lanes + part * WIDTH, most[part]);
+    largest = lanes[0];
+    for (int i = 1; i < 16; i++)
+        largest = lanes[i] > largest ? lanes[i] : largest;
+    Lanes sums[PARTS], shift = all(largest), factor = all(scale_factor);
+    for (int part = 0; part < PARTS; part++)
+        sums[part] = all(0);
+    for (int i = 0; i < padded; i += 16)
+        for (int part = 0; part < PARTS; part++) {
+            float *place = weights + i + part * WIDTH;
+            store(place, exponential(times(minus(load(place), shift), factor)));
+            if (i + 16 > count)
+                for (int lane = 0; lane < WIDTH; lane++)
+                    if (i + part * WIDTH + lane >= count)
+                        place[lane] = 0;
+            sums[part] = plus(sums[part], load(place));
+        }
+    Lanes inverse = all(1.0f / add_lanes(sums));
+    for (int i = 0; i < padded; i += WIDTH)
+        store(weights + i, times(load(weights + i), inverse));
+}
+
+/* Cells [from, to) of one query: sums += weight * value, VECTORS vectors from dimension d on. */
+INLINE void add_values(const int VECTORS, const HeadCache *cache, const float *weights, int from, int to, int d,
+                       Lanes *sums)
+{
+    for (int cell = from; cell < to; cell++) {
+        const uint16_t *value = cache->pages[cell / PAGE_CELLS] + cache->values +
+                                (size_t)(cell % PAGE_CELLS) * cache->head_size + d;
+        Lanes weight = all(weights[cell - from]);
+        UNROLLED for (int j = 0; j < VECTORS; j++) sums[j] = fused(weight, load_halves(value + j * WIDTH), sums[j]);
+    }
+}
+
+/* Cells [from, to), which COUNT queries see: one reading of the values for all of them. */
+INLINE void add_shared_values(const int COUNT, const int VECTORS, const HeadCache *cache, const Query *queries, int from,
+                              int to, int d, Lanes (*sums)[4])
+{
+    const int size = cache->head_size;
+    const float *weights[QUERIES_TOGETHER];
+    UNROLLED for (int r = 0; r < COUNT; r++) weights[r] = queries[r].weights - queries[r].first;
+    for (int cell = from; cell < to;) {
+        const int page = cell / PAGE_CELLS, end = (page + 1) * PAGE_CELLS < to ? (page + 1) * PAGE_CELLS : to;
+        const uint16_t *value = cache->pages[page] + cache->values + (size_t)(cell % PAGE_CELLS) * size + d;
+        const uint16_t *next = page + 1 < cache->page_count ? cache->pages[page + 1] : cache->pages[page];
+        for (; cell < end; cell++, value += size) {
+            const int in_page = cell % PAGE_CELLS + VALUES_AHEAD;
+            const uint16_t *ahead = in_page < PAGE_CELLS
+                                        ? value + (size_t)VALUES_AHEAD * size
+                                        : next + cache->values + (size_t)(in_page - PAGE_CELLS) * size + d;
+            UNROLLED for (int byte = 0; byte < VECTORS * WIDTH * 2; byte += 64)
+                __builtin_prefetch((const char *)ahead + byte);
+            Lanes part[4];
+            UNROLLED for (int j = 0; j < VECTORS; j++) part[j] = load_halves(value + j * WIDTH);
+            UNROLLED for (int r = 0; r < COUNT; r++)
+            {
+                Lanes weight = all(weights[r][cell]);
+                UNROLLED for (int j = 0; j < VECTORS; j++) sums[r][j] = fused(weight, part[j], sums[r][j]);
+            }
+        }
+    }
+}
+
+/* Dimensions d .. d + VECTORS * WIDTH - 1 of COUNT outputs. Every query adds its cells in ascending order: those that
+ * others do not see before the shared ones, the shared ones, the rest of what it sees, its path. */
+INLINE void sum_values(const int COUNT, const int VECTORS, const HeadCache *cache, const Query *queries, int d)
+{
+    Lanes sums[QUERIES_TOGETHER][4];
+    int from = queries[0].first, to = queries[0].visible;
+    UNROLLED for (int r = 0; r < COUNT; r++)
+    {
+        from = queries[r].first > from ? queries[r].first : from;
+        to = queries[r].visible < to ? queries[r].visible : to;
+        UNROLLED for (int j = 0; j < VECTORS; j++) sums[r][j] = all(0);
+    }
+    to = to < from ? from : to;
+    UNROLLED for (int r = 0; r < COUNT; r++)
+    {
+        const Query *query = queries + r;
+        const int own = from < query->visible ? from : query->visible;
+        add_values(VECTORS, cache, query->weights, query->first, own, d, sums[r]);
+    }
+    add_shared_values(COUNT, VECTORS, cache, queries, from, to, d, sums);
+    UNROLLED for (int r = 0; r < COUNT; r++)
+    {
+        const Query *query = queries + r;
+        const int seen = query->visible - query->first;
+        if (to < query->visible)
+            add_values(VECTORS, cache, query->weights + (to - query->first), to, query->visible, d, sums[r]);
+        for (int i = 0; i < query->path_length; i++)
+            add_values(VECTORS, cache, query->weights + seen + i, query->path[i], query->path[i] + 1, d, sums[r]);
+        UNROLLED for (int j = 0; j < VECTORS; j++) store(query->output + d + j * WIDTH, sums[r][j]);
+    }
+}
+
+INLINE void sum_all_values(const int COUNT, const HeadCache *cache, const Query *queries, int first, int last)
+{
+    const int wide = WIDTH == 16 ? (COUNT <= 6 ? 4 : 2) : 4;
+    int d = first;
+    for (; d + wide * WIDTH <= last; d += wide * WIDTH)
+        sum_values(COUNT, wide, cache, queries, d);
+    for (; d < last; d += WIDTH)
+        sum_values(COUNT, 1, cache, queries, d);
+}
+
+static __attribute__((noinline)) void values(const HeadCache *cache, int count, const Query *queries, int first, int last)
+{
+    for (int r = 0; r < count;) {
+        const int left = count - r;
+        const Query *some = queries + r;
+#define SUM(N)                                                   \
+    if (N <= VALUE_QUERIES && left >= N) {                       \
+        sum_all_values(N, cache, some, first, last);             \
+        r += N;                                                  \
+        continue;                                                \
+    }
+#if WIDTH == 16
+        SUM(12)
+        SUM(9)
+        SUM(6)
+        SUM(4)
+#endif
+        SUM(3)
+        SUM(2)
+        SUM(1)
+#undef SUM
+    }
+}
+
+static int64_t argmax(const float *x, int64_t length)
+{
+    int64_t best = 0, i = 0;
+    float most = x[0];
+    for (; i + 64 <= length; i += 64) { /* most blocks hold nothing larger */
+        Lanes block = load(x + i);
+        for (int j = WIDTH; j < 64; j += WIDTH)
+            block = larger(block, load(x + i + j));
+        float lanes[WIDTH], largest;
+        store(lanes, block);
+        largest = lanes[0];
+        for (int lane = 1; lane < WIDTH; lane++)
+            largest = lanes[lane] > largest ? lanes[lane] : largest;
+        if (largest > most)
+            for (int64_t j = i; j < i + 64; j++)
+                if (x[j] > most) {
+                    most = x[j];
+                    best = j;
+                }
+    }
+    for (; i < length; i++)
+        if (x[i] > most) {
+            most = x[i];
+            best = i;
+        }
+    return best;
+}
+
+static void exponential_sums(const float *x, int64_t length, float shift, double *sum, double *weighted)
+{
+    double total = 0, total_weighted = 0;
+    for (int64_t block = 0; block < length; block += SUM_BLOCK) {
+        const int64_t end = block + SUM_BLOCK < length ? block + SUM_BLOCK : length;
+        Lanes sums[PARTS], weighted_sums[PARTS];
+        for (int part = 0; part < PARTS; part++)
+            sums[part] = weighted_sums[part] = all(0);
+        for (int64_t i = block; i < end; i += 16) {
+            float rest[16];
+            const float *some = x + i;
+            if (i + 16 > end) { /* what lies past the end counts exp(-87), nothing */
+                for (int lane = 0; lane < 16; lane++)
+                    rest[lane] = i + lane < end ? x[i + lane] : -1e30f;
+                some = rest;
+            }
+            for (int part = 0; part < PARTS; part++) {
+                Lanes difference = larger(minus(load(some + part * WIDTH), all(shift)), all(-87.0f));
+                Lanes e = exponential(difference);
+                sums[part] = plus(sums[part], e);
+                weighted_sums[part] = fused(difference, e, weighted_sums[part]);
+            }
+        }
+        total += add_lanes(sums);
+        total_weighted += add_lanes(weighted_sums);
+    }
+    *sum = total;
+    *weighted = total_weighted;
+}
+
+/* The finaliser of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014). */
+INLINE uint64_t mixed(uint64_t x)
+{
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
+    return x ^ (x >> 31);
+}
+
+static int lucky_tokens(uint64_t key, int64_t first, int count, uint64_t limit, int32_t *tokens)
+{
+    enum { TOGETHER = 64 };
+    int found = 0;
+    for (int start = 0; start < count; start += TOGETHER) {
+        uint64_t numbers[TOGETHER];
+        const int some = count - start < TOGETHER ? count - start : TOGETHER;
+        int any = 0;
+        for (int i = 0; i < TOGETHER; i++) {
+            numbers[i] = mixed(key + (uint64_t)(first + start + i) * 0x9E3779B97F4A7C15u) >> 12;
+            any |= numbers[i] < limit;
+        }
+        if (any)
+            for (int i = 0; i < some; i++)
+                if (numbers[i] < limit)
+                    tokens[found++] = (int32_t)(first + start + i);
+    }
+    return found;
+}
+
+#define VECTOR_KERNELS                                                                                          \
+    {                                                                                                           \
+        rms_norm, add, scale, silu_gate, gelu_gate, store_cell, score, softmax, values, argmax, exponential_sums, \
+            lucky_tokens                                                                                        \
+    }
