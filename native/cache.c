@@ -11,13 +11,11 @@ enum {
     MOST_SPARE = 16,  /* pages that are kept when nobody holds them */
 };
 
-static size_t head_elements(const Cache *cache)
-{
+static size_t head_elements(const Cache *cache) {
     return (size_t)2 * PAGE_CELLS * (size_t)cache->head_size; /* keys and values of a head */
 }
 
-void start_cache(Cache *cache, int layers, int heads, int head_size, int32_t context)
-{
+void start_cache(Cache *cache, int layers, int heads, int head_size, int32_t context) {
     memset(cache, 0, sizeof *cache);
     cache->layers = layers;
     cache->heads = heads;
@@ -26,13 +24,9 @@ void start_cache(Cache *cache, int layers, int heads, int head_size, int32_t con
     cache->page_bytes = PAGE_HEADER + (size_t)layers * (size_t)heads * head_elements(cache) * sizeof(uint16_t);
 }
 
-static int32_t *holders(uint16_t *page)
-{
-    return (int32_t *)(void *)((uint8_t *)page - PAGE_HEADER);
-}
+static int32_t *holders(uint16_t *page) { return (int32_t *)(void *)((uint8_t *)page - PAGE_HEADER); }
 
-static uint16_t *new_page(Cache *cache)
-{
+static uint16_t *new_page(Cache *cache) {
     uint16_t *page;
     if (cache->spare_count) {
         page = cache->spare[--cache->spare_count];
@@ -47,8 +41,7 @@ static uint16_t *new_page(Cache *cache)
     return page;
 }
 
-static void leave_page(Cache *cache, uint16_t *page)
-{
+static void leave_page(Cache *cache, uint16_t *page) {
     if (--*holders(page))
         return;
     cache->page_total--;
@@ -58,13 +51,11 @@ static void leave_page(Cache *cache, uint16_t *page)
         release((uint8_t *)page - PAGE_HEADER, cache->page_bytes);
 }
 
-Row *find_row(const Cache *cache, int32_t row)
-{
+Row *find_row(const Cache *cache, int32_t row) {
     return row >= 0 && row < cache->row_count && cache->rows[row].open ? &cache->rows[row] : NULL;
 }
 
-int open_row(Cache *cache, int32_t *row)
-{
+int open_row(Cache *cache, int32_t *row) {
     int32_t number = 0;
     if (!cache->spare && !(cache->spare = calloc(MOST_SPARE, sizeof *cache->spare)))
         return DRAFTREE_NO_MEMORY;
@@ -83,22 +74,19 @@ int open_row(Cache *cache, int32_t *row)
     return DRAFTREE_OK;
 }
 
-static void drop_pages(Cache *cache, Row *row, int32_t from)
-{
+static void drop_pages(Cache *cache, Row *row, int32_t from) {
     while (row->page_count > from)
         leave_page(cache, row->pages[--row->page_count]);
 }
 
-void close_row(Cache *cache, Row *row)
-{
+void close_row(Cache *cache, Row *row) {
     drop_pages(cache, row, 0);
     free(row->pages);
     free(row->nodes);
     memset(row, 0, sizeof *row);
 }
 
-void free_cache(Cache *cache)
-{
+void free_cache(Cache *cache) {
     for (int32_t number = 0; number < cache->row_count; number++)
         if (cache->rows[number].open)
             close_row(cache, &cache->rows[number]);
@@ -109,8 +97,7 @@ void free_cache(Cache *cache)
     memset(cache, 0, sizeof *cache);
 }
 
-static int reserve_page_list(Row *row, int32_t count)
-{
+static int reserve_page_list(Row *row, int32_t count) {
     if (count <= row->page_capacity)
         return DRAFTREE_OK;
     int32_t capacity = count + count / 2 + 4;
@@ -122,8 +109,7 @@ static int reserve_page_list(Row *row, int32_t count)
     return DRAFTREE_OK;
 }
 
-int fork_row(Cache *cache, int32_t row, int32_t length, int32_t *fork)
-{
+int fork_row(Cache *cache, int32_t row, int32_t length, int32_t *fork) {
     const Row *source = find_row(cache, row);
     if (!source)
         return DRAFTREE_BAD_ROW;
@@ -149,8 +135,7 @@ int fork_row(Cache *cache, int32_t row, int32_t length, int32_t *fork)
     return DRAFTREE_OK;
 }
 
-int reserve_nodes(Cache *cache, Row *row, int32_t count)
-{
+int reserve_nodes(Cache *cache, Row *row, int32_t count) {
     const int64_t cells = (int64_t)row->length + row->count + count;
     if (cells > cache->context)
         return DRAFTREE_CONTEXT_FULL;
@@ -185,8 +170,7 @@ int reserve_nodes(Cache *cache, Row *row, int32_t count)
     return DRAFTREE_OK;
 }
 
-void append_node(Row *row, int32_t parent)
-{
+void append_node(Row *row, int32_t parent) {
     const int32_t number = row->count++;
     Node *node = &row->nodes[number];
     const Node *above = parent < 0 ? NULL : &row->nodes[parent];
@@ -197,8 +181,7 @@ void append_node(Row *row, int32_t parent)
         node->run = number + 1;
 }
 
-int32_t path_cells(const Row *row, int32_t node, int32_t *cells)
-{
+int32_t path_cells(const Row *row, int32_t node, int32_t *cells) {
     const int32_t count = row->nodes[node].depth + 1 - row->nodes[node].run;
     for (int32_t i = count - 1; i >= 0; i--) {
         cells[i] = row->length + node;
@@ -207,8 +190,7 @@ int32_t path_cells(const Row *row, int32_t node, int32_t *cells)
     return count;
 }
 
-HeadCache head_cache(const Cache *cache, const Row *row, int layer, int head)
-{
+HeadCache head_cache(const Cache *cache, const Row *row, int layer, int head) {
     const size_t keys = ((size_t)layer * (size_t)cache->heads + (size_t)head) * head_elements(cache);
     return (HeadCache){
         .pages = row->pages,
@@ -220,8 +202,7 @@ HeadCache head_cache(const Cache *cache, const Row *row, int layer, int head)
 }
 
 /* Copy the keys and values of a cell, all layers and heads, to an earlier cell of the row. */
-static void move_cell(const Cache *cache, const Row *row, int32_t from, int32_t to)
-{
+static void move_cell(const Cache *cache, const Row *row, int32_t from, int32_t to) {
     const size_t size = (size_t)cache->head_size, heads = (size_t)cache->layers * (size_t)cache->heads;
     const size_t block = size * BLOCK_CELLS;
     for (size_t head = 0; head < heads; head++) {
@@ -239,23 +220,20 @@ static void move_cell(const Cache *cache, const Row *row, int32_t from, int32_t 
 }
 
 /* Nodes ascend, and a parent comes before its child: so moving them down in order overwrites none that still moves. */
-static void move_nodes(const Cache *cache, const Row *row, const int32_t *keep, int32_t count)
-{
+static void move_nodes(const Cache *cache, const Row *row, const int32_t *keep, int32_t count) {
     for (int32_t i = 0; i < count; i++)
         if (keep[i] != i)
             move_cell(cache, row, row->length + keep[i], row->length + i);
 }
 
-static int is_path(const Row *row, const int32_t *path, int32_t count)
-{
+static int is_path(const Row *row, const int32_t *path, int32_t count) {
     for (int32_t i = 0; i < count; i++)
         if (path[i] < 0 || path[i] >= row->count || row->nodes[path[i]].parent != (i ? path[i - 1] : -1))
             return 0;
     return 1;
 }
 
-int commit_path(Cache *cache, Row *row, const int32_t *path, int32_t count)
-{
+int commit_path(Cache *cache, Row *row, const int32_t *path, int32_t count) {
     if (count < 0 || !is_path(row, path, count))
         return DRAFTREE_BAD_TREE;
     move_nodes(cache, row, path, count);
@@ -266,8 +244,7 @@ int commit_path(Cache *cache, Row *row, const int32_t *path, int32_t count)
 }
 
 /* The number that a kept node has from now on; -1: the trunk's end; -2: it is not kept. */
-static int32_t number_among(const int32_t *keep, int32_t count, int32_t trunk, int32_t node)
-{
+static int32_t number_among(const int32_t *keep, int32_t count, int32_t trunk, int32_t node) {
     if (node < 0)
         return trunk ? -2 : -1;
     int32_t low = 0, high = count;
@@ -283,8 +260,7 @@ static int32_t number_among(const int32_t *keep, int32_t count, int32_t trunk, i
     return low - trunk;
 }
 
-int prune_nodes(Cache *cache, Row *row, const int32_t *keep, int32_t count, int32_t trunk)
-{
+int prune_nodes(Cache *cache, Row *row, const int32_t *keep, int32_t count, int32_t trunk) {
     if (count < 0 || trunk < 0 || trunk > count || !is_path(row, keep, trunk))
         return DRAFTREE_BAD_TREE;
     for (int32_t i = 0; i < count; i++)

@@ -67,13 +67,13 @@ static const struct {
     unsigned sets;
     Tier tier;
 } TIERS[] = {
-    {0, {.name = "base", .linear = &linear_base}},
+    {0, {"base", &linear_base, &vector_base}},
 #if defined(__x86_64__)
-    {SET_AVX2, {.name = "avx2", .linear = &linear_avx2}},
-    {SET_AVX_VNNI, {.name = "avx-vnni", .linear = &linear_avx_vnni}},
-    {SET_AVX512_VNNI, {.name = "avx512-vnni", .linear = &linear_avx512}},
+    {SET_AVX2, {"avx2", &linear_avx2, &vector_avx2}},
+    {SET_AVX_VNNI, {"avx-vnni", &linear_avx_vnni, &vector_avx2}},
+    {SET_AVX512_VNNI, {"avx512-vnni", &linear_avx512, &vector_avx512}},
 #elif defined(__aarch64__)
-    {SET_NEON_DOT, {.name = "neon", .linear = &linear_neon}},
+    {SET_NEON_DOT, {"neon", &linear_neon, &vector_neon}},
 #endif
 };
 

@@ -10,14 +10,14 @@
 
 enum {
     DRAFTREE_OK = 0,
-    DRAFTREE_BAD_ARGUMENT = -1,  /* a number is out of its range */
-    DRAFTREE_BAD_FILE = -2,      /* the file cannot be read, or is not what the description says */
+    DRAFTREE_BAD_ARGUMENT = -1, /* a number is out of its range */
+    DRAFTREE_BAD_FILE = -2,     /* the file cannot be read, or is not what the description says */
     DRAFTREE_NO_MEMORY = -3,
-    DRAFTREE_CONTEXT_FULL = -4,  /* a node would lie beyond the context */
-    DRAFTREE_BAD_ROW = -5,       /* no such row */
-    DRAFTREE_BAD_TREE = -6,      /* a parent does not come before its child, or the nodes kept are no path */
+    DRAFTREE_CONTEXT_FULL = -4, /* a node would lie beyond the context */
+    DRAFTREE_BAD_ROW = -5,      /* no such row */
+    DRAFTREE_BAD_TREE = -6,     /* a parent does not come before its child, or the nodes kept are no path */
     DRAFTREE_BAD_TOKEN = -7,
-    DRAFTREE_NO_TIER = -8,       /* the CPU lacks the instruction set */
+    DRAFTREE_NO_TIER = -8, /* the CPU lacks the instruction set */
 };
 
 typedef struct Model Model;
@@ -90,11 +90,10 @@ const char *draftree_tiers(void);
 /* Map a file, pack its weights.
  *
  * rope_frequencies: [rope_tables][rope_size / 2] radians a position, scaling included.
- * layer_rope, layer_window: [layers]; the row of rope_frequencies, and how many last tokens a layer attends to (0: all).
- * layer_tensors: [layers][LAYER_TENSORS]; model_tensors: [MODEL_TENSORS].
- * tier: the name of an instruction set; NULL or "": the best that there is.
- * progress: from 0 to 1 while it packs; may be NULL. It returns nonzero to stop, and the load fails.
- * message: what is wrong with a file, for people.
+ * layer_rope, layer_window: [layers]; the row of rope_frequencies, and how many last tokens a layer attends to (0:
+ * all). layer_tensors: [layers][LAYER_TENSORS]; model_tensors: [MODEL_TENSORS]. tier: the name of an instruction set;
+ * NULL or "": the best that there is. progress: from 0 to 1 while it packs; may be NULL. It returns nonzero to stop,
+ * and the load fails. message: what is wrong with a file, for people.
  */
 int draftree_load(const char *path, const Architecture *architecture, const double *rope_frequencies,
                   const int32_t *layer_rope, const int32_t *layer_window, const TensorPlace *layer_tensors,
@@ -134,8 +133,8 @@ int draftree_prune(Model *model, int32_t row, const int32_t *keep, int32_t count
 int draftree_track(Model *model, const int32_t *layers, int32_t count);
 int draftree_hidden(Model *model, int32_t first, int32_t count, float *states);
 
-/* Edits of logits, by entry of `slots` (not by slot): (1) changes: logit * positive if logit > 0, else logit * negative,
- * then + addend; (2) the mask: tokens whose bit is 0 are -inf; a mask that allows nothing is left out. */
+/* Edits of logits, by entry of `slots` (not by slot): (1) changes: logit * positive if logit > 0, else logit *
+ * negative, then + addend; (2) the mask: tokens whose bit is 0 are -inf; a mask that allows nothing is left out. */
 typedef struct {
     const int32_t *mask_of;       /* [w] number of a mask, -1: none; NULL: nobody has one */
     const uint32_t *masks;        /* [masks][ceil(vocabulary / 32)], bit t % 32 of word t / 32 */

@@ -4,13 +4,9 @@
 
 #include "model.h"
 
-const char *draftree_version(void)
-{
-    return "1";
-}
+const char *draftree_version(void) { return "1"; }
 
-const char *draftree_tiers(void)
-{
+const char *draftree_tiers(void) {
     static char names[256];
     names[0] = '\0';
     for (int i = 0; tier_at(i); i++) {
@@ -21,34 +17,22 @@ const char *draftree_tiers(void)
     return names;
 }
 
-const char *draftree_tier(const Model *model)
-{
-    return model->tier->name;
-}
+const char *draftree_tier(const Model *model) { return model->tier->name; }
 
-int64_t draftree_token_bytes(const Model *model)
-{
+int64_t draftree_token_bytes(const Model *model) {
     const Cache *cache = &model->cache;
     return (int64_t)sizeof(uint16_t) * 2 * cache->layers * cache->heads * cache->head_size;
 }
 
-int64_t draftree_cache_bytes(const Model *model)
-{
-    return model->cache.page_total * (int64_t)model->cache.page_bytes;
-}
+int64_t draftree_cache_bytes(const Model *model) { return model->cache.page_total * (int64_t)model->cache.page_bytes; }
 
-int draftree_open(Model *model, int32_t *row)
-{
-    return open_row(&model->cache, row);
-}
+int draftree_open(Model *model, int32_t *row) { return open_row(&model->cache, row); }
 
-int draftree_fork(Model *model, int32_t row, int32_t length, int32_t *fork)
-{
+int draftree_fork(Model *model, int32_t row, int32_t length, int32_t *fork) {
     return fork_row(&model->cache, row, length, fork);
 }
 
-int draftree_close(Model *model, int32_t row)
-{
+int draftree_close(Model *model, int32_t row) {
     Row *found = find_row(&model->cache, row);
     if (!found)
         return DRAFTREE_BAD_ROW;
@@ -56,20 +40,17 @@ int draftree_close(Model *model, int32_t row)
     return DRAFTREE_OK;
 }
 
-int draftree_commit(Model *model, int32_t row, const int32_t *path, int32_t count)
-{
+int draftree_commit(Model *model, int32_t row, const int32_t *path, int32_t count) {
     Row *found = find_row(&model->cache, row);
     return found ? commit_path(&model->cache, found, path, count) : DRAFTREE_BAD_ROW;
 }
 
-int draftree_prune(Model *model, int32_t row, const int32_t *keep, int32_t count, int32_t trunk)
-{
+int draftree_prune(Model *model, int32_t row, const int32_t *keep, int32_t count, int32_t trunk) {
     Row *found = find_row(&model->cache, row);
     return found ? prune_nodes(&model->cache, found, keep, count, trunk) : DRAFTREE_BAD_ROW;
 }
 
-int draftree_track(Model *model, const int32_t *layers, int32_t count)
-{
+int draftree_track(Model *model, const int32_t *layers, int32_t count) {
     if (count < 0 || count > (int32_t)(sizeof model->tracked / sizeof *model->tracked))
         return DRAFTREE_BAD_ARGUMENT;
     for (int32_t k = 0; k < count; k++)
@@ -82,8 +63,7 @@ int draftree_track(Model *model, const int32_t *layers, int32_t count)
     return DRAFTREE_OK;
 }
 
-int draftree_hidden(Model *model, int32_t first, int32_t count, float *states)
-{
+int draftree_hidden(Model *model, int32_t first, int32_t count, float *states) {
     if (first < 0 || count < 0 || first > model->node_count - count)
         return DRAFTREE_BAD_ARGUMENT;
     const size_t size = (size_t)model->tracked_count * (size_t)model->architecture.hidden;
@@ -94,8 +74,7 @@ int draftree_hidden(Model *model, int32_t first, int32_t count, float *states)
 
 /* Rows are open and there once; a node's token is in the vocabulary, its parent before it. */
 static int check_nodes(const Model *model, int32_t row_count, const int32_t *rows, const int32_t *counts,
-                       const int32_t *tokens, const int32_t *parents)
-{
+                       const int32_t *tokens, const int32_t *parents) {
     int64_t at = 0;
     for (int32_t b = 0; b < row_count; b++) {
         const Row *row = find_row(&model->cache, rows[b]);
@@ -117,8 +96,7 @@ static int check_nodes(const Model *model, int32_t row_count, const int32_t *row
 }
 
 /* At least `wanted` numbers at *memory, whose old contents are not kept. */
-static int grow_floats(float **memory, int64_t *capacity, int64_t wanted)
-{
+static int grow_floats(float **memory, int64_t *capacity, int64_t wanted) {
     if (wanted <= *capacity)
         return DRAFTREE_OK;
     const int64_t larger = wanted + wanted / 4;
@@ -131,15 +109,13 @@ static int grow_floats(float **memory, int64_t *capacity, int64_t wanted)
     return DRAFTREE_OK;
 }
 
-static int reserve_outputs(Model *model, int64_t nodes, int64_t slots)
-{
+static int reserve_outputs(Model *model, int64_t nodes, int64_t slots) {
     const int64_t states = nodes * model->tracked_count * model->architecture.hidden;
     int error = grow_floats(&model->hidden, &model->hidden_capacity, states);
     return error ? error : grow_floats(&model->logits, &model->logit_capacity, slots * model->logit_stride);
 }
 
-static int reserve_all(Model *model, int32_t row_count, const int32_t *rows, const int32_t *counts)
-{
+static int reserve_all(Model *model, int32_t row_count, const int32_t *rows, const int32_t *counts) {
     for (int32_t b = 0; b < row_count; b++) {
         int error = reserve_nodes(&model->cache, find_row(&model->cache, rows[b]), counts[b]);
         if (error)
@@ -150,8 +126,7 @@ static int reserve_all(Model *model, int32_t row_count, const int32_t *rows, con
 
 /* Run the pass chunk by chunk; a row's nodes are appended as they come. */
 static int run_all(Model *model, int32_t row_count, const int32_t *rows, const int32_t *counts, const int32_t *tokens,
-                   const int32_t *parents, const uint8_t *wanted)
-{
+                   const int32_t *parents, const uint8_t *wanted) {
     Workspace *work = &model->work;
     int32_t at = 0, slot = 0;
     work->count = work->first = 0;
@@ -186,8 +161,7 @@ static int run_all(Model *model, int32_t row_count, const int32_t *rows, const i
 }
 
 int draftree_extend(Model *model, int32_t row_count, const int32_t *rows, const int32_t *counts, const int32_t *tokens,
-                    const int32_t *parents, const uint8_t *wanted)
-{
+                    const int32_t *parents, const uint8_t *wanted) {
     if (row_count < 0)
         return DRAFTREE_BAD_ARGUMENT;
     int error = check_nodes(model, row_count, rows, counts, tokens, parents);

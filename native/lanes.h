@@ -25,17 +25,12 @@ static inline Lanes larger(Lanes a, Lanes b) { return _mm512_max_ps(a, b); }
 static inline Lanes smaller(Lanes a, Lanes b) { return _mm512_min_ps(a, b); }
 static inline Lanes fused(Lanes a, Lanes b, Lanes c) { return _mm512_fmadd_ps(a, b, c); }
 static inline Lanes nearest(Lanes a) { return _mm512_roundscale_ps(a, 8); }
-static inline Lanes power_of_two(Lanes whole)
-{
+static inline Lanes power_of_two(Lanes whole) {
     __m512i exponent = _mm512_add_epi32(_mm512_cvtps_epi32(whole), _mm512_set1_epi32(127));
     return _mm512_castsi512_ps(_mm512_slli_epi32(exponent, 23));
 }
-static inline Lanes load_halves(const uint16_t *p)
-{
-    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
-}
-static inline void store_halves(uint16_t *p, Lanes a)
-{
+static inline Lanes load_halves(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
+static inline void store_halves(uint16_t *p, Lanes a) {
     _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT));
 }
 
@@ -55,17 +50,12 @@ static inline Lanes larger(Lanes a, Lanes b) { return _mm256_max_ps(a, b); }
 static inline Lanes smaller(Lanes a, Lanes b) { return _mm256_min_ps(a, b); }
 static inline Lanes fused(Lanes a, Lanes b, Lanes c) { return _mm256_fmadd_ps(a, b, c); }
 static inline Lanes nearest(Lanes a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-static inline Lanes power_of_two(Lanes whole)
-{
+static inline Lanes power_of_two(Lanes whole) {
     __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(whole), _mm256_set1_epi32(127));
     return _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23));
 }
-static inline Lanes load_halves(const uint16_t *p)
-{
-    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
-}
-static inline void store_halves(uint16_t *p, Lanes a)
-{
+static inline Lanes load_halves(const uint16_t *p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
+static inline void store_halves(uint16_t *p, Lanes a) {
     _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT));
 }
 
@@ -86,18 +76,11 @@ static inline Lanes larger(Lanes a, Lanes b) { return vbslq_f32(vcgtq_f32(a, b),
 static inline Lanes smaller(Lanes a, Lanes b) { return vbslq_f32(vcltq_f32(a, b), a, b); }
 static inline Lanes fused(Lanes a, Lanes b, Lanes c) { return vfmaq_f32(c, a, b); }
 static inline Lanes nearest(Lanes a) { return vrndnq_f32(a); }
-static inline Lanes power_of_two(Lanes whole)
-{
+static inline Lanes power_of_two(Lanes whole) {
     return vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(vcvtnq_s32_f32(whole), vdupq_n_s32(127)), 23));
 }
-static inline Lanes load_halves(const uint16_t *p)
-{
-    return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)));
-}
-static inline void store_halves(uint16_t *p, Lanes a)
-{
-    vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(a)));
-}
+static inline Lanes load_halves(const uint16_t *p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p))); }
+static inline void store_halves(uint16_t *p, Lanes a) { vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(a))); }
 
 #else
 
@@ -115,8 +98,7 @@ static inline Lanes larger(Lanes a, Lanes b) { return a > b ? a : b; }
 static inline Lanes smaller(Lanes a, Lanes b) { return a < b ? a : b; }
 static inline Lanes fused(Lanes a, Lanes b, Lanes c) { return fmaf(a, b, c); }
 static inline Lanes nearest(Lanes a) { return nearbyintf(a); }
-static inline Lanes power_of_two(Lanes whole)
-{
+static inline Lanes power_of_two(Lanes whole) {
     uint32_t bits = (uint32_t)((int32_t)whole + 127) << 23;
     float power;
     memcpy(&power, &bits, sizeof power);
@@ -127,11 +109,12 @@ static inline void store_halves(uint16_t *p, Lanes a) { *p = half_from_float(a);
 
 #endif
 
-enum { PARTS = 16 / WIDTH /* vectors that hold 16 lanes */ };
+enum {
+    PARTS = 16 / WIDTH /* vectors that hold 16 lanes */
+};
 
 /* exp(x) for x in [-87, 88], within 2 units in the last place: 2^n times a polynomial of degree 6 (Cephes, expf). */
-static inline Lanes exponential(Lanes x)
-{
+static inline Lanes exponential(Lanes x) {
     x = larger(smaller(x, all(88.0f)), all(-87.0f));
     Lanes n = nearest(times(x, all(1.44269504f)));
     x = fused(n, all(-0.693359375f), x);

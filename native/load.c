@@ -11,14 +11,26 @@
 enum { ALIGNMENT = 64 };
 
 static const char *const LAYER_NAMES[LAYER_TENSORS] = {
-    "attention norm", "query",    "key",           "value",    "query bias", "key bias",
-    "value bias",     "query norm", "key norm", "attention output", "attention post-norm", "feed-forward norm",
-    "gate",           "up",       "down",          "feed-forward post-norm",
+    "attention norm",
+    "query",
+    "key",
+    "value",
+    "query bias",
+    "key bias",
+    "value bias",
+    "query norm",
+    "key norm",
+    "attention output",
+    "attention post-norm",
+    "feed-forward norm",
+    "gate",
+    "up",
+    "down",
+    "feed-forward post-norm",
 };
 static const char *const MODEL_NAMES[MODEL_TENSORS] = {"embedding", "output norm", "output"};
 
-static int fail(char message[256], const char *format, ...)
-{
+static int fail(char message[256], const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(message, 256, format, arguments);
@@ -26,13 +38,9 @@ static int fail(char message[256], const char *format, ...)
     return DRAFTREE_BAD_FILE;
 }
 
-static int in_range(int64_t value, int64_t low, int64_t high)
-{
-    return value >= low && value <= high;
-}
+static int in_range(int64_t value, int64_t low, int64_t high) { return value >= low && value <= high; }
 
-static int check_architecture(const Architecture *a, char message[256])
-{
+static int check_architecture(const Architecture *a, char message[256]) {
     struct {
         const char *name;
         int fits;
@@ -46,7 +54,8 @@ static int check_architecture(const Architecture *a, char message[256])
         {"head size", in_range(a->head_size, 16, 256) && a->head_size % 16 == 0, a->head_size},
         {"feed-forward size", in_range(a->feed_forward, 32, 1 << 20) && a->feed_forward % 32 == 0, a->feed_forward},
         {"context", in_range(a->context, 1, 1 << 28), a->context},
-        {"number of rotated dimensions", in_range(a->rope_size, 0, a->head_size) && a->rope_size % 2 == 0, a->rope_size},
+        {"number of rotated dimensions", in_range(a->rope_size, 0, a->head_size) && a->rope_size % 2 == 0,
+         a->rope_size},
         {"rope pairing", in_range(a->rope_halves, 0, 1), a->rope_halves},
         {"number of rope tables", in_range(a->rope_tables, 1, ROPE_TABLES), a->rope_tables},
         {"activation", in_range(a->activation, ACTIVATION_SILU, ACTIVATION_GELU_TANH), a->activation},
@@ -72,50 +81,37 @@ typedef struct {
     int vector; /* kept as floats */
 } Shape;
 
-static Shape layer_shape(const Architecture *a, int tensor)
-{
+static Shape layer_shape(const Architecture *a, int tensor) {
     const int64_t hidden = a->hidden, queries = (int64_t)a->query_heads * a->head_size;
     const int64_t keys = (int64_t)a->key_heads * a->head_size, wide = a->feed_forward;
     switch (tensor) {
     case ATTENTION_NORM:
-    case FEED_FORWARD_NORM:
-        return (Shape){1, hidden, 0, 1};
+    case FEED_FORWARD_NORM: return (Shape){1, hidden, 0, 1};
     case ATTENTION_POST_NORM:
-    case FEED_FORWARD_POST_NORM:
-        return (Shape){1, hidden, 1, 1};
-    case QUERY:
-        return (Shape){queries, hidden, 0, 0};
+    case FEED_FORWARD_POST_NORM: return (Shape){1, hidden, 1, 1};
+    case QUERY: return (Shape){queries, hidden, 0, 0};
     case KEY:
-    case VALUE:
-        return (Shape){keys, hidden, 0, 0};
-    case QUERY_BIAS:
-        return (Shape){1, queries, 1, 1};
+    case VALUE: return (Shape){keys, hidden, 0, 0};
+    case QUERY_BIAS: return (Shape){1, queries, 1, 1};
     case KEY_BIAS:
-    case VALUE_BIAS:
-        return (Shape){1, keys, 1, 1};
+    case VALUE_BIAS: return (Shape){1, keys, 1, 1};
     case QUERY_NORM:
-    case KEY_NORM:
-        return (Shape){1, a->head_size, 1, 1};
-    case ATTENTION_OUTPUT:
-        return (Shape){hidden, queries, 0, 0};
+    case KEY_NORM: return (Shape){1, a->head_size, 1, 1};
+    case ATTENTION_OUTPUT: return (Shape){hidden, queries, 0, 0};
     case GATE:
-    case UP:
-        return (Shape){wide, hidden, 0, 0};
-    default:
-        return (Shape){hidden, wide, 0, 0}; /* DOWN */
+    case UP: return (Shape){wide, hidden, 0, 0};
+    default: return (Shape){hidden, wide, 0, 0}; /* DOWN */
     }
 }
 
-static Shape model_shape(const Architecture *a, int tensor)
-{
+static Shape model_shape(const Architecture *a, int tensor) {
     if (tensor == OUTPUT_NORM)
         return (Shape){1, a->hidden, 0, 1};
     return (Shape){a->vocabulary, a->hidden, 0, 0};
 }
 
 static int check_tensor(const Shape *shape, const TensorPlace *place, size_t file_size, const char *name, int layer,
-                        char message[256])
-{
+                        char message[256]) {
     char where[64];
     if (layer < 0)
         snprintf(where, sizeof where, "%s", name);
@@ -128,8 +124,8 @@ static int check_tensor(const Shape *shape, const TensorPlace *place, size_t fil
                     (long long)shape->rows, (long long)shape->columns);
     const size_t row_bytes = format_row_bytes(place->format, place->columns);
     if (!row_bytes)
-        return fail(message, "the %s is of type %d, which the engine does not read in rows of %d", where,
-                    place->format, place->columns);
+        return fail(message, "the %s is of type %d, which the engine does not read in rows of %d", where, place->format,
+                    place->columns);
     if (place->offset < 0 || (uint64_t)place->offset > file_size ||
         row_bytes > (file_size - (size_t)place->offset) / (size_t)place->rows)
         return fail(message, "the %s lies past the end of the file", where);
@@ -154,8 +150,7 @@ typedef struct {
     int (*progress)(double);
 } Packing;
 
-static void pack_tiles(void *argument, int thread)
-{
+static void pack_tiles(void *argument, int thread) {
     enum { TILES_AT_ONCE = 16 };
     Packing *packing = argument;
     int64_t job = 0;
@@ -190,15 +185,13 @@ typedef struct {
     int64_t tile_count;
 } Layout;
 
-static uint8_t *take(Layout *layout, size_t bytes)
-{
+static uint8_t *take(Layout *layout, size_t bytes) {
     uint8_t *place = layout->memory ? layout->memory + layout->bytes : NULL;
     layout->bytes += (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
     return place;
 }
 
-static void place_vector(Layout *layout, const TensorPlace *place, float **vector)
-{
+static void place_vector(Layout *layout, const TensorPlace *place, float **vector) {
     if (place->format < 0)
         return;
     *vector = (float *)(void *)take(layout, (size_t)place->columns * sizeof(float));
@@ -206,8 +199,7 @@ static void place_vector(Layout *layout, const TensorPlace *place, float **vecto
         format_decode_row(place->format, layout->model->file.data + place->offset, place->columns, *vector);
 }
 
-static void place_matrix(Layout *layout, const TensorPlace *place, PackedMatrix *matrix)
-{
+static void place_matrix(Layout *layout, const TensorPlace *place, PackedMatrix *matrix) {
     const int64_t tiles = (place->rows + TILE_ROWS - 1) / TILE_ROWS;
     const size_t tile_bytes = packed_tile_bytes(place->format, place->columns);
     uint8_t *memory = take(layout, (size_t)tiles * tile_bytes);
@@ -219,8 +211,7 @@ static void place_matrix(Layout *layout, const TensorPlace *place, PackedMatrix 
     layout->tile_count += tiles;
 }
 
-static void place_layer(Layout *layout, const TensorPlace *places, Layer *layer)
-{
+static void place_layer(Layout *layout, const TensorPlace *places, Layer *layer) {
     struct {
         int tensor;
         PackedMatrix *matrix;
@@ -248,8 +239,7 @@ static void place_layer(Layout *layout, const TensorPlace *places, Layer *layer)
         place_matrix(layout, &places[matrices[i].tensor], matrices[i].matrix);
 }
 
-static void place_all(Layout *layout, const TensorPlace *layer_tensors, const TensorPlace *model_tensors)
-{
+static void place_all(Layout *layout, const TensorPlace *layer_tensors, const TensorPlace *model_tensors) {
     Model *model = layout->model;
     layout->bytes = 0;
     layout->job_count = layout->tile_count = 0;
@@ -260,8 +250,7 @@ static void place_all(Layout *layout, const TensorPlace *layer_tensors, const Te
 }
 
 static int read_weights(Model *model, const TensorPlace *layer_tensors, const TensorPlace *model_tensors,
-                        int (*progress)(double), char message[256])
-{
+                        int (*progress)(double), char message[256]) {
     Layout layout = {.model = model};
     place_all(&layout, layer_tensors, model_tensors);
     layout.jobs = calloc((size_t)layout.job_count, sizeof *layout.jobs);
@@ -283,8 +272,7 @@ static int read_weights(Model *model, const TensorPlace *layer_tensors, const Te
 }
 
 static int check_tensors(const Model *model, const TensorPlace *layer_tensors, const TensorPlace *model_tensors,
-                         char message[256])
-{
+                         char message[256]) {
     const Architecture *a = &model->architecture;
     int error = DRAFTREE_OK;
     for (int tensor = 0; tensor < MODEL_TENSORS && !error; tensor++) {
@@ -301,8 +289,7 @@ static int check_tensors(const Model *model, const TensorPlace *layer_tensors, c
 }
 
 static int copy_layers(Model *model, const double *rope_frequencies, const int32_t *layer_rope,
-                       const int32_t *layer_window, char message[256])
-{
+                       const int32_t *layer_window, char message[256]) {
     const Architecture *a = &model->architecture;
     const size_t frequencies = (size_t)a->rope_tables * (size_t)(a->rope_size / 2);
     model->layers = calloc((size_t)a->layers, sizeof *model->layers);
@@ -326,8 +313,7 @@ static int copy_layers(Model *model, const double *rope_frequencies, const int32
 
 static int load(Model *model, const char *path, const double *rope_frequencies, const int32_t *layer_rope,
                 const int32_t *layer_window, const TensorPlace *layer_tensors, const TensorPlace *model_tensors,
-                int threads, int (*progress)(double), char message[256])
-{
+                int threads, int (*progress)(double), char message[256]) {
     const Architecture *a = &model->architecture;
     int error = check_architecture(a, message);
     if (!error)
@@ -353,8 +339,7 @@ static int load(Model *model, const char *path, const double *rope_frequencies, 
 int draftree_load(const char *path, const Architecture *architecture, const double *rope_frequencies,
                   const int32_t *layer_rope, const int32_t *layer_window, const TensorPlace *layer_tensors,
                   const TensorPlace *model_tensors, int threads, const char *tier, int (*progress)(double),
-                  char message[256], Model **model)
-{
+                  char message[256], Model **model) {
     message[0] = '\0';
     if (threads < 1 || threads > 1024)
         return DRAFTREE_BAD_ARGUMENT;
@@ -376,8 +361,7 @@ int draftree_load(const char *path, const Architecture *architecture, const doub
     return DRAFTREE_OK;
 }
 
-void draftree_free(Model *model)
-{
+void draftree_free(Model *model) {
     if (!model)
         return;
     free_workspace(model);

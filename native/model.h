@@ -49,24 +49,24 @@ typedef struct {
 
 /* What a pass writes. Those that end in [threads] are each thread's own. */
 typedef struct {
-    float **residual;  /* [threads][CHUNK][hidden] */
-    float **normed;    /* [threads][CHUNK][hidden] */
-    uint8_t **groups;  /* [threads] quantized activations */
-    float **scores;    /* [threads] of QUERIES_TOGETHER queries */
-    float *rotation;   /* [ROPE_TABLES][CHUNK][rope_size]: cosines, then sines */
-    float *query;      /* [CHUNK][query_heads x head_size] */
-    float *key;        /* [CHUNK][key_heads x head_size] */
+    float **residual; /* [threads][CHUNK][hidden] */
+    float **normed;   /* [threads][CHUNK][hidden] */
+    uint8_t **groups; /* [threads] quantized activations */
+    float **scores;   /* [threads] of QUERIES_TOGETHER queries */
+    float *rotation;  /* [ROPE_TABLES][CHUNK][rope_size]: cosines, then sines */
+    float *query;     /* [CHUNK][query_heads x head_size] */
+    float *key;       /* [CHUNK][key_heads x head_size] */
     float *value;
-    float *attended;   /* [CHUNK][query_heads x head_size] */
-    float *projected;  /* [CHUNK][hidden] */
-    float *gate;       /* [CHUNK][feed_forward] */
+    float *attended;  /* [CHUNK][query_heads x head_size] */
+    float *projected; /* [CHUNK][hidden] */
+    float *gate;      /* [CHUNK][feed_forward] */
     float *up;
     float *activated;
     uint8_t *activated_groups;
     float *contracted; /* [CHUNK][hidden] */
     PassNode nodes[CHUNK];
-    int32_t count;     /* nodes of the chunk */
-    int32_t first;     /* number of the chunk's first node in the pass */
+    int32_t count; /* nodes of the chunk */
+    int32_t first; /* number of the chunk's first node in the pass */
     int32_t *path_cells;
     int64_t path_capacity;
     AttentionItem *items;

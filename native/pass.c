@@ -1,7 +1,8 @@
 /* One pass: embedding, decoder layers, output layer, for up to CHUNK nodes of any rows.
  *
- * All threads run it together. Each holds the whole residual stream and computes its part of every product; six barriers
- * a layer part the moves. What a thread computes twice (norms, quantized activations) costs less than handing it over.
+ * All threads run it together. Each holds the whole residual stream and computes its part of every product; six
+ * barriers a layer part the moves. What a thread computes twice (norms, quantized activations) costs less than handing
+ * it over.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -14,8 +15,7 @@ typedef struct {
     int64_t first, last;
 } Share;
 
-static Share share(int64_t total, int thread, int threads)
-{
+static Share share(int64_t total, int thread, int threads) {
     return (Share){total * thread / threads, total * (thread + 1) / threads};
 }
 
@@ -32,19 +32,12 @@ typedef struct {
     uint8_t *groups;
 } Part;
 
-static int64_t query_size(const Architecture *a)
-{
-    return (int64_t)a->query_heads * a->head_size;
-}
+static int64_t query_size(const Architecture *a) { return (int64_t)a->query_heads * a->head_size; }
 
-static int64_t key_size(const Architecture *a)
-{
-    return (int64_t)a->key_heads * a->head_size;
-}
+static int64_t key_size(const Architecture *a) { return (int64_t)a->key_heads * a->head_size; }
 
 /* Columns as a product reads them; quantized whole by this thread, into memory of its own. */
-static Activations columns(const Part *part, const float *values, int64_t stride, int count, int quantized)
-{
+static Activations columns(const Part *part, const float *values, int64_t stride, int count, int quantized) {
     if (quantized)
         part->linear->quantize(values, stride, stride, count, 0, stride / GROUP_SIZE, part->groups);
     return (Activations){count, values, stride, part->groups};
@@ -57,8 +50,7 @@ typedef struct {
 } Product;
 
 /* This thread's share of the tiles of several products of the same columns. */
-static void multiply_share(const Part *part, const Activations *x, const Product *products, int count)
-{
+static void multiply_share(const Part *part, const Activations *x, const Product *products, int count) {
     int64_t tiles = 0, before = 0;
     for (int i = 0; i < count; i++)
         tiles += (products[i].matrix->rows + TILE_ROWS - 1) / TILE_ROWS;
@@ -74,16 +66,14 @@ static void multiply_share(const Part *part, const Activations *x, const Product
     }
 }
 
-static void normalise(const Part *part, const float *weight)
-{
+static void normalise(const Part *part, const float *weight) {
     for (int i = 0; i < part->count; i++)
         part->vector->rms_norm(part->residual + (int64_t)i * part->a->hidden, weight, part->a->hidden,
                                part->a->norm_epsilon, part->normed + (int64_t)i * part->a->hidden);
 }
 
 /* What a block of a layer adds to the residual stream, normalised first where the architecture does so. */
-static void add_to_residual(const Part *part, float *added, const float *post_norm)
-{
+static void add_to_residual(const Part *part, float *added, const float *post_norm) {
     const int64_t hidden = part->a->hidden;
     for (int i = 0; i < part->count; i++) {
         const float *column = added + i * hidden;
@@ -98,8 +88,7 @@ static void add_to_residual(const Part *part, float *added, const float *post_no
 /* ---- positions */
 
 /* Cosines and sines of the nodes' positions, a share of the nodes by each thread. */
-static void compute_rotations(const Part *part)
-{
+static void compute_rotations(const Part *part) {
     const Architecture *a = part->a;
     const int half = a->rope_size / 2;
     for (int table = 0; table < a->rope_tables; table++) {
@@ -116,8 +105,7 @@ static void compute_rotations(const Part *part)
 }
 
 /* Rotate pairs of a head: (i, i + half), or neighbours. */
-static void rotate(const Architecture *a, float *restrict head, const float *restrict rotation)
-{
+static void rotate(const Architecture *a, float *restrict head, const float *restrict rotation) {
     const int half = a->rope_size / 2;
     const float *cosine = rotation, *sine = rotation + half;
     if (a->rope_halves)
@@ -134,8 +122,7 @@ static void rotate(const Architecture *a, float *restrict head, const float *res
         }
 }
 
-static void prepare_head(const Part *part, float *head, const float *bias, const float *norm, const float *rotation)
-{
+static void prepare_head(const Part *part, float *head, const float *bias, const float *norm, const float *rotation) {
     if (bias)
         part->vector->add(head, bias, part->a->head_size);
     if (norm)
@@ -144,15 +131,13 @@ static void prepare_head(const Part *part, float *head, const float *bias, const
         rotate(part->a, head, rotation);
 }
 
-static const float *head_bias(const float *bias, const Architecture *a, int head)
-{
+static const float *head_bias(const float *bias, const Architecture *a, int head) {
     return bias ? bias + (int64_t)head * a->head_size : NULL;
 }
 
 /* Bias, norm and rotation of queries and keys; keys and values go to the cache. One thread writes a key head: its new
  * cells share cache lines. */
-static void prepare_heads(const Part *part, const Layer *layer, int number)
-{
+static void prepare_heads(const Part *part, const Layer *layer, int number) {
     const Architecture *a = part->a;
     Workspace *work = part->work;
     const float *rotations = work->rotation + (int64_t)layer->rope * CHUNK * a->rope_size;
@@ -185,8 +170,7 @@ typedef struct {
     int first_block, last_block;
 } Attention;
 
-static void start_query(const PassNode *node, int window, Query *query)
-{
+static void start_query(const PassNode *node, int window, Query *query) {
     const int first = window && node->position >= window ? node->position - window + 1 : 0;
     const int hidden = first > node->visible ? first - node->visible : 0; /* cells of the path that lie before it */
     query->first = first - hidden;
@@ -196,8 +180,7 @@ static void start_query(const PassNode *node, int window, Query *query)
 }
 
 static void start_attention(const Part *part, const AttentionItem *item, const Layer *layer, int number, float *scores,
-                            Attention *attention)
-{
+                            Attention *attention) {
     const Architecture *a = part->a;
     Workspace *work = part->work;
     const int group = a->query_heads / a->key_heads;
@@ -220,13 +203,11 @@ static void start_attention(const Part *part, const AttentionItem *item, const L
         attention->scores[r] = scores + r * work->score_stride;
         query->weights = attention->scores[r] + query->first - attention->first_block * BLOCK_CELLS;
     }
-    attention->cache =
-        head_cache(&part->model->cache, work->nodes[item->first_node].row, number, item->head);
+    attention->cache = head_cache(&part->model->cache, work->nodes[item->first_node].row, number, item->head);
 }
 
 /* Few queries: every key head's blocks, then its queries, then its dimensions are shared by the threads. */
-static void attend_together(const Part *part, const Layer *layer, int number)
-{
+static void attend_together(const Part *part, const Layer *layer, int number) {
     const Workspace *work = part->work;
     const int threads = part->threads, size = part->a->head_size;
     Attention attention;
@@ -267,8 +248,7 @@ static void attend_together(const Part *part, const Layer *layer, int number)
 }
 
 /* Many queries: each thread takes items of about the same cost in all. */
-static void attend_apart(const Part *part, const Layer *layer, int number)
-{
+static void attend_apart(const Part *part, const Layer *layer, int number) {
     const Workspace *work = part->work;
     const int64_t total = work->items[work->item_count - 1].cost;
     Attention attention;
@@ -286,8 +266,7 @@ static void attend_apart(const Part *part, const Layer *layer, int number)
     }
 }
 
-static int reserve_scores(Model *model, int64_t cells)
-{
+static int reserve_scores(Model *model, int64_t cells) {
     Workspace *work = &model->work;
     const int threads = pool_threads(model->pool);
     const int64_t own = (int64_t)QUERIES_TOGETHER * threads, together = 2 * (int64_t)model->architecture.query_heads;
@@ -308,8 +287,7 @@ static int reserve_scores(Model *model, int64_t cells)
 }
 
 /* The cells of all nodes' paths, in one list. */
-static int list_paths(Workspace *work, const int32_t *numbers)
-{
+static int list_paths(Workspace *work, const int32_t *numbers) {
     int64_t total = 0;
     for (int32_t i = 0; i < work->count; i++) {
         const Node *node = &work->nodes[i].row->nodes[numbers[i]];
@@ -334,8 +312,7 @@ static int list_paths(Workspace *work, const int32_t *numbers)
 }
 
 /* Items of one row's nodes, head by head. */
-static void list_items(Model *model, int32_t first, int32_t last, int most)
-{
+static void list_items(Model *model, int32_t first, int32_t last, int most) {
     Workspace *work = &model->work;
     const int group = model->architecture.query_heads / model->architecture.key_heads;
     const int queries = (last - first) * group;
@@ -348,8 +325,7 @@ static void list_items(Model *model, int32_t first, int32_t last, int most)
         }
 }
 
-int prepare_attention(Model *model)
-{
+int prepare_attention(Model *model) {
     Workspace *work = &model->work;
     const Architecture *a = &model->architecture;
     const int group = a->query_heads / a->key_heads, threads = pool_threads(model->pool);
@@ -381,8 +357,7 @@ int prepare_attention(Model *model)
 
 /* ---- the layers */
 
-static void embed(const Part *part)
-{
+static void embed(const Part *part) {
     const Architecture *a = part->a;
     const TensorPlace *place = &part->model->embedding;
     const size_t row_bytes = format_row_bytes(place->format, place->columns);
@@ -396,8 +371,7 @@ static void embed(const Part *part)
 }
 
 /* Keep hidden state `layer` of a share of the nodes. */
-static void keep_hidden(const Part *part, int layer, const float *states)
-{
+static void keep_hidden(const Part *part, int layer, const float *states) {
     const Model *model = part->model;
     const int64_t hidden = part->a->hidden;
     for (int k = 0; k < model->tracked_count; k++)
@@ -406,8 +380,7 @@ static void keep_hidden(const Part *part, int layer, const float *states)
                    states + i * hidden, (size_t)hidden * sizeof *states);
 }
 
-static void attention_block(const Part *part, const Layer *layer, int number)
-{
+static void attention_block(const Part *part, const Layer *layer, int number) {
     const Architecture *a = part->a;
     Workspace *work = part->work;
     Pool *pool = part->model->pool;
@@ -433,8 +406,7 @@ static void attention_block(const Part *part, const Layer *layer, int number)
 }
 
 /* A thread's gates and ups are the same columns, in whole groups: it multiplies and quantizes them by itself. */
-static void feed_forward_block(const Part *part, const Layer *layer)
-{
+static void feed_forward_block(const Part *part, const Layer *layer) {
     const Architecture *a = part->a;
     Workspace *work = part->work;
     const int64_t wide = a->feed_forward;
@@ -463,8 +435,7 @@ static void feed_forward_block(const Part *part, const Layer *layer)
 }
 
 /* Logits of the wanted nodes. */
-static void output_block(const Part *part)
-{
+static void output_block(const Part *part) {
     const Model *model = part->model;
     const int64_t hidden = part->a->hidden;
     int wanted = 0, first_slot = 0;
@@ -485,8 +456,7 @@ static void output_block(const Part *part)
                            model->logits + (int64_t)first_slot * model->logit_stride, model->logit_stride);
 }
 
-static void run_part(void *argument, int thread)
-{
+static void run_part(void *argument, int thread) {
     Model *model = argument;
     Workspace *work = &model->work;
     const Part part = {
@@ -513,29 +483,23 @@ static void run_part(void *argument, int thread)
     output_block(&part);
 }
 
-void run_chunk(Model *model)
-{
-    pool_run(model->pool, run_part, model);
-}
+void run_chunk(Model *model) { pool_run(model->pool, run_part, model); }
 
 /* ---- memory */
 
-static int64_t widest(const Architecture *a)
-{
+static int64_t widest(const Architecture *a) {
     int64_t most = a->hidden > a->feed_forward ? a->hidden : a->feed_forward;
     return query_size(a) > most ? query_size(a) : most;
 }
 
 /* Hand out `floats` of the arena; a round without memory adds them up. */
-static float *take_floats(Workspace *work, int64_t floats)
-{
+static float *take_floats(Workspace *work, int64_t floats) {
     float *place = work->arena ? (float *)(void *)(work->arena + work->arena_bytes) : NULL;
     work->arena_bytes += ((size_t)floats * sizeof(float) + 127) / 64 * 64;
     return place;
 }
 
-static void lay_out(Model *model)
-{
+static void lay_out(Model *model) {
     Workspace *work = &model->work;
     const Architecture *a = &model->architecture;
     const int threads = pool_threads(model->pool);
@@ -560,8 +524,7 @@ static void lay_out(Model *model)
     work->contracted = take_floats(work, (int64_t)CHUNK * a->hidden);
 }
 
-int start_workspace(Model *model)
-{
+int start_workspace(Model *model) {
     Workspace *work = &model->work;
     const Architecture *a = &model->architecture;
     const size_t threads = (size_t)pool_threads(model->pool);
@@ -583,8 +546,7 @@ int start_workspace(Model *model)
     return DRAFTREE_OK;
 }
 
-void free_workspace(Model *model)
-{
+void free_workspace(Model *model) {
     Workspace *work = &model->work;
     if (work->scores)
         release(work->scores[0], (size_t)work->score_capacity * sizeof **work->scores);

@@ -35,8 +35,7 @@ struct Signal {
 #endif
 };
 
-void pause_cpu(void)
-{
+void pause_cpu(void) {
 #if defined(__x86_64__) || defined(_M_X64)
     __builtin_ia32_pause();
 #elif defined(__aarch64__)
@@ -46,8 +45,7 @@ void pause_cpu(void)
 
 #ifdef _WIN32
 
-int map_file(const char *path, MappedFile *file)
-{
+int map_file(const char *path, MappedFile *file) {
     wchar_t wide[32768];
     if (!MultiByteToWideChar(CP_UTF8, 0, path, -1, wide, 32768))
         return -1;
@@ -71,8 +69,7 @@ int map_file(const char *path, MappedFile *file)
     return 0;
 }
 
-void unmap_file(MappedFile *file)
-{
+void unmap_file(MappedFile *file) {
     if (file->data) {
         UnmapViewOfFile(file->data);
         CloseHandle(file->handle);
@@ -80,27 +77,21 @@ void unmap_file(MappedFile *file)
     memset(file, 0, sizeof *file);
 }
 
-void *allocate(size_t bytes)
-{
-    return VirtualAlloc(NULL, bytes ? bytes : 1, MEM_RESERVE | MEM_COMMIT, PAGE_READWRITE);
-}
+void *allocate(size_t bytes) { return VirtualAlloc(NULL, bytes ? bytes : 1, MEM_RESERVE | MEM_COMMIT, PAGE_READWRITE); }
 
-void release(void *memory, size_t bytes)
-{
+void release(void *memory, size_t bytes) {
     (void)bytes;
     if (memory)
         VirtualFree(memory, 0, MEM_RELEASE);
 }
 
-static DWORD WINAPI enter_thread(LPVOID thread)
-{
+static DWORD WINAPI enter_thread(LPVOID thread) {
     Thread *self = thread;
     self->run(self->argument);
     return 0;
 }
 
-Thread *start_thread(void (*run)(void *), void *argument)
-{
+Thread *start_thread(void (*run)(void *), void *argument) {
     Thread *thread = malloc(sizeof *thread);
     if (!thread)
         return NULL;
@@ -114,15 +105,13 @@ Thread *start_thread(void (*run)(void *), void *argument)
     return thread;
 }
 
-void join_thread(Thread *thread)
-{
+void join_thread(Thread *thread) {
     WaitForSingleObject(thread->handle, INFINITE);
     CloseHandle(thread->handle);
     free(thread);
 }
 
-Signal *new_signal(void)
-{
+Signal *new_signal(void) {
     Signal *signal = malloc(sizeof *signal);
     if (signal) {
         InitializeCriticalSection(&signal->lock);
@@ -131,42 +120,25 @@ Signal *new_signal(void)
     return signal;
 }
 
-void free_signal(Signal *signal)
-{
+void free_signal(Signal *signal) {
     if (signal)
         DeleteCriticalSection(&signal->lock);
     free(signal);
 }
 
-void lock_signal(Signal *signal)
-{
-    EnterCriticalSection(&signal->lock);
-}
+void lock_signal(Signal *signal) { EnterCriticalSection(&signal->lock); }
 
-void unlock_signal(Signal *signal)
-{
-    LeaveCriticalSection(&signal->lock);
-}
+void unlock_signal(Signal *signal) { LeaveCriticalSection(&signal->lock); }
 
-void wait_signal(Signal *signal)
-{
-    SleepConditionVariableCS(&signal->condition, &signal->lock, INFINITE);
-}
+void wait_signal(Signal *signal) { SleepConditionVariableCS(&signal->condition, &signal->lock, INFINITE); }
 
-void wake_all(Signal *signal)
-{
-    WakeAllConditionVariable(&signal->condition);
-}
+void wake_all(Signal *signal) { WakeAllConditionVariable(&signal->condition); }
 
-void yield_thread(void)
-{
-    SwitchToThread();
-}
+void yield_thread(void) { SwitchToThread(); }
 
 #else
 
-int map_file(const char *path, MappedFile *file)
-{
+int map_file(const char *path, MappedFile *file) {
     int descriptor = open(path, O_RDONLY | O_CLOEXEC);
     if (descriptor < 0)
         return -1;
@@ -183,23 +155,19 @@ int map_file(const char *path, MappedFile *file)
     return 0;
 }
 
-void unmap_file(MappedFile *file)
-{
+void unmap_file(MappedFile *file) {
     if (file->data)
         munmap((void *)(uintptr_t)file->data, file->size);
     memset(file, 0, sizeof *file);
 }
 
-static size_t mapped_bytes(size_t bytes)
-{
+static size_t mapped_bytes(size_t bytes) {
     const size_t page = 4096;
     return (bytes + page) / page * page;
 }
 
-void *allocate(size_t bytes)
-{
-    void *memory =
-        mmap(NULL, mapped_bytes(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+void *allocate(size_t bytes) {
+    void *memory = mmap(NULL, mapped_bytes(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED)
         return NULL;
 #ifdef MADV_HUGEPAGE
@@ -209,21 +177,18 @@ void *allocate(size_t bytes)
     return memory;
 }
 
-void release(void *memory, size_t bytes)
-{
+void release(void *memory, size_t bytes) {
     if (memory)
         munmap(memory, mapped_bytes(bytes));
 }
 
-static void *enter_thread(void *thread)
-{
+static void *enter_thread(void *thread) {
     Thread *self = thread;
     self->run(self->argument);
     return NULL;
 }
 
-Thread *start_thread(void (*run)(void *), void *argument)
-{
+Thread *start_thread(void (*run)(void *), void *argument) {
     Thread *thread = malloc(sizeof *thread);
     if (!thread)
         return NULL;
@@ -236,14 +201,12 @@ Thread *start_thread(void (*run)(void *), void *argument)
     return thread;
 }
 
-void join_thread(Thread *thread)
-{
+void join_thread(Thread *thread) {
     pthread_join(thread->handle, NULL);
     free(thread);
 }
 
-Signal *new_signal(void)
-{
+Signal *new_signal(void) {
     Signal *signal = malloc(sizeof *signal);
     if (signal) {
         pthread_mutex_init(&signal->lock, NULL);
@@ -252,8 +215,7 @@ Signal *new_signal(void)
     return signal;
 }
 
-void free_signal(Signal *signal)
-{
+void free_signal(Signal *signal) {
     if (signal) {
         pthread_cond_destroy(&signal->condition);
         pthread_mutex_destroy(&signal->lock);
@@ -261,29 +223,14 @@ void free_signal(Signal *signal)
     free(signal);
 }
 
-void lock_signal(Signal *signal)
-{
-    pthread_mutex_lock(&signal->lock);
-}
+void lock_signal(Signal *signal) { pthread_mutex_lock(&signal->lock); }
 
-void unlock_signal(Signal *signal)
-{
-    pthread_mutex_unlock(&signal->lock);
-}
+void unlock_signal(Signal *signal) { pthread_mutex_unlock(&signal->lock); }
 
-void wait_signal(Signal *signal)
-{
-    pthread_cond_wait(&signal->condition, &signal->lock);
-}
+void wait_signal(Signal *signal) { pthread_cond_wait(&signal->condition, &signal->lock); }
 
-void wake_all(Signal *signal)
-{
-    pthread_cond_broadcast(&signal->condition);
-}
+void wake_all(Signal *signal) { pthread_cond_broadcast(&signal->condition); }
 
-void yield_thread(void)
-{
-    sched_yield();
-}
+void yield_thread(void) { sched_yield(); }
 
 #endif

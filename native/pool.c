@@ -6,7 +6,8 @@
 #include "platform.h"
 
 enum {
-    /* A worker waits for the next task this many pauses (some 100 microseconds: a step's Python fits in), then sleeps. */
+    /* A worker waits for the next task this many pauses (some 100 microseconds: a step's Python fits in), then sleeps.
+     */
     PAUSES_BEFORE_SLEEP = 4000,
     /* At a barrier the others are on their way: only a CPU that another process holds makes the wait long. */
     PAUSES_BEFORE_YIELD = 2000,
@@ -34,8 +35,7 @@ typedef struct {
 } Worker;
 
 /* Wait for a task after `seen`; the new generation. */
-static unsigned await_task(Pool *pool, unsigned seen)
-{
+static unsigned await_task(Pool *pool, unsigned seen) {
     for (int pause = 0; pause < PAUSES_BEFORE_SLEEP; pause++) {
         unsigned now = atomic_load_explicit(&pool->generation, memory_order_acquire);
         if (now != seen)
@@ -51,8 +51,7 @@ static unsigned await_task(Pool *pool, unsigned seen)
     return atomic_load_explicit(&pool->generation, memory_order_acquire);
 }
 
-static void work(void *argument)
-{
+static void work(void *argument) {
     Worker *worker = argument;
     Pool *pool = worker->pool;
     int number = worker->number;
@@ -68,8 +67,7 @@ static void work(void *argument)
 }
 
 /* Begin a generation. A worker that is about to sleep sees it under the lock, or is counted as sleeping and woken. */
-static void begin_generation(Pool *pool)
-{
+static void begin_generation(Pool *pool) {
     atomic_fetch_add(&pool->generation, 1);
     if (atomic_load(&pool->sleeping)) {
         lock_signal(pool->signal);
@@ -78,8 +76,7 @@ static void begin_generation(Pool *pool)
     }
 }
 
-Pool *new_pool(int threads)
-{
+Pool *new_pool(int threads) {
     Pool *pool = allocate(sizeof *pool);
     if (!pool)
         return NULL;
@@ -105,8 +102,7 @@ Pool *new_pool(int threads)
     return pool;
 }
 
-void free_pool(Pool *pool)
-{
+void free_pool(Pool *pool) {
     if (!pool)
         return;
     if (pool->threads > 1) {
@@ -120,13 +116,9 @@ void free_pool(Pool *pool)
     release(pool, sizeof *pool);
 }
 
-int pool_threads(const Pool *pool)
-{
-    return pool->threads;
-}
+int pool_threads(const Pool *pool) { return pool->threads; }
 
-void pool_run(Pool *pool, void (*task)(void *argument, int thread), void *argument)
-{
+void pool_run(Pool *pool, void (*task)(void *argument, int thread), void *argument) {
     if (pool->threads == 1) {
         task(argument, 0);
         return;
@@ -145,8 +137,7 @@ void pool_run(Pool *pool, void (*task)(void *argument, int thread), void *argume
     }
 }
 
-void pool_barrier(Pool *pool)
-{
+void pool_barrier(Pool *pool) {
     if (pool->threads == 1)
         return;
     unsigned phase = atomic_load_explicit(&pool->phase, memory_order_relaxed);

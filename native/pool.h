@@ -1,4 +1,5 @@
-/* Threads that share the work of a pass. All of them run the whole pass, each on its part; a barrier parts the moves. */
+/* Threads that share the work of a pass. All of them run the whole pass, each on its part; a barrier parts the moves.
+ */
 #ifndef DRAFTREE_POOL_H
 #define DRAFTREE_POOL_H
 

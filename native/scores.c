@@ -25,28 +25,20 @@ struct Question {
     float *entropies;
 };
 
-static int64_t vocabulary(const Question *question)
-{
-    return question->model->architecture.vocabulary;
-}
+static int64_t vocabulary(const Question *question) { return question->model->architecture.vocabulary; }
 
-static const VectorKernels *vector(const Question *question)
-{
-    return question->model->tier->vector;
-}
+static const VectorKernels *vector(const Question *question) { return question->model->tier->vector; }
 
 /* ---- edits */
 
-static void change_logits(const Edits *edits, int32_t entry, float *logits)
-{
+static void change_logits(const Edits *edits, int32_t entry, float *logits) {
     for (int32_t i = edits->change_starts[entry]; i < edits->change_starts[entry + 1]; i++) {
         float *logit = logits + edits->tokens[i];
         *logit = (*logit > 0 ? *logit * edits->positive[i] : *logit * edits->negative[i]) + edits->addend[i];
     }
 }
 
-static void mask_logits(const uint32_t *mask, int64_t tokens, float *logits)
-{
+static void mask_logits(const uint32_t *mask, int64_t tokens, float *logits) {
     uint32_t any = 0;
     for (int64_t word = 0; word < (tokens + 31) / 32; word++) {
         const int64_t left = tokens - word * 32;
@@ -65,14 +57,12 @@ static void mask_logits(const uint32_t *mask, int64_t tokens, float *logits)
 }
 
 /* The logits of an entry, edited in memory of the thread's own where there are edits. */
-static const float *edited_logits(const Question *question, int32_t entry, int thread)
-{
+static const float *edited_logits(const Question *question, int32_t entry, int thread) {
     const Model *model = question->model;
     const Edits *edits = question->edits;
     const float *raw = model->logits + question->slots[entry] * model->logit_stride;
     const int32_t mask = edits && edits->mask_of ? edits->mask_of[entry] : -1;
-    const int changed =
-        edits && edits->change_starts && edits->change_starts[entry + 1] > edits->change_starts[entry];
+    const int changed = edits && edits->change_starts && edits->change_starts[entry + 1] > edits->change_starts[entry];
     if (mask < 0 && !changed)
         return raw;
     float *logits = model->edited[thread];
@@ -84,16 +74,14 @@ static const float *edited_logits(const Question *question, int32_t entry, int t
     return logits;
 }
 
-static void answer_share(void *argument, int thread)
-{
+static void answer_share(void *argument, int thread) {
     const Question *question = argument;
     const int threads = pool_threads(question->model->pool);
     for (int32_t entry = thread; entry < question->count; entry += threads)
         question->answer(question, entry, edited_logits(question, entry, thread), thread);
 }
 
-static int check_edits(const Model *model, int32_t count, const Edits *edits)
-{
+static int check_edits(const Model *model, int32_t count, const Edits *edits) {
     if (!edits || !edits->change_starts)
         return DRAFTREE_OK;
     for (int32_t entry = 0; entry < count; entry++)
@@ -105,8 +93,7 @@ static int check_edits(const Model *model, int32_t count, const Edits *edits)
     return DRAFTREE_OK;
 }
 
-static int answer(Question *question)
-{
+static int answer(Question *question) {
     Model *model = question->model;
     if (question->count < 0)
         return DRAFTREE_BAD_ARGUMENT;
@@ -125,14 +112,12 @@ static int answer(Question *question)
 
 /* ---- argmax, log-probabilities */
 
-static void answer_argmax(const Question *question, int32_t entry, const float *logits, int thread)
-{
+static void answer_argmax(const Question *question, int32_t entry, const float *logits, int thread) {
     (void)thread;
     question->tokens[entry] = (int32_t)vector(question)->argmax(logits, vocabulary(question));
 }
 
-int draftree_argmax(Model *model, int32_t count, const int32_t *slots, const Edits *edits, int32_t *tokens)
-{
+int draftree_argmax(Model *model, int32_t count, const int32_t *slots, const Edits *edits, int32_t *tokens) {
     Question question = {
         .model = model, .count = count, .slots = slots, .edits = edits, .answer = answer_argmax, .tokens = tokens};
     return answer(&question);
@@ -144,8 +129,7 @@ typedef struct {
     double entropy;
 } Normaliser;
 
-static Normaliser normaliser(const Question *question, const float *logits)
-{
+static Normaliser normaliser(const Question *question, const float *logits) {
     const float most = logits[vector(question)->argmax(logits, vocabulary(question))];
     double sum, weighted;
     vector(question)->exponential_sums(logits, vocabulary(question), most, &sum, &weighted);
@@ -153,16 +137,14 @@ static Normaliser normaliser(const Question *question, const float *logits)
     return (Normaliser){most + log(sum), entropy > 0 ? entropy : 0};
 }
 
-static void answer_given(const Question *question, int32_t entry, const float *logits, int thread)
-{
+static void answer_given(const Question *question, int32_t entry, const float *logits, int thread) {
     (void)thread;
     const double log_sum = normaliser(question, logits).log_sum;
     question->log_probabilities[entry] = (float)(logits[question->given[entry]] - log_sum);
 }
 
 int draftree_log_probabilities(Model *model, int32_t count, const int32_t *slots, const int32_t *tokens,
-                               float *log_probabilities)
-{
+                               float *log_probabilities) {
     for (int32_t entry = 0; entry < count; entry++)
         if (tokens[entry] < 0 || tokens[entry] >= model->architecture.vocabulary)
             return DRAFTREE_BAD_TOKEN;
@@ -176,8 +158,7 @@ int draftree_log_probabilities(Model *model, int32_t count, const int32_t *slots
 }
 
 /* Put a token among the k best, the best first; of equal logits the lower token. Tokens come in ascending order. */
-static void insert_best(float *values, int32_t *tokens, int32_t k, float value, int32_t token)
-{
+static void insert_best(float *values, int32_t *tokens, int32_t k, float value, int32_t token) {
     int32_t place = k - 1;
     while (place > 0 && values[place - 1] < value) {
         values[place] = values[place - 1];
@@ -188,8 +169,7 @@ static void insert_best(float *values, int32_t *tokens, int32_t k, float value, 
     tokens[place] = token;
 }
 
-static void answer_top(const Question *question, int32_t entry, const float *logits, int thread)
-{
+static void answer_top(const Question *question, int32_t entry, const float *logits, int thread) {
     const int64_t length = vocabulary(question);
     float *values = question->log_probabilities + (int64_t)entry * question->k;
     int32_t *tokens = question->tokens + (int64_t)entry * question->k;
@@ -215,8 +195,7 @@ static void answer_top(const Question *question, int32_t entry, const float *log
 }
 
 int draftree_top(Model *model, int32_t count, const int32_t *slots, int32_t k, const Edits *edits, int32_t *tokens,
-                 float *log_probabilities, float *entropies)
-{
+                 float *log_probabilities, float *entropies) {
     if (k < 1 || k > MOST_TOP || k > model->architecture.vocabulary)
         return DRAFTREE_BAD_ARGUMENT;
     Question question = {.model = model,
@@ -231,12 +210,10 @@ int draftree_top(Model *model, int32_t count, const int32_t *slots, int32_t k, c
     return answer(&question);
 }
 
-int draftree_logits(Model *model, int32_t slot, float *logits)
-{
+int draftree_logits(Model *model, int32_t slot, float *logits) {
     if (slot < 0 || slot >= model->slot_count)
         return DRAFTREE_BAD_ARGUMENT;
-    memcpy(logits, model->logits + slot * model->logit_stride,
-           (size_t)model->architecture.vocabulary * sizeof *logits);
+    memcpy(logits, model->logits + slot * model->logit_stride, (size_t)model->architecture.vocabulary * sizeof *logits);
     return DRAFTREE_OK;
 }
 
@@ -254,12 +231,11 @@ typedef struct {
     const float *logits;
     const Warping *warping;
     uint64_t key;
-    float most;  /* the largest warped logit */
-    float edge;  /* tokens below it are dropped */
+    float most; /* the largest warped logit */
+    float edge; /* tokens below it are dropped */
 } Draw;
 
-static int compare_candidates(const void *left, const void *right)
-{
+static int compare_candidates(const void *left, const void *right) {
     const Candidate *a = left, *b = right;
     if (a->logit != b->logit)
         return a->logit < b->logit ? 1 : -1;
@@ -267,8 +243,7 @@ static int compare_candidates(const void *left, const void *right)
 }
 
 /* Tokens whose warped logit is at least `edge`, in memory that the caller frees. NULL: no memory. */
-static Candidate *collect(const Draw *draw, float edge, int64_t *count)
-{
+static Candidate *collect(const Draw *draw, float edge, int64_t *count) {
     const int64_t length = vocabulary(draw->question);
     const float temperature = draw->warping->temperature;
     int64_t found = 0;
@@ -282,8 +257,7 @@ static Candidate *collect(const Draw *draw, float edge, int64_t *count)
     return candidates;
 }
 
-static float kth_largest(const Draw *draw, int64_t k)
-{
+static float kth_largest(const Draw *draw, int64_t k) {
     /* Wider and wider below the largest, until k tokens are there. */
     for (float width = 4;; width *= 2) {
         int64_t count;
@@ -302,8 +276,7 @@ static float kth_largest(const Draw *draw, int64_t k)
 }
 
 /* sum of exp(x - most) over the tokens at or above the edge. */
-static double mass(const Draw *draw)
-{
+static double mass(const Draw *draw) {
     if (draw->edge > -INFINITY) {
         int64_t count;
         double sum = 0;
@@ -328,8 +301,7 @@ static double mass(const Draw *draw)
 }
 
 /* The smallest logit of the smallest set that holds `top_p` of the mass: a token stays if those before it hold less. */
-static float nucleus_edge(const Draw *draw)
-{
+static float nucleus_edge(const Draw *draw) {
     const double total = mass(draw);
     for (float width = 4;; width *= 2) {
         int64_t count, kept = 0;
@@ -352,23 +324,20 @@ static float nucleus_edge(const Draw *draw)
 }
 
 /* The finaliser of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014). */
-static uint64_t mixed(uint64_t x)
-{
+static uint64_t mixed(uint64_t x) {
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
     x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
     return x ^ (x >> 31);
 }
 
 /* Standard Gumbel noise of a token: a function of (key, token) alone. */
-static double noise(uint64_t key, int32_t token)
-{
+static double noise(uint64_t key, int32_t token) {
     const uint64_t bits = mixed(key + (uint64_t)token * 0x9E3779B97F4A7C15u) >> 12;
     return -log(-log1p(-(((double)bits + 0.5) * 0x1p-52)));
 }
 
 /* Noise of at least `wanted` needs a uniform number (52 bits) below this: noise >= r <=> u <= 1 - exp(-exp(-r)). */
-static uint64_t luck_needed(double wanted)
-{
+static uint64_t luck_needed(double wanted) {
     if (wanted < -30)
         return UINT64_MAX;
     const double limit = -expm1(-exp(-wanted)) * 0x1p52 * (1 + 1e-9) + 2;
@@ -377,8 +346,7 @@ static uint64_t luck_needed(double wanted)
 
 /* argmax of logit + noise. Only a token whose noise makes up for its logit can win: blocks of tokens are searched for
  * numbers that are small enough, and only those become logarithms. */
-static int32_t draw_token(const Draw *draw, int32_t favourite)
-{
+static int32_t draw_token(const Draw *draw, int32_t favourite) {
     enum { BLOCK = 256 };
     const int64_t length = vocabulary(draw->question);
     const float temperature = draw->warping->temperature;
@@ -386,11 +354,12 @@ static int32_t draw_token(const Draw *draw, int32_t favourite)
     int32_t winner = favourite, tokens[BLOCK];
     for (int64_t block = 0; block < length; block += BLOCK) {
         const int64_t size = length - block < BLOCK ? length - block : BLOCK;
-        const float top = draw->logits[block + vector(draw->question)->argmax(draw->logits + block, size)] / temperature;
+        const float top =
+            draw->logits[block + vector(draw->question)->argmax(draw->logits + block, size)] / temperature;
         if (!(top >= draw->edge) || top == -INFINITY)
             continue;
-        const int count = vector(draw->question)
-                              ->lucky_tokens(draw->key, block, (int)size, luck_needed(best - top), tokens);
+        const int count =
+            vector(draw->question)->lucky_tokens(draw->key, block, (int)size, luck_needed(best - top), tokens);
         for (int i = 0; i < count; i++) {
             const float logit = draw->logits[tokens[i]] / temperature;
             if (!(logit >= draw->edge))
@@ -405,8 +374,7 @@ static int32_t draw_token(const Draw *draw, int32_t favourite)
     return winner;
 }
 
-static void answer_draw(const Question *question, int32_t entry, const float *logits, int thread)
-{
+static void answer_draw(const Question *question, int32_t entry, const float *logits, int thread) {
     (void)thread;
     const Warping *warping = &question->warpings[entry];
     const int32_t favourite = (int32_t)vector(question)->argmax(logits, vocabulary(question));
@@ -426,8 +394,7 @@ static void answer_draw(const Question *question, int32_t entry, const float *lo
 }
 
 int draftree_draw(Model *model, int32_t count, const int32_t *slots, const uint64_t *keys, const Warping *warpings,
-                  const Edits *edits, int32_t *tokens)
-{
+                  const Edits *edits, int32_t *tokens) {
     for (int32_t entry = 0; entry < count; entry++)
         if (!(warpings[entry].temperature >= 0) || !(warpings[entry].top_p > 0) || !(warpings[entry].min_p >= 0))
             return DRAFTREE_BAD_ARGUMENT;

@@ -20,8 +20,7 @@ enum { SCORE_QUERIES = 4, VALUE_QUERIES = 3 };
 enum { LARGEST_HEAD = 256, SUM_BLOCK = 256, VALUES_AHEAD = 32 };
 
 /* The sum of 16 lanes: i and i + 8, i and i + 4, i and i + 2, then the last two. */
-INLINE float add_lanes(const Lanes *sums)
-{
+INLINE float add_lanes(const Lanes *sums) {
     float lanes[16];
     for (int part = 0; part < PARTS; part++)
         store(lanes + part * WIDTH, sums[part]);
@@ -31,8 +30,7 @@ INLINE float add_lanes(const Lanes *sums)
     return lanes[0];
 }
 
-static void rms_norm(const float *x, const float *weight, int64_t length, float epsilon, float *y)
-{
+static void rms_norm(const float *x, const float *weight, int64_t length, float epsilon, float *y) {
     Lanes sums[PARTS];
     for (int part = 0; part < PARTS; part++)
         sums[part] = all(0);
@@ -46,26 +44,20 @@ static void rms_norm(const float *x, const float *weight, int64_t length, float 
         store(y + i, times(times(load(x + i), factor), load(weight + i)));
 }
 
-static void add(float *x, const float *y, int64_t length)
-{
+static void add(float *x, const float *y, int64_t length) {
     for (int64_t i = 0; i < length; i += WIDTH)
         store(x + i, plus(load(x + i), load(y + i)));
 }
 
-static void scale(float *x, float factor, int64_t length)
-{
+static void scale(float *x, float factor, int64_t length) {
     for (int64_t i = 0; i < length; i += WIDTH)
         store(x + i, times(load(x + i), all(factor)));
 }
 
 /* x / (1 + exp(-t)): x times the logistic function of t. */
-INLINE Lanes gated(Lanes x, Lanes t)
-{
-    return over(x, plus(all(1), exponential(minus(all(0), t))));
-}
+INLINE Lanes gated(Lanes x, Lanes t) { return over(x, plus(all(1), exponential(minus(all(0), t)))); }
 
-static void silu_gate(const float *gate, const float *up, int64_t length, float *y)
-{
+static void silu_gate(const float *gate, const float *up, int64_t length, float *y) {
     for (int64_t i = 0; i < length; i += WIDTH) {
         Lanes x = load(gate + i);
         store(y + i, times(gated(x, x), load(up + i)));
@@ -73,8 +65,7 @@ static void silu_gate(const float *gate, const float *up, int64_t length, float 
 }
 
 /* x / 2 (1 + tanh(t)) = x / (1 + exp(-2 t)), t = sqrt(2 / pi) (x + 0.044715 x^3). */
-static void gelu_gate(const float *gate, const float *up, int64_t length, float *y)
-{
+static void gelu_gate(const float *gate, const float *up, int64_t length, float *y) {
     for (int64_t i = 0; i < length; i += WIDTH) {
         Lanes x = load(gate + i);
         Lanes cubic = fused(times(times(x, x), x), all(0.044715f), x);
@@ -82,14 +73,12 @@ static void gelu_gate(const float *gate, const float *up, int64_t length, float 
     }
 }
 
-INLINE uint16_t *block_of(const HeadCache *cache, int block)
-{
+INLINE uint16_t *block_of(const HeadCache *cache, int block) {
     const int in_page = PAGE_CELLS / BLOCK_CELLS;
     return cache->pages[block / in_page] + cache->keys + (size_t)(block % in_page) * cache->head_size * BLOCK_CELLS;
 }
 
-static void store_cell(const HeadCache *cache, int cell, const float *key, const float *value)
-{
+static void store_cell(const HeadCache *cache, int cell, const float *key, const float *value) {
     uint16_t halves[LARGEST_HEAD];
     const int size = cache->head_size;
     uint16_t *values = cache->pages[cell / PAGE_CELLS] + cache->values + (size_t)(cell % PAGE_CELLS) * size;
@@ -105,15 +94,14 @@ static void store_cell(const HeadCache *cache, int cell, const float *key, const
 /* VECTORS vectors of keys, from block `block` on, for COUNT queries: COUNT x VECTORS sums stay in registers, and one
  * broadcast serves VECTORS products. The same place of the next page is fetched meanwhile. */
 INLINE void score_blocks(const int COUNT, const int VECTORS, const HeadCache *cache, const Query *queries, int block,
-                         float *const *scores, int64_t at)
-{
+                         float *const *scores, int64_t at) {
     const int size = cache->head_size, in_page = PAGE_CELLS / BLOCK_CELLS;
     const uint16_t *keys = block_of(cache, block);
     const uint16_t *ahead = block / in_page + 1 < cache->page_count ? block_of(cache, block + in_page) : keys;
     Lanes sums[QUERIES_TOGETHER][16];
-    UNROLLED for (int r = 0; r < COUNT; r++)
-    {
-        UNROLLED for (int j = 0; j < VECTORS; j++) sums[r][j] = all(0);
+    UNROLLED for (int r = 0; r < COUNT; r++) {
+        UNROLLED for (int j = 0; j < VECTORS; j++)
+            sums[r][j] = all(0);
     }
     for (int d = 0; d < size; d++) {
         UNROLLED for (int byte = 0; byte < VECTORS * WIDTH * 2; byte += 64)
@@ -121,22 +109,21 @@ INLINE void score_blocks(const int COUNT, const int VECTORS, const HeadCache *ca
         Lanes key[16];
         UNROLLED for (int j = 0; j < VECTORS; j++)
             key[j] = load_halves(keys + (size_t)(j * WIDTH / 16) * size * 16 + d * 16 + j * WIDTH % 16);
-        UNROLLED for (int r = 0; r < COUNT; r++)
-        {
+        UNROLLED for (int r = 0; r < COUNT; r++) {
             Lanes q = all(queries[r].query[d]);
-            UNROLLED for (int j = 0; j < VECTORS; j++) sums[r][j] = fused(q, key[j], sums[r][j]);
+            UNROLLED for (int j = 0; j < VECTORS; j++)
+                sums[r][j] = fused(q, key[j], sums[r][j]);
         }
     }
-    UNROLLED for (int r = 0; r < COUNT; r++)
-    {
-        UNROLLED for (int j = 0; j < VECTORS; j++) store(scores[r] + at + j * WIDTH, sums[r][j]);
+    UNROLLED for (int r = 0; r < COUNT; r++) {
+        UNROLLED for (int j = 0; j < VECTORS; j++)
+            store(scores[r] + at + j * WIDTH, sums[r][j]);
     }
 }
 
 /* All blocks for COUNT queries: several at once inside a page, the rest one by one. */
 INLINE void score_queries(const int COUNT, const HeadCache *cache, const Query *queries, int first, int last,
-                          float *const *scores)
-{
+                          float *const *scores) {
     const int VECTORS = WIDTH == 16 ? (COUNT <= 6 ? 4 : 2) : WIDTH == 8 ? (COUNT <= 2 ? 4 : 2) : PARTS;
     const int step = VECTORS * WIDTH / BLOCK_CELLS;
     for (int block = first; block < last;) {
@@ -151,17 +138,16 @@ INLINE void score_queries(const int COUNT, const HeadCache *cache, const Query *
 }
 
 static __attribute__((noinline)) void score(const HeadCache *cache, int count, const Query *queries, int first_block,
-                                            int last_block, float *const *scores)
-{
+                                            int last_block, float *const *scores) {
     for (int r = 0; r < count;) {
         const int left = count - r;
         const Query *some = queries + r;
         float *const *rows = scores + r;
-#define SCORE(N)                                                            \
-    if (N <= SCORE_QUERIES && left >= N) {                                  \
-        score_queries(N, cache, some, first_block, last_block, rows);       \
-        r += N;                                                             \
-        continue;                                                           \
+#define SCORE(N)                                                                                                       \
+    if (N <= SCORE_QUERIES && left >= N) {                                                                             \
+        score_queries(N, cache, some, first_block, last_block, rows);                                                  \
+        r += N;                                                                                                        \
+        continue;                                                                                                      \
     }
 #if WIDTH == 16
         SCORE(12)
@@ -176,8 +162,7 @@ static __attribute__((noinline)) void score(const HeadCache *cache, int count, c
     }
 }
 
-static __attribute__((noinline)) void softmax(const Query *query, float scale_factor)
-{
+static __attribute__((noinline)) void softmax(const Query *query, float scale_factor) {
     float *weights = query->weights;
     const int seen = query->visible - query->first, count = seen + query->path_length;
     for (int i = 0; i < query->path_length; i++)
@@ -217,23 +202,23 @@ static __attribute__((noinline)) void softmax(const Query *query, float scale_fa
 
 /* Cells [from, to) of one query: sums += weight * value, VECTORS vectors from dimension d on. */
 INLINE void add_values(const int VECTORS, const HeadCache *cache, const float *weights, int from, int to, int d,
-                       Lanes *sums)
-{
+                       Lanes *sums) {
     for (int cell = from; cell < to; cell++) {
-        const uint16_t *value = cache->pages[cell / PAGE_CELLS] + cache->values +
-                                (size_t)(cell % PAGE_CELLS) * cache->head_size + d;
+        const uint16_t *value =
+            cache->pages[cell / PAGE_CELLS] + cache->values + (size_t)(cell % PAGE_CELLS) * cache->head_size + d;
         Lanes weight = all(weights[cell - from]);
-        UNROLLED for (int j = 0; j < VECTORS; j++) sums[j] = fused(weight, load_halves(value + j * WIDTH), sums[j]);
+        UNROLLED for (int j = 0; j < VECTORS; j++)
+            sums[j] = fused(weight, load_halves(value + j * WIDTH), sums[j]);
     }
 }
 
 /* Cells [from, to), which COUNT queries see: one reading of the values for all of them. */
-INLINE void add_shared_values(const int COUNT, const int VECTORS, const HeadCache *cache, const Query *queries, int from,
-                              int to, int d, Lanes (*sums)[4])
-{
+INLINE void add_shared_values(const int COUNT, const int VECTORS, const HeadCache *cache, const Query *queries,
+                              int from, int to, int d, Lanes (*sums)[4]) {
     const int size = cache->head_size;
     const float *weights[QUERIES_TOGETHER];
-    UNROLLED for (int r = 0; r < COUNT; r++) weights[r] = queries[r].weights - queries[r].first;
+    UNROLLED for (int r = 0; r < COUNT; r++)
+        weights[r] = queries[r].weights - queries[r].first;
     for (int cell = from; cell < to;) {
         const int page = cell / PAGE_CELLS, end = (page + 1) * PAGE_CELLS < to ? (page + 1) * PAGE_CELLS : to;
         const uint16_t *value = cache->pages[page] + cache->values + (size_t)(cell % PAGE_CELLS) * size + d;
@@ -246,11 +231,12 @@ INLINE void add_shared_values(const int COUNT, const int VECTORS, const HeadCach
             UNROLLED for (int byte = 0; byte < VECTORS * WIDTH * 2; byte += 64)
                 __builtin_prefetch((const char *)ahead + byte);
             Lanes part[4];
-            UNROLLED for (int j = 0; j < VECTORS; j++) part[j] = load_halves(value + j * WIDTH);
-            UNROLLED for (int r = 0; r < COUNT; r++)
-            {
+            UNROLLED for (int j = 0; j < VECTORS; j++)
+                part[j] = load_halves(value + j * WIDTH);
+            UNROLLED for (int r = 0; r < COUNT; r++) {
                 Lanes weight = all(weights[r][cell]);
-                UNROLLED for (int j = 0; j < VECTORS; j++) sums[r][j] = fused(weight, part[j], sums[r][j]);
+                UNROLLED for (int j = 0; j < VECTORS; j++)
+                    sums[r][j] = fused(weight, part[j], sums[r][j]);
             }
         }
     }
@@ -258,38 +244,35 @@ INLINE void add_shared_values(const int COUNT, const int VECTORS, const HeadCach
 
 /* Dimensions d .. d + VECTORS * WIDTH - 1 of COUNT outputs. Every query adds its cells in ascending order: those that
  * others do not see before the shared ones, the shared ones, the rest of what it sees, its path. */
-INLINE void sum_values(const int COUNT, const int VECTORS, const HeadCache *cache, const Query *queries, int d)
-{
+INLINE void sum_values(const int COUNT, const int VECTORS, const HeadCache *cache, const Query *queries, int d) {
     Lanes sums[QUERIES_TOGETHER][4];
     int from = queries[0].first, to = queries[0].visible;
-    UNROLLED for (int r = 0; r < COUNT; r++)
-    {
+    UNROLLED for (int r = 0; r < COUNT; r++) {
         from = queries[r].first > from ? queries[r].first : from;
         to = queries[r].visible < to ? queries[r].visible : to;
-        UNROLLED for (int j = 0; j < VECTORS; j++) sums[r][j] = all(0);
+        UNROLLED for (int j = 0; j < VECTORS; j++)
+            sums[r][j] = all(0);
     }
     to = to < from ? from : to;
-    UNROLLED for (int r = 0; r < COUNT; r++)
-    {
+    UNROLLED for (int r = 0; r < COUNT; r++) {
         const Query *query = queries + r;
         const int own = from < query->visible ? from : query->visible;
         add_values(VECTORS, cache, query->weights, query->first, own, d, sums[r]);
     }
     add_shared_values(COUNT, VECTORS, cache, queries, from, to, d, sums);
-    UNROLLED for (int r = 0; r < COUNT; r++)
-    {
+    UNROLLED for (int r = 0; r < COUNT; r++) {
         const Query *query = queries + r;
         const int seen = query->visible - query->first;
         if (to < query->visible)
             add_values(VECTORS, cache, query->weights + (to - query->first), to, query->visible, d, sums[r]);
         for (int i = 0; i < query->path_length; i++)
             add_values(VECTORS, cache, query->weights + seen + i, query->path[i], query->path[i] + 1, d, sums[r]);
-        UNROLLED for (int j = 0; j < VECTORS; j++) store(query->output + d + j * WIDTH, sums[r][j]);
+        UNROLLED for (int j = 0; j < VECTORS; j++)
+            store(query->output + d + j * WIDTH, sums[r][j]);
     }
 }
 
-INLINE void sum_all_values(const int COUNT, const HeadCache *cache, const Query *queries, int first, int last)
-{
+INLINE void sum_all_values(const int COUNT, const HeadCache *cache, const Query *queries, int first, int last) {
     const int wide = WIDTH == 16 ? (COUNT <= 6 ? 4 : 2) : 4;
     int d = first;
     for (; d + wide * WIDTH <= last; d += wide * WIDTH)
@@ -298,16 +281,16 @@ INLINE void sum_all_values(const int COUNT, const HeadCache *cache, const Query 
         sum_values(COUNT, 1, cache, queries, d);
 }
 
-static __attribute__((noinline)) void values(const HeadCache *cache, int count, const Query *queries, int first, int last)
-{
+static __attribute__((noinline)) void values(const HeadCache *cache, int count, const Query *queries, int first,
+                                             int last) {
     for (int r = 0; r < count;) {
         const int left = count - r;
         const Query *some = queries + r;
-#define SUM(N)                                                   \
-    if (N <= VALUE_QUERIES && left >= N) {                       \
-        sum_all_values(N, cache, some, first, last);             \
-        r += N;                                                  \
-        continue;                                                \
+#define SUM(N)                                                                                                         \
+    if (N <= VALUE_QUERIES && left >= N) {                                                                             \
+        sum_all_values(N, cache, some, first, last);                                                                   \
+        r += N;                                                                                                        \
+        continue;                                                                                                      \
     }
 #if WIDTH == 16
         SUM(12)
@@ -322,8 +305,7 @@ static __attribute__((noinline)) void values(const HeadCache *cache, int count, 
     }
 }
 
-static int64_t argmax(const float *x, int64_t length)
-{
+static int64_t argmax(const float *x, int64_t length) {
     int64_t best = 0, i = 0;
     float most = x[0];
     for (; i + 64 <= length; i += 64) { /* most blocks hold nothing larger */
@@ -350,8 +332,7 @@ static int64_t argmax(const float *x, int64_t length)
     return best;
 }
 
-static void exponential_sums(const float *x, int64_t length, float shift, double *sum, double *weighted)
-{
+static void exponential_sums(const float *x, int64_t length, float shift, double *sum, double *weighted) {
     double total = 0, total_weighted = 0;
     for (int64_t block = 0; block < length; block += SUM_BLOCK) {
         const int64_t end = block + SUM_BLOCK < length ? block + SUM_BLOCK : length;
@@ -381,15 +362,13 @@ static void exponential_sums(const float *x, int64_t length, float shift, double
 }
 
 /* The finaliser of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014). */
-INLINE uint64_t mixed(uint64_t x)
-{
+INLINE uint64_t mixed(uint64_t x) {
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
     x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
     return x ^ (x >> 31);
 }
 
-static int lucky_tokens(uint64_t key, int64_t first, int count, uint64_t limit, int32_t *tokens)
-{
+static int lucky_tokens(uint64_t key, int64_t first, int count, uint64_t limit, int32_t *tokens) {
     enum { TOGETHER = 64 };
     int found = 0;
     for (int start = 0; start < count; start += TOGETHER) {
@@ -408,8 +387,6 @@ static int lucky_tokens(uint64_t key, int64_t first, int count, uint64_t limit, 
     return found;
 }
 
-#define VECTOR_KERNELS                                                                                          \
-    {                                                                                                           \
-        rms_norm, add, scale, silu_gate, gelu_gate, store_cell, score, softmax, values, argmax, exponential_sums, \
-            lucky_tokens                                                                                        \
-    }
+#define VECTOR_KERNELS                                                                                                 \
+    {rms_norm, add,     scale,  silu_gate, gelu_gate,        store_cell,                                               \
+     score,    softmax, values, argmax,    exponential_sums, lucky_tokens}
