@@ -3,6 +3,7 @@ why."""
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 from collections.abc import Sequence
@@ -156,6 +157,49 @@ def test_a_body_that_does_not_do_is_refused_as_the_server_does(
     assert is_error(record) and record["response"]["status_code"] == status
     assert record["response"]["body"]["error"]["param"] == field
     assert not is_error(good)
+
+
+FORMATS: list[dict[str, Any]] = [
+    *({"structured_outputs": {"grammar": text}} for text in ("", "# c", "a ::= b", "\ud800", "start: /(/")),
+    *({"structured_outputs": {"regex": text}} for text in ("\ud800", "(", "a{99999999}")),
+    {"structured_outputs": {"json": {"$ref": "#/nowhere"}}},
+    {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "what"}}}},
+]
+
+
+@pytest.mark.parametrize("body", FORMATS)
+def test_a_grammar_that_does_not_do_costs_its_line_alone(body: dict[str, Any]) -> None:
+    """A lone surrogate in a regex, or an empty grammar, ended the whole batch with a traceback."""
+    good = {"prompt": TEXT, "max_tokens": 4}
+    first, record, last = answered(good, good | body, good)
+    assert is_error(record) and record["response"]["body"]["error"]["message"].startswith("line 2: ")
+    assert text_of(first) == text_of(last) == alone(user(TEXT), max_tokens=4)
+
+
+@pytest.mark.parametrize("place", ["find_choices", "Engine.submit", "Choices.whole", "parse"])
+def test_whatever_is_raised_for_a_line_costs_that_line_alone(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = "draftree.batch.answering"
+    owner: Any = importlib.import_module(module)
+    *path, name = place.split(".")
+    for part in path:
+        owner = getattr(owner, part)
+    real, calls = getattr(owner, name), 0
+
+    def failing(*given: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise LookupError("of a library\nwith a traceback")
+        return real(*given, **options)
+
+    monkeypatch.setattr(owner, name, failing)
+    good = {"prompt": TEXT, "max_tokens": 4}
+    records = answered(good, good, good)
+    failed = [record for record in records if is_error(record)]
+    assert len(failed) == 1
+    assert failed[0]["response"]["status_code"] == 500
+    assert failed[0]["response"]["body"]["error"]["message"].endswith("LookupError: of a library with a traceback")
+    assert {text_of(r) for r in records if r not in failed} == {alone(user(TEXT), max_tokens=4)}
 
 
 def test_leaving_early_frees_all_rows() -> None:

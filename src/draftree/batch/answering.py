@@ -17,7 +17,7 @@ from ..artifacts import first_error
 from ..engine.engine import Engine, Handle
 from ..engine.scheduler import SchedulerParams
 from ..engine.speculation import SpeculationParams
-from ..errors import FieldError, InputError
+from ..errors import FieldError, InputError, shortened
 from ..server import answers as shapes
 from ..server.answers import INVALID, MISSING, Shape
 from ..server.choices import Choices, decoded, find_choices, system_fingerprint
@@ -165,45 +165,54 @@ class Answering:
                     self._engine.wait(lambda: any(each.done for each in under))
                 for each in [each for each in under if each.done]:
                     under.remove(each)
-                    yield self._ended(each)
+                    try:
+                        record = self._ended(each)
+                    except Exception as error:  # noqa: BLE001
+                        record = self._failed(each.line, each.parsed.custom_id, error)
+                    yield record
         finally:
             for each in under:
                 each.cancel()
 
     def _begin(self, line: BatchLine) -> _Under | Record:
         """A line under way, or the record of one that cannot be answered."""
+        custom_id, handles = None, list[Handle]()
         try:
             parsed = parse(line, self.model)
-        except LineError as error:
-            if error.field is not None:
-                refusal = shapes.error(str(error), INVALID, error.field)
-                return self._answered(line, error.custom_id, 400, refusal)
-            failure = {"code": "invalid_line", "message": str(error)}
-            return {"id": line.id, "custom_id": error.custom_id, "response": None, "error": failure}
-        body, handles = parsed.body, list[Handle]()
-        if body.model != self.model:
-            why = f"no model {body.model!r}: this batch is answered by {self.model!r}"
-            return self._answered(line, parsed.custom_id, 404, shapes.error(why, MISSING, "model", "model_not_found"))
-        try:
+            custom_id, body = parsed.custom_id, parsed.body
+            if body.model != self.model:
+                why = f"no model {body.model!r}: this batch is answered by {self.model!r}"
+                return self._answered(line, custom_id, 404, shapes.error(why, MISSING, "model", "model_not_found"))
             if body.stream:
                 raise FieldError("stream", "stream is not for batches: leave it out")
             choices = find_choices(body, self._engine, self._speculation)
             options: dict[str, Any] = {"prediction": body.predicted, "priority": body.priority, "timeout": body.timeout}
             for ids, params in choices.asked:
                 handles.append(self._engine.submit(ids, params, choices.speculation, **options))
-        except InputError as error:
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with a line, the others are answered
             for handle in handles:
                 handle.cancel()
-            field = error.field if isinstance(error, FieldError) else None
-            refusal = shapes.error(f"line {line.number}: {error}", INVALID, field)
-            return self._answered(line, parsed.custom_id, 400, refusal)
+            return self._failed(line, custom_id, error)
         return _Under(line, parsed, choices, handles)
+
+    def _failed(self, line: BatchLine, custom_id: str | None, error: Exception) -> Record:
+        """The record of a line that ended with an error."""
+        if isinstance(error, LineError):
+            custom_id = error.custom_id
+            if error.field is None:
+                failure = {"code": "invalid_line", "message": str(error)}
+                return {"id": line.id, "custom_id": custom_id, "response": None, "error": failure}
+            return self._answered(line, custom_id, 400, shapes.error(str(error), INVALID, error.field))
+        if isinstance(error, InputError):
+            field = error.field if isinstance(error, FieldError) else None
+            return self._answered(line, custom_id, 400, shapes.error(f"line {line.number}: {error}", INVALID, field))
+        why = shortened(f"line {line.number}: {type(error).__name__}: {' '.join(str(error).split())}")
+        return self._answered(line, custom_id, 500, shapes.error(why, "server_error"))
 
     def _ended(self, each: _Under) -> Record:
         requests = [handle.request for handle in each.handles]
         if failure := next((request.error for request in requests if request.error is not None), None):
-            why = f"line {each.line.number}: {type(failure).__name__}: {failure}"
-            return self._answered(each.line, each.parsed.custom_id, 500, shapes.error(why, "server_error"))
+            return self._failed(each.line, each.parsed.custom_id, failure)
         body, key, tags = each.parsed.body, each.line.id.removeprefix("batch_req_"), each.choices.tags
         if isinstance(body, ResponsesRequest):
             answer = ResponseShape(f"resp_{key}", body, self.model, self._spelled, tags).answered(requests[0])
