@@ -91,6 +91,70 @@ def read_lines(path: Path) -> Iterator[bytes]:
             yield line
 
 
+def file_path(name: str | Path, what: str) -> Path:
+    """The path of a file to write, once it is clear that a file can be there.
+
+    Args:
+        what: it is, in messages.
+
+    Raises:
+        ConfigError: there is something that is no file, or no folder that can be written.
+    """
+    path = user_path(name)
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"{what} {name} is {'a folder' if path.is_dir() else 'no regular file'}: name a file")
+    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+        raise ConfigError(f"{what} {name}: folder {path.parent} is not there or cannot be written: name another place")
+    return path
+
+
+def new_file(name: str | Path, what: str, owns: Callable[[Path], bool] | None = None, *, force: bool = False) -> Path:
+    """The path of a file that a command writes anew; a file of somebody else is never overwritten.
+
+    Args:
+        what: as in ``file_path``.
+        owns: whether a file is one that the same command wrote; None: it is never overwritten.
+        force: overwrite one that it wrote.
+
+    Raises:
+        ConfigError: it exists and may not be overwritten, or ``file_path`` refuses it.
+    """
+    path = file_path(name, what)
+    if path.exists() and not (force and owns is not None):
+        hint = "" if owns is None else ", or overwrite it with --force"
+        raise ConfigError(f"{what} {name} exists: name another file{hint}")
+    if path.exists() and path.stat().st_size and owns is not None and not owns(path):
+        raise ConfigError(f"{what} {name} is not what this command writes: name another file, or remove it first")
+    return path
+
+
+_PART = ".part"
+"""Suffix of a file that is being written, whose name begins with a dot."""
+
+
+def is_bare(folder: Path) -> bool:
+    """There is nothing in a folder, which may be missing, but what a killed ``write_whole`` has left."""
+    return not folder.exists() or all(p.name[0] == "." and p.name.endswith(_PART) for p in folder.iterdir())
+
+
+def own_folder(name: str | Path, what: str, mark: str) -> Path:
+    """The path of a folder that a command fills: it is missing, bare, or has what the command puts there first.
+
+    Args:
+        what: it is, in messages.
+        mark: name of what is there first.
+
+    Raises:
+        ConfigError: it is no folder, or one with files of somebody else.
+    """
+    folder = user_path(name)
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{what} {name} is a file: name a folder")
+    if not is_bare(folder) and not (folder / mark).exists():
+        raise ConfigError(f"{what} {name} has files of something else: name a folder of its own")
+    return folder
+
+
 _ELSEWHERE = "choose another place"
 
 
@@ -124,7 +188,7 @@ def write_whole(path: Path, content: str | bytes | memoryview, way_out: str = _E
     Raises:
         RunError: the file cannot be written.
     """
-    part = path.with_name(f".{path.name}.{os.getpid()}")
+    part = path.with_name(f".{path.name}.{os.getpid()}{_PART}")
     try:
         try:
             part.write_bytes(content.encode() if isinstance(content, str) else content)
@@ -133,6 +197,28 @@ def write_whole(path: Path, content: str | bytes | memoryview, way_out: str = _E
             part.unlink(missing_ok=True)
     except OSError as error:
         raise RunError(f"cannot write {path}: {error.strerror}: {way_out}") from None
+
+
+def append_line(path: Path, line: bytes, whole: int) -> None:
+    """Append a line to the whole lines of a file, which take so many bytes: what is behind them is cut off.
+
+    The first line is written whole or not at all: a file whose first line is torn is none that this has written.
+
+    Raises:
+        RunError: it cannot be written; the lines before it are kept.
+    """
+    if not whole:
+        write_whole(path, line, _GO_ON)
+        return
+    try:
+        with path.open("ab") as file:
+            file.truncate(whole)
+            file.write(line)
+    except OSError as error:
+        raise RunError(f"cannot write {path}: {error.strerror}: {_GO_ON}") from None
+
+
+_GO_ON = "what is done is kept; make room there, then give the same command again"
 
 
 def first_error(error: ValidationError) -> str:
@@ -172,6 +258,14 @@ class JsonFormat(Generic[T]):
             own |= _fields(value) if self.flat and is_dataclass(value) else {key: value}
         lines = ",\n".join(f"  {json.dumps(key)}: {_lines(value)}" for key, value in own.items())
         write_whole(path, f"{{\n{lines}\n}}\n")
+
+    def owns(self, path: Path) -> bool:
+        """A file is of this format, of whatever version."""
+        try:
+            document = json.loads(read_bytes(path, _LARGEST_JSON))
+        except (OSError, ValueError, RecursionError):
+            return False
+        return isinstance(document, dict) and document.get("format") == self.name
 
     def read(self, path: Path) -> T:
         """Read a file.

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from draftree.batch.batch_files import BatchInput, BatchOutput
-from draftree.errors import ConfigError
+from draftree.errors import ConfigError, RunError
 
 
 @pytest.fixture
@@ -25,33 +25,81 @@ def record_of(key: str, fingerprint: str = "f") -> dict[str, Any]:
 
 
 def write(output: BatchOutput, *records: dict[str, Any]) -> None:
-    with output.appending() as append:
-        for record in records:
-            append(record)
+    for record in records:
+        output.append(record)
 
 
 def test_empty_lines_are_none(lines: BatchInput) -> None:
     assert [line.number for line in lines.lines()] == [1, 3, 4]
 
 
-@pytest.mark.parametrize("tail", ["", '{"id": "batch', '{"id": "batch\n'])
-def test_a_second_call_keeps_what_is_whole_and_cuts_off_the_rest(lines: BatchInput, tmp_path: Path, tail: str) -> None:
+def test_a_second_call_keeps_what_is_whole_and_cuts_off_the_rest(lines: BatchInput, tmp_path: Path) -> None:
     first, second, third = (line.id for line in lines.lines())
     out = tmp_path / "out.jsonl"
     write(BatchOutput(str(out), lines), record_of(second))
-    with out.open("a") as file:
-        file.write(tail)
-    again = BatchOutput(str(out), lines)
-    assert again.done == {second}
-    write(again, record_of(first), record_of(third))
-    assert [json.loads(line)["id"] for line in out.read_text().splitlines()] == [second, first, third]
+    whole = out.read_bytes()
+    line = json.dumps(record_of(first)).encode()
+    for cut in range(len(line) + 1):
+        out.write_bytes(whole + line[:cut])
+        again = BatchOutput(str(out), lines)
+        assert again.done == {second} and out.read_bytes() == whole + line[:cut]
+        write(again, record_of(first), record_of(third))
+        assert [json.loads(line)["id"] for line in out.read_text().splitlines()] == [second, first, third]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(b'{"a":1}', b'{"a":1}\n', b"one line", b"a\nb", b"\n", b"\xff\x00", b"[]\n", b'{"id": [1]}\n', b"5\n"),
+        *(b'{"id": "batch_req_', b'{"id": "batch_req_000000000000000000000000", "custom_id": "a"}\n'),
+    ],
+)
+def test_a_file_that_is_not_a_batchs_own_is_refused_and_kept(lines: BatchInput, tmp_path: Path, content: bytes) -> None:
+    """A file of one line was taken for a record that had been cut off, and answers took its place."""
+    out = tmp_path / "out.jsonl"
+    own = json.dumps(record_of(next(lines.lines()).id)).encode()
+    foreign = [content, content + own, own, own[: len(own) // 2]]
+    if content.endswith(b"\n"):
+        foreign.append(own + b"\n" + content)
+    odds: list[Any] = [5, {}, "a"]
+    foreign += [json.dumps({"id": json.loads(own)["id"], "response": odd}).encode() + b"\n" for odd in odds]
+    for whole in foreign:
+        out.write_bytes(whole)
+        with pytest.raises(ConfigError, match="answers no line of this batch"):
+            BatchOutput(str(out), lines)
+        assert out.read_bytes() == whole
+
+
+def test_the_first_record_is_written_whole_or_not_at_all(lines: BatchInput, tmp_path: Path, full_disk: None) -> None:
+    out = tmp_path / "out.jsonl"
+    with pytest.raises(RunError, match="No space left on device"):
+        write(BatchOutput(str(out), lines), record_of(next(lines.lines()).id))
+    assert list(tmp_path.iterdir()) == [lines.path]
 
 
 def test_a_record_is_in_the_file_when_the_next_one_is_made(lines: BatchInput, tmp_path: Path) -> None:
-    out = tmp_path / "out.jsonl"
-    with BatchOutput(str(out), lines).appending() as append:
-        append(record_of(next(lines.lines()).id))
-        assert out.read_text().endswith("}\n")
+    out, made = tmp_path / "out.jsonl", [record_of(line.id) for line in lines.lines()]
+    output = BatchOutput(str(out), lines)
+    for count, record in enumerate(made, start=1):
+        output.append(record)
+        assert [json.loads(line) for line in out.read_bytes().splitlines()] == made[:count]
+
+
+def test_every_text_is_written_as_utf_8(lines: BatchInput, tmp_path: Path) -> None:
+    """Half of a surrogate pair has no UTF-8: it is written as JSON escapes it."""
+    record = record_of(next(lines.lines()).id) | {"custom_id": "\ud800 ä \U0001f642"}
+    write(BatchOutput(str(tmp_path / "out"), lines), record)
+    assert json.loads((tmp_path / "out").read_bytes().decode()) == record
+
+
+def test_errors_of_both_calls_are_counted(lines: BatchInput, tmp_path: Path) -> None:
+    first, second, third = (line.id for line in lines.lines())
+    failed = {"custom_id": None, "response": None, "error": {"code": "invalid_line", "message": "why"}}
+    write(BatchOutput(str(tmp_path / "out"), lines), {"id": first, **failed}, record_of(second))
+    again = BatchOutput(str(tmp_path / "out"), lines)
+    assert again.errors == 1
+    write(again, {"id": third, **failed})
+    assert again.errors == 2
 
 
 def test_a_changed_batch_is_noticed(lines: BatchInput, tmp_path: Path) -> None:
@@ -85,7 +133,8 @@ def test_files_that_do_not_do_are_named(lines: BatchInput, tmp_path: Path) -> No
             BatchInput(path)
     for name, message in (
         (str(tmp_path), "is a folder"),
-        (str(tmp_path / "no" / "out"), "which is not there"),
+        (str(tmp_path / "no" / "out"), "is not there or cannot be written"),
+        ("/dev/null", "is no regular file"),
         (str(lines.path), "is the batch itself"),
     ):
         with pytest.raises(ConfigError, match=message):

@@ -224,13 +224,6 @@ def test_a_file_behind_a_name_that_has_changed_is_refused(
     assert f"files {copy}" in capsys.readouterr().err
 
 
-def test_a_folder_of_something_else_is_refused(model: str, suite: str, tmp_path: Path, capsys: Captured) -> None:
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "thesis.tex").write_text("")
-    assert run(_asked(model, suite, tmp_path / "out")) == 2
-    assert "holds no run" in capsys.readouterr().err
-
-
 def test_a_full_disk_is_one_line_and_keeps_what_is_done(
     model: str, suite: str, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:

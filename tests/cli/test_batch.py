@@ -65,11 +65,19 @@ def test_an_interruption_keeps_what_has_ended(model: str, tmp_path: Path) -> Non
     assert f"interrupted after {done} of 400 lines: the same command goes on from there" in complaint
 
 
-def test_lines_that_cannot_be_answered_are_counted(model: str, tmp_path: Path, capsys: Captured) -> None:
-    source = write(tmp_path / "in.jsonl", 2)
-    source.write_text(source.read_text() + "{broken\n")
-    assert run(["batch", str(source), str(tmp_path / "out"), "--target", model, "--name", "mine"]) == 0
-    assert "3 lines answered, 1 with an error" in capsys.readouterr().err
+def test_lines_that_cannot_be_answered_fail_the_command_also_when_it_goes_on(
+    model: str, tmp_path: Path, capsys: Captured
+) -> None:
+    source, out = write(tmp_path / "in.jsonl", 2), tmp_path / "out.jsonl"
+    source.write_text(source.read_text() + '{broken\n{"prompt": "a", "max_tokens": 0}\n{"prompt": 5}\n')
+    for before in ("", ", 5 of them before", ", 5 of them before"):
+        assert run(["batch", str(source), str(out), "--target", model, "--name", "mine"]) == 1
+        assert f"3 of 5 lines could not be answered{before}: their records have why" in capsys.readouterr().err
+        assert len(out.read_text().splitlines()) == 5
+    out.write_bytes(b"".join(out.read_bytes().splitlines(keepends=True)[:3]))
+    assert run(["batch", str(source), str(out), "--target", model, "--name", "mine"]) == 1
+    assert "3 of 5 lines could not be answered, 3 of them before" in capsys.readouterr().err
+    assert len({json.loads(line)["id"] for line in out.read_text().splitlines()}) == 5
 
 
 @pytest.mark.parametrize(

@@ -113,15 +113,8 @@ def test_a_drafter_that_is_never_right_leaves_nothing_behind(model: str, tmp_pat
     assert [p.name for p in tmp_path.iterdir()] == ["prompts.txt"]
 
 
-def test_an_existing_file_is_refused_before_any_work_and_kept(prompts: Path, tmp_path: Path, capsys: Captured) -> None:
-    (tmp_path / "tree.json").write_text("mine")
-    assert run(asked("./nowhere", prompts, tmp_path / "tree.json")) == 2
-    assert "tree.json exists: give --out another file, or --force" in complaint(capsys)
-    assert (tmp_path / "tree.json").read_text() == "mine"
-
-
-def test_force_overwrites_it(model: str, prompts: Path, tmp_path: Path) -> None:
-    (tmp_path / "tree.json").write_text("mine")
+def test_force_overwrites_a_tree_file_of_any_version(model: str, prompts: Path, tmp_path: Path) -> None:
+    (tmp_path / "tree.json").write_text('{"format": "draftree static tree", "version": 99}')
     assert run(asked(model, prompts, tmp_path / "tree.json", "--force")) == 0
     assert read_tree(str(tmp_path / "tree.json")).prompts == 3
 

@@ -50,16 +50,17 @@ def test_an_existing_file_is_refused_in_one_line_and_force_overwrites_it(
     model: str, tmp_path: Path, capsys: Captured
 ) -> None:
     path = tmp_path / "t.jsonl"
-    path.write_text("precious")
+    assert _generate(model, path) == 0
+    kept = path.read_bytes()
+    capsys.readouterr()
     assert _generate("./no-model-is-looked-for", path) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
     assert len(printed.err.splitlines()) == 1
     assert str(path) in printed.err
     assert "--force" in printed.err
-    assert path.read_text() == "precious"
     assert _generate("./nowhere", path, "--force") == 2
-    assert path.read_text() == "precious", "nothing has been decoded yet"
+    assert path.read_bytes() == kept, "nothing has been decoded yet"
     assert _generate(model, path, "--force") == 0
     assert isinstance(next(read_trace(path)), RunRecord)
 

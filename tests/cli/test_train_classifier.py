@@ -151,13 +151,6 @@ def test_nothing_accepted_is_said(model: str, tmp_path: Path, capsys: Captured) 
     assert "nothing to learn from" in complaint(capsys)
 
 
-def test_an_existing_file_is_refused_before_any_work_and_kept(prompts: Path, tmp_path: Path, capsys: Captured) -> None:
-    (tmp_path / "net.json").write_text("mine")
-    assert run(asked("./nowhere", prompts, tmp_path / "net.json")) == 2
-    assert "net.json exists: give --out another file, or --force" in complaint(capsys)
-    assert (tmp_path / "net.json").read_text() == "mine"
-
-
 BAD = {
     "no samples": (["--samples", "0"], "samples is 0"),
     "no rows": (["--rows", "0"], "rows is 0"),

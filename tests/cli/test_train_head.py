@@ -209,7 +209,7 @@ def test_a_head_that_was_copied_here_is_not_overwritten(
     capsys.readouterr()
     out = Recipe().save(tmp_path / "head")
     assert run(asked(model, prompts, out, "--arch", "eagle3")) == 2
-    assert "holds another model: give --out a folder of its own" in complaint(capsys)
+    assert "has files of something else: name a folder of its own" in complaint(capsys)
 
 
 def test_other_settings_are_refused_unless_forced(
@@ -258,14 +258,6 @@ def test_bad_settings_are_refused_before_any_work(case: str, prompts: Path, tmp_
     assert run(asked("./nowhere", prompts, tmp_path / "head", *arguments)) == 2
     assert named in complaint(capsys)
     assert [p.name for p in tmp_path.iterdir()] == ["prompts.txt"]
-
-
-def test_a_folder_of_something_else_is_refused(prompts: Path, tmp_path: Path, capsys: Captured) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    assert run(asked("./nowhere", prompts, tmp_path)) == 2
-    assert "holds another model: give --out a folder of its own" in complaint(capsys)
-    assert run(asked("./nowhere", prompts, prompts)) == 2
-    assert "prompts.txt is a file: give --out a folder" in complaint(capsys)
 
 
 DOLLY = '{"id": 0, "instruction": "When?", "context": "In May.", "response": "May"}\n'

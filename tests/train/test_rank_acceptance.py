@@ -160,8 +160,9 @@ def test_what_was_measured_otherwise_is_not_mixed_in(change: dict[str, object], 
 @pytest.mark.parametrize("content", ["", "[]", '{"key": 1}', '{"trials": 3, "accepted": 4}'])
 def test_a_corrupt_part_is_refused(content: str, tmp_path: Path) -> None:
     (tmp_path / "part").write_text(content)
-    with pytest.raises(ConfigError, match="part is of a calibration with other"):
-        Tally.load(tmp_path / "part", calibration())
+    for force in (False, True):
+        with pytest.raises(ConfigError, match="part is of no calibration"):
+            Tally.load(tmp_path / "part", calibration(), force=force)
 
 
 def test_the_tree_is_the_best_for_the_counts(tmp_path: Path) -> None:

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..artifacts import read_lines, user_path
-from ..errors import ConfigError, RunError
+from ..artifacts import append_line, file_path, read_lines
+from ..errors import ConfigError
 
 Record = Mapping[str, Any]
 
@@ -67,22 +66,24 @@ class BatchInput:
 class BatchOutput:
     """The records of answered lines; they are appended as they come.
 
+    A file is a batch's own if its first line is a whole record of one of these lines; the first record is written whole
+    or not at all, so that no killed run leaves another kind of file. Behind whole records a torn line is cut off.
+
     Attributes:
         path: of the file, which may be missing.
         done: ids of the lines that have a record.
+        errors: how many of them could not be answered.
 
     Raises:
-        ConfigError: it cannot be read, or has a record that is none of these lines'.
+        ConfigError: it cannot be read or written, or has a record that is none of these lines'.
     """
 
     def __init__(self, name: str, lines: BatchInput) -> None:
-        self.path = path = user_path(name)
-        if path.is_dir() or not path.parent.is_dir():
-            why = "is a folder" if path.is_dir() else f"is in {path.parent}, which is not there"
-            raise ConfigError(f"output {name} {why}: name a file")
+        self.path = path = file_path(name, "output")
         if path.exists() and path.samefile(lines.path):
             raise ConfigError(f"output {name} is the batch itself: name another file")
         self.done: set[str] = set()
+        self.errors = 0
         self._fingerprint: str | None = None  # of what answered
         self._whole = 0  # bytes up to the end of the last whole record
         if path.exists():
@@ -90,52 +91,44 @@ class BatchOutput:
 
     def _read(self, ids: set[str]) -> None:
         try:
-            content = self.path.read_bytes()
+            for number, line in enumerate(read_lines(self.path), start=1):
+                if self._whole and not line.endswith(b"\n"):
+                    return  # what was being written when a call ended: it is cut off
+                try:
+                    if not line.endswith(b"\n") or (record := json.loads(line))["id"] not in ids:
+                        raise ValueError("of no line")
+                    self._count(record)
+                except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+                    raise ConfigError(
+                        f"output {self.path} line {number} answers no line of this batch: if the batch has been "
+                        "changed, or the file is another one, name another output"
+                    ) from None
+                self._whole += len(line)
         except OSError as error:
             raise ConfigError(f"output {self.path} cannot be read: {error.strerror}: name another file") from None
-        lines = content.split(b"\n")
-        for number, line in enumerate(lines, start=1):
-            record = _object(line)
-            if number == len(lines) or (record is None and number == len(lines) - 1):
-                return  # what was being written when a call ended: it is cut off
-            if record is None or record.get("id") not in ids:
-                raise ConfigError(
-                    f"output {self.path} line {number} answers no line of this batch, which may have been changed: "
-                    "name another file"
-                )
-            self.done.add(record["id"])
-            self._fingerprint = fingerprint_of(record) or self._fingerprint
-            self._whole += len(line) + 1
 
-    @contextmanager
-    def appending(self) -> Iterator[Callable[[Record], None]]:
-        """Open the file, without what was left of a broken record; yields what appends a record and flushes it.
+    def _count(self, record: Record) -> None:
+        self.done.add(record["id"])
+        self.errors += is_error(record)
+        self._fingerprint = fingerprint_of(record) or self._fingerprint
+
+    def append(self, record: Record) -> None:
+        """Write a record.
 
         Raises:
             RunError: it cannot be written.
-            ConfigError: a record is of another model, or release, than those before.
+            ConfigError: it is of another model, or release, than those before.
         """
-        try:
-            with self.path.open("ab") as file:
-                file.truncate(self._whole)
-
-                def write(record: Record) -> None:
-                    own = fingerprint_of(record)
-                    if None is not self._fingerprint != own is not None:
-                        raise ConfigError(
-                            f"output {self.path} has answers of {self._fingerprint}, and this is {own}: give the same "
-                            "model as before, or name another file"
-                        )
-                    self._fingerprint = own or self._fingerprint
-                    file.write(json.dumps(record, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n")
-                    file.flush()
-                    self.done.add(record["id"])
-
-                yield write
-        except OSError as error:
-            raise RunError(
-                f"cannot write {self.path}: {error.strerror}: free some space, and give the same command again"
-            ) from None
+        own = fingerprint_of(record)
+        if None is not self._fingerprint != own is not None:
+            raise ConfigError(
+                f"output {self.path} has answers of {self._fingerprint}, and this is {own}: give the same model as "
+                "before, or name another file"
+            )
+        line = json.dumps(record, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
+        append_line(self.path, line, self._whole)
+        self._whole += len(line)
+        self._count(record)
 
 
 def fingerprint_of(record: Record) -> str | None:
@@ -148,12 +141,3 @@ def is_error(record: Record) -> bool:
     """A line that could not be answered."""
     response = record["response"]
     return response is None or response["status_code"] != 200
-
-
-def _object(line: bytes) -> dict[str, Any] | None:
-    """The JSON object of a line; None: it is none."""
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field, PlainSerializer, TypeAdapter, ValidationError
 
-from ..artifacts import first_error, read_bytes, read_lines, user_path, write_whole
-from ..errors import ConfigError, DraftreeWarning, RunError
+from ..artifacts import append_line, first_error, make_folder, own_folder, read_bytes, read_lines, write_whole
+from ..errors import ConfigError, DraftreeWarning
 from .suites import Item
 
 BINS = 20
@@ -200,28 +198,20 @@ class RunFolder:
     """
 
     def __init__(self, path: str | Path, config: Mapping[str, Any], items: Sequence[Item]) -> None:
-        self.path = user_path(path)
+        self.path = own_folder(path, "--out", CONFIG)
         self.records: list[AnswerRecord] = []
+        self._whole = 0  # bytes of their lines
         config = {"format": FORMAT, "version": VERSION, **json.loads(json.dumps(config))}
-        if self.path.exists() and not self.path.is_dir():
-            raise ConfigError(f"{self.path} is a file: give --out a folder")
         if (self.path / CONFIG).exists():
             _check_same(self.path, read_config(self.path), config)
             self.records = read_results(self.path)
-            self._cut_torn_line()
-        elif self.path.exists() and any(self.path.iterdir()):
-            raise ConfigError(f"{self.path} is not empty and holds no run: give --out a folder of its own")
+            if self.records:
+                self._whole = sum(len(line) for line in read_lines(self.path / RESULTS) if line.endswith(b"\n"))
         else:
-            with _writing(self.path):
-                self.path.mkdir(parents=True, exist_ok=True)
-            write_whole(self.path / PROMPTS, b"".join(_ITEM_LINE.dump_json(item) + b"\n" for item in items))
+            make_folder(self.path)
             _write_json(self.path / CONFIG, config)
-
-    def _cut_torn_line(self) -> None:
-        file = self.path / RESULTS
-        if file.exists():
-            with _writing(self.path):
-                os.truncate(file, sum(len(line) for line in read_lines(file) if line.endswith(b"\n")))
+        if not (self.path / PROMPTS).exists():  # of a run that was killed at its start, too
+            write_whole(self.path / PROMPTS, b"".join(_ITEM_LINE.dump_json(item) + b"\n" for item in items))
 
     def append(self, record: AnswerRecord) -> None:
         """Write one line.
@@ -229,8 +219,9 @@ class RunFolder:
         Raises:
             RunError: it cannot be written; the lines before it are kept.
         """
-        with _writing(self.path), (self.path / RESULTS).open("ab") as file:
-            file.write(RECORD_LINE.dump_json(record) + b"\n")
+        line = RECORD_LINE.dump_json(record) + b"\n"
+        append_line(self.path / RESULTS, line, self._whole)
+        self._whole += len(line)
         self.records.append(record)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
@@ -240,17 +231,6 @@ class RunFolder:
 
 def _write_json(path: Path, values: Mapping[str, Any]) -> None:
     write_whole(path, json.dumps(values, indent=1, ensure_ascii=False) + "\n")
-
-
-@contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise RunError(
-            f"cannot write {path}: {error.strerror or error}: what is done is kept; make room there, then give the "
-            "same command again"
-        ) from None
 
 
 def _check_same(path: Path, kept: Mapping[str, Any], config: Mapping[str, Any]) -> None:
@@ -292,7 +272,7 @@ def read_config(path: Path) -> dict[str, Any]:
         config = json.loads(read_bytes(path / CONFIG))
         if config["format"] != FORMAT or not isinstance(config["version"], int):
             raise ValueError
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         raise ConfigError(f"no run in {path}: name a folder that 'draftree bench --out' wrote") from None
     if config["version"] != VERSION:
         raise ConfigError(
@@ -314,7 +294,7 @@ def read_items(path: Path) -> list[Item]:
 
 
 def read_results(path: Path) -> list[AnswerRecord]:
-    """The records of a run; a torn last line is left out.
+    """The records of a run; a torn last line behind whole ones is left out.
 
     Raises:
         ConfigError: another line is corrupt, or two are about the same.
@@ -324,7 +304,7 @@ def read_results(path: Path) -> list[AnswerRecord]:
         return []
     records: dict[tuple[str, int, str], AnswerRecord] = {}
     for number, line in enumerate(read_lines(file), start=1):
-        if not line.endswith(b"\n"):
+        if records and not line.endswith(b"\n"):
             warnings.warn(f"{file}, line {number}: torn by an interruption: left out", DraftreeWarning, stacklevel=2)
             break
         try:

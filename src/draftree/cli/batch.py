@@ -12,7 +12,7 @@ import typer
 
 from ..artifacts import user_path
 from ..batch.answering import Answering, scheduled
-from ..batch.batch_files import BatchInput, BatchOutput, Record, is_error
+from ..batch.batch_files import BatchInput, BatchOutput, Record
 from ..config import option
 from ..engine.scheduler import SchedulerParams
 from ..engines import make_engine
@@ -57,13 +57,12 @@ def batch(
     """Answer a file of requests, many at a time: OpenAI's batch format, or lines of {"prompt": "..."}.
 
     Answers are appended as they come, in any order. The same command again goes on where the last one ended. A line
-    that cannot be answered has a record that says why.
+    that cannot be answered has a record that says why, and the exit code is 1.
     """
     lines = BatchInput(user_path(source))
     output = BatchOutput(out, lines)
     total, before = sum(1 for _ in lines.lines()), len(output.done)
     waiting = (line for line in lines.lines() if line.id not in output.done)
-    errors = 0
     if before < total:
         observers = trace.observers(context, str(speculation.method))
         make = partial(_load, target, options.name, compute, scheduling)
@@ -79,17 +78,17 @@ def batch(
         else:
             records = make(speculation, observers).records(waiting)
         try:
-            with output.appending() as write, progress_reporter("batch", total, before) as progress:
+            with progress_reporter("batch", total, before) as progress:
                 for record in records:
-                    write(record)
-                    errors += is_error(record)
+                    output.append(record)
                     progress(len(output.done))
         except KeyboardInterrupt:
             done = len(output.done)
             raise RunError(f"interrupted after {done} of {total} lines: the same command goes on from there") from None
     kept = f", {before} of them before" if before else ""
-    failed = f", {errors} with an error" if errors else ""
-    err.print(f"{out}: {total} lines answered{kept}{failed}", markup=False)
+    if output.errors:
+        raise RunError(f"{out}: {output.errors} of {total} lines could not be answered{kept}: their records have why")
+    err.print(f"{out}: {total} lines answered{kept}", markup=False)
 
 
 def _load(

@@ -22,7 +22,7 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from ..artifacts import make_folder, read_text, user_path, write_whole
+from ..artifacts import make_folder, own_folder, read_bytes, user_path, write_whole
 from ..bench.compare import ar_labels, compare, read_differences
 from ..bench.contestants import Models, entries, split_names
 from ..bench.load_test import LoadTest, find_guidellm, load_table, read_report
@@ -202,14 +202,14 @@ def bench_serve(
     body = {"max_completion_tokens": params.max_tokens, "temperature": params.temperature, "seed": params.seed}
     servers: dict[str, tuple[str, dict[str, Any]]] = {"draftree": (url, body)}
     servers |= {"AR": (url, body | {"draftree": {"drafter": NONE}})} if against is None else {against: (against, body)}
-    folder = user_path(out_folder)
+    folder = own_folder(out_folder, "--out", "settings.json")
+    prompts, settings = folder / "prompts.jsonl", folder / "settings.json"
+    made = json.dumps({"servers": servers, "concurrency": levels, "prompts": _digest(items)}, indent=1)
+    if settings.exists() and read_bytes(settings) != made.encode():
+        raise ConfigError(f"'{folder}' has reports of another command: name another folder with --out")
     reports = [folder / f"{number}.json" for number in range(len(servers))]
     program = "" if all(report.exists() for report in reports) else find_guidellm(guidellm)
     make_folder(folder)
-    prompts, settings = folder / "prompts.jsonl", folder / "settings.json"
-    made = json.dumps({"servers": servers, "concurrency": levels, "prompts": _digest(items)}, indent=1)
-    if settings.exists() and read_text(settings) != made:
-        raise ConfigError(f"'{folder}' has reports of another command: name another folder with --out")
     write_whole(settings, made)
     write_whole(prompts, "".join(json.dumps({"prompt": item.turns[0]}) + "\n" for item in items))
     found = {}

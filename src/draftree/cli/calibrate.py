@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ..artifacts import user_path
+from ..artifacts import new_file
 from ..config import Budget, SamplingParams
 from ..drafters.base import Drafter as Drafts
 from ..drafters.grow import TreeDrafter
@@ -20,7 +19,7 @@ from ..models.base import LanguageModel
 from ..models.cost_profile import kept_or_measured
 from ..models.loading import DEFAULT_MODEL
 from ..policies.base import Provenance
-from ..policies.fixed import TreeFile
+from ..policies.fixed import TREE_FILE, TreeFile
 from ..progress import out as output
 from ..progress import progress_reporter
 from ..text import Prompt, encode, user
@@ -57,7 +56,7 @@ def calibrate(
 
     Ctrl-C keeps what is measured: the same command goes on from there.
     """
-    path = check_place(out, force)
+    path = new_file(out, "--out", TREE_FILE.owns, force=force)
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
     check_ranges(depth, stride, max_tokens)
     if nodes < 1:
@@ -111,22 +110,6 @@ def _costs(target: LanguageModel, drafter: Drafts) -> TreeCosts:
     model = drafter.source.model if isinstance(drafter, TreeDrafter) else None
     layer = kept_or_measured(model).seconds(1, _CONTEXT) if model else 0.0
     return TreeCosts(lambda tokens: verify.seconds(tokens, _CONTEXT), layer)
-
-
-def check_place(name: str, force: bool) -> Path:
-    """Where the tree goes, once it is clear that it can.
-
-    Raises:
-        ConfigError: there is something already, or no folder that can be written.
-    """
-    path = user_path(name)
-    if path.is_dir():
-        raise ConfigError(f"{name} is a folder: give --out a file")
-    if path.exists() and not force:
-        raise ConfigError(f"{name} exists: give --out another file, or --force to overwrite it")
-    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
-        raise ConfigError(f"folder {path.parent} is not there or cannot be written: make it, or choose another")
-    return path
 
 
 def _encode(model: LanguageModel, text: str, raw: bool, what: str) -> tuple[int, ...]:

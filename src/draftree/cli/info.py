@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -17,6 +18,7 @@ from ..models.heads.head_formats import describe, is_head
 from ..models.heads.mtp import mtp_layers
 from ..models.huggingface import HFModel
 from ..progress import out
+from .console import plot_file
 from .options import ComputeOptions, whole, with_options
 
 _BAR = 40
@@ -42,14 +44,13 @@ def profile(
     )
     if len(grid.sizes) < 2:
         raise ConfigError(f"--sizes is {sizes!r}: give at least two, such as 1,2,4,8")
-    if plot:
-        _check_plot(plot)
+    drawn = plot_file(plot) if plot else None
     loaded = compute.load(model)
     measured = measure_and_keep(loaded, grid if sizes else grid.fitting(loaded.capabilities.max_length))
     out.print(_table(measured), soft_wrap=False)
     out.print(f"kept as {profile_folder() / measured.identity.file_name}", markup=False)
-    if plot:
-        _draw(measured, plot)
+    if drawn is not None:
+        _draw(measured, drawn)
 
 
 @with_options
@@ -114,24 +115,7 @@ def _table(measured: Profile) -> Table:
     return table
 
 
-def _check_plot(file: str) -> None:
-    """Find out now, not after minutes of measuring.
-
-    Raises:
-        ConfigError: the plot cannot be drawn or written.
-    """
-    path = user_path(file)
-    if path.suffix not in (".png", ".svg", ".pdf"):
-        raise ConfigError(f"--plot is {file!r}: give a file that ends in .png, .svg or .pdf")
-    if not path.parent.is_dir():
-        raise ConfigError(f"folder {path.parent} is not there: make it, or give --plot another place")
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise ConfigError("--plot needs matplotlib: pip install 'draftree[plots]'") from None
-
-
-def _draw(measured: Profile, file: str) -> None:
+def _draw(measured: Profile, file: Path) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 5), layout="constrained")

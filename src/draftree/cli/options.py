@@ -222,7 +222,7 @@ class TraceOptions:
     """A trace, if there is a file for it."""
 
     trace: Path | None = option("Write what every step did to this file (JSON lines).", metavar="FILE")
-    force: bool = option("Overwrite the file of --trace.", False)
+    force: bool = option("Overwrite the file of --trace, if it is a trace.", False)
 
     def observers(self, context: typer.Context, method: str) -> list[Observer]:
         """A trace that ends with the command, or nothing."""

@@ -9,13 +9,13 @@ from typing import Annotated
 
 import typer
 
-from ..artifacts import user_path
+from ..artifacts import new_file, own_folder
 from ..drafters.grow import TreeDrafter
 from ..drafters.registry import load_drafter, provenance
 from ..drafters.spec import DEFAULT_DRAFTER, NONE, DrafterSpec
 from ..errors import ConfigError, RunError
 from ..models.loading import DEFAULT_MODEL
-from ..policies.c2t import DEFAULT_FEATURES, Classifier, ClassifierFile, read_classifier
+from ..policies.c2t import CLASSIFIER_FILE, DEFAULT_FEATURES, Classifier, ClassifierFile, read_classifier
 from ..progress import out as output
 from ..progress import progress_reporter
 from ..train.c2t_fit import (
@@ -27,10 +27,18 @@ from ..train.c2t_fit import (
     evaluate,
     fit,
 )
-from ..train.c2t_samples import APART, SampleRecipe, SampleStore, check_recipe, check_room, collect, full_trees
+from ..train.c2t_samples import (
+    APART,
+    SAMPLES_RECIPE,
+    SampleRecipe,
+    SampleStore,
+    check_recipe,
+    check_room,
+    collect,
+    full_trees,
+)
 from ..train.prompts import LONGEST_PROMPT, digest, encoded
 from ..train.responses import MAX_ROWS, TEMPERATURES
-from .calibrate import check_place
 from .options import ComputeOptions, Drafter, Target, number, whole, with_options
 from .train_head import PromptOptions
 
@@ -71,7 +79,7 @@ def classifier(
 
     Ctrl-C keeps what is done: the same command goes on from there.
     """
-    path = check_place(out, force)
+    path = new_file(out, "--out", CLASSIFIER_FILE.owns, force=force)
     names = tuple(name.strip() for name in features.split(","))
     rate = learning_rate if learning_rate is not None else RATE if fine_tune is None else FINE_RATE
     recipe = replace(recipe, features=names, learning_rate=rate, seed=source.seed)
@@ -86,7 +94,7 @@ def classifier(
         raise ConfigError("drafter none drafts nothing: train for lookup, a head, a draft model or an ensemble")
     texts, files = source.read()
     check_split(len(texts), apart)
-    folder = user_path(data) if data else path.with_name(f"{path.name}.samples")
+    folder = own_folder(data or f"{path}.samples", "--data", SAMPLES_RECIPE)
     check_room(folder, samples)
     model = compute.load(target)
     drafts = load_drafter(spec, model, full_trees(), learning=False)

@@ -12,7 +12,7 @@ from typing import Annotated
 import torch
 import typer
 
-from ..artifacts import LARGEST_DATA, read_bytes, user_path
+from ..artifacts import LARGEST_DATA, own_folder, read_bytes, user_path
 from ..config import option
 from ..errors import ConfigError, RunError, UnknownNameError
 from ..models.abilities import trainable
@@ -138,15 +138,13 @@ def _check_place(name: str, architecture: Architecture) -> Path:
     """Where the head goes, once it is clear that it can.
 
     Raises:
-        ConfigError: it is a file, or no folder that can be written, or holds another model.
+        ConfigError: it is a file, or no folder that can be written, or holds what no training of heads wrote.
     """
-    folder = user_path(name)
-    if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"{name} is a file: give --out a folder")
+    folder = own_folder(name, "--out", WORK)
     place = folder if folder.exists() else folder.parent
     if not place.is_dir() or not os.access(place, os.W_OK):
         raise ConfigError(f"folder {place} is not there or cannot be written: make it, or choose another")
-    if (folder / "config.json").exists() and not ((folder / WORK).is_dir() and architecture.is_head(folder)):
+    if (folder / "config.json").exists() and not architecture.is_head(folder):
         raise ConfigError(f"{name} holds another model: give --out a folder of its own")
     return folder
 

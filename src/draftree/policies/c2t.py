@@ -194,10 +194,10 @@ class ClassifierFile:
 
     def save(self, path: Path) -> None:
         """Write the file (``JsonFormat.write``)."""
-        _FORMAT.write(path, self)
+        CLASSIFIER_FILE.write(path, self)
 
 
-_FORMAT = JsonFormat(
+CLASSIFIER_FILE = JsonFormat(
     "draftree classifier",
     2,
     "classifier file",
@@ -217,7 +217,7 @@ def read_classifier(name: str) -> ClassifierFile:
     """
     shipped = {path.stem: path for path in SHIPPED.glob("*.json")}
     try:
-        return _FORMAT.read(shipped.get(name) or user_path(name))
+        return CLASSIFIER_FILE.read(shipped.get(name) or user_path(name))
     except FileNotFoundError:
         raise UnknownNameError(
             f"no classifier {name!r}: make one with 'draftree train classifier', or choose from "

@@ -276,10 +276,10 @@ class TreeFile:
 
     def save(self, path: Path) -> None:
         """Write the file (``JsonFormat.write``)."""
-        _FORMAT.write(path, self)
+        TREE_FILE.write(path, self)
 
 
-_FORMAT = JsonFormat(
+TREE_FILE = JsonFormat(
     "draftree static tree", 1, "tree file", "give a file that 'draftree calibrate' wrote", content=TreeFile, flat=True
 )
 
@@ -292,6 +292,6 @@ def read_tree(name: str) -> TreeFile:
         ConfigError: it cannot be read, or is no tree file of this version.
     """
     try:
-        return _FORMAT.read(user_path(name))
+        return TREE_FILE.read(user_path(name))
     except FileNotFoundError:
         raise UnknownNameError(f"no tree file {name!r}: make one with 'draftree calibrate'") from None

@@ -88,12 +88,12 @@ class Trace(Observer):
 
     Args:
         path: the file; a pipe or a device will do.
-        force: overwrite a file that exists.
+        force: overwrite a trace that exists.
         labels: what the caller calls things, kept in the first line beside the drafter's name.
         warn: takes the warning; ``warnings.warn`` by default.
 
     Raises:
-        TraceError: the file exists, or cannot be written; found at once.
+        TraceError: the file exists, and is no trace or ``force`` is not given, or cannot be written; found at once.
     """
 
     @typed
@@ -210,20 +210,36 @@ def read_trace(path: str | Path) -> Iterator[Record]:
 
 
 def _read_run(path: Path, line: bytes) -> Record:
-    try:
-        parsed = json.loads(line)
-        if (parsed["kind"], parsed["format"]) != ("run", FORMAT) or not isinstance(parsed["version"], int):
-            raise ValueError
-    except (ValueError, KeyError, TypeError):
-        raise TraceError(f"'{path}' is not a draftree trace: name a file that --trace wrote") from None
-    if parsed["version"] != VERSION:
-        raise TraceError(
-            f"'{path}' is a trace of version {parsed['version']} and this draftree reads {VERSION}: record it again"
-        )
+    version = _version_of(line)
+    if version is None:
+        raise TraceError(f"'{path}' is not a draftree trace: name a file that --trace wrote")
+    if version != VERSION:
+        raise TraceError(f"'{path}' is a trace of version {version} and this draftree reads {VERSION}: record it again")
     try:
         return decode(line)
     except ValueError as error:
         raise _corrupt(path, 1, error) from None
+
+
+def _version_of(line: bytes) -> int | None:
+    """The version of the trace whose first line this is; None: of no trace."""
+    try:
+        parsed = json.loads(line)
+        found = parsed["version"] if (parsed["kind"], parsed["format"]) == ("run", FORMAT) else None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return found if isinstance(found, int) else None
+
+
+def _owns(path: Path) -> bool:
+    """A file is a trace, or empty."""
+    with path.open("rb") as file:
+        line = file.readline(_LONGEST_RUN)
+    return not line or _version_of(line) is not None
+
+
+_LONGEST_RUN = 1 << 20
+"""Bytes of a first line."""
 
 
 def _follow(record: Record, lengths: dict[int, int]) -> None:
@@ -258,6 +274,12 @@ def _writing_mode(path: Path, force: bool) -> Literal["xb", "wb"]:
     is_file, new = os.path.isfile(path), not os.path.exists(path)
     if is_file and not force:
         raise TraceError(f"trace '{path}' exists: name another file, or overwrite it with --force (force=True)")
+    try:
+        foreign = is_file and not _owns(path)
+    except OSError as error:
+        raise TraceError(f"cannot read trace '{path}': {error.strerror}: name another file") from None
+    if foreign:
+        raise TraceError(f"'{path}' is not a draftree trace: name another file for --trace, or remove it first")
     if is_file or new or os.path.isdir(path):  # opening a pipe or a device may wait for its reader
         try:
             path.open("ab").close()

@@ -177,9 +177,12 @@ def check_recipe(max_tokens: int, negatives: float, seed: int) -> None:
         raise ConfigError(f"seed is {seed}: use a whole number from 0 to 2^62 - 1")
 
 
+SAMPLES_RECIPE = "recipe.json"
+
+
 @dataclass(slots=True)
 class SampleStore:
-    """Samples in a folder: a file for each prompt, written whole or not at all, and ``recipe.json``.
+    """Samples in a folder: a file for each prompt, written whole or not at all, and before them ``SAMPLES_RECIPE``.
 
     Attributes:
         done: prompts whose samples are there.
@@ -195,23 +198,24 @@ class SampleStore:
 
     @classmethod
     def open(cls, folder: Path, recipe: SampleRecipe, *, force: bool = False) -> SampleStore:
-        """What is in a folder; with ``force`` what is of another recipe is dropped.
+        """What is in a folder; with ``force`` samples of another recipe are dropped.
 
         Raises:
-            ConfigError: it is of another recipe.
+            ConfigError: it is of another recipe, or has none.
             ModelFileError: a file cannot be read.
         """
-        store, path = cls(folder, recipe), folder / "recipe.json"
+        store, path = cls(folder, recipe), folder / SAMPLES_RECIPE
+        own = asdict(recipe)
         try:
-            same = json.loads(read_bytes(path)) == asdict(recipe)
+            found = json.loads(read_bytes(path))
         except FileNotFoundError:
-            same = not store._files
-        except (OSError, ValueError):
-            same = False
-        if not same and force:
+            found = None if store._files else own
+        except (OSError, ValueError, RecursionError):
+            found = None
+        if found != own and force and isinstance(found, dict) and found.keys() == own.keys():
             for file in (*store._files, path):
                 file.unlink(missing_ok=True)
-        elif not same:
+        elif found != own:
             raise ConfigError(
                 f"{folder} holds samples of other models, prompts or settings: repeat that command to go on with them, "
                 "or drop them with --force"
@@ -238,7 +242,7 @@ class SampleStore:
         """
         make_folder(self.folder)
         if not self.done:
-            write_whole(self.folder / "recipe.json", json.dumps(asdict(self.recipe), indent=1) + "\n")
+            write_whole(self.folder / SAMPLES_RECIPE, json.dumps(asdict(self.recipe), indent=1) + "\n")
         columns = {name: column.contiguous() for name, column in samples._asdict().items()}
         write_whole(self.folder / f"samples-{number:08d}.safetensors", save(columns | {"trees": torch.tensor(trees)}))
         self._book(number, len(samples.accepted), trees)

@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from ..artifacts import check_disk, make_folder, read_bytes, write_whole
+from ..artifacts import check_disk, is_bare, make_folder, read_bytes, write_whole
 from ..errors import ConfigError, ModelFileError, RunError
 from ..models.base import FINAL_STATE, FeatureSpec, LanguageModel
 from .responses import DataRecipe, Response, respond
@@ -75,8 +75,8 @@ class HeadData:
             same = found["recipe"] == asdict(recipe) and found["layers"] == [*kept.layers]
             data.seconds = float(found["seconds"])
         except FileNotFoundError:
-            same = not folder.exists()
-        except (OSError, ValueError, TypeError, KeyError):
+            same = is_bare(folder)
+        except (OSError, ValueError, TypeError, KeyError, RecursionError):
             same = False
         if not same:
             raise ConfigError(

@@ -155,7 +155,7 @@ class Tally:
         """What is in the file; a fresh start where there is none, or with ``force`` where it is of another calibration.
 
         Raises:
-            ConfigError: the file is of another calibration.
+            ConfigError: the file is of another calibration, or of none.
         """
         depth, key = calibration.depth, calibration.key
         fresh = cls(path, key, 0, [0] * depth, [[0] * MAX_WIDTH for _ in range(depth)])
@@ -166,8 +166,8 @@ class Tally:
                 return cls(path, key, int(content["done"]), list(counts.trials), [list(row) for row in counts.accepted])
         except FileNotFoundError:
             return fresh
-        except (OSError, ValueError, TypeError, KeyError):
-            pass
+        except (OSError, ValueError, TypeError, KeyError, RecursionError):
+            raise ConfigError(f"{path} is of no calibration: remove it, or give --out another file") from None
         if not force:
             raise ConfigError(
                 f"{path} is of a calibration with other models, prompts or settings: repeat that one to finish it, "

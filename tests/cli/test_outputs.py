@@ -1,0 +1,155 @@
+"""What commands write: a file or a folder of somebody else is refused in one line before any work, and is kept."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import typer
+from typer.core import TyperCommand
+
+from draftree.cli.main import app, run
+
+from ..tiny import save_tiny
+
+Captured = pytest.CaptureFixture[str]
+NOWHERE = "./no-model-is-looked-for"
+
+
+@dataclass(frozen=True)
+class Output:
+    """A command, and the option or argument that names what it writes.
+
+    Attributes:
+        words: of the command; OUT stands for the output, SOURCE for a file of prompts, MODEL for a model.
+        folder: it is one.
+        beside: the name of what is written beside it, from its own, where that is what is somebody else's.
+        suffix: of the output.
+    """
+
+    words: str
+    folder: bool = False
+    beside: str = ""
+    suffix: str = ".json"
+
+
+TRAINED = "--target MODEL --prompts SOURCE --max-tokens 8"
+OUTPUTS = [
+    Output(f"batch SOURCE OUT --target {NOWHERE}"),
+    Output(f"bench --suite SOURCE --target {NOWHERE} --out OUT", folder=True),
+    Output("bench-serve http://127.0.0.1:9 --suite SOURCE --guidellm true --out OUT", folder=True),
+    *(
+        Output(f"{words} --trace OUT {force}")
+        for words in (
+            f"generate hello --target {NOWHERE}",
+            f"chat --target {NOWHERE}",
+            f"batch SOURCE NEW --target {NOWHERE}",
+            f"serve {NOWHERE} --port 0",
+        )
+        for force in ("", "--force")
+    ),
+    *(
+        Output(f"{words} --recycle-file OUT --drafter recycle")
+        for words in ("generate hello --target MODEL", "chat --target MODEL", "batch SOURCE NEW --target MODEL")
+    ),
+    Output("serve MODEL --port 0 --recycle-file OUT --drafter recycle"),
+    Output(f"profile {NOWHERE} --plot OUT", suffix=".svg"),
+    *(Output(f"calibrate --target {NOWHERE} --prompts SOURCE --out OUT {force}") for force in ("", "--force")),
+    *(
+        Output(f"calibrate {TRAINED} --drafter lookup --out OUT {force}", beside="OUT.part")
+        for force in ("", "--force")
+    ),
+    *(Output(f"train classifier --target {NOWHERE} --prompts SOURCE --out OUT {f}") for f in ("", "--force")),
+    *(
+        Output(f"train classifier {TRAINED} --drafter lookup --apart 2 --out OUT {force}", True, "OUT.samples")
+        for force in ("", "--force")
+    ),
+    *(
+        Output(f"train classifier {TRAINED} --drafter lookup --apart 2 --out NEW --data OUT {force}", True)
+        for force in ("", "--force")
+    ),
+    *(Output(f"train head --target {NOWHERE} --prompts SOURCE --out OUT {f}", True) for f in ("", "--force")),
+    *(Output(f"train head {TRAINED} --out OUT {f}", True, "OUT/work") for f in ("", "--force")),
+]
+READ = {
+    *("corpus_files", "corpus", "tree", "prediction", "json_schema", "library", "api_key_file", "guidellm"),
+    *("source", "prompts", "init", "fine_tune", "suite", "folders"),
+}
+"""Parameters that name what is read; --data of suites is another."""
+FOREIGN = [b'{"a":1}', b'{"a":1}\n', b"precious\nlines", b"\x89PNG\r\n\x00", b'{"format": "mine"}\n', b"[" * 100_000]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_tiny(tmp_path_factory.mktemp("models") / "tiny"))
+
+
+def _commands(app: typer.Typer) -> Iterator[tuple[str, TyperCommand]]:
+    group = typer.main.get_command(app)
+    for name, command in group.commands.items():  # type: ignore[attr-defined]
+        for inner, made in getattr(command, "commands", {"": command}).items():
+            yield f"{name} {inner}".strip(), made
+
+
+def test_every_option_that_names_a_file_is_read_or_tested_here() -> None:
+    """A command that writes something new is refused no place until it stands in the list above."""
+    kinds = ("FILE", "DIR", "FOLDER", ".jsonl")
+    for name, command in _commands(app):
+        for parameter in command.params:
+            if any(kind in (parameter.metavar or "") for kind in kinds) and parameter.name not in READ:
+                flag = max(parameter.opts, key=len)
+                written = [o.words for o in OUTPUTS if o.words.startswith(f"{name} ")]
+                read = flag == "--data" and name.startswith("bench")
+                assert read or any(f"{flag} OUT" in words or flag == "out" for words in written), (name, flag)
+
+
+def _everything(folder: Path) -> dict[str, bytes | None]:
+    return {str(p.relative_to(folder)): p.read_bytes() if p.is_file() else None for p in sorted(folder.rglob("*"))}
+
+
+def _words(output: Output, out: Path, model: str) -> list[str]:
+    """The command line, beside whose output there is a file of prompts."""
+    source = out.with_name("source.jsonl")
+    source.write_text("".join(json.dumps({"prompt": f"a b {n}"}) + "\n" for n in range(4)))
+    places = {"OUT": str(out), "SOURCE": str(source), "NEW": str(source.with_name("new")), "MODEL": model}
+    return [places.get(word, word) for word in output.words.split()]
+
+
+@pytest.mark.parametrize("output", OUTPUTS, ids=lambda output: f"{output.words} {output.beside}".strip())
+def test_what_is_not_its_own_is_refused_and_stays(output: Output, model: str, tmp_path: Path, capsys: Captured) -> None:
+    out = tmp_path / f"out{output.suffix}"
+    at, words = Path(output.beside.replace("OUT", str(out)) or out), _words(output, out, model)
+    if "MODEL" in output.words:  # which is loaded first
+        cases = [(content, "recipe.json" if output.folder else "") for content in (FOREIGN[0], FOREIGN[-1])]
+    elif output.folder:
+        cases = [(content, name) for content in FOREIGN for name in ("config.json", "settings.json", "a")]
+    else:
+        cases = [(content, "") for content in FOREIGN]
+    for content, name in cases:
+        file = at / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content)
+        before = _everything(tmp_path)
+        assert run(words) == 2
+        complaint = capsys.readouterr().err
+        assert len(complaint.splitlines()) == 1 and out.name in complaint and NOWHERE not in complaint
+        assert _everything(tmp_path) == before
+        file.unlink()
+
+
+@pytest.mark.parametrize("kind", ["a folder", "a device", "in no folder", "in a file"])
+@pytest.mark.parametrize("output", [o for o in OUTPUTS if not o.beside and not o.folder], ids=lambda o: str(o.words))
+def test_a_place_where_no_file_can_be_is_named(
+    output: Output, kind: str, model: str, tmp_path: Path, capsys: Captured
+) -> None:
+    if kind == "a device" and "--trace" in output.words:
+        pytest.skip("a trace may go to a device")
+    words = _words(output, tmp_path / "out", model)
+    where = {"a folder": tmp_path, "a device": Path("/dev/zero"), "in no folder": tmp_path / "no" / "a.svg"}
+    out = where.get(kind, tmp_path / "source.jsonl" / "a.svg")
+    assert run([str(out) if word == str(tmp_path / "out") else word for word in words]) == 2
+    complaint = capsys.readouterr().err
+    assert len(complaint.splitlines()) == 1 and str(out.parent) in complaint and NOWHERE not in complaint
