@@ -84,6 +84,7 @@ typedef struct {
 } Architecture;
 
 /* Version of this interface and of the bits that passes compute: part of a cost profile's identity. */
+#define DRAFTREE_VERSION "1"
 const char *draftree_version(void);
 
 /* Names of the instruction sets that this CPU runs, separated by spaces, the portable one first. */

@@ -1,0 +1,289 @@
+"""What the native engine computes for a GGUF file, as data: numbers, rope frequencies and where the tensors lie.
+
+An architecture is a row of ``FAMILIES``. What a file holds beside it, a tensor or a number that nothing here reads, is
+an error: it might change what the model computes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from gguf.constants import GGMLQuantizationType as Format
+from gguf.constants import Keys
+from numpy.typing import NDArray
+
+from ..llama.gguf_file import GGUFHeader
+from .header_reader import ABSENT, WINDOW_PATTERN, HeaderReader, Place, damaged, unsupported
+from .rope import frequencies, scaled_frequencies
+
+LAYER_TENSORS = (
+    "attn_norm.weight",
+    *("attn_q.weight", "attn_k.weight", "attn_v.weight"),
+    *("attn_q.bias", "attn_k.bias", "attn_v.bias"),
+    *("attn_q_norm.weight", "attn_k_norm.weight"),
+    "attn_output.weight",
+    "post_attention_norm.weight",
+    "ffn_norm.weight",
+    *("ffn_gate.weight", "ffn_up.weight", "ffn_down.weight"),
+    "post_ffw_norm.weight",
+)
+"""Of a decoder layer ("blk.0." and so on), in the order of the C interface (``native/draftree.h``)."""
+MODEL_TENSORS = ("token_embd.weight", "output_norm.weight", "output.weight")
+_BIASES = LAYER_TENSORS[4:7]
+_HEAD_NORMS = LAYER_TENSORS[7:9]
+_POST_NORMS = (LAYER_TENSORS[10], LAYER_TENSORS[15])
+_EXTRA = {*_HEAD_NORMS, *_POST_NORMS}
+
+_LARGEST_HEAD = 256
+PLACE = np.dtype([("offset", "i8"), ("format", "i4"), ("rows", "i4"), ("columns", "i4")], align=True)
+"""``TensorPlace`` of the C interface."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """How the layers of an architecture differ from Llama's.
+
+    Attributes:
+        halves: rope rotates dimensions i and i + d/2, not 2i and 2i + 1.
+        tensors: that each layer has beside Llama's; those of queries, keys and values may have biases in any family.
+        gelu: the gate's activation is GELU (tanh), not SiLU.
+        scaled: embeddings are multiplied by the square root of the hidden size.
+        global_every: one of so many layers attends to all tokens, the last; 0: a window, if any, is every layer's.
+        local_base: of the rope of layers with a window, whose frequencies are not scaled; 0: that of all.
+        unrotated_every: one of so many layers has no rope, the last; 0: none.
+    """
+
+    halves: bool = True
+    tensors: tuple[str, ...] = ()
+    gelu: bool = False
+    scaled: bool = False
+    global_every: int = 0
+    local_base: float = 0.0
+    unrotated_every: int = 0
+
+
+FAMILIES = {
+    "llama": Family(halves=False),  # Mistral's too
+    "qwen2": Family(tensors=_BIASES),
+    "qwen3": Family(tensors=_HEAD_NORMS),
+    "gemma3": Family(tensors=_HEAD_NORMS + _POST_NORMS, gelu=True, scaled=True, global_every=6, local_base=10000.0),
+    "phi3": Family(),  # fused tensors, which any family may have
+    "smollm3": Family(halves=False, unrotated_every=4),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Architecture:
+    """The numbers of a model, by the names and in the order of ``Architecture`` of the C interface."""
+
+    vocabulary: int
+    hidden: int
+    layers: int
+    query_heads: int
+    key_heads: int
+    head_size: int
+    feed_forward: int
+    context: int
+    rope_size: int
+    rope_halves: bool
+    rope_tables: int
+    activation: int
+    cache_format: int
+    norm_epsilon: float
+    embedding_scale: float
+    attention_scale: float
+    rope_magnitude: float
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """A model, as the native engine loads it.
+
+    Attributes:
+        rope_frequencies: [tables, rope_size / 2] float64, radians a position.
+        layer_rope: [layers] int32, the row of ``rope_frequencies``.
+        layer_window: [layers] int32, how many last tokens a layer attends to; 0: all.
+        layer_tensors: [layers, len(LAYER_TENSORS)] of ``PLACE``; format -1: the model has none.
+        model_tensors: [len(MODEL_TENSORS)] of ``PLACE``.
+    """
+
+    architecture: Architecture
+    rope_frequencies: NDArray[np.float64]
+    layer_rope: NDArray[np.int32]
+    layer_window: NDArray[np.int32]
+    layer_tensors: NDArray[np.void]
+    model_tensors: NDArray[np.void]
+
+
+def describe(header: GGUFHeader, cache: Format = Format.F16) -> Description:
+    """What the native engine computes for a file.
+
+    Args:
+        cache: type of keys and values: F16 or Q8_0.
+
+    Raises:
+        UnsupportedModelError: it has something that the engine cannot compute.
+        ModelFileError: the file lacks something, or its numbers and tensors do not go together.
+    """
+    family = FAMILIES.get(header.architecture)
+    if family is None:
+        raise unsupported(header, f"architecture {header.architecture!r}")
+    file = HeaderReader(header)
+    hidden, layers = file.number(Keys.LLM.EMBEDDING_LENGTH), file.number(Keys.LLM.BLOCK_COUNT)
+    heads = file.number(Keys.Attention.HEAD_COUNT)
+    head_size = file.number(Keys.Attention.KEY_LENGTH, hidden // heads)
+    if layers > len(header.tensors):
+        raise damaged(header, f"it has {len(header.tensors)} tensors for {layers} layers")
+    local = _local_layers(file, family, layers)
+    rope_size = file.number(Keys.Rope.DIMENSION_COUNT, head_size)
+    if rope_size % 2 or rope_size > head_size:
+        raise damaged(header, f"rope turns {rope_size} of the {head_size} dimensions of a head")
+    ropes, layer_rope, magnitude = _ropes(file, family, rope_size, local)
+    architecture = Architecture(
+        vocabulary=file.place("token_embd.weight").rows,
+        hidden=hidden,
+        layers=layers,
+        query_heads=heads,
+        key_heads=file.number(Keys.Attention.HEAD_COUNT_KV, heads),
+        head_size=head_size,
+        feed_forward=file.number(Keys.LLM.FEED_FORWARD_LENGTH),
+        context=file.number(Keys.LLM.CONTEXT_LENGTH),
+        rope_size=rope_size,
+        rope_halves=family.halves,
+        rope_tables=len(ropes),
+        activation=int(family.gelu),
+        cache_format=cache.value,
+        norm_epsilon=file.real(Keys.Attention.LAYERNORM_RMS_EPS),
+        embedding_scale=math.sqrt(hidden) if family.scaled else 1.0,
+        attention_scale=_attention_scale(file, header.architecture, hidden, heads, head_size, layers),
+        rope_magnitude=magnitude,
+    )
+    _check(file, architecture)
+    window = file.number(Keys.Attention.SLIDING_WINDOW, 0)
+    window = window if window < architecture.context else 0
+    tensors = _layer_tensors(file, family, architecture)
+    return Description(
+        architecture=architecture,
+        rope_frequencies=ropes,
+        layer_rope=layer_rope,
+        layer_window=np.where(local, window, 0).astype(np.int32),
+        layer_tensors=tensors,
+        model_tensors=_model_tensors(file, architecture),
+    )
+
+
+def _check(file: HeaderReader, numbers: Architecture) -> None:
+    """Check what the engine's kernels need of a model's numbers."""
+    size = numbers.head_size
+    if size % 16 or not 0 < size <= _LARGEST_HEAD or file.number(Keys.Attention.VALUE_LENGTH, size) != size:
+        raise unsupported(file.header, f"heads of {size} dimensions")
+    if numbers.hidden % 32 or numbers.feed_forward % 32:
+        raise unsupported(file.header, f"layers of {numbers.hidden} and {numbers.feed_forward} numbers")
+    if numbers.query_heads % numbers.key_heads:
+        raise damaged(file.header, f"{numbers.key_heads} key heads do not divide {numbers.query_heads} query heads")
+
+
+def _local_layers(file: HeaderReader, family: Family, layers: int) -> NDArray[np.bool_]:
+    """[layers] which layers have a window."""
+    if not file.number(Keys.Attention.SLIDING_WINDOW, 0):
+        return np.zeros(layers, dtype=np.bool_)
+    pattern = file.header.numbers(WINDOW_PATTERN)
+    if pattern is not None and len(pattern) > 1:
+        if len(pattern) != layers:
+            raise damaged(file.header, f"its pattern of windows has {len(pattern)} entries for {layers} layers")
+        return np.array(pattern, dtype=np.bool_)
+    every = file.number(WINDOW_PATTERN, family.global_every)
+    return np.arange(layers) % every < every - 1 if every else np.ones(layers, dtype=np.bool_)
+
+
+def _attention_scale(file: HeaderReader, name: str, hidden: int, heads: int, size: int, layers: int) -> float:
+    """Factor of the products of queries and keys."""
+    width = hidden / heads if name == "gemma3" and layers == 62 else size  # Gemma 3 27B, whose files do not tell
+    return file.real(Keys.Attention.SCALE, 1 / math.sqrt(width))
+
+
+def _ropes(
+    file: HeaderReader, family: Family, size: int, local: NDArray[np.bool_]
+) -> tuple[NDArray[np.float64], NDArray[np.int32], float]:
+    """[tables, size / 2] frequencies, [layers] which of them a layer has, and the magnitude of rotated vectors."""
+    scaled, magnitude = scaled_frequencies(file, size)
+    if family.unrotated_every:
+        without = np.arange(len(local)) % family.unrotated_every == family.unrotated_every - 1
+        return np.stack([scaled, np.zeros_like(scaled)]), without.astype(np.int32), magnitude
+    if family.local_base and local.any():
+        own = frequencies(file.real(Keys.Rope.FREQ_BASE_SWA, family.local_base), size)
+        return np.stack([scaled, own]), local.astype(np.int32), magnitude
+    return scaled[None], np.zeros(len(local), dtype=np.int32), magnitude
+
+
+def _layer_tensors(file: HeaderReader, family: Family, numbers: Architecture) -> NDArray[np.void]:
+    size, hidden, wide = numbers.head_size, numbers.hidden, numbers.feed_forward
+    queries, keys = numbers.query_heads * size, numbers.key_heads * size
+    shapes = {
+        **dict.fromkeys(("attn_norm.weight", "ffn_norm.weight", *_POST_NORMS), (1, hidden)),
+        **dict.fromkeys(_HEAD_NORMS, (1, size)),
+        "attn_q.weight": (queries, hidden),
+        "attn_k.weight": (keys, hidden),
+        "attn_v.weight": (keys, hidden),
+        "attn_q.bias": (1, queries),
+        "attn_k.bias": (1, keys),
+        "attn_v.bias": (1, keys),
+        "attn_output.weight": (hidden, queries),
+        "ffn_gate.weight": (wide, hidden),
+        "ffn_up.weight": (wide, hidden),
+        "ffn_down.weight": (hidden, wide),
+    }
+    table = np.zeros((numbers.layers, len(LAYER_TENSORS)), PLACE)
+    for layer in range(numbers.layers):
+        block = f"blk.{layer}."
+        places = _fused(file, block, queries, keys, wide)
+        for name in LAYER_TENSORS:
+            if name not in places:
+                there = file.has(block + name) if name in _BIASES else name not in _EXTRA
+                places[name] = file.place(block + name) if there or name in family.tensors else ABSENT
+        _check_shapes(file, block, {name: place for name, place in places.items() if place != ABSENT}, shapes)
+        table[layer] = [places[name] for name in LAYER_TENSORS]
+    return table
+
+
+def _fused(file: HeaderReader, block: str, queries: int, keys: int, wide: int) -> dict[str, Place]:
+    """Tensors of a layer that lie in one with others: queries, keys and values; gate and up."""
+    places: dict[str, Place] = {}
+    if file.has(whole := f"{block}attn_qkv.weight"):
+        _check_shapes(file, "", {whole: file.place(whole)}, {whole: (queries + 2 * keys, file.place(whole).columns)})
+        places["attn_q.weight"] = file.part(whole, 0, queries)
+        places["attn_k.weight"] = file.part(whole, queries, keys)
+        places["attn_v.weight"] = file.part(whole, queries + keys, keys)
+    up = f"{block}ffn_up.weight"
+    if not file.has(f"{block}ffn_gate.weight") and file.has(up) and file.place(up).rows == 2 * wide:
+        places["ffn_gate.weight"], places["ffn_up.weight"] = file.part(up, 0, wide), file.part(up, wide, wide)
+    return places
+
+
+def _check_shapes(
+    file: HeaderReader, block: str, places: Mapping[str, Place], shapes: Mapping[str, tuple[int, int]]
+) -> None:
+    for name, place in places.items():
+        if (place.rows, place.columns) != shapes[name]:
+            rows, columns = shapes[name]
+            found = f"{block}{name} is {place.rows} x {place.columns}, not {rows} x {columns}"
+            raise damaged(file.header, found)
+
+
+def _model_tensors(file: HeaderReader, numbers: Architecture) -> NDArray[np.void]:
+    """Places of the model's own tensors; all others have been read by now.
+
+    Raises:
+        UnsupportedModelError: there is a tensor that nothing reads.
+    """
+    tied = "output.weight" if file.has("output.weight") else "token_embd.weight"
+    places = {name: file.place(tied if name == "output.weight" else name) for name in MODEL_TENSORS}
+    matrix = (numbers.vocabulary, numbers.hidden)
+    shapes = {"token_embd.weight": matrix, "output_norm.weight": (1, numbers.hidden), "output.weight": matrix}
+    _check_shapes(file, "", places, shapes)
+    if unread := file.unread():
+        raise unsupported(file.header, f"the tensor {unread[0]}")
+    return np.array([places[name] for name in MODEL_TENSORS], PLACE)

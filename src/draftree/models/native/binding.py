@@ -1,0 +1,358 @@
+"""The C interface of the native engine (``native/draftree.h``) by ctypes: found, checked, and errors as exceptions.
+
+One call of C is one call here; arrays that go in and out are NumPy's. Nothing here knows of rows beyond their numbers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Callable, Sequence
+from ctypes import POINTER, Structure, byref, c_char_p, c_double, c_float, c_int, c_int32, c_int64, c_void_p
+from dataclasses import fields
+from functools import cache
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import CacheError, ConfigError, DraftreeError, ModelFileError, RunError
+from .architecture import Architecture, Description
+
+VERSION = "1"
+"""``DRAFTREE_VERSION`` of the header that this module was written to."""
+_FILES = {"darwin": "libdraftree.dylib", "win32": "draftree.dll"}
+LIBRARY = Path(__file__).parent / _FILES.get(sys.platform, "libdraftree.so")
+
+_BAD_FILE, _NO_MEMORY, _NO_TIER = -2, -3, -8
+_ERRORS: dict[int, tuple[type[DraftreeError], str]] = {
+    _NO_MEMORY: (RunError, "there is not enough memory: use shorter prompts, or fewer requests at a time"),
+    -4: (CacheError, "a node lies beyond the longest sequence: draft less deep"),
+    -5: (CacheError, "the row is closed, or another model's: open its prompt again"),
+    -6: (CacheError, "a parent does not come before its child, or the nodes kept are no path"),
+    -7: (CacheError, "a token is not in the vocabulary"),
+}
+"""Code of ``native/draftree.h`` -> what is raised; others are faults of this module."""
+
+
+class _Architecture(Structure):
+    _fields_ = [(each.name, c_float if each.type == "float" else c_int32) for each in fields(Architecture)]
+
+
+class CEdits(Structure):
+    """``Edits``: pointers into arrays that the caller keeps."""
+
+    _fields_ = [
+        ("mask_of", c_void_p),
+        ("masks", c_void_p),
+        ("change_starts", c_void_p),
+        ("tokens", c_void_p),
+        ("positive", c_void_p),
+        ("negative", c_void_p),
+        ("addend", c_void_p),
+    ]
+
+
+WARPING = np.dtype([("temperature", "f4"), ("top_k", "i4"), ("top_p", "f4"), ("min_p", "f4")])
+"""``Warping``."""
+_Progress = ctypes.CFUNCTYPE(c_int, c_double)
+
+_P, _I, _L = c_void_p, c_int32, c_int64
+_FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
+    "version": (c_char_p, []),
+    "tiers": (c_char_p, []),
+    "load": (c_int, [c_char_p, POINTER(_Architecture), *[_P] * 5, c_int, c_char_p, _P, _P, POINTER(_P)]),
+    "free": (None, [_P]),
+    "tier": (c_char_p, [_P]),
+    "cache_bytes": (_L, [_P]),
+    "token_bytes": (_L, [_P]),
+    "open": (c_int, [_P, POINTER(_I)]),
+    "fork": (c_int, [_P, _I, _I, POINTER(_I)]),
+    "close": (c_int, [_P, _I]),
+    "extend": (c_int, [_P, _I, *[_P] * 5]),
+    "commit": (c_int, [_P, _I, _P, _I]),
+    "prune": (c_int, [_P, _I, _P, _I, _I]),
+    "track": (c_int, [_P, _P, _I]),
+    "hidden": (c_int, [_P, _I, _I, _P]),
+    "argmax": (c_int, [_P, _I, _P, _P, _P]),
+    "top": (c_int, [_P, _I, _P, _I, *[_P] * 4]),
+    "log_probabilities": (c_int, [_P, _I, *[_P] * 3]),
+    "draw": (c_int, [_P, _I, *[_P] * 5]),
+    "logits": (c_int, [_P, _I, _P]),
+}
+
+
+@cache
+def open_library(path: Path = LIBRARY) -> Any:
+    """The native engine's functions, by their names without ``draftree_``.
+
+    Raises:
+        ConfigError: it was not built, or is of another version.
+    """
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise ConfigError(
+            f"the native engine was not built ({error}): install draftree where there is a C compiler, or use backend "
+            "llama.cpp or transformers"
+        ) from None
+    for name, (result, arguments) in _FUNCTIONS.items():
+        function = getattr(library, f"draftree_{name}", None)
+        if function is None:
+            raise ConfigError(f"{path} lacks draftree_{name}: build it again (make setup, or pip install)")
+        function.restype, function.argtypes = result, arguments
+    if (found := library.draftree_version().decode()) != VERSION:
+        raise ConfigError(f"{path} is of version {found}, not {VERSION}: build it again (make setup, or pip install)")
+    return library
+
+
+def has_library() -> bool:
+    """The native engine was built, or is installed."""
+    return LIBRARY.exists()
+
+
+def tiers() -> list[str]:
+    """The instruction sets that this CPU runs, the portable one first."""
+    found: bytes = open_library().draftree_tiers()
+    return found.decode().split()
+
+
+Numbers = Sequence[int] | NDArray[np.integer]
+
+
+def _ints(values: Numbers) -> NDArray[np.int32]:
+    return np.ascontiguousarray(values, dtype=np.int32)
+
+
+class LoadedModel:
+    """A model that C has loaded; one thread at a time may call it.
+
+    Args:
+        path: of the GGUF file.
+        description: of it.
+        threads: that share each call's work.
+        tier: name of an instruction set; "": the best of this CPU.
+        progress: called with 0 to 1 while weights are packed; it may raise, which ends the load.
+
+    Raises:
+        ConfigError: there is no library, or the CPU lacks the instruction set.
+        ModelFileError: the file cannot be read, or is damaged.
+        RunError: there is not enough memory.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        description: Description,
+        threads: int,
+        tier: str = "",
+        progress: Callable[[float], None] | None = None,
+    ) -> None:
+        self._library = open_library()
+        self._pointer = c_void_p()
+        self._vocabulary, self._hidden = description.architecture.vocabulary, description.architecture.hidden
+        self._tracked = 0
+        numbers = _Architecture(*(getattr(description.architecture, each.name) for each in fields(Architecture)))
+        arrays = [
+            np.ascontiguousarray(each)
+            for each in (
+                description.rope_frequencies,
+                description.layer_rope,
+                description.layer_window,
+                description.layer_tensors,
+                description.model_tensors,
+            )
+        ]
+        raised: list[BaseException] = []
+
+        def report(done: float) -> int:
+            try:
+                if progress is not None:
+                    progress(done)
+            except BaseException as error:  # noqa: BLE001 - raised below: exceptions do not pass through C
+                raised.append(error)
+            return len(raised)
+
+        message = ctypes.create_string_buffer(256)
+        callback = _Progress(report)
+        code = self._library.draftree_load(
+            str(path).encode(),
+            byref(numbers),
+            *(each.ctypes.data for each in arrays),
+            threads,
+            tier.encode(),
+            ctypes.cast(callback, c_void_p),
+            message,
+            byref(self._pointer),
+        )
+        if raised:
+            raise raised[0]
+        if code == _BAD_FILE:
+            raise ModelFileError(f"cannot load {path}: {message.value.decode(errors='replace')}: download it again")
+        if code == _NO_TIER:
+            raise ConfigError(f"instruction set {tier!r} is not among this CPU's: choose from {', '.join(tiers())}")
+        self._check(code)
+
+    def __del__(self) -> None:
+        if pointer := getattr(self, "_pointer", None):
+            self._library.draftree_free(pointer)
+
+    def _check(self, code: int) -> None:
+        if code:
+            self._fail(code)
+
+    def _fail(self, code: int) -> NoReturn:
+        kind, message = _ERRORS.get(code, (RuntimeError, f"the native engine returned error {code}"))
+        raise kind(message)
+
+    @property
+    def tier(self) -> str:
+        """The instruction set in use."""
+        found: bytes = self._library.draftree_tier(self._pointer)
+        return found.decode()
+
+    @property
+    def cache_bytes(self) -> int:
+        """That keys and values of the open rows take now."""
+        found: int = self._library.draftree_cache_bytes(self._pointer)
+        return found
+
+    @property
+    def token_bytes(self) -> int:
+        """Of the keys and values of a token."""
+        found: int = self._library.draftree_token_bytes(self._pointer)
+        return found
+
+    def open(self) -> int:
+        """A new row."""
+        row = c_int32()
+        self._check(self._library.draftree_open(self._pointer, byref(row)))
+        return row.value
+
+    def fork(self, row: int, length: int) -> int:
+        """A new row with the first committed tokens of another."""
+        fork = c_int32()
+        self._check(self._library.draftree_fork(self._pointer, row, length, byref(fork)))
+        return fork.value
+
+    def close(self, row: int) -> None:
+        self._check(self._library.draftree_close(self._pointer, row))
+
+    def extend(
+        self,
+        rows: Numbers,
+        counts: Numbers,
+        tokens: NDArray[np.int32],
+        parents: NDArray[np.int32],
+        wanted: NDArray[np.uint8],
+    ) -> None:
+        """One pass over new nodes of rows: ``counts`` of each, [N] tokens, parents and whether scores are wanted."""
+        rows, counts, tokens, parents = map(_ints, (rows, counts, tokens, parents))
+        if not len(rows) == len(counts) or not counts.sum() == len(tokens) == len(parents) == len(wanted):
+            raise CacheError(f"{len(tokens)} nodes of {len(rows)} rows: their numbers do not go together")
+        self._check(
+            self._library.draftree_extend(
+                self._pointer,
+                len(rows),
+                rows.ctypes.data,
+                counts.ctypes.data,
+                tokens.ctypes.data,
+                parents.ctypes.data,
+                wanted.ctypes.data,
+            )
+        )
+
+    def commit(self, row: int, path: Numbers) -> None:
+        """Keep uncommitted nodes, a path from the last committed token down."""
+        nodes = _ints(path)
+        self._check(self._library.draftree_commit(self._pointer, row, nodes.ctypes.data, len(nodes)))
+
+    def prune(self, row: int, keep: Numbers, trunk: int) -> None:
+        """Keep uncommitted nodes and commit the first ``trunk`` of them."""
+        nodes = _ints(keep)
+        self._check(self._library.draftree_prune(self._pointer, row, nodes.ctypes.data, len(nodes), trunk))
+
+    def track(self, layers: Sequence[int]) -> None:
+        """Keep the hidden states of these layers in every pass from now on (``FeatureSpec.layers``)."""
+        wanted = _ints(layers)
+        self._check(self._library.draftree_track(self._pointer, wanted.ctypes.data, len(wanted)))
+        self._tracked = len(wanted)
+
+    def hidden(self, first: int, count: int) -> NDArray[np.float32]:
+        """[count, layers x hidden] of nodes of the last pass, from the ``first`` on."""
+        states = np.empty((count, self._tracked * self._hidden), np.float32)
+        self._check(self._library.draftree_hidden(self._pointer, first, count, states.ctypes.data))
+        return states
+
+    def argmax(self, slots: Numbers, edits: CEdits | None = None) -> NDArray[np.int32]:
+        """[w] the most probable token of each slot."""
+        slots = _ints(slots)
+        tokens = np.empty(len(slots), np.int32)
+        self._check(
+            self._library.draftree_argmax(
+                self._pointer, len(slots), slots.ctypes.data, _reference(edits), tokens.ctypes.data
+            )
+        )
+        return tokens
+
+    def top(
+        self, slots: Numbers, count: int, edits: CEdits | None = None
+    ) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.float32]]:
+        """[w, count] the most probable tokens of each slot, their log-probabilities, and [w] entropies (nats)."""
+        slots = _ints(slots)
+        tokens, logprobs = np.empty((len(slots), count), np.int32), np.empty((len(slots), count), np.float32)
+        entropies = np.empty(len(slots), np.float32)
+        self._check(
+            self._library.draftree_top(
+                self._pointer,
+                len(slots),
+                slots.ctypes.data,
+                count,
+                _reference(edits),
+                tokens.ctypes.data,
+                logprobs.ctypes.data,
+                entropies.ctypes.data,
+            )
+        )
+        return tokens, logprobs, entropies
+
+    def log_probabilities(self, slots: Numbers, tokens: Numbers) -> NDArray[np.float32]:
+        """[w] log-probability (nats) of one token of each slot."""
+        slots, ids = _ints(slots), _ints(tokens)
+        found = np.empty(len(slots), np.float32)
+        self._check(
+            self._library.draftree_log_probabilities(
+                self._pointer, len(slots), slots.ctypes.data, ids.ctypes.data, found.ctypes.data
+            )
+        )
+        return found
+
+    def draw(
+        self, slots: Numbers, keys: NDArray[np.uint64], warpings: NDArray[np.void], edits: CEdits | None = None
+    ) -> NDArray[np.int32]:
+        """[w] a token of each slot by the noise of its key; ``warpings``: [w] of ``WARPING``."""
+        slots = _ints(slots)
+        tokens = np.empty(len(slots), np.int32)
+        self._check(
+            self._library.draftree_draw(
+                self._pointer,
+                len(slots),
+                slots.ctypes.data,
+                keys.ctypes.data,
+                warpings.ctypes.data,
+                _reference(edits),
+                tokens.ctypes.data,
+            )
+        )
+        return tokens
+
+    def logits(self, slot: int) -> NDArray[np.float32]:
+        """[V] a copy."""
+        found = np.empty(self._vocabulary, np.float32)
+        self._check(self._library.draftree_logits(self._pointer, slot, found.ctypes.data))
+        return found
+
+
+def _reference(edits: CEdits | None) -> Any:
+    return None if edits is None else byref(edits)

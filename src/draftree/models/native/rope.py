@@ -1,0 +1,55 @@
+"""Rope frequencies: radians that a position turns each pair of dimensions by, and how files scale them."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from gguf.constants import Keys
+from numpy.typing import NDArray
+
+from .header_reader import HeaderReader, damaged, unsupported
+
+
+def frequencies(base: float, size: int) -> NDArray[np.float64]:
+    """[size / 2] base^(-2i / size)."""
+    found: NDArray[np.float64] = base ** (-np.arange(0, size, 2) / size)
+    return found
+
+
+def scaled_frequencies(file: HeaderReader, size: int) -> tuple[NDArray[np.float64], float]:
+    """Frequencies as a file scales them to long contexts, and the magnitude of rotated vectors.
+
+    By a factor for each: Llama 3 (``rope_freqs``), LongRoPE (arXiv 2402.13753); by one for all, "linear"; YaRN (arXiv
+    2309.00071, section 3.2): by one for those that turn seldom within the context that was trained on.
+    """
+    base = file.real(Keys.Rope.FREQ_BASE, 10000.0)
+    if base <= 1:
+        raise damaged(file.header, f"the base of its rope frequencies is {base}")
+    plain, magnitude = frequencies(base, size), file.real(Keys.Rope.SCALING_ATTN_FACTOR, 1.0)
+    trained = file.number(Keys.Rope.SCALING_ORIG_CTX_LEN, file.number(Keys.LLM.CONTEXT_LENGTH))
+    factors = "rope_freqs.weight"
+    if file.has("rope_factors_long.weight"):
+        names = ("rope_factors_short.weight", "rope_factors_long.weight")
+        both = [file.vector(name) for name in names]  # both count as read
+        long = file.number(Keys.LLM.CONTEXT_LENGTH) > trained
+        divisors = both[long]
+    else:
+        divisors = file.vector(factors) if file.has(factors) else np.ones_like(plain)
+    if len(divisors) != len(plain):
+        raise damaged(file.header, f"it has {len(divisors)} factors for {len(plain)} rope frequencies")
+    plain = plain / divisors
+    factor = file.real(Keys.Rope.SCALING_FACTOR, 1.0)
+    kind = file.text(Keys.Rope.SCALING_TYPE, "linear")
+    if kind in ("none", "longrope") or factor == 1:
+        return plain, magnitude
+    if kind == "linear":
+        return plain / factor, magnitude
+    if kind != "yarn":
+        raise unsupported(file.header, f"rope scaling {kind!r}")
+    turns = (file.real(Keys.Rope.SCALING_YARN_BETA_FAST, 32.0), file.real(Keys.Rope.SCALING_YARN_BETA_SLOW, 1.0))
+    # The dimension whose frequency turns b times within the trained context.
+    fast, slow = (size * math.log(trained / (b * 2 * math.pi)) / (2 * math.log(base)) for b in turns)
+    low, high = max(math.floor(fast), 0), min(math.ceil(slow), size - 1)
+    ramp = np.clip((np.arange(size // 2) - low) / max(high - low, 0.001), 0, 1)
+    return plain * (1 - ramp) + plain / factor * ramp, magnitude * (1 + 0.1 * math.log(factor))
