@@ -99,7 +99,7 @@ def write(
         hidden: heads * ``HEAD``.
         vocabulary: ``byte_level()`` by default.
         template: for conversations; None: the file has none.
-        weights: the tensors' type, as "F32", "F16", "Q8_0", "Q4_0" or "Q4_1"; vectors are always F32.
+        weights: the tensors' type, by ggml's name ("Q4_K"); vectors are always F32.
         architecture: "llama"; "mamba" is recurrent, "cohere2" has a window of ``WINDOW`` tokens in its first layers,
             "t5" is an encoder-decoder, "t5encoder" an encoder; any other name gets the tensors of "llama".
         lacking: tensors that the file lacks, by their names.
@@ -144,8 +144,39 @@ def _add_tensor(writer: gguf.GGUFWriter, name: str, values: NDArray[np.float32],
         writer.add_tensor(name, values)
     elif of == GGMLQuantizationType.F16:
         writer.add_tensor(name, values.astype(np.float16))
+    elif of in _BLOCKS:
+        writer.add_tensor(name, random_blocks(of, values), raw_dtype=of)
     else:
         writer.add_tensor(name, gguf.quants.quantize(values, of), raw_dtype=of)
+
+
+_BLOCKS = {
+    GGMLQuantizationType.Q2_K: (80, 82, 1.5),
+    GGMLQuantizationType.Q3_K: (108, None, 0.0),
+    GGMLQuantizationType.Q4_K: (0, 2, 7.5),
+    GGMLQuantizationType.Q5_K: (0, 2, 15.5),
+    GGMLQuantizationType.Q6_K: (208, None, 0.0),
+    GGMLQuantizationType.IQ4_NL: (0, None, 0.0),
+    GGMLQuantizationType.IQ4_XS: (0, None, 0.0),
+}
+"""Types that the package ``gguf`` does not quantize to: where a block has its scale and that of its minima, and the
+second over the first for which weights are about zero in the mean."""
+
+
+def random_blocks(kind: GGMLQuantizationType, values: NDArray[np.float32]) -> NDArray[np.uint8]:
+    """Blocks of random bytes for weights of the shape and the standard deviation of ``values``."""
+    block, size = gguf.GGML_QUANT_SIZES[kind]
+    random = np.random.default_rng(values.view(np.uint8)[0, :8].tolist())
+    packed = random.integers(0, 256, (values.shape[0] * values.shape[1] // block, size), dtype=np.uint8)
+    scale, minimum, ratio = _BLOCKS[kind]
+
+    def scaled(by: float) -> NDArray[np.uint8]:
+        for at, number in ((scale, by), (minimum, by * ratio)):
+            if at is not None:
+                packed[:, at : at + 2] = np.array([number], np.float16).view(np.uint8)
+        return packed.reshape(values.shape[0], -1)
+
+    return scaled(float(values.std()) / float(gguf.dequantize(scaled(1.0), kind).std()))
 
 
 def _add_vocabulary(writer: gguf.GGUFWriter, words: Vocabulary, template: str | None) -> None:

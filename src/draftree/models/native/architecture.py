@@ -76,7 +76,7 @@ FAMILIES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Architecture:
+class Hyperparameters:
     """The numbers of a model, by the names and in the order of ``Architecture`` of the C interface."""
 
     vocabulary: int
@@ -110,7 +110,7 @@ class Description:
         model_tensors: [len(MODEL_TENSORS)] of ``PLACE``.
     """
 
-    architecture: Architecture
+    hyperparameters: Hyperparameters
     rope_frequencies: NDArray[np.float64]
     layer_rope: NDArray[np.int32]
     layer_window: NDArray[np.int32]
@@ -142,7 +142,7 @@ def describe(header: GGUFHeader, cache: Format = Format.F16) -> Description:
     if rope_size % 2 or rope_size > head_size:
         raise damaged(header, f"rope turns {rope_size} of the {head_size} dimensions of a head")
     ropes, layer_rope, magnitude = _ropes(file, family, rope_size, local)
-    architecture = Architecture(
+    numbers = Hyperparameters(
         vocabulary=file.place("token_embd.weight").rows,
         hidden=hidden,
         layers=layers,
@@ -161,21 +161,21 @@ def describe(header: GGUFHeader, cache: Format = Format.F16) -> Description:
         attention_scale=_attention_scale(file, header.architecture, hidden, heads, head_size, layers),
         rope_magnitude=magnitude,
     )
-    _check(file, architecture)
+    _check(file, numbers)
     window = file.number(Keys.Attention.SLIDING_WINDOW, 0)
-    window = window if window < architecture.context else 0
-    tensors = _layer_tensors(file, family, architecture)
+    window = window if window < numbers.context else 0
+    tensors = _layer_tensors(file, family, numbers)
     return Description(
-        architecture=architecture,
+        hyperparameters=numbers,
         rope_frequencies=ropes,
         layer_rope=layer_rope,
         layer_window=np.where(local, window, 0).astype(np.int32),
         layer_tensors=tensors,
-        model_tensors=_model_tensors(file, architecture),
+        model_tensors=_model_tensors(file, numbers),
     )
 
 
-def _check(file: HeaderReader, numbers: Architecture) -> None:
+def _check(file: HeaderReader, numbers: Hyperparameters) -> None:
     """Check what the engine's kernels need of a model's numbers."""
     size = numbers.head_size
     if size % 16 or not 0 < size <= _LARGEST_HEAD or file.number(Keys.Attention.VALUE_LENGTH, size) != size:
@@ -219,7 +219,7 @@ def _ropes(
     return scaled[None], np.zeros(len(local), dtype=np.int32), magnitude
 
 
-def _layer_tensors(file: HeaderReader, family: Family, numbers: Architecture) -> NDArray[np.void]:
+def _layer_tensors(file: HeaderReader, family: Family, numbers: Hyperparameters) -> NDArray[np.void]:
     size, hidden, wide = numbers.head_size, numbers.hidden, numbers.feed_forward
     queries, keys = numbers.query_heads * size, numbers.key_heads * size
     shapes = {
@@ -273,7 +273,7 @@ def _check_shapes(
             raise damaged(file.header, found)
 
 
-def _model_tensors(file: HeaderReader, numbers: Architecture) -> NDArray[np.void]:
+def _model_tensors(file: HeaderReader, numbers: Hyperparameters) -> NDArray[np.void]:
     """Places of the model's own tensors; all others have been read by now.
 
     Raises:

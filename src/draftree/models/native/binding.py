@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import CacheError, ConfigError, DraftreeError, ModelFileError, RunError
-from .architecture import Architecture, Description
+from .architecture import Description, Hyperparameters
 
 VERSION = "1"
 """``DRAFTREE_VERSION`` of the header that this module was written to."""
@@ -37,7 +37,7 @@ _ERRORS: dict[int, tuple[type[DraftreeError], str]] = {
 
 
 class _Architecture(Structure):
-    _fields_ = [(each.name, c_float if each.type == "float" else c_int32) for each in fields(Architecture)]
+    _fields_ = [(each.name, c_float if each.type == "float" else c_int32) for each in fields(Hyperparameters)]
 
 
 class CEdits(Structure):
@@ -151,9 +151,9 @@ class LoadedModel:
     ) -> None:
         self._library = open_library()
         self._pointer = c_void_p()
-        self._vocabulary, self._hidden = description.architecture.vocabulary, description.architecture.hidden
+        self._vocabulary, self._hidden = description.hyperparameters.vocabulary, description.hyperparameters.hidden
         self._tracked = 0
-        numbers = _Architecture(*(getattr(description.architecture, each.name) for each in fields(Architecture)))
+        numbers = _Architecture(*(getattr(description.hyperparameters, each.name) for each in fields(Hyperparameters)))
         arrays = [
             np.ascontiguousarray(each)
             for each in (

@@ -1,0 +1,120 @@
+"""What the native engine computes, in float64 NumPy: the whole forward pass of a described GGUF file.
+
+Weights are dequantized by the package ``gguf``. It follows the description (``draftree.models.native.architecture``)
+and nothing of the C sources.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import gguf
+import numpy as np
+from gguf import GGMLQuantizationType
+from numpy.typing import NDArray
+
+from draftree.models.native.architecture import LAYER_TENSORS, MODEL_TENSORS, Description
+
+Array = NDArray[np.float64]
+
+
+class Reference:
+    """A model whose passes are exact.
+
+    Args:
+        path: of the file.
+        description: of it.
+    """
+
+    def __init__(self, path: Path, description: Description) -> None:
+        self.numbers, self._description = description.hyperparameters, description
+        self._data = np.memmap(path, np.uint8, "r")
+        self.layers = [self._read(LAYER_TENSORS, places) for places in description.layer_tensors]
+        self.tensors = self._read(MODEL_TENSORS, description.model_tensors)
+
+    def _read(self, names: tuple[str, ...], places: NDArray[np.void]) -> dict[str, Array]:
+        return {name: self._weights(place) for name, place in zip(names, places, strict=True) if place["format"] >= 0}
+
+    def _weights(self, place: np.void) -> Array:
+        """[rows, columns], or [columns] of a vector."""
+        kind = GGMLQuantizationType(place["format"])
+        block, size = gguf.GGML_QUANT_SIZES[kind]
+        rows, width, begin = int(place["rows"]), int(place["columns"]) // block * size, int(place["offset"])
+        packed = self._data[begin : begin + rows * width].reshape(rows, width)
+        found: Array = gguf.dequantize(packed, kind).astype(np.float64)
+        return found[0] if rows == 1 else found
+
+    def logits(self, tokens: list[int]) -> Array:
+        """[n, V] after each token of a text."""
+        return self.norm(self.hidden(tokens)[-1], self.tensors["output_norm.weight"]) @ self.tensors["output.weight"].T
+
+    def hidden(self, tokens: list[int]) -> list[Array]:
+        """[n, hidden] what each layer reads, and what the last one gives."""
+        states = [self.tensors["token_embd.weight"][tokens] * self.numbers.embedding_scale]
+        for index, weights in enumerate(self.layers):
+            x = states[-1] + self._attention(states[-1], index, weights)
+            states.append(x + self._feed_forward(x, weights))
+        return states
+
+    def norm(self, x: Array, weight: Array) -> Array:
+        found: Array = x / np.sqrt((x * x).mean(-1, keepdims=True) + np.float32(self.numbers.norm_epsilon)) * weight
+        return found
+
+    def _attention(self, x: Array, index: int, weights: dict[str, Array]) -> Array:
+        numbers, n = self.numbers, len(x)
+        x = self.norm(x, weights["attn_norm.weight"])
+
+        def project(name: str, heads: int) -> Array:
+            y = x @ weights[f"attn_{name}.weight"].T + weights.get(f"attn_{name}.bias", 0.0)
+            y = y.reshape(n, heads, numbers.head_size)
+            norm = weights.get(f"attn_{name}_norm.weight")
+            return y if norm is None else self.norm(y, norm)
+
+        queries, keys = project("q", numbers.query_heads), project("k", numbers.key_heads)
+        queries, keys = self._rotate(queries, index), self._rotate(keys, index)
+        shared = numbers.query_heads // numbers.key_heads
+        keys = keys.repeat(shared, axis=1)
+        values = project("v", numbers.key_heads).repeat(shared, axis=1)
+        scores = np.einsum("qhd,khd->hqk", queries, keys) * numbers.attention_scale
+        distance = np.arange(n)[:, None] - np.arange(n)
+        window = int(self._description.layer_window[index]) or n
+        scores = np.where((distance >= 0) & (distance < window), scores, -np.inf)
+        mass = np.exp(scores - scores.max(-1, keepdims=True))
+        mixed = np.einsum("hqk,khd->qhd", mass / mass.sum(-1, keepdims=True), values)
+        y: Array = mixed.reshape(n, -1) @ weights["attn_output.weight"].T
+        norm = weights.get("post_attention_norm.weight")
+        return y if norm is None else self.norm(y, norm)
+
+    def _rotate(self, x: Array, layer: int) -> Array:
+        """Rope on [n, heads, head_size]."""
+        frequencies = self._description.rope_frequencies[self._description.layer_rope[layer]]
+        half, turned = len(frequencies), x.copy()
+        first = slice(0, half) if self.numbers.rope_halves else slice(0, 2 * half, 2)
+        second = slice(half, 2 * half) if self.numbers.rope_halves else slice(1, 2 * half, 2)
+        angles = (np.arange(len(x))[:, None] * frequencies)[:, None]
+        cos, sin = np.cos(angles) * self.numbers.rope_magnitude, np.sin(angles) * self.numbers.rope_magnitude
+        turned[..., first] = x[..., first] * cos - x[..., second] * sin
+        turned[..., second] = x[..., first] * sin + x[..., second] * cos
+        return turned
+
+    def _feed_forward(self, x: Array, weights: dict[str, Array]) -> Array:
+        x = self.norm(x, weights["ffn_norm.weight"])
+        gate = _ACTIVATIONS[self.numbers.activation](x @ weights["ffn_gate.weight"].T)
+        y: Array = (gate * (x @ weights["ffn_up.weight"].T)) @ weights["ffn_down.weight"].T
+        norm = weights.get("post_ffw_norm.weight")
+        return y if norm is None else self.norm(y, norm)
+
+
+def _silu(x: Array) -> Array:
+    found: Array = x / (1 + np.exp(-x))
+    return found
+
+
+def _gelu_tanh(x: Array) -> Array:
+    found: Array = 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+    return found
+
+
+_ACTIVATIONS: list[Callable[[Array], Array]] = [_silu, _gelu_tanh]
