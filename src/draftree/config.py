@@ -15,7 +15,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from torch import Tensor
 
 from .constraint import Constraint
-from .errors import ConfigError
+from .errors import ConfigError, FieldError
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -159,7 +159,7 @@ class SamplingParams:
         criteria: transformers stopping criteria, run after every token.
 
     Raises:
-        ConfigError: a value is out of range or of a wrong type.
+        ConfigError: a value is out of range (``FieldError``, with its name) or of a wrong type.
     """
 
     max_tokens: int | None = option("Most tokens to generate; until the context is full by default.", metavar="N")
@@ -194,41 +194,46 @@ class SamplingParams:
         for name in ("temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"):
             object.__setattr__(self, name, float(getattr(self, name)))  # a tensor takes no large int
         if self.max_tokens is not None and self.max_tokens < 1:
-            raise ConfigError(f"max_tokens is {self.max_tokens}: use at least 1")
+            raise FieldError("max_tokens", f"max_tokens is {self.max_tokens}: use at least 1")
         if not (self.temperature == 0 or MIN_TEMPERATURE <= self.temperature < math.inf):
-            raise ConfigError(f"temperature is {self.temperature}: use 0 (greedy) or {MIN_TEMPERATURE} and more")
+            raise FieldError(
+                "temperature", f"temperature is {self.temperature}: use 0 (greedy) or {MIN_TEMPERATURE} and more"
+            )
         if self.top_k < 0:
-            raise ConfigError(f"top_k is {self.top_k}: use 0 (off) or a positive number")
+            raise FieldError("top_k", f"top_k is {self.top_k}: use 0 (off) or a positive number")
         if not 0 < self.top_p <= 1:
-            raise ConfigError(f"top_p is {self.top_p}: use a number above 0 and up to 1 (off)")
+            raise FieldError("top_p", f"top_p is {self.top_p}: use a number above 0 and up to 1 (off)")
         if not 0 <= self.min_p <= 1:
-            raise ConfigError(f"min_p is {self.min_p}: use a number from 0 (off) to 1")
+            raise FieldError("min_p", f"min_p is {self.min_p}: use a number from 0 (off) to 1")
         if self.seed is not None and not 0 <= self.seed < 2**63:
-            raise ConfigError(f"seed is {self.seed}: use a whole number from 0 to 2^63 - 1")
+            raise FieldError("seed", f"seed is {self.seed}: use a whole number from 0 to 2^63 - 1")
         for name, count in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
             if count is not None and not 0 <= count <= MOST_LOGPROBS:
-                raise ConfigError(f"{name} are {count}: use 0 (of the tokens alone) to {MOST_LOGPROBS}")
+                raise FieldError(name, f"{name} are {count}: use 0 (of the tokens alone) to {MOST_LOGPROBS}")
         if not all(self.stop):
-            raise ConfigError(f"stop is {self.stop!r}: give strings of at least one character")
+            raise FieldError("stop", f"stop is {self.stop!r}: give strings of at least one character")
         if not 0 <= self.min_tokens <= (math.inf if self.max_tokens is None else self.max_tokens):
             most = "" if self.max_tokens is None else f", {self.max_tokens}"
-            raise ConfigError(f"min_tokens is {self.min_tokens}: use a number from 0 to max_tokens{most}")
+            raise FieldError("min_tokens", f"min_tokens is {self.min_tokens}: use a number from 0 to max_tokens{most}")
         if not all(word.strip() for word in self.bad_words):
-            raise ConfigError(f"bad_words are {self.bad_words!r}: give words of at least one character")
+            raise FieldError("bad_words", f"bad_words are {self.bad_words!r}: give words of at least one character")
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
-            raise ConfigError("allowed_token_ids are none: name at least one, or leave them out")
+            raise FieldError("allowed_token_ids", "allowed_token_ids are none: name at least one, or leave them out")
         if not 0 < self.repetition_penalty < math.inf:
-            raise ConfigError(f"repetition_penalty is {self.repetition_penalty}: use a number above 0; 1 is off")
+            raise FieldError(
+                "repetition_penalty", f"repetition_penalty is {self.repetition_penalty}: use a number above 0; 1 is off"
+            )
         for name in ("frequency_penalty", "presence_penalty"):
             if not math.isfinite(getattr(self, name)):
-                raise ConfigError(f"{name} is {getattr(self, name)}: use a number; 0 is off")
+                raise FieldError(name, f"{name} is {getattr(self, name)}: use a number; 0 is off")
         if not all(map(math.isfinite, (self.logit_bias or {}).values())):
-            raise ConfigError("logit_bias has a value that is no number: use -100 to forbid a token")
+            raise FieldError("logit_bias", "logit_bias has a value that is no number: use -100 to forbid a token")
         if self.truncate_prompt_tokens is not None and not (
             self.truncate_prompt_tokens == -1 or self.truncate_prompt_tokens > 0
         ):
-            raise ConfigError(
-                f"truncate_prompt_tokens is {self.truncate_prompt_tokens}: use at least 1, or -1 (as many as fit)"
+            raise FieldError(
+                "truncate_prompt_tokens",
+                f"truncate_prompt_tokens is {self.truncate_prompt_tokens}: use at least 1, or -1 (as many as fit)",
             )
 
     @property

@@ -4,9 +4,10 @@ DraftreeError
 ├── InputError               the caller's input is wrong; found before any work is lost (exit code 2)
 │   ├── ConfigError          a setting is out of range or two settings exclude each other
 │   │   └── FieldError       one field of a request, which has its name
+│   │       └── PromptError  the prompt is empty or no text
+│   │           └── ContextError  it does not fit the context, or the tokens to generate behind it do not
 │   ├── UnknownNameError     no such method, drafter, model or file
 │   ├── ModelFileError       a model file or folder cannot be read
-│   ├── PromptError          the prompt is empty or does not fit the context
 │   ├── TraceError           a trace cannot be read, or cannot be written where it should be
 │   ├── VocabularyError      drafter and target do not share a vocabulary
 │   └── UnsupportedModelError  the model cannot be given draft trees
@@ -51,6 +52,23 @@ class FieldError(ConfigError):
         super().__init__(message)
         self.field = field
 
+    def rename(self, field: str) -> None:
+        """Name the field as whoever sent the request does; so does a message that begins with it."""
+        if (message := str(self)).startswith(self.field):
+            self.args = (field + message[len(self.field) :],)
+        self.field = field
+
+
+class PromptError(FieldError):
+    """The prompt is empty or no text."""
+
+    def __init__(self, message: str, field: str = "prompt") -> None:
+        super().__init__(field, message)
+
+
+class ContextError(PromptError):
+    """The prompt does not fit the model's context, or the tokens to generate behind it do not (``max_tokens``)."""
+
 
 class UnknownNameError(InputError):
     """No such method, drafter, model or file."""
@@ -58,10 +76,6 @@ class UnknownNameError(InputError):
 
 class ModelFileError(InputError):
     """A model file or folder cannot be read."""
-
-
-class PromptError(InputError):
-    """The prompt is empty or does not fit the model's context."""
 
 
 class TraceError(InputError):

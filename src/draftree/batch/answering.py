@@ -13,13 +13,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ..artifacts import first_error
 from ..engine.engine import Engine, Handle
 from ..engine.scheduler import SchedulerParams
 from ..engine.speculation import SpeculationParams
 from ..errors import FieldError, InputError, shortened
-from ..server import answers as shapes
-from ..server.answers import INVALID, MISSING, Shape
+from ..server import bad_bodies
+from ..server.answers import Shape
+from ..server.bad_bodies import UnknownModelError, body_error, input_error
 from ..server.choices import Choices, decoded, find_choices, system_fingerprint
 from ..server.conversations.chat_api import ChatRequest
 from ..server.conversations.responses_api import ResponseShape, ResponsesRequest
@@ -58,12 +58,12 @@ class LineError(InputError):
 
     Attributes:
         custom_id: the line's, if it has one.
-        field: of the body, where one of them does not do.
+        refusal: of the body, where it is what does not do.
     """
 
-    def __init__(self, message: str, custom_id: str | None = None, field: str | None = None) -> None:
+    def __init__(self, message: str, custom_id: str | None = None, refusal: Mapping[str, object] | None = None) -> None:
         super().__init__(message)
-        self.custom_id, self.field = custom_id, field
+        self.custom_id, self.refusal = custom_id, refusal
 
 
 def parse(line: BatchLine, model: str) -> ParsedLine:
@@ -101,8 +101,8 @@ def parse(line: BatchLine, model: str) -> ParsedLine:
     try:
         return ParsedLine(custom_id, url, BODIES[url].model_validate(body))
     except ValidationError as error:
-        field = ".".join(map(str, error.errors(include_url=False)[0]["loc"]))
-        raise LineError(f"{where}: {first_error(error)}", custom_id, field) from None
+        refusal = body_error(error.errors(include_url=False), body, f"{where}: ")
+        raise LineError(refusal["error"]["message"], custom_id, refusal) from None
 
 
 def _in_full(given: Mapping[str, Any], model: str) -> dict[str, Any]:
@@ -181,14 +181,14 @@ class Answering:
             parsed = parse(line, self.model)
             custom_id, body = parsed.custom_id, parsed.body
             if body.model != self.model:
-                why = f"no model {body.model!r}: this batch is answered by {self.model!r}"
-                return self._answered(line, custom_id, 404, shapes.error(why, MISSING, "model", "model_not_found"))
+                raise UnknownModelError(body.model, self.model)
             if body.stream:
                 raise FieldError("stream", "stream is not for batches: leave it out")
-            choices = find_choices(body, self._engine, self._speculation)
             options: dict[str, Any] = {"prediction": body.predicted, "priority": body.priority, "timeout": body.timeout}
-            for ids, params in choices.asked:
-                handles.append(self._engine.submit(ids, params, choices.speculation, **options))
+            with body.named():
+                choices = find_choices(body, self._engine, self._speculation)
+                for ids, params in choices.asked:
+                    handles.append(self._engine.submit(ids, params, choices.speculation, **options))
         except Exception as error:  # noqa: BLE001 - whatever is wrong with a line, the others are answered
             for handle in handles:
                 handle.cancel()
@@ -199,15 +199,15 @@ class Answering:
         """The record of a line that ended with an error."""
         if isinstance(error, LineError):
             custom_id = error.custom_id
-            if error.field is None:
+            if error.refusal is None:
                 failure = {"code": "invalid_line", "message": str(error)}
                 return {"id": line.id, "custom_id": custom_id, "response": None, "error": failure}
-            return self._answered(line, custom_id, 400, shapes.error(str(error), INVALID, error.field))
+            return self._answered(line, custom_id, 400, error.refusal)
         if isinstance(error, InputError):
-            field = error.field if isinstance(error, FieldError) else None
-            return self._answered(line, custom_id, 400, shapes.error(f"line {line.number}: {error}", INVALID, field))
+            status = 404 if isinstance(error, UnknownModelError) else 400
+            return self._answered(line, custom_id, status, input_error(error, f"line {line.number}: "))
         why = shortened(f"line {line.number}: {type(error).__name__}: {' '.join(str(error).split())}")
-        return self._answered(line, custom_id, 500, shapes.error(why, "server_error"))
+        return self._answered(line, custom_id, 500, bad_bodies.error(why, "server_error"))
 
     def _ended(self, each: _Under) -> Record:
         requests = [handle.request for handle in each.handles]
@@ -219,7 +219,8 @@ class Answering:
         else:
             chat = isinstance(body, ChatRequest)
             name = f"{'chatcmpl' if chat else 'cmpl'}-{key}"
-            shape = Shape(name, self.model, self.fingerprint, self._spelled, chat=chat, tags=tags)
+            offsets = each.choices.offsets(requests)
+            shape = Shape(name, self.model, self.fingerprint, self._spelled, chat=chat, tags=tags, offsets=offsets)
             answer = each.choices.whole(shape, requests, [handle.generation for handle in each.handles])
         return self._answered(each.line, each.parsed.custom_id, 200, answer)
 

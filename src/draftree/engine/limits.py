@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import cast
 
 from ..config import SamplingParams
-from ..errors import ConfigError, PromptError
+from ..errors import ConfigError, ContextError
 from ..models.base import LanguageModel, check_text
 from ..text import Prompt
 
@@ -32,8 +32,9 @@ def fitted(target: LanguageModel, ids: list[int], params: SamplingParams) -> tup
     """What is read of a prompt (``SamplingParams.truncate_prompt_tokens``), and most tokens to generate behind it.
 
     Raises:
-        PromptError: the prompt is empty, has other tokens than the model, or does not fit the context.
-        ConfigError: ``max_tokens`` does not fit behind it, or ``params`` are something else.
+        PromptError: the prompt is empty, or has other tokens than the model.
+        ContextError: it does not fit the context, or ``max_tokens`` do not fit behind it.
+        ConfigError: ``params`` are something else.
     """
     if not isinstance(params, SamplingParams):
         raise ConfigError(f"sampling params are {params!r}: give SamplingParams")
@@ -41,15 +42,17 @@ def fitted(target: LanguageModel, ids: list[int], params: SamplingParams) -> tup
     if (last := params.truncate_prompt_tokens) is not None:
         ids = ids[-(max(1, can.max_length - (params.max_tokens or 1)) if last < 0 else last) :]
     left = can.max_length - len(ids)
+    # Clients know such errors by these words, those of OpenAI's API.
+    most = f"this model's maximum context length is {can.max_length} tokens ({can.name}, {can.max_length_reason})"
     if left < 1:
-        raise PromptError(
-            f"the prompt has {len(ids)} tokens but {can.name} takes {can.max_length} ({can.max_length_reason}), "
-            f"generated ones included: shorten the prompt to {can.max_length - 1} or fewer"
+        raise ContextError(
+            f"the prompt has {len(ids)} tokens but {most}, generated ones included: "
+            f"shorten the prompt to {can.max_length - 1} or fewer"
         )
     check_text(can, ids)
     if params.max_tokens is not None and params.max_tokens > left:
-        raise ConfigError(
-            f"max_tokens is {params.max_tokens} but {can.name} takes {can.max_length} tokens and the prompt has "
-            f"{len(ids)}: ask for at most {left}"
+        raise ContextError(
+            f"max_tokens is {params.max_tokens} but {most} and the prompt has {len(ids)}: ask for at most {left}",
+            "max_tokens",
         )
     return ids, params.max_tokens or left

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from ..config import check_fields, option
-from ..errors import ConfigError, QueueFullError
+from ..errors import ConfigError, FieldError, QueueFullError
 from ..request import Request
 
 _PRIORITY = 10.0
@@ -191,13 +191,14 @@ class Scheduler:
             bounded: reject it where the queue is full.
 
         Raises:
-            ConfigError: it needs more cache than there is.
+            FieldError: it needs more cache than there is.
             QueueFullError: the queue is full; it says when to come back.
         """
         if not self._holds([job.slots]):
-            raise ConfigError(
+            raise FieldError(
+                "max_tokens",
                 f"the request needs {job.slots} cache slots, more than the memory of the cache has: lower max_tokens, "
-                "shorten the prompt, or give the cache more memory"
+                "shorten the prompt, or give the cache more memory",
             )
         if bounded and len(self._waiting) >= self._params.queue:
             raise QueueFullError(len(self._waiting), self._retry_after())

@@ -222,20 +222,22 @@ class Stepper:
         params = SamplingParams() if params is None else params
         ids, limit = fitted(self.target, self.encode(prompt), params)
         stream = text_stream(self.tokenizer, params, ids)
-        params = for_request(params, len(ids), self.target.capabilities, self._spelled)
+        params = for_request(params, len(ids), self.target.capabilities, self.spelled)
         eos_ids, made = self.target.capabilities.eos_ids, self._speculation(speculation)
         return Request(ids, params, limit, eos_ids, stream, made, self._predicted(prediction), observers)
 
     def _predicted(self, prediction: str | Sequence[int]) -> list[int]:
         if not len(prediction):
             return []
-        ids = self._spelled(prediction) if isinstance(prediction, str) else self.encode(prediction)
+        ids = self.spelled(prediction) if isinstance(prediction, str) else self.encode(prediction)
         if len(ids) > (most := self.target.capabilities.max_length):
-            raise PromptError(f"the prediction has {len(ids)} tokens but an answer at most {most}: shorten it")
+            raise PromptError(
+                f"the prediction has {len(ids)} tokens but an answer at most {most}: shorten it", "prediction"
+            )
         return ids
 
-    def _spelled(self, text: str) -> list[int]:
-        """Token ids of a text without the special tokens that begin a prompt."""
+    def spelled(self, text: str) -> list[int]:
+        """Token ids of a text without the special tokens that begin a prompt; any thread may ask."""
         ids = self.encode(text)
         with self._encoding:
             start = self.tokenizer.encode("") if self.tokenizer is not None else []

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from difflib import SequenceMatcher
-from itertools import accumulate, zip_longest
+from itertools import zip_longest
 from typing import Any
 
+from ..config import SamplingParams
 from ..engine.engine import Generation
 from ..request import Chunk, Logprobs, Request, Stats
+from ..text import Detokenizer, Tokenizer
 from .conversations.tool_calls import CallParser, Parsed
 
 FINISH = {"eos": "stop", "stop": "stop", "criteria": "stop", "length": "length"}
 """Why a request ended -> OpenAI's word; others ("cancelled", "deadline") stay as they are."""
-
-INVALID, MISSING = "invalid_request_error", "not_found_error"
-"""Types of errors."""
 
 Scored = Sequence[tuple[int, Logprobs | None]]
 """Tokens of a prompt with their log-probabilities; the first has none."""
@@ -87,6 +85,31 @@ def named_logprobs(chunks: Sequence[Chunk], spell: Callable[[int], str]) -> list
     ]
 
 
+class TextOffsets:
+    """Where the tokens of a choice begin in its text, one after another; tokens inside a character: where that begins.
+
+    Text that waits for a stop string has its place all the same.
+
+    Args:
+        prompt: the tokens before the first generated one.
+        echoed: the text of the prompt, if the text begins with it: its tokens come first then.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, params: SamplingParams, prompt: Sequence[int], echoed: str) -> None:
+        self._left = len(prompt) if echoed else 0  # tokens of the prompt that are to come
+        self._next, self._begin = 0, len(echoed)
+        self._echo = Detokenizer(tokenizer, SamplingParams(skip_special_tokens=False))
+        self._stream = Detokenizer(tokenizer, replace(params, stop=()), prompt)
+
+    def of(self, token: int) -> int:
+        """Of the next token."""
+        stream = self._echo if self._left > 0 else self._stream
+        found = self._begin if self._left == 0 else self._next
+        self._left -= 1
+        self._next = found + len(stream.push(token, last=False))
+        return found
+
+
 class Shape:
     """The bodies of one answer.
 
@@ -97,6 +120,7 @@ class Shape:
         spell: the text of a token.
         chat: the chat endpoint's, else that of completions.
         tags: of a chat whose answers may call functions: tokens of tags that give no text (``Grammars.tags``).
+        offsets: of a completion, of each choice in its text, the echoed prompt included.
     """
 
     def __init__(
@@ -108,10 +132,11 @@ class Shape:
         *,
         chat: bool,
         tags: Mapping[int, str] | None = None,
+        offsets: Sequence[TextOffsets] = (),
     ) -> None:
         self._chat, self._spell, self._tags = chat, spell, tags
         self._parsers: dict[int, CallParser] = {}  # of choices that are streamed
-        self._offsets = Counter[int]()  # of the next token in the text of each choice
+        self._offsets = offsets
         self._common = {
             "id": key,
             "created": int(time.time()),
@@ -200,12 +225,11 @@ class Shape:
             return None
         if not self._chat:
             names = [self._spell(token) for token, _ in scored]
-            *offsets, self._offsets[index] = accumulate(map(len, names), initial=self._offsets[index])
             return {
                 "tokens": names,
                 "token_logprobs": [one and one.token for _, one in scored],
                 "top_logprobs": [one and {self._spell(token): value for token, value in one.best} for _, one in scored],
-                "text_offset": offsets,
+                "text_offset": [self._offsets[index].of(token) for token, _ in scored],
             }
         return {"content": named_logprobs(chunks, self._spell), "refusal": None}
 
@@ -253,8 +277,3 @@ def _delta(parsed: Parsed) -> dict[str, Any]:
     calls += [{"index": index, "function": {"arguments": text}} for index, text in arguments.items()]
     found: dict[str, Any] = {"content": parsed.content} if parsed.content else {}
     return found | ({"tool_calls": sorted(calls, key=lambda call: call["index"])} if calls else {})
-
-
-def error(message: str, kind: str, field: str | None = None, code: str | None = None) -> dict[str, Any]:
-    """An error's body."""
-    return {"error": {"message": message, "type": kind, "param": field, "code": code}}

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,7 +26,9 @@ from ..errors import FieldError, InputError, QueueFullError
 from ..request import Request as Decoded
 from ..text import Prompt
 from . import answers as shapes
+from . import bad_bodies
 from .answers import Shape
+from .bad_bodies import UnknownModelError, UnsupportedError
 from .choices import Choices, decoded, find_choices, system_fingerprint
 from .conversations.chat_api import ChatRequest, TokenizeRequest
 from .conversations.responses_api import ResponseShape, ResponsesRequest
@@ -101,6 +103,7 @@ class Server:
         app.get("/v1/models")(self.models)
         app.get("/v1/models/{name:path}")(self.model)
         app.post("/tokenize")(self.tokenize)
+        app.get("/tokenizer_info")(self.tokenizer_info)
         app.post("/detokenize")(self.detokenize)
         app.get("/health")(self.health)
         app.get("/ready")(self.ready)
@@ -152,7 +155,7 @@ class Server:
 
     def _check_model(self, name: str) -> None:
         if name != self._settings.name:
-            raise HTTPException(404, f"no model {name!r}: this server has {self._settings.name!r}")
+            raise UnknownModelError(name, self._settings.name)
 
     async def responses(self, body: ResponsesRequest, request: Request) -> Response:
         """Answer a conversation, as agents ask."""
@@ -180,6 +183,10 @@ class Server:
         if self.draining:
             raise HTTPException(503, "this server is ending: ask another", UNAVAILABLE)
         self._check_model(body.model)
+        with body.named():
+            return await self._begun(key, body)
+
+    async def _begun(self, key: str, body: Sampled) -> tuple[list[Answer], Choices]:
         choices = await asyncio.to_thread(find_choices, body, self._engine, self._settings.speculation)
         method = str((choices.speculation or self._settings.speculation).method)
         timeout = min((t for t in (body.timeout, self._settings.timeout) if t is not None), default=None)
@@ -213,6 +220,7 @@ class Server:
             lambda token: self._text([token]),
             chat=chat,
             tags=choices.tags,
+            offsets=choices.offsets([answer.handle.request for answer in found]),
         )
         if body.stream:
             return EventStream(found, pinged(self._events(choices, shape, found)))
@@ -247,6 +255,7 @@ class Server:
         """Server-sent events of all choices, as their tokens come."""
         body, requests = choices.body, [answer.handle.request for answer in found]
         options, prompt = body.stream_options, choices.tokens(requests)
+        with_usage = options is not None and options.include_usage
         queue: asyncio.Queue[dict[str, Any] | None | Exception] = asyncio.Queue()
 
         def trace(answer: Answer) -> None:
@@ -289,10 +298,10 @@ class Server:
                     left -= 1
                 elif isinstance(event, Exception):
                     log.error("a request failed: %s", event)
-                    yield event_line(shapes.error(str(event), "server_error"))
+                    yield event_line(bad_bodies.error(str(event), "server_error"))
                 else:
-                    yield event_line(event)
-            if options is not None and options.include_usage:
+                    yield event_line(({"usage": None} if with_usage else {}) | event)
+            if with_usage:
                 predicted = await asyncio.to_thread(choices.predicted, requests)
                 yield event_line(shape.last(prompt, requests, predicted))
             yield "data: [DONE]\n\n"
@@ -307,8 +316,30 @@ class Server:
         if (body.prompt is None) == (body.messages is None):
             raise FieldError("prompt", "give either prompt or messages")
         prompt: Prompt = body.prompt or "" if body.messages is None else body.conversation()
-        ids = await asyncio.to_thread(self._engine.encode, prompt)
+        if body.messages is not None and body.add_special_tokens:
+            raise UnsupportedError("add_special_tokens", "a chat template writes its own, leave it out")
+        encode: Callable[[Any], list[int]] = self._engine.encode
+        if body.prompt and body.add_special_tokens is False:
+            encode = self._engine.spelled
+        with body.named():
+            ids = await asyncio.to_thread(encode, prompt)
         return {"tokens": ids, "count": len(ids), "max_model_len": self._engine.target.capabilities.max_length}
+
+    async def tokenizer_info(self) -> dict[str, Any]:
+        """What a remote tokenizer has to know beside what the two endpoints do."""
+        engine, can = self._engine, self._engine.target.capabilities
+        first, template = engine.encode("a")[0], engine.tokenizer and engine.tokenizer.chat_template
+        begins = first not in engine.spelled("a")
+        return {
+            "tokenizer_class": type(engine.tokenizer).__name__,
+            "chat_template": template.get("default") if isinstance(template, dict) else template,
+            "bos_token": self._text([first]) if begins else None,
+            "eos_token": self._text([min(can.eos_ids)]) if can.eos_ids else None,
+            "pad_token": None,
+            "add_bos_token": begins,
+            "vocab_size": can.vocab_size,
+            "model_max_length": can.max_length,
+        }
 
     async def detokenize(self, body: DetokenizeRequest) -> dict[str, str]:
         """The text of ids."""
@@ -337,7 +368,7 @@ class Server:
     async def _full(self, request: Request, error: Exception) -> Response:
         self._metrics.rejected()
         wait = error.retry_after if isinstance(error, QueueFullError) else 1.0
-        body = shapes.error(str(error), "rate_limit_error", code="queue_full")
+        body = bad_bodies.error(str(error), "rate_limit_error", code="rate_limit_exceeded")
         return JSONResponse(body, 429, {"Retry-After": f"{wait:.0f}"})
 
 

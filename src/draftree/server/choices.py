@@ -15,7 +15,7 @@ from ..engine.speculation import SpeculationParams
 from ..errors import FieldError, PromptError
 from ..request import Request
 from . import answers as shapes
-from .answers import Scored, Shape
+from .answers import Scored, Shape, TextOffsets
 from .schema import CompletionRequest, Sampled
 
 
@@ -44,6 +44,16 @@ class Choices:
         if isinstance(self.body, CompletionRequest) and self.body.echo:
             return [decoded(self.engine, request.ids[: request.prompt_length]) for request in requests]
         return [""] * len(self.asked)
+
+    def offsets(self, requests: Sequence[Request]) -> list[TextOffsets]:
+        """Of the tokens of each choice of a completion, where their log-probabilities are wanted."""
+        tokenizer = self.engine.tokenizer
+        if tokenizer is None or not isinstance(self.body, CompletionRequest) or self.body.logprobs is None:
+            return []
+        return [
+            TextOffsets(tokenizer, request.params, request.ids[: request.prompt_length], echoed)
+            for request, echoed in zip(requests, self.echoed(requests), strict=True)
+        ]
 
     def predicted(self, requests: Sequence[Request]) -> tuple[int, int] | None:
         """Tokens of the predicted output that the answers have, and that they have not; None: nothing was predicted."""
@@ -79,8 +89,19 @@ def find_choices(body: Sampled, engine: Engine, default: SpeculationParams) -> C
     if out := next((i for ids in prompts for i in ids if not 0 <= i < vocabulary), None):
         raise FieldError("prompt", f"prompt has token {out}: use ids from 0 to {vocabulary - 1}")
     constraint = body.constraint(engine) if body.structured else None
-    asked = [(ids, replace(body.params(n), constraint=constraint)) for ids in prompts for n in range(body.n)]
+    asked = [
+        (ids, replace(body.params(n, _room(body, ids, engine)), constraint=constraint))
+        for ids in prompts
+        for n in range(body.n)
+    ]
     return Choices(body, engine, asked, speculation, body.tags(engine))
+
+
+def _room(body: Sampled, prompt: Sequence[int], engine: Engine) -> int:
+    """Tokens that the context has beside what is read of a prompt; -1 reads what leaves room for any answer."""
+    last = body.truncate_prompt_tokens
+    read = len(prompt) if last is None else max(0, min(last, len(prompt)))
+    return engine.target.capabilities.max_length - read
 
 
 def system_fingerprint(engine: Engine) -> str:

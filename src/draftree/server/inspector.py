@@ -17,7 +17,7 @@ from ..policies.auto.policy import AutoTree
 from ..policies.methods import METHODS
 from ..tracing.records import plain
 from ..tracing.trace import Setup, run_record
-from .schema import Body, TokenIds
+from .schema import Sent, TokenIds
 
 _FOLDER = Path(__file__).parent / "page"
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
@@ -30,7 +30,7 @@ _HEADERS = {
 }
 
 
-class SpellRequest(Body):
+class SpellRequest(Sent):
     """``/draftree/spell``."""
 
     tokens: TokenIds

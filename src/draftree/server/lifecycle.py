@@ -13,7 +13,7 @@ import uvicorn
 from fastapi.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
-from . import answers as shapes
+from . import bad_bodies
 from .app import Server
 from .refusals import UNAVAILABLE
 
@@ -37,7 +37,7 @@ def loading(listener: socket.socket) -> Iterator[None]:
 
 async def _not_yet(scope: Scope, receive: Receive, send: Send) -> None:
     if scope["type"] == "http":
-        body = shapes.error("the model is being loaded: ask again later", "server_error", code="loading")
+        body = bad_bodies.error("the model is being loaded: ask again later", "server_error", code="loading")
         await JSONResponse(body, 503, UNAVAILABLE)(scope, receive, send)
 
 

@@ -14,9 +14,8 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..errors import FieldError, PromptError
-from . import answers as shapes
-from .answers import INVALID, MISSING
+from ..errors import InputError
+from .bad_bodies import INVALID, MISSING, NOT_JSON, UnknownModelError, body_error, error, input_error
 
 log = logging.getLogger("draftree.server")
 OPEN = ("/", "/health", "/ready", "/metrics", "/version")
@@ -66,14 +65,14 @@ class Limits:
         if self._keys and not is_open:
             given = headers.get(b"authorization", b"").removeprefix(b"Bearer ").strip()
             if not any(hmac.compare_digest(given, key.encode()) for key in self._keys):
-                body = shapes.error("no valid key: send 'Authorization: Bearer KEY'", DENIED, code="invalid_api_key")
+                body = error("no valid key: send 'Authorization: Bearer KEY'", DENIED, code="invalid_api_key")
                 await JSONResponse(body, 401, {"WWW-Authenticate": "Bearer"})(scope, receive, send)
                 return
         most, read = self._most, 0
         long = f"the body has more than {most} bytes: send less"
         length = headers.get(b"content-length", b"0")
         if length.isdigit() and int(length) > most:
-            await JSONResponse(shapes.error(long, INVALID), 413)(scope, receive, send)
+            await JSONResponse(error(long, INVALID), 413)(scope, receive, send)
             return
 
         async def counted() -> Message:
@@ -87,29 +86,29 @@ class Limits:
         await self._app(scope, counted, send)
 
 
-async def invalid(request: Request, error: Exception) -> Response:
+async def invalid(request: Request, found: Exception) -> Response:
     """A body that is not what it should be: the first field that does not do."""
-    first = error.errors()[0] if isinstance(error, RequestValidationError) else {"loc": (), "msg": str(error)}
-    place = ".".join(str(part) for part in first["loc"] if part != "body")
-    message = f"{place}: {first['msg']}" if place else str(first["msg"])
-    return JSONResponse(shapes.error(message, INVALID, place or None), 400)
+    assert isinstance(found, RequestValidationError)  # noqa: S101 - what it is registered for
+    errors = [{**each, "loc": each["loc"][1:]} for each in found.errors()]
+    if errors[0]["type"] == "json_invalid":
+        errors[0]["loc"] = ()
+    return JSONResponse(body_error(errors, found.body), 400)
 
 
-async def wrong(request: Request, error: Exception) -> Response:
-    where = error.field if isinstance(error, FieldError) else "messages" if isinstance(error, PromptError) else None
-    return JSONResponse(shapes.error(str(error), INVALID, where), 400)
+async def wrong(request: Request, found: Exception) -> Response:
+    assert isinstance(found, InputError)  # noqa: S101 - what it is registered for
+    return JSONResponse(input_error(found), 404 if isinstance(found, UnknownModelError) else 400)
 
 
-async def http_error(request: Request, error: Exception) -> Response:
-    status = error.status_code if isinstance(error, HTTPException) else 500
-    detail = str(error.detail) if isinstance(error, HTTPException) else str(error)
-    kind, code = (MISSING, "model_not_found" if "no model" in detail else None) if status == 404 else (INVALID, None)
-    if status >= 500:
-        kind = "server_error"
-    headers = error.headers if isinstance(error, HTTPException) else None
-    return JSONResponse(shapes.error(detail, kind, code=code), status, headers)
+async def http_error(request: Request, found: Exception) -> Response:
+    assert isinstance(found, HTTPException)  # noqa: S101 - what it is registered for
+    status, said = found.status_code, str(found.detail)
+    if status == 400:  # FastAPI's own: JSON that Python cannot read
+        said = NOT_JSON
+    kind = "server_error" if status >= 500 else MISSING if status == 404 else INVALID
+    return JSONResponse(error(said, kind), status, found.headers)
 
 
-async def failed(request: Request, error: Exception) -> Response:
-    log.exception("a request failed", exc_info=error)
-    return JSONResponse(shapes.error(f"{type(error).__name__}: {error}", "server_error"), 500)
+async def failed(request: Request, found: Exception) -> Response:
+    log.exception("a request failed", exc_info=found)
+    return JSONResponse(error(f"{type(found).__name__}: {found}", "server_error"), 500)

@@ -1,25 +1,27 @@
 """What clients send, in OpenAI's words, and what it means here.
 
-A field that would change the text and is not supported is refused by name; others that we do not know are ignored.
+A field that would change the answer and is not supported is refused by name; others that we do not know are ignored.
 """
 
 from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr, model_validator
 
 from ..config import MOST_LOGPROBS, SamplingParams
 from ..drafters.spec import LOOKUP, NONE
 from ..engine.engine import Engine
 from ..engine.speculation import SpeculationParams
-from ..errors import ConfigError, FieldError
+from ..errors import ConfigError, FieldError, InputError
 from ..grammar import Grammar, Grammars
 from ..text import Prompt
+from .bad_bodies import UnsupportedError, check_extra, check_values
 
 MOST_CHOICES = 16
 """Of one request (``n``)."""
@@ -27,28 +29,12 @@ Tokens = Annotated[int, Field(strict=True, ge=1)]
 """A number of tokens."""
 Texts = Annotated[list[StrictStr], Field(max_length=1024)]
 TokenIds = list[Annotated[int, Field(strict=True, ge=0)]]
-_UNSUPPORTED: Mapping[str, Sequence[object]] = {
-    "prompt_logprobs": (None,),
-    "tools": (None, []),
-    "functions": (None, []),
-    "guided_json": (None,),
-    "guided_regex": (None,),
-    "guided_choice": (None,),
-    "guided_grammar": (None,),
-    "prediction": (None,),  # of completions
-    "suffix": (None, ""),
-    "best_of": (None, 1),
-    "continue_final_message": (None, False),
-    "add_generation_prompt": (None, True),
-    "chat_template": (None,),
-    "chat_template_kwargs": (None, {}),
-    "use_beam_search": (None, False),
-    "modalities": (None, ["text"]),
-    "audio": (None,),
-}
-"""Field -> the values that change nothing."""
-
-
+DEEPEST = 128
+"""Levels of a schema: deeper ones cannot be compiled."""
+_SAYS_MORE = ("additionalProperties", "unevaluatedProperties", "patternProperties", "allOf", "anyOf", "oneOf", "$ref")
+"""Keywords of an object's schema that allow properties beside those in "properties"."""
+_TOKENS = 16
+"""Of a completion that does not say how many."""
 _NUMBER = re.compile("[0-9]{1,18}")
 
 
@@ -57,15 +43,34 @@ class Body(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    def refuse(self) -> None:
-        """Refuse what is not supported.
+    @model_validator(mode="after")
+    def _check_extra(self) -> Self:
+        check_extra(self.model_extra or {})
+        return self
 
-        Raises:
-            ConfigError: a field of another value than its default.
-        """
-        for name, value in (self.model_extra or {}).items():
-            if name in _UNSUPPORTED and value not in _UNSUPPORTED[name]:
-                raise FieldError(name, f"{name} is not supported by this server: leave it out")
+
+class Sent(Body):
+    """The whole of what a client sends."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_values(cls, body: object) -> object:
+        return check_values(body)
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        """The engine's name of a field -> the client's, where that is another."""
+        return {}
+
+    @contextmanager
+    def named(self) -> Iterator[None]:
+        """Errors of the engine that come meanwhile name fields as the client does."""
+        try:
+            yield
+        except FieldError as error:
+            if not isinstance(error, UnsupportedError):
+                error.rename(self.names.get(error.field, error.field))
+            raise
 
 
 class Speculative(BaseModel):
@@ -118,10 +123,11 @@ _GRAMMARS: Mapping[str, Callable[[Grammars, Any], Grammar]] = {
 
 
 class NamedSchema(Body):
-    """A JSON Schema with a name; ``strict`` or not, answers are valid."""
+    """A JSON Schema with a name; ``strict``: its objects have no properties but those that are named."""
 
     name: StrictStr = ""
     schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    strict: StrictBool | None = None
 
 
 class ResponseFormat(NamedSchema):
@@ -140,10 +146,35 @@ class ResponseFormat(NamedSchema):
             return None
         if self.type == "json_object":
             return StructuredOutputs(json_object=True)
-        schema = (self.json_schema or self).schema_
-        if schema is None:
+        named = self.json_schema or self
+        if named.schema_ is None:
             raise FieldError(field, f"{field} has no schema: give one")
-        return StructuredOutputs(json=schema)
+        return StructuredOutputs(json=closed(named.schema_, DEEPEST) if named.strict else named.schema_)
+
+
+def closed(schema: Mapping[str, Any], levels: int) -> dict[str, Any]:
+    """A schema whose object has no properties but those that it names, unless it says so.
+
+    Args:
+        levels: of schemas in it of which the same is to hold.
+    """
+
+    def inside(inner: Any) -> Any:
+        return closed(inner, levels - 1) if isinstance(inner, dict) else inner
+
+    found = dict(schema)
+    if "properties" in schema and not any(name in schema for name in _SAYS_MORE):
+        found["additionalProperties"] = False
+    if levels:
+        for name in ("properties", "$defs", "definitions"):
+            if isinstance(inner := schema.get(name), dict):
+                found[name] = {key: inside(one) for key, one in inner.items()}
+        for name in ("anyOf", "oneOf", "prefixItems"):
+            if isinstance(inner := schema.get(name), list):
+                found[name] = [inside(one) for one in inner]
+        if "items" in schema:
+            found["items"] = inside(schema["items"])
+    return found
 
 
 class StreamOptions(Body):
@@ -154,8 +185,8 @@ class StreamOptions(Body):
     include_trace: StrictBool = False
 
 
-class Sampled(Body):
-    """What both endpoints take."""
+class Sampled(Sent):
+    """What all endpoints take that generate."""
 
     model: StrictStr
     max_tokens: Tokens | None = None
@@ -163,7 +194,7 @@ class Sampled(Body):
     stop: StrictStr | Texts | None = None
     stream: StrictBool = False
     stream_options: StreamOptions | None = None
-    seed: StrictInt | None = None
+    seed: Annotated[int, Field(strict=True, ge=-1)] | None = None  # -1: as if there were none
     temperature: Annotated[StrictFloat, Field(ge=0, le=100)] | None = None
     top_p: Annotated[StrictFloat, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(strict=True, ge=-1)] | None = None
@@ -219,9 +250,15 @@ class Sampled(Body):
     def prompts(self) -> Sequence[Prompt]:
         """What is to be answered."""
 
-    @property
-    def limit(self) -> int | None:
-        """Most tokens of an answer."""
+    def refuse(self) -> None:
+        """Refuse fields that do not go together.
+
+        Raises:
+            FieldError: of one of them.
+        """
+
+    def limit(self, room: int) -> int | None:
+        """Most tokens of an answer; what the client has not said fits into the ``room`` that the prompt leaves."""
         return self.max_tokens
 
     @property
@@ -239,23 +276,22 @@ class Sampled(Body):
         """The stream has the lines of a trace beside tokens."""
         return self.stream and self.stream_options is not None and self.stream_options.include_trace
 
-    def params(self, choice: int) -> SamplingParams:
+    def params(self, choice: int, room: int) -> SamplingParams:
         """How one choice is drawn.
 
         Args:
             choice: its number, from 0; each has a seed of its own.
+            room: as of ``limit``.
         """
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        if self.seed is not None and self.seed < 0:
-            raise FieldError("seed", f"seed is {self.seed}: use a whole number from 0")
         return SamplingParams(
-            max_tokens=self.limit,
+            max_tokens=self.limit(room),
             min_tokens=self.min_tokens or 0,
             temperature=1.0 if self.temperature is None else self.temperature,
             top_p=1.0 if self.top_p is None else self.top_p,
             top_k=max(0, self.top_k or 0),
             min_p=self.min_p or 0.0,
-            seed=None if self.seed is None else (self.seed + choice) % 2**63,
+            seed=None if self.seed in (None, -1) else (self.seed + choice) % 2**63,
             stop=tuple(stop),
             stop_token_ids=tuple(self.stop_token_ids or ()),
             include_stop_str_in_output=self.include_stop_str_in_output,
@@ -275,7 +311,7 @@ class Sampled(Body):
         """How it is drafted for; None: as the server was started. A predicted output is drafted from by ``lookup``.
 
         Raises:
-            ConfigError: the names do not go together, or name a drafter that is not loaded.
+            FieldError: the names do not go together, or name a drafter that is not loaded.
         """
         chosen = self.draftree or Speculative()
         if self.predicted and chosen.drafter is None and LOOKUP not in default.spec.sources:
@@ -289,7 +325,10 @@ class Sampled(Body):
                 f"drafter {chosen.drafter!r} is not loaded: use {str(default.spec)!r}, which this server was started "
                 f"with, or {NONE!r}",
             )
-        return chosen_with(default, chosen)
+        try:
+            return chosen_with(default, chosen)
+        except InputError as error:
+            raise FieldError("draftree", str(error)) from None
 
 
 def chosen_with(default: SpeculationParams, chosen: Speculative) -> SpeculationParams:
@@ -315,7 +354,7 @@ class CompletionRequest(Sampled):
     """``/v1/completions``."""
 
     prompt: StrictStr | list[StrictStr] | list[StrictInt] | list[list[StrictInt]]
-    max_tokens: Annotated[int, Field(strict=True, ge=0)] | None = 16
+    max_tokens: Annotated[int, Field(strict=True, ge=0)] | None = None  # not sent: _TOKENS
     echo: StrictBool = False
     logprobs: Annotated[int, Field(strict=True, ge=0, le=MOST_LOGPROBS)] | None = None
 
@@ -323,13 +362,14 @@ class CompletionRequest(Sampled):
     def wanted_logprobs(self) -> int | None:
         return self.logprobs
 
-    @property
-    def limit(self) -> int | None:
+    def limit(self, room: int) -> int | None:
         """Of an answer without tokens one is generated: a pass over the prompt gives it."""
+        if "max_tokens" not in self.model_fields_set:
+            return max(1, min(room, max(_TOKENS, self.min_tokens or 0)))
         return None if self.max_tokens is None else max(1, self.max_tokens)
 
-    def params(self, choice: int) -> SamplingParams:
-        found = super().params(choice)
+    def params(self, choice: int, room: int) -> SamplingParams:
+        found = super().params(choice, room)
         return replace(found, prompt_logprobs=self.logprobs if self.echo else None)
 
     def refuse(self) -> None:
@@ -349,7 +389,7 @@ class CompletionRequest(Sampled):
         return list(given)
 
 
-class DetokenizeRequest(Body):
+class DetokenizeRequest(Sent):
     """``/detokenize``."""
 
     tokens: TokenIds

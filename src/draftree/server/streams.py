@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from ..request import Outcome, Request
 from ..tracing.records import Record, plain
 from ..tracing.trace import Observer, end_record, request_record, step_record
-from . import answers as shapes
+from . import bad_bodies
 from .engine_loop import Answer
 
 log = logging.getLogger("draftree.server")
@@ -63,7 +63,7 @@ async def named_events(events: AsyncIterator[dict[str, Any]]) -> AsyncIterator[s
             yield f"event: {event['type']}\n{event_line(event)}"
     except Exception as error:  # noqa: BLE001 - the client gets an event of it
         log.error("a request failed: %s", error)
-        body = {"type": "error", **shapes.error(str(error), "server_error")["error"]}
+        body = {"type": "error", **bad_bodies.error(str(error), "server_error")["error"]}
         yield f"event: error\n{event_line(body)}"
 
 

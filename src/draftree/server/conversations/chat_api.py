@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, StrictBool, StrictStr
@@ -11,7 +11,7 @@ from pydantic import Field, StrictBool, StrictStr
 from ...config import MOST_LOGPROBS
 from ...errors import FieldError
 from ...text import Conversation
-from ..schema import Body, ResponseFormat, Tokens
+from ..schema import Body, ResponseFormat, Sent, Tokens
 from .tools import NamedFunction, Tool, WithTools, check_tools
 
 
@@ -119,7 +119,10 @@ class ChatRequest(WithTools):
         return "" if self.prediction is None else text_of(self.prediction.content, "prediction.content")
 
     @property
-    def limit(self) -> int | None:
+    def names(self) -> Mapping[str, str]:
+        return {"prompt": "messages"} | ({"max_tokens": "max_completion_tokens"} if self.max_completion_tokens else {})
+
+    def limit(self, room: int) -> int | None:
         return self.max_completion_tokens or self.max_tokens
 
     def refuse(self) -> None:
@@ -159,12 +162,17 @@ def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     return [message.plain(at) for at, message in enumerate(messages)]
 
 
-class TokenizeRequest(Body):
+class TokenizeRequest(Sent):
     """``/tokenize``: a text, or a conversation with what begins an answer."""
 
     prompt: StrictStr | None = None
+    add_special_tokens: StrictBool | None = None  # of a prompt; not sent: as the model has it
     messages: list[Message] | None = None
     tools: list[Tool] | None = None
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        return {} if self.messages is None else {"prompt": "messages"}
 
     def conversation(self) -> Conversation:
         """The messages as chat templates take them."""

@@ -14,6 +14,7 @@ from ...errors import FieldError
 from ...request import Chunk, Request
 from ...text import Conversation
 from ..answers import named_logprobs, speculative_decoding
+from ..bad_bodies import UnsupportedError
 from ..engine_loop import Answer
 from ..schema import Body, ResponseFormat, Tokens
 from .chat_api import CalledFunction, Part, PastCall, past_call, text_of
@@ -75,7 +76,10 @@ class ResponsesRequest(WithTools):
     metadata: dict[str, str] | None = None
 
     @property
-    def limit(self) -> int | None:
+    def names(self) -> Mapping[str, str]:
+        return {"prompt": "input", "max_tokens": "max_output_tokens"}
+
+    def limit(self, room: int) -> int | None:
         return self.max_output_tokens
 
     @property
@@ -90,6 +94,8 @@ class ResponsesRequest(WithTools):
         super().refuse()
         if self.traced:
             raise FieldError("stream_options.include_trace", "a response has no trace: ask for a chat or a completion")
+        if self.max_tokens is not None:
+            raise UnsupportedError("max_tokens", "use max_output_tokens")
         if self.n != 1:
             raise FieldError("n", "a response has one output: leave n out")
 

@@ -13,17 +13,13 @@ from pydantic import Field, StrictBool, StrictStr
 from ...engine.engine import Engine
 from ...errors import ConfigError, FieldError
 from ...grammar import Function, Grammar
-from ..schema import Body, Sampled
+from ..schema import DEEPEST, Body, Sampled, closed
 
 T = TypeVar("T")
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 _MOST = 128
 """Functions of a request."""
-_DEEPEST = 128
-"""Levels of a schema: deeper ones cannot be compiled."""
 _NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
-_SAYS_MORE = ("additionalProperties", "unevaluatedProperties", "patternProperties", "allOf", "anyOf", "oneOf", "$ref")
-"""Keywords of an object's schema that allow properties beside those in "properties"."""
 
 
 class NamedFunction(Body):
@@ -96,9 +92,7 @@ class Tool(DescribedFunction):
     def compiled(self) -> Function:
         """As grammars take it."""
         function = self.described
-        return Function(
-            function.name, _closed(function.parameters or _NO_PARAMETERS, _DEEPEST if function.strict else 0)
-        )
+        return Function(function.name, closed(function.parameters or _NO_PARAMETERS, DEEPEST if function.strict else 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,31 +210,6 @@ def check_tools(given: Sequence[Tool] | None) -> list[Tool]:
                 where, f"{where} has the type {kind!r}: describe an object, whose properties are arguments"
             )
     return list(given or ())
-
-
-def _closed(schema: Mapping[str, Any], levels: int) -> dict[str, Any]:
-    """A schema whose object has no properties but those that it names, unless it says so.
-
-    Args:
-        levels: of schemas in it of which the same is to hold.
-    """
-
-    def inside(inner: Any) -> Any:
-        return _closed(inner, levels - 1) if isinstance(inner, dict) else inner
-
-    found = dict(schema)
-    if "properties" in schema and not any(name in schema for name in _SAYS_MORE):
-        found["additionalProperties"] = False
-    if levels:
-        for name in ("properties", "$defs", "definitions"):
-            if isinstance(inner := schema.get(name), dict):
-                found[name] = {key: inside(one) for key, one in inner.items()}
-        for name in ("anyOf", "oneOf", "prefixItems"):
-            if isinstance(inner := schema.get(name), list):
-                found[name] = [inside(one) for one in inner]
-        if "items" in schema:
-            found["items"] = inside(schema["items"])
-    return found
 
 
 def _named(field: str, compile_: Callable[[], T]) -> T:

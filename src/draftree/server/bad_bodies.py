@@ -1,0 +1,187 @@
+"""What is wrong with a body: fields that are refused by name, and errors in OpenAI's shape. Knows no HTTP."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ..errors import ContextError, FieldError, InputError, shortened
+
+INVALID, MISSING = "invalid_request_error", "not_found_error"
+"""Types of errors."""
+
+NOT_JSON = "the body is no JSON object: send one, as application/json"
+
+_NEUTRAL: Mapping[str, Sequence[object]] = {
+    name: (None, *neutral)
+    for names, neutral in (
+        (
+            "adapter_id audio chat_format context conversation custom_logit_processor custom_params documents "
+            "ebnf enable_thinking grammar_triggers guided_choice guided_grammar "
+            "guided_json guided_regex guided_whitespace_pattern image_data input input_extra input_ids input_prefix "
+            "input_suffix instructions json_schema logits_processors logit_processors lora_path max_completion_tokens "
+            "max_length max_new_tokens max_output_tokens messages min_length models "
+            "negative_prompt penalty_prompt prediction prompt prompt_embeds prompt_logprobs random_seed "
+            "reasoning_budget regex refusal response_fields sampler_seq samplers sampling_seed session_params "
+            "speculative stop_regex stop_sequences structural_tag system t_max_predict_ms t_max_prompt_ms template "
+            "text thinking thinking_budget thinking_token_budget top_logprobs vllm_xargs web_search_options",
+            (),
+        ),
+        (  # 0 is False, and 1 is True
+            "adaptive_target ban_eos_token dry_multiplier dynamic_temperature dynatemp_range early_stopping echo "
+            "epsilon_cutoff eta_cutoff continue_final_message grammar_lazy min_keep min_new_tokens mirostat "
+            "mirostat_mode n_discard n_indent n_probs no_repeat_ngram_size no_stop_trim penalty_alpha "
+            "post_sampling_probs return_full_text return_token_ids return_tokens return_tokens_as_token_ids "
+            "safe_prompt smoothing_factor top_a use_beam_search watermark xtc_probability",
+            (0,),
+        ),
+        (
+            "add_bos_token add_generation_prompt add_special_tokens best_of cfg_scale detokenize do_sample "
+            "encoder_repetition_penalty guidance_scale length_penalty num_beams num_return_sequences rep_pen "
+            "repeat_penalty spaces_between_special_tokens tfs tfs_z typ_p typical typical_p",
+            (1,),
+        ),
+        ("repeat_last_n n_predict top_n_sigma", (-1,)),
+        ("chat_template format grammar suffix", ("",)),
+        ("functions images lora tools transforms", ([],)),
+        ("chat_template_kwargs mm_processor_kwargs options", ({},)),
+        ("function_call tool_choice", ("none", "auto")),
+        ("modalities", (["text"],)),
+        ("reasoning", ({}, {"effort": None}, {"effort": "none"})),
+        ("reasoning_effort", ("none",)),
+        ("response_format", ({"type": "text"},)),
+        ("truncation", ("disabled",)),
+        ("truncation_side", ("left",)),
+        ("verbosity", ("medium",)),
+    )
+    for name in names.split()
+}
+"""Fields of OpenAI, vLLM, llama.cpp and others that would change an answer -> the values that change nothing."""
+
+_CODES = {
+    "missing": "missing_required_parameter",
+    "extra_forbidden": "unknown_parameter",
+    "too_short": "array_below_min_length",
+    "too_long": "array_above_max_length",
+    "greater_than": "{}_below_min_value",
+    "greater_than_equal": "{}_below_min_value",
+    "less_than": "{}_above_max_value",
+    "less_than_equal": "{}_above_max_value",
+}
+"""What pydantic finds -> OpenAI's word."""
+
+
+class UnsupportedError(FieldError):
+    """A field that would change the answer, and is not supported."""
+
+    def __init__(self, field: str, way_out: str = "leave it out") -> None:
+        super().__init__(field, f"{field} is not supported here: {way_out}")
+
+
+class UnknownModelError(FieldError):
+    """The model is another one."""
+
+    def __init__(self, asked: str, there: str) -> None:
+        super().__init__("model", f"no model {asked!r}: there is {there!r}")
+
+
+def check_extra(extra: Mapping[str, object]) -> None:
+    """Refuse what a body has beside its fields and would change the answer.
+
+    Raises:
+        UnsupportedError: of the first such field.
+    """
+    for name, value in extra.items():
+        if (neutral := _NEUTRAL.get(name.partition(".")[0])) is not None and value not in neutral:
+            raise UnsupportedError(name)
+
+
+def check_values(body: object) -> object:
+    """The body, if an answer could repeat all that it has.
+
+    Raises:
+        FieldError: a number is none (NaN, Infinity), or a text has half a character, or is nested too deep.
+    """
+    for name, value in body.items() if isinstance(body, dict) else ():
+        try:
+            json.dumps({name: value}, ensure_ascii=False, allow_nan=False).encode()
+        except (ValueError, RecursionError) as error:
+            what = "text that is no UTF-8" if isinstance(error, UnicodeEncodeError) else "no JSON"
+            raise FieldError(name, f"{name} has {what} ({error}): send whole characters and finite numbers") from None
+    return body
+
+
+def error(message: str, kind: str, field: str | None = None, code: str | None = None) -> dict[str, Any]:
+    """An error's body."""
+    where = None if field is None else _whole(field)
+    return {"error": {"message": _whole(message), "type": kind, "param": where, "code": code}}
+
+
+def _whole(text: str) -> str:
+    """Text with escapes in place of halves of characters, which cannot be sent."""
+    return text.encode(errors="backslashreplace").decode()
+
+
+def input_error(found: InputError, prefix: str = "") -> dict[str, Any]:
+    """Of what a body asks for and cannot have; ``prefix`` begins the message."""
+    if not isinstance(found, FieldError):
+        return error(f"{prefix}{found}", INVALID)
+    code = next((word for kind, word in _WORDS.items() if isinstance(found, kind)), "invalid_value")
+    message = str(found) if found.field in str(found) else f"{found.field}: {found}"
+    kind = MISSING if isinstance(found, UnknownModelError) else INVALID
+    return error(prefix + message, kind, found.field, code)
+
+
+_WORDS = {
+    ContextError: "context_length_exceeded",
+    UnknownModelError: "model_not_found",
+    UnsupportedError: "unsupported_parameter",
+}
+
+
+def body_error(errors: Sequence[Any], sent: object, prefix: str = "") -> dict[str, Any]:
+    """Of a body that is not what it should be: what is wrong with the first field that is.
+
+    Args:
+        errors: as pydantic lists them; of a union there is one for each of its types, of which the deepest counts.
+        sent: the body.
+    """
+    first = errors[0]["loc"][:1]
+    same = [each for each in errors if each["loc"][:1] == first]
+    places = [tuple(_place(each, sent)) for each in same]
+    place = max(places, key=len)
+    here = [each for each, at in zip(same, places, strict=True) if at == place]
+    found = next((each for each in here if each["type"] == "value_error"), here[0])
+    name = re.sub(r"\.(?=\[)", "", ".".join(place))
+    if isinstance(inner := found.get("ctx", {}).get("error"), FieldError):
+        inner.rename(f"{name}.{inner.field}".lstrip("."))
+        return input_error(inner, prefix)
+    if not place:
+        return error(f"{prefix}{NOT_JSON}", INVALID)
+    kind = str(found["type"])
+    number = "decimal" if isinstance(found["input"], float) else "integer"
+    code = _CODES.get(kind, "invalid_type" if kind.endswith("_type") else "invalid_value").format(number)
+    if kind == "missing":
+        said = "is missing: add it"
+    else:
+        value = json.dumps(found["input"]) if isinstance(found["input"], (str, int, float)) else ""
+        what = ", or ".join(dict.fromkeys(each["msg"] for each in here))
+        said = f"is {value}: {what}" if value else f"is wrong: {what}"
+    return error(prefix + shortened(f"{name} {said}"), INVALID, name, code)
+
+
+def _place(found: Mapping[str, Any], sent: object) -> Iterator[str]:
+    """Where something is in a body, without pydantic's names of the types of a union."""
+    for part in found["loc"]:
+        there: Any = None
+        if isinstance(sent, list) and isinstance(part, int):
+            there = f"[{part}]"
+        elif isinstance(sent, dict) and part in sent:
+            there = str(part)
+        if there is not None:
+            sent = sent[part]  # type: ignore[index]
+            yield there
+    if found["type"] == "missing" and found["loc"]:
+        yield str(found["loc"][-1])

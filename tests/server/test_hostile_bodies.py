@@ -1,0 +1,263 @@
+"""Bodies that no client should send, over all routes: each is refused with one sentence that names the field."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from .running import NAME, TEXT, Running, posted
+
+CHAT, COMPLETION, RESPONSE = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+GOOD: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": [{"role": "user", "content": TEXT}], "max_tokens": 2},
+    COMPLETION: {"prompt": TEXT, "max_tokens": 2},
+    RESPONSE: {"input": TEXT, "max_output_tokens": 2},
+    "/tokenize": {"prompt": TEXT},
+    "/detokenize": {"tokens": [1, 2]},
+    "/draftree/spell": {"tokens": [1, 2]},
+}
+ANSWERS = (CHAT, COMPLETION, RESPONSE)
+LIMIT = {CHAT: "max_tokens", COMPLETION: "max_tokens", RESPONSE: "max_output_tokens"}
+PROMPT = {CHAT: "messages", COMPLETION: "prompt", RESPONSE: "input"}
+HALF = "\ud800"
+DEEP: Any = json.loads("[" * 500 + "]" * 500)
+
+# What is wrong on every route that answers: field -> values.
+WRONG: dict[str, list[Any]] = {
+    "temperature": [-1, "hot", float("nan"), float("inf"), True, [0.5], {}, 1e-9],
+    "top_p": [0, -1, 2, "1", 1e400],
+    "top_k": [-2, 1.5, "5"],
+    "min_p": [-0.1, 1.1],
+    "seed": [-2, 0.5, "7"],
+    "stop": [5, [5], [""], {"a": 1}, ["x"] * 2000],
+    "frequency_penalty": [-3, 3],
+    "presence_penalty": ["much"],
+    "repetition_penalty": [0, -1, 11],
+    "logit_bias": [{"x": 1}, {"99999": 1}, {"1": 1000}, [1]],
+    "min_tokens": [-1, 1000, "two"],
+    "stop_token_ids": [[-1], [99999], "a", [10**30]],
+    "bad_words": [[""], "a", [HALF]],
+    "allowed_token_ids": [[], [99999], [True]],
+    "truncate_prompt_tokens": [0, -2],
+    "timeout": [0, -1, "soon"],
+    "priority": [10**400, "high"],
+    "stream": ["yes", 1],
+    "stream_options": [5, {"include_usage": "yes"}],
+    "draftree": [5, {"method": "magic"}, {"nodes": -1}, {"speed": 9}, {HALF: 1}, {"settings": {"x": []}}],
+    "structured_outputs": [5, {}, {"regex": "("}, {"xml": "a"}, {"choice": []}, {"json": 5}],
+    "user": [HALF],
+    "note": [{"a": [HALF]}, float("-inf"), {HALF: 1}],
+}
+MISPLACED: list[tuple[str, str, Any]] = [
+    (CHAT, "messages", []),
+    (CHAT, "messages", "hello"),
+    (CHAT, "messages", [5]),
+    (CHAT, "messages", [{"role": "wizard", "content": "x"}]),
+    (CHAT, "messages", [{"content": "x"}]),
+    (CHAT, "messages", [{"role": "user", "content": ""}]),
+    (CHAT, "messages", [{"role": "user", "content": HALF}]),
+    (CHAT, "messages", [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]),
+    (CHAT, "messages", [{"role": "user", "content": TEXT * 100}]),
+    (CHAT, "messages", [{"role": "user", "content": [{"text": "x"}]}]),
+    (CHAT, "messages", [{"role": "assistant", "content": "x", "function_call": {"name": "f", "arguments": "{}"}}]),
+    (CHAT, "messages", [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "["}}]}]),
+    (CHAT, "messages", DEEP),
+    (CHAT, "n", 0),
+    (CHAT, "n", 17),
+    (CHAT, "max_tokens", 0),
+    (CHAT, "max_tokens", 5000),
+    (CHAT, "max_tokens", "ten"),
+    (CHAT, "max_completion_tokens", 5000),
+    (CHAT, "max_completion_tokens", -1),
+    (CHAT, "top_logprobs", 2),
+    (CHAT, "top_logprobs", 21),
+    (CHAT, "logprobs", 1),
+    (CHAT, "prediction", {"type": "image", "content": "x"}),
+    (CHAT, "prediction", {"type": "content", "content": "a b " * 200}),
+    (CHAT, "tools", [{"type": "function", "function": {"name": "a b"}}]),
+    (CHAT, "tools", [{"type": "code_interpreter"}]),
+    (CHAT, "tools", 5),
+    (CHAT, "tool_choice", "required"),
+    (CHAT, "tool_choice", {"type": "function", "function": {"name": "f"}}),
+    (CHAT, "response_format", {"type": "yaml"}),
+    (CHAT, "response_format", {"type": "json_schema"}),
+    (CHAT, "continue_final_message", True),
+    (CHAT, "add_generation_prompt", False),
+    (CHAT, "prompt", TEXT),
+    (CHAT, "input", TEXT),
+    (CHAT, "instructions", "Be brief."),
+    (COMPLETION, "prompt", ""),
+    (COMPLETION, "prompt", []),
+    (COMPLETION, "prompt", [""]),
+    (COMPLETION, "prompt", [[]]),
+    (COMPLETION, "prompt", [1, "a"]),
+    (COMPLETION, "prompt", [99999]),
+    (COMPLETION, "prompt", [-1]),
+    (COMPLETION, "prompt", 5),
+    (COMPLETION, "prompt", HALF),
+    (COMPLETION, "prompt", DEEP),
+    (COMPLETION, "prompt", TEXT * 100),
+    (COMPLETION, "max_tokens", -1),
+    (COMPLETION, "max_tokens", 0),
+    (COMPLETION, "max_tokens", 5000),
+    (COMPLETION, "logprobs", -1),
+    (COMPLETION, "logprobs", 21),
+    (COMPLETION, "echo", 1),
+    (COMPLETION, "n", -1),
+    (COMPLETION, "best_of", 4),
+    (COMPLETION, "suffix", "x"),
+    (COMPLETION, "messages", [{"role": "user", "content": TEXT}]),
+    (COMPLETION, "max_completion_tokens", 4),
+    (COMPLETION, "response_format", {"type": "json_object"}),
+    (COMPLETION, "tools", [{"type": "function", "function": {"name": "f"}}]),
+    (COMPLETION, "add_special_tokens", False),
+    (RESPONSE, "input", []),
+    (RESPONSE, "input", 5),
+    (RESPONSE, "input", ""),
+    (RESPONSE, "input", TEXT * 100),
+    (RESPONSE, "input", [{"type": "reasoning"}]),
+    (RESPONSE, "input", [{"role": "user"}]),
+    (RESPONSE, "input", [{"content": "x"}]),
+    (RESPONSE, "input", [{"type": "function_call", "arguments": "{}"}]),
+    (RESPONSE, "max_output_tokens", 0),
+    (RESPONSE, "max_output_tokens", 5000),
+    (RESPONSE, "max_tokens", 4),
+    (RESPONSE, "n", 2),
+    (RESPONSE, "previous_response_id", "resp_1"),
+    (RESPONSE, "conversation", "conv_1"),
+    (RESPONSE, "background", True),
+    (RESPONSE, "text", {"verbosity": "low"}),
+    (RESPONSE, "text", {"format": {"type": "json_schema"}}),
+    (RESPONSE, "truncation", "auto"),
+    (RESPONSE, "metadata", {"a": 5}),
+    (RESPONSE, "metadata", {"a": HALF}),
+    (RESPONSE, "reasoning", {"effort": "high"}),
+    (RESPONSE, "messages", []),
+    ("/tokenize", "prompt", 5),
+    ("/tokenize", "prompt", ""),
+    ("/tokenize", "prompt", None),
+    ("/tokenize", "prompt", HALF),
+    ("/tokenize", "chat_template", "{{ 1 }}"),
+    ("/detokenize", "tokens", [99999]),
+    ("/detokenize", "tokens", [-1]),
+    ("/detokenize", "tokens", ["a"]),
+    ("/detokenize", "tokens", "a"),
+    ("/detokenize", "tokens", None),
+    ("/draftree/spell", "tokens", [99999]),
+    ("/draftree/spell", "tokens", [1.5]),
+    ("/draftree/spell", "tokens", {}),
+]
+HOSTILE = [(path, field, value) for path in ANSWERS for field, values in WRONG.items() for value in values] + MISPLACED
+
+# Fields of OpenAI, vLLM, llama.cpp and others that would change an answer, and the value that would not.
+REFUSED: dict[str, tuple[Any, Any]] = {
+    "grammar": ('root ::= "a"', ""),
+    "mirostat": (2, 0),
+    "typical_p": (0.5, 1.0),
+    "length_penalty": (0.5, 1.0),
+    "web_search_options": ({}, None),
+    "function_call": ({"name": "f"}, "auto"),
+    "functions": ([{"name": "f"}], []),
+    "speculative": ({"n_max": 4}, None),
+    "speculative.n_max": (4, None),
+    "use_beam_search": (True, False),
+    "guided_json": ({"type": "object"}, None),
+    "json_schema": ({"type": "object"}, None),
+    "prompt_logprobs": (3, None),
+    "top_n_sigma": (1.5, -1),
+    "xtc_probability": (0.5, 0),
+    "dry_multiplier": (0.8, 0),
+    "dynatemp_range": (0.5, 0.0),
+    "repeat_penalty": (1.3, 1.0),
+    "n_predict": (5, -1),
+    "samplers": (["top_k"], None),
+    "lora": ([{"id": 0, "scale": 1.0}], []),
+    "logits_processors": (["x"], None),
+    "spaces_between_special_tokens": (False, True),
+    "reasoning_effort": ("high", "none"),
+    "verbosity": ("low", "medium"),
+    "modalities": (["text", "audio"], ["text"]),
+    "chat_template_kwargs": ({"enable_thinking": False}, {}),
+    "documents": ([{"text": "x"}], None),
+    "no_repeat_ngram_size": (3, 0),
+    "random_seed": (5, None),
+    "max_new_tokens": (5, None),
+    "stop_sequences": (["x"], None),
+    "top_a": (0.2, 0),
+    "do_sample": (False, True),
+    "num_beams": (4, 1),
+    "early_stopping": (True, False),
+    "system": ("Be brief.", None),
+}
+
+
+def text_of(value: Any) -> str:
+    return json.dumps(value)[:50]
+
+
+@pytest.mark.parametrize(("path", "field", "value"), HOSTILE, ids=text_of)
+def test_a_hostile_body_is_refused_by_the_name_of_its_field(served: Running, path: str, field: str, value: Any) -> None:
+    status, found = posted(served, path, {**GOOD[path], field: value})
+    error = found["error"]
+    assert status == 400 and set(error) == {"message", "type", "param", "code"}
+    assert field in error["message"] and "\n" not in error["message"] and len(error["message"]) < 1300
+    assert re.match(rf"{field}(\.|\[|$)", error["param"]), error
+    assert error["code"] is not None and not re.search(r"str\b|list\[|function-", error["param"])
+    assert served.idle
+
+
+@pytest.mark.parametrize("path", GOOD)
+@pytest.mark.parametrize("body", [b"", b"{", b"null", b"[]", b'"a"', b"\xff\xfe", b"{" * 9000, b'{"n": ' + b"9" * 5000])
+def test_a_body_that_is_no_object_is_one_sentence(served: Running, path: str, body: bytes) -> None:
+    status, found = posted(served, path, body)
+    said = "the body is no JSON object: send one, as application/json"
+    assert (status, found["error"]["message"], found["error"]["param"]) == (400, said, None)
+
+
+def test_so_is_one_of_another_type(served: Running) -> None:
+    status, found = posted(served, CHAT, json.dumps(GOOD[CHAT]).encode(), {"Content-Type": "text/plain"})
+    assert status == 400 and "as application/json" in found["error"]["message"]
+
+
+def test_there_are_at_least_two_hundred() -> None:
+    assert len(HOSTILE) + 8 * len(GOOD) >= 200
+
+
+@pytest.mark.parametrize("path", ANSWERS)
+@pytest.mark.parametrize("field", REFUSED)
+def test_a_field_that_would_change_the_answer_is_refused_by_name(served: Running, path: str, field: str) -> None:
+    changes, neutral = REFUSED[field]
+    status, found = posted(served, path, {**GOOD[path], field: changes})
+    assert (status, found["error"]["param"], found["error"]["code"]) == (400, field, "unsupported_parameter")
+    assert posted(served, path, {**GOOD[path], field: neutral})[0] == 200
+
+
+@pytest.mark.parametrize("path", GOOD)
+def test_a_missing_field_is_named(served: Running, path: str) -> None:
+    field = next(iter(GOOD[path]))
+    status, found = posted(served, path, {name: value for name, value in GOOD[path].items() if name != field})
+    assert status == 400 and found["error"]["param"] == field
+    if path != "/tokenize":  # which has two kinds of prompts
+        assert found["error"]["code"] == "missing_required_parameter"
+
+
+@pytest.mark.parametrize("path", ANSWERS)
+def test_what_does_not_fit_the_context_has_openais_code_and_words(served: Running, path: str) -> None:
+    """litellm and others find such errors by "this model's maximum context length is"."""
+    long = {CHAT: [{"role": "user", "content": TEXT * 100}], COMPLETION: TEXT * 100, RESPONSE: TEXT * 100}[path]
+    for field, value in ((PROMPT[path], long), (LIMIT[path], 5000)):
+        status, found = posted(served, path, {**GOOD[path], field: value})
+        error = found["error"]
+        assert (status, error["code"], error["param"]) == (400, "context_length_exceeded", field)
+        assert "this model's maximum context length is 128 tokens" in error["message"]
+        assert "string_above_max_length" not in error["message"]
+
+
+@pytest.mark.parametrize("path", ANSWERS)
+def test_another_model_is_not_found(served: Running, path: str) -> None:
+    status, found = posted(served, path, {**GOOD[path], "model": "gpt-9"})
+    assert (status, found["error"]["code"], found["error"]["param"]) == (404, "model_not_found", "model")
+    assert NAME in found["error"]["message"]
