@@ -46,6 +46,7 @@ def test_it_answers_until_it_is_told_to_end(model: str, tmp_path: Path) -> None:
     [
         (["--port", "99999"], "--port 99999: use 0 to 65535"),
         (["--max-body", "0"], "--max-body is 0: use more than 0"),
+        (["--client-timeout", "0"], "--client-timeout is 0.0: use more than 0"),
         (["--timeout", "-1"], "--timeout is -1.0: use more than 0"),
         (["--api-key-file", "nowhere"], "--api-key-file nowhere cannot be read"),
         (["--api-key", ""], "a key is empty"),

@@ -21,6 +21,7 @@ from draftree.engines import make_engine
 from draftree.models.base import LanguageModel, Nodes, Row
 from draftree.models.huggingface import HFModel
 from draftree.server.app import Server, ServerSettings
+from draftree.server.lifecycle import PATIENCE, patient
 from draftree.server.metrics import Metrics
 from draftree.tracing.trace import Observer
 
@@ -72,8 +73,13 @@ class Running:
         url: where it listens.
     """
 
-    def __init__(self, engine: Engine, url: str) -> None:
-        self.engine, self.url = engine, url
+    def __init__(self, engine: Engine, url: str, server: uvicorn.Server) -> None:
+        self.engine, self.url, self._server = engine, url, server
+
+    @property
+    def connections(self) -> int:
+        """That are open."""
+        return len(self._server.server_state.connections)
 
     @property
     def idle(self) -> bool:
@@ -97,6 +103,7 @@ def running(
     speculation: SpeculationParams = LOOKUP,
     scheduling: SchedulerParams | None = None,
     observers: Sequence[Observer] = (),
+    patience: float = PATIENCE,
     **settings: Any,
 ) -> Iterator[Running]:
     metrics = Metrics()
@@ -104,7 +111,8 @@ def running(
         model or target(), speculation, [metrics, *observers], scheduling=scheduling or SchedulerParams(prefixes=2)
     )
     chosen = replace(ServerSettings(name=NAME, speculation=speculation), **settings)
-    config = uvicorn.Config(Server(engine, chosen, metrics).app, port=0, log_level="error", timeout_graceful_shutdown=5)
+    app, http = Server(engine, chosen, metrics).app, patient(patience)
+    config = uvicorn.Config(app, port=0, http=http, ws="none", log_level="error", timeout_graceful_shutdown=5)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -114,7 +122,7 @@ def running(
                 raise RuntimeError("the server did not start")
             time.sleep(0.01)
         port = server.servers[0].sockets[0].getsockname()[1]
-        yield Running(engine, f"http://127.0.0.1:{port}")
+        yield Running(engine, f"http://127.0.0.1:{port}", server)
     finally:
         server.should_exit = True
         thread.join()

@@ -41,6 +41,11 @@ class ServerOptions:
     api_key_file: str | None = option("A file with a key a line.", metavar="FILE")
     origin: tuple[str, ...] = option("Web pages from here may ask (CORS); may be repeated.", (), metavar="URL")
     timeout: float | None = option("Seconds in which each request has to end; any by default.", metavar="S")
+    client_timeout: float = option(
+        "Seconds in which a request has to come and an answer to be taken, or its connection is closed.",
+        60.0,
+        metavar="S",
+    )
     max_body: int = option("Most kilobytes of a request.", 4096, metavar="N")
     kept: int = option(
         "Rows of ended requests that are kept for prompts that begin as they do.", 8, name="--prefixes", metavar="N"
@@ -57,7 +62,12 @@ class ServerOptions:
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"--port {self.port}: use 0 to 65535")
-        for flag, value in (("--max-body", self.max_body), ("--drain", self.drain), ("--timeout", self.timeout)):
+        for flag, value in (
+            ("--max-body", self.max_body),
+            ("--drain", self.drain),
+            ("--timeout", self.timeout),
+            ("--client-timeout", self.client_timeout),
+        ):
             if value is not None and value <= 0:
                 raise ConfigError(f"{flag} is {value}: use more than 0")
 
@@ -107,7 +117,7 @@ def serve(
 
     from ..server.app import Server, ServerSettings
     from ..server.engine_loop import EngineThread
-    from ..server.lifecycle import DrainingServer, loading
+    from ..server.lifecycle import DrainingServer, loading, patient
     from ..server.metrics import Metrics
 
     metrics = Metrics()
@@ -136,7 +146,12 @@ def serve(
         if not keys and server.host not in ("127.0.0.1", "localhost", "::1"):
             err.print(f"anybody who reaches {server.host} may ask: set a key with --api-key-file", style="yellow")
         served = Server(engine, settings, metrics, thread)
-        config = uvicorn.Config(served.app, log_config=_log(uvicorn.config.LOGGING_CONFIG, as_json=server.json_log))
+        config = uvicorn.Config(
+            served.app,
+            http=patient(server.client_timeout),
+            ws="none",
+            log_config=_log(uvicorn.config.LOGGING_CONFIG, as_json=server.json_log),
+        )
         host, port = (f"[{server.host}]" if ":" in server.host else server.host), listener.getsockname()[1]
         err.print(f"{settings.name}: http://{host}:{port}/v1, inspector at http://{host}:{port}/")
         DrainingServer(config, served, server.drain).run(sockets=[listener])

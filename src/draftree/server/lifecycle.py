@@ -1,17 +1,24 @@
-"""How a server begins and ends: 503 while the model loads, and again while requests under way get to their end."""
+"""How a server and its connections begin and end.
+
+503 while the model loads, and again while requests under way get to their end; clients that stop in between are left.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
+import h11
 import uvicorn
 from fastapi.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from . import bad_bodies
 from .app import Server
@@ -21,10 +28,78 @@ _GRACE = 5
 """Seconds in which clients of requests that were cancelled at the end read that."""
 
 
+PATIENCE = 60.0
+"""Seconds, as of ``patient``."""
+
+
+class PatientProtocol(H11Protocol):
+    """Closes connections whose request does not come in time, or whose answer is not taken.
+
+    A request, its body included, has ``patience`` seconds from the connection's begin or the answer before it on; so
+    has each piece of an answer until some of it is taken.
+    """
+
+    patience: float
+    _coming: asyncio.TimerHandle | None = None
+    _taken: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        transport.set_write_buffer_limits(0)  # what the client has not taken pauses writing at once
+        self._expect()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._expect()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._expect()
+
+    def _expect(self) -> None:
+        """Go on waiting for a request, or stop when it is whole."""
+        if self._coming is None:
+            self._coming = self.loop.call_later(self.patience, self.transport.abort)
+        if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
+            self._coming.cancel()
+            self._coming = None
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch(self.transport.get_write_buffer_size())
+
+    def _watch(self, left: int) -> None:
+        def look() -> None:
+            now = self.transport.get_write_buffer_size()
+            if now < left:
+                self._watch(now)
+            else:
+                self.transport.abort()
+
+        self._taken = self.loop.call_later(self.patience, look)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._taken is not None:
+            self._taken.cancel()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        for timer in (self._coming, self._taken):
+            if timer is not None:
+                timer.cancel()
+
+
+def patient(seconds: float = PATIENCE) -> type[PatientProtocol]:
+    """How connections are served that get so many seconds (``PatientProtocol``): uvicorn takes a class."""
+    return type("Patient", (PatientProtocol,), {"patience": seconds})
+
+
 @contextmanager
 def loading(listener: socket.socket) -> Iterator[None]:
     """Answer 503 meanwhile; connections that come between this and the server's start wait for it."""
-    config = uvicorn.Config(_not_yet, lifespan="off", log_config=None, access_log=False, timeout_graceful_shutdown=1)
+    options: dict[str, Any] = {"http": patient(), "ws": "none", "lifespan": "off", "log_config": None}
+    config = uvicorn.Config(_not_yet, **options, access_log=False, timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, args=([listener.dup()],), name="draftree loading", daemon=True)
     thread.start()
