@@ -158,7 +158,8 @@ def build(folder: Path = INSTALLED, compiler: Compiler | None = None, extra: Seq
     if not compiled:
         raise BuildError(f"no C files in {SOURCES}")
     folder.mkdir(parents=True, exist_ok=True)
-    whole = ("-Wl,-z,defs", "-lpthread", "-lm") if compiler.system == "linux" else ()  # others complain by themselves
+    # Nothing may be missing; other linkers complain by themselves.
+    whole = ("-Wl,-z,defs", "-lpthread", "-lm") if compiler.system == "linux" else ()
     library = folder / library_name(compiler.system)
     _make([*compiler.command, "-shared", *extra, *compiled, *whole], library)
     return library

@@ -9,18 +9,18 @@
 enum {
     PAGE_HEADER = 64, /* bytes before a page's cells: how many rows hold it */
     MOST_SPARE = 16,  /* pages that are kept when nobody holds them */
+    MOST_CELLS = 1 << 30, /* of a row, whose tree may hold more nodes than its context has positions */
 };
 
 static size_t head_elements(const Cache *cache) {
     return (size_t)2 * PAGE_CELLS * (size_t)cache->head_size; /* keys and values of a head */
 }
 
-void start_cache(Cache *cache, int layers, int heads, int head_size, int32_t context) {
+void start_cache(Cache *cache, int layers, int heads, int head_size) {
     memset(cache, 0, sizeof *cache);
     cache->layers = layers;
     cache->heads = heads;
     cache->head_size = head_size;
-    cache->context = context;
     cache->page_bytes = PAGE_HEADER + (size_t)layers * (size_t)heads * head_elements(cache) * sizeof(uint16_t);
 }
 
@@ -137,7 +137,7 @@ int fork_row(Cache *cache, int32_t row, int32_t length, int32_t *fork) {
 
 int reserve_nodes(Cache *cache, Row *row, int32_t count) {
     const int64_t cells = (int64_t)row->length + row->count + count;
-    if (cells > cache->context)
+    if (cells > MOST_CELLS)
         return DRAFTREE_CONTEXT_FULL;
     if (row->count + count > row->node_capacity) {
         int32_t capacity = row->count + count + 64;

@@ -35,7 +35,6 @@ typedef struct {
     int layers;
     int heads; /* of keys */
     int head_size;
-    int32_t context;
     size_t page_bytes;
     Row *rows;
     int32_t row_count;
@@ -44,7 +43,7 @@ typedef struct {
     int64_t page_total; /* that rows hold */
 } Cache;
 
-void start_cache(Cache *cache, int layers, int heads, int head_size, int32_t context);
+void start_cache(Cache *cache, int layers, int heads, int head_size);
 void free_cache(Cache *cache);
 
 /* An open row by its number; NULL: there is none. */

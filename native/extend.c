@@ -4,7 +4,9 @@
 
 #include "model.h"
 
-const char *draftree_version(void) { return "1"; }
+enum { MOST_NODES = 1 << 28 }; /* of a pass */
+
+const char *draftree_version(void) { return DRAFTREE_VERSION; }
 
 const char *draftree_tiers(void) {
     static char names[256];
@@ -72,9 +74,10 @@ int draftree_hidden(Model *model, int32_t first, int32_t count, float *states) {
     return DRAFTREE_OK;
 }
 
-/* Rows are open and there once; a node's token is in the vocabulary, its parent before it. */
+/* Rows are open and there once; a node's token is in the vocabulary, its parent before it, its position in the context.
+ * depths: [N] scratch. */
 static int check_nodes(const Model *model, int32_t row_count, const int32_t *rows, const int32_t *counts,
-                       const int32_t *tokens, const int32_t *parents) {
+                       const int32_t *tokens, const int32_t *parents, int32_t *depths) {
     int64_t at = 0;
     for (int32_t b = 0; b < row_count; b++) {
         const Row *row = find_row(&model->cache, rows[b]);
@@ -83,13 +86,17 @@ static int check_nodes(const Model *model, int32_t row_count, const int32_t *row
         for (int32_t other = 0; other < b; other++)
             if (rows[other] == rows[b])
                 return DRAFTREE_BAD_ROW;
-        if (counts[b] < 0 || counts[b] > model->architecture.context)
-            return DRAFTREE_CONTEXT_FULL;
+        const int64_t first = at;
         for (int32_t i = 0; i < counts[b]; i++, at++) {
+            const int32_t parent = parents[at];
             if (tokens[at] < 0 || tokens[at] >= model->architecture.vocabulary)
                 return DRAFTREE_BAD_TOKEN;
-            if (parents[at] < -1 || parents[at] >= row->count + i)
+            if (parent < -1 || parent >= row->count + i)
                 return DRAFTREE_BAD_TREE;
+            depths[at] = parent < 0 ? 0 : 1 + (parent < row->count ? row->nodes[parent].depth
+                                                                      : depths[first + parent - row->count]);
+            if (row->length + depths[at] >= model->architecture.context)
+                return DRAFTREE_CONTEXT_FULL;
         }
     }
     return DRAFTREE_OK;
@@ -162,31 +169,34 @@ static int run_all(Model *model, int32_t row_count, const int32_t *rows, const i
 
 int draftree_extend(Model *model, int32_t row_count, const int32_t *rows, const int32_t *counts, const int32_t *tokens,
                     const int32_t *parents, const uint8_t *wanted) {
-    if (row_count < 0)
-        return DRAFTREE_BAD_ARGUMENT;
-    int error = check_nodes(model, row_count, rows, counts, tokens, parents);
-    if (error)
-        return error;
     int64_t nodes = 0, slots = 0;
-    for (int32_t b = 0; b < row_count; b++)
+    for (int32_t b = 0; b < row_count; b++) {
+        if (counts[b] < 0)
+            return DRAFTREE_BAD_ARGUMENT;
         nodes += counts[b];
+    }
+    if (row_count < 0 || nodes > MOST_NODES)
+        return DRAFTREE_BAD_ARGUMENT;
+    int32_t *scratch = malloc((size_t)(nodes + row_count + 1) * sizeof *scratch);
+    if (!scratch)
+        return DRAFTREE_NO_MEMORY;
+    int32_t *before = scratch + nodes; /* nodes of each row */
+    int error = check_nodes(model, row_count, rows, counts, tokens, parents, scratch);
     for (int64_t i = 0; i < nodes; i++)
         slots += wanted[i] != 0;
-    error = reserve_outputs(model, nodes, slots);
+    if (!error)
+        error = reserve_outputs(model, nodes, slots);
     if (!error)
         error = reserve_all(model, row_count, rows, counts);
-    if (error)
-        return error;
-    model->node_count = (int32_t)nodes;
-    model->slot_count = (int32_t)slots;
-    int32_t *before = malloc((size_t)(row_count + 1) * sizeof *before);
-    if (!before)
-        return DRAFTREE_NO_MEMORY;
-    for (int32_t b = 0; b < row_count; b++)
-        before[b] = find_row(&model->cache, rows[b])->count;
-    error = run_all(model, row_count, rows, counts, tokens, parents, wanted);
-    for (int32_t b = 0; error && b < row_count; b++)
-        find_row(&model->cache, rows[b])->count = before[b];
-    free(before);
+    if (!error) {
+        model->node_count = (int32_t)nodes;
+        model->slot_count = (int32_t)slots;
+        for (int32_t b = 0; b < row_count; b++)
+            before[b] = find_row(&model->cache, rows[b])->count;
+        error = run_all(model, row_count, rows, counts, tokens, parents, wanted);
+        for (int32_t b = 0; error && b < row_count; b++)
+            find_row(&model->cache, rows[b])->count = before[b];
+    }
+    free(scratch);
     return error;
 }

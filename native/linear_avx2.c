@@ -28,8 +28,8 @@ static void quantize_group(const float *values, ActivationGroup *group) {
     }
     float largest = largest_of(most);
     const __m256 inverse = _mm256_set1_ps(largest >= 1e-30f ? 127 / largest : 0);
-    UNROLL for (int i = 0; i < 4; i++)
-        rounded[i] = _mm256_cvtps_epi32(_mm256_mul_ps(parts[i], inverse));
+    UNROLL for (int i = 0; i < 4; i++) /* the second operand where the first is no number */
+        rounded[i] = _mm256_cvtps_epi32(_mm256_max_ps(_mm256_mul_ps(parts[i], inverse), _mm256_set1_ps(-127)));
     int low_sum = sum_of(_mm256_add_epi32(rounded[0], rounded[1]));
     int high_sum = sum_of(_mm256_add_epi32(rounded[2], rounded[3]));
     __m256i bytes = _mm256_packs_epi16(_mm256_packs_epi32(rounded[0], rounded[1]),

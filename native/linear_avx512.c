@@ -9,8 +9,9 @@ static void quantize_group(const float *values, ActivationGroup *group) {
     __m512 low = _mm512_loadu_ps(values), high = _mm512_loadu_ps(values + 16);
     float largest = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(low), _mm512_abs_ps(high)));
     __m512 inverse = _mm512_set1_ps(largest >= 1e-30f ? 127 / largest : 0);
-    __m512i low_values = _mm512_cvtps_epi32(_mm512_mul_ps(low, inverse));
-    __m512i high_values = _mm512_cvtps_epi32(_mm512_mul_ps(high, inverse));
+    const __m512 least = _mm512_set1_ps(-127); /* also where an activation is no number */
+    __m512i low_values = _mm512_cvtps_epi32(_mm512_max_ps(_mm512_mul_ps(low, inverse), least));
+    __m512i high_values = _mm512_cvtps_epi32(_mm512_max_ps(_mm512_mul_ps(high, inverse), least));
     int low_sum = _mm512_reduce_add_epi32(low_values), high_sum = _mm512_reduce_add_epi32(high_values);
     _mm_storeu_si128((__m128i *)group->values, _mm512_cvtepi32_epi8(low_values));
     _mm_storeu_si128((__m128i *)(group->values + 16), _mm512_cvtepi32_epi8(high_values));

@@ -9,7 +9,8 @@ size_t activation_bytes(int count, int64_t inputs) {
     return (size_t)(count - rest + padded_columns(rest)) * (size_t)(inputs / GROUP_SIZE) * sizeof(ActivationGroup);
 }
 
-/* Scale so that the largest is 127, round to the nearest, ties to even. Below 1e-30 a group is zero. */
+/* Scale so that the largest is 127, round to the nearest, ties to even. Below 1e-30 a group is zero. What is no number
+ * becomes -127: a damaged model computes nonsense, but nothing undefined. */
 static void quantize_group(const float *values, ActivationGroup *group) {
     float largest = 0;
     for (int i = 0; i < GROUP_SIZE; i++)
@@ -17,7 +18,8 @@ static void quantize_group(const float *values, ActivationGroup *group) {
     float inverse = largest >= 1e-30f ? 127 / largest : 0;
     int sums[2] = {0, 0};
     for (int i = 0; i < GROUP_SIZE; i++) {
-        group->values[i] = (int8_t)lrintf(values[i] * inverse);
+        const float scaled = values[i] * inverse;
+        group->values[i] = (int8_t)lrintf(scaled > -127 ? scaled : -127);
         sums[i / 16] += group->values[i];
     }
     group->scale = largest / 127;

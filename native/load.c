@@ -332,7 +332,7 @@ static int load(Model *model, const char *path, const double *rope_frequencies, 
     error = read_weights(model, layer_tensors, model_tensors, progress, message);
     if (error)
         return error;
-    start_cache(&model->cache, a->layers, a->key_heads, a->head_size, a->context);
+    start_cache(&model->cache, a->layers, a->key_heads, a->head_size);
     return start_workspace(model);
 }
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import gguf
@@ -18,6 +19,15 @@ from numpy.typing import NDArray
 from draftree.models.native.architecture import LAYER_TENSORS, MODEL_TENSORS, Description
 
 Array = NDArray[np.float64]
+_FLOATS = (GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16)
+
+
+@dataclass(frozen=True)
+class Weights:
+    """[rows, columns], or [columns] of a vector."""
+
+    values: Array
+    quantized: bool
 
 
 class Reference:
@@ -26,66 +36,81 @@ class Reference:
     Args:
         path: of the file.
         description: of it.
+        rounded: as the engine does, activations that quantized weights multiply are int8 in groups of 32, and keys and
+            values float16.
     """
 
-    def __init__(self, path: Path, description: Description) -> None:
-        self.numbers, self._description = description.hyperparameters, description
+    def __init__(self, path: Path, description: Description, *, rounded: bool = False) -> None:
+        self.numbers, self._description, self._rounded = description.hyperparameters, description, rounded
         self._data = np.memmap(path, np.uint8, "r")
         self.layers = [self._read(LAYER_TENSORS, places) for places in description.layer_tensors]
         self.tensors = self._read(MODEL_TENSORS, description.model_tensors)
 
-    def _read(self, names: tuple[str, ...], places: NDArray[np.void]) -> dict[str, Array]:
+    def _read(self, names: tuple[str, ...], places: NDArray[np.void]) -> dict[str, Weights]:
         return {name: self._weights(place) for name, place in zip(names, places, strict=True) if place["format"] >= 0}
 
-    def _weights(self, place: np.void) -> Array:
-        """[rows, columns], or [columns] of a vector."""
+    def _weights(self, place: np.void) -> Weights:
         kind = GGMLQuantizationType(place["format"])
         block, size = gguf.GGML_QUANT_SIZES[kind]
         rows, width, begin = int(place["rows"]), int(place["columns"]) // block * size, int(place["offset"])
         packed = self._data[begin : begin + rows * width].reshape(rows, width)
         found: Array = gguf.dequantize(packed, kind).astype(np.float64)
-        return found[0] if rows == 1 else found
+        return Weights(found[0] if rows == 1 else found, kind not in _FLOATS)
 
     def logits(self, tokens: list[int]) -> Array:
         """[n, V] after each token of a text."""
-        return self.norm(self.hidden(tokens)[-1], self.tensors["output_norm.weight"]) @ self.tensors["output.weight"].T
+        return self._multiply(
+            self._norm(self.hidden(tokens)[-1], self.tensors["output_norm.weight"]), self.tensors["output.weight"]
+        )
 
     def hidden(self, tokens: list[int]) -> list[Array]:
         """[n, hidden] what each layer reads, and what the last one gives."""
-        states = [self.tensors["token_embd.weight"][tokens] * self.numbers.embedding_scale]
+        states = [self.tensors["token_embd.weight"].values[tokens] * self.numbers.embedding_scale]
         for index, weights in enumerate(self.layers):
             x = states[-1] + self._attention(states[-1], index, weights)
             states.append(x + self._feed_forward(x, weights))
         return states
 
-    def norm(self, x: Array, weight: Array) -> Array:
-        found: Array = x / np.sqrt((x * x).mean(-1, keepdims=True) + np.float32(self.numbers.norm_epsilon)) * weight
+    def _multiply(self, x: Array, weights: Weights) -> Array:
+        """[n, rows] of [n, columns]."""
+        if self._rounded and weights.quantized:
+            groups = x.reshape(len(x), -1, 32)
+            largest = np.abs(groups).max(-1, keepdims=True)
+            x = (np.rint(groups * 127 / np.maximum(largest, 1e-30)) * largest / 127).reshape(x.shape)
+        found: Array = x @ weights.values.T
         return found
 
-    def _attention(self, x: Array, index: int, weights: dict[str, Array]) -> Array:
+    def _norm(self, x: Array, weights: Weights | None) -> Array:
+        if weights is None:
+            return x
+        scale = np.sqrt((x * x).mean(-1, keepdims=True) + np.float32(self.numbers.norm_epsilon))
+        found: Array = x / scale * weights.values
+        return found
+
+    def _attention(self, x: Array, index: int, weights: dict[str, Weights]) -> Array:
         numbers, n = self.numbers, len(x)
-        x = self.norm(x, weights["attn_norm.weight"])
+        x = self._norm(x, weights["attn_norm.weight"])
 
         def project(name: str, heads: int) -> Array:
-            y = x @ weights[f"attn_{name}.weight"].T + weights.get(f"attn_{name}.bias", 0.0)
-            y = y.reshape(n, heads, numbers.head_size)
-            norm = weights.get(f"attn_{name}_norm.weight")
-            return y if norm is None else self.norm(y, norm)
+            y = self._multiply(x, weights[f"attn_{name}.weight"])
+            if f"attn_{name}.bias" in weights:
+                y = y + weights[f"attn_{name}.bias"].values
+            return self._norm(y.reshape(n, heads, numbers.head_size), weights.get(f"attn_{name}_norm.weight"))
 
-        queries, keys = project("q", numbers.query_heads), project("k", numbers.key_heads)
-        queries, keys = self._rotate(queries, index), self._rotate(keys, index)
+        queries = self._rotate(project("q", numbers.query_heads), index)
+        keys, values = self._rotate(project("k", numbers.key_heads), index), project("v", numbers.key_heads)
+        if self._rounded:
+            keys, values = keys.astype(np.float16).astype(np.float64), values.astype(np.float16).astype(np.float64)
         shared = numbers.query_heads // numbers.key_heads
-        keys = keys.repeat(shared, axis=1)
-        values = project("v", numbers.key_heads).repeat(shared, axis=1)
+        keys, values = keys.repeat(shared, axis=1), values.repeat(shared, axis=1)
         scores = np.einsum("qhd,khd->hqk", queries, keys) * numbers.attention_scale
         distance = np.arange(n)[:, None] - np.arange(n)
         window = int(self._description.layer_window[index]) or n
         scores = np.where((distance >= 0) & (distance < window), scores, -np.inf)
         mass = np.exp(scores - scores.max(-1, keepdims=True))
         mixed = np.einsum("hqk,khd->qhd", mass / mass.sum(-1, keepdims=True), values)
-        y: Array = mixed.reshape(n, -1) @ weights["attn_output.weight"].T
-        norm = weights.get("post_attention_norm.weight")
-        return y if norm is None else self.norm(y, norm)
+        y = self._multiply(mixed.reshape(n, -1), weights["attn_output.weight"])
+        return self._norm(y, weights.get("post_attention_norm.weight"))
 
     def _rotate(self, x: Array, layer: int) -> Array:
         """Rope on [n, heads, head_size]."""
@@ -99,12 +124,11 @@ class Reference:
         turned[..., second] = x[..., first] * sin + x[..., second] * cos
         return turned
 
-    def _feed_forward(self, x: Array, weights: dict[str, Array]) -> Array:
-        x = self.norm(x, weights["ffn_norm.weight"])
-        gate = _ACTIVATIONS[self.numbers.activation](x @ weights["ffn_gate.weight"].T)
-        y: Array = (gate * (x @ weights["ffn_up.weight"].T)) @ weights["ffn_down.weight"].T
-        norm = weights.get("post_ffw_norm.weight")
-        return y if norm is None else self.norm(y, norm)
+    def _feed_forward(self, x: Array, weights: dict[str, Weights]) -> Array:
+        x = self._norm(x, weights["ffn_norm.weight"])
+        gate = _ACTIVATIONS[self.numbers.activation](self._multiply(x, weights["ffn_gate.weight"]))
+        y = self._multiply(gate * self._multiply(x, weights["ffn_up.weight"]), weights["ffn_down.weight"])
+        return self._norm(y, weights.get("post_ffw_norm.weight"))
 
 
 def _silu(x: Array) -> Array:

@@ -48,7 +48,7 @@ def test_weights_of_every_format_are_described(kind: int, tmp_path: Path) -> Non
     name = GGMLQuantizationType(kind).name
     description = describe(_write(tmp_path, hidden=256, heads=8, weights=name))
     assert set(description.layer_tensors["format"][:, [1, 2, 3, 9, 12, 13, 14]].flat) == {kind}
-    weights = Reference(tmp_path / "model.gguf", description).layers[0]["attn_q.weight"]
+    weights = Reference(tmp_path / "model.gguf", description).layers[0]["attn_q.weight"].values
     assert 0.1 < weights.std() < 0.9
 
 

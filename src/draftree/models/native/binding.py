@@ -84,12 +84,16 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
 
 
 @cache
-def open_library(path: Path = LIBRARY) -> Any:
-    """The native engine's functions, by their names without ``draftree_``.
+def open_library(path: Path | None = None) -> Any:
+    """The native engine's functions.
+
+    Args:
+        path: of the library; by default ``LIBRARY``.
 
     Raises:
         ConfigError: it was not built, or is of another version.
     """
+    path = path or LIBRARY
     try:
         library = ctypes.CDLL(str(path))
     except OSError as error:
@@ -243,8 +247,8 @@ class LoadedModel:
         self,
         rows: Numbers,
         counts: Numbers,
-        tokens: NDArray[np.int32],
-        parents: NDArray[np.int32],
+        tokens: Numbers,
+        parents: Numbers,
         wanted: NDArray[np.uint8],
     ) -> None:
         """One pass over new nodes of rows: ``counts`` of each, [N] tokens, parents and whether scores are wanted."""

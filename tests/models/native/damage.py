@@ -1,0 +1,68 @@
+"""Load damaged copies of a GGUF file, one after the other: run by ``test_damage`` over a sanitized library.
+
+python -m tests.models.native.damage FILE COUNT LIBRARY
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+
+from draftree.errors import CacheError, InputError
+from draftree.models.llama.gguf_file import check
+from draftree.models.native import binding
+from draftree.models.native.architecture import describe
+
+EXTREMES = (0, 1, 2, 31, 33, 255, 2**15, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**62, 2**63, 2**64 - 1)
+
+
+def damaged(data: bytes, header: int, random: np.random.Generator) -> bytes:
+    """A copy with one kind of damage: bits, numbers, a piece that is lost or doubled, an early end, weights."""
+    found = bytearray(data)
+    kind = random.integers(8)
+    at = int(random.integers(4, header))
+    if kind == 0:
+        for place in random.integers(4, header, random.integers(1, 4)):
+            found[place] ^= 1 << random.integers(8)
+    elif kind == 1:
+        found[at : at + 4] = (EXTREMES[random.integers(len(EXTREMES))] & 0xFFFFFFFF).to_bytes(4, "little")
+    elif kind == 2:
+        found[at : at + 8] = EXTREMES[random.integers(len(EXTREMES))].to_bytes(8, "little")
+    elif kind == 3:
+        del found[at : at + int(random.integers(1, 64))]
+    elif kind == 4:
+        found[at:at] = found[at : at + int(random.integers(1, 64))]
+    elif kind == 5:
+        del found[int(random.integers(8, len(found))) :]
+    else:  # weights that are numbers of any kind
+        for place in random.integers(header, len(data), 1000):
+            found[place] = random.choice((0, 127, 255, random.integers(256)))
+    return bytes(found)
+
+
+def main(path: Path, count: int) -> None:
+    data = path.read_bytes()
+    header = min(tensor.begin for tensor in check(path).tensors)
+    outcomes: Counter[str] = Counter()
+    tiers = binding.tiers()
+    for seed in range(count):
+        path.write_bytes(damaged(data, header, np.random.default_rng(seed)))
+        try:
+            description = describe(check(path))
+            model = binding.LoadedModel(path, description, 1, tiers[seed % len(tiers)])
+            row = model.open()
+            model.extend([row], [2], [0, 0], [-1, 0], np.ones(2, np.uint8))
+            model.top([0, 1], 1)
+            model.commit(row, [0, 1])
+            outcomes["ran"] += 1
+        except (InputError, CacheError) as error:
+            outcomes[type(error).__name__] += 1
+    sys.stdout.write(f"{dict(outcomes)}\n")
+
+
+if __name__ == "__main__":
+    binding.LIBRARY = Path(sys.argv[3])
+    main(Path(sys.argv[1]), int(sys.argv[2]))

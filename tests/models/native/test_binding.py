@@ -1,0 +1,125 @@
+"""The border of C: wrong numbers are errors by name, after which the model is as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from draftree.errors import CacheError, ConfigError, ModelFileError
+from draftree.models.llama.gguf_file import check
+from draftree.models.native import binding
+from draftree.models.native.architecture import describe
+from draftree.models.native.binding import LoadedModel
+from tests import tiny_gguf
+from tests.models.native.test_passes import bits, extend, load, one_by_one, text
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tiny_gguf.write(tmp_path / "model.gguf", weights="Q4_0", context=64)
+
+
+def _extend(rows: list[int], counts: list[int], tokens: list[int], parents: list[int]) -> Callable[[LoadedModel], None]:
+    return lambda model: model.extend(rows, counts, tokens, parents, np.ones(len(tokens), np.uint8))
+
+
+WRONG: dict[str, Callable[[LoadedModel], object]] = {
+    "no such row": _extend([7], [1], [1], [-1]),
+    "negative row": _extend([-1], [1], [1], [-1]),
+    "a row twice": _extend([0, 0], [1, 1], [1, 1], [-1, -1]),
+    "a second row that is closed": _extend([0, 3], [1, 1], [1, 1], [-1, -1]),
+    "a token past the vocabulary": _extend([0], [1], [10**6], [-1]),
+    "a negative token": _extend([0], [1], [-1], [-1]),
+    "a parent after its child": _extend([0], [2], [1, 2], [3, -1]),
+    "its own parent": _extend([0], [1], [1], [2]),
+    "a parent before the last token": _extend([0], [1], [1], [-2]),
+    "a node past the context": _extend([0], [60], [1] * 60, [-1, *range(2, 61)]),
+    "numbers that do not go together": _extend([0], [2], [1], [-1]),
+    "a negative count": _extend([0], [-1], [], []),
+    "a path of a node that is not there": lambda model: model.commit(0, [2]),
+    "a path that begins below a node": lambda model: model.commit(0, [1]),
+    "a path backwards": lambda model: model.commit(0, [1, 0]),
+    "a path of a closed row": lambda model: model.commit(5, []),
+    "a prune out of order": lambda model: model.prune(0, [1, 0], 0),
+    "a prune that leaves a child alone": lambda model: model.prune(0, [1], 0),
+    "a trunk that is longer than what is kept": lambda model: model.prune(0, [0], 2),
+    "a negative trunk": lambda model: model.prune(0, [0], -1),
+    "a fork of more than there is": lambda model: model.fork(0, 11),
+    "a fork of less than nothing": lambda model: model.fork(0, -1),
+    "a fork of a closed row": lambda model: model.fork(4, 0),
+    "a row that is closed twice": lambda model: model.close(1),
+}
+
+
+@pytest.mark.parametrize("call", WRONG.values(), ids=WRONG.keys())
+def test_a_wrong_call_changes_nothing(call: Callable[[LoadedModel], object], path: Path) -> None:
+    """A row of ten committed tokens and two nodes, a child of the other; row 1 is closed."""
+    model = load(path)
+    row, other = model.open(), model.open()
+    model.close(other)
+    extend(model, row, text(10))
+    model.commit(row, range(10))
+    extend(model, row, [8, 9])
+    with pytest.raises((CacheError, RuntimeError)):
+        call(model)
+    assert bits(extend(model, row, [3], [1])) == bits(one_by_one(model, [*text(10), 8, 9, 3])[-1:])
+
+
+@pytest.mark.parametrize("call", ["argmax", "top", "log_probabilities", "logits", "hidden"])
+def test_scores_of_slots_that_are_not_there_are_an_error(call: str, path: Path) -> None:
+    model = load(path)
+    extend(model, model.open(), [1, 2])
+    calls: dict[str, Callable[[int], object]] = {
+        "argmax": lambda slot: model.argmax([0, slot]),
+        "top": lambda slot: model.top([slot], 3),
+        "log_probabilities": lambda slot: model.log_probabilities([slot], [1]),
+        "logits": model.logits,
+        "hidden": lambda node: model.hidden(node, 1),
+    }
+    for slot in (-1, 2):
+        with pytest.raises((CacheError, RuntimeError)):
+            calls[call](slot)
+
+
+def test_a_library_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(binding, "VERSION", "0")
+    binding.open_library.cache_clear()
+    with pytest.raises(ConfigError, match="version"):
+        binding.open_library()
+
+
+def test_without_a_library_there_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="was not built"):
+        binding.open_library(tmp_path / "none.so")
+
+
+def test_the_header_and_the_binding_are_of_one_version() -> None:
+    header = (Path(__file__).parents[3] / "native" / "draftree.h").read_text()
+    assert f'#define DRAFTREE_VERSION "{binding.VERSION}"' in header
+
+
+def test_an_instruction_set_that_the_cpu_lacks_is_refused(path: Path) -> None:
+    with pytest.raises(ConfigError, match="avx1024"):
+        load(path, tier="avx1024")
+
+
+def test_a_file_that_ends_early_is_refused(path: Path) -> None:
+    description = describe(check(path))
+    path.write_bytes(path.read_bytes()[:-1000])
+    with pytest.raises(ModelFileError):
+        LoadedModel(path, description, 1)
+
+
+def test_loading_reports_progress_and_can_be_stopped(path: Path) -> None:
+    seen: list[float] = []
+    LoadedModel(path, describe(check(path)), 1, progress=seen.append)
+    assert seen == sorted(seen) and 0 <= seen[0] <= seen[-1] <= 1
+
+    def stop(done: float) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        LoadedModel(path, describe(check(path)), 1, progress=stop)
