@@ -18,14 +18,15 @@ def test_the_common_prefix_is_counted(one: list[int], other: list[int], shared: 
     assert common_prefix(one, other) == common_prefix(other, one) == shared
 
 
-def test_a_row_that_holds_more_than_its_text_is_closed() -> None:
+def test_of_a_row_that_holds_more_than_its_text_only_the_text_is_used() -> None:
     """Ctrl-C between the target's commit and the request's tokens left a row that holds more than the text it was kept
     for: the next turn of a chat would have gone on behind tokens that nobody had seen."""
     model, text = ToyModel(), [i % 5 for i in range(20)]
     cache, row = PrefixCache(model, 2), prefill(model, [*text, 1])
     cache.keep(text, row)
-    assert cache.lengths == []
-    assert row.slot == -1
-    cache.keep(text, prefill(model, text))
+    found = cache.find([*text, 1, 3])
+    assert found.length == 20
+    assert row.slot == -1 and cache.lengths == []
+    cache.keep([*text, 2], found)
     assert cache.lengths == [20]
     assert cache.find([*text, 3]).length == 20

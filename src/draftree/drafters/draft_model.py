@@ -179,7 +179,7 @@ class ModelSource(BeamSource):
     def close(self, request: Request) -> None:
         if request in self._states:
             row = self._states.pop(request).row
-            self._prefixes.keep(request.ids[: row.length], row)
+            self._prefixes.keep(request.ids, row)
 
 
 class ModelScorer(Scorer):

@@ -419,7 +419,7 @@ class Stepper:
                 for observer in reversed((*self.observers, *request.observers)):
                     closing.callback(observer.closed, request)
                 closing.callback((request.speculation or self.speculation).drafter.close, request)
-                self.prefixes.keep(request.ids[: row.length], row)
+                self.prefixes.keep(request.ids, row)
 
     def slots(self, request: Request, *, most: bool = False) -> int:
         """Cache slots to reserve for a request, or all that it may come to need.

@@ -15,7 +15,7 @@ _LEAST = 16
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    ids: Sequence[int]
+    ids: Sequence[int]  # that the row begins with
     row: Row
 
 
@@ -34,12 +34,12 @@ class PrefixCache:
     @property
     def lengths(self) -> list[int]:
         """Tokens of each row."""
-        return [len(kept.ids) for kept in self._kept]
+        return [kept.row.length for kept in self._kept]
 
     def find(self, ids: Sequence[int]) -> Row:
         """A row with as much of a text as is kept of it, but for its last token; an empty one where nothing is.
 
-        A kept row that holds nothing else is taken over, any other is forked.
+        A kept row of nothing else is taken over, any other is forked.
         """
         shared = [min(common_prefix(kept.ids, ids), len(ids) - 1) * self._usable(kept) for kept in self._kept]
         length = max(shared, default=0)
@@ -47,27 +47,28 @@ class PrefixCache:
             return self._model.open()
         at = shared.index(length)
         found = self._kept.pop(at)
-        if length == len(found.ids):
+        if length == found.row.length:
             found.row.read = 0  # whoever reads its hidden states begins anew
             return found.row
         self._kept.append(found)
-        return self._model.fork(found.row, length)
+        row = self._model.fork(found.row, length)
+        if length == len(found.ids):
+            self._model.close(self._kept.pop().row)
+        return row
 
     def _usable(self, kept: _Kept) -> bool:
         """It has hidden states if it needs them: a row that was opened before they were tracked has not."""
         wanted, row = tracked(self._model), kept.row
-        return not wanted or (row.kept.covers(wanted) and sum(map(len, row.features)) == len(kept.ids))
+        return not wanted or (row.kept.covers(wanted) and sum(map(len, row.features)) == row.length)
 
     def keep(self, ids: Sequence[int], row: Row) -> None:
-        """Keep a row that has committed ``ids``, in place of the oldest where there are too many.
+        """Keep a row that begins as a text does, in place of the oldest where there are too many.
 
-        A row that has more is closed: its step was interrupted between the commit and the request's tokens.
+        It may go on otherwise: the text ended inside an accepted path, or its step was interrupted between the commit
+        and the request's tokens.
         """
-        if row.length != len(ids):
-            self._model.close(row)
-            return
         self._model.commit(row, [])
-        self._kept.append(_Kept(ids, row))
+        self._kept.append(_Kept(ids[: row.length], row))
         while len(self._kept) > self._most:
             self.evict()
 
