@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from itertools import zip_longest
 from typing import Any
@@ -57,18 +57,55 @@ def agreement(prediction: Sequence[int], output: Sequence[int]) -> tuple[int, in
     return found, len(prediction) - found
 
 
-def usage(prompt: int, generated: int, reused: int = 0, predicted: tuple[int, int] | None = None) -> dict[str, object]:
-    """Tokens of the prompts, of these the ones that kept rows had, and of all choices; ``predicted``: ``agreement``."""
-    found: dict[str, object] = {
-        "prompt_tokens_details": {"cached_tokens": reused},
-        "prompt_tokens": prompt,
-        "completion_tokens": generated,
-        "total_tokens": prompt + generated,
-    }
-    if predicted is not None:
-        names = ("accepted_prediction_tokens", "rejected_prediction_tokens")
-        found["completion_tokens_details"] = dict(zip(names, predicted, strict=True))
-    return found
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of an answer, the same on every route.
+
+    Attributes:
+        prompt: of all prompts, each counted once, however many choices it has.
+        cached: of these the ones that no choice had to read: kept rows had them.
+        generated: of all choices, the ones that ended them included.
+        predicted: ``agreement`` of all choices; None: nothing was predicted.
+    """
+
+    prompt: int
+    cached: int
+    generated: int
+    predicted: tuple[int, int] | None = None
+
+    @classmethod
+    def of(cls, requests: Sequence[Request], n: int = 1) -> Usage:
+        """Of ``n`` choices of the first prompt, then of the next; they may be under way."""
+        return cls(
+            sum(request.prompt_length for request in requests[::n]),
+            sum(min(r.stats.reused for r in requests[at : at + n]) for at in range(0, len(requests), n)),
+            sum(len(request.chunks) for request in requests),
+        )
+
+    @property
+    def of_choices(self) -> dict[str, object]:
+        """As chats and completions name it."""
+        found: dict[str, object] = {
+            "prompt_tokens_details": {"cached_tokens": self.cached},
+            "prompt_tokens": self.prompt,
+            "completion_tokens": self.generated,
+            "total_tokens": self.prompt + self.generated,
+        }
+        if self.predicted is not None:
+            names = ("accepted_prediction_tokens", "rejected_prediction_tokens")
+            found["completion_tokens_details"] = dict(zip(names, self.predicted, strict=True))
+        return found
+
+    @property
+    def of_response(self) -> dict[str, object]:
+        """As responses name it."""
+        return {
+            "input_tokens": self.prompt,
+            "input_tokens_details": {"cached_tokens": self.cached},
+            "output_tokens": self.generated,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": self.prompt + self.generated,
+        }
 
 
 def named_logprobs(chunks: Sequence[Chunk], spell: Callable[[int], str]) -> list[dict[str, Any]]:
@@ -146,17 +183,14 @@ class Shape:
 
     def whole(
         self,
-        prompt: int,
+        usage: Usage,
         answers: Sequence[tuple[str, Generation]],
-        predicted: tuple[int, int] | None,
         echoed: Sequence[Scored] = (),
     ) -> dict[str, Any]:
         """An answer that is not streamed.
 
         Args:
-            prompt: tokens of all prompts.
             answers: text and generation of each choice.
-            predicted: as ``usage`` takes it.
             echoed: tokens of each choice's prompt, if their log-probabilities are wanted.
         """
         choices: list[dict[str, Any]] = []
@@ -186,7 +220,7 @@ class Shape:
             **self._common,
             "object": "chat.completion" if self._chat else "text_completion",
             "choices": choices,
-            "usage": usage(prompt, sum(s.tokens for s in stats), sum(s.reused for s in stats), predicted),
+            "usage": usage.of_choices,
             "metrics": {"speculative_decoding": speculative_decoding(stats)},
         }
 
@@ -244,7 +278,7 @@ class Shape:
         kind = "chat.completion.chunk" if self._chat else "text_completion"
         return {**self._common, "object": kind, "choices": [], "trace": records}
 
-    def last(self, prompt: int, requests: Sequence[Request], predicted: tuple[int, int] | None) -> dict[str, Any]:
+    def last(self, usage: Usage, requests: Sequence[Request]) -> dict[str, Any]:
         """The piece behind the last choice: usage, and what drafting did."""
         stats = [request.stats for request in requests]
         kind = "chat.completion.chunk" if self._chat else "text_completion"
@@ -252,7 +286,7 @@ class Shape:
             **self._common,
             "object": kind,
             "choices": [],
-            "usage": usage(prompt, sum(s.tokens for s in stats), sum(s.reused for s in stats), predicted),
+            "usage": usage.of_choices,
             "metrics": {"speculative_decoding": speculative_decoding(stats)},
         }
 

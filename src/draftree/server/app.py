@@ -25,7 +25,6 @@ from ..engine.speculation import SpeculationParams
 from ..errors import FieldError, InputError, QueueFullError
 from ..request import Request as Decoded
 from ..text import Prompt
-from . import answers as shapes
 from . import bad_bodies
 from .answers import Shape
 from .bad_bodies import UnknownModelError, UnsupportedError
@@ -254,7 +253,7 @@ class Server:
     async def _events(self, choices: Choices, shape: Shape, found: Sequence[Answer]) -> AsyncIterator[str]:
         """Server-sent events of all choices, as their tokens come."""
         body, requests = choices.body, [answer.handle.request for answer in found]
-        options, prompt = body.stream_options, choices.tokens(requests)
+        options = body.stream_options
         with_usage = options is not None and options.include_usage
         queue: asyncio.Queue[dict[str, Any] | None | Exception] = asyncio.Queue()
 
@@ -273,8 +272,7 @@ class Server:
                     trace(answer)
                     if (piece := shape.token(index, chunk, always=body.traced)) is not None:
                         if options is not None and options.continuous_usage_stats:
-                            tokens = sum(len(r.output_ids) for r in requests)
-                            piece["usage"] = shapes.usage(prompt, tokens)
+                            piece["usage"] = choices.usage(requests).of_choices
                         queue.put_nowait(piece)
                 trace(answer)
                 reason = answer.handle.request.finish_reason or "cancelled"
@@ -302,8 +300,8 @@ class Server:
                 else:
                     yield event_line(({"usage": None} if with_usage else {}) | event)
             if with_usage:
-                predicted = await asyncio.to_thread(choices.predicted, requests)
-                yield event_line(shape.last(prompt, requests, predicted))
+                usage = await asyncio.to_thread(choices.final_usage, requests)
+                yield event_line(shape.last(usage, requests))
             yield "data: [DONE]\n\n"
         finally:
             for task in tasks:

@@ -15,7 +15,7 @@ from ..engine.speculation import SpeculationParams
 from ..errors import FieldError, PromptError
 from ..request import Request
 from . import answers as shapes
-from .answers import Scored, Shape, TextOffsets
+from .answers import Scored, Shape, TextOffsets, Usage
 from .schema import CompletionRequest, Sampled
 
 
@@ -35,9 +35,10 @@ class Choices:
     speculation: SpeculationParams | None
     tags: Mapping[int, str] | None
 
-    def tokens(self, requests: Sequence[Request]) -> int:
-        """What is read of all prompts."""
-        return sum(request.prompt_length for request in requests[:: self.body.n])
+    def usage(self, requests: Sequence[Request]) -> Usage:
+        """Tokens of the answer, which may be under way."""
+        found = Usage.of(requests, self.body.n)
+        return replace(found, generated=0) if self.body.max_tokens == 0 else found
 
     def echoed(self, requests: Sequence[Request]) -> list[str]:
         """What each choice's text begins with: what is read of its prompt, where that was asked for."""
@@ -55,12 +56,11 @@ class Choices:
             for request, echoed in zip(requests, self.echoed(requests), strict=True)
         ]
 
-    def predicted(self, requests: Sequence[Request]) -> tuple[int, int] | None:
-        """Tokens of the predicted output that the answers have, and that they have not; None: nothing was predicted."""
-        if not self.body.predicted:
-            return None
-        pairs = [shapes.agreement(request.prediction, request.output_ids) for request in requests]
-        return sum(has for has, _ in pairs), sum(lacks for _, lacks in pairs)
+    def final_usage(self, requests: Sequence[Request]) -> Usage:
+        """When all have ended: with the tokens of the predicted output that they have, and that they have not."""
+        pairs = [shapes.agreement(r.prediction, r.output_ids) for r in requests if self.body.predicted]
+        agreed = (sum(has for has, _ in pairs), sum(lacks for _, lacks in pairs)) if pairs else None
+        return replace(self.usage(requests), predicted=agreed)
 
     def whole(self, shape: Shape, requests: Sequence[Request], made: Sequence[Generation]) -> dict[str, object]:
         """The answer when all choices have ended."""
@@ -70,7 +70,7 @@ class Choices:
         texts = [(before + generation.text, generation) for before, generation in zip(echoed, made, strict=True)]
         wanted = any(request.params.prompt_logprobs is not None for request in requests)
         scored: list[Scored] = [list(zip(r.ids, (None, *r.prompt_logprobs), strict=False)) for r in requests if wanted]
-        return shape.whole(self.tokens(requests), texts, self.predicted(requests), scored)
+        return shape.whole(self.final_usage(requests), texts, scored)
 
 
 def find_choices(body: Sampled, engine: Engine, default: SpeculationParams) -> Choices:

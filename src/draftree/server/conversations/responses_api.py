@@ -13,7 +13,7 @@ from ...config import MOST_LOGPROBS
 from ...errors import FieldError
 from ...request import Chunk, Request
 from ...text import Conversation
-from ..answers import named_logprobs, speculative_decoding
+from ..answers import Usage, named_logprobs, speculative_decoding
 from ..bad_bodies import UnsupportedError
 from ..engine_loop import Answer
 from ..schema import Body, ResponseFormat, Tokens
@@ -142,20 +142,13 @@ class ResponseShape:
     def whole(self, request: Request) -> dict[str, Any]:
         """The response when the request has ended and its events were made."""
         reason = ENDS.get(request.finish_reason or "", request.finish_reason)
-        stats, prompt = request.stats, request.prompt_length
         return {
             **self._begun("completed" if reason is None else "incomplete"),
             "completed_at": int(time.time()),
             "incomplete_details": None if reason is None else {"reason": reason},
             "output": self._items,
-            "usage": {
-                "input_tokens": prompt,
-                "input_tokens_details": {"cached_tokens": stats.reused},
-                "output_tokens": stats.tokens,
-                "output_tokens_details": {"reasoning_tokens": 0},
-                "total_tokens": prompt + stats.tokens,
-            },
-            "metrics": {"speculative_decoding": speculative_decoding([stats])},
+            "usage": Usage.of([request]).of_response,
+            "metrics": {"speculative_decoding": speculative_decoding([request.stats])},
         }
 
     def answered(self, request: Request) -> dict[str, Any]:
