@@ -177,7 +177,7 @@ static void answer_top(const Question *question, int32_t entry, const float *log
     (void)thread;
     for (int32_t i = 0; i < k; i++) {
         values[i] = -INFINITY;
-        tokens[i] = i; /* where fewer than k tokens are possible */
+        tokens[i] = i; /* stays where logits are no numbers */
     }
     for (int64_t block = 0; block < length; block += BEST_BLOCK) {
         const int64_t size = length - block < BEST_BLOCK ? length - block : BEST_BLOCK;
@@ -188,6 +188,12 @@ static void answer_top(const Question *question, int32_t entry, const float *log
             if (logits[token] > values[k - 1])
                 insert_best(values, tokens, k, logits[token], (int32_t)token);
     }
+    int32_t possible = 0;
+    while (possible < k && values[possible] > -INFINITY)
+        possible++;
+    for (int32_t token = 0; token < length && possible < k; token++)
+        if (logits[token] == -INFINITY)
+            tokens[possible++] = token;
     const Normaliser found = normaliser(question, logits);
     for (int32_t i = 0; i < k; i++)
         values[i] = (float)(values[i] - found.log_sum);

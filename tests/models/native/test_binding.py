@@ -123,3 +123,19 @@ def test_loading_reports_progress_and_can_be_stopped(path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         LoadedModel(path, describe(check(path)), 1, progress=stop)
+
+
+def test_top_gives_each_token_once_where_a_mask_leaves_fewer(path: Path) -> None:
+    """Those that are left out come last, in their order."""
+    model = load(path)
+    extend(model, model.open(), [1])
+    edits, allowed = binding.CEdits(), [200, 3, 77]
+    mask = np.zeros((model.vocabulary + 31) // 32, np.uint32)
+    for token in allowed:
+        mask[token // 32] |= np.uint32(1 << (token % 32))
+    edits.set("mask_of", np.zeros(1, np.int32))
+    edits.set("masks", mask[None])
+    tokens, logprobs, _ = model.top([0], 8, edits)
+    assert sorted(tokens[0, :3].tolist()) == sorted(allowed)
+    assert tokens[0, 3:].tolist() == [0, 1, 2, 4, 5]
+    assert np.isneginf(logprobs[0, 3:]).all() and np.isclose(np.exp(logprobs[0, :3]).sum(), 1)

@@ -41,7 +41,7 @@ class _Architecture(Structure):
 
 
 class CEdits(Structure):
-    """``Edits``: pointers into arrays that the caller keeps."""
+    """``Edits``: pointers into arrays."""
 
     _fields_ = [
         ("mask_of", c_void_p),
@@ -52,6 +52,11 @@ class CEdits(Structure):
         ("negative", c_void_p),
         ("addend", c_void_p),
     ]
+
+    def set(self, field: str, values: NDArray[Any]) -> None:
+        """Point to an array, which is kept as long as this."""
+        vars(self)[f"_{field}"] = values
+        setattr(self, field, values.ctypes.data)
 
 
 WARPING = np.dtype([("temperature", "f4"), ("top_k", "i4"), ("top_p", "f4"), ("min_p", "f4")])
@@ -132,6 +137,9 @@ def _ints(values: Numbers) -> NDArray[np.int32]:
 class LoadedModel:
     """A model that C has loaded; one thread at a time may call it.
 
+    Attributes:
+        vocabulary, hidden_size, context: V, H and the most tokens of a row.
+
     Args:
         path: of the GGUF file.
         description: of it.
@@ -155,9 +163,10 @@ class LoadedModel:
     ) -> None:
         self._library = open_library()
         self._pointer = c_void_p()
-        self._vocabulary, self._hidden = description.hyperparameters.vocabulary, description.hyperparameters.hidden
+        numbers = description.hyperparameters
+        self.vocabulary, self.hidden_size, self.context = numbers.vocabulary, numbers.hidden, numbers.context
         self._tracked = 0
-        numbers = _Architecture(*(getattr(description.hyperparameters, each.name) for each in fields(Hyperparameters)))
+        architecture = _Architecture(*(getattr(numbers, each.name) for each in fields(Hyperparameters)))
         arrays = [
             np.ascontiguousarray(each)
             for each in (
@@ -182,7 +191,7 @@ class LoadedModel:
         callback = _Progress(report)
         code = self._library.draftree_load(
             str(path).encode(),
-            byref(numbers),
+            byref(architecture),
             *(each.ctypes.data for each in arrays),
             threads,
             tier.encode(),
@@ -285,7 +294,7 @@ class LoadedModel:
 
     def hidden(self, first: int, count: int) -> NDArray[np.float32]:
         """[count, layers x hidden] of nodes of the last pass, from the ``first`` on."""
-        states = np.empty((count, self._tracked * self._hidden), np.float32)
+        states = np.empty((count, self._tracked * self.hidden_size), np.float32)
         self._check(self._library.draftree_hidden(self._pointer, first, count, states.ctypes.data))
         return states
 
@@ -353,7 +362,7 @@ class LoadedModel:
 
     def logits(self, slot: int) -> NDArray[np.float32]:
         """[V] a copy."""
-        found = np.empty(self._vocabulary, np.float32)
+        found = np.empty(self.vocabulary, np.float32)
         self._check(self._library.draftree_logits(self._pointer, slot, found.ctypes.data))
         return found
 
